@@ -1,0 +1,55 @@
+"""Train in PyTorch from TFRecord files, without TensorFlow."""
+
+from torch_tfrecord.collate import collate
+from torch_tfrecord.datasets import TFRecordDataset, TFRecordIterableDataset
+from torch_tfrecord.errors import (
+    CompressionError,
+    CorruptRecordError,
+    ImageDecodeError,
+    IndexMismatchError,
+    LimitExceededError,
+    ParseError,
+    TFRecordError,
+)
+from torch_tfrecord.example import decode_example, decode_sequence_example, encode_example, encode_sequence_example
+from torch_tfrecord.features import FixedLenFeature, Image, RawTensor, SerializedTensor, Text, VarLenFeature
+from torch_tfrecord.images import decode_image, encode_image
+from torch_tfrecord.index import RecordIndex, build_index
+from torch_tfrecord.parsing import parse_example, parse_single_example
+from torch_tfrecord.reader import read_records
+from torch_tfrecord.tensors import parse_tensor, serialize_tensor
+from torch_tfrecord.writer import ShardedTFRecordWriter, TFRecordWriter
+
+__all__ = [
+    "CompressionError",
+    "CorruptRecordError",
+    "FixedLenFeature",
+    "Image",
+    "ImageDecodeError",
+    "IndexMismatchError",
+    "LimitExceededError",
+    "ParseError",
+    "RawTensor",
+    "RecordIndex",
+    "SerializedTensor",
+    "ShardedTFRecordWriter",
+    "TFRecordDataset",
+    "TFRecordError",
+    "TFRecordIterableDataset",
+    "TFRecordWriter",
+    "Text",
+    "VarLenFeature",
+    "build_index",
+    "collate",
+    "decode_example",
+    "decode_image",
+    "decode_sequence_example",
+    "encode_example",
+    "encode_image",
+    "encode_sequence_example",
+    "parse_example",
+    "parse_single_example",
+    "parse_tensor",
+    "read_records",
+    "serialize_tensor",
+]

@@ -1,0 +1,324 @@
+"""The two datasets: random access by position, and streams."""
+
+from __future__ import annotations
+
+import bisect
+import os
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import accumulate
+from operator import index as as_integer
+from typing import Any, overload
+
+import torch
+from torch.utils.data import Dataset, IterableDataset
+
+from torch_tfrecord.collate import collate
+from torch_tfrecord.compression import ByteSource, check_compression_type, open_stream
+from torch_tfrecord.errors import TFRecordError
+from torch_tfrecord.ordering import FileShare, RandomStream, file_shares, interleave, shuffled
+from torch_tfrecord.parsing import ExampleParser
+from torch_tfrecord.paths import Paths, find_files
+from torch_tfrecord.ranks import check_rank, consumer, resolve_rank
+from torch_tfrecord.reader import RecordReader, check_on_corrupt, read_blocks
+from torch_tfrecord.sidecar import IndexKeeper
+from torch_tfrecord.storage import SourceCache, open_file
+
+__all__ = ["TFRecordDataset", "TFRecordIterableDataset"]
+
+
+class TFRecordDataset(Dataset[Any]):
+    """Random access to the records of TFRecord files: `ds[i]`, `len(ds)`, for DataLoader, Subset, random_split.
+
+    Positions count the records of all files, in the order of `files`. Each file's index is used where there is a fresh
+    one, else built by reading the file once. Reading checks every checksum. The object pickles without open files and
+    may be used after fork and spawn, and from threads.
+
+    Args:
+        paths: A path, a glob, ``name@N``, a directory, or a list of these; see `find_files`. Local, or of fsspec.
+        features: What to read from each record, by name; None gives the record's bytes.
+        transform: Called with each sample.
+        compression_type: "auto" (detected for each file), None or "" (none), "GZIP", "ZLIB". In compressed files random
+            access has to decompress from the beginning up to the record.
+        verify_crc: Check the payloads' checksums; headers are always checked.
+        index: "auto" (use a fresh index, else build it and keep it), "require" (never build), "memory" (build, keep
+            nothing).
+        index_dir: A folder to keep indexes in, in place of beside the data.
+
+    Attributes:
+        files: The files, sorted.
+
+    Raises:
+        FileNotFoundError: nothing matches, or a shard is missing; names it.
+        IndexMismatchError: `index="require"` and a file without a fresh index.
+        TFRecordError: a file that must be indexed is damaged.
+
+    Example:
+        >>> ds = TFRecordDataset("train-*", {"label": FixedLenFeature((), torch.int64)})  # doctest: +SKIP
+        >>> ds[0]  # doctest: +SKIP
+        {'label': tensor(3)}
+        >>> loader = DataLoader(ds, batch_size=64, shuffle=True, num_workers=4, collate_fn=collate)  # doctest: +SKIP
+    """
+
+    def __init__(
+        self,
+        paths: Paths,
+        features: Mapping[str, Any] | None = None,
+        *,
+        transform: Callable[[Any], Any] | None = None,
+        compression_type: str | None = "auto",
+        verify_crc: bool = True,
+        index: str = "auto",
+        index_dir: str | os.PathLike[str] | None = None,
+    ) -> None:
+        compression = check_compression_type(compression_type)
+        self._parser = None if features is None else ExampleParser(features)
+        self._transform = transform
+        keeper = IndexKeeper(index, index_dir=index_dir, verify_crc=verify_crc, compression_type=compression)
+        self.files: list[str] = find_files(paths)
+        self._indexes = keeper.indexes(self.files)
+        self._ends = list(accumulate(map(len, self._indexes)))
+        self._positions = range(self._ends[-1])
+        self._reader = RecordReader(verify_crc)
+        self._compressed = any(index.compression_type for index in self._indexes)
+        self._sources = SourceCache(self._open)
+
+    def __len__(self) -> int:
+        return len(self._positions)
+
+    @overload
+    def __getitem__(self, position: slice) -> TFRecordDataset: ...
+
+    @overload
+    def __getitem__(self, position: int) -> Any: ...
+
+    def __getitem__(self, position: int | slice) -> Any:
+        """The sample at a position (negative ones count from the end), or for a slice a dataset of those positions."""
+        if isinstance(position, slice):
+            return self._part(self._positions[position])
+        file, number = self._find(position)
+        payload = self._read(file, number)
+        sample = payload if self._parser is None else self._parse(self._parser, payload, file, number)
+        return sample if self._transform is None else self._transform(sample)
+
+    def __getitems__(self, positions: Sequence[int]) -> list[Any]:
+        """The samples of several positions, in that order: what DataLoader asks for to make a batch."""
+        return [self[position] for position in positions]
+
+    def raw(self, position: int) -> bytes:
+        """The record's payload, unparsed."""
+        return self._read(*self._find(position))
+
+    def locate(self, position: int) -> tuple[str, int]:
+        """File of a position, and byte offset of its record; in the decompressed stream for compressed files."""
+        file, number = self._find(position)
+        return self.files[file], int(self._indexes[file].offsets[number])
+
+    def _part(self, positions: range) -> TFRecordDataset:
+        part = object.__new__(type(self))
+        part.__dict__.update(self.__dict__)
+        part._positions = positions
+        return part
+
+    def _find(self, position: int) -> tuple[int, int]:
+        """Number of the file, and of the record in it."""
+        try:
+            absolute = self._positions[as_integer(position)]
+        except IndexError:
+            raise IndexError(f"position {position} is out of range for {len(self)} records") from None
+        file = bisect.bisect_right(self._ends, absolute)
+        return file, absolute - (self._ends[file - 1] if file else 0)
+
+    def _read(self, file: int, number: int) -> bytes:
+        index = self._indexes[file]
+        try:
+            return self._reader.read(self._sources.get(file), int(index.offsets[number]), int(index.lengths[number]))
+        except TFRecordError as error:
+            error.locate(path=self.files[file], position=number)
+            raise
+
+    def _parse(self, parser: ExampleParser, payload: bytes, file: int, number: int) -> Any:
+        try:
+            return parser.single(payload)
+        except TFRecordError as error:
+            offset = int(self._indexes[file].offsets[number])
+            error.locate(path=self.files[file], offset=offset, position=number)
+            raise
+
+    def _open(self, file: int) -> ByteSource:
+        source = open_file(self.files[file])
+        index = self._indexes[file]
+        index.check_fresh(source)
+        if index.compression_type:
+            self._say_compressed()
+        return open_stream(source, index.compression_type)[0]
+
+    def _say_compressed(self) -> None:
+        if self._compressed:
+            self._compressed = False
+            warnings.warn(
+                "random access in a compressed file decompresses from its beginning up to the record: slow unless read "
+                "in order. Write the data uncompressed, or stream it with TFRecordIterableDataset.",
+                stacklevel=2,
+            )
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = self.__dict__.copy()
+        del state["_sources"]  # open files stay in their process
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._sources = SourceCache(self._open)
+
+    def __repr__(self) -> str:
+        return f"TFRecordDataset({len(self)} records in {len(self.files)} files, {self.files[0]!r}, ...)"
+
+
+class TFRecordIterableDataset(IterableDataset[Any]):
+    """A stream of the records of TFRecord files; needs no index.
+
+    Every record appears exactly once over all ranks and workers. Whole files are dealt out to them; files left over
+    (all, where there are fewer files than consumers) are split by record. So the numbers of records of two ranks can
+    differ, and the order depends on the number of workers; `TFRecordDataset` with a sampler has neither limit.
+
+    Args:
+        paths: As for `TFRecordDataset`.
+        features: What to read from each record, by name; None gives the record's bytes.
+        transform: Called with each sample, before batching.
+        batch_size: Yield batches of this many samples (use `DataLoader(ds, batch_size=None)`); None yields samples.
+        shuffle: Put the files in a new order each epoch.
+        shuffle_buffer_size: Records drawn at random from a buffer of this many, for order within files; 0 for none.
+        seed: The order is a pure function of (seed, epoch), rank and worker.
+        rank, world_size: Both or none; None means torch.distributed's where it is initialised, else torchrun's
+            environment, else 0 of 1.
+        cycle_length: Read from this many files in turn, one record each.
+        drop_last: Leave out a last batch (of each worker) that is not full.
+        compression_type: "auto" (detected for each file), None or "" (none), "GZIP", "ZLIB".
+        verify_crc: Check the payloads' checksums; headers are always checked.
+        on_corrupt: "raise", or "skip" to leave damaged records out, with one warning a file.
+
+    Example:
+        >>> ds = TFRecordIterableDataset("train-*", features, batch_size=64, shuffle=True)  # doctest: +SKIP
+        >>> for epoch in range(3):  # doctest: +SKIP
+        ...     ds.set_epoch(epoch)
+        ...     for batch in DataLoader(ds, batch_size=None, num_workers=4):
+        ...         ...
+    """
+
+    def __init__(
+        self,
+        paths: Paths,
+        features: Mapping[str, Any] | None = None,
+        *,
+        transform: Callable[[Any], Any] | None = None,
+        batch_size: int | None = None,
+        shuffle: bool = False,
+        shuffle_buffer_size: int = 0,
+        seed: int = 0,
+        rank: int | None = None,
+        world_size: int | None = None,
+        cycle_length: int = 1,
+        drop_last: bool = False,
+        compression_type: str | None = "auto",
+        verify_crc: bool = True,
+        on_corrupt: str = "raise",
+    ) -> None:
+        super().__init__()
+        if batch_size is not None:
+            _check_at_least("batch_size", batch_size, 1)
+        _check_at_least("shuffle_buffer_size", shuffle_buffer_size, 0)
+        _check_at_least("cycle_length", cycle_length, 1)
+        check_rank(rank, world_size)
+        check_on_corrupt(on_corrupt)
+        self._compression_type = check_compression_type(compression_type)
+        self._parser = None if features is None else ExampleParser(features)
+        self._transform = transform
+        self._batch_size = batch_size
+        self._shuffle = shuffle
+        self._buffer_size = shuffle_buffer_size
+        self._seed = as_integer(seed)
+        self._rank, self._world_size = rank, world_size
+        self._cycle_length = cycle_length
+        self._drop_last = drop_last
+        self._verify = verify_crc
+        self._on_corrupt = on_corrupt
+        self.files: list[str] = find_files(paths)
+        # In shared memory: persistent workers hold a copy of this object and must see set_epoch all the same.
+        self._epoch = torch.zeros((), dtype=torch.int64)
+        self._epoch.share_memory_()  # type: ignore[no-untyped-call]
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch, from 0, whose order the next iteration has; persistent workers follow."""
+        _check_at_least("epoch", epoch, 0)
+        self._epoch.fill_(epoch)
+
+    def __iter__(self) -> Iterator[Any]:
+        epoch = int(self._epoch)
+        number, count = consumer(resolve_rank(self._rank, self._world_size))
+        samples = self._samples(file_shares(len(self.files), number, count), epoch)
+        if self._buffer_size:
+            samples = _buffer_shuffled(samples, self._buffer_size, RandomStream(self._seed, epoch, number))
+        parsed = (self._sample(*record) for record in samples)
+        return parsed if self._batch_size is None else _batches(parsed, self._batch_size, self._drop_last)
+
+    def _samples(self, shares: list[FileShare], epoch: int) -> Iterator[tuple[bytes, str, int, int]]:
+        order = shuffled(self.files, self._seed, epoch) if self._shuffle else self.files
+        return interleave((self._records(order[share.file], share) for share in shares), self._cycle_length)
+
+    def _records(self, path: str, share: FileShare) -> Iterator[tuple[bytes, str, int, int]]:
+        """Payload, path, offset and number of each record of a share."""
+        for block in read_blocks(path, self._compression_type, verify_crc=self._verify, on_corrupt=self._on_corrupt):
+            first = (share.part - block.position) % share.parts
+            payloads = block.payloads or []
+            for number in range(first, len(payloads), share.parts):
+                yield payloads[number], path, block.offsets[number], block.position + number
+
+    def _sample(self, payload: bytes, path: str, offset: int, position: int) -> Any:
+        try:
+            sample = payload if self._parser is None else self._parser.single(payload)
+        except TFRecordError as error:
+            error.locate(path=path, offset=offset, position=position)
+            raise
+        return sample if self._transform is None else self._transform(sample)
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = self.__dict__.copy()
+        # A spawned worker has neither the process group nor, without torchrun, the environment to know its rank from.
+        state["_rank"], state["_world_size"] = resolve_rank(self._rank, self._world_size)
+        return state
+
+    def __repr__(self) -> str:
+        return f"TFRecordIterableDataset({len(self.files)} files, {self.files[0]!r}, ...)"
+
+
+def _check_at_least(name: str, value: Any, least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ValueError(f"{name} must be an integer of at least {least}, got {value!r}")
+
+
+def _buffer_shuffled(items: Iterator[Any], size: int, random: RandomStream) -> Iterator[Any]:
+    """Items drawn at random from a buffer of `size` that the next ones refill."""
+    buffer: list[Any] = []
+    for item in items:
+        if len(buffer) < size:
+            buffer.append(item)
+            continue
+        chosen = random.below(size)
+        yield buffer[chosen]
+        buffer[chosen] = item
+    while buffer:
+        chosen = random.below(len(buffer))
+        buffer[chosen], buffer[-1] = buffer[-1], buffer[chosen]
+        yield buffer.pop()
+
+
+def _batches(samples: Iterator[Any], batch_size: int, drop_last: bool) -> Iterator[Any]:
+    batch: list[Any] = []
+    for sample in samples:
+        batch.append(sample)
+        if len(batch) == batch_size:
+            yield collate(batch)
+            batch = []
+    if batch and not drop_last:
+        yield collate(batch)

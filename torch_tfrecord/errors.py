@@ -1,0 +1,126 @@
+"""All exceptions of the package.
+
+::
+
+    Exception
+    └── TFRecordError               anything wrong with data, never with arguments
+        ├── CorruptRecordError      checksum, truncation, an impossible length
+        ├── CompressionError        a damaged or differently compressed stream
+        ├── IndexMismatchError      a stale, foreign or damaged index
+        ├── ParseError              a record does not fit the features asked for
+        ├── ImageDecodeError        bytes that are no (whole) image
+        └── LimitExceededError      a size that no honest file has
+
+Wrong arguments are ``ValueError`` or ``TypeError``; a file that cannot be opened is Python's own ``OSError``.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+__all__ = [
+    "CompressionError",
+    "CorruptRecordError",
+    "ImageDecodeError",
+    "IndexMismatchError",
+    "LimitExceededError",
+    "ParseError",
+    "TFRecordError",
+]
+
+_Error = TypeVar("_Error", bound="TFRecordError")
+
+
+class TFRecordError(Exception):
+    """Root of the package's exceptions.
+
+    ``str(error)`` reads ``<path>: record <position> at byte <offset>: <what was expected and found>``, with the parts
+    that are known. The text carries everything, since a DataLoader worker's exception arrives with its text alone.
+
+    Args:
+        text: What was expected and what was found. Never payload bytes.
+        path: The file.
+        offset: First byte of the record (of its length field); in the decompressed stream for compressed files.
+        position: Number of the record in its file, from 0.
+
+    Example:
+        >>> str(CorruptRecordError("truncated header", path="a.tfrecord", offset=38, position=2))
+        'a.tfrecord: record 2 at byte 38: truncated header'
+    """
+
+    def __init__(
+        self,
+        text: str = "",
+        *,
+        path: str | os.PathLike[str] | None = None,
+        offset: int | None = None,
+        position: int | None = None,
+    ) -> None:
+        # No attribute may be called "message": torch rebuilds a worker's exception differently when it finds one.
+        super().__init__(text)
+        self.path = None if path is None else os.fspath(path)
+        self.offset = offset
+        self.position = position
+
+    def locate(
+        self: _Error,
+        *,
+        path: str | os.PathLike[str] | None = None,
+        offset: int | None = None,
+        position: int | None = None,
+    ) -> _Error:
+        """Fill in what a lower layer could not know; what is already known stays. Returns the exception itself."""
+        if self.path is None and path is not None:
+            self.path = os.fspath(path)
+        if self.offset is None:
+            self.offset = offset
+        if self.position is None:
+            self.position = position
+        return self
+
+    def __str__(self) -> str:
+        place = " ".join(
+            part
+            for part in (
+                "" if self.position is None else f"record {self.position}",
+                "" if self.offset is None else f"at byte {self.offset}",
+            )
+            if part
+        )
+        path = "" if self.path is None else str(self.path)
+        return ": ".join(part for part in (path, place, str(self.args[0])) if part)
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        return _rebuild, (type(self), self.args[0], self.path, self.offset, self.position)
+
+
+def _rebuild(
+    kind: type[TFRecordError], text: str, path: str | None, offset: int | None, position: int | None
+) -> TFRecordError:
+    return kind(text, path=path, offset=offset, position=position)
+
+
+class CorruptRecordError(TFRecordError):
+    """A record's bytes are damaged or cut: a checksum differs, the file ends early, or a length is impossible."""
+
+
+class CompressionError(TFRecordError):
+    """A compressed stream is damaged, cut, followed by other bytes, or compressed differently than declared."""
+
+
+class IndexMismatchError(TFRecordError):
+    """An index does not belong to the data file as it is now: stale, foreign or damaged."""
+
+
+class ParseError(TFRecordError):
+    """A record's message is malformed or does not fit the features asked for."""
+
+
+class ImageDecodeError(TFRecordError):
+    """Bytes that should be an image are not one, are cut, or are of a kind that is not read."""
+
+
+class LimitExceededError(TFRecordError):
+    """A size that no honest file has; nothing was allocated for it."""

@@ -1,0 +1,225 @@
+"""One record <-> bytes: the layout of TFRecord files, and the only place that knows it.
+
+=========== ====== ===============================================================
+part        bytes  content
+=========== ====== ===============================================================
+length      8      uint64, little-endian: number of payload bytes
+length CRC  4      uint32, little-endian: masked CRC-32C of the 8 length bytes
+payload     length any bytes; a length of 0 is legal
+payload CRC 4      uint32, little-endian: masked CRC-32C of the payload
+=========== ====== ===============================================================
+
+A file is records one behind the other: no magic, no count, no padding. An *offset* is the first byte of a length field.
+Errors raised here know neither file nor offset; the caller adds them (`TFRecordError.locate`).
+"""
+
+from __future__ import annotations
+
+import struct
+from functools import lru_cache
+
+import numpy as np
+import numpy.typing as npt
+
+from torch_tfrecord.checksum import crc32c, mask_array, masked_crc32c
+from torch_tfrecord.errors import CorruptRecordError
+
+__all__ = [
+    "FOOTER_BYTES",
+    "HEADER_BYTES",
+    "OVERHEAD_BYTES",
+    "HeaderMemo",
+    "check_payload",
+    "complete_records",
+    "encode_footer",
+    "encode_header",
+    "find_headers",
+    "first_bad_payload",
+    "frame",
+    "guess_content",
+    "is_header",
+]
+
+_HEADER = struct.Struct("<QI")
+_LENGTH = struct.Struct("<Q")
+_FOOTER = struct.Struct("<I")
+
+HEADER_BYTES = _HEADER.size  # length and its CRC
+FOOTER_BYTES = _FOOTER.size  # CRC of the payload
+OVERHEAD_BYTES = HEADER_BYTES + FOOTER_BYTES
+
+_FOOTER_BYTE_INDEX = np.arange(FOOTER_BYTES)
+
+# Lengths repeat in most files, so a verified header is remembered; bounded, for files whose lengths never repeat.
+_MEMO_LIMIT = 1 << 14
+
+
+def encode_header(length: int) -> bytes:
+    """Length field and its checksum (12 bytes) of a payload of `length` bytes, 0 <= length < 2^64."""
+    return _HEADER.pack(length, masked_crc32c(_LENGTH.pack(length)))
+
+
+def encode_footer(payload: bytes | bytearray | memoryview) -> bytes:
+    """Checksum of a payload (4 bytes)."""
+    return _FOOTER.pack(masked_crc32c(payload))
+
+
+def frame(payload: bytes) -> bytes:
+    """A whole record: header, payload, footer.
+
+    Example:
+        >>> frame(b"abc").hex()
+        '0300000000000000b099490e6162636e57f121'
+    """
+    return encode_header(len(payload)) + payload + encode_footer(payload)
+
+
+def is_header(header: bytes) -> bool:
+    """Whether 12 bytes are a length field with the checksum that belongs to it."""
+    return len(header) == HEADER_BYTES and _HEADER.unpack(header)[1] == masked_crc32c(header[: _LENGTH.size])
+
+
+class HeaderMemo(dict[bytes, int]):
+    """Maps the 12 bytes of a header to the payload length, checking each distinct header once.
+
+    A checksum is a pure function of the bytes, so equal bytes need no second check.
+
+    Raises:
+        CorruptRecordError: on look-up, where the length does not have the checksum stored behind it.
+    """
+
+    def __missing__(self, header: bytes) -> int:
+        length, stored = _HEADER.unpack(header)
+        expected = masked_crc32c(header[: _LENGTH.size])
+        if stored != expected:
+            raise CorruptRecordError(
+                f"corrupted record: expected length checksum {expected:#010x} (of length {length}), got {stored:#010x}"
+            )
+        if len(self) >= _MEMO_LIMIT:
+            self.clear()
+        self[header] = int(length)
+        return int(length)
+
+
+def check_payload(payload: bytes | memoryview, footer: bytes) -> None:
+    """Raise CorruptRecordError unless the 4 bytes of `footer` are the payload's checksum."""
+    expected, stored = masked_crc32c(payload), _FOOTER.unpack(footer)[0]
+    if stored != expected:
+        raise CorruptRecordError(
+            f"corrupted record: expected payload checksum {expected:#010x}, got {stored:#010x} ({len(payload)} bytes)"
+        )
+
+
+def complete_records(
+    buffer: bytes, memo: HeaderMemo
+) -> tuple[list[int], list[int], int, int | None, CorruptRecordError | None]:
+    """Walk the record frames of a buffer that begins with a header; no payload is looked at.
+
+    Returns:
+        Start and end of each complete record's payload (half-open, in the buffer); the number of bytes that these
+        records fill; the payload length of the incomplete record behind them, None where its header is cut or there is
+        none; the error of a header whose checksum is wrong, which ends the walk.
+    """
+    starts: list[int] = []
+    ends: list[int] = []
+    at, size = 0, len(buffer)
+    last_header = size - HEADER_BYTES
+    while at <= last_header:
+        try:
+            length = memo[buffer[at : at + HEADER_BYTES]]
+        except CorruptRecordError as error:
+            return starts, ends, at, None, error
+        start = at + HEADER_BYTES
+        end = start + length
+        if end + FOOTER_BYTES > size:
+            return starts, ends, at, length, None
+        starts.append(start)
+        ends.append(end)
+        at = end + FOOTER_BYTES
+    return starts, ends, at, None, None
+
+
+def first_bad_payload(buffer: bytes, ends: list[int], payloads: list[bytes]) -> int | None:
+    """Index of the first payload whose checksum differs from the 4 bytes stored behind it (at `ends`), or None."""
+    if not payloads:
+        return None
+    crcs = np.fromiter(map(crc32c, payloads), dtype=np.uint32, count=len(payloads))
+    wrong = np.flatnonzero(mask_array(crcs) != _stored_footers(buffer, ends))
+    return int(wrong[0]) if len(wrong) else None
+
+
+def _stored_footers(buffer: bytes, ends: list[int]) -> npt.NDArray[np.uint32]:
+    content = np.frombuffer(buffer, dtype=np.uint8)
+    positions = np.asarray(ends, dtype=np.int64)[:, None] + _FOOTER_BYTE_INDEX
+    footers: npt.NDArray[np.uint32] = content[positions].view("<u4")[:, 0]
+    return footers
+
+
+def find_headers(buffer: bytes) -> list[int]:
+    """Positions in a buffer at which 12 bytes stand that are a header, ascending: used to go on behind damage."""
+    count = len(buffer) - HEADER_BYTES + 1
+    if count <= 0:
+        return []
+    content = np.frombuffer(buffer, dtype=np.uint8)
+    table = _crc_table()
+    crc = np.full(count, 0xFFFFFFFF, dtype=np.uint32)
+    for shift in range(_LENGTH.size):  # the checksum of all 8-byte windows at once
+        crc = table[(crc ^ content[shift : shift + count]) & np.uint32(0xFF)] ^ (crc >> np.uint32(8))
+    masked = mask_array(~crc)
+    stored = np.zeros(count, dtype=np.uint32)
+    for shift in range(FOOTER_BYTES):
+        at = _LENGTH.size + shift
+        stored |= content[at : at + count].astype(np.uint32) << np.uint32(8 * shift)
+    return [int(position) for position in np.flatnonzero(masked == stored)]
+
+
+@lru_cache(maxsize=1)
+def _crc_table() -> npt.NDArray[np.uint32]:
+    crc = np.arange(256, dtype=np.uint32)
+    for _ in range(8):
+        crc = np.where(crc & 1, (crc >> np.uint32(1)) ^ np.uint32(0x82F63B78), crc >> np.uint32(1)).astype(np.uint32)
+    return crc
+
+
+# First bytes of what people take for TFRecord files. Compressed streams are told apart in `compression`.
+_SIGNATURES: tuple[tuple[bytes, str], ...] = (
+    (b"version https://git-lfs", "a git-LFS pointer; fetch the file itself with `git lfs pull`"),
+    (b"\x89PNG\r\n\x1a\n", "a PNG image"),
+    (b"\xff\xd8\xff", "a JPEG image"),
+    (b"GIF8", "a GIF image"),
+    (b"PAR1", "a parquet file"),
+    (b"PK\x03\x04", "a zip archive"),
+    (b"\x89HDF\r\n\x1a\n", "an HDF5 file"),
+    (b"\x93NUMPY", "a NumPy .npy file"),
+    (b"ARROW1", "an Arrow file"),
+    (b"Obj\x01", "an Avro file"),
+    (b"BZh", "a bzip2 stream"),
+    (b"\xfd7zXZ\x00", "an xz stream"),
+    (b"\x28\xb5\x2f\xfd", "a zstd stream"),
+    (b"\xff\x06\x00\x00sNaPpY", "a snappy stream"),
+    (b"\x83\xaf\x70\xd1", "a Riegeli file"),
+)
+
+
+def guess_content(first_bytes: bytes) -> str | None:
+    """Name what a file that is no TFRecord file seems to be, by its first bytes; None where nothing is recognised.
+
+    Example:
+        >>> guess_content(b"<!DOCTYPE html><html>")
+        'an HTML page'
+    """
+    for signature, name in _SIGNATURES:
+        if first_bytes.startswith(signature):
+            return name
+    if not first_bytes:
+        return None
+    start = first_bytes.lstrip()[:15].lower()
+    if start.startswith((b"<!doctype html", b"<html", b"<head")):
+        return "an HTML page"
+    if start.startswith(b"<?xml"):
+        return "an XML file"
+    if not any(first_bytes):
+        return "zeros (a hole left by an interrupted download?)"
+    if all(0x20 <= byte < 0x7F or byte in b"\t\n\r" for byte in first_bytes):
+        return "text"
+    return None

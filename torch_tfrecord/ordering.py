@@ -1,0 +1,113 @@
+"""The order of data as pure functions: integers in, integers out, the same on every machine and in every release."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple, TypeVar
+
+__all__ = ["FileShare", "RandomStream", "file_shares", "interleave", "shuffled"]
+
+_T = TypeVar("_T")
+_UINT64 = (1 << 64) - 1
+
+
+class RandomStream:
+    """A seeded stream of 64-bit random numbers: SplitMix64 (Steele, Lea and Flood, 2014).
+
+    Own code, since the streams of Python's, NumPy's and torch's generators may change between releases, and a seed must
+    give one order for ever. No global random state is read or written.
+
+    Args:
+        seeds: Integers of any size; a different tuple gives an unrelated stream.
+    """
+
+    def __init__(self, *seeds: int) -> None:
+        self._state = 0
+        for seed in seeds:
+            self._state = (self._next() ^ seed ^ seed >> 64) & _UINT64
+            self._state = self._next()
+
+    def _next(self) -> int:
+        self._state = (self._state + 0x9E3779B97F4A7C15) & _UINT64
+        z = self._state
+        z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9 & _UINT64
+        z = (z ^ z >> 27) * 0x94D049BB133111EB & _UINT64
+        return z ^ z >> 31
+
+    def below(self, limit: int) -> int:
+        """A number from 0 to limit - 1, 1 <= limit; the bias is below limit / 2^64."""
+        return self._next() * limit >> 64
+
+
+def shuffled(items: Sequence[_T], *seeds: int) -> list[_T]:
+    """The items in an order that is a pure function of the seeds (Fisher-Yates).
+
+    Example:
+        >>> shuffled(range(5), 0, 0)
+        [1, 3, 0, 4, 2]
+    """
+    order = list(items)
+    random = RandomStream(*seeds)
+    for last in range(len(order) - 1, 0, -1):
+        chosen = random.below(last + 1)
+        order[last], order[chosen] = order[chosen], order[last]
+    return order
+
+
+class FileShare(NamedTuple):
+    """One consumer's part of a file: the records whose number modulo `parts` is `part`."""
+
+    file: int
+    part: int
+    parts: int
+
+
+def file_shares(num_files: int, consumer: int, num_consumers: int) -> list[FileShare]:
+    """Deal files out to consumers so that every record of every file goes to exactly one of them.
+
+    Whole files are dealt round robin, the same number to each consumer; the files that are left over (all of them,
+    where there are fewer files than consumers) are split by record, each among the consumers that share it.
+
+    Args:
+        num_files: Files, numbered from 0.
+        consumer: Number of this consumer, 0 <= consumer < num_consumers.
+        num_consumers: Ranks times workers.
+
+    Example:
+        >>> file_shares(5, 1, 4)
+        [FileShare(file=1, part=0, parts=1), FileShare(file=4, part=1, parts=4)]
+    """
+    rounds, left_over = divmod(num_files, num_consumers)
+    shares = [FileShare(turn * num_consumers + consumer, 0, 1) for turn in range(rounds)]
+    if left_over:
+        group = consumer % left_over
+        parts = len(range(group, num_consumers, left_over))
+        shares.append(FileShare(rounds * num_consumers + group, consumer // left_over, parts))
+    return shares
+
+
+def interleave(streams: Iterator[Iterator[_T]], cycle_length: int) -> Iterator[_T]:
+    """Items of several streams in turn, as tf.data's ``interleave(cycle_length, block_length=1)``.
+
+    `cycle_length` slots are visited in a circle. An empty slot opens the next stream at its turn; a stream found at its
+    end empties its slot, and the turn ends: the replacement starts at that slot's next turn.
+
+    Example:
+        >>> "".join(interleave(map(iter, ["aaaaa", "bbb", "c", "eeee"]), 2))
+        'ababaabaceeee'
+    """
+    slots: list[Iterator[_T] | None] = [None] * cycle_length
+    exhausted = False
+    while not exhausted or any(slot is not None for slot in slots):
+        for number in range(cycle_length):
+            stream = slots[number]
+            if stream is None and not exhausted:
+                stream = slots[number] = next(streams, None)
+                exhausted = stream is None
+            if stream is None:
+                continue
+            for item in stream:
+                yield item
+                break
+            else:
+                slots[number] = None

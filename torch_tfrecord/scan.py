@@ -1,0 +1,332 @@
+"""Walking all records of a stream from front to back, block by block: the core of reading, indexing and verifying.
+
+Small records are found inside large chunks, large ones (from 64 KiB) are read one by one straight into their own bytes,
+half of them by a helper thread, since reading and checksumming release the GIL.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from torch_tfrecord.compression import ByteSource, InflatedSource
+from torch_tfrecord.errors import CorruptRecordError, LimitExceededError, TFRecordError
+from torch_tfrecord.framing import (
+    FOOTER_BYTES,
+    HEADER_BYTES,
+    OVERHEAD_BYTES,
+    HeaderMemo,
+    check_payload,
+    complete_records,
+    find_headers,
+    first_bad_payload,
+    guess_content,
+    is_header,
+)
+
+__all__ = ["Block", "RecordScanner", "SkippedBytes"]
+
+# From this length on a record is read by its own call: copying it out of a chunk would cost more than the call.
+_LARGE_RECORD_BYTES = 1 << 16
+# Large records are handed out in groups of about this many bytes, half of each read by the helper thread: measured,
+# below 2 MiB the hand-over eats the gain, above 8 MiB the group leaves the processor's cache.
+_GROUP_BYTES = 1 << 22
+
+
+class Block(NamedTuple):
+    """Neighbouring records.
+
+    Attributes:
+        position: Number of the first record in its file.
+        offsets: First byte of each record's length field, in the (decompressed) stream.
+        lengths: Payload length of each.
+        payloads: The payloads, or None where they were not asked for.
+    """
+
+    position: int
+    offsets: list[int]
+    lengths: list[int]
+    payloads: list[bytes] | None
+
+
+@dataclass
+class SkippedBytes:
+    """What a scan over damage left out: half-open ranges of the (decompressed) stream, and the first error of each."""
+
+    ranges: list[tuple[int, int]] = field(default_factory=list)
+    errors: list[TFRecordError] = field(default_factory=list)
+
+    def add(self, begin: int, end: int, error: TFRecordError) -> None:
+        """Note a skipped range; one that continues the last is joined to it."""
+        if self.ranges and self.ranges[-1][1] == begin:
+            self.ranges[-1] = (self.ranges[-1][0], end)
+        else:
+            self.ranges.append((begin, end))
+            self.errors.append(error)
+
+
+class RecordScanner:
+    """Iterates over the blocks of a stream of records.
+
+    Records in front of any damage come out first. Errors carry path, record number and byte offset. An iteration that
+    was broken off can be continued by iterating again.
+
+    Args:
+        source: The (decompressed) stream.
+        verify_crc: Check the payloads' checksums. Headers are always checked.
+        keep_payloads: Hand the payloads out; without them (and without `verify_crc`) large ones are not even read.
+        skipped: Where given, damage does not raise: damaged records are left out and noted here.
+
+    Raises:
+        CorruptRecordError: a wrong checksum, or a stream that ends inside a record.
+        CompressionError: the stream's compression is damaged or cut.
+        LimitExceededError: a record of a stream of unknown size that is longer than any honest one.
+    """
+
+    def __init__(
+        self,
+        source: ByteSource,
+        *,
+        verify_crc: bool = True,
+        keep_payloads: bool = True,
+        skipped: SkippedBytes | None = None,
+    ) -> None:
+        self._source = source
+        self._verify = verify_crc
+        self._keep = keep_payloads
+        self._skipped = skipped
+        self._memo = HeaderMemo()
+        self._offset = 0  # of the next record
+        self._position = 0  # its number
+        self._helper: ThreadPoolExecutor | None = None
+        self._helper_pid = -1
+
+    @property
+    def end(self) -> int:
+        """Offset behind the last record handed out or skipped."""
+        return self._offset
+
+    def __iter__(self) -> Iterator[Block]:
+        try:
+            yield from self._blocks()
+        finally:
+            if self._helper is not None and self._helper_pid == os.getpid():
+                self._helper.shutdown(wait=True)
+            self._helper = None
+
+    def _blocks(self) -> Iterator[Block]:
+        wanted = self._source.chunk_bytes
+        while True:
+            chunk = self._source.read(wanted, self._offset)
+            at_end = len(chunk) < wanted
+            wanted = self._source.chunk_bytes
+            block, used, next_length, problem = self._small_records(chunk)
+            self._offset += used
+            self._position += len(block.offsets)
+            if block.offsets:
+                yield block
+            left = len(chunk) - used
+            if problem is None and next_length is not None:
+                problem = self._check_next(next_length, left, at_end)
+                if problem is None and self._reads_large(next_length):
+                    yield from self._large_records()
+                elif problem is None:
+                    wanted = max(wanted, next_length + OVERHEAD_BYTES)
+            elif problem is None and at_end:
+                problem = self._check_end(left)
+                if problem is None:
+                    return
+            if problem is not None:
+                problem = self._complete(problem, chunk[used : used + 64])
+                if self._skipped is None:
+                    raise problem
+                if not self._skip(problem, self._skipped):
+                    return
+
+    def _small_records(self, chunk: bytes) -> tuple[Block, int, int | None, TFRecordError | None]:
+        """The complete, undamaged records at the front of a chunk, how many bytes they fill, and what follows."""
+        starts, ends, used, next_length, error = complete_records(chunk, self._memo)
+        problem: TFRecordError | None = error
+        payloads: list[bytes] | None = None
+        if self._keep or self._verify:
+            payloads = [chunk[start:end] for start, end in zip(starts, ends, strict=True)]
+        bad = first_bad_payload(chunk, ends, payloads) if self._verify and payloads else None
+        if bad is not None and payloads is not None:
+            problem = _payload_error(payloads[bad], chunk[ends[bad] : ends[bad] + FOOTER_BYTES])
+            used = starts[bad] - HEADER_BYTES
+            starts, ends, payloads = starts[:bad], ends[:bad], payloads[:bad]
+        base = self._offset - HEADER_BYTES
+        offsets = [base + start for start in starts]
+        lengths = [end - start for start, end in zip(starts, ends, strict=True)]
+        return Block(self._position, offsets, lengths, payloads if self._keep else None), used, next_length, problem
+
+    # Large records: each read by its own call.
+
+    def _reads_large(self, length: int) -> bool:
+        return length >= _LARGE_RECORD_BYTES and self._source.size is not None and self._skipped is None
+
+    def _large_records(self) -> Iterator[Block]:
+        """Groups of large records from the current offset on, until a small one or any doubt comes."""
+        while True:
+            offsets, lengths = self._large_group()
+            if not offsets:
+                return
+            good, payloads, problem = self._load_group(offsets, lengths)
+            if good:
+                block = Block(self._position, offsets[:good], lengths[:good], payloads if self._keep else None)
+                self._offset = offsets[good - 1] + lengths[good - 1] + OVERHEAD_BYTES
+                self._position += good
+                yield block
+            if problem is not None:
+                raise self._complete(problem, b"")
+
+    def _large_group(self) -> tuple[list[int], list[int]]:
+        """Offsets and lengths of a run of large records, from their headers alone."""
+        offsets: list[int] = []
+        lengths: list[int] = []
+        offset, total = self._offset, 0
+        size = self._source.size or 0
+        while total < _GROUP_BYTES:
+            header = self._source.read(HEADER_BYTES, offset)
+            if not is_header(header):
+                break  # the walk over chunks finds it again and says what is wrong
+            length = self._memo[header]
+            if length < _LARGE_RECORD_BYTES or offset + length + OVERHEAD_BYTES > size:
+                break
+            offsets.append(offset)
+            lengths.append(length)
+            total += length
+            offset += length + OVERHEAD_BYTES
+        return offsets, lengths
+
+    def _load_group(self, offsets: list[int], lengths: list[int]) -> tuple[int, list[bytes], TFRecordError | None]:
+        """Number of good records in front of any damage, their payloads, and the damage."""
+        if not (self._keep or self._verify):
+            return len(offsets), [], None
+        half = len(offsets) // 2
+        if half == 0:
+            return self._load(offsets, lengths)
+        rest = self._helper_thread().submit(self._load, offsets[half:], lengths[half:])
+        good, payloads, problem = self._load(offsets[:half], lengths[:half])
+        more, more_payloads, later_problem = rest.result()
+        if problem is not None:
+            return good, payloads, problem
+        return good + more, payloads + more_payloads, later_problem
+
+    def _load(self, offsets: list[int], lengths: list[int]) -> tuple[int, list[bytes], TFRecordError | None]:
+        payloads: list[bytes] = []
+        read, keep, verify = self._source.read, self._keep, self._verify
+        for number, (offset, length) in enumerate(zip(offsets, lengths, strict=True)):
+            payload = read(length, offset + HEADER_BYTES)
+            footer = read(FOOTER_BYTES, offset + HEADER_BYTES + length)
+            problem: TFRecordError | None = None
+            if len(payload) < length or len(footer) < FOOTER_BYTES:
+                problem = _truncated(length, HEADER_BYTES + len(payload) + len(footer))
+            elif verify:
+                problem = _payload_error(payload, footer)
+            if problem is not None:
+                return number, payloads, problem
+            if keep:
+                payloads.append(payload)
+        return len(offsets), payloads, None
+
+    def _helper_thread(self) -> ThreadPoolExecutor:
+        if self._helper is None or self._helper_pid != os.getpid():  # threads do not survive a fork
+            self._helper, self._helper_pid = ThreadPoolExecutor(1, "tfrecord-scan"), os.getpid()
+        return self._helper
+
+    # What ends a scan.
+
+    def _check_next(self, length: int, left: int, at_end: bool) -> TFRecordError | None:
+        """Hold the length of an incomplete record against what is left, before anything is allocated for it."""
+        size, limit = self._source.size, self._source.max_record_bytes
+        if size is not None and length + OVERHEAD_BYTES > size - self._offset:
+            return _truncated(length, size - self._offset)
+        if size is None and limit is not None and length > limit:
+            return LimitExceededError(
+                f"expected a record of at most {limit} bytes in a stream, got a length of {length}"
+            )
+        if at_end:
+            return self._check_end(left) or _truncated(length, left)
+        return None
+
+    def _check_end(self, left: int) -> TFRecordError | None:
+        """The error of a stream that ends with `left` bytes behind its last record; None where all is well."""
+        try:
+            self._source.check_end()
+        except TFRecordError as error:
+            return error
+        return (
+            CorruptRecordError(f"truncated header: {left} of {HEADER_BYTES} bytes") if 0 < left < HEADER_BYTES else None
+        )
+
+    def _complete(self, error: TFRecordError, first_bytes: bytes) -> TFRecordError:
+        """Add to an error what only the scan knows."""
+        text = str(error.args[0])
+        if self._offset == 0 and isinstance(error, CorruptRecordError) and not is_header(first_bytes[:HEADER_BYTES]):
+            content = guess_content(first_bytes)
+            text += " (Is this even a TFRecord file?" + (f" It looks like {content}.)" if content else ")")
+        if isinstance(self._source, InflatedSource):
+            text += " (offset in the decompressed stream)"
+        error.args = (text,)
+        return error.locate(path=self._source.path, offset=self._offset, position=self._position)
+
+    # Going on behind damage.
+
+    def _skip(self, error: TFRecordError, skipped: SkippedBytes) -> bool:
+        """Go on behind damage; False where nothing readable follows.
+
+        A record whose header is good is left out alone. Behind a damaged header the next record is searched for:
+        12 bytes that are a header, with a payload that has its checksum.
+        """
+        begin = self._offset
+        length = self._whole_record_at(begin)
+        if length is not None:
+            self._offset += length + OVERHEAD_BYTES
+        else:
+            self._offset = self._find_record(begin + 1)
+        self._position += 1
+        skipped.add(begin, self._offset, error)
+        return bool(self._source.read(1, self._offset))
+
+    def _whole_record_at(self, offset: int) -> int | None:
+        """Payload length of a record with a good header whose bytes are all there."""
+        header = self._source.read(HEADER_BYTES, offset)
+        if not is_header(header):
+            return None
+        length = self._memo[header]
+        limit = self._source.max_record_bytes if self._source.size is None else self._source.size - offset
+        if limit is not None and length > limit:
+            return None
+        record = self._source.read(length + OVERHEAD_BYTES, offset)
+        return length if len(record) == length + OVERHEAD_BYTES else None
+
+    def _find_record(self, offset: int) -> int:
+        """Offset of the next undamaged record; the end of the stream where there is none."""
+        while True:
+            chunk = self._source.read(self._source.chunk_bytes, offset)
+            for at in find_headers(chunk):
+                length = self._whole_record_at(offset + at)
+                if length is not None:
+                    record = self._source.read(length + OVERHEAD_BYTES, offset + at)
+                    if _payload_error(record[HEADER_BYTES:-FOOTER_BYTES], record[-FOOTER_BYTES:]) is None:
+                        return offset + at
+            if len(chunk) < self._source.chunk_bytes:
+                return offset + len(chunk)
+            offset += len(chunk) - HEADER_BYTES + 1
+
+
+def _payload_error(payload: bytes, footer: bytes) -> TFRecordError | None:
+    try:
+        check_payload(payload, footer)
+    except CorruptRecordError as error:
+        return error
+    return None
+
+
+def _truncated(length: int, left: int) -> CorruptRecordError:
+    needed = length + OVERHEAD_BYTES
+    return CorruptRecordError(f"truncated record: expected {needed} bytes (payload {length}), got {left} up to the end")
