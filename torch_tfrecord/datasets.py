@@ -11,7 +11,7 @@ from operator import index as as_integer
 from typing import Any, overload
 
 import torch
-from torch.utils.data import Dataset, IterableDataset
+from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 from torch_tfrecord.collate import collate
 from torch_tfrecord.compression import ByteSource, check_compression_type, open_stream
@@ -268,7 +268,14 @@ class TFRecordIterableDataset(IterableDataset[Any]):
 
     def _records(self, path: str, share: FileShare) -> Iterator[tuple[bytes, str, int, int]]:
         """Payload, path, offset and number of each record of a share."""
-        for block in read_blocks(path, self._compression_type, verify_crc=self._verify, on_corrupt=self._on_corrupt):
+        blocks = read_blocks(
+            path,
+            self._compression_type,
+            verify_crc=self._verify,
+            on_corrupt=self._on_corrupt,
+            use_helper=get_worker_info() is None,  # workers keep the processors busy as it is
+        )
+        for block in blocks:
             first = (share.part - block.position) % share.parts
             payloads = block.payloads or []
             for number in range(first, len(payloads), share.parts):

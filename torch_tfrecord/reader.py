@@ -65,13 +65,18 @@ def check_on_corrupt(on_corrupt: str) -> None:
 
 
 def read_blocks(
-    path: str | os.PathLike[str] | BinaryIO, compression_type: str, *, verify_crc: bool, on_corrupt: str
+    path: str | os.PathLike[str] | BinaryIO,
+    compression_type: str,
+    *,
+    verify_crc: bool,
+    on_corrupt: str,
+    use_helper: bool = True,
 ) -> Iterator[Block]:
     """`read_records` block by block, with the offsets; the file is opened at the first block."""
     file = open_file(local_path(path)) if isinstance(path, (str, os.PathLike)) else PipeSource(path)
     skipped = SkippedBytes() if on_corrupt == "skip" else None
     stream, _ = open_stream(file, compression_type)
-    yield from RecordScanner(stream, verify_crc=verify_crc, skipped=skipped)
+    yield from RecordScanner(stream, verify_crc=verify_crc, use_helper=use_helper, skipped=skipped)
     if skipped is not None and skipped.ranges:
         _report(file.path, skipped)
 

@@ -106,11 +106,12 @@ class LocalFile(FileSource):
 
     def read(self, num_bytes: int, offset: int) -> bytes:
         """Up to `num_bytes` from `offset`; fewer only at the end of the file."""
-        wanted = min(num_bytes, self.file_size - offset)  # pread allocates what it is asked for
+        left = self.file_size - offset
+        wanted = num_bytes if num_bytes < left else left  # pread allocates what it is asked for
         if wanted <= 0:
             return b""
         try:
-            data = os.pread(self._fd, min(wanted, _MAX_READ_BYTES), offset)
+            data = os.pread(self._fd, wanted if wanted < _MAX_READ_BYTES else _MAX_READ_BYTES, offset)
             if len(data) == wanted or not data:
                 return data
             pieces = [data]  # a signal or a full cache may cut a read short anywhere

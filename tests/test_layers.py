@@ -1,0 +1,140 @@
+"""The house's order: what each module may import, what it shows, and what importing it does."""
+
+import ast
+import importlib
+import pkgutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import torch_tfrecord
+
+PACKAGE = Path(torch_tfrecord.__file__).parent
+
+# A module imports only from those above it.
+ORDER = [
+    "errors",
+    "checksum",
+    "messages",
+    "encoding",
+    "example",
+    "ordering",
+    "framing",
+    "compression",
+    "storage",
+    "scan",
+    "atomic",
+    "index",
+    "sidecar",
+    "paths",
+    "reader",
+    "writer",
+    "tensors",
+    "image_headers",
+    "image_backends",
+    "images",
+    "ragged",
+    "features",
+    "parsing",
+    "inference",
+    "ranks",
+    "collate",
+    "datasets",
+]
+
+
+def imported_modules(path: Path) -> set[str]:
+    """Modules of the package that a file imports, anywhere in it; "" is the root."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "torch_tfrecord":
+            assert node.level == 0, f"{path.name}: relative import"
+            parts = (node.module or "").split(".")
+            found |= {parts[1]} if len(parts) > 1 else {""}
+        if isinstance(node, ast.Import):
+            names = [alias.name.split(".") for alias in node.names]
+            found |= {(name + [""])[1] for name in names if name[0] == "torch_tfrecord"}
+    return found
+
+
+def modules() -> list[str]:
+    return [module.name for module in pkgutil.iter_modules([str(PACKAGE)])]
+
+
+def test_every_module_has_its_place():
+    assert sorted(modules()) == sorted(ORDER)
+
+
+@pytest.mark.parametrize("name", ORDER)
+def test_imports_only_from_above(name):
+    above = set(ORDER[: ORDER.index(name)])
+    assert imported_modules(PACKAGE / f"{name}.py") <= above
+
+
+@pytest.mark.parametrize("name", ORDER)
+def test_all_is_sorted_and_true(name):
+    module = importlib.import_module(f"torch_tfrecord.{name}")
+    assert module.__all__ == sorted(module.__all__, key=_constants_first)
+    assert [item for item in module.__all__ if not hasattr(module, item)] == []
+
+
+def test_root_holds_imports_and_one_sorted_list():
+    tree = ast.parse((PACKAGE / "__init__.py").read_text(encoding="utf-8"))
+    kinds = {type(node) for node in tree.body}
+    assert kinds == {ast.Expr, ast.ImportFrom, ast.Assign}
+    assert torch_tfrecord.__all__ == sorted(torch_tfrecord.__all__, key=_constants_first)
+    imported = {alias.name for node in tree.body if isinstance(node, ast.ImportFrom) for alias in node.names}
+    assert imported == set(torch_tfrecord.__all__)
+
+
+def _constants_first(name: str) -> tuple[int, str]:
+    # As ruff sorts: CONSTANTS, then Classes, then functions.
+    return (0 if name.isupper() else 1 if name[0].isupper() else 2), name
+
+
+def test_every_public_name_is_documented():
+    for name in torch_tfrecord.__all__:
+        assert (getattr(torch_tfrecord, name).__doc__ or "").strip(), name
+
+
+@pytest.mark.parametrize("folder", ["index_tools", "examples", "benchmarks"])
+def test_those_outside_use_the_package(folder):
+    root = PACKAGE.parent / folder
+    if not root.is_dir():
+        pytest.skip("not beside an installed package")
+    if folder == "examples":
+        for path in root.glob("*.py"):
+            assert imported_modules(path) <= {""}, f"{path.name} must import from the root only"
+
+
+def test_import_has_no_effects():
+    # Without warnings, output, threads, or a change to the random states.
+    code = (
+        "import random, threading, numpy, torch, torchvision\n"
+        "before = random.getstate(), numpy.random.get_state()[1].tolist(), torch.get_rng_state().tolist()\n"
+        "threads = threading.active_count()\n"
+        "import torch_tfrecord\n"
+        "assert threading.active_count() == threads\n"
+        "assert before == (random.getstate(), numpy.random.get_state()[1].tolist(), torch.get_rng_state().tolist())\n"
+    )
+    done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+FORBIDDEN = {"pickle", "marshal", "shelve"}
+
+
+@pytest.mark.parametrize("path", sorted(PACKAGE.glob("*.py")), ids=lambda path: path.name)
+def test_nothing_that_executes_data(path):
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            assert not FORBIDDEN & {alias.name.split(".")[0] for alias in node.names}
+        if isinstance(node, ast.ImportFrom):
+            assert (node.module or "").split(".")[0] not in FORBIDDEN
+        if isinstance(node, ast.Call):
+            called = ast.unparse(node.func)
+            assert called not in {"eval", "exec", "np.load", "numpy.load", "torch.load"}, called
+        assert not isinstance(node, ast.Assert), f"{path.name}:{node.lineno}: assert checks nothing under -O"
