@@ -31,12 +31,15 @@ ORDER = [
     "paths",
     "reader",
     "writer",
+    "dtypes",
     "tensors",
     "image_headers",
     "image_backends",
     "images",
-    "ragged",
+    "spec_checks",
     "features",
+    "lookup",
+    "columns",
     "parsing",
     "inference",
     "ranks",
@@ -55,7 +58,7 @@ def imported_modules(path: Path) -> set[str]:
             found |= {parts[1]} if len(parts) > 1 else {""}
         if isinstance(node, ast.Import):
             names = [alias.name.split(".") for alias in node.names]
-            found |= {(name + [""])[1] for name in names if name[0] == "torch_tfrecord"}
+            found |= {(name[1] if len(name) > 1 else "") for name in names if name[0] == "torch_tfrecord"}
     return found
 
 

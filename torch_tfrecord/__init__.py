@@ -13,8 +13,9 @@ from torch_tfrecord.errors import (
 )
 from torch_tfrecord.example import decode_example, decode_sequence_example, encode_example, encode_sequence_example
 from torch_tfrecord.features import FixedLenFeature, Image, RawTensor, SerializedTensor, Text, VarLenFeature
-from torch_tfrecord.images import decode_image, encode_image
+from torch_tfrecord.images import decode_image, encode_image, resize_with_crop_or_pad
 from torch_tfrecord.index import RecordIndex, build_index
+from torch_tfrecord.inference import format_features, infer_features
 from torch_tfrecord.parsing import parse_example, parse_single_example
 from torch_tfrecord.reader import read_records
 from torch_tfrecord.tensors import parse_tensor, serialize_tensor
@@ -47,9 +48,12 @@ __all__ = [
     "encode_example",
     "encode_image",
     "encode_sequence_example",
+    "format_features",
+    "infer_features",
     "parse_example",
     "parse_single_example",
     "parse_tensor",
     "read_records",
+    "resize_with_crop_or_pad",
     "serialize_tensor",
 ]

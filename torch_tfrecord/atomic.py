@@ -52,7 +52,10 @@ class AtomicFile:
                 return fd
             if not named and hasattr(os, "O_TMPFILE"):
                 try:
-                    return os.open(self._target.parent, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o666)
+                    fd = os.open(self._target.parent, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o666)
+                    if os.path.lexists(_fd_path(fd)):
+                        return fd
+                    os.close(fd)  # without /proc it could never get its name
                 except OSError as error:
                     if error.errno not in _NO_TMPFILE or not self._target.parent.is_dir():
                         raise
@@ -68,7 +71,8 @@ class AtomicFile:
         return fd
 
     def _temporary_name(self) -> Path:
-        return self._target.parent / f".{self._target.name[:200]}.{secrets.token_hex(6)}.tmp"
+        name = os.fsdecode(os.fsencode(self._target.name)[:200])  # names have at most 255 bytes
+        return self._target.parent / f".{name}.{secrets.token_hex(6)}.tmp"
 
     @property
     def fd(self) -> int:
@@ -130,7 +134,11 @@ class AtomicFile:
         try:
             if not self._direct:
                 self._link()
-                self._sync_directory()
+                try:
+                    self._sync_directory()
+                except OSError:
+                    self._target.unlink()  # it might not survive a crash
+                    raise
         except OSError as error:
             error.filename, error.filename2 = self.path, None
             raise
@@ -151,7 +159,7 @@ class AtomicFile:
     def _link_unnamed(self, path: Path) -> None:
         # Python follows the link only with linkat, which it calls only with a directory descriptor; the kernel ignores
         # that for an absolute path.
-        os.link(f"/proc/self/fd/{self._fd}", path, src_dir_fd=self._fd, follow_symlinks=True)
+        os.link(_fd_path(self._fd), path, src_dir_fd=self._fd, follow_symlinks=True)
 
     def _sync_directory(self) -> None:
         fd = os.open(self._target.parent, os.O_RDONLY | os.O_CLOEXEC)
@@ -176,6 +184,10 @@ class AtomicFile:
         if fd >= 0:
             with contextlib.suppress(OSError):
                 os.close(fd)
+
+
+def _fd_path(fd: int) -> str:
+    return f"/proc/self/fd/{fd}"
 
 
 def write_atomically(path: str, data: bytes) -> None:

@@ -22,6 +22,7 @@ __all__ = [
     "check_compression_type",
     "compressor",
     "detect_compression",
+    "offset_note",
     "open_stream",
 ]
 
@@ -118,6 +119,11 @@ def open_stream(source: ByteSource, compression_type: str) -> tuple[ByteSource, 
     return (InflatedSource(source, found) if found and first_bytes else source), found
 
 
+def offset_note(source: ByteSource) -> str:
+    """What to add to an error about a stream whose offsets are not those of the file."""
+    return " (offset in the decompressed stream)" if isinstance(source, InflatedSource) else ""
+
+
 class SequentialSource(ABC):
     """A `ByteSource` over something that can only be read forward.
 
@@ -143,17 +149,20 @@ class SequentialSource(ABC):
                 self._kept, self._offset = b"", 0
             self._skip_to(offset)
             pieces, have = [self._kept], len(self._kept)
-            while have < num_bytes and (piece := self._more()):
-                pieces.append(piece)
-                have += len(piece)
-            self._kept = b"".join(pieces)
+            try:
+                while have < num_bytes and (piece := self._more()):
+                    pieces.append(piece)
+                    have += len(piece)
+            finally:  # a read that fails is repeated from here
+                self._kept = b"".join(pieces)
             return self._kept[:num_bytes]
 
     def _skip_to(self, offset: int) -> None:
         while offset > self._offset + len(self._kept):
+            piece = self._more()
             self._offset += len(self._kept)
-            self._kept = self._more()
-            if not self._kept:
+            self._kept = piece
+            if not piece:
                 return
         self._kept = self._kept[offset - self._offset :]
         self._offset = offset
@@ -198,8 +207,8 @@ class InflatedSource(SequentialSource):
 
     def check_end(self) -> None:
         """Raise the CompressionError that ended the stream, if one did."""
-        if self._error is not None:
-            raise self._error
+        if self._error is not None:  # a new one each time: callers add to it
+            raise CompressionError(str(self._error.args[0]), path=self.path) from self._error.__cause__
 
     def _more(self) -> bytes:
         while self._error is None:

@@ -6,6 +6,7 @@ index of that file. That rules out an offset that points into a payload which ha
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from dataclasses import dataclass
@@ -28,6 +29,7 @@ __all__ = ["RecordIndex", "build_index", "index_source"]
 
 _FORMAT = "torch_tfrecord.index"
 _VERSION = "1"
+_SAFETENSORS_LENGTH_BYTES = 8  # of the length of the JSON header, which comes first
 _MAX_DIGITS = 19  # of 2^63 - 1
 _TEXT_NUMBER = re.compile(rb"[0-9]{1,%d}" % _MAX_DIGITS)
 
@@ -129,8 +131,9 @@ class RecordIndex:
         name = local_path(path)
         source = open_file(name)  # refuses directories and pipes before safetensors opens them
         try:
-            return _from_safetensors(name if source.file_size else "", cls)
-        except (safetensors.SafetensorError, ValueError, KeyError, TypeError, OverflowError) as error:
+            # Read, not mapped: a file that is cut while mapped kills the process.
+            return _from_safetensors(source.read(source.file_size, 0), cls)
+        except (safetensors.SafetensorError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
             raise IndexMismatchError(f"expected an index written by torch_tfrecord, got {error}", path=name) from error
         except IndexMismatchError as error:
             error.locate(path=name)
@@ -235,17 +238,19 @@ def _checksum(offsets: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]) ->
     return int(crc32c(lengths.astype("<i8").data, crc32c(offsets.astype("<i8").data)))
 
 
-def _from_safetensors(path: str, cls: type[RecordIndex]) -> RecordIndex:
-    if not path:
+def _from_safetensors(content: bytes, cls: type[RecordIndex]) -> RecordIndex:
+    if not content:
         raise IndexMismatchError("expected an index written by torch_tfrecord, got an empty file")
-    with safetensors.safe_open(path, framework="np") as file:
-        metadata: dict[str, Any] = file.metadata() or {}
-        if metadata.get("format") != _FORMAT or metadata.get("version") != _VERSION:
-            raise IndexMismatchError(
-                f"expected format {_FORMAT!r} version {_VERSION!r}, "
-                f"got {metadata.get('format')!r} version {metadata.get('version')!r}"
-            )
-        offsets, lengths = file.get_tensor("offsets"), file.get_tensor("lengths")
+    arrays = safetensors.numpy.load(content)
+    # safetensors shows the metadata of files on disk only; the layout was checked by the line above.
+    header_end = _SAFETENSORS_LENGTH_BYTES + int.from_bytes(content[:_SAFETENSORS_LENGTH_BYTES], "little")
+    metadata: dict[str, Any] = json.loads(content[_SAFETENSORS_LENGTH_BYTES:header_end]).get("__metadata__") or {}
+    if metadata.get("format") != _FORMAT or metadata.get("version") != _VERSION:
+        raise IndexMismatchError(
+            f"expected format {_FORMAT!r} version {_VERSION!r}, "
+            f"got {metadata.get('format')!r} version {metadata.get('version')!r}"
+        )
+    offsets, lengths = arrays["offsets"], arrays["lengths"]
     if offsets.dtype != np.int64 or lengths.dtype != np.int64:
         raise IndexMismatchError(f"expected int64 arrays, got {offsets.dtype} and {lengths.dtype}")
     if str(_checksum(offsets, lengths)) != metadata["checksum"]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple, TypeVar
 
@@ -24,7 +25,7 @@ class RandomStream:
     def __init__(self, *seeds: int) -> None:
         self._state = 0
         for seed in seeds:
-            self._state = (self._next() ^ seed ^ seed >> 64) & _UINT64
+            self._state = self._next() ^ _to_64_bits(seed)
             self._state = self._next()
 
     def _next(self) -> int:
@@ -37,6 +38,13 @@ class RandomStream:
     def below(self, limit: int) -> int:
         """A number from 0 to limit - 1, 1 <= limit; the bias is below limit / 2^64."""
         return self._next() * limit >> 64
+
+
+def _to_64_bits(seed: int) -> int:
+    if 0 <= seed <= _UINT64:
+        return seed
+    # Negative and longer seeds: folded so that none falls together with a near one.
+    return int.from_bytes(hashlib.blake2b(b"%d" % seed, digest_size=8).digest(), "little")
 
 
 def shuffled(items: Sequence[_T], *seeds: int) -> list[_T]:

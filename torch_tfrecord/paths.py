@@ -13,24 +13,29 @@ import posixpath
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from itertools import islice
 from typing import Any, NamedTuple, TypeAlias
 
-from torch_tfrecord.compression import detect_compression, open_stream
+from torch_tfrecord.compression import open_stream
 from torch_tfrecord.errors import TFRecordError
-from torch_tfrecord.framing import HEADER_BYTES, is_header
+from torch_tfrecord.framing import HEADER_BYTES, guess_content, is_header
 from torch_tfrecord.sidecar import SIDECAR_SUFFIX
 from torch_tfrecord.storage import filesystem, is_remote, local_path, open_file
 
-__all__ = ["Paths", "find_files", "shard_name"]
+__all__ = ["INDEX_SUFFIXES", "Paths", "find_files", "shard_name"]
 
 PathLike: TypeAlias = "str | os.PathLike[str]"
 Paths: TypeAlias = "PathLike | Sequence[PathLike]"
 
 _SHARD = re.compile(r"(?P<base>.*)-(?P<number>\d{5,})-of-(?P<total>\d{5,})(?P<suffix>(?:\.[^/]*)?)", re.DOTALL)
 _COUNTED = re.compile(r"(?P<base>.+)@(?P<total>\d+|\*)(?P<suffix>(?:\.[^/]*)?)", re.DOTALL)
-_TFRECORD_NAME = re.compile(r"\.tfrec(ords?)?\b|\.tfrecords?$|-\d{5,}-of-\d{5,}$", re.IGNORECASE)
+_TFRECORD_NAME = re.compile(r"(\.tfrec(ords?)?|-\d{5,}-of-\d{5,})(\.(gz|gzip|zlib))?$", re.IGNORECASE)
+_TFRECORD_NAME_PART = re.compile(r"\.tfrec(ord)?", re.IGNORECASE)
 # Index files of ours, of DALI and of vahidk/tfrecord: they lie beside the data and match the same patterns.
-_INDEX_SUFFIXES = (SIDECAR_SUFFIX, ".idx", ".tfindex")
+INDEX_SUFFIXES = (SIDECAR_SUFFIX, ".idx", ".tfindex", ".index")
+# Bytes looked at to tell what a file is.
+_GUESS_BYTES = 64
+_MAX_NAMED = 10
 
 
 def shard_name(base: str, number: int, total: int, suffix: str = "") -> str:
@@ -89,15 +94,15 @@ def _expand(path: str) -> list[str]:
     if files.exists(path):
         if not files.is_dir(path):
             return [path]
-        return _check_shards(_directory_content(files, path), path, lambda name: True)
+        return _check_shards(_directory_content(files, path), path)
     counted = _COUNTED.fullmatch(path)
     if counted:
         return _counted_shards(files, path, counted)
     if glob.has_magic(path):
-        matches = [match for match in files.glob(path) if not match.endswith(_INDEX_SUFFIXES)]
+        matches = [match for match in files.glob(path) if not match.endswith(INDEX_SUFFIXES)]
         if not matches:
             raise FileNotFoundError(errno.ENOENT, "no file matches the pattern", path)
-        return _check_shards(matches, path, lambda name: fnmatch.fnmatchcase(name, path))
+        return _check_shards(matches, path, posixpath.basename(path))
     raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
 
 
@@ -131,7 +136,12 @@ class _Remote(_Local):
         return bool(self._filesystem.isdir(path))
 
     def glob(self, pattern: str) -> list[str]:
-        return [self._full(name) for name in self._filesystem.glob(pattern) if not self._filesystem.isdir(name)]
+        hidden = posixpath.basename(pattern).startswith(".")
+        return [
+            self._full(name)
+            for name in self._filesystem.glob(pattern)
+            if (hidden or not posixpath.basename(name).startswith(".")) and not self._filesystem.isdir(name)
+        ]
 
     def listing(self, path: str) -> list[str]:
         return [
@@ -145,23 +155,25 @@ class _Remote(_Local):
 def _directory_content(files: _Local, path: str) -> list[str]:
     """The files of a directory that are TFRecord files by name, or by their first record."""
     names = [name for name in files.listing(path) if not posixpath.basename(name).startswith(".")]
-    found = [name for name in names if not name.endswith(_INDEX_SUFFIXES) and _looks_like_tfrecord(name)]
+    found = [name for name in names if not name.endswith(INDEX_SUFFIXES) and _looks_like_tfrecord(name)]
     if not found:
         raise FileNotFoundError(errno.ENOENT, f"no TFRecord file among the {len(names)} files of the directory", path)
     return found
 
 
 def _looks_like_tfrecord(path: str) -> bool:
-    if _TFRECORD_NAME.search(posixpath.basename(path)):
+    name = posixpath.basename(path)
+    if _TFRECORD_NAME.search(name):
         return True
     try:
         source = open_file(path)
-        first_bytes = source.read(HEADER_BYTES, 0)
-        if detect_compression(first_bytes):
-            first_bytes = open_stream(source, "auto")[0].read(HEADER_BYTES, 0)
-        return is_header(first_bytes)
+        first_bytes = open_stream(source, "auto")[0].read(_GUESS_BYTES, 0)
     except (OSError, TFRecordError):
         return False
+    if is_header(first_bytes[:HEADER_BYTES]):
+        return True
+    # A damaged file must not vanish, but `x.tfrecord.json` is none.
+    return bool(_TFRECORD_NAME_PART.search(name) and first_bytes and guess_content(first_bytes) is None)
 
 
 class _Shard(NamedTuple):
@@ -178,25 +190,31 @@ def _shard_of(path: str) -> _Shard | None:
     return _Shard(match["base"], match["suffix"], int(match["number"]), int(match["total"]))
 
 
-def _check_shards(found: list[str], asked: str, matches: Any) -> list[str]:
-    """Every set of shards must be whole, as far as the pattern would match its names."""
-    totals: dict[tuple[str, str], set[int]] = {}
-    shards = [shard for shard in map(_shard_of, found) if shard is not None]
-    for shard in shards:
-        totals.setdefault((shard.base, shard.suffix), set()).add(shard.total)
-    for (base, suffix), several in totals.items():
-        if len(several) > 1:
+def _check_shards(found: list[str], asked: str, pattern: str = "*") -> list[str]:
+    """Every set of shards must be whole, as far as `pattern` would match its names."""
+    sets: dict[tuple[str, str], dict[int, set[int]]] = {}
+    for shard in filter(None, map(_shard_of, found)):
+        sets.setdefault((shard.base, shard.suffix), {}).setdefault(shard.total, set()).add(shard.number)
+    for (base, suffix), totals in sets.items():
+        if len(totals) > 1:
             raise ValueError(
-                f"{asked}: expected one set of shards, got {base}-*{suffix} of {sorted(several)} shards mixed"
+                f"{asked}: expected one set of shards, got {base}-*{suffix} of {sorted(totals)} shards mixed"
             )
-        (total,) = several
-        numbers = {shard.number for shard in shards if (shard.base, shard.suffix) == (base, suffix)}
+        ((total, numbers),) = totals.items()
         extra = [shard_name(base, number, total, suffix) for number in sorted(numbers) if number >= total]
         if extra:
             raise ValueError(f"{asked}: expected shards 0 to {total - 1} of {total}, got {_some(extra)}")
-        wanted = [number for number in range(total) if number not in numbers]
-        missing = [name for name in (shard_name(base, number, total, suffix) for number in wanted) if matches(name)]
-        _raise_missing(missing, total)
+        name = posixpath.basename(base)  # missing ones would lie where the others do
+        _raise_missing(
+            base,
+            suffix,
+            (
+                number
+                for number in range(total)
+                if number not in numbers and fnmatch.fnmatchcase(shard_name(name, number, total, suffix), pattern)
+            ),
+            total,
+        )
     return found
 
 
@@ -206,7 +224,7 @@ def _counted_shards(files: _Local, asked: str, counted: re.Match[str]) -> list[s
     any_number = counted["total"] == "*"
     total = 0 if any_number else int(counted["total"])
     pattern = f"{glob.escape(base)}-*-of-{'*' if any_number else f'{total:05d}'}{glob.escape(suffix)}*"
-    present = [name for name in files.glob(pattern) if not name.endswith(_INDEX_SUFFIXES)]
+    present = [name for name in files.glob(pattern) if not name.endswith(INDEX_SUFFIXES)]
     shards = {name: shard for name in present if (shard := _shard_of(name)) and (not suffix or shard.suffix == suffix)}
     suffixes = sorted({shard.suffix for shard in shards.values()})
     if len(suffixes) > 1:
@@ -214,16 +232,18 @@ def _counted_shards(files: _Local, asked: str, counted: re.Match[str]) -> list[s
     if not shards:
         if any_number or not total:
             raise FileNotFoundError(errno.ENOENT, "no shard of this set", asked)
-        _raise_missing([shard_name(base, number, total, suffix) for number in range(total)], total)
-    return _check_shards(list(shards), asked, lambda name: True)
+        _raise_missing(base, suffix, range(total), total)
+    return _check_shards(list(shards), asked)
 
 
-def _raise_missing(missing: list[str], total: int) -> None:
+def _raise_missing(base: str, suffix: str, numbers: Iterable[int], total: int) -> None:
+    # No further than a message can show: a name may claim any number of shards.
+    missing = [shard_name(base, number, total, suffix) for number in islice(numbers, _MAX_NAMED + 1)]
     if missing:
-        text = f"{len(missing)} of {total} shards missing: {_some(missing)}"
-        raise FileNotFoundError(errno.ENOENT, text, missing[0])
+        count = str(len(missing)) if len(missing) <= _MAX_NAMED else f"more than {_MAX_NAMED}"
+        raise FileNotFoundError(errno.ENOENT, f"{count} of {total} shards missing: {_some(missing)}", missing[0])
 
 
 def _some(names: Sequence[str]) -> str:
-    shown = ", ".join(map(str, names[:10]))
-    return shown if len(names) <= 10 else f"{shown} and {len(names) - 10} more"
+    shown = ", ".join(map(str, names[:_MAX_NAMED]))
+    return shown if len(names) <= _MAX_NAMED else f"{shown} and more"

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from typing import BinaryIO
 
 from torch_tfrecord.checksum import masked_crc32c
-from torch_tfrecord.compression import ByteSource, check_compression_type, open_stream
-from torch_tfrecord.errors import CorruptRecordError, IndexMismatchError, TFRecordError
+from torch_tfrecord.compression import ByteSource, check_compression_type, offset_note, open_stream
+from torch_tfrecord.errors import CorruptRecordError, IndexMismatchError, LimitExceededError, TFRecordError
 from torch_tfrecord.framing import FOOTER_BYTES, HEADER_BYTES, OVERHEAD_BYTES, HeaderMemo, check_payload
 from torch_tfrecord.scan import Block, RecordScanner, SkippedBytes
 from torch_tfrecord.storage import PipeSource, local_path, open_file
@@ -51,6 +51,8 @@ def read_records(
     """
     compression = check_compression_type(compression_type)
     check_on_corrupt(on_corrupt)
+    if not isinstance(path, (str, os.PathLike)) and not callable(getattr(path, "read", None)):
+        raise TypeError(f"path must be a path or a binary file object, got {type(path).__name__}")
     return (
         payload
         for block in read_blocks(path, compression, verify_crc=verify_crc, on_corrupt=on_corrupt)
@@ -86,7 +88,8 @@ def _report(path: str, skipped: SkippedBytes) -> None:
     ranges = ", ".join(f"[{begin}, {end})" for begin, end in skipped.ranges[:10])
     more = f" and {len(skipped.ranges) - 10} more" if len(skipped.ranges) > 10 else ""
     warnings.warn(
-        f"{path}: skipped {total} damaged bytes in {len(skipped.ranges)} places: {ranges}{more}; "
+        f"{path}: skipped {total} damaged bytes (at least {skipped.num_records} records) "
+        f"in {len(skipped.ranges)} places: {ranges}{more}; "
         f"the first: {skipped.errors[0]}",
         stacklevel=3,
     )
@@ -113,10 +116,13 @@ class RecordReader:
         try:
             return self._read(source, offset, length)
         except TFRecordError as error:
+            error.args = (f"{error.args[0]}{offset_note(source)}",)
             error.locate(path=source.path, offset=offset)
             raise
 
     def _read(self, source: ByteSource, offset: int, length: int) -> bytes:
+        if source.size is None:  # an index that lies must not make us take memory for a length that is not there
+            self._check_length(source.read(HEADER_BYTES, offset), length, source.max_record_bytes)
         if length < _SEPARATE_READS_BYTES or source.size is None:
             record = source.read(length + OVERHEAD_BYTES, offset)
             header, payload, footer = record[:HEADER_BYTES], record[HEADER_BYTES:-FOOTER_BYTES], record[-FOOTER_BYTES:]
@@ -129,9 +135,18 @@ class RecordReader:
         if got < length + OVERHEAD_BYTES:
             source.check_end()
             raise CorruptRecordError(f"truncated record: expected {length + OVERHEAD_BYTES} bytes, got {got}")
-        stored_length = self._memo[header]
-        if stored_length != length:
-            raise IndexMismatchError(f"expected a record of {length} bytes (by the index), got one of {stored_length}")
+        self._check_length(header, length)
         if self._verify and masked_crc32c(payload) != int.from_bytes(footer, "little"):
             check_payload(payload, footer)  # raises, and says both checksums
         return payload
+
+    def _check_length(self, header: bytes, length: int, limit: int | None = None) -> None:
+        if len(header) < HEADER_BYTES:
+            return  # cut: the caller says more about it
+        stored_length = self._memo[header]
+        if stored_length != length:
+            raise IndexMismatchError(f"expected a record of {length} bytes (by the index), got one of {stored_length}")
+        if limit is not None and length > limit:
+            raise LimitExceededError(
+                f"expected a record of at most {limit} bytes in a stream, got a length of {length}"
+            )

@@ -12,8 +12,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
-from torch_tfrecord.checksum import masked_crc32c
-from torch_tfrecord.compression import ByteSource, InflatedSource
+from torch_tfrecord.checksum import crc32c, mask, masked_crc32c
+from torch_tfrecord.compression import ByteSource, offset_note
 from torch_tfrecord.errors import CorruptRecordError, LimitExceededError, TFRecordError
 from torch_tfrecord.framing import (
     FOOTER_BYTES,
@@ -35,6 +35,12 @@ _LARGE_RECORD_BYTES = 1 << 16
 # Large records are handed out in groups of about this many bytes, half of each read by the helper thread: measured,
 # below 2 MiB the hand-over eats the gain, above 8 MiB the group leaves the processor's cache.
 _GROUP_BYTES = 1 << 22
+
+# Bytes searched at a time for the next record behind a damaged header. A damaged record up to this long is never
+# mistaken for records that its payload may hold.
+_RESYNC_BYTES = 1 << 22
+# Bytes looked at to tell what a file is that is no TFRecord file.
+_GUESS_BYTES = 64
 
 
 class Block(NamedTuple):
@@ -63,9 +69,11 @@ class SkippedBytes:
 
     ranges: list[tuple[int, int]] = field(default_factory=list)
     errors: list[TFRecordError] = field(default_factory=list)
+    num_records: int = 0  # at least: how many lay behind a damaged header is not known
 
     def add(self, begin: int, end: int, error: TFRecordError) -> None:
         """Note a skipped range; one that continues the last is joined to it."""
+        self.num_records += end > begin
         if self.ranges and self.ranges[-1][1] == begin:
             self.ranges[-1] = (self.ranges[-1][0], end)
         else:
@@ -126,11 +134,12 @@ class RecordScanner:
             self._helper = None
 
     def _blocks(self) -> Iterator[Block]:
-        wanted = self._source.chunk_bytes
+        usual = max(self._source.chunk_bytes, OVERHEAD_BYTES)  # less could never hold a record
+        wanted = usual
         while True:
             chunk = self._source.read(wanted, self._offset)
             at_end = len(chunk) < wanted
-            wanted = self._source.chunk_bytes
+            wanted = usual
             block, used, next_length, problem = self._small_records(chunk)
             if block.offsets:
                 yield self._advance(block)
@@ -146,7 +155,7 @@ class RecordScanner:
                 if problem is None:
                     return
             if problem is not None:
-                problem = self._complete(problem, chunk[used : used + 64])
+                problem = self._complete(problem, chunk[used : used + _GUESS_BYTES])
                 if self._skipped is None:
                     raise problem
                 if not self._skip(problem, self._skipped):
@@ -187,7 +196,7 @@ class RecordScanner:
                 kept = [payload for payload in payloads if payload is not None] if self._keep else None
                 yield self._advance(Block(self._position, [span[0] for span in good], [span[1] for span in good], kept))
             if problem is not None:
-                raise self._complete(problem, b"")
+                raise self._complete(problem)
 
     def _advance(self, block: Block) -> Block:
         self._offset = block.offsets[-1] + block.lengths[-1] + OVERHEAD_BYTES
@@ -264,19 +273,21 @@ class RecordScanner:
             self._source.check_end()
         except TFRecordError as error:
             return error
+        size = self._source.size
+        if size is not None and self._offset + left < size:  # cut since it was opened
+            return CorruptRecordError(f"truncated file: expected {size} bytes, got {self._offset + left}")
         return (
             CorruptRecordError(f"truncated header: {left} of {HEADER_BYTES} bytes") if 0 < left < HEADER_BYTES else None
         )
 
-    def _complete(self, error: TFRecordError, first_bytes: bytes) -> TFRecordError:
-        """Add to an error what only the scan knows."""
+    def _complete(self, error: TFRecordError, first_bytes: bytes | None = None) -> TFRecordError:
+        """Add to an error what only the scan knows; `first_bytes` stand where a header is expected."""
         text = str(error.args[0])
-        if self._offset == 0 and isinstance(error, CorruptRecordError) and not is_header(first_bytes[:HEADER_BYTES]):
-            content = guess_content(first_bytes)
+        damaged_header = first_bytes is not None and not is_header(first_bytes[:HEADER_BYTES])
+        if self._offset == 0 and damaged_header and isinstance(error, CorruptRecordError):
+            content = guess_content(first_bytes or b"")
             text += " (Is this even a TFRecord file?" + (f" It looks like {content}.)" if content else ")")
-        if isinstance(self._source, InflatedSource):
-            text += " (offset in the decompressed stream)"
-        error.args = (text,)
+        error.args = (text + offset_note(self._source),)
         return error.locate(path=self._source.path, offset=self._offset, position=self._position)
 
     # Going on behind damage.
@@ -284,18 +295,23 @@ class RecordScanner:
     def _skip(self, error: TFRecordError, skipped: SkippedBytes) -> bool:
         """Go on behind damage; False where nothing readable follows.
 
-        A record whose header is good is left out alone. Behind a damaged header the next record is searched for:
-        12 bytes that are a header, with a payload that has its checksum.
+        A record whose header is good is left out alone; one that is cut takes the rest with it, since anything in there
+        that looks like a record belongs to its payload. Behind a damaged header the next record is searched for.
         """
         begin = self._offset
-        length = self._whole_record_at(begin)
-        if length is not None:
-            self._offset += length + OVERHEAD_BYTES
+        if is_header(self._source.read(HEADER_BYTES, begin)):
+            length = self._whole_record_at(begin)
+            self._offset = self._end_of_stream(begin) if length is None else begin + length + OVERHEAD_BYTES
         else:
-            self._offset = self._find_record(begin + 1)
+            self._offset = self._find_record(begin)
         self._position += 1
         skipped.add(begin, self._offset, error)
-        return bool(self._source.read(1, self._offset))
+        return self._offset > begin
+
+    def _end_of_stream(self, offset: int) -> int:
+        while piece := self._source.read(_RESYNC_BYTES, offset):
+            offset += len(piece)
+        return offset
 
     def _whole_record_at(self, offset: int) -> int | None:
         """Payload length of a record with a good header whose bytes are all there."""
@@ -309,19 +325,46 @@ class RecordScanner:
         record = self._source.read(length + OVERHEAD_BYTES, offset)
         return length if len(record) == length + OVERHEAD_BYTES else None
 
-    def _find_record(self, offset: int) -> int:
-        """Offset of the next undamaged record; the end of the stream where there is none."""
-        while True:
-            chunk = self._source.read(self._source.chunk_bytes, offset)
+    def _find_record(self, begin: int) -> int:
+        """Offset of the next record behind one with a damaged header; the end of the stream where there is none.
+
+        That is the first place with a header whose payload has its checksum, unless it lies inside the payload of the
+        damaged record: a later place, in front of which stands the checksum of everything since `begin`, wins.
+        """
+        chunk = self._source.read(_RESYNC_BYTES, begin)
+        places = [begin + 1 + at for at in find_headers(chunk[1:])]
+        if len(chunk) < _RESYNC_BYTES:
+            places.append(begin + len(chunk))
+        found: int | None = None
+        payload_crc, checked = 0, HEADER_BYTES
+        for place in places:
+            payload_end = place - begin - FOOTER_BYTES
+            if payload_end >= HEADER_BYTES:
+                payload_crc, checked = crc32c(chunk[checked:payload_end], payload_crc), payload_end
+                if mask(payload_crc) == int.from_bytes(chunk[payload_end : payload_end + FOOTER_BYTES], "little"):
+                    return place
+            if found is None and self._is_good_record(place):
+                found = place
+        if found is not None:
+            return found
+        return self._find_record_beyond(begin, chunk)
+
+    def _find_record_beyond(self, begin: int, chunk: bytes) -> int:
+        """Go on where `chunk`, the bytes at `begin`, held no record."""
+        while len(chunk) == _RESYNC_BYTES:
+            begin += len(chunk) - HEADER_BYTES + 1
+            chunk = self._source.read(_RESYNC_BYTES, begin)
             for at in find_headers(chunk):
-                length = self._whole_record_at(offset + at)
-                if length is not None:
-                    record = self._source.read(length + OVERHEAD_BYTES, offset + at)
-                    if _payload_error(record[HEADER_BYTES:-FOOTER_BYTES], record[-FOOTER_BYTES:]) is None:
-                        return offset + at
-            if len(chunk) < self._source.chunk_bytes:
-                return offset + len(chunk)
-            offset += len(chunk) - HEADER_BYTES + 1
+                if self._is_good_record(begin + at):
+                    return begin + at
+        return begin + len(chunk)
+
+    def _is_good_record(self, offset: int) -> bool:
+        length = self._whole_record_at(offset)
+        if length is None:
+            return False
+        record = self._source.read(length + OVERHEAD_BYTES, offset)
+        return _payload_error(record[HEADER_BYTES:-FOOTER_BYTES], record[-FOOTER_BYTES:]) is None
 
 
 def _keep_freed_memory() -> None:

@@ -19,9 +19,17 @@ __all__ = ["SIDECAR_SUFFIX", "IndexKeeper", "sidecar_path"]
 SIDECAR_SUFFIX = ".index.safetensors"
 
 
-def sidecar_path(data_path: str) -> str:
-    """Where the index of a data file lies by default: ``<data file>.index.safetensors``."""
-    return data_path + SIDECAR_SUFFIX
+def sidecar_path(data_path: str, index_dir: str | None = None) -> str:
+    """Where the index of a data file lies: ``<data file>.index.safetensors``, or in a folder for the indexes of many.
+
+    In a folder the name carries a hash of the data file's whole path, since a name alone is not unique there.
+    """
+    if index_dir is None:
+        return data_path + SIDECAR_SUFFIX
+    absolute = data_path if is_remote(data_path) else os.path.realpath(data_path)
+    name = os.fsdecode(os.fsencode(os.path.basename(data_path))[:150])  # names have at most 255 bytes
+    digest = hashlib.sha256(os.fsencode(absolute)).hexdigest()[:16]
+    return os.path.join(index_dir, f"{name}.{digest}{SIDECAR_SUFFIX}")
 
 
 class IndexKeeper:
@@ -126,12 +134,8 @@ class IndexKeeper:
 
     def _places(self, path: str) -> list[str]:
         """Where an index of `path` may lie, the preferred place first."""
-        absolute = path if is_remote(path) else os.path.realpath(path)
-        # A name alone is not unique in a common folder.
-        digest = hashlib.sha256(os.fsencode(absolute)).hexdigest()[:16]
-        name = f"{os.path.basename(path)[:150]}.{digest}{SIDECAR_SUFFIX}"
         folders = [folder for folder in (self._index_dir, _cache_dir()) if folder is not None]
-        return [sidecar_path(path), *(os.path.join(folder, name) for folder in folders)]
+        return [sidecar_path(path), *(sidecar_path(path, folder) for folder in folders)]
 
 
 def _cache_dir() -> str:

@@ -171,7 +171,10 @@ class PipeSource(SequentialSource):
         self._file = file
 
     def _more(self) -> bytes:
-        return self._file.read(self.chunk_bytes) or b""
+        data = self._file.read(self.chunk_bytes)
+        if data is None:  # the end of the file is b""
+            raise BlockingIOError(errno.EAGAIN, "expected a blocking file object, got no data yet", self.path)
+        return data
 
     def _restart(self) -> None:
         raise OSError(errno.ESPIPE, os.strerror(errno.ESPIPE), self.path)
@@ -203,24 +206,31 @@ class SourceCache:
     def __init__(self, open_source: Callable[[int], ByteSource], max_open: int | None = None) -> None:
         self._open_source = open_source
         self._max_open = max_open
-        self._pid = -1
-        self._sources: OrderedDict[int, ByteSource] = OrderedDict()
-        self._lock = threading.Lock()
+        self._state = _CacheState()
 
     def get(self, file: int) -> ByteSource:
         """The source of a file, opened if it is not open yet."""
-        if self._pid != os.getpid():
-            # A fork may have copied a lock that another thread held.
-            self._lock, self._sources, self._pid = threading.Lock(), OrderedDict(), os.getpid()
-        with self._lock:
-            source = self._sources.get(file)
+        state = self._state
+        if state.pid != os.getpid():  # a fork may have copied a lock that another thread held
+            state = self._state = _CacheState()
+        with state.lock:
+            source = state.sources.get(file)
             if source is not None:
-                self._sources.move_to_end(file)
+                state.sources.move_to_end(file)
                 return source
-            while len(self._sources) >= (self._max_open or _default_max_open()):
-                self._sources.popitem(last=False)
-            source = self._sources[file] = self._open_source(file)
+            while len(state.sources) >= (self._max_open or _default_max_open()):
+                state.sources.popitem(last=False)
+            source = state.sources[file] = self._open_source(file)
             return source
+
+
+class _CacheState:
+    """What belongs to one process, replaced as a whole: threads may meet the change in the middle of `get`."""
+
+    def __init__(self) -> None:
+        self.pid = os.getpid()
+        self.lock = threading.Lock()
+        self.sources: OrderedDict[int, ByteSource] = OrderedDict()
 
 
 def _default_max_open() -> int:

@@ -84,7 +84,11 @@ class _RecordFile:
         self._file.publish(path)
         sidecar = sidecar_path(self._file.path)
         if self._index_file is not None:
-            self._index_file.publish(sidecar)
+            try:
+                self._index_file.publish(sidecar)
+            except BaseException:
+                os.unlink(self._file.path)
+                raise
         elif self._file.is_regular:
             with contextlib.suppress(OSError):  # of a file that stood here before; it would be seen to be stale
                 os.unlink(sidecar)
@@ -135,6 +139,7 @@ class _Writer(ABC):
             raise self._failure
         if self._closed:
             return
+        self._check_process()
         with self._failing():
             self._commit()
         self._closed = True
@@ -144,6 +149,11 @@ class _Writer(ABC):
             raise self._failure
         if self._closed:
             raise ValueError("Writer is closed.")
+        self._check_process()
+
+    def _check_process(self) -> None:
+        if self._pid != os.getpid():
+            raise ValueError("a writer cannot be used in a forked process: open one there, or only in the parent")
 
     @contextlib.contextmanager
     def _failing(self) -> Any:
@@ -345,7 +355,7 @@ def _payload(record: Any) -> bytes | bytearray | memoryview:
     if isinstance(record, (bytes, bytearray)):
         return record
     if isinstance(record, memoryview):
-        return record.cast("B") if record.c_contiguous else record.tobytes()
+        return record.tobytes()  # whatever its shape and format
     if isinstance(record, Mapping):
         return encode_example(record)
     raise TypeError(

@@ -1,0 +1,150 @@
+"""Specs: what they accept, how they print, that they travel."""
+# ruff: noqa: E501 - tables of whole texts read better in one line each.
+
+import inspect
+import multiprocessing
+import pickle
+
+import numpy as np
+import pytest
+import torch
+
+from torch_tfrecord import features as module
+from torch_tfrecord.features import (
+    Feature,
+    FixedLenFeature,
+    Image,
+    RawTensor,
+    SerializedTensor,
+    Text,
+    VarLenFeature,
+    is_ragged,
+    mark_ragged,
+)
+
+I64 = torch.int64
+SPECS = {
+    "FixedLenFeature((), torch.int64)": FixedLenFeature((), I64),
+    "FixedLenFeature((2,), bytes)": FixedLenFeature(2, bytes),
+    "FixedLenFeature((2, 3), str, key='x/y')": FixedLenFeature([2, 3], str, key="x/y"),
+    "FixedLenFeature((), torch.float32, default_value=-1.0)": FixedLenFeature((), torch.float32, -1),
+    "FixedLenFeature((2, 2), torch.uint8, default_value=(1, 2, 3, 4))": FixedLenFeature((2, 2), torch.uint8, [[1, 2], [3, 4]]),
+    "VarLenFeature(torch.bfloat16)": VarLenFeature(torch.bfloat16),
+    "VarLenFeature(str, key='')": VarLenFeature(str, key=""),
+    "Image()": Image(),
+    "Image(mode='L', key='i', shape=('h', None, 1))": Image("L", key="i", shape=["h", None, 1]),
+    "RawTensor(('h', -1, 3), torch.complex64)": RawTensor(("h", -1, 3), torch.complex64),
+    "RawTensor(('n',), torch.uint8)": RawTensor("n", torch.uint8),
+    "SerializedTensor(key='t')": SerializedTensor(key="t"),
+    "Text()": Text(),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("code", SPECS)
+def test_a_spec_prints_as_the_code_that_builds_it(code):
+    spec = SPECS[code]
+    assert repr(spec) == code
+    again = eval(code, vars(module) | {"torch": torch})
+    assert again == spec
+    assert hash(again) == hash(spec)
+    assert pickle.loads(pickle.dumps(spec)) == spec
+
+
+def test_specs_differ_by_value():
+    assert len(set(SPECS.values())) == len(SPECS)
+    assert FixedLenFeature((), I64) != FixedLenFeature((), I64, key="a")
+    assert VarLenFeature(bytes) != VarLenFeature(str)
+    with pytest.raises(AttributeError):
+        Text().key = "x"
+
+
+def test_specs_arrive_after_spawn():
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        assert pool.map(repr, list(SPECS.values())) == list(SPECS)
+
+
+def test_positional_order_is_tensorflows():
+    def positional(cls):
+        parameters = inspect.signature(cls).parameters.values()
+        assert [p.name for p in parameters if p.kind is p.KEYWORD_ONLY][:1] == ["key"]
+        return [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
+
+    assert positional(FixedLenFeature) == ["shape", "dtype", "default_value"]
+    assert positional(VarLenFeature) == ["dtype"]
+    assert positional(RawTensor) == ["shape", "dtype"]
+    assert positional(Image) == ["mode"]
+    assert positional(SerializedTensor) == positional(Text) == positional(Feature) == []
+
+
+@pytest.mark.parametrize(
+    ("default", "dtype", "kept"),
+    [
+        (1, torch.float16, (1.0,)),
+        ([1], I64, (1,)),
+        (np.int32(5), I64, (5,)),
+        (np.array([[7]]), I64, (7,)),
+        (torch.tensor(2.5), torch.float32, (2.5,)),
+        (True, torch.bool, (True,)),
+        (0, torch.bool, (False,)),
+        ("é", bytes, ("é".encode(),)),
+        (b"x", str, ("x",)),
+        (float("inf"), torch.float32, (float("inf"),)),
+        (2**64 - 1, torch.uint64, (2**64 - 1,)),
+    ],
+)
+def test_defaults(default, dtype, kept):
+    spec = FixedLenFeature((1,), dtype, default)
+    assert spec.default_value == kept
+    assert FixedLenFeature((), dtype, default).default_value == kept[0]
+    assert type(spec.default_value[0]) is type(kept[0])
+
+
+@pytest.mark.parametrize(
+    ("build", "kind", "text"),
+    [
+        (lambda: FixedLenFeature(None, I64), ValueError, "Missing shape: give a tuple, () for a scalar"),
+        (lambda: FixedLenFeature((None,), I64), ValueError, "a dimension of shape (None,) is unknown. Consider using FixedLenSequenceFeature."),
+        (lambda: FixedLenFeature((-1,), I64), ValueError, "Dimension -1 must be >= 0"),
+        (lambda: FixedLenFeature(("h",), I64), TypeError, "shape must be a tuple of ints, got ('h',)"),
+        (lambda: FixedLenFeature((1.5,), I64), TypeError, "a dimension must be an int, got float"),
+        (lambda: FixedLenFeature((True,), I64), TypeError, "a dimension must be an int, got bool"),
+        (lambda: FixedLenFeature((2**33, 2**33), I64), ValueError, "shape (8589934592, 8589934592) has more elements than an int64 counts"),
+        (lambda: FixedLenFeature((), None), ValueError, "Missing type: dtype must be a torch dtype, bytes or str"),
+        (lambda: FixedLenFeature((), int), TypeError, "dtype must be a torch dtype, bytes or str, got <class 'int'>"),
+        (lambda: VarLenFeature("int64"), TypeError, "dtype must be a torch dtype, bytes or str, got 'int64'"),
+        (lambda: VarLenFeature(torch.complex64), TypeError, "dtype must be bool, an integer, a float, bytes or str, got complex64"),
+        (lambda: VarLenFeature(None), ValueError, "Missing type: dtype must be a torch dtype, bytes or str"),
+        (lambda: FixedLenFeature((2,), I64, 5), ValueError, "Cannot reshape a default_value with 1 elements to shape [2] (2 elements); a scalar is not broadcast"),
+        (lambda: FixedLenFeature((3,), I64, [1, 2]), ValueError, "Cannot reshape a default_value with 2 elements to shape [3] (3 elements); a scalar is not broadcast"),
+        (lambda: FixedLenFeature((), I64, []), ValueError, "Cannot reshape a default_value with 0 elements to shape [] (1 elements); a scalar is not broadcast"),
+        (lambda: FixedLenFeature((), I64, "x"), TypeError, "Cannot convert default_value 'x' to dtype int64"),
+        (lambda: FixedLenFeature((), I64, 1.5), TypeError, "Cannot convert default_value 1.5 to dtype int64"),
+        (lambda: FixedLenFeature((), I64, True), TypeError, "Cannot convert default_value True to dtype int64"),
+        (lambda: FixedLenFeature((), bytes, 1), TypeError, "Cannot convert default_value 1 to dtype bytes"),
+        (lambda: FixedLenFeature((), torch.uint8, 256), ValueError, "default_value 256 is outside the range of uint8, 0 to 255"),
+        (lambda: FixedLenFeature((), torch.bool, 2), ValueError, "default_value 2 is outside the range of bool, 0 to 1"),
+        (lambda: FixedLenFeature((), torch.float16, 1e6), ValueError, "default_value 1000000.0 is outside the range of float16, -65504.0 to 65504.0"),
+        (lambda: Image("BGR"), ValueError, "mode must be one of 'RGB', 'L', 'RGBA', 'unchanged', got 'BGR'"),
+        (lambda: Image(shape=(1, 2)), ValueError, "shape must be (height, width, channels), got (1, 2)"),
+        (lambda: Image(shape=(-1, 2, 3)), ValueError, "Dimension -1 must be >= 0; an entry of shape is an int, None or the key of a feature"),
+        (lambda: RawTensor(None, torch.uint8), ValueError, "Missing shape: give a tuple; -1 stands for one unknown dimension"),
+        (lambda: RawTensor((None,), torch.uint8), ValueError, "an entry of shape must be an int, -1 or the key of a feature, got (None,)"),
+        (lambda: RawTensor((-1, -1), torch.uint8), ValueError, "shape may have one -1 at most, got (-1, -1)"),
+        (lambda: RawTensor((-2,), torch.uint8), ValueError, "Dimension -2 must be >= 0; an entry of shape is an int, -1 or the key of a feature"),
+        (lambda: RawTensor((2,), bytes), TypeError, "dtype must be a torch dtype with whole bytes per element, got bytes"),
+        (lambda: RawTensor((2,), None), ValueError, "Missing type: dtype must be a torch dtype, bytes or str"),
+        (lambda: Text(key=5), TypeError, "key must be str or None, got int"),
+    ],
+)  # fmt: skip
+def test_wrong_specs(build, kind, text):
+    with pytest.raises(kind) as caught:
+        build()
+    assert str(caught.value) == text
+
+
+def test_the_ragged_mark():
+    tensor = torch.arange(3)
+    assert not is_ragged(tensor)
+    assert mark_ragged(tensor) is tensor
+    assert is_ragged(tensor)
+    assert not is_ragged(tensor + 1)

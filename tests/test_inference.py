@@ -1,0 +1,148 @@
+"""Proposed specs: the narrowest that reads everything, and code that runs."""
+# ruff: noqa: E501 - tables of whole texts read better in one line each.
+
+import struct
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from torch_tfrecord import features as features_module
+from torch_tfrecord.errors import ParseError
+from torch_tfrecord.example import encode_example
+from torch_tfrecord.features import FixedLenFeature, Image, RawTensor, SerializedTensor, Text, VarLenFeature
+from torch_tfrecord.images import encode_image
+from torch_tfrecord.inference import format_features, infer_features_from_records
+from torch_tfrecord.parsing import parse_example
+from torch_tfrecord.tensors import serialize_tensor
+
+
+def infer(*rows):
+    records = [encode_example(row) for row in rows]
+    spec = infer_features_from_records(records)
+    if spec:
+        parse_example(records, spec)  # what is proposed reads what it was shown
+    return spec
+
+
+EMPTY_INTS = np.zeros(0, np.int64)
+ONE = FixedLenFeature((), torch.int64)
+
+
+@pytest.mark.parametrize(
+    ("values", "spec"),
+    [
+        ([1, 2], FixedLenFeature((), torch.int64)),
+        ([1.5, 2.5], FixedLenFeature((), torch.float32)),
+        ([[1, 2], [3, 4]], FixedLenFeature((2,), torch.int64)),
+        ([[1, 2], [3]], VarLenFeature(torch.int64)),
+        ([1, None], VarLenFeature(torch.int64)),
+        ([[1.0], EMPTY_INTS.astype("f4")], VarLenFeature(torch.float32)),
+        ([EMPTY_INTS, EMPTY_INTS], VarLenFeature(torch.int64)),
+        (["cat", "é\n"], Text()),
+        (["cat", None], VarLenFeature(str)),
+        ([["a", "b"], ["c", "d"]], FixedLenFeature((2,), str)),
+        ([[b"\xff", b"b"], [b"c"]], VarLenFeature(bytes)),
+        ([b"\xff\x00", "cat"], FixedLenFeature((), bytes)),
+        (["bell\x07", "cat"], FixedLenFeature((), bytes)),
+        (["", ""], FixedLenFeature((), bytes)),
+        (["", "cat"], Text()),
+        ([serialize_tensor(torch.zeros(2)), serialize_tensor(torch.tensor(1))], SerializedTensor()),
+        ([serialize_tensor(torch.zeros(2)), b"\x08"], FixedLenFeature((), bytes)),
+    ],
+)
+def test_one_feature(values, spec):
+    rows = [{"n": 1} | ({} if value is None else {"x": value}) for value in values]
+    assert infer(*rows) == {"n": ONE, "x": spec}
+
+
+def test_images():
+    picture = torch.zeros(3, 4, 5, dtype=torch.uint8)
+    png, jpeg = encode_image(picture, "png"), encode_image(picture, "jpeg")
+    assert infer({"image": png}, {"image": jpeg}) == {"image": Image()}
+    assert infer({"image": png}, {"image": b"none"}) == {"image": FixedLenFeature((), bytes)}
+
+
+@pytest.mark.parametrize(
+    ("rows", "spec"),
+    [
+        ([{"raw": bytes(24), "height": 2, "width": 3, "depth": 4}], RawTensor(("height", "width", "depth"), torch.uint8)),
+        ([{"raw": bytes(6), "height": 2, "width": 3}, {"raw": bytes(4), "height": 4, "width": 1}], RawTensor(("height", "width"), torch.uint8)),
+        ([{"i/raw": b"\x00" * 6, "i/height": 2, "i/width": 3, "height": 9}], RawTensor(("i/height", "i/width"), torch.uint8)),
+        ([{"raw": np.array([0.5, -2, 0, 1e5], "<f4").tobytes(), "height": 2, "width": 2}], RawTensor(("height", "width"), torch.float32)),
+        ([{"raw": np.array([0.5, 3.25], "<f8").tobytes(), "rows": 2, "cols": 1}], RawTensor(("rows", "cols"), torch.float64)),
+        ([{"raw": np.array([1, 2, 3, 4], "<i4").tobytes(), "height": 2, "width": 2}], FixedLenFeature((), bytes)),  # integers or floats?
+        ([{"raw": bytes(8), "height": 2, "width": 2}], FixedLenFeature((), bytes)),  # two bytes: which dtype?
+        ([{"raw": bytes(6), "height": 6}], FixedLenFeature((), bytes)),  # one size alone says little
+        ([{"raw": bytes(6), "height": 2, "width": 3}, {"raw": bytes(5), "height": 2, "width": 3}], FixedLenFeature((), bytes)),
+        ([{"raw": bytes(6), "height": -2, "width": -3}], FixedLenFeature((), bytes)),
+    ],
+)  # fmt: skip
+def test_raw_arrays(rows, spec):
+    got = infer(*rows)
+    assert got["i/raw" if "i/raw" in rows[0] else "raw"] == spec
+
+
+def test_nothing_to_go_by():
+    assert infer() == {}
+    assert infer({}) == {}
+    assert infer_features_from_records([bytes.fromhex("0a070a050a01611200")]) == {}  # a kind that is never set
+
+
+def test_kind_not_set_in_some():
+    unset = bytes.fromhex("0a070a050a01611200")
+    records = [unset, encode_example({"a": [1, 2]})]
+    assert infer_features_from_records(records) == {"a": VarLenFeature(torch.int64)}
+
+
+def test_errors():
+    with pytest.raises(ParseError) as caught:
+        infer({"a": 1}, {"a": 1.5})
+    assert str(caught.value) == "feature 'a': Data types don't match: float32 and int64 in different records"
+    with pytest.raises(ParseError, match=r"^record 1: Could not parse example input"):
+        infer_features_from_records([b"", b"\xff"])
+
+
+def test_printed_code():
+    spec = {"image": Image(key="image/encoded"), "it's": FixedLenFeature((), torch.int64, -1), 'q"': Text()}
+    assert format_features(spec) == "\n".join(
+        [
+            "import torch",
+            "from torch_tfrecord import FixedLenFeature, Image, Text",
+            "",
+            "features = {",
+            "    \"image\": Image(key='image/encoded'),",
+            '    "it\'s": FixedLenFeature((), torch.int64, default_value=-1),',
+            "    'q\"': Text(),",
+            "}",
+        ]
+    )
+    assert format_features({}) == "features = {}"
+
+
+NAMES = st.text(max_size=6).filter(lambda text: not any("\ud800" <= c <= "\udfff" for c in text))
+VALUES = st.one_of(
+    st.lists(st.integers(-9, 9), min_size=1, max_size=3),
+    st.lists(st.floats(width=32, allow_nan=False), min_size=1, max_size=3),
+    st.lists(st.binary(max_size=6), min_size=1, max_size=2),
+    st.text(max_size=6),
+)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.dictionaries(NAMES, VALUES, max_size=5), st.integers(1, 3))
+def test_proposals_read_their_records_and_their_code_runs(row, count):
+    spec = infer(*[row] * count)
+    assert spec.keys() == row.keys()
+    names = {}
+    exec(format_features(spec).replace("from torch_tfrecord import", "from torch_tfrecord.features import"), names)
+    assert names["features"] == spec
+    assert features_module.FixedLenFeature is FixedLenFeature
+
+
+def test_what_looks_like_a_size_is_one_integer():
+    assert infer({"raw": struct.pack("<6B", *range(6)), "height": [2, 2], "width": 3})["raw"] == FixedLenFeature(
+        (), bytes
+    )

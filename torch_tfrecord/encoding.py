@@ -1,0 +1,174 @@
+"""One Python value -> one Feature message: which list it belongs to, and the checks that nothing is lost."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import struct
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+__all__ = ["fill_feature"]
+
+_ALLOWED = "a bool, int, float, str, bytes, a list or tuple of one of these, a numpy array or a torch tensor"
+
+
+class _Encodable(NamedTuple):
+    """A value sorted out: ``kind`` names the list, ``values`` is flat: a list, or the bytes of float32.
+
+    Floats go into the message as the field's own bytes: one copy, bit for bit, where extend() makes Python floats.
+    """
+
+    kind: str
+    values: Any
+    shape: tuple[int, ...]
+
+
+def fill_feature(feature: Any, value: Any, where: str) -> None:
+    """Write a value into a Feature message; ``where`` begins the text of every error.
+
+    Raises:
+        TypeError: A value of a type that no list holds, or of several kinds.
+        ValueError: A value that its list cannot hold.
+    """
+    try:
+        encodable = _sort_out(value)
+        target = getattr(feature, encodable.kind)
+        if not encodable.values:
+            target.SetInParent()
+        elif encodable.kind == "float_list":
+            target.MergeFromString(b"\n" + _varint(len(encodable.values)) + encodable.values)
+        else:
+            _extend(target.value, encodable.values)
+    except TypeError as error:
+        raise TypeError(f"{where}: {error}") from error
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from error
+
+
+def _extend(repeated: Any, values: list[Any]) -> None:
+    try:
+        repeated.extend(values)
+    except ValueError as error:
+        raise ValueError("integer outside int64: an int64_list holds -2**63 to 2**63 - 1") from error
+
+
+def _varint(number: int) -> bytes:
+    out = bytearray()
+    while number > 0x7F:
+        out.append(number & 0x7F | 0x80)
+        number >>= 7
+    out.append(number)
+    return bytes(out)
+
+
+def _sort_out(value: Any) -> _Encodable:
+    kind = _kind_of(type(value))
+    if kind is not None:
+        return _Encodable(kind, _LEAVES[kind]([value]), ())
+    if isinstance(value, (list, tuple, range)):
+        return _sort_out_list(value)
+    array = _as_array(value)
+    if array is None:
+        hint = "; leave the key out where there is no value" if value is None else ""
+        raise TypeError(f"expected {_ALLOWED}, got {type(value).__name__}{hint}")
+    return _sort_out_array(array)
+
+
+def _find_kind(cls: type) -> str | None:
+    """Name the list that holds scalars of this type; None for everything else."""
+    if issubclass(cls, (bool, int, np.bool_, np.integer)) and not issubclass(cls, np.timedelta64):
+        return "int64_list"
+    if issubclass(cls, (float, np.floating)):
+        return "float_list"
+    if issubclass(cls, (bytes, str, bytearray, memoryview)):
+        return "bytes_list"
+    return None
+
+
+# The annotation is for mypy, which does not take a class for hashable.
+_kind_of: Callable[[type], str | None] = functools.lru_cache(maxsize=256)(_find_kind)
+
+
+def _int_leaves(values: Any) -> list[int]:
+    return list(map(int, values))
+
+
+def _float_leaves(values: Any) -> bytes:
+    try:
+        return struct.pack(f"<{len(values)}f", *values)
+    except OverflowError as error:
+        raise ValueError("a finite float is outside float32, which a float_list holds") from error
+
+
+def _bytes_leaves(values: Any) -> list[bytes]:
+    try:
+        return [value.encode() if isinstance(value, str) else bytes(value) for value in values]
+    except UnicodeEncodeError as error:
+        raise ValueError("text that is not valid Unicode has no UTF-8 form") from error
+
+
+_LEAVES: dict[str, Any] = {"int64_list": _int_leaves, "float_list": _float_leaves, "bytes_list": _bytes_leaves}
+
+
+def _sort_out_list(values: Any) -> _Encodable:
+    if not len(values):
+        raise ValueError("an empty list has no type: use an empty typed array, such as numpy.zeros(0, numpy.int64)")
+    kinds = {_kind_of(cls) for cls in set(map(type, values))}
+    if kinds == {None}:
+        return _join([_sort_out(value) for value in values])
+    if len(kinds) > 1:
+        names = ", ".join(sorted({cls.__name__ for cls in map(type, values)}))
+        raise TypeError(f"mixed types in one list: {names}; a list holds integers, floats or bytes only")
+    kind = str(kinds.pop())
+    return _Encodable(kind, _LEAVES[kind](values), (len(values),))
+
+
+def _join(parts: list[_Encodable]) -> _Encodable:
+    """Make the rows of a nested list one flat value."""
+    kinds, shapes = {part.kind for part in parts}, {part.shape for part in parts}
+    if len(kinds) > 1:
+        raise TypeError(f"mixed types in one list: it holds {' and '.join(sorted(kinds))}")
+    if len(shapes) > 1:
+        raise ValueError("nested lists of different lengths (ragged) do not fit one feature: store the lengths as well")
+    rows = [part.values for part in parts]
+    values = b"".join(rows) if parts[0].kind == "float_list" else list(itertools.chain.from_iterable(rows))
+    return _Encodable(parts[0].kind, values, (len(parts), *parts[0].shape))
+
+
+def _as_array(value: Any) -> np.ndarray[Any, Any] | None:
+    """Turn an array of any library into a numpy array; None for a thing that is no array."""
+    if isinstance(value, np.ma.MaskedArray) and np.ma.is_masked(value):
+        raise ValueError("a masked array with masked values; fill them first")
+    if isinstance(value, np.ndarray):
+        return value
+    if callable(getattr(value, "detach", None)) and hasattr(value, "dtype"):  # a torch tensor, without importing torch
+        if str(value.dtype).startswith(("torch.bfloat16", "torch.float8")):
+            value = value.float()  # exact, and numpy has no such type
+        return np.asarray(value.numpy(force=True))
+    return np.asarray(value) if hasattr(value, "__array__") else None
+
+
+def _sort_out_array(array: np.ndarray[Any, Any]) -> _Encodable:
+    kind = array.dtype.kind
+    if kind == "b":
+        return _Encodable("int64_list", array.astype(np.int64).ravel().tolist(), array.shape)
+    if kind in "iu":
+        return _Encodable("int64_list", array.ravel().tolist(), array.shape)
+    if kind == "f" or array.dtype.name.startswith(("bfloat16", "float8")):  # the latter are ml_dtypes' and of kind "V"
+        return _Encodable("float_list", _float_array_leaves(array), array.shape)
+    if kind in "SUT" and not array.size:
+        return _Encodable("bytes_list", [], array.shape)
+    if kind in "SUTO":
+        return _sort_out_list(array.ravel().tolist())._replace(shape=array.shape)
+    raise TypeError(f"expected {_ALLOWED}, got an array of dtype {array.dtype}")
+
+
+def _float_array_leaves(array: np.ndarray[Any, Any]) -> bytes:
+    with np.errstate(over="ignore"):
+        single = array.astype("<f4")
+    if array.dtype.itemsize > 4 and (np.isinf(single) & np.isfinite(array)).any():
+        raise ValueError("a finite float is outside float32, which a float_list holds")
+    return single.tobytes()
