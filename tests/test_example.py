@@ -172,7 +172,7 @@ def test_values(value, decoded):
         (np.array([5], dtype="m8[s]"), TypeError, "got an array of dtype timedelta64[s]"),
         (np.timedelta64(5, "s"), TypeError, "got an array of dtype timedelta64[s]"),
         (torch.tensor([1j]), TypeError, "got an array of dtype complex64"),
-        ([1, 2.0], TypeError, "mixed types in one list: float, int"),
+        ([True, 2.0], TypeError, "mixed types in one list: bool, float"),
         ([1, "a"], TypeError, "mixed types in one list: int, str"),
         ([1, None], TypeError, "mixed types in one list: NoneType, int"),
         ([1, [2]], TypeError, "mixed types in one list: int, list"),
@@ -495,3 +495,10 @@ def test_no_clash_with_the_package_tfrecord(first):
     """
     run = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=False)
     assert run.stdout == "[1, 2]\n", run.stderr
+
+
+def test_integers_among_floats_are_floats():
+    # [0, 0.5, 1] is what JSON makes of three floats.
+    decoded = decode_example(encode_example({"box": [0, 0.5, 1]}))
+    assert decoded["box"].dtype == np.float32
+    assert decoded["box"].tolist() == [0.0, 0.5, 1.0]

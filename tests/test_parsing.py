@@ -3,6 +3,7 @@
 
 import base64
 import gzip
+import io
 import json
 import pickle
 from collections import Counter
@@ -13,6 +14,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from PIL import Image as PillowImage
 from torchvision import tv_tensors
 
 from torch_tfrecord.errors import ImageDecodeError, LimitExceededError, ParseError, TFRecordError
@@ -558,3 +560,18 @@ def test_damaged_records_raise_only_our_errors(row, data):
             parse_single_example(bytes(record), {name: one})
         except TFRecordError as error:
             assert str(error)
+
+
+def test_image_orientation_is_applied_only_when_asked_for():
+    # A picture of two pixels, red then blue, stored with EXIF orientation 6: turn it right by 90 degrees.
+    picture = PillowImage.frombytes("RGB", (2, 1), bytes([255, 0, 0, 0, 0, 255]))
+    tags = PillowImage.Exif()
+    tags[0x0112] = 6
+    file = io.BytesIO()
+    picture.save(file, "PNG", exif=tags)
+    record = encode_example({"image": file.getvalue()})
+    stored = parse_single_example(record, {"image": Image()})["image"]
+    turned = parse_single_example(record, {"image": Image(apply_orientation=True)})["image"]
+    assert stored.tolist() == [[[255, 0]], [[0, 0]], [[0, 255]]]
+    assert turned.tolist() == [[[255], [0]], [[0], [0]], [[0], [255]]]
+    assert repr(Image(apply_orientation=True)) == "Image(apply_orientation=True)"

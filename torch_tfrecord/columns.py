@@ -198,10 +198,10 @@ class _SerializedTensorReader(_OneValue):
 class _ImageReader(_OneValue):
     def __init__(self, name: str, spec: Image) -> None:
         super().__init__(name, spec, spec.shape or ())
-        self._mode = spec.mode
+        self._mode, self._apply_orientation = spec.mode, spec.apply_orientation
 
     def _convert(self, data: bytes, shape: tuple[Any, ...]) -> Any:
-        pixels = decode_image(data, self._mode)
+        pixels = decode_image(data, self._mode, apply_orientation=self._apply_orientation)
         channels, height, width = pixels.shape
         stored = (height, width, channels)
         if any(expected not in (None, size) for expected, size in zip(shape, stored, strict=False)):

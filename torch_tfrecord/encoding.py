@@ -119,6 +119,8 @@ def _sort_out_list(values: Any) -> _Encodable:
     kinds = {_kind_of(cls) for cls in set(map(type, values))}
     if kinds == {None}:
         return _join([_sort_out(value) for value in values])
+    if kinds == {"int64_list", "float_list"} and bool not in map(type, values):
+        kinds = {"float_list"}  # as in [0, 0.5, 1] from JSON
     if len(kinds) > 1:
         names = ", ".join(sorted({cls.__name__ for cls in map(type, values)}))
         raise TypeError(f"mixed types in one list: {names}; a list holds integers, floats or bytes only")

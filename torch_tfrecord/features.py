@@ -137,6 +137,7 @@ class Image(Feature):
         key: Name of the feature in the record, where it is not the output's name.
         shape: What to check the decoded image against, as (height, width, channels); an entry is an int, None (not
             checked) or the key of another feature of the record that holds one integer. A difference is ParseError.
+        apply_orientation: Turn the image as its EXIF orientation says; TensorFlow does not.
 
     Raises:
         TypeError: An entry of ``shape`` of another type.
@@ -149,6 +150,7 @@ class Image(Feature):
 
     mode: str = "RGB"
     shape: tuple[int | str | None, ...] | None = field(default=None, kw_only=True)
+    apply_orientation: bool = field(default=False, kw_only=True)
 
     def __post_init__(self) -> None:
         """Check the fields."""
