@@ -1,0 +1,1 @@
+"""The command line ``tfrecord``: index, verify and show TFRecord files, and make them from images."""

@@ -1,0 +1,113 @@
+"""What the verbs' arguments have in common."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+from index_tools._text import escape
+from torch_tfrecord.paths import INDEX_SUFFIXES, find_files
+
+__all__ = ["OneLineParser", "add_jobs", "add_paths", "add_verb", "byte_size", "data_files", "default_jobs", "integer"]
+
+EXIT_STATUS = """exit status:
+  0    all well
+  1    bad data: a damaged file, record or index
+  2    wrong use, or a file that does not exist or cannot be opened or written: nothing is wrong with the data
+  130  interrupted; nothing is left half-written"""
+
+PATHS_HELP = "a file, a glob (quoted), a directory, or name@N for the N shards of a set; index files are left out"
+
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(B|([KMGT])(I?)B)?", re.IGNORECASE)
+
+
+class OneLineParser(argparse.ArgumentParser):
+    """Says what is wrong with the arguments in one line; argparse itself prints the whole usage before."""
+
+    def error(self, message: str) -> NoReturn:
+        """Exit with status 2."""
+        self.exit(2, escape(f"{self.prog}: {message} (see {self.prog} --help)") + "\n")
+
+
+def add_verb(
+    verbs: Any, name: str, summary: str, description: str, command: Callable[[argparse.Namespace], int]
+) -> argparse.ArgumentParser:
+    """Add the parser of one verb, whose `command` gets the parsed arguments and returns the exit status."""
+    parser: argparse.ArgumentParser = verbs.add_parser(
+        name,
+        help=summary,
+        description=f"{summary[0].upper()}{summary[1:]}.",
+        epilog=f"{description}\n\n{EXIT_STATUS}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.set_defaults(command=command)
+    return parser
+
+
+def add_paths(parser: argparse.ArgumentParser) -> None:
+    """Add the argument PATH..."""
+    parser.add_argument("paths", nargs="+", metavar="PATH", help=PATHS_HELP)
+
+
+def add_jobs(parser: argparse.ArgumentParser, what: str) -> None:
+    """Add the option --jobs."""
+    parser.add_argument(
+        "--jobs", type=integer(1), metavar="N", help=f"{what} (default: by the data, at most the processors)"
+    )
+
+
+def data_files(paths: Sequence[str]) -> list[str]:
+    """`find_files`, without the index files that the shell's own globs bring along.
+
+    Raises:
+        ValueError, OSError: as `find_files`; also where only index files were named.
+    """
+    wanted = [path for path in paths if not path.endswith(INDEX_SUFFIXES)]
+    if paths and not wanted:
+        raise ValueError(f"expected data files, got only index files: {', '.join(paths[:3])}")
+    return find_files(wanted)
+
+
+def default_jobs() -> int:
+    """Number of processors that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def integer(least: int, most: int | None = None) -> Callable[[str], int]:
+    """An argument type: an integer from `least` to `most`, both included."""
+    allowed = f"an integer of at least {least}" if most is None else f"an integer from {least} to {most}"
+
+    def parse(text: str) -> int:
+        try:
+            number = int(text)
+        except ValueError:
+            number = least - 1
+        if number < least or (most is not None and number > most):
+            raise argparse.ArgumentTypeError(f"expected {allowed}, got {text!r}")
+        return number
+
+    return parse
+
+
+def byte_size(text: str) -> int:
+    """An argument type: a number of bytes such as 1000000, 100MB (powers of 1000) or 64MiB (powers of 1024).
+
+    Example:
+        >>> byte_size("1.5MB"), byte_size("1KiB")
+        (1500000, 1024)
+    """
+    match = _SIZE.fullmatch(text.strip())
+    size = 0
+    if match:
+        power = 0 if match[3] is None else "KMGT".index(match[3].upper()) + 1
+        size = int(float(match[1]) * (1024 if match[4] else 1000) ** power)
+    if size < 1:
+        raise argparse.ArgumentTypeError(
+            f"expected a number of bytes, such as 1000000, 100MB or 64MiB (units B, KB, MB, GB, TB, KiB, MiB, GiB, "
+            f"TiB), got {text!r}"
+        )
+    return size

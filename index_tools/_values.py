@@ -1,0 +1,145 @@
+"""Feature values as short text."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+
+from index_tools._text import counted, escape, format_size
+from torch_tfrecord.errors import ImageDecodeError, TFRecordError
+from torch_tfrecord.example import Values, decode_example, decode_sequence_example
+from torch_tfrecord.images import image_format, image_size
+from torch_tfrecord.tensors import parse_tensor
+
+__all__ = ["describe_bytes", "describe_record", "is_sequence_example"]
+
+_Row: TypeAlias = tuple[str, str, int, str]  # name, kind, count, values
+
+_MAX_NUMBERS = 8
+_MAX_STRINGS = 3
+_MAX_STEPS = 4
+_MAX_TEXT = 60  # characters
+_MAX_HEX_BYTES = 12
+_MAX_NAME_WIDTH = 40  # of the column; longer names stand out of it
+
+
+def describe_record(record: bytes) -> tuple[str, list[str]]:
+    """What a record is, and its lines of text, one a feature.
+
+    Bytes that protobuf accepts but that hold no feature are no Example: almost any short text is such.
+    """
+    if is_sequence_example(record):
+        context, feature_lists = decode_sequence_example(record)
+        lines = _aligned([*_feature_rows(context, "context "), *_step_rows(feature_lists)])
+        kind = f"SequenceExample, {counted(len(context), 'context feature')}"
+        return f"{kind}, {counted(len(feature_lists), 'feature list')}", lines
+    try:
+        features = decode_example(record)
+    except TFRecordError:
+        features = {}
+    if features or record in (b"", b"\n\x00"):  # what an Example without features is serialized as
+        return f"Example, {counted(len(features), 'feature')}", _aligned(_feature_rows(features))
+    return "not an Example", [f"  {describe_bytes(record)}"]
+
+
+def is_sequence_example(record: bytes) -> bool:
+    """Whether a record has feature lists, which an Example has not; otherwise the two are the same on the wire."""
+    try:
+        return bool(decode_sequence_example(record)[1])
+    except TFRecordError:
+        return False
+
+
+def describe_bytes(value: bytes) -> str:
+    """One bytes value: text as text, an image by format, width x height and size, a TensorProto by dtype and shape."""
+    image = image_format(value)
+    if image is not None:
+        return f"{image} {_image_size(value)}, {format_size(len(value))}"
+    text = _text_of(value)
+    if text is not None:
+        shown = escape(text[:_MAX_TEXT], escape_backslash=True).replace('"', '\\"')
+        return f'"{shown}"' if len(text) <= _MAX_TEXT else f'"{shown}..." ({format_size(len(value))})'
+    tensor = _tensor_of(value)
+    if tensor is not None:
+        return f"TensorProto {tensor}, {format_size(len(value))}"
+    more = "..." if len(value) > _MAX_HEX_BYTES else ""
+    return f"0x{value[:_MAX_HEX_BYTES].hex()}{more} ({format_size(len(value))})"
+
+
+def _image_size(value: bytes) -> str:
+    try:
+        height, width = image_size(value)
+    except ImageDecodeError:
+        return "(damaged)"
+    return f"{width}x{height}"
+
+
+def _text_of(value: bytes) -> str | None:
+    try:
+        text = value.decode()
+    except UnicodeDecodeError:
+        return None
+    return text if all(character.isprintable() or character in "\t\n\r" for character in text) else None
+
+
+def _tensor_of(value: bytes) -> str | None:
+    try:
+        tensor = parse_tensor(value)
+    except TFRecordError:
+        return None
+    if isinstance(tensor, torch.Tensor):
+        return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
+    shape = []
+    while isinstance(tensor, list):
+        shape.append(len(tensor))
+        tensor = tensor[0] if tensor else b""
+    return f"string {shape}"
+
+
+def _feature_rows(features: Mapping[str, Values], what: str = "") -> list[_Row]:
+    return [(f"{what}{name}", _kind(values), len(values), _shown(values)) for name, values in features.items()]
+
+
+def _step_rows(feature_lists: Mapping[str, Sequence[Values]]) -> list[_Row]:
+    rows = []
+    for name, steps in feature_lists.items():
+        kinds = sorted({_kind(step) for step in steps if len(step)}) or ["-"]
+        shown = [f"[{_shown(step)}]" for step in steps[:_MAX_STEPS]]
+        rows.append((f"list {name}", "/".join(kinds), len(steps), _joined(shown, len(steps))))
+    return rows
+
+
+def _aligned(rows: Sequence[_Row]) -> list[str]:
+    """Rows as lines with aligned columns."""
+    names = [escape(row[0]) for row in rows]
+    name_width = min(max(map(len, names), default=0), _MAX_NAME_WIDTH)
+    kind_width = max((len(row[1]) for row in rows), default=0)
+    count_width = max((len(str(row[2])) for row in rows), default=0)
+    return [
+        f"  {name:<{name_width}}  {kind:<{kind_width}}  {count:>{count_width}}  {shown}".rstrip()
+        for name, (_, kind, count, shown) in zip(names, rows, strict=True)
+    ]
+
+
+def _kind(values: Values) -> str:
+    if isinstance(values, np.ndarray):
+        return str(values.dtype)
+    return "bytes" if values else "-"  # an empty list may be of bytes, or of no kind at all
+
+
+def _shown(values: Values) -> str:
+    if isinstance(values, np.ndarray):
+        return _joined([_number(value) for value in values[:_MAX_NUMBERS].tolist()], len(values))
+    return _joined([describe_bytes(value) for value in itertools.islice(values, _MAX_STRINGS)], len(values))
+
+
+def _number(value: Any) -> str:
+    return f"{value:.7g}" if isinstance(value, float) else str(value)
+
+
+def _joined(shown: Sequence[str], count: int) -> str:
+    return ", ".join([*shown, *(["..."] if count > len(shown) else [])])

@@ -1,0 +1,175 @@
+"""``tfrecord index``: build the indexes of many files."""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import os
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from index_tools._arguments import add_jobs, add_paths, add_verb, data_files
+from index_tools._files import Outcome, exit_code, work_on_files
+from index_tools._text import counted, error_text, escape
+from torch_tfrecord.compression import open_stream
+from torch_tfrecord.errors import TFRecordError
+from torch_tfrecord.index import RecordIndex, index_source
+from torch_tfrecord.sidecar import sidecar_path
+from torch_tfrecord.storage import FileSource, is_remote
+
+__all__ = ["FORMATS", "IndexedFile", "add_parser", "print_report", "run"]
+
+FORMATS = ("safetensors", "tfrecord2idx")
+
+_DESCRIPTION = """\
+With an index any record is one read away. TFRecordDataset builds missing ones itself; building them
+before saves every job the time, and checks all data on the way.
+
+  safetensors    <file>.index.safetensors: what TFRecordDataset reads (in --output-dir under the names
+                 that TFRecordDataset(index_dir=...) looks for)
+  tfrecord2idx   <file>.idx: the text form of DALI and of the package tfrecord; not for compressed files
+
+A file whose index is fresh is left alone. A damaged file gets no index; the others go on.
+
+example:
+  tfrecord index data/ 'more/train-*.tfrecord' --jobs 8"""
+
+
+@dataclass(frozen=True)
+class IndexedFile:
+    """One file with its index; `is_new` is False where a fresh one was there already."""
+
+    path: str
+    index_path: str
+    num_records: int
+    num_bytes: int
+    is_new: bool
+
+
+def run(
+    paths: Sequence[str],
+    *,
+    format: str = "safetensors",
+    output_dir: str | None = None,
+    num_jobs: int | None = None,
+    verify_crc: bool = True,
+    force: bool = False,
+) -> list[Outcome[IndexedFile]]:
+    """Build the indexes of all files that are named; each appears complete or not at all.
+
+    Args:
+        paths: As for `find_files`; index files among them are left out.
+        format: "safetensors" or "tfrecord2idx".
+        output_dir: Where the indexes go, made where it is missing; None is beside the data.
+        num_jobs: Processes; None is as many as there are processors where it pays.
+        verify_crc: Check the payloads' checksums, too.
+        force: Also build indexes that are fresh.
+
+    Returns:
+        One outcome a file: a damaged one is an error there, and no exception.
+
+    Raises:
+        ValueError: an unknown format; two files whose indexes would have one name.
+        OSError: nothing is there, or the folder cannot be made.
+    """
+    if format not in FORMATS:
+        raise ValueError(f"format must be {' or '.join(map(repr, FORMATS))}, got {format!r}")
+    files = data_files(paths)
+    places = [_index_path(path, format, output_dir) for path in files]
+    repeated = [place for place, count in Counter(places).items() if count > 1]
+    if repeated:
+        raise ValueError(f"several data files would have the same index {repeated[0]}; index them one folder at a time")
+    if output_dir is not None:
+        Path(output_dir).mkdir(parents=True, exist_ok=True)
+    elif any(map(is_remote, files)):
+        raise ValueError("indexes are written to local files; give --output-dir for data elsewhere")
+    task = functools.partial(_index_file, format=format, output_dir=output_dir, verify_crc=verify_crc, force=force)
+    return work_on_files(task, files, num_jobs=num_jobs, description="indexing")
+
+
+def print_report(outcomes: Sequence[Outcome[IndexedFile]]) -> None:
+    """One line a file, errors on stderr, and a last line with the counts."""
+    done = [outcome.value for outcome in outcomes if outcome.value is not None]
+    for file in done:
+        content = f"{counted(file.num_records, 'record')}, {counted(file.num_bytes, 'byte')}"
+        state = (
+            f"indexed {escape(file.path)}: {content} ->" if file.is_new else f"fresh {escape(file.path)}: {content},"
+        )
+        print(f"{state} {escape(file.index_path)}")
+    for outcome in outcomes:
+        if outcome.error is not None:
+            print(f"error: {error_text(outcome.error)}", file=sys.stderr)
+    num_new = sum(file.is_new for file in done)
+    print(
+        f"{counted(len(outcomes), 'file')}: {num_new} indexed, {len(done) - num_new} fresh, "
+        f"{len(outcomes) - len(done)} failed; {counted(sum(file.num_records for file in done), 'record')}, "
+        f"{counted(sum(file.num_bytes for file in done), 'byte')}"
+    )
+
+
+def add_parser(verbs: Any) -> None:
+    """Add the verb to the command line."""
+    parser = add_verb(verbs, "index", "build the indexes of TFRecord files", _DESCRIPTION, _command)
+    add_paths(parser)
+    parser.add_argument("--format", choices=FORMATS, default="safetensors", help="of the index (default: %(default)s)")
+    parser.add_argument("--output-dir", metavar="DIR", help="where the indexes go (default: beside the data)")
+    add_jobs(parser, "parallel processes")
+    parser.add_argument("--no-crc", action="store_true", help="do not check the payloads' checksums (headers always)")
+    parser.add_argument("--force", action="store_true", help="build fresh indexes again, too")
+
+
+def _command(options: argparse.Namespace) -> int:
+    outcomes = run(
+        options.paths,
+        format=options.format,
+        output_dir=options.output_dir,
+        num_jobs=options.jobs,
+        verify_crc=not options.no_crc,
+        force=options.force,
+    )
+    print_report(outcomes)
+    return exit_code([outcome.error for outcome in outcomes])
+
+
+def _index_path(path: str, format: str, output_dir: str | None) -> str:
+    if format == "safetensors":
+        return sidecar_path(path, output_dir)
+    # DALI and others take any name, so that in a folder the data file's own is the one that people expect.
+    return f"{path if output_dir is None else os.path.join(output_dir, os.path.basename(path))}.idx"
+
+
+def _index_file(file: FileSource, *, format: str, output_dir: str | None, verify_crc: bool, force: bool) -> IndexedFile:
+    place = _index_path(file.path, format, output_dir)
+    _, compression_type = open_stream(file, "auto")
+    if format == "tfrecord2idx" and compression_type:
+        raise ValueError(
+            f"{file.path}: a tfrecord2idx index needs an uncompressed data file, got {compression_type}; "
+            "--format safetensors has no such limit"
+        )
+    index = None if force else _fresh_index(file, place, format)
+    is_new = index is None
+    if index is None:
+        index = index_source(file, verify_crc=verify_crc)
+        if format == "safetensors":
+            index.save(place)
+        else:
+            index.to_tfrecord2idx(place)
+    return IndexedFile(file.path, place, len(index), file.file_size, is_new)
+
+
+def _fresh_index(file: FileSource, place: str, format: str) -> RecordIndex | None:
+    try:
+        if format == "safetensors":
+            index = RecordIndex.load(place)
+            index.check_fresh(file)
+            return index
+        # The text form says nothing of the data file, so the times decide, as for make.
+        if os.stat(place).st_mtime_ns < file.mtime_ns:
+            return None
+        return RecordIndex.from_tfrecord2idx(place, file.path)
+    except (OSError, TFRecordError):
+        return None

@@ -1,0 +1,101 @@
+"""The command ``tfrecord``: arguments in, exit status out."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import io
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+from index_tools import from_images, index, show, verify
+from index_tools._arguments import EXIT_STATUS, OneLineParser
+from index_tools._text import error_text
+from torch_tfrecord.errors import TFRecordError
+
+__all__ = ["entry_point", "main"]
+
+_SIGNAL_STATUS = 128  # what shells report for a process that a signal ended: this plus the signal's number
+
+_EXAMPLES = """\
+examples:
+  tfrecord from-images photos/ data/train --num-shards 16
+  tfrecord verify data/
+  tfrecord show data/train-00000-of-00016.tfrecord
+  tfrecord index 'data/train-*' --jobs 8"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one verb.
+
+    Args:
+        argv: The arguments without the program's name; None takes those of the process.
+
+    Returns:
+        0 all well, 1 bad data, 2 wrong use (also a file that cannot be opened or written), 130 interrupted.
+    """
+    try:
+        options = _parser().parse_args(argv)
+        status: int = options.command(options)
+        return status
+    except SystemExit as exit_request:  # of argparse: --help, --version, wrong arguments
+        return exit_request.code if isinstance(exit_request.code, int) else 2
+    except KeyboardInterrupt:
+        return _fail("interrupted", _SIGNAL_STATUS + signal.SIGINT)
+    except TFRecordError as error:
+        return _fail(error_text(error), 1)
+    except BrokenPipeError:  # `tfrecord show ... | head`: nothing to say, and no one to say it to
+        return _SIGNAL_STATUS + signal.SIGPIPE
+    except (OSError, ValueError, ImportError) as error:
+        return _fail(error_text(error), 2)
+
+
+def entry_point() -> NoReturn:
+    """The console script: `main` with the process's streams and signals put in order."""
+    # A terminal that cannot show a character gets an escape instead of a traceback.
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+    signal.signal(signal.SIGTERM, _terminated)
+    status = main()
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        status = _SIGNAL_STATUS + signal.SIGPIPE
+    if status == _SIGNAL_STATUS + signal.SIGPIPE:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python's last flush complains
+    sys.exit(status)
+
+
+def _terminated(number: int, frame: object) -> NoReturn:
+    sys.exit(_SIGNAL_STATUS + number)  # as an exception, so that writers remove what is half-written
+
+
+def _fail(text: str, status: int) -> int:
+    print(f"tfrecord: {text}", file=sys.stderr)
+    return status
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = OneLineParser(
+        prog="tfrecord",
+        description="Index, verify and show TFRecord files, and make them from images.",
+        epilog=f"{_EXAMPLES}\n\n{EXIT_STATUS}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"%(prog)s {_version()}")
+    verbs = parser.add_subparsers(required=True, metavar="VERB", title="verbs")
+    for verb in (index, verify, show, from_images):
+        verb.add_parser(verbs)
+    return parser
+
+
+def _version() -> str:
+    try:
+        return importlib.metadata.version("torch-tfrecord")
+    except importlib.metadata.PackageNotFoundError:  # run from a checkout that is not installed
+        return "(not installed)"

@@ -1,0 +1,141 @@
+"""``tfrecord verify``: check every record of many files."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from index_tools._arguments import add_jobs, add_paths, add_verb, data_files
+from index_tools._files import Outcome, exit_code, work_on_files
+from index_tools._text import counted, error_text
+from torch_tfrecord.compression import open_stream
+from torch_tfrecord.errors import IndexMismatchError, TFRecordError
+from torch_tfrecord.index import RecordIndex, index_source
+from torch_tfrecord.scan import RecordScanner, SkippedBytes
+from torch_tfrecord.sidecar import sidecar_path
+from torch_tfrecord.storage import FileSource
+
+__all__ = ["VerifiedFile", "add_parser", "print_report", "run"]
+
+_DESCRIPTION = """\
+Checks the two checksums of every record, that the file ends where its last record ends, and the
+compression's own checksums. Prints one line for each bad file: the record and byte where the first
+damage begins (in the decompressed stream for compressed files), what is wrong, and how much of the
+file is damaged. The last line counts files, records, bytes and bad files.
+
+An index beside a file is checked, too. A stale or damaged one is a warning and does not change the
+exit status, as it is never used and says nothing on the data (copying makes indexes stale). One that
+passes for fresh but names other records than the file holds makes the file bad.
+
+example:
+  tfrecord verify 'data/train-*.tfrecord' || echo damaged"""
+
+
+@dataclass(frozen=True)
+class VerifiedFile:
+    """What was found in one file that could be read.
+
+    Attributes:
+        num_records: Undamaged records.
+        num_bytes: Size of the file.
+        damage: The first error, if any.
+        num_damaged_places: Neighbouring damaged records are one place.
+        num_damaged_bytes: In these places; in the decompressed stream for compressed files.
+        index_problem: What is wrong with the index beside the file, which is not used.
+    """
+
+    num_records: int
+    num_bytes: int
+    damage: TFRecordError | None = None
+    num_damaged_places: int = 0
+    num_damaged_bytes: int = 0
+    index_problem: IndexMismatchError | None = None
+
+
+def run(paths: Sequence[str], *, num_jobs: int | None = None) -> list[Outcome[VerifiedFile]]:
+    """Check every record of all files that are named; nothing is written.
+
+    Args:
+        paths: As for `find_files`; index files among them are left out.
+        num_jobs: Processes; None is as many as there are processors where it pays.
+
+    Raises:
+        ValueError, OSError: as `find_files`.
+    """
+    return work_on_files(_verify_file, data_files(paths), num_jobs=num_jobs, description="verifying")
+
+
+def print_report(outcomes: Sequence[Outcome[VerifiedFile]]) -> None:
+    """One line for each bad file and each warning, and a last line with the counts."""
+    for outcome in outcomes:
+        error, found = _error(outcome), outcome.value
+        if error is not None:
+            print(f"bad: {error_text(error)}{_extent(found)}")
+        if found and found.index_problem:
+            print(f"warning: {error_text(found.index_problem)}")
+    files = [outcome.value for outcome in outcomes if outcome.value is not None]
+    num_bad = sum(_error(outcome) is not None for outcome in outcomes)
+    print(
+        f"{counted(len(outcomes), 'file')}, {counted(sum(file.num_records for file in files), 'record')}, "
+        f"{counted(sum(file.num_bytes for file in files), 'byte')}, {counted(num_bad, 'bad file')}"
+    )
+
+
+def add_parser(verbs: Any) -> None:
+    """Add the verb to the command line."""
+    parser = add_verb(verbs, "verify", "check every record of TFRecord files", _DESCRIPTION, _command)
+    add_paths(parser)
+    add_jobs(parser, "parallel processes")
+
+
+def _command(options: argparse.Namespace) -> int:
+    outcomes = run(options.paths, num_jobs=options.jobs)
+    print_report(outcomes)
+    return exit_code([_error(outcome) for outcome in outcomes])
+
+
+def _error(outcome: Outcome[VerifiedFile]) -> Exception | None:
+    return outcome.error or (outcome.value.damage if outcome.value else None)
+
+
+def _extent(found: VerifiedFile | None) -> str:
+    if found is None or not found.num_damaged_places:
+        return ""
+    places, good = counted(found.num_damaged_places, "place"), counted(found.num_records, "good record")
+    return f" ({counted(found.num_damaged_bytes, 'byte')} damaged in {places}, {good})"
+
+
+def _verify_file(file: FileSource) -> VerifiedFile:
+    try:
+        index = index_source(file)
+    except TFRecordError as error:
+        return _measure_damage(file, error)
+    try:
+        stored = RecordIndex.load(sidecar_path(file.path))
+        stored.check_fresh(file)
+    except OSError:  # there is none
+        return VerifiedFile(len(index), file.file_size)
+    except IndexMismatchError as error:
+        return VerifiedFile(len(index), file.file_size, index_problem=error)
+    damage = None
+    if not (np.array_equal(stored.offsets, index.offsets) and np.array_equal(stored.lengths, index.lengths)):
+        damage = IndexMismatchError(
+            f"the index passes for fresh but names other records: expected {counted(len(index), 'record')} as in the "
+            f"file, got {len(stored)} or others",
+            path=sidecar_path(file.path),
+        )
+    return VerifiedFile(len(index), file.file_size, damage)
+
+
+def _measure_damage(file: FileSource, error: TFRecordError) -> VerifiedFile:
+    """Read a damaged file once more, past its damage: the fast walk over sound files stops at the first."""
+    skipped = SkippedBytes()
+    stream, _ = open_stream(file, "auto")
+    num_records = sum(len(block.offsets) for block in RecordScanner(stream, keep_payloads=False, skipped=skipped))
+    # Compression may break off between two records, and then nothing says how much is lost.
+    lost = [end - begin for begin, end in skipped.ranges if end > begin]
+    return VerifiedFile(num_records, file.file_size, error, len(lost), sum(lost))

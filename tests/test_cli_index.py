@@ -1,0 +1,303 @@
+"""`tfrecord index` and `tfrecord verify`: many files, some of them damaged."""
+
+import gzip
+import os
+import time
+
+import pytest
+
+from index_tools import _files, index, verify
+from index_tools.main import main
+from torch_tfrecord import RecordIndex, TFRecordDataset, TFRecordWriter, build_index
+from torch_tfrecord.framing import frame
+
+RECORDS = [b"abc", b"", b"x" * 1000]
+DATA = b"".join(map(frame, RECORDS))
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / ".cache"))
+    return tmp_path
+
+
+def write(path, data=DATA):
+    path.write_bytes(data)
+    return path
+
+
+def flipped(data, at):
+    return data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
+
+
+# index
+
+
+def test_index_writes_what_the_dataset_uses(folder, capsys):
+    write(folder / "a.tfrecord")
+    write(folder / "b.tfrecord.gz", gzip.compress(DATA, mtime=0))
+    assert main(["index", "."]) == 0
+    size = (folder / "b.tfrecord.gz").stat().st_size
+    assert capsys.readouterr() == (
+        "indexed ./a.tfrecord: 3 records, 1051 bytes -> ./a.tfrecord.index.safetensors\n"
+        f"indexed ./b.tfrecord.gz: 3 records, {size} bytes -> ./b.tfrecord.gz.index.safetensors\n"
+        f"2 files: 2 indexed, 0 fresh, 0 failed; 6 records, {1051 + size} bytes\n",
+        "",
+    )
+    assert RecordIndex.load("a.tfrecord.index.safetensors") == build_index("a.tfrecord")
+    assert [TFRecordDataset("a.tfrecord", index="require").raw(at) for at in range(3)] == RECORDS
+    assert len(TFRecordDataset("b.tfrecord.gz", index="require")) == 3
+
+
+def test_index_leaves_fresh_indexes_alone(folder, capsys):
+    write(folder / "a.tfrecord")
+    for arguments, verb in [([], "indexed"), ([], "fresh"), (["--force"], "indexed")]:
+        assert main(["index", "a.tfrecord", *arguments]) == 0
+        assert capsys.readouterr().out.startswith(f"{verb} a.tfrecord: 3 records, 1051 bytes")
+    write(folder / "a.tfrecord", DATA + frame(b"more"))
+    assert main(["index", "a.tfrecord"]) == 0
+    assert capsys.readouterr().out.startswith("indexed a.tfrecord: 4 records")
+    write(folder / "a.tfrecord.index.safetensors", b"damaged")
+    assert main(["index", "a.tfrecord"]) == 0
+    assert capsys.readouterr().out.startswith("indexed a.tfrecord: 4 records")
+
+
+def test_index_takes_what_the_shell_expands(folder, capsys):
+    write(folder / "a.tfrecord")
+    assert main(["index", "a.tfrecord"]) == 0
+    assert main(["index", "a.tfrecord", "--format", "tfrecord2idx"]) == 0
+    assert main(["index", *sorted(path.name for path in folder.iterdir())]) == 0
+    assert capsys.readouterr().out.endswith("1 file: 0 indexed, 1 fresh, 0 failed; 3 records, 1051 bytes\n")
+
+
+@pytest.mark.parametrize("jobs", ["1", "2"])
+def test_index_reports_damage_and_goes_on(folder, jobs, capsys):
+    write(folder / "a.tfrecord")
+    write(folder / "bad \n.tfrecord", flipped(DATA, 40))
+    write(folder / "c.tfrecord")
+    assert main(["index", ".", "--jobs", jobs]) == 1
+    output = capsys.readouterr()
+    assert output.out.splitlines()[-1] == "3 files: 2 indexed, 0 fresh, 1 failed; 6 records, 2102 bytes"
+    assert output.err.startswith("error: ./bad \\n.tfrecord: record 2 at byte 35: corrupted record: ")
+    assert output.err.count("\n") == 1
+    assert sorted(path.name for path in folder.iterdir() if "index" in path.name) == [
+        "a.tfrecord.index.safetensors",
+        "c.tfrecord.index.safetensors",
+    ]
+
+
+def test_index_without_crc_looks_at_headers_only(folder, capsys):
+    write(folder / "a.tfrecord", flipped(DATA, 500))
+    assert main(["index", "a.tfrecord"]) == 1
+    assert main(["index", "a.tfrecord", "--no-crc"]) == 0
+    write(folder / "b.tfrecord", flipped(DATA, 40))
+    assert main(["index", "b.tfrecord", "--no-crc"]) == 1
+
+
+def test_index_into_a_folder_is_found_there(folder, capsys):
+    (folder / "one").mkdir()
+    (folder / "two").mkdir()
+    write(folder / "one" / "a.tfrecord")
+    write(folder / "two" / "a.tfrecord", DATA * 2)
+    assert main(["index", "one", "two", "--output-dir", "new/folder"]) == 0
+    assert len(list((folder / "new" / "folder").iterdir())) == 2
+    assert not list(folder.glob("*/*.index.safetensors"))
+    dataset = TFRecordDataset(["one", "two"], index="require", index_dir="new/folder")
+    assert len(dataset) == 9
+    assert main(["index", "one", "--output-dir", "new/folder"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1].startswith("1 file: 0 indexed, 1 fresh")
+
+
+def test_index_writes_the_text_form(folder, capsys):
+    path = write(folder / "a.tfrecord")
+    assert main(["index", "a.tfrecord", "--format", "tfrecord2idx"]) == 0
+    assert (folder / "a.tfrecord.idx").read_text() == "0 19\n19 16\n35 1016\n"
+    assert main(["index", "a.tfrecord", "--format", "tfrecord2idx"]) == 0
+    later = time.time() + 10
+    os.utime(path, (later, later))
+    assert main(["index", "a.tfrecord", "--format", "tfrecord2idx"]) == 0
+    states = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
+    assert states == ["indexed", "1", "fresh", "1", "indexed", "1"]
+
+
+def test_index_text_form_is_not_for_compressed_files(folder, capsys):
+    write(folder / "a.tfrecord")
+    write(folder / "b.tfrecord.gz", gzip.compress(DATA))
+    assert main(["index", ".", "--format", "tfrecord2idx", "--output-dir", "idx"]) == 2
+    assert capsys.readouterr().err == (
+        "error: ./b.tfrecord.gz: a tfrecord2idx index needs an uncompressed data file, got GZIP; "
+        "--format safetensors has no such limit\n"
+    )
+    assert [path.name for path in (folder / "idx").iterdir()] == ["a.tfrecord.idx"]
+
+
+def test_index_text_form_refuses_one_name_for_two_files(folder, capsys):
+    for name in ("one", "two"):
+        (folder / name).mkdir()
+        write(folder / name / "a.tfrecord")
+    assert main(["index", "one", "two", "--format", "tfrecord2idx", "--output-dir", "idx"]) == 2
+    assert "several data files would have the same index idx/a.tfrecord.idx" in capsys.readouterr().err
+    assert not (folder / "idx").exists()
+
+
+def test_index_where_nothing_can_be_written_is_wrong_use(folder, capsys):
+    write(folder / "a.tfrecord")
+    (folder / "a.tfrecord.index.safetensors").mkdir()
+    assert main(["index", "a.tfrecord"]) == 2
+    assert capsys.readouterr().err == "error: a.tfrecord.index.safetensors: Is a directory\n"
+    write(folder / "file")
+    assert main(["index", "a.tfrecord", "--output-dir", "file"]) == 2
+    assert capsys.readouterr().err == "tfrecord: file: File exists\n"
+
+
+def test_index_names_that_are_not_utf8(folder, capsys):
+    name = os.fsencode(folder) + b"/caf\xe9.tfrecord"
+    with open(name, "wb") as file:
+        file.write(DATA)
+    assert main(["index", os.fsdecode(name), "--jobs", "1"]) == 0
+    assert "/caf\\xe9.tfrecord: 3 records" in capsys.readouterr().out
+    assert os.path.exists(name + b".index.safetensors")
+
+
+def test_index_refuses_an_unknown_format():
+    with pytest.raises(ValueError, match="format must be 'safetensors' or 'tfrecord2idx', got 'json'"):
+        index.run(["a"], format="json")
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_an_interrupt_leaves_no_index(folder, jobs, monkeypatch, capsys):
+    for name in "abc":
+        write(folder / f"{name}.tfrecord")
+    if jobs == 1:
+        monkeypatch.setattr(index, "index_source", interrupt)
+    else:
+        monkeypatch.setattr(_files, "wait", interrupt)
+    assert main(["index", ".", "--jobs", str(jobs)]) == 130
+    assert capsys.readouterr() == ("", "tfrecord: interrupted\n")
+    assert all(name.endswith((".tfrecord", ".tfrecord.index.safetensors")) for name in os.listdir(folder))
+    for path in folder.glob("*.safetensors"):  # finished before the interrupt came
+        RecordIndex.load(path)
+
+
+def interrupt(*arguments, **options):
+    raise KeyboardInterrupt
+
+
+def die(file):
+    os._exit(1)
+
+
+def test_a_worker_that_dies_is_reported(folder):
+    write(folder / "a.tfrecord")
+    with pytest.raises(ChildProcessError, match="a worker process died, perhaps of too little memory; try --jobs 1"):
+        _files.work_on_files(die, ["a.tfrecord", "a.tfrecord"], num_jobs=2, description="dying")
+
+
+def test_progress_counts_every_byte_once(folder):
+    write(folder / "a.tfrecord", DATA * 2000)
+    steps = []
+    outcome = _files._work(verify._verify_file, "a.tfrecord", steps.append)
+    assert outcome.value.num_records == 6000
+    assert sum(steps) == 1051 * 2000
+    assert len(steps) > 2
+
+
+# verify
+
+
+def test_verify_counts_what_is_sound(folder, capsys):
+    write(folder / "a.tfrecord")
+    write(folder / "b.tfrecord.gz", gzip.compress(DATA, mtime=0))
+    write(folder / "empty.tfrecord", b"")
+    size = (folder / "b.tfrecord.gz").stat().st_size
+    assert main(["verify", "."]) == 0
+    assert capsys.readouterr() == (f"3 files, 6 records, {1051 + size} bytes, 0 bad files\n", "")
+    assert len(os.listdir(folder)) == 3
+
+
+@pytest.mark.parametrize("jobs", ["1", "2"])
+def test_verify_has_a_line_for_each_bad_file(folder, jobs, capsys):
+    records = [b"%d" % number * 50 for number in range(10)]
+    data = b"".join(map(frame, records))
+    write(folder / "a.tfrecord", flipped(flipped(data, 66 * 3 + 20), 66 * 7 + 2))
+    write(folder / "b.tfrecord", data[:-1])
+    write(folder / "c.tfrecord", data)
+    write(folder / "d.tfrecord", b"\x89PNG\r\n\x1a\n and more bytes")
+    write(folder / "e.tfrecord.gz", gzip.compress(data)[:-5])
+    assert main(["verify", ".", "--jobs", jobs]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 5
+    assert lines[0].startswith("bad: ./a.tfrecord: record 3 at byte 198: corrupted record: expected payload checksum ")
+    assert lines[0].endswith(" (132 bytes damaged in 2 places, 8 good records)")
+    assert lines[1] == (
+        "bad: ./b.tfrecord: record 9 at byte 594: truncated record: expected 66 bytes (payload 50), "
+        "got 65 up to the end (65 bytes damaged in 1 place, 9 good records)"
+    )
+    assert lines[2].startswith("bad: ./d.tfrecord: record 0 at byte 0: ")
+    assert "(Is this even a TFRecord file? It looks like a PNG image.)" in lines[2]
+    assert lines[3].startswith("bad: ./e.tfrecord.gz: record 10 at byte 660: gzip: the stream is cut")
+    size = sum(path.stat().st_size for path in folder.iterdir())
+    assert lines[4] == f"5 files, 37 records, {size} bytes, 4 bad files"
+
+
+def test_verify_finds_every_flipped_bit_of_a_small_file(folder):
+    data = frame(b"abc") + frame(b"")
+    for bit in range(len(data) * 8):
+        damaged = bytearray(data)
+        damaged[bit // 8] ^= 1 << bit % 8
+        write(folder / "a.tfrecord", bytes(damaged))
+        (outcome,) = verify.run(["a.tfrecord"])
+        assert outcome.value.damage is not None
+
+
+def test_verify_warns_of_a_stale_index(folder, capsys):
+    with TFRecordWriter("a.tfrecord", write_index=True) as writer:
+        writer.write(b"abc")
+    assert main(["verify", "a.tfrecord"]) == 0
+    assert capsys.readouterr().out == "1 file, 1 record, 19 bytes, 0 bad files\n"
+    write(folder / "a.tfrecord")
+    assert main(["verify", "a.tfrecord"]) == 0
+    assert capsys.readouterr().out == (
+        "warning: a.tfrecord: the index is not of this file as it is now: expected a file of 19 bytes, got 1051\n"
+        "1 file, 3 records, 1051 bytes, 0 bad files\n"
+    )
+    write(folder / "a.tfrecord.index.safetensors", b"junk")
+    assert main(["verify", "a.tfrecord"]) == 0
+    assert capsys.readouterr().out.startswith("warning: a.tfrecord.index.safetensors: expected an index written by ")
+
+
+def test_verify_finds_an_index_that_only_passes_for_fresh(folder, capsys):
+    write(folder / "a.tfrecord", frame(b"abc") + frame(b""))
+    real = build_index("a.tfrecord")
+    forged = RecordIndex(real.offsets[:1], real.lengths[:1] + 16, real.file_size, "", real.mtime_ns, real.fingerprint)
+    forged.save("a.tfrecord.index.safetensors")
+    assert main(["verify", "a.tfrecord"]) == 1
+    assert capsys.readouterr().out.splitlines()[0] == (
+        "bad: a.tfrecord.index.safetensors: the index passes for fresh but names other records: "
+        "expected 2 records as in the file, got 1 or others"
+    )
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_verify_of_a_file_that_cannot_be_opened(folder, capsys):
+    write(folder / "a.tfrecord").chmod(0)
+    assert main(["verify", "a.tfrecord"]) == 2
+    assert capsys.readouterr().out.startswith("bad: a.tfrecord: Permission denied\n")
+
+
+def test_verify_reports_unreadable_sectors_as_bad_data(folder, monkeypatch, capsys):
+    write(folder / "a.tfrecord")
+
+    def fail(*arguments):
+        raise OSError(5, "Input/output error", "a.tfrecord")
+
+    monkeypatch.setattr(verify, "index_source", fail)
+    assert main(["verify", "a.tfrecord"]) == 1
+    assert capsys.readouterr().out == "bad: a.tfrecord: Input/output error\n1 file, 0 records, 0 bytes, 1 bad file\n"
+
+
+def test_verify_names_a_missing_shard(folder, capsys):
+    write(folder / "a-00000-of-00002")
+    assert main(["verify", "a@2"]) == 2
+    assert capsys.readouterr().err == "tfrecord: a-00001-of-00002: 1 of 2 shards missing: a-00001-of-00002\n"

@@ -1,0 +1,178 @@
+"""The command line as a whole: arguments, exit statuses, text that is safe for a terminal."""
+
+import argparse
+import errno
+import subprocess
+import sys
+
+import pytest
+
+from index_tools import _text, main, show
+from index_tools._arguments import byte_size, integer
+from torch_tfrecord import CorruptRecordError, TFRecordWriter
+
+VERBS = ("index", "verify", "show", "from-images")
+
+
+def test_python_m_index_tools_runs_in_a_process_of_its_own(tmp_path):
+    path = tmp_path / "a \xe9\n.tfrecord"
+    with TFRecordWriter(path) as writer:
+        writer.write({"label": 7})
+    command = [sys.executable, "-W", "error", "-m", "index_tools", "show", str(path), "--no-features"]
+    environment = {"PATH": "", "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(command, capture_output=True, check=False, env=environment, text=True)
+    name = str(path).replace("\n", "\\n").encode("ascii", "backslashreplace").decode()
+    size = path.stat().st_size - 16
+    assert done.stderr == ""
+    assert done.stdout == f"record 0: {name}, offset 0, {size} bytes, Example, 1 feature\n  label  int64  1  7\n\n"
+    assert done.returncode == 0
+
+
+def test_a_reader_that_goes_away_gives_no_traceback(tmp_path):
+    with TFRecordWriter(tmp_path / "a.tfrecord") as writer:
+        for number in range(3000):
+            writer.write({"number": number})
+    command = [sys.executable, "-m", "index_tools", "show", str(tmp_path / "a.tfrecord"), "-n", "3000"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        process.stdout.readline()
+        process.stdout.close()
+        assert process.stderr.read() == b""
+    assert process.returncode == 141
+
+
+def test_version_and_help(capsys):
+    assert main.main(["--version"]) == 0
+    assert capsys.readouterr().out.startswith("tfrecord ")
+    assert main.main(["--help"]) == 0
+    text = capsys.readouterr().out
+    assert all(f"\n    {verb}" in text for verb in VERBS)
+    assert "exit status:\n  0    all well\n  1    bad data" in text
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_each_verb_has_help_with_an_example_and_the_exit_statuses(verb, capsys):
+    assert main.main([verb, "--help"]) == 0
+    text = capsys.readouterr().out
+    assert f"\n  tfrecord {verb} " in text[text.index("example") :]
+    assert "that does not exist" in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "tfrecord: the following arguments are required: VERB (see tfrecord --help)"),
+        (["index"], "tfrecord index: the following arguments are required: PATH (see tfrecord index --help)"),
+        (["index", "x", "--jobs", "0"], "argument --jobs: expected an integer of at least 1, got '0'"),
+        (["index", "x", "--format", "pickle"], "'safetensors', 'tfrecord2idx'"),
+        (["show", "x", "-n", "-1"], "argument -n: expected an integer of at least 0, got '-1'"),
+        (["show", "x", "--position", "one"], "argument --position: invalid int value: 'one'"),
+        (["from-images", "x", "y", "--jpeg-quality", "101"], "expected an integer from 1 to 100, got '101'"),
+        (["from-images", "x", "y", "--compression", "lz4"], "'GZIP', 'ZLIB'"),
+        (["from-images", "x", "y", "--max-shard-bytes", "big"], "such as 1000000, 100MB or 64MiB"),
+        (["from-images", "x", "y", "--num-shards", "2", "--max-shard-bytes", "1MB"], "not allowed with argument"),
+        (["show", "x", "--bad\x1b[31m"], "unrecognized arguments: --bad\\x1b[31m"),
+        (["verify", "not there\n"], "tfrecord: not there\\n: No such file or directory"),
+        (["verify", "x.index.safetensors"], "expected data files, got only index files: x.index.safetensors"),
+    ],
+)
+def test_wrong_use_is_one_line_that_names_what_is_allowed(arguments, message, capsys):
+    assert main.main(arguments) == 2
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert message in output.err
+    assert output.err.startswith("tfrecord")
+    assert output.err.count("\n") == 1
+
+
+def test_an_unknown_verb_names_the_verbs(capsys):
+    assert main.main(["convert"]) == 2
+    error = capsys.readouterr().err
+    assert all(verb in error for verb in VERBS)
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "text"),
+    [
+        (KeyboardInterrupt(), 130, "interrupted"),
+        (CorruptRecordError("cut", path="a\nb", offset=3, position=1), 1, "a\\nb: record 1 at byte 3: cut"),
+        (OSError(errno.ENOSPC, "No space left on device", "out"), 2, "out: No space left on device"),
+        (OSError("no number"), 2, "no number"),
+        (ValueError("position must be 0"), 2, "position must be 0"),
+        (ImportError("pip install s3fs"), 2, "pip install s3fs"),
+    ],
+)
+def test_errors_become_a_line_and_a_status(error, status, text, monkeypatch, capsys):
+    def fail(*arguments, **options):
+        raise error
+
+    monkeypatch.setattr(show, "run", fail)
+    assert main.main(["show", "x"]) == status
+    assert capsys.readouterr().err == f"tfrecord: {text}\n"
+
+
+def test_a_broken_pipe_is_quiet(monkeypatch, capsys):
+    def fail(*arguments, **options):
+        raise BrokenPipeError(errno.EPIPE, "Broken pipe")
+
+    monkeypatch.setattr(show, "run", fail)
+    assert main.main(["show", "x"]) == 141
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "escaped"),
+    [
+        ("plain \\ \xe9 \u65e5", "plain \\ \xe9 \u65e5"),
+        ("\x00\x1b[2J\x7f\x9b", "\\x00\\x1b[2J\\x7f\\x9b"),
+        ("a\tb\r\nc", "a\\tb\\r\\nc"),
+        (b"caf\xe9".decode("utf-8", "surrogateescape"), "caf\\xe9"),
+        ("\u202etxt.exe\u2028", "\\u202etxt.exe\\u2028"),  # turns the writing direction; a line separator
+        ("\ud800\U000e0001", "\\ud800\\U000e0001"),
+    ],
+)
+def test_escape_leaves_nothing_unprintable(text, escaped):
+    assert _text.escape(text) == escaped
+    assert _text.escape(text).isprintable()
+
+
+def test_escape_can_tell_an_escape_from_a_backslash():
+    assert _text.escape("\\n\n", escape_backslash=True) == "\\\\n\\n"
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "text"),
+    [
+        (0, "0 bytes"),
+        (1, "1 byte"),
+        (999, "999 bytes"),
+        (1000, "1.0 KB"),
+        (61_234, "61.2 KB"),
+        (999_949, "999.9 KB"),
+        (999_950, "1.0 MB"),
+        (5 * 10**9, "5.0 GB"),
+        (12 * 10**12, "12.0 TB"),
+    ],
+)
+def test_format_size(num_bytes, text):
+    assert _text.format_size(num_bytes) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "num_bytes"),
+    [("1", 1), ("512B", 512), ("100MB", 10**8), ("1.5 gb", 1_500_000_000), ("64MiB", 1 << 26), ("2tib", 2 << 40)],
+)
+def test_byte_size(text, num_bytes):
+    assert byte_size(text) == num_bytes
+
+
+@pytest.mark.parametrize("text", ["", "MB", "0", "0.2B", "-1", "1e9", "10 MBs", "1M", "1XB", "nan"])
+def test_byte_size_refuses(text):
+    with pytest.raises(argparse.ArgumentTypeError, match="such as 1000000, 100MB or 64MiB"):
+        byte_size(text)
+
+
+def test_integer_has_both_bounds():
+    assert [integer(1, 3)(text) for text in "123"] == [1, 2, 3]
+    for text in ("0", "4", "1.5", ""):
+        with pytest.raises(argparse.ArgumentTypeError, match="from 1 to 3"):
+            integer(1, 3)(text)
