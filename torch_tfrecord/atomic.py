@@ -10,6 +10,7 @@ import contextlib
 import errno
 import os
 import secrets
+import stat
 from pathlib import Path
 
 __all__ = ["AtomicFile", "write_atomically"]
@@ -34,10 +35,10 @@ class AtomicFile:
 
     def __init__(self, path: str, *, named: bool = False) -> None:
         self.path = path
-        self._target = Path(path).resolve()
+        self._target = _target(path)
         self._temporary: Path | None = None
         self._pid = os.getpid()
-        self._direct = self._target.exists() and not self._target.is_file()
+        self._direct = _is_special(self._target)
         self._fd = self._open(named)
         self._buffer = bytearray()
 
@@ -61,8 +62,8 @@ class AtomicFile:
                         raise
             return self._open_named()
         except OSError as error:
-            error.filename, error.filename2 = self.path, None
-            raise
+            # A new one: once the second name of a link is set, the text shows it even as None.
+            raise OSError(error.errno, error.strerror, self.path) from error
 
     def _open_named(self) -> int:
         temporary = self._temporary_name()
@@ -130,7 +131,7 @@ class AtomicFile:
             path: Another final path in the same directory, for names that are known only at the end.
         """
         if path is not None:
-            self.path, self._target = path, Path(path).resolve()
+            self.path, self._target = path, _target(path)
         try:
             if not self._direct:
                 self._link()
@@ -140,8 +141,7 @@ class AtomicFile:
                     self._target.unlink()  # it might not survive a crash
                     raise
         except OSError as error:
-            error.filename, error.filename2 = self.path, None
-            raise
+            raise OSError(error.errno, error.strerror, self.path) from error
         self._close_fd()
 
     def _link(self) -> None:
@@ -184,6 +184,19 @@ class AtomicFile:
         if fd >= 0:
             with contextlib.suppress(OSError):
                 os.close(fd)
+
+
+def _target(path: str) -> Path:
+    # Not Path.resolve, for which a link to itself is a RuntimeError.
+    return Path(os.path.realpath(path))
+
+
+def _is_special(path: Path) -> bool:
+    """Whether something is there that is no regular file; in one look, since another process may replace it."""
+    try:
+        return not stat.S_ISREG(path.stat().st_mode)
+    except OSError:
+        return False
 
 
 def _fd_path(fd: int) -> str:

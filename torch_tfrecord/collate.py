@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,8 +17,9 @@ __all__ = ["collate"]
 def collate(samples: Sequence[Any]) -> Any:
     """Make a batch of samples, as torch's ``default_collate`` does, with what TFRecord data needs beside.
 
-    - bytes and str become lists;
-    - tensors of equal shape are stacked to [B, ...]; ``tv_tensors`` keep their type;
+    - bytes, str and (nested) lists of them become lists, one item for each sample;
+    - tensors of equal shape are stacked to [B, ...]; images, videos and masks of ``tv_tensors`` keep their type;
+    - boxes and key points of ``tv_tensors``, which belong to one image each, become lists;
     - var-length features become a jagged nested tensor [B, *], always, so that its kind does not depend on the lengths
       that happen to meet; 1-D tensors of unequal length do, too;
     - mappings, tuples and lists are taken apart, each part made a batch; None stays a list.
@@ -30,7 +31,9 @@ def collate(samples: Sequence[Any]) -> Any:
         The batch, nested as the samples are.
 
     Raises:
-        ValueError: samples with different keys, or tensors of shapes that cannot be stacked; names the feature.
+        TypeError: a tensor, mapping or sequence in one sample and something else in another; names the feature.
+        ValueError: samples with different keys, or tensors of shapes or dtypes that cannot be stacked; names the
+            feature.
 
     Example:
         >>> collate([{"x": torch.zeros(2), "name": b"a"}, {"x": torch.ones(2), "name": b"b"}])
@@ -44,23 +47,32 @@ def collate(samples: Sequence[Any]) -> Any:
 
 def _collate(values: list[Any], name: str) -> Any:
     first = values[0]
-    if isinstance(first, torch.Tensor):
-        return _stack(values, name)
-    if isinstance(first, Mapping):
-        _check_keys(values, name)
-        return {key: _collate([value[key] for value in values], f"{name}[{key!r}]") for key in first}
-    if isinstance(first, (bytes, str)) or first is None:
+    if first is None or _is_strings(first):
         return values
-    if isinstance(first, (tuple, list)) and not _is_bytes_list(first):
-        return _sequence(values, name)
-    if isinstance(first, (tuple, list)):
-        return values
+    for kind, make_batch in _KINDS:
+        if isinstance(first, kind):
+            _check_kind(values, kind, name)
+            return make_batch(values, name)
     return default_collate(values)
 
 
-def _is_bytes_list(value: Sequence[Any]) -> bool:
-    """A var-length feature of bytes: its length differs from sample to sample and must not be taken apart."""
-    return isinstance(value, list) and all(isinstance(item, (bytes, str)) for item in value)
+def _is_strings(value: Any) -> bool:
+    """A bytes feature, also one of a shape or of any length, which must not be taken apart."""
+    return isinstance(value, (bytes, str)) or (isinstance(value, list) and all(map(_is_strings, value)))
+
+
+def _check_kind(values: list[Any], kind: type | tuple[type, ...], name: str) -> None:
+    for number, value in enumerate(values):
+        if not isinstance(value, kind):
+            raise TypeError(
+                f"{name or 'samples'}: expected the same type in each, got {type(values[0]).__name__} in sample 0, "
+                f"{type(value).__name__} in sample {number}"
+            )
+
+
+def _mapping(values: list[Any], name: str) -> dict[Any, Any]:
+    _check_keys(values, name)
+    return {key: _collate([value[key] for value in values], f"{name}[{key!r}]") for key in values[0]}
 
 
 def _sequence(values: list[Any], name: str) -> Any:
@@ -84,7 +96,22 @@ def _check_keys(values: list[Any], name: str) -> None:
             )
 
 
+def _tensors(values: list[Any], name: str) -> Any:
+    first = values[0]
+    if not isinstance(first, tv_tensors.TVTensor):
+        return _stack(values, name)
+    if not isinstance(first, (tv_tensors.Image, tv_tensors.Video, tv_tensors.Mask)):
+        return values
+    return tv_tensors.wrap(_stack(values, name), like=first)
+
+
 def _stack(values: list[Any], name: str) -> torch.Tensor:
+    for number, value in enumerate(values):
+        if value.dtype != values[0].dtype:  # torch would convert all to one of them, and change values
+            raise ValueError(
+                f"{name or 'samples'}: cannot batch tensors with different dtypes: {values[0].dtype} in sample 0, "
+                f"{value.dtype} in sample {number}"
+            )
     shapes = [tuple(value.shape) for value in values]
     if is_ragged(values[0]) or (len(set(shapes)) > 1 and all(len(shape) == 1 for shape in shapes)):
         return torch.nested.nested_tensor([value.as_subclass(torch.Tensor) for value in values], layout=torch.jagged)
@@ -95,4 +122,11 @@ def _stack(values: list[Any], name: str) -> torch.Tensor:
                 f"{list(shape)} in sample {number} (resize or pad them in a transform)"
             )
     batch: torch.Tensor = default_collate([value.as_subclass(torch.Tensor) for value in values])
-    return tv_tensors.wrap(batch, like=values[0]) if isinstance(values[0], tv_tensors.TVTensor) else batch
+    return batch
+
+
+_KINDS: tuple[tuple[type | tuple[type, ...], Callable[[list[Any], str], Any]], ...] = (
+    (torch.Tensor, _tensors),
+    (Mapping, _mapping),
+    ((tuple, list), _sequence),
+)

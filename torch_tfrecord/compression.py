@@ -201,7 +201,6 @@ class InflatedSource(SequentialSource):
         self._inflater: Any = None  # none between two members
         self._input = b""
         self._consumed = 0  # compressed bytes taken from the source
-        self._produced = 0
         self._error: CompressionError | None = None
         self._members = 0
 
@@ -215,16 +214,13 @@ class InflatedSource(SequentialSource):
             if not self._input:
                 self._input = self._source.read(_INPUT_BYTES, self._consumed)
                 self._consumed += len(self._input)
-                if not self._input:
-                    if self._inflater is not None:
-                        self._fail("the stream is cut: expected its end marker and checksum, got the end of the file")
-                    return b""
-            if self._inflater is None and not self._begin_member():
+            at_end = not self._input
+            if self._inflater is None and (at_end or not self._begin_member()):
                 return b""
-            piece = self._inflate()
-            if piece:
-                self._produced += len(piece)
+            if piece := self._inflate():  # at the end, too: zlib may have kept some back
                 return piece
+            if at_end and self._inflater is not None:
+                self._fail("the stream is cut: expected its end marker and checksum, got the end of the file")
         return b""
 
     def _begin_member(self) -> bool:
@@ -268,9 +264,7 @@ class InflatedSource(SequentialSource):
         except zlib.error:
             self._input = data[position:]
         self._fail(f"the stream is damaged: {error}", error)
-        piece = b"".join(pieces)
-        self._produced += len(piece)
-        return piece
+        return b"".join(pieces)
 
     def _fail(self, text: str, cause: Exception | None = None) -> None:
         at = self._consumed - len(self._input)

@@ -16,10 +16,11 @@ from torch.utils.data import Dataset, IterableDataset, get_worker_info
 from torch_tfrecord.collate import collate
 from torch_tfrecord.compression import ByteSource, check_compression_type, open_stream
 from torch_tfrecord.errors import TFRecordError
+from torch_tfrecord.index import RecordIndex
 from torch_tfrecord.ordering import FileShare, RandomStream, file_shares, interleave, shuffled
 from torch_tfrecord.parsing import ExampleParser
 from torch_tfrecord.paths import Paths, find_files
-from torch_tfrecord.ranks import check_rank, consumer, resolve_rank
+from torch_tfrecord.ranks import check_rank, consumer, in_process_group, resolve_rank
 from torch_tfrecord.reader import RecordReader, check_on_corrupt, read_blocks
 from torch_tfrecord.sidecar import IndexKeeper
 from torch_tfrecord.storage import SourceCache, open_file
@@ -80,8 +81,8 @@ class TFRecordDataset(Dataset[Any]):
         self._ends = list(accumulate(map(len, self._indexes)))
         self._positions = range(self._ends[-1])
         self._reader = RecordReader(verify_crc)
-        self._compressed = any(index.compression_type for index in self._indexes)
-        self._sources = SourceCache(self._open)
+        self._opener = _FileOpener(self.files, self._indexes)
+        self._sources = SourceCache(self._opener)
 
     def __len__(self) -> int:
         return len(self._positions)
@@ -145,23 +146,6 @@ class TFRecordDataset(Dataset[Any]):
             error.locate(path=self.files[file], offset=offset, position=number)
             raise
 
-    def _open(self, file: int) -> ByteSource:
-        source = open_file(self.files[file])
-        index = self._indexes[file]
-        index.check_fresh(source)
-        if index.compression_type:
-            self._say_compressed()
-        return open_stream(source, index.compression_type)[0]
-
-    def _say_compressed(self) -> None:
-        if self._compressed:
-            self._compressed = False
-            warnings.warn(
-                "random access in a compressed file decompresses from its beginning up to the record: slow unless read "
-                "in order. Write the data uncompressed, or stream it with TFRecordIterableDataset.",
-                stacklevel=2,
-            )
-
     def __getstate__(self) -> dict[str, Any]:
         state = self.__dict__.copy()
         del state["_sources"]  # open files stay in their process
@@ -169,10 +153,37 @@ class TFRecordDataset(Dataset[Any]):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._sources = SourceCache(self._open)
+        self._sources = SourceCache(self._opener)
 
     def __repr__(self) -> str:
         return f"TFRecordDataset({len(self)} records in {len(self.files)} files, {self.files[0]!r}, ...)"
+
+
+class _FileOpener:
+    """Opens files by number. Apart from the dataset, which would else refer to itself and keep files open when dropped.
+
+    Args:
+        files: The paths.
+        indexes: One for each file, which must still be of that file.
+    """
+
+    def __init__(self, files: Sequence[str], indexes: Sequence[RecordIndex]) -> None:
+        self._files = files
+        self._indexes = indexes
+        self._said_slow = False
+
+    def __call__(self, file: int) -> ByteSource:
+        source = open_file(self._files[file])
+        index = self._indexes[file]
+        index.check_fresh(source)
+        if index.compression_type and not self._said_slow:
+            self._said_slow = True
+            warnings.warn(
+                "random access in a compressed file decompresses from its beginning up to the record: slow unless read "
+                "in order. Write the data uncompressed, or stream it with TFRecordIterableDataset.",
+                stacklevel=5,  # whoever asked for the record
+            )
+        return open_stream(source, index.compression_type)[0]
 
 
 class TFRecordIterableDataset(IterableDataset[Any]):
@@ -225,33 +236,29 @@ class TFRecordIterableDataset(IterableDataset[Any]):
         on_corrupt: str = "raise",
     ) -> None:
         super().__init__()
-        if batch_size is not None:
-            _check_at_least("batch_size", batch_size, 1)
-        _check_at_least("shuffle_buffer_size", shuffle_buffer_size, 0)
-        _check_at_least("cycle_length", cycle_length, 1)
+        if not isinstance(shuffle, bool):
+            raise TypeError(f"shuffle must be True or False, got {shuffle!r}")
         check_rank(rank, world_size)
         check_on_corrupt(on_corrupt)
         self._compression_type = check_compression_type(compression_type)
         self._parser = None if features is None else ExampleParser(features)
         self._transform = transform
-        self._batch_size = batch_size
+        self._batch_size = None if batch_size is None else _at_least(1, "batch_size", batch_size)
         self._shuffle = shuffle
-        self._buffer_size = shuffle_buffer_size
+        self._buffer_size = _at_least(0, "shuffle_buffer_size", shuffle_buffer_size)
         self._seed = as_integer(seed)
         self._rank, self._world_size = rank, world_size
-        self._cycle_length = cycle_length
+        self._cycle_length = _at_least(1, "cycle_length", cycle_length)
         self._drop_last = drop_last
         self._verify = verify_crc
         self._on_corrupt = on_corrupt
         self.files: list[str] = find_files(paths)
-        # In shared memory: persistent workers hold a copy of this object and must see set_epoch all the same.
         self._epoch = torch.zeros((), dtype=torch.int64)
-        self._epoch.share_memory_()  # type: ignore[no-untyped-call]
+        self._share_epoch()
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch, from 0, whose order the next iteration has; persistent workers follow."""
-        _check_at_least("epoch", epoch, 0)
-        self._epoch.fill_(epoch)
+        self._epoch.fill_(_at_least(0, "epoch", epoch))
 
     def __iter__(self) -> Iterator[Any]:
         epoch = int(self._epoch)
@@ -291,17 +298,27 @@ class TFRecordIterableDataset(IterableDataset[Any]):
 
     def __getstate__(self) -> dict[str, Any]:
         state = self.__dict__.copy()
-        # A spawned worker has neither the process group nor, without torchrun, the environment to know its rank from.
-        state["_rank"], state["_world_size"] = resolve_rank(self._rank, self._world_size)
+        if in_process_group():  # a spawned worker is not in it and could not tell its rank
+            state["_rank"], state["_world_size"] = resolve_rank(self._rank, self._world_size)
         return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._share_epoch()  # plain pickle and copies do not keep it shared
+
+    def _share_epoch(self) -> None:
+        # In shared memory: persistent workers hold a copy of this object and must see set_epoch all the same.
+        self._epoch.share_memory_()  # type: ignore[no-untyped-call]
 
     def __repr__(self) -> str:
         return f"TFRecordIterableDataset({len(self.files)} files, {self.files[0]!r}, ...)"
 
 
-def _check_at_least(name: str, value: Any, least: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+def _at_least(least: int, name: str, value: Any) -> int:
+    """The value as int; NumPy's integers are integers, True is none."""
+    if isinstance(value, bool) or not hasattr(value, "__index__") or as_integer(value) < least:
         raise ValueError(f"{name} must be an integer of at least {least}, got {value!r}")
+    return as_integer(value)
 
 
 def _buffer_shuffled(items: Iterator[Any], size: int, random: RandomStream) -> Iterator[Any]:

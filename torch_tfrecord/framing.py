@@ -50,6 +50,8 @@ OVERHEAD_BYTES = HEADER_BYTES + FOOTER_BYTES
 
 _FOOTER_BYTE_INDEX = np.arange(FOOTER_BYTES)
 
+_SEARCH_BYTES = 1 << 18
+
 # Lengths repeat in most files, so a verified header is remembered; bounded, for files whose lengths never repeat.
 _MEMO_LIMIT = 1 << 14
 
@@ -160,10 +162,17 @@ def find_headers(buffer: bytes) -> list[int]:
 
     Only of lengths below 2^48: no file is longer, and the zeros that stand in such a length are found fast.
     """
-    count = len(buffer) - HEADER_BYTES + 1
-    if count <= 0:
-        return []
-    content = np.frombuffer(buffer, dtype=np.uint8)
+    step = _SEARCH_BYTES  # at a time, since the search takes many times the memory of what it searches
+    found: list[int] = []
+    for begin in range(0, len(buffer) - HEADER_BYTES + 1, step):
+        content = np.frombuffer(buffer, dtype=np.uint8)[begin : begin + step + HEADER_BYTES - 1]
+        if content.any():  # a hole of zeros holds no header
+            found += [begin + at for at in _find_headers(content)]
+    return found
+
+
+def _find_headers(content: npt.NDArray[np.uint8]) -> list[int]:
+    count = len(content) - HEADER_BYTES + 1
     places = np.flatnonzero((content[6 : 6 + count] | content[7 : 7 + count]) == 0)
     table = _crc_table()
     crc = np.full(len(places), 0xFFFFFFFF, dtype=np.uint32)

@@ -223,7 +223,7 @@ def _counted_shards(files: _Local, asked: str, counted: re.Match[str]) -> list[s
     base, suffix = counted["base"], counted["suffix"]
     any_number = counted["total"] == "*"
     total = 0 if any_number else int(counted["total"])
-    pattern = f"{glob.escape(base)}-*-of-{'*' if any_number else f'{total:05d}'}{glob.escape(suffix)}*"
+    pattern = f"{glob.escape(base)}-*-of-{'' if any_number else f'{total:05d}'}*"
     present = [name for name in files.glob(pattern) if not name.endswith(INDEX_SUFFIXES)]
     shards = {name: shard for name in present if (shard := _shard_of(name)) and (not suffix or shard.suffix == suffix)}
     suffixes = sorted({shard.suffix for shard in shards.values()})

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+from operator import index as as_integer
 from typing import NamedTuple
 
 import torch.distributed
 from torch.utils.data import get_worker_info
 
-__all__ = ["Rank", "consumer", "resolve_rank"]
+__all__ = ["Rank", "check_rank", "consumer", "in_process_group", "resolve_rank"]
 
 
 class Rank(NamedTuple):
@@ -19,12 +20,12 @@ class Rank(NamedTuple):
 
 
 def check_rank(rank: int | None, world_size: int | None) -> None:
-    """ValueError unless both or none are given, and 0 <= rank < world_size."""
+    """ValueError unless both or none are given, and 0 <= rank < world_size; TypeError where they are no integers."""
     if rank is None and world_size is None:
         return
     if rank is None or world_size is None:
         raise ValueError(f"rank and world_size must be given together, got rank={rank!r}, world_size={world_size!r}")
-    if not 0 <= rank < world_size:
+    if not 0 <= as_integer(rank) < as_integer(world_size):
         raise ValueError(f"rank must be from 0 to world_size - 1, got rank={rank!r}, world_size={world_size!r}")
 
 
@@ -32,13 +33,22 @@ def resolve_rank(rank: int | None, world_size: int | None) -> Rank:
     """The rank given, else torch.distributed's where initialised, else torchrun's RANK and WORLD_SIZE, else 0 of 1."""
     if rank is not None and world_size is not None:
         return Rank(rank, world_size)
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
+    if in_process_group():
         return Rank(torch.distributed.get_rank(), torch.distributed.get_world_size())
     found_rank, found_world = os.environ.get("RANK"), os.environ.get("WORLD_SIZE")
     if found_rank is not None and found_world is not None:
-        check_rank(int(found_rank), int(found_world))
-        return Rank(int(found_rank), int(found_world))
+        try:
+            found = Rank(int(found_rank), int(found_world))
+            check_rank(*found)
+        except ValueError as error:
+            raise ValueError(f"the environment's RANK={found_rank!r}, WORLD_SIZE={found_world!r}: {error}") from error
+        return found
     return Rank(0, 1)
+
+
+def in_process_group() -> bool:
+    """Whether torch.distributed is initialised in this process."""
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
 
 
 def consumer(rank: Rank) -> tuple[int, int]:

@@ -329,25 +329,27 @@ class RecordScanner:
         """Offset of the next record behind one with a damaged header; the end of the stream where there is none.
 
         That is the first place with a header whose payload has its checksum, unless it lies inside the payload of the
-        damaged record: a later place, in front of which stands the checksum of everything since `begin`, wins.
+        damaged record: a later place, in front of which stands the checksum of everything since `begin`, wins. The last
+        such place, since a header that begins the payload is itself eight bytes and their checksum.
         """
         chunk = self._source.read(_RESYNC_BYTES, begin)
         places = [begin + 1 + at for at in find_headers(chunk[1:])]
         if len(chunk) < _RESYNC_BYTES:
             places.append(begin + len(chunk))
         found: int | None = None
+        closed: int | None = None
         payload_crc, checked = 0, HEADER_BYTES
         for place in places:
             payload_end = place - begin - FOOTER_BYTES
             if payload_end >= HEADER_BYTES:
                 payload_crc, checked = crc32c(chunk[checked:payload_end], payload_crc), payload_end
                 if mask(payload_crc) == int.from_bytes(chunk[payload_end : payload_end + FOOTER_BYTES], "little"):
-                    return place
-            if found is None and self._is_good_record(place):
+                    closed = place
+            if found is None and closed is None and self._is_good_record(place):
                 found = place
-        if found is not None:
-            return found
-        return self._find_record_beyond(begin, chunk)
+        if closed is not None:
+            return closed
+        return self._find_record_beyond(begin, chunk) if found is None else found
 
     def _find_record_beyond(self, begin: int, chunk: bytes) -> int:
         """Go on where `chunk`, the bytes at `begin`, held no record."""

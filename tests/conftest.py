@@ -1,0 +1,26 @@
+"""Fixtures that every test gets."""
+
+import random
+
+import numpy as np
+import pytest
+import torch
+
+
+@pytest.fixture(autouse=True)
+def _own_cache_folder(tmp_path_factory, monkeypatch):
+    """Indexes that cannot lie beside their data must not end up in the real user's cache."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+
+
+@pytest.fixture
+def random_states_untouched():
+    """Fails a test after which Python's, NumPy's or torch's global random state is another one."""
+
+    def states():
+        kind, keys, *rest = np.random.get_state()
+        return random.getstate(), (kind, keys.tobytes(), *rest), bytes(torch.get_rng_state().tolist())
+
+    before = states()
+    yield
+    assert states() == before

@@ -1,0 +1,114 @@
+"""Shared by the tests: TFRecord framing by an independent implementation, damage, and fault injection."""
+
+import errno
+import gzip
+import os
+import random
+import struct
+import subprocess
+import sys
+import zlib
+from pathlib import Path
+
+RECORDS = Path(__file__).parent / "data" / "records"
+
+
+def _table():
+    table = []
+    for value in range(256):
+        for _ in range(8):
+            value = value >> 1 ^ (0x82F63B78 if value & 1 else 0)
+        table.append(value)
+    return table
+
+
+_TABLE = _table()
+
+
+def slow_crc32c(data):
+    """CRC-32C bit by bit's table, in plain Python."""
+    crc = 0xFFFFFFFF
+    for byte in data:
+        crc = crc >> 8 ^ _TABLE[(crc ^ byte) & 0xFF]
+    return crc ^ 0xFFFFFFFF
+
+
+def slow_masked(data):
+    crc = slow_crc32c(data)
+    return ((crc >> 15 | crc << 17 & 0xFFFFFFFF) + 0xA282EAD8) % 2**32
+
+
+def header(length):
+    field = struct.pack("<Q", length)
+    return field + struct.pack("<I", slow_masked(field))
+
+
+def framed(*payloads):
+    """Records as the format says, without the package's code."""
+    return b"".join(header(len(p)) + p + struct.pack("<I", slow_masked(p)) for p in payloads)
+
+
+def gzip_member(data, level=6, name=None, extra=None):
+    """One gzip member; `name` and `extra` put those fields into its header."""
+    flags = (8 if name else 0) | (4 if extra else 0)
+    head = b"\x1f\x8b\x08" + bytes([flags]) + b"\0\0\0\0\0\xff"
+    if extra:
+        head += struct.pack("<H", len(extra)) + extra
+    if name:
+        head += name + b"\0"
+    deflater = zlib.compressobj(level, zlib.DEFLATED, -15)
+    body = deflater.compress(data) + deflater.flush()
+    return head + body + struct.pack("<II", zlib.crc32(data), len(data) & 0xFFFFFFFF)
+
+
+BGZIP_EXTRA = b"BC\x02\x00\x00\x00"
+BGZIP_END = bytes.fromhex("1f8b08040000000000ff0600424302001b0003000000000000000000")
+
+
+def compressed(data, kind):
+    return {"": bytes, "GZIP": lambda d: gzip.compress(d, mtime=0), "ZLIB": zlib.compress}[kind](data)
+
+
+def random_payloads(count, seed, max_bytes=200):
+    rng = random.Random(seed)
+    return [rng.randbytes(rng.choice([0, 1, 3, rng.randrange(max_bytes)])) for _ in range(count)]
+
+
+def collect(iterator, error_type):
+    """Items up to the first error of a type, and that error (None at a normal end)."""
+    items = []
+    try:
+        for item in iterator:
+            items.append(item)
+    except error_type as error:
+        return items, error
+    return items, None
+
+
+class FaultyPread:
+    """Stands in for os.pread: what happens at the call with number `at` is `fault`, else the real thing."""
+
+    def __init__(self, fault, at):
+        self._fault, self._at, self._real = fault, at, os.pread
+        self.calls = 0
+
+    def __call__(self, fd, num_bytes, offset):
+        self.calls += 1
+        if self.calls - 1 != self._at:
+            return self._real(fd, num_bytes, offset)
+        if self._fault == "short":
+            return self._real(fd, max(1, num_bytes // 2), offset)
+        if self._fault == "memory":
+            raise MemoryError
+        number = getattr(errno, self._fault)
+        raise OSError(number, os.strerror(number))
+
+
+def open_descriptors():
+    return len(os.listdir("/proc/self/fd"))
+
+
+def run_python(code, *arguments, timeout=120, **options):
+    """Run code in a fresh process; returns the CompletedProcess."""
+    command = [sys.executable, "-W", "error", "-c", code, *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False, **options)

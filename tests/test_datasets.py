@@ -1,0 +1,638 @@
+"""The map-style dataset: list rules, what it reads, indexes, pickling, threads, files that change."""
+
+import gc
+import inspect
+import os
+import pickle
+import random
+import threading
+import warnings
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import ConcatDataset, Subset, random_split
+from torchvision import tv_tensors
+from torchvision.transforms import v2
+
+from torch_tfrecord import (
+    CorruptRecordError,
+    FixedLenFeature,
+    Image,
+    ImageDecodeError,
+    IndexMismatchError,
+    ParseError,
+    Text,
+    TFRecordDataset,
+    TFRecordError,
+    TFRecordWriter,
+    VarLenFeature,
+    build_index,
+    encode_example,
+    encode_image,
+    storage,
+)
+
+SUFFIX = ".index.safetensors"
+PAYLOADS = [b"%d:" % number + b"x" * (number % 5) for number in range(23)]
+SPLIT = (7, 0, 12, 4)  # records in each file; one is empty
+
+
+def write(path, payloads, **options):
+    with TFRecordWriter(path, **options) as writer:
+        for payload in payloads:
+            writer.write(payload)
+    return str(path)
+
+
+def write_split(folder, payloads=PAYLOADS, split=SPLIT, suffix=".tfrecord", **options):
+    rest = iter(payloads)
+    return [
+        write(folder / f"part-{number}{suffix}", [next(rest) for _ in range(count)], **options)
+        for number, count in enumerate(split)
+    ]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    write_split(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def ds(folder):
+    return TFRecordDataset(folder / "part-*")
+
+
+# List rules
+
+
+def test_reads_what_was_written_in_the_order_of_the_files(ds, folder):
+    assert len(ds) == 23
+    assert list(ds) == [ds[i] for i in range(23)] == PAYLOADS
+    assert ds.files == [str(folder / f"part-{number}.tfrecord") for number in range(4)]
+
+
+@pytest.mark.parametrize("make", [int, np.int64, np.uint8, np.int32, torch.tensor], ids=lambda make: make.__name__)
+def test_every_kind_of_integer(ds, make):
+    for number in (0, 6, 7, 18, 19, 22):
+        assert ds[make(number)] == ds.raw(make(number)) == PAYLOADS[number]
+
+
+def test_negative_positions_and_bools_as_in_lists(ds):
+    assert [ds[-number] for number in range(1, 24)] == PAYLOADS[::-1]
+    assert ds[np.int64(-23)] == PAYLOADS[0]
+    assert (ds[True], ds[False]) == (PAYLOADS[True], PAYLOADS[False])
+    assert ds.raw(-1) == PAYLOADS[-1]
+    assert ds.locate(-1) == ds.locate(22)
+
+
+@pytest.mark.parametrize("position", [23, -24, 10**6, 2**63, -(2**63), 2**100])
+@pytest.mark.parametrize("method", ["__getitem__", "raw", "locate"])
+def test_out_of_range(ds, method, position):
+    with pytest.raises(IndexError, match=rf"^position {position} is out of range for 23 records$"):
+        getattr(ds, method)(position)
+
+
+@pytest.mark.parametrize("position", [1.0, "1", None, (1,), [1], torch.tensor([1, 2]), np.float32(1)], ids=repr)
+def test_other_types_are_no_positions(ds, position):
+    with pytest.raises(TypeError):
+        ds[position]
+
+
+SLICES = [
+    slice(None),
+    slice(3, 9),
+    slice(None, None, 2),
+    slice(None, None, -1),
+    slice(20, 2, -3),
+    slice(-5, None),
+    slice(None, -20),
+    slice(5, 5),
+    slice(9, 3),
+    slice(-100, 100, 7),
+    slice(np.int64(2), np.int64(8), np.int64(2)),
+]
+
+
+@pytest.mark.parametrize("part", SLICES, ids=repr)
+def test_slices_as_in_lists(ds, part):
+    got = ds[part]
+    assert isinstance(got, TFRecordDataset)
+    assert list(got) == PAYLOADS[part]
+    assert len(got) == len(PAYLOADS[part])
+    for inner in SLICES:
+        nested = got[inner]
+        assert list(nested) == PAYLOADS[part][inner]
+        assert [nested[-1 - number] for number in range(len(nested))] == PAYLOADS[part][inner][::-1]
+    assert len(ds) == 23  # the whole is as it was
+
+
+def test_slices_with_impossible_parts(ds):
+    with pytest.raises(ValueError, match="step cannot be zero"):
+        ds[::0]
+    with pytest.raises(TypeError):
+        ds[:1.5]
+
+
+def test_position_out_of_range_of_a_slice(ds):
+    part = ds[3:9]
+    for position in (6, -7):
+        with pytest.raises(IndexError, match=f"^position {position} is out of range for 6 records$"):
+            part[position]
+    with pytest.raises(IndexError, match=r"^position 0 is out of range for 0 records$"):
+        ds[9:3][0]
+
+
+def test_slices_share_index_and_handles(folder):
+    # Cheap: a slice of a slice of a data set takes a few bytes, and opens nothing again.
+    ds = TFRecordDataset(folder / "part-*")
+    part = ds[5:][::2]
+    gc.collect()  # what other tests left
+    descriptors = len(os.listdir("/proc/self/fd"))
+    list(ds)
+    opened = len(os.listdir("/proc/self/fd")) - descriptors
+    assert opened == 3  # the file without records is never opened
+    list(part)
+    assert len(os.listdir("/proc/self/fd")) == descriptors + opened
+    assert part.files == ds.files
+    del part, ds
+    assert len(os.listdir("/proc/self/fd")) == descriptors
+
+
+def test_raw_and_locate_of_a_slice_are_of_its_positions(ds):
+    part = ds[20:2:-3]
+    assert part.raw(1) == PAYLOADS[17]
+    assert part.locate(1) == ds.locate(17)
+
+
+def test_locate_is_what_the_index_says(ds):
+    expected = [(path, int(offset)) for path in ds.files for offset in build_index(path).offsets]
+    located = [ds.locate(position) for position in range(len(ds))]
+    assert located == expected
+    assert all(type(offset) is int for _, offset in located)
+
+
+def test_getitems_is_getitem_for_each(folder):
+    features = {"number": FixedLenFeature((), torch.int64), "name": Text()}
+    path = write(folder / "examples", [encode_example({"number": n, "name": f"n{n}"}) for n in range(9)])
+    ds = TFRecordDataset(path, features, transform=lambda sample: (sample["number"] * 2, sample["name"]))
+    for positions in ([], [3], [8, 0, -1, 3, 3], range(9), np.array([4, 2])):
+        assert ds.__getitems__(positions) == [ds[position] for position in positions]
+    assert ds.__getitems__([8, 0])[0] == (torch.tensor(16), "n8")
+    with pytest.raises(IndexError, match=r"^position 9 is out of range for 9 records$"):
+        ds.__getitems__([0, 9])
+
+
+def test_only_empty_files(tmp_path):
+    ds = TFRecordDataset([write(tmp_path / "a", []), write(tmp_path / "b", [])])
+    assert len(ds) == 0
+    assert list(ds) == list(ds[:]) == ds.__getitems__([]) == []
+
+
+def test_repr_names_count_and_files(ds, folder):
+    assert repr(ds) == f"TFRecordDataset(23 records in 4 files, '{folder}/part-0.tfrecord', ...)"
+    assert repr(ds[2:4]) == f"TFRecordDataset(2 records in 4 files, '{folder}/part-0.tfrecord', ...)"
+
+
+@pytest.mark.parametrize("wrap", [str, Path, lambda path: [path], lambda path: (str(path),)])
+def test_paths_of_every_kind(folder, wrap):
+    assert list(TFRecordDataset(wrap(folder / "part-2.tfrecord"))) == PAYLOADS[7:19]
+
+
+# Features and transform
+
+
+def test_features_and_transform(tmp_path):
+    image = torch.arange(2 * 3 * 4, dtype=torch.uint8).reshape(3, 2, 4)
+    record = {"encoded": encode_image(image, "png"), "n": [7], "words": [b"a", b"\0b\0"], "few": torch.zeros(0)}
+    path = write(tmp_path / "a", [encode_example(record)])
+    features = {
+        "image": Image(key="encoded"),
+        "n": FixedLenFeature((), torch.int32),
+        "words": VarLenFeature(bytes),
+        "few": VarLenFeature(torch.float32),
+        "absent": FixedLenFeature((2,), torch.float32, [0.5, 1.5]),
+    }
+    sample = TFRecordDataset(path, features)[0]
+    assert list(sample) == list(features)
+    assert isinstance(sample["image"], tv_tensors.Image)
+    assert torch.equal(sample["image"], image)
+    assert (sample["n"].dtype, sample["n"].shape, int(sample["n"])) == (torch.int32, (), 7)
+    assert sample["words"] == [b"a", b"\0b\0"]
+    assert sample["few"].shape == (0,)
+    assert sample["absent"].tolist() == [0.5, 1.5]
+
+    flipped = TFRecordDataset(path, features, transform=v2.RandomHorizontalFlip(1.0))[0]
+    assert torch.equal(flipped["image"], image.flip(-1))
+    assert isinstance(flipped["image"], tv_tensors.Image)
+    assert torch.equal(flipped["n"], sample["n"])
+
+
+def test_transform_gets_the_bytes_where_there_are_no_features(folder):
+    ds = TFRecordDataset(folder / "part-*", transform=len)
+    assert list(ds[4:7]) == [len(payload) for payload in PAYLOADS[4:7]]
+    assert ds.raw(4) == PAYLOADS[4]  # raw is before the transform
+
+
+# Errors name the file, the record and the byte
+
+
+def example(number=0, image=None):
+    if image is None:
+        image = encode_image(torch.zeros(1, 2, 2, dtype=torch.uint8), "png")
+    return encode_example({"n": number, "image": image})
+
+
+FEATURES = {"n": FixedLenFeature((), torch.int64), "image": Image("L")}
+BAD_RECORDS = [
+    (ParseError, encode_example({"n": "text", "image": b""}), "'n'"),
+    (ParseError, encode_example({"image": b""}), "'n'"),
+    (ParseError, b"\x0a\xff\xff\xff", "Example"),
+    (ImageDecodeError, example(image=b"no image"), "'image'"),
+    (ImageDecodeError, example(image=b"\x89PNG\r\n\x1a\n"), "'image'"),
+]
+
+
+@pytest.mark.parametrize(("error", "payload", "text"), BAD_RECORDS)
+def test_a_record_that_does_not_fit(tmp_path, error, payload, text):
+    write(tmp_path / "a", [example(0)])
+    path = write(tmp_path / "b", [example(1), example(2), payload, example(3)])
+    ds = TFRecordDataset(tmp_path / "*", FEATURES)
+    with pytest.raises(error, match=text) as caught:
+        ds[3]
+    offset = int(build_index(path).offsets[2])
+    assert str(caught.value).startswith(f"{path}: record 2 at byte {offset}: ")
+    assert (caught.value.path, caught.value.position, caught.value.offset) == (path, 2, offset)
+    assert [int(ds[position]["n"]) for position in (0, 1, 2, 4)] == [0, 1, 2, 3]
+    assert ds.raw(3) == payload
+
+
+def damaged(folder, number, byte, payloads=PAYLOADS):
+    """A file with one flipped byte in a record, and an index that was built without looking at payloads."""
+    path = write(folder / "damaged.tfrecord", payloads)
+    offset = int(build_index(path).offsets[number])
+    data = bytearray(Path(path).read_bytes())
+    data[offset + byte] ^= 1
+    Path(path).write_bytes(data)
+    return path, offset
+
+
+@pytest.mark.parametrize("byte", [12, 13, -1], ids=["payload", "payload's second", "footer"])
+def test_a_damaged_record(tmp_path, byte):
+    size = 16 + len(PAYLOADS[9])
+    path, offset = damaged(tmp_path, 9, byte % size)
+    build_index(path, verify_crc=False).save(path + SUFFIX)
+    ds = TFRecordDataset(path, index="require")
+    with pytest.raises(CorruptRecordError) as caught:
+        ds[9]
+    assert str(caught.value).startswith(f"{path}: record 9 at byte {offset}: ")
+    assert [ds[i] for i in range(23) if i != 9] == PAYLOADS[:9] + PAYLOADS[10:]
+    assert len(TFRecordDataset(path, verify_crc=False)[9]) == len(PAYLOADS[9])
+
+
+def test_a_damaged_file_cannot_be_indexed(tmp_path):
+    path, offset = damaged(tmp_path, 9, 12)
+    with pytest.raises(CorruptRecordError) as caught:
+        TFRecordDataset(path)
+    assert str(caught.value).startswith(f"{path}: record 9 at byte {offset}: ")
+    assert not Path(path + SUFFIX).exists()
+
+
+# Wrong arguments
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "text"),
+    [
+        ({"index": "always"}, ValueError, "index must be 'auto', 'require' or 'memory', got 'always'"),
+        ({"index": None}, ValueError, "index must be 'auto', 'require' or 'memory', got None"),
+        ({"compression_type": "LZ4"}, ValueError, "'LZ4'"),
+        ({"features": {}}, ValueError, "features"),
+        ({"features": ["n"]}, TypeError, "features must be a mapping of names to specs, got list"),
+        ({"features": {"n": torch.int64}}, TypeError, "'n'"),
+    ],
+)
+def test_wrong_arguments(folder, options, error, text):
+    with pytest.raises(error, match=text):
+        TFRecordDataset(folder / "part-*", **options)
+
+
+def test_options_are_keyword_only():
+    kinds = {name: item.kind.name for name, item in inspect.signature(TFRecordDataset).parameters.items()}
+    options = ["transform", "compression_type", "verify_crc", "index", "index_dir"]
+    assert [name for name, kind in kinds.items() if kind == "KEYWORD_ONLY"] == options
+    assert [name for name in kinds if name not in options] == ["paths", "features"]
+
+
+def test_no_match(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"nothing-\*"):
+        TFRecordDataset(tmp_path / "nothing-*")
+    with pytest.raises(FileNotFoundError, match="nothing"):
+        TFRecordDataset(tmp_path / "nothing")
+
+
+# The index
+
+
+def sidecars(folder):
+    return sorted(path.name for path in folder.iterdir() if path.name.endswith(SUFFIX))
+
+
+def test_auto_builds_the_index_once_and_keeps_it(folder, monkeypatch):
+    assert list(TFRecordDataset(folder / "part-*")) == PAYLOADS
+    names = [f"part-{number}.tfrecord{SUFFIX}" for number in range(4)]
+    assert sidecars(folder) == names
+    times = [(folder / name).stat().st_mtime_ns for name in names]
+    assert list(TFRecordDataset(folder / "part-*")) == PAYLOADS  # the glob leaves the index files out
+    assert list(TFRecordDataset(folder / "part-*", index="require")) == PAYLOADS
+    assert [(folder / name).stat().st_mtime_ns for name in names] == times
+
+
+def test_auto_builds_a_stale_index_again(folder):
+    len(TFRecordDataset(folder / "part-*"))
+    write(folder / "part-1.tfrecord", [b"new", b"newer"])
+    assert list(TFRecordDataset(folder / "part-*")) == [*PAYLOADS[:7], b"new", b"newer", *PAYLOADS[7:]]
+
+
+def test_auto_does_not_believe_the_index_of_another_file(folder):
+    # Same size, same time, other records.
+    first, second = write(folder / "first", [b"aaaa", b"b"]), write(folder / "second", [b"a", b"bbbb"])
+    build_index(first).save(second + SUFFIX)
+    status = os.stat(first)
+    os.utime(second, ns=(status.st_atime_ns, status.st_mtime_ns))
+    with pytest.raises(IndexMismatchError):
+        TFRecordDataset(second, index="require")
+    assert list(TFRecordDataset(second)) == [b"a", b"bbbb"]
+
+
+def test_require_never_builds(folder):
+    with pytest.raises(IndexMismatchError) as caught:
+        TFRecordDataset(folder / "part-*", index="require")
+    path = str(folder / "part-0.tfrecord")
+    assert str(caught.value).startswith(f"{path}: expected an index at {path}{SUFFIX} or ")
+    assert "tfrecord index" in str(caught.value)
+    assert sidecars(folder) == []
+    len(TFRecordDataset(folder / "part-*"))
+    write(folder / "part-2.tfrecord", [b"new"])
+    build_index(folder / "part-0.tfrecord").save(folder / f"part-2.tfrecord{SUFFIX}")
+    with pytest.raises(IndexMismatchError, match=r"part-2.tfrecord: .*not of this file"):
+        TFRecordDataset(folder / "part-*", index="require")
+
+
+def test_memory_leaves_nothing_and_believes_nothing(folder):
+    (folder / f"part-0.tfrecord{SUFFIX}").write_bytes(b"no index")
+    ds = TFRecordDataset(folder / "part-*", index="memory")
+    assert list(ds) == PAYLOADS
+    assert sidecars(folder) == [f"part-0.tfrecord{SUFFIX}"]
+
+
+def test_index_dir(folder, tmp_path_factory):
+    place = tmp_path_factory.mktemp("indexes") / "made" / "when needed"
+    assert list(TFRecordDataset(folder / "part-*", index_dir=place)) == PAYLOADS
+    assert sidecars(folder) == []
+    assert len(sidecars(place)) == 4
+    assert list(TFRecordDataset(folder / "part-*", index_dir=place, index="require")) == PAYLOADS
+    with pytest.raises(IndexMismatchError):
+        TFRecordDataset(folder / "part-*", index="require")
+
+
+def test_an_index_from_the_writer_is_used(tmp_path):
+    path = write(tmp_path / "a", PAYLOADS, write_index=True)
+    assert list(TFRecordDataset(path, index="require")) == PAYLOADS
+
+
+# Compressed files
+
+
+@pytest.mark.parametrize(("suffix", "kind"), [(".gz", "GZIP"), (".zlib", "ZLIB")])
+def test_compressed_files_say_once_that_random_access_is_slow(tmp_path, suffix, kind):
+    write_split(tmp_path, suffix=suffix)
+    order = list(range(23))
+    random.Random(0).shuffle(order)
+    for declared in ("auto", kind, kind.lower()):
+        ds = TFRecordDataset(tmp_path / "part-*", compression_type=declared)
+        assert len(ds) == 23  # nothing is said before something is read
+        with pytest.warns(UserWarning, match="decompresses from its beginning") as caught:
+            assert len(list(ds[:2])) == 2
+            assert [ds[position] for position in order] == [PAYLOADS[position] for position in order]
+            assert [ds[position] for position in order] == [PAYLOADS[position] for position in order]
+        assert [warning.filename for warning in caught] == [__file__]  # once, and it points to whoever reads
+
+
+def test_locate_in_compressed_files_is_in_the_decompressed_stream(tmp_path):
+    plain, packed = write(tmp_path / "a", PAYLOADS), write(tmp_path / "b.gz", PAYLOADS)
+    one, other = TFRecordDataset(plain), TFRecordDataset(packed)
+    assert [one.locate(i)[1] for i in range(23)] == [other.locate(i)[1] for i in range(23)]
+
+
+def test_plain_and_compressed_files_together(tmp_path):
+    write(tmp_path / "part-0", PAYLOADS[:9])
+    write(tmp_path / "part-1.gz", PAYLOADS[9:])
+    ds = TFRecordDataset(tmp_path / "part-*")
+    assert list(ds[:9]) == PAYLOADS[:9]  # without a warning: those are not compressed
+    with pytest.warns(UserWarning, match="decompresses from its beginning"):
+        assert list(ds) == PAYLOADS
+
+
+def test_declared_compression_that_is_not_there(folder):
+    with pytest.raises(TFRecordError, match=r"part-0\.tfrecord"):
+        TFRecordDataset(folder / "part-*", compression_type="GZIP")
+
+
+# Pickling, forks, threads
+
+
+def test_pickles_without_open_files_and_without_the_reader(ds):
+    assert list(ds) == PAYLOADS
+    part = ds[4:20:3]
+    gc.collect()  # what other tests left
+    descriptors = sorted(os.listdir("/proc/self/fd"))
+    for protocol in (2, pickle.HIGHEST_PROTOCOL):
+        copies = [pickle.loads(pickle.dumps(whole, protocol)) for whole in (ds, part)]
+        assert sorted(os.listdir("/proc/self/fd")) == descriptors  # nothing is opened before it is read
+        assert [list(copy) for copy in copies] == [PAYLOADS, PAYLOADS[4:20:3]]
+        assert copies[0].files == ds.files
+        del copies
+        assert sorted(os.listdir("/proc/self/fd")) == descriptors
+
+
+def test_pickles_features_and_transform(tmp_path):
+    path = write(tmp_path / "a", [example(5)])
+    ds = pickle.loads(pickle.dumps(TFRecordDataset(path, FEATURES, transform=v2.ToDtype(torch.float32, scale=True))))
+    assert int(ds[0]["n"]) == 5
+    assert ds[0]["image"].dtype == torch.float32
+
+
+def test_pickled_size_is_16_bytes_a_record(tmp_path):
+    count = 20_000
+    path = write(tmp_path / "a", [b""] * count, write_index=True)
+    ds = TFRecordDataset(path)
+    ds.raw(0)
+    size = len(pickle.dumps(ds))
+    assert size < 16 * count + 2_000
+    assert len(pickle.dumps(ds[::2][5:])) < size + 200
+
+
+def test_opens_no_more_files_than_allowed(tmp_path, monkeypatch):
+    monkeypatch.setattr(storage, "_default_max_open", lambda: 4)
+    for number in range(30):
+        write(tmp_path / f"part-{number:02d}", [b"%d" % number, b"+"])
+    ds = TFRecordDataset(tmp_path / "part-*")
+    gc.collect()  # what other tests left
+    before = len(os.listdir("/proc/self/fd"))
+    order = list(range(60))
+    random.Random(1).shuffle(order)
+    for position in order:
+        assert ds[position] == (b"+" if position % 2 else b"%d" % (position // 2))
+        assert len(os.listdir("/proc/self/fd")) <= before + 4
+    del ds  # which closes its files, not some garbage collection later
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+def test_from_16_threads(tmp_path, monkeypatch, suffix):
+    monkeypatch.setattr(storage, "_default_max_open", lambda: 4)  # files are closed and opened all the time
+    payloads = [b"%d:" % number + os.urandom(number % 300) for number in range(400)]
+    write_split(tmp_path, payloads, split=(40,) * 10, suffix=suffix)
+    ds = TFRecordDataset(tmp_path / "part-*")
+    together = threading.Barrier(16)
+
+    def read_all(seed):
+        order = list(range(400))
+        random.Random(seed).shuffle(order)
+        together.wait(60)
+        return all(ds[position] == payloads[position] for position in order)
+
+    with warnings.catch_warnings(), ThreadPoolExecutor(16) as pool:
+        warnings.filterwarnings("ignore", "random access in a compressed file")
+        assert all(pool.map(read_all, range(16)))
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_after_a_fork_with_open_files(tmp_path):
+    payloads = [b"%d:" % number + bytes(number % 50) for number in range(2000)]
+    path = write(tmp_path / "a", payloads)
+    ds = TFRecordDataset(path)
+    assert ds.raw(1000) == payloads[1000]
+    children = []
+    for seed in range(4):
+        child = os.fork()
+        if child == 0:
+            order = list(range(2000))
+            random.Random(seed).shuffle(order)
+            right = False
+            try:
+                right = all(ds[position] == payloads[position] for position in order)
+            finally:
+                os._exit(0 if right else 1)
+        children.append(child)
+    assert list(ds) == payloads  # at the same time
+    assert [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children] == [0, 0, 0, 0]
+
+
+# Torch's own tools
+
+
+def test_random_split_subset_and_concat(ds, folder):
+    parts = random_split(ds, [15, 8], generator=torch.Generator().manual_seed(0))
+    assert [len(part) for part in parts] == [15, 8]
+    assert sorted(payload for part in parts for payload in part) == sorted(PAYLOADS)
+    fractions = random_split(ds, [0.5, 0.5], generator=torch.Generator().manual_seed(0))
+    assert sorted(payload for part in fractions for payload in part) == sorted(PAYLOADS)
+    subset = Subset(ds, [22, 0, 7])
+    assert list(subset) == subset.__getitems__([0, 1, 2]) == [PAYLOADS[22], PAYLOADS[0], PAYLOADS[7]]
+    both = ConcatDataset([ds, TFRecordDataset(folder / "part-2.tfrecord"), ds[:2]])
+    assert [both[position] for position in range(len(both))] == PAYLOADS + PAYLOADS[7:19] + PAYLOADS[:2]
+    assert both[-1] == PAYLOADS[1]
+
+
+def test_reading_leaves_the_global_random_states_alone(folder):
+    def states():
+        return random.getstate(), str(np.random.get_state()), torch.get_rng_state().tolist()
+
+    before = states()
+    list(TFRecordDataset(folder / "part-*")[::-1])
+    assert states() == before
+
+
+# Files that change while the dataset is in use: an error or the old data
+
+
+def replaced(path, payloads):
+    """Another file under the same name, as a writer or `mv` leaves it."""
+    other = write(Path(path).parent / "other", payloads)
+    os.replace(other, path)
+
+
+def outcomes(ds):
+    """For each position the payload, or the class of error."""
+    found = []
+    for position in range(len(ds)):
+        try:
+            found.append(ds[position])
+        except TFRecordError as error:
+            assert ds.files[0] in str(error)
+            found.append(type(error))
+    return found
+
+
+@pytest.mark.parametrize(
+    "others",
+    [PAYLOADS[::-1], PAYLOADS[:5], [], [payload.upper().replace(b":", b";") for payload in PAYLOADS]],
+    ids=["other order", "fewer", "none", "same lengths"],
+)
+def test_file_replaced(tmp_path, others):
+    path = write(tmp_path / "a", PAYLOADS)
+    opened, not_opened = TFRecordDataset(path), TFRecordDataset(path)
+    assert opened[3] == PAYLOADS[3]
+    status = os.stat(path)
+    replaced(path, others)
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))  # even if the time does not tell
+    assert outcomes(opened) == PAYLOADS  # it still reads the file that it opened
+    assert outcomes(not_opened) == [IndexMismatchError] * 23
+    with pytest.raises(IndexMismatchError, match="the index is not of this file as it is now"):
+        not_opened[0]
+    assert outcomes(pickle.loads(pickle.dumps(opened))) == [IndexMismatchError] * 23  # so would a worker
+
+
+@pytest.mark.parametrize("kept", [0, 1, 11, 12, 100, 250])
+def test_file_cut_while_open(tmp_path, kept):
+    path = write(tmp_path / "a", PAYLOADS)
+    index = build_index(path)
+    opened, not_opened = TFRecordDataset(path), TFRecordDataset(path)
+    assert opened[22] == PAYLOADS[22]
+    os.truncate(path, kept)
+    ends = index.offsets + index.lengths + 16
+    expected = [
+        payload if end <= kept else CorruptRecordError for payload, end in zip(PAYLOADS, ends.tolist(), strict=True)
+    ]
+    assert outcomes(opened) == expected
+    assert outcomes(not_opened) == [IndexMismatchError] * 23
+    with pytest.raises(CorruptRecordError, match=rf"^{path}: record 22 at byte {index.offsets[22]}: truncated record"):
+        opened[22]
+
+
+def test_file_overwritten_in_place_while_open(tmp_path):
+    path = write(tmp_path / "a", PAYLOADS)
+    ds = TFRecordDataset(path)
+    assert ds[3] == PAYLOADS[3]
+    data = Path(write(tmp_path / "b", [b"!" + payload for payload in PAYLOADS])).read_bytes()
+    with open(path, "r+b") as file:
+        file.write(data)
+    found = outcomes(ds)
+    # Wherever the old index points now, there is no record of the expected length and checksum.
+    assert set(found) <= {CorruptRecordError, IndexMismatchError}
+
+
+def test_file_gone(tmp_path):
+    path = write(tmp_path / "a", PAYLOADS)
+    opened, not_opened = TFRecordDataset(path), TFRecordDataset(path)
+    assert opened[0] == PAYLOADS[0]
+    os.unlink(path)
+    assert list(opened) == PAYLOADS
+    with pytest.raises(FileNotFoundError) as caught:
+        not_opened[0]
+    assert caught.value.filename == path

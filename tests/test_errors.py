@@ -1,0 +1,73 @@
+"""The exceptions: their text, their tree, and their way through a DataLoader worker."""
+
+import copy
+import pickle
+from pathlib import Path
+
+import pytest
+from torch._utils import ExceptionWrapper
+
+import torch_tfrecord
+from torch_tfrecord import errors
+
+CLASSES = [getattr(errors, name) for name in errors.__all__]
+
+
+@pytest.mark.parametrize(
+    ("known", "text"),
+    [
+        ({}, "bad"),
+        ({"path": "a"}, "a: bad"),
+        ({"offset": 0}, "at byte 0: bad"),
+        ({"position": 0}, "record 0: bad"),
+        ({"position": 2, "offset": 38}, "record 2 at byte 38: bad"),
+        ({"path": Path("d/a"), "position": 2, "offset": 38}, "d/a: record 2 at byte 38: bad"),
+    ],
+)
+@pytest.mark.parametrize("kind", CLASSES)
+def test_text_and_attributes(kind, known, text):
+    error = kind("bad", **known)
+    assert str(error) == text
+    expected = (str(known["path"]) if "path" in known else None, known.get("offset"), known.get("position"))
+    assert (error.path, error.offset, error.position) == expected
+
+
+@pytest.mark.parametrize("kind", CLASSES)
+def test_tree_and_export(kind):
+    assert issubclass(kind, errors.TFRecordError)
+    assert not issubclass(kind, (OSError, ValueError, TypeError))
+    assert getattr(torch_tfrecord, kind.__name__) is kind
+
+
+def test_at_most_eight_classes():
+    assert len(CLASSES) == 7
+
+
+@pytest.mark.parametrize("again", [lambda e: pickle.loads(pickle.dumps(e)), copy.copy, copy.deepcopy])
+@pytest.mark.parametrize("kind", CLASSES)
+def test_pickle_and_copy_keep_everything(kind, again):
+    error = again(kind("bad", path="p", offset=7, position=1))
+    assert type(error) is kind
+    assert (str(error), error.path, error.offset, error.position) == ("p: record 1 at byte 7: bad", "p", 7, 1)
+
+
+@pytest.mark.parametrize("kind", CLASSES)
+def test_torch_rebuilds_the_class_from_a_worker(kind):
+    try:
+        raise kind("bad", path="p", offset=7, position=1)
+    except errors.TFRecordError:
+        wrapper = pickle.loads(pickle.dumps(ExceptionWrapper(where="in worker")))
+    with pytest.raises(kind, match="p: record 1 at byte 7: bad"):
+        wrapper.reraise()
+
+
+def test_locate_fills_only_what_is_not_known():
+    error = errors.CorruptRecordError("bad", offset=5)
+    assert error.locate(path="p", offset=9, position=0) is error
+    assert str(error.locate(path="q", position=8)) == "p: record 0 at byte 5: bad"
+
+
+def test_without_text():
+    assert str(errors.TFRecordError()) == ""
+    with pytest.raises(TypeError):
+        errors.TFRecordError("text", "path")  # the rest goes by keyword

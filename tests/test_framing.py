@@ -1,0 +1,178 @@
+"""Checksums, framing and the search for headers, against an independent implementation."""
+
+import base64
+import json
+import random
+import struct
+
+import numpy as np
+import pytest
+from helpers import RECORDS, framed, header, slow_crc32c, slow_masked
+from hypothesis import given
+from hypothesis import strategies as st
+
+from torch_tfrecord import CorruptRecordError, checksum, framing
+
+GOLDEN = json.loads((RECORDS / "framing.json").read_text())
+
+
+@pytest.mark.parametrize("case", GOLDEN["crc32c"], ids=lambda case: case["crc32c"])
+def test_golden_checksums(case):  # robustness 3
+    data = base64.b64decode(case["data"])
+    assert f"{checksum.crc32c(data):08x}" == case["crc32c"]
+    assert f"{checksum.masked_crc32c(data):08x}" == case["masked"]
+    assert checksum.unmask(int(case["masked"], 16)) == int(case["crc32c"], 16)
+
+
+@pytest.mark.parametrize("case", GOLDEN["framed"], ids=lambda case: case["framed"][:24])
+def test_golden_frames(case):  # robustness 3
+    payload, bytes_ = base64.b64decode(case["payload"]), bytes.fromhex(case["framed"])
+    assert framing.frame(payload) == bytes_
+    assert framed(payload) == bytes_  # the tests' own framing is right, too
+
+
+def test_golden_bytes_of_the_specification():
+    assert framing.frame(b"abc").hex() == "0300000000000000b099490e6162636e57f121"
+    assert framing.frame(b"").hex() == "000000000000000029039807d8ea82a2"
+
+
+@given(st.binary(max_size=300))
+def test_checksum_is_crc32c(data):
+    assert checksum.masked_crc32c(data) == slow_masked(data)
+    assert checksum.crc32c(data[5:], checksum.crc32c(data[:5])) == slow_crc32c(data)
+
+
+@given(st.integers(0, 2**32 - 1))
+def test_mask_and_unmask(crc):
+    assert checksum.unmask(checksum.mask(crc)) == crc
+    assert int(checksum.mask_array(np.array([crc], dtype=np.uint32))[0]) == checksum.mask(crc)
+
+
+@pytest.mark.parametrize("length", [0, 1, 2**31, 2**32 - 1, 2**32, 2**63, 2**64 - 1])
+def test_headers(length):
+    assert framing.encode_header(length) == header(length)
+    assert framing.is_header(header(length))
+    assert framing.HeaderMemo()[header(length)] == length
+
+
+def test_length_out_of_range():
+    with pytest.raises(struct.error):
+        framing.encode_header(2**64)
+
+
+@pytest.mark.parametrize("bit", range(96))
+def test_a_flipped_bit_is_no_header(bit):
+    damaged = bytearray(header(3))
+    damaged[bit // 8] ^= 1 << bit % 8
+    assert not framing.is_header(bytes(damaged))
+    with pytest.raises(CorruptRecordError, match=r"corrupted record: expected length checksum 0x[0-9a-f]{8} \(of len"):
+        framing.HeaderMemo()[bytes(damaged)]
+
+
+@pytest.mark.parametrize("size", [0, 1, 11, 13])
+def test_other_sizes_are_no_header(size):
+    assert not framing.is_header((header(0) + b"\0")[:size])
+
+
+def test_the_memo_is_bounded_and_stays_right(monkeypatch):
+    monkeypatch.setattr(framing, "_MEMO_LIMIT", 5)
+    memo = framing.HeaderMemo()
+    for length in [*range(20), *range(20)]:
+        assert memo[header(length)] == length
+        assert len(memo) <= 5
+
+
+def test_check_payload_says_both_checksums():
+    framing.check_payload(b"abc", bytes.fromhex("6e57f121"))
+    with pytest.raises(CorruptRecordError) as caught:
+        framing.check_payload(b"abd", bytes.fromhex("6e57f121"))
+    expected = slow_masked(b"abd")
+    assert str(caught.value) == (
+        f"corrupted record: expected payload checksum {expected:#010x}, got 0x21f1576e (3 bytes)"
+    )
+
+
+@given(st.lists(st.binary(max_size=20), max_size=6), st.integers(0, 200))
+def test_complete_records_at_every_cut(payloads, cut):
+    stream = framed(*payloads)[:cut]
+    ends, at = [], 0
+    for payload in payloads:
+        at += len(payload) + 16
+        if at <= len(stream):
+            ends.append(at)
+    starts, payload_ends, used, next_length, error = framing.complete_records(stream, framing.HeaderMemo())
+    assert [end + 4 for end in payload_ends] == ends
+    assert [stream[a:b] for a, b in zip(starts, payload_ends, strict=True)] == payloads[: len(ends)]
+    assert used == (ends[-1] if ends else 0)
+    assert next_length == (len(payloads[len(ends)]) if len(stream) - used >= 12 else None)
+    assert error is None
+
+
+@pytest.mark.parametrize("bad", [None, 0, 1, 4])
+def test_first_bad_payload(bad):
+    payloads = [b"a", b"", b"ccc", b"dd", b"e"]
+    stream = bytearray(framed(*payloads))
+    starts, ends, *_ = framing.complete_records(bytes(stream), framing.HeaderMemo())
+    if bad is not None:
+        stream[ends[bad]] ^= 1
+        stream[ends[4]] ^= 2  # the first counts
+    read = [bytes(stream[a:b]) for a, b in zip(starts, ends, strict=True)]
+    assert framing.first_bad_payload(bytes(stream), ends, read) == bad
+
+
+def _slow_find_headers(data):
+    return [
+        at
+        for at in range(len(data) - 11)
+        if data[at + 8 : at + 12] == struct.pack("<I", slow_masked(data[at : at + 8]))
+    ]
+
+
+@given(st.lists(st.one_of(st.binary(max_size=30), st.integers(0, 2**48 - 1).map(header)), max_size=8))
+def test_find_headers_against_a_slow_search(parts):
+    data = b"".join(parts)
+    for step in (1, 5, 12, 100):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(framing, "_SEARCH_BYTES", step)
+            assert framing.find_headers(data) == _slow_find_headers(data)
+    assert framing.find_headers(data) == _slow_find_headers(data)
+
+
+@pytest.mark.parametrize("size", [0, 1, 11])
+def test_find_headers_in_too_little(size):
+    assert framing.find_headers(header(1)[:size]) == []
+
+
+def test_find_headers_at_the_borders_and_side_by_side():
+    noise = random.Random(0).randbytes(50)
+    assert framing.find_headers(header(1)) == [0]
+    assert framing.find_headers(header(1) + header(2)) == [0, 12]
+    assert framing.find_headers(noise + header(9)) == [50]
+    assert framing.find_headers(header(2**48 - 1)) == [0]
+
+
+GUESSES = [
+    (b"version https://git-lfs.github.com/spec/v1\n", "git-LFS"),
+    (b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR", "a PNG image"),
+    (b"\xff\xd8\xff\xe0\0\x10JFIF", "a JPEG image"),
+    (b"GIF89a\1\0", "a GIF image"),
+    (b"PAR1\x15\x04", "a parquet file"),
+    (b"PK\x03\x04\x14", "a zip archive"),
+    (b"BZh91AY", "a bzip2 stream"),
+    (b"\x28\xb5\x2f\xfd\x04", "a zstd stream"),
+    (b"<!DOCTYPE html>", "an HTML page"),
+    (b"\n  <HTML lang='de'>", "an HTML page"),
+    (b"<?xml version='1.0'?>", "an XML file"),
+    (b"\0" * 64, "zeros"),
+    (b"label,image\n3,a.png\n", "text"),
+]
+
+
+@pytest.mark.parametrize(("data", "name"), GUESSES, ids=[name for _, name in GUESSES])
+def test_guess_content(data, name):  # robustness 13
+    assert name in framing.guess_content(data)
+
+
+@pytest.mark.parametrize("data", [b"", framed(b"abc"), b"\x80\x81\x82" * 20])
+def test_nothing_to_guess(data):
+    assert framing.guess_content(data) is None

@@ -1,0 +1,169 @@
+"""The order of data: frozen for ever, complete, uniform."""
+
+import math
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from torch_tfrecord.ordering import RandomStream, file_shares, interleave, shuffled
+
+pytestmark = pytest.mark.usefixtures("random_states_untouched")
+
+
+def test_splitmix64_is_the_published_one():
+    # The first outputs for state 1234567, as in the reference implementations.
+    stream = RandomStream()
+    stream._state = 1234567
+    assert [stream._next() for _ in range(5)] == [
+        6457827717110365317,
+        3203168211198807973,
+        9817491932198370423,
+        4593380528125082431,
+        16408922859458223821,
+    ]
+
+
+# robustness 90: these orders were promised to users; a change of any of them breaks their runs.
+FROZEN = [
+    ((), [5, 11, 6, 7, 3, 1, 2, 9, 8, 0, 4, 10]),
+    ((0,), [3, 6, 11, 4, 0, 7, 9, 5, 8, 2, 10, 1]),
+    ((0, 0), [11, 9, 6, 1, 4, 8, 0, 10, 2, 3, 7, 5]),
+    ((1, 0), [6, 9, 2, 1, 7, 3, 5, 4, 10, 0, 8, 11]),
+    ((0, 1), [9, 7, 5, 0, 8, 1, 6, 4, 3, 10, 11, 2]),
+    ((2**63, 5), [11, 3, 0, 9, 2, 1, 5, 8, 10, 4, 7, 6]),
+    ((2**64 - 1,), [0, 10, 4, 3, 8, 2, 7, 1, 9, 6, 11, 5]),
+    ((-1,), [6, 1, 9, 3, 8, 7, 2, 10, 4, 11, 5, 0]),
+    ((2**64,), [2, 4, 7, 0, 6, 9, 1, 8, 10, 11, 3, 5]),
+    ((2**70 + 3,), [3, 9, 4, 1, 7, 10, 2, 0, 5, 6, 11, 8]),
+]
+
+
+@pytest.mark.parametrize(("seeds", "order"), FROZEN, ids=str)
+def test_frozen_permutations(seeds, order):
+    assert shuffled(range(12), *seeds) == order
+
+
+def test_a_shuffle_is_a_permutation_and_pure():
+    items = ["b", "a", "c", "a"]
+    assert sorted(shuffled(items, 1)) == sorted(items)
+    assert items == ["b", "a", "c", "a"]
+    assert shuffled([], 1) == []
+    for size in (1, 2, 100, 1000):
+        assert sorted(shuffled(range(size), 3, size)) == list(range(size))
+        assert shuffled(range(size), 3, size) == shuffled(range(size), 3, size)
+
+
+def test_near_seeds_give_different_orders():
+    near = [*range(-20, 21), *(2**64 + n for n in range(-20, 21)), *(-(2**64) + n for n in range(-3, 3)), 2**65, 2**128]
+    tuples = [(), *((seed,) for seed in near), *((seed, 0) for seed in near), *((0, seed) for seed in near if seed)]
+    orders = {tuple(shuffled(range(20), *seeds)) for seeds in tuples}
+    assert len(orders) == len(tuples)
+
+
+def test_every_permutation_of_four_is_as_likely_as_any():  # chi-square, 23 degrees of freedom: 49.7 is p = 0.001
+    counts = Counter(tuple(shuffled(range(4), seed)) for seed in range(4800))
+    assert len(counts) == 24
+    assert sum((count - 200) ** 2 / 200 for count in counts.values()) < 49.7
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3, 7, 100])
+def test_numbers_below_a_limit_are_uniform(limit):
+    stream = RandomStream(11, limit)
+    counts = Counter(stream.below(limit) for _ in range(200 * limit))
+    assert set(counts) == set(range(limit))
+    chi_square = sum((count - 200) ** 2 / 200 for count in counts.values())
+    degrees = limit - 1
+    assert chi_square <= degrees + 4 * math.sqrt(2 * degrees) + 4
+
+
+def test_numbers_below_large_limits():
+    stream = RandomStream(1)
+    assert {stream.below(1) for _ in range(50)} == {0}
+    assert all(0 <= stream.below(2**64) < 2**64 for _ in range(100))
+    assert max(stream.below(2**40) for _ in range(200)) > 2**39
+
+
+@pytest.mark.parametrize("num_consumers", range(1, 13))
+@pytest.mark.parametrize("num_files", range(13))
+def test_file_shares_deal_every_record_once(num_files, num_consumers):
+    lengths = [7 * file % 12 for file in range(num_files)]
+    seen = Counter(
+        (share.file, record)
+        for consumer in range(num_consumers)
+        for share in file_shares(num_files, consumer, num_consumers)
+        for record in range(share.part, lengths[share.file], share.parts)
+    )
+    assert seen == Counter((file, record) for file in range(num_files) for record in range(lengths[file]))
+    whole = [sum(share.parts == 1 for share in file_shares(num_files, c, num_consumers)) for c in range(num_consumers)]
+    assert max(whole) - min(whole) <= 1
+
+
+def test_file_shares_frozen():
+    assert [tuple(map(tuple, file_shares(5, consumer, 4))) for consumer in range(4)] == [
+        ((0, 0, 1), (4, 0, 4)),
+        ((1, 0, 1), (4, 1, 4)),
+        ((2, 0, 1), (4, 2, 4)),
+        ((3, 0, 1), (4, 3, 4)),
+    ]
+    assert [tuple(map(tuple, file_shares(2, consumer, 5))) for consumer in range(5)] == [
+        ((0, 0, 3),),
+        ((1, 0, 2),),
+        ((0, 1, 3),),
+        ((1, 1, 2),),
+        ((0, 2, 3),),
+    ]
+
+
+FILES = {"a": 5, "b": 3, "c": 1, "e": 4}
+INTERLEAVED = [  # robustness 84: TensorFlow's order, block_length 1
+    (1, "a0 a1 a2 a3 a4 b0 b1 b2 c0 e0 e1 e2 e3"),
+    (2, "a0 b0 a1 b1 a2 b2 a3 a4 c0 e0 e1 e2 e3"),
+    (3, "a0 b0 c0 a1 b1 a2 b2 e0 a3 e1 a4 e2 e3"),
+    (4, "a0 b0 c0 e0 a1 b1 e1 a2 b2 e2 a3 e3 a4"),
+    (8, "a0 b0 c0 e0 a1 b1 e1 a2 b2 e2 a3 e3 a4"),
+]
+
+
+@pytest.mark.parametrize(("cycle_length", "order"), INTERLEAVED)
+def test_interleave_as_tensorflow(cycle_length, order):
+    streams = (iter([f"{name}{n}" for n in range(count)]) for name, count in FILES.items())
+    assert " ".join(interleave(streams, cycle_length)) == order
+
+
+@given(st.lists(st.integers(0, 6), max_size=12), st.integers(1, 6))
+def test_interleave_yields_everything_once_with_few_open(lengths, cycle_length):
+    open_now: set[int] = set()
+    most = 0
+
+    def stream(number):
+        nonlocal most
+        open_now.add(number)
+        most = max(most, len(open_now))
+        yield from ((number, item) for item in range(lengths[number]))
+        open_now.discard(number)
+
+    items = list(interleave((stream(number) for number in range(len(lengths))), cycle_length))
+    assert Counter(items) == Counter((number, item) for number, count in enumerate(lengths) for item in range(count))
+    for number in range(len(lengths)):
+        assert [item for stream_number, item in items if stream_number == number] == list(range(lengths[number]))
+    assert most <= cycle_length
+    assert not open_now
+
+
+def test_interleave_opens_a_stream_no_earlier_than_needed():
+    opened = []
+
+    def stream(number):
+        opened.append(number)
+        yield from [number] * 3
+
+    items = interleave((stream(number) for number in range(10)), 2)
+    assert [next(items), next(items), next(items)] == [0, 1, 0]
+    assert opened == [0, 1]
+
+
+def test_interleave_of_nothing():
+    assert list(interleave(iter(()), 3)) == []
+    assert list(interleave(iter([iter(()), iter(())]), 3)) == []

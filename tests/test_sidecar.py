@@ -1,0 +1,423 @@
+"""Where indexes are kept: beside the data, in a folder, in the cache, in memory; by several processes at once."""
+
+import errno
+import multiprocessing
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import warnings
+from pathlib import Path
+
+import pytest
+from helpers import compressed, framed, run_python
+
+from torch_tfrecord import CompressionError, CorruptRecordError, IndexMismatchError, RecordIndex, build_index, sidecar
+from torch_tfrecord.sidecar import IndexKeeper, sidecar_path
+
+PAYLOADS = [b"abc", b"", b"x" * 30]
+
+
+@pytest.fixture
+def data(tmp_path):
+    path = tmp_path / "data" / "x"
+    path.parent.mkdir()
+    path.write_bytes(framed(*PAYLOADS))
+    return str(path)
+
+
+def _cache():
+    return Path(os.environ["XDG_CACHE_HOME"], "torch_tfrecord")
+
+
+@pytest.fixture
+def builds(monkeypatch):
+    """The paths for which an index was built."""
+    built = []
+    real = sidecar.index_source
+
+    def index_source(file, **options):
+        built.append(file.path)
+        return real(file, **options)
+
+    monkeypatch.setattr(sidecar, "index_source", index_source)
+    return built
+
+
+@pytest.fixture
+def read_only(monkeypatch):
+    """Folders that cannot be written: root is not held back by permission bits, so the system's answer is made up."""
+    folders = []
+    real = os.open
+
+    def open_(path, flags, *rest, **named):
+        folder = os.path.dirname(path) if os.path.basename(path).startswith(".") else os.fspath(path)
+        if flags & (os.O_WRONLY | os.O_RDWR) and any(os.path.samefile(folder, f) for f in folders if os.path.exists(f)):
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS), path)
+        return real(path, flags, *rest, **named)
+
+    monkeypatch.setattr(os, "open", open_)
+    return folders
+
+
+# The usual way.
+
+
+def test_kept_beside_the_data_and_used_again(data, builds):
+    (index,) = IndexKeeper().indexes([data])
+    assert index == build_index(data)
+    assert RecordIndex.load(f"{data}.index.safetensors") == index
+    assert sorted(os.listdir(os.path.dirname(data))) == ["x", "x.index.safetensors"]
+    assert IndexKeeper().indexes([data]) == [index]
+    assert IndexKeeper("require").indexes([data]) == [index]
+    assert builds == [data]
+
+
+def test_indexes_come_in_the_order_of_the_files(tmp_path, builds):
+    paths = []
+    for number in range(20):
+        path = tmp_path / f"x{number}"
+        path.write_bytes(framed(*[b"a"] * number))
+        paths.append(str(path))
+    assert list(map(len, IndexKeeper().indexes(paths))) == list(range(20))
+    assert list(map(len, IndexKeeper().indexes(paths[::-1]))) == list(range(20))[::-1]
+    assert builds == paths
+
+
+def test_memory_keeps_and_looks_at_nothing(data, builds):
+    for _ in range(2):
+        assert IndexKeeper("memory").indexes([data]) == [build_index(data)]
+    assert os.listdir(os.path.dirname(data)) == ["x"]
+    assert builds == [data, data]
+
+
+def test_require_never_builds(data, builds):
+    with pytest.raises(IndexMismatchError) as caught:
+        IndexKeeper("require").indexes([data])
+    assert str(caught.value).startswith(f"{data}: expected an index at {data}.index.safetensors or {_cache()}/x.")
+    assert str(caught.value).endswith(", got none (build it with `tfrecord index`, or use index='auto')")
+    IndexKeeper().indexes([data])
+    with open(data, "ab") as file:
+        file.write(framed(b"more"))
+    with pytest.raises(IndexMismatchError, match="the index is not of this file as it is now: expected a file of 81"):
+        IndexKeeper("require").indexes([data])
+    assert builds == [data]
+
+
+def test_unknown_policy():
+    with pytest.raises(ValueError, match="index must be 'auto', 'require' or 'memory', got 'never'"):
+        IndexKeeper("never")
+
+
+def test_a_missing_data_file(tmp_path):
+    with pytest.raises(FileNotFoundError, match="gone"):
+        IndexKeeper().indexes([str(tmp_path / "gone")])
+
+
+def test_a_damaged_data_file_leaves_no_index(data):
+    content = bytearray(Path(data).read_bytes())
+    content[-1] ^= 1
+    Path(data).write_bytes(content)
+    with pytest.raises(CorruptRecordError, match="record 2 at byte 35"):
+        IndexKeeper().indexes([data])
+    assert os.listdir(os.path.dirname(data)) == ["x"]
+    (index,) = IndexKeeper(verify_crc=False).indexes([data])
+    assert len(index) == 3
+
+
+def test_a_declared_compression_is_held_against_the_index(data, builds):
+    Path(data).write_bytes(compressed(framed(*PAYLOADS), "GZIP"))
+    (index,) = IndexKeeper(compression_type="GZIP").indexes([data])
+    assert index.compression_type == "GZIP"
+    with pytest.raises(CompressionError, match=r"expected a zlib stream \(compression_type='ZLIB'\), got a gzip"):
+        IndexKeeper(compression_type="ZLIB").indexes([data])
+    with pytest.raises(IndexMismatchError, match="expected compression '', got 'GZIP' in the index"):
+        IndexKeeper("require", compression_type="").indexes([data])
+
+
+# Stale and foreign ones are built again. robustness 55, 59, 63
+
+
+def _stale(place, data):
+    with open(data, "ab") as file:
+        file.write(framed(b"more"))
+
+
+def _same_size_and_time(place, data):
+    before = os.stat(data)
+    Path(data).write_bytes(framed(b"", b"abc", b"y" * 30))
+    os.utime(data, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+def _of_another_file(place, data):
+    other = place.parent / "other"
+    other.write_bytes(framed(b"", b"abc", b"y" * 30))
+    build_index(other).save(place)
+    other.unlink()
+
+
+def _empty(place, data):
+    place.write_bytes(b"")
+
+
+def _cut(place, data):
+    place.write_bytes(place.read_bytes()[:-5])
+
+
+def _damaged(place, data):
+    content = bytearray(place.read_bytes())
+    content[-5] ^= 1
+    place.write_bytes(content)
+
+
+def _newer_version(place, data):
+    content = place.read_bytes()
+    assert content.count(b'"version":"1"') == 1
+    place.write_bytes(content.replace(b'"version":"1"', b'"version":"2"'))
+
+
+def _text_index(place, data):
+    build_index(data).to_tfrecord2idx(place)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [_stale, _same_size_and_time, _of_another_file, _empty, _cut, _damaged, _newer_version, _text_index],
+    ids=lambda change: change.__name__[1:],
+)
+def test_what_is_stale_or_foreign_is_built_again(change, data, builds):
+    place = Path(sidecar_path(data))
+    IndexKeeper().indexes([data])
+    change(place, data)
+    with pytest.raises(IndexMismatchError):
+        IndexKeeper("require").indexes([data])
+    (index,) = IndexKeeper().indexes([data])
+    assert index == build_index(data)
+    assert RecordIndex.load(place) == index
+    assert builds == [data, data]
+
+
+# Odd things at its place. robustness 65
+
+
+def _directory(place):
+    place.mkdir()
+
+
+def _fifo(place):
+    os.mkfifo(place)
+
+
+def _dangling(place):
+    place.symlink_to(place.parent / "missing" / "x")
+
+
+@pytest.mark.timeout(10)
+@pytest.mark.parametrize("make", [_directory, _fifo, _dangling], ids=lambda make: make.__name__[1:])
+def test_what_is_no_file_at_the_place_of_the_index(make, data, builds):
+    make(Path(sidecar_path(data)))
+    with pytest.warns(UserWarning, match="the folder cannot be written: its index is kept at ") as caught:
+        (index,) = IndexKeeper().indexes([data])
+    assert len(caught) == 1
+    assert index == build_index(data)
+    assert IndexKeeper().indexes([data]) == [index]
+    assert builds == [data]
+    assert len(list(_cache().iterdir())) == 1
+
+
+def test_a_link_at_the_place_of_the_index_is_followed(data, tmp_path, builds):
+    elsewhere = tmp_path / "elsewhere"
+    Path(sidecar_path(data)).symlink_to(elsewhere)
+    (index,) = IndexKeeper().indexes([data])
+    assert RecordIndex.load(elsewhere) == index
+    assert os.path.islink(sidecar_path(data))
+    assert IndexKeeper("require").indexes([data]) == [index]
+
+
+def test_a_link_to_itself_at_the_place_of_the_index_is_replaced(data, builds):
+    Path(sidecar_path(data)).symlink_to(sidecar_path(data))
+    (index,) = IndexKeeper().indexes([data])
+    assert RecordIndex.load(sidecar_path(data)) == index
+    assert IndexKeeper().indexes([data]) == [index]
+    assert builds == [data]
+
+
+# Folders that cannot be written. robustness 62
+
+
+def test_a_read_only_folder_uses_the_cache_and_says_so_once(data, read_only, builds):
+    second = f"{data}2"
+    shutil.copy(data, second)
+    read_only.append(os.path.dirname(data))
+    with pytest.warns(UserWarning) as caught:
+        indexes = IndexKeeper().indexes([data, second])
+    assert len(caught) == 1
+    text = str(caught[0].message)
+    assert text.startswith(f"{data}: the folder cannot be written: its index is kept at {_cache()}/x.")
+    assert "(2 such files). Give index_dir= to choose a place, or index='memory' if none is wanted." in text
+    assert len(list(_cache().iterdir())) == 2
+    assert IndexKeeper().indexes([data, second]) == indexes
+    assert IndexKeeper("require").indexes([data, second]) == indexes
+    assert builds == [data, second]
+
+
+def test_nowhere_to_keep_it(data, read_only, monkeypatch):
+    blocked = Path(os.path.dirname(data), "file")
+    blocked.write_bytes(b"")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(blocked))
+    read_only.append(os.path.dirname(data))
+    with pytest.warns(UserWarning, match=r"no index could be kept, it is built again each time \(1 such files\)"):
+        (index,) = IndexKeeper().indexes([data])
+    assert index == build_index(data)
+
+
+def test_the_cache_folder_without_the_variable(data, read_only, monkeypatch, tmp_path):
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    read_only.append(os.path.dirname(data))
+    with pytest.warns(UserWarning, match=re.escape(f"{tmp_path}/home/.cache/torch_tfrecord/x.")):
+        IndexKeeper().indexes([data])
+
+
+def test_an_index_dir(data, tmp_path, builds):
+    folder = tmp_path / "new" / "indexes"
+    (index,) = IndexKeeper(index_dir=folder).indexes([data])
+    (kept,) = folder.iterdir()
+    assert str(kept) == sidecar_path(data, str(folder))
+    assert re.fullmatch(r"x\.[0-9a-f]{16}\.index\.safetensors", kept.name)
+    assert os.listdir(os.path.dirname(data)) == ["x"]
+    assert IndexKeeper("require", index_dir=str(folder)).indexes([data]) == [index]
+    assert builds == [data]
+
+
+def test_files_of_one_name_do_not_meet_in_an_index_dir(tmp_path):
+    paths = []
+    for number in range(3):
+        path = tmp_path / str(number) / "x"
+        path.parent.mkdir()
+        path.write_bytes(framed(*[b"a"] * number))
+        paths.append(str(path))
+    keeper = IndexKeeper(index_dir=tmp_path / "indexes")
+    assert list(map(len, keeper.indexes(paths))) == [0, 1, 2]
+    assert len(os.listdir(tmp_path / "indexes")) == 3
+    # The same file by another way of writing its path is the same.
+    (tmp_path / "link").symlink_to(tmp_path / "2")
+    relative = os.path.relpath(paths[1])
+    indexes = IndexKeeper("require", index_dir=tmp_path / "indexes").indexes([str(tmp_path / "link" / "x"), relative])
+    assert list(map(len, indexes)) == [2, 1]
+
+
+def test_a_full_disk_leaves_the_old_index(data, monkeypatch):
+    IndexKeeper().indexes([data])
+    place = Path(sidecar_path(data))
+    before = place.read_bytes()
+    with open(data, "ab") as file:
+        file.write(framed(b"more"))
+
+    def write(fd, content):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", write)
+        with pytest.warns(UserWarning, match="no index could be kept"):
+            (index,) = IndexKeeper().indexes([data])
+    assert len(index) == 4
+    assert place.read_bytes() == before
+    assert sorted(os.listdir(place.parent)) == ["x", "x.index.safetensors"]
+
+
+# Several processes. robustness 61, 64
+
+
+def _build_often(path, count, queue):
+    try:
+        for _ in range(count):
+            os.unlink(sidecar_path(path)) if os.path.exists(sidecar_path(path)) else None
+            (index,) = IndexKeeper().indexes([path])
+            assert len(index) == 2000
+    except FileNotFoundError as error:
+        queue.put(None if error.filename == sidecar_path(path) else repr(error))  # both deleted it
+    except BaseException as error:
+        queue.put(repr(error))
+    else:
+        queue.put(None)
+
+
+def _build_always(path, count, queue):
+    try:
+        for _ in range(count):
+            build_index(path).save(sidecar_path(path))
+    except BaseException as error:
+        queue.put(repr(error))
+    else:
+        queue.put(None)
+
+
+def _load_often(path, count, queue):
+    try:
+        for _ in range(count):
+            assert len(RecordIndex.load(sidecar_path(path))) == 2000
+    except BaseException as error:
+        queue.put(repr(error))
+    else:
+        queue.put(None)
+
+
+@pytest.mark.parametrize("workers", [[_build_often, _build_often], [_build_always, _build_always, _load_often]])
+@pytest.mark.filterwarnings("ignore:This process.*is multi-threaded:DeprecationWarning")
+def test_processes_at_once(data, workers):
+    Path(data).write_bytes(framed(b"ab") * 2000)
+    IndexKeeper().indexes([data])
+    context = multiprocessing.get_context("fork")
+    queue = context.SimpleQueue()
+    processes = [context.Process(target=work, args=(data, 40, queue)) for work in workers]
+    for process in processes:
+        process.start()
+    outcomes = [queue.get() for _ in processes]
+    for process in processes:
+        process.join()
+    assert outcomes == [None] * len(processes)
+    names = os.listdir(os.path.dirname(data))
+    assert set(names) <= {"x", "x.index.safetensors"}
+    assert len(IndexKeeper().indexes([data])[0]) == 2000
+
+
+BUILD = """
+import sys
+from torch_tfrecord.sidecar import IndexKeeper
+print("ready", flush=True)
+while True:
+    IndexKeeper(index_dir=sys.argv[2]).indexes([sys.argv[1]])
+    import os
+    for name in os.listdir(sys.argv[2]): os.unlink(os.path.join(sys.argv[2], name))
+"""
+
+
+@pytest.mark.slow
+def test_a_killed_build_leaves_nothing_or_all(data, tmp_path):
+    Path(data).write_bytes(framed(b"ab") * 3000)
+    folder = tmp_path / "indexes"
+    for round_ in range(3):
+        with subprocess.Popen([sys.executable, "-c", BUILD, data, str(folder)], stdout=subprocess.PIPE) as process:
+            process.stdout.readline()
+            time.sleep(0.01 * round_)
+            process.send_signal(signal.SIGKILL)
+        names = os.listdir(folder) if folder.exists() else []
+        assert len(names) <= 1
+        assert all(len(RecordIndex.load(folder / name)) == 3000 for name in names)
+
+
+@pytest.mark.slow
+def test_no_progress_bar_and_nothing_printed_for_quick_builds(data):
+    done = run_python("import sys; from torch_tfrecord.sidecar import *; IndexKeeper().indexes(sys.argv[1:])", data)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_fresh_indexes_say_nothing(data):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        IndexKeeper().indexes([data])
+        IndexKeeper().indexes([data])
