@@ -1,6 +1,5 @@
 """The map-style dataset: list rules, what it reads, indexes, pickling, threads, files that change."""
 
-import gc
 import inspect
 import os
 import pickle
@@ -53,6 +52,13 @@ def write_split(folder, payloads=PAYLOADS, split=SPLIT, suffix=".tfrecord", **op
         write(folder / f"part-{number}{suffix}", [next(rest) for _ in range(count)], **options)
         for number, count in enumerate(split)
     ]
+
+
+def open_files(folder):
+    """The files of a folder that this process has open, by their names."""
+    links = [os.path.join("/proc/self/fd", name) for name in os.listdir("/proc/self/fd")]
+    targets = [os.readlink(link) for link in links if os.path.lexists(link)]
+    return sorted(os.path.relpath(target, folder) for target in targets if target.startswith(f"{folder}/"))
 
 
 @pytest.fixture
@@ -150,16 +156,15 @@ def test_slices_share_index_and_handles(folder):
     # Cheap: a slice of a slice of a data set takes a few bytes, and opens nothing again.
     ds = TFRecordDataset(folder / "part-*")
     part = ds[5:][::2]
-    gc.collect()  # what other tests left
-    descriptors = len(os.listdir("/proc/self/fd"))
+    assert open_files(folder) == []
     list(ds)
-    opened = len(os.listdir("/proc/self/fd")) - descriptors
-    assert opened == 3  # the file without records is never opened
+    opened = [f"part-{number}.tfrecord" for number in (0, 2, 3)]  # the file without records is never opened
+    assert open_files(folder) == opened
     list(part)
-    assert len(os.listdir("/proc/self/fd")) == descriptors + opened
+    assert open_files(folder) == opened
     assert part.files == ds.files
     del part, ds
-    assert len(os.listdir("/proc/self/fd")) == descriptors
+    assert open_files(folder) == []
 
 
 def test_raw_and_locate_of_a_slice_are_of_its_positions(ds):
@@ -445,18 +450,20 @@ def test_declared_compression_that_is_not_there(folder):
 # Pickling, forks, threads
 
 
-def test_pickles_without_open_files_and_without_the_reader(ds):
-    assert list(ds) == PAYLOADS
+def test_pickles_without_open_files_and_without_the_reader(folder):
+    ds = TFRecordDataset(folder / "part-*")
     part = ds[4:20:3]
-    gc.collect()  # what other tests left
-    descriptors = sorted(os.listdir("/proc/self/fd"))
+    assert list(ds) == PAYLOADS
+    opened = open_files(folder)
+    assert len(opened) == 3
     for protocol in (2, pickle.HIGHEST_PROTOCOL):
         copies = [pickle.loads(pickle.dumps(whole, protocol)) for whole in (ds, part)]
-        assert sorted(os.listdir("/proc/self/fd")) == descriptors  # nothing is opened before it is read
+        assert open_files(folder) == opened  # nothing is opened before it is read
         assert [list(copy) for copy in copies] == [PAYLOADS, PAYLOADS[4:20:3]]
+        assert len(open_files(folder)) == 9
         assert copies[0].files == ds.files
         del copies
-        assert sorted(os.listdir("/proc/self/fd")) == descriptors
+        assert open_files(folder) == opened
 
 
 def test_pickles_features_and_transform(tmp_path):
@@ -481,15 +488,13 @@ def test_opens_no_more_files_than_allowed(tmp_path, monkeypatch):
     for number in range(30):
         write(tmp_path / f"part-{number:02d}", [b"%d" % number, b"+"])
     ds = TFRecordDataset(tmp_path / "part-*")
-    gc.collect()  # what other tests left
-    before = len(os.listdir("/proc/self/fd"))
     order = list(range(60))
     random.Random(1).shuffle(order)
     for position in order:
         assert ds[position] == (b"+" if position % 2 else b"%d" % (position // 2))
-        assert len(os.listdir("/proc/self/fd")) <= before + 4
+        assert 0 < len(open_files(tmp_path)) <= 4
     del ds  # which closes its files, not some garbage collection later
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert open_files(tmp_path) == []
 
 
 @pytest.mark.parametrize("suffix", ["", ".gz"])

@@ -305,6 +305,16 @@ def test_a_single_file_is_split_by_record(tmp_path):
     assert list(stream(tmp_path, rank=1, world_size=3)) == [b"a1", b"a4", b"a7"]
 
 
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+def test_a_file_of_several_blocks_is_split_by_record(tmp_path, suffix):
+    # Files are read about half a megabyte at a time; the count goes on across the borders.
+    sizes = [1000, 999, 70_000, 0, 3]
+    records = [b"%d:" % number + bytes(sizes[number % 5]) for number in range(200)]
+    write(tmp_path / f"a{suffix}", records)
+    for rank in range(3):
+        assert list(stream(tmp_path, rank=rank, world_size=3)) == records[rank::3]
+
+
 def test_all_ranks_agree_on_the_order_of_files(tmp_path):
     write_split(tmp_path, (1,) * 6)
     ranks = [stream(tmp_path, rank=rank, world_size=2, shuffle=True, seed=4) for rank in range(2)]
