@@ -11,14 +11,15 @@ from torchvision import tv_tensors
 
 from torch_tfrecord.features import is_ragged
 
-__all__ = ["collate"]
+__all__ = ["collate", "keep_type"]
 
 
 def collate(samples: Sequence[Any]) -> Any:
     """Make a batch of samples, as torch's ``default_collate`` does, with what TFRecord data needs beside.
 
     - bytes and str become lists;
-    - tensors of equal shape are stacked to [B, ...]; ``tv_tensors`` keep their type;
+    - tensors of equal shape are stacked to [B, ...]; ``tv_tensors`` keep their type, but for boxes, which it cannot
+      hold in batches;
     - var-length features become a jagged nested tensor [B, *], always, so that its kind does not depend on the lengths
       that happen to meet; 1-D tensors of unequal length do, too;
     - mappings, tuples and lists are taken apart, each part made a batch; None stays a list.
@@ -95,4 +96,12 @@ def _stack(values: list[Any], name: str) -> torch.Tensor:
                 f"{list(shape)} in sample {number} (resize or pad them in a transform)"
             )
     batch: torch.Tensor = default_collate([value.as_subclass(torch.Tensor) for value in values])
-    return tv_tensors.wrap(batch, like=values[0]) if isinstance(values[0], tv_tensors.TVTensor) else batch
+    return keep_type(batch, values[0])
+
+
+def keep_type(batch: torch.Tensor, sample: torch.Tensor) -> torch.Tensor:
+    """The batch as the tv_tensor that its samples are; of boxes, of which tv_tensors has no batch, a plain tensor."""
+    if not isinstance(sample, tv_tensors.TVTensor) or isinstance(sample, tv_tensors.BoundingBoxes):
+        return batch
+    wrapped: torch.Tensor = tv_tensors.wrap(batch, like=sample)
+    return wrapped

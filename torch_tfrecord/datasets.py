@@ -17,7 +17,7 @@ from torch_tfrecord.collate import collate
 from torch_tfrecord.compression import ByteSource, check_compression_type, open_stream
 from torch_tfrecord.errors import TFRecordError
 from torch_tfrecord.ordering import FileShare, RandomStream, file_shares, interleave, shuffled
-from torch_tfrecord.parsing import ExampleParser
+from torch_tfrecord.parsing import ExampleParser, SequenceExampleParser, make_parser
 from torch_tfrecord.paths import Paths, find_files
 from torch_tfrecord.ranks import check_rank, consumer, resolve_rank
 from torch_tfrecord.reader import RecordReader, check_on_corrupt, read_blocks
@@ -72,7 +72,7 @@ class TFRecordDataset(Dataset[Any]):
         index_dir: str | os.PathLike[str] | None = None,
     ) -> None:
         compression = check_compression_type(compression_type)
-        self._parser = None if features is None else ExampleParser(features)
+        self._parser = None if features is None else make_parser(features)
         self._transform = transform
         keeper = IndexKeeper(index, index_dir=index_dir, verify_crc=verify_crc, compression_type=compression)
         self.files: list[str] = find_files(paths)
@@ -137,7 +137,7 @@ class TFRecordDataset(Dataset[Any]):
             error.locate(path=self.files[file], position=number)
             raise
 
-    def _parse(self, parser: ExampleParser, payload: bytes, file: int, number: int) -> Any:
+    def _parse(self, parser: ExampleParser | SequenceExampleParser, payload: bytes, file: int, number: int) -> Any:
         try:
             return parser.single(payload)
         except TFRecordError as error:
@@ -192,7 +192,8 @@ class TFRecordIterableDataset(IterableDataset[Any]):
         seed: The order is a pure function of (seed, epoch), rank and worker.
         rank, world_size: Both or none; None means torch.distributed's where it is initialised, else torchrun's
             environment, else 0 of 1.
-        cycle_length: Read from this many files in turn, one record each.
+        cycle_length: Read from this many files in turn, as tf.data's ``interleave``.
+        block_length: Records to read from a file at its turn.
         drop_last: Leave out a last batch (of each worker) that is not full.
         compression_type: "auto" (detected for each file), None or "" (none), "GZIP", "ZLIB".
         verify_crc: Check the payloads' checksums; headers are always checked.
@@ -219,6 +220,7 @@ class TFRecordIterableDataset(IterableDataset[Any]):
         rank: int | None = None,
         world_size: int | None = None,
         cycle_length: int = 1,
+        block_length: int = 1,
         drop_last: bool = False,
         compression_type: str | None = "auto",
         verify_crc: bool = True,
@@ -229,17 +231,18 @@ class TFRecordIterableDataset(IterableDataset[Any]):
             _check_at_least("batch_size", batch_size, 1)
         _check_at_least("shuffle_buffer_size", shuffle_buffer_size, 0)
         _check_at_least("cycle_length", cycle_length, 1)
+        _check_at_least("block_length", block_length, 1)
         check_rank(rank, world_size)
         check_on_corrupt(on_corrupt)
         self._compression_type = check_compression_type(compression_type)
-        self._parser = None if features is None else ExampleParser(features)
+        self._parser = None if features is None else make_parser(features)
         self._transform = transform
         self._batch_size = batch_size
         self._shuffle = shuffle
         self._buffer_size = shuffle_buffer_size
         self._seed = as_integer(seed)
         self._rank, self._world_size = rank, world_size
-        self._cycle_length = cycle_length
+        self._cycle_length, self._block_length = cycle_length, block_length
         self._drop_last = drop_last
         self._verify = verify_crc
         self._on_corrupt = on_corrupt
@@ -264,7 +267,8 @@ class TFRecordIterableDataset(IterableDataset[Any]):
 
     def _samples(self, shares: list[FileShare], epoch: int) -> Iterator[tuple[bytes, str, int, int]]:
         order = shuffled(self.files, self._seed, epoch) if self._shuffle else self.files
-        return interleave((self._records(order[share.file], share) for share in shares), self._cycle_length)
+        streams = (self._records(order[share.file], share) for share in shares)
+        return interleave(streams, self._cycle_length, self._block_length)
 
     def _records(self, path: str, share: FileShare) -> Iterator[tuple[bytes, str, int, int]]:
         """Payload, path, offset and number of each record of a share."""
