@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from torch_tfrecord import features as module
+from torch_tfrecord import structured_features as structured_module
 from torch_tfrecord.features import (
     Feature,
     FixedLenFeature,
@@ -21,6 +22,7 @@ from torch_tfrecord.features import (
     is_ragged,
     mark_ragged,
 )
+from torch_tfrecord.structured_features import FixedLenSequenceFeature, RaggedFeature, SparseFeature
 
 I64 = torch.int64
 SPECS = {
@@ -37,6 +39,13 @@ SPECS = {
     "RawTensor(('n',), torch.uint8)": RawTensor("n", torch.uint8),
     "SerializedTensor(key='t')": SerializedTensor(key="t"),
     "Text()": Text(),
+    "FixedLenSequenceFeature((2,), torch.int64)": FixedLenSequenceFeature(2, I64),
+    "FixedLenSequenceFeature((), str, allow_missing=True, default_value='-', key='k')": FixedLenSequenceFeature((), str, True, "-", key="k"),
+    "RaggedFeature(torch.int64)": RaggedFeature(I64, row_splits_dtype=I64),
+    "RaggedFeature(bytes, value_key='v', partitions=(RaggedFeature.RowSplits('a'), RaggedFeature.UniformRowLength(2)), validate=False)": RaggedFeature(bytes, "v", [RaggedFeature.RowSplits("a"), RaggedFeature.UniformRowLength(2)], validate=False),
+    "RaggedFeature(torch.int64, partitions=(RaggedFeature.RowLengths('a'), RaggedFeature.RowStarts('b'), RaggedFeature.RowLimits('c'), RaggedFeature.ValueRowIds('d')))": RaggedFeature(I64, None, (RaggedFeature.RowLengths("a"), RaggedFeature.RowStarts("b"), RaggedFeature.RowLimits("c"), RaggedFeature.ValueRowIds("d"))),
+    "SparseFeature(('i',), 'v', torch.float32, (9,))": SparseFeature("i", "v", torch.float32, 9),
+    "SparseFeature(('i', 'j'), 'v', str, (9, 3), already_sorted=True, validate=False)": SparseFeature(["i", "j"], "v", str, [9, 3], True, validate=False),
 }  # fmt: skip
 
 
@@ -44,7 +53,7 @@ SPECS = {
 def test_a_spec_prints_as_the_code_that_builds_it(code):
     spec = SPECS[code]
     assert repr(spec) == code
-    again = eval(code, vars(module) | {"torch": torch})
+    again = eval(code, vars(structured_module) | vars(module))
     assert again == spec
     assert hash(again) == hash(spec)
     assert pickle.loads(pickle.dumps(spec)) == spec
@@ -70,6 +79,9 @@ def test_positional_order_is_tensorflows():
         return [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
 
     assert positional(FixedLenFeature) == ["shape", "dtype", "default_value"]
+    assert positional(FixedLenSequenceFeature) == ["shape", "dtype", "allow_missing", "default_value"]
+    assert positional(RaggedFeature) == ["dtype", "value_key", "partitions", "row_splits_dtype", "validate"]
+    assert positional(SparseFeature) == ["index_key", "value_key", "dtype", "size", "already_sorted"]
     assert positional(VarLenFeature) == ["dtype"]
     assert positional(RawTensor) == ["shape", "dtype"]
     assert positional(Image) == ["mode"]

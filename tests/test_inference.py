@@ -9,14 +9,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from torch_tfrecord import features as features_module
 from torch_tfrecord.errors import ParseError
-from torch_tfrecord.example import encode_example
+from torch_tfrecord.example import encode_example, encode_sequence_example
 from torch_tfrecord.features import FixedLenFeature, Image, RawTensor, SerializedTensor, Text, VarLenFeature
 from torch_tfrecord.images import encode_image
-from torch_tfrecord.inference import format_features, infer_features_from_records
-from torch_tfrecord.parsing import parse_example
+from torch_tfrecord.inference import format_features, infer_features, infer_features_from_records
+from torch_tfrecord.parsing import parse_example, parse_sequence_example
+from torch_tfrecord.structured_features import FixedLenSequenceFeature, SequenceFeatures
 from torch_tfrecord.tensors import serialize_tensor
+from torch_tfrecord.writer import TFRecordWriter
 
 
 def infer(*rows):
@@ -137,12 +138,107 @@ def test_proposals_read_their_records_and_their_code_runs(row, count):
     spec = infer(*[row] * count)
     assert spec.keys() == row.keys()
     names = {}
-    exec(format_features(spec).replace("from torch_tfrecord import", "from torch_tfrecord.features import"), names)
+    exec(format_features(spec), names)
     assert names["features"] == spec
-    assert features_module.FixedLenFeature is FixedLenFeature
 
 
 def test_what_looks_like_a_size_is_one_integer():
     assert infer({"raw": struct.pack("<6B", *range(6)), "height": [2, 2], "width": 3})["raw"] == FixedLenFeature(
         (), bytes
+    )
+
+
+# --- SequenceExamples ------------------------------------------------------------------------------------------------
+
+
+def infer_sequences(*rows):
+    records = [encode_sequence_example(context, lists) for context, lists in rows]
+    spec = infer_features_from_records(records)
+    names = {}
+    exec(format_features(spec), names)
+    assert names["features"] == spec
+    parse_sequence_example(records, spec.context_features, spec.sequence_features)  # it reads what it was shown
+    return spec
+
+
+PNG = encode_image(torch.zeros(3, 4, 5, dtype=torch.uint8), "png")
+NO_INTS = np.zeros(0, np.int64)
+
+
+@pytest.mark.parametrize(
+    ("lists", "spec"),
+    [
+        ([[1, 2], [3]], FixedLenSequenceFeature((), torch.int64)),
+        ([[[1.0, 2.0]], []], FixedLenSequenceFeature((2,), torch.float32)),
+        ([[1, [2, 3]], [4]], VarLenFeature(torch.int64)),
+        ([[1, NO_INTS]], VarLenFeature(torch.int64)),
+        ([[1], None], FixedLenSequenceFeature((), torch.int64, allow_missing=True)),
+        ([["a", "b"], ["c"]], Text()),
+        ([["a"], None], FixedLenSequenceFeature((), str, allow_missing=True)),
+        ([[b"\xff"], []], FixedLenSequenceFeature((), bytes)),
+        ([[["a", "b"]], ["c"]], VarLenFeature(str)),
+        ([[PNG, PNG], [PNG]], Image()),
+        ([[PNG], None], FixedLenSequenceFeature((), bytes, allow_missing=True)),
+        ([[serialize_tensor(torch.zeros(2))]], SerializedTensor()),
+        ([[b"\xff" * 6, bytes(6)]], RawTensor(("height", "width"), torch.uint8)),
+    ],
+)
+def test_one_feature_list(lists, spec):
+    context = {"height": 2, "width": 3}
+    rows = [(context, {"n": [1]} | ({} if steps is None else {"x": steps})) for steps in lists]
+    got = infer_sequences(*rows)
+    assert got.context_features == {"height": ONE, "width": ONE}
+    assert got.sequence_features == {"n": FixedLenSequenceFeature((), torch.int64), "x": spec}
+
+
+def test_sizes_of_each_step():
+    lists = {"raw": [bytes(6), b"\xff" * 4], "height": [2, 2], "width": [3, 2]}
+    got = infer_sequences(({}, lists))
+    assert got.context_features == {}
+    assert got.sequence_features["raw"] == RawTensor(("height", "width"), torch.uint8)
+
+
+def test_lists_that_say_nothing():
+    record = bytes.fromhex("0a0c0a0a0a016112051a030a010512090a070a017812020a00")
+    assert infer_features_from_records([record]) == {"a": ONE}
+    assert infer_features_from_records([encode_sequence_example({"a": 5}, {"x": []})]) == {"a": ONE}
+    with pytest.raises(ParseError, match="feature 'x': Data types don't match: float32 and int64"):
+        infer_sequences(({}, {"x": [1, 1.5]}))
+
+
+def test_printed_code_of_sequences(tmp_path):
+    path = tmp_path / "a.tfrecord"
+    with TFRecordWriter(path) as writer:
+        writer.write(encode_sequence_example({"id": 1}, {"frame": [PNG], "x": [1, 2]}))
+        writer.write(encode_sequence_example({"id": 2}, {"frame": [PNG, PNG], "x": [1]}))
+    spec = infer_features(path)
+    assert isinstance(spec, SequenceFeatures)
+    assert format_features(spec) == "\n".join(
+        [
+            "import torch",
+            "from torch_tfrecord import FixedLenFeature, FixedLenSequenceFeature, Image, SequenceFeatures",
+            "",
+            "features = SequenceFeatures(",
+            "    context_features={",
+            '        "id": FixedLenFeature((), torch.int64),',
+            "    },",
+            "    sequence_features={",
+            '        "frame": Image(),',
+            '        "x": FixedLenSequenceFeature((), torch.int64),',
+            "    },",
+            ")",
+        ]
+    )
+    text_only = SequenceFeatures(sequence_features={"t": Text()})
+    assert format_features(text_only) == "\n".join(
+        [
+            "from torch_tfrecord import SequenceFeatures, Text",
+            "",
+            "features = SequenceFeatures(",
+            "    context_features={},",
+            "    sequence_features={",
+            '        "t": Text(),',
+            "    },",
+            ")",
+        ]
     )

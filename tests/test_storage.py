@@ -4,6 +4,7 @@ import errno
 import gc
 import os
 import random
+import signal
 import socket
 import threading
 from pathlib import Path
@@ -386,6 +387,7 @@ def test_forked_processes_share_nothing(shards):  # robustness 68
         for seed in range(4):
             child = os.fork()
             if child == 0:
+                signal.alarm(20)  # a copied lock would be waited for without end
                 code = 1
                 try:
                     for number in random.Random(seed).choices(range(50), k=200):

@@ -1,6 +1,7 @@
 """Train in PyTorch from TFRecord files, without TensorFlow."""
 
 from torch_tfrecord.collate import collate
+from torch_tfrecord.containers import RaggedTensor, SparseList
 from torch_tfrecord.datasets import TFRecordDataset, TFRecordIterableDataset
 from torch_tfrecord.errors import (
     CompressionError,
@@ -16,8 +17,21 @@ from torch_tfrecord.features import FixedLenFeature, Image, RawTensor, Serialize
 from torch_tfrecord.images import decode_image, encode_image, resize_with_crop_or_pad
 from torch_tfrecord.index import RecordIndex, build_index
 from torch_tfrecord.inference import format_features, infer_features
-from torch_tfrecord.parsing import parse_example, parse_single_example
+from torch_tfrecord.loader import make_dataloader
+from torch_tfrecord.padding import PaddedCollate
+from torch_tfrecord.parsing import (
+    parse_example,
+    parse_sequence_example,
+    parse_single_example,
+    parse_single_sequence_example,
+)
 from torch_tfrecord.reader import read_records
+from torch_tfrecord.structured_features import (
+    FixedLenSequenceFeature,
+    RaggedFeature,
+    SequenceFeatures,
+    SparseFeature,
+)
 from torch_tfrecord.tensors import parse_tensor, serialize_tensor
 from torch_tfrecord.writer import ShardedTFRecordWriter, TFRecordWriter
 
@@ -25,15 +39,22 @@ __all__ = [
     "CompressionError",
     "CorruptRecordError",
     "FixedLenFeature",
+    "FixedLenSequenceFeature",
     "Image",
     "ImageDecodeError",
     "IndexMismatchError",
     "LimitExceededError",
+    "PaddedCollate",
     "ParseError",
+    "RaggedFeature",
+    "RaggedTensor",
     "RawTensor",
     "RecordIndex",
+    "SequenceFeatures",
     "SerializedTensor",
     "ShardedTFRecordWriter",
+    "SparseFeature",
+    "SparseList",
     "TFRecordDataset",
     "TFRecordError",
     "TFRecordIterableDataset",
@@ -50,8 +71,11 @@ __all__ = [
     "encode_sequence_example",
     "format_features",
     "infer_features",
+    "make_dataloader",
     "parse_example",
+    "parse_sequence_example",
     "parse_single_example",
+    "parse_single_sequence_example",
     "parse_tensor",
     "read_records",
     "resize_with_crop_or_pad",

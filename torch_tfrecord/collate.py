@@ -9,9 +9,10 @@ import torch
 from torch.utils.data import default_collate
 from torchvision import tv_tensors
 
+from torch_tfrecord.containers import RaggedTensor, SparseList, stack_samples
 from torch_tfrecord.features import is_ragged
 
-__all__ = ["collate"]
+__all__ = ["collate", "keep_type"]
 
 
 def collate(samples: Sequence[Any]) -> Any:
@@ -22,6 +23,7 @@ def collate(samples: Sequence[Any]) -> Any:
     - boxes and key points of ``tv_tensors``, which belong to one image each, become lists;
     - var-length features become a jagged nested tensor [B, *], always, so that its kind does not depend on the lengths
       that happen to meet; 1-D tensors of unequal length do, too;
+    - jagged, ragged and sparse samples become one with the sample's number as first dimension;
     - mappings, tuples and lists are taken apart, each part made a batch; None stays a list.
 
     Args:
@@ -98,11 +100,31 @@ def _check_keys(values: list[Any], name: str) -> None:
 
 def _tensors(values: list[Any], name: str) -> Any:
     first = values[0]
+    if first.is_nested or first.layout == torch.sparse_coo:
+        return _structured(values, name)
     if not isinstance(first, tv_tensors.TVTensor):
         return _stack(values, name)
-    if not isinstance(first, (tv_tensors.Image, tv_tensors.Video, tv_tensors.Mask)):
-        return values
-    return tv_tensors.wrap(_stack(values, name), like=first)
+    return keep_type(_stack(values, name), first) if isinstance(first, _BATCHED_KINDS) else values
+
+
+def _structured(values: list[Any], name: str) -> Any:
+    """Jagged, ragged and sparse samples."""
+    try:
+        return stack_samples(values)
+    except ValueError as error:
+        raise ValueError(f"{name or 'samples'}: {error}") from error
+
+
+# The tv_tensors that have a form for batches; boxes and key points belong to one image each.
+_BATCHED_KINDS = (tv_tensors.Image, tv_tensors.Video, tv_tensors.Mask)
+
+
+def keep_type(batch: torch.Tensor, sample: torch.Tensor) -> torch.Tensor:
+    """The batch as the tv_tensor that its samples are; a plain tensor where tv_tensors has no batch of those."""
+    if not isinstance(sample, _BATCHED_KINDS):
+        return batch
+    wrapped: torch.Tensor = tv_tensors.wrap(batch, like=sample)
+    return wrapped
 
 
 def _stack(values: list[Any], name: str) -> torch.Tensor:
@@ -126,6 +148,7 @@ def _stack(values: list[Any], name: str) -> torch.Tensor:
 
 
 _KINDS: tuple[tuple[type | tuple[type, ...], Callable[[list[Any], str], Any]], ...] = (
+    ((RaggedTensor, SparseList), _structured),
     (torch.Tensor, _tensors),
     (Mapping, _mapping),
     ((tuple, list), _sequence),

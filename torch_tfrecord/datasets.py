@@ -18,12 +18,13 @@ from torch_tfrecord.compression import ByteSource, check_compression_type, open_
 from torch_tfrecord.errors import TFRecordError
 from torch_tfrecord.index import RecordIndex
 from torch_tfrecord.ordering import FileShare, RandomStream, file_shares, interleave, shuffled
-from torch_tfrecord.parsing import ExampleParser
+from torch_tfrecord.parsing import ExampleParser, SequenceExampleParser, make_parser
 from torch_tfrecord.paths import Paths, find_files
 from torch_tfrecord.ranks import check_rank, consumer, in_process_group, resolve_rank
 from torch_tfrecord.reader import RecordReader, check_on_corrupt, read_blocks
 from torch_tfrecord.sidecar import IndexKeeper
 from torch_tfrecord.storage import SourceCache, open_file
+from torch_tfrecord.structured_features import SequenceFeatures
 
 __all__ = ["TFRecordDataset", "TFRecordIterableDataset"]
 
@@ -37,7 +38,8 @@ class TFRecordDataset(Dataset[Any]):
 
     Args:
         paths: A path, a glob, ``name@N``, a directory, or a list of these; see `find_files`. Local, or of fsspec.
-        features: What to read from each record, by name; None gives the record's bytes.
+        features: What to read from each record, by name; None gives the record's bytes. `SequenceFeatures` reads
+            SequenceExamples, as `(context, sequences)`.
         transform: Called with each sample.
         compression_type: "auto" (detected for each file), None or "" (none), "GZIP", "ZLIB". In compressed files random
             access has to decompress from the beginning up to the record.
@@ -64,7 +66,7 @@ class TFRecordDataset(Dataset[Any]):
     def __init__(
         self,
         paths: Paths,
-        features: Mapping[str, Any] | None = None,
+        features: Mapping[str, Any] | SequenceFeatures | None = None,
         *,
         transform: Callable[[Any], Any] | None = None,
         compression_type: str | None = "auto",
@@ -73,7 +75,7 @@ class TFRecordDataset(Dataset[Any]):
         index_dir: str | os.PathLike[str] | None = None,
     ) -> None:
         compression = check_compression_type(compression_type)
-        self._parser = None if features is None else ExampleParser(features)
+        self._parser = None if features is None else make_parser(features)
         self._transform = transform
         keeper = IndexKeeper(index, index_dir=index_dir, verify_crc=verify_crc, compression_type=compression)
         self.files: list[str] = find_files(paths)
@@ -138,7 +140,7 @@ class TFRecordDataset(Dataset[Any]):
             error.locate(path=self.files[file], position=number)
             raise
 
-    def _parse(self, parser: ExampleParser, payload: bytes, file: int, number: int) -> Any:
+    def _parse(self, parser: ExampleParser | SequenceExampleParser, payload: bytes, file: int, number: int) -> Any:
         try:
             return parser.single(payload)
         except TFRecordError as error:
@@ -195,7 +197,8 @@ class TFRecordIterableDataset(IterableDataset[Any]):
 
     Args:
         paths: As for `TFRecordDataset`.
-        features: What to read from each record, by name; None gives the record's bytes.
+        features: What to read from each record, by name; None gives the record's bytes. `SequenceFeatures` reads
+            SequenceExamples, as `(context, sequences)`.
         transform: Called with each sample, before batching.
         batch_size: Yield batches of this many samples (use `DataLoader(ds, batch_size=None)`); None yields samples.
         shuffle: Put the files in a new order each epoch.
@@ -203,7 +206,8 @@ class TFRecordIterableDataset(IterableDataset[Any]):
         seed: The order is a pure function of (seed, epoch), rank and worker.
         rank, world_size: Both or none; None means torch.distributed's where it is initialised, else torchrun's
             environment, else 0 of 1.
-        cycle_length: Read from this many files in turn, one record each.
+        cycle_length: Read from this many files in turn, as tf.data's ``interleave``.
+        block_length: Records to read from a file at its turn.
         drop_last: Leave out a last batch (of each worker) that is not full.
         compression_type: "auto" (detected for each file), None or "" (none), "GZIP", "ZLIB".
         verify_crc: Check the payloads' checksums; headers are always checked.
@@ -220,7 +224,7 @@ class TFRecordIterableDataset(IterableDataset[Any]):
     def __init__(
         self,
         paths: Paths,
-        features: Mapping[str, Any] | None = None,
+        features: Mapping[str, Any] | SequenceFeatures | None = None,
         *,
         transform: Callable[[Any], Any] | None = None,
         batch_size: int | None = None,
@@ -230,6 +234,7 @@ class TFRecordIterableDataset(IterableDataset[Any]):
         rank: int | None = None,
         world_size: int | None = None,
         cycle_length: int = 1,
+        block_length: int = 1,
         drop_last: bool = False,
         compression_type: str | None = "auto",
         verify_crc: bool = True,
@@ -241,7 +246,7 @@ class TFRecordIterableDataset(IterableDataset[Any]):
         check_rank(rank, world_size)
         check_on_corrupt(on_corrupt)
         self._compression_type = check_compression_type(compression_type)
-        self._parser = None if features is None else ExampleParser(features)
+        self._parser = None if features is None else make_parser(features)
         self._transform = transform
         self._batch_size = None if batch_size is None else _at_least(1, "batch_size", batch_size)
         self._shuffle = shuffle
@@ -249,6 +254,7 @@ class TFRecordIterableDataset(IterableDataset[Any]):
         self._seed = as_integer(seed)
         self._rank, self._world_size = rank, world_size
         self._cycle_length = _at_least(1, "cycle_length", cycle_length)
+        self._block_length = _at_least(1, "block_length", block_length)
         self._drop_last = drop_last
         self._verify = verify_crc
         self._on_corrupt = on_corrupt
@@ -271,7 +277,8 @@ class TFRecordIterableDataset(IterableDataset[Any]):
 
     def _samples(self, shares: list[FileShare], epoch: int) -> Iterator[tuple[bytes, str, int, int]]:
         order = shuffled(self.files, self._seed, epoch) if self._shuffle else self.files
-        return interleave((self._records(order[share.file], share) for share in shares), self._cycle_length)
+        streams = (self._records(order[share.file], share) for share in shares)
+        return interleave(streams, self._cycle_length, self._block_length)
 
     def _records(self, path: str, share: FileShare) -> Iterator[tuple[bytes, str, int, int]]:
         """Payload, path, offset and number of each record of a share."""

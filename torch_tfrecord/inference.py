@@ -8,15 +8,15 @@ is ``VarLenFeature``.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 
 from torch_tfrecord.errors import ParseError, TFRecordError
-from torch_tfrecord.example import Values, decode_example
+from torch_tfrecord.example import Values, decode_sequence_example
 from torch_tfrecord.features import (
     Feature,
     FixedLenFeature,
@@ -29,6 +29,7 @@ from torch_tfrecord.features import (
 from torch_tfrecord.images import image_format
 from torch_tfrecord.paths import Paths, find_files
 from torch_tfrecord.reader import read_records
+from torch_tfrecord.structured_features import FixedLenSequenceFeature, SequenceFeatures
 from torch_tfrecord.tensors import parse_tensor
 
 __all__ = ["format_features", "infer_features", "infer_features_from_records"]
@@ -39,10 +40,13 @@ _SIZE_NAMES = (("height", "rows"), ("width", "cols"), ("depth", "channels"))
 _RAW_DTYPES = ((torch.uint8, None), (torch.float32, np.dtype("<f4")), (torch.float64, np.dtype("<f8")))
 _PLAUSIBLE_FLOAT = 1e15
 
+# A record's context and feature lists; an Example is a context without lists.
+_Sample: TypeAlias = tuple[dict[str, Values], dict[str, list[Values]]]
+
 _DTYPES: dict[type, Any] = {np.int64: torch.int64, np.float32: torch.float32, bytes: bytes}
 
 
-def infer_features(paths: Paths, *, num_records: int = 100) -> dict[str, Feature]:
+def infer_features(paths: Paths, *, num_records: int = 100) -> dict[str, Feature] | SequenceFeatures:
     """Propose a spec that reads the records of some files, for pasting into code.
 
     Args:
@@ -50,7 +54,8 @@ def infer_features(paths: Paths, *, num_records: int = 100) -> dict[str, Feature
         num_records: How many records to look at: the first ones of each file, as evenly as the files allow.
 
     Returns:
-        Key -> spec; see `infer_features_from_records`. `format_features` prints it as code.
+        Key -> spec, or SequenceFeatures where a record has feature lists; see `infer_features_from_records`.
+        `format_features` prints it as code.
 
     Raises:
         ParseError: A record is no Example; it is named.
@@ -64,13 +69,13 @@ def infer_features(paths: Paths, *, num_records: int = 100) -> dict[str, Feature
     if isinstance(num_records, bool) or not isinstance(num_records, int) or num_records < 1:
         raise ValueError(f"num_records must be an integer of at least 1, got {num_records!r}")
     files = find_files(paths)
-    samples: list[dict[str, Values]] = []
+    samples: list[_Sample] = []
     for number, path in enumerate(files):
         # What short files leave over goes to the later ones.
         share = -(-(num_records - len(samples)) // (len(files) - number))
         for position, record in enumerate(islice(read_records(path), share)):
             try:
-                samples.append(decode_example(record))
+                samples.append(decode_sequence_example(record))
             except TFRecordError as error:
                 error.locate(path=path, position=position)
                 raise
@@ -79,17 +84,20 @@ def infer_features(paths: Paths, *, num_records: int = 100) -> dict[str, Feature
     return _propose_all(samples)
 
 
-def infer_features_from_records(records: Iterable[bytes]) -> dict[str, Feature]:
+def infer_features_from_records(records: Iterable[bytes]) -> dict[str, Feature] | SequenceFeatures:
     """Propose the narrowest spec that reads all these records.
 
     Args:
-        records: Serialized tf.train.Examples; all are read, and their bytes values are held in memory.
+        records: Serialized tf.train.Examples or SequenceExamples; all are read, and their bytes values are held in
+            memory.
 
     Returns:
         Key -> spec, sorted by key: a constant number of values in all records is a FixedLenFeature of shape ``()`` or
         ``(n,)``, anything else a VarLenFeature. A single bytes value in all records may be an Image (by its first
         bytes), a SerializedTensor, a RawTensor (when its size is that of the height, width and depth that stand beside
-        it) or printable Text. A key whose kind is never set is left out.
+        it) or printable Text. A key whose kind is never set is left out. Where a record has feature lists, a
+        SequenceFeatures of two such mappings: the context's, and the feature lists', where a constant number of values
+        in all steps is a FixedLenSequenceFeature.
 
     Raises:
         ParseError: A record is no Example (``position`` is its number), or a key is of several kinds.
@@ -102,17 +110,46 @@ def infer_features_from_records(records: Iterable[bytes]) -> dict[str, Feature]:
     return _propose_all([_decode(record, position) for position, record in enumerate(records)])
 
 
-def _propose_all(samples: Sequence[Mapping[str, Values]]) -> dict[str, Feature]:
+def _propose_all(samples: Sequence[_Sample]) -> dict[str, Feature] | SequenceFeatures:
+    context = _propose_mapping([context for context, _ in samples])
+    keys = sorted(set[str]().union(*(lists for _, lists in samples)))
+    if not keys:
+        return context
+    steps = {key: _propose_steps(key, samples) for key in keys}
+    sequences = {key: spec for key, spec in steps.items() if spec is not None}
+    return SequenceFeatures(context, sequences) if sequences else context
+
+
+def _propose_mapping(samples: Sequence[Mapping[str, Values]]) -> dict[str, Feature]:
     keys = sorted(set[str]().union(*samples))
     specs = {key: _propose(key, samples) for key in keys}
     return {key: spec for key, spec in specs.items() if spec is not None}
 
 
-def format_features(features: Mapping[str, Feature]) -> str:
+def _propose_steps(key: str, samples: Sequence[_Sample]) -> Feature | None:
+    """The spec of a feature list: what an Example would have of which each step is one, with the context's sizes."""
+    steps = [step for sample in samples for step in _steps_as_examples(key, *sample)]
+    spec = _propose(key, steps)
+    lacking = any(key not in lists for _, lists in samples)
+    if isinstance(spec, FixedLenFeature):
+        return FixedLenSequenceFeature(spec.shape, spec.dtype, allow_missing=lacking)
+    if lacking and spec is not None and not isinstance(spec, VarLenFeature):
+        return FixedLenSequenceFeature((), str if isinstance(spec, Text) else bytes, allow_missing=True)
+    return spec
+
+
+def _steps_as_examples(
+    key: str, context: Mapping[str, Values], lists: Mapping[str, list[Values]]
+) -> Iterator[Mapping[str, Values]]:
+    for number in range(len(lists.get(key, ()))):
+        yield {**context, **{name: steps[number] for name, steps in lists.items() if number < len(steps)}}
+
+
+def format_features(features: Mapping[str, Feature] | SequenceFeatures) -> str:
     """Print a spec as Python code that builds it, with its imports.
 
     Args:
-        features: Name of the output -> spec.
+        features: Name of the output -> spec, or SequenceFeatures.
 
     Example:
         >>> print(format_features({"image": Image(), "label": FixedLenFeature((), torch.int64)}))
@@ -124,14 +161,32 @@ def format_features(features: Mapping[str, Feature]) -> str:
             "label": FixedLenFeature((), torch.int64),
         }
     """
-    lines = [f"    {_quoted(name)}: {spec!r}," for name, spec in features.items()]
-    imports = ["import torch"] if any("torch." in repr(spec) for spec in features.values()) else []
-    if features:
-        imports.append(
-            f"from torch_tfrecord import {', '.join(sorted({type(spec).__name__ for spec in features.values()}))}"
-        )
-    body = ["features = {", *lines, "}"] if features else ["features = {}"]
+    body = ["features = " + "\n".join(_code_lines(features, ""))]
+    specs, names = _specs_and_names(features)
+    imports = ["import torch"] if any("torch." in repr(spec) for spec in specs) else []
+    if names:
+        imports.append(f"from torch_tfrecord import {', '.join(sorted(names))}")
     return "\n".join([*imports, "", *body] if imports else body)
+
+
+def _specs_and_names(features: Mapping[str, Feature] | SequenceFeatures) -> tuple[list[Feature], set[str]]:
+    if not isinstance(features, SequenceFeatures):
+        return [*features.values()], {type(spec).__name__ for spec in features.values()}
+    specs = [*(features.context_features or {}).values(), *(features.sequence_features or {}).values()]
+    return specs, {type(spec).__name__ for spec in specs} | {"SequenceFeatures"}
+
+
+def _code_lines(features: Mapping[str, Feature] | SequenceFeatures, indent: str) -> list[str]:
+    if isinstance(features, SequenceFeatures):
+        lines = ["SequenceFeatures("]
+        for name in ("context_features", "sequence_features"):
+            first, *rest = _code_lines(getattr(features, name) or {}, indent + "    ")
+            lines += [f"{indent}    {name}={first}", *rest]
+            lines[-1] += ","
+        return [*lines, f"{indent})"]
+    if not features:
+        return ["{}"]
+    return ["{", *(f"{indent}    {_quoted(name)}: {spec!r}," for name, spec in features.items()), f"{indent}}}"]
 
 
 def _quoted(name: str) -> str:
@@ -139,9 +194,9 @@ def _quoted(name: str) -> str:
     return f'"{text[1:-1]}"' if text[0] == "'" and '"' not in text else text
 
 
-def _decode(record: bytes, position: int) -> dict[str, Values]:
+def _decode(record: bytes, position: int) -> _Sample:
     try:
-        return decode_example(record)
+        return decode_sequence_example(record)
     except TFRecordError as error:
         raise error.locate(position=position) from error.__cause__
 

@@ -8,7 +8,7 @@ from typing import Any
 from torch_tfrecord.dtypes import BYTES_LIST, FLOAT_LIST, INT64_LIST, ListKind
 from torch_tfrecord.errors import ParseError, TFRecordError
 
-__all__ = ["Lookup"]
+__all__ = ["Lookup", "at_step"]
 
 _SHOWN_KEYS = 8
 _TF_NAMES = {kind.field: kind.tf_name for kind in (BYTES_LIST, FLOAT_LIST, INT64_LIST)}
@@ -44,12 +44,26 @@ class Lookup:
             return None
         if feature.HasField(self._field):
             return self._list_of(feature)
+        self._check_unset(feature)
+        return None
+
+    def list_in(self, feature: Any) -> Any | None:
+        """The list message of a Feature message, maybe empty; None where its kind is not set.
+
+        Raises:
+            ParseError: The values are in another kind of list.
+        """
+        if feature.HasField(self._field):
+            return self._list_of(feature)
+        self._check_unset(feature)
+        return None
+
+    def _check_unset(self, feature: Any) -> None:
         stored = feature.WhichOneof("kind")
         if stored is not None:
             raise self.error(
                 f"Data types don't match. Data type: {_TF_NAMES[stored]} but expected type: {self.kind.tf_name}"
             )
-        return None
 
     def require(self, record: Any) -> Any:
         """The list message.
@@ -75,10 +89,15 @@ class Lookup:
 
     def missing(self, record: Any) -> ParseError:
         """The error for a record that lacks the feature; it names the record's keys, since a misspelt key is common."""
-        keys = sorted(key if len(key) <= 60 else key[:57] + "..." for key in record)
-        shown = ", ".join(map(repr, keys[:_SHOWN_KEYS])) + (f" and {len(keys) - 8} more" if len(keys) > 8 else "")
-        there = "it is there without a value" if self.key in record else f"the record has {shown or 'no features'}"
+        there = "it is there without a value" if self.key in record else f"the record has {_shown_keys(record)}"
         return self.error(f"key {self.key!r} is required but could not be found: {there}")
+
+    def missing_list(self, lists: Any) -> ParseError:
+        """The error for a SequenceExample that lacks the feature list."""
+        return self.error(
+            f"Feature list {self.key!r} is required but could not be found: the record has "
+            f"{_shown_keys(lists)}. Did you mean to give allow_missing=True?"
+        )
 
     def wrong_count(self, found: int, expected: int, shape: tuple[int, ...]) -> ParseError:
         """The error for a list with another number of values."""
@@ -94,3 +113,14 @@ class Lookup:
     def labelled(self, error: TFRecordError) -> TFRecordError:
         """The same error, with this feature's label before its text."""
         return type(error)(f"{self.label}: {error.args[0]}")
+
+
+def at_step(error: TFRecordError, step: int) -> TFRecordError:
+    """The same error, with the number of the feature list's step before its text."""
+    return type(error)(f"step {step}: {error.args[0]}")
+
+
+def _shown_keys(record: Any) -> str:
+    keys = sorted(key if len(key) <= 60 else key[:57] + "..." for key in record)
+    more = f" and {len(keys) - _SHOWN_KEYS} more" if len(keys) > _SHOWN_KEYS else ""
+    return ", ".join(map(repr, keys[:_SHOWN_KEYS])) + more or "no features"

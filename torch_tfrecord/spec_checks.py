@@ -11,7 +11,15 @@ import torch
 
 from torch_tfrecord.dtypes import DType, dtype_name, list_kind, value_range
 
-__all__ = ["check_list_dtype", "default_values", "fixed_shape", "is_plain", "shape_with_names"]
+__all__ = [
+    "check_key",
+    "check_list_dtype",
+    "default_values",
+    "fixed_shape",
+    "is_plain",
+    "positive_size",
+    "shape_with_names",
+]
 
 _MAX_INT64 = (1 << 63) - 1
 
@@ -21,6 +29,20 @@ def is_plain(dtype: Any) -> bool:
     if not isinstance(dtype, torch.dtype):
         return False
     return list_kind(dtype) is not None or dtype in (torch.complex32, torch.complex64, torch.complex128)
+
+
+def check_key(name: str, key: Any) -> None:
+    """Check an argument that is the key of a feature."""
+    if not isinstance(key, str):
+        raise TypeError(f"{name} must be str, got {type(key).__name__}")
+
+
+def positive_size(name: str, size: Any) -> int:
+    """Check a size of at least 1."""
+    number = _dimension(size)
+    if number < 1:
+        raise ValueError(f"{name} must be at least 1, got {number}")
+    return number
 
 
 def check_list_dtype(dtype: Any) -> None:

@@ -1,0 +1,246 @@
+"""What torch has no tensor for: several ragged dimensions, and sparse strings; and how samples of these make a batch.
+
+torch holds one ragged dimension (a jagged nested tensor) and sparse numbers (``torch.sparse_coo``). Only what goes
+beyond has a class here. Strings with ragged dimensions are nested lists.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import torch
+
+__all__ = [
+    "Nested",
+    "RaggedTensor",
+    "SparseList",
+    "join_nested",
+    "make_sparse",
+    "offsets_of",
+    "split_lists",
+    "stack_samples",
+    "wrap_nested",
+]
+
+
+@dataclass(frozen=True, eq=False)
+class RaggedTensor:
+    """Numbers with two or more ragged dimensions; with one, the package gives torch's own jagged nested tensor.
+
+    The layout is TensorFlow's. Travels through DataLoader workers, ``pin_memory`` included.
+
+    Args:
+        flat_values: [N, *inner], any dtype: all innermost rows, one behind the other.
+        row_splits: One int64 tensor [rows + 1] per ragged dimension, outermost first: row i of a dimension is what lies
+            from ``row_splits[i]`` (included) to ``row_splits[i + 1]`` (excluded) in the next one, at last in
+            ``flat_values``. Each begins with 0, never decreases and ends with the number of rows of the next.
+
+    Raises:
+        TypeError: Other types than these.
+        ValueError: No row_splits, or one that is not a 1-D tensor of at least one entry.
+
+    Example:
+        >>> ragged = RaggedTensor(torch.tensor([1, 2, 3]), (torch.tensor([0, 2, 2]), torch.tensor([0, 1, 3])))
+        >>> ragged.to_list()
+        [[[1], [2, 3]], []]
+        >>> ragged.shape
+        (2, None, None)
+    """
+
+    flat_values: torch.Tensor
+    row_splits: tuple[torch.Tensor, ...]
+
+    def __post_init__(self) -> None:
+        """Check the types; the content is not, since that would wait for the device."""
+        object.__setattr__(self, "row_splits", tuple(self.row_splits))
+        for tensor in (self.flat_values, *self.row_splits):
+            if not isinstance(tensor, torch.Tensor):
+                raise TypeError(f"flat_values and row_splits must be tensors, got {type(tensor).__name__}")
+        if not self.row_splits or any(splits.dim() != 1 or not len(splits) for splits in self.row_splits):
+            raise ValueError("row_splits must be one or more 1-D tensors of at least one entry")
+        if any(splits.dtype != torch.int64 for splits in self.row_splits):
+            raise TypeError(f"row_splits must be int64, got {[splits.dtype for splits in self.row_splits]}")
+
+    @property
+    def shape(self) -> tuple[int | None, ...]:
+        """Sizes of all dimensions, None for a ragged one."""
+        return (len(self), *[None] * len(self.row_splits), *self.flat_values.shape[1:])
+
+    def __len__(self) -> int:
+        """Number of outermost rows."""
+        return len(self.row_splits[0]) - 1
+
+    def __getitem__(self, row: int) -> Any:
+        """One outermost row, without copying: a jagged nested tensor, or a RaggedTensor of one dimension less."""
+        first = range(len(self))[row]
+        low, high = (int(end) for end in self.row_splits[0][first : first + 2])
+        inner = []
+        for splits in self.row_splits[1:]:
+            part = splits[low : high + 1]
+            low, high = int(part[0]), int(part[-1])
+            inner.append(part - low)
+        return wrap_nested(Nested(self.flat_values[low:high], tuple(inner)))
+
+    def to_list(self) -> list[Any]:
+        """All values as nested lists of Python numbers."""
+        return split_lists(self.flat_values.tolist(), [splits.tolist() for splits in self.row_splits])
+
+    def to(self, *args: Any, **kwargs: Any) -> RaggedTensor:
+        """As ``torch.Tensor.to``; the row splits move to the same device and stay int64."""
+        values = self.flat_values.to(*args, **kwargs)
+        return RaggedTensor(values, tuple(splits.to(values.device) for splits in self.row_splits))
+
+    def pin_memory(self) -> RaggedTensor:
+        """As ``torch.Tensor.pin_memory``; DataLoader calls it."""
+        return RaggedTensor(self.flat_values.pin_memory(), tuple(splits.pin_memory() for splits in self.row_splits))
+
+    def __eq__(self, other: object) -> bool:
+        """Whether rows, values and dtype are the same; a NaN is unequal, as everywhere."""
+        if not isinstance(other, RaggedTensor):
+            return NotImplemented
+        mine, theirs = (self.flat_values, *self.row_splits), (other.flat_values, *other.row_splits)
+        return len(mine) == len(theirs) and all(
+            one.dtype == two.dtype and torch.equal(one, two) for one, two in zip(mine, theirs, strict=True)
+        )
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+@dataclass(frozen=True, eq=False)
+class SparseList:
+    """Sparse bytes or str: what ``torch.sparse_coo`` is for numbers.
+
+    Args:
+        indices: int64 [ndim, nnz], as ``torch.sparse_coo_tensor`` takes them.
+        values: nnz bytes or str.
+        shape: The ndim sizes.
+
+    Example:
+        >>> SparseList(torch.tensor([[2]]), [b"x"], (5,))
+        SparseList(indices=tensor([[2]]), values=[b'x'], shape=(5,))
+    """
+
+    indices: torch.Tensor
+    values: list[Any]
+    shape: tuple[int, ...]
+
+    def __eq__(self, other: object) -> bool:
+        """Whether indices, values and shape are the same, in the same order."""
+        if not isinstance(other, SparseList):
+            return NotImplemented
+        same = (self.values, self.shape) == (other.values, other.shape)
+        return same and torch.equal(self.indices, other.indices)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def to(self, *args: Any, **kwargs: Any) -> SparseList:
+        """Move the indices as ``torch.Tensor.to`` does."""
+        return SparseList(self.indices.to(*args, **kwargs), self.values, self.shape)
+
+    def pin_memory(self) -> SparseList:
+        """Pin the indices; DataLoader calls it."""
+        return SparseList(self.indices.pin_memory(), self.values, self.shape)
+
+
+class Nested(NamedTuple):
+    """Values [N, *inner] and any number of row splits, outermost first: none is a dense tensor."""
+
+    values: torch.Tensor
+    row_splits: tuple[torch.Tensor, ...] = ()
+
+    @property
+    def num_rows(self) -> int:
+        """Number of outermost rows."""
+        return len(self.row_splits[0]) - 1 if self.row_splits else len(self.values)
+
+
+def offsets_of(lengths: Sequence[int]) -> torch.Tensor:
+    """Row splits of rows of these lengths."""
+    offsets = torch.zeros(len(lengths) + 1, dtype=torch.int64)
+    torch.cumsum(torch.tensor(lengths, dtype=torch.int64), 0, out=offsets[1:])
+    return offsets
+
+
+def join_nested(parts: Sequence[Nested], template: Nested) -> Nested:
+    """Make parts the outermost rows of one; all have the depth and inner shape of ``template``, which has no rows."""
+    outer = offsets_of([part.num_rows for part in parts])
+    if not parts:
+        return Nested(template.values, (outer, *template.row_splits))
+    levels = [_join_splits(level) for level in zip(*[part.row_splits for part in parts], strict=True)]
+    return Nested(torch.cat([part.values for part in parts]), (outer, *levels))
+
+
+def _join_splits(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    lengths = torch.cat([splits.diff() for splits in parts])
+    return torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
+
+
+def wrap_nested(nested: Nested) -> Any:
+    """The plainest thing that holds it: a tensor, a jagged nested tensor, or a RaggedTensor."""
+    if not nested.row_splits:
+        return nested.values
+    if len(nested.row_splits) == 1:
+        return torch.nested.nested_tensor_from_jagged(nested.values, nested.row_splits[0])
+    return RaggedTensor(nested.values, nested.row_splits)
+
+
+def split_lists(values: list[Any], row_splits: Sequence[Sequence[int]]) -> list[Any]:
+    """Nest a flat list by row splits, outermost first."""
+    for splits in reversed(row_splits):
+        values = [values[low:high] for low, high in pairwise(splits)]
+    return values
+
+
+def make_sparse(indices: torch.Tensor, values: Any, shape: tuple[int, ...], *, is_coalesced: bool) -> Any:
+    """A ``torch.sparse_coo`` tensor, or a SparseList where the values are a list; nothing is checked or sorted."""
+    if isinstance(values, list):
+        return SparseList(indices, values, shape)
+    return torch.sparse_coo_tensor(indices, values, shape, is_coalesced=is_coalesced, check_invariants=False)
+
+
+def stack_samples(samples: Sequence[Any]) -> Any:
+    """Make a batch of samples that ``torch.stack`` does not take: RaggedTensor, SparseList, jagged, sparse.
+
+    Args:
+        samples: At least one; all of one kind. Dense tensors [n, *inner] of any n make a jagged nested tensor.
+
+    Returns:
+        Of jagged samples and RaggedTensors a RaggedTensor of one dimension more; of sparse ones a sparse one, with the
+        sample's number as first index.
+
+    Raises:
+        ValueError: Samples of different depths or sizes.
+    """
+    first = samples[0]
+    if isinstance(first, SparseList) or (isinstance(first, torch.Tensor) and first.layout == torch.sparse_coo):
+        return _stack_sparse(samples)
+    parts = [_as_nested(sample) for sample in samples]
+    depths = {(len(part.row_splits), part.values.shape[1:]) for part in parts}
+    if len(depths) > 1:
+        raise ValueError(f"expected samples with as many ragged dimensions, got {sorted(depths)}")
+    return wrap_nested(join_nested(parts, parts[0]))
+
+
+def _as_nested(sample: Any) -> Nested:
+    if isinstance(sample, RaggedTensor):
+        return Nested(sample.flat_values, sample.row_splits)
+    if sample.is_nested:
+        return Nested(sample.values(), (sample.offsets(),))
+    return Nested(sample)
+
+
+def _stack_sparse(samples: Sequence[Any]) -> Any:
+    shapes = {tuple(sample.shape) for sample in samples}
+    if len(shapes) > 1:
+        raise ValueError(f"expected sparse samples of one size, got {sorted(shapes)}")
+    shape = (len(samples), *shapes.pop())
+    parts = [sample.indices if isinstance(sample, SparseList) else sample._indices() for sample in samples]
+    rows = torch.repeat_interleave(torch.tensor([part.shape[1] for part in parts]))
+    indices = torch.cat([rows[None], torch.cat(parts, dim=1)])
+    if isinstance(samples[0], SparseList):
+        return SparseList(indices, [value for sample in samples for value in sample.values], shape)
+    values = torch.cat([sample._values() for sample in samples])
+    return make_sparse(indices, values, shape, is_coalesced=all(sample.is_coalesced() for sample in samples))

@@ -1,0 +1,193 @@
+"""One call from files to a DataLoader."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from itertools import count
+from operator import index as as_integer
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, Sampler
+
+from torch_tfrecord.collate import collate
+from torch_tfrecord.datasets import TFRecordDataset
+from torch_tfrecord.ordering import RandomStream, permutation, rank_share, rank_size
+from torch_tfrecord.paths import Paths
+from torch_tfrecord.ranks import Rank, check_rank, resolve_rank
+from torch_tfrecord.structured_features import SequenceFeatures
+
+__all__ = ["make_dataloader"]
+
+_OURS = ("dataset", "sampler", "batch_sampler")
+
+
+def make_dataloader(
+    paths: Paths,
+    batch_size: int,
+    features: Mapping[str, Any] | SequenceFeatures | None = None,
+    *,
+    label_key: str | None = None,
+    transform: Callable[[Any], Any] | None = None,
+    shuffle: bool = True,
+    seed: int = 0,
+    num_epochs: int | None = 1,
+    drop_last: bool = False,
+    num_workers: int = 0,
+    rank: int | None = None,
+    world_size: int | None = None,
+    **dataloader_kwargs: Any,
+) -> DataLoader[Any]:
+    """Make the DataLoader that most trainings want, as TensorFlow's ``make_batched_features_dataset`` does.
+
+    A `TFRecordDataset` read by position, in an order that is a pure function of (seed, epoch), the same for any number
+    of workers. Each iteration over the loader is the next epoch, in a new order.
+
+    It differs from TensorFlow's function where PyTorch's manner is another one:
+
+    - one epoch by default, not endlessly many;
+    - each epoch ends with its own, perhaps short, batch; TensorFlow's batches go across the border of epochs;
+    - `drop_last` alone decides on short batches; TensorFlow drops them, too, when `num_epochs` is None;
+    - the shuffle is exact, without a buffer, and every epoch's order, not only the first one's, follows from the seed;
+    - var-length features are jagged, not sparse; no file that matches is FileNotFoundError;
+    - records are split over ranks, of which each gets the same number of batches: the first records of the order are
+      repeated to make the numbers equal, as by ``DistributedSampler``; with `drop_last` the last ones are left out.
+
+    Args:
+        paths: As for `TFRecordDataset`.
+        batch_size: Samples in a batch, of one rank.
+        features: What to read from each record, by name; None gives the record's bytes.
+        label_key: The feature that is the label: a sample is (features, label), without it among the features.
+        transform: Called with each sample, a dict with the label still in it, before batching.
+        shuffle: A new random order each epoch; False reads the sorted files one after another.
+        seed: Decides the order; with the workers' random states for transforms, where no `generator` is given.
+        num_epochs: Epochs in one iteration over the loader: iteration k begins with epoch k * num_epochs. 0 gives no
+            batch. None or -1: endlessly many, iteration k begins with epoch k, ``len(loader)`` is TypeError.
+        drop_last: Leave out an epoch's last batch if it is not full.
+        num_workers: DataLoader processes.
+        rank, world_size: Both or none; None means torch.distributed's where it is initialised, else torchrun's
+            environment, else 0 of 1.
+        **dataloader_kwargs: For `DataLoader`: pin_memory, persistent_workers, prefetch_factor, ...; `collate_fn` is
+            `collate` unless given.
+
+    Returns:
+        A DataLoader of batches; its ``len`` is the number of batches of all `num_epochs`.
+
+    Raises:
+        FileNotFoundError: Nothing matches `paths`.
+        TypeError: A number that is none.
+        ValueError: A `label_key` that is not among the features, numbers out of range, or `sampler`, `batch_sampler` or
+            `dataset` among the keywords.
+
+    Example:
+        >>> features = {"x": FixedLenFeature((40,), torch.float32), "y": FixedLenFeature((), torch.int64)}
+        ... # doctest: +SKIP
+        >>> for x, y in make_dataloader("train-*", 64, features, label_key="y", num_workers=4):  # doctest: +SKIP
+        ...     ...
+    """
+    _check_arguments(batch_size, shuffle, num_epochs, dataloader_kwargs)
+    check_rank(rank, world_size)
+    if label_key is not None:
+        transform = _SplitLabel(label_key, features, transform)
+    here = resolve_rank(rank, world_size)
+    dataset = TFRecordDataset(paths, features, transform=transform)
+    batches = _Batches(
+        len(dataset),
+        as_integer(batch_size),
+        shuffle=shuffle,
+        seed=as_integer(seed),
+        num_epochs=None if num_epochs == -1 else num_epochs,
+        drop_last=drop_last,
+        rank=here,
+    )
+    dataloader_kwargs.setdefault("collate_fn", collate)
+    if dataloader_kwargs.get("generator") is None:
+        # Else DataLoader draws the workers' seeds from the global random state.
+        generator = torch.Generator().manual_seed(RandomStream(seed, here.rank).below(1 << 63))
+        dataloader_kwargs["generator"] = generator
+    return DataLoader(dataset, batch_sampler=batches, num_workers=num_workers, **dataloader_kwargs)
+
+
+def _check_arguments(batch_size: Any, shuffle: Any, num_epochs: Any, dataloader_kwargs: Mapping[str, Any]) -> None:
+    if as_integer(batch_size) < 1:
+        raise ValueError(f"batch_size: Batch size must be greater than zero, got {batch_size}")
+    if not isinstance(shuffle, bool):
+        raise TypeError(f"shuffle must be True or False, got {shuffle!r}")
+    if num_epochs is not None and as_integer(num_epochs) < -1:
+        raise ValueError(f"num_epochs must be at least 0, or None or -1 for endlessly many, got {num_epochs}")
+    for name in _OURS:
+        if name in dataloader_kwargs:
+            raise ValueError(f"{name} cannot be given: make_dataloader makes it; use DataLoader(TFRecordDataset(...))")
+
+
+class _SplitLabel:
+    """The transform, then (features, label)."""
+
+    def __init__(
+        self,
+        label_key: str,
+        features: Mapping[str, Any] | SequenceFeatures | None,
+        transform: Callable[[Any], Any] | None,
+    ) -> None:
+        if not isinstance(features, Mapping) or label_key not in features:
+            keys = list(features) if isinstance(features, Mapping) else None
+            raise ValueError(f"The `label_key` provided ({label_key}) must be one of the `features` keys: {keys}")
+        self._label_key = label_key
+        self._transform = transform
+
+    def __call__(self, sample: Any) -> tuple[dict[str, Any], Any]:
+        """Take the label out of a sample."""
+        if self._transform is not None:
+            sample = self._transform(sample)
+        if not isinstance(sample, Mapping) or self._label_key not in sample:
+            raise ValueError(f"the transform must return a mapping that holds label_key={self._label_key!r}")
+        rest = {key: value for key, value in sample.items() if key != self._label_key}
+        return rest, sample[self._label_key]
+
+
+class _Batches(Sampler[list[int]]):
+    """The positions of each batch of one rank; each iteration goes on to the next epochs."""
+
+    def __init__(
+        self,
+        num_records: int,
+        batch_size: int,
+        *,
+        shuffle: bool,
+        seed: int,
+        num_epochs: int | None,
+        drop_last: bool,
+        rank: Rank,
+    ) -> None:
+        self._num_records = num_records
+        self._batch_size = batch_size
+        self._shuffle = shuffle
+        self._seed = seed
+        self._num_epochs = num_epochs
+        self._drop_last = drop_last
+        self._rank = rank
+        self._iterations = 0
+
+    def __len__(self) -> int:
+        if self._num_epochs is None:
+            raise TypeError("a loader with num_epochs=None has no length: it never ends")
+        return self._num_epochs * self._batches_an_epoch()
+
+    def __iter__(self) -> Iterator[list[int]]:
+        # A generator: an iteration counts from its first batch on. DataLoader calls iter() twice where it has workers.
+        first = self._iterations * (1 if self._num_epochs is None else self._num_epochs)
+        self._iterations += 1
+        if not self._batches_an_epoch():
+            return
+        for epoch in count(first) if self._num_epochs is None else range(first, first + self._num_epochs):
+            yield from self._epoch(epoch)
+
+    def _batches_an_epoch(self) -> int:
+        size = rank_size(self._num_records, self._rank.world_size, drop_last=self._drop_last)
+        return size // self._batch_size if self._drop_last else -(-size // self._batch_size)
+
+    def _epoch(self, epoch: int) -> Iterator[list[int]]:
+        order = permutation(self._num_records, self._seed, epoch) if self._shuffle else range(self._num_records)
+        positions = rank_share(order, *self._rank, drop_last=self._drop_last)
+        for number in range(self._batches_an_epoch()):
+            yield positions[number * self._batch_size : (number + 1) * self._batch_size]
