@@ -290,7 +290,7 @@ def test_a_batch_of_boxes_is_a_plain_tensor():
     batch = PaddedCollate(padding_values=-1)(boxes)
     assert (type(batch), batch.shape) == (torch.Tensor, (2, 3, 4))
     assert batch[0, 1:].unique().tolist() == [-1]
-    assert type(collate(boxes[:1])) is torch.Tensor
+    assert collate(boxes[:1]) == boxes[:1]
 
 
 def test_var_len_features():

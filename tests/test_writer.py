@@ -325,6 +325,27 @@ def test_an_existing_file_is_replaced_whole_or_kept(fail, tmp_path):
     assert sorted(os.listdir(tmp_path)) == (["x", "x.index.safetensors"] if fail else ["x"])
 
 
+def test_a_file_that_vanishes_while_it_is_looked_at(tmp_path, monkeypatch):
+    """Two builders at once: what one looks at the other replaces. It must not pass for a device, written in place."""
+    path = tmp_path / "x"
+    path.write_bytes(b"old")
+    real = Path.stat
+
+    def stat(self, **options):
+        status = real(self, **options)
+        if self == path:
+            path.unlink()
+        return status
+
+    monkeypatch.setattr(Path, "stat", stat)
+    writer = TFRecordWriter(path)
+    monkeypatch.undo()
+    assert writer._file._file.is_regular
+    with writer:
+        writer.write(b"new")
+    assert list(read_records(path)) == [b"new"]
+
+
 def test_a_job_may_rewrite_what_it_reads(tmp_path):
     path = tmp_path / "x"
     payloads = random_payloads(2000, 1)
