@@ -1,14 +1,14 @@
 """Walking all records of a stream from front to back, block by block: the core of reading, indexing and verifying.
 
 Small records are found inside large chunks, large ones (from 64 KiB) are read one by one straight into their own bytes,
-half of them by a helper thread, since reading and checksumming release the GIL.
+every other group of them by a helper thread, since reading and checksumming release the GIL.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
@@ -32,9 +32,9 @@ __all__ = ["Block", "RecordScanner", "SkippedBytes"]
 
 # From this length on a record is read by its own call: copying it out of a chunk would cost more than the call.
 _LARGE_RECORD_BYTES = 1 << 16
-# Large records are handed out in groups of about this many bytes, half of each read by the helper thread: measured,
-# below 2 MiB the hand-over eats the gain, above 8 MiB the group leaves the processor's cache.
-_GROUP_BYTES = 1 << 22
+# Large records are read in groups of about this many bytes, two at a time: measured, below 1 MiB the hand-over to the
+# helper thread eats the gain, above 4 MiB the groups leave the processor's cache.
+_GROUP_BYTES = 1 << 21
 
 # Bytes searched at a time for the next record behind a damaged header. A damaged record up to this long is never
 # mistaken for records that its payload may hold.
@@ -61,6 +61,8 @@ class Block(NamedTuple):
 
 # Offset, payload length and footer of a large record that was not read yet.
 _Span: TypeAlias = tuple[int, int, bytes]
+# The payloads in front of any damage (None for those not kept), and the damage.
+_Loaded: TypeAlias = "tuple[list[bytes | None], TFRecordError | None]"
 
 
 @dataclass
@@ -186,11 +188,7 @@ class RecordScanner:
     def _large_records(self) -> Iterator[Block]:
         """Groups of large records from the current offset on, until a small one or any doubt comes."""
         _keep_freed_memory()
-        while True:
-            group = self._large_group()
-            if not group:
-                return
-            payloads, problem = self._load_group(group)
+        for group, (payloads, problem) in self._loaded_groups():
             good = group[: len(payloads)]
             if good:
                 kept = [payload for payload in payloads if payload is not None] if self._keep else None
@@ -203,11 +201,28 @@ class RecordScanner:
         self._position += len(block.offsets)
         return block
 
-    def _large_group(self) -> list[_Span]:
+    def _loaded_groups(self) -> Iterator[tuple[list[_Span], _Loaded]]:
+        """Groups in order; of each two the helper thread loads the first one while this thread loads the second."""
+        use_helper = self._use_helper and self._reads_payloads()
+        while group := self._large_group(self._offset):
+            if not use_helper:
+                yield group, self._load(group)
+                continue
+            loading = self._start_load(group)
+            own = self._large_group(_end(group))
+            own_loaded = self._load(own)
+            yield group, loading.result()
+            if own:
+                yield own, own_loaded
+
+    def _reads_payloads(self) -> bool:
+        return self._keep or self._verify
+
+    def _large_group(self, offset: int) -> list[_Span]:
         """A run of large records, from the bytes between the payloads alone: a footer and the next header."""
         group: list[_Span] = []
         read, memo, size = self._source.read, self._memo, self._source.size or 0
-        offset, total = self._offset, 0
+        total = 0
         header = read(HEADER_BYTES, offset)
         while total < _GROUP_BYTES and len(header) == HEADER_BYTES:
             try:
@@ -223,19 +238,15 @@ class RecordScanner:
             offset, header = end, between[FOOTER_BYTES:]
         return group
 
-    def _load_group(self, group: list[_Span]) -> tuple[list[bytes | None], TFRecordError | None]:
-        """The payloads in front of any damage (None for those not kept), and the damage."""
-        if not (self._keep or self._verify):
-            return [None] * len(group), None
-        half = len(group) // 2
-        if half == 0 or not self._use_helper:
-            return self._load(group)
-        rest = self._helper_thread().submit(self._load, group[half:])
-        payloads, problem = self._load(group[:half])
-        more, later_problem = rest.result()
-        return (payloads, problem) if problem is not None else (payloads + more, later_problem)
+    def _start_load(self, group: list[_Span]) -> Future[_Loaded]:
+        if self._helper is None or self._helper_pid != os.getpid():  # threads do not survive a fork
+            self._helper, self._helper_pid = ThreadPoolExecutor(1, "tfrecord-scan"), os.getpid()
+        return self._helper.submit(self._load, group)
 
-    def _load(self, group: list[_Span]) -> tuple[list[bytes | None], TFRecordError | None]:
+    def _load(self, group: list[_Span]) -> _Loaded:
+        """The payloads in front of any damage (None for those not kept), and the damage."""
+        if not self._reads_payloads():
+            return [None] * len(group), None
         payloads: list[bytes | None] = []
         read, keep, verify = self._source.read, self._keep, self._verify
         for offset, length, footer in group:
@@ -246,11 +257,6 @@ class RecordScanner:
                 return payloads, _payload_error(payload, footer)
             payloads.append(payload if keep else None)
         return payloads, None
-
-    def _helper_thread(self) -> ThreadPoolExecutor:
-        if self._helper is None or self._helper_pid != os.getpid():  # threads do not survive a fork
-            self._helper, self._helper_pid = ThreadPoolExecutor(1, "tfrecord-scan"), os.getpid()
-        return self._helper
 
     # What ends a scan.
 
@@ -369,13 +375,18 @@ class RecordScanner:
         return _payload_error(record[HEADER_BYTES:-FOOTER_BYTES], record[-FOOTER_BYTES:]) is None
 
 
+def _end(group: list[_Span]) -> int:
+    offset, length, _ = group[-1]
+    return offset + length + OVERHEAD_BYTES
+
+
 def _keep_freed_memory() -> None:
     """Let the C library keep the memory of one group for the next.
 
     glibc gives freed memory back to the kernel at once until a larger block was freed; getting it again for every
     group, page by page, took three times as long as reading (measured). Elsewhere this does nothing.
     """
-    bytearray(2 * _GROUP_BYTES)
+    bytearray(4 * _GROUP_BYTES)
 
 
 def _payload_error(payload: bytes, footer: bytes) -> TFRecordError | None:
