@@ -1,10 +1,17 @@
 """Fixtures that every test gets."""
 
+import os
 import random
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import settings
+
+# The same cases each time: a change fails for what it changed. HYPOTHESIS_PROFILE=explore looks for new ones.
+settings.register_profile("same", derandomize=True, deadline=None)
+settings.register_profile("explore", deadline=None)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 
 
 @pytest.fixture(autouse=True)

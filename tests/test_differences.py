@@ -211,6 +211,31 @@ def _(folder):
         parse_single_example(encode_example({"a": 256}), {"a": FixedLenFeature((), torch.uint8)})
 
 
+@row("the same key in a dense and in a ragged or sparse spec")
+def _(folder):
+    record = encode_example({"a": [1, 2], "i": [0, 1]})
+    spec = {
+        "dense": FixedLenFeature((2,), torch.int64, key="a"),
+        "ragged": RaggedFeature(torch.int64, value_key="a"),
+        "sparse": SparseFeature("i", "a", torch.int64, 2),
+    }
+    sample = parse_single_example(record, spec)
+    assert sample["dense"].tolist() == sample["ragged"].tolist() == sample["sparse"].to_dense().tolist() == [1, 2]
+
+
+@row("numbers of sparse indices and values that differ")
+def _(folder):
+    with pytest.raises(ParseError):
+        parse_single_example(encode_example({"v": [1, 2], "i": [0]}), {"s": SparseFeature("i", "v", torch.int64, 9)})
+
+
+@row("an empty batch of ragged features; partitions and values both missing")
+def _(folder):
+    ragged = RaggedFeature(torch.int64, value_key="v", partitions=[RaggedFeature.RowSplits("p")])
+    assert len(parse_example([], {"x": RaggedFeature(torch.int64)})["x"]) == 0
+    assert parse_single_example(b"", {"x": ragged})["x"].size(0) == 0
+
+
 @row("a wrong default")
 def _(folder):
     with pytest.raises(ValueError, match="default_value"):

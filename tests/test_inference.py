@@ -142,6 +142,10 @@ def test_proposals_read_their_records_and_their_code_runs(row, count):
     assert names["features"] == spec
 
 
+def test_what_only_begins_as_an_image_is_bytes():
+    assert infer({"a": b"\xff\xd8\xff"}) == {"a": FixedLenFeature((), bytes)}
+
+
 def test_what_looks_like_a_size_is_one_integer():
     assert infer({"raw": struct.pack("<6B", *range(6)), "height": [2, 2], "width": 3})["raw"] == FixedLenFeature(
         (), bytes

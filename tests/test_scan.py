@@ -19,6 +19,7 @@ from torch_tfrecord import (
     TFRecordError,
     build_index,
     read_records,
+    resync,
     scan,
 )
 from torch_tfrecord.compression import InflatedSource, open_stream
@@ -547,7 +548,7 @@ def test_skipping_the_cut_end_of_a_compressed_stream(kind):
 
 
 def test_the_search_goes_beyond_one_read(monkeypatch):
-    monkeypatch.setattr(scan, "_RESYNC_BYTES", 64)
+    monkeypatch.setattr(resync, "_RESYNC_BYTES", 64)
     for gap in range(40, 400, 7):
         noise = bytes(n % 250 + 1 for n in range(gap))
         payloads, skipped = skip_all(framed(b"a") + noise + framed(b"b", b"c"))

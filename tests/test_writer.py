@@ -31,8 +31,8 @@ from torch_tfrecord import (
 )
 from torch_tfrecord.atomic import AtomicFile
 from torch_tfrecord.paths import find_files
+from torch_tfrecord.record_file import RecordFile
 from torch_tfrecord.sidecar import IndexKeeper, sidecar_path
-from torch_tfrecord.writer import _RecordFile
 
 pytestmark = [
     pytest.mark.usefixtures("random_states_untouched"),
@@ -796,6 +796,6 @@ def test_shards_replace_those_of_before(tmp_path):
 
 def test_the_number_of_bytes_counts_framing():
     with contextlib.closing(TFRecordWriter("/dev/null")) as writer:
-        assert isinstance(writer._file, _RecordFile)
+        assert isinstance(writer._file, RecordFile)
         writer.write(b"abc")
         assert writer._file.num_bytes == len(framed(b"abc"))

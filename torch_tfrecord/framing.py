@@ -38,6 +38,7 @@ __all__ = [
     "frame",
     "guess_content",
     "is_header",
+    "payload_error",
 ]
 
 _HEADER = struct.Struct("<QI")
@@ -103,13 +104,21 @@ class HeaderMemo(dict[bytes, int]):
         return int(length)
 
 
-def check_payload(payload: bytes | memoryview, footer: bytes) -> None:
-    """Raise CorruptRecordError unless the 4 bytes of `footer` are the payload's checksum."""
+def payload_error(payload: bytes | memoryview, footer: bytes) -> CorruptRecordError | None:
+    """The error of a payload whose checksum is not the 4 bytes of `footer`; None where it is."""
     expected, stored = masked_crc32c(payload), _FOOTER.unpack(footer)[0]
-    if stored != expected:
-        raise CorruptRecordError(
-            f"corrupted record: expected payload checksum {expected:#010x}, got {stored:#010x} ({len(payload)} bytes)"
-        )
+    if stored == expected:
+        return None
+    return CorruptRecordError(
+        f"corrupted record: expected payload checksum {expected:#010x}, got {stored:#010x} ({len(payload)} bytes)"
+    )
+
+
+def check_payload(payload: bytes | memoryview, footer: bytes) -> None:
+    """Raise `payload_error`, if there is one."""
+    error = payload_error(payload, footer)
+    if error is not None:
+        raise error
 
 
 def complete_records(

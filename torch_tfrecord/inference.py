@@ -26,7 +26,7 @@ from torch_tfrecord.features import (
     Text,
     VarLenFeature,
 )
-from torch_tfrecord.images import image_format
+from torch_tfrecord.images import image_size
 from torch_tfrecord.paths import Paths, find_files
 from torch_tfrecord.reader import read_records
 from torch_tfrecord.structured_features import FixedLenSequenceFeature, SequenceFeatures
@@ -229,7 +229,7 @@ def _kind(values: Values) -> type:
 
 
 def _propose_bytes(key: str, values: Sequence[bytes], samples: Sequence[Mapping[str, Values]]) -> Feature:
-    if _all(image_format, values):
+    if _all(_is_image, values):
         return Image()
     if _all(_is_tensor, values):
         return SerializedTensor()
@@ -237,6 +237,14 @@ def _propose_bytes(key: str, values: Sequence[bytes], samples: Sequence[Mapping[
     if raw is not None:
         return raw
     return Text() if _all(_is_text, values) else FixedLenFeature((), bytes)
+
+
+def _is_image(value: bytes) -> bool:
+    try:
+        image_size(value)
+    except TFRecordError:
+        return False
+    return True
 
 
 def _all(test: Callable[[bytes], Any], values: Sequence[bytes]) -> bool:

@@ -12,7 +12,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
-from torch_tfrecord.checksum import crc32c, mask, masked_crc32c
+from torch_tfrecord.checksum import masked_crc32c
 from torch_tfrecord.compression import ByteSource, offset_note
 from torch_tfrecord.errors import CorruptRecordError, LimitExceededError, TFRecordError
 from torch_tfrecord.framing import (
@@ -20,13 +20,13 @@ from torch_tfrecord.framing import (
     HEADER_BYTES,
     OVERHEAD_BYTES,
     HeaderMemo,
-    check_payload,
     complete_records,
-    find_headers,
     first_bad_payload,
     guess_content,
     is_header,
+    payload_error,
 )
+from torch_tfrecord.resync import end_of_stream, find_record, whole_record_at
 
 __all__ = ["Block", "RecordScanner", "SkippedBytes"]
 
@@ -36,9 +36,6 @@ _LARGE_RECORD_BYTES = 1 << 16
 # helper thread eats the gain, above 4 MiB the groups leave the processor's cache.
 _GROUP_BYTES = 1 << 21
 
-# Bytes searched at a time for the next record behind a damaged header. A damaged record up to this long is never
-# mistaken for records that its payload may hold.
-_RESYNC_BYTES = 1 << 22
 # Bytes looked at to tell what a file is that is no TFRecord file.
 _GUESS_BYTES = 64
 
@@ -172,7 +169,7 @@ class RecordScanner:
             payloads = [chunk[start:end] for start, end in zip(starts, ends, strict=True)]
         bad = first_bad_payload(chunk, ends, payloads) if self._verify and payloads else None
         if bad is not None and payloads is not None:
-            problem = _payload_error(payloads[bad], chunk[ends[bad] : ends[bad] + FOOTER_BYTES])
+            problem = payload_error(payloads[bad], chunk[ends[bad] : ends[bad] + FOOTER_BYTES])
             used = starts[bad] - HEADER_BYTES
             starts, ends, payloads = starts[:bad], ends[:bad], payloads[:bad]
         base = self._offset - HEADER_BYTES
@@ -254,7 +251,7 @@ class RecordScanner:
             if len(payload) < length or len(footer) < FOOTER_BYTES:
                 return payloads, _truncated(length, HEADER_BYTES + len(payload) + len(footer))
             if verify and masked_crc32c(payload) != int.from_bytes(footer, "little"):
-                return payloads, _payload_error(payload, footer)
+                return payloads, payload_error(payload, footer)
             payloads.append(payload if keep else None)
         return payloads, None
 
@@ -306,73 +303,13 @@ class RecordScanner:
         """
         begin = self._offset
         if is_header(self._source.read(HEADER_BYTES, begin)):
-            length = self._whole_record_at(begin)
-            self._offset = self._end_of_stream(begin) if length is None else begin + length + OVERHEAD_BYTES
+            length = whole_record_at(self._source, begin)
+            self._offset = end_of_stream(self._source, begin) if length is None else begin + length + OVERHEAD_BYTES
         else:
-            self._offset = self._find_record(begin)
+            self._offset = find_record(self._source, begin)
         self._position += 1
         skipped.add(begin, self._offset, error)
         return self._offset > begin
-
-    def _end_of_stream(self, offset: int) -> int:
-        while piece := self._source.read(_RESYNC_BYTES, offset):
-            offset += len(piece)
-        return offset
-
-    def _whole_record_at(self, offset: int) -> int | None:
-        """Payload length of a record with a good header whose bytes are all there."""
-        header = self._source.read(HEADER_BYTES, offset)
-        if not is_header(header):
-            return None
-        length = self._memo[header]
-        limit = self._source.max_record_bytes if self._source.size is None else self._source.size - offset
-        if limit is not None and length > limit:
-            return None
-        record = self._source.read(length + OVERHEAD_BYTES, offset)
-        return length if len(record) == length + OVERHEAD_BYTES else None
-
-    def _find_record(self, begin: int) -> int:
-        """Offset of the next record behind one with a damaged header; the end of the stream where there is none.
-
-        That is the first place with a header whose payload has its checksum, unless it lies inside the payload of the
-        damaged record: a later place, in front of which stands the checksum of everything since `begin`, wins. The last
-        such place, since a header that begins the payload is itself eight bytes and their checksum.
-        """
-        chunk = self._source.read(_RESYNC_BYTES, begin)
-        places = [begin + 1 + at for at in find_headers(chunk[1:])]
-        if len(chunk) < _RESYNC_BYTES:
-            places.append(begin + len(chunk))
-        found: int | None = None
-        closed: int | None = None
-        payload_crc, checked = 0, HEADER_BYTES
-        for place in places:
-            payload_end = place - begin - FOOTER_BYTES
-            if payload_end >= HEADER_BYTES:
-                payload_crc, checked = crc32c(chunk[checked:payload_end], payload_crc), payload_end
-                if mask(payload_crc) == int.from_bytes(chunk[payload_end : payload_end + FOOTER_BYTES], "little"):
-                    closed = place
-            if found is None and closed is None and self._is_good_record(place):
-                found = place
-        if closed is not None:
-            return closed
-        return self._find_record_beyond(begin, chunk) if found is None else found
-
-    def _find_record_beyond(self, begin: int, chunk: bytes) -> int:
-        """Go on where `chunk`, the bytes at `begin`, held no record."""
-        while len(chunk) == _RESYNC_BYTES:
-            begin += len(chunk) - HEADER_BYTES + 1
-            chunk = self._source.read(_RESYNC_BYTES, begin)
-            for at in find_headers(chunk):
-                if self._is_good_record(begin + at):
-                    return begin + at
-        return begin + len(chunk)
-
-    def _is_good_record(self, offset: int) -> bool:
-        length = self._whole_record_at(offset)
-        if length is None:
-            return False
-        record = self._source.read(length + OVERHEAD_BYTES, offset)
-        return _payload_error(record[HEADER_BYTES:-FOOTER_BYTES], record[-FOOTER_BYTES:]) is None
 
 
 def _end(group: list[_Span]) -> int:
@@ -387,14 +324,6 @@ def _keep_freed_memory() -> None:
     group, page by page, took three times as long as reading (measured). Elsewhere this does nothing.
     """
     bytearray(4 * _GROUP_BYTES)
-
-
-def _payload_error(payload: bytes, footer: bytes) -> TFRecordError | None:
-    try:
-        check_payload(payload, footer)
-    except CorruptRecordError as error:
-        return error
-    return None
 
 
 def _truncated(length: int, left: int) -> CorruptRecordError:

@@ -5,98 +5,23 @@ from __future__ import annotations
 import contextlib
 import os
 import warnings
-import zlib
 from abc import ABC, abstractmethod
-from array import array
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
-import numpy as np
-
-from torch_tfrecord.atomic import AtomicFile
-from torch_tfrecord.compression import check_compression_type, compressor
+from torch_tfrecord.compression import check_compression_type
 from torch_tfrecord.example import encode_example
-from torch_tfrecord.framing import OVERHEAD_BYTES, encode_footer, encode_header
-from torch_tfrecord.index import RecordIndex
+from torch_tfrecord.framing import OVERHEAD_BYTES
 from torch_tfrecord.paths import shard_name
+from torch_tfrecord.record_file import RecordFile
 from torch_tfrecord.sidecar import sidecar_path
-from torch_tfrecord.storage import fingerprint, is_remote, local_path
+from torch_tfrecord.storage import is_remote, local_path
 
 __all__ = ["ShardedTFRecordWriter", "TFRecordWriter"]
 
 _W = TypeVar("_W", bound="_Writer")
-
-
-class _RecordFile:
-    """One file being written: frames and compresses records, and knows where they lie."""
-
-    def __init__(self, path: str, compression_type: str, level: int | None, write_index: bool, named: bool) -> None:
-        self._file = AtomicFile(path, named=named)
-        self._named = named
-        self._compression_type = compression_type
-        self._deflater = compressor(compression_type, level) if compression_type else None
-        self._lengths: array[int] | None = None
-        self._index_file: AtomicFile | None = None
-        self.num_bytes = 0  # framed, before compression
-        if write_index:
-            if not self._file.is_regular:
-                self._file.discard()
-                raise ValueError(f"write_index needs a regular file, got the device or pipe {path}")
-            self._lengths = array("q")
-
-    def write(self, payload: bytes | bytearray | memoryview) -> None:
-        header, footer = encode_header(len(payload)), encode_footer(payload)
-        for part in (header, payload, footer):
-            self._file.write(part if self._deflater is None else self._deflater.compress(part))
-        self.num_bytes += len(payload) + OVERHEAD_BYTES
-        if self._lengths is not None:
-            self._lengths.append(len(payload))
-
-    def flush(self) -> None:
-        if self._deflater is not None:
-            self._file.write(self._deflater.flush(zlib.Z_SYNC_FLUSH))
-        self._file.flush()
-
-    def prepare(self) -> None:
-        """Everything, the index too, is on the disk; nothing has its name yet."""
-        if self._deflater is not None:
-            self._file.write(self._deflater.flush())
-        status = self._file.prepare()
-        if self._lengths is not None:
-            index = self._index(self._lengths, status)
-            self._index_file = AtomicFile(sidecar_path(self._file.path), named=self._named)
-            self._index_file.write(index.to_bytes())
-            self._index_file.prepare()
-            self._index_file.release()
-        self._file.release()
-
-    def _index(self, lengths: array[int], status: os.stat_result) -> RecordIndex:
-        sizes = np.array(lengths, dtype=np.int64) + OVERHEAD_BYTES
-        offsets = np.cumsum(sizes) - sizes
-        content = fingerprint(lambda num_bytes, offset: os.pread(self._file.fd, num_bytes, offset), status.st_size)
-        return RecordIndex(
-            offsets, sizes - OVERHEAD_BYTES, status.st_size, self._compression_type, status.st_mtime_ns, content
-        )
-
-    def publish(self, path: str | None = None) -> None:
-        self._file.publish(path)
-        sidecar = sidecar_path(self._file.path)
-        if self._index_file is not None:
-            try:
-                self._index_file.publish(sidecar)
-            except BaseException:
-                os.unlink(self._file.path)
-                raise
-        elif self._file.is_regular:
-            with contextlib.suppress(OSError):  # of a file that stood here before; it would be seen to be stale
-                os.unlink(sidecar)
-
-    def discard(self) -> None:
-        self._file.discard()
-        if self._index_file is not None:
-            self._index_file.discard()
 
 
 class _Writer(ABC):
@@ -230,7 +155,7 @@ class TFRecordWriter(_Writer):
         self.path = _checked_path(path)
         compression = _resolve_compression(self.path, compression_type)
         _check_level(compression_level)
-        self._file = _RecordFile(self.path, compression, compression_level, write_index, named=False)
+        self._file = RecordFile(self.path, compression, compression_level, write_index, named=False)
         self._closed = False
 
     def __repr__(self) -> str:
@@ -295,7 +220,7 @@ class ShardedTFRecordWriter(_Writer):
         self._compression_type = _resolve_compression(suffix, compression_type)
         self._max_shard_bytes = max_shard_bytes
         self._write_index = write_index
-        self._shards: list[_RecordFile] = []
+        self._shards: list[RecordFile] = []
         self._count = 0
         self._closed = False
         with self._failing():
@@ -310,7 +235,7 @@ class ShardedTFRecordWriter(_Writer):
         # ones need a temporary name, as their descriptors are closed.
         name = f"{self.prefix}-{len(self._shards):05d}{self._suffix}"
         named = self._max_shard_bytes is not None
-        self._shards.append(_RecordFile(name, self._compression_type, None, self._write_index, named))
+        self._shards.append(RecordFile(name, self._compression_type, None, self._write_index, named))
 
     def _write(self, payload: bytes | bytearray | memoryview) -> None:
         if self._max_shard_bytes is None:
