@@ -40,7 +40,7 @@ class TFRecordError(Exception):
     that are known. The text carries everything, since a DataLoader worker's exception arrives with its text alone.
 
     Args:
-        text: What was expected and what was found. Never payload bytes.
+        message: What was expected and what was found. Never payload bytes.
         path: The file.
         offset: First byte of the record (of its length field); in the decompressed stream for compressed files.
         position: Number of the record in its file, from 0.
@@ -52,14 +52,14 @@ class TFRecordError(Exception):
 
     def __init__(
         self,
-        text: str = "",
+        message: str = "",
         *,
         path: str | os.PathLike[str] | None = None,
         offset: int | None = None,
         position: int | None = None,
     ) -> None:
-        # No attribute may be called "message": torch rebuilds a worker's exception differently when it finds one.
-        super().__init__(text)
+        # Not kept under that name: torch rebuilds a worker's exception differently where it finds such an attribute.
+        super().__init__(message)
         self.path = None if path is None else os.fspath(path)
         self.offset = offset
         self.position = position
@@ -97,9 +97,9 @@ class TFRecordError(Exception):
 
 
 def _rebuild(
-    kind: type[TFRecordError], text: str, path: str | None, offset: int | None, position: int | None
+    kind: type[TFRecordError], message: str, path: str | None, offset: int | None, position: int | None
 ) -> TFRecordError:
-    return kind(text, path=path, offset=offset, position=position)
+    return kind(message, path=path, offset=offset, position=position)
 
 
 class CorruptRecordError(TFRecordError):
