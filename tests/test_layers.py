@@ -2,7 +2,6 @@
 
 import ast
 import importlib
-import pkgutil
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +15,8 @@ PACKAGE = Path(torch_tfrecord.__file__).parent
 # A module imports only from those above it.
 ORDER = [
     "errors",
+    "native",
+    "packed_records",
     "checksum",
     "messages",
     "encoding",
@@ -57,7 +58,8 @@ ORDER = [
     "collate",
     "nested_lists",
     "padding",
-    "datasets",
+    "map_dataset",
+    "iterable_dataset",
     "loader",
 ]
 
@@ -68,16 +70,23 @@ def imported_modules(path: Path) -> set[str]:
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "torch_tfrecord":
             assert node.level == 0, f"{path.name}: relative import"
-            parts = (node.module or "").split(".")
-            found |= {parts[1]} if len(parts) > 1 else {""}
+            found.add((node.module or "").removeprefix("torch_tfrecord").lstrip("."))
         if isinstance(node, ast.Import):
-            names = [alias.name.split(".") for alias in node.names]
-            found |= {(name[1] if len(name) > 1 else "") for name in names if name[0] == "torch_tfrecord"}
+            names = [alias.name for alias in node.names if alias.name.split(".")[0] == "torch_tfrecord"]
+            found |= {name.removeprefix("torch_tfrecord").lstrip(".") for name in names}
     return found
 
 
 def modules() -> list[str]:
-    return [module.name for module in pkgutil.iter_modules([str(PACKAGE)])]
+    """Names below the package; a sub-package has the name of its folder."""
+    files = [path.relative_to(PACKAGE).with_suffix("") for path in PACKAGE.rglob("*.py")]
+    names = [".".join(file.parts).removesuffix("__init__").rstrip(".") for file in files]
+    return [name for name in names if name]
+
+
+def source_of(name: str) -> Path:
+    path = PACKAGE.joinpath(*name.split("."))
+    return path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
 
 
 def test_every_module_has_its_place():
@@ -87,7 +96,7 @@ def test_every_module_has_its_place():
 @pytest.mark.parametrize("name", ORDER)
 def test_imports_only_from_above(name):
     above = set(ORDER[: ORDER.index(name)])
-    assert imported_modules(PACKAGE / f"{name}.py") <= above
+    assert imported_modules(source_of(name)) <= above
 
 
 @pytest.mark.parametrize("name", ORDER)
@@ -143,7 +152,7 @@ def test_import_has_no_effects():
 FORBIDDEN = {"pickle", "marshal", "shelve"}
 
 
-@pytest.mark.parametrize("path", sorted(PACKAGE.glob("*.py")), ids=lambda path: path.name)
+@pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_nothing_that_executes_data(path):
     tree = ast.parse(path.read_text(encoding="utf-8"))
     for node in ast.walk(tree):

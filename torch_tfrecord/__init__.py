@@ -2,7 +2,6 @@
 
 from torch_tfrecord.collate import collate
 from torch_tfrecord.containers import RaggedTensor, SparseList
-from torch_tfrecord.datasets import TFRecordDataset, TFRecordIterableDataset
 from torch_tfrecord.errors import (
     CompressionError,
     CorruptRecordError,
@@ -17,7 +16,10 @@ from torch_tfrecord.features import FixedLenFeature, Image, RawTensor, Serialize
 from torch_tfrecord.images import decode_image, encode_image, resize_with_crop_or_pad
 from torch_tfrecord.index import RecordIndex, build_index
 from torch_tfrecord.inference import format_features, infer_features
+from torch_tfrecord.iterable_dataset import TFRecordIterableDataset
 from torch_tfrecord.loader import make_dataloader
+from torch_tfrecord.map_dataset import TFRecordDataset
+from torch_tfrecord.native import has_native
 from torch_tfrecord.padding import PaddedCollate
 from torch_tfrecord.parsing import (
     parse_example,
@@ -70,6 +72,7 @@ __all__ = [
     "encode_image",
     "encode_sequence_example",
     "format_features",
+    "has_native",
     "infer_features",
     "make_dataloader",
     "parse_example",

@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import DataLoader, Sampler
 
 from torch_tfrecord.collate import collate
-from torch_tfrecord.datasets import TFRecordDataset
+from torch_tfrecord.map_dataset import TFRecordDataset
 from torch_tfrecord.ordering import RandomStream, permutation, rank_share, rank_size
 from torch_tfrecord.paths import Paths
 from torch_tfrecord.ranks import Rank, check_rank, resolve_rank

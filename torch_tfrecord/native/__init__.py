@@ -1,0 +1,67 @@
+"""The compiled core, where it was built: each of its functions has a twin in Python with the same results.
+
+Compiled are the loops over bytes: frames and checksums (`frames`), Examples to columns (`columns`). They know bytes,
+numbers and arrays, nothing of files' names, features or torch.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import os
+import warnings
+from types import ModuleType
+
+__all__ = ["has_native", "native_module"]
+
+# Any value but "" and "0" forces the Python twins.
+_SWITCH = "TORCH_TFRECORD_PURE_PYTHON"
+
+
+def has_native() -> bool:
+    """Whether the compiled core is used: it was built, and TORCH_TFRECORD_PURE_PYTHON is not set.
+
+    Without it everything works, with the same results, and slower. The environment is read at the first call.
+
+    Example:
+        >>> isinstance(has_native(), bool)
+        True
+    """
+    return not _is_forced_off() and _load("frames") is not None and _load("columns") is not None
+
+
+@functools.cache
+def native_module(name: str) -> ModuleType | None:
+    """A compiled module by its name, or None where the twin must do; one warning where it was never built.
+
+    Asked for at the first use, not at import: importing reads no environment and does not warn.
+    """
+    if _is_forced_off():
+        return None
+    module = _load(name)
+    if module is None:
+        _warn_once()
+    return module
+
+
+@functools.cache
+def _is_forced_off() -> bool:
+    return os.environ.get(_SWITCH, "") not in ("", "0")
+
+
+@functools.cache
+def _load(name: str) -> ModuleType | None:
+    try:
+        return importlib.import_module(f"torch_tfrecord.native.{name}")
+    except ImportError:
+        return None
+
+
+@functools.cache
+def _warn_once() -> None:
+    warnings.warn(
+        "torch_tfrecord was installed without its compiled core, since no C compiler was found then: everything works, "
+        f"but slower. Install a compiler and install again, or set {_SWITCH}=1 to be content with this.",
+        RuntimeWarning,
+        stacklevel=4,
+    )
