@@ -2,6 +2,7 @@
 
 from torch_tfrecord.collate import collate
 from torch_tfrecord.containers import RaggedTensor, SparseList
+from torch_tfrecord.crops import RandomResizedCrop, ResizedCenterCrop
 from torch_tfrecord.errors import (
     CompressionError,
     CorruptRecordError,
@@ -50,8 +51,10 @@ __all__ = [
     "ParseError",
     "RaggedFeature",
     "RaggedTensor",
+    "RandomResizedCrop",
     "RawTensor",
     "RecordIndex",
+    "ResizedCenterCrop",
     "SequenceFeatures",
     "SerializedTensor",
     "ShardedTFRecordWriter",
