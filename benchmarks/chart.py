@@ -66,10 +66,12 @@ def _bars(name: str, result: dict[str, Any]) -> list[tuple[str, str, float, floa
 
 
 def draw_scaling(curves: dict[str, Any], path: Path) -> None:
-    """Microseconds a record over the number of records, of features, and the size of a record."""
+    """Microseconds a record over the numbers of records and features, and the sizes of records and batches."""
     pyplot = _pyplot()
     shown = [curve for curve in curves.values() if "lines" in curve]
-    figure, panels = pyplot.subplots(1, len(shown), figsize=(4 * len(shown), 3.4), layout="constrained", squeeze=False)
+    figure, panels = pyplot.subplots(
+        1, len(shown), figsize=(3.5 * len(shown), 3.3), layout="constrained", squeeze=False
+    )
     for axes, curve in zip(panels[0], shown, strict=True):
         for name, costs in curve["lines"].items():
             axes.plot(curve["at"], [1e6 * cost for cost in costs], marker="o", markersize=3, label=name)
@@ -77,7 +79,7 @@ def draw_scaling(curves: dict[str, Any], path: Path) -> None:
         axes.set_yscale("log")
         axes.set_xlabel(curve["label"])
         axes.grid(color="#eeeeee")
-        axes.legend(fontsize=7)
+        axes.legend(fontsize=6)
     panels[0][0].set_ylabel("microseconds a record")
     _save(figure, path)
 

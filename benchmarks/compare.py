@@ -29,7 +29,8 @@ from workloads import WORKLOADS
 
 _ROOT = Path(__file__).parent.parent
 _TABLES = sorted({workload.table for workload in WORKLOADS.values()})
-_CACHE = Path("~/.cache/torch_tfrecord_benchmarks/corpora").expanduser()
+# The number changes with what corpus.py writes.
+_CACHE = Path("~/.cache/torch_tfrecord_benchmarks/corpora-1").expanduser()
 
 
 def parse_arguments() -> argparse.Namespace:

@@ -21,6 +21,7 @@ __all__ = ["measure_scaling", "scaling_table"]
 
 RECORDS = (1_000, 10_000, 100_000, 1_000_000, 10_000_000)
 FEATURES = (1, 2, 5, 10, 20, 50, 100, 200)
+BATCHES = (16, 64, 256, 1_024, 4_096)
 SIZES = (100, 1_000, 10_000, 100_000, 1_000_000)
 
 # Bytes of the files for the curve of sizes, and of those for the curve of features.
@@ -36,7 +37,7 @@ def measure_scaling(folder: Path, rounds: int, fraction: float) -> dict[str, Any
     """Seconds a record, medians: JSON with a curve for each of the three questions."""
     folder.mkdir(parents=True, exist_ok=True)
     curves = {"machine": describe()}
-    for name, curve in {"records": _by_records, "features": _by_features, "size": _by_size}.items():
+    for name, curve in {"records": _by_records, "features": _by_features, "size": _by_size, "batch": _by_batch}.items():
         curves[name] = curve(folder, rounds, fraction)
         print(scaling_table({name: curves[name]}), flush=True)
     return curves
@@ -71,17 +72,31 @@ def _by_features(folder: Path, rounds: int, fraction: float) -> dict[str, Any]:
     """Scalars, floats and integers in turn, batches of 1,024."""
     found = []
     for width in FEATURES:
-        count = max(int(fraction * _TOTAL_BYTES / 8 / (20 * width)) // _BATCH, 1) * _BATCH
-        path = folder / f"features-{width}.tfrecord"
-        generator = np.random.default_rng(width)
-        rows = generator.integers(0, 10_000, (_BATCH, width)).tolist()
-        examples = [encode_example({f"c{n:03}": v if n % 2 else float(v) for n, v in enumerate(row)}) for row in rows]
-        write_records(path, (examples[n % _BATCH] for n in range(count)))
-        features = {f"c{n:03}": FixedLenFeature((), torch.int64 if n % 2 else torch.float32) for n in range(width)}
+        path, count, features = _scalars(folder, width, fraction)
         loader = make_dataloader(path, _BATCH, features, shuffle=False)
         found.append(_medians({"epoch in order": lambda loader=loader: _drain(loader)}, count, rounds))
         _remove(path)
     return _curve("features", FEATURES, found)
+
+
+def _by_batch(folder: Path, rounds: int, fraction: float) -> dict[str, Any]:
+    """40 scalars a record, in batches of several sizes."""
+    path, count, features = _scalars(folder, 40, fraction)
+    loaders = [make_dataloader(path, size, features, shuffle=False) for size in BATCHES]
+    costs = _medians({str(n): lambda loader=loader: _drain(loader) for n, loader in enumerate(loaders)}, count, rounds)
+    _remove(path)
+    return _curve("batch size", BATCHES, [{"40 scalars": cost} for cost in costs.values()])
+
+
+def _scalars(folder: Path, width: int, fraction: float) -> tuple[Path, int, dict[str, FixedLenFeature]]:
+    """A file of whole batches, the number of its records, and what to read."""
+    count = max(int(fraction * _TOTAL_BYTES / 8 / (20 * width)) // _BATCH, 1) * _BATCH
+    path = folder / f"features-{width}.tfrecord"
+    rows = np.random.default_rng(width).integers(0, 10_000, (_BATCH, width)).tolist()
+    examples = [encode_example({f"c{n:03}": v if n % 2 else float(v) for n, v in enumerate(row)}) for row in rows]
+    write_records(path, (examples[n % _BATCH] for n in range(count)))
+    features = {f"c{n:03}": FixedLenFeature((), torch.int64 if n % 2 else torch.float32) for n in range(width)}
+    return path, count, features
 
 
 def _by_size(folder: Path, rounds: int, fraction: float) -> dict[str, Any]:

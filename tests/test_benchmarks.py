@@ -54,7 +54,7 @@ def test_all_other_tables(tmp_path):
         for side in results[name]["sides"]:
             assert side["compared"]["layout"]["image"] == f"{dtype}[3, 224, 224]"
             assert side["compared"]["statistics"]["image"]["std"] > 0.5
-    assert set(results["scaling"]) == {"machine", "records", "features", "size"}
+    assert set(results["scaling"]) == {"machine", "records", "features", "size", "batch"}
     assert results["scaling"]["features"]["at"][-1] == 200
     assert results["startup"]["open"]["shards"] == 2
     assert len(results["startup"]["epochs"]["workers_mib"]) == 20

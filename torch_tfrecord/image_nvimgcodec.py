@@ -32,7 +32,8 @@ def nvimgcodec() -> Any:
         package = importlib.import_module("nvidia.nvimgcodec")
     except (ImportError, OSError, RuntimeError):
         return None
-    return package if hasattr(package, "NVIMGCODEC_DEVICE_CPU_ONLY") and hasattr(package, "CodeStream") else None
+    reads_regions = hasattr(getattr(package, "CodeStream", None), "get_sub_code_stream")
+    return package if reads_regions and hasattr(package, "NVIMGCODEC_DEVICE_CPU_ONLY") else None
 
 
 def decode_with_nvimgcodec(data: bytes | memoryview, header: ImageHeader, mode: str) -> torch.Tensor:

@@ -7,6 +7,7 @@ region's edges too, since a little more than the region is decoded. Both release
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -35,7 +36,7 @@ class Scratch:
 
     def array(self, *shape: int) -> np.ndarray[Any, Any]:
         """uint8 of a shape, not cleared; what was handed out before is overwritten."""
-        count = int(np.prod(shape))
+        count = math.prod(shape)
         if count > len(self._bytes):
             self._bytes = np.empty(count, np.uint8)
         return self._bytes[:count].reshape(shape)
@@ -60,13 +61,13 @@ def decode_region(
     if header.format != "jpeg" or header.channels not in (1, 3) or header.bits != 8 or mode not in ("RGB", "L"):
         return None
     native = optional_module("jpeg")
-    if native is None:
-        return None if nvimgcodec() is None else region_with_nvimgcodec(data, header, mode, region)
-    if not has_end_marker(data, header):
+    if not has_end_marker(data, header) or (native is None and nvimgcodec() is None):
         return None
-    out = scratch.array(region.height, region.width, 1 if mode == "L" else 3)
     try:
+        if native is None:
+            return region_with_nvimgcodec(data, header, mode, region)
+        out = scratch.array(region.height, region.width, 1 if mode == "L" else 3)
         is_read = native.read_region(data, header.height, header.width, region.top, region.left, out)
-    except ValueError:
+    except Exception:  # whatever it is: whole decoding finds the words for it
         return None
     return out if is_read else None

@@ -157,7 +157,7 @@ def _resize(pixels: _Pixels, size: tuple[int, int], crop: Crop) -> _Pixels:
         return pixels
     if size[0] * size[1] > DEFAULT_MAX_PIXELS:
         raise ImageDecodeError(
-            f"expected at most {DEFAULT_MAX_PIXELS} pixels after resizing, got an image of {height} x {width} to become "
+            f"expected at most {DEFAULT_MAX_PIXELS} pixels after resizing, got {height} x {width} to become "
             f"{size[0]} x {size[1]}"
         )
     image = torch.from_numpy(np.ascontiguousarray(pixels))  # of this memory resizing is fastest
