@@ -33,7 +33,7 @@ def folder(tmp_path, monkeypatch):
 
 @pytest.mark.filterwarnings("ignore:This DataLoader will create 4 worker processes:UserWarning")
 def test_python_blocks_run(folder):
-    first, write, one_call = blocks("python")
+    first, write, one_call, cropped = blocks("python")
     namespace = {}
     exec(first, namespace)  # the 30-second example
     assert namespace["batch"]["image"].shape == (6, 3, 224, 224)
@@ -49,6 +49,9 @@ def test_python_blocks_run(folder):
     images, labels = next(iter(namespace["loader"]))
     assert images["image"].shape == (64, 3, 240, 250)
     assert len(set(labels.tolist())) == 64
+    exec(cropped, namespace)
+    assert namespace["x"]["image"].shape == (6, 3, 224, 224)
+    assert namespace["x"]["image"].dtype == torch.float32
     exec(write, namespace)
     (record,) = [
         record for path in sorted(Path("data").glob("train-*.tfrecord")) for record in torch_tfrecord.read_records(path)
