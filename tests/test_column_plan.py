@@ -28,7 +28,7 @@ from torch_tfrecord.features import (
 )
 from torch_tfrecord.native import native_module
 from torch_tfrecord.packed_records import PackedRecords
-from torch_tfrecord.parsing import ExampleParser, SequenceExampleParser
+from torch_tfrecord.parsers import ExampleParser, SequenceExampleParser
 from torch_tfrecord.structured_features import FixedLenSequenceFeature, RaggedFeature, SparseFeature
 from torch_tfrecord.tensors import serialize_tensor
 from torch_tfrecord.value_columns import OneValue

@@ -45,7 +45,7 @@ from torch_tfrecord.image_headers import has_end_marker, read_header
 from torch_tfrecord.image_regions import Region, Scratch, decode_region
 from torch_tfrecord.image_samples import Normalization
 from torch_tfrecord.native import optional_module
-from torch_tfrecord.parsing import ExampleParser
+from torch_tfrecord.parsers import ExampleParser
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 NEEDS_LIBJPEG = pytest.mark.skipif(optional_module("jpeg") is None, reason="built without libjpeg-turbo's headers")

@@ -64,6 +64,7 @@ ORDER = [
     "step_columns",
     "column_plan",
     "spec_readers",
+    "parsers",
     "parsing",
     "inference",
     "ranks",

@@ -25,7 +25,8 @@ from torch_tfrecord.features import (
     is_ragged,
 )
 from torch_tfrecord.images import encode_image
-from torch_tfrecord.parsing import ExampleParser, parse_example, parse_single_example
+from torch_tfrecord.parsers import ExampleParser
+from torch_tfrecord.parsing import parse_example, parse_single_example
 from torch_tfrecord.tensors import serialize_tensor
 
 I64, F32 = torch.int64, torch.float32

@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader
 
 from torch_tfrecord import FixedLenFeature, TFRecordDataset, TFRecordIterableDataset, TFRecordWriter, make_dataloader
 from torch_tfrecord.ordering import RandomStream
-from torch_tfrecord.parsing import ExampleParser
+from torch_tfrecord.parsers import ExampleParser
 from torch_tfrecord.position_batch import PositionBatch
 from torch_tfrecord.record_keys import record_keys
 

@@ -15,7 +15,7 @@ from torch_tfrecord.dtypes import nest
 from torch_tfrecord.errors import ParseError
 from torch_tfrecord.features import Feature, VarLenFeature
 from torch_tfrecord.packed_records import PackedRecords
-from torch_tfrecord.parsing import make_parser
+from torch_tfrecord.parsers import make_parser
 from torch_tfrecord.structured_features import FixedLenSequenceFeature, SequenceFeatures
 
 __all__ = ["BatchParser"]
