@@ -58,11 +58,13 @@ def provenance(results: dict[str, Any]) -> str:
         for side in result["sides"]:
             versions |= side["versions"]
     last = machines[-1]
+    rounds = sorted({len(side["rounds"]) for result in measured for side in result["sides"]})
     names = ("torch-tfrecord", "tensorflow-cpu", "nvidia-dali-cuda120", "tfrecord", "torch", "torchvision", "protobuf")
     listed = ", ".join(f"{name} {versions[name]}" for name in names if name in versions)
     return (
-        f"{last['date'][:10]}, {last['processor']}, {last['cores']} cores, Python {last['python']}, {listed}; load "
-        f"average at the start of a table {min(loads)} to {max(loads)} (above 1 to 2 something else was running, too)."
+        f"{last['date'][:10]}, {last['processor']}, {last['cores']} cores, Python {last['python']}, {listed}; "
+        f"medians of {' or '.join(map(str, rounds))} rounds; load average at the start of a table {min(loads)} to "
+        f"{max(loads)} (above 1 to 2 something else was running, too)."
     )
 
 

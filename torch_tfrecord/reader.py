@@ -152,8 +152,9 @@ class RecordReader:
             TFRecordError: something is wrong with one of the records at least; `read` says more about each of them.
         """
         # Of each file only these numbers are held, not the open file: a batch may come from thousands.
-        facts = np.array([_facts(source_of(file)) for file in np.unique(files).tolist()], dtype=np.int64).reshape(-1, 2)
-        _check_inside(facts[:, 0], files, offsets, lengths)
+        numbers, file_of = _distinct(files)
+        facts = np.array([_facts(source_of(file)) for file in numbers], dtype=np.int64).reshape(-1, 2)
+        _check_inside(facts[:, 0][file_of], offsets, lengths)
         gap = int(facts[:, 1].min(initial=_FAR))
         if gap < 0:
             return self._read_singly(source_of, files, offsets, lengths)
@@ -235,12 +236,19 @@ def _facts(source: ByteSource) -> tuple[int, int]:
     return _FAR if source.size is None else source.size, source.max_gap_bytes if isinstance(source, FileSource) else -1
 
 
-def _check_inside(sizes: _Integers, files: _Integers, offsets: _Integers, lengths: _Integers) -> None:
-    """Hold all records against the sizes of their files (by ascending number) before anything is allocated."""
-    limits = sizes[np.unique(files, return_inverse=True)[1]]
-    outside = np.flatnonzero((offsets < 0) | (lengths < 0) | (lengths > limits - offsets - OVERHEAD_BYTES))
-    if len(outside):
-        first = int(outside[0])
+def _distinct(files: _Integers) -> tuple[list[int], _Integers]:
+    """The numbers of the files, ascending, and for each record which of these is its own."""
+    if len(files) and files[0] == files[-1] and (files == files[0]).all():  # most often, and quickly told
+        return [int(files[0])], np.zeros(len(files), dtype=np.int64)
+    numbers, file_of = np.unique(files, return_inverse=True)
+    return numbers.tolist(), file_of
+
+
+def _check_inside(limits: _Integers, offsets: _Integers, lengths: _Integers) -> None:
+    """Hold each record against the size of its file before anything is allocated."""
+    is_outside = (offsets < 0) | (lengths < 0) | (lengths > limits - offsets - OVERHEAD_BYTES)
+    if is_outside.any():
+        first = int(is_outside.argmax())
         raise CorruptRecordError(
             f"expected a record within a file of {limits[first]} bytes, got one of {lengths[first]} bytes",
             offset=int(offsets[first]),
