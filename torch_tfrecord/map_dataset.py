@@ -15,7 +15,7 @@ from torch.utils.data import Dataset
 from torch_tfrecord.compression import ByteSource, check_compression_type, open_stream
 from torch_tfrecord.errors import TFRecordError
 from torch_tfrecord.index import RecordIndex
-from torch_tfrecord.parsing import ExampleParser, SequenceExampleParser, make_parser
+from torch_tfrecord.parsing import make_parser
 from torch_tfrecord.paths import Paths, find_files
 from torch_tfrecord.reader import RecordReader
 from torch_tfrecord.sidecar import IndexKeeper
@@ -71,15 +71,55 @@ class TFRecordDataset(Dataset[Any]):
         index_dir: str | os.PathLike[str] | None = None,
     ) -> None:
         compression = check_compression_type(compression_type)
-        self._parser = None if features is None else make_parser(features)
-        self._transform = transform
+        parser = None if features is None else make_parser(features)
         keeper = IndexKeeper(index, index_dir=index_dir, verify_crc=verify_crc, compression_type=compression)
-        self.files: list[str] = find_files(paths)
-        self._indexes = keeper.indexes(self.files)
-        self._ends = list(accumulate(map(len, self._indexes)))
-        self._positions = range(self._ends[-1])
+        files = find_files(paths)
+        self._set_up(files, keeper.indexes(files), None, parser, transform, verify_crc)
+
+    @classmethod
+    def from_indexes(
+        cls,
+        files: Sequence[str],
+        indexes: Sequence[RecordIndex],
+        features: Any = None,
+        *,
+        positions: Sequence[int] | None = None,
+        transform: Callable[[Any], Any] | None = None,
+        verify_crc: bool = True,
+    ) -> TFRecordDataset:
+        """A dataset of files in a given order, for layers above that know the files, such as `tfds`.
+
+        Args:
+            files: The paths; not sorted.
+            indexes: One for each file.
+            features: As of the class; or an object that parses records, with `single`, `batch` and `samples`.
+            positions: Those of the dataset, counted over all files: a range or an int64 array; None for all.
+            transform: Called with each sample.
+            verify_crc: Check the payloads' checksums.
+        """
+        dataset = cls.__new__(cls)
+        is_spec = isinstance(features, (Mapping, SequenceFeatures))
+        parser = make_parser(features) if is_spec else features
+        dataset._set_up(list(files), list(indexes), positions, parser, transform, verify_crc)
+        return dataset
+
+    def _set_up(
+        self,
+        files: list[str],
+        indexes: list[RecordIndex],
+        positions: Sequence[int] | None,
+        parser: Any,
+        transform: Callable[[Any], Any] | None,
+        verify_crc: bool,
+    ) -> None:
+        self._parser = parser
+        self._transform = transform
+        self.files: list[str] = files
+        self._indexes = indexes
+        self._ends = list(accumulate(map(len, indexes)))
+        self._positions = range(self._ends[-1]) if positions is None else positions
         self._reader = RecordReader(verify_crc)
-        self._opener = _FileOpener(self.files, self._indexes)
+        self._opener = _FileOpener(files, indexes)
         self._sources = SourceCache(self._opener)
 
     def __len__(self) -> int:
@@ -113,7 +153,7 @@ class TFRecordDataset(Dataset[Any]):
         file, number = self._find(position)
         return self.files[file], int(self._indexes[file].offsets[number])
 
-    def _part(self, positions: range) -> TFRecordDataset:
+    def _part(self, positions: Sequence[int]) -> TFRecordDataset:
         part = object.__new__(type(self))
         part.__dict__.update(self.__dict__)
         part._positions = positions
@@ -122,7 +162,7 @@ class TFRecordDataset(Dataset[Any]):
     def _find(self, position: int) -> tuple[int, int]:
         """Number of the file, and of the record in it."""
         try:
-            absolute = self._positions[as_integer(position)]
+            absolute = int(self._positions[as_integer(position)])
         except IndexError:
             raise IndexError(f"position {position} is out of range for {len(self)} records") from None
         file = bisect.bisect_right(self._ends, absolute)
@@ -136,7 +176,7 @@ class TFRecordDataset(Dataset[Any]):
             error.locate(path=self.files[file], position=number)
             raise
 
-    def _parse(self, parser: ExampleParser | SequenceExampleParser, payload: bytes, file: int, number: int) -> Any:
+    def _parse(self, parser: Any, payload: bytes, file: int, number: int) -> Any:
         try:
             return parser.single(payload)
         except TFRecordError as error:

@@ -14,7 +14,7 @@ from torch_tfrecord.errors import IndexMismatchError
 from torch_tfrecord.index import RecordIndex, index_source
 from torch_tfrecord.storage import FileSource, is_remote, open_file
 
-__all__ = ["SIDECAR_SUFFIX", "IndexKeeper", "sidecar_path"]
+__all__ = ["SIDECAR_SUFFIX", "IndexKeeper", "cache_dir", "sidecar_path"]
 
 SIDECAR_SUFFIX = ".index.safetensors"
 
@@ -134,10 +134,11 @@ class IndexKeeper:
 
     def _places(self, path: str) -> list[str]:
         """Where an index of `path` may lie, the preferred place first."""
-        folders = [folder for folder in (self._index_dir, _cache_dir()) if folder is not None]
+        folders = [folder for folder in (self._index_dir, cache_dir()) if folder is not None]
         return [sidecar_path(path), *(sidecar_path(path, folder) for folder in folders)]
 
 
-def _cache_dir() -> str:
+def cache_dir() -> str:
+    """The folder of the user's cache that indexes go to where the data's own cannot be written."""
     base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
     return os.path.join(base, "torch_tfrecord")
