@@ -84,3 +84,12 @@ def test_distributed(monkeypatch):
         for name in ("TFRecordIterableDataset", "TFRecordDataset and DistributedSampler")
     ]
     assert run("distributed.py").splitlines() == lines
+
+
+@pytest.mark.slow
+def test_behaviour_cloning():
+    printed = run("behaviour_cloning.py")
+    assert "steps in 300 episodes\n" in printed
+    before, after = map(float, re.findall(r"^success (?:before|after): (\S+)$", printed, re.MULTILINE))
+    assert before < 0.3
+    assert after > 0.8

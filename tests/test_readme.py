@@ -33,7 +33,7 @@ def folder(tmp_path, monkeypatch):
 
 @pytest.mark.filterwarnings("ignore:This DataLoader will create 4 worker processes:UserWarning")
 def test_python_blocks_run(folder):
-    first, write, one_call, cropped = blocks("python")
+    first, write, one_call, cropped, from_tfds = blocks("python")
     namespace = {}
     exec(first, namespace)  # the 30-second example
     assert namespace["batch"]["image"].shape == (6, 3, 224, 224)
@@ -52,6 +52,11 @@ def test_python_blocks_run(folder):
     exec(cropped, namespace)
     assert namespace["x"]["image"].shape == (6, 3, 224, 224)
     assert namespace["x"]["image"].dtype == torch.float32
+    write_digits("mnist/3.0.1")
+    exec(from_tfds, namespace)
+    assert len(namespace["ds"]) == 9
+    assert namespace["image"].shape == (1, 28, 28)
+    assert namespace["label"].dtype == torch.int64
     exec(write, namespace)
     (record,) = [
         record for path in sorted(Path("data").glob("train-*.tfrecord")) for record in torch_tfrecord.read_records(path)

@@ -1,5 +1,6 @@
 """Train in PyTorch from TFRecord files, without TensorFlow."""
 
+from torch_tfrecord import tfds
 from torch_tfrecord.collate import collate
 from torch_tfrecord.containers import RaggedTensor, SparseList
 from torch_tfrecord.crops import RandomResizedCrop, ResizedCenterCrop
@@ -86,4 +87,5 @@ __all__ = [
     "read_records",
     "resize_with_crop_or_pad",
     "serialize_tensor",
+    "tfds",
 ]

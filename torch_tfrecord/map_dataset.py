@@ -78,15 +78,54 @@ class TFRecordDataset(Dataset[Any]):
         index_dir: str | os.PathLike[str] | None = None,
     ) -> None:
         compression = check_compression_type(compression_type)
-        self._parser = None if features is None else BatchParser(features)
-        self._transform = transform
+        parser = None if features is None else BatchParser(features)
         keeper = IndexKeeper(index, index_dir=index_dir, verify_crc=verify_crc, compression_type=compression)
-        self.files: list[str] = find_files(paths)
-        indexes = keeper.indexes(self.files)
+        files = find_files(paths)
+        self._set_up(files, keeper.indexes(files), None, parser, transform, verify_crc)
+
+    @classmethod
+    def from_indexes(
+        cls,
+        files: Sequence[str],
+        indexes: Sequence[RecordIndex],
+        features: Any = None,
+        *,
+        positions: Sequence[int] | None = None,
+        transform: Callable[[Any], Any] | None = None,
+        verify_crc: bool = True,
+    ) -> TFRecordDataset:
+        """A dataset of files in a given order, for layers above that know the files, such as `tfds`.
+
+        Args:
+            files: The paths; not sorted.
+            indexes: One for each file.
+            features: As of the class; or an object that parses records, with `single`, `batch` and `samples`.
+            positions: Those of the dataset, counted over all files: a range or an int64 array; None for all.
+            transform: Called with each sample.
+            verify_crc: Check the payloads' checksums.
+        """
+        dataset = cls.__new__(cls)
+        is_spec = isinstance(features, (Mapping, SequenceFeatures))
+        parser = BatchParser(features) if is_spec else features
+        dataset._set_up(list(files), list(indexes), positions, parser, transform, verify_crc)
+        return dataset
+
+    def _set_up(
+        self,
+        files: list[str],
+        indexes: list[RecordIndex],
+        positions: Sequence[int] | None,
+        parser: Any,
+        transform: Callable[[Any], Any] | None,
+        verify_crc: bool,
+    ) -> None:
+        self._parser = parser
+        self._transform = transform
+        self.files: list[str] = files
         self._table = RecordTable(indexes)
-        self._positions = range(len(self._table))
+        self._positions: Any = range(len(self._table)) if positions is None else positions
         self._reader = RecordReader(verify_crc)
-        self._opener = _FileOpener(self.files, indexes)
+        self._opener = _FileOpener(files, indexes)
         self._sources = SourceCache(self._opener)
         self._epoch = torch.zeros((), dtype=torch.int64)
         self._share_epoch()
@@ -162,7 +201,7 @@ class TFRecordDataset(Dataset[Any]):
             raise ValueError(f"epoch must be an integer of at least 0, got {epoch!r}")
         self._epoch.fill_(as_integer(epoch))
 
-    def _part(self, positions: range) -> TFRecordDataset:
+    def _part(self, positions: Sequence[int]) -> TFRecordDataset:
         part = object.__new__(type(self))
         part.__dict__.update(self.__dict__)
         part._positions = positions
@@ -172,7 +211,7 @@ class TFRecordDataset(Dataset[Any]):
 
     def _absolute(self, position: int) -> int:
         try:
-            return self._positions[as_integer(position)]
+            return int(self._positions[as_integer(position)])
         except IndexError:
             raise IndexError(f"position {position} is out of range for {len(self)} records") from None
 
@@ -186,6 +225,9 @@ class TFRecordDataset(Dataset[Any]):
             if len(wrong):
                 self._absolute(wrong[0])
             numbers = np.where(numbers < 0, numbers + len(self), numbers)
+        if isinstance(self._positions, np.ndarray):
+            chosen: _Integers = self._positions[numbers]
+            return chosen
         start, step = self._positions.start, self._positions.step
         return numbers if (start, step) == (0, 1) else numbers * step + start
 
@@ -199,7 +241,8 @@ class TFRecordDataset(Dataset[Any]):
         if not self.has_user_transform:
             batch: Sequence[Any] = self._parser.batch(records, keys)
             return batch
-        return self._parser.samples(records, keys)
+        samples: list[Any] = self._parser.samples(records, keys)
+        return samples
 
     def _sample(self, absolute: int, epoch: int) -> Any:
         payload = self._read(absolute)

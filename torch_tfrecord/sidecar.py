@@ -14,7 +14,7 @@ from torch_tfrecord.errors import IndexMismatchError
 from torch_tfrecord.index import RecordIndex, index_source
 from torch_tfrecord.storage import FileSource, is_remote, open_file
 
-__all__ = ["SIDECAR_SUFFIX", "IndexKeeper", "sidecar_path"]
+__all__ = ["SIDECAR_SUFFIX", "IndexKeeper", "cache_dir", "sidecar_path"]
 
 SIDECAR_SUFFIX = ".index.safetensors"
 
@@ -143,9 +143,10 @@ class IndexKeeper:
         yield sidecar_path(path)
         if self._index_dir is not None:
             yield sidecar_path(path, self._index_dir)
-        yield sidecar_path(path, _cache_dir())
+        yield sidecar_path(path, cache_dir())
 
 
-def _cache_dir() -> str:
+def cache_dir() -> str:
+    """The folder of the user's cache that indexes go to where the data's own cannot be written."""
     base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
     return os.path.join(base, "torch_tfrecord")

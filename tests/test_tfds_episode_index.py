@@ -1,0 +1,193 @@
+"""The index of episodes: its file, its freshness, what is refused, and where it is kept."""
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import safetensors.numpy
+import torch
+from rlds_episodes import LENGTHS, write_episodes
+
+from torch_tfrecord import IndexMismatchError
+from torch_tfrecord.tfds import RLDSDataset, episode_sidecar
+from torch_tfrecord.tfds.episode_index import FRAMES
+
+
+@pytest.fixture(scope="module")
+def drawn(tmp_path_factory):
+    directory = write_episodes(tmp_path_factory.mktemp("rlds") / "drawn" / "1.0.0")
+    RLDSDataset(directory)
+    return directory
+
+
+@pytest.fixture
+def own(drawn, tmp_path):
+    return Path(shutil.copytree(drawn, tmp_path / "own" / "1.0.0"))
+
+
+@pytest.fixture
+def builds(monkeypatch):
+    """The paths for which an index of episodes was built."""
+    built = []
+    real = episode_sidecar.build_episode_index
+
+    def build(stream, *arguments):
+        built.append(Path(stream.path).name)
+        return real(stream, *arguments)
+
+    monkeypatch.setattr(episode_sidecar, "build_episode_index", build)
+    return built
+
+
+def sidecar(directory, number=1):
+    return directory / f"drawn-train.tfrecord-{number:05d}-of-00002.steps.index.safetensors"
+
+
+def test_it_is_built_once_and_kept_beside_the_data(own, builds):
+    assert sidecar(own, 0).exists()
+    assert sidecar(own, 1).exists()
+    assert RLDSDataset(own).num_steps.tolist() == list(LENGTHS)
+    assert builds == []
+    sidecar(own).unlink()
+    RLDSDataset(own)
+    assert builds == ["drawn-train.tfrecord-00001-of-00002"]
+
+
+def test_its_file(own):
+    content = sidecar(own).read_bytes()
+    arrays = safetensors.numpy.load(content)
+    assert set(arrays) == {"num_steps", "table_ends", "table_crcs", "tables"}
+    assert arrays["num_steps"].tolist() == [40, 3]
+    with safetensors.safe_open(sidecar(own), "numpy") as file:
+        metadata = file.metadata()
+    assert metadata["format"] == "torch_tfrecord.episodes"
+    assert json.loads(metadata["step_lists"])["steps/action"] == 3
+    assert "steps/observation/image" in json.loads(metadata["keys"])
+
+
+def test_long_lists_are_frames(own):
+    store = RLDSDataset(own)._store
+    index = store._reader._episodes[1]
+    start, size = index.table_range(0)
+    table = Path(index.tables_path).read_bytes()[index.tables_offset + start :][:size]
+    places = index.places(0, table, 1 << 31)
+    kinds = {key: place.kind == FRAMES for key, place in places.items()}
+    assert kinds["steps/observation/image"]
+    assert kinds["steps/observation/wrist_image"]
+    assert not kinds["steps/language_instruction"]
+    assert index.tables is None
+
+
+def change_features(own):
+    features = json.loads((own / "features.json").read_text())
+    steps = features["featuresDict"]["features"]["steps"]["sequence"]["feature"]["featuresDict"]["features"]
+    del steps["reward"]
+    (own / "features.json").write_text(json.dumps(features))
+
+
+def rewrite_data(own):
+    path = own / "drawn-train.tfrecord-00001-of-00002"
+    path.write_bytes(path.read_bytes())
+
+
+def cut_index(own):
+    path = sidecar(own)
+    path.write_bytes(path.read_bytes()[:-7])
+
+
+def empty_index(own):
+    sidecar(own).write_bytes(b"")
+
+
+def flip_table(own):
+    content = bytearray(sidecar(own).read_bytes())
+    content[-5] ^= 1
+    sidecar(own).write_bytes(content)
+
+
+def foreign_index(own):
+    shutil.copy(sidecar(own, 0), sidecar(own, 1))
+
+
+def other_version(own):
+    path = sidecar(own)
+    arrays = safetensors.numpy.load(path.read_bytes())
+    with safetensors.safe_open(path, "numpy") as file:
+        metadata = {**file.metadata(), "version": "99"}
+    path.write_bytes(safetensors.numpy.save(arrays, metadata=metadata))
+
+
+def other_dtypes(own):
+    path = sidecar(own)
+    arrays = safetensors.numpy.load(path.read_bytes())
+    arrays["num_steps"] = arrays["num_steps"].astype(np.float32)
+    with safetensors.safe_open(path, "numpy") as file:
+        path.write_bytes(safetensors.numpy.save(arrays, metadata=file.metadata()))
+
+
+STALE = [change_features, rewrite_data, cut_index, empty_index, flip_table, foreign_index, other_version, other_dtypes]
+
+
+@pytest.mark.parametrize("change", STALE)
+def test_a_stale_or_damaged_index_is_built_again(own, builds, change):
+    change(own)
+    ds = RLDSDataset(own)
+    assert "drawn-train.tfrecord-00001-of-00002" in builds
+    assert ds.num_steps.tolist() == list(LENGTHS)
+    assert torch.equal(ds[6]["action"], torch.tensor([[2, 0, 0.5]]))
+    builds.clear()
+    RLDSDataset(own)
+    assert builds == []
+
+
+@pytest.mark.parametrize("change", STALE)
+def test_with_require_it_is_an_error(own, builds, change):
+    change(own)
+    with pytest.raises(IndexMismatchError, match="drawn-train"):
+        RLDSDataset(own, index="require")
+    assert builds == []
+
+
+def test_with_require_and_without_an_index(own):
+    sidecar(own).unlink()
+    with pytest.raises(IndexMismatchError, match=r"expected an index of episodes at .*, got none"):
+        RLDSDataset(own, index="require")
+
+
+def test_a_table_that_changes_while_it_is_used(own):
+    ds = RLDSDataset(own)
+    content = bytearray(sidecar(own).read_bytes())
+    offset = ds._store._reader._episodes[1].tables_offset
+    content[offset + 6] ^= 1
+    with open(sidecar(own), "r+b") as file:
+        file.write(content)
+    with pytest.raises(IndexMismatchError) as caught:
+        ds[10]
+    assert str(caught.value).startswith(str(own / "drawn-train.tfrecord-00001-of-00002") + ": record 0 at byte 0: ")
+    assert "expected a table with checksum" in str(caught.value)
+
+
+def test_in_memory_nothing_is_written(own, builds):
+    for path in own.glob("*.safetensors"):
+        path.unlink()
+    before = sorted(own.iterdir())
+    ds = RLDSDataset(own, window_size=2, index="memory")
+    assert torch.equal(ds[10]["action"], torch.tensor([[2, 4, 0.5]]))
+    assert ds[10]["observation"]["image"].shape == (2, 3, 32, 40)
+    assert sorted(own.iterdir()) == before
+    assert len(builds) == 2
+    assert not Path(os.environ["XDG_CACHE_HOME"], "torch_tfrecord").exists()
+
+
+def test_index_dir(own, tmp_path, builds):
+    for path in own.glob("*.safetensors"):
+        path.unlink()
+    folder = tmp_path / "indexes"
+    RLDSDataset(own, index_dir=folder)
+    assert len(list(folder.glob("*.safetensors"))) == 4
+    assert not list(own.glob("*.safetensors"))
+    RLDSDataset(own, index_dir=folder)
+    assert len(builds) == 2

@@ -1,0 +1,203 @@
+"""Statistics against numpy over the written values; the cache and its key."""
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from rlds_episodes import LENGTHS, action, state, write_episodes
+
+from torch_tfrecord import ParseError, tfds
+from torch_tfrecord.tfds import dataset_statistics, statistics
+from torch_tfrecord.tfds.rlds import RLDSEpisodes
+
+STEPS = [(number, at) for number, length in enumerate(LENGTHS) for at in range(length)]
+NAMES = ["mean", "std", "max", "min", "q01", "q99"]
+
+
+@pytest.fixture
+def drawn(tmp_path):
+    return write_episodes(tmp_path / "drawn" / "1.0.0")
+
+
+@pytest.fixture
+def computed(monkeypatch):
+    """How often statistics were computed."""
+    calls = []
+    real = statistics._compute
+
+    def compute(*arguments):
+        calls.append(arguments)
+        return real(*arguments)
+
+    monkeypatch.setattr(statistics, "_compute", compute)
+    return calls
+
+
+def by_numpy(rows):
+    rows = np.asarray(rows, np.float64)
+    low, high = np.quantile(rows, [0.01, 0.99], axis=0)
+    return {
+        "mean": rows.mean(0),
+        "std": rows.std(0),
+        "max": rows.max(0),
+        "min": rows.min(0),
+        "q01": low,
+        "q99": high,
+    }
+
+
+def assert_described(found, rows):
+    assert list(found) == NAMES
+    for name, expected in by_numpy(rows).items():
+        np.testing.assert_allclose(found[name], expected, rtol=1e-12, atol=1e-12)
+
+
+def test_values(drawn):
+    found = dataset_statistics(drawn)
+    assert list(found) == ["action", "proprio", "num_transitions", "num_trajectories"]
+    assert (found["num_transitions"], found["num_trajectories"]) == (len(STEPS), len(LENGTHS))
+    assert_described(found["action"], torch.stack([action(*step) for step in STEPS]))
+    assert_described(found["proprio"], torch.stack([state(*step) for step in STEPS]))
+    assert json.loads(json.dumps(found)) == found
+
+
+def test_a_part(drawn):
+    found = dataset_statistics(drawn, "train[1:3]", proprio="reward")
+    steps = [step for step in STEPS if step[0] in (1, 2)]
+    assert found["num_trajectories"] == 2
+    assert_described(found["action"], torch.stack([action(*step) for step in steps]))
+    assert_described(found["proprio"], [[at] for _, at in steps])
+
+
+def test_several_names_are_joined(drawn):
+    found = dataset_statistics(drawn, action=["observation/state", "is_first"], proprio="observation/state")
+    rows = [[*state(*step).tolist(), float(step[1] == 0)] for step in STEPS]
+    assert_described(found["action"], rows)
+
+
+def test_a_dict_of_actions(tmp_path):
+    step = {"move": tfds.features.Tensor((2,), "float32"), "grip": tfds.features.Scalar("float32")}
+    features = {"steps": tfds.features.Dataset({"action": step})}
+    steps = [{"action": {"move": [float(at), 1.0], "grip": 0.5}} for at in range(3)]
+    tfds.write(tmp_path / "d" / "1.0.0", {"train": [{"steps": steps}]}, features, name="d")
+    found = dataset_statistics(tmp_path / "d")
+    assert "proprio" not in found
+    assert_described(found["action"], [[0.5, at, 1] for at in range(3)])
+
+
+def test_large_offsets_cost_no_digits(tmp_path):
+    features = {"steps": tfds.features.Dataset({"action": tfds.features.Tensor((1,), "float32")})}
+    values = (1e6 + np.arange(64) / 8).astype(np.float32)
+    steps = [{"action": value[None]} for value in values]
+    tfds.write(tmp_path / "d" / "1.0.0", {"train": [{"steps": steps}]}, features, name="d")
+    found = dataset_statistics(tmp_path / "d")
+    np.testing.assert_allclose(found["action"]["std"], [np.std(np.arange(64) / 8)], rtol=1e-14)
+
+
+def test_transform_of_episodes(drawn, computed):
+    def gripper_first(episode):
+        return {**episode, "action": episode["action"].flip(1), "observation": {"proprio": episode["reward"][:, None]}}
+
+    def run():
+        return dataset_statistics(drawn, episode_transform=gripper_first, proprio="observation/proprio")
+
+    assert_described(run()["action"], torch.stack([action(*step).flip(0) for step in STEPS]))
+    assert_described(run()["proprio"], [[at] for _, at in STEPS])
+    assert len(computed) == 2
+    assert not list(Path(drawn).glob("dataset_statistics_*"))
+
+
+def test_a_result_is_kept_until_something_changes(drawn, computed):
+    first = dataset_statistics(drawn)
+    (kept,) = Path(drawn).glob("dataset_statistics_*.json")
+    assert json.loads(kept.read_text()) == first
+    assert dataset_statistics(drawn) == first
+    assert len(computed) == 1
+    assert dataset_statistics(drawn, "train[:2]") != first
+    assert dataset_statistics(drawn, proprio="reward") != first
+    assert dataset_statistics(drawn, cache=False) == first
+    assert len(computed) == 4
+    assert len(list(Path(drawn).glob("dataset_statistics_*.json"))) == 3
+    features = Path(drawn) / "features.json"
+    features.write_text(features.read_text() + "\n")
+    assert dataset_statistics(drawn) == first
+    path = next(Path(drawn).glob("*-00000-of-00002"))
+    os.utime(path, ns=(1, 1))
+    assert dataset_statistics(drawn) == first
+    assert len(computed) == 6
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", '{"action": 3}', '{"num_transitions": 1, "num_trajectories": 1, "action": {}}']
+)
+def test_a_damaged_result_is_computed_again(drawn, computed, text):
+    first = dataset_statistics(drawn)
+    (kept,) = Path(drawn).glob("dataset_statistics_*.json")
+    kept.write_text(text)
+    assert dataset_statistics(drawn) == first
+    assert len(computed) == 2
+    assert json.loads(kept.read_text()) == first
+
+
+def test_index_dir_holds_everything(drawn, tmp_path):
+    copy = shutil.copytree(drawn, tmp_path / "copy" / "1.0.0")
+    before = sorted(path.name for path in copy.iterdir())
+    dataset_statistics(copy, index_dir=tmp_path / "kept")
+    assert sorted(path.name for path in copy.iterdir()) == before
+    assert len(list((tmp_path / "kept").glob("dataset_statistics_*.json"))) == 1
+    assert len(list((tmp_path / "kept").glob("*.steps.*.index.safetensors"))) == 2
+
+
+def test_no_image_is_read(drawn, monkeypatch):
+    dataset_statistics(drawn, cache=False)
+    images = sum(
+        len(image)
+        for episode in RLDSEpisodes(drawn, decode_images=False, index="memory")
+        for image in episode["steps"]["observation"]["image"]
+    )
+    total = 0
+    real = os.pread
+
+    def pread(fd, num_bytes, offset):
+        nonlocal total
+        data = real(fd, num_bytes, offset)
+        total += len(data) if "-of-00002" in os.readlink(f"/proc/self/fd/{fd}")[-9:] else 0
+        return data
+
+    monkeypatch.setattr(os, "pread", pread)
+    dataset_statistics(drawn, cache=False)
+    assert total < images / 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kind", "text"),
+    [
+        ({"action": "wrong"}, KeyError, "no feature 'wrong' in the steps"),
+        ({"action": "language_instruction"}, ParseError, "expected a fixed number of numbers in each step"),
+        ({"proprio": "observation/image"}, ParseError, "expected a fixed number of numbers in each step"),
+    ],
+)
+def test_wrong_names(drawn, arguments, kind, text):
+    with pytest.raises(kind, match=text):
+        dataset_statistics(drawn, **arguments)
+
+
+def test_values_that_are_not_finite(tmp_path):
+    def broken(episode):
+        if len(episode["steps"]) == 40:
+            episode["steps"][7]["action"] = torch.tensor([0, float("nan"), 0])
+        return episode
+
+    directory = write_episodes(tmp_path / "drawn" / "1.0.0", change=broken)
+    with pytest.raises(ParseError, match="action, dimension 1: expected finite numbers, got nan in episode 2"):
+        dataset_statistics(directory)
+
+
+def test_a_split_without_steps(tmp_path):
+    directory = write_episodes(tmp_path / "drawn" / "1.0.0", (0, 0))
+    with pytest.raises(ValueError, match="the split has no steps"):
+        dataset_statistics(directory)

@@ -1,0 +1,258 @@
+"""What a TFDS directory says of itself: dataset_info.json, features.json and the labels' names."""
+
+from __future__ import annotations
+
+import os
+import posixpath
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch_tfrecord.tfds.features as f
+from torch_tfrecord.errors import ParseError
+from torch_tfrecord.storage import local_path
+from torch_tfrecord.tfds.features_json import features_from_json
+from torch_tfrecord.tfds.folders import FEATURES_FILE, INFO_FILE, list_folder, version_folder
+from torch_tfrecord.tfds.json_fields import JsonFields, read_json, read_text
+from torch_tfrecord.tfds.shards import DEFAULT_TEMPLATE, shard_paths
+
+__all__ = ["FEATURES_FILE", "DatasetInfo", "SplitInfo", "info", "iter_leaves", "label_files", "map_leaves"]
+
+_SPLIT_NAME = re.compile(r"[\w-]+")
+_READABLE = "tfrecord"
+
+
+@dataclass(frozen=True)
+class SplitInfo:
+    """One split.
+
+    Attributes:
+        name: Its name.
+        shard_lengths: Records of each shard; None where an old dataset_info.json does not tell.
+        num_bytes: Bytes of all payloads.
+        filepath_template: See `shard_paths`.
+        num_shards: How many files.
+    """
+
+    name: str
+    shard_lengths: tuple[int, ...] | None
+    num_bytes: int = 0
+    filepath_template: str = DEFAULT_TEMPLATE
+    num_shards: int = 0
+
+    @property
+    def num_examples(self) -> int | None:
+        """How many examples; None where only the files can tell."""
+        return None if self.shard_lengths is None else sum(self.shard_lengths)
+
+
+@dataclass(frozen=True)
+class DatasetInfo:
+    """A TFDS dataset: what is in it, and how it lies on the disk.
+
+    Attributes:
+        directory: Of this version.
+        name: Of the dataset.
+        version: "x.y.z".
+        config_name: Of the config; None without.
+        description: Text for people.
+        splits: Name -> `SplitInfo`, in the order of the file.
+        features: The feature tree; `features["label"].int2str(0)`.
+        supervised_keys: (input, target) or (input, target, weights): names, or nested tuples and dicts of them; None
+            where there are none.
+        citation: BibTeX.
+        license: Text.
+        raw: All of dataset_info.json.
+    """
+
+    directory: str
+    name: str
+    version: str
+    config_name: str | None
+    description: str
+    splits: Mapping[str, SplitInfo]
+    features: f.FeaturesDict
+    supervised_keys: tuple[Any, ...] | None
+    citation: str = ""
+    license: str = ""
+    raw: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
+
+    def files(self, split: str) -> list[str]:
+        """The paths of a split's shards, in order; they need not exist."""
+        info = self.splits[split]
+        try:
+            return shard_paths(
+                self.directory, info.filepath_template, dataset=self.name, split=split, num_shards=info.num_shards
+            )
+        except ParseError as error:
+            raise error.locate(path=posixpath.join(self.directory, INFO_FILE)) from error.__cause__
+
+    def __str__(self) -> str:
+        """For people."""
+        title = "/".join(part for part in (self.name, self.config_name, self.version) if part)
+        lines = [f"{title}  ({self.directory})"]
+        if self.description:
+            lines += [f"  {line}" for line in self.description.strip().splitlines()[:8]]
+        lines.append("splits:")
+        for split in self.splits.values():
+            count = "an unknown number of" if split.num_examples is None else f"{split.num_examples:,}"
+            lines.append(f"  {split.name}: {count} examples in {split.num_shards} shards, {split.num_bytes:,} bytes")
+        lines.append(f"supervised_keys: {self.supervised_keys!r}")
+        lines += f"features: {self.features!r}".splitlines()
+        return "\n".join(lines)
+
+
+def info(directory: str | os.PathLike[str]) -> DatasetInfo:
+    """Read what a TFDS directory says of itself; no TensorFlow, no records.
+
+    Args:
+        directory: ``.../name/1.0.0``, ``.../name/config/1.0.0``; or one above: the highest version is taken, and the
+            config where there is only one or the dataset names its default. Local, or of fsspec.
+
+    Returns:
+        Name, version, splits with counts, the feature tree with the classes' names, supervised keys.
+
+    Raises:
+        FileNotFoundError: Not a TFDS directory: dataset_info.json or features.json is missing.
+        ParseError: One of them is damaged, or the format of the shards is not "tfrecord"; names the file and the field.
+        ValueError: The directory is one that TFDS has not finished (``incomplete.*``), or has several configs.
+
+    Example:
+        >>> tfds.info("~/tensorflow_datasets/mnist").splits["train"].num_examples  # doctest: +SKIP
+        60000
+    """
+    folder = version_folder(os.path.expanduser(local_path(directory)).rstrip("/") or "/")
+    path = posixpath.join(folder, INFO_FILE)
+    fields = JsonFields(read_json(path), path, "")
+    _check_format(fields)
+    name = fields.text("name") or posixpath.basename(posixpath.dirname(folder))
+    features_path = posixpath.join(folder, FEATURES_FILE)
+    features = features_from_json(read_json(features_path), features_path)
+    splits = [_split(item) for item in fields.objects("splits")]
+    if len({split.name for split in splits}) < len(splits):
+        raise fields.error("splits", "different names", [split.name for split in splits])
+    return DatasetInfo(
+        directory=folder,
+        name=name,
+        version=fields.text("version"),
+        config_name=fields.text("configName") or None,
+        description=fields.text("description"),
+        splits={split.name: split for split in splits},
+        features=_with_names(features, folder),
+        supervised_keys=_supervised_keys(fields),
+        citation=fields.text("citation"),
+        license=fields.inner("redistributionInfo").text("license"),
+        raw=fields.values,
+    )
+
+
+def _check_format(fields: JsonFields) -> None:
+    """Old datasets name no format: they are of tfrecord."""
+    found = fields.text("fileFormat") or _READABLE
+    if found != _READABLE:
+        raise ParseError(
+            f"fileFormat: expected {_READABLE!r}, got {found!r}: shards of that format are not read here "
+            "(TFDS converts them: `tfds convert_format`)",
+            path=fields.path,
+        )
+
+
+def _split(fields: JsonFields) -> SplitInfo:
+    name = fields.text("name")
+    if not _SPLIT_NAME.fullmatch(name):
+        raise fields.error("name", "a split's name", name)
+    lengths = fields.integers("shardLengths")
+    num_shards = len(lengths) or fields.integer("numShards")
+    known = bool(lengths) or not num_shards
+    template = fields.text("filepathTemplate") or DEFAULT_TEMPLATE
+    return SplitInfo(name, lengths if known else None, fields.integer("numBytes"), template, num_shards)
+
+
+def _supervised_keys(fields: JsonFields) -> tuple[Any, ...] | None:
+    value = fields.get("supervisedKeys")
+    if value is None:
+        return None
+    keys = fields.inner("supervisedKeys")
+    if keys.get("tuple") is None and keys.get("input") is not None:
+        return keys.text("input"), keys.text("output")
+    if keys.get("tuple") is None:
+        return None
+    found = _keys(value, fields)
+    if not isinstance(found, tuple):
+        raise fields.error("supervisedKeys", "a tuple", value)
+    return found
+
+
+def _keys(value: Any, fields: JsonFields) -> Any:
+    """One of {"featureKey": name}, {"tuple": {"items": [...]}}, {"dict": {"dict": {...}}}."""
+    if isinstance(value, Mapping):
+        name = value.get("featureKey", value.get("feature_key"))
+        if isinstance(name, str):
+            return name
+        items = value["tuple"].get("items") if isinstance(value.get("tuple"), Mapping) else None
+        if isinstance(items, list):
+            return tuple(_keys(item, fields) for item in items)
+        inner = value["dict"].get("dict") if isinstance(value.get("dict"), Mapping) else None
+        if isinstance(inner, Mapping):
+            return {str(key): _keys(item, fields) for key, item in inner.items()}
+    raise fields.error("supervisedKeys", "featureKey, tuple or dict", value)
+
+
+def _with_names(features: f.FeaturesDict, folder: str) -> f.FeaturesDict:
+    """The tree with the names of the labels' files, where there are such."""
+    there = set(list_folder(folder))
+
+    def fill(path: str, feature: f.FeatureConnector) -> f.FeatureConnector:
+        file = f"{path}.labels.txt"
+        if not isinstance(feature, (f.ClassLabel, f.LabeledImage)) or feature.names is not None or file not in there:
+            return feature
+        text = read_text(posixpath.join(folder, file))
+        names = tuple(line.strip() for line in text.split("\n") if line.strip())
+        try:
+            return replace(feature, names=names)
+        except ValueError as error:
+            raise ParseError(f"feature {path!r}: {error}", path=posixpath.join(folder, file)) from error
+
+    return map_leaves(features, fill)
+
+
+def label_files(features: f.FeaturesDict) -> dict[str, str]:
+    """Name -> content of the files that hold the names of classes."""
+    files: dict[str, str] = {}
+
+    def collect(path: str, feature: f.FeatureConnector) -> f.FeatureConnector:
+        if isinstance(feature, (f.ClassLabel, f.LabeledImage)) and feature.names is not None:
+            files[f"{path}.labels.txt"] = "\n".join(feature.names) + "\n"
+        return feature
+
+    map_leaves(features, collect)
+    return files
+
+
+def map_leaves(
+    features: f.FeaturesDict, change: Callable[[str, f.FeatureConnector], f.FeatureConnector]
+) -> f.FeaturesDict:
+    """The tree with each leaf changed; `change` gets the leaf's path as in the names of files, joined by "-"."""
+
+    def walk(feature: Any, parts: tuple[str, ...]) -> Any:
+        if isinstance(feature, f.FeaturesDict):
+            changed = {name: walk(item, (*parts, name.replace("/", "."))) for name, item in feature.items()}
+            return replace(feature, features=changed)
+        if isinstance(feature, f.Sequence):
+            return replace(feature, feature=walk(feature.feature, parts))
+        return change("-".join(parts), feature)
+
+    tree: f.FeaturesDict = walk(features, ())
+    return tree
+
+
+def iter_leaves(feature: Any, path: str = "") -> Iterator[tuple[str, f.FeatureConnector]]:
+    """Paths, joined by "/" as the keys of records, and leaves of a tree."""
+    if isinstance(feature, f.FeaturesDict):
+        for name, item in feature.items():
+            yield from iter_leaves(item, f"{path}/{name}" if path else name)
+    elif isinstance(feature, f.Sequence):
+        yield from iter_leaves(feature.feature, path)
+    else:
+        yield path, feature

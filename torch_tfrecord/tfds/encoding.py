@@ -1,0 +1,384 @@
+"""Samples to records by a feature tree: the reverse of `leaves`, in the form that TFDS writes.
+
+Source: ``encode_example`` of each class of ``tensorflow_datasets.core.features``, and ``core/example_serializer.py``
+of TFDS 4.9.10.
+"""
+
+from __future__ import annotations
+
+import os
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torchvision import tv_tensors
+
+import torch_tfrecord.tfds.features as f
+from torch_tfrecord.containers import RaggedTensor
+from torch_tfrecord.example import encode_example
+from torch_tfrecord.images import encode_image
+from torch_tfrecord.tfds.leaf_table import LeafPlace, list_leaves
+
+__all__ = ["SampleEncoder"]
+
+_Values: TypeAlias = "npt.NDArray[Any] | list[bytes]"
+
+
+class SampleEncoder:
+    """Makes records of samples.
+
+    Args:
+        features: The tree.
+        as_numpy_layout: Arrays of images are [H, W, C], of videos [T, H, W, C]; else [C, H, W] and [T, C, H, W].
+
+    Raises:
+        ValueError: A feature that cannot be written.
+    """
+
+    def __init__(self, features: f.FeaturesDict, *, as_numpy_layout: bool = False) -> None:
+        self._features = features
+        self._leaves = [(leaf, _make_encoder(leaf, as_numpy_layout)) for leaf in list_leaves(features)]
+
+    def encode(self, sample: Mapping[str, Any]) -> bytes:
+        """The serialized Example of one sample.
+
+        Raises:
+            TypeError, ValueError: A value that its feature does not have; names the feature.
+        """
+        values: dict[str, Any] = {}
+        _collect(self._features, sample, (), values)
+        record: dict[str, Any] = {}
+        for leaf, encoder in self._leaves:
+            try:
+                record.update(encoder.entries(values[leaf.path]))
+            except TypeError as error:
+                raise TypeError(f"feature {leaf.path!r}: {error}") from error
+            except (ValueError, OverflowError) as error:
+                raise ValueError(f"feature {leaf.path!r}: {error}") from error
+        return encode_example(record)
+
+
+def _collect(feature: Any, value: Any, names: tuple[str, ...], values: dict[str, Any]) -> None:
+    """Each leaf's value, nested by the sequences around it."""
+    if isinstance(feature, f.FeaturesDict):
+        _check_names(feature, value, names)
+        for name, item in feature.items():
+            _collect(item, value.get(name), (*names, name), values)
+    elif isinstance(feature, f.Translation):
+        _check_names(dict.fromkeys(feature.languages), value, names)
+        values.update({"/".join((*names, language)): value[language] for language in feature.languages})
+    elif isinstance(feature, f.TranslationVariableLanguages):
+        _collect_languages(value, names, values)
+    elif isinstance(feature, f.Sequence) and not _is_leaf(feature.feature):
+        _collect_sequence(feature.feature, value, names, values)
+    else:
+        values["/".join(names)] = value
+
+
+def _is_leaf(feature: Any) -> bool:
+    """Whether values lie in no dict: a leaf, or sequences of one."""
+    while isinstance(feature, f.Sequence):
+        feature = feature.feature
+    return not isinstance(feature, (f.FeaturesDict, f.Translation, f.TranslationVariableLanguages))
+
+
+def _collect_sequence(inner: Any, value: Any, names: tuple[str, ...], values: dict[str, Any]) -> None:
+    if isinstance(value, Mapping):  # columns, as they are read
+        _collect(inner, value, names, values)
+        return
+    if not isinstance(value, Sequence):
+        raise TypeError(f"feature {'/'.join(names)!r}: expected a list of dicts or a dict of lists, got {_kind(value)}")
+    rows: list[dict[str, Any]] = []
+    for item in value:
+        rows.append({})
+        _collect(inner, item, names, rows[-1])
+    paths = rows[0] if rows else _leaf_paths(inner, names)
+    values.update({path: [row[path] for row in rows] for path in paths})
+
+
+def _leaf_paths(inner: Any, names: tuple[str, ...]) -> list[str]:
+    prefix = "/".join(names)
+    return [f"{prefix}/{leaf.path}" if leaf.path else prefix for leaf in _leaves_of(inner)]
+
+
+def _leaves_of(inner: Any) -> list[LeafPlace]:
+    while isinstance(inner, f.Sequence):
+        inner = inner.feature
+    if isinstance(inner, f.FeaturesDict):
+        return list_leaves(inner)
+    return [LeafPlace(leaf.path.split("/", 1)[1], leaf.names[1:], leaf.feature) for leaf in list_leaves(_wrap(inner))]
+
+
+def _wrap(feature: Any) -> f.FeaturesDict:
+    return f.FeaturesDict({"_": feature})
+
+
+def _collect_languages(value: Any, names: tuple[str, ...], values: dict[str, Any]) -> None:
+    if not isinstance(value, Mapping):
+        raise TypeError(f"feature {'/'.join(names)!r}: expected a dict of languages, got {_kind(value)}")
+    if set(value) == {"language", "translation"}:
+        pairs = list(zip(value["language"], value["translation"], strict=True))
+    else:
+        texts = {code: [text] if isinstance(text, str) else list(text) for code, text in value.items()}
+        pairs = sorted((code, text) for code, several in texts.items() for text in several)
+    for number, name in enumerate(("language", "translation")):
+        values["/".join((*names, name))] = [pair[number] for pair in pairs]
+
+
+def _check_names(expected: Mapping[str, Any], value: Any, names: tuple[str, ...]) -> None:
+    where = f"feature {'/'.join(names)!r}" if names else "the sample"
+    if not isinstance(value, Mapping):
+        raise TypeError(f"{where}: expected a dict, got {_kind(value)}")
+    missing = [name for name in expected if name not in value and not getattr(expected[name], "optional", False)]
+    unknown = [name for name in value if name not in expected]
+    if missing or unknown:
+        raise ValueError(f"{where}: expected the names {sorted(expected)}, got {sorted(map(str, value))}")
+
+
+class _LeafEncoder:
+    """Makes the entries of one leaf.
+
+    Args:
+        place: The leaf.
+        encode: From one value to what a list of the record holds of it: an array, or a list of bytes.
+    """
+
+    def __init__(self, place: LeafPlace, encode: Callable[[Any], _Values]) -> None:
+        self._place, self._encode = place, encode
+        shape = getattr(place.feature, "shape", ())
+        self._has_shapes = getattr(place.feature, "encoding", "none") != "none" and shape.count(None) > 1
+        self._depth = len(place.lengths)
+        self._empty = _empty_of(place.feature)
+
+    def entries(self, value: Any) -> dict[str, Any]:
+        """Key -> values."""
+        key = self._place.path
+        if value is None and not self._depth:
+            if getattr(self._place.feature, "optional", False):
+                return {}
+            raise TypeError("expected a value, got None")
+        row_lengths: list[list[int]] = [[] for _ in range(self._depth)]
+        items = [value] if not self._depth else _flatten(value, self._place.lengths, row_lengths)
+        values = self._join([self._encode(item) for item in items])
+        if self._has_shapes:
+            shapes = [_numbers(item).shape for item in items]
+            return {f"{key}/shape": np.array(shapes, np.int64).ravel(), f"{key}/value": values}
+        if self._depth < 2:
+            return {key: values}
+        entries = {f"{key}/ragged_flat_values": values}
+        levels = enumerate(row_lengths[1:])
+        return entries | {f"{key}/ragged_row_lengths_{level}": np.array(rows, np.int64) for level, rows in levels}
+
+    def _join(self, parts: list[_Values]) -> Any:
+        if not parts:
+            return self._empty
+        if isinstance(parts[0], list):
+            joined = [item for part in parts for item in part]
+            return joined if joined else self._empty
+        return np.concatenate([part.ravel() for part in parts])  # type: ignore[union-attr]
+
+
+def _flatten(value: Any, lengths: Sequence[int | None], row_lengths: list[list[int]]) -> list[Any]:
+    """The innermost values, and how many there are in each row of each level."""
+    rows = _rows(value)
+    if lengths[0] is not None and len(rows) != lengths[0]:
+        raise ValueError(f"expected a sequence of {lengths[0]}, got {len(rows)}")
+    row_lengths[0].append(len(rows))
+    if len(lengths) == 1:
+        return list(rows)
+    return [item for row in rows for item in _flatten(row, lengths[1:], row_lengths[1:])]
+
+
+def _rows(value: Any) -> Any:
+    if isinstance(value, RaggedTensor):
+        return [value[row] for row in range(len(value))]
+    if isinstance(value, tv_tensors.BoundingBoxes):
+        return [tv_tensors.wrap(box, like=value) for box in value.as_subclass(torch.Tensor)]
+    if isinstance(value, torch.Tensor):
+        return list(value.unbind()) if value.is_nested else list(value)
+    if isinstance(value, (str, bytes, Mapping)) or not hasattr(value, "__len__"):
+        raise TypeError(f"expected a sequence, got {_kind(value)}")
+    return value
+
+
+def _empty_of(feature: Any) -> npt.NDArray[Any]:
+    """An empty list of the kind that holds a feature."""
+    dtype = getattr(feature, "dtype", "int64")
+    is_number = isinstance(feature, (f.Tensor, f.Scalar)) and feature.encoding == "none" and dtype != f.STRING
+    is_sound = isinstance(feature, f.Audio) and feature.encoding == "none" and not feature.lazy_decode
+    if is_number or is_sound:
+        return np.zeros(0, np.float32 if dtype.startswith("float") else np.int64)
+    if isinstance(feature, f.BBoxFeature):
+        return np.zeros(0, np.float32)
+    return np.zeros(0, np.int64) if isinstance(feature, f.ClassLabel) else np.zeros(0, "S1")
+
+
+def _make_encoder(place: LeafPlace, as_numpy_layout: bool) -> _LeafEncoder:
+    return _LeafEncoder(place, _value_encoder(place, as_numpy_layout))
+
+
+def _value_encoder(place: LeafPlace, as_numpy_layout: bool) -> Callable[[Any], _Values]:
+    feature = place.feature
+    if isinstance(feature, f.Video):
+        feature = feature.frame
+    if isinstance(feature, (f.Image, f.LabeledImage)):
+        return lambda value: [_picture(value, feature, as_numpy_layout)]
+    if isinstance(feature, f.Text):
+        return lambda value: [_text(value)]
+    if isinstance(feature, f.ClassLabel):
+        return lambda value: _label(value, feature)
+    if isinstance(feature, f.BBoxFeature):
+        return lambda value: _box(value, feature)
+    if isinstance(feature, f.Audio) and feature.lazy_decode:
+        return lambda value: [_sound(value)]
+    if isinstance(feature, (f.Tensor, f.Scalar, f.Audio)):
+        return _tensor_encoder(feature, place)
+    raise ValueError(f"feature {place.path!r}: cannot write {feature!r}")
+
+
+def _tensor_encoder(feature: f.Tensor | f.Scalar | f.Audio, place: LeafPlace) -> Callable[[Any], _Values]:
+    if feature.dtype == f.STRING:
+        return lambda value: _strings(value, feature.shape)
+    if feature.encoding != "none":
+        return lambda value: [_raw(value, feature)]
+    if feature.shape.count(None) > 1:
+        raise ValueError(f"feature {place.path!r}: two unknown sizes need encoding 'bytes' or 'zlib'")
+    if not np.issubdtype(_numpy_dtype(feature.dtype), np.number) and feature.dtype != "bool":
+        raise ValueError(f"feature {place.path!r}: cannot write {feature.dtype} without an encoding")
+    return lambda value: _list_numbers(value, feature)
+
+
+def _numpy_dtype(name: str) -> np.dtype[Any]:
+    try:
+        return np.dtype(name)
+    except TypeError:
+        raise ValueError(f"numpy has no dtype {name!r}") from None
+
+
+def _numbers(value: Any) -> npt.NDArray[Any]:
+    return value.numpy(force=True) if isinstance(value, torch.Tensor) else np.asarray(value)
+
+
+def _array(value: Any, feature: f.Tensor | f.Scalar | f.Audio) -> npt.NDArray[Any]:
+    """The value in the feature's dtype and shape; integers must not change."""
+    found, dtype = _numbers(value), _numpy_dtype(feature.dtype)
+    if len(found.shape) != len(feature.shape) or any(
+        size not in (None, there) for size, there in zip(feature.shape, found.shape, strict=True)
+    ):
+        raise ValueError(f"expected shape {feature.shape}, got {found.shape}")
+    array = found.astype(dtype)
+    if dtype.kind in "iub" and not np.array_equal(array, found):
+        raise ValueError(f"a value does not fit {dtype}")
+    return array
+
+
+def _list_numbers(value: Any, feature: f.Tensor | f.Scalar | f.Audio) -> npt.NDArray[Any]:
+    array = _array(value, feature).ravel()
+    if array.dtype == np.uint64:
+        return array.view(np.int64)
+    return array.astype(np.float32) if array.dtype.kind == "f" else array.astype(np.int64)
+
+
+def _raw(value: Any, feature: f.Tensor | f.Scalar | f.Audio) -> bytes:
+    array = _array(value, feature)
+    raw = array.astype(array.dtype.newbyteorder("<")).tobytes()
+    return zlib.compress(raw) if feature.encoding == "zlib" else raw
+
+
+def _strings(value: Any, shape: tuple[int | None, ...]) -> list[bytes]:
+    flat = [value]
+    for size in shape:
+        if any(isinstance(item, (str, bytes)) or size not in (None, len(item)) for item in flat):
+            raise ValueError(f"expected strings of shape {shape}")
+        flat = [inner for item in flat for inner in item]
+    return [_bytes(item.encode() if isinstance(item, str) else item) for item in flat]
+
+
+def _bytes(value: Any) -> bytes:
+    if isinstance(value, os.PathLike):
+        return Path(value).read_bytes()
+    if not isinstance(value, (bytes, bytearray, memoryview)):
+        raise TypeError(f"expected bytes, got {_kind(value)}")
+    return bytes(value)
+
+
+def _sound(value: Any) -> bytes:
+    if isinstance(value, (torch.Tensor, np.ndarray)):
+        raise TypeError(f"expected the bytes or the path of a sound file (lazy_decode), got {_kind(value)}")
+    return _bytes(value)
+
+
+def _text(value: Any) -> bytes:
+    data = value.encode() if isinstance(value, str) else _bytes(value)
+    data.decode()  # TFDS writes any bytes, and nothing reads them as text then
+    return data
+
+
+def _label(value: Any, feature: f.ClassLabel) -> npt.NDArray[np.int64]:
+    number = feature.str2int(value) if isinstance(value, str) else int(value)
+    if not -1 <= number < (feature.num_classes or 1 << 63):
+        raise ValueError(f"expected a label of -1 (none) to {(feature.num_classes or 0) - 1}, got {number}")
+    return np.array([number], np.int64)
+
+
+def _box(value: Any, feature: f.BBoxFeature) -> npt.NDArray[np.float32]:
+    box = _numbers(value.as_subclass(torch.Tensor) if isinstance(value, torch.Tensor) else value)
+    if box.size != 4:
+        raise ValueError(f"expected four numbers, got {box.size}")
+    box = box.reshape(4).astype(np.float64)
+    if isinstance(value, tv_tensors.BoundingBoxes) and feature.bbox_format is not None:
+        box = _stored_box(box, value, feature.bbox_format)
+    if (feature.bbox_format or "").startswith("REL_") and not ((box >= 0) & (box <= 1)).all():
+        raise ValueError(f"expected numbers from 0 to 1 for {feature.bbox_format}, got {box.tolist()}")
+    return box.astype(np.float32)
+
+
+def _stored_box(box: npt.NDArray[Any], value: Any, bbox_format: str) -> npt.NDArray[Any]:
+    """From a tv_tensor's format to TFDS's."""
+    if value.format.value == "CXCYWH":
+        box = np.concatenate([box[:2] - box[2:] / 2, box[2:]])
+    elif value.format.value == "XYXY":
+        box = np.concatenate([box[:2], box[2:] - box[:2]])
+    elif value.format.value != "XYWH":
+        raise ValueError(f"cannot write boxes of format {value.format.value}")
+    if bbox_format != "XYWH":
+        box = np.concatenate([box[:2], box[:2] + box[2:]])
+    if bbox_format.startswith("REL_"):
+        height, width = value.canvas_size
+        box = box / [width, height, width, height]
+    return box[[1, 0, 3, 2]] if bbox_format.endswith("YXYX") else box
+
+
+def _picture(value: Any, feature: f.Image | f.LabeledImage, as_numpy_layout: bool) -> bytes:
+    if isinstance(value, (bytes, bytearray, memoryview, os.PathLike)):
+        return _bytes(value)
+    pixels = _numbers(value.as_subclass(torch.Tensor) if isinstance(value, torch.Tensor) else value)
+    if pixels.ndim != 3:
+        raise ValueError(f"expected an image of three dimensions, got {pixels.shape}")
+    if as_numpy_layout:
+        pixels = pixels.transpose(2, 0, 1)
+    stored = (*pixels.shape[1:], pixels.shape[0])
+    if any(size not in (None, found) for size, found in zip(feature.shape, stored, strict=True)):
+        raise ValueError(f"expected an image of (height, width, channels) {feature.shape}, got {stored}")
+    if str(pixels.dtype) != feature.dtype:
+        raise ValueError(f"expected pixels of {feature.dtype}, got {pixels.dtype}")
+    if feature.dtype == "float32":
+        return encode_image(_as_rgba(pixels), "png")
+    return encode_image(np.ascontiguousarray(pixels), feature.encoding_format or "png")
+
+
+def _as_rgba(pixels: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
+    """The four bytes of each float32 as a pixel."""
+    if len(pixels) != 1:
+        raise ValueError(f"expected one channel of float32, got {len(pixels)}")
+    height, width = pixels.shape[1:]
+    raw = np.ascontiguousarray(pixels[0], dtype="<f4").view(np.uint8).reshape(height, width, 4)
+    return np.ascontiguousarray(raw.transpose(2, 0, 1))
+
+
+def _kind(value: Any) -> str:
+    return type(value).__name__

@@ -1,0 +1,227 @@
+"""Reads parts of episodes: the short lists of one at once, and of the frames only those asked for.
+
+What is read is held against the checksums that the index of episodes has of each part. A record in another form than
+the usual one, or in a compressed file, is read as a whole, by its own CRC.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from torch_tfrecord.checksum import crc32c
+from torch_tfrecord.compression import ByteSource, open_stream
+from torch_tfrecord.errors import CorruptRecordError, TFRecordError
+from torch_tfrecord.framing import HEADER_BYTES
+from torch_tfrecord.index import RecordIndex
+from torch_tfrecord.reader import RecordReader
+from torch_tfrecord.storage import FileSource, SourceCache, open_file
+from torch_tfrecord.tfds.episode_index import FRAMES, EpisodeIndex, ListPlace, find_places
+from torch_tfrecord.tfds.example_layout import FLOATS, INTEGERS, decode_integers, split_values
+
+__all__ = ["EpisodeReader", "Frames", "Values"]
+
+# Short lists this near to each other are read together: a call costs more than so many bytes.
+_MAX_GAP_BYTES = 1 << 12
+
+Values: TypeAlias = "npt.NDArray[np.int64] | npt.NDArray[np.float32] | list[bytes] | Frames"
+
+
+class EpisodeReader:
+    """Reads the lists of episodes, by number of file and record. Keeps a few files open; safe from threads and fork.
+
+    Args:
+        files: The data files.
+        records: The record index of each.
+        episodes: The episode index of each.
+    """
+
+    def __init__(self, files: Sequence[str], records: Sequence[RecordIndex], episodes: Sequence[EpisodeIndex]) -> None:
+        self._files = files
+        self._records = records
+        self._episodes = episodes
+        self._reader = RecordReader()
+        self._open_sources()
+
+    def _open_sources(self) -> None:
+        self._data = SourceCache(_DataOpener(self._files, self._records))
+        self._tables = SourceCache(_TableOpener(self._episodes))
+
+    def lists(self, file: int, record: int, wanted: Callable[[str], bool]) -> dict[str, Values]:
+        """The lists whose key is wanted: int64 or float32 [N], list of bytes, or `Frames`, not yet read.
+
+        Raises:
+            TFRecordError: with the file and the record.
+        """
+        part = _Part(self, file, record)
+        try:
+            places = self._places(part)
+            chosen = {key: place for key, place in places.items() if wanted(key)}
+            short = {key: place for key, place in chosen.items() if place.kind != FRAMES}
+            values: dict[str, Values] = dict(_read_short(part, short))
+            for key, place in chosen.items():
+                if place.kind == FRAMES:
+                    values[key] = Frames(part, key, place)
+            return values
+        except TFRecordError as error:
+            raise part.locate(error) from error.__cause__
+
+    def _places(self, part: _Part) -> dict[str, ListPlace]:
+        index, records = self._episodes[part.file], self._records[part.file]
+        if not records.compression_type:
+            places = index.places(part.record, self._table(part), int(records.lengths[part.record]))
+            if places is not None:
+                return places
+        payload = self._reader.read(
+            self._data.get(part.file), int(records.offsets[part.record]), int(records.lengths[part.record])
+        )
+        places, part.payload = find_places(payload)
+        return places
+
+    def _table(self, part: _Part) -> bytes:
+        index = self._episodes[part.file]
+        start, num_bytes = index.table_range(part.record)
+        if index.tables is not None:
+            return index.tables[start : start + num_bytes]
+        return self._tables.get(part.file).read(num_bytes, index.tables_offset + start)
+
+    def read(self, part: _Part, num_bytes: int, start: int) -> bytes:
+        """Bytes of a record's payload."""
+        source = self._data.get(part.file)
+        data = source.read(num_bytes, int(self._records[part.file].offsets[part.record]) + HEADER_BYTES + start)
+        if len(data) < num_bytes:
+            raise CorruptRecordError(f"truncated record: expected {num_bytes} bytes, got {len(data)}")
+        return data
+
+    def locate_record(self, file: int, record: int, error: TFRecordError) -> TFRecordError:
+        """Add file, byte and record to an error."""
+        offset = int(self._records[file].offsets[record])
+        return error.locate(path=self._files[file], offset=offset, position=record)
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = self.__dict__.copy()
+        del state["_data"], state["_tables"]  # open files stay in their process
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._open_sources()
+
+
+class _Part:
+    """One record: where its bytes come from."""
+
+    def __init__(self, reader: EpisodeReader, file: int, record: int) -> None:
+        self.file = file
+        self.record = record
+        self.payload: bytes | None = None  # where it was read as a whole
+        self._reader = reader
+
+    def read(self, num_bytes: int, start: int) -> bytes:
+        if self.payload is not None:
+            return self.payload[start : start + num_bytes]
+        return self._reader.read(self, num_bytes, start)
+
+    def locate(self, error: TFRecordError) -> TFRecordError:
+        return self._reader.locate_record(self.file, self.record, error)
+
+
+class Frames:
+    """The values of a long bytes_list, such as encoded images: read when they are asked for.
+
+    Args:
+        part: The record.
+        key: The list's key.
+        place: Where its values lie.
+    """
+
+    def __init__(self, part: _Part, key: str, place: ListPlace) -> None:
+        self.key = key
+        self.num_bytes = place.starts.nbytes * 3 + (0 if part.payload is None else len(part.payload))
+        self._part = part
+        self._starts, self._lengths, self._crcs = place.starts, place.lengths, place.crcs
+
+    def __len__(self) -> int:
+        return len(self._starts)
+
+    def read(self, first: int, stop: int) -> list[bytes]:
+        """The values of the steps `first` to `stop` - 1, by one read.
+
+        Raises:
+            CorruptRecordError: a value has another checksum; names the file, the record, the key and the step.
+        """
+        starts, lengths = self._starts[first:stop].tolist(), self._lengths[first:stop].tolist()
+        if not starts:
+            return []
+        try:
+            data = self._part.read(starts[-1] + lengths[-1] - starts[0], starts[0])
+            values = [data[start - starts[0] : start - starts[0] + n] for start, n in zip(starts, lengths, strict=True)]
+            crcs = self._crcs[first:stop].tolist()
+            for step, (value, expected) in enumerate(zip(values, crcs, strict=True), first):
+                if crc32c(value) != expected:
+                    raise _wrong_checksum(f"feature {self.key!r}, step {step}", value, expected)
+        except TFRecordError as error:
+            raise self._part.locate(error) from error.__cause__
+        return values
+
+
+def _wrong_checksum(what: str, data: bytes, expected: int) -> CorruptRecordError:
+    return CorruptRecordError(
+        f"corrupted record: {what}: expected checksum {expected:#010x} (by the index of episodes), got "
+        f"{crc32c(data):#010x} ({len(data)} bytes)"
+    )
+
+
+def _read_short(part: _Part, places: Mapping[str, ListPlace]) -> Iterable[tuple[str, Any]]:
+    """The values of lists that are read as a whole; those that lie near each other by one read."""
+    order = sorted(places.items(), key=lambda item: item[1].start)
+    at = 0
+    while at < len(order):
+        first = order[at][1].start
+        end = first
+        group = []
+        while at < len(order) and order[at][1].start - end <= _MAX_GAP_BYTES:
+            group.append(order[at])
+            end = max(end, order[at][1].start + order[at][1].num_bytes)
+            at += 1
+        data = memoryview(part.read(end - first, first))
+        for key, place in group:
+            content = data[place.start - first : place.start - first + place.num_bytes]
+            if crc32c(content) != place.crc:
+                raise _wrong_checksum(f"feature {key!r}", bytes(content), place.crc)
+            yield key, _decode(place, content)
+
+
+def _decode(place: ListPlace, content: memoryview) -> Any:
+    if place.kind == FLOATS:
+        return np.frombuffer(content, "<f4").astype(np.float32)  # own memory, which torch may write to
+    if place.kind == INTEGERS:
+        return decode_integers(content)
+    return split_values(bytes(content))
+
+
+class _DataOpener:
+    """Opens data files by number, which must still be those that were indexed. Apart from the reader: no cycle."""
+
+    def __init__(self, files: Sequence[str], records: Sequence[RecordIndex]) -> None:
+        self._files = files
+        self._records = records
+
+    def __call__(self, file: int) -> ByteSource:
+        source = open_file(self._files[file])
+        index = self._records[file]
+        index.check_fresh(source)
+        return open_stream(source, index.compression_type)[0]
+
+
+class _TableOpener:
+    """Opens the files of tables by number."""
+
+    def __init__(self, episodes: Sequence[EpisodeIndex]) -> None:
+        self._episodes = episodes
+
+    def __call__(self, file: int) -> FileSource:
+        return open_file(self._episodes[file].tables_path)

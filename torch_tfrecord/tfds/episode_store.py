@@ -1,0 +1,313 @@
+"""The episodes of a split: their lengths, and each one's columns, read when they are asked for and kept for a while."""
+
+from __future__ import annotations
+
+import functools
+import os
+import posixpath
+from collections.abc import Callable, Iterator, Mapping
+from operator import index as as_integer
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+import torch_tfrecord.tfds.features as f
+from torch_tfrecord.errors import ParseError, TFRecordError
+from torch_tfrecord.sidecar import IndexKeeper
+from torch_tfrecord.tfds.dataset_info import FEATURES_FILE, DatasetInfo, info
+from torch_tfrecord.tfds.elements import BytesElement, Element, NumberElement, StringElement, TextElement
+from torch_tfrecord.tfds.episode_cache import EpisodeCache
+from torch_tfrecord.tfds.episode_columns import (
+    Column,
+    EncodedColumn,
+    ListColumn,
+    NestedColumn,
+    NumberColumn,
+    TextColumn,
+)
+from torch_tfrecord.tfds.episode_reader import EpisodeReader, Frames
+from torch_tfrecord.tfds.episode_sidecar import EpisodeIndexKeeper
+from torch_tfrecord.tfds.leaf_table import LeafPlace, list_leaves, make_element, make_leaf
+from torch_tfrecord.tfds.loading import open_split
+from torch_tfrecord.tfds.parser import Chosen, choose_leaves
+from torch_tfrecord.tfds.splits import Split
+from torch_tfrecord.tfds.step_lists import as_record, list_keys, one_step, values_per_step
+
+__all__ = ["STEPS", "DecodeImages", "Episode", "EpisodeStore"]
+
+STEPS = "steps"
+DecodeImages = Any
+"""True, False, or the names or paths of the images to decode."""
+
+
+class Episode(NamedTuple):
+    """What samples are made of.
+
+    Attributes:
+        number: Position of the episode.
+        num_steps: How many steps.
+        steps: The steps' columns, nested as in the feature tree.
+        metadata: The other features' values, nested.
+        num_bytes: Memory that it keeps.
+    """
+
+    number: int
+    num_steps: int
+    steps: dict[str, Any]
+    metadata: dict[str, Any]
+    num_bytes: int
+
+
+class EpisodeStore:
+    """Reads episodes by position. Pickles without open files; safe from threads and after fork.
+
+    Args:
+        directory: As of `tfds.info`.
+        split: As of `tfds.load`.
+        features: Paths of what to read, such as "steps/observation/image"; None for all.
+        decode_images: Whether to decode images, or which.
+        transform: Called with each episode that is read, as a nested dict; see `RLDSDataset`.
+        index: As of `TFRecordDataset`, for both indexes.
+        index_dir: As of `TFRecordDataset`.
+        cache_bytes: The most memory for episodes that were read, in each process; frames are not kept.
+
+    Attributes:
+        info: Of the dataset.
+        num_steps: int64 [N]: steps of each episode.
+    """
+
+    def __init__(
+        self,
+        directory: str | os.PathLike[str] | DatasetInfo,
+        split: Split,
+        *,
+        features: Chosen = None,
+        decode_images: DecodeImages = True,
+        transform: Callable[[dict[str, Any]], Mapping[str, Any]] | None = None,
+        index: str = "auto",
+        index_dir: str | os.PathLike[str] | None = None,
+        cache_bytes: int = 32 << 20,
+    ) -> None:
+        self.info = directory if isinstance(directory, DatasetInfo) else info(directory)
+        self._path = posixpath.join(self.info.directory, FEATURES_FILE)
+        places = list_leaves(self.info.features)
+        self._check_steps()
+        self._leaves = choose_leaves(self.info.features, places, features)
+        self._columns = _column_makers(self._leaves, decode_images, self._path)
+        self._keys = frozenset(key for leaf in self._leaves for key in list_keys(leaf))
+        self._transform = transform
+        # Headers only: the index of episodes is built by reading every record, and checks it.
+        files = open_split(self.info, split, IndexKeeper(index, index_dir=index_dir, verify_crc=False))
+        counted = values_per_step([leaf for leaf in places if _is_step(leaf)])
+        episodes = EpisodeIndexKeeper(index, index_dir=index_dir).indexes(files.files, files.indexes, counted)
+        self._reader = EpisodeReader(files.files, files.indexes, episodes)
+        self._files = files
+        self._positions = files.positions
+        self._ends = np.cumsum([len(item) for item in files.indexes], dtype=np.int64)
+        self.num_steps: npt.NDArray[np.int64] = np.concatenate([item.num_steps for item in episodes])[
+            np.asarray(files.positions, dtype=np.int64)
+        ]
+        self._cache = EpisodeCache(cache_bytes)
+
+    def _check_steps(self) -> None:
+        steps = self.info.features.features.get(STEPS)
+        if not isinstance(steps, f.Sequence) or not isinstance(steps.feature, f.FeaturesDict):
+            raise ParseError(
+                f"expected a feature {STEPS!r} that is a Dataset of dicts, as RLDS has, got "
+                f"{', '.join(map(repr, self.info.features))}; read this dataset with tfds.load",
+                path=self._path,
+            )
+
+    def __len__(self) -> int:
+        return len(self.num_steps)
+
+    def episode(self, number: int) -> Episode:
+        """The episode at a position.
+
+        Raises:
+            TFRecordError: a damaged or unfitting record; names the file, the record and the feature.
+        """
+        found: Episode = self._cache.get(number, self._load)
+        return found
+
+    def identity(self) -> list[Any]:
+        """What tells this split of these files from any other: as JSON can hold it."""
+        files = [
+            [posixpath.basename(path), item.file_size, item.mtime_ns, item.fingerprint]
+            for path, item in zip(self._files.files, self._files.indexes, strict=True)
+        ]
+        positions = self._positions
+        chosen = [positions.start, positions.stop] if isinstance(positions, range) else np.asarray(positions).tolist()
+        return [files, chosen]
+
+    def locate(self, number: int) -> tuple[int, int]:
+        """Number of the file of an episode, and of the record in it."""
+        absolute = int(self._positions[as_integer(number)])
+        file = int(np.searchsorted(self._ends, absolute, side="right"))
+        return file, absolute - (int(self._ends[file - 1]) if file else 0)
+
+    def _load(self, number: int) -> tuple[Episode, int]:
+        file, record = self.locate(number)
+        num_steps = int(self.num_steps[number])
+        lists = self._reader.lists(file, record, self._keys.__contains__)
+        locate = functools.partial(self._reader.locate_record, file, record)
+        steps: dict[str, Any] = {}
+        metadata: dict[str, Any] = {}
+        for leaf in self._leaves:
+            try:
+                if _is_step(leaf):
+                    _put(steps, leaf.names[1:], self._columns[leaf.path](lists, num_steps, locate))
+                else:
+                    _put(metadata, leaf.names, self._columns[leaf.path](lists, num_steps, locate))
+            except TFRecordError as error:
+                if not str(error.args[0]).startswith("feature "):
+                    error.args = (f"feature {leaf.path!r}: {error.args[0]}",)
+                raise locate(error) from error.__cause__
+        episode = Episode(number, num_steps, steps, metadata, 0)
+        if self._transform is not None:
+            episode = _transformed(episode, self._transform)
+        num_bytes = 1024 + sum(column.num_bytes for column in _leaves_of(episode.steps))
+        return episode._replace(num_bytes=num_bytes), num_bytes
+
+
+def _is_step(leaf: LeafPlace) -> bool:
+    return leaf.names[0] == STEPS
+
+
+def _put(target: dict[str, Any], names: tuple[str, ...], value: Any) -> None:
+    for name in names[:-1]:
+        target = target.setdefault(name, {})
+    target[names[-1]] = value
+
+
+def _leaves_of(tree: Any) -> Iterator[Any]:
+    if isinstance(tree, Mapping):
+        for item in tree.values():
+            yield from _leaves_of(item)
+    else:
+        yield tree
+
+
+# Columns of leaves.
+
+
+class _ColumnMaker:
+    """Makes the column of one feature of the steps; without steps, its value."""
+
+    def __init__(self, leaf: LeafPlace, is_decoded: bool, path: str) -> None:
+        self._leaf = leaf
+        self._is_decoded = is_decoded
+        if not _is_step(leaf):
+            self._reader = make_leaf(leaf, path=path)
+            return
+        self._element: Element = make_element(leaf, path=path)
+        inner = LeafPlace(leaf.path, leaf.names, leaf.feature, leaf.lengths[1:], None)
+        self._reader = make_leaf(inner, path=path)
+
+    def __call__(
+        self, lists: Mapping[str, Any], num_steps: int, locate: Callable[[TFRecordError], TFRecordError]
+    ) -> Any:
+        own = {key: lists[key] for key in list_keys(self._leaf) if key in lists}
+        if not _is_step(self._leaf):
+            return self._reader.sample(as_record(_read_all(own)))
+        path = self._leaf.path
+        if not own and getattr(self._leaf.feature, "optional", False):
+            return ListColumn([None] * num_steps, None)
+        if not own and num_steps:
+            raise ParseError(f"key {path!r} is required but could not be found in the record")
+        if len(self._leaf.lengths) == 1 and path in own:
+            column = self._plain(own[path], locate)
+            if column is not None:
+                return column
+        num_bytes = sum(getattr(values, "nbytes", 64 * len(values)) for values in own.values())
+        value = functools.partial(self._value, own, num_steps)
+        return NestedColumn(num_steps, num_bytes, value, path, locate)
+
+    def _plain(self, values: Any, locate: Callable[[TFRecordError], TFRecordError]) -> Column | None:
+        element, path = self._element, self._leaf.path
+        if not isinstance(element, BytesElement) and isinstance(values, Frames):
+            values = values.read(0, len(values))
+        if isinstance(element, NumberElement):
+            return NumberColumn(element.many(values)) if element.count else None
+        if isinstance(element, StringElement):
+            return ListColumn(element.many(values)) if element.count else None
+        if isinstance(element, TextElement):
+            texts = values.read(0, len(values)) if isinstance(values, Frames) else values
+            return TextColumn(texts, path, locate)
+        if isinstance(element, BytesElement):
+            return EncodedColumn(values, element.decode if self._is_decoded else None, path, locate)
+        return None
+
+    def _value(self, lists: Mapping[str, Any], num_steps: int, step: int) -> Any:
+        return self._reader.sample(as_record(one_step(self._leaf, lists, step, num_steps)))
+
+
+def _read_all(lists: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: item.read(0, len(item)) if isinstance(item, Frames) else item for key, item in lists.items()}
+
+
+def _column_makers(leaves: list[LeafPlace], decode_images: DecodeImages, path: str) -> dict[str, _ColumnMaker]:
+    images = [leaf for leaf in leaves if _is_step(leaf) and isinstance(leaf.feature, (f.Image, f.LabeledImage))]
+    if isinstance(decode_images, bool):
+        decoded = {leaf.path for leaf in images if decode_images}
+    else:
+        decoded = {
+            _image_named(name, images)
+            for name in ([decode_images] if isinstance(decode_images, str) else decode_images)
+        }
+    kept = {leaf.path for leaf in images} - decoded
+    return {leaf.path: _ColumnMaker(leaf, leaf.path not in kept, path) for leaf in leaves}
+
+
+def _image_named(name: str, images: list[LeafPlace]) -> str:
+    """The path of an image that is called so, by its last name, or by more of its path."""
+    found = [leaf.path for leaf in images if f"/{leaf.path}".endswith(f"/{name}")]
+    if len(found) != 1:
+        raise ValueError(
+            f"decode_images must be True, False, or names of images: {name!r} is "
+            f"{'none' if not found else 'not one'} of {', '.join(repr(leaf.path) for leaf in images)}"
+        )
+    return found[0]
+
+
+# Transforms of whole episodes.
+
+
+def _transformed(episode: Episode, transform: Callable[[dict[str, Any]], Mapping[str, Any]]) -> Episode:
+    """The episode with the columns that a function made of it."""
+    given = {**_unwrapped(episode.steps), **episode.metadata}
+    made = transform(given)
+    if not isinstance(made, Mapping):
+        raise TypeError(f"episode_transform must return a dict, got {type(made).__name__}")
+    metadata = {name: made[name] for name in episode.metadata if name in made}
+    steps = {name: _wrapped(value, name, episode) for name, value in made.items() if name not in metadata}
+    return episode._replace(steps=steps, metadata=metadata)
+
+
+def _unwrapped(tree: Any) -> Any:
+    """Columns as what people compute with: tensors, lists of str or bytes; encoded ones as they are, not read."""
+    if isinstance(tree, Mapping):
+        return {name: _unwrapped(item) for name, item in tree.items()}
+    if isinstance(tree, NumberColumn):
+        return tree.values.clone() if isinstance(tree.values, torch.Tensor) else torch.from_numpy(tree.values.copy())
+    if isinstance(tree, ListColumn):
+        return [tree.at(step) for step in range(len(tree))]
+    return tree
+
+
+def _wrapped(value: Any, name: str, episode: Episode) -> Any:
+    if isinstance(value, Mapping):
+        return {inner: _wrapped(item, f"{name}/{inner}", episode) for inner, item in value.items()}
+    if not hasattr(value, "__len__") or len(value) != episode.num_steps:
+        got = f"{len(value)} of them" if hasattr(value, "__len__") else type(value).__name__
+        raise ValueError(
+            f"episode_transform: {name!r}: expected one value for each of the {episode.num_steps} steps of episode "
+            f"{episode.number}, got {got}"
+        )
+    if isinstance(value, (np.ndarray, torch.Tensor)):
+        return NumberColumn(value)
+    if hasattr(value, "take") and hasattr(value, "at"):
+        return value
+    return ListColumn(list(value), "" if value and isinstance(value[0], str) else b"")

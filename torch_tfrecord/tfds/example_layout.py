@@ -1,0 +1,222 @@
+"""Where the lists of a tf.train.Example lie in its bytes, so that parts of a long record can be read by themselves.
+
+Read is the one form that protobuf and TensorFlow write (protobuf's wire format, each part once)::
+
+    Example   0A <length>  entries
+    entry     0A <length>  ( 0A <length> key   12 <length> Feature )
+    Feature   0A <length>  ( 0A <length> value )*          a bytes_list
+              12 <length>  ( 0A <length> floats )          a float_list: 4 bytes each, little-endian
+              1A <length>  ( 0A <length> varints )         an int64_list
+
+Everything else that protobuf reads (parts in pieces, unknown fields, unpacked numbers, keys twice) is left to protobuf,
+by `canonical`, which gives that form.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from torch_tfrecord.errors import ParseError
+from torch_tfrecord.example import parse_message
+
+__all__ = [
+    "BYTES",
+    "FLOATS",
+    "INTEGERS",
+    "ListLayout",
+    "canonical",
+    "decode_integers",
+    "find_lists",
+    "split_values",
+    "value_starts",
+]
+
+BYTES, FLOATS, INTEGERS = 1, 2, 3
+"""Kinds of lists, by the number of their field in a Feature."""
+
+_FIRST_FIELD, _SECOND_FIELD, _THIRD_FIELD = 0x0A, 0x12, 0x1A
+_KINDS = {_FIRST_FIELD: BYTES, _SECOND_FIELD: FLOATS, _THIRD_FIELD: INTEGERS}
+_FLOAT_BYTES = 4
+_MAX_VARINT_BYTES = 10
+_LENGTH_LIMIT = 1 << 31  # protobuf reads no longer message
+
+
+class ListLayout(NamedTuple):
+    """One list: its kind, and the bytes of its values in the record's payload.
+
+    Attributes:
+        kind: `BYTES`, `FLOATS` or `INTEGERS`.
+        num_values: How many.
+        start: First byte; of a bytes_list the tag of its first value.
+        num_bytes: Up to the end of the last value.
+        lengths: Of a bytes_list the bytes of each value; empty for numbers.
+    """
+
+    kind: int
+    num_values: int
+    start: int
+    num_bytes: int
+    lengths: tuple[int, ...] = ()
+
+
+class _OtherForm(Exception):  # noqa: N818 - not an error: protobuf is asked instead
+    """The bytes are not of the one form."""
+
+
+def canonical(payload: bytes) -> bytes:
+    """The same Example in the form that `find_lists` reads.
+
+    Raises:
+        ParseError: The bytes are no Example.
+    """
+    message = parse_message(payload)
+    message.DiscardUnknownFields()
+    message.features.SetInParent()
+    return bytes(message.SerializeToString(deterministic=True))
+
+
+def find_lists(payload: bytes) -> dict[str, ListLayout] | None:
+    """Key -> place of its list; None where the bytes are of another form. Keys whose kind is not set are left out.
+
+    Example:
+        >>> find_lists(bytes.fromhex("0a0c0a0a0a016112051a030a0105"))
+        {'a': ListLayout(kind=3, num_values=1, start=13, num_bytes=1, lengths=())}
+    """
+    try:
+        return dict(_lists(payload))
+    except (_OtherForm, IndexError, UnicodeDecodeError):
+        return None
+
+
+def _lists(payload: bytes) -> Iterator[tuple[str, ListLayout]]:
+    seen = set()
+    at, end = _field(payload, 0, len(payload), _FIRST_FIELD)
+    if end != len(payload):
+        raise _OtherForm
+    while at < end:
+        at, entry_end = _field(payload, at, end, _FIRST_FIELD)
+        start, at = _field(payload, at, entry_end, _FIRST_FIELD)
+        key = payload[start:at].decode()
+        start, at = _field(payload, at, entry_end, _SECOND_FIELD)
+        if at != entry_end or key in seen:
+            raise _OtherForm
+        seen.add(key)
+        if start < at:
+            yield key, _list(payload, start, at)
+
+
+def _list(payload: bytes, at: int, end: int) -> ListLayout:
+    kind = _KINDS.get(payload[at])
+    start, stop = _field(payload, at, end, payload[at])
+    if kind is None or stop != end:
+        raise _OtherForm
+    if kind == BYTES:
+        lengths = tuple(_value_lengths(payload, start, end))
+        return ListLayout(BYTES, len(lengths), start, end - start, lengths)
+    if start == end:  # an empty list: the field is left out
+        return ListLayout(kind, 0, start, 0)
+    start, stop = _field(payload, start, end, _FIRST_FIELD)
+    if stop != end or (kind == FLOATS and (end - start) % _FLOAT_BYTES):
+        raise _OtherForm
+    count = (end - start) // _FLOAT_BYTES if kind == FLOATS else _count_varints(payload[start:end])
+    return ListLayout(kind, count, start, end - start)
+
+
+def _value_lengths(payload: bytes, at: int, end: int) -> Iterator[int]:
+    while at < end:
+        start, at = _field(payload, at, end, _FIRST_FIELD)
+        yield at - start
+
+
+def _field(payload: bytes, at: int, end: int, tag: int) -> tuple[int, int]:
+    """Start and end of the content of the field at `at`, whose tag and length stand in front of it."""
+    if at >= end or payload[at] != tag:
+        raise _OtherForm
+    length = payload[at + 1]
+    start = at + 2
+    if length >= 0x80:
+        length &= 0x7F
+        shift = 7
+        while True:
+            byte = payload[start]
+            start += 1
+            length |= (byte & 0x7F) << shift
+            shift += 7
+            if byte < 0x80:
+                break
+            if length >= _LENGTH_LIMIT or shift > 35:
+                raise _OtherForm
+        if byte == 0:  # written longer than needed: the places of values could not be told from their lengths
+            raise _OtherForm
+    if start + length > end:
+        raise _OtherForm
+    return start, start + length
+
+
+def _count_varints(content: bytes) -> int:
+    """How many varints fill these bytes."""
+    ends = np.flatnonzero(np.frombuffer(content, np.uint8) < 0x80)
+    sizes = np.diff(ends, prepend=-1)
+    if not len(ends) or ends[-1] != len(content) - 1 or sizes.max() > _MAX_VARINT_BYTES:
+        raise _OtherForm
+    return len(ends)
+
+
+def value_starts(start: int, lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """First byte of each value of a bytes_list that begins at `start`: before each stand its tag and its length.
+
+    Example:
+        >>> value_starts(100, np.array([3, 200, 0]))
+        array([102, 108, 310])
+    """
+    heads = 2 + sum((lengths >= (1 << bits)).astype(np.int64) for bits in (7, 14, 21, 28))
+    return start + np.cumsum(heads + lengths) - lengths
+
+
+def split_values(content: bytes) -> list[bytes]:
+    """The values of a bytes_list, from its bytes; equal ones are one object, since a text may stand in every step.
+
+    Raises:
+        ParseError: The bytes are no such list.
+
+    Example:
+        >>> split_values(bytes.fromhex("0a01610a00"))
+        [b'a', b'']
+    """
+    values: list[bytes] = []
+    seen: dict[bytes, bytes] = {}
+    at = 0
+    try:
+        while at < len(content):
+            start, at = _field(content, at, len(content), _FIRST_FIELD)
+            values.append(seen.setdefault(content[start:at], content[start:at]))
+    except (_OtherForm, IndexError):
+        raise ParseError(f"expected a list of bytes, got {len(content)} bytes that are none") from None
+    return values
+
+
+def decode_integers(content: bytes | memoryview) -> npt.NDArray[np.int64]:
+    """The values of an int64_list, from its packed bytes; int64, writable, owning its memory.
+
+    Raises:
+        ParseError: The bytes are no packed integers.
+
+    Example:
+        >>> decode_integers(bytes([5, 0x80, 0x02]))
+        array([  5, 256])
+    """
+    data = np.frombuffer(content, np.uint8)
+    ends = np.flatnonzero(data < 0x80)
+    if len(ends) == len(data):
+        return data.astype(np.int64)
+    starts = np.concatenate([[0], ends[:-1] + 1])
+    sizes = ends + 1 - starts
+    if not len(ends) or ends[-1] != len(data) - 1 or sizes.max() > _MAX_VARINT_BYTES:
+        raise ParseError(f"expected packed integers, got {len(data)} bytes that are none")
+    places = np.arange(len(data)) - np.repeat(starts, sizes)
+    parts = (data & 0x7F).astype(np.uint64) << (7 * places).astype(np.uint64)
+    return np.add.reduceat(parts, starts).view(np.int64)

@@ -1,0 +1,114 @@
+"""What all features of the tree have in common: the base class, and the checks of shapes, dtypes and encodings."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import MISSING, dataclass, field, fields
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+
+__all__ = [
+    "STRING",
+    "FeatureConnector",
+    "Shape",
+    "checked_dtype",
+    "checked_encoding",
+    "checked_shape",
+    "few",
+    "set_fields",
+    "torch_dtype_of",
+]
+
+STRING = "string"
+_ENCODINGS = ("none", "bytes", "zlib")
+_MAX_ELEMENTS = 1 << 48  # far above what a record holds, far below where torch's sizes overflow
+
+Shape: TypeAlias = tuple[int | None, ...]
+
+
+@dataclass(frozen=True, repr=False)
+class FeatureConnector:
+    """The base of all features.
+
+    Args:
+        doc: What the feature is, for people.
+    """
+
+    doc: str = field(default="", kw_only=True)
+
+    def __repr__(self) -> str:
+        """Print as the code that builds it, without what is default."""
+        shown = [
+            _code(value) if item.default is MISSING and not item.kw_only else f"{item.name}={_code(value)}"
+            for item in sorted(fields(self), key=lambda item: item.kw_only is True)
+            if (value := getattr(self, item.name)) != item.default
+        ]
+        return f"{type(self).__name__}({', '.join(shown)})"
+
+
+_TORCH_DTYPES = {
+    str(dtype).removeprefix("torch."): dtype
+    for dtype in vars(torch).values()
+    if isinstance(dtype, torch.dtype) and not str(dtype).startswith(("torch.q", "torch.bits"))
+}
+
+
+def torch_dtype_of(name: str) -> torch.dtype | None:
+    """The torch dtype of a numpy name; None for "string" and for what torch has not."""
+    return _TORCH_DTYPES.get(name)
+
+
+def set_fields(feature: FeatureConnector, /, **values: Any) -> None:
+    """Set fields of a frozen feature while it is built."""
+    for name, value in values.items():
+        object.__setattr__(feature, name, value)
+
+
+def checked_shape(shape: Any) -> Shape:
+    """The sizes as a tuple, None for -1.
+
+    Raises:
+        ValueError: A negative size, or sizes that no record has.
+    """
+    sizes = tuple(None if size in (None, -1) else int(size) for size in shape)
+    if any(size is not None and size < 0 for size in sizes):
+        raise ValueError(f"shape must be of sizes or None, got {shape!r}")
+    if math.prod(size or 1 for size in sizes) > _MAX_ELEMENTS:
+        raise ValueError(f"shape has more than {_MAX_ELEMENTS} elements")
+    return sizes
+
+
+def checked_dtype(dtype: Any) -> str:
+    """The name of a dtype of numpy, torch or Python."""
+    if dtype in (bytes, str, object, "object", "bytes", "str", STRING):
+        return STRING
+    if isinstance(dtype, torch.dtype):
+        return str(dtype).removeprefix("torch.")
+    if isinstance(dtype, str):
+        return dtype
+    return str(np.dtype(dtype).name)
+
+
+def checked_encoding(encoding: Any) -> str:
+    """The name in small letters.
+
+    Raises:
+        ValueError: Not a known encoding.
+    """
+    name = str(encoding).lower()
+    if name not in _ENCODINGS:
+        raise ValueError(f"encoding must be one of {_ENCODINGS}, got {encoding!r}")
+    return name
+
+
+def few(names: tuple[str, ...]) -> str:
+    """The first eight names, for errors."""
+    return ", ".join(map(repr, names[:8])) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+
+
+def _code(value: Any) -> str:
+    if isinstance(value, tuple) and len(value) > 8:
+        return f"({few(value)})"
+    return repr(value)

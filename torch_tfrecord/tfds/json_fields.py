@@ -1,0 +1,97 @@
+"""Reading JSON files by their fields, with errors that name the file and the field."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch_tfrecord.errors import ParseError
+from torch_tfrecord.storage import open_file
+
+__all__ = ["JsonFields", "read_json", "read_text"]
+
+
+class JsonFields:
+    """The fields of one JSON object (proto3: absent means default), checked for their type."""
+
+    def __init__(self, values: Any, path: str, where: str) -> None:
+        self.path, self.where = path, where
+        if not isinstance(values, Mapping):
+            raise ParseError(f"{where or 'the file'}: expected an object, got {type(values).__name__}", path=path)
+        self.values = values
+
+    def get(self, name: str) -> Any:
+        """The value, of the camelCase name or the proto's own."""
+        own = re.sub("[A-Z]", lambda letter: f"_{letter[0].lower()}", name)
+        return self.values.get(name, self.values.get(own))
+
+    def error(self, name: str, expected: str, found: Any) -> ParseError:
+        """An error that names the field."""
+        shown = repr(found)
+        shown = shown if len(shown) <= 80 else shown[:77] + "..."
+        return ParseError(f"{self.where}{name}: expected {expected}, got {shown}", path=self.path)
+
+    def text(self, name: str) -> str:
+        """A string."""
+        value = self.get(name)
+        if not isinstance(value, (str, type(None))):
+            raise self.error(name, "a string", value)
+        return value or ""
+
+    def integer(self, name: str) -> int:
+        """An int64, which proto3's JSON writes as a string."""
+        return _integer(self.get(name) or 0, lambda value: self.error(name, "an integer of at least 0", value))
+
+    def integers(self, name: str) -> tuple[int, ...]:
+        """A list of int64."""
+        values = self.get(name) or []
+        if not isinstance(values, list):
+            raise self.error(name, "a list of integers", values)
+        return tuple(_integer(item, lambda _: self.error(name, "a list of integers", values)) for item in values)
+
+    def objects(self, name: str) -> list[JsonFields]:
+        """A list of objects."""
+        values = self.get(name) or []
+        if not isinstance(values, list):
+            raise self.error(name, "a list", values)
+        return [JsonFields(item, self.path, f"{self.where}{name}[{number}].") for number, item in enumerate(values)]
+
+    def inner(self, name: str) -> JsonFields:
+        """An object."""
+        value = self.get(name)
+        return JsonFields({} if value is None else value, self.path, f"{self.where}{name}.")
+
+
+def _integer(value: Any, error: Callable[[Any], ParseError]) -> int:
+    text = str(value)
+    if isinstance(value, bool) or not isinstance(value, (int, str)) or not text.isdecimal() or len(text) > 19:
+        raise error(value)
+    return int(text)
+
+
+def read_text(path: str) -> str:
+    """All of a file, local or of fsspec.
+
+    Raises:
+        ParseError: It is not UTF-8.
+    """
+    source = open_file(path)
+    data = source.read(source.file_size, 0)
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        raise ParseError(f"expected UTF-8 text, got an invalid byte at {error.start}", path=path) from None
+
+
+def read_json(path: str) -> Any:
+    """The value in a JSON file.
+
+    Raises:
+        ParseError: It is no JSON.
+    """
+    try:
+        return json.loads(read_text(path))
+    except (ValueError, RecursionError) as error:
+        raise ParseError(f"expected JSON, got damaged text: {error}", path=path) from error

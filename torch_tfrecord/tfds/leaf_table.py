@@ -1,0 +1,184 @@
+"""From the feature tree to what reads its leaves: the spec of a plain feature, or a `Leaf`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+import torch_tfrecord.tfds.features as f
+from torch_tfrecord.errors import ParseError
+from torch_tfrecord.features import Feature, FixedLenFeature, Image, Text, VarLenFeature
+from torch_tfrecord.tfds.elements import BytesElement, Element, EncodedTensor, NumberElement, StringElement, TextElement
+from torch_tfrecord.tfds.leaves import BoxLeaf, Leaf
+from torch_tfrecord.tfds.pictures import PictureElement, SoundElement
+
+__all__ = ["Decoding", "LeafPlace", "list_leaves", "make_element", "make_leaf", "plain_spec"]
+
+_MODES = {1: "L", 3: "RGB", 4: "RGBA"}
+
+
+@dataclass(frozen=True)
+class Decoding:
+    """How leaves are decoded.
+
+    Args:
+        as_numpy_layout: Values as TFDS lays them out: images [H, W, C], boxes four plain numbers.
+        decoders: Path -> function of an encoded value's bytes, in place of the feature's own; None for the bytes.
+        defaults: Path -> value where an optional feature is lacking.
+    """
+
+    as_numpy_layout: bool = False
+    decoders: Mapping[str, Callable[[bytes], Any] | None] = field(default_factory=dict)
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class LeafPlace:
+    """A leaf, and where it stands in the tree.
+
+    Attributes:
+        path: Names from the root, joined by "/": its key in the record.
+        names: The same names, one by one.
+        feature: The leaf's feature.
+        lengths: Of the sequences around it, outermost first; None for any length.
+        image_key: The image that boxes here lie in.
+    """
+
+    path: str
+    names: tuple[str, ...]
+    feature: f.FeatureConnector
+    lengths: tuple[int | None, ...] = ()
+    image_key: str | None = None
+
+
+def list_leaves(tree: f.FeaturesDict) -> list[LeafPlace]:
+    """All leaves, in the order of the tree. A Video is a leaf in a sequence more; translations are a leaf each."""
+    return list(_walk(tree, (), (), None))
+
+
+def _walk(feature: Any, names: tuple[str, ...], lengths: tuple[int | None, ...], image: str | None) -> list[LeafPlace]:
+    if isinstance(feature, f.FeaturesDict):
+        image = image if lengths else _image_of(feature, names) or image
+        return [leaf for name, item in feature.items() for leaf in _walk(item, (*names, name), lengths, image)]
+    if isinstance(feature, f.Sequence):
+        return _walk(feature.feature, names, (*lengths, feature.length), image)
+    if isinstance(feature, f.Translation):
+        return [leaf for name in feature.languages for leaf in _walk(f.Text(), (*names, name), lengths, image)]
+    if isinstance(feature, f.TranslationVariableLanguages):
+        texts = {"language": f.Text(), "translation": f.Text()}
+        return [leaf for name in texts for leaf in _walk(f.Text(), (*names, name), (*lengths, None), image)]
+    if isinstance(feature, f.Video):
+        lengths = (*lengths, feature.shape[0])
+    return [LeafPlace("/".join(names), names, feature, lengths, image)]
+
+
+def _image_of(features: f.FeaturesDict, names: tuple[str, ...]) -> str | None:
+    """The image that boxes in a dict belong to: the one called "image", or the only one."""
+    images = [name for name, item in features.items() if isinstance(item, f.Image)]
+    chosen = "image" if "image" in images else images[0] if len(images) == 1 else None
+    return None if chosen is None else "/".join((*names, chosen))
+
+
+def plain_spec(place: LeafPlace, decoding: Decoding) -> Feature | None:
+    """The spec that reads the same, for what the compiled core knows; None for the rest."""
+    feature, key = place.feature, place.path
+    if key in decoding.decoders or len(place.lengths) > 1 or any(length is not None for length in place.lengths):
+        return None
+    if place.lengths:
+        return _plain_sequence(feature, key)
+    if isinstance(feature, f.ClassLabel):
+        return FixedLenFeature((), torch.int64, key=key)
+    if isinstance(feature, f.Text):
+        return Text(key=key)
+    if isinstance(feature, f.Image) and feature.dtype == "uint8" and not decoding.as_numpy_layout:
+        mode = _MODES.get(feature.shape[-1] or 0)
+        return None if mode is None else Image(mode, key=key, shape=feature.shape)
+    if not isinstance(feature, (f.Tensor, f.Scalar)) or feature.optional or feature.encoding != "none":
+        return None
+    dtype = bytes if feature.dtype == f.STRING else f.torch_dtype_of(feature.dtype)
+    shape = tuple(size for size in feature.shape if size is not None)
+    if dtype in (None, torch.uint64) or len(shape) < len(feature.shape) or _is_complex(dtype) or 0 in shape:
+        return None
+    return FixedLenFeature(shape, dtype, key=key)
+
+
+def _plain_sequence(feature: f.FeatureConnector, key: str) -> Feature | None:
+    if isinstance(feature, f.ClassLabel):
+        return VarLenFeature(torch.int64, key=key)
+    if isinstance(feature, f.Text):
+        return VarLenFeature(str, key=key)
+    if not isinstance(feature, (f.Tensor, f.Scalar)) or feature.encoding != "none" or feature.shape:
+        return None
+    dtype = bytes if feature.dtype == f.STRING else f.torch_dtype_of(feature.dtype)
+    return None if dtype in (None, torch.uint64) or _is_complex(dtype) else VarLenFeature(dtype, key=key)
+
+
+def _is_complex(dtype: Any) -> bool:
+    return isinstance(dtype, torch.dtype) and dtype.is_complex
+
+
+def make_leaf(place: LeafPlace, decoding: Decoding = Decoding(), path: str | None = None) -> Leaf:
+    """What reads a leaf.
+
+    Args:
+        place: The leaf.
+        decoding: How.
+        path: Of features.json, for errors.
+
+    Raises:
+        ParseError: A feature of a class that is not known, or a dtype that torch has not; names the field.
+    """
+    element = make_element(place, decoding, path)
+    if isinstance(place.feature, f.BBoxFeature) and not decoding.as_numpy_layout:
+        return BoxLeaf(place.path, element, place.lengths, place.feature.bbox_format, place.image_key)
+    is_optional = getattr(place.feature, "optional", False)
+    return Leaf(place.path, element, place.lengths, is_optional=is_optional, default=decoding.defaults.get(place.path))
+
+
+def make_element(place: LeafPlace, decoding: Decoding = Decoding(), path: str | None = None) -> Element:
+    """The element of a leaf: how one of its values is decoded; arguments and errors as of `make_leaf`."""
+    element = _own_element(place, decoding, path)
+    if place.path not in decoding.decoders:
+        return element
+    if not isinstance(element, BytesElement):
+        raise ValueError(f"decoders: feature {place.path!r} is no encoded value, but {element.what}")
+    return BytesElement(decoding.decoders[place.path], "bytes")
+
+
+def _own_element(place: LeafPlace, decoding: Decoding, path: str | None) -> Element:
+    feature = place.feature
+    if isinstance(feature, (f.Image, f.LabeledImage)):
+        return PictureElement(feature, decoding.as_numpy_layout)
+    if isinstance(feature, f.Video):
+        return PictureElement(feature.frame, decoding.as_numpy_layout, is_video=True)
+    if isinstance(feature, f.Text):
+        return TextElement()
+    if isinstance(feature, f.ClassLabel):
+        return NumberElement(torch.int64, ())
+    if isinstance(feature, f.BBoxFeature):
+        return NumberElement(torch.float32, (4,))
+    if isinstance(feature, (f.Tensor, f.Scalar, f.Audio)):
+        return _tensor_element(feature, place, path)
+    reason = feature.reason if isinstance(feature, f.UnknownFeature) else "a class that is not read"
+    name = feature.class_name if isinstance(feature, f.UnknownFeature) else type(feature).__name__
+    raise ParseError(
+        f"feature {place.path!r}: {reason}, {name!r}; leave it out by naming the features you want", path=path
+    )
+
+
+def _tensor_element(feature: f.Tensor | f.Scalar | f.Audio, place: LeafPlace, path: str | None) -> Element:
+    if feature.dtype == f.STRING:
+        return StringElement(feature.shape)
+    dtype = f.torch_dtype_of(feature.dtype)
+    if dtype is None:
+        raise ParseError(f"feature {place.path!r}: torch has no dtype {feature.dtype!r}", path=path)
+    if isinstance(feature, f.Audio) and feature.lazy_decode:
+        return SoundElement(feature, dtype)
+    if feature.encoding != "none":
+        return EncodedTensor(dtype, feature.shape, feature.encoding == "zlib")
+    if dtype.is_complex:
+        raise ParseError(f"feature {place.path!r}: {feature.dtype} without an encoding is in no list", path=path)
+    return NumberElement(dtype, feature.shape)

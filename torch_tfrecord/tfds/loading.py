@@ -1,0 +1,194 @@
+"""A split of a TFDS dataset as a map-style dataset."""
+
+from __future__ import annotations
+
+import errno
+import os
+import posixpath
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from torch_tfrecord.errors import IndexMismatchError
+from torch_tfrecord.index import RecordIndex
+from torch_tfrecord.map_dataset import TFRecordDataset
+from torch_tfrecord.sidecar import IndexKeeper
+from torch_tfrecord.storage import is_remote
+from torch_tfrecord.tfds.dataset_info import DatasetInfo, info
+from torch_tfrecord.tfds.folders import FEATURES_FILE
+from torch_tfrecord.tfds.leaf_table import Decoding
+from torch_tfrecord.tfds.parser import Chosen, TFDSParser
+from torch_tfrecord.tfds.splits import Split, SplitRange, resolve_split
+
+__all__ = ["SplitFiles", "load", "open_split"]
+
+
+def load(
+    directory: str | os.PathLike[str] | DatasetInfo,
+    split: Split = "train",
+    *,
+    features: Chosen = None,
+    transform: Callable[[Any], Any] | None = None,
+    as_supervised: bool = False,
+    as_numpy_layout: bool = False,
+    decoders: Mapping[str, Callable[[bytes], Any] | None] | None = None,
+    defaults: Mapping[str, Any] | None = None,
+    verify_crc: bool = True,
+    index: str = "auto",
+    index_dir: str | os.PathLike[str] | None = None,
+) -> TFRecordDataset:
+    """Open a split of a dataset that TFDS prepared, for random access, without TensorFlow and without a schema.
+
+    Examples come in the order of the files, as TFDS gives them with ``shuffle_files=False`` and one file at a time.
+
+    Args:
+        directory: As of `info`; or what `info` gave.
+        split: ``"train"``, ``"train[:10%]"``, ``"train[100:200]"``, ``"train[:-5]"``, ``"train[:2shard]"``,
+            ``"train+test"``, ``"all"``; or of `ReadInstruction` or `even_splits`. Only the slice's shards are opened.
+        features: What to read: names and paths (``["image", "objects/label"]``), or a nested mapping. The rest is
+            neither parsed nor decoded, and may be of classes that are not known. None for everything.
+        transform: Called with each sample.
+        as_supervised: Samples are tuples of the dataset's supervised keys, such as (image, label).
+        as_numpy_layout: Values as TFDS lays them out: images [H, W, C], boxes as four plain numbers.
+        decoders: Path -> function of the bytes of an encoded value (image, text, encoded tensor), in place of its own
+            decoding; None gives the bytes.
+        defaults: Path -> value of an optional feature where an example lacks it; else None.
+        verify_crc: Check the payloads' checksums.
+        index: As of `TFRecordDataset`.
+        index_dir: As of `TFRecordDataset`.
+
+    Returns:
+        A `TFRecordDataset` of nested dicts: numbers and class labels are tensors, images `tv_tensors.Image` [C, H, W],
+        segmentations `Mask`, videos `Video` [T, C, H, W], boxes `BoundingBoxes`, texts str, other strings bytes;
+        sequences tensors [T, ...] or lists, ragged ones jagged nested tensors or `RaggedTensor`.
+
+    Raises:
+        FileNotFoundError: Not a TFDS directory, or a shard is missing.
+        IndexMismatchError: A shard has more or fewer records than dataset_info.json says.
+        KeyError: `features`, `decoders` or `defaults` name what is not there.
+        ParseError: dataset_info.json or features.json is damaged, or a feature is of a class that is not known.
+        ValueError: A split that cannot be read, is not there, or holds no example; no supervised keys.
+
+    Example:
+        >>> ds = tfds.load("~/tensorflow_datasets/mnist", "train[:90%]", as_supervised=True)  # doctest: +SKIP
+        >>> ds[0]  # doctest: +SKIP
+        (Image([[[...]]], dtype=torch.uint8, ), tensor(4))
+    """
+    found = directory if isinstance(directory, DatasetInfo) else info(directory)
+    if as_supervised and found.supervised_keys is None:
+        raise ValueError(f"{found.directory}: as_supervised: the dataset has no supervised_keys")
+    parser = TFDSParser(
+        found.features,
+        features,
+        decoding=Decoding(as_numpy_layout, dict(decoders or {}), dict(defaults or {})),
+        supervised_keys=found.supervised_keys if as_supervised else None,
+        path=posixpath.join(found.directory, FEATURES_FILE),
+    )
+    files = open_split(found, split, IndexKeeper(index, index_dir=index_dir, verify_crc=verify_crc))
+    return TFRecordDataset.from_indexes(
+        files.files,
+        files.indexes,
+        parser if parser.plain_features is None else parser.plain_features,
+        positions=files.positions,
+        transform=transform,
+        verify_crc=verify_crc,
+    )
+
+
+@dataclass(frozen=True)
+class SplitFiles:
+    """The files of a split, and which of their records it has.
+
+    Attributes:
+        files: Paths, each once, in the order of their first use.
+        indexes: Of each file.
+        positions: Counted over all files; a range where they are neighbours, else an int64 array.
+    """
+
+    files: list[str]
+    indexes: list[RecordIndex]
+    positions: Sequence[int]
+
+
+def open_split(info: DatasetInfo, split: Split, keeper: IndexKeeper) -> SplitFiles:
+    """Find and check the shards of a split.
+
+    Raises:
+        FileNotFoundError, IndexMismatchError, ValueError: As `load`.
+    """
+    known: dict[str, RecordIndex] = {}
+    sizes = {name: _counted(info, name, keeper, known) for name in info.splits}
+    pieces = [piece for part in resolve_split(split, sizes) for piece in _pieces(part, info, sizes)]
+    files = list(dict.fromkeys(path for path, _, _ in pieces))
+    _check_there(files)
+    new = [path for path in files if path not in known]
+    known.update(zip(new, keeper.indexes(new), strict=True))
+    lengths = {path: length for name in sizes for path, length in _shards(info, name, sizes)}
+    for path in files:
+        _check_length(path, len(known[path]), lengths[path])
+    return SplitFiles(files, [known[path] for path in files], _positions(pieces, files, lengths))
+
+
+@dataclass(frozen=True)
+class _Counted:
+    """A split whose shards' lengths are known."""
+
+    shard_lengths: tuple[int, ...]
+
+    @property
+    def num_examples(self) -> int:
+        return sum(self.shard_lengths)
+
+
+def _counted(info: DatasetInfo, name: str, keeper: IndexKeeper, known: dict[str, RecordIndex]) -> _Counted:
+    lengths = info.splits[name].shard_lengths
+    if lengths is None:  # an old dataset_info.json: the files have to be counted
+        files = info.files(name)
+        _check_there(files)
+        known.update(zip(files, keeper.indexes(files), strict=True))
+        lengths = tuple(len(known[path]) for path in files)
+    return _Counted(lengths)
+
+
+def _shards(info: DatasetInfo, name: str, sizes: Mapping[str, _Counted]) -> list[tuple[str, int]]:
+    return list(zip(info.files(name), sizes[name].shard_lengths, strict=True))
+
+
+def _pieces(part: SplitRange, info: DatasetInfo, sizes: Mapping[str, _Counted]) -> list[tuple[str, int, int]]:
+    """File, first record and one behind the last, of each shard that the range touches."""
+    pieces = []
+    begin = 0
+    for path, length in _shards(info, part.split, sizes):
+        start, stop = max(part.start - begin, 0), min(part.stop - begin, length)
+        if start < stop:
+            pieces.append((path, start, stop))
+        begin += length
+    return pieces
+
+
+def _positions(pieces: Sequence[tuple[str, int, int]], files: Sequence[str], lengths: Mapping[str, int]) -> Any:
+    begins, total = {}, 0
+    for path in files:
+        begins[path] = total
+        total += lengths[path]
+    ranges = [range(begins[path] + start, begins[path] + stop) for path, start, stop in pieces]
+    if all(left.stop == right.start for left, right in pairwise(ranges)):
+        return range(ranges[0].start, ranges[-1].stop)
+    return np.concatenate([np.arange(part.start, part.stop, dtype=np.int64) for part in ranges])
+
+
+def _check_there(files: Sequence[str]) -> None:
+    for path in files:
+        if not is_remote(path) and not os.path.exists(path):
+            raise FileNotFoundError(errno.ENOENT, "a shard of the dataset is missing", path)
+
+
+def _check_length(path: str, found: int, expected: int) -> None:
+    if found != expected:
+        raise IndexMismatchError(
+            f"expected {expected} records, as dataset_info.json says in shardLengths, got {found} in the shard",
+            path=path,
+        )

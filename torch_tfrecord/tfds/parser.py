@@ -1,0 +1,196 @@
+"""Records of a TFDS dataset to samples: chosen leaves of the feature tree, nested as the tree is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch_tfrecord.tfds.features as f
+from torch_tfrecord.errors import TFRecordError
+from torch_tfrecord.example import parse_message
+from torch_tfrecord.features import Feature
+from torch_tfrecord.parsers import ExampleParser
+from torch_tfrecord.spec_readers import make_reader
+from torch_tfrecord.tfds.entries import select_entries
+from torch_tfrecord.tfds.leaf_table import Decoding, LeafPlace, list_leaves, make_leaf, plain_spec
+
+__all__ = ["Chosen", "TFDSParser", "choose_leaves"]
+
+# Below, protobuf parses everything faster than Python finds the entries that are asked for.
+_SELECT_BYTES = 4096
+
+Chosen = Any
+"""Names of features: paths such as "image" or "objects/label", or a nested mapping {"objects": {"label"}}."""
+
+
+class TFDSParser:
+    """Reads chosen leaves of each record; built once. Pickles where its decoders do; safe from several threads.
+
+    Args:
+        features: The tree.
+        chosen: Names of what to read; None for all.
+        decoding: How.
+        supervised_keys: Give a tuple of these in place of the dict.
+        path: Of features.json, for errors.
+
+    Raises:
+        KeyError: A name that is not in the tree.
+        ParseError: A chosen feature is of a class that is not known.
+        ValueError: Nothing is chosen, or a decoder or default for what cannot have it.
+    """
+
+    needs_keys = False  # nothing is drawn at random
+
+    def __init__(
+        self,
+        features: f.FeaturesDict,
+        chosen: Chosen = None,
+        *,
+        decoding: Decoding | None = None,
+        supervised_keys: Any = None,
+        path: str | None = None,
+    ) -> None:
+        self._arguments = (features, chosen, decoding, supervised_keys, path)
+        decoding = decoding or Decoding()
+        places = list_leaves(features)
+        _check_paths(decoding, places)
+        if supervised_keys is not None and chosen is None:
+            chosen = list(_flat_keys(supervised_keys))
+        self.leaves = choose_leaves(features, places, chosen)
+        self._supervised_keys = supervised_keys
+        specs = {leaf.path: spec for leaf in self.leaves if (spec := plain_spec(leaf, decoding)) is not None}
+        others = [make_leaf(leaf, decoding, path) for leaf in self.leaves if leaf.path not in specs]
+        self._plain = ExampleParser(specs) if specs else None
+        self._others = [(leaf.key, leaf) for leaf in others]
+        self._readers: list[tuple[str, Any]] = [
+            *((path, make_reader(path, spec)) for path, spec in specs.items()),
+            *self._others,
+        ]
+        wanted = {key for leaf in others for key in leaf.keys} | set(specs)
+        self._wanted = frozenset(key.encode() for key in wanted) if len(self.leaves) < len(places) else None
+
+    def __reduce__(self) -> tuple[Callable[..., TFDSParser], tuple[Any, ...]]:
+        """Pickle the arguments; the readers are built again."""
+        return _build, self._arguments
+
+    def single(self, serialized: bytes | bytearray | memoryview, key: int = 0) -> Any:
+        """The sample of one record.
+
+        Raises:
+            ImageDecodeError: An image that cannot be decoded.
+            ParseError: The bytes are no Example, or do not fit the features.
+        """
+        if self._plain is not None and not self._others:
+            return self._nest(self._plain.single(serialized))
+        record = self._record(serialized)
+        return self._nest({path: reader.sample(record) for path, reader in self._readers})
+
+    def samples(
+        self, records: Iterable[bytes | bytearray | memoryview], keys: Sequence[int] | None = None
+    ) -> list[Any]:
+        """The sample of each record."""
+        samples = []
+        for position, record in enumerate(records):
+            try:
+                samples.append(self.single(record))
+            except TFRecordError as error:
+                raise error.locate(position=position) from error.__cause__
+        return samples
+
+    def batch(self, records: Iterable[bytes | bytearray | memoryview], keys: Sequence[int] | None = None) -> list[Any]:
+        """As `samples`: nested samples have no columns of their own; `collate` makes them."""
+        return self.samples(records, keys)
+
+    @property
+    def plain_features(self) -> Mapping[str, Feature] | None:
+        """The specs that read the same samples, where all leaves are plain and nothing is nested; else None."""
+        is_flat = all(len(leaf.names) == 1 for leaf in self.leaves) and self._supervised_keys is None
+        return self._plain.features if self._plain is not None and not self._others and is_flat else None
+
+    def _record(self, serialized: bytes | bytearray | memoryview) -> Any:
+        data: Any = serialized
+        if self._wanted is not None and len(serialized) >= _SELECT_BYTES:
+            data = select_entries(serialized, self._wanted) or serialized
+        return parse_message(data).features.feature
+
+    def _nest(self, values: Mapping[str, Any]) -> Any:
+        nested: dict[str, Any] = {}
+        for leaf in self.leaves:
+            target = nested
+            for name in leaf.names[:-1]:
+                target = target.setdefault(name, {})
+            target[leaf.names[-1]] = values[leaf.path]
+        return nested if self._supervised_keys is None else _supervised(self._supervised_keys, nested)
+
+
+def _build(*arguments: Any) -> TFDSParser:
+    features, chosen, decoding, supervised_keys, path = arguments
+    return TFDSParser(features, chosen, decoding=decoding, supervised_keys=supervised_keys, path=path)
+
+
+def choose_leaves(features: f.FeaturesDict, places: Sequence[LeafPlace], chosen: Chosen) -> list[LeafPlace]:
+    """The leaves that are chosen, in the order of the tree.
+
+    Raises:
+        KeyError: A name that is not in the tree.
+        ValueError: Nothing is chosen.
+    """
+    if chosen is None:
+        return list(places)
+    wanted = list(_chosen_paths(chosen, ()))
+    if not wanted:
+        raise ValueError("features must name at least one feature, or be None for all")
+    for path in wanted:
+        if not any(_is_below(leaf.path, path) for leaf in places):
+            raise KeyError(f"no feature {path!r}; there are {', '.join(sorted(leaf.path for leaf in places))}")
+    return [leaf for leaf in places if any(_is_below(leaf.path, path) for path in wanted)]
+
+
+def _is_below(path: str, top: str) -> bool:
+    return path == top or path.startswith(f"{top}/")
+
+
+def _chosen_paths(chosen: Chosen, names: tuple[str, ...]) -> Iterable[str]:
+    if isinstance(chosen, str):
+        yield "/".join((*names, chosen))
+    elif isinstance(chosen, Mapping):
+        for name, inner in chosen.items():
+            if inner is True or isinstance(inner, f.FeatureConnector):
+                yield "/".join((*names, name))
+            elif inner is not False:
+                yield from _chosen_paths(inner, (*names, name))
+    elif isinstance(chosen, Iterable):
+        for item in chosen:
+            yield from _chosen_paths(item, names)
+    else:
+        raise TypeError(f"features must be names, or a nested mapping of them, got {type(chosen).__name__}")
+
+
+def _check_paths(decoding: Decoding, places: Sequence[LeafPlace]) -> None:
+    leaves = {leaf.path: leaf for leaf in places}
+    for argument, paths in (("decoders", decoding.decoders), ("defaults", decoding.defaults)):
+        for path in paths:
+            if path not in leaves:
+                raise KeyError(f"{argument}: no feature {path!r}; there are {', '.join(sorted(leaves))}")
+    for path in decoding.defaults:
+        if not getattr(leaves[path].feature, "optional", False):
+            raise ValueError(f"defaults: feature {path!r} is not optional")
+
+
+def _flat_keys(keys: Any) -> Iterable[str]:
+    if isinstance(keys, str):
+        yield keys
+    else:
+        for item in keys.values() if isinstance(keys, Mapping) else keys:
+            yield from _flat_keys(item)
+
+
+def _supervised(keys: Any, sample: Mapping[str, Any]) -> Any:
+    if isinstance(keys, str):
+        value: Any = sample
+        for name in (keys,) if keys in sample else keys.split("/"):
+            value = value[name]
+        return value
+    if isinstance(keys, Mapping):
+        return {name: _supervised(item, sample) for name, item in keys.items()}
+    return tuple(_supervised(item, sample) for item in keys)

@@ -1,0 +1,288 @@
+"""RLDS and Open X-Embodiment episodes: windows of steps by position, and whole episodes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from operator import index as as_integer
+from typing import Any, overload
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset
+
+from torch_tfrecord.dtypes import decode_text
+from torch_tfrecord.tfds.dataset_info import DatasetInfo
+from torch_tfrecord.tfds.episode_store import STEPS, DecodeImages, Episode, EpisodeStore
+from torch_tfrecord.tfds.parser import Chosen
+from torch_tfrecord.tfds.splits import Split
+from torch_tfrecord.tfds.windows import Span, Windows
+
+__all__ = ["RLDSDataset", "RLDSEpisodes"]
+
+_OBSERVATION, _ACTION = "observation", "action"
+_INSTRUCTIONS = ("language_instruction", "natural_language_instruction", "instruction")
+
+
+class RLDSDataset(Dataset[Any]):
+    """Steps of episodes by position, each with a window of past observations and a horizon of future actions.
+
+    Position i is a step; episodes follow one another in the order of the files. A sample reads and decodes the frames
+    of its window alone, and each is held against a checksum. The first use reads every file once, for an index that
+    stays beside the data. Use it as any map-style dataset: with DataLoader, `RecordSampler`, `Mixture`, Subset. It
+    pickles without open files, and may be used after fork and spawn, and from threads.
+
+    A sample, of an episode of T steps, at step t::
+
+        observation      the dataset's own names, each [window_size, ...]: steps t - window_size + 1 to t; images are
+                         a tv_tensors.Video [window_size, C, H, W]
+            timestep     int64 [window_size]: number of the step
+            pad_mask     bool [window_size]: True for a step of the episode, False for padding
+        action           [action_horizon, ...]: steps t to t + action_horizon - 1; a dict where the dataset has one
+        action_pad_mask  bool [action_horizon]
+        task             {"language_instruction": str}, "" where there is none
+        reward, is_first, ...   all else that a step has, of step t
+        episode_metadata ...    all else that the episode has
+        dataset_name     str
+        _len, _traj_index, _frame_index    int: T, number of the episode in this split, t
+
+    Args:
+        directory: As of `tfds.info`; or what that gave.
+        split: As of `tfds.load`, in episodes: ``"train[:90%]"``.
+        window_size: Observations of a sample: the step's own and those before it.
+        action_horizon: Actions of a sample: the step's own and those after it (Octo's word; OpenVLA's
+            ``future_action_window_size`` is one less).
+        pad: At an episode's ends: "repeat" its first observation and its last action, "zero", or None: steps whose
+            window or horizon does not fit are no positions.
+        decode_images: False gives images as encoded bytes; or names of those to decode, as ["image"].
+        features: Paths of what to read, as ["steps/observation/image", "steps/action"]; None for all.
+        step_transform: Called with each sample.
+        episode_transform: Called with each episode when it is read: a dict of the steps' columns and the metadata.
+            Numbers are tensors [T, ...], texts lists of str, images objects of length T that are not read; all may be
+            renamed, changed or left out, but keep one value for each step. Must be a pure function: what it returns is
+            kept for the next samples of the episode.
+        index: As of `TFRecordDataset`.
+        index_dir: As of `TFRecordDataset`.
+        cache_bytes: The most memory, in each process, for the columns of episodes that were read last. Frames are not
+            kept.
+
+    Attributes:
+        info: What `tfds.info` says of the directory.
+        num_steps: int64 [episodes]: steps of each episode.
+
+    Raises:
+        FileNotFoundError, IndexMismatchError, ParseError, ValueError: As `tfds.load`; a dataset without steps; episodes
+            whose features have different numbers of steps.
+
+    Example:
+        >>> ds = RLDSDataset("bridge/0.1.0", "train", window_size=2, action_horizon=4)  # doctest: +SKIP
+        >>> ds[0]["observation"]["image"].shape, ds[0]["action"].shape  # doctest: +SKIP
+        (torch.Size([2, 3, 256, 256]), torch.Size([4, 7]))
+    """
+
+    def __init__(
+        self,
+        directory: str | os.PathLike[str] | DatasetInfo,
+        split: Split = "train",
+        *,
+        window_size: int = 1,
+        action_horizon: int = 1,
+        pad: str | None = "repeat",
+        decode_images: DecodeImages = True,
+        features: Chosen = None,
+        step_transform: Callable[[dict[str, Any]], Any] | None = None,
+        episode_transform: Callable[[dict[str, Any]], Mapping[str, Any]] | None = None,
+        index: str = "auto",
+        index_dir: str | os.PathLike[str] | None = None,
+        cache_bytes: int = 32 << 20,
+    ) -> None:
+        self._windows = Windows(window_size, action_horizon, pad)
+        self._store = EpisodeStore(
+            directory,
+            split,
+            features=features,
+            decode_images=decode_images,
+            transform=episode_transform,
+            index=index,
+            index_dir=index_dir,
+            cache_bytes=cache_bytes,
+        )
+        self._step_transform = step_transform
+        self.info = self._store.info
+        self.num_steps = self._store.num_steps
+        self._ends = np.cumsum(self._windows.num_positions(self.num_steps))
+        self._positions = range(int(self._ends[-1]) if len(self._ends) else 0)
+
+    def __len__(self) -> int:
+        return len(self._positions)
+
+    @overload
+    def __getitem__(self, position: slice) -> RLDSDataset: ...
+
+    @overload
+    def __getitem__(self, position: int) -> Any: ...
+
+    def __getitem__(self, position: int | slice) -> Any:
+        """The sample at a position (negative ones count from the end), or for a slice a dataset of those positions."""
+        if isinstance(position, slice):
+            return self._part(self._positions[position])
+        number, step = self.locate(position)
+        sample = self._sample(self._store.episode(number), step)
+        return sample if self._step_transform is None else self._step_transform(sample)
+
+    def __getitems__(self, positions: Sequence[int]) -> list[Any]:
+        """The samples of several positions, in that order: what DataLoader asks for to make a batch."""
+        return [self[position] for position in positions]
+
+    def locate(self, position: int) -> tuple[int, int]:
+        """Number of a position's episode, and of its step."""
+        try:
+            absolute = self._positions[as_integer(position)]
+        except IndexError:
+            raise IndexError(f"position {position} is out of range for {len(self)} steps") from None
+        number = int(self._ends.searchsorted(absolute, side="right"))
+        return number, self._windows.step(absolute - (int(self._ends[number - 1]) if number else 0))
+
+    def _part(self, positions: range) -> RLDSDataset:
+        part = object.__new__(type(self))
+        part.__dict__.update(self.__dict__)
+        part._positions = positions
+        return part
+
+    def _sample(self, episode: Episode, step: int) -> dict[str, Any]:
+        windows = self._windows
+        seen, done = windows.observations(step), windows.actions(step, episode.num_steps)
+        sample: dict[str, Any] = {}
+        for name, column in episode.steps.items():
+            if name == _OBSERVATION:
+                sample[name] = _take(column, seen, windows.pad)
+            elif name == _ACTION:
+                sample[name] = _take(column, done, windows.pad)
+            else:
+                sample[name] = _at(column, step)
+        observation = sample.setdefault(_OBSERVATION, {})
+        if isinstance(observation, dict):
+            observation["timestep"] = torch.from_numpy(seen.repeated())
+            observation["pad_mask"] = torch.from_numpy(seen.mask())
+        sample["action_pad_mask"] = torch.from_numpy(done.mask())
+        sample["task"] = {"language_instruction": _instruction(episode, step)}
+        sample.update(_own(episode.metadata))
+        sample["dataset_name"] = self.info.name
+        sample["_len"], sample["_traj_index"], sample["_frame_index"] = episode.num_steps, episode.number, step
+        return sample
+
+    def __repr__(self) -> str:
+        name = f"{self.info.name}/{self.info.version}"
+        return f"RLDSDataset({len(self)} positions in {len(self.num_steps)} episodes of {name}, {self._windows})"
+
+
+class RLDSEpisodes(Dataset[Any]):
+    """Whole episodes: ``{"steps": {"observation": {...}, "action": [T, ...], ...}, "episode_metadata": ...}``.
+
+    Args:
+        directory: As of `RLDSDataset`.
+        split: As of `RLDSDataset`.
+        decode_images: As of `RLDSDataset`. Images of all steps are decoded: a `tv_tensors.Video` [T, C, H, W]. Without,
+            a list of T bytes.
+        features: As of `RLDSDataset`.
+        transform: Called with each item.
+        index: As of `TFRecordDataset`.
+        index_dir: As of `TFRecordDataset`.
+
+    Attributes:
+        info: What `tfds.info` says of the directory.
+        num_steps: int64 [episodes]: steps of each episode.
+
+    Example:
+        >>> episodes = RLDSEpisodes("bridge/0.1.0", "train", decode_images=False)  # doctest: +SKIP
+        >>> episodes[0]["steps"]["action"].shape  # doctest: +SKIP
+        torch.Size([38, 7])
+    """
+
+    def __init__(
+        self,
+        directory: str | os.PathLike[str] | DatasetInfo,
+        split: Split = "train",
+        *,
+        decode_images: DecodeImages = True,
+        features: Chosen = None,
+        transform: Callable[[dict[str, Any]], Any] | None = None,
+        index: str = "auto",
+        index_dir: str | os.PathLike[str] | None = None,
+    ) -> None:
+        self._store = EpisodeStore(
+            directory,
+            split,
+            features=features,
+            decode_images=decode_images,
+            index=index,
+            index_dir=index_dir,
+            cache_bytes=0,
+        )
+        self._transform = transform
+        self.info = self._store.info
+        self.num_steps = self._store.num_steps
+        self._positions = range(len(self.num_steps))
+
+    def __len__(self) -> int:
+        return len(self._positions)
+
+    @overload
+    def __getitem__(self, position: slice) -> RLDSEpisodes: ...
+
+    @overload
+    def __getitem__(self, position: int) -> Any: ...
+
+    def __getitem__(self, position: int | slice) -> Any:
+        """The episode at a position (negative ones count from the end), or for a slice a dataset of those positions."""
+        if isinstance(position, slice):
+            part = object.__new__(type(self))
+            part.__dict__.update(self.__dict__)
+            part._positions = self._positions[position]
+            return part
+        try:
+            number = self._positions[as_integer(position)]
+        except IndexError:
+            raise IndexError(f"position {position} is out of range for {len(self)} episodes") from None
+        episode = self._store.episode(number)
+        steps = _take(episode.steps, Span(0, episode.num_steps), None)
+        item = {STEPS: steps, **_own(episode.metadata), "_len": episode.num_steps, "_traj_index": number}
+        return item if self._transform is None else self._transform(item)
+
+    def __getitems__(self, positions: Sequence[int]) -> list[Any]:
+        """The episodes of several positions, in that order."""
+        return [self[position] for position in positions]
+
+    def __repr__(self) -> str:
+        return f"RLDSEpisodes({len(self)} episodes of {self.info.name}/{self.info.version})"
+
+
+def _take(tree: Any, span: Span, pad: str | None) -> Any:
+    if isinstance(tree, Mapping):
+        return {name: _take(item, span, pad) for name, item in tree.items()}
+    return tree.take(span, pad)
+
+
+def _at(tree: Any, step: int) -> Any:
+    if isinstance(tree, Mapping):
+        return {name: _at(item, step) for name, item in tree.items()}
+    return tree.at(step)
+
+
+def _own(tree: Any) -> Any:
+    """Metadata that a sample may change: tensors of its own, and dicts."""
+    if isinstance(tree, Mapping):
+        return {name: _own(item) for name, item in tree.items()}
+    return tree.clone() if isinstance(tree, torch.Tensor) else tree
+
+
+def _instruction(episode: Episode, step: int) -> str:
+    """The text of the first of the usual names that a step, its observation, or the episode has."""
+    places: list[Any] = [episode.steps, episode.steps.get(_OBSERVATION), episode.metadata, *episode.metadata.values()]
+    for tree in places:
+        for name in _INSTRUCTIONS if isinstance(tree, Mapping) else ():
+            value = tree.get(name)
+            value = value.at(step) if hasattr(value, "at") else value
+            if isinstance(value, (str, bytes)):
+                return value if isinstance(value, str) else decode_text(value)
+    return ""

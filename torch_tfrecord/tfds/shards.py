@@ -1,0 +1,83 @@
+"""Names of a split's files, by its template."""
+
+from __future__ import annotations
+
+import posixpath
+import re
+import string
+
+from torch_tfrecord.errors import ParseError
+
+__all__ = ["DEFAULT_TEMPLATE", "shard_borders", "shard_count", "shard_paths"]
+
+DEFAULT_TEMPLATE = "{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_X_OF_Y}"
+_SHARD_VARIABLES = ("SHARD_INDEX", "NUM_SHARDS", "SHARD_X_OF_Y")
+_VARIABLES = ("DATASET", "SPLIT", "FILEFORMAT", *_SHARD_VARIABLES)
+_MIN_DIGITS = 5
+_MIN_SHARD_BYTES = 64 << 20  # TFDS writes shards of 64 MiB to 1 GiB
+_MAX_SHARD_BYTES = 1 << 30
+
+
+def shard_paths(directory: str, template: str, *, dataset: str, split: str, num_shards: int) -> list[str]:
+    """The files of a split, in order.
+
+    Args:
+        directory: That of the dataset.
+        template: ``{SPLIT}/data.{FILEFORMAT}-{SHARD_INDEX}`` and the like, "" for TFDS's default. An ending from the
+            last ``%`` on is a hint at the coding and dropped; ``name@N`` is N shards, ``name@*`` any number.
+        dataset: Name of the dataset.
+        split: Name of the split.
+        num_shards: How many there are.
+
+    Raises:
+        ParseError: A template with other variables, or without a shard's number where there are several.
+
+    Example:
+        >>> shard_paths("d", "", dataset="mnist", split="train", num_shards=1)
+        ['d/mnist-train.tfrecord-00000-of-00001']
+    """
+    plain = (template or DEFAULT_TEMPLATE).rsplit("%", 1)[0] if "%" in template else template or DEFAULT_TEMPLATE
+    plain = re.sub(r"@(\d+|\*)", "-{SHARD_X_OF_Y}", plain)
+    try:
+        used = [name for _, name, _, _ in string.Formatter().parse(plain) if name is not None]
+    except ValueError:
+        used = ["?"]
+    if any(name not in _VARIABLES for name in used):
+        raise ParseError(f"split {split!r}: cannot read filepathTemplate {template!r}, which knows {_VARIABLES}")
+    if num_shards > 1 and not set(used) & {"SHARD_INDEX", "SHARD_X_OF_Y"}:
+        raise ParseError(f"split {split!r}: filepathTemplate {template!r} has no number for {num_shards} shards")
+    names = {"DATASET": dataset, "SPLIT": split, "FILEFORMAT": "tfrecord"}
+    return [posixpath.join(directory, plain.format(**names, **_numbers(i, num_shards))) for i in range(num_shards)]
+
+
+def _numbers(index: int, total: int) -> dict[str, str]:
+    digits = max(_MIN_DIGITS, len(str(total)))
+    one, all_ = f"{index:0{digits}d}", f"{total:0{digits}d}"
+    return {"SHARD_INDEX": one, "NUM_SHARDS": all_, "SHARD_X_OF_Y": f"{one}-of-{all_}"}
+
+
+def shard_count(num_bytes: int, num_examples: int) -> int:
+    """How many shards TFDS makes of so many records: the most of at least 64 MiB, up to 1024, none over 1 GiB.
+
+    Args:
+        num_bytes: Of all records, framed.
+        num_examples: How many records.
+
+    Source: ``shard_utils.ShardConfig.calculate_number_shards``.
+    """
+    most, fewest = num_bytes // _MIN_SHARD_BYTES, num_bytes // _MAX_SHARD_BYTES
+    if fewest > 1024:
+        enough = -(-fewest // 1024) * 1024
+        return max(2048, enough) if num_examples >= enough else max(num_examples, 1)
+    candidates = (1 << power for power in range(10, 0, -1))
+    return next((n for n in candidates if fewest <= n <= most and num_examples >= n), 1)
+
+
+def shard_borders(num_examples: int, num_shards: int) -> list[int]:
+    """One behind the last example of each shard, as TFDS rounds.
+
+    Example:
+        >>> shard_borders(127, 4)
+        [32, 64, 95, 127]
+    """
+    return [round(num_examples * number / num_shards) for number in range(1, num_shards + 1)]

@@ -1,0 +1,249 @@
+"""Split strings and their objects to ranges of examples: names and numbers in, ranges out; no files.
+
+The rules and the rounding are TFDS's (``tensorflow_datasets/core/splits.py`` and ``subsplits_utils.py`` of 4.9.10)::
+
+    train                 a split                       train[:10%]      percent, of TFDS's rounding
+    train[100:200]        from 100 up to 200            train[:-5]       from the end
+    train[:2shard]        whole shards                  train[-1shard]   one shard
+    train[:1%]+test       one after the other           all              every split
+
+A bound beyond the split is an error, as is a slice of no examples.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol, TypeAlias
+
+__all__ = ["EvenSplit", "ReadInstruction", "Split", "SplitRange", "SplitSum", "even_splits", "resolve_split"]
+
+_UNITS = ("abs", "%", "shard")
+_ROUNDINGS = ("closest", "pct1_dropremainder")
+_SPEC = re.compile(r"(?P<name>[\w-]+)(\[(?P<slice>[\d\w%:.-]+)\])?")
+_BOUND = re.compile(r"((?P<value>-?[\d_.]+)(?P<unit>%|shard)?)?")
+
+
+class Sizes(Protocol):
+    """What is known of a split."""
+
+    @property
+    def num_examples(self) -> int:
+        """Of all shards."""
+
+    @property
+    def shard_lengths(self) -> Sequence[int]:
+        """Of each shard."""
+
+
+class SplitRange(NamedTuple):
+    """Examples `start` (included) to `stop` (excluded) of a split."""
+
+    split: str
+    start: int
+    stop: int
+
+
+class _Part:
+    """What can be added to another."""
+
+    def __add__(self, other: Split) -> SplitSum:
+        return SplitSum((self, other))  # type: ignore[arg-type]
+
+    def __radd__(self, other: Split) -> SplitSum:
+        return SplitSum((other, self))  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class ReadInstruction(_Part):
+    """A slice of a split, as an object; `a + b` reads both.
+
+    Args:
+        split_name: The split.
+        from_: First example; negative from the end; None for 0.
+        to: One behind the last; None for the end.
+        unit: "abs" (examples), "%" (-100 to 100, may be a float) or "shard".
+        rounding: Of percents: "closest", or "pct1_dropremainder": multiples of one percent, itself rounded down, so
+            that all slices of as many percents have as many examples.
+
+    Raises:
+        ValueError: Another unit or rounding, or percents outside -100 to 100.
+
+    Example:
+        >>> ReadInstruction("train", to=10, unit="%", rounding="pct1_dropremainder") + "test"
+        SplitSum(parts=(ReadInstruction('train', to=10, unit='%', rounding='pct1_dropremainder'), 'test'))
+    """
+
+    split_name: str
+    from_: int | float | None = None
+    to: int | float | None = None
+    unit: str = "abs"
+    rounding: str = "closest"
+
+    def __post_init__(self) -> None:
+        """Check the arguments."""
+        if self.unit not in _UNITS:
+            raise ValueError(f"unit must be one of {_UNITS}, got {self.unit!r}")
+        if self.rounding not in _ROUNDINGS:
+            raise ValueError(f"rounding must be one of {_ROUNDINGS}, got {self.rounding!r}")
+        for bound in (self.from_, self.to):
+            if self.unit == "%" and bound is not None and not abs(bound) <= 100:
+                raise ValueError(f"percents must be from -100 to 100, got {bound}")
+            if self.unit != "%" and not isinstance(bound, (int, type(None))):
+                raise TypeError(f"bounds must be int, got {bound!r}")
+
+    def __repr__(self) -> str:
+        """Print as code."""
+        options = {"from_": self.from_, "to": self.to, "unit": self.unit, "rounding": self.rounding}
+        shown = [f"{name}={value!r}" for name, value in options.items() if value not in (None, "abs", "closest")]
+        return f"ReadInstruction({', '.join([repr(self.split_name), *shown])})"
+
+
+@dataclass(frozen=True)
+class EvenSplit(_Part):
+    """One of the parts that `even_splits` makes."""
+
+    split: Split
+    index: int
+    count: int
+    drop_remainder: bool = False
+
+
+@dataclass(frozen=True)
+class SplitSum(_Part):
+    """Splits one after the other."""
+
+    parts: tuple[Split, ...]
+
+
+Split: TypeAlias = "str | ReadInstruction | EvenSplit | SplitSum"
+
+
+def even_splits(split: Split, n: int, *, drop_remainder: bool = False) -> list[EvenSplit]:
+    """Cut a split into n parts of equal size; the first ones have one example more where n does not divide it.
+
+    Args:
+        split: A split string or object; each summand of `a+b` is cut by itself.
+        n: Number of parts.
+        drop_remainder: Leave out what would make parts unequal.
+
+    Raises:
+        ValueError: n is below 1.
+
+    Example:
+        >>> [resolve_split(part, {"t": SplitInfo("t", (11,))}) for part in even_splits("t", 3)]  # doctest: +SKIP
+        [[SplitRange('t', 0, 4)], [SplitRange('t', 4, 8)], [SplitRange('t', 8, 11)]]
+    """
+    if isinstance(n, bool) or not isinstance(n, int) or n < 1:
+        raise ValueError(f"n must be an integer of at least 1, got {n!r}")
+    return [EvenSplit(split, index, n, drop_remainder) for index in range(n)]
+
+
+def resolve_split(split: Split, sizes: Mapping[str, Sizes]) -> list[SplitRange]:
+    """The ranges that a split stands for, in order, duplicates kept, without empty ones.
+
+    Args:
+        split: A split string or object.
+        sizes: All splits of the dataset, in their order.
+
+    Raises:
+        TypeError: `split` is neither.
+        ValueError: It cannot be read, names a split that is not there, leaves its bounds, or holds no example.
+    """
+    ranges = [part for part in _ranges(split, sizes) if part.start < part.stop]
+    if not ranges:
+        raise ValueError(f"split {split!r} holds no example")
+    return ranges
+
+
+def _ranges(split: Split, sizes: Mapping[str, Sizes]) -> list[SplitRange]:
+    if isinstance(split, str):
+        return [part for spec in re.split(r"\s*\+\s*", split.strip()) for part in _named(spec, split, sizes)]
+    if isinstance(split, SplitSum):
+        return [part for summand in split.parts for part in _ranges(summand, sizes)]
+    if isinstance(split, EvenSplit):
+        return [_even_part(part, split) for part in _ranges(split.split, sizes)]
+    if isinstance(split, ReadInstruction):
+        return [_absolute(split, sizes)]
+    raise TypeError(f"split must be str, ReadInstruction, or of even_splits, got {type(split).__name__}")
+
+
+def _named(spec: str, split: str, sizes: Mapping[str, Sizes]) -> Iterable[SplitRange]:
+    if spec == "all" and "all" not in sizes:
+        return [SplitRange(name, 0, info.num_examples) for name, info in sizes.items()]
+    return [_absolute(_instruction(spec, split), sizes)]
+
+
+def _instruction(spec: str, split: str) -> ReadInstruction:
+    match = _SPEC.fullmatch(spec)
+    if match is None:
+        raise _unreadable(spec, split)
+    name, inside = match["name"], match["slice"]
+    if inside is None:
+        return ReadInstruction(name)
+    if name == "all":
+        raise ValueError(f"split {split!r}: 'all' cannot be sliced; slice each split, as in 'train[:10%]+test[:10%]'")
+    bounds = [_BOUND.fullmatch(bound) for bound in inside.split(":")]
+    if len(bounds) > 2 or not all(bounds) or not any(bound and bound[0] for bound in bounds):
+        raise _unreadable(spec, split)
+    values = [bound["value"] if bound else None for bound in bounds]
+    unit = next((bound["unit"] for bound in bounds if bound and bound["unit"]), "abs")
+    try:
+        numbers = [None if value is None else float(value) if unit == "%" else int(value) for value in values]
+    except ValueError:
+        raise _unreadable(spec, split) from None
+    if len(numbers) == 1:
+        if unit != "shard" or numbers[0] is None:
+            raise ValueError(f"split {split!r}: only shards can be taken by one number ('train[3shard]'); use a slice")
+        numbers.append(numbers[0] + 1)
+    return ReadInstruction(name, numbers[0], numbers[1], unit)
+
+
+def _unreadable(spec: str, split: str) -> ValueError:
+    return ValueError(
+        f"split {split!r}: cannot read {spec!r}; expected a name, as 'train', with a slice, as 'train[:10%]', "
+        "'train[100:200]', 'train[:2shard]', or several joined by '+'"
+    )
+
+
+def _absolute(part: ReadInstruction, sizes: Mapping[str, Sizes]) -> SplitRange:
+    if part.split_name not in sizes:
+        raise ValueError(f"unknown split {part.split_name!r}; there are {', '.join(map(repr, sizes))}")
+    info = sizes[part.split_name]
+    total = info.num_examples
+    start, stop = _bounds(part, info)
+    if abs(start) > total or abs(stop) > total:
+        raise ValueError(f"{part!r}: slice [{start}:{stop}] is outside the {total} examples of the split")
+    return SplitRange(part.split_name, start + total if start < 0 else start, stop + total if stop < 0 else stop)
+
+
+def _bounds(part: ReadInstruction, info: Sizes) -> tuple[int, int]:
+    total, from_, to = info.num_examples, part.from_, part.to
+    if part.unit == "%":
+        start = 0 if from_ is None else _percent(from_, total, part.rounding)
+        return start, total if to is None else _percent(to, total, part.rounding)
+    if part.unit == "shard":
+        lengths = info.shard_lengths
+        last = len(lengths) if to is None else int(to) if to > 0 else len(lengths) + int(to)
+        if last > len(lengths) or (from_ is not None and abs(from_) > len(lengths)):
+            raise ValueError(f"{part!r}: outside the {len(lengths)} shards of the split")
+        return 0 if from_ is None else sum(lengths[: int(from_)]), sum(lengths[:last])
+    return 0 if from_ is None else int(from_), total if to is None else int(to)
+
+
+def _percent(bound: float, total: int, rounding: str) -> int:
+    if rounding == "closest":
+        return round(bound * total / 100.0)
+    if total < 100:
+        raise ValueError(f"rounding 'pct1_dropremainder' needs a split of at least 100 examples, got {total}")
+    return int(bound * math.trunc(total / 100.0))
+
+
+def _even_part(part: SplitRange, even: EvenSplit) -> SplitRange:
+    each, left = divmod(max(part.stop - part.start, 0), even.count)
+    if even.drop_remainder:
+        left = 0
+    start = part.start + each * even.index + min(even.index, left)
+    return SplitRange(part.split, start, start + each + (even.index < left))

@@ -1,0 +1,239 @@
+"""Statistics of actions and states over all steps of a dataset, with the names and the layout of Octo and OpenVLA."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import posixpath
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from tqdm import tqdm
+
+from torch_tfrecord.atomic import write_atomically
+from torch_tfrecord.errors import ParseError
+from torch_tfrecord.sidecar import cache_dir
+from torch_tfrecord.storage import is_remote, open_file
+from torch_tfrecord.tfds.dataset_info import FEATURES_FILE, DatasetInfo, info
+from torch_tfrecord.tfds.episode_columns import NumberColumn
+from torch_tfrecord.tfds.episode_store import STEPS, EpisodeStore
+from torch_tfrecord.tfds.leaf_table import list_leaves
+from torch_tfrecord.tfds.splits import Split
+
+__all__ = ["dataset_statistics"]
+
+_VERSION = 1
+_ACTION = ("action",)
+_PROPRIO = ("observation/proprio", "observation/state")
+_COUNTS = ("num_transitions", "num_trajectories")
+_NAMES = ("mean", "std", "max", "min", "q01", "q99")
+
+
+def dataset_statistics(
+    directory: str | os.PathLike[str] | DatasetInfo,
+    split: Split = "train",
+    *,
+    action: str | Sequence[str] | None = None,
+    proprio: str | Sequence[str] | None = None,
+    episode_transform: Callable[[dict[str, Any]], Mapping[str, Any]] | None = None,
+    index: str = "auto",
+    index_dir: str | os.PathLike[str] | None = None,
+    cache: bool = True,
+) -> dict[str, Any]:
+    """Mean, std, max, min, q01 and q99 of each dimension of the actions and of the state, and counts.
+
+    No image is read. All values of the two are held in memory while they are computed, 4 bytes each (float32): the
+    quantiles are exact, by linear interpolation as ``numpy.quantile``. Mean and std (of the population, as numpy's
+    default) are computed in float64, about the first value, so that large offsets cost no digits.
+
+    The result is kept as ``dataset_statistics_<key>.json`` in the directory, or in the user's cache where that cannot
+    be written; the key is a hash of the files (names, sizes, times, content of their ends), features.json, the split
+    and the arguments. With `episode_transform` nothing is kept, since a function has no hash.
+
+    Args:
+        directory: As of `RLDSDataset`.
+        split: As of `RLDSDataset`.
+        action: Name of the actions among the features of a step, "action" by default; several are joined in their
+            order, and of a dict its leaves in the order of their names.
+        proprio: Name of the state, as "observation/state"; by default that or "observation/proprio", where it is there.
+        episode_transform: As of `RLDSDataset`; names are those after it.
+        index: As of `RLDSDataset`.
+        index_dir: As of `RLDSDataset`; also where the result is kept.
+        cache: Use a result that was kept, and keep a new one.
+
+    Returns:
+        ``{"action": {"mean": [...], "std": ..., "max": ..., "min": ..., "q01": ..., "q99": ...}, "proprio": {...},
+        "num_transitions": steps, "num_trajectories": episodes}``, lists of floats; no "proprio" where there is none.
+
+    Raises:
+        KeyError: A name that the steps have not.
+        ParseError: A feature of no fixed number of numbers; a value that is not finite.
+        ValueError: A split without steps.
+
+    Example:
+        >>> dataset_statistics("bridge/0.1.0")["action"]["q01"]  # doctest: +SKIP
+        [-0.0287, -0.0417, -0.0263, -0.0801, -0.0921, -0.2068, 0.0]
+    """
+    found = directory if isinstance(directory, DatasetInfo) else info(directory)
+    columns = {
+        "action": _names(found, action, _ACTION, is_needed=episode_transform is None),
+        "proprio": _names(found, proprio, _PROPRIO, is_needed=False),
+    }
+    features = None
+    if episode_transform is None:
+        features = [f"{STEPS}/{name}" for names in columns.values() for name in names]
+    store = EpisodeStore(
+        found,
+        split,
+        features=features,
+        decode_images=False,
+        transform=episode_transform,
+        index=index,
+        index_dir=index_dir,
+        cache_bytes=0,
+    )
+    places = _places(found, store, columns, index_dir) if cache and episode_transform is None else []
+    kept = _read(places)
+    if kept is not None:
+        return kept
+    result = _compute(store, columns)
+    _write(places, result)
+    return result
+
+
+def _names(
+    found: DatasetInfo, chosen: str | Sequence[str] | None, usual: Sequence[str], is_needed: bool
+) -> tuple[str, ...]:
+    """Paths of numbers below the steps."""
+    there = ["/".join(leaf.names[1:]) for leaf in list_leaves(found.features) if leaf.names[0] == STEPS]
+    if chosen is None:
+        tops = [name for name in usual if any(_is_below(path, name) for path in there)][:1]
+        if not tops and is_needed:
+            raise KeyError(f"no feature 'action' in the steps; name one of {', '.join(sorted(there))}")
+    else:
+        tops = [chosen] if isinstance(chosen, str) else list(chosen)
+    names: list[str] = []
+    for top in tops:
+        below = sorted(path for path in there if _is_below(path, top))
+        if not below and is_needed:
+            raise KeyError(f"no feature {top!r} in the steps; there are {', '.join(sorted(there))}")
+        names += below or [top]
+    return tuple(names)
+
+
+def _is_below(path: str, top: str) -> bool:
+    return path == top or path.startswith(f"{top}/")
+
+
+def _compute(store: EpisodeStore, columns: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+    total = int(store.num_steps.sum())
+    if not total:
+        raise ValueError(f"{store.info.directory}: the split has no steps")
+    values: dict[str, npt.NDArray[np.float32]] = {}
+    done = 0
+    for number in tqdm(range(len(store)), "statistics", unit="episode", delay=1.0, disable=None, leave=False):
+        episode = store.episode(number)
+        for name, paths in columns.items():
+            parts = [_numbers(episode.steps, path, store) for path in paths]
+            if not parts:
+                continue
+            rows = np.concatenate(parts, axis=1) if len(parts) > 1 else parts[0]
+            if name not in values:
+                values[name] = np.empty((total, rows.shape[1]), np.float32)
+            values[name][done : done + episode.num_steps] = rows
+        done += episode.num_steps
+    result: dict[str, Any] = {name: _describe(rows, name, store) for name, rows in values.items()}
+    return {**result, "num_transitions": total, "num_trajectories": len(store)}
+
+
+def _numbers(steps: Mapping[str, Any], path: str, store: EpisodeStore) -> npt.NDArray[np.float32]:
+    """[T, dimensions] of one feature."""
+    column: Any = steps
+    for name in path.split("/"):
+        column = column[name] if isinstance(column, Mapping) and name in column else None
+    if not isinstance(column, NumberColumn):
+        raise ParseError(
+            f"feature {path!r}: expected a fixed number of numbers in each step, got "
+            f"{'none' if column is None else type(column).__name__}",
+            path=posixpath.join(store.info.directory, FEATURES_FILE),
+        )
+    rows: npt.NDArray[np.float32] = np.asarray(column.values, dtype=np.float32)
+    return rows.reshape(len(rows), -1)
+
+
+def _describe(rows: npt.NDArray[np.float32], name: str, store: EpisodeStore) -> dict[str, list[float]]:
+    described: dict[str, list[list[float]]] = {key: [] for key in _NAMES}
+    for number in range(rows.shape[1]):
+        column = rows[:, number].astype(np.float64)  # one at a time: twice the memory of one
+        if not np.isfinite(column).all():
+            at = int(np.flatnonzero(~np.isfinite(column))[0])
+            episode = int(np.searchsorted(np.cumsum(store.num_steps), at, side="right"))
+            raise ParseError(
+                f"{name}, dimension {number}: expected finite numbers, got {column[at]} in episode {episode}",
+                path=store.info.directory,
+            )
+        shifted = column - column[0]
+        mean = float(shifted.mean())
+        std = float(np.sqrt(np.square(shifted - mean).mean()))
+        low, high = np.quantile(column, [0.01, 0.99])
+        numbers = (mean + column[0], std, column.max(), column.min(), low, high)
+        for key, value in zip(_NAMES, numbers, strict=True):
+            described[key].append(float(value))  # type: ignore[arg-type]
+    return described  # type: ignore[return-value]
+
+
+# The cache.
+
+
+def _places(
+    found: DatasetInfo,
+    store: EpisodeStore,
+    columns: Mapping[str, Sequence[str]],
+    index_dir: str | os.PathLike[str] | None,
+) -> list[str]:
+    """Where the result may lie, the preferred place first."""
+    source = open_file(posixpath.join(found.directory, FEATURES_FILE))
+    key = hashlib.sha256(source.read(source.file_size, 0))
+    for part in (_VERSION, {name: list(paths) for name, paths in columns.items()}, *store.identity()):
+        key.update(json.dumps(part).encode() + b"\n")
+    name = f"dataset_statistics_{key.hexdigest()}.json"
+    folders = [found.directory, *([os.fspath(index_dir)] if index_dir is not None else []), cache_dir()]
+    if index_dir is not None or is_remote(found.directory):
+        folders = [*folders[1:], folders[0]]
+    return [posixpath.join(folder, name) for folder in folders]
+
+
+def _read(places: Sequence[str]) -> dict[str, Any] | None:
+    for place in places:
+        with contextlib.suppress(OSError, ValueError):
+            source = open_file(place)
+            result = json.loads(source.read(source.file_size, 0))
+            if _is_whole(result):
+                return dict(result)
+    return None
+
+
+def _is_whole(result: Any) -> bool:
+    if not isinstance(result, dict) or any(not isinstance(result.get(name), int) for name in _COUNTS):
+        return False
+    return all(
+        isinstance(item, dict) and set(item) == set(_NAMES) for name, item in result.items() if name not in _COUNTS
+    )
+
+
+def _write(places: Sequence[str], result: Mapping[str, Any]) -> None:
+    text = json.dumps(result, indent=2, allow_nan=False) + "\n"
+    for place in _local(places):
+        with contextlib.suppress(OSError):
+            Path(place).parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(place, text.encode())
+            return
+
+
+def _local(places: Sequence[str]) -> Iterator[str]:
+    return (place for place in places if not is_remote(place))

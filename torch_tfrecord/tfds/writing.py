@@ -1,0 +1,229 @@
+"""Samples to a directory that TFDS loads."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import re
+import secrets
+import shutil
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch_tfrecord.tfds.features as f
+from torch_tfrecord.framing import OVERHEAD_BYTES
+from torch_tfrecord.reader import read_records
+from torch_tfrecord.storage import is_remote, local_path
+from torch_tfrecord.tfds.dataset_info import DatasetInfo, info, label_files
+from torch_tfrecord.tfds.encoding import SampleEncoder
+from torch_tfrecord.tfds.features_to_json import features_to_json
+from torch_tfrecord.tfds.folders import FEATURES_FILE, INFO_FILE
+from torch_tfrecord.tfds.shards import DEFAULT_TEMPLATE, shard_borders, shard_count, shard_paths
+from torch_tfrecord.writer import TFRecordWriter
+
+__all__ = ["write"]
+
+_NAME = re.compile(r"[a-zA-Z]\w*")
+_SPLIT = re.compile(r"[\w-]+")
+_VERSION = re.compile(r"\d+\.\d+\.\d+")
+
+
+def write(
+    directory: str | os.PathLike[str],
+    samples_by_split: Mapping[str, Iterable[Mapping[str, Any]]],
+    features: Mapping[str, Any],
+    *,
+    name: str,
+    version: str = "1.0.0",
+    config_name: str | None = None,
+    description: str = "",
+    citation: str = "",
+    license: str = "",
+    supervised_keys: tuple[Any, ...] | None = None,
+    num_shards: int | Mapping[str, int] | None = None,
+    as_numpy_layout: bool = False,
+) -> DatasetInfo:
+    """Write samples as a dataset that TFDS loads by ``tfds.builder_from_directory``, and `load` does.
+
+    Samples keep their order, over the shards of a split one after the other. The directory appears complete or not at
+    all.
+
+    Args:
+        directory: The one of this version, which TFDS calls ``<data_dir>/<name>[/<config>]/<version>``. Must not exist,
+            or be empty.
+        samples_by_split: Name of the split -> samples, as `load` gives them: nested dicts; a sequence of dicts may also
+            be a list of dicts. Images are arrays, tensors, or the bytes or path of a file, which is kept as it is.
+        features: The feature tree, of `torch_tfrecord.tfds.features`.
+        name: Of the dataset: a letter, then letters, digits and "_".
+        version: "x.y.z".
+        config_name: Of the config, if any.
+        description: Text for people.
+        citation: BibTeX.
+        license: Text.
+        supervised_keys: (input, target) or (input, target, weights); names, or nested tuples and dicts of them.
+        num_shards: Of every split, or of each; by default TFDS's choice (shards of 64 MiB to 1 GiB).
+        as_numpy_layout: Arrays of images are [H, W, C], as of ``load(as_numpy_layout=True)``.
+
+    Returns:
+        What `info` says of the directory.
+
+    Raises:
+        FileExistsError: There is something in the directory.
+        KeyError: Supervised keys that the features have not.
+        TypeError, ValueError: Another argument is wrong, a split is empty, or a sample does not fit the features: names
+            split, sample and feature.
+
+    Example:
+        >>> features = {"image": f.Image(), "label": f.ClassLabel(num_classes=2)}  # f is tfds.features
+        >>> tfds.write("out/toy/1.0.0", {"train": samples}, features, name="toy")  # doctest: +SKIP
+    """
+    tree = features if isinstance(features, f.FeaturesDict) else f.FeaturesDict(features)
+    _check("name", name, _NAME)
+    _check("version", version, _VERSION)
+    for split in samples_by_split:
+        _check("a split's name", split, _SPLIT)
+    if not samples_by_split:
+        raise ValueError("samples_by_split must have at least one split")
+    _check_keys(supervised_keys, tree)
+    encoder = SampleEncoder(tree, as_numpy_layout=as_numpy_layout)
+    fields = {
+        "name": name,
+        "version": version,
+        "configName": config_name,
+        "description": description,
+        "citation": citation,
+        "redistributionInfo": {"license": license} if license else None,
+        "supervisedKeys": None if supervised_keys is None else _written_keys(tuple(supervised_keys)),
+        "fileFormat": "tfrecord",
+        "disableShuffling": True,  # the order is the caller's
+    }
+    target = _target(directory)
+    # TFDS's own name for a directory that is not finished, which every reader refuses.
+    folder = target.parent / f"incomplete.{secrets.token_hex(3).upper()}_{target.name}"
+    folder.mkdir()
+    try:
+        splits = [
+            _write_split(folder, name, split, samples, encoder, _shards_of(num_shards, split))
+            for split, samples in samples_by_split.items()
+        ]
+        texts = {INFO_FILE: _json({**fields, "splits": splits}), FEATURES_FILE: _json(features_to_json(tree))}
+        for file, text in {**texts, **label_files(tree)}.items():
+            _write_text(folder / file, text)
+        os.replace(folder, target)
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    return info(target)
+
+
+def _check(what: str, value: Any, pattern: re.Pattern[str]) -> None:
+    if not isinstance(value, str) or not pattern.fullmatch(value):
+        raise ValueError(f"{what} must be like {pattern.pattern}, got {value!r}")
+
+
+def _target(directory: str | os.PathLike[str]) -> Path:
+    path = local_path(directory)
+    if is_remote(path):
+        raise ValueError(f"datasets are written to local directories (copy them afterwards), got {path!r}")
+    target = Path(os.path.abspath(os.path.expanduser(path)))
+    if target.is_dir() and not any(target.iterdir()):
+        return target
+    if os.path.lexists(target):
+        raise FileExistsError(errno.EEXIST, "there is something already", str(target))
+    target.parent.mkdir(parents=True, exist_ok=True)
+    return target
+
+
+def _shards_of(num_shards: int | Mapping[str, int] | None, split: str) -> int | None:
+    number = num_shards.get(split) if isinstance(num_shards, Mapping) else num_shards
+    if number is not None and (isinstance(number, bool) or not isinstance(number, int) or number < 1):
+        raise ValueError(f"num_shards must be an integer of at least 1, got {number!r}")
+    return number
+
+
+def _write_split(
+    folder: Path, name: str, split: str, samples: Iterable[Any], encoder: SampleEncoder, num_shards: int | None
+) -> dict[str, Any]:
+    """Write the shards of a split: first to one file, since their number and borders go by the count."""
+    whole = folder / f".{split}.tfrecord"
+    count = num_bytes = 0
+    with TFRecordWriter(whole, compression_type=None) as writer:
+        for sample in samples:
+            try:
+                record = encoder.encode(sample)
+            except TypeError as error:
+                raise TypeError(f"split {split!r}, sample {count}: {error}") from error
+            except ValueError as error:
+                raise ValueError(f"split {split!r}, sample {count}: {error}") from error
+            writer.write(record)
+            count, num_bytes = count + 1, num_bytes + len(record)
+    if not count:
+        raise ValueError(f"split {split!r} has no samples, which TFDS cannot read")
+    number = num_shards or shard_count(num_bytes + OVERHEAD_BYTES * count, count)
+    if number > count:
+        raise ValueError(f"split {split!r}: {number} shards need as many samples, got {count}")
+    ends = shard_borders(count, number)
+    paths = shard_paths(str(folder), "", dataset=name, split=split, num_shards=number)
+    _divide(whole, paths, ends)
+    lengths = [end - start for start, end in zip([0, *ends], ends, strict=False)]
+    return {
+        "name": split,
+        "shardLengths": [str(length) for length in lengths],
+        "numBytes": str(num_bytes),
+        "filepathTemplate": DEFAULT_TEMPLATE,
+    }
+
+
+def _divide(whole: Path, paths: list[str], ends: list[int]) -> None:
+    if len(paths) == 1:
+        os.replace(whole, paths[0])
+        return
+    records = read_records(str(whole), compression_type=None)
+    start = 0
+    for path, end in zip(paths, ends, strict=True):
+        with TFRecordWriter(path, compression_type=None) as writer:
+            for _ in range(start, end):
+                writer.write(next(records))
+        start = end
+    whole.unlink()
+
+
+def _check_keys(keys: Any, tree: f.FeaturesDict) -> None:
+    if keys is None:
+        return
+    if not isinstance(keys, tuple) or len(keys) not in (2, 3):
+        raise ValueError(f"supervised_keys must be a tuple of 2 or 3, got {keys!r}")
+    _walk_keys(keys, tree)
+
+
+def _walk_keys(keys: Any, tree: f.FeaturesDict) -> None:
+    if isinstance(keys, str):
+        if keys not in tree:
+            raise KeyError(f"supervised_keys: no feature {keys!r}; there are {', '.join(tree)}")
+        return
+    if not isinstance(keys, (tuple, Mapping)):
+        raise TypeError(f"supervised_keys must be names, tuples and dicts, got {type(keys).__name__}")
+    for item in keys.values() if isinstance(keys, Mapping) else keys:
+        _walk_keys(item, tree)
+
+
+def _written_keys(keys: Any) -> dict[str, Any]:
+    if isinstance(keys, str):
+        return {"featureKey": keys}
+    if isinstance(keys, Mapping):
+        return {"dict": {"dict": {name: _written_keys(item) for name, item in keys.items()}}}
+    return {"tuple": {"items": [_written_keys(item) for item in keys]}}
+
+
+def _json(fields: Mapping[str, Any]) -> str:
+    kept = {name: value for name, value in fields.items() if value not in (None, "")}
+    return json.dumps(kept, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
+
+
+def _write_text(path: Path, text: str) -> None:
+    with path.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
