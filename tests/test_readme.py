@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader
 
 import torch_tfrecord
 from index_tools.main import main
-from torch_tfrecord import FixedLenFeature, Image, ShardedTFRecordWriter, encode_image
+from torch_tfrecord import FixedLenFeature, Image, ShardedTFRecordWriter, encode_image, tfds
 
 README = Path(__file__).parent.parent / "README.md"
 pytestmark = pytest.mark.skipif(not README.is_file(), reason="not beside an installed package")
@@ -29,6 +29,16 @@ def folder(tmp_path, monkeypatch):
             jpeg = encode_image(torch.full((3, 240, 250), label, dtype=torch.uint8))
             writer.write({"image/encoded": jpeg, "image/class/label": label})
     return tmp_path
+
+
+def write_digits(directory):
+    """Ten drawn digits as TFDS would lay MNIST out."""
+    features = {
+        "image": tfds.features.Image(shape=(28, 28, 1), encoding_format="png"),
+        "label": tfds.features.ClassLabel(names=list("0123456789")),
+    }
+    digits = [{"image": torch.full((1, 28, 28), 20 * label, dtype=torch.uint8), "label": label} for label in range(10)]
+    tfds.write(directory, {"train": digits}, features, name="mnist", supervised_keys=("image", "label"))
 
 
 @pytest.mark.filterwarnings("ignore:This DataLoader will create 4 worker processes:UserWarning")
