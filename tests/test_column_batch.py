@@ -198,6 +198,26 @@ def test_samples_are_made_once(dense):
     assert int(batch[0]["scalar"]) == int(dense[0]["scalar"]) + 7
 
 
+def test_what_a_collate_function_did_to_the_samples_counts(dense):
+    batch = dense.__getitems__([0, 1, 2, 3])
+    name = next(iter(batch[0]))
+    taken = [sample.pop(name) for sample in batch]
+    assert name not in collate(batch)
+    assert len(taken) == 4
+    batch = dense.__getitems__([0, 1, 2, 3])
+    batch.sort(key=lambda sample: -int(sample["scalar"]))
+    batch[0] = batch[1]
+    del batch[3]
+    batch.append(dense[7])
+    expected = sorted((int(dense[number]["scalar"]) for number in range(4)), reverse=True)
+    assert collate(batch)["scalar"].tolist() == [expected[1], expected[1], expected[2], int(dense[7]["scalar"])]
+    assert len(batch.__add__([1])) == 5
+
+
+def test_raw_batches_compare_as_lists():
+    assert ColumnBatch({"x": [b"a", b"b"]}, 2) == [{"x": b"a"}, {"x": b"b"}]
+
+
 def test_for_padded_collate(folder):
     features = {name: SPECS[name] for name in ("ids", "words", "scalar", "pairs")}
     ds = TFRecordDataset(folder / "part-*", features)

@@ -49,8 +49,9 @@ def collate(samples: Sequence[Any]) -> Any:
     """
     if not samples:
         raise ValueError("a batch needs at least one sample, got none")
-    batch = _finish(samples.columns, "") if isinstance(samples, ColumnBatch) else _collate(list(samples), "")
-    return for_transport(batch)
+    if isinstance(samples, ColumnBatch) and samples.is_columns:
+        return for_transport(_finish(samples.columns, ""))
+    return for_transport(_collate(list(samples), ""))
 
 
 def _finish(columns: Any, name: str) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, MutableSequence
 from typing import Any
 
 import torch
@@ -14,11 +14,12 @@ from torch_tfrecord.features import mark_ragged
 __all__ = ["ColumnBatch", "ColumnTransform"]
 
 
-class ColumnBatch(Sequence[Any]):
+class ColumnBatch(MutableSequence[Any]):
     """What `TFRecordDataset.__getitems__` returns: the samples of several positions, held as columns.
 
     `collate` takes the columns as they are. Everything else sees a list of samples, which are made at the first look:
-    sample i is what the dataset gives for position i alone. Tensors of samples are views of their column.
+    sample i is what the dataset gives for position i alone. Tensors of samples are views of their column. From then
+    on the samples count, since a collate function may change them, sort them or take some out.
 
     Args:
         columns: Columns by name, or a tuple of such mappings and columns, nested as one sample is. A column is what
@@ -32,30 +33,62 @@ class ColumnBatch(Sequence[Any]):
     """
 
     def __init__(self, columns: Any, num_samples: int) -> None:
-        self.columns = columns
+        self._columns = columns
         self._num_samples = num_samples
         self._samples: list[Any] | None = None
 
+    @property
+    def is_columns(self) -> bool:
+        """Whether nobody has looked at the samples, so that the columns still say all."""
+        return self._samples is None
+
+    @property
+    def columns(self) -> Any:
+        """The columns as they were made."""
+        return self._columns
+
     def __len__(self) -> int:
-        return self._num_samples
+        return self._num_samples if self._samples is None else len(self._samples)
 
     def __getitem__(self, number: Any) -> Any:
         return self._all()[number]
 
+    def __setitem__(self, number: Any, sample: Any) -> None:
+        self._all()[number] = sample
+
+    def __delitem__(self, number: Any) -> None:
+        del self._all()[number]
+
     def __iter__(self) -> Any:
         return iter(self._all())
 
+    def __eq__(self, other: object) -> bool:
+        return self._all() == (other._all() if isinstance(other, ColumnBatch) else other)
+
+    __hash__ = None  # type: ignore[assignment]  # as of a list
+
+    def __add__(self, other: Any) -> list[Any]:
+        return [*self, *other]
+
+    def insert(self, index: int, value: Any) -> None:
+        """As of a list."""
+        self._all().insert(index, value)
+
+    def sort(self, *, key: Callable[[Any], Any] | None = None, reverse: bool = False) -> None:
+        """As of a list: what many collate functions do before they pad."""
+        self._all().sort(key=key, reverse=reverse)
+
     def _all(self) -> list[Any]:
         if self._samples is None:
-            self._samples = _samples(self.columns, self._num_samples)
+            self._samples = list(_samples(self._columns, self._num_samples))
         return self._samples
 
     def map(self, function: Callable[[Any], Any]) -> ColumnBatch:
         """The batch of other columns that a function makes of these."""
-        return ColumnBatch(function(self.columns), self._num_samples)
+        return ColumnBatch(function(self._columns), self._num_samples)
 
     def __repr__(self) -> str:
-        return f"ColumnBatch({self._num_samples} samples)"
+        return f"ColumnBatch({len(self)} samples)"
 
 
 class ColumnTransform:
