@@ -131,7 +131,14 @@ def write_data(directory: Path, num_episodes: int) -> None:
     tfds.write(directory / VERSION, samples, features, name=VERSION.parts[0], version=VERSION.parts[1], num_shards=8)
 
 
-def our_batches(directory: Path, num_workers: int):
+def our_batches(directory: Path, num_threads: int):
+    from torch_tfrecord import ReadAheadLoader, tfds
+
+    dataset = tfds.RLDSDataset(directory / VERSION, "train", action_horizon=HORIZON)
+    return iter(ReadAheadLoader(dataset, batch_size=BATCH, shuffle=True, num_threads=num_threads))
+
+
+def worker_batches(directory: Path, num_workers: int):
     from torch.utils.data import DataLoader
 
     from torch_tfrecord import collate, tfds

@@ -29,6 +29,7 @@ from torch_tfrecord.parsing import (
     parse_single_example,
     parse_single_sequence_example,
 )
+from torch_tfrecord.read_ahead import ReadAheadLoader
 from torch_tfrecord.reader import read_records
 from torch_tfrecord.structured_features import (
     FixedLenSequenceFeature,
@@ -54,6 +55,7 @@ __all__ = [
     "RaggedTensor",
     "RandomResizedCrop",
     "RawTensor",
+    "ReadAheadLoader",
     "RecordIndex",
     "ResizedCenterCrop",
     "SequenceFeatures",

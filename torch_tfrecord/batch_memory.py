@@ -46,3 +46,7 @@ class BatchMemory:
     def _give_back(self, block: np.ndarray[Any, Any]) -> None:
         if len(self._free) < _KEPT_BLOCKS:
             self._free.append(block)
+
+    def __reduce__(self) -> tuple[type[BatchMemory], tuple[()]]:
+        """Pickle no memory."""
+        return type(self), ()

@@ -7,18 +7,17 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from torch.utils.data import DataLoader
 from torch.utils.data._utils.pin_memory import pin_memory
 from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
 
 from torch_tfrecord.collate import collate
-from torch_tfrecord.map_dataset import TFRecordDataset
 from torch_tfrecord.native import has_native
 from torch_tfrecord.padding import PaddedCollate
 
-__all__ = ["ReadAheadLoader", "usual_num_threads"]
+__all__ = ["LoadsAhead", "ReadAheadLoader", "usual_num_threads"]
 
 
 # More threads than this wait for Python's lock, for all but large images.
@@ -34,8 +33,22 @@ def usual_num_threads() -> int:
     return min(available, _MOST_THREADS) if has_native() else 1
 
 
+class LoadsAhead(Protocol):
+    """A dataset whose samples may be loaded by threads, before a transform that may not: our own map-style ones."""
+
+    @property
+    def has_user_transform(self) -> bool:
+        """Whether there is a transform that must run in the thread that iterates."""
+
+    def load_samples(self, positions: Sequence[int]) -> Sequence[Any]:
+        """The samples of several positions without the transform."""
+
+    def transform_samples(self, samples: Sequence[Any]) -> Sequence[Any]:
+        """The transform applied to each."""
+
+
 class ReadAheadLoader(DataLoader[Any]):
-    """A DataLoader over a `TFRecordDataset` whose batches are read, checked, parsed and decoded ahead, by threads.
+    """A DataLoader over a `TFRecordDataset` or `tfds.RLDSDataset` whose batches are read, checked, parsed and decoded ahead, by threads.
 
     Without workers (`num_workers=0`) threads do what the compiled core and the decoders do without Python's lock; the
     batch is handed over without being copied. The transform and a collate_fn of the user's run in the thread that
@@ -44,13 +57,27 @@ class ReadAheadLoader(DataLoader[Any]):
 
     Args:
         dataset: The dataset.
-        num_threads: Threads that read ahead; each keeps one batch under way, and one more is ready.
-        **dataloader_kwargs: For `DataLoader`; a `batch_sampler` among them.
+        num_threads: Threads that read ahead; each keeps one batch under way, and one more is ready. None for one for
+            each processor that this process may use, up to 8.
+        **dataloader_kwargs: For `DataLoader`: batch_size, shuffle, sampler, ...; `collate_fn` is `collate` unless given.
+
+    Raises:
+        TypeError: Another dataset, read by threads.
+
+    Example:
+        >>> ds = tfds.RLDSDataset("bridge/0.1.0", "train", action_horizon=4)  # doctest: +SKIP
+        >>> for batch in ReadAheadLoader(ds, batch_size=64, shuffle=True):  # doctest: +SKIP
+        ...     ...
     """
 
-    def __init__(self, dataset: TFRecordDataset, *, num_threads: int, **dataloader_kwargs: Any) -> None:
-        super().__init__(dataset, **dataloader_kwargs)
-        self.num_threads = num_threads
+    def __init__(self, dataset: LoadsAhead, *, num_threads: int | None = None, **dataloader_kwargs: Any) -> None:
+        dataloader_kwargs.setdefault("collate_fn", collate)
+        super().__init__(dataset, **dataloader_kwargs)  # type: ignore[arg-type]
+        self.num_threads = usual_num_threads() if num_threads is None else num_threads
+        if self.num_threads and not self.num_workers and not hasattr(dataset, "load_samples"):
+            raise TypeError(
+                f"ReadAheadLoader reads TFRecordDataset and RLDSDataset, got {type(dataset).__name__}: use DataLoader"
+            )
 
     def __iter__(self) -> Any:
         return super().__iter__() if self.num_workers or not self.num_threads else _ReadAheadIterator(self)
@@ -66,7 +93,7 @@ class _Batch(NamedTuple):
 class _ReadAheadIterator(_SingleProcessDataLoaderIter):
     """One iteration. Threads start with the first batch and end with the iteration, or when it is dropped."""
 
-    _dataset: TFRecordDataset
+    _dataset: LoadsAhead
 
     def __init__(self, loader: ReadAheadLoader) -> None:
         super().__init__(loader)
@@ -116,6 +143,6 @@ class _ReadAheadIterator(_SingleProcessDataLoaderIter):
         return self._collate_fn(samples)
 
 
-def _load(dataset: TFRecordDataset, positions: Sequence[int], collate_fn: Callable[[Any], Any] | None) -> Any:
+def _load(dataset: LoadsAhead, positions: Sequence[int], collate_fn: Callable[[Any], Any] | None) -> Any:
     samples = dataset.load_samples(positions)
     return samples if collate_fn is None else collate_fn(dataset.transform_samples(samples))

@@ -1,7 +1,9 @@
 # cython: language_level=3, boundscheck=True, wraparound=False
-"""Regions of JPEG images, decoded by the system's libjpeg-turbo without the interpreter's lock."""
+"""JPEG images and regions of them, decoded by the system's libjpeg-turbo without the interpreter's lock."""
 
 from libc.stddef cimport size_t
+
+import numpy as np
 
 cdef extern from "jpeg_region.h" nogil:
     int REGION_READ
@@ -9,7 +11,7 @@ cdef extern from "jpeg_region.h" nogil:
     int region_read(const unsigned char *data, size_t size, unsigned image_height, unsigned image_width, unsigned top,
                     unsigned left, unsigned height, unsigned width, int channels, unsigned char *out)
 
-__all__ = ["read_region"]
+__all__ = ["read_images", "read_region"]
 
 
 def read_region(
@@ -47,3 +49,44 @@ def read_region(
     if status == REGION_UNSUPPORTED:
         return False
     raise ValueError("the data are cut or damaged, or of another size than their header says")
+
+
+def read_images(list images not None, const long long[::1] rows not None, unsigned char[:, :, :, ::1] out not None):
+    """Decode whole JPEG images of one size, each into a row of out [N, height, width, C].
+
+    Meanwhile the interpreter's lock is free. `images` are bytes, `rows` tells the row of each; C is 1 (the stored
+    luma) or 3 (RGB).
+
+    Returns:
+        For each image True; False where it is of a kind that is not read here, damaged, or of another size: its row
+        then holds anything.
+
+    Raises:
+        ValueError: Numbers that do not fit each other.
+        TypeError: An image that is not bytes.
+    """
+    cdef Py_ssize_t number, count = len(images)
+    cdef unsigned height = <unsigned> out.shape[1], width = <unsigned> out.shape[2]
+    cdef int channels = <int> out.shape[3]
+    cdef bytes image
+    starts_array, sizes_array = np.empty(count, np.uintp), np.empty(count, np.uintp)
+    statuses_array = np.empty(count, np.int8)
+    cdef size_t[::1] starts = starts_array, sizes = sizes_array
+    cdef signed char[::1] statuses = statuses_array
+    if rows.shape[0] != count or out.shape[3] not in (1, 3) or out.shape[1] < 1 or out.shape[2] < 1:
+        raise ValueError(
+            f"expected a row for each of {count} images and 1 or 3 channels, got {rows.shape[0]} rows and memory of "
+            f"{out.shape[1]} x {out.shape[2]} x {out.shape[3]}"
+        )
+    kept = tuple(images)  # so that nobody takes their memory away meanwhile
+    for number in range(count):
+        image = kept[number]
+        if image is None or not 0 <= rows[number] < out.shape[0]:
+            raise ValueError(f"expected bytes for a row of {out.shape[0]}, got row {rows[number]} for image {number}")
+        starts[number], sizes[number] = <size_t> <const unsigned char *> image, <size_t> len(image)
+    with nogil:
+        for number in range(count):
+            statuses[number] = <signed char> region_read(
+                <const unsigned char *> starts[number], sizes[number], height, width, 0, 0, height, width, channels,
+                &out[rows[number], 0, 0, 0])
+    return statuses_array == REGION_READ

@@ -100,6 +100,8 @@ static int region_read(const unsigned char *data, size_t size, unsigned image_he
         memcpy(out + (size_t)row * width * (size_t)channels, line + (size_t)(left - first) * (size_t)channels,
                (size_t)width * (size_t)channels);
     }
+    row = (JDIMENSION)errors.base.num_warnings;
     jpeg_destroy_decompress(&image);
-    return REGION_READ;
+    /* Doubtful data are left to whoever decodes the whole image. */
+    return row ? REGION_UNSUPPORTED : REGION_READ;
 }

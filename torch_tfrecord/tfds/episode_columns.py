@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
+import numpy as np
 import numpy.typing as npt
 import torch
 from torchvision import tv_tensors
@@ -15,7 +16,16 @@ from torch_tfrecord.features import is_ragged
 from torch_tfrecord.tfds.episode_reader import Frames
 from torch_tfrecord.tfds.windows import Span
 
-__all__ = ["Column", "EncodedColumn", "ListColumn", "NestedColumn", "NumberColumn", "TextColumn", "stacked"]
+__all__ = [
+    "Column",
+    "EncodedColumn",
+    "ListColumn",
+    "NestedColumn",
+    "NumberColumn",
+    "Pictures",
+    "TextColumn",
+    "stacked",
+]
 
 
 class Column(Protocol):
@@ -42,10 +52,14 @@ class NumberColumn:
 
     Args:
         values: [T, *shape], a tensor or array; not changed.
+
+    Attributes:
+        array: The same memory as an array; None where there is none, as of bfloat16.
     """
 
     def __init__(self, values: npt.NDArray[Any] | torch.Tensor) -> None:
         self.values = values
+        self.array = values if isinstance(values, np.ndarray) else _as_array(values)
         self.num_bytes = values.nbytes
 
     def __len__(self) -> int:
@@ -63,6 +77,16 @@ class NumberColumn:
         if pad == "repeat":
             return _tensor(self.values[span.repeated()], is_own=True)
         return _with_zeros(_tensor(real), span)
+
+
+def _as_array(values: torch.Tensor) -> npt.NDArray[Any] | None:
+    if type(values) is not torch.Tensor:  # others must keep their kind
+        return None
+    try:
+        array: npt.NDArray[Any] = values.numpy()
+    except (RuntimeError, TypeError):
+        return None
+    return array
 
 
 def _tensor(values: npt.NDArray[Any] | torch.Tensor, is_own: bool = False) -> torch.Tensor:
@@ -141,6 +165,22 @@ class TextColumn(ListColumn):
         return _padded([self.at(step) for step in range(span.first, span.stop)], span, pad, "")
 
 
+class Pictures(NamedTuple):
+    """What the pictures of a column are, uint8 without palette or float: those may be decoded many at a time.
+
+    Attributes:
+        mode: As of `decode_image`.
+        shape: (height, width, channels), None for any.
+    """
+
+    mode: str
+    shape: tuple[int | None, ...]
+
+    def fits(self, size: Sequence[int]) -> bool:
+        """Whether a picture of (height, width) is of this shape."""
+        return all(wanted in (None, found) for wanted, found in zip(self.shape, size, strict=False))
+
+
 class EncodedColumn:
     """Encoded values, such as images, read and decoded when a sample takes them.
 
@@ -149,6 +189,7 @@ class EncodedColumn:
         decode: From bytes to the value; None hands out the bytes.
         path: Of the feature, for errors.
         locate: Adds file and record to an error.
+        pictures: What `decode` makes of them, where that is plain `tv_tensors.Image`.
     """
 
     def __init__(
@@ -157,7 +198,9 @@ class EncodedColumn:
         decode: Callable[[bytes], Any] | None,
         path: str,
         locate: Callable[[TFRecordError], TFRecordError],
+        pictures: Pictures | None = None,
     ) -> None:
+        self.pictures = pictures
         self.num_bytes = values.num_bytes if isinstance(values, Frames) else sum(map(len, values))
         self._values = values
         self._decode = decode
@@ -179,10 +222,14 @@ class EncodedColumn:
         real = self._read(span.first, span.stop)
         return stacked(_padded(real, span, pad, _zero_like(real[0]) if real and pad == "zero" else None))
 
+    def encoded(self, first: int, stop: int) -> list[bytes]:
+        """The bytes of the steps `first` to `stop` - 1, whose checksums were right."""
+        return self._values.read(first, stop) if isinstance(self._values, Frames) else list(self._values[first:stop])
+
     def _read(self, first: int, stop: int) -> list[Any]:
-        encoded = self._values.read(first, stop) if isinstance(self._values, Frames) else self._values[first:stop]
+        encoded = self.encoded(first, stop)
         if self._decode is None:
-            return list(encoded)
+            return encoded
         values = []
         for step, data in enumerate(encoded, first):
             try:
@@ -238,7 +285,10 @@ class NestedColumn:
 
 
 def _zero_like(value: Any) -> Any:
-    return torch.zeros_like(value) if isinstance(value, torch.Tensor) else type(value)()
+    if not isinstance(value, torch.Tensor):
+        return type(value)()
+    zeros = torch.zeros_like(value)  # of a tv_tensor a plain one
+    return tv_tensors.wrap(zeros, like=value) if isinstance(value, tv_tensors.TVTensor) else zeros
 
 
 def stacked(values: list[Any]) -> Any:

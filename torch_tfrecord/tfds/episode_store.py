@@ -25,6 +25,7 @@ from torch_tfrecord.tfds.episode_columns import (
     ListColumn,
     NestedColumn,
     NumberColumn,
+    Pictures,
     TextColumn,
 )
 from torch_tfrecord.tfds.episode_reader import EpisodeReader, Frames
@@ -38,6 +39,7 @@ from torch_tfrecord.tfds.step_lists import as_record, list_keys, one_step, value
 __all__ = ["STEPS", "DecodeImages", "Episode", "EpisodeStore"]
 
 STEPS = "steps"
+_MODES = {1: "L", 3: "RGB", 4: "RGBA"}
 DecodeImages = Any
 """True, False, or the names or paths of the images to decode."""
 
@@ -205,6 +207,7 @@ class _ColumnMaker:
         self._element: Element = make_element(leaf, path=path)
         inner = LeafPlace(leaf.path, leaf.names, leaf.feature, leaf.lengths[1:], None)
         self._reader = make_leaf(inner, path=path)
+        self._pictures = _plain_pictures(leaf.feature) if is_decoded else None
 
     def __call__(
         self, lists: Mapping[str, Any], num_steps: int, locate: Callable[[TFRecordError], TFRecordError]
@@ -237,11 +240,19 @@ class _ColumnMaker:
             texts = values.read(0, len(values)) if isinstance(values, Frames) else values
             return TextColumn(texts, path, locate)
         if isinstance(element, BytesElement):
-            return EncodedColumn(values, element.decode if self._is_decoded else None, path, locate)
+            decode, pictures = (element.decode, self._pictures) if self._is_decoded else (None, None)
+            return EncodedColumn(values, decode, path, locate, pictures)
         return None
 
     def _value(self, lists: Mapping[str, Any], num_steps: int, step: int) -> Any:
         return self._reader.sample(as_record(one_step(self._leaf, lists, step, num_steps)))
+
+
+def _plain_pictures(feature: Any) -> Pictures | None:
+    """Where all that decoding does is `decode_image`."""
+    if type(feature) is not f.Image or feature.dtype != "uint8" or feature.shape[-1] not in _MODES:
+        return None
+    return Pictures(_MODES[feature.shape[-1]], tuple(feature.shape))
 
 
 def _read_all(lists: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,17 +11,23 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
+from torch_tfrecord.batch_memory import BatchMemory
+from torch_tfrecord.column_batch import ColumnBatch
 from torch_tfrecord.dtypes import decode_text
+from torch_tfrecord.errors import TFRecordError
 from torch_tfrecord.tfds.dataset_info import DatasetInfo
 from torch_tfrecord.tfds.episode_store import STEPS, DecodeImages, Episode, EpisodeStore
 from torch_tfrecord.tfds.parser import Chosen
 from torch_tfrecord.tfds.splits import Split
+from torch_tfrecord.tfds.step_batches import DifferentNamesError, StepBatch, shared_names, together
 from torch_tfrecord.tfds.windows import Span, Windows
 
 __all__ = ["RLDSDataset", "RLDSEpisodes"]
 
 _OBSERVATION, _ACTION = "observation", "action"
 _INSTRUCTIONS = ("language_instruction", "natural_language_instruction", "instruction")
+# Episodes that a batch reads are held together up to so many bytes: records that are read as a whole may be large.
+_MOST_HELD_BYTES = 256 << 20
 
 
 class RLDSDataset(Dataset[Any]):
@@ -108,6 +114,7 @@ class RLDSDataset(Dataset[Any]):
             cache_bytes=cache_bytes,
         )
         self._step_transform = step_transform
+        self._memory = BatchMemory()
         self.info = self._store.info
         self.num_steps = self._store.num_steps
         self._ends = np.cumsum(self._windows.num_positions(self.num_steps))
@@ -126,13 +133,37 @@ class RLDSDataset(Dataset[Any]):
         """The sample at a position (negative ones count from the end), or for a slice a dataset of those positions."""
         if isinstance(position, slice):
             return self._part(self._positions[position])
-        number, step = self.locate(position)
-        sample = self._sample(self._store.episode(number), step)
+        sample = self._one(position)
         return sample if self._step_transform is None else self._step_transform(sample)
 
-    def __getitems__(self, positions: Sequence[int]) -> list[Any]:
-        """The samples of several positions, in that order: what DataLoader asks for to make a batch."""
-        return [self[position] for position in positions]
+    def __getitems__(self, positions: Sequence[int]) -> Sequence[Any]:
+        """The samples of several positions, in that order: what DataLoader asks for to make a batch.
+
+        Read in the order of the files, and held as columns, which `collate` hands on; for everything else the result is
+        a sequence of samples, each equal to `ds[position]`.
+        """
+        return self.transform_samples(self.load_samples(positions))
+
+    def load_samples(self, positions: Sequence[int]) -> Sequence[Any]:
+        """`__getitems__` without the step_transform: reads, verifies and decodes. Safe from several threads."""
+        places = [self.locate(position) for position in positions]
+        if not places:
+            return []
+        try:
+            return ColumnBatch(self._columns(places), len(places))
+        except (TFRecordError, DifferentNamesError, _TooLargeError):
+            # One after another, for the error of the first bad position.
+            return [self._one(position) for position in positions]
+
+    @property
+    def has_user_transform(self) -> bool:
+        """Whether there is a step_transform, which may do anything, such as draw from the global random state."""
+        return self._step_transform is not None
+
+    def transform_samples(self, samples: Sequence[Any]) -> Sequence[Any]:
+        """The step_transform applied to each of the samples that `load_samples` gave."""
+        transform = self._step_transform
+        return samples if transform is None else [transform(sample) for sample in samples]
 
     def locate(self, position: int) -> tuple[int, int]:
         """Number of a position's episode, and of its step."""
@@ -148,6 +179,10 @@ class RLDSDataset(Dataset[Any]):
         part.__dict__.update(self.__dict__)
         part._positions = positions
         return part
+
+    def _one(self, position: int) -> dict[str, Any]:
+        number, step = self.locate(position)
+        return self._sample(self._store.episode(number), step)
 
     def _sample(self, episode: Episode, step: int) -> dict[str, Any]:
         windows = self._windows
@@ -170,6 +205,47 @@ class RLDSDataset(Dataset[Any]):
         sample["dataset_name"] = self.info.name
         sample["_len"], sample["_traj_index"], sample["_frame_index"] = episode.num_steps, episode.number, step
         return sample
+
+    def _columns(self, places: list[tuple[int, int]]) -> dict[str, Any]:
+        """What `_sample` gives for each episode and step, as columns."""
+        held = self._held({number for number, _ in places})
+        episodes, steps = [held[number] for number, _ in places], [step for _, step in places]
+        seen = [self._windows.observations(step) for step in steps]
+        done = [self._windows.actions(step, item.num_steps) for item, step in zip(episodes, steps, strict=True)]
+        order = sorted(range(len(places)), key=places.__getitem__)
+        take_seen, take_done, take_one = (
+            StepBatch(spans, order, self._windows.pad, self._memory)
+            for spans in (seen, done, [Span(step, step + 1) for step in steps])
+        )
+        columns: dict[str, Any] = {}
+        for name, trees in shared_names([episode.steps for episode in episodes]):
+            way = {_OBSERVATION: take_seen.take, _ACTION: take_done.take}.get(name, take_one.at)
+            columns[name] = together(trees, way)
+        observation = columns.setdefault(_OBSERVATION, {})
+        if isinstance(observation, dict):
+            observation["timestep"] = torch.from_numpy(np.stack([span.repeated() for span in seen]))
+            observation["pad_mask"] = torch.from_numpy(np.stack([span.mask() for span in seen]))
+        columns["action_pad_mask"] = torch.from_numpy(np.stack([span.mask() for span in done]))
+        texts = [_instruction(episode, step) for episode, step in zip(episodes, steps, strict=True)]
+        columns["task"] = {"language_instruction": texts}
+        for name, trees in shared_names([episode.metadata for episode in episodes]):
+            columns[name] = together(trees, _own_each)
+        columns["dataset_name"] = [self.info.name] * len(places)
+        # Lists, since a sample has an int of each.
+        columns["_len"] = [episode.num_steps for episode in episodes]
+        columns["_traj_index"], columns["_frame_index"] = [episode.number for episode in episodes], steps
+        return columns
+
+    def _held(self, numbers: set[int]) -> dict[int, Episode]:
+        """Episodes by number, read in order."""
+        found: dict[int, Episode] = {}
+        num_bytes = 0
+        for number in sorted(numbers):
+            found[number] = self._store.episode(number)
+            num_bytes += found[number].num_bytes
+            if num_bytes > _MOST_HELD_BYTES:
+                raise _TooLargeError
+        return found
 
     def __repr__(self) -> str:
         name = f"{self.info.name}/{self.info.version}"
@@ -255,6 +331,14 @@ class RLDSEpisodes(Dataset[Any]):
 
     def __repr__(self) -> str:
         return f"RLDSEpisodes({len(self)} episodes of {self.info.name}/{self.info.version})"
+
+
+class _TooLargeError(Exception):
+    """The episodes of a batch are too large to be held together."""
+
+
+def _own_each(values: list[Any]) -> list[Any]:
+    return [_own(value) for value in values]
 
 
 def _take(tree: Any, span: Span, pad: str | None) -> Any:

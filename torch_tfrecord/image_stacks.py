@@ -1,0 +1,67 @@
+"""Several encoded images of one size, decoded straight into the memory of one tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from torch_tfrecord.batch_memory import BatchMemory
+from torch_tfrecord.image_headers import ImageHeader, has_end_marker
+from torch_tfrecord.images import DEFAULT_MAX_PIXELS, decode_opened, open_image
+from torch_tfrecord.native import optional_module
+
+__all__ = ["decode_stack"]
+
+_CHANNELS = {"RGB": 3, "L": 1, "RGBA": 4}
+
+
+def decode_stack(
+    values: Sequence[bytes], mode: str, memory: BatchMemory, rows: Sequence[int], num_rows: int
+) -> torch.Tensor | None:
+    """Decode images to rows of one tensor, each with the pixels of `decode_image`.
+
+    JPEG images are decoded by libjpeg-turbo, all of them without the interpreter's lock, where it was there when the
+    package was built; of other kinds each is decoded and copied.
+
+    Args:
+        values: Encoded images.
+        mode: "RGB", "L" or "RGBA".
+        memory: Where the tensor's memory is from.
+        rows: For each image its row.
+        num_rows: How many rows; those without an image are not cleared.
+
+    Returns:
+        uint8 [num_rows, C, H, W] in [num_rows, H, W, C] memory; None where there are no images, or of several sizes.
+
+    Raises:
+        ImageDecodeError: As `decode_image`, not necessarily for the first bad image.
+    """
+    opened = [open_image(data, DEFAULT_MAX_PIXELS) for data in values]
+    sizes = {(header.height, header.width) for _, header in opened}
+    if len(sizes) != 1:
+        return None
+    out = memory.empty((num_rows, *sizes.pop(), _CHANNELS[mode]), torch.uint8)
+    is_read = _read_plain(opened, mode, np.asarray(rows, np.int64), out.numpy())
+    for (encoded, header), row, done in zip(opened, rows, is_read, strict=True):
+        if not done:
+            out[row] = decode_opened(encoded, header, mode).permute(1, 2, 0)
+    return out.permute(0, 3, 1, 2)
+
+
+def _read_plain(opened: Sequence[tuple[Any, ImageHeader]], mode: str, rows: Any, out: Any) -> Any:
+    """Decode the plain JPEG images, and tell for each whether it was."""
+    native = optional_module("jpeg")
+    is_plain = np.array([native is not None and _is_plain(data, header, mode) for data, header in opened], np.bool_)
+    if native is not None:
+        chosen = np.flatnonzero(is_plain)
+        is_plain[chosen] = native.read_images([opened[number][0] for number in chosen], rows[chosen], out)
+    return is_plain.tolist()
+
+
+def _is_plain(data: Any, header: ImageHeader, mode: str) -> bool:
+    if header.format != "jpeg" or header.channels not in (1, 3) or header.bits != 8 or mode == "RGBA":
+        return False
+    return type(data) is bytes and has_end_marker(data, header)
