@@ -15,6 +15,7 @@ PACKAGE = Path(torch_tfrecord.__file__).parent
 # A module imports only from those above it.
 ORDER = [
     "errors",
+    "callers",
     "native",
     "packed_records",
     "read_plan",

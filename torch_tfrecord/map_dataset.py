@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-import sys
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from operator import index as as_integer
 from typing import Any, TypeAlias, overload
 
@@ -15,6 +14,7 @@ import torch
 from torch.utils.data import Dataset
 
 from torch_tfrecord.batch_parser import BatchParser
+from torch_tfrecord.callers import outer_level
 from torch_tfrecord.column_batch import ColumnBatch, ColumnTransform
 from torch_tfrecord.compression import ByteSource, check_compression_type, open_stream
 from torch_tfrecord.errors import TFRecordError
@@ -81,7 +81,7 @@ class TFRecordDataset(Dataset[Any]):
         parser = None if features is None else BatchParser(features)
         keeper = IndexKeeper(index, index_dir=index_dir, verify_crc=verify_crc, compression_type=compression)
         files = find_files(paths)
-        self._set_up(files, keeper.indexes(files), None, parser, transform, verify_crc)
+        self._set_up(files, keeper.each(files), None, parser, transform, verify_crc)
 
     @classmethod
     def from_indexes(
@@ -107,13 +107,13 @@ class TFRecordDataset(Dataset[Any]):
         dataset = cls.__new__(cls)
         is_spec = isinstance(features, (Mapping, SequenceFeatures))
         parser = BatchParser(features) if is_spec else features
-        dataset._set_up(list(files), list(indexes), positions, parser, transform, verify_crc)
+        dataset._set_up(list(files), indexes, positions, parser, transform, verify_crc)
         return dataset
 
     def _set_up(
         self,
         files: list[str],
-        indexes: list[RecordIndex],
+        indexes: Iterable[RecordIndex],
         positions: Sequence[int] | None,
         parser: Any,
         transform: Callable[[Any], Any] | None,
@@ -122,10 +122,11 @@ class TFRecordDataset(Dataset[Any]):
         self._parser = parser
         self._transform = transform
         self.files: list[str] = files
-        self._table = RecordTable(indexes)
+        facts: list[RecordIndex] = []  # an index goes into the table and is dropped: 16 bytes for each of its records
+        self._table = RecordTable(_noting(indexes, facts))
         self._positions: Any = range(len(self._table)) if positions is None else positions
         self._reader = RecordReader(verify_crc)
-        self._opener = _FileOpener(files, indexes)
+        self._opener = _FileOpener(files, facts)
         self._sources = SourceCache(self._opener)
         self._epoch = torch.zeros((), dtype=torch.int64)
         self._share_epoch()
@@ -283,17 +284,23 @@ class TFRecordDataset(Dataset[Any]):
         return f"TFRecordDataset({len(self)} records in {len(self.files)} files, {self.files[0]!r}, ...)"
 
 
+def _noting(indexes: Iterable[RecordIndex], facts: list[RecordIndex]) -> Iterator[RecordIndex]:
+    for index in indexes:
+        facts.append(index.without_records())
+        yield index
+
+
 class _FileOpener:
     """Opens files by number. Apart from the dataset, which would else refer to itself and keep files open when dropped.
 
     Args:
         files: The paths.
-        indexes: One for each file, which must still be of that file.
+        indexes: One for each file, which must still be of that file; their records are of no matter.
     """
 
     def __init__(self, files: Sequence[str], indexes: Sequence[RecordIndex]) -> None:
         self._files = files
-        self._indexes = [index.without_records() for index in indexes]
+        self._indexes = indexes
         self._said_slow = False
 
     def __call__(self, file: int) -> ByteSource:
@@ -305,15 +312,6 @@ class _FileOpener:
             warnings.warn(
                 "random access in a compressed file decompresses from its beginning up to the record: slow unless read "
                 "in order. Write the data uncompressed, or stream it with TFRecordIterableDataset.",
-                stacklevel=_outer_level(),  # whoever asked for the record
+                stacklevel=outer_level(),
             )
         return open_stream(source, index.compression_type)[0]
-
-
-def _outer_level() -> int:
-    """The `stacklevel`, for a warning of the calling function, of the nearest caller outside this package."""
-    level, frame = 1, sys._getframe(1)
-    folder = os.path.dirname(__file__)
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(folder):
-        level, frame = level + 1, frame.f_back
-    return level

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -30,20 +30,14 @@ class RecordTable:
     Records lie one behind the other (`RecordIndex` holds that), so that a length is the difference of two offsets.
 
     Args:
-        indexes: One for each file, in order.
+        indexes: One for each file, in order; gone through once, and not kept.
     """
 
-    def __init__(self, indexes: Sequence[RecordIndex]) -> None:
-        self._ends = np.cumsum([len(index) for index in indexes], dtype=np.int64)
+    def __init__(self, indexes: Iterable[RecordIndex]) -> None:
         # Of each file the offsets of its records, then that of its end: record i of file f is entry i + f.
-        borders = np.empty(len(self) + len(indexes), dtype=np.int64)
-        first = 0
-        for index in indexes:
-            last = first + len(index)
-            borders[first:last] = index.offsets
-            borders[last] = index.offsets[-1] + index.lengths[-1] + OVERHEAD_BYTES if len(index) else 0
-            first = last + 1
-        self._borders = borders
+        borders = [_borders(index) for index in indexes]
+        self._ends = np.cumsum([len(of_file) - 1 for of_file in borders], dtype=np.int64)
+        self._borders = np.concatenate(borders) if borders else np.empty(0, np.int64)
 
     def __len__(self) -> int:
         return int(self._ends[-1]) if len(self._ends) else 0
@@ -64,3 +58,8 @@ class RecordTable:
         file = int(np.searchsorted(self._ends, position, side="right"))
         offset, end = self._borders[position + file : position + file + 2].tolist()
         return file, position - (int(self._ends[file - 1]) if file else 0), offset, end - offset - OVERHEAD_BYTES
+
+
+def _borders(index: RecordIndex) -> _Integers:
+    end = index.offsets[-1] + index.lengths[-1] + OVERHEAD_BYTES if len(index) else 0
+    return np.append(index.offsets, end)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
+from torch_tfrecord.callers import outer_level
 from torch_tfrecord.errors import IndexMismatchError
 from torch_tfrecord.index import RecordIndex, index_source
 from torch_tfrecord.storage import FileSource, is_remote, open_file
@@ -83,7 +84,7 @@ class IndexKeeper:
             warnings.warn(
                 f"{path}: the folder cannot be written: {kept} ({len(self._displaced)} such files). "
                 "Give index_dir= to choose a place, or index='memory' if none is wanted.",
-                stacklevel=4,
+                stacklevel=outer_level(),
             )
             self._displaced.clear()
 
