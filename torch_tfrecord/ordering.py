@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import NamedTuple, TypeVar
 
 import numpy as np
-import numpy.typing as npt
+
+from torch_tfrecord.random_stream import RandomStream
 
 __all__ = [
     "FileShare",
@@ -22,52 +22,6 @@ __all__ = [
 ]
 
 _T = TypeVar("_T")
-_UINT64 = (1 << 64) - 1
-
-
-class RandomStream:
-    """A seeded stream of 64-bit random numbers: SplitMix64 (Steele, Lea and Flood, 2014).
-
-    Own code, since the streams of Python's, NumPy's and torch's generators may change between releases, and a seed must
-    give one order for ever. No global random state is read or written.
-
-    Args:
-        seeds: Integers of any size; a different tuple gives an unrelated stream.
-    """
-
-    def __init__(self, *seeds: int) -> None:
-        self._state = 0
-        for seed in seeds:
-            self._state = self._next() ^ _to_64_bits(seed)
-            self._state = self._next()
-
-    def _next(self) -> int:
-        self._state = (self._state + 0x9E3779B97F4A7C15) & _UINT64
-        z = self._state
-        z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9 & _UINT64
-        z = (z ^ z >> 27) * 0x94D049BB133111EB & _UINT64
-        return z ^ z >> 31
-
-    def next_numbers(self, count: int) -> npt.NDArray[np.uint64]:
-        """The next numbers of the stream, all at once."""
-        steps = np.arange(1, count + 1, dtype=np.uint64)
-        z = steps * np.uint64(0x9E3779B97F4A7C15) + np.uint64(self._state)
-        self._state = (self._state + count * 0x9E3779B97F4A7C15) & _UINT64
-        z = (z ^ z >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
-        z = (z ^ z >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)
-        numbers: npt.NDArray[np.uint64] = z ^ z >> np.uint64(31)
-        return numbers
-
-    def below(self, limit: int) -> int:
-        """A number from 0 to limit - 1, 1 <= limit; the bias is below limit / 2^64."""
-        return self._next() * limit >> 64
-
-
-def _to_64_bits(seed: int) -> int:
-    if 0 <= seed <= _UINT64:
-        return seed
-    # Negative and longer seeds: folded so that none falls together with a near one.
-    return int.from_bytes(hashlib.blake2b(b"%d" % seed, digest_size=8).digest(), "little")
 
 
 def shuffled(items: Sequence[_T], *seeds: int) -> list[_T]:
