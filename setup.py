@@ -9,18 +9,33 @@ from Cython.Build import cythonize
 from setuptools import Extension, setup
 
 # For instance "-fsanitize=address,undefined -g -O1": tests/sanitize.sh.
-FLAGS = os.environ.get("TORCH_TFRECORD_CFLAGS", "-O3").split()
+FLAGS = os.environ.get("TORCH_TFRECORD_CFLAGS", "-O3 -g0").split()
 
-EXTENSIONS = [
-    Extension(
+
+def extension(name: str, *headers: str, libraries: tuple[str, ...] = ()) -> Extension:
+    """One compiled module of torch_tfrecord/native."""
+    return Extension(
         f"torch_tfrecord.native.{name}",
         [f"torch_tfrecord/native/{name}.pyx"],
-        depends=["torch_tfrecord/native/crc32c.h"],
+        depends=[f"torch_tfrecord/native/{header}" for header in headers],
+        libraries=list(libraries),
         extra_compile_args=FLAGS,
         extra_link_args=[flag for flag in FLAGS if flag.startswith("-fsanitize")],
-        optional=True,
     )
-    for name in ("frames", "columns")
-]
 
-setup(ext_modules=cythonize(EXTENSIONS, language_level=3, compiler_directives={"freethreading_compatible": True}))
+
+EXTENSIONS = cythonize(
+    [
+        extension("frames", "crc32c.h"),
+        extension("columns", "varints.h"),
+        extension("pixels"),
+        # Regions of JPEG images, where the headers of libjpeg-turbo are installed: apt install libjpeg-turbo*-dev.
+        extension("jpeg", "jpeg_region.h", libraries=("jpeg",)),
+    ],
+    language_level=3,
+    compiler_directives={"freethreading_compatible": True},
+)
+for module in EXTENSIONS:
+    module.optional = True  # here, since cythonize does not keep it
+
+setup(ext_modules=EXTENSIONS, exclude_package_data={"torch_tfrecord.native": ["*.c"]})

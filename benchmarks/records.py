@@ -22,7 +22,7 @@ from pathlib import Path
 
 from torch_tfrecord import TFRecordDataset, TFRecordWriter, build_index, read_records
 
-SIZES = {"100 B": 100, "10 KB": 10_000, "100 KB": 100_000}
+SIZES = {"100 B": 100, "650 B": 650, "4.1 KB": 4_100, "77 KB": 77_000}
 
 
 def drain(records) -> None:

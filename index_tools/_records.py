@@ -32,7 +32,7 @@ def stream_records(files: Sequence[str]) -> Iterator[Record]:
         for block in read_blocks(path, "auto", verify_crc=True, on_corrupt="raise"):
             num_records = block.position + len(block.offsets)
             for number, payload in enumerate(block.payloads or ()):
-                yield Record(base + block.position + number, path, block.offsets[number], payload)
+                yield Record(base + block.position + number, path, int(block.offsets[number]), payload)
         base += num_records
 
 
@@ -82,6 +82,6 @@ def _places(path: str) -> Iterator[tuple[int, Sequence[int], Sequence[int]]]:
     except IndexMismatchError:
         stream, _ = open_stream(open_file(path), "auto")
         for block in RecordScanner(stream, verify_crc=False, keep_payloads=False):
-            yield block.position, block.offsets, block.lengths
+            yield block.position, block.offsets.tolist(), block.lengths.tolist()
         return
     yield 0, index.offsets.tolist(), index.lengths.tolist()

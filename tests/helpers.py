@@ -1,5 +1,6 @@
 """Shared by the tests: TFRecord framing by an independent implementation, damage, and fault injection."""
 
+import contextlib
 import errno
 import gzip
 import os
@@ -9,6 +10,8 @@ import subprocess
 import sys
 import zlib
 from pathlib import Path
+
+from torch_tfrecord import native
 
 RECORDS = Path(__file__).parent / "data" / "records"
 
@@ -112,3 +115,22 @@ def run_python(code, *arguments, timeout=120, **options):
     """Run code in a fresh process; returns the CompletedProcess."""
     command = [sys.executable, "-W", "error", "-c", code, *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False, **options)
+
+
+@contextlib.contextmanager
+def pure_python(wanted=True):
+    """The Python twins (or with False the compiled core, where it is there) for a while, as the environment chooses."""
+    switch = "TORCH_TFRECORD_PURE_PYTHON"
+    before = os.environ.get(switch)
+    try:
+        os.environ[switch] = "1" if wanted else "0"
+        _forget_choice()
+        yield
+    finally:
+        os.environ.pop(switch) if before is None else os.environ.update({switch: before})
+        _forget_choice()
+
+
+def _forget_choice():
+    native._is_forced_off.cache_clear()
+    native.native_module.cache_clear()

@@ -52,7 +52,7 @@ def test_mask_and_unmask(crc):
 def test_headers(length):
     assert framing.encode_header(length) == header(length)
     assert framing.is_header(header(length))
-    assert framing.HeaderMemo()[header(length)] == length
+    assert framing.payload_length(header(length)) == length
 
 
 def test_length_out_of_range():
@@ -66,7 +66,7 @@ def test_a_flipped_bit_is_no_header(bit):
     damaged[bit // 8] ^= 1 << bit % 8
     assert not framing.is_header(bytes(damaged))
     with pytest.raises(CorruptRecordError, match=r"corrupted record: expected length checksum 0x[0-9a-f]{8} \(of len"):
-        framing.HeaderMemo()[bytes(damaged)]
+        framing.payload_length(bytes(damaged))
 
 
 @pytest.mark.parametrize("size", [0, 1, 11, 13])
@@ -74,12 +74,10 @@ def test_other_sizes_are_no_header(size):
     assert not framing.is_header((header(0) + b"\0")[:size])
 
 
-def test_the_memo_is_bounded_and_stays_right(monkeypatch):
-    monkeypatch.setattr(framing, "_MEMO_LIMIT", 5)
-    memo = framing.HeaderMemo()
-    for length in [*range(20), *range(20)]:
-        assert memo[header(length)] == length
-        assert len(memo) <= 5
+def test_what_is_remembered_of_headers_is_bounded():
+    limit = framing.payload_length.cache_info().maxsize
+    assert limit == 1 << 14
+    assert [framing.payload_length(header(length)) for length in [5, 7, 5]] == [5, 7, 5]
 
 
 def test_check_payload_says_both_checksums():
@@ -90,34 +88,6 @@ def test_check_payload_says_both_checksums():
     assert str(caught.value) == (
         f"corrupted record: expected payload checksum {expected:#010x}, got 0x21f1576e (3 bytes)"
     )
-
-
-@given(st.lists(st.binary(max_size=20), max_size=6), st.integers(0, 200))
-def test_complete_records_at_every_cut(payloads, cut):
-    stream = framed(*payloads)[:cut]
-    ends, at = [], 0
-    for payload in payloads:
-        at += len(payload) + 16
-        if at <= len(stream):
-            ends.append(at)
-    starts, payload_ends, used, next_length, error = framing.complete_records(stream, framing.HeaderMemo())
-    assert [end + 4 for end in payload_ends] == ends
-    assert [stream[a:b] for a, b in zip(starts, payload_ends, strict=True)] == payloads[: len(ends)]
-    assert used == (ends[-1] if ends else 0)
-    assert next_length == (len(payloads[len(ends)]) if len(stream) - used >= 12 else None)
-    assert error is None
-
-
-@pytest.mark.parametrize("bad", [None, 0, 1, 4])
-def test_first_bad_payload(bad):
-    payloads = [b"a", b"", b"ccc", b"dd", b"e"]
-    stream = bytearray(framed(*payloads))
-    starts, ends, *_ = framing.complete_records(bytes(stream), framing.HeaderMemo())
-    if bad is not None:
-        stream[ends[bad]] ^= 1
-        stream[ends[4]] ^= 2  # the first counts
-    read = [bytes(stream[a:b]) for a, b in zip(starts, ends, strict=True)]
-    assert framing.first_bad_payload(bytes(stream), ends, read) == bad
 
 
 def _slow_find_headers(data):

@@ -11,6 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from batches import assert_same
+from helpers import collect
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 from torch_tfrecord import (
@@ -22,7 +26,9 @@ from torch_tfrecord import (
     TFRecordWriter,
     VarLenFeature,
     build_index,
+    collate,
     encode_example,
+    storage,
 )
 
 # DataLoader thinks more workers than processors a mistake; Python 3.12 and later warn of forks where threads run.
@@ -443,6 +449,93 @@ def test_skip_shares_what_is_left_among_the_ranks(tmp_path):
         with pytest.warns(UserWarning, match="skipped 18 damaged bytes"):
             seen += stream(tmp_path, on_corrupt="skip", rank=rank, world_size=3)
     assert sorted(seen) == [record for record in records if record != b"a3"]
+
+
+# Batches are made from blocks of records: as if each record were read and parsed by itself.
+
+
+BATCH_FEATURES = {
+    "n": FixedLenFeature((), torch.int64),
+    "ids": VarLenFeature(torch.int64),
+    "name": FixedLenFeature((), bytes),
+}
+MODES = [{}, {"cycle_length": 2}, {"shuffle_buffer_size": 7}, {"rank": 1, "world_size": 2}, {"transform": dict}]
+
+
+def numbered(number):
+    return encode_example({"n": number, "ids": np.arange(number % 4), "name": f"n{number}"})
+
+
+@pytest.fixture
+def small_blocks(monkeypatch):
+    """Blocks of a few records, so that batches begin and end within them."""
+    monkeypatch.setattr(storage.LocalFile, "chunk_bytes", 300)
+
+
+@pytest.mark.usefixtures("small_blocks")
+@pytest.mark.parametrize("options", MODES, ids=str)
+@pytest.mark.parametrize("batch_size", [1, 3, 10, 50])
+@pytest.mark.parametrize("features", [None, BATCH_FEATURES], ids=["bytes", "features"])
+def test_batches_are_collated_samples(tmp_path, options, batch_size, features):
+    numbers = iter(range(40))
+    for file, count in enumerate((17, 0, 21)):
+        write(tmp_path / f"{file}", [numbered(next(numbers)) for _ in range(count)])
+    options = {} if features is None and "transform" in options else options
+    samples = list(stream(tmp_path, features=features, **options))
+    for drop_last in (False, True):
+        found = list(stream(tmp_path, features=features, batch_size=batch_size, drop_last=drop_last, **options))
+        lows = range(0, len(samples) - (batch_size - 1 if drop_last else 0), batch_size)
+        assert_same(found, [collate(samples[low : low + batch_size]) for low in lows])
+    assert len(samples) == (10 if "rank" in options else 38)
+
+
+@pytest.mark.usefixtures("small_blocks")
+@pytest.mark.parametrize("transform", [None, dict])
+@pytest.mark.parametrize("options", [{}, {"cycle_length": 2}], ids=str)
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    misfits=st.sets(st.integers(0, 29), max_size=3),
+    damage=st.none() | st.integers(0, 29),
+    batch_size=st.none() | st.integers(1, 12),
+)
+def test_errors_come_in_the_order_of_the_records(tmp_path_factory, transform, options, misfits, damage, batch_size):
+    folder = tmp_path_factory.mktemp("errors")
+    records = [encode_example({"n": "text"}) if number in misfits else numbered(number) for number in range(30)]
+    path = write(folder / "a", records)
+    offsets = build_index(path).offsets
+    if damage is not None:
+        data = bytearray(Path(path).read_bytes())
+        data[int(offsets[damage]) + 12] ^= 1
+        Path(path).write_bytes(data)
+    first = min([*misfits, *([] if damage is None else [damage])], default=30)
+    ds = stream(folder, features=BATCH_FEATURES, transform=transform, batch_size=batch_size, **options)
+    items, error = collect(iter(ds), TFRecordError)
+    seen = [int(n) for item in items for n in item["n"].reshape(-1)]
+    if first == 30:
+        assert error is None
+        assert seen == list(range(30))
+        return
+    assert seen == list(range(first - first % (batch_size or 1)))  # batches that were full before it
+    assert isinstance(error, CorruptRecordError if first == damage else ParseError)
+    assert str(error).startswith(f"{path}: record {first} at byte {offsets[first]}: ")
+    assert (error.path, error.position, error.offset) == (path, first, offsets[first])
+
+
+@pytest.mark.usefixtures("small_blocks")
+def test_skip_in_batches(tmp_path):
+    path = write(tmp_path / "a", map(numbered, range(30)))
+    data = bytearray(Path(path).read_bytes())
+    for bad in (4, 20):
+        data[int(build_index(path).offsets[bad]) + 12] ^= 1
+    Path(path).write_bytes(data)
+    with pytest.warns(UserWarning, match="skipped .* in 2 places"):
+        found = list(stream(tmp_path, features=BATCH_FEATURES, batch_size=7, on_corrupt="skip"))
+    assert [batch["n"].tolist() for batch in found] == [
+        [0, 1, 2, 3, 5, 6, 7],
+        list(range(8, 15)),
+        [15, 16, 17, 18, 19, 21, 22],
+        list(range(23, 30)),
+    ]
 
 
 # Wrong arguments

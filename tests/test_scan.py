@@ -20,7 +20,6 @@ from torch_tfrecord import (
     build_index,
     read_records,
     resync,
-    scan,
 )
 from torch_tfrecord.compression import InflatedSource, open_stream
 from torch_tfrecord.reader import RecordReader
@@ -78,12 +77,6 @@ def file(tmp_path):
 # Read sizes, options, large records.
 
 
-@pytest.fixture
-def small_limits(monkeypatch):
-    monkeypatch.setattr(scan, "_LARGE_RECORD_BYTES", 40)
-    monkeypatch.setattr(scan, "_GROUP_BYTES", 200)
-
-
 @pytest.mark.parametrize("chunk_bytes", CHUNKS)
 @pytest.mark.parametrize("verify_crc", [False, True])
 @pytest.mark.parametrize("keep_payloads", [False, True])
@@ -125,17 +118,15 @@ def test_a_hundred_thousand_small_records(file):  # robustness 4
     assert build_index(path).offsets[-1] == 99_999 * len(record)
 
 
-@pytest.mark.usefixtures("small_limits")
-@pytest.mark.parametrize("use_helper", [False, True])
 @pytest.mark.parametrize("verify_crc", [False, True])
 @pytest.mark.parametrize("keep_payloads", [False, True])
 @pytest.mark.parametrize("seed", range(6))
-def test_large_records_in_groups(seed, verify_crc, keep_payloads, use_helper):  # robustness 5
+def test_large_records_in_groups(seed, verify_crc, keep_payloads):  # robustness 5
     rng = random.Random(seed)
     sizes = [rng.choice([0, 5, 39, 40, 41, 60, 199, 200, 201, 700]) for _ in range(60)]
     payloads = [rng.randbytes(size) for size in sizes]
     source = MemorySource(framed(*payloads), chunk_bytes=100)
-    read, offsets, error = scan_all(source, verify_crc=verify_crc, keep_payloads=keep_payloads, use_helper=use_helper)
+    read, offsets, error = scan_all(source, verify_crc=verify_crc, keep_payloads=keep_payloads)
     assert error is None
     assert len(offsets) == 60
     assert read == (payloads if keep_payloads else [])
@@ -150,14 +141,12 @@ def _large_damage():
             yield pytest.param(sizes, number, begin, begin + at, place, id=f"{number}-{place}")
 
 
-@pytest.mark.usefixtures("small_limits")
-@pytest.mark.parametrize("use_helper", [False, True])
 @pytest.mark.parametrize(("sizes", "number", "begin", "at", "place"), [*_large_damage()])
-def test_damage_among_large_records(sizes, number, begin, at, place, use_helper):  # robustness 8
+def test_damage_among_large_records(sizes, number, begin, at, place):  # robustness 8
     payloads = [bytes([n]) * size for n, size in enumerate(sizes)]
     content = bytearray(framed(*payloads))
     content[at] ^= 0x10
-    read, _, error = scan_all(MemorySource(bytes(content), chunk_bytes=64), use_helper=use_helper)
+    read, _, error = scan_all(MemorySource(bytes(content), chunk_bytes=64))
     assert read == payloads[:number]
     assert (error.path, error.offset, error.position) == ("m", begin, number)
     what = "length checksum" if place.startswith("length") else "payload checksum"
@@ -165,11 +154,10 @@ def test_damage_among_large_records(sizes, number, begin, at, place, use_helper)
     # Only a damaged first header raises the question what the file is.
     assert ("(Is this even a TFRecord file?" in str(error)) == (number == 0 and place.startswith("length"))
     # Without checksums of payloads the damage is none.
-    read, _, error = scan_all(MemorySource(bytes(content), chunk_bytes=64), verify_crc=False, use_helper=use_helper)
+    read, _, error = scan_all(MemorySource(bytes(content), chunk_bytes=64), verify_crc=False)
     assert (error is None) == (not place.startswith("length"))
 
 
-@pytest.mark.usefixtures("small_limits")
 def test_a_first_large_record_with_a_damaged_payload_is_still_a_tfrecord_file():
     content = bytearray(framed(b"x" * 50, b"y" * 50))
     content[20] ^= 1
@@ -178,7 +166,6 @@ def test_a_first_large_record_with_a_damaged_payload_is_still_a_tfrecord_file():
     assert "Is this even" not in str(error)
 
 
-@pytest.mark.usefixtures("small_limits")
 @pytest.mark.parametrize("keep_payloads", [False, True])
 @pytest.mark.parametrize("verify_crc", [False, True])
 def test_every_truncation_among_large_records(verify_crc, keep_payloads):

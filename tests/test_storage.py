@@ -20,7 +20,6 @@ from torch_tfrecord import (
     TFRecordError,
     build_index,
     read_records,
-    scan,
 )
 from torch_tfrecord.compression import open_stream
 from torch_tfrecord.paths import find_files
@@ -158,8 +157,6 @@ def _count_calls(monkeypatch, action):
 def test_a_fault_at_every_call_of_a_scan_then_going_on(data, fault, monkeypatch):
     path, _ = data
     monkeypatch.setattr(LocalFile, "chunk_bytes", 64)
-    monkeypatch.setattr(scan, "_LARGE_RECORD_BYTES", 100)
-    monkeypatch.setattr(scan, "_GROUP_BYTES", 400)
     monkeypatch.setattr("torch_tfrecord.compression._INPUT_BYTES", 50)
 
     def scan_with_retry():

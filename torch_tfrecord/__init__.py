@@ -3,6 +3,7 @@
 from torch_tfrecord.batch_sampler import RecordBatchSampler
 from torch_tfrecord.collate import collate
 from torch_tfrecord.containers import RaggedTensor, SparseList
+from torch_tfrecord.crops import RandomResizedCrop, ResizedCenterCrop
 from torch_tfrecord.errors import (
     CompressionError,
     CorruptRecordError,
@@ -57,10 +58,12 @@ __all__ = [
     "ParseError",
     "RaggedFeature",
     "RaggedTensor",
+    "RandomResizedCrop",
     "RawTensor",
     "RecordBatchSampler",
     "RecordIndex",
     "RecordSampler",
+    "ResizedCenterCrop",
     "SequenceFeatures",
     "SerializedTensor",
     "ShardedTFRecordWriter",

@@ -9,8 +9,10 @@ import torch
 from torch.utils.data import default_collate
 from torchvision import tv_tensors
 
+from torch_tfrecord.column_batch import ColumnBatch
 from torch_tfrecord.containers import RaggedTensor, SparseList, stack_samples
 from torch_tfrecord.features import is_ragged
+from torch_tfrecord.transport import LARGE_BYTES, for_transport
 
 __all__ = ["collate", "keep_type"]
 
@@ -25,6 +27,9 @@ def collate(samples: Sequence[Any]) -> Any:
       that happen to meet; 1-D tensors of unequal length do, too;
     - jagged, ragged and sparse samples become one with the sample's number as first dimension;
     - mappings, tuples and lists are taken apart, each part made a batch; None stays a list.
+
+    What a dataset read as columns already (its `__getitems__`, without a transform) is handed on as it is. In a
+    DataLoader worker the batch travels in one piece of shared memory and arrives as a plain dict, tuple or list.
 
     Args:
         samples: What a dataset returned for each position; at least one.
@@ -44,7 +49,22 @@ def collate(samples: Sequence[Any]) -> Any:
     """
     if not samples:
         raise ValueError("a batch needs at least one sample, got none")
-    return _collate(list(samples), "")
+    batch = _finish(samples.columns, "") if isinstance(samples, ColumnBatch) else _collate(list(samples), "")
+    return for_transport(batch)
+
+
+def _finish(columns: Any, name: str) -> Any:
+    """Columns as they are, but for values that were left in a list."""
+    if isinstance(columns, torch.Tensor):
+        return columns
+    if isinstance(columns, dict):
+        return {
+            key: column if isinstance(column, torch.Tensor) else _finish(column, f"{name}[{key!r}]")
+            for key, column in columns.items()
+        }
+    if isinstance(columns, tuple):
+        return tuple(_finish(column, f"{name}[{number}]") for number, column in enumerate(columns))
+    return _collate(columns, name) if isinstance(columns, list) else columns
 
 
 def _collate(values: list[Any], name: str) -> Any:
@@ -143,7 +163,10 @@ def _stack(values: list[Any], name: str) -> torch.Tensor:
                 f"{name or 'samples'}: cannot batch tensors with different shapes: {list(shapes[0])} in sample 0, "
                 f"{list(shape)} in sample {number} (resize or pad them in a transform)"
             )
-    batch: torch.Tensor = default_collate([value.as_subclass(torch.Tensor) for value in values])
+    plain = [value.as_subclass(torch.Tensor) for value in values]
+    # default_collate gives each tensor a piece of shared memory of its own: worth it for large ones.
+    small = len(values) * plain[0].nbytes < LARGE_BYTES
+    batch: torch.Tensor = torch.stack(plain) if small else default_collate(plain)
     return batch
 
 

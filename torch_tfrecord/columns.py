@@ -1,26 +1,48 @@
-"""What all readers share: the protocol, and the steps from a spec to a lookup and from lists to values.
+"""What all readers share: the protocols, and the steps from a spec to a lookup and from lists to values.
 
 A reader turns a record into a sample's value and several records into a batch's column. A record is the map of key to
 Feature message; for the readers of ``step_columns`` it is a SequenceExample message. A new spec is a class in
 ``features`` or ``structured_features``, a reader in a module of its family, a row in ``readers``.
+
+A reader that says what it ``wants`` of the compiled core (``native.columns``) also turns that into a column, or into
+the samples' values. These three ways give the same values; errors are worded on the first alone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from itertools import pairwise
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torchvision import tv_tensors
 
-from torch_tfrecord.dtypes import INT64_LIST, DType, decode_text, dtype_name, list_kind
+from torch_tfrecord.dtypes import INT64_LIST, DType, ListKind, cast, decode_text, dtype_name, list_kind
 from torch_tfrecord.errors import TFRecordError
 from torch_tfrecord.example import join_arrays
-from torch_tfrecord.features import Feature
+from torch_tfrecord.features import Feature, mark_ragged
 from torch_tfrecord.lookup import Lookup
+from torch_tfrecord.native import native_module
 
-__all__ = ["Reader", "join", "key_of", "labelled", "list_lookup", "stack", "strings", "torch_dtype"]
+__all__ = [
+    "Column",
+    "NativeReader",
+    "Reader",
+    "Want",
+    "jagged_column",
+    "jagged_rows",
+    "join",
+    "key_of",
+    "labelled",
+    "list_lookup",
+    "rows_of",
+    "stack",
+    "string_rows",
+    "strings",
+    "torch_dtype",
+]
 
 
 class Reader(Protocol):
@@ -31,6 +53,72 @@ class Reader(Protocol):
 
     def batch(self, records: Sequence[Any]) -> Any:
         """The column of several records."""
+
+
+class Want(NamedTuple):
+    """What a reader wants of each record: a key's list, its number of values (None: any), and whether it must be."""
+
+    key: str
+    kind: ListKind
+    num_values: int | None
+    is_required: bool
+
+
+class Column(NamedTuple):
+    """What the compiled core found for a Want in N records.
+
+    Attributes:
+        values: int64 or float32: [N, count], [N] for a count of 1, [M] for any count; the arrays of a batch may be
+            parts of one block of memory, and are nobody else's. Of strings their spans in the buffer, int64 [..., 2]:
+            first byte, number of bytes.
+        offsets: int64 [N + 1], for any count: where each record's values begin and end; else empty.
+        missing: bool [N], True where the record lacks the key or the kind of its list is not set, its values then
+            zeros; None where no record does.
+        buffer: The bytes that the spans speak of.
+    """
+
+    values: npt.NDArray[Any]
+    offsets: npt.NDArray[np.int64]
+    missing: npt.NDArray[np.bool_] | None
+    buffer: memoryview
+
+    def views(self) -> list[memoryview]:
+        """The strings of all records, not copied."""
+        buffer = self.buffer
+        return [buffer[start : start + length] for start, length in self.values.reshape(-1, 2).tolist()]
+
+    def strings(self, dtype: DType) -> list[Any]:
+        """The strings of all records, as bytes or str.
+
+        Raises:
+            UnicodeDecodeError: A str is not UTF-8.
+        """
+        native = native_module("columns")
+        if native is None:
+            raise RuntimeError("columns come from the compiled core only")
+        found: list[Any] = (native.copies if dtype is bytes else native.texts)(self.buffer, self.values.reshape(-1))
+        return found
+
+    def bounds(self) -> list[tuple[int, int]]:
+        """Where each record's values begin and end, for any count."""
+        return list(pairwise(self.offsets.tolist()))
+
+
+class NativeReader(Reader, Protocol):
+    """A reader that also takes columns of the compiled core; ``wants`` None: not this one.
+
+    Both methods may raise any TFRecordError or UnicodeDecodeError where a value does not fit: the records are then
+    read again one by one, for the error's words and position. A reader whose ``keyed`` is true takes the records' keys
+    (uint64 [N]) as one more argument in ``batch``, ``from_columns`` and ``rows``, and a record's in ``sample``.
+    """
+
+    wants: tuple[Want, ...] | None
+
+    def from_columns(self, columns: Sequence[Column]) -> Any:
+        """The column of several records, from what was wanted."""
+
+    def rows(self, columns: Sequence[Column]) -> list[Any]:
+        """The same as a list of what :meth:`sample` gives; tensors may be parts of one memory."""
 
 
 def torch_dtype(dtype: DType) -> torch.dtype:
@@ -86,3 +174,31 @@ def stack(samples: list[Any]) -> Any:
         return samples
     stacked = torch.stack(samples)
     return tv_tensors.wrap(stacked, like=first) if isinstance(first, tv_tensors.TVTensor) else stacked
+
+
+def rows_of(column: Any) -> list[Any]:
+    """The samples' values of a column that :func:`stack` made, or that is a list."""
+    if isinstance(column, list):
+        return column
+    rows = column.as_subclass(torch.Tensor).unbind()
+    if isinstance(column, tv_tensors.TVTensor):
+        return [tv_tensors.wrap(row, like=column) for row in rows]
+    return list(rows)
+
+
+def jagged_column(column: Column, dtype: torch.dtype) -> torch.Tensor:
+    """Numbers of any count as a jagged nested tensor of a dtype."""
+    return torch.nested.nested_tensor_from_jagged(cast(column.values, dtype), torch.from_numpy(column.offsets))
+
+
+def jagged_rows(column: Column, dtype: torch.dtype) -> list[torch.Tensor]:
+    """Numbers of any count as 1-D tensors, marked as ragged."""
+    if len(column.offsets) < 2:
+        return []
+    return [mark_ragged(part) for part in torch.split(cast(column.values, dtype), np.diff(column.offsets).tolist())]
+
+
+def string_rows(column: Column, dtype: DType) -> list[list[Any]]:
+    """Strings of any count as a list for each record."""
+    values = column.strings(dtype)
+    return [values[begin:end] for begin, end in column.bounds()]

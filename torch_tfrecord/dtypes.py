@@ -108,13 +108,13 @@ def _check_range(values: npt.NDArray[Any], dtype: torch.dtype) -> None:
         )
 
 
-def from_bytes(data: bytes, dtype: torch.dtype, shape: Sequence[int]) -> torch.Tensor:
+def from_bytes(data: bytes | memoryview, dtype: torch.dtype, shape: Sequence[int]) -> torch.Tensor:
     """Copy little-endian, row-major bytes of exactly the right number into a tensor (big-endian hosts: not verified).
 
     Raises:
         ParseError: A bool that is neither 0 nor 1, or a shape that torch refuses.
     """
-    if dtype == torch.bool and data.strip(b"\x00\x01"):  # strip stops at the first other byte
+    if dtype == torch.bool and bytes(data).strip(b"\x00\x01"):  # strip stops at the first other byte
         raise ParseError("expected bool bytes of 0 or 1, got another value")
     try:
         flat = torch.frombuffer(bytearray(data), dtype=dtype) if data else torch.empty(0, dtype=dtype)
@@ -123,14 +123,14 @@ def from_bytes(data: bytes, dtype: torch.dtype, shape: Sequence[int]) -> torch.T
         raise ParseError(f"shape {list(shape)} is not possible for a tensor") from error
 
 
-def decode_text(data: bytes) -> str:
+def decode_text(data: bytes | memoryview) -> str:
     """Decode strict UTF-8.
 
     Raises:
         ParseError: The bytes are not UTF-8.
     """
     try:
-        return data.decode()
+        return str(data, "utf-8")
     except UnicodeDecodeError as error:
         raise ParseError(f"expected UTF-8 text, got an invalid byte at {error.start} of {len(data)}") from None
 

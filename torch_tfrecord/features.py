@@ -15,13 +15,22 @@ Specs hold no state, compare and hash by value, pickle, and print as the code th
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any
 
 import torch
 
+from torch_tfrecord.crops import Crop
 from torch_tfrecord.dtypes import DType, dtype_name
-from torch_tfrecord.spec_checks import check_list_dtype, default_values, fixed_shape, is_plain, shape_with_names
+from torch_tfrecord.spec_checks import (
+    check_list_dtype,
+    default_values,
+    fixed_shape,
+    is_plain,
+    mean_and_std,
+    shape_with_names,
+)
 
 __all__ = [
     "Feature",
@@ -35,7 +44,7 @@ __all__ = [
     "mark_ragged",
 ]
 
-_IMAGE_MODES = ("RGB", "L", "RGBA", "unchanged")
+_IMAGE_CHANNELS = {"RGB": 3, "L": 1, "RGBA": 4, "unchanged": None}
 _RAGGED = "_torch_tfrecord_ragged"
 
 
@@ -130,18 +139,24 @@ class Image(Feature):
     """An encoded image (JPEG, PNG, GIF, BMP, WebP), decoded to a ``torchvision.tv_tensors.Image``.
 
     Read as uint8 [C, H, W], values 0 to 255; a batch is one image tensor [B, C, H, W] where all sizes are equal, else a
-    list.
+    list. With ``crop`` all are of the crop's size, and a batch is decoded straight into its tensor, of which only what
+    the crop needs: docs/images.md.
 
     Args:
         mode: "RGB", "L" (gray), "RGBA" or "unchanged" (the channels that are stored).
         key: Name of the feature in the record, where it is not the output's name.
-        shape: What to check the decoded image against, as (height, width, channels); an entry is an int, None (not
-            checked) or the key of another feature of the record that holds one integer. A difference is ParseError.
+        shape: What to check the decoded image against, before any crop, as (height, width, channels); an entry is an
+            int, None (not checked) or the key of another feature of the record that holds one integer. A difference is
+            ParseError.
         apply_orientation: Turn the image as its EXIF orientation says; TensorFlow does not.
+        crop: A :class:`RandomResizedCrop` or :class:`ResizedCenterCrop`; not for mode "unchanged".
+        normalize: (mean, std), a number per channel for values from 0 to 1: gives float32 as by torchvision's
+            ``ToDtype(torch.float32, scale=True)`` and ``Normalize(mean, std)``. Not for mode "unchanged".
 
     Raises:
-        TypeError: An entry of ``shape`` of another type.
-        ValueError: An unknown mode, or a shape that has not three entries.
+        TypeError: An entry of ``shape`` of another type, or a crop that is none.
+        ValueError: An unknown mode, a shape that has not three entries, or means and deviations that do not fit the
+            mode.
 
     Example:
         >>> Image(key="image/encoded", shape=("image/height", "image/width", 3))
@@ -151,12 +166,21 @@ class Image(Feature):
     mode: str = "RGB"
     shape: tuple[int | str | None, ...] | None = field(default=None, kw_only=True)
     apply_orientation: bool = field(default=False, kw_only=True)
+    crop: Crop | None = field(default=None, kw_only=True)
+    normalize: tuple[Sequence[float], Sequence[float]] | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         """Check the fields."""
         super().__post_init__()
-        if self.mode not in _IMAGE_MODES:
-            raise ValueError(f"mode must be one of {', '.join(map(repr, _IMAGE_MODES))}, got {self.mode!r}")
+        if self.mode not in _IMAGE_CHANNELS:
+            raise ValueError(f"mode must be one of {', '.join(map(repr, _IMAGE_CHANNELS))}, got {self.mode!r}")
+        if self.crop is not None and not isinstance(self.crop, Crop):
+            raise TypeError(f"crop must be a RandomResizedCrop or ResizedCenterCrop, got {type(self.crop).__name__}")
+        channels = _IMAGE_CHANNELS[self.mode]
+        if channels is None and (self.crop is not None or self.normalize is not None):
+            raise ValueError("crop and normalize need one number of channels: mode must not be 'unchanged'")
+        if channels is not None and self.normalize is not None:
+            object.__setattr__(self, "normalize", mean_and_std(self.normalize, channels))
         if self.shape is not None:
             shape = shape_with_names(self.shape, "an int, None or the key of a feature", unknown=None)
             if len(shape) != 3:

@@ -17,28 +17,28 @@ from __future__ import annotations
 
 import struct
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from torch_tfrecord.checksum import crc32c, mask_array, masked_crc32c
+from torch_tfrecord.checksum import crc32c, mask, mask_array, masked_crc32c
 from torch_tfrecord.errors import CorruptRecordError
 
 __all__ = [
     "FOOTER_BYTES",
     "HEADER_BYTES",
     "OVERHEAD_BYTES",
-    "HeaderMemo",
     "check_payload",
-    "complete_records",
+    "checksum_error",
     "encode_footer",
     "encode_header",
     "find_headers",
-    "first_bad_payload",
     "frame",
     "guess_content",
     "is_header",
     "payload_error",
+    "payload_length",
 ]
 
 _HEADER = struct.Struct("<QI")
@@ -49,12 +49,7 @@ HEADER_BYTES = _HEADER.size  # length and its CRC
 FOOTER_BYTES = _FOOTER.size  # CRC of the payload
 OVERHEAD_BYTES = HEADER_BYTES + FOOTER_BYTES
 
-_FOOTER_BYTE_INDEX = np.arange(FOOTER_BYTES)
-
 _SEARCH_BYTES = 1 << 18
-
-# Lengths repeat in most files, so a verified header is remembered; bounded, for files whose lengths never repeat.
-_MEMO_LIMIT = 1 << 14
 
 
 def encode_header(length: int) -> bytes:
@@ -82,88 +77,42 @@ def is_header(header: bytes) -> bool:
     return len(header) == HEADER_BYTES and _HEADER.unpack(header)[1] == masked_crc32c(header[: _LENGTH.size])
 
 
-class HeaderMemo(dict[bytes, int]):
-    """Maps the 12 bytes of a header to the payload length, checking each distinct header once.
-
-    A checksum is a pure function of the bytes, so equal bytes need no second check.
+@lru_cache(maxsize=1 << 14)  # lengths repeat in most files, and a checksum is a pure function of its bytes
+def payload_length(header: bytes) -> int:
+    """The payload length that a header (12 bytes) holds.
 
     Raises:
-        CorruptRecordError: on look-up, where the length does not have the checksum stored behind it.
+        CorruptRecordError: the length does not have the checksum stored behind it.
     """
-
-    def __missing__(self, header: bytes) -> int:
-        length, stored = _HEADER.unpack(header)
-        expected = masked_crc32c(header[: _LENGTH.size])
-        if stored != expected:
-            raise CorruptRecordError(
-                f"corrupted record: expected length checksum {expected:#010x} (of length {length}), got {stored:#010x}"
-            )
-        if len(self) >= _MEMO_LIMIT:
-            self.clear()
-        self[header] = int(length)
-        return int(length)
+    length, stored = _HEADER.unpack(header)
+    expected = masked_crc32c(header[: _LENGTH.size])
+    if stored != expected:
+        raise CorruptRecordError(
+            f"corrupted record: expected length checksum {expected:#010x} (of length {length}), got {stored:#010x}"
+        )
+    return int(length)
 
 
-def payload_error(payload: bytes | memoryview, footer: bytes) -> CorruptRecordError | None:
-    """The error of a payload whose checksum is not the 4 bytes of `footer`; None where it is."""
-    expected, stored = masked_crc32c(payload), _FOOTER.unpack(footer)[0]
+def payload_error(payload: Any, footer: Any) -> CorruptRecordError | None:
+    """The error of a payload (bytes-like) whose checksum is not the 4 bytes of `footer`; None where it is."""
+    return checksum_error(crc32c(payload), footer, len(payload))
+
+
+def checksum_error(crc: int, footer: Any, length: int) -> CorruptRecordError | None:
+    """`payload_error` of a payload of which only the CRC-32C and the length are known."""
+    expected, stored = mask(crc), _FOOTER.unpack(footer)[0]
     if stored == expected:
         return None
     return CorruptRecordError(
-        f"corrupted record: expected payload checksum {expected:#010x}, got {stored:#010x} ({len(payload)} bytes)"
+        f"corrupted record: expected payload checksum {expected:#010x}, got {stored:#010x} ({length} bytes)"
     )
 
 
-def check_payload(payload: bytes | memoryview, footer: bytes) -> None:
+def check_payload(payload: Any, footer: Any) -> None:
     """Raise `payload_error`, if there is one."""
     error = payload_error(payload, footer)
     if error is not None:
         raise error
-
-
-def complete_records(
-    buffer: bytes, memo: HeaderMemo
-) -> tuple[list[int], list[int], int, int | None, CorruptRecordError | None]:
-    """Walk the record frames of a buffer that begins with a header; no payload is looked at.
-
-    Returns:
-        Start and end of each complete record's payload (half-open, in the buffer); the number of bytes that these
-        records fill; the payload length of the incomplete record behind them, None where its header is cut or there is
-        none; the error of a header whose checksum is wrong, which ends the walk.
-    """
-    starts: list[int] = []
-    ends: list[int] = []
-    at, size = 0, len(buffer)
-    last_header = size - HEADER_BYTES
-    while at <= last_header:
-        try:
-            length = memo[buffer[at : at + HEADER_BYTES]]
-        except CorruptRecordError as error:
-            return starts, ends, at, None, error
-        start = at + HEADER_BYTES
-        end = start + length
-        if end + FOOTER_BYTES > size:
-            return starts, ends, at, length, None
-        starts.append(start)
-        ends.append(end)
-        at = end + FOOTER_BYTES
-    return starts, ends, at, None, None
-
-
-def first_bad_payload(buffer: bytes, ends: list[int], payloads: list[bytes]) -> int | None:
-    """Index of the first payload whose checksum differs from the 4 bytes stored behind it (at `ends`), or None."""
-    if not payloads:
-        return None
-    crcs = np.fromiter(map(crc32c, payloads), dtype=np.uint32, count=len(payloads))
-    wrong = np.flatnonzero(mask_array(crcs) != _stored_footers(buffer, ends))
-    return int(wrong[0]) if len(wrong) else None
-
-
-def _stored_footers(buffer: bytes, ends: list[int]) -> npt.NDArray[np.uint32]:
-    content = np.frombuffer(buffer, dtype=np.uint8)
-    positions = np.asarray(ends, dtype=np.int64)[:, None] + _FOOTER_BYTE_INDEX
-    footers: npt.NDArray[np.uint32] = content[positions].view("<u4")[:, 0]
-    return footers
 
 
 def find_headers(buffer: bytes) -> list[int]:

@@ -53,11 +53,12 @@ def torchcodec_decoders() -> Any:
     return decoders if hasattr(decoders, "decode_jpeg") and hasattr(decoders, "decode_png") else None
 
 
-def decode_with_torchcodec(data: bytes, header: ImageHeader, mode: str) -> torch.Tensor:
+def decode_with_torchcodec(data: bytes | memoryview, header: ImageHeader, mode: str) -> torch.Tensor:
     """Decode a JPEG or PNG image by torchcodec; ``data`` must hold no EXIF, which torchcodec would always apply."""
     decoders = torchcodec_decoders()
-    # Of a bytearray, since of read-only bytes torch warns, and torchcodec would quiet that by touching global filters.
-    source = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+    # Read-only bytes are copied, since torch warns of them, and torchcodec would quiet that by touching global filters.
+    is_writable = isinstance(data, memoryview) and not data.readonly
+    source = torch.frombuffer(data if is_writable else bytearray(data), dtype=torch.uint8)
     image: torch.Tensor
     if header.format == "jpeg" and header.channels == 4 and not header.adobe:
         raise ImageDecodeError(
@@ -80,7 +81,7 @@ def decode_with_torchcodec(data: bytes, header: ImageHeader, mode: str) -> torch
     return image
 
 
-def decode_with_pillow(data: bytes, header: ImageHeader, mode: str) -> torch.Tensor:
+def decode_with_pillow(data: bytes | memoryview, header: ImageHeader, mode: str) -> torch.Tensor:
     """Decode an image by Pillow, with the plugin of the header's format and no other."""
     picture = _open_pillow(data, header)
     if header.format == "png" and header.bits == 16:
@@ -98,7 +99,7 @@ def decode_with_pillow(data: bytes, header: ImageHeader, mode: str) -> torch.Ten
     return torch.from_numpy(array[None] if array.ndim == 2 else array.transpose(2, 0, 1))
 
 
-def _open_pillow(data: bytes, header: ImageHeader) -> ImageFile.ImageFile:
+def _open_pillow(data: bytes | memoryview, header: ImageHeader) -> ImageFile.ImageFile:
     picture = _PILLOW_PLUGINS[header.format](io.BytesIO(data))
     # The size that was checked must be the size that is decoded: a GIF frame may reach beyond its screen.
     if picture.size != (header.width, header.height):
@@ -126,7 +127,7 @@ def _convert(picture: Image.Image, mode: str, header: ImageHeader) -> Image.Imag
     return picture if picture.mode == target else picture.convert(target)
 
 
-def _read_png16(data: bytes, header: ImageHeader) -> np.ndarray[Any, Any]:
+def _read_png16(data: bytes | memoryview, header: ImageHeader) -> np.ndarray[Any, Any]:
     """Read a 16-bit PNG as uint16 [H, W, C], which Pillow itself does for one channel only.
 
     It opens the others as 8-bit with a raw mode that keeps each value's first byte. Raw modes of the same number of

@@ -18,13 +18,16 @@ from __future__ import annotations
 
 import struct
 import zlib
+from contextlib import suppress
 from typing import NamedTuple
 
 from torch_tfrecord.errors import ImageDecodeError
 
-__all__ = ["ImageHeader", "detect_format", "guess_content", "read_header"]
+__all__ = ["ImageHeader", "detect_format", "guess_content", "has_end_marker", "read_header"]
 
 _PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
+_JPEG_END = b"\xff\xd9"
+_HEAD_BYTES = 4096  # holds the header of most JPEGs without EXIF
 _BMP_INFO_SIZES = frozenset({12, 16, 40, 52, 56, 64, 108, 124})
 
 # What people store in an image feature by mistake, or in a format that is not read: first bytes -> words for them.
@@ -50,7 +53,7 @@ class ImageHeader(NamedTuple):
     ``exif`` holds the half-open byte ranges of the JPEG or PNG segments that may hold EXIF, headers included, and
     ``orientation`` is 1 to 8 as in EXIF, 1 (upright) where there is none or it cannot be read. ``channels`` and
     ``bits`` are as stored, for JPEG and PNG (palette: 1), and 0 for the other formats. ``adobe`` says that a JPEG has
-    Adobe's marker: with it CMYK is stored inverted.
+    Adobe's marker: with it CMYK is stored inverted. ``scan`` is where a JPEG's first scan begins, else 0.
     """
 
     format: str
@@ -61,6 +64,7 @@ class ImageHeader(NamedTuple):
     exif: tuple[tuple[int, int], ...] = ()
     orientation: int = 1
     adobe: bool = False
+    scan: int = 0
 
 
 def detect_format(data: bytes) -> str | None:
@@ -102,24 +106,45 @@ def guess_content(data: bytes) -> str:
     return "no format known here"
 
 
-def read_header(data: bytes) -> ImageHeader:
+def has_end_marker(data: bytes | memoryview, header: ImageHeader) -> bool:
+    """Whether a JPEG has an end marker behind its first scan; a file that was cut has none.
+
+    Inside compressed pixels the marker's two bytes cannot stand. Bytes behind it are passed over.
+    """
+    if len(data) - 2 >= header.scan and bytes(data[-2:]) == _JPEG_END:
+        return True
+    return bytes(data[header.scan :]).rfind(_JPEG_END) >= 0
+
+
+def read_header(data: bytes | memoryview) -> ImageHeader:
     """Read an encoded image's format, size and orientation, and check that it is whole as far as its structure tells.
+
+    A memoryview is not copied where it is a JPEG with a header of usual length.
 
     Raises:
         ImageDecodeError: The bytes are not of a format that is read, or the image is cut or its structure damaged.
     """
+    if isinstance(data, memoryview):
+        head = bytes(data[:_HEAD_BYTES])
+        if detect_format(head) == "jpeg":
+            with suppress(struct.error, IndexError):  # the header is longer
+                return _checked(_read_jpeg(head))
+        data = bytes(data)
     kind = detect_format(data)
     if kind is None:
         content = f"{len(data)} bytes that look like {guess_content(data)}" if data else "0 bytes"
         raise ImageDecodeError(f"expected a JPEG, PNG, GIF, BMP or WebP image, got {content}")
     try:
-        header = _READERS[kind](data)
+        return _checked(_READERS[kind](data))
     except (struct.error, IndexError) as exc:
         # Every read past the end lands here: struct and indexing check bounds, slices are never relied on.
         raise ImageDecodeError(f"expected a whole {kind.upper()} image, got {len(data)} bytes that end early") from exc
+
+
+def _checked(header: ImageHeader) -> ImageHeader:
     if not (header.height > 0 and header.width > 0):
         raise ImageDecodeError(
-            f"expected a {kind.upper()} image of at least 1 x 1 pixels, got {header.height} x {header.width}"
+            f"expected a {header.format.upper()} image of at least 1 x 1 pixels, got {header.height} x {header.width}"
         )
     return header
 
@@ -163,7 +188,7 @@ def _read_jpeg(data: bytes) -> ImageHeader:
     if size is None:
         raise _damaged("JPEG", "a frame header", position, "the pixel data or the end")
     bits, height, width, channels = size
-    return ImageHeader("jpeg", height, width, channels, bits, tuple(exif), orientation, adobe)
+    return ImageHeader("jpeg", height, width, channels, bits, tuple(exif), orientation, adobe, position)
 
 
 def _read_png(data: bytes) -> ImageHeader:

@@ -9,6 +9,7 @@ be called from several threads.
 from __future__ import annotations
 
 import io
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,15 +24,19 @@ from torch_tfrecord.image_backends import (
     decode_with_torchcodec,
     torchcodec_decoders,
 )
-from torch_tfrecord.image_headers import detect_format, read_header
+from torch_tfrecord.image_headers import ImageHeader, detect_format, read_header
+from torch_tfrecord.image_nvimgcodec import NVIMGCODEC_PIP, decode_with_nvimgcodec, nvimgcodec
 
 __all__ = [
     "DEFAULT_MAX_PIXELS",
     "decode_image",
+    "decode_opened",
     "encode_image",
     "image_format",
     "image_size",
+    "open_image",
     "resize_with_crop_or_pad",
+    "turn_upright",
 ]
 
 EncodedImage = bytes | bytearray | memoryview | torch.Tensor | np.ndarray[Any, Any]
@@ -39,7 +44,7 @@ EncodedImage = bytes | bytearray | memoryview | torch.Tensor | np.ndarray[Any, A
 DEFAULT_MAX_PIXELS = 178_956_970
 """Twice a quarter of a gibibyte of 24-bit pixels: where Pillow, too, takes an image for a decompression bomb."""
 
-_BACKENDS = ("auto", "torchcodec", "pillow")
+_BACKENDS = ("auto", "torchcodec", "pillow", "nvimgcodec")
 _MODES = ("RGB", "L", "RGBA", "unchanged")
 
 _ENCODE_CHANNELS = {"bmp": (1, 3), "gif": (1, 3), "jpeg": (1, 3), "png": (1, 2, 3, 4), "webp": (3, 4)}
@@ -59,13 +64,15 @@ def decode_image(
     """Decode a JPEG, PNG, GIF, BMP or WebP image, told apart by their first bytes.
 
     Args:
-        data: The encoded image, bytes or a 1-D uint8 tensor or array; neither kept nor changed.
+        data: The encoded image, bytes or a 1-D uint8 tensor or array; neither kept nor changed, and not copied where
+            the decoder takes it as it is.
         mode: ``"RGB"`` (gray is repeated, alpha dropped), ``"L"`` (gray; of a JPEG the stored luma, exactly as
             TensorFlow, else within 1 of it), ``"RGBA"`` (alpha 255 where there is none), or ``"unchanged"``: the stored
             channels, 1 to 4 (palette: RGB, or RGBA where the palette has transparent colours; CMYK and GIF: RGB), and
             uint16 for a 16-bit PNG. The other modes make such a PNG 8-bit by ``value >> 8``.
-        backend: ``"pillow"`` (all formats), ``"torchcodec"`` (JPEG and PNG), or ``"auto"``: torchcodec for JPEG where
-            torchcodec 0.16 or newer is installed (same pixels, measured faster), else Pillow.
+        backend: ``"pillow"`` (all formats), ``"torchcodec"`` (JPEG and PNG), ``"nvimgcodec"`` (JPEG; nvImageCodec
+            on the CPU, an extra), or ``"auto"``: torchcodec for JPEG where torchcodec 0.16 or newer is installed (same
+            pixels, measured faster), else Pillow.
         apply_orientation: Turn the picture upright as its EXIF orientation says. TensorFlow never does.
         max_pixels: The largest height times width; read from the header, before memory is taken.
 
@@ -78,7 +85,7 @@ def decode_image(
         ImageDecodeError: Not an image, a cut or damaged one, one over ``max_pixels``, or of a kind that the chosen
             backend cannot read. Every cut of a file is found; a changed byte inside compressed JPEG, GIF, WebP or BMP
             pixels may give another picture instead (a record's CRC is what finds that).
-        ImportError: ``backend="torchcodec"`` where it is not installed.
+        ImportError: ``backend="torchcodec"`` or ``"nvimgcodec"`` where it is not installed.
         ValueError: An unknown ``mode`` or ``backend``.
 
     Source: ``tf.io.decode_image`` and ``tf.io.decode_jpeg`` of TensorFlow 2.21.
@@ -90,26 +97,42 @@ def decode_image(
     _check_choice("mode", mode, _MODES)
     _check_choice("backend", backend, _BACKENDS)
     _check_positive("max_pixels", max_pixels)
-    encoded = _as_bytes(data)
+    encoded, header = open_image(data, max_pixels)
+    if backend == "torchcodec" and torchcodec_decoders() is None:
+        raise ImportError(f"backend='torchcodec' needs torchcodec 0.16 or newer: {TORCHCODEC_PIP}")
+    if backend == "nvimgcodec" and nvimgcodec() is None:
+        raise ImportError(f"backend='nvimgcodec' needs nvImageCodec: {NVIMGCODEC_PIP}")
+    image = decode_opened(encoded, header, mode, backend)
+    return turn_upright(image, header.orientation) if apply_orientation else image
+
+
+def open_image(data: EncodedImage, max_pixels: int) -> tuple[bytes | memoryview, ImageHeader]:
+    """Read an encoded image's header; the bytes are not copied.
+
+    Raises:
+        ImageDecodeError: Not an image, one cut or damaged in its structure, or one of more than ``max_pixels``.
+    """
+    encoded = _as_buffer(data)
     header = read_header(encoded)
     if header.height * header.width > max_pixels:
         raise ImageDecodeError(
             f"expected at most {max_pixels} pixels (max_pixels), got an image of {header.height} x {header.width} = "
             f"{header.height * header.width} pixels"
         )
-    if backend == "torchcodec" and torchcodec_decoders() is None:
-        raise ImportError(f"backend='torchcodec' needs torchcodec 0.16 or newer: {TORCHCODEC_PIP}")
+    return encoded, header
+
+
+def decode_opened(encoded: bytes | memoryview, header: ImageHeader, mode: str, backend: str = "auto") -> torch.Tensor:
+    """Decode an image whose header was read, as it is stored; see :func:`decode_image`."""
     if backend == "auto":
         usable = (
             header.format == "jpeg" and (header.channels != 4 or header.adobe) and torchcodec_decoders() is not None
         )
         backend = "torchcodec" if usable else "pillow"
-    # Without its EXIF segments no decoder can turn the picture (torchcodec always would) or stumble over them.
-    for start, end in reversed(header.exif):
-        encoded = encoded[:start] + encoded[end:]
-    decode = decode_with_torchcodec if backend == "torchcodec" else decode_with_pillow
+    if header.exif and backend != "nvimgcodec":  # which is told to leave it alone
+        encoded = _without(encoded, header.exif)
     try:
-        image = decode(encoded, header, mode)
+        return _decode(backend)(encoded, header, mode)
     except ImageDecodeError:
         raise
     except Exception as exc:  # decoders raise OSError, SyntaxError, ValueError, struct.error, MemoryError, ...
@@ -117,7 +140,21 @@ def decode_image(
             f"expected a whole {header.format.upper()} image of {header.height} x {header.width} pixels, got "
             f"{len(encoded)} bytes that {backend} cannot decode ({type(exc).__name__})"
         ) from exc
-    return _turn_upright(image, header.orientation) if apply_orientation else image
+
+
+def _decode(backend: str) -> Callable[[bytes | memoryview, ImageHeader, str], torch.Tensor]:
+    if backend == "nvimgcodec":
+        return decode_with_nvimgcodec
+    return decode_with_torchcodec if backend == "torchcodec" else decode_with_pillow
+
+
+def _without(encoded: bytes | memoryview, ranges: Sequence[tuple[int, int]]) -> bytes:
+    # Without its EXIF segments no decoder can turn the picture (torchcodec always would) or stumble over them.
+    kept, position = [], 0
+    for start, end in ranges:
+        kept.append(encoded[position:start])
+        position = end
+    return b"".join([*kept, encoded[position:]])
 
 
 def image_format(data: EncodedImage) -> str | None:
@@ -134,7 +171,7 @@ def image_format(data: EncodedImage) -> str | None:
         >>> image_format(b"GIF89a")
         'gif'
     """
-    return detect_format(_as_bytes(data))
+    return detect_format(bytes(_as_buffer(data)[:18]))
 
 
 def image_size(data: EncodedImage) -> tuple[int, int]:
@@ -150,7 +187,7 @@ def image_size(data: EncodedImage) -> tuple[int, int]:
         >>> image_size(encode_image(torch.zeros(3, 4, 6, dtype=torch.uint8), "png"))
         (4, 6)
     """
-    header = read_header(_as_bytes(data))
+    header = read_header(_as_buffer(data))
     return header.height, header.width
 
 
@@ -252,7 +289,7 @@ def _check_positive(name: str, value: int) -> None:
         raise ValueError(f"expected {name} to be at least 1, got {value}")
 
 
-def _as_bytes(data: EncodedImage) -> bytes:
+def _as_buffer(data: EncodedImage) -> bytes | memoryview:
     if isinstance(data, bytes):
         return data
     if isinstance(data, torch.Tensor | np.ndarray):
@@ -261,15 +298,17 @@ def _as_bytes(data: EncodedImage) -> bytes:
             raise ValueError(
                 f"expected data as a 1-D uint8 tensor or array, got {array.dtype} of shape {list(array.shape)}"
             )
-        return array.tobytes()
+        return memoryview(np.ascontiguousarray(array).data)
     if isinstance(data, bytearray | memoryview):
-        return bytes(data)
+        view = memoryview(data)
+        return view.cast("B") if view.c_contiguous else bytes(view)
     raise TypeError(
         f"expected data as bytes, bytearray, memoryview or a 1-D uint8 tensor or array, got {type(data).__name__}"
     )
 
 
-def _turn_upright(image: torch.Tensor, orientation: int) -> torch.Tensor:
+def turn_upright(image: torch.Tensor, orientation: int) -> torch.Tensor:
+    """Turn a decoded image [C, H, W] as its EXIF orientation, 1 to 8, says."""
     array = image.numpy()
     if orientation >= 5:
         array = array.swapaxes(-2, -1)

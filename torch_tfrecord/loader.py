@@ -11,10 +11,13 @@ import torch
 from torch.utils.data import DataLoader, Sampler
 
 from torch_tfrecord.collate import collate
+from torch_tfrecord.column_batch import ColumnTransform
 from torch_tfrecord.map_dataset import TFRecordDataset
 from torch_tfrecord.ordering import RandomStream, permutation, rank_share, rank_size
 from torch_tfrecord.paths import Paths
+from torch_tfrecord.position_batch import PositionBatch
 from torch_tfrecord.ranks import Rank, check_rank, resolve_rank
+from torch_tfrecord.read_ahead import ReadAheadLoader, usual_num_threads
 from torch_tfrecord.structured_features import SequenceFeatures
 
 __all__ = ["make_dataloader"]
@@ -34,6 +37,7 @@ def make_dataloader(
     num_epochs: int | None = 1,
     drop_last: bool = False,
     num_workers: int = 0,
+    num_threads: int | None = None,
     rank: int | None = None,
     world_size: int | None = None,
     **dataloader_kwargs: Any,
@@ -64,7 +68,10 @@ def make_dataloader(
         num_epochs: Epochs in one iteration over the loader: iteration k begins with epoch k * num_epochs. 0 gives no
             batch. None or -1: endlessly many, iteration k begins with epoch k, ``len(loader)`` is TypeError.
         drop_last: Leave out an epoch's last batch if it is not full.
-        num_workers: DataLoader processes.
+        num_workers: DataLoader processes. With 0, threads of this process read ahead: they hand batches over without
+            copying them, and are the faster way but for a slow transform, which runs in the thread that iterates.
+        num_threads: Threads that read, check, parse and decode ahead where `num_workers` is 0; one more batch than
+            threads is under way. 0 for none; None chooses by the number of processors.
         rank, world_size: Both or none; None means torch.distributed's where it is initialised, else torchrun's
             environment, else 0 of 1.
         **dataloader_kwargs: For `DataLoader`: pin_memory, persistent_workers, prefetch_factor, ...; `collate_fn` is
@@ -86,9 +93,12 @@ def make_dataloader(
         ...     ...
     """
     _check_arguments(batch_size, shuffle, num_epochs, dataloader_kwargs)
+    if num_threads is not None and as_integer(num_threads) < 0:
+        raise ValueError(f"num_threads must be at least 0, or None, got {num_threads}")
     check_rank(rank, world_size)
     if label_key is not None:
-        transform = _SplitLabel(label_key, features, transform)
+        split = _SplitLabel(label_key, features)
+        transform = split if transform is None else _Chain(transform, split)
     here = resolve_rank(rank, world_size)
     dataset = TFRecordDataset(paths, features, transform=transform)
     batches = _Batches(
@@ -105,7 +115,13 @@ def make_dataloader(
         # Else DataLoader draws the workers' seeds from the global random state.
         generator = torch.Generator().manual_seed(RandomStream(seed, here.rank).below(1 << 63))
         dataloader_kwargs["generator"] = generator
-    return DataLoader(dataset, batch_sampler=batches, num_workers=num_workers, **dataloader_kwargs)
+    return ReadAheadLoader(
+        dataset,
+        batch_sampler=batches,
+        num_workers=num_workers,
+        num_threads=usual_num_threads() if num_threads is None else as_integer(num_threads),
+        **dataloader_kwargs,
+    )
 
 
 def _check_arguments(batch_size: Any, shuffle: Any, num_epochs: Any, dataloader_kwargs: Mapping[str, Any]) -> None:
@@ -120,29 +136,36 @@ def _check_arguments(batch_size: Any, shuffle: Any, num_epochs: Any, dataloader_
             raise ValueError(f"{name} cannot be given: make_dataloader makes it; use DataLoader(TFRecordDataset(...))")
 
 
-class _SplitLabel:
-    """The transform, then (features, label)."""
+class _SplitLabel(ColumnTransform):
+    """(features, label) of a sample, or of the columns of a batch."""
 
-    def __init__(
-        self,
-        label_key: str,
-        features: Mapping[str, Any] | SequenceFeatures | None,
-        transform: Callable[[Any], Any] | None,
-    ) -> None:
+    def __init__(self, label_key: str, features: Mapping[str, Any] | SequenceFeatures | None) -> None:
         if not isinstance(features, Mapping) or label_key not in features:
             keys = list(features) if isinstance(features, Mapping) else None
             raise ValueError(f"The `label_key` provided ({label_key}) must be one of the `features` keys: {keys}")
         self._label_key = label_key
-        self._transform = transform
 
     def __call__(self, sample: Any) -> tuple[dict[str, Any], Any]:
         """Take the label out of a sample."""
-        if self._transform is not None:
-            sample = self._transform(sample)
         if not isinstance(sample, Mapping) or self._label_key not in sample:
             raise ValueError(f"the transform must return a mapping that holds label_key={self._label_key!r}")
         rest = {key: value for key, value in sample.items() if key != self._label_key}
         return rest, sample[self._label_key]
+
+    def columns(self, columns: Any) -> tuple[dict[str, Any], Any]:
+        """Take the label's column out."""
+        return self(columns)
+
+
+class _Chain:
+    """One transform, then another."""
+
+    def __init__(self, first: Callable[[Any], Any], second: Callable[[Any], Any]) -> None:
+        self._first, self._second = first, second
+
+    def __call__(self, sample: Any) -> Any:
+        """Apply both to a sample."""
+        return self._second(self._first(sample))
 
 
 class _Batches(Sampler[list[int]]):
@@ -186,8 +209,8 @@ class _Batches(Sampler[list[int]]):
         size = rank_size(self._num_records, self._rank.world_size, drop_last=self._drop_last)
         return size // self._batch_size if self._drop_last else -(-size // self._batch_size)
 
-    def _epoch(self, epoch: int) -> Iterator[list[int]]:
+    def _epoch(self, epoch: int) -> Iterator[PositionBatch]:
         order = permutation(self._num_records, self._seed, epoch) if self._shuffle else range(self._num_records)
         positions = rank_share(order, *self._rank, drop_last=self._drop_last)
         for number in range(self._batches_an_epoch()):
-            yield positions[number * self._batch_size : (number + 1) * self._batch_size]
+            yield PositionBatch(positions[number * self._batch_size : (number + 1) * self._batch_size], epoch)

@@ -2,27 +2,34 @@
 
 from __future__ import annotations
 
-import bisect
 import os
+import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from itertools import accumulate
 from operator import index as as_integer
-from typing import Any, overload
+from typing import Any, TypeAlias, overload
 
+import numpy as np
+import numpy.typing as npt
+import torch
 from torch.utils.data import Dataset
 
+from torch_tfrecord.batch_parser import BatchParser
+from torch_tfrecord.column_batch import ColumnBatch, ColumnTransform
 from torch_tfrecord.compression import ByteSource, check_compression_type, open_stream
 from torch_tfrecord.errors import TFRecordError
 from torch_tfrecord.index import RecordIndex
-from torch_tfrecord.parsing import ExampleParser, SequenceExampleParser, make_parser
 from torch_tfrecord.paths import Paths, find_files
 from torch_tfrecord.reader import RecordReader
+from torch_tfrecord.record_keys import record_keys
+from torch_tfrecord.record_table import RecordTable
 from torch_tfrecord.sidecar import IndexKeeper
 from torch_tfrecord.storage import SourceCache, open_file
 from torch_tfrecord.structured_features import SequenceFeatures
 
 __all__ = ["TFRecordDataset"]
+
+_Integers: TypeAlias = "npt.NDArray[np.int64]"
 
 
 class TFRecordDataset(Dataset[Any]):
@@ -71,16 +78,18 @@ class TFRecordDataset(Dataset[Any]):
         index_dir: str | os.PathLike[str] | None = None,
     ) -> None:
         compression = check_compression_type(compression_type)
-        self._parser = None if features is None else make_parser(features)
+        self._parser = None if features is None else BatchParser(features)
         self._transform = transform
         keeper = IndexKeeper(index, index_dir=index_dir, verify_crc=verify_crc, compression_type=compression)
         self.files: list[str] = find_files(paths)
-        self._indexes = keeper.indexes(self.files)
-        self._ends = list(accumulate(map(len, self._indexes)))
-        self._positions = range(self._ends[-1])
+        indexes = keeper.indexes(self.files)
+        self._table = RecordTable(indexes)
+        self._positions = range(len(self._table))
         self._reader = RecordReader(verify_crc)
-        self._opener = _FileOpener(self.files, self._indexes)
+        self._opener = _FileOpener(self.files, indexes)
         self._sources = SourceCache(self._opener)
+        self._epoch = torch.zeros((), dtype=torch.int64)
+        self._share_epoch()
 
     def __len__(self) -> int:
         return len(self._positions)
@@ -95,23 +104,63 @@ class TFRecordDataset(Dataset[Any]):
         """The sample at a position (negative ones count from the end), or for a slice a dataset of those positions."""
         if isinstance(position, slice):
             return self._part(self._positions[position])
-        file, number = self._find(position)
-        payload = self._read(file, number)
-        sample = payload if self._parser is None else self._parse(self._parser, payload, file, number)
+        absolute = self._absolute(position)
+        sample = self._sample(absolute, int(self._epoch))
         return sample if self._transform is None else self._transform(sample)
 
-    def __getitems__(self, positions: Sequence[int]) -> list[Any]:
-        """The samples of several positions, in that order: what DataLoader asks for to make a batch."""
-        return [self[position] for position in positions]
+    def __getitems__(self, positions: Sequence[int]) -> Sequence[Any]:
+        """The samples of several positions, in that order: what DataLoader asks for to make a batch.
+
+        Read by few calls, and parsed at once to columns, which `collate` hands on; for everything else the result is
+        a sequence of samples, each equal to `ds[position]`. Where a record is damaged or does not fit the features the
+        error is that of the first such position.
+        """
+        return self.transform_samples(self.load_samples(positions))
+
+    def load_samples(self, positions: Sequence[int]) -> Sequence[Any]:
+        """`__getitems__` without the transform: reads, verifies, parses and decodes. Safe from several threads."""
+        if not len(positions):
+            return []
+        absolute = self._absolutes(positions)
+        epoch = getattr(positions, "epoch", None)
+        epoch = int(self._epoch) if epoch is None else epoch
+        try:
+            return self._load(absolute, epoch)
+        except TFRecordError:
+            # One after another, for the error of the first bad position.
+            return [self._sample(position, epoch) for position in absolute.tolist()]
+
+    @property
+    def has_user_transform(self) -> bool:
+        """Whether there is a transform that may do anything, such as draw from the global random state."""
+        return self._transform is not None and not isinstance(self._transform, ColumnTransform)
+
+    def transform_samples(self, samples: Sequence[Any]) -> Sequence[Any]:
+        """The transform applied to each of the samples that `load_samples` gave."""
+        transform = self._transform
+        if transform is None:
+            return samples
+        if isinstance(transform, ColumnTransform) and isinstance(samples, ColumnBatch):
+            return samples.map(transform.columns)
+        return [transform(sample) for sample in samples]
 
     def raw(self, position: int) -> bytes:
         """The record's payload, unparsed."""
-        return self._read(*self._find(position))
+        return self._read(self._absolute(position))
 
     def locate(self, position: int) -> tuple[str, int]:
         """File of a position, and byte offset of its record; in the decompressed stream for compressed files."""
-        file, number = self._find(position)
-        return self.files[file], int(self._indexes[file].offsets[number])
+        file, _, offset, _ = self._table.find_one(self._absolute(position))
+        return self.files[file], offset
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch, from 0, that random draws of features (a fused crop) depend on; workers follow.
+
+        A batch of positions that has an attribute `epoch`, as those of `make_dataloader`, goes by that.
+        """
+        if as_integer(epoch) < 0:
+            raise ValueError(f"epoch must be an integer of at least 0, got {epoch!r}")
+        self._epoch.fill_(as_integer(epoch))
 
     def _part(self, positions: range) -> TFRecordDataset:
         part = object.__new__(type(self))
@@ -119,29 +168,57 @@ class TFRecordDataset(Dataset[Any]):
         part._positions = positions
         return part
 
-    def _find(self, position: int) -> tuple[int, int]:
-        """Number of the file, and of the record in it."""
+    # Positions: those of this dataset to those of all files, "absolute".
+
+    def _absolute(self, position: int) -> int:
         try:
-            absolute = self._positions[as_integer(position)]
+            return self._positions[as_integer(position)]
         except IndexError:
             raise IndexError(f"position {position} is out of range for {len(self)} records") from None
-        file = bisect.bisect_right(self._ends, absolute)
-        return file, absolute - (self._ends[file - 1] if file else 0)
 
-    def _read(self, file: int, number: int) -> bytes:
-        index = self._indexes[file]
+    def _absolutes(self, positions: Sequence[int]) -> _Integers:
+        numbers = np.asarray(positions)
+        if numbers.dtype != np.int64 or numbers.ndim != 1:  # other integers, or none
+            return np.array([self._absolute(position) for position in positions], dtype=np.int64)
+        low, high = numbers.min(), numbers.max()
+        if low < 0 or high >= len(self):
+            wrong = numbers[(numbers < -len(self)) | (numbers >= len(self))]
+            if len(wrong):
+                self._absolute(wrong[0])
+            numbers = np.where(numbers < 0, numbers + len(self), numbers)
+        start, step = self._positions.start, self._positions.step
+        return numbers if (start, step) == (0, 1) else numbers * step + start
+
+    # Reading and parsing.
+
+    def _load(self, absolute: _Integers, epoch: int) -> Sequence[Any]:
+        records = self._reader.read_batch(self._sources.get, *self._table.find(absolute))
+        if self._parser is None:
+            return records.tolist()
+        keys = record_keys(absolute, epoch) if self._parser.needs_keys else None
+        if not self.has_user_transform:
+            batch: Sequence[Any] = self._parser.batch(records, keys)
+            return batch
+        return self._parser.samples(records, keys)
+
+    def _sample(self, absolute: int, epoch: int) -> Any:
+        payload = self._read(absolute)
+        if self._parser is None:
+            return payload
+        key = int(record_keys(np.array([absolute]), epoch)[0]) if self._parser.needs_keys else 0
         try:
-            return self._reader.read(self._sources.get(file), int(index.offsets[number]), int(index.lengths[number]))
+            return self._parser.single(payload, key)
         except TFRecordError as error:
-            error.locate(path=self.files[file], position=number)
+            file, number, offset, _ = self._table.find_one(absolute)
+            error.locate(path=self.files[file], offset=offset, position=number)
             raise
 
-    def _parse(self, parser: ExampleParser | SequenceExampleParser, payload: bytes, file: int, number: int) -> Any:
+    def _read(self, absolute: int) -> bytes:
+        file, number, offset, length = self._table.find_one(absolute)
         try:
-            return parser.single(payload)
+            return self._reader.read(self._sources.get(file), offset, length)
         except TFRecordError as error:
-            offset = int(self._indexes[file].offsets[number])
-            error.locate(path=self.files[file], offset=offset, position=number)
+            error.locate(path=self.files[file], position=number)
             raise
 
     def __getstate__(self) -> dict[str, Any]:
@@ -152,6 +229,12 @@ class TFRecordDataset(Dataset[Any]):
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._sources = SourceCache(self._opener)
+        self._share_epoch()  # plain pickle and copies do not keep it shared
+
+    def _share_epoch(self) -> None:
+        # In shared memory: persistent workers hold a copy of this object and must see set_epoch all the same.
+        if self._parser is not None and self._parser.needs_keys:
+            self._epoch.share_memory_()  # type: ignore[no-untyped-call]
 
     def __repr__(self) -> str:
         return f"TFRecordDataset({len(self)} records in {len(self.files)} files, {self.files[0]!r}, ...)"
@@ -167,7 +250,7 @@ class _FileOpener:
 
     def __init__(self, files: Sequence[str], indexes: Sequence[RecordIndex]) -> None:
         self._files = files
-        self._indexes = indexes
+        self._indexes = [index.without_records() for index in indexes]
         self._said_slow = False
 
     def __call__(self, file: int) -> ByteSource:
@@ -179,6 +262,15 @@ class _FileOpener:
             warnings.warn(
                 "random access in a compressed file decompresses from its beginning up to the record: slow unless read "
                 "in order. Write the data uncompressed, or stream it with TFRecordIterableDataset.",
-                stacklevel=5,  # whoever asked for the record
+                stacklevel=_outer_level(),  # whoever asked for the record
             )
         return open_stream(source, index.compression_type)[0]
+
+
+def _outer_level() -> int:
+    """The `stacklevel`, for a warning of the calling function, of the nearest caller outside this package."""
+    level, frame = 1, sys._getframe(1)
+    folder = os.path.dirname(__file__)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(folder):
+        level, frame = level + 1, frame.f_back
+    return level

@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from torch_tfrecord.native import native_module
+
 __all__ = ["PackedRecords"]
 
 
@@ -46,5 +48,23 @@ class PackedRecords(Sequence[memoryview]):
             yield buffer[start : start + length]
 
     def tolist(self) -> list[bytes]:
-        """Each payload as bytes."""
-        return [bytes(record) for record in self]
+        """Each payload as bytes; not copied where the buffer is nothing but one payload.
+
+        Raises:
+            ValueError: a start and length that are not inside the buffer.
+        """
+        whole = self.buffer.obj
+        if len(self) == 1 and type(whole) is bytes and self.starts[0] == 0 and self.lengths[0] == len(whole):
+            return [whole]
+        native = native_module("frames")
+        if native is None:
+            places = zip(self.starts.tolist(), self.lengths.tolist(), strict=True)
+            return [_part(self.buffer, start, length) for start, length in places]
+        parts: list[bytes] = native.slices(self.buffer, self.starts, self.lengths)
+        return parts
+
+
+def _part(buffer: memoryview, start: int, length: int) -> bytes:
+    if start < 0 or length < 0 or length > len(buffer) - start:
+        raise ValueError(f"expected parts of a buffer of {len(buffer)} bytes, got {length} bytes from {start}")
+    return bytes(buffer[start : start + length])

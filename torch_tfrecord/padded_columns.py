@@ -6,10 +6,12 @@ import math
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 
-from torch_tfrecord.columns import join, key_of, labelled, list_lookup, strings, torch_dtype
+from torch_tfrecord.columns import Column, Want, join, key_of, labelled, list_lookup, strings, torch_dtype
 from torch_tfrecord.dtypes import cast, nest
+from torch_tfrecord.errors import ParseError
 from torch_tfrecord.features import mark_ragged
 from torch_tfrecord.lookup import Lookup
 from torch_tfrecord.structured_features import FixedLenSequenceFeature
@@ -21,6 +23,7 @@ class RowFinder(Protocol):
     """Finds the rows in a record: in one list of an Example, or in the steps of a feature list (``step_columns``)."""
 
     lookup: Lookup
+    wants: tuple[Want, ...] | None
 
     def find(self, record: Any) -> tuple[list[Any], int]:
         """The list messages that hold the values, and the number of rows."""
@@ -31,6 +34,7 @@ class RowLists:
 
     def __init__(self, name: str, spec: FixedLenSequenceFeature) -> None:
         self.lookup = list_lookup(name, key_of(name, spec), spec.dtype)
+        self.wants: tuple[Want, ...] | None = (Want(self.lookup.key, self.lookup.kind, None, False),)
         self._shape = spec.shape
         self._row_size = math.prod(spec.shape)
 
@@ -61,11 +65,21 @@ def row_lists(name: str, spec: FixedLenSequenceFeature) -> RowLists:
     return RowLists(name, spec)
 
 
+def _num_rows(column: Column, row_size: int) -> list[int]:
+    """How many rows each record has."""
+    counts = np.diff(column.offsets)
+    if (counts % row_size if row_size else counts).any():
+        raise ParseError("a number of values is not a multiple of the row's size")
+    lengths: list[int] = (counts // max(row_size, 1)).tolist()
+    return lengths
+
+
 class PaddedNumbers:
     """Reads a FixedLenSequenceFeature of numbers."""
 
     def __init__(self, lists: RowFinder, spec: FixedLenSequenceFeature) -> None:
         self._lists = lists
+        self.wants = lists.wants
         self._dtype = torch_dtype(spec.dtype)
         self._shape = spec.shape
         self._padding = torch.tensor(0 if spec.default_value is None else spec.default_value, dtype=self._dtype)
@@ -79,7 +93,22 @@ class PaddedNumbers:
         """The rows of several records, [B, longest T, *shape]."""
         found = [self._lists.find(record) for record in records]
         lengths = [rows for _, rows in found]
-        values = self._rows([item for items, _ in found for item in items], sum(lengths))
+        return self._pad(self._rows([item for items, _ in found for item in items], sum(lengths)), lengths)
+
+    def from_columns(self, columns: Sequence[Column]) -> torch.Tensor:
+        """The column of several records, from the compiled core."""
+        return self._pad(*self._values(columns[0]))
+
+    def rows(self, columns: Sequence[Column]) -> list[torch.Tensor]:
+        """The values of several records, from the compiled core."""
+        values, lengths = self._values(columns[0])
+        return [mark_ragged(part) for part in torch.split(values, lengths)] if lengths else []
+
+    def _values(self, column: Column) -> tuple[torch.Tensor, list[int]]:
+        lengths = _num_rows(column, math.prod(self._shape))
+        return cast(column.values, self._dtype).reshape(sum(lengths), *self._shape), lengths
+
+    def _pad(self, values: torch.Tensor, lengths: list[int]) -> torch.Tensor:
         longest = max(lengths, default=0)
         if lengths and min(lengths) == longest:
             return values.reshape(len(lengths), longest, *self._shape)
@@ -99,6 +128,7 @@ class PaddedStrings:
 
     def __init__(self, lists: RowFinder, spec: FixedLenSequenceFeature) -> None:
         self._lists = lists
+        self.wants = lists.wants
         self._spec = spec
         nothing: bytes | str = b"" if spec.dtype is bytes else ""
         self._padding = nothing if spec.default_value is None else spec.default_value
@@ -112,7 +142,20 @@ class PaddedStrings:
 
     def batch(self, records: Sequence[Any]) -> list[Any]:
         """The rows of several records, lists of the longest T."""
-        samples = [self.sample(record) for record in records]
+        return self._pad([self.sample(record) for record in records])
+
+    def from_columns(self, columns: Sequence[Column]) -> list[Any]:
+        """The column of several records, from the compiled core."""
+        return self._pad(self.rows(columns))
+
+    def rows(self, columns: Sequence[Column]) -> list[list[Any]]:
+        """The values of several records, from the compiled core."""
+        values = columns[0].strings(self._spec.dtype)
+        lengths = _num_rows(columns[0], math.prod(self._spec.shape))
+        bounds = zip(columns[0].bounds(), lengths, strict=True)
+        return [nest(values[begin:end], (rows, *self._spec.shape)) for (begin, end), rows in bounds]
+
+    def _pad(self, samples: list[list[Any]]) -> list[Any]:
         longest = max(map(len, samples), default=0)
         return [rows + self._padding_rows(longest - len(rows)) for rows in samples]
 

@@ -1,17 +1,27 @@
-"""Specs applied to messages: one record to a sample, several records to a batch of columns."""
+"""Specs applied to messages: one record to a sample, several records to a batch of columns.
+
+Batches of Examples are read by the compiled core where there is one, the records are plain and nothing is wrong with
+them; all else goes through protobuf's messages, with the same values, and it is there that errors get their words.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import functools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from operator import attrgetter
 from typing import Any, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
+from torch_tfrecord.column_plan import ColumnPlan
+from torch_tfrecord.columns import Column
 from torch_tfrecord.errors import TFRecordError
 from torch_tfrecord.example import parse_message
 from torch_tfrecord.features import Feature
 from torch_tfrecord.messages import SequenceExample
+from torch_tfrecord.packed_records import PackedRecords
 from torch_tfrecord.spec_readers import make_context_reader, make_reader, make_step_counter, make_step_reader
 from torch_tfrecord.structured_features import SequenceFeatures
 
@@ -25,35 +35,62 @@ __all__ = [
     "parse_single_sequence_example",
 ]
 
+# Fewer records than this are read faster one by one than taken out of columns.
+_FEW_RECORDS = 4
+
 _Bytes: TypeAlias = bytes | bytearray | memoryview
+_Keys: TypeAlias = "npt.NDArray[np.uint64]"
+# The method of a reader by which it is read.
+_Reading: TypeAlias = Callable[[Any], Callable[..., Any]]
 
 
 class _Parser:
     """What both parsers share: a batch reports the lowest position that fails."""
 
-    def single(self, serialized: _Bytes) -> Any:
+    needs_keys = False
+    """Whether a spec draws at random, so that the records' keys make a difference."""
+
+    def single(self, serialized: _Bytes, key: int = 0) -> Any:
         """Parse one record."""
         raise NotImplementedError
 
-    def batch(self, serialized_list: Iterable[_Bytes]) -> Any:
-        """Parse several records into columns."""
-        rows = _rows(serialized_list)
+    def batch(self, records: Iterable[_Bytes], keys: _Keys | None = None) -> Any:
+        """Parse several records into columns.
+
+        Dense columns of one batch may be neighbours in one block of memory, which lives as long as any of them.
+
+        Args:
+            records: PackedRecords, which are not copied, or each record's bytes.
+            keys: uint64 [N], a random key for each record: what specs that draw at random draw from. None is zeros.
+
+        Raises:
+            TFRecordError: Of the lowest record that fails; ``position`` is its number among these.
+        """
+        rows, keys = _rows_and_keys(records, keys)
         try:
-            return self._columns(rows)
+            return self._columns(rows, keys)
         except TFRecordError:
-            self._raise_first_error(rows)
+            self._singles(rows, keys)  # columns are read one by one: this error may not be the lowest record's
             raise
 
-    def _columns(self, rows: Sequence[_Bytes]) -> Any:
+    def samples(self, records: Iterable[_Bytes], keys: _Keys | None = None) -> list[Any]:
+        """Parse several records into a list of what :meth:`single` gives of each; arguments as of :meth:`batch`.
+
+        Tensors of different samples may be parts of one memory.
+        """
+        return self._singles(*_rows_and_keys(records, keys))
+
+    def _columns(self, rows: Sequence[_Bytes], keys: _Keys) -> Any:
         raise NotImplementedError
 
-    def _raise_first_error(self, rows: Sequence[_Bytes]) -> None:
-        # Columns are read one after another, so the error at hand may not be that of the lowest position.
-        for position, row in enumerate(rows):
+    def _singles(self, rows: Sequence[_Bytes], keys: _Keys) -> list[Any]:
+        samples = []
+        for position, (row, key) in enumerate(zip(rows, keys.tolist(), strict=True)):
             try:
-                self.single(row)
+                samples.append(self.single(row, key))
             except TFRecordError as error:
                 raise error.locate(position=position) from error.__cause__
+        return samples
 
 
 class ExampleParser(_Parser):
@@ -81,19 +118,86 @@ class ExampleParser(_Parser):
             raise TypeError(f"features must be a mapping of names to specs, got {type(features).__name__}")
         self.features = dict(features)
         self._readers = [(name, make_reader(name, spec)) for name, spec in self.features.items()]
+        self._keyed = [getattr(reader, "keyed", False) for _, reader in self._readers]
+        self.needs_keys = any(self._keyed)
 
     def __reduce__(self) -> tuple[type[ExampleParser], tuple[dict[str, Feature]]]:
         """Pickle the specs; the readers are built again."""
         return type(self), (self.features,)
 
-    def single(self, serialized: _Bytes) -> dict[str, Any]:
-        """Parse one serialized Example; see :func:`parse_single_example`."""
-        record = parse_message(serialized).features.feature
-        return {name: reader.sample(record) for name, reader in self._readers}
+    def single(self, serialized: _Bytes, key: int = 0) -> dict[str, Any]:
+        """Parse one serialized Example; see :func:`parse_single_example`.
 
-    def _columns(self, rows: Sequence[_Bytes]) -> dict[str, Any]:
-        records = [parse_message(row).features.feature for row in rows]
-        return {name: reader.batch(records) for name, reader in self._readers}
+        Args:
+            serialized: The record's bytes.
+            key: What specs that draw at random draw from, an unsigned number of 64 bits.
+        """
+        record = parse_message(serialized).features.feature
+        if not self.needs_keys:
+            return {name: reader.sample(record) for name, reader in self._readers}
+        readers: list[Any] = [reader for _, reader in self._readers]
+        values = [
+            reader.sample(record, key) if keyed else reader.sample(record)
+            for reader, keyed in zip(readers, self._keyed, strict=True)
+        ]
+        return dict(zip(self.features, values, strict=True))
+
+    def samples(self, records: Iterable[_Bytes], keys: _Keys | None = None) -> list[Any]:
+        """Parse several records into a list of what :meth:`single` gives of each; arguments as of :meth:`batch`.
+
+        Tensors of different samples may be parts of one memory.
+        """
+        rows, keys = _rows_and_keys(records, keys)
+        values = None
+        if len(rows) >= _FEW_RECORDS:
+            values = self._native(rows, keys, attrgetter("rows"), lambda reader: _each(reader.sample))
+        if values is None:
+            return self._singles(rows, keys)
+        return [dict(zip(self.features, row, strict=True)) for row in zip(*values, strict=True)]
+
+    def _columns(self, rows: Sequence[_Bytes], keys: _Keys) -> dict[str, Any]:
+        values = self._native(rows, keys, attrgetter("from_columns"), attrgetter("batch"))
+        if values is None:
+            values = self._read([None] * len(self._readers), rows, keys, None, attrgetter("batch"))
+        return dict(zip(self.features, values, strict=True))
+
+    @functools.cached_property
+    def _plan(self) -> ColumnPlan:
+        return ColumnPlan([reader for _, reader in self._readers])
+
+    def _native(self, rows: Sequence[_Bytes], keys: _Keys, *readings: _Reading) -> list[Any] | None:
+        """Every feature's values by the compiled core; None where it cannot, or where something is wrong."""
+        if not self._plan.is_useful:
+            return None
+        found = self._plan.read(rows if isinstance(rows, PackedRecords) else _pack(rows))
+        if found is None:
+            return None
+        try:
+            return self._read(found, rows, keys, *readings)
+        except (TFRecordError, UnicodeDecodeError):
+            return None
+
+    def _read(
+        self,
+        found: Sequence[Sequence[Column] | None],
+        rows: Sequence[_Bytes],
+        keys: _Keys,
+        of_columns: _Reading | None,
+        of_messages: _Reading,
+    ) -> list[Any]:
+        """Read every feature: from its columns, or from the records' messages where it has none."""
+        records: list[Any] | None = None
+        values = []
+        for (_, reader), columns, keyed in zip(self._readers, found, self._keyed, strict=True):
+            if columns is not None and of_columns is not None:
+                read = of_columns(reader)
+                values.append(read(columns, keys) if keyed else read(columns))
+                continue
+            if records is None:
+                records = [parse_message(row).features.feature for row in rows]
+            read = of_messages(reader)
+            values.append(read(records, keys) if keyed else read(records))
+        return values
 
 
 class SequenceExampleParser(_Parser):
@@ -131,7 +235,7 @@ class SequenceExampleParser(_Parser):
         """Pickle the specs; the readers are built again."""
         return type(self), (self.features.context_features, self.features.sequence_features)
 
-    def single(self, serialized: _Bytes) -> tuple[dict[str, Any], dict[str, Any]]:
+    def single(self, serialized: _Bytes, key: int = 0) -> tuple[dict[str, Any], dict[str, Any]]:
         """Parse one serialized SequenceExample; see :func:`parse_single_sequence_example`."""
         record = parse_message(serialized, SequenceExample)
         context = record.context.feature
@@ -140,7 +244,9 @@ class SequenceExampleParser(_Parser):
             {name: reader.sample(record) for name, reader in self._steps},
         )
 
-    def _columns(self, rows: Sequence[_Bytes]) -> tuple[dict[str, Any], dict[str, Any], dict[str, torch.Tensor]]:
+    def _columns(
+        self, rows: Sequence[_Bytes], keys: _Keys
+    ) -> tuple[dict[str, Any], dict[str, Any], dict[str, torch.Tensor]]:
         records = [parse_message(row, SequenceExample) for row in rows]
         contexts = [record.context.feature for record in records]
         return (
@@ -289,6 +395,28 @@ def parse_sequence_example(
         return parser.scalar(serialized_list)
     batch: tuple[dict[str, Any], dict[str, Any], dict[str, torch.Tensor]] = parser.batch(serialized_list)
     return batch
+
+
+def _each(read: Callable[..., Any]) -> Callable[..., list[Any]]:
+    """Several records by what reads one."""
+    return lambda records, *keys: [
+        read(record, *key) for record, *key in zip(records, *(one.tolist() for one in keys), strict=True)
+    ]
+
+
+def _pack(rows: Sequence[_Bytes]) -> PackedRecords:
+    parts = [row if isinstance(row, bytes) else bytes(row) for row in rows]
+    ends = np.cumsum([0, *map(len, parts)], dtype=np.int64)
+    return PackedRecords(b"".join(parts), ends[:-1], np.diff(ends))
+
+
+def _rows_and_keys(records: Any, keys: _Keys | None) -> tuple[Sequence[Any], _Keys]:
+    rows = records if isinstance(records, PackedRecords) else _rows(records)
+    if keys is None:
+        return rows, np.zeros(len(rows), np.uint64)
+    if len(keys) != len(rows):
+        raise ValueError(f"expected a key for each of {len(rows)} records, got {len(keys)}")
+    return rows, np.asarray(keys, np.uint64)
 
 
 def _rows(serialized_list: Any) -> list[Any]:

@@ -9,7 +9,19 @@ from typing import Any
 import numpy as np
 import torch
 
-from torch_tfrecord.columns import join, key_of, labelled, list_lookup, strings, torch_dtype
+from torch_tfrecord.columns import (
+    Column,
+    Want,
+    jagged_column,
+    jagged_rows,
+    join,
+    key_of,
+    labelled,
+    list_lookup,
+    string_rows,
+    strings,
+    torch_dtype,
+)
 from torch_tfrecord.dtypes import INT64_LIST, cast, nest
 from torch_tfrecord.example import to_array
 from torch_tfrecord.features import FixedLenFeature, VarLenFeature, mark_ragged
@@ -18,6 +30,8 @@ __all__ = ["FixedNumbers", "FixedStrings", "VarLenNumbers", "VarLenStrings"]
 
 # Dtypes that need no cast, and so have a short way for a single scalar.
 _PLAIN: dict[Any, Any] = {torch.int64: np.int64, torch.float32: np.float32}
+# An integer of each size, to move bits of any dtype.
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class FixedNumbers:
@@ -33,6 +47,9 @@ class FixedNumbers:
         self._default: torch.Tensor | None = None
         if spec.default_value is not None and self._count:  # an empty default is none, as in TensorFlow
             self._default = torch.tensor(spec.default_value, dtype=self._dtype).reshape(spec.shape)
+        self.wants = (Want(self._lookup.key, self._lookup.kind, self._count, self._default is None),)
+        # The core's column as it is.
+        self._is_column = self._dtype in _PLAIN and spec.shape in ((), (self._count,)) and spec.shape != (1,)
 
     def sample(self, record: Any) -> torch.Tensor:
         """The value of one record."""
@@ -55,6 +72,21 @@ class FixedNumbers:
         rows = iter(tensor.unbind())
         pairs = zip(found, records, strict=True)
         return torch.stack([self._default_of(record) if item is None else next(rows) for item, record in pairs])
+
+    def from_columns(self, columns: Sequence[Column]) -> torch.Tensor:
+        """The column of several records, from the compiled core."""
+        values, _, missing, _ = columns[0]
+        if self._is_column and missing is None:
+            return torch.from_numpy(values)
+        tensor = cast(values, self._dtype).reshape(len(values), *self._shape)
+        if missing is not None and self._default is not None:
+            bits = _BITS[self._dtype.itemsize]
+            tensor.view(bits)[torch.from_numpy(missing)] = self._default.view(bits)
+        return tensor
+
+    def rows(self, columns: Sequence[Column]) -> list[torch.Tensor]:
+        """The values of several records, from the compiled core."""
+        return list(self.from_columns(columns).unbind())
 
     def _column(self, found: Sequence[Any]) -> Any:
         values = [item.value for item in found]
@@ -87,6 +119,7 @@ class FixedStrings:
         self._count = math.prod(spec.shape)
         default = spec.default_value
         self._default = None if default is None or not self._count else [default] if spec.shape == () else list(default)
+        self.wants = (Want(self._lookup.key, self._lookup.kind, self._count, self._default is None),)
 
     def sample(self, record: Any) -> Any:
         """The value of one record."""
@@ -95,6 +128,21 @@ class FixedStrings:
     def batch(self, records: Sequence[Any]) -> list[Any]:
         """The column of several records."""
         return [self.sample(record) for record in records]
+
+    def from_columns(self, columns: Sequence[Column]) -> list[Any]:
+        """The column of several records, from the compiled core."""
+        column, count, shape = columns[0], self._count, self._spec.shape
+        values = column.strings(self._spec.dtype)
+        if shape != ():
+            values = [nest(values[row * count : (row + 1) * count], shape) for row in range(len(column.values))]
+        if column.missing is not None and self._default is not None:
+            for row in column.missing.nonzero()[0].tolist():
+                values[row] = nest(self._default, shape)
+        return values
+
+    def rows(self, columns: Sequence[Column]) -> list[Any]:
+        """The values of several records, from the compiled core."""
+        return self.from_columns(columns)
 
     def _values(self, record: Any) -> list[Any]:
         found = self._lookup.find(record)
@@ -113,6 +161,7 @@ class VarLenNumbers:
     def __init__(self, name: str, spec: VarLenFeature) -> None:
         self._lookup = list_lookup(name, key_of(name, spec), spec.dtype)
         self._dtype = torch_dtype(spec.dtype)
+        self.wants = (Want(self._lookup.key, self._lookup.kind, None, False),)
 
     def sample(self, record: Any) -> torch.Tensor:
         """The value of one record."""
@@ -128,6 +177,14 @@ class VarLenNumbers:
         offsets = torch.from_numpy(np.cumsum([0, *lengths], dtype=np.int64))
         return torch.nested.nested_tensor_from_jagged(labelled(self._lookup, cast, values, self._dtype), offsets)
 
+    def from_columns(self, columns: Sequence[Column]) -> torch.Tensor:
+        """The column of several records, from the compiled core."""
+        return jagged_column(columns[0], self._dtype)
+
+    def rows(self, columns: Sequence[Column]) -> list[torch.Tensor]:
+        """The values of several records, from the compiled core."""
+        return jagged_rows(columns[0], self._dtype)
+
 
 class VarLenStrings:
     """Reads a VarLenFeature of bytes or str."""
@@ -135,6 +192,7 @@ class VarLenStrings:
     def __init__(self, name: str, spec: VarLenFeature) -> None:
         self._lookup = list_lookup(name, key_of(name, spec), spec.dtype)
         self._dtype = spec.dtype
+        self.wants = (Want(self._lookup.key, self._lookup.kind, None, False),)
 
     def sample(self, record: Any) -> list[Any]:
         """The value of one record."""
@@ -144,3 +202,11 @@ class VarLenStrings:
     def batch(self, records: Sequence[Any]) -> list[Any]:
         """The column of several records."""
         return [self.sample(record) for record in records]
+
+    def from_columns(self, columns: Sequence[Column]) -> list[Any]:
+        """The column of several records, from the compiled core."""
+        return string_rows(columns[0], self._dtype)
+
+    def rows(self, columns: Sequence[Column]) -> list[Any]:
+        """The values of several records, from the compiled core."""
+        return self.from_columns(columns)

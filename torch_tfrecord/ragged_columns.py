@@ -11,7 +11,19 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from torch_tfrecord.columns import join, key_of, labelled, list_lookup, strings, torch_dtype
+from torch_tfrecord.columns import (
+    Column,
+    Want,
+    jagged_column,
+    jagged_rows,
+    join,
+    key_of,
+    labelled,
+    list_lookup,
+    string_rows,
+    strings,
+    torch_dtype,
+)
 from torch_tfrecord.containers import Nested, join_nested, split_lists, wrap_nested
 from torch_tfrecord.dtypes import INT64_LIST, cast
 from torch_tfrecord.errors import LimitExceededError, ParseError
@@ -170,11 +182,17 @@ def _num_uniform(partitions: Sequence[Partition]) -> int:
     return len(partitions) - max(ragged, default=0)
 
 
+def _wants(lookup: Lookup, spec: RaggedFeature) -> tuple[Want, ...] | None:
+    """What a spec without partitions wants: it reads as a VarLenFeature does. Partitions are read one by one."""
+    return None if spec.partitions else (Want(lookup.key, lookup.kind, None, False),)
+
+
 class RaggedNumbers:
     """Reads a RaggedFeature of numbers."""
 
     def __init__(self, name: str, spec: RaggedFeature) -> None:
         self._lookup = list_lookup(name, value_key(name, spec), spec.dtype)
+        self.wants = _wants(self._lookup, spec)
         self._dtype = torch_dtype(spec.dtype)
         self._partitions = Partitions(name, spec)
         self._depth = len(spec.partitions) - _num_uniform(spec.partitions)
@@ -189,6 +207,14 @@ class RaggedNumbers:
     def batch(self, records: Sequence[Any]) -> Any:
         """The rows of several records: one ragged dimension more."""
         return wrap_nested(join_nested([self.nested(record) for record in records], self.empty))
+
+    def from_columns(self, columns: Sequence[Column]) -> Any:
+        """The rows of several records, from the compiled core."""
+        return jagged_column(columns[0], self._dtype)
+
+    def rows(self, columns: Sequence[Column]) -> list[torch.Tensor]:
+        """The values of several records, from the compiled core."""
+        return jagged_rows(columns[0], self._dtype)
 
     def nested(self, record: Any) -> Nested:
         """The values of one record and their row splits."""
@@ -208,6 +234,7 @@ class RaggedStrings:
 
     def __init__(self, name: str, spec: RaggedFeature) -> None:
         self._lookup = list_lookup(name, value_key(name, spec), spec.dtype)
+        self.wants = _wants(self._lookup, spec)
         self._dtype = spec.dtype
         self._partitions = Partitions(name, spec)
 
@@ -221,3 +248,11 @@ class RaggedStrings:
     def batch(self, records: Sequence[Any]) -> list[Any]:
         """The rows of several records."""
         return [self.sample(record) for record in records]
+
+    def from_columns(self, columns: Sequence[Column]) -> list[Any]:
+        """The rows of several records, from the compiled core."""
+        return string_rows(columns[0], self._dtype)
+
+    def rows(self, columns: Sequence[Column]) -> list[Any]:
+        """The values of several records, from the compiled core."""
+        return self.from_columns(columns)

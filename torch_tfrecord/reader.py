@@ -4,18 +4,29 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Iterator
-from typing import BinaryIO
+from collections.abc import Callable, Iterator
+from itertools import chain, pairwise
+from typing import Any, BinaryIO, TypeAlias
 
-from torch_tfrecord.checksum import masked_crc32c
+import numpy as np
+import numpy.typing as npt
+
 from torch_tfrecord.compression import ByteSource, check_compression_type, offset_note, open_stream
 from torch_tfrecord.errors import CorruptRecordError, IndexMismatchError, LimitExceededError, TFRecordError
-from torch_tfrecord.framing import FOOTER_BYTES, HEADER_BYTES, OVERHEAD_BYTES, HeaderMemo, check_payload
+from torch_tfrecord.framing import FOOTER_BYTES, HEADER_BYTES, OVERHEAD_BYTES, check_payload, payload_length
+from torch_tfrecord.packed_records import PackedRecords
+from torch_tfrecord.read_plan import ReadPlan, plan_reads
 from torch_tfrecord.scan import Block, RecordScanner, SkippedBytes
-from torch_tfrecord.storage import PipeSource, local_path, open_file
+from torch_tfrecord.storage import FileSource, LocalFile, PipeSource, local_path, open_file
+from torch_tfrecord.walk import first_bad_record
 
 __all__ = ["RecordReader", "check_on_corrupt", "read_blocks", "read_records"]
 
+_Integers: TypeAlias = "npt.NDArray[np.int64]"
+
+_FAR = 1 << 62  # behind the end of any stream
+# One read of a batch fetches at most this much and a record more.
+_WINDOW_BYTES = 1 << 24
 # From this length on header, payload and footer are read apart: three calls cost less than copying the payload.
 _SEPARATE_READS_BYTES = 1 << 15
 
@@ -53,11 +64,8 @@ def read_records(
     check_on_corrupt(on_corrupt)
     if not isinstance(path, (str, os.PathLike)) and not callable(getattr(path, "read", None)):
         raise TypeError(f"path must be a path or a binary file object, got {type(path).__name__}")
-    return (
-        payload
-        for block in read_blocks(path, compression, verify_crc=verify_crc, on_corrupt=on_corrupt)
-        for payload in block.payloads or ()
-    )
+    blocks = read_blocks(path, compression, verify_crc=verify_crc, on_corrupt=on_corrupt, reuse_buffer=True)
+    return chain.from_iterable(block.payloads or () for block in blocks)
 
 
 def check_on_corrupt(on_corrupt: str) -> None:
@@ -72,13 +80,17 @@ def read_blocks(
     *,
     verify_crc: bool,
     on_corrupt: str,
-    use_helper: bool = True,
+    reuse_buffer: bool = False,
 ) -> Iterator[Block]:
-    """`read_records` block by block, with the offsets; the file is opened at the first block."""
+    """`read_records` block by block, with the offsets; the file is opened at the first block.
+
+    Args:
+        reuse_buffer: See `RecordScanner`.
+    """
     file = open_file(local_path(path)) if isinstance(path, (str, os.PathLike)) else PipeSource(path)
     skipped = SkippedBytes() if on_corrupt == "skip" else None
     stream, _ = open_stream(file, compression_type)
-    yield from RecordScanner(stream, verify_crc=verify_crc, use_helper=use_helper, skipped=skipped)
+    yield from RecordScanner(stream, verify_crc=verify_crc, reuse_buffer=reuse_buffer, skipped=skipped)
     if skipped is not None and skipped.ranges:
         _report(file.path, skipped)
 
@@ -104,7 +116,6 @@ class RecordReader:
 
     def __init__(self, verify_crc: bool = True) -> None:
         self._verify = verify_crc
-        self._memo = HeaderMemo()
 
     def read(self, source: ByteSource, offset: int, length: int) -> bytes:
         """Payload of the record at `offset`, which must be `length` bytes long.
@@ -113,12 +124,76 @@ class RecordReader:
             CorruptRecordError: a checksum differs, or the file ends inside the record.
             IndexMismatchError: there is another length at that offset.
         """
+        if isinstance(source, LocalFile):
+            payload = source.read_record(offset, length, verify_crc=self._verify)
+            if payload is not None:
+                return payload
         try:
             return self._read(source, offset, length)
         except TFRecordError as error:
             error.args = (f"{error.args[0]}{offset_note(source)}",)
             error.locate(path=source.path, offset=offset)
             raise
+
+    def read_batch(
+        self, source_of: Callable[[int], ByteSource], files: _Integers, offsets: _Integers, lengths: _Integers
+    ) -> PackedRecords:
+        """Records of several files, in the order asked for; a record may be asked for more than once.
+
+        What lies close together is read by one call, in the order of the files and offsets.
+
+        Args:
+            source_of: The stream of a file, by number.
+            files: int64 [N]: number of each record's file.
+            offsets: int64 [N]: first byte of its length field.
+            lengths: int64 [N]: its payload length, below 2^62.
+
+        Raises:
+            TFRecordError: something is wrong with one of the records at least; `read` says more about each of them.
+        """
+        # Of each file only these numbers are held, not the open file: a batch may come from thousands.
+        facts = np.array([_facts(source_of(file)) for file in np.unique(files).tolist()], dtype=np.int64).reshape(-1, 2)
+        _check_inside(facts[:, 0], files, offsets, lengths)
+        gap = int(facts[:, 1].min(initial=_FAR))
+        if gap < 0:
+            return self._read_singly(source_of, files, offsets, lengths)
+        plan = plan_reads(files, offsets, lengths + OVERHEAD_BYTES, max_gap_bytes=gap, window_bytes=_WINDOW_BYTES)
+        return self._read_plan(plan, source_of, files, offsets, lengths)
+
+    def _read_plan(
+        self,
+        plan: ReadPlan,
+        source_of: Callable[[int], Any],
+        files: _Integers,
+        offsets: _Integers,
+        lengths: _Integers,
+    ) -> PackedRecords:
+        buffer = np.empty(plan.num_bytes, dtype=np.uint8)
+        borders = np.flatnonzero(np.diff(plan.files, prepend=-1, append=-1)).tolist()
+        for first, last in pairwise(borders):
+            source = source_of(int(plan.files[first]))
+            part = slice(first, last)
+            source.read_ranges(plan.begins[part], plan.sizes[part], buffer.data, plan.starts[part])
+        records = PackedRecords(buffer, plan.places + HEADER_BYTES, lengths)
+        bad = first_bad_record(records.buffer, plan.places, lengths, verify_crc=self._verify)
+        if bad is not None:
+            place, length = int(plan.places[bad]), int(lengths[bad])
+            record = bytes(records.buffer[place : place + length + OVERHEAD_BYTES])
+            try:
+                self._check(record[:HEADER_BYTES], record[HEADER_BYTES:-FOOTER_BYTES], record[-FOOTER_BYTES:], length)
+            except TFRecordError as error:
+                raise error.locate(path=source_of(int(files[bad])).path, offset=int(offsets[bad])) from None
+        return records
+
+    def _read_singly(
+        self, source_of: Callable[[int], ByteSource], files: _Integers, offsets: _Integers, lengths: _Integers
+    ) -> PackedRecords:
+        """For streams that only their end tells the size of: a record at a time, in order, so that none goes back."""
+        payloads = [b""] * len(files)
+        for number in np.lexsort((offsets, files)).tolist():
+            payloads[number] = self.read(source_of(int(files[number])), int(offsets[number]), int(lengths[number]))
+        starts = np.cumsum(lengths) - lengths
+        return PackedRecords(b"".join(payloads), starts, lengths)
 
     def _read(self, source: ByteSource, offset: int, length: int) -> bytes:
         if source.size is None:  # an index that lies must not make us take memory for a length that is not there
@@ -135,18 +210,38 @@ class RecordReader:
         if got < length + OVERHEAD_BYTES:
             source.check_end()
             raise CorruptRecordError(f"truncated record: expected {length + OVERHEAD_BYTES} bytes, got {got}")
-        self._check_length(header, length)
-        if self._verify and masked_crc32c(payload) != int.from_bytes(footer, "little"):
-            check_payload(payload, footer)  # raises, and says both checksums
+        self._check(header, payload, footer, length)
         return payload
+
+    def _check(self, header: bytes, payload: bytes, footer: bytes, length: int) -> None:
+        self._check_length(header, length)
+        if self._verify:
+            check_payload(payload, footer)
 
     def _check_length(self, header: bytes, length: int, limit: int | None = None) -> None:
         if len(header) < HEADER_BYTES:
             return  # cut: the caller says more about it
-        stored_length = self._memo[header]
+        stored_length = payload_length(header)
         if stored_length != length:
             raise IndexMismatchError(f"expected a record of {length} bytes (by the index), got one of {stored_length}")
         if limit is not None and length > limit:
             raise LimitExceededError(
                 f"expected a record of at most {limit} bytes in a stream, got a length of {length}"
             )
+
+
+def _facts(source: ByteSource) -> tuple[int, int]:
+    """Bytes of a stream, and the gap that a read may bridge; -1 where ranges cannot be read."""
+    return _FAR if source.size is None else source.size, source.max_gap_bytes if isinstance(source, FileSource) else -1
+
+
+def _check_inside(sizes: _Integers, files: _Integers, offsets: _Integers, lengths: _Integers) -> None:
+    """Hold all records against the sizes of their files (by ascending number) before anything is allocated."""
+    limits = sizes[np.unique(files, return_inverse=True)[1]]
+    outside = np.flatnonzero((offsets < 0) | (lengths < 0) | (lengths > limits - offsets - OVERHEAD_BYTES))
+    if len(outside):
+        first = int(outside[0])
+        raise CorruptRecordError(
+            f"expected a record within a file of {limits[first]} bytes, got one of {lengths[first]} bytes",
+            offset=int(offsets[first]),
+        )

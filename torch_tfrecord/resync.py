@@ -8,10 +8,10 @@ from torch_tfrecord.framing import (
     FOOTER_BYTES,
     HEADER_BYTES,
     OVERHEAD_BYTES,
-    HeaderMemo,
     find_headers,
     is_header,
     payload_error,
+    payload_length,
 )
 
 __all__ = ["end_of_stream", "find_record", "whole_record_at"]
@@ -33,7 +33,7 @@ def whole_record_at(source: ByteSource, offset: int) -> int | None:
     header = source.read(HEADER_BYTES, offset)
     if not is_header(header):
         return None
-    length = HeaderMemo()[header]
+    length = payload_length(header)
     limit = source.max_record_bytes if source.size is None else source.size - offset
     if limit is not None and length > limit:
         return None

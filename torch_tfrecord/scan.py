@@ -1,43 +1,35 @@
-"""Walking all records of a stream from front to back, block by block: the core of reading, indexing and verifying.
-
-Small records are found inside large chunks, large ones (from 64 KiB) are read one by one straight into their own bytes,
-every other group of them by a helper thread, since reading and checksumming release the GIL.
-"""
+"""Walking all records of a stream from front to back, block by block: the core of reading, indexing and verifying."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
-from torch_tfrecord.checksum import masked_crc32c
+import numpy as np
+import numpy.typing as npt
+
+from torch_tfrecord.checksum import crc32c
 from torch_tfrecord.compression import ByteSource, offset_note
 from torch_tfrecord.errors import CorruptRecordError, LimitExceededError, TFRecordError
 from torch_tfrecord.framing import (
     FOOTER_BYTES,
     HEADER_BYTES,
     OVERHEAD_BYTES,
-    HeaderMemo,
-    complete_records,
-    first_bad_payload,
+    checksum_error,
     guess_content,
     is_header,
-    payload_error,
 )
+from torch_tfrecord.packed_records import PackedRecords
 from torch_tfrecord.resync import end_of_stream, find_record, whole_record_at
+from torch_tfrecord.walk import Walk, walk
 
 __all__ = ["Block", "RecordScanner", "SkippedBytes"]
 
-# From this length on a record is read by its own call: copying it out of a chunk would cost more than the call.
-_LARGE_RECORD_BYTES = 1 << 16
-# Large records are read in groups of about this many bytes, two at a time: measured, below 1 MiB the hand-over to the
-# helper thread eats the gain, above 4 MiB the groups leave the processor's cache.
-_GROUP_BYTES = 1 << 21
-
 # Bytes looked at to tell what a file is that is no TFRecord file.
 _GUESS_BYTES = 64
+# Where only the headers of long records are wanted, this much is read for each.
+_PEEK_BYTES = 1 << 12
 
 
 class Block(NamedTuple):
@@ -45,21 +37,20 @@ class Block(NamedTuple):
 
     Attributes:
         position: Number of the first record in its file.
-        offsets: First byte of each record's length field, in the (decompressed) stream.
-        lengths: Payload length of each.
-        payloads: The payloads, or None where they were not asked for.
+        offsets: int64 [N]: first byte of each record's length field, in the (decompressed) stream.
+        lengths: int64 [N]: payload length of each.
+        records: The payloads, or None where they were not asked for.
     """
 
     position: int
-    offsets: list[int]
-    lengths: list[int]
-    payloads: list[bytes] | None
+    offsets: npt.NDArray[np.int64]
+    lengths: npt.NDArray[np.int64]
+    records: PackedRecords | None
 
-
-# Offset, payload length and footer of a large record that was not read yet.
-_Span: TypeAlias = tuple[int, int, bytes]
-# The payloads in front of any damage (None for those not kept), and the damage.
-_Loaded: TypeAlias = "tuple[list[bytes | None], TFRecordError | None]"
+    @property
+    def payloads(self) -> list[bytes] | None:
+        """Each payload as bytes, made anew each time."""
+        return None if self.records is None else self.records.tolist()
 
 
 @dataclass
@@ -90,7 +81,7 @@ class RecordScanner:
         source: The (decompressed) stream.
         verify_crc: Check the payloads' checksums. Headers are always checked.
         keep_payloads: Hand the payloads out; without them (and without `verify_crc`) large ones are not even read.
-        use_helper: Let a second thread read half of the large records; of no use where all processors are busy.
+        reuse_buffer: The records of a block are good until the next block only, which saves memory traffic.
         skipped: Where given, damage does not raise: damaged records are left out and noted here.
 
     Raises:
@@ -105,19 +96,19 @@ class RecordScanner:
         *,
         verify_crc: bool = True,
         keep_payloads: bool = True,
-        use_helper: bool = True,
+        reuse_buffer: bool = False,
         skipped: SkippedBytes | None = None,
     ) -> None:
-        self._use_helper = use_helper
         self._source = source
         self._verify = verify_crc
         self._keep = keep_payloads
         self._skipped = skipped
-        self._memo = HeaderMemo()
+        self._usual = max(source.chunk_bytes, OVERHEAD_BYTES)  # less could never hold a record
+        self._read_into = getattr(source, "read_into", None) if reuse_buffer or not keep_payloads else None
+        self._buffer = bytearray()
+        self._held = (0, 0)  # the half-open range of the stream that lies in it
         self._offset = 0  # of the next record
         self._position = 0  # its number
-        self._helper: ThreadPoolExecutor | None = None
-        self._helper_pid = -1
 
     @property
     def end(self) -> int:
@@ -125,135 +116,97 @@ class RecordScanner:
         return self._offset
 
     def __iter__(self) -> Iterator[Block]:
-        try:
-            yield from self._blocks()
-        finally:
-            if self._helper is not None and self._helper_pid == os.getpid():
-                self._helper.shutdown(wait=True)
-            self._helper = None
-
-    def _blocks(self) -> Iterator[Block]:
-        usual = max(self._source.chunk_bytes, OVERHEAD_BYTES)  # less could never hold a record
-        wanted = usual
+        wanted = self._usual
         while True:
-            chunk = self._source.read(wanted, self._offset)
+            chunk = self._read(wanted, self._offset)
             at_end = len(chunk) < wanted
-            wanted = usual
-            block, used, next_length, problem = self._small_records(chunk)
-            if block.offsets:
-                yield self._advance(block)
-            left = len(chunk) - used
-            if problem is None and next_length is not None:
-                problem = self._check_next(next_length, left, at_end)
-                if problem is None and self._reads_large(next_length):
-                    yield from self._large_records()
+            found = walk(chunk, verify_crc=self._verify)
+            if len(found.starts):
+                yield self._small_records(chunk, found)
+            left = len(chunk) - found.used
+            problem: TFRecordError | None = found.problem
+            length, wanted = found.next_length, self._usual
+            if problem is None and length is not None:
+                problem = self._check_next(length, left, at_end)
+                if problem is None and self._is_large(length):
+                    block, problem = self._large_record(length)
+                    if block is not None:
+                        yield self._advance(block)
+                        wanted = self._wanted_behind(length)
                 elif problem is None:
-                    wanted = max(wanted, next_length + OVERHEAD_BYTES)
+                    wanted = max(wanted, length + OVERHEAD_BYTES)
             elif problem is None and at_end:
                 problem = self._check_end(left)
                 if problem is None:
                     return
             if problem is not None:
-                problem = self._complete(problem, chunk[used : used + _GUESS_BYTES])
+                problem = self._complete(problem, bytes(chunk[found.used : found.used + _GUESS_BYTES]))
                 if self._skipped is None:
                     raise problem
                 if not self._skip(problem, self._skipped):
                     return
 
-    def _small_records(self, chunk: bytes) -> tuple[Block, int, int | None, TFRecordError | None]:
-        """The complete, undamaged records at the front of a chunk, how many bytes they fill, and what follows."""
-        starts, ends, used, next_length, error = complete_records(chunk, self._memo)
-        problem: TFRecordError | None = error
-        payloads: list[bytes] | None = None
-        if self._keep or self._verify:
-            payloads = [chunk[start:end] for start, end in zip(starts, ends, strict=True)]
-        bad = first_bad_payload(chunk, ends, payloads) if self._verify and payloads else None
-        if bad is not None and payloads is not None:
-            problem = payload_error(payloads[bad], chunk[ends[bad] : ends[bad] + FOOTER_BYTES])
-            used = starts[bad] - HEADER_BYTES
-            starts, ends, payloads = starts[:bad], ends[:bad], payloads[:bad]
-        base = self._offset - HEADER_BYTES
-        offsets = [base + start for start in starts]
-        lengths = [end - start for start, end in zip(starts, ends, strict=True)]
-        return Block(self._position, offsets, lengths, payloads if self._keep else None), used, next_length, problem
+    def _read(self, num_bytes: int, offset: int) -> Any:
+        """As `ByteSource.read`; where the buffer is reused, what it holds already is moved in it and not read again."""
+        if self._read_into is None:
+            return self._source.read(num_bytes, offset)
+        if len(self._buffer) < num_bytes:
+            self._buffer, self._held = bytearray(num_bytes), (0, 0)
+        content, (begin, end) = memoryview(self._buffer), self._held
+        have = min(end - offset, num_bytes) if begin <= offset < end else 0
+        content[:have] = content[offset - begin : offset - begin + have] if have else b""
+        self._held = offset, offset + have  # what is true if reading fails
+        have += self._read_into(content[have:num_bytes], offset + have)
+        self._held = offset, offset + have
+        return content[:have]
 
-    # Large records: each read by its own call.
-
-    def _reads_large(self, length: int) -> bool:
-        return length >= _LARGE_RECORD_BYTES and self._source.size is not None and self._skipped is None
-
-    def _large_records(self) -> Iterator[Block]:
-        """Groups of large records from the current offset on, until a small one or any doubt comes."""
-        _keep_freed_memory()
-        for group, (payloads, problem) in self._loaded_groups():
-            good = group[: len(payloads)]
-            if good:
-                kept = [payload for payload in payloads if payload is not None] if self._keep else None
-                yield self._advance(Block(self._position, [span[0] for span in good], [span[1] for span in good], kept))
-            if problem is not None:
-                raise self._complete(problem)
+    def _small_records(self, chunk: Any, found: Walk) -> Block:
+        offsets = found.starts + (self._offset - HEADER_BYTES)
+        records = PackedRecords(chunk, found.starts, found.lengths) if self._keep else None
+        return self._advance(Block(self._position, offsets, found.lengths, records))
 
     def _advance(self, block: Block) -> Block:
-        self._offset = block.offsets[-1] + block.lengths[-1] + OVERHEAD_BYTES
+        self._offset = int(block.offsets[-1] + block.lengths[-1]) + OVERHEAD_BYTES
         self._position += len(block.offsets)
         return block
 
-    def _loaded_groups(self) -> Iterator[tuple[list[_Span], _Loaded]]:
-        """Groups in order; of each two the helper thread loads the first one while this thread loads the second."""
-        use_helper = self._use_helper and self._reads_payloads()
-        while group := self._large_group(self._offset):
-            if not use_helper:
-                yield group, self._load(group)
-                continue
-            loading = self._start_load(group)
-            own = self._large_group(_end(group))
-            own_loaded = self._load(own)
-            yield group, loading.result()
-            if own:
-                yield own, own_loaded
+    # Records longer than a chunk: each is read alone, and where it is not kept in pieces or not at all.
+
+    def _is_large(self, length: int) -> bool:
+        if self._source.size is None:
+            return False
+        return not self._reads_payloads() or length + OVERHEAD_BYTES > self._usual
 
     def _reads_payloads(self) -> bool:
         return self._keep or self._verify
 
-    def _large_group(self, offset: int) -> list[_Span]:
-        """A run of large records, from the bytes between the payloads alone: a footer and the next header."""
-        group: list[_Span] = []
-        read, memo, size = self._source.read, self._memo, self._source.size or 0
-        total = 0
-        header = read(HEADER_BYTES, offset)
-        while total < _GROUP_BYTES and len(header) == HEADER_BYTES:
-            try:
-                length = memo[header]
-            except CorruptRecordError:
-                break  # found again, and explained, by the walk over chunks
-            end = offset + length + OVERHEAD_BYTES
-            if length < _LARGE_RECORD_BYTES or end > size:
-                break
-            between = read(FOOTER_BYTES + HEADER_BYTES, end - FOOTER_BYTES)
-            group.append((offset, length, between[:FOOTER_BYTES]))
-            total += length
-            offset, header = end, between[FOOTER_BYTES:]
-        return group
+    def _large_record(self, length: int) -> tuple[Block | None, TFRecordError | None]:
+        """The record at the current offset as a block of its own, or what is wrong with it."""
+        payload, problem = self._large_payload(length) if self._reads_payloads() else (b"", None)
+        if problem is not None:
+            return None, problem
+        lengths = np.array([length], dtype=np.int64)
+        records = PackedRecords(payload, np.zeros(1, np.int64), lengths) if self._keep else None
+        return Block(self._position, np.array([self._offset], dtype=np.int64), lengths, records), None
 
-    def _start_load(self, group: list[_Span]) -> Future[_Loaded]:
-        if self._helper is None or self._helper_pid != os.getpid():  # threads do not survive a fork
-            self._helper, self._helper_pid = ThreadPoolExecutor(1, "tfrecord-scan"), os.getpid()
-        return self._helper.submit(self._load, group)
+    def _large_payload(self, length: int) -> tuple[bytes, TFRecordError | None]:
+        begin, crc, got, payload = self._offset + HEADER_BYTES, 0, 0, b""
+        step = length if self._keep else self._usual
+        for at in range(0, length, step):
+            wanted = min(step, length - at)
+            piece = payload = self._source.read(wanted, begin) if self._keep else self._read(wanted, begin + at)
+            crc = crc32c(piece, crc) if self._verify else 0
+            got += len(piece)
+            if len(piece) < wanted:
+                return b"", self._check_end(HEADER_BYTES + got)
+        footer = self._source.read(FOOTER_BYTES, begin + length)
+        if len(footer) < FOOTER_BYTES:
+            return b"", self._check_end(HEADER_BYTES + got + len(footer))
+        return payload, checksum_error(crc, footer, length) if self._verify else None
 
-    def _load(self, group: list[_Span]) -> _Loaded:
-        """The payloads in front of any damage (None for those not kept), and the damage."""
-        if not self._reads_payloads():
-            return [None] * len(group), None
-        payloads: list[bytes | None] = []
-        read, keep, verify = self._source.read, self._keep, self._verify
-        for offset, length, footer in group:
-            payload = read(length, offset + HEADER_BYTES)
-            if len(payload) < length or len(footer) < FOOTER_BYTES:
-                return payloads, _truncated(length, HEADER_BYTES + len(payload) + len(footer))
-            if verify and masked_crc32c(payload) != int.from_bytes(footer, "little"):
-                return payloads, payload_error(payload, footer)
-            payloads.append(payload if keep else None)
-        return payloads, None
+    def _wanted_behind(self, length: int) -> int:
+        """Bytes to read next: where payloads are passed over, as little as the next one may need."""
+        return _PEEK_BYTES if length > 4 * _PEEK_BYTES and not self._reads_payloads() else self._usual
 
     # What ends a scan.
 
@@ -310,20 +263,6 @@ class RecordScanner:
         self._position += 1
         skipped.add(begin, self._offset, error)
         return self._offset > begin
-
-
-def _end(group: list[_Span]) -> int:
-    offset, length, _ = group[-1]
-    return offset + length + OVERHEAD_BYTES
-
-
-def _keep_freed_memory() -> None:
-    """Let the C library keep the memory of one group for the next.
-
-    glibc gives freed memory back to the kernel at once until a larger block was freed; getting it again for every
-    group, page by page, took three times as long as reading (measured). Elsewhere this does nothing.
-    """
-    bytearray(4 * _GROUP_BYTES)
 
 
 def _truncated(length: int, left: int) -> CorruptRecordError:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from tqdm import tqdm
@@ -61,7 +61,13 @@ class IndexKeeper:
         self._displaced: list[tuple[str, str | None]] = []
 
     def indexes(self, paths: Sequence[str]) -> list[RecordIndex]:
-        """The index of each file, in order; a progress bar appears when building takes more than a second.
+        """The index of each file, in order; see `each`."""
+        return list(self.each(paths))
+
+    def each(self, paths: Sequence[str]) -> Iterator[RecordIndex]:
+        """The index of each file, one after the other, so that a caller may drop what it has used.
+
+        A progress bar appears when building takes more than a second.
 
         Raises:
             IndexMismatchError: with the policy "require", for a file without a fresh index.
@@ -69,7 +75,8 @@ class IndexKeeper:
             OSError: a data file cannot be opened.
         """
         progress = tqdm(paths, "indexing", unit="file", delay=1.0, disable=None, leave=False)
-        found = [self._index(path) for path in progress]
+        for path in progress:
+            yield self._index(path)
         if self._displaced:
             path, place = self._displaced[0]
             kept = f"its index is kept at {place}" if place else "no index could be kept, it is built again each time"
@@ -79,7 +86,6 @@ class IndexKeeper:
                 stacklevel=4,
             )
             self._displaced.clear()
-        return found
 
     def _index(self, path: str) -> RecordIndex:
         data = open_file(path)
@@ -117,7 +123,7 @@ class IndexKeeper:
         return index_source(data, verify_crc=self._verify, compression_type=self._compression_type)
 
     def _keep(self, index: RecordIndex, path: str) -> None:
-        places = self._places(path)
+        places = list(self._places(path))
         if self._index_dir is not None or is_remote(path):
             del places[0]  # looked at, but not where new ones go
         for number, place in enumerate(places):
@@ -132,10 +138,12 @@ class IndexKeeper:
             return
         self._displaced.append((path, None))
 
-    def _places(self, path: str) -> list[str]:
-        """Where an index of `path` may lie, the preferred place first."""
-        folders = [folder for folder in (self._index_dir, _cache_dir()) if folder is not None]
-        return [sidecar_path(path), *(sidecar_path(path, folder) for folder in folders)]
+    def _places(self, path: str) -> Iterator[str]:
+        """Where an index of `path` may lie, beside it first; the others cost some time to tell."""
+        yield sidecar_path(path)
+        if self._index_dir is not None:
+            yield sidecar_path(path, self._index_dir)
+        yield sidecar_path(path, _cache_dir())
 
 
 def _cache_dir() -> str:

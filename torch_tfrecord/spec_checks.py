@@ -17,6 +17,7 @@ __all__ = [
     "default_values",
     "fixed_shape",
     "is_plain",
+    "mean_and_std",
     "positive_size",
     "shape_with_names",
 ]
@@ -102,6 +103,18 @@ def _dimension(size: Any) -> int:
 def _check_count(sizes: Sequence[int]) -> None:
     if math.prod(size for size in sizes if size) > _MAX_INT64:
         raise ValueError(f"shape {tuple(sizes)!r} has more elements than an int64 counts")
+
+
+def mean_and_std(value: Any, channels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Check what normalises an image: (mean, std), one number for each channel, no deviation 0."""
+    if not isinstance(value, (tuple, list)) or len(value) != 2:
+        raise TypeError(f"normalize must be (mean, std), got {value!r}")
+    mean, std = (tuple(map(float, numbers)) for numbers in value)
+    if len(mean) != channels or len(std) != channels:
+        raise ValueError(f"normalize must have {channels} means and {channels} deviations, got {value!r}")
+    if not all(map(math.isfinite, mean + std)) or 0 in std:
+        raise ValueError(f"normalize must have finite means and deviations other than 0, got {value!r}")
+    return mean, std
 
 
 def default_values(value: Any, shape: tuple[int, ...], dtype: DType) -> Any:

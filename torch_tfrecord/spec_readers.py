@@ -17,13 +17,14 @@ from torch_tfrecord.features import (
     Text,
     VarLenFeature,
 )
+from torch_tfrecord.image_columns import ImageReader
 from torch_tfrecord.padded_columns import PaddedNumbers, PaddedStrings, RowFinder, row_lists
 from torch_tfrecord.plain_columns import FixedNumbers, FixedStrings, VarLenNumbers, VarLenStrings
 from torch_tfrecord.ragged_columns import RaggedNumbers, RaggedStrings
 from torch_tfrecord.sparse_columns import SparseReader
 from torch_tfrecord.step_columns import RaggedSteps, ValueSteps, VarLenSteps, step_lists
 from torch_tfrecord.structured_features import FixedLenSequenceFeature, RaggedFeature, SparseFeature
-from torch_tfrecord.value_columns import ImageReader, RawTensorReader, SerializedTensorReader, TextReader
+from torch_tfrecord.value_columns import RawTensorReader, SerializedTensorReader, TextReader
 
 __all__ = ["make_context_reader", "make_reader", "make_step_counter", "make_step_reader"]
 
@@ -95,11 +96,26 @@ def _step_ragged(name: str, spec: RaggedFeature) -> Reader:
     return RaggedSteps(name, spec) if spec.partitions else VarLenSteps(name, spec)
 
 
+def _fixed_image(name: str, spec: Image) -> Reader:
+    if spec.crop is not None and spec.crop.is_random:
+        raise ValueError(
+            f"crop of {name!r}: images of a SequenceExample have no random crop (all steps would need the same); "
+            "crop them in the transform"
+        )
+    return ImageReader(name, spec)
+
+
 def _step_value(name: str, spec: Feature) -> Reader:
-    return ValueSteps(name, spec, _build(_VALUES, name, spec, "the feature list"))
+    return ValueSteps(name, spec, _build({**_VALUES, Image: _fixed_image}, name, spec, "the feature list"))
 
 
-_CONTEXT: _Table = {**_VALUES, FixedLenFeature: _ContextFixedLen, RaggedFeature: _ragged, VarLenFeature: _var_len}
+_CONTEXT: _Table = {
+    **_VALUES,
+    Image: _fixed_image,
+    FixedLenFeature: _ContextFixedLen,
+    RaggedFeature: _ragged,
+    VarLenFeature: _var_len,
+}
 _STEPS: _Table = {
     **dict.fromkeys(_VALUES, _step_value),
     FixedLenSequenceFeature: _step_sequence,

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torchvision import tv_tensors
 
-from torch_tfrecord.columns import Reader, join, key_of, labelled, list_lookup, stack, strings, torch_dtype
+from torch_tfrecord.columns import Reader, Want, join, key_of, labelled, list_lookup, stack, strings, torch_dtype
 from torch_tfrecord.containers import Nested, join_nested, offsets_of, wrap_nested
 from torch_tfrecord.dtypes import BYTES_LIST, DType, cast
 from torch_tfrecord.errors import ParseError, TFRecordError
@@ -50,6 +50,8 @@ def _list_messages(lookup: Lookup, steps: Any) -> Iterator[Any | None]:
 
 class StepLists:
     """Finds the rows of a FixedLenSequenceFeature; see ``padded_columns.RowLists``."""
+
+    wants: tuple[Want, ...] | None = None
 
     def __init__(self, name: str, spec: FixedLenSequenceFeature) -> None:
         self.lookup = list_lookup(name, key_of(name, spec), spec.dtype)

@@ -14,10 +14,16 @@ import stat
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
 
 from torch_tfrecord.checksum import crc32c
 from torch_tfrecord.compression import MAX_INFLATED_RECORD_BYTES, ByteSource, SequentialSource
+from torch_tfrecord.errors import CorruptRecordError
+from torch_tfrecord.framing import OVERHEAD_BYTES
+from torch_tfrecord.native import native_module
 
 __all__ = [
     "FileSource",
@@ -31,6 +37,8 @@ __all__ = [
     "local_path",
     "open_file",
 ]
+
+_Integers: TypeAlias = "npt.NDArray[np.int64]"
 
 # Linux transfers at most this much in one call.
 _MAX_READ_BYTES = 0x7FFF_F000
@@ -64,10 +72,29 @@ class FileSource:
     mtime_ns: int
     max_record_bytes: int | None = None
     chunk_bytes: int
+    max_gap_bytes: int  # between two pieces that are still read by one call
 
     def read(self, num_bytes: int, offset: int) -> bytes:
         """Up to `num_bytes` from `offset`; fewer only at the end of the file."""
         raise NotImplementedError
+
+    def read_ranges(self, begins: _Integers, sizes: _Integers, buffer: memoryview, starts: _Integers) -> None:
+        """Read several ranges, each to its place in a writable buffer.
+
+        Args:
+            begins: int64 [M]: first byte of each range in the file.
+            sizes: int64 [M]: its bytes.
+            buffer: Of bytes; range i goes to `buffer[starts[i] : starts[i] + sizes[i]]`.
+            starts: int64 [M].
+
+        Raises:
+            CorruptRecordError: the file ends inside a range.
+        """
+        for begin, size, start in zip(begins.tolist(), sizes.tolist(), starts.tolist(), strict=True):
+            piece = self.read(size, begin)
+            if len(piece) < size:
+                raise _cut(begin + size, begin + len(piece), self.path)
+            buffer[start : start + size] = piece
 
     def check_end(self) -> None:
         """A file simply ends."""
@@ -91,6 +118,7 @@ class LocalFile(FileSource):
     """
 
     chunk_bytes = 1 << 19  # measured: larger chunks leave the processor's cache
+    max_gap_bytes = 1 << 12  # copying so much costs as much as a call
 
     def __init__(self, path: str) -> None:
         self._fd = -1
@@ -127,6 +155,37 @@ class LocalFile(FileSource):
             raise
         return b"".join(pieces)
 
+    def read_into(self, buffer: memoryview, offset: int) -> int:
+        """Fill a writable buffer of bytes from `offset` on; how many came, fewer only at the end of the file."""
+        wanted, done = min(len(buffer), self.file_size - offset), 0
+        try:
+            while done < wanted:
+                got = os.preadv(self._fd, [buffer[done : min(wanted, done + _MAX_READ_BYTES)]], offset + done)
+                if not got:
+                    break
+                done += got
+        except OSError as error:
+            error.filename = self.path
+            raise
+        return done
+
+    def read_ranges(self, begins: _Integers, sizes: _Integers, buffer: memoryview, starts: _Integers) -> None:
+        """See `FileSource`; by one call into the compiled core, and from the first doubt on in Python."""
+        native = native_module("frames")
+        done = 0 if native is None else native.read_ranges(self._fd, begins, sizes, buffer, starts)
+        super().read_ranges(begins[done:], sizes[done:], buffer, starts[done:])
+
+    def read_record(self, offset: int, length: int, *, verify_crc: bool) -> bytes | None:
+        """Payload of the record at `offset`, where there is a good one of that length; None in any doubt.
+
+        A short cut: who gets None reads again, and finds what is wrong.
+        """
+        native = native_module("frames")
+        if native is None or offset < 0 or length > self.file_size - offset - OVERHEAD_BYTES:
+            return None
+        payload: bytes | None = native.read_record(self._fd, offset, length, verify_crc)
+        return payload
+
     def __del__(self) -> None:
         if self._fd >= 0:
             with contextlib.suppress(OSError):
@@ -137,6 +196,7 @@ class RemoteFile(FileSource):
     """A file that fsspec reads, by range requests."""
 
     chunk_bytes = 8 << 20  # a request costs tens of milliseconds
+    max_gap_bytes = 1 << 16
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -178,6 +238,10 @@ class PipeSource(SequentialSource):
 
     def _restart(self) -> None:
         raise OSError(errno.ESPIPE, os.strerror(errno.ESPIPE), self.path)
+
+
+def _cut(expected: int, got: int, path: str) -> CorruptRecordError:
+    return CorruptRecordError(f"truncated file: expected {expected} bytes, got {got}", path=path)
 
 
 def filesystem(path: str) -> tuple[Any, str]:

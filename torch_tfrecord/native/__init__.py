@@ -12,7 +12,7 @@ import os
 import warnings
 from types import ModuleType
 
-__all__ = ["has_native", "native_module"]
+__all__ = ["has_native", "native_module", "optional_module"]
 
 # Any value but "" and "0" forces the Python twins.
 _SWITCH = "TORCH_TFRECORD_PURE_PYTHON"
@@ -42,6 +42,12 @@ def native_module(name: str) -> ModuleType | None:
     if module is None:
         _warn_once()
     return module
+
+
+@functools.cache
+def optional_module(name: str) -> ModuleType | None:
+    """As `native_module`, without a warning: for what needs more than a compiler, as `jpeg` needs libjpeg-turbo."""
+    return None if _is_forced_off() else _load(name)
 
 
 @functools.cache

@@ -1,1 +1,693 @@
-"""columns: to come."""
+# cython: boundscheck=False, wraparound=False, initializedcheck=False, cdivision=True
+"""Serialized tf.train.Examples to columns, for a plan of the keys asked for; the GIL is released.
+
+Only the plain form of an Example is read here, the one every writer makes: known fields with minimal tags, in the order
+key, value; each key once in a record; one list in a feature. All of a record is checked, also what is skipped. Any
+other form, a value of another kind or number than the plan says, and all that is malformed are answered with None: the
+caller's twin, on protobuf's parser, then finds the values or words the error. So nothing here has to be lenient.
+
+Records of one file mostly hold the same keys in the same order. Each entry of a record is therefore held, eight bytes
+at a time, against the entry in the same place of the record before, all but its lengths; these follow from one another
+where a feature is one packed chunk, so that one comparison more checks five tags and lengths at once.
+"""
+
+from cpython.buffer cimport PyBuffer_FillInfo
+from cpython.bytes cimport PyBytes_FromStringAndSize
+from cpython.mem cimport PyMem_Free, PyMem_Malloc
+from cpython.unicode cimport PyUnicode_DecodeUTF8
+from libc.stdint cimport int64_t, uint8_t, uint64_t
+from libc.stdlib cimport free, malloc, realloc
+from libc.string cimport memcmp, memcpy, memset
+
+cdef extern from "varints.h" nogil:
+    ctypedef bint (*tfr_decoder)(const uint8_t *p, const uint8_t *end, const uint8_t *limit, int64_t *out)
+    tfr_decoder tfr_decoder_of(int level)
+    uint64_t tfr_load64(const uint8_t *p)
+    bint tfr_varint_of_word(uint64_t word, int64_t length, int64_t *value)
+    bint tfr_varint_of_bytes(const uint8_t *p, int64_t length, int64_t *value)
+    int64_t tfr_count_varints(const uint8_t *p, int64_t n)
+    bint tfr_are_varints(const uint8_t *p, int64_t n)
+    bint tfr_is_utf8(const uint8_t *p, int64_t n)
+
+__all__ = ["Memory", "Plan", "copies", "texts", "varints"]
+
+# The kinds of a Feature's list, by their field numbers.
+cdef enum:
+    BYTES = 1
+    FLOAT = 2
+    INT64 = 3
+
+# Tags: the field number, shifted by three, and the wire type (0 varint, 2 with a length, 5 four bytes).
+cdef enum:
+    FIELD_1_VARINT = 0x08
+    FIELD_1 = 0x0A
+    FIELD_1_FIXED32 = 0x0D
+    FIELD_2 = 0x12
+
+cdef enum:
+    # As protobuf: no message and no value is longer.
+    MAX_LENGTH = 0x7FFFFFFF
+    # The keys of a record that are guessed from the record before, and the words of eight bytes a guess may have.
+    MAX_GUESSES = 256
+    MAX_WORDS = 6
+
+cdef enum:
+    NOT_ASKED = -1
+    NOT_UTF8 = -2
+
+cdef tfr_decoder decode_varints = tfr_decoder_of(0)
+for _level in (1, 2):
+    if tfr_decoder_of(_level) != NULL:
+        decode_varints = tfr_decoder_of(_level)
+
+
+cdef struct Slot:
+    # One key of the plan.
+    const uint8_t *key
+    int64_t key_length
+    int kind
+    int64_t count  # values in each record; -1 for any number
+    int64_t itemsize
+    bint is_required
+
+
+cdef struct Column:
+    # What is known of a slot's column, during one call.
+    uint8_t *data
+    int64_t size  # values stored; dense columns do not count them
+    int64_t capacity
+    int64_t *offsets  # of a slot of any count: where each record's values begin
+    uint8_t *missing
+    int64_t last_row  # that had the key
+    bint has_missing
+
+
+cdef struct Guess:
+    # An entry as the record before had it.
+    int slot
+    int kind
+    int64_t key_length
+    const uint8_t *key
+    int num_words  # 0: too long a key to be compared by words
+    int64_t span  # bytes that the comparison reads
+    uint64_t chain  # the six bytes from the value's tag to the chunk's length, for an empty chunk
+    uint64_t words[MAX_WORDS]
+    uint64_t masks[MAX_WORDS]
+
+
+cdef struct Call:
+    # One call of parse.
+    const uint8_t *buffer
+    const uint8_t *limit
+    const Slot *slots
+    int num_slots
+    const int *table
+    uint64_t table_mask
+    Column *columns
+    Guess *guesses
+    int num_guesses
+    int64_t row
+    int num_settled  # slots that this record had
+
+
+cdef class Memory:
+    """Memory of its own that numpy and torch see through the buffer protocol, writable."""
+
+    cdef uint8_t *data
+    cdef Py_ssize_t size
+
+    def __getbuffer__(self, Py_buffer *view, int flags):
+        PyBuffer_FillInfo(view, self, self.data, self.size, 0, flags)
+
+    def __dealloc__(self):
+        free(self.data)
+
+
+cdef class Plan:
+    """The keys to read. Never changes once built, so several threads may parse by one plan at once.
+
+    Args:
+        slots: (key in UTF-8, field number of the list's kind, values in each record or -1 for any number, whether every
+            record must have it), one for each column; no key twice; of those with a number floats last, so that all
+            are aligned.
+
+    Raises:
+        ValueError: A key twice, another kind, or another order.
+    """
+
+    cdef list keys
+    cdef Slot *slots
+    cdef int num_slots
+    cdef int *table
+    cdef uint64_t table_mask
+
+    def __cinit__(self, slots):
+        cdef int i
+        cdef uint64_t size = 4
+        cdef uint64_t place
+        cdef bint has_floats = False
+        self.keys = [bytes(slot[0]) for slot in slots]
+        if len(set(self.keys)) < len(self.keys):
+            raise ValueError("a key occurs twice")
+        self.num_slots = len(self.keys)
+        while size < <uint64_t>(2 * self.num_slots):
+            size *= 2
+        self.table_mask = size - 1
+        self.slots = <Slot *>PyMem_Malloc(max(self.num_slots, 1) * sizeof(Slot))
+        self.table = <int *>PyMem_Malloc(size * sizeof(int))
+        if self.slots == NULL or self.table == NULL:
+            raise MemoryError
+        for place in range(size):
+            self.table[place] = NOT_ASKED
+        for i, (_, kind, count, is_required) in enumerate(slots):
+            key = self.keys[i]
+            self.slots[i].key = <const uint8_t *><const char *>key
+            self.slots[i].key_length = len(key)
+            self.slots[i].kind = kind
+            self.slots[i].count = count
+            if kind not in (BYTES, FLOAT, INT64) or count < -1:
+                raise ValueError(f"expected a kind from 1 to 3 and a count of at least -1, got {kind}, {count}")
+            if kind != FLOAT and count >= 0 and has_floats:
+                raise ValueError("float columns of a number must come last")
+            has_floats |= kind == FLOAT and count >= 0
+            self.slots[i].itemsize = 16 if kind == BYTES else 4 if kind == FLOAT else 8
+            self.slots[i].is_required = is_required
+            place = hash_of(self.slots[i].key, self.slots[i].key_length) & self.table_mask
+            while self.table[place] != NOT_ASKED:
+                place = (place + 1) & self.table_mask
+            self.table[place] = i
+
+    def __dealloc__(self):
+        PyMem_Free(self.slots)
+        PyMem_Free(self.table)
+
+    def parse(
+        self,
+        const uint8_t[::1] buffer not None,
+        const int64_t[::1] starts not None,
+        const int64_t[::1] lengths not None,
+        uint8_t[::1] block not None,
+        int64_t[:, ::1] offsets not None,
+        uint8_t[:, ::1] missing not None,
+    ):
+        """Parse N records into columns.
+
+        Args:
+            buffer: Where the records are.
+            starts: [N], first byte of each.
+            lengths: [N].
+            block: Receives the dense columns, in the order of the slots, one behind the other: [N, count] of int64
+                (8 bytes), float32 (4), or for strings pairs of int64 (16): first byte in the buffer, number of bytes.
+                Rows of records that lack the key are zeros.
+            offsets: [slots of any count, N + 1], receives where each record's values begin and end.
+            missing: [slots, N], zeros; receives 1 where a record lacks the key or the kind of its list is not set.
+
+        Returns:
+            None where some record is not plain. Else the values of the slots of any count, a list of Memory, and for
+            every slot whether a record lacks it, a list of bool.
+
+        Raises:
+            ValueError: A record outside the buffer, or arrays that do not fit.
+        """
+        cdef int64_t num_rows = starts.shape[0]
+        cdef int64_t row
+        cdef int i
+        cdef Call call
+        cdef Column *columns
+        cdef bint is_plain = True
+        cdef list memories = []
+        cdef Memory memory
+        self._check(buffer, starts, lengths, block, offsets, missing)
+        call.columns = columns = <Column *>PyMem_Malloc(max(self.num_slots, 1) * sizeof(Column))
+        call.guesses = <Guess *>PyMem_Malloc(MAX_GUESSES * sizeof(Guess))
+        if call.columns == NULL or call.guesses == NULL:
+            PyMem_Free(call.columns)
+            PyMem_Free(call.guesses)
+            raise MemoryError
+        call.buffer = &buffer[0] if buffer.shape[0] else NULL
+        call.limit = call.buffer + buffer.shape[0]
+        call.slots, call.num_slots = self.slots, self.num_slots
+        call.table, call.table_mask = self.table, self.table_mask
+        call.num_guesses = 0
+        self._begin(columns, num_rows, block, offsets, missing)
+        with nogil:
+            for row in range(num_rows):
+                call.row = row
+                call.num_settled = 0
+                if not parse_record(&call, call.buffer + starts[row], call.buffer + starts[row] + lengths[row]):
+                    is_plain = False
+                    break
+        PyMem_Free(call.guesses)
+        for i in range(self.num_slots):
+            if self.slots[i].count < 0:
+                memory = Memory()
+                memory.data, memory.size = columns[i].data, columns[i].size * self.slots[i].itemsize
+                memories.append(memory)
+        has_missing = [columns[i].has_missing for i in range(self.num_slots)]
+        PyMem_Free(columns)
+        return (memories, has_missing) if is_plain else None
+
+    cdef int _check(
+        self, buffer, const int64_t[::1] starts, const int64_t[::1] lengths, uint8_t[::1] block, offsets, missing
+    ) except -1:
+        cdef int64_t size = buffer.shape[0]
+        cdef int64_t row, i
+        cdef int64_t needed = 0, num_any = 0, num_rows = starts.shape[0]
+        if lengths.shape[0] != num_rows:
+            raise ValueError(f"expected as many lengths as starts, {num_rows}, got {lengths.shape[0]}")
+        for row in range(num_rows):
+            if starts[row] < 0 or lengths[row] < 0 or lengths[row] > size or starts[row] > size - lengths[row]:
+                raise ValueError(f"record {row} lies outside the buffer of {size} bytes")
+        wanted = 0  # of Python: it may be large
+        for i in range(self.num_slots):
+            num_any += self.slots[i].count < 0
+            wanted += (<object>max(self.slots[i].count, 0)) * num_rows * self.slots[i].itemsize
+        if block.shape[0] != wanted:
+            raise ValueError(f"expected a block of {wanted} bytes, got {block.shape[0]}")
+        if wanted and <size_t>&block[0] & 7:
+            raise ValueError("expected a block at an address that eight divides")
+        if tuple(offsets.shape)[:2] != (num_any, num_rows + 1) or tuple(missing.shape)[:2] != (self.num_slots, num_rows):
+            raise ValueError("the shape of offsets or missing does not fit the plan and the records")
+        return 0
+
+    cdef void _begin(
+        self, Column *columns, int64_t num_rows, uint8_t[::1] block, int64_t[:, ::1] offsets, uint8_t[:, ::1] missing
+    ):
+        cdef int64_t place = 0, any_place = 0
+        cdef int i
+        for i in range(self.num_slots):
+            memset(&columns[i], 0, sizeof(Column))
+            columns[i].last_row = -1
+            columns[i].missing = &missing[i, 0] if num_rows else NULL
+            if self.slots[i].count < 0:
+                columns[i].offsets = &offsets[any_place, 0]
+                columns[i].offsets[0] = 0
+                any_place += 1
+            elif block.shape[0]:
+                columns[i].data = &block[0] + place
+                place += self.slots[i].count * num_rows * self.slots[i].itemsize
+
+
+cdef uint64_t hash_of(const uint8_t *key, int64_t length) noexcept nogil:
+    # FNV-1a.
+    cdef uint64_t value = 0xCBF29CE484222325
+    cdef int64_t i
+    for i in range(length):
+        value = (value ^ key[i]) * <uint64_t>0x100000001B3
+    return value
+
+
+cdef int find_slot(const Call *call, const uint8_t *key, int64_t length) noexcept nogil:
+    cdef uint64_t place = hash_of(key, length) & call.table_mask
+    cdef int slot = call.table[place]
+    while slot != NOT_ASKED:
+        if call.slots[slot].key_length == length and memcmp(call.slots[slot].key, key, length) == 0:
+            return slot
+        place = (place + 1) & call.table_mask
+        slot = call.table[place]
+    return NOT_ASKED
+
+
+cdef inline int64_t read_length(const uint8_t **p, const uint8_t *end) noexcept nogil:
+    # A length of minimal form that the bytes up to the end have, else -1.
+    cdef const uint8_t *at = p[0]
+    cdef int64_t length = 0
+    cdef int shift = 0
+    cdef uint8_t byte = 0x80
+    while byte >= 0x80:
+        if at >= end or shift > 28:
+            return -1
+        byte = at[0]
+        at += 1
+        length |= <int64_t>(byte & 0x7F) << shift
+        shift += 7
+    if (byte == 0 and shift > 7) or length > MAX_LENGTH:
+        return -1
+    if length > end - at:
+        return -1
+    p[0] = at
+    return length
+
+
+cdef bint parse_record(Call *call, const uint8_t *p, const uint8_t *end) noexcept nogil:
+    # Example: field 1, Features: field 1, an entry for each key.
+    cdef const uint8_t *stop
+    cdef int64_t length
+    cdef int place = 0
+    if end - p > MAX_LENGTH:
+        return False
+    while p < end:
+        if p[0] != FIELD_1:
+            return False
+        p += 1
+        length = read_length(&p, end)
+        if length < 0:
+            return False
+        stop = p + length
+        while p < stop:
+            p = parse_guessed(call, p, stop, place)
+            if p == NULL:
+                return False
+            place += 1
+    return finish_record(call)
+
+
+cdef bint finish_record(Call *call) noexcept nogil:
+    cdef Column *column
+    cdef int slot
+    if call.num_settled < call.num_slots:
+        for slot in range(call.num_slots):
+            if call.columns[slot].last_row != call.row and not settle_missing(call, slot):
+                return False
+    for slot in range(call.num_slots):
+        column = &call.columns[slot]
+        if column.offsets != NULL:
+            column.offsets[call.row + 1] = column.size
+    return True
+
+
+cdef bint settle(Call *call, int slot) noexcept nogil:
+    # The record has the key: once, or its message would have to be merged.
+    if call.columns[slot].last_row == call.row:
+        return False
+    call.columns[slot].last_row = call.row
+    call.num_settled += 1
+    return True
+
+
+cdef bint settle_missing(Call *call, int slot) noexcept nogil:
+    # The record lacks the key, or has no list there.
+    cdef const Slot *wanted = &call.slots[slot]
+    cdef Column *column = &call.columns[slot]
+    if wanted.is_required or not settle(call, slot):
+        return False
+    column.missing[call.row] = 1
+    column.has_missing = True
+    if wanted.count > 0:
+        memset(column.data + call.row * wanted.count * wanted.itemsize, 0, wanted.count * wanted.itemsize)
+    return True
+
+
+cdef const uint8_t *parse_guessed(Call *call, const uint8_t *p, const uint8_t *end, int place) noexcept nogil:
+    # Parse an entry that has the key of the guess, and one packed chunk, both in less than 128 bytes.
+    cdef const Guess *guess
+    cdef uint64_t difference = 0
+    cdef int64_t size
+    cdef const uint8_t *value
+    cdef int i
+    if place >= call.num_guesses:
+        return parse_entry(call, p, end, place)
+    guess = &call.guesses[place]
+    if guess.num_words == 0 or call.limit - p < guess.span:
+        return parse_entry(call, p, end, place)
+    for i in range(guess.num_words):
+        difference |= (tfr_load64(p + 8 * i) ^ guess.words[i]) & guess.masks[i]
+    value = p + 4 + guess.key_length
+    size = p[1] - guess.key_length - 8  # of the chunk, where each length follows from the entry's
+    if (
+        difference
+        or p[1] >= 0x80
+        or size < 0
+        or end - p < p[1] + 2
+        or (tfr_load64(value) & <uint64_t>0xFFFFFFFFFFFF) != guess.chain + size * <uint64_t>0x10001000100
+        or not take_chunk(call, guess, value + 6, size)
+    ):
+        return parse_entry(call, p, end, place)
+    return value + 6 + size
+
+
+cdef inline bint take_chunk(Call *call, const Guess *guess, const uint8_t *p, int64_t size) noexcept nogil:
+    # False leaves all as it was, for parse_entry to look again.
+    cdef int slot = guess.slot
+    cdef const Slot *wanted
+    cdef Column *column
+    cdef int64_t number
+    if slot == NOT_ASKED:
+        return is_chunk(guess.kind, p, size)
+    wanted = &call.slots[slot]
+    column = &call.columns[slot]
+    if wanted.count != 1 or column.last_row == call.row:
+        return False
+    if wanted.kind == INT64:
+        if size < 1 or size > 8 or call.limit - p < 8:
+            if not tfr_varint_of_bytes(p, size, &number):
+                return False
+        elif not tfr_varint_of_word(tfr_load64(p), size, &number):
+            return False
+        (<int64_t *>column.data)[call.row] = number
+    elif wanted.kind == FLOAT:
+        if size != 4:
+            return False
+        memcpy(column.data + 4 * call.row, p, 4)
+    else:
+        (<int64_t *>column.data)[2 * call.row] = p - call.buffer
+        (<int64_t *>column.data)[2 * call.row + 1] = size
+    column.last_row = call.row
+    call.num_settled += 1
+    return True
+
+
+cdef bint is_chunk(int kind, const uint8_t *p, int64_t length) noexcept nogil:
+    # Check a chunk that nobody asked for.
+    if kind == INT64:
+        return tfr_are_varints(p, length)
+    return kind == BYTES or (kind == FLOAT and length & 3 == 0)
+
+
+cdef const uint8_t *parse_entry(Call *call, const uint8_t *p, const uint8_t *end, int place) noexcept nogil:
+    # An entry of the map: its key, then its value. Returns its end, NULL where it is not plain.
+    cdef const uint8_t *key
+    cdef int64_t length, key_length
+    cdef int slot
+    if p[0] != FIELD_1:
+        return NULL
+    p += 1
+    length = read_length(&p, end)
+    if length < 0:
+        return NULL
+    end = p + length
+    if p == end or p[0] != FIELD_1:
+        return NULL
+    p += 1
+    key_length = read_length(&p, end)
+    if key_length < 0:
+        return NULL
+    key = p
+    p += key_length
+    if p == end or p[0] != FIELD_2:
+        return NULL
+    p += 1
+    length = read_length(&p, end)
+    if length < 0 or p + length != end:
+        return NULL
+    slot = slot_of(call, key, key_length, place, p[0] if p < end else 0)
+    if slot == NOT_UTF8 or not parse_feature(call, slot, p, end):
+        return NULL
+    return end
+
+
+cdef int slot_of(Call *call, const uint8_t *key, int64_t length, int place, uint8_t kind_tag) noexcept nogil:
+    # The slot of a key, which becomes the guess for the next record; NOT_UTF8 where the key is not.
+    cdef int slot
+    cdef Guess *guess
+    if place < call.num_guesses:
+        guess = &call.guesses[place]
+        if guess.key_length == length and memcmp(guess.key, key, length) == 0:
+            expect_kind(call, guess, kind_tag)
+            return guess.slot
+    slot = find_slot(call, key, length)
+    if slot == NOT_ASKED and not tfr_is_utf8(key, length):
+        return NOT_UTF8
+    if place <= call.num_guesses and place < MAX_GUESSES:
+        learn(&call.guesses[place], slot, key, length)
+        expect_kind(call, &call.guesses[place], kind_tag)
+        if place == call.num_guesses:
+            call.num_guesses += 1
+    return slot
+
+
+cdef void expect_kind(Call *call, Guess *guess, uint8_t kind_tag) noexcept nogil:
+    # What is asked for is of the plan's kind; what is skipped, of the kind it was in the record before.
+    guess.kind = kind_tag >> 3 if guess.slot == NOT_ASKED else call.slots[guess.slot].kind
+    guess.chain = (
+        FIELD_2 | 4 << 8 | <uint64_t>(guess.kind << 3 | 2) << 16 | <uint64_t>2 << 24 | <uint64_t>FIELD_1 << 32
+    )
+
+
+cdef void learn(Guess *guess, int slot, const uint8_t *key, int64_t length) noexcept nogil:
+    cdef int64_t header = length + 5  # tag, length, tag, length, key, tag
+    cdef uint8_t *words = <uint8_t *>guess.words
+    cdef uint8_t *masks = <uint8_t *>guess.masks
+    guess.slot, guess.key, guess.key_length = slot, key, length
+    guess.num_words = 0
+    if header > 8 * MAX_WORDS:
+        return
+    guess.num_words = <int>((header + 7) // 8)
+    guess.span = max(8 * guess.num_words, header + 7)
+    memset(guess.words, 0, sizeof(guess.words))
+    memset(guess.masks, 0, sizeof(guess.masks))
+    words[0], words[2], words[3] = FIELD_1, FIELD_1, <uint8_t>length
+    memcpy(words + 4, key, length)
+    words[header - 1] = FIELD_2
+    memset(masks, 0xFF, header)
+    masks[1] = 0  # the entry's length may differ
+
+
+cdef bint parse_feature(Call *call, int slot, const uint8_t *p, const uint8_t *end) noexcept nogil:
+    # A Feature: nothing, or one list.
+    cdef int kind
+    cdef int64_t length
+    if p == end:
+        return slot == NOT_ASKED or settle_missing(call, slot)
+    kind = p[0] >> 3
+    if p[0] & 7 != 2 or kind < BYTES or kind > INT64:
+        return False
+    p += 1
+    length = read_length(&p, end)
+    if length < 0 or p + length != end:
+        return False
+    if slot == NOT_ASKED:
+        return skip_list(kind, p, end)
+    if kind != call.slots[slot].kind or not settle(call, slot):
+        return False
+    return parse_list(call, slot, p, end)
+
+
+cdef bint skip_list(int kind, const uint8_t *p, const uint8_t *end) noexcept nogil:
+    # Check a list that nobody asked for.
+    cdef int64_t length
+    cdef uint8_t tag
+    while p < end:
+        tag = p[0]
+        p += 1
+        if tag == FIELD_1:
+            length = read_length(&p, end)
+            if length < 0 or not is_chunk(kind, p, length):
+                return False
+        else:
+            length = single_length(kind, tag, p, end)
+            if length < 0 or (kind == INT64 and not tfr_are_varints(p, length)):
+                return False
+        p += length
+    return True
+
+
+cdef int64_t single_length(int kind, uint8_t tag, const uint8_t *p, const uint8_t *end) noexcept nogil:
+    # The bytes of a number that stands alone, not in a packed chunk; -1 where there is none.
+    cdef int64_t length = 0
+    if kind == FLOAT and tag == FIELD_1_FIXED32 and end - p >= 4:
+        return 4
+    if kind == INT64 and tag == FIELD_1_VARINT:
+        while length < 10 and length < end - p:
+            length += 1
+            if p[length - 1] < 0x80:
+                return length
+    return -1
+
+
+cdef bint parse_list(Call *call, int slot, const uint8_t *p, const uint8_t *end) noexcept nogil:
+    # The values of a list; a chunk may hold several, and several chunks make one list.
+    cdef const Slot *wanted = &call.slots[slot]
+    cdef int64_t length, count, written = 0
+    cdef uint8_t tag
+    while p < end:
+        tag = p[0]
+        p += 1
+        length = read_length(&p, end) if tag == FIELD_1 else single_length(wanted.kind, tag, p, end)
+        if length < 0:
+            return False
+        count = 1
+        if wanted.kind == FLOAT:
+            if length & 3:
+                return False
+            count = length // 4
+        elif wanted.kind == INT64:
+            count = tfr_count_varints(p, length)
+        if not store(call, slot, p, length, count, written):
+            return False
+        written += count
+        p += length
+    return wanted.count < 0 or written == wanted.count
+
+
+cdef bint store(Call *call, int slot, const uint8_t *p, int64_t length, int64_t count, int64_t written) noexcept nogil:
+    # Append `count` values, which are the bytes from p on, to a slot's column.
+    cdef const Slot *wanted = &call.slots[slot]
+    cdef Column *column = &call.columns[slot]
+    cdef uint8_t *target
+    if count <= 0:
+        return count == 0
+    if wanted.count >= 0:
+        if count > wanted.count - written:
+            return False
+        target = column.data + (call.row * wanted.count + written) * wanted.itemsize
+    else:
+        if count > column.capacity - column.size and not grow(column, count, wanted.itemsize):
+            return False
+        target = column.data + column.size * wanted.itemsize
+        column.size += count
+    if wanted.kind == FLOAT:
+        memcpy(target, p, length)
+    elif wanted.kind == BYTES:
+        (<int64_t *>target)[0] = p - call.buffer
+        (<int64_t *>target)[1] = length
+    else:
+        return decode_varints(p, p + length, call.limit, <int64_t *>target)
+    return True
+
+
+cdef bint grow(Column *column, int64_t count, int64_t itemsize) noexcept nogil:
+    # Without memory the twin tries, and says so.
+    cdef int64_t capacity = max(2 * column.capacity, column.size + count, 64)
+    cdef uint8_t *data = <uint8_t *>realloc(column.data, capacity * itemsize)
+    if data == NULL:
+        return False
+    column.data, column.capacity = data, capacity
+    return True
+
+
+def copies(const uint8_t[::1] buffer not None, const int64_t[::1] spans not None):
+    """Copy values out of the buffer: spans are pairs of first byte and number of bytes. Returns a list of bytes."""
+    cdef const char *base = <const char *>&buffer[0] if buffer.shape[0] else NULL
+    cdef Py_ssize_t i
+    cdef list values = []
+    for i in range(0, spans.shape[0] - 1, 2):
+        check_span(buffer.shape[0], spans[i], spans[i + 1])
+        values.append(PyBytes_FromStringAndSize(base + spans[i], spans[i + 1]))
+    return values
+
+
+def texts(const uint8_t[::1] buffer not None, const int64_t[::1] spans not None):
+    """As `copies`, decoded as strict UTF-8: a list of str.
+
+    Raises:
+        UnicodeDecodeError: A value is not UTF-8.
+    """
+    cdef const char *base = <const char *>&buffer[0] if buffer.shape[0] else NULL
+    cdef Py_ssize_t i
+    cdef list values = []
+    for i in range(0, spans.shape[0] - 1, 2):
+        check_span(buffer.shape[0], spans[i], spans[i + 1])
+        values.append(PyUnicode_DecodeUTF8(base + spans[i], spans[i + 1], "strict"))
+    return values
+
+
+def varints(const uint8_t[::1] buffer not None, int64_t[::1] values not None, int level):
+    """Decode a buffer of varints by one decoder, for the tests: whether it took them; None where the processor cannot.
+
+    Raises:
+        ValueError: The buffer does not hold as many varints as ``values`` has places.
+    """
+    cdef int64_t size = buffer.shape[0]
+    cdef tfr_decoder decode = tfr_decoder_of(level)
+    if size == 0 or tfr_count_varints(&buffer[0], size) != values.shape[0] or values.shape[0] == 0:
+        raise ValueError("expected as many varints as values, at least one")
+    if decode == NULL:
+        return None
+    return bool(decode(&buffer[0], &buffer[0] + size, &buffer[0] + size, &values[0]))
+
+
+cdef int check_span(int64_t size, int64_t start, int64_t length) except -1:
+    if start < 0 or length < 0 or length > size or start > size - length:
+        raise ValueError(f"a value lies outside the buffer of {size} bytes")
+    return 0

@@ -1,0 +1,96 @@
+"""Measures torch_tfrecord beside its peers, each in a process of its own, in turn, on the same files.
+
+    pip install -e '.[dev,benchmarks]'
+    python benchmarks/environments.py                    # the peers, each in a virtual environment of its own
+    python benchmarks/compare.py all --photos PHOTOS     # or one of the tables: tabular, tokens, embeddings, raw, ...
+    python benchmarks/compare.py all --photos PHOTOS --update-docs
+
+Before the clock starts every side runs an epoch whose output is compared with ours: the same values, dtypes, shapes;
+for random crops the same layout, mean and deviation. A peer that is not installed is reported as missing. Results go to
+benchmarks/results.json, where each run replaces the tables that it measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from chart import draw_comparison, draw_scaling
+from corpus import Corpora
+from environments import DEFAULT_FOLDER, Environments
+from report import NAMES, provenance, replace_block, side_table, summary_table
+from runner import Pace, run_workload
+from scaling import measure_scaling, scaling_table
+from startup import measure_startup, startup_table
+from workloads import WORKLOADS
+
+_ROOT = Path(__file__).parent.parent
+_TABLES = sorted({workload.table for workload in WORKLOADS.values()})
+_CACHE = Path("~/.cache/torch_tfrecord_benchmarks/corpora").expanduser()
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("tables", nargs="+", choices=[*_TABLES, "scaling", "startup", "docs", "all"], metavar="TABLE")
+    parser.add_argument("--photos", type=Path, help="folder of .jpg files for the images (default: drawn ones)")
+    parser.add_argument("--cache", type=Path, default=_CACHE, help=f"where the files are kept (default {_CACHE})")
+    parser.add_argument("--environments", type=Path, default=DEFAULT_FOLDER, help=f"default {DEFAULT_FOLDER}")
+    parser.add_argument(
+        "--python", action="append", default=[], metavar="PEER=INTERPRETER", help="a peer that you have"
+    )
+    parser.add_argument("--results", type=Path, default=_ROOT / "benchmarks" / "results.json")
+    parser.add_argument("--rounds", type=int, default=7, help="measurements of each side (default 7)")
+    parser.add_argument("--seconds", type=float, default=1.0, help="at least, for a measurement (default 1)")
+    parser.add_argument("--fraction", type=float, default=1.0, help="of the records, for trying it out (default 1)")
+    parser.add_argument("--sides", nargs="+", choices=[*NAMES], default=[*NAMES], help="only these (default all)")
+    parser.add_argument("--variants", type=int, default=99, help="only the first of each side (default all)")
+    parser.add_argument("--update-docs", action="store_true", help="write tables and charts into docs/")
+    return parser.parse_args()
+
+
+def main() -> None:
+    arguments = parse_arguments()
+    results = json.loads(arguments.results.read_text()) if arguments.results.exists() else {}
+    wanted = {*_TABLES, "scaling", "startup"} if "all" in arguments.tables else set(arguments.tables)
+    corpora = Corpora(arguments.cache, arguments.photos, arguments.fraction)
+    environments = Environments(arguments.environments, dict(one.split("=", 1) for one in arguments.python))
+    pace = Pace(arguments.rounds, arguments.seconds, 4 * arguments.seconds, os.cpu_count() or 1)
+    chosen = dict.fromkeys(arguments.sides, arguments.variants)
+    for name, workload in WORKLOADS.items():
+        if workload.table in wanted:
+            print(f"\n== {name}", flush=True)
+            results[name] = run_workload(workload, corpora, environments, pace, chosen)
+            print(summary_table({name: results[name]}), side_table({name: results[name]}), sep="\n\n", flush=True)
+            save(arguments.results, results)
+    for name, measure in {"scaling": measure_scaling, "startup": measure_startup}.items():
+        if name in wanted:
+            print(f"\n== {name}", flush=True)
+            results[name] = measure(arguments.cache, arguments.rounds, arguments.fraction)
+            save(arguments.results, results)
+    if arguments.update_docs or "docs" in wanted:
+        update_docs(results)
+
+
+def save(path: Path, results: dict[str, Any]) -> None:
+    path.write_text(json.dumps(results, indent=1) + "\n")
+
+
+def update_docs(results: dict[str, Any]) -> None:
+    """Rewrite the tables of docs/performance.md and both charts from the results."""
+    docs = _ROOT / "docs"
+    page = docs / "performance.md"
+    draw_comparison(results, docs / "comparison.png")
+    replace_block(page, "summary", f"{summary_table(results)}\n\n{provenance(results)}")
+    replace_block(page, "sides", side_table(results))
+    if "scaling" in results:
+        draw_scaling(results["scaling"], docs / "scaling.png")
+        replace_block(page, "scaling", scaling_table(results["scaling"]))
+    if "startup" in results:
+        replace_block(page, "startup", startup_table(results["startup"]))
+
+
+if __name__ == "__main__":
+    main()

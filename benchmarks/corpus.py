@@ -1,0 +1,119 @@
+"""The files that every side reads: made once, the same each time, and kept in a folder."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from pictures import encoded_pictures
+
+from torch_tfrecord import TFRecordWriter, build_index, encode_example
+
+__all__ = ["COUNTS", "Corpora", "repeat_file", "write_records"]
+
+# Records of each file at full size.
+COUNTS = {"tabular": 200_000, "tokens": 5_000, "embeddings": 20_000, "images": 2_048}
+
+
+class Corpora:
+    """Files by name, written when they are first asked for.
+
+    Args:
+        folder: Where they are kept.
+        photos: A folder of photographs for the images, or None to draw some.
+        fraction: 1 is full size; the smoke test takes far less.
+    """
+
+    def __init__(self, folder: Path, photos: Path | None, fraction: float = 1.0) -> None:
+        self.folder = folder
+        self.photos = photos
+        self.fraction = fraction
+
+    def count(self, name: str) -> int:
+        """Records of a file; whole batches of images, since DALI fills its last batch up."""
+        count = max(int(COUNTS[name] * self.fraction), 64)
+        return count // 64 * 64 if name == "images" else count
+
+    def path(self, name: str) -> Path:
+        """The file, its index beside it, and the text index that DALI and the package tfrecord read."""
+        count = self.count(name)
+        source = f"-{_digest_of(self.photos)}" if name == "images" else ""
+        path = self.folder / f"{name}-{count}{source}.tfrecord"
+        if not path.exists():
+            print(f"writing {path}", flush=True)
+            self.folder.mkdir(parents=True, exist_ok=True)
+            write_records(path, self._records(name, count))
+        return path
+
+    def _records(self, name: str, count: int) -> Iterator[bytes]:
+        if name == "images":
+            return _images(count, self.photos)
+        return _MAKERS[name](np.random.default_rng(0), count)
+
+
+def write_records(path: Path, records: Iterator[bytes]) -> None:
+    """Write a file, its index (``.index.safetensors``) and its text index (``.idx``); the file appears last."""
+    with TFRecordWriter(path.with_suffix(".part"), compression_type=None) as writer:
+        for record in records:
+            writer.write(record)
+    path.with_suffix(".part").rename(path)
+    keep_indexes(path)
+
+
+def repeat_file(source: Path, path: Path, times: int) -> None:
+    """A file of the records of another one, several times over."""
+    content = source.read_bytes()
+    with path.open("wb") as file:
+        for _ in range(times):
+            file.write(content)
+    build_index(path).save(f"{path}.index.safetensors")
+
+
+def keep_indexes(path: Path) -> None:
+    index = build_index(path)
+    index.save(f"{path}.index.safetensors")
+    index.to_tfrecord2idx(path.with_suffix(".idx"))
+
+
+def _tabular(generator: np.random.Generator, count: int) -> Iterator[bytes]:
+    """13 floats and 27 integers of 1 to 4 bytes on the wire: about 650 bytes a record, as of a click log."""
+    floats = generator.standard_normal((count, 13), dtype=np.float32)
+    # Small numbers are more frequent, as counts and categories are.
+    bits = generator.integers(1, 27, (count, 27))
+    integers = generator.integers(0, 1 << 27, (count, 27)) >> (27 - bits)
+    for row in range(count):
+        example: dict[str, Any] = {f"f{n:02}": value for n, value in enumerate(floats[row].tolist())}
+        example.update((f"i{n:02}", value) for n, value in enumerate(integers[row].tolist()))
+        yield encode_example(example)
+
+
+def _tokens(generator: np.random.Generator, count: int) -> Iterator[bytes]:
+    for _ in range(count):
+        yield encode_example({"tokens": generator.integers(0, 50_000, 2048)})
+
+
+def _embeddings(generator: np.random.Generator, count: int) -> Iterator[bytes]:
+    for number in range(count):
+        yield encode_example({"id": number, "embedding": generator.standard_normal(1024, dtype=np.float32)})
+
+
+def _images(count: int, photos: Path | None) -> Iterator[bytes]:
+    for number, data in enumerate(encoded_pictures(count, photos)):
+        yield encode_example({"image": data, "label": number % 1000})
+
+
+_MAKERS: dict[str, Callable[[np.random.Generator, int], Iterator[bytes]]] = {
+    "tabular": _tabular,
+    "tokens": _tokens,
+    "embeddings": _embeddings,
+}
+
+
+def _digest_of(photos: Path | None) -> str:
+    if photos is None:
+        return "drawn"
+    names = sorted(f"{path.relative_to(photos)} {path.stat().st_size}" for path in photos.rglob("*.jp*g"))
+    return hashlib.blake2b("\n".join(names).encode(), digest_size=4).hexdigest()

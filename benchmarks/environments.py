@@ -1,0 +1,95 @@
+"""Where each peer is installed: a virtual environment of its own, made on demand.
+
+python benchmarks/environments.py            # makes all of them, about 4 GB
+python benchmarks/environments.py dali       # this one
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import venv
+from functools import cache
+from pathlib import Path
+
+from workloads import PEERS
+
+__all__ = ["DEFAULT_FOLDER", "Environments", "versions_in"]
+
+DEFAULT_FOLDER = Path("~/.cache/torch_tfrecord_benchmarks/environments").expanduser()
+
+REQUIREMENTS = {
+    "tensorflow": ["tensorflow-cpu==2.21.*"],
+    "dali": ["nvidia-dali-cuda120==2.*", "numpy"],
+    "tfrecord": ["tfrecord==1.14.6", "torch", "torchvision", "pillow"],
+}
+# The packages whose versions belong into the results; the first one is the peer itself.
+_PACKAGES = {
+    "ours": ["torch-tfrecord", "torch", "torchvision", "torchcodec", "numpy", "protobuf", "pillow"],
+    "tensorflow": ["tensorflow-cpu", "numpy"],
+    "dali": ["nvidia-dali-cuda120", "nvidia-nvimgcodec-cu12", "numpy"],
+    "tfrecord": ["tfrecord", "torch", "protobuf", "numpy"],
+}
+_ASK = """
+import importlib.metadata, json, platform, sys
+found = {"python": platform.python_version()}
+for name in sys.argv[1:]:
+    try:
+        found[name] = importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        pass
+print(json.dumps(found))
+"""
+
+
+class Environments:
+    """Finds the interpreter of a side.
+
+    Args:
+        folder: Holds an environment for each peer, by its name.
+        given: Interpreters by side, which go first.
+    """
+
+    def __init__(self, folder: Path = DEFAULT_FOLDER, given: dict[str, str] | None = None) -> None:
+        self._folder = folder
+        self._given = given or {}
+
+    def python(self, side: str) -> str | None:
+        """The interpreter, or None where the peer is not installed anywhere."""
+        if side == "ours":
+            return sys.executable
+        for candidate in (self._given.get(side), str(self._folder / side / "bin" / "python"), sys.executable):
+            if candidate and Path(candidate).exists() and _PACKAGES[side][0] in versions_in(candidate, side):
+                return candidate
+        return None
+
+
+@cache
+def versions_in(python: str, side: str) -> dict[str, str]:
+    """The versions of a side's packages in an environment."""
+    command = [python, "-c", _ASK, *_PACKAGES[side]]
+    versions: dict[str, str] = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    return versions
+
+
+def make(peer: str, folder: Path) -> None:
+    """Make a peer's environment, or complete it."""
+    path = folder / peer
+    print(f"{path}: {' '.join(REQUIREMENTS[peer])}", flush=True)
+    venv.create(path, with_pip=True)
+    subprocess.run([str(path / "bin" / "python"), "-m", "pip", "install", "--quiet", *REQUIREMENTS[peer]], check=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("peers", nargs="*", choices=[*PEERS, []], help="which (default all)")
+    parser.add_argument("--environments", type=Path, default=DEFAULT_FOLDER, help=f"default {DEFAULT_FOLDER}")
+    arguments = parser.parse_args()
+    for peer in arguments.peers or PEERS:
+        make(peer, arguments.environments)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,136 @@
+"""Results as tables, on the terminal and between the markers of docs/performance.md."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from workloads import WORKLOADS, Workload
+
+__all__ = ["NAMES", "bar_rows", "best_of", "provenance", "replace_block", "side_table", "summary_table"]
+
+NAMES = {"ours": "torch_tfrecord", "tensorflow": "tf.data", "dali": "DALI", "tfrecord": "tfrecord"}
+
+
+def best_of(result: dict[str, Any], side: str) -> dict[str, Any] | None:
+    """The fastest variant of a side; of "ours" the one that the bars are about; None where it is missing."""
+    found = [one for one in result["sides"] if one["side"] == side]
+    if not found or side == "ours":
+        return found[0] if found else None
+    return max(found, key=lambda one: float(one["per_second"]))
+
+
+def bar_rows(workload: Workload, result: dict[str, Any]) -> list[tuple[str, float, float]]:
+    """(against whom, ratio, bar) for each bar of a workload that was measured."""
+    ours = best_of(result, "ours")
+    peers = {side: best_of(result, side) for side in workload.variants if side != "ours"}
+    rates = {side: one["per_second"] for side, one in peers.items() if one is not None}
+    if ours is None or not rates:
+        return []
+    rows = []
+    for side, bar in workload.bars.items():
+        named = max(rates, key=lambda name: rates[name]) if side == "best" else side
+        if named in rates:
+            rows.append((NAMES[named], ours["per_second"] / rates[named], bar))
+    return rows
+
+
+def summary_table(results: dict[str, Any]) -> str:
+    """One row a workload: every side's best, the ratios and the bars."""
+    lines = ["| work | " + " | ".join(NAMES.values()) + " | ratio | bar | met |", "|---|" + "---|" * (len(NAMES) + 3)]
+    for name, workload in WORKLOADS.items():
+        if name in results:
+            lines.append(_summary_row(workload, results[name]))
+    return "\n".join(lines)
+
+
+def provenance(results: dict[str, Any]) -> str:
+    """When, where and with which versions the tables were measured, and how busy the machine was before."""
+    measured = [results[name] for name in WORKLOADS if name in results]
+    if not measured:
+        return "Nothing was measured yet."
+    machines = [result["machine"] for result in measured]
+    loads = [machine["load_average"] for machine in machines]
+    versions: dict[str, str] = {}
+    for result in measured:
+        for side in result["sides"]:
+            versions |= side["versions"]
+    last = machines[-1]
+    names = ("torch-tfrecord", "tensorflow-cpu", "nvidia-dali-cuda120", "tfrecord", "torch", "torchvision", "protobuf")
+    listed = ", ".join(f"{name} {versions[name]}" for name in names if name in versions)
+    return (
+        f"{last['date'][:10]}, {last['processor']}, {last['cores']} cores, Python {last['python']}, {listed}; load "
+        f"average at the start of a table {min(loads)} to {max(loads)} (above 1 to 2 something else was running, too)."
+    )
+
+
+def _summary_row(workload: Workload, result: dict[str, Any]) -> str:
+    cells = []
+    for side in NAMES:
+        one = best_of(result, side)
+        missing = "missing" if side in result["missing"] else "-"
+        cells.append(missing if one is None else _rate(workload, result, one))
+    rows = bar_rows(workload, result)
+    ratios = [f"{ratio:.1f} x {name}" for name, ratio, _ in rows]
+    bars = [f"{bar:g}" for _, _, bar in rows]
+    met = [ratio >= bar for _, ratio, bar in rows]
+    ours = best_of(result, "ours")
+    if workload.gigabytes_bar and ours is not None:
+        speed = _gigabytes(result, ours)
+        ratios.append(f"{speed:.1f} GB/s")
+        bars.append(f"{workload.gigabytes_bar:g} GB/s")
+        met.append(speed >= workload.gigabytes_bar)
+    cells += ["<br>".join(ratios) or "-", "<br>".join(bars) or "-", "<br>".join("yes" if one else "no" for one in met)]
+    return f"| {workload.title} | {' | '.join(cells)} |"
+
+
+def _rate(workload: Workload, result: dict[str, Any], one: dict[str, Any]) -> str:
+    rate = f"{_round(one['per_second']):,}/s"
+    return f"{rate}, {_gigabytes(result, one):.1f} GB/s" if workload.table in ("raw", "index") else rate
+
+
+def _gigabytes(result: dict[str, Any], one: dict[str, Any]) -> float:
+    return float(one["per_second"]) * float(result["file_bytes"]) / float(result["records"]) / 1e9
+
+
+def _round(rate: float) -> int:
+    """Three digits: more would not be repeatable."""
+    digits = max(len(str(int(rate))) - 3, 0)
+    return int(round(rate, -digits))
+
+
+def side_table(results: dict[str, Any]) -> str:
+    """Every variant of every side: its median, the range of its rounds, processor time and memory."""
+    lines = [
+        "| work | side | variant | records/s | lowest to highest | CPU s per 1,000 | peak MiB | a worker's |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for name in WORKLOADS:
+        lines += [_side_row(name, one) for one in results.get(name, {"sides": []})["sides"]]
+    return "\n".join(lines)
+
+
+def _side_row(name: str, one: dict[str, Any]) -> str:
+    rates = [round_["records"] / round_["seconds"] for round_ in one["rounds"]]
+    cells: Iterable[str] = (
+        name,
+        NAMES[one["side"]],
+        one["variant"],
+        f"{_round(one['per_second']):,}",
+        f"{_round(min(rates)):,} to {_round(max(rates)):,}",
+        f"{one['cpu_seconds_per_1000']:.3g}",
+        f"{one['peak_mib']:,.0f}",
+        f"{one['worker_peak_mib']:,.0f}" if one["worker_peak_mib"] else "-",
+    )
+    return f"| {' | '.join(cells)} |"
+
+
+def replace_block(path: Path, name: str, text: str) -> None:
+    """Put text between ``<!-- name -->`` and ``<!-- /name -->`` of a file; both markers must be there."""
+    content = path.read_text()
+    pattern = re.compile(rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)", re.DOTALL)
+    if not pattern.search(content):
+        raise SystemExit(f"{path}: expected the markers <!-- {name} --> and <!-- /{name} -->, got none")
+    path.write_text(pattern.sub(lambda match: f"{match[1]}{text}\n{match[2]}", content))

@@ -1,0 +1,101 @@
+"""The process of one side: answers "check", "round" and "end", a line of JSON each. Started by `process.py`."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import multiprocessing
+import os
+import resource
+import sys
+import time
+from typing import Any
+
+from outputs import Outputs
+from side import Job, Side
+
+__all__: list[str] = []
+
+
+def check(side: Side, job: Job, most: float) -> dict[str, Any]:
+    """The warm-up epoch: its outputs summed up; cut off after `most` seconds where the order makes that comparable."""
+    outputs = Outputs(job.workload.random_columns)
+    cut_off = time.perf_counter() + (most if side.ordered and not job.workload.random_columns else float("inf"))
+    whole = True
+    for item in side.items():
+        outputs.add(side.columns(item))
+        if time.perf_counter() > cut_off:
+            whole = False
+            break
+    return {**outputs.summary(), "ordered_run": side.ordered, "whole": whole}
+
+
+def timed_round(side: Side, job: Job, least: float, most: float) -> dict[str, float]:
+    """Whole epochs until `least` seconds have passed; cut off after `most` seconds, for the slow."""
+    side.prepare()
+    cpu_before, begin = _cpu_seconds(), time.perf_counter()
+    records = 0
+    while time.perf_counter() - begin < least:
+        if side.drain is not None:
+            side.drain()
+            records += job.count
+            continue
+        for item in side.items():
+            records += side.size(item)
+            if time.perf_counter() - begin > most:
+                break
+    seconds = time.perf_counter() - begin
+    return {"records": records, "seconds": seconds, "cpu_seconds": _cpu_seconds() - cpu_before}
+
+
+def peak_memory() -> dict[str, float]:
+    """MiB: of this process, and of the largest of its workers (pages that they share with it counted, too)."""
+    # Not ru_maxrss: that survives exec, so that it would hold what the parent had.
+    return {"peak_mib": _peak_mib("self"), "worker_peak_mib": max(map(_peak_mib, _workers()), default=0)}
+
+
+def _cpu_seconds() -> float:
+    """Of this process, its workers that ended, and its workers that live."""
+    usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    ticks = sum(sum(map(int, _read(f"/proc/{pid}/stat").rpartition(")")[2].split()[11:13])) for pid in _workers())
+    return sum(usage.ru_utime + usage.ru_stime for usage in usages) + ticks / os.sysconf("SC_CLK_TCK")
+
+
+def _workers() -> list[int]:
+    return [process.pid for process in multiprocessing.active_children() if process.pid is not None]
+
+
+def _peak_mib(pid: int | str) -> float:
+    line = next(line for line in _read(f"/proc/{pid}/status").splitlines() if line.startswith("VmHWM"))
+    return round(int(line.split()[1]) / 1024)
+
+
+def _read(path: str) -> str:
+    with open(path) as file:
+        return file.read()
+
+
+def main() -> None:
+    # What libraries print must not get between our lines.
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+
+    def answer(value: dict[str, Any]) -> None:
+        print(json.dumps(value), file=answers, flush=True)
+
+    job = Job(**json.loads(sys.argv[1]))
+    side: Side = importlib.import_module(f"sides.{job.side}").open_side(job)
+    answer({"ready": True})
+    for line in sys.stdin:
+        command, *arguments = line.split()
+        if command == "check":
+            answer(check(side, job, *map(float, arguments)))
+        elif command == "round":
+            answer(timed_round(side, job, *map(float, arguments)))
+        else:
+            answer(peak_memory())
+            break
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Each module runs one side; it is imported only in that side's environment."""

@@ -1,0 +1,136 @@
+"""Feeds damaged Examples to the compiled core alone, without numpy or torch; meant to run under the sanitizers.
+
+    python tests/fuzz_columns.py SECONDS [SEED]
+
+Each batch lies in memory of exactly its size, so that one byte too far is seen. Results are only checked for their
+bounds here; that they are right is what test_native_columns.py holds.
+"""
+
+import ctypes
+import importlib.util
+import random
+import sys
+import time
+from pathlib import Path
+
+NATIVE = Path(__file__).parent.parent / "torch_tfrecord" / "native"
+
+
+def load():
+    found = sorted(NATIVE.glob("columns.*.so"))
+    spec = importlib.util.spec_from_file_location("torch_tfrecord.native.columns", found[0])
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def varint(number):
+    out = bytearray()
+    while number >= 0x80:
+        out.append(number & 0x7F | 0x80)
+        number >>= 7
+    return bytes([*out, number])
+
+
+def field(number, body):
+    return varint(number << 3 | 2) + varint(len(body)) + body
+
+
+def random_values(rng, kind, count):
+    """The fields of a list of so many values."""
+    if kind == 1:
+        return b"".join(field(1, rng.randbytes(rng.choice([0, 3, 150]))) for _ in range(count))
+    if kind == 2:
+        return field(1, rng.randbytes(4 * count)) if rng.random() < 0.8 else (b"\x0d" + rng.randbytes(4)) * count
+    widths = rng.choice([[7], [16], [21, 28], [1, 7, 14, 16, 40, 64]])
+    numbers = [varint(rng.getrandbits(rng.choice(widths))) for _ in range(count)]
+    return field(1, b"".join(numbers)) if rng.random() < 0.8 else b"".join(b"\x08" + number for number in numbers)
+
+
+def random_feature(rng, kind, count):
+    if rng.random() < 0.03:
+        return b""
+    if count == -1:
+        return field(kind, b"".join(random_values(rng, kind, rng.randrange(90)) for _ in range(rng.randrange(3))))
+    return field(kind, random_values(rng, kind, count))
+
+
+def random_example(rng, keys):
+    chosen = keys if rng.random() < 0.8 else rng.sample(sorted(keys), rng.randrange(len(keys) + 1))
+    return field(1, b"".join(field(1, field(1, key) + field(2, random_feature(rng, *keys[key]))) for key in chosen))
+
+
+def damage(rng, record):
+    record = bytearray(record)
+    for _ in range(rng.choice([0, 0, 1, 1, 2, 5])):
+        if record:
+            record[rng.randrange(len(record))] = rng.choice([0, 1, 0x0A, 0x12, 0x7F, 0x80, 0xFF, rng.randrange(256)])
+    if rng.random() < 0.2:
+        del record[rng.randrange(len(record) + 1) :]
+    return bytes(record)
+
+
+def array(kind, count):
+    """Zeros of exactly that many bytes, as a flat memoryview."""
+    code = {ctypes.c_uint8: "B", ctypes.c_int64: "q"}[kind]
+    return memoryview((kind * count)()).cast("B").cast(code)
+
+
+def ints(numbers):
+    values = array(ctypes.c_int64, len(numbers))
+    for place, number in enumerate(numbers):
+        values[place] = number
+    return values
+
+
+def one_batch(core, rng):
+    names = [b"a", b"label", b"\xc3\xa9", b"k" * 60, b"image/class/label"]
+    keys = {
+        rng.choice(names) + b"%d" % number: (rng.randrange(1, 4), rng.choice([-1, 0, 1, 1, 1, 2, 70]))
+        for number in range(rng.randrange(1, 9))
+    }
+    records = [random_example(rng, keys) for _ in range(rng.randrange(1, 5))]
+    if rng.random() < 0.7:
+        records = [damage(rng, record) for record in records]
+    slots = [(key, *keys[key], rng.random() < 0.1) for key in keys if rng.random() < 0.7]
+    slots.sort(key=lambda slot: slot[1] == 2)
+    count = len(records)
+    lengths = [len(record) for record in records]
+    starts = [sum(lengths[:place]) for place in range(count)]
+    buffer = array(ctypes.c_uint8, sum(lengths))
+    buffer[:] = b"".join(records)
+    size = sum(max(number, 0) * count * (16 if kind == 1 else 4 if kind == 2 else 8) for _, kind, number, _ in slots)
+    num_any = sum(number < 0 for _, _, number, _ in slots)
+    block = array(ctypes.c_uint8, size)
+    offsets = (
+        array(ctypes.c_int64, num_any * (count + 1)).cast("B").cast("q", (num_any, count + 1)) if num_any else None
+    )
+    missing = array(ctypes.c_uint8, len(slots) * count).cast("B", (len(slots), count)) if slots else None
+    if offsets is None or missing is None:
+        return False  # a memoryview has no empty dimensions
+    found = core.Plan(slots).parse(buffer, ints(starts), ints(lengths), block, offsets, missing)
+    if found is None:
+        return False
+    for memory, (_, kind, _, _) in zip(found[0], [slot for slot in slots if slot[2] < 0], strict=True):
+        values = memoryview(memory)
+        if kind == 1:
+            spans = values.cast("q") if len(values) else memoryview(b"").cast("q")
+            assert sum(map(len, core.copies(buffer, spans))) <= len(buffer)
+    return True
+
+
+def main():
+    seconds, seed = float(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 0
+    core, rng = load(), random.Random(seed)
+    end = time.monotonic() + seconds
+    batches = read = 0
+    while time.monotonic() < end:
+        batches += 1
+        read += one_batch(core, rng)
+    assert read
+    assert read < batches
+    print(f"{batches} batches, {read} of them read")
+
+
+if __name__ == "__main__":
+    main()

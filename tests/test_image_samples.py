@@ -1,0 +1,544 @@
+"""Images cropped while they are decoded: decoding the whole image and torchvision's transforms are the oracle."""
+
+import gc
+import io
+import pickle
+import random
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image as PillowImage
+from PIL import ImageDraw
+from torchvision import tv_tensors
+from torchvision.transforms import InterpolationMode, v2
+from torchvision.transforms.v2 import functional
+
+from torch_tfrecord import (
+    FixedLenFeature,
+    Image,
+    ImageDecodeError,
+    LimitExceededError,
+    ParseError,
+    RandomResizedCrop,
+    ResizedCenterCrop,
+    TFRecordWriter,
+    decode_image,
+    encode_example,
+    encode_sequence_example,
+    image_nvimgcodec,
+    image_regions,
+    image_samples,
+    make_dataloader,
+    parse_single_example,
+    parse_single_sequence_example,
+)
+from torch_tfrecord.batch_memory import BatchMemory
+from torch_tfrecord.image_columns import ImageReader
+from torch_tfrecord.image_headers import has_end_marker, read_header
+from torch_tfrecord.image_regions import Region, Scratch, decode_region
+from torch_tfrecord.image_samples import Normalization
+from torch_tfrecord.native import optional_module
+from torch_tfrecord.parsing import ExampleParser
+
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+NEEDS_LIBJPEG = pytest.mark.skipif(optional_module("jpeg") is None, reason="built without libjpeg-turbo's headers")
+NEEDS_NVIMGCODEC = pytest.mark.skipif(image_nvimgcodec.nvimgcodec() is None, reason="nvImageCodec is not installed")
+REGION_DECODERS = [pytest.param("libjpeg", marks=NEEDS_LIBJPEG), pytest.param("nvimgcodec", marks=NEEDS_NVIMGCODEC)]
+CROP = RandomResizedCrop((24, 20), horizontal_flip=0.5, seed=4)
+
+
+# Pictures
+
+
+def draw(height, width, seed=0):
+    """As photographs are: smooth light, a few edges, a little noise."""
+    rng = np.random.default_rng(seed)
+    rows, columns = np.mgrid[:height, :width] / max(height, width)
+    waves = [rng.uniform(1, 6, 4) for _ in range(3)]
+    pixels = np.stack([np.sin(a * rows + b) + np.cos(c * columns * rows + d) for a, b, c, d in waves], -1)
+    pixels = 128 + 60 * pixels + rng.normal(0, 3, (height, width, 3))
+    picture = PillowImage.fromarray(pixels.clip(0, 255).astype(np.uint8))
+    pen = ImageDraw.Draw(picture)
+    for _ in range(6):
+        x, y, size = rng.integers(0, width), rng.integers(0, height), rng.integers(3, 40)
+        pen.ellipse((x, y, x + size, y + size // 2), fill=tuple(map(int, rng.integers(0, 256, 3))))
+    return picture
+
+
+def encode(picture, kind="jpeg", **options):
+    buffer = io.BytesIO()
+    picture.save(buffer, kind, **options)
+    return buffer.getvalue()
+
+
+def exif(orientation):
+    tags = PillowImage.Exif()
+    tags[0x0112] = orientation
+    return tags.tobytes()
+
+
+PHOTO = draw(75, 101)
+JPEG_KINDS = {
+    "4:2:0": encode(PHOTO, quality=93),
+    "4:2:2": encode(PHOTO, subsampling=1),
+    "4:4:4": encode(PHOTO, subsampling=0, quality=60),
+    "4:1:1": encode(PHOTO, subsampling="4:1:1"),
+    "RGB": encode(PHOTO, keep_rgb=True),
+    "gray": encode(PHOTO.convert("L")),
+    "restarts": encode(PHOTO, restart_marker_blocks=3),
+    "EXIF": encode(PHOTO, exif=exif(6)),
+    "long header": encode(PHOTO, comment=b"\xff\xd9" * 4000),
+}
+WHOLE_KINDS = {
+    "progressive": encode(PHOTO, progressive=True),
+    "CMYK": encode(PHOTO.convert("CMYK")),
+    "PNG": encode(PHOTO, "png"),
+    "PNG with alpha": encode(PHOTO.convert("RGBA"), "png"),
+    "WebP": encode(PHOTO, "webp"),
+    "GIF": encode(PHOTO, "gif"),
+}
+EVERY_KIND = {**JPEG_KINDS, **WHOLE_KINDS}
+
+
+@pytest.fixture(params=[*REGION_DECODERS, "none"])
+def regions_by(request, monkeypatch):
+    """Each decoder of regions in turn, and none."""
+    if request.param != "libjpeg":
+        monkeypatch.setattr(image_regions, "optional_module", lambda _: None)
+    if request.param == "none":
+        monkeypatch.setattr(image_regions, "nvimgcodec", lambda: None)
+    assert image_regions.region_decoder() == (None if request.param == "none" else request.param)
+    return request.param
+
+
+def reader(**options):
+    return ImageReader("image", Image(**options))
+
+
+def one(data, key=0, shape=(), **options):
+    return reader(**options).from_values([data], [shape], [key])[0]
+
+
+def expected(data, crop, key, mode="RGB"):
+    """Decoded whole, then cropped and resized by torchvision."""
+    image = decode_image(data, mode)
+    plan = crop.plan(*image.shape[1:], key)
+    result = functional.resized_crop(
+        image, *plan[:4], [*plan.resized], InterpolationMode(crop.interpolation), crop.antialias
+    )
+    return functional.horizontal_flip(result) if plan.flip else result
+
+
+# Regions
+
+
+@pytest.mark.parametrize("mode", ["RGB", "L"])
+@pytest.mark.parametrize("name", JPEG_KINDS)
+@pytest.mark.parametrize("decoder", REGION_DECODERS)
+@settings(max_examples=25, deadline=None)
+@given(st.data())
+def test_a_region_has_the_pixels_of_the_whole_image(decoder, name, mode, data):
+    encoded = JPEG_KINDS[name]
+    top, left = data.draw(st.integers(0, 74)), data.draw(st.integers(0, 100))
+    height, width = data.draw(st.integers(1, 75 - top)), data.draw(st.integers(1, 101 - left))
+    with pytest.MonkeyPatch.context() as patch:
+        if decoder == "nvimgcodec":
+            patch.setattr(image_regions, "optional_module", lambda _: None)
+        pixels = decode_region(encoded, read_header(encoded), mode, Region(top, left, height, width), Scratch())
+    whole = decode_image(encoded, mode).permute(1, 2, 0).numpy()
+    assert np.array_equal(pixels, whole[top : top + height, left : left + width])
+
+
+@pytest.mark.parametrize("name", WHOLE_KINDS)
+def test_other_kinds_are_left_to_whole_decoding(name):
+    encoded = WHOLE_KINDS[name]
+    if name == "progressive" and image_regions.region_decoder() != "libjpeg":
+        pytest.skip("nvImageCodec reads progressive images by regions")
+    assert decode_region(encoded, read_header(encoded), "RGB", Region(0, 0, 9, 9), Scratch()) is None
+
+
+@NEEDS_LIBJPEG
+def test_the_compiled_reader_checks_its_arguments():
+    read_region = optional_module("jpeg").read_region
+    data = JPEG_KINDS["4:2:0"]
+    for top, left, shape in ((0, 0, (76, 9, 3)), (70, 0, (6, 9, 3)), (0, 101, (9, 1, 3)), (2**32 - 1, 0, (2, 2, 3))):
+        with pytest.raises(ValueError, match=r"^expected a region inside 75 x 101 pixels, got "):
+            read_region(data, 75, 101, top, left, np.empty(shape, np.uint8))
+    with pytest.raises(ValueError, match=r"^expected 1 or 3 channels, got 4$"):
+        read_region(data, 75, 101, 0, 0, np.empty((9, 9, 4), np.uint8))
+    for damaged in (b"", b"no image", data[:300], data[: len(data) // 2]):
+        with pytest.raises(ValueError, match=r"^(expected a JPEG image, got 0 bytes|the data are cut or damaged)"):
+            read_region(damaged, 75, 101, 0, 0, np.empty((75, 101, 3), np.uint8))
+    with pytest.raises(ValueError, match="of another size"):
+        read_region(data, 75, 102, 0, 0, np.empty((9, 9, 3), np.uint8))
+
+
+@NEEDS_LIBJPEG
+def test_changed_bytes_never_write_outside_a_region():
+    read_region, rng = optional_module("jpeg").read_region, random.Random(8)
+    for name, data in JPEG_KINDS.items():
+        for _ in range(150):
+            damaged = bytearray(data)
+            for _ in range(rng.choice([1, 1, 5])):
+                damaged[rng.randrange(len(damaged))] ^= 1 << rng.randrange(8)
+            fenced = np.full((50, 40, 3), 77, np.uint8)
+            out = fenced[10:40].reshape(-1)[: 30 * 40 * 3].reshape(30, 40, 3)
+            with suppress(ValueError):
+                read_region(damaged, 75, 101, rng.randrange(45), rng.randrange(61), out)
+            assert (fenced[:10] == 77).all() and (fenced[40:] == 77).all(), name
+
+
+# Samples and batches
+
+
+@pytest.mark.parametrize("name", EVERY_KIND)
+def test_a_crop_is_the_whole_image_cropped_by_torchvision(regions_by, name):
+    data = EVERY_KIND[name]
+    for key in range(12):
+        assert torch.equal(one(data, key, crop=CROP), expected(data, CROP, key))
+
+
+@pytest.mark.parametrize("antialias", [True, False])
+@pytest.mark.parametrize("interpolation", ["bilinear", "bicubic", "nearest", "nearest-exact"])
+@pytest.mark.parametrize("mode", ["RGB", "L", "RGBA"])
+def test_every_mode_and_interpolation(mode, interpolation, antialias):
+    crop = RandomResizedCrop((24, 20), interpolation=interpolation, antialias=antialias)
+    for data in (JPEG_KINDS["4:2:0"], JPEG_KINDS["gray"], WHOLE_KINDS["PNG with alpha"]):
+        for key in range(4):
+            assert torch.equal(one(data, key, mode=mode, crop=crop), expected(data, crop, key, mode))
+
+
+def test_a_crop_of_the_results_size_is_not_resized():
+    crop = RandomResizedCrop((75, 101), scale=(1, 1), ratio=(101 / 75, 101 / 75))
+    assert torch.equal(one(JPEG_KINDS["4:2:0"], crop=crop), decode_image(JPEG_KINDS["4:2:0"]))
+
+
+@pytest.mark.parametrize(("height", "width"), [(75, 101), (101, 75), (30, 31), (5, 90)])
+@pytest.mark.parametrize("kind", ["jpeg", "png"])
+def test_the_centre_is_that_of_torchvisions_transforms(regions_by, kind, height, width):
+    data = encode(draw(height, width), kind)
+    transform = v2.Compose([v2.Resize(28), v2.CenterCrop((24, 23))])
+    assert torch.equal(one(data, crop=ResizedCenterCrop((24, 23), 28)), transform(decode_image(data)))
+
+
+def test_the_size_after_resizing_is_limited():
+    data = encode(PillowImage.new("L", (60_000, 1)), "png")
+    with pytest.raises(
+        ImageDecodeError, match=r"expected at most 178956970 pixels after resizing, got an image of 1 x"
+    ):
+        one(data, mode="L", crop=ResizedCenterCrop(200, 200))
+
+
+@pytest.mark.parametrize("mode", ["RGB", "L"])
+@pytest.mark.parametrize("crop", [CROP, None])
+def test_normalised_bits_are_torchvisions(mode, crop):
+    mean, std = (MEAN, STD) if mode == "RGB" else (MEAN[:1], STD[:1])
+    transform = v2.Compose([v2.ToDtype(torch.float32, scale=True), v2.Normalize(mean, std)])
+    for key, data in enumerate(EVERY_KIND.values()):
+        plain = one(data, key, mode=mode, crop=crop)
+        result = one(data, key, mode=mode, crop=crop, normalize=(mean, std))
+        assert result.dtype == torch.float32
+        assert torch.equal(result, transform(plain))
+
+
+def test_a_sample_is_the_row_of_the_batch():
+    values = [memoryview(bytearray(data)) for data in EVERY_KIND.values()]
+    for normalize in (None, (MEAN, STD)):
+        images = reader(crop=CROP, normalize=normalize)
+        keys = np.arange(len(values), dtype=np.uint64) * np.uint64(2**60)
+        batch = images.from_values(values, [()] * len(values), keys)
+        assert type(batch) is tv_tensors.Image
+        assert batch.shape == (len(values), 3, 24, 20)
+        order = torch.contiguous_format if normalize else torch.channels_last
+        assert batch.is_contiguous(memory_format=order)
+        for row, value, key in zip(batch, values, keys.tolist(), strict=True):
+            record = {"image": bytes(value)}
+            sample = images._convert(record["image"], (), key)
+            assert type(sample) is tv_tensors.Image and torch.equal(sample, row)
+    assert reader(crop=CROP).from_values([], [], []).shape == (0, 3, 24, 20)
+
+
+def test_parsing_an_example():
+    record = encode_example({"a": JPEG_KINDS["4:2:0"], "h": 75, "w": 101})
+    spec = Image(key="a", crop=CROP, shape=("h", "w", 3))
+    assert torch.equal(parse_single_example(record, {"x": spec})["x"], expected(JPEG_KINDS["4:2:0"], CROP, 0))
+    with pytest.raises(ParseError) as caught:
+        parse_single_example(record, {"x": Image(key="a", crop=CROP, shape=("w", None, 3))})
+    assert str(caught.value) == (
+        "feature 'x' (Image, key 'a'): expected an image of (height, width, channels) (101, None, 3), got (75, 101, 3)"
+    )
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_upright_first_then_cropped(regions_by, orientation):
+    data = encode(PHOTO, exif=exif(orientation))
+    upright = decode_image(data, apply_orientation=True)
+    plan = CROP.plan(*upright.shape[1:], 5)
+    wanted = functional.resized_crop(upright, *plan[:4], [24, 20])
+    wanted = functional.horizontal_flip(wanted) if plan.flip else wanted
+    assert torch.equal(one(data, 5, crop=CROP, apply_orientation=True), wanted)
+    assert torch.equal(one(data, 5, crop=CROP), expected(data, CROP, 5))
+
+
+# Damage
+
+
+class TopCrop(RandomResizedCrop):
+    """The image's first rows only, for which little of a file is read."""
+
+    def plan(self, height, width, key):
+        return super().plan(height, width, key)._replace(top=0, left=0, height=2, width=9)
+
+
+@pytest.mark.parametrize("name", ["4:2:0", "gray", "progressive", "PNG", "EXIF"])
+def test_a_cut_file_is_an_error_even_where_the_crop_is_there(regions_by, name):
+    data = EVERY_KIND[name]
+    crop = TopCrop(8)
+    one(data, crop=crop)
+    for length in [*range(0, len(data) - 40, 97), *range(len(data) - 40, len(data))]:
+        with pytest.raises(ImageDecodeError) as caught:
+            one(memoryview(data)[:length], crop=crop)
+        assert str(caught.value).startswith("expected ")
+
+
+def test_an_error_names_the_feature():
+    record = encode_example({"image": JPEG_KINDS["4:2:0"][:-2]})
+    with pytest.raises(ImageDecodeError, match=r"^feature 'image' \(Image\): expected a whole JPEG image of 75 x 101"):
+        parse_single_example(record, {"image": Image(crop=TopCrop(8))})
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # Pillow's remarks on damaged metadata
+def test_changed_bytes_give_an_image_or_our_error_and_nothing_else(regions_by):
+    rng = random.Random(6)
+    for data in EVERY_KIND.values():
+        for _ in range(20):
+            damaged = bytearray(data)
+            for _ in range(rng.choice([1, 1, 4])):
+                damaged[rng.randrange(min(len(damaged), 700))] ^= 1 << rng.randrange(8)
+            try:
+                assert one(damaged, rng.randrange(99), crop=CROP).shape == (3, 24, 20)
+            except (ImageDecodeError, LimitExceededError) as error:
+                assert str(error).startswith("expected ")
+
+
+def test_the_end_marker_is_looked_for_behind_the_header():
+    for name, data in JPEG_KINDS.items():
+        header = read_header(data)
+        assert has_end_marker(data, header) and has_end_marker(memoryview(data + b"trailing"), header), name
+        assert not has_end_marker(data[:-1], header) and not has_end_marker(data[: header.scan + 2], header), name
+        assert read_header(memoryview(data)) == header
+
+
+# Specs, memory, threads
+
+
+def test_specs_with_crops():
+    spec = Image(key="a", crop=RandomResizedCrop(224, seed=2), normalize=[list(MEAN), STD])
+    assert repr(spec) == (
+        "Image(key='a', crop=RandomResizedCrop((224, 224), seed=2), "
+        "normalize=((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)))"
+    )
+    assert spec == pickle.loads(pickle.dumps(spec)) == eval(repr(spec)) and hash(spec) == hash(eval(repr(spec)))
+    assert reader(crop=CROP).keyed and not reader().keyed and not reader(normalize=(MEAN, STD)).keyed
+
+
+@pytest.mark.parametrize(
+    ("options", "kind", "text"),
+    [
+        ({"crop": 224}, TypeError, "crop must be a RandomResizedCrop or ResizedCenterCrop, got int"),
+        (
+            {"mode": "unchanged", "crop": CROP},
+            ValueError,
+            "crop and normalize need one number of channels: mode must not be 'unchanged'",
+        ),
+        ({"normalize": 0.5}, TypeError, "normalize must be (mean, std), got 0.5"),
+        (
+            {"mode": "L", "normalize": ((1,), (1, 2))},
+            ValueError,
+            "normalize must have 1 means and 1 deviations, got ((1,), (1, 2))",
+        ),
+        (
+            {"mode": "L", "normalize": ((1,), (0,))},
+            ValueError,
+            "normalize must have finite means and deviations other than 0, got ((1,), (0,))",
+        ),
+    ],
+)  # fmt: skip
+def test_wrong_specs(options, kind, text):
+    with pytest.raises(kind) as caught:
+        Image(**options)
+    assert str(caught.value) == text
+
+
+def test_memory_is_used_again_once_no_tensor_looks_at_it():
+    memory = BatchMemory()
+    first = memory.empty((2, 3), torch.float32)
+    address = first.data_ptr()
+    view = first[1:]
+    del first
+    gc.collect()
+    other = memory.empty((2, 3), torch.float32)
+    assert other.data_ptr() != address
+    view.fill_(7)
+    del view
+    gc.collect()
+    again = memory.empty((3, 2), torch.float32)
+    assert again.data_ptr() == address
+    assert again.shape == (3, 2) and again.is_contiguous()
+    del again
+    gc.collect()
+    assert memory.empty((7,), torch.uint8).shape == (7,)
+
+
+def test_batches_are_apart_and_old_ones_stay():
+    images, data = reader(crop=CROP), JPEG_KINDS["4:2:0"]
+    kept = [images.from_values([data], [()], [key]) for key in range(8)]
+    for key, batch in enumerate(kept):
+        assert torch.equal(batch[0], expected(data, CROP, key))
+
+
+def test_threads_get_the_same_pixels(regions_by):
+    images, values = reader(crop=CROP), list(EVERY_KIND.values())
+
+    def batch(first):
+        return images.from_values(values, [()] * len(values), range(first, first + len(values)))
+
+    wanted = [batch(first) for first in range(12)]
+    with ThreadPoolExecutor(4) as pool:
+        assert all(map(torch.equal, pool.map(batch, range(12)), wanted))
+
+
+def test_no_global_random_state():
+    code = (
+        "import random, numpy, torch\n"
+        "from torch_tfrecord import Image, RandomResizedCrop, encode_example, encode_image, parse_single_example\n"
+        "before = random.getstate(), numpy.random.get_state()[1].tolist(), torch.get_rng_state().tolist()\n"
+        "record = encode_example({'a': encode_image(torch.zeros(3, 40, 50, dtype=torch.uint8))})\n"
+        "parse_single_example(record, {'a': Image(crop=RandomResizedCrop(8, horizontal_flip=0.5))})\n"
+        "assert before == (random.getstate(), numpy.random.get_state()[1].tolist(), torch.get_rng_state().tolist())\n"
+    )
+    done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+# nvImageCodec as a backend of decode_image
+
+
+@NEEDS_NVIMGCODEC
+@pytest.mark.parametrize("mode", ["RGB", "L", "RGBA", "unchanged"])
+def test_nvimgcodec_has_the_same_pixels(mode):
+    for name, data in JPEG_KINDS.items():
+        result = decode_image(data, mode, backend="nvimgcodec")
+        assert torch.equal(result, decode_image(data, mode)), name
+        result.zero_()
+    assert torch.equal(
+        decode_image(encode(PHOTO, exif=exif(6)), backend="nvimgcodec", apply_orientation=True),
+        decode_image(encode(PHOTO, exif=exif(6)), apply_orientation=True),
+    )
+
+
+@NEEDS_NVIMGCODEC
+def test_nvimgcodec_says_what_it_does_not_read():
+    with pytest.raises(ImageDecodeError) as caught:
+        decode_image(WHOLE_KINDS["CMYK"], backend="nvimgcodec")
+    assert str(caught.value) == (
+        "expected a JPEG image of 1 or 3 channels for backend='nvimgcodec', got JPEG of 4 channels; "
+        "backend='auto' and 'pillow' read it"
+    )
+    data = JPEG_KINDS["4:2:0"]
+    for length in (len(data) - 1, len(data) // 2):
+        with pytest.raises(ImageDecodeError, match="that nvimgcodec cannot decode"):
+            decode_image(data[:length], backend="nvimgcodec")
+
+
+def test_without_nvimgcodec(monkeypatch):
+    monkeypatch.setitem(sys.modules, "nvidia.nvimgcodec", None)
+    image_nvimgcodec.nvimgcodec.cache_clear()
+    try:
+        with pytest.raises(ImportError) as caught:
+            decode_image(JPEG_KINDS["4:2:0"], backend="nvimgcodec")
+        assert str(caught.value) == (
+            "backend='nvimgcodec' needs nvImageCodec: pip install \"torch-tfrecord[nvimgcodec]\""
+        )
+    finally:
+        image_nvimgcodec.nvimgcodec.cache_clear()
+
+
+# Through the library
+
+
+def test_a_loader_draws_anew_for_each_epoch_and_the_same_for_any_batch_size(tmp_path):
+    with TFRecordWriter(tmp_path / "a.tfrecord") as writer:
+        for number in range(7):
+            writer.write({"image": encode(draw(60, 80, number)), "label": number})
+    features = {
+        "image": Image(crop=RandomResizedCrop(16, horizontal_flip=0.5)),
+        "label": FixedLenFeature((), torch.int64),
+    }
+
+    def epochs(batch_size):
+        loader = make_dataloader(tmp_path / "a.tfrecord", batch_size, features)
+        found = []
+        for _ in range(2):
+            rows = [row for batch in loader for row in zip(batch["label"].tolist(), batch["image"], strict=True)]
+            found.append([image.clone() for _, image in sorted(rows, key=lambda row: row[0])])
+        return found
+
+    first, second = epochs(7)
+    assert first[0].shape == (3, 16, 16)
+    again, also = epochs(2)
+    assert all(map(torch.equal, first, again)) and all(map(torch.equal, second, also))
+    assert not any(map(torch.equal, first, second))
+
+
+def test_two_images_of_a_record_are_cropped_alike():
+    record = encode_example({"a": JPEG_KINDS["4:2:0"], "b": JPEG_KINDS["4:2:0"]})
+    batch = ExampleParser({name: Image(crop=CROP) for name in "ab"}).batch([record] * 3, np.arange(3, dtype=np.uint64))
+    assert torch.equal(batch["a"], batch["b"])
+    for key, row in enumerate(batch["a"]):
+        assert torch.equal(row, expected(JPEG_KINDS["4:2:0"], CROP, key))
+
+
+def test_sequence_examples_take_the_centre_only():
+    with pytest.raises(ValueError, match=r"^crop of 'x': images of a SequenceExample have no random crop"):
+        parse_single_sequence_example(b"", {"x": Image(crop=CROP)}, None)
+    with pytest.raises(ValueError, match=r"^crop of 'x': images of a SequenceExample have no random crop"):
+        parse_single_sequence_example(b"", None, {"x": Image(crop=CROP)})
+    record = encode_sequence_example({}, {"x": [[JPEG_KINDS["4:2:0"]], [JPEG_KINDS["gray"]]]})
+    _, steps = parse_single_sequence_example(record, None, {"x": Image(crop=ResizedCenterCrop(20, 24))})
+    assert type(steps["x"]) is tv_tensors.Video and steps["x"].shape == (2, 3, 20, 20)
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+@pytest.mark.parametrize("flip", [True, False])
+def test_placing_pixels_with_and_without_the_compiled_core(monkeypatch, compiled, flip):
+    if compiled and optional_module("pixels") is None:
+        pytest.skip("not compiled")
+    monkeypatch.setattr(image_samples, "optional_module", optional_module if compiled else lambda _: None)
+    pixels = torch.from_numpy(np.random.default_rng(1).integers(0, 256, (3, 7, 11), np.uint8))
+    mirrored = functional.horizontal_flip(pixels) if flip else pixels
+    row = torch.empty(7, 11, 3, dtype=torch.uint8).permute(2, 0, 1)
+    image_samples._place(pixels.permute(1, 2, 0).numpy(), row, flip=flip)
+    assert torch.equal(row, mirrored)
+    result = Normalization(MEAN, STD).write(pixels.permute(1, 2, 0).numpy(), torch.empty(3, 7, 11), flip=flip)
+    transform = v2.Compose([v2.ToDtype(torch.float32, scale=True), v2.Normalize(MEAN, STD)])
+    assert torch.equal(result, transform(mirrored))
+
+
+@pytest.mark.skipif(optional_module("pixels") is None, reason="not compiled")
+def test_the_compiled_placing_checks_its_arguments():
+    native, pixels = optional_module("pixels"), np.zeros((4, 5, 3), np.uint8)
+    with pytest.raises(ValueError, match=r"^expected out of shape \(4, 5, 3\), got \(5, 4, 3\)$"):
+        native.place(pixels, False, np.zeros((5, 4, 3), np.uint8))
+    table = np.zeros((3, 256), np.float32)
+    with pytest.raises(ValueError, match=r"^expected out of shape \(3, 4, 5\), got \(4, 5, 3\)$"):
+        native.place_normalized(pixels, False, table, np.zeros((4, 5, 3), np.float32))
+    with pytest.raises(ValueError, match=r"^expected a table of shape \(3, 256\), got \(3, 255\)$"):
+        native.place_normalized(pixels, False, table[:, :255].copy(), np.zeros((3, 4, 5), np.float32))

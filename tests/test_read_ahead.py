@@ -1,0 +1,333 @@
+"""Reading ahead with threads: the same batches, errors and random draws as without, and nothing left behind."""
+
+import gc
+import itertools
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from batches import assert_same
+from torch.utils.data import DataLoader, default_collate
+from torch.utils.data._utils.pin_memory import pin_memory
+
+from torch_tfrecord import (
+    CorruptRecordError,
+    FixedLenFeature,
+    PaddedCollate,
+    ParseError,
+    TFRecordDataset,
+    TFRecordWriter,
+    VarLenFeature,
+    build_index,
+    collate,
+    make_dataloader,
+    read_ahead,
+)
+from torch_tfrecord.read_ahead import ReadAheadLoader, usual_num_threads
+
+pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+
+NUM_RECORDS = 40
+FEATURES = {
+    "n": FixedLenFeature((), torch.int64),
+    "ids": VarLenFeature(torch.int64),
+    "name": FixedLenFeature((), bytes),
+}
+
+
+def write(path, payloads):
+    with TFRecordWriter(path, write_index=True) as writer:
+        for payload in payloads:
+            writer.write(payload)
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    records = [{"n": n, "ids": torch.arange(n % 4), "name": b"%d" % n} for n in range(NUM_RECORDS)]
+    return write(tmp_path_factory.mktemp("ahead") / "a", records)
+
+
+def numbers(loader):
+    return [batch["n"].tolist() for batch in loader]
+
+
+def our_threads():
+    return [thread for thread in threading.enumerate() if thread.name.startswith("tfrecord-read-ahead")]
+
+
+@pytest.fixture(autouse=True)
+def _no_thread_stays():
+    yield
+    gc.collect()
+    end = time.monotonic() + 30
+    while our_threads() and time.monotonic() < end:
+        time.sleep(0.01)
+    assert our_threads() == []
+
+
+def draw(sample):
+    """A transform that draws from every global random state."""
+    return {
+        "n": sample["n"],
+        "drawn": torch.rand(()),
+        "np": torch.tensor(np.random.random()),
+        "py": torch.tensor(random.random()),
+        "thread": threading.get_ident(),
+    }
+
+
+@pytest.mark.parametrize("num_threads", [1, 2, 5])
+@pytest.mark.parametrize("options", [{}, {"label_key": "n"}, {"collate_fn": PaddedCollate()}, {"transform": dict}])
+def test_the_same_batches_as_without_threads(path, num_threads, options):
+    plain = make_dataloader(path, 7, FEATURES, num_epochs=2, num_threads=0, **options)
+    loader = make_dataloader(path, 7, FEATURES, num_epochs=2, num_threads=num_threads, **options)
+    assert isinstance(loader, DataLoader)
+    assert (len(loader), loader.num_threads, loader.num_workers) == (12, num_threads, 0)
+    for _ in range(2):
+        for got, expected in zip(loader, plain, strict=True):
+            assert_same(got, expected)
+
+
+def test_transforms_draw_in_this_thread_in_order(path):
+    drawn = []
+    for num_threads in (0, 3):
+        for seed in (torch.manual_seed, np.random.seed, random.seed):
+            seed(0)
+        loader = make_dataloader(path, 7, FEATURES, transform=draw, num_threads=num_threads)
+        batches = list(loader)
+        assert {ident for batch in batches for ident in batch["thread"].tolist()} == {threading.get_ident()}
+        drawn.append([batch[key].tolist() for batch in batches for key in ("n", "drawn", "np", "py")])
+    assert drawn[0] == drawn[1]
+
+
+def test_the_users_collate_fn_runs_in_this_thread(path):
+    threads = []
+
+    def join(samples):
+        threads.append(threading.get_ident())
+        return default_collate([sample["n"] for sample in samples])
+
+    found = [batch.tolist() for batch in make_dataloader(path, 7, FEATURES, shuffle=False, collate_fn=join)]
+    assert list(itertools.chain.from_iterable(found)) == list(range(NUM_RECORDS))
+    assert set(threads) == {threading.get_ident()}
+
+
+def test_reads_a_bounded_number_of_batches_ahead(path, monkeypatch):
+    begun = []
+    load = TFRecordDataset.load_samples
+    monkeypatch.setattr(TFRecordDataset, "load_samples", lambda ds, positions: begun.append(0) or load(ds, positions))
+    running = iter(make_dataloader(path, 1, FEATURES, num_threads=2))
+    assert begun == []  # nothing before the first batch is asked for
+    for taken in range(1, 9):
+        next(running)
+        time.sleep(0.02)
+        assert taken <= len(begun) <= taken + 2
+
+
+def test_errors_come_at_their_batch_and_it_goes_on(tmp_path):
+    path = write(tmp_path / "a", [{"n": number} if number != 5 else {"n": 1.5} for number in range(12)])
+    data = bytearray((tmp_path / "a").read_bytes())
+    offset = int(build_index(path).offsets[8])
+    data[offset + 15] ^= 1
+    (tmp_path / "a").write_bytes(data)
+    build_index(path, verify_crc=False).save(f"{path}.index.safetensors")
+    running = iter(make_dataloader(path, 2, {"n": FEATURES["n"]}, shuffle=False, num_threads=3))
+    assert [next(running)["n"].tolist() for _ in range(2)] == [[0, 1], [2, 3]]
+    with pytest.raises(ParseError, match=f"^{path}: record 5 at byte "):
+        next(running)
+    assert next(running)["n"].tolist() == [6, 7]
+    with pytest.raises(CorruptRecordError, match=f"^{path}: record 8 at byte {offset}: "):
+        next(running)
+    assert next(running)["n"].tolist() == [10, 11]
+    with pytest.raises(StopIteration):
+        next(running)
+    with pytest.raises(StopIteration):
+        next(running)
+
+
+def test_errors_of_transforms_come_at_their_batch(path):
+    def refuse(sample):
+        if int(sample["n"]) == 3:
+            raise KeyError("three")
+        return sample
+
+    running = iter(make_dataloader(path, 2, FEATURES, shuffle=False, transform=refuse))
+    assert next(running)["n"].tolist() == [0, 1]
+    with pytest.raises(KeyError, match="three"):
+        next(running)
+    assert next(running)["n"].tolist() == [4, 5]
+
+
+@pytest.mark.parametrize("leave", [StopIteration, RuntimeError, KeyboardInterrupt])
+def test_leaving_early_ends_the_threads(path, leave):
+    loader = make_dataloader(path, 1, FEATURES, num_threads=3)
+    try:
+        for count, _ in enumerate(loader):
+            assert our_threads()
+            if count == 2:
+                raise leave
+    except leave:
+        pass  # the fixture looks for threads
+    assert len(numbers(loader)) == NUM_RECORDS
+
+
+def test_two_iterations_at_once_and_one_inside_another(path):
+    loader = make_dataloader(path, 10, FEATURES, shuffle=False)
+    assert [outer["n"][0] + inner["n"][0] for outer in loader for inner in loader] == [
+        first + second for first in range(0, 40, 10) for second in range(0, 40, 10)
+    ]
+    first, second = iter(loader), iter(loader)
+    assert numbers(zip_first(first, second)) == numbers(zip_first(loader, loader))
+
+
+def zip_first(one, two):
+    for left, right in zip(one, two, strict=True):
+        assert torch.equal(left["n"], right["n"])
+        yield left
+
+
+def test_a_fork_in_the_middle(path):
+    running = iter(make_dataloader(path, 4, FEATURES, shuffle=False, num_threads=2))
+    next(running)
+    child = os.fork()
+    if not child:  # goes on by itself, with threads of its own
+        right = False
+        try:
+            right = numbers(running) == [list(range(low, low + 4)) for low in range(4, NUM_RECORDS, 4)]
+        finally:
+            os._exit(0 if right else 1)
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 0
+    assert numbers(running)[-1] == [36, 37, 38, 39]
+
+
+ENDINGS = {
+    "exit in the middle": "next(running)",
+    "an error": "next(running); raise SystemExit(3)",
+    "left in a global": "batches = [next(running) for _ in range(3)]",
+    "exit from the middle of a loop": "\nfor batch in running: sys.exit(0)",
+}
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_the_interpreter_ends(path, ending):
+    code = (
+        "import sys, torch\nfrom torch_tfrecord import *\n"
+        f"running = iter(make_dataloader({path!r}, 1, num_threads=3, num_epochs=None))\n{ENDINGS[ending]}"
+    )
+    done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (3 if ending == "an error" else 0, "")
+
+
+def test_an_interrupt_ends_an_endless_loop(path):
+    code = (
+        "import signal, sys, torch\nfrom torch_tfrecord import *\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        f"for number, batch in enumerate(make_dataloader({path!r}, 1, num_threads=3, num_epochs=None)):\n"
+        "    if number == 5: print('running', flush=True)\n"
+    )
+    child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert child.stdout.readline() == "running\n"
+    child.send_signal(signal.SIGINT)
+    _, errors = child.communicate(timeout=60)
+    assert errors.rstrip().endswith("KeyboardInterrupt")
+    assert child.returncode in (-signal.SIGINT, 1)
+
+
+def test_global_random_states_stay(path, random_states_untouched):
+    numbers(make_dataloader(path, 4, FEATURES))
+
+
+def test_workers_go_without_threads(path):
+    loader = make_dataloader(path, 4, FEATURES, shuffle=False, num_workers=1, num_threads=2)
+    assert list(itertools.chain.from_iterable(numbers(loader))) == list(range(NUM_RECORDS))
+    assert our_threads() == []
+
+
+@pytest.mark.parametrize("num_threads", [-1, "2", 1.5])
+def test_wrong_numbers_of_threads(path, num_threads):
+    with pytest.raises((TypeError, ValueError)):
+        make_dataloader(path, 4, FEATURES, num_threads=num_threads)
+
+
+def test_usual_number_of_threads(monkeypatch):
+    monkeypatch.setattr(read_ahead, "has_native", lambda: True)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(3)), raising=False)
+    assert usual_num_threads() == 3
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(64)), raising=False)
+    assert usual_num_threads() == 8
+    monkeypatch.setattr(read_ahead, "has_native", lambda: False)
+    assert usual_num_threads() == 1
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_pins_what_arrives(path, monkeypatch, num_workers):
+    # No GPU here: what is to be pinned is followed as far as the call that pins a tensor.
+    pinned = []
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor, *_: pinned.append(tensor.dtype) or tensor.clone())
+    if not num_workers:
+        monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+        monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda *_: torch.device("cuda"))
+    features = {name: FEATURES[name] for name in ("n", "name")}
+    loader = make_dataloader(path, 10, features, shuffle=False, num_workers=num_workers, pin_memory=not num_workers)
+    first = next(iter(loader))
+    if num_workers:  # torch's thread that pins needs a GPU; it calls this for what comes from the worker
+        first = pin_memory(first, None)
+    assert type(first) is dict
+    assert first["n"].tolist() == list(range(10))
+    assert first["name"][3] == b"3"
+    assert pinned[0] == torch.int64
+
+
+def test_epochs_of_batches_reach_the_dataset(path, monkeypatch):
+    seen = []
+    load = TFRecordDataset.load_samples
+
+    def look(ds, positions):
+        seen.append(positions.epoch)
+        return load(ds, positions)
+
+    monkeypatch.setattr(TFRecordDataset, "load_samples", look)
+    list(make_dataloader(path, 20, FEATURES, num_epochs=3, num_threads=1))
+    assert seen == [0, 0, 1, 1, 2, 2]
+
+
+def test_with_a_dataset_of_ones_own(path):
+    ds = TFRecordDataset(path, FEATURES)[::2]
+    loader = ReadAheadLoader(ds, num_threads=2, batch_size=5, shuffle=False, collate_fn=collate)
+    assert numbers(loader) == [list(range(low, low + 10, 2)) for low in range(0, 40, 10)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [{"num_workers": 2, "persistent_workers": True}, {"num_threads": 2}])
+def test_memory_stays_flat_over_20_epochs(tmp_path, options):
+    path = write(tmp_path / "a", ({"x": torch.full((100,), n), "name": b"n" * 500} for n in range(20_000)))
+    features = {"x": FixedLenFeature((100,), torch.int64), "name": FixedLenFeature((), bytes)}
+    loader = make_dataloader(path, 256, features, **options)
+    resident = []
+    for _ in range(20):
+        processes = set()
+        for count, _ in enumerate(loader):
+            if count == 40 and options.get("num_workers"):
+                processes = set(children())
+        resident.append(sum(map(private_bytes, [os.getpid(), *processes])))
+    # 20,000 records of 1.3 KB: keeping them, or an object of 50 bytes for each and epoch, would take more than that.
+    assert resident[-1] - resident[4] < 8 << 20, resident
+
+
+def children():
+    return [int(number) for number in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()]
+
+
+def private_bytes(pid):
+    lines = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+    return int(lines["RssAnon"].split()[0]) << 10

@@ -1,0 +1,124 @@
+"""Keys for random draws: a function of (epoch, position) alone, and they reach the parser that asks for them."""
+
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from torch_tfrecord import FixedLenFeature, TFRecordDataset, TFRecordIterableDataset, TFRecordWriter, make_dataloader
+from torch_tfrecord.ordering import RandomStream
+from torch_tfrecord.parsing import ExampleParser
+from torch_tfrecord.position_batch import PositionBatch
+from torch_tfrecord.record_keys import record_keys
+
+
+def keys_of(positions, *seeds):
+    return record_keys(np.array(positions), *seeds).tolist()
+
+
+def test_frozen():
+    # Promised to users: a change changes what their augmentation draws.
+    assert keys_of([0, 1, 10**12], 0) == FROZEN
+
+
+FROZEN = [9451143353636776879, 2391539541053276776, 8084620723335325249]
+
+
+def test_a_function_of_position_and_seeds_alone():
+    whole = keys_of(range(1000), 3)
+    assert keys_of([999, 5, 5, 0], 3) == [whole[999], whole[5], whole[5], whole[0]]
+    assert len(set(whole) | set(keys_of(range(1000), 4)) | set(keys_of(range(1000), 3, 0))) == 3000
+
+
+def test_bits_are_even():
+    keys = record_keys(np.arange(4096), 7)
+    for bit in range(64):  # 6 standard deviations of 32
+        assert abs(int((keys >> np.uint64(bit) & np.uint64(1)).sum()) - 2048) < 192
+
+
+def test_the_numbers_of_splitmix64():
+    first = RandomStream(5).below(1 << 64)
+    stream = RandomStream()
+    stream._state = (first - 0x9E3779B97F4A7C15) % 2**64
+    assert keys_of(range(4), 5) == stream.next_numbers(4).tolist()
+
+
+def test_position_batch_is_a_list_that_pickles():
+    batch = PositionBatch([3, 1], 5)
+    assert batch == [3, 1]
+    again = pickle.loads(pickle.dumps(batch))
+    assert (again, again.epoch) == ([3, 1], 5)
+
+
+@pytest.fixture
+def path(tmp_path, monkeypatch):
+    """Ten records, and a parser that gives each record's key as its sample."""
+    with TFRecordWriter(tmp_path / "a") as writer:
+        for number in range(10):
+            writer.write({"n": number})
+
+    def single(parser, record, key=0):
+        return {"key": torch.tensor(key >> 1)}
+
+    def batch(parser, records, keys=None):
+        return {"key": torch.from_numpy((keys >> np.uint64(1)).astype(np.int64))}
+
+    monkeypatch.setattr(ExampleParser, "single", single)
+    monkeypatch.setattr(ExampleParser, "samples", lambda p, r, keys: [single(p, None, key) for key in keys.tolist()])
+    monkeypatch.setattr(ExampleParser, "batch", batch)
+    build = ExampleParser.__init__
+
+    def keyed(parser, features):
+        build(parser, features)
+        parser.needs_keys = True
+
+    monkeypatch.setattr(ExampleParser, "__init__", keyed)
+    return str(tmp_path / "a")
+
+
+FEATURES = {"n": FixedLenFeature((), torch.int64)}
+
+
+def halves(positions, *seeds):
+    return [key >> 1 for key in keys_of(positions, *seeds)]
+
+
+@pytest.mark.parametrize("transform", [None, dict])
+def test_of_a_dataset(path, transform):
+    ds = TFRecordDataset(path, FEATURES, transform=transform)
+    for epoch in (0, 3):
+        ds.set_epoch(epoch)
+        assert [int(sample["key"]) for sample in ds.__getitems__([7, -1, 7])] == halves([7, 9, 7], epoch)
+        assert int(ds[4]["key"]) == halves([4], epoch)[0]
+        assert int(ds[::-1][0]["key"]) == halves([9], epoch)[0]  # by the position in the whole
+        assert int(pickle.loads(pickle.dumps(ds))[4]["key"]) == halves([4], epoch)[0]
+    of_another = ds.__getitems__(PositionBatch([2, 1], 8))
+    assert [int(sample["key"]) for sample in of_another] == halves([2, 1], 8)
+    with pytest.raises(ValueError, match="epoch must be an integer of at least 0, got -1"):
+        ds.set_epoch(-1)
+
+
+def test_persistent_workers_follow(path):
+    ds = TFRecordDataset(path, FEATURES)
+    loader = DataLoader(ds, batch_size=5, num_workers=1, persistent_workers=True)
+    for epoch in (2, 0):
+        ds.set_epoch(epoch)
+        assert [key for batch in loader for key in batch["key"].tolist()] == halves(range(10), epoch)
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_of_a_loader(path, num_workers):
+    loader = make_dataloader(path, 4, FEATURES, shuffle=False, num_epochs=2, num_workers=num_workers)
+    found = [key for batch in loader for key in batch["key"].tolist()]
+    assert found == halves(range(10), 0) + halves(range(10), 1)
+
+
+def test_of_a_stream(path):
+    found = []
+    for options in ({}, {"batch_size": 3}, {"batch_size": 4, "cycle_length": 2}, {"transform": dict}):
+        ds = TFRecordIterableDataset(path, FEATURES, seed=6, **options)
+        ds.set_epoch(2)
+        found.append([key for item in ds for key in item["key"].reshape(-1).tolist()])
+    assert found == [halves(range(10), 6, 2)] * 4

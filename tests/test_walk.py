@@ -1,0 +1,174 @@
+"""The records of a buffer, by the compiled core and by its twin: both against the tests' own framing, then equal."""
+
+import random
+import struct
+
+import numpy as np
+import pytest
+from helpers import framed, header, pure_python, slow_masked
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from torch_tfrecord.native import has_native
+from torch_tfrecord.packed_records import PackedRecords
+from torch_tfrecord.walk import first_bad_record, walk
+
+MODES = [True, False] if has_native() else [True]
+
+
+@pytest.fixture(params=MODES, ids=["twin", "native"][: len(MODES)], autouse=True)
+def pure(request):
+    with pure_python(request.param):
+        yield request.param
+
+
+def plain(found):
+    """A walk as comparable values."""
+    problem = None if found.problem is None else (type(found.problem), str(found.problem))
+    return found.starts.tolist(), found.lengths.tolist(), found.used, found.next_length, problem
+
+
+def outcome(action):
+    try:
+        return action()
+    except Exception as error:
+        return type(error), str(error)
+
+
+def both(action):
+    """What an action does in the two modes, which must be the same."""
+    results = []
+    for mode in MODES:
+        with pure_python(mode):
+            results.append(outcome(action))
+    assert all(result == results[0] for result in results), results
+    return results[0]
+
+
+@pytest.mark.parametrize("verify", [False, True])
+@pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
+def test_every_cut(verify, kind):
+    payloads = [b"abc", b"", bytes(range(20)), b"x" * 100, b""]
+    whole = framed(*payloads)
+    ends = np.cumsum([len(payload) + 16 for payload in payloads]).tolist()
+    for cut in range(len(whole) + 1):
+        found = walk(kind(whole[:cut]), verify_crc=verify)
+        count = sum(end <= cut for end in ends)
+        assert found.lengths.tolist() == [len(payload) for payload in payloads[:count]]
+        assert [whole[a : a + n] for a, n in zip(found.starts, found.lengths, strict=True)] == payloads[:count]
+        assert found.used == (ends[count - 1] if count else 0)
+        assert found.next_length == (len(payloads[count]) if cut - found.used >= 12 else None)
+        assert found.problem is None
+        assert found.starts.dtype == found.lengths.dtype == np.int64
+
+
+@pytest.mark.parametrize("bit", range(8 * 71))
+def test_every_flipped_bit(bit):
+    payloads = [b"abc", b"", bytes(range(20))]
+    borders = [0, 19, 35, 71]
+    damaged = bytearray(framed(*payloads))
+    damaged[bit // 8] ^= 1 << bit % 8
+    number = sum(border <= bit // 8 for border in borders) - 1
+    at = bit // 8 - borders[number]
+    begin, length = borders[number], len(payloads[number])
+    record = bytes(damaged[begin : borders[number + 1]])
+    found = walk(bytes(damaged), verify_crc=True)
+    assert (found.lengths.tolist(), found.used) == ([len(payload) for payload in payloads[:number]], begin)
+    assert found.next_length is None
+    if at < 12:
+        stored = struct.unpack("<QI", record[:12])
+        text = f"length checksum {slow_masked(record[:8]):#010x} (of length {stored[0]}), got {stored[1]:#010x}"
+    else:
+        stored = int.from_bytes(record[-4:], "little")
+        text = f"payload checksum {slow_masked(record[12:-4]):#010x}, got {stored:#010x} ({length} bytes)"
+    assert str(found.problem) == f"corrupted record: expected {text}"
+    assert walk(bytes(damaged), verify_crc=False).used == (begin if at < 12 else 71)
+
+
+@pytest.mark.parametrize("length", [1, 2**31, 2**32, 2**63 - 1, 2**63, 2**64 - 29, 2**64 - 16, 2**64 - 12, 2**64 - 1])
+def test_lengths_that_no_buffer_holds(length):
+    for behind in (b"", b"abc", bytes(12)):
+        found = walk(framed(b"a") + header(length) + behind, verify_crc=True)
+        if length > 1 or len(behind) < 5:
+            assert (found.used, found.next_length, found.problem) == (17, length, None)
+
+
+buffers = st.lists(
+    st.one_of(
+        st.binary(max_size=40).map(framed),
+        st.binary(max_size=20),
+        st.integers(0, 2**64 - 1).map(header),
+        st.sampled_from([framed(b"x" * 700), framed(b"y" * 3000)]),
+    ),
+    max_size=8,
+).map(b"".join)
+
+
+@settings(max_examples=500)
+@given(buffers, st.booleans(), st.lists(st.tuples(st.integers(0, 10**6), st.integers(1, 255)), max_size=3))
+def test_both_walks_are_the_same(data, verify, flips):
+    damaged = bytearray(data)
+    for place, mask in flips if data else []:
+        damaged[place % len(data)] ^= mask
+    both(lambda: plain(walk(bytes(damaged), verify_crc=verify)))
+    both(lambda: plain(walk(memoryview(damaged)[1:], verify_crc=verify)))
+
+
+@settings(max_examples=300)
+@given(buffers, st.booleans(), st.lists(st.tuples(st.integers(-20, 4000), st.integers(-20, 4000)), max_size=5))
+def test_both_find_the_same_bad_record(data, verify, asked):
+    found = walk(data, verify_crc=verify)
+    good = list(zip((found.starts - 12).tolist(), found.lengths.tolist(), strict=True))
+    for pairs in (good, good + asked, asked + good):
+        places, lengths = np.array(pairs, dtype=np.int64).reshape(-1, 2).T
+        first = both(lambda p=places, n=lengths: first_bad_record(memoryview(data), p, n, verify_crc=verify))
+        if pairs is good:
+            assert first is None
+        elif first is not None:
+            assert pairs[first] not in good
+
+
+@pytest.mark.parametrize("place", [2**62, 2**63 - 1, -(2**63)])
+def test_places_far_away_are_bad(place):
+    data = memoryview(framed(b"abc"))
+    for pair in [(place, 3), (0, place), (place, place)]:
+        places, lengths = np.array([pair], dtype=np.int64).T
+        assert first_bad_record(data, places, lengths, verify_crc=True) == 0
+
+
+def test_the_checksum_of_every_size_at_every_address():
+    frames = pytest.importorskip("torch_tfrecord.native.frames")
+    from crc32c import crc32c as reference
+
+    data = memoryview(random.Random(0).randbytes(20_000))
+    sizes = [*range(300), *range(500, 2000, 17), 1023, 1024, 1279, 1280, 6143, 6144, 6145, 12_288 + 191, 19_000]
+    for size in sizes:
+        for at in {0, 1, size % 64}:
+            assert frames.crc32c(data[at : at + size]) == reference(data[at : at + size]), (size, at)
+            assert frames.crc32c(data[at : at + size], 0x1234ABCD) == reference(data[at : at + size], 0x1234ABCD)
+    assert frames.crc32c(b"123456789") == 0xE3069283  # the published check value
+    assert frames.checksum_by in ("avx512", "sse4.2", "armv8", "tables")
+
+
+@given(st.binary(max_size=300), st.lists(st.tuples(st.integers(0, 300), st.integers(0, 300)), max_size=6))
+def test_packed_records_as_bytes(data, parts):
+    parts = [(start, length) for start, length in parts if start + length <= len(data)]
+    starts, lengths = np.array(parts, dtype=np.int64).reshape(-1, 2).T
+    expected = [data[start : start + length] for start, length in parts]
+    for buffer in (data, bytearray(data), np.frombuffer(data, np.uint8)):
+        records = PackedRecords(buffer, starts, lengths)
+        assert both(records.tolist) == expected
+        assert both(records[::2].tolist) == expected[::2]
+
+
+@pytest.mark.parametrize("part", [(-1, 2), (3, 8), (11, 0), (0, 11), (0, -1), (2**62, 2**62)])
+def test_parts_outside_the_buffer_are_refused(part):
+    starts, lengths = np.array([(1, 2), part], dtype=np.int64).T
+    text = f"expected parts of a buffer of 10 bytes, got {part[1]} bytes from {part[0]}"
+    assert both(PackedRecords(b"0123456789", starts, lengths).tolist) == (ValueError, text)
+
+
+def test_one_payload_alone_is_not_copied():
+    payload = b"x" * 100
+    assert PackedRecords(payload, np.array([0]), np.array([100])).tolist()[0] is payload
+    assert PackedRecords(payload, np.array([0]), np.array([99])).tolist() == [payload[:99]]

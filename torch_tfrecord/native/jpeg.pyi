@@ -1,0 +1,3 @@
+from typing import Any
+
+def read_region(data: Any, image_height: int, image_width: int, top: int, left: int, out: Any) -> bool: ...

@@ -1,0 +1,105 @@
+/* A rectangle of a JPEG image by libjpeg-turbo: rows above it are only skipped over, rows below it are not read.
+
+   libjpeg reports errors by a call that must not return, hence setjmp here and not in Cython. Nothing is written
+   outside `out`; every row is written by jpeg_read_scanlines into a row buffer of libjpeg's own and copied. */
+
+#include <setjmp.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <jpeglib.h>
+
+#include <jerror.h>
+
+/* jpeg_crop_scanline and jpeg_skip_scanlines are libjpeg-turbo's own, and sound from 2.1 on. */
+#if !defined(LIBJPEG_TURBO_VERSION_NUMBER) || LIBJPEG_TURBO_VERSION_NUMBER < 2001000
+#error "libjpeg-turbo 2.1 or newer is needed"
+#endif
+
+enum { REGION_READ = 0, REGION_DAMAGED = 1, REGION_UNSUPPORTED = 2 };
+
+/* Smoothed chroma looks one chroma sample, at most four pixels, to each side. */
+#define NEIGHBOUR_PIXELS 4
+
+typedef struct {
+    struct jpeg_error_mgr base;
+    jmp_buf back;
+} RegionErrors;
+
+static void region_fail(j_common_ptr image) { longjmp(((RegionErrors *)image->err)->back, 1); }
+static void region_be_silent(j_common_ptr image) { (void)image; }
+static void region_do_nothing(j_decompress_ptr image) { (void)image; }
+
+/* All bytes are there from the start: being asked for more means that the file is cut. */
+static boolean region_no_more(j_decompress_ptr image) { ERREXIT(image, JERR_INPUT_EOF); return FALSE; }
+
+static void region_pass_over(j_decompress_ptr image, long count) {
+    struct jpeg_source_mgr *source = image->src;
+    if (count <= 0) return;
+    if ((size_t)count > source->bytes_in_buffer) ERREXIT(image, JERR_INPUT_EOF);
+    source->next_input_byte += count;
+    source->bytes_in_buffer -= (size_t)count;
+}
+
+/* Whether this is a kind whose region can be decoded alone: one pass, 8 bits, gray or three channels. */
+static int region_is_plain(j_decompress_ptr image) {
+    if (image->progressive_mode || image->arith_code || image->data_precision != 8) return 0;
+    return image->jpeg_color_space == JCS_YCbCr || image->jpeg_color_space == JCS_GRAYSCALE ||
+           image->jpeg_color_space == JCS_RGB;
+}
+
+/* Reads rows [top, top + height) and columns [left, left + width) as [height][width][channels], channels 1 or 3.
+   The caller says the image's own size, which the rectangle lies in; another size in the data is REGION_DAMAGED. */
+static int region_read(const unsigned char *data, size_t size, unsigned image_height, unsigned image_width,
+                       unsigned top, unsigned left, unsigned height, unsigned width, int channels,
+                       unsigned char *out) {
+    struct jpeg_decompress_struct image;
+    struct jpeg_source_mgr source;
+    RegionErrors errors;
+    JSAMPROW line;
+    JDIMENSION first, columns, row;
+
+    memset(&source, 0, sizeof source);
+    image.err = jpeg_std_error(&errors.base);
+    errors.base.error_exit = region_fail;
+    errors.base.output_message = region_be_silent;
+    if (setjmp(errors.back)) {
+        jpeg_destroy_decompress(&image);
+        return REGION_DAMAGED;
+    }
+    jpeg_create_decompress(&image);
+    source.next_input_byte = data;
+    source.bytes_in_buffer = size;
+    source.init_source = region_do_nothing;
+    source.fill_input_buffer = region_no_more;
+    source.skip_input_data = region_pass_over;
+    source.resync_to_restart = jpeg_resync_to_restart;
+    source.term_source = region_do_nothing;
+    image.src = &source;
+    jpeg_read_header(&image, TRUE);
+    if (image.image_width != image_width || image.image_height != image_height) longjmp(errors.back, 1);
+    if (!region_is_plain(&image)) {
+        jpeg_destroy_decompress(&image);
+        return REGION_UNSUPPORTED;
+    }
+    image.out_color_space = channels == 1 ? JCS_GRAYSCALE : JCS_RGB;
+    image.dct_method = JDCT_ISLOW;
+    jpeg_start_decompress(&image);
+
+    first = left > NEIGHBOUR_PIXELS ? left - NEIGHBOUR_PIXELS : 0;
+    columns = image_width - left - width > NEIGHBOUR_PIXELS ? left + width + NEIGHBOUR_PIXELS - first
+                                                            : image_width - first;
+    if (columns < image_width) jpeg_crop_scanline(&image, &first, &columns);
+    if (first > left || first + columns < left + width || image.output_components != channels) longjmp(errors.back, 1);
+    /* One byte off: into aligned rows libjpeg-turbo writes past the cache, and reading them back takes a fifth of all. */
+    line = 1 + (JSAMPROW)(*image.mem->alloc_large)((j_common_ptr)&image, JPOOL_IMAGE,
+                                                   1 + (size_t)image.output_width * (size_t)channels);
+    if (top && jpeg_skip_scanlines(&image, top) != top) longjmp(errors.back, 1);
+    for (row = 0; row < height; row++) {
+        if (jpeg_read_scanlines(&image, &line, 1) != 1) longjmp(errors.back, 1);
+        memcpy(out + (size_t)row * width * (size_t)channels, line + (size_t)(left - first) * (size_t)channels,
+               (size_t)width * (size_t)channels);
+    }
+    jpeg_destroy_decompress(&image);
+    return REGION_READ;
+}

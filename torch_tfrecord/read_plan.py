@@ -1,0 +1,73 @@
+"""Which ranges of which files to read for a batch of records, and where each record then lies; arithmetic alone."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["ReadPlan", "plan_reads"]
+
+_Integers: TypeAlias = "npt.NDArray[np.int64]"
+
+
+class ReadPlan(NamedTuple):
+    """M ranges to read one behind the other into one buffer, and the places of N pieces in it.
+
+    Attributes:
+        files: int64 [M]: number of the file, ascending.
+        begins: int64 [M]: first byte of the range in the file, ascending within a file.
+        sizes: int64 [M]: bytes of the range.
+        starts: int64 [M]: where the range begins in the buffer.
+        places: int64 [N]: where each piece that was asked for begins in the buffer, in the order asked for.
+    """
+
+    files: _Integers
+    begins: _Integers
+    sizes: _Integers
+    starts: _Integers
+    places: _Integers
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of the buffer."""
+        return int(self.sizes.sum())
+
+
+def plan_reads(
+    files: _Integers, offsets: _Integers, sizes: _Integers, *, max_gap_bytes: int, window_bytes: int
+) -> ReadPlan:
+    """Sort the pieces by place and merge neighbours, so that few calls read them all.
+
+    Args:
+        files: int64 [N]: number of the file of each piece.
+        offsets: int64 [N]: its first byte.
+        sizes: int64 [N]: its bytes; offset + size < 2^63.
+        max_gap_bytes: Two pieces with at most this much between them become one range; what is between is read, too.
+        window_bytes: Only pieces that begin in one window of this size (a multiple of it on) are merged, which bounds
+            a range by this and one piece more.
+
+    Example:
+        >>> files, offsets = np.array([0, 0, 0]), np.array([90, 0, 10])
+        >>> plan = plan_reads(files, offsets, np.array([5, 10, 10]), max_gap_bytes=4, window_bytes=1 << 20)
+        >>> plan.begins.tolist(), plan.sizes.tolist(), plan.places.tolist()
+        ([0, 90], [20, 5], [20, 0, 10])
+    """
+    order = np.lexsort((offsets, files))
+    file, begin = files[order], offsets[order]
+    end = begin + sizes[order]
+    is_new = np.ones(len(order), dtype=np.bool_)
+    is_new[1:] = (
+        (file[1:] != file[:-1])
+        | (begin[1:] > end[:-1] + max_gap_bytes)
+        | (begin[1:] // window_bytes != begin[:-1] // window_bytes)
+    )
+    first = np.flatnonzero(is_new)
+    range_begins = begin[first]
+    range_sizes = (np.maximum.reduceat(end, first) if len(first) else end) - range_begins
+    starts = np.cumsum(range_sizes) - range_sizes
+    number = np.cumsum(is_new) - 1  # of the range of each sorted piece
+    places = np.empty(len(order), dtype=np.int64)
+    places[order] = starts[number] + begin - range_begins[number]
+    return ReadPlan(file[first], range_begins, range_sizes, starts, places)

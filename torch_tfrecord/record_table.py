@@ -1,0 +1,66 @@
+"""Where every record of a data set lies: the indexes of its files, joined for look-ups of many positions at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from torch_tfrecord.framing import OVERHEAD_BYTES
+from torch_tfrecord.index import RecordIndex
+
+__all__ = ["RecordPlaces", "RecordTable"]
+
+_Integers: TypeAlias = "npt.NDArray[np.int64]"
+
+
+class RecordPlaces(NamedTuple):
+    """Of N records: number of the file, offset of the length field, and payload length; int64 [N] each."""
+
+    files: _Integers
+    offsets: _Integers
+    lengths: _Integers
+
+
+class RecordTable:
+    """Finds records by their position in the whole data set, in 8 bytes a record.
+
+    Records lie one behind the other (`RecordIndex` holds that), so that a length is the difference of two offsets.
+
+    Args:
+        indexes: One for each file, in order.
+    """
+
+    def __init__(self, indexes: Sequence[RecordIndex]) -> None:
+        self._ends = np.cumsum([len(index) for index in indexes], dtype=np.int64)
+        # Of each file the offsets of its records, then that of its end: record i of file f is entry i + f.
+        borders = np.empty(len(self) + len(indexes), dtype=np.int64)
+        first = 0
+        for index in indexes:
+            last = first + len(index)
+            borders[first:last] = index.offsets
+            borders[last] = index.offsets[-1] + index.lengths[-1] + OVERHEAD_BYTES if len(index) else 0
+            first = last + 1
+        self._borders = borders
+
+    def __len__(self) -> int:
+        return int(self._ends[-1]) if len(self._ends) else 0
+
+    def find(self, positions: _Integers) -> RecordPlaces:
+        """The places of records, by positions from 0 to len - 1, in any order."""
+        files = np.searchsorted(self._ends, positions, side="right")
+        entries = positions + files
+        offsets = self._borders[entries]
+        entries += 1
+        lengths = self._borders[entries]
+        lengths -= offsets
+        lengths -= OVERHEAD_BYTES
+        return RecordPlaces(files, offsets, lengths)
+
+    def find_one(self, position: int) -> tuple[int, int, int, int]:
+        """Number of the file, number in that file, offset and length of one record."""
+        file = int(np.searchsorted(self._ends, position, side="right"))
+        offset, end = self._borders[position + file : position + file + 2].tolist()
+        return file, position - (int(self._ends[file - 1]) if file else 0), offset, end - offset - OVERHEAD_BYTES
