@@ -23,9 +23,12 @@ import torch
 
 from torch_tfrecord import RecordSampler
 from torch_tfrecord.block_shuffle import BlockShuffle
-from torch_tfrecord.iterable_dataset import _buffer_shuffled
+from torch_tfrecord.packed_records import PackedRecords
 from torch_tfrecord.permutation import Permutation
 from torch_tfrecord.random_stream import RandomStream
+from torch_tfrecord.record_stream import RecordStream
+from torch_tfrecord.scan import Block
+from torch_tfrecord.stream_pieces import Piece
 
 CHUNK = 1 << 16
 
@@ -50,7 +53,16 @@ def tf_buffer(count: int, size: int, seed: int) -> np.ndarray:
 
 
 def our_buffer(count: int, size: int, seed: int) -> np.ndarray:
-    return np.array(list(_buffer_shuffled(iter(range(count)), size, RandomStream(seed))))
+    """TFRecordIterableDataset's, over a file of empty records."""
+
+    def blocks(_: int):
+        zeros = np.zeros(count, np.int64)
+        yield Block(0, np.arange(count), zeros, PackedRecords(b"", zeros, zeros))
+
+    stream = RecordStream(
+        [Piece(0)], blocks, cycle_length=1, block_length=1, buffer_size=size, random=RandomStream(seed)
+    )
+    return np.array([record[3] for record in stream.records()])
 
 
 def quality(order: np.ndarray) -> tuple[float, float, float]:

@@ -28,25 +28,35 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
+# DataLoader thinks more workers than processors a mistake; torchdata 0.11 with torch 2.15; forks where threads run.
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:This DataLoader will create", "ignore:'set_vital' is deprecated", "ignore:This process .* is multi-threaded"
+)
+
+
 def test_the_code(folder):
+    pytest.importorskip("torchdata.stateful_dataloader")
     trained = []
     features = {"id": FixedLenFeature((), torch.int64), "label": FixedLenFeature((), torch.int64)}
     names = {"features": features, "train": lambda batch: trained.append(batch["id"].tolist())}
     blocks = re.findall(r"```python\n(.*?)```", DOC, re.DOTALL)
-    assert len(blocks) == 6
+    assert len(blocks) == 9
     seen = []
     for block in blocks:
         exec(compile(block, "docs/order.md", "exec"), names)
         seen.append(trained.copy())
         trained.clear()
-    first, _, plain, resumed, steps, _ = seen
+    first, _, made, plain, resumed, steps, stream, other_workers, _ = seen
     order = RecordSampler(TFRecordDataset("train-*"), seed=0)
     epochs = []
     for epoch in range(2):
         order.set_epoch(epoch)
         epochs.append(list(order))
     assert [number for batch in first for number in batch] == epochs[0] + epochs[1]
-    # The second run was in epoch 1; its state after the last batch leaves nothing of it.
+    assert [number for batch in made for number in batch] == epochs[0] + epochs[1]
+    assert len(stream) == 5
+    assert sorted(number for batch in stream + other_workers for number in batch) == list(range(500))
+    # The sampler was in epoch 1; its state after the last batch leaves nothing of it.
     assert [number for batch in plain for number in batch] == epochs[1]
     assert resumed == []
     assert [len(batch) for batch in steps] == [64] * 7 + [52] + [64] * 2
@@ -78,12 +88,36 @@ def test_a_state_in_the_middle(folder):
     exec(blocks[0], names)
     names["train"] = train
     with pytest.raises(Killed):
-        exec(blocks[2], names)
+        exec(blocks[3], names)
     before = [number for batch in trained for number in batch]
     trained = []
     names["train"] = lambda batch: trained.append(batch["id"].tolist())
-    exec(blocks[3], names)
+    exec(blocks[4], names)
     assert sorted(before + [number for batch in trained for number in batch]) == list(range(500))
+
+
+def test_a_loader_in_the_middle(folder):
+    features = {"id": FixedLenFeature((), torch.int64), "label": FixedLenFeature((), torch.int64)}
+    block = re.findall(r"```python\n(.*?)```", DOC, re.DOTALL)[2]
+    runs = [[]]
+
+    class Killed(Exception):
+        pass
+
+    def train(batch):
+        if len(runs) == 1 and len(runs[0]) == 11:
+            raise Killed
+        runs[-1].append(batch["id"].tolist())
+
+    names = {"features": features, "train": train}
+    with pytest.raises(Killed):
+        exec(block, names)
+    runs.append([])
+    exec(block, names)
+    Path("checkpoint.pt").unlink()
+    runs.append([])
+    exec(block, names)
+    assert runs[0] + runs[1] == runs[2]
 
 
 def test_the_picture():

@@ -87,8 +87,13 @@ ORDER = [
     "padding",
     "map_dataset",
     "record_groups",
+    "stream_pieces",
+    "record_stream",
+    "stream_states",
+    "stream_iteration",
     "iterable_dataset",
     "read_ahead",
+    "record_loader",
     "loader",
 ]
 

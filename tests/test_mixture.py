@@ -133,6 +133,30 @@ def test_batches_of_positions():
     assert mixture.__getitems__([]) == []
 
 
+def test_a_dataset_is_told_the_pass_over_it():
+    class Passes:
+        def __len__(self):
+            return 3
+
+        def __getitems__(self, positions):
+            return [(position, positions.epoch) for position in positions]
+
+    mixture = Mixture([Passes(), range(5)], shuffle=False, stop="never", num_samples=10)
+    asked = [sample for sample in mixture if isinstance(sample, tuple)]
+    assert asked == [(0, 0), (1, 0), (2, 0), (0, 1), (1, 1)]
+    assert [sample for sample in mixture.__getitems__(range(10)) if isinstance(sample, tuple)] == asked
+    mixture.set_epoch(1)
+    assert [sample for sample in mixture if isinstance(sample, tuple)] == [(2, 1), (0, 2), (1, 2), (2, 2), (0, 3)]
+
+
+def test_mixtures_of_mixtures_go_on_in_their_passes():
+    mixture = Mixture([Mixture([*numbers(12)], seed=1), Mixture(numbers(5, 4), seed=2)], seed=3, stop="all_exhausted")
+    for epoch in range(3):
+        mixture.set_epoch(epoch)
+        positions = list(range(len(mixture)))
+        assert mixture.__getitems__(positions) == [mixture[position] for position in positions]
+
+
 @pytest.mark.parametrize("world_size", [1, 3])
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_with_a_sampler_over_ranks_and_workers(num_workers, world_size):

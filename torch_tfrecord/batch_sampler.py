@@ -11,12 +11,14 @@ import numpy.typing as npt
 from torch.utils.data import Sampler
 
 from torch_tfrecord.epochs import STATE_VERSION, Epochs, check_state, non_negative
-from torch_tfrecord.ordering import rank_size
+from torch_tfrecord.position_batch import PositionBatch
 from torch_tfrecord.ranks import Rank, check_rank, resolve_rank
 from torch_tfrecord.samplers import BLOCK_BYTES, WINDOW_BLOCKS
-from torch_tfrecord.shares import RankShare
+from torch_tfrecord.shares import RankShare, rank_size
 
-__all__ = ["RecordBatchSampler"]
+__all__ = ["BatchIteration", "RecordBatchSampler"]
+
+_CHUNK_POSITIONS = 4096  # computed at once, in whole batches; at the beginning fewer
 
 
 class RecordBatchSampler(Sampler[list[int]]):
@@ -24,6 +26,8 @@ class RecordBatchSampler(Sampler[list[int]]):
 
     An iteration is `num_epochs` epochs; the next one goes on with the epochs after them. Each epoch ends with its own,
     perhaps short, batch. Every rank gets as many batches, of the same sizes.
+
+    Each batch is a list of positions that knows its epoch (attribute `epoch`), by which random draws of features go.
 
     The state is as `RecordSampler`'s and may be loaded with another world size, batch size and worker count: the epoch,
     how many places of its order all ranks have taken, and the first epoch of the iteration. Since workers read ahead,
@@ -76,7 +80,7 @@ class RecordBatchSampler(Sampler[list[int]]):
         self._rank, self._world_size = rank, world_size
         self._drop_last = bool(drop_last)
         self._next = _Place(0, 0, 0)
-        self._running: _Batches | None = None
+        self._running: BatchIteration | None = None
 
     def __len__(self) -> int:
         """Batches of the next iteration: after `load_state_dict` what is left of the one that was interrupted.
@@ -88,8 +92,13 @@ class RecordBatchSampler(Sampler[list[int]]):
             raise TypeError("a sampler with num_epochs=None has no length: it never ends")
         return self._plan(self._next).num_batches(self._num_epochs)
 
-    def __iter__(self) -> Iterator[list[int]]:
-        return _Batches(self, self._next)
+    def __iter__(self) -> BatchIteration:
+        return BatchIteration(self, self._next)
+
+    @property
+    def epoch(self) -> int:
+        """The epoch with which the next iteration begins, or in which it goes on after `load_state_dict`."""
+        return self._next.epoch
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch, from 0, with which the next iteration begins.
@@ -174,13 +183,19 @@ class _Plan:
         epochs_left = self.begin.first_epoch + num_epochs - self.begin.epoch
         return self.batches_left + (epochs_left - 1) * self.batches_an_epoch if epochs_left > 0 else 0
 
-    def epoch_batches(self, epoch: int) -> Iterator[list[int]]:
+    def epoch_batches(self, epoch: int) -> Iterator[PositionBatch]:
         """The batches of one epoch, or what is left of the one in which the iteration begins."""
         first = epoch == self.begin.epoch
         start = self.begin.consumed if first else 0
         share = RankShare(self._epochs.order(epoch), *self._rank, start=start, drop_last=self._drop_last)
-        for number in range(self.batches_left if first else self.batches_an_epoch):
-            yield share.numbers(number * self._batch_size, (number + 1) * self._batch_size)
+        num_batches = self.batches_left if first else self.batches_an_epoch
+        size, begin, at_once = self._batch_size, 0, 1
+        while begin < num_batches:
+            end = min(begin + at_once, num_batches)
+            positions = share.numbers(begin * size, end * size)
+            for row in range(0, (end - begin) * size, size):
+                yield PositionBatch(positions[row : row + size], epoch)
+            begin, at_once = end, max(min(2 * at_once, _CHUNK_POSITIONS // size), 1)
 
     def place_after(self, num_batches: int) -> _Place:
         """Where the iteration is after so many batches: never at the beginning of an epoch, but at the end of one."""
@@ -194,7 +209,7 @@ class _Plan:
         return _Place(begin.first_epoch, epoch, consumed)
 
 
-class _Batches(Iterator[list[int]]):
+class BatchIteration(Iterator[PositionBatch]):
     """One iteration of a sampler. It begins with its first batch: loaders make iterators that they throw away."""
 
     def __init__(self, sampler: RecordBatchSampler, begin: _Place) -> None:
@@ -206,9 +221,16 @@ class _Batches(Iterator[list[int]]):
         self._num_yielded = 0
         self.has_ended = False
         self._plan: _Plan | None = None
-        self._batches: Iterator[list[int]] = iter(())
+        self._batches: Iterator[PositionBatch] = iter(())
 
-    def __next__(self) -> list[int]:
+    def __len__(self) -> int:
+        """Batches of the whole iteration; TypeError where it never ends."""
+        if self._sampler._num_epochs is None:
+            raise TypeError("a sampler with num_epochs=None has no length: it never ends")
+        plan = self._plan or self._sampler._plan(self._begin_at)
+        return plan.num_batches(self._sampler._num_epochs)
+
+    def __next__(self) -> PositionBatch:
         if self._plan is None:
             self._begin()
         try:
@@ -233,7 +255,7 @@ class _Batches(Iterator[list[int]]):
         sampler._next = _next_iteration(begin, num_epochs)
 
     @staticmethod
-    def _all_batches(plan: _Plan, epochs: Iterator[int]) -> Iterator[list[int]]:
+    def _all_batches(plan: _Plan, epochs: Iterator[int]) -> Iterator[PositionBatch]:
         for epoch in epochs:
             yield from plan.epoch_batches(epoch)
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from torch_tfrecord.block_shuffle import BlockShuffle, block_starts
+from torch_tfrecord.block_shuffle import BlockShuffle
 from torch_tfrecord.permutation import Permutation
 from torch_tfrecord.shares import Order, Sequential
 from torch_tfrecord.weighted_draws import WeightedDraws, cumulated
@@ -89,20 +89,13 @@ class Epochs:
 
 
 def find_blocks(dataset: Any, block_bytes: int) -> npt.NDArray[np.int64]:
-    """First position of each block of neighbouring records of a `TFRecordDataset` (any slice of one)."""
-    if hasattr(dataset, "block_starts"):
-        return np.asarray(dataset.block_starts(block_bytes), dtype=np.int64)
-    try:
-        indexes, positions = dataset._indexes, dataset._positions
-    except AttributeError:
+    """First position of each block of neighbouring records, of a dataset that knows: its method `block_starts`."""
+    if not hasattr(dataset, "block_starts"):
         raise ValueError(
             'shuffle="blocks" needs to know where each record lies: expected a TFRecordDataset, '
             f"got {type(dataset).__name__}"
-        ) from None
-    files = np.repeat(np.arange(len(indexes)), [len(index) for index in indexes])
-    offsets = np.concatenate([index.offsets for index in indexes])
-    chosen = positions.start + positions.step * np.arange(len(positions))
-    return block_starts(files[chosen], offsets[chosen], block_bytes)
+        )
+    return np.asarray(dataset.block_starts(block_bytes), dtype=np.int64)
 
 
 def check_state(state: Mapping[str, Any], identity: Mapping[str, Any], numbers: Mapping[str, int | None]) -> None:

@@ -15,6 +15,7 @@ from torch_tfrecord.epochs import non_negative
 from torch_tfrecord.mixing import whole_weights
 from torch_tfrecord.mixture_plan import STOPS, ChoicePlan, WeightedPlan
 from torch_tfrecord.permutation import Permutation
+from torch_tfrecord.position_batch import PositionBatch
 
 __all__ = ["Mixture", "check_stop", "mixture_weights"]
 
@@ -94,28 +95,36 @@ class Mixture(Dataset[Any]):
 
     def locate(self, position: int, epoch: int | None = None) -> tuple[int, int]:
         """Number of the dataset, and position in it, of a sample (None: in the epoch that was set)."""
-        position = self._checked(position)
-        component, before = self._plan.turn(position)
+        component, _, inner = self._find(position, epoch)
+        return component, inner
+
+    def _find(self, position: int, epoch: int | None) -> tuple[int, int, int]:
+        """Number of the dataset, number of the pass over it, position in it."""
+        component, before = self._plan.turn(self._checked(position))
         before += self._an_epoch[component] * (int(self._epoch) if epoch is None else epoch)
         passes, place = divmod(before, self._sizes[component])
-        return component, self._order(component, passes)[place] if self._shuffle else place
+        return component, passes, self._order(component, passes)[place] if self._shuffle else place
 
     def __getitem__(self, position: int) -> Any:
         """The sample at a position; negative ones count from the end."""
-        component, inner = self.locate(position)
-        return self._datasets[component][inner]
+        return self.__getitems__([position])[0]  # by one way, so that both see the same pass of a dataset
 
     def __getitems__(self, positions: Sequence[int]) -> list[Any]:
-        """The samples of several positions, in that order: each dataset is asked once for all of its own."""
+        """The samples of several positions, in that order: each dataset is asked once for all of its own.
+
+        It is told the number of the pass over it as the epoch, so that random draws (a fused crop) are new in each.
+        """
         epoch = getattr(positions, "epoch", None)
-        located = [self.locate(position, epoch) for position in positions]
-        samples: list[Any] = [None] * len(located)
-        for component, dataset in enumerate(self._datasets):
-            places = [place for place, (number, _) in enumerate(located) if number == component]
-            if places:
-                found = _items(dataset, [located[place][1] for place in places])
-                for place, sample in zip(places, found, strict=True):
-                    samples[place] = sample
+        asked: dict[tuple[int, int], tuple[list[int], PositionBatch]] = {}
+        for place, position in enumerate(positions):
+            component, passes, inner = self._find(position, epoch)
+            places, batch = asked.setdefault((component, passes), ([], PositionBatch(epoch=passes)))
+            places.append(place)
+            batch.append(inner)
+        samples: list[Any] = [None] * len(positions)
+        for (component, _), (places, batch) in asked.items():
+            for place, sample in zip(places, _items(self._datasets[component], batch), strict=True):
+                samples[place] = sample
         return samples
 
     def _checked(self, position: int) -> int:
@@ -151,7 +160,7 @@ class Mixture(Dataset[Any]):
         return f"Mixture({length} of {len(self._datasets)} datasets of {self._sizes} samples)"
 
 
-def _items(dataset: Any, positions: list[int]) -> Sequence[Any]:
+def _items(dataset: Any, positions: PositionBatch) -> Sequence[Any]:
     if hasattr(dataset, "__getitems__"):
         found: Sequence[Any] = dataset.__getitems__(positions)
         return found

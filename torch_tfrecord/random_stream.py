@@ -38,7 +38,7 @@ class RandomStream:
     def next_numbers(self, count: int) -> npt.NDArray[np.uint64]:
         """The next numbers of the stream, all at once."""
         numbers = self.numbers_at(np.arange(count, dtype=np.uint64))
-        self._state = (self._state + count * _STEP) & _UINT64
+        self.skip(count)
         return numbers
 
     def numbers_at(self, places: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
@@ -52,6 +52,10 @@ class RandomStream:
     def number_at(self, place: int) -> int:
         """One of `numbers_at`, for a place of any size."""
         return _mixed((self._state + (place + 1) * _STEP) & _UINT64)
+
+    def skip(self, count: int) -> None:
+        """Go on behind the next so many numbers."""
+        self._state = (self._state + count * _STEP) & _UINT64
 
     def below(self, limit: int) -> int:
         """A number from 0 to limit - 1, 1 <= limit; the bias is below limit / 2^64."""

@@ -9,9 +9,8 @@ import numpy.typing as npt
 from torch.utils.data import Sampler
 
 from torch_tfrecord.epochs import STATE_VERSION, Epochs, check_state, non_negative
-from torch_tfrecord.ordering import rank_size
 from torch_tfrecord.ranks import Rank, check_rank, resolve_rank
-from torch_tfrecord.shares import RankShare
+from torch_tfrecord.shares import RankShare, rank_size
 
 __all__ = ["BLOCK_BYTES", "WINDOW_BLOCKS", "RecordSampler"]
 

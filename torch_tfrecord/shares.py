@@ -7,11 +7,19 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from torch_tfrecord.ordering import rank_size
-
-__all__ = ["Order", "RankShare", "Sequential"]
+__all__ = ["Order", "RankShare", "Sequential", "rank_size"]
 
 _Positions = npt.NDArray[np.int64]
+
+
+def rank_size(num_positions: int, world_size: int, *, drop_last: bool = False) -> int:
+    """How many positions each of so many ranks gets.
+
+    Example:
+        >>> rank_size(5, 2), rank_size(5, 2, drop_last=True)
+        (3, 2)
+    """
+    return num_positions // world_size if drop_last else -(-num_positions // world_size)
 
 
 class Order(Protocol):
