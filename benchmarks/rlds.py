@@ -1,18 +1,21 @@
 """Random steps of RLDS episodes, beside tensorflow-datasets and tf.data in dlimp's style, on the same files.
 
 The script draws the data: 1,000 episodes of 50 to 400 steps with two camera JPEGs a step, 3.7 GB, written by
-`tfds.write`. All sides give batches of 64 with every step of every episode shuffled against every other, ours by
-position, tf.data by a shuffle buffer that holds all encoded steps. A sample is one observation with both pictures
-decoded, and 8 actions. tf.data runs twice: "tfds" makes whole batches itself, its best case; "loader" hands out samples
-one by one, which are put together in Python, as OpenVLA's and Octo's PyTorch loaders do.
-The two run in turn, each in a process of its own; the table shows samples a second after the first batch, the processor
+`tfds.write`. All sides give batches of 64, of the same values: one observation with both pictures decoded, and 8
+actions with their mask. Ours shuffles every step against every other by position: "threads" with `ReadAheadLoader`,
+"workers" with DataLoader's processes. tf.data works as in Octo and OpenVLA: windows are cut out of each episode, steps
+flattened, shuffled while encoded, then decoded. An exact shuffle of all steps needs a buffer of all of them: "tfds"
+has that, and makes whole batches itself, its best case. "loader" hands out samples one by one, which are put together
+in Python, as the PyTorch loaders of both do, and has the same buffer; "small" is "loader" with a buffer of `--buffer`
+steps, which mixes neighbours only.
+All run in turn, each in a process of its own; the table shows samples a second after the first batch, the processor
 time of a sample (which a busy machine changes less), the time to the first batch, and the peak of memory of all
 processes of a side, without the code of libraries. TensorFlow lives in an environment of its own:
 
     python -m venv /tmp/tf && /tmp/tf/bin/pip install tensorflow-cpu tensorflow-datasets psutil
     pip install -e '.[dev]' psutil
     python benchmarks/rlds.py --directory /tmp/rlds --tfds-python /tmp/tf/bin/python
-    python benchmarks/rlds.py --directory /tmp/rlds --memory     # ours alone: memory over 50,000 samples
+    python benchmarks/rlds.py --directory /tmp/rlds --memory --samples 50000    # of our workers, over time
 """
 
 from __future__ import annotations
@@ -30,6 +33,7 @@ from pathlib import Path
 VERSION = Path("drawn_arm", "1.0.0")
 BATCH = 64
 HORIZON = 8
+EVERY_STEP = 250_000  # more than the data has
 SIZES = {"image": 256, "wrist_image": 128}
 
 
@@ -149,14 +153,18 @@ def worker_batches(directory: Path, num_workers: int):
     )
 
 
-def tfds_steps(directory: Path):
+def tfds_steps(directory: Path, buffer: int = EVERY_STEP):
     """As dlimp and Octo's and OpenVLA's loaders do: steps are not decoded before they were shuffled."""
     import tensorflow as tf
     import tensorflow_datasets as tfds
 
     builder = tfds.builder_from_directory(str(directory / VERSION))
-    skip = {"steps": tfds.decode.SkipDecoding()}
-    episodes = builder.as_dataset(split="train", shuffle_files=True, decoders=skip)
+    episodes = builder.as_dataset(
+        split="train",
+        shuffle_files=True,
+        decoders={"steps": tfds.decode.SkipDecoding()},
+        read_config=tfds.ReadConfig(enable_ordering_guard=False),  # for files that say they are in order
+    )
 
     def chunk(episode):
         steps = episode["steps"]
@@ -182,7 +190,7 @@ def tfds_steps(directory: Path):
         episodes.repeat()
         .map(chunk, num_parallel_calls=tf.data.AUTOTUNE)
         .interleave(tf.data.Dataset.from_tensor_slices, cycle_length=16, num_parallel_calls=tf.data.AUTOTUNE)
-        .shuffle(250_000)
+        .shuffle(buffer)
         .map(decode, num_parallel_calls=tf.data.AUTOTUNE)
     )
 
@@ -191,7 +199,7 @@ def tfds_batches(directory: Path):
     return tfds_steps(directory).batch(BATCH).prefetch(4).as_numpy_iterator()
 
 
-def loader_batches(directory: Path):
+def loader_batches(directory: Path, buffer: int = EVERY_STEP):
     """Samples one by one, stacked as torch's default_collate does."""
     import numpy as np
 
@@ -200,9 +208,21 @@ def loader_batches(directory: Path):
             return {name: stack([sample[name] for sample in samples]) for name in samples[0]}
         return samples if isinstance(samples[0], bytes) else np.stack(samples)
 
-    samples = tfds_steps(directory).prefetch(4 * BATCH).as_numpy_iterator()
+    samples = tfds_steps(directory, buffer).prefetch(4 * BATCH).as_numpy_iterator()
     while True:
         yield stack([next(samples) for _ in range(BATCH)])
+
+
+OURS = {
+    "threads": lambda arguments: our_batches(arguments.directory, arguments.workers),
+    "workers": lambda arguments: worker_batches(arguments.directory, arguments.workers),
+}
+SIDES = {
+    **OURS,
+    "tfds": lambda arguments: tfds_batches(arguments.directory),
+    "loader": lambda arguments: loader_batches(arguments.directory),
+    "small": lambda arguments: loader_batches(arguments.directory, arguments.buffer),
+}
 
 
 def run_side(batches, num_samples: int, begin: float, watch: MemoryWatch) -> None:
@@ -218,9 +238,8 @@ def run_side(batches, num_samples: int, begin: float, watch: MemoryWatch) -> Non
     os._exit(0)
 
 
-def memory_over_time(directory: Path, num_samples: int, num_workers: int) -> None:
+def memory_over_time(batches, num_samples: int) -> None:
     """The memory while random samples are read, a line for each tenth."""
-    batches = our_batches(directory, num_workers)
     watch_every = max(num_samples // 10 // BATCH, 1)
     for number in range(num_samples // BATCH):
         batch = next(batches)
@@ -233,6 +252,7 @@ def memory_over_time(directory: Path, num_samples: int, num_workers: int) -> Non
 def side(python: str, name: str, arguments: argparse.Namespace) -> dict[str, float]:
     command = [python, __file__, "--side", name, "--directory", str(arguments.directory)]
     command += ["--samples", str(arguments.samples), "--workers", str(arguments.workers)]
+    command += ["--buffer", str(arguments.buffer)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         sys.exit(done.stderr)
@@ -244,37 +264,35 @@ def main() -> None:
     parser.add_argument("--directory", type=Path, required=True)
     parser.add_argument("--episodes", type=int, default=1000)
     parser.add_argument("--samples", type=int, default=10_000)
-    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--workers", type=int, default=2, help="threads or processes of ours")
+    parser.add_argument("--buffer", type=int, default=50_000)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--tfds-python", help="a Python that has tensorflow and tensorflow-datasets")
     parser.add_argument("--memory", action="store_true")
-    parser.add_argument("--side", choices=["ours", "tfds", "loader"], help=argparse.SUPPRESS)
+    parser.add_argument("--side", choices=list(SIDES), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.side:
         begin, watch = time.perf_counter(), MemoryWatch()
-        if arguments.side == "ours":
-            batches = our_batches(arguments.directory, arguments.workers)
-        else:
-            batches = {"tfds": tfds_batches, "loader": loader_batches}[arguments.side](arguments.directory)
+        batches = SIDES[arguments.side](arguments)
         run_side(batches, arguments.samples, begin, watch)
     if not (arguments.directory / VERSION).exists():
         print("drawing the episodes ...", flush=True)
         write_data(arguments.directory, arguments.episodes)
     if arguments.memory:
-        memory_over_time(arguments.directory, 50_000, arguments.workers)
+        memory_over_time(worker_batches(arguments.directory, arguments.workers), arguments.samples)
         return
-    pythons = {"ours": sys.executable}
-    if arguments.tfds_python:
-        pythons |= {"tfds": arguments.tfds_python, "loader": arguments.tfds_python}
+    pythons = {name: sys.executable if name in OURS else arguments.tfds_python for name in SIDES}
+    pythons = {name: python for name, python in pythons.items() if python}
     results: dict[str, list[dict[str, float]]] = {name: [] for name in pythons}
     for number in range(arguments.rounds):
-        for name, python in pythons.items():
+        turn = list(pythons.items())
+        for name, python in turn[number % len(turn) :] + turn[: number % len(turn)]:
             results[name].append(side(python, name, arguments))
             print(number, name, results[name][-1], flush=True)
     for name, rounds in results.items():
         middle = {key: statistics.median(item[key] for item in rounds) for key in rounds[0]}
         print(
-            f"{name:6} {middle['rate']:8,.0f} samples/s, {middle['work']:5.2f} ms of processor time a sample, "
+            f"{name:7} {middle['rate']:8,.0f} samples/s, {middle['work']:5.2f} ms of processor time a sample, "
             f"first batch after {middle['first']:6.1f} s, peak {middle['peak']:8,.0f} MB"
         )
 

@@ -75,13 +75,29 @@ def test_raw_arrays():
 
 
 @pytest.mark.slow
+def test_resume():
+    lines = run("resume.py").splitlines()
+    assert lines[:2] == [
+        "killed after 20 steps: exit status -9",
+        "samples up to the last checkpoint: 140, after the restart: 160",
+    ]
+    assert lines[2].split(": ")[1].strip() == lines[3].split(": ")[1].strip()
+    assert lines[4:] == ["equal samples and equal weights"]
+
+
+@pytest.mark.slow
 def test_distributed(monkeypatch):
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
         monkeypatch.delenv(name, raising=False)
     lines = [
-        f"{name}, epoch {epoch}: 50 + 50 positions on 2 ranks, disjoint and complete"
+        f"{name}, epoch {epoch}: 60 + 60 positions on 2 ranks, disjoint and complete"
         for epoch in range(2)
-        for name in ("TFRecordIterableDataset", "TFRecordDataset and DistributedSampler")
+        for name in ("TFRecordIterableDataset", "TFRecordDataset and RecordSampler")
+    ]
+    lines += [
+        "trained on 2 ranks: 80 records so far, 80 different ones",
+        "trained on 4 ranks: 120 records so far, 120 different ones",
+        "each record exactly once",
     ]
     assert run("distributed.py").splitlines() == lines
 

@@ -5,7 +5,7 @@ import math
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, DistributedSampler
+from torch.utils.data import DataLoader
 
 from torch_tfrecord import (
     FixedLenFeature,
@@ -15,7 +15,7 @@ from torch_tfrecord import (
     VarLenFeature,
     make_dataloader,
 )
-from torch_tfrecord.ordering import permutation, rank_share, rank_size
+from torch_tfrecord.permutation import Permutation
 
 NUM_RECORDS = 23
 FEATURES = {
@@ -54,6 +54,11 @@ def without_label(sample):
     return {"id": sample["id"]}
 
 
+def permutation(num_records, seed, epoch):
+    order = Permutation(num_records, seed, epoch)
+    return [order[place] for place in range(num_records)]
+
+
 # Promised to users: a change breaks the order of their runs.
 FROZEN = [
     ((12, 0, 0), [5, 9, 2, 3, 8, 6, 0, 11, 1, 10, 4, 7]),
@@ -66,33 +71,14 @@ FROZEN = [
 
 
 @pytest.mark.parametrize(("arguments", "order"), FROZEN)
-def test_frozen_permutations(arguments, order):
-    assert permutation(*arguments) == order
-
-
-def test_permutations_are_uniform():
-    # Each of the 24 orders of 4 positions, over 2,400 epochs: chi squared, 23 degrees of freedom, far below 0.1 %.
-    counts = {}
-    for epoch in range(2400):
-        order = tuple(permutation(4, 0, epoch))
-        counts[order] = counts.get(order, 0) + 1
-    assert len(counts) == 24
-    assert sum((count - 100) ** 2 / 100 for count in counts.values()) < 50
-
-
-@pytest.mark.parametrize("num_records", [0, 1, 2, 7, 12])
-@pytest.mark.parametrize("world_size", [1, 2, 3, 5, 16])
-@pytest.mark.parametrize("drop_last", [False, True])
-def test_rank_shares_as_distributed_sampler(num_records, world_size, drop_last):
-    shares = [rank_share(range(num_records), rank, world_size, drop_last=drop_last) for rank in range(world_size)]
-    assert {len(share) for share in shares} == {rank_size(num_records, world_size, drop_last=drop_last)}
-    if num_records and not (drop_last and num_records < world_size):
-        options = {"shuffle": False, "drop_last": drop_last}
-        samplers = [DistributedSampler(range(num_records), world_size, rank, **options) for rank in range(world_size)]
-        assert shares == [list(sampler) for sampler in samplers]
-    seen = {position for share in shares for position in share}
-    if not drop_last:
-        assert seen == set(range(num_records))
+def test_frozen_orders(tmp_path, arguments, order):
+    num_records, seed, epoch = arguments
+    with TFRecordWriter(tmp_path / "a.tfrecord") as writer:
+        for number in range(num_records):
+            writer.write({"id": number, "label": 0})
+    loader = make_dataloader(tmp_path / "a.tfrecord", 5, {"id": FEATURES["id"]}, seed=seed)
+    loader.set_epoch(epoch)
+    assert ids(loader) == permutation(*arguments) == order
 
 
 def test_defaults(files):
@@ -265,7 +251,7 @@ def test_conflicting_keywords(files, name):
     [
         ({"batch_size": 0}, ValueError, "Batch size must be greater than zero, got 0"),
         ({"batch_size": 2.5}, TypeError, "float"),
-        ({"shuffle": "yes"}, TypeError, "shuffle must be True or False, got 'yes'"),
+        ({"shuffle": "yes"}, TypeError, "shuffle must be True, False or \"blocks\", got 'yes'"),
         ({"num_epochs": -2}, ValueError, "num_epochs must be at least 0, or None or -1 for endlessly many, got -2"),
         ({"num_epochs": math.inf}, TypeError, "float"),
         ({"seed": "a"}, TypeError, "str"),

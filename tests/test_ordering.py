@@ -4,10 +4,9 @@ import math
 from collections import Counter
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from torch_tfrecord.ordering import RandomStream, file_shares, interleave, shuffled
+from torch_tfrecord.ordering import file_shares, shuffled
+from torch_tfrecord.random_stream import RandomStream
 
 pytestmark = pytest.mark.usefixtures("random_states_untouched")
 
@@ -114,56 +113,3 @@ def test_file_shares_frozen():
         ((1, 1, 2),),
         ((0, 2, 3),),
     ]
-
-
-FILES = {"a": 5, "b": 3, "c": 1, "e": 4}
-INTERLEAVED = [  # robustness 84: TensorFlow's order, block_length 1
-    (1, "a0 a1 a2 a3 a4 b0 b1 b2 c0 e0 e1 e2 e3"),
-    (2, "a0 b0 a1 b1 a2 b2 a3 a4 c0 e0 e1 e2 e3"),
-    (3, "a0 b0 c0 a1 b1 a2 b2 e0 a3 e1 a4 e2 e3"),
-    (4, "a0 b0 c0 e0 a1 b1 e1 a2 b2 e2 a3 e3 a4"),
-    (8, "a0 b0 c0 e0 a1 b1 e1 a2 b2 e2 a3 e3 a4"),
-]
-
-
-@pytest.mark.parametrize(("cycle_length", "order"), INTERLEAVED)
-def test_interleave_as_tensorflow(cycle_length, order):
-    streams = (iter([f"{name}{n}" for n in range(count)]) for name, count in FILES.items())
-    assert " ".join(interleave(streams, cycle_length)) == order
-
-
-@given(st.lists(st.integers(0, 6), max_size=12), st.integers(1, 6))
-def test_interleave_yields_everything_once_with_few_open(lengths, cycle_length):
-    open_now: set[int] = set()
-    most = 0
-
-    def stream(number):
-        nonlocal most
-        open_now.add(number)
-        most = max(most, len(open_now))
-        yield from ((number, item) for item in range(lengths[number]))
-        open_now.discard(number)
-
-    items = list(interleave((stream(number) for number in range(len(lengths))), cycle_length))
-    assert Counter(items) == Counter((number, item) for number, count in enumerate(lengths) for item in range(count))
-    for number in range(len(lengths)):
-        assert [item for stream_number, item in items if stream_number == number] == list(range(lengths[number]))
-    assert most <= cycle_length
-    assert not open_now
-
-
-def test_interleave_opens_a_stream_no_earlier_than_needed():
-    opened = []
-
-    def stream(number):
-        opened.append(number)
-        yield from [number] * 3
-
-    items = interleave((stream(number) for number in range(10)), 2)
-    assert [next(items), next(items), next(items)] == [0, 1, 0]
-    assert opened == [0, 1]
-
-
-def test_interleave_of_nothing():
-    assert list(interleave(iter(()), 3)) == []
-    assert list(interleave(iter([iter(()), iter(())]), 3)) == []

@@ -14,6 +14,8 @@ from torch.utils.data import DataLoader
 
 from torch_tfrecord import (
     FixedLenFeature,
+    IterableMixture,
+    Mixture,
     PaddedCollate,
     TFRecordDataset,
     TFRecordIterableDataset,
@@ -372,14 +374,14 @@ def test_list_files(case, name, tmp_path):
     different(name, LIST_FILES[number])
 
 
-NO_COUNTERPART = "no counterpart yet: ConcatDataset, and a sampler that chooses"
-
-
 @pytest.mark.parametrize(("case", "name"), cases("choose_from_datasets"))
 def test_choose_from_datasets(case, name):
-    # Mixing datasets comes in a later release.
-    assert "choices" in case
-    different(name, NO_COUNTERPART)
+    datasets = [range(100 * number, 100 * number + length) for number, length in enumerate(case["lengths"])]
+    stop = "first_exhausted" if case["stop_on_empty_dataset"] else "all_exhausted_without_replacement"
+    mixture = Mixture(datasets, choices=case["choices"], shuffle=False, stop=stop)
+    assert [mixture[position] for position in range(len(mixture))] == case["elements"]
+    assert list(IterableMixture(datasets, choices=case["choices"], stop=stop)) == case["elements"]
+    same(name)
 
 
 def test_counts():
@@ -390,11 +392,11 @@ def test_counts():
     if len(SEEN) < total:
         pytest.skip("only a part of this file ran")
     counts = Counter(SEEN.values())
-    number_same, number_without = counts.pop("same"), counts.pop(NO_COUNTERPART)
+    number_same = counts.pop("same")
     number_different = sum(counts.values())
     print(f"\npipeline.json: {total} cases: {number_same} same, {number_different} deliberately different, none else;")
-    print(f"  {number_without} without counterpart (choose_from_datasets). The deliberate ones:")
+    print("  The deliberate ones:")
     for reason, count in counts.most_common():
         print(f"  {count:2} {reason}")
-    assert (number_same, number_different, number_without) == (173, 13, 5)
-    assert number_same + number_different + number_without == total
+    assert (number_same, number_different) == (178, 13)
+    assert number_same + number_different == total

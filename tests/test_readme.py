@@ -43,7 +43,7 @@ def write_digits(directory):
 
 @pytest.mark.filterwarnings("ignore:This DataLoader will create 4 worker processes:UserWarning")
 def test_python_blocks_run(folder):
-    first, write, one_call, cropped, from_tfds = blocks("python")
+    first, write, one_call, cropped, resumed, from_tfds = blocks("python")
     namespace = {}
     exec(first, namespace)  # the 30-second example
     assert namespace["batch"]["image"].shape == (6, 3, 224, 224)
@@ -62,6 +62,9 @@ def test_python_blocks_run(folder):
     exec(cropped, namespace)
     assert namespace["x"]["image"].shape == (6, 3, 224, 224)
     assert namespace["x"]["image"].dtype == torch.float32
+    exec(resumed, namespace)
+    left = [label for _, labels in namespace["loader"] for label in labels.tolist()]
+    assert sorted(left) == list(range(70))  # the second epoch: the first one's two batches were taken
     write_digits("mnist/3.0.1")
     exec(from_tfds, namespace)
     assert len(namespace["ds"]) == 9

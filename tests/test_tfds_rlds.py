@@ -2,10 +2,12 @@
 
 import gzip
 import hashlib
+import io
 import json
 import multiprocessing
 import os
 import pickle
+import random
 import shutil
 import threading
 from pathlib import Path
@@ -13,7 +15,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from rlds_episodes import LENGTHS, action, pixels, state, write_episodes
+from PIL import Image as PillowImage
+from rlds_episodes import FEATURES, LENGTHS, action, pixels, state, write_episodes
 from torch.utils.data import DataLoader
 from torchvision import tv_tensors
 
@@ -22,13 +25,15 @@ from torch_tfrecord import (
     ImageDecodeError,
     IndexMismatchError,
     ParseError,
+    ReadAheadLoader,
     TFRecordWriter,
     collate,
     decode_example,
+    decode_image,
     tfds,
 )
 from torch_tfrecord.messages import Example
-from torch_tfrecord.tfds import RLDSDataset, RLDSEpisodes, pictures
+from torch_tfrecord.tfds import RLDSDataset, RLDSEpisodes, pictures, rlds
 
 DATA = Path(__file__).parent / "data" / "tfds_rlds"
 EXPECTED = json.loads(gzip.decompress((DATA / "expected.json.gz").read_bytes()))
@@ -226,6 +231,158 @@ def test_splits_are_of_episodes(drawn):
         episodes[3]
 
 
+# Batches.
+
+
+def half(sample):
+    sample["action"] = sample["action"] / 2
+    return sample
+
+
+def assert_same(found, expected):
+    """Equal in values, kinds and the order of names."""
+    assert type(found) is type(expected)
+    if isinstance(expected, dict):
+        assert list(found) == list(expected)
+        for name in expected:
+            assert_same(found[name], expected[name])
+    elif isinstance(expected, torch.Tensor):
+        assert found.dtype == expected.dtype
+        assert torch.equal(found, expected)
+    elif isinstance(expected, (list, tuple)):
+        assert len(found) == len(expected)
+        for one, other in zip(found, expected, strict=True):
+            assert_same(one, other)
+    else:
+        assert found == expected
+
+
+def relabel(episode):
+    episode["action"] = episode["action"].to(torch.bfloat16)
+    episode["step"] = [number * 2 for number in range(len(episode["reward"]))]
+    episode["picture"] = episode["observation"].pop("image")
+    return episode
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"window_size": 3, "action_horizon": 4},
+        {"window_size": 3, "action_horizon": 4, "pad": "zero"},
+        {"window_size": 2, "action_horizon": 2, "pad": None},
+        {"window_size": 2, "decode_images": False},
+        {"window_size": 2, "decode_images": ["image"], "cache_bytes": 0},
+        {"window_size": 2, "step_transform": half},
+        {"window_size": 2, "episode_transform": relabel},
+        {"features": ["steps/action"]},
+    ],
+)
+def test_a_batch_is_its_samples(drawn, options):
+    ds = RLDSDataset(drawn, **options)
+    positions = [*range(len(ds)), -1, 3, 3, 0]
+    random.Random(0).shuffle(positions)
+    expected = [ds[position] for position in positions]
+    assert_same(list(ds.__getitems__(positions)), expected)
+    assert_same(collate(ds.__getitems__(positions)), collate(expected))
+    assert_same(list(ds[::-3].__getitems__([1, -2])), [ds[::-3][1], ds[::-3][-2]])
+    assert list(ds.__getitems__([])) == []
+
+
+def test_a_batch_of_tfds_own(tfds_written):
+    ds = RLDSDataset(tfds_written, window_size=2)
+    expected = [ds[position] for position in range(len(ds))]
+    assert_same(list(ds.__getitems__(range(len(ds)))), expected)
+
+
+def as_jpeg(episode, size=(24, 32)):
+    for number, step in enumerate(episode["steps"]):
+        image = step["observation"]["image"]
+        small = decode_image(image)[:, : size[0], : size[1]]
+        options = {"quality": 90} if number % 5 else {"quality": 80, "progressive": True}
+        buffer = io.BytesIO()
+        PillowImage.fromarray(small.permute(1, 2, 0).numpy()).save(buffer, "jpeg", **options)
+        step["observation"]["image"] = buffer.getvalue()
+    return episode
+
+
+def jpeg_features():
+    steps = FEATURES["steps"].feature
+    observation = tfds.features.FeaturesDict(
+        {
+            **steps.features["observation"].features,
+            "image": tfds.features.Image((None, None, 3), encoding_format="jpeg"),
+        }
+    )
+    return {**FEATURES, "steps": tfds.features.Dataset({**steps.features, "observation": observation})}
+
+
+def test_a_batch_of_jpeg_pictures(tmp_path):
+    directory = write_episodes(tmp_path / "1.0.0", change=as_jpeg, features=jpeg_features())
+    for options in ({"window_size": 3}, {"window_size": 3, "pad": "zero"}):
+        ds = RLDSDataset(directory, **options)
+        positions = torch.randperm(len(ds), generator=torch.Generator().manual_seed(0)).tolist()
+        assert_same(list(ds.__getitems__(positions)), [ds[position] for position in positions])
+
+
+def test_pictures_of_several_sizes_in_a_batch(tmp_path):
+    sizes = iter([(24, 32), (20, 20), (24, 32), (24, 32)])
+    directory = write_episodes(
+        tmp_path / "1.0.0", change=lambda episode: as_jpeg(episode, next(sizes)), features=jpeg_features()
+    )
+    ds = RLDSDataset(directory)
+    positions = list(range(len(ds)))
+    assert_same(list(ds.__getitems__(positions)), [ds[position] for position in positions])
+    with pytest.raises(ValueError, match=r"\['observation'\]\['image'\]: cannot batch tensors with different shapes"):
+        collate(ds.__getitems__(positions))
+
+
+def test_samples_of_a_batch_are_their_own(drawn):
+    ds = RLDSDataset(drawn)
+    samples = ds.__getitems__([7, 7])
+    for name in ("action", "reward"):
+        samples[0][name].fill_(99)
+    samples[0]["observation"]["image"].fill_(99)
+    samples[0]["episode_metadata"]["success"].logical_not_()
+    assert_same(samples[1], ds[7])
+    assert_same(ds.__getitems__([7])[0], ds[7])
+
+
+def test_the_error_of_a_batch_is_that_of_its_first_bad_position(own):
+    for step in (17, 9):
+        path, at = place_of(own, 2, "steps/observation/image", step)
+        damage(path, at + 100)
+    ds = RLDSDataset(own)
+    bad = [STEPS.index((2, 17)), STEPS.index((2, 9))]
+    with pytest.raises(CorruptRecordError, match="step 17: expected checksum"):
+        ds.__getitems__([0, *bad])
+
+
+def test_large_episodes_are_not_held_together(own, monkeypatch):
+    monkeypatch.setattr(rlds, "_MOST_HELD_BYTES", 1)
+    ds = RLDSDataset(own, window_size=2)
+    samples = ds.__getitems__([40, 3])
+    assert type(samples) is list
+    assert_same(samples, [ds[40], ds[3]])
+
+
+@pytest.mark.parametrize("num_threads", [None, 0, 1, 3])
+@pytest.mark.parametrize("transform", [None, half])
+def test_read_ahead_by_threads(drawn, num_threads, transform):
+    ds = RLDSDataset(drawn, window_size=2, action_horizon=2, step_transform=transform)
+    order = torch.randperm(len(ds), generator=torch.Generator().manual_seed(1)).tolist()
+    loader = ReadAheadLoader(ds, batch_size=6, sampler=order, num_threads=num_threads)
+    batches = list(loader)
+    assert len(batches) == len(loader) == -(-len(ds) // 6)
+    for number, batch in enumerate(batches):
+        assert_same(batch, collate([ds[position] for position in order[6 * number : 6 * number + 6]]))
+
+
+def test_read_ahead_needs_a_dataset_that_threads_may_load(drawn):
+    with pytest.raises(TypeError, match="got Subset: use DataLoader"):
+        ReadAheadLoader(torch.utils.data.Subset(RLDSDataset(drawn), [0, 1]), batch_size=2, num_threads=1)
+
+
 # What is read and decoded.
 
 
@@ -340,11 +497,6 @@ def test_what_is_kept_is_bounded(drawn):
 
 
 # Transforms.
-
-
-def half(sample):
-    sample["action"] = sample["action"] / 2
-    return sample
 
 
 def shift_actions(episode):

@@ -1,6 +1,7 @@
 """Train in PyTorch from TFRecord files, without TensorFlow."""
 
 from torch_tfrecord import tfds
+from torch_tfrecord.batch_sampler import RecordBatchSampler
 from torch_tfrecord.collate import collate
 from torch_tfrecord.containers import RaggedTensor, SparseList
 from torch_tfrecord.crops import RandomResizedCrop, ResizedCenterCrop
@@ -19,8 +20,10 @@ from torch_tfrecord.images import decode_image, encode_image, resize_with_crop_o
 from torch_tfrecord.index import RecordIndex, build_index
 from torch_tfrecord.inference import format_features, infer_features
 from torch_tfrecord.iterable_dataset import TFRecordIterableDataset
+from torch_tfrecord.iterable_mixture import IterableMixture
 from torch_tfrecord.loader import make_dataloader
 from torch_tfrecord.map_dataset import TFRecordDataset
+from torch_tfrecord.mixture import Mixture
 from torch_tfrecord.native import has_native
 from torch_tfrecord.padding import PaddedCollate
 from torch_tfrecord.parsing import (
@@ -31,6 +34,7 @@ from torch_tfrecord.parsing import (
 )
 from torch_tfrecord.read_ahead import ReadAheadLoader
 from torch_tfrecord.reader import read_records
+from torch_tfrecord.samplers import RecordSampler
 from torch_tfrecord.structured_features import (
     FixedLenSequenceFeature,
     RaggedFeature,
@@ -38,6 +42,7 @@ from torch_tfrecord.structured_features import (
     SparseFeature,
 )
 from torch_tfrecord.tensors import parse_tensor, serialize_tensor
+from torch_tfrecord.weighted_draws import balanced_weights
 from torch_tfrecord.writer import ShardedTFRecordWriter, TFRecordWriter
 
 __all__ = [
@@ -48,7 +53,9 @@ __all__ = [
     "Image",
     "ImageDecodeError",
     "IndexMismatchError",
+    "IterableMixture",
     "LimitExceededError",
+    "Mixture",
     "PaddedCollate",
     "ParseError",
     "RaggedFeature",
@@ -56,7 +63,9 @@ __all__ = [
     "RandomResizedCrop",
     "RawTensor",
     "ReadAheadLoader",
+    "RecordBatchSampler",
     "RecordIndex",
+    "RecordSampler",
     "ResizedCenterCrop",
     "SequenceFeatures",
     "SerializedTensor",
@@ -69,6 +78,7 @@ __all__ = [
     "TFRecordWriter",
     "Text",
     "VarLenFeature",
+    "balanced_weights",
     "build_index",
     "collate",
     "decode_example",

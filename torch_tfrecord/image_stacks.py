@@ -54,14 +54,14 @@ def decode_stack(
 def _read_plain(opened: Sequence[tuple[Any, ImageHeader]], mode: str, rows: Any, out: Any) -> Any:
     """Decode the plain JPEG images, and tell for each whether it was."""
     native = optional_module("jpeg")
-    is_plain = np.array([native is not None and _is_plain(data, header, mode) for data, header in opened], np.bool_)
-    if native is not None:
-        chosen = np.flatnonzero(is_plain)
-        is_plain[chosen] = native.read_images([opened[number][0] for number in chosen], rows[chosen], out)
-    return is_plain.tolist()
+    if native is None or mode == "RGBA":
+        return [False] * len(opened)
+    is_plain = np.array([_is_plain(data, header) for data, header in opened], np.bool_)
+    images = [data for (data, _), chosen in zip(opened, is_plain, strict=True) if chosen]
+    is_plain[is_plain] = native.read_images(images, rows[is_plain], out)
+    return is_plain
 
 
-def _is_plain(data: Any, header: ImageHeader, mode: str) -> bool:
-    if header.format != "jpeg" or header.channels not in (1, 3) or header.bits != 8 or mode == "RGBA":
-        return False
-    return type(data) is bytes and has_end_marker(data, header)
+def _is_plain(data: Any, header: ImageHeader) -> bool:
+    is_usual = header.format == "jpeg" and header.channels in (1, 3) and header.bits == 8
+    return is_usual and type(data) is bytes and has_end_marker(data, header)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import hashlib
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from operator import index as as_integer
 from typing import Any
@@ -16,12 +18,18 @@ from torch_tfrecord.batch_parser import BatchParser
 from torch_tfrecord.collate import collate
 from torch_tfrecord.compression import check_compression_type
 from torch_tfrecord.errors import TFRecordError
-from torch_tfrecord.ordering import FileShare, RandomStream, file_shares, interleave, shuffled
+from torch_tfrecord.ordering import shuffled
 from torch_tfrecord.paths import Paths, find_files
+from torch_tfrecord.random_stream import RandomStream
 from torch_tfrecord.ranks import check_rank, consumer, in_process_group, resolve_rank
 from torch_tfrecord.reader import check_on_corrupt, read_blocks
 from torch_tfrecord.record_groups import RecordGroup, StreamRecord, regroup
 from torch_tfrecord.record_keys import record_keys
+from torch_tfrecord.record_stream import RecordStream
+from torch_tfrecord.scan import Block
+from torch_tfrecord.stream_iteration import LastIteration, LoadedStates, StreamIteration
+from torch_tfrecord.stream_pieces import Piece
+from torch_tfrecord.stream_states import StreamStates
 from torch_tfrecord.structured_features import SequenceFeatures
 
 __all__ = ["TFRecordIterableDataset"]
@@ -36,6 +44,9 @@ class TFRecordIterableDataset(IterableDataset[Any]):
     Every record appears exactly once over all ranks and workers. Whole files are dealt out to them; files left over
     (all, where there are fewer files than consumers) are split by record. So the numbers of records of two ranks can
     differ, and the order depends on the number of workers; `TFRecordDataset` with a sampler has neither limit.
+
+    An interrupted stream goes on behind the last sample that was given out: `state_dict`, `load_state_dict`, also by
+    torchdata's StatefulDataLoader. Open files are read again from their beginning up to there, without being parsed.
 
     Args:
         paths: As for `TFRecordDataset`.
@@ -101,73 +112,142 @@ class TFRecordIterableDataset(IterableDataset[Any]):
         self._verify = verify_crc
         self._on_corrupt = on_corrupt
         self.files: list[str] = find_files(paths)
+        self._order = {  # what decides it
+            "num_files": len(self.files),
+            "files": _digest(self.files),
+            "seed": self._seed,
+            "shuffle": self._shuffle,
+            "shuffle_buffer_size": self._buffer_size,
+            "cycle_length": self._cycle_length,
+            "block_length": self._block_length,
+        }
         self._epoch = torch.zeros((), dtype=torch.int64)
         self._share_epoch()
+        self._loaded: LoadedStates | None = None
+        self._last: LastIteration | None = None
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch, from 0, whose order the next iteration has; persistent workers follow."""
+        """Choose the epoch, from 0, whose order the next iteration has; persistent workers follow.
+
+        For the epoch that a loaded state was in, nothing changes: the next iteration gives what is left of it.
+        """
         self._epoch.fill_(_at_least(0, "epoch", epoch))
+        if self._loaded is not None and self._loaded.states.epoch != int(self._epoch):
+            self._loaded = None
 
     def __iter__(self) -> Iterator[Any]:
-        epoch = int(self._epoch)
-        number, count = consumer(resolve_rank(self._rank, self._world_size))
+        iteration = self._iteration(int(self._epoch))
+        if self._loaded is not None and self._loaded.is_for(iteration.epoch):
+            iteration.go_on(self._loaded.states)
+        self._last = LastIteration(iteration)
+        return iteration
+
+    def iter_epoch(self, epoch: int) -> Iterator[Any]:
+        """An iteration of one epoch, whichever was chosen, from its beginning."""
+        return self._iteration(_at_least(0, "epoch", epoch))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the iteration that began last is, by the samples that it gave: numbers and lists, as JSON knows them.
+
+        It is the state of one consumer: of one worker of one rank. Without a shuffle buffer it is a few numbers; with
+        one, also which records wait in it (file and number of each).
+        """
+        if self._last is not None:
+            return self._last.state_dict()
+        iteration = self._iteration(int(self._epoch))
+        if self._loaded is not None:
+            iteration.go_on(self._loaded.states)
+        return iteration.state_dict()
+
+    def load_state_dict(self, state_dict: Any) -> None:
+        """Go on where the state was: the next iteration gives what was left of the interrupted one; used once.
+
+        Args:
+            state_dict: The state of this consumer, where there are as many (workers times ranks) as before: the samples
+                that follow are those of the uninterrupted run. Or, for any other number of workers or ranks, a list of
+                the states of all consumers: what is left of all files is dealt out anew. A StatefulDataLoader's state
+                is taken as a whole, those of several ranks as a list.
+
+        Raises:
+            ValueError: Another version, seed, set of files, or other options of the order, states of different epochs;
+                names both values. When iterated: states are missing.
+        """
+        states = StreamStates(state_dict, self._identity())
+        self._loaded, self._last = LoadedStates(states), None
+        self._epoch.fill_(states.epoch)
+
+    def _iteration(self, epoch: int) -> StreamIteration:
+        return StreamIteration(self, consumer(resolve_rank(self._rank, self._world_size)), epoch)
+
+    def _identity(self) -> dict[str, Any]:
+        return self._order
+
+    def _begun(self) -> None:
+        """An iteration has given its first sample: what was loaded is used."""
+        if self._loaded is not None:
+            self._loaded.use()
+            self._loaded = None
+
+    # Reading.
+
+    def _pieces(self, epoch: int) -> list[Piece]:
+        """All files, in the order of an epoch."""
         order = range(len(self.files))
-        files = shuffled(order, self._seed, epoch) if self._shuffle else order
-        shares = [share._replace(file=files[share.file]) for share in file_shares(len(files), number, count)]
-        if not self._buffer_size and self._cycle_length == 1:
-            groups = (group for share in shares for group in self._groups(share))
-            size = self._batch_size
-            return self._batches(groups, size, epoch) if size else self._samples(groups, epoch)
-        records = interleave(map(self._records, shares), self._cycle_length, self._block_length)
-        if self._buffer_size:
-            records = _buffer_shuffled(records, self._buffer_size, RandomStream(self._seed, epoch, number))
-        if self._batch_size:
-            return self._batches(_grouped(records, self._batch_size), self._batch_size, epoch)
-        return (self._sample(record, epoch) for record in records)
+        return [Piece(file) for file in (shuffled(order, self._seed, epoch) if self._shuffle else order)]
 
-    def _groups(self, share: FileShare) -> Iterator[RecordGroup]:
-        """The records of a share, block by block."""
-        blocks = read_blocks(
-            self.files[share.file],
-            self._compression_type,
-            verify_crc=self._verify,
-            on_corrupt=self._on_corrupt,
+    def _stream(self, pieces: Sequence[Piece], epoch: int, number: int) -> RecordStream:
+        return RecordStream(
+            pieces,
+            self._read,
+            cycle_length=self._cycle_length,
+            block_length=self._block_length,
+            buffer_size=self._buffer_size,
+            random=RandomStream(self._seed, epoch, number),
         )
-        for block in blocks:
-            if block.records is not None:
-                numbers = np.arange(block.position, block.position + len(block.records))
-                group = RecordGroup(block.records, np.full(len(numbers), share.file), block.offsets, numbers)
-                yield group.part(slice((share.part - block.position) % share.parts, None, share.parts))
 
-    def _records(self, share: FileShare) -> Iterator[StreamRecord]:
-        """The records of a share, one by one: a shuffle buffer must not keep whole blocks for the sake of a few."""
-        for group in self._groups(share):
-            columns = (group.records, group.files, group.offsets, group.numbers)
-            yield from zip(*(column.tolist() for column in columns), strict=True)
+    def _read(self, file: int) -> Iterator[Block]:
+        return read_blocks(
+            self.files[file], self._compression_type, verify_crc=self._verify, on_corrupt=self._on_corrupt
+        )
+
+    def _items(self, stream: RecordStream, epoch: int) -> Iterator[Any]:
+        """Samples or batches of a stream."""
+        size = self._batch_size
+        if stream.is_plain:
+            return self._batches(stream, stream.groups(), size, epoch) if size else self._samples(stream, epoch)
+        if size:
+            return self._batches(stream, _grouped(stream.records(), size), size, epoch)
+        return (self._sample(record, epoch) for record in stream.records())
 
     # Samples and batches.
 
-    def _batches(self, groups: Iterator[RecordGroup], size: int, epoch: int) -> Iterator[Any]:
+    def _batches(self, stream: RecordStream, groups: Iterator[RecordGroup], size: int, epoch: int) -> Iterator[Any]:
         def check(group: RecordGroup) -> None:
             self._load(group, epoch)  # an error in a record comes before one of a later record
 
         for group in regroup(groups, size, drop_last=self._drop_last, before_error=check):
-            yield collate(self._load(group, epoch))
+            batch = collate(self._load(group, epoch))
+            stream.num_taken += len(group.numbers)
+            yield batch
 
-    def _samples(self, groups: Iterator[RecordGroup], epoch: int) -> Iterator[Any]:
+    def _samples(self, stream: RecordStream, epoch: int) -> Iterator[Any]:
         """Samples one by one, parsed some at a time."""
         pieces = (
             group.part(slice(low, low + _SAMPLES_AT_ONCE))
-            for group in groups
+            for group in stream.groups()
             for low in range(0, len(group.numbers), _SAMPLES_AT_ONCE)
         )
         for group in pieces:
+            samples: Iterable[Any]
             try:
                 samples = self._parse(group, epoch)
             except TFRecordError:
-                yield from self._one_by_one(group, epoch)
+                samples = self._one_by_one(group, epoch)
             else:
-                yield from samples if self._transform is None else map(self._transform, samples)
+                samples = samples if self._transform is None else map(self._transform, samples)
+            for sample in samples:
+                stream.num_taken += 1
+                yield sample
 
     def _load(self, group: RecordGroup, epoch: int) -> Sequence[Any]:
         """The samples of a batch."""
@@ -205,7 +285,7 @@ class TFRecordIterableDataset(IterableDataset[Any]):
         return int(record_keys(_unique(np.array([file]), np.array([number])), self._seed, epoch)[0])
 
     def __getstate__(self) -> dict[str, Any]:
-        state = self.__dict__.copy()
+        state = {**self.__dict__, "_last": None}
         if in_process_group():  # a spawned worker is not in it and could not tell its rank
             state["_rank"], state["_world_size"] = resolve_rank(self._rank, self._world_size)
         return state
@@ -222,27 +302,17 @@ class TFRecordIterableDataset(IterableDataset[Any]):
         return f"TFRecordIterableDataset({len(self.files)} files, {self.files[0]!r}, ...)"
 
 
+def _digest(files: Sequence[str]) -> str:
+    """A short name for the names of files; their folder may be another one after a restart."""
+    names = "\0".join(map(os.path.basename, files))
+    return hashlib.blake2b(names.encode("utf-8", "surrogateescape"), digest_size=8).hexdigest()
+
+
 def _at_least(least: int, name: str, value: Any) -> int:
     """The value as int; NumPy's integers are integers, True is none."""
     if isinstance(value, bool) or not hasattr(value, "__index__") or as_integer(value) < least:
         raise ValueError(f"{name} must be an integer of at least {least}, got {value!r}")
     return as_integer(value)
-
-
-def _buffer_shuffled(items: Iterator[Any], size: int, random: RandomStream) -> Iterator[Any]:
-    """Items drawn at random from a buffer of `size` that the next ones refill."""
-    buffer: list[Any] = []
-    for item in items:
-        if len(buffer) < size:
-            buffer.append(item)
-            continue
-        chosen = random.below(size)
-        yield buffer[chosen]
-        buffer[chosen] = item
-    while buffer:
-        chosen = random.below(len(buffer))
-        buffer[chosen], buffer[-1] = buffer[-1], buffer[chosen]
-        yield buffer.pop()
 
 
 def _grouped(records: Iterator[StreamRecord], size: int) -> Iterator[RecordGroup]:

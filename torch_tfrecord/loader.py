@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from itertools import count
+from collections.abc import Callable, Mapping
 from operator import index as as_integer
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, Sampler
 
+from torch_tfrecord.batch_sampler import RecordBatchSampler
 from torch_tfrecord.collate import collate
 from torch_tfrecord.column_batch import ColumnTransform
 from torch_tfrecord.map_dataset import TFRecordDataset
-from torch_tfrecord.ordering import RandomStream, permutation, rank_share, rank_size
 from torch_tfrecord.paths import Paths
-from torch_tfrecord.position_batch import PositionBatch
-from torch_tfrecord.ranks import Rank, check_rank, resolve_rank
-from torch_tfrecord.read_ahead import ReadAheadLoader, usual_num_threads
+from torch_tfrecord.random_stream import RandomStream
+from torch_tfrecord.ranks import check_rank, resolve_rank
+from torch_tfrecord.read_ahead import usual_num_threads
+from torch_tfrecord.record_loader import RecordLoader
 from torch_tfrecord.structured_features import SequenceFeatures
 
 __all__ = ["make_dataloader"]
@@ -32,7 +31,7 @@ def make_dataloader(
     *,
     label_key: str | None = None,
     transform: Callable[[Any], Any] | None = None,
-    shuffle: bool = True,
+    shuffle: bool | str = True,
     seed: int = 0,
     num_epochs: int | None = 1,
     drop_last: bool = False,
@@ -41,11 +40,16 @@ def make_dataloader(
     rank: int | None = None,
     world_size: int | None = None,
     **dataloader_kwargs: Any,
-) -> DataLoader[Any]:
+) -> RecordLoader:
     """Make the DataLoader that most trainings want, as TensorFlow's ``make_batched_features_dataset`` does.
 
     A `TFRecordDataset` read by position, in an order that is a pure function of (seed, epoch), the same for any number
-    of workers. Each iteration over the loader is the next epoch, in a new order.
+    of workers. Each iteration over the loader is the next epoch, in a new order (or the one of `loader.set_epoch`).
+    Several epochs of one iteration follow each other without a pause.
+
+    A training that was stopped goes on with exactly the samples that it had not received, also with another number of
+    workers, another world size or batch size: save `loader.state_dict()` of one rank whenever you save the model, and
+    give it to `loader.load_state_dict` of every rank; `for epoch in range(loader.epoch, num_epochs)` is the rest.
 
     It differs from TensorFlow's function where PyTorch's manner is another one:
 
@@ -63,7 +67,8 @@ def make_dataloader(
         features: What to read from each record, by name; None gives the record's bytes.
         label_key: The feature that is the label: a sample is (features, label), without it among the features.
         transform: Called with each sample, a dict with the label still in it, before batching.
-        shuffle: A new random order each epoch; False reads the sorted files one after another.
+        shuffle: A new random order each epoch; "blocks", one that reads nearly in sequence (see `RecordSampler`); False
+            reads the sorted files one after another.
         seed: Decides the order; with the workers' random states for transforms, where no `generator` is given.
         num_epochs: Epochs in one iteration over the loader: iteration k begins with epoch k * num_epochs. 0 gives no
             batch. None or -1: endlessly many, iteration k begins with epoch k, ``len(loader)`` is TypeError.
@@ -78,7 +83,8 @@ def make_dataloader(
             `collate` unless given.
 
     Returns:
-        A DataLoader of batches; its ``len`` is the number of batches of all `num_epochs`.
+        A DataLoader of batches; its ``len`` is the number of batches of the next iteration: of all `num_epochs`, or
+        after `load_state_dict` of what is left of them.
 
     Raises:
         FileNotFoundError: Nothing matches `paths`.
@@ -101,21 +107,22 @@ def make_dataloader(
         transform = split if transform is None else _Chain(transform, split)
     here = resolve_rank(rank, world_size)
     dataset = TFRecordDataset(paths, features, transform=transform)
-    batches = _Batches(
-        len(dataset),
-        as_integer(batch_size),
+    batches = RecordBatchSampler(
+        dataset,
+        batch_size,
         shuffle=shuffle,
-        seed=as_integer(seed),
+        seed=seed,
         num_epochs=None if num_epochs == -1 else num_epochs,
+        rank=here.rank,
+        world_size=here.world_size,
         drop_last=drop_last,
-        rank=here,
     )
     dataloader_kwargs.setdefault("collate_fn", collate)
     if dataloader_kwargs.get("generator") is None:
         # Else DataLoader draws the workers' seeds from the global random state.
         generator = torch.Generator().manual_seed(RandomStream(seed, here.rank).below(1 << 63))
         dataloader_kwargs["generator"] = generator
-    return ReadAheadLoader(
+    return RecordLoader(
         dataset,
         batch_sampler=batches,
         num_workers=num_workers,
@@ -127,8 +134,8 @@ def make_dataloader(
 def _check_arguments(batch_size: Any, shuffle: Any, num_epochs: Any, dataloader_kwargs: Mapping[str, Any]) -> None:
     if as_integer(batch_size) < 1:
         raise ValueError(f"batch_size: Batch size must be greater than zero, got {batch_size}")
-    if not isinstance(shuffle, bool):
-        raise TypeError(f"shuffle must be True or False, got {shuffle!r}")
+    if not isinstance(shuffle, bool) and shuffle != "blocks":
+        raise TypeError(f'shuffle must be True, False or "blocks", got {shuffle!r}')
     if num_epochs is not None and as_integer(num_epochs) < -1:
         raise ValueError(f"num_epochs must be at least 0, or None or -1 for endlessly many, got {num_epochs}")
     for name in _OURS:
@@ -166,51 +173,3 @@ class _Chain:
     def __call__(self, sample: Any) -> Any:
         """Apply both to a sample."""
         return self._second(self._first(sample))
-
-
-class _Batches(Sampler[list[int]]):
-    """The positions of each batch of one rank; each iteration goes on to the next epochs."""
-
-    def __init__(
-        self,
-        num_records: int,
-        batch_size: int,
-        *,
-        shuffle: bool,
-        seed: int,
-        num_epochs: int | None,
-        drop_last: bool,
-        rank: Rank,
-    ) -> None:
-        self._num_records = num_records
-        self._batch_size = batch_size
-        self._shuffle = shuffle
-        self._seed = seed
-        self._num_epochs = num_epochs
-        self._drop_last = drop_last
-        self._rank = rank
-        self._iterations = 0
-
-    def __len__(self) -> int:
-        if self._num_epochs is None:
-            raise TypeError("a loader with num_epochs=None has no length: it never ends")
-        return self._num_epochs * self._batches_an_epoch()
-
-    def __iter__(self) -> Iterator[list[int]]:
-        # A generator: an iteration counts from its first batch on. DataLoader calls iter() twice where it has workers.
-        first = self._iterations * (1 if self._num_epochs is None else self._num_epochs)
-        self._iterations += 1
-        if not self._batches_an_epoch():
-            return
-        for epoch in count(first) if self._num_epochs is None else range(first, first + self._num_epochs):
-            yield from self._epoch(epoch)
-
-    def _batches_an_epoch(self) -> int:
-        size = rank_size(self._num_records, self._rank.world_size, drop_last=self._drop_last)
-        return size // self._batch_size if self._drop_last else -(-size // self._batch_size)
-
-    def _epoch(self, epoch: int) -> Iterator[PositionBatch]:
-        order = permutation(self._num_records, self._seed, epoch) if self._shuffle else range(self._num_records)
-        positions = rank_share(order, *self._rank, drop_last=self._drop_last)
-        for number in range(self._batches_an_epoch()):
-            yield PositionBatch(positions[number * self._batch_size : (number + 1) * self._batch_size], epoch)

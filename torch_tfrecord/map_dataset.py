@@ -193,6 +193,16 @@ class TFRecordDataset(Dataset[Any]):
         file, _, offset, _ = self._table.find_one(self._absolute(position))
         return self.files[file], offset
 
+    def block_starts(self, block_bytes: int) -> npt.NDArray[np.int64]:
+        """The first position of each block of neighbouring records: what `shuffle="blocks"` shuffles.
+
+        Records of one file that begin in the same `block_bytes` bytes of it are a block.
+
+        Returns:
+            int64 [number of blocks], ascending, the first one 0; empty for an empty dataset.
+        """
+        return self._table.block_starts(self._positions, block_bytes)
+
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch, from 0, that random draws of features (a fused crop) depend on; workers follow.
 

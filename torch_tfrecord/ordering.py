@@ -2,72 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterator, Sequence
-from itertools import islice
+from collections.abc import Sequence
 from typing import NamedTuple, TypeVar
 
-import numpy as np
-import numpy.typing as npt
+from torch_tfrecord.random_stream import RandomStream
 
-__all__ = [
-    "FileShare",
-    "RandomStream",
-    "file_shares",
-    "interleave",
-    "permutation",
-    "rank_share",
-    "rank_size",
-    "shuffled",
-]
+__all__ = ["FileShare", "RandomStream", "file_shares", "shuffled"]
 
 _T = TypeVar("_T")
-_UINT64 = (1 << 64) - 1
-
-
-class RandomStream:
-    """A seeded stream of 64-bit random numbers: SplitMix64 (Steele, Lea and Flood, 2014).
-
-    Own code, since the streams of Python's, NumPy's and torch's generators may change between releases, and a seed must
-    give one order for ever. No global random state is read or written.
-
-    Args:
-        seeds: Integers of any size; a different tuple gives an unrelated stream.
-    """
-
-    def __init__(self, *seeds: int) -> None:
-        self._state = 0
-        for seed in seeds:
-            self._state = self._next() ^ _to_64_bits(seed)
-            self._state = self._next()
-
-    def _next(self) -> int:
-        self._state = (self._state + 0x9E3779B97F4A7C15) & _UINT64
-        z = self._state
-        z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9 & _UINT64
-        z = (z ^ z >> 27) * 0x94D049BB133111EB & _UINT64
-        return z ^ z >> 31
-
-    def next_numbers(self, count: int) -> npt.NDArray[np.uint64]:
-        """The next numbers of the stream, all at once."""
-        steps = np.arange(1, count + 1, dtype=np.uint64)
-        z = steps * np.uint64(0x9E3779B97F4A7C15) + np.uint64(self._state)
-        self._state = (self._state + count * 0x9E3779B97F4A7C15) & _UINT64
-        z = (z ^ z >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
-        z = (z ^ z >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)
-        numbers: npt.NDArray[np.uint64] = z ^ z >> np.uint64(31)
-        return numbers
-
-    def below(self, limit: int) -> int:
-        """A number from 0 to limit - 1, 1 <= limit; the bias is below limit / 2^64."""
-        return self._next() * limit >> 64
-
-
-def _to_64_bits(seed: int) -> int:
-    if 0 <= seed <= _UINT64:
-        return seed
-    # Negative and longer seeds: folded so that none falls together with a near one.
-    return int.from_bytes(hashlib.blake2b(b"%d" % seed, digest_size=8).digest(), "little")
 
 
 def shuffled(items: Sequence[_T], *seeds: int) -> list[_T]:
@@ -83,45 +25,6 @@ def shuffled(items: Sequence[_T], *seeds: int) -> list[_T]:
         chosen = random.below(last + 1)
         order[last], order[chosen] = order[chosen], order[last]
     return order
-
-
-def permutation(num_records: int, seed: int, epoch: int) -> list[int]:
-    """The positions 0 to num_records - 1 in an order that is a pure function of (seed, epoch).
-
-    The order of each position's own random number, all of which are made at once: a million positions take a tenth of
-    a second, where `shuffled` takes one.
-
-    Example:
-        >>> permutation(5, 0, 0)
-        [2, 3, 0, 1, 4]
-    """
-    numbers = RandomStream(seed, epoch).next_numbers(num_records)
-    order: list[int] = np.argsort(numbers, kind="stable").tolist()
-    return order
-
-
-def rank_size(num_records: int, world_size: int, *, drop_last: bool = False) -> int:
-    """How many positions `rank_share` gives to each rank.
-
-    Example:
-        >>> rank_size(5, 2), rank_size(5, 2, drop_last=True)
-        (3, 2)
-    """
-    return num_records // world_size if drop_last else -(-num_records // world_size)
-
-
-def rank_share(order: Sequence[int], rank: int, world_size: int, *, drop_last: bool = False) -> list[int]:
-    """One rank's positions, as many for each rank: order[rank], order[rank + world_size], ...
-
-    Where the positions cannot be divided evenly the first ones are repeated at the end, as torch's DistributedSampler
-    does, or with `drop_last` the last ones are left out.
-
-    Example:
-        >>> [rank_share(range(5), rank, 2) for rank in (0, 1)]
-        [[0, 2, 4], [1, 3, 0]]
-    """
-    end = world_size * rank_size(len(order), world_size, drop_last=drop_last)
-    return [order[number % len(order)] for number in range(rank, end, world_size)]
 
 
 class FileShare(NamedTuple):
@@ -154,32 +57,3 @@ def file_shares(num_files: int, consumer: int, num_consumers: int) -> list[FileS
         parts = len(range(group, num_consumers, left_over))
         shares.append(FileShare(rounds * num_consumers + group, consumer // left_over, parts))
     return shares
-
-
-def interleave(streams: Iterator[Iterator[_T]], cycle_length: int, block_length: int = 1) -> Iterator[_T]:
-    """Items of several streams in turn, as tf.data's ``interleave(cycle_length, block_length)``.
-
-    `cycle_length` slots are visited in a circle. An empty slot opens the next stream at its turn, then up to
-    `block_length` items are taken. A stream found at its end empties its slot, and the turn ends: the replacement
-    starts at that slot's next turn. Taking exactly `block_length` items does not yet find the end.
-
-    Example:
-        >>> "".join(interleave(map(iter, ["aaaaa", "bbb", "c", "eeee"]), 2))
-        'abababaaceeee'
-    """
-    slots: list[Iterator[_T] | None] = [None] * cycle_length
-    exhausted = False
-    while not exhausted or any(slot is not None for slot in slots):
-        for number in range(cycle_length):
-            stream = slots[number]
-            if stream is None and not exhausted:
-                stream = slots[number] = next(streams, None)
-                exhausted = stream is None
-            if stream is None:
-                continue
-            taken = 0
-            for item in islice(stream, block_length):
-                taken += 1
-                yield item
-            if taken < block_length:
-                slots[number] = None

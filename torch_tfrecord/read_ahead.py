@@ -48,18 +48,19 @@ class LoadsAhead(Protocol):
 
 
 class ReadAheadLoader(DataLoader[Any]):
-    """A DataLoader over a `TFRecordDataset` or `tfds.RLDSDataset` whose batches are read, checked, parsed and decoded ahead, by threads.
+    """A DataLoader whose batches are read, checked, parsed and decoded ahead, by threads.
 
-    Without workers (`num_workers=0`) threads do what the compiled core and the decoders do without Python's lock; the
-    batch is handed over without being copied. The transform and a collate_fn of the user's run in the thread that
-    iterates, one batch after another, since they may draw from the global random state. With workers, or with
-    `num_threads=0`, it is torch's DataLoader.
+    Of a `TFRecordDataset` or `tfds.RLDSDataset`. Without workers (`num_workers=0`) threads do what the compiled core
+    and the decoders do without Python's lock; the batch is handed over without being copied. The transform and a
+    collate_fn of the user's run in the thread that iterates, one batch after another, since they may draw from the
+    global random state. With workers, or with `num_threads=0`, it is torch's DataLoader.
 
     Args:
         dataset: The dataset.
         num_threads: Threads that read ahead; each keeps one batch under way, and one more is ready. None for one for
             each processor that this process may use, up to 8.
-        **dataloader_kwargs: For `DataLoader`: batch_size, shuffle, sampler, ...; `collate_fn` is `collate` unless given.
+        **dataloader_kwargs: For `DataLoader`: batch_size, shuffle, sampler, ...; `collate_fn` is `collate` unless
+            given.
 
     Raises:
         TypeError: Another dataset, read by threads.
@@ -93,7 +94,7 @@ class _Batch(NamedTuple):
 class _ReadAheadIterator(_SingleProcessDataLoaderIter):
     """One iteration. Threads start with the first batch and end with the iteration, or when it is dropped."""
 
-    _dataset: LoadsAhead
+    _dataset: Any  # LoadsAhead
 
     def __init__(self, loader: ReadAheadLoader) -> None:
         super().__init__(loader)

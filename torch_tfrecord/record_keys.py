@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from torch_tfrecord.ordering import RandomStream
+from torch_tfrecord.random_stream import RandomStream
 
 __all__ = ["record_keys"]
 

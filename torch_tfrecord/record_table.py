@@ -8,12 +8,15 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from torch_tfrecord.block_shuffle import block_starts
 from torch_tfrecord.framing import OVERHEAD_BYTES
 from torch_tfrecord.index import RecordIndex
 
 __all__ = ["RecordPlaces", "RecordTable"]
 
 _Integers: TypeAlias = "npt.NDArray[np.int64]"
+
+_POSITIONS_AT_ONCE = 1 << 20  # looked up together where all are gone through: some tens of MiB
 
 
 class RecordPlaces(NamedTuple):
@@ -58,6 +61,17 @@ class RecordTable:
         file = int(np.searchsorted(self._ends, position, side="right"))
         offset, end = self._borders[position + file : position + file + 2].tolist()
         return file, position - (int(self._ends[file - 1]) if file else 0), offset, end - offset - OVERHEAD_BYTES
+
+    def block_starts(self, positions: range | _Integers, block_bytes: int) -> _Integers:
+        """Of a sequence of positions, the first place in it of each block; see `block_shuffle.block_starts`."""
+        found = []
+        for begin in range(0, len(positions), _POSITIONS_AT_ONCE):
+            part = positions[max(begin - 1, 0) : begin + _POSITIONS_AT_ONCE]  # with the one before, to compare with
+            numbers = np.arange(part.start, part.stop, part.step) if isinstance(part, range) else part
+            files, offsets, _ = self.find(numbers)
+            starts = block_starts(files, offsets, block_bytes)
+            found.append(starts[1:] + (begin - 1) if begin else starts)
+        return np.concatenate(found) if found else np.empty(0, np.int64)
 
 
 def _borders(index: RecordIndex) -> _Integers:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torchvision import tv_tensors
 
+from torch_tfrecord.batch_memory import BatchMemory
 from torch_tfrecord.dtypes import decode_text
 from torch_tfrecord.errors import ParseError, TFRecordError
 from torch_tfrecord.features import is_ragged
@@ -165,20 +166,25 @@ class TextColumn(ListColumn):
         return _padded([self.at(step) for step in range(span.first, span.stop)], span, pad, "")
 
 
-class Pictures(NamedTuple):
-    """What the pictures of a column are, uint8 without palette or float: those may be decoded many at a time.
+class Pictures:
+    """How the pictures of a feature are decoded many at a time, where `decode_image` is all that decoding does.
 
-    Attributes:
+    Args:
         mode: As of `decode_image`.
         shape: (height, width, channels), None for any.
+
+    Attributes:
+        memory: For batches of this feature alone, which are of one size.
     """
 
-    mode: str
-    shape: tuple[int | None, ...]
+    def __init__(self, mode: str, shape: tuple[int | None, ...]) -> None:
+        self.mode = mode
+        self.memory = BatchMemory()
+        self._shape = shape
 
     def fits(self, size: Sequence[int]) -> bool:
-        """Whether a picture of (height, width) is of this shape."""
-        return all(wanted in (None, found) for wanted, found in zip(self.shape, size, strict=False))
+        """Whether pictures of (height, width) are of this shape."""
+        return all(wanted in (None, found) for wanted, found in zip(self._shape, size, strict=False))
 
 
 class EncodedColumn:

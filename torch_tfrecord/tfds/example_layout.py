@@ -191,6 +191,11 @@ def split_values(content: bytes) -> list[bytes]:
     seen: dict[bytes, bytes] = {}
     at = 0
     try:
+        if content:
+            start, end = _field(content, 0, len(content), _FIRST_FIELD)
+            count, rest = divmod(len(content), end)
+            if not rest and content == content[:end] * count:  # an instruction that stands in every step
+                return [content[start:end]] * count
         while at < len(content):
             start, at = _field(content, at, len(content), _FIRST_FIELD)
             values.append(seen.setdefault(content[start:at], content[start:at]))

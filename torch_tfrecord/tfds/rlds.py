@@ -11,7 +11,6 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
-from torch_tfrecord.batch_memory import BatchMemory
 from torch_tfrecord.column_batch import ColumnBatch
 from torch_tfrecord.dtypes import decode_text
 from torch_tfrecord.errors import TFRecordError
@@ -114,7 +113,6 @@ class RLDSDataset(Dataset[Any]):
             cache_bytes=cache_bytes,
         )
         self._step_transform = step_transform
-        self._memory = BatchMemory()
         self.info = self._store.info
         self.num_steps = self._store.num_steps
         self._ends = np.cumsum(self._windows.num_positions(self.num_steps))
@@ -214,7 +212,7 @@ class RLDSDataset(Dataset[Any]):
         done = [self._windows.actions(step, item.num_steps) for item, step in zip(episodes, steps, strict=True)]
         order = sorted(range(len(places)), key=places.__getitem__)
         take_seen, take_done, take_one = (
-            StepBatch(spans, order, self._windows.pad, self._memory)
+            StepBatch(spans, order, self._windows.pad)
             for spans in (seen, done, [Span(step, step + 1) for step in steps])
         )
         columns: dict[str, Any] = {}

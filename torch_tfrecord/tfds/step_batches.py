@@ -9,7 +9,6 @@ import numpy as np
 import torch
 from torchvision import tv_tensors
 
-from torch_tfrecord.batch_memory import BatchMemory
 from torch_tfrecord.image_stacks import decode_stack
 from torch_tfrecord.tfds.episode_columns import EncodedColumn, NumberColumn
 from torch_tfrecord.tfds.windows import Span
@@ -56,14 +55,12 @@ class StepBatch:
         spans: The window of each sample; columns are given in the same order.
         order: The samples' numbers in the order in which frames are best read.
         pad: What stands for missing steps: "repeat", "zero" or None.
-        memory: For pictures.
     """
 
-    def __init__(self, spans: Sequence[Span], order: Sequence[int], pad: str | None, memory: BatchMemory) -> None:
+    def __init__(self, spans: Sequence[Span], order: Sequence[int], pad: str | None) -> None:
         self._spans = spans
         self._order = order
         self._pad = pad
-        self._memory = memory
         self._size = spans[0].before + spans[0].stop - spans[0].first + spans[0].behind
 
     def take(self, columns: list[Any]) -> Any:
@@ -114,7 +111,7 @@ class StepBatch:
     def _pictures(self, columns: list[Any]) -> torch.Tensor | None:
         """uint8 [B, steps, C, H, W]; None where they are no plain pictures, or not all of the size expected."""
         plan = columns[0].pictures if isinstance(columns[0], EncodedColumn) else None
-        if plan is None or any(not isinstance(item, EncodedColumn) or item.pictures != plan for item in columns):
+        if plan is None or any(not isinstance(item, EncodedColumn) or item.pictures is not plan for item in columns):
             return None
         values: list[bytes] = []
         rows: list[int] = []
@@ -123,10 +120,11 @@ class StepBatch:
             values += columns[number].encoded(span.first, span.stop)
             start = number * self._size + span.before
             rows += range(start, start + span.stop - span.first)
-        stack = decode_stack(values, plan.mode, self._memory, rows, len(columns) * self._size)
+        stack = decode_stack(values, plan.mode, plan.memory, rows, len(columns) * self._size)
         if stack is None or not plan.fits(stack.shape[2:]):
             return None
-        batch = stack.unflatten(0, (len(columns), self._size))
+        # A view, though of [N, H, W, C] memory.
+        batch: torch.Tensor = stack.view(len(columns), self._size, *stack.shape[1:])
         for row, span in zip(batch, self._spans, strict=True):
             if span.before or span.behind:
                 self._pad_pictures(row, span)

@@ -1,0 +1,200 @@
+"""RecordBatchSampler: batches over any number of epochs, and resuming at every one of them."""
+
+import itertools
+import json
+import pickle
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from torch_tfrecord import RecordBatchSampler, RecordSampler
+
+pytestmark = pytest.mark.usefixtures("random_states_untouched")
+
+
+@pytest.fixture(autouse=True)
+def _no_environment(monkeypatch):
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def make(n, batch_size, **options):
+    return RecordBatchSampler(range(n), batch_size, seed=3, **options)
+
+
+def slow_batches(n, batch_size, epochs, **options):
+    """Epoch by epoch by a RecordSampler, cut up in plain Python."""
+    batches = []
+    for epoch in epochs:
+        sampler = RecordSampler(range(n), seed=3, **options)
+        sampler.set_epoch(epoch)
+        positions = list(sampler)
+        cut = [positions[begin : begin + batch_size] for begin in range(0, len(positions), batch_size)]
+        batches += [batch for batch in cut if len(batch) == batch_size or not options.get("drop_last")]
+    return batches
+
+
+CASES = [
+    (n, batch_size, world_size, drop_last)
+    for n in (0, 1, 2, 7, 50)
+    for batch_size in (1, 3, 64)
+    for world_size in (1, 2, 5)
+    for drop_last in (False, True)
+]
+
+
+@pytest.mark.parametrize(("n", "batch_size", "world_size", "drop_last"), CASES)
+@pytest.mark.parametrize("num_epochs", [0, 1, 3])
+def test_iterations_go_on_from_epoch_to_epoch(n, batch_size, world_size, drop_last, num_epochs):
+    for rank in range(world_size):
+        options = {"rank": rank, "world_size": world_size, "drop_last": drop_last}
+        sampler = make(n, batch_size, num_epochs=num_epochs, **options)
+        for iteration in range(3):
+            epochs = range(iteration * num_epochs, (iteration + 1) * num_epochs)
+            expected = slow_batches(n, batch_size, epochs, **options)
+            assert len(sampler) == len(expected)
+            assert list(sampler) == expected
+
+
+@pytest.mark.parametrize(("n", "batch_size", "world_size", "drop_last"), CASES)
+@pytest.mark.parametrize("num_epochs", [1, 3])
+def test_resume_at_every_batch_is_the_uninterrupted_run(n, batch_size, world_size, drop_last, num_epochs):
+    rank = world_size - 1
+    options = {"num_epochs": num_epochs, "rank": rank, "world_size": world_size, "drop_last": drop_last}
+    sampler = make(n, batch_size, **options)
+    list(sampler)  # the second iteration
+    after = make(n, batch_size, **options)
+    after.set_epoch(2 * num_epochs)
+    third = list(after)
+    iterator, taken, states = iter(sampler), [], []
+    for batch in iterator:
+        taken.append(batch)
+        states.append(json.loads(json.dumps(sampler.state_dict())))
+    for number, state in enumerate(states, 1):
+        assert sampler._running.state_dict(number) == state  # what a loader asks that counts
+        fresh = make(n, batch_size, **options)
+        fresh.load_state_dict(state)
+        assert fresh.state_dict() == state
+        assert len(fresh) == len(taken) - number
+        assert list(fresh) == taken[number:]
+        assert list(fresh) == third
+    # After its end the state is the next iteration's beginning.
+    fresh = make(n, batch_size, **options)
+    fresh.load_state_dict(sampler.state_dict())
+    assert list(fresh) == third
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+@pytest.mark.parametrize(("n", "batch_size", "world_size"), [(1, 3, 2), (7, 3, 1), (7, 2, 2), (50, 3, 4), (50, 64, 1)])
+def test_endless(n, batch_size, world_size, drop_last):
+    options = {"rank": 0, "world_size": world_size, "drop_last": drop_last}
+    sampler = make(n, batch_size, num_epochs=None, **options)
+    with pytest.raises(TypeError, match="num_epochs=None has no length"):
+        len(sampler)
+    expected = slow_batches(n, batch_size, range(40), **options)[:30]
+    iterator = iter(sampler)
+    found, states = [], []
+    for batch in itertools.islice(iterator, 20):
+        found.append(batch)
+        states.append(sampler.state_dict())
+    assert found == expected[: len(found)]
+    assert len(found) == (20 if expected else 0)  # nothing at all, where no batch is full
+    for number, state in enumerate(states, 1):
+        fresh = make(n, batch_size, num_epochs=None, **options)
+        fresh.load_state_dict(state)
+        assert list(itertools.islice(fresh, 10)) == expected[number : number + 10]
+
+
+def test_nothing_forever_is_nothing():
+    assert list(make(0, 3, num_epochs=None)) == []
+    assert list(make(2, 3, num_epochs=None, drop_last=True)) == []
+
+
+@pytest.mark.parametrize("sizes", [(2, 3, 1), (4, 2), (2, 4), (3, 5, 2)], ids=str)
+def test_other_ranks_and_other_batches_go_on(sizes):
+    n, order = 1003, list(RecordSampler(range(1003), seed=3))
+    state, taken = None, []
+    for number, world_size in enumerate(sizes):
+        ranks = [make(n, 5 + number, rank=rank, world_size=world_size) for rank in range(world_size)]
+        for sampler in ranks:
+            if state:
+                sampler.load_state_dict(state)
+        iterators = [iter(sampler) for sampler in ranks]
+        for _ in range(len(ranks[0]) if number == len(sizes) - 1 else 20):
+            batches = [next(iterator) for iterator in iterators]
+            taken += [position for step in zip(*batches, strict=True) for position in step]
+        states = [sampler.state_dict() for sampler in ranks]
+        assert all(other == states[0] for other in states)
+        state = states[0]
+    assert taken == [order[place % n] for place in range(len(taken))]
+    assert n <= len(taken) < n + sizes[-1]
+
+
+def test_epochs_can_be_chosen():
+    sampler = make(10, 4)
+    sampler.set_epoch(5)
+    assert list(sampler) == slow_batches(10, 4, [5])
+    assert list(sampler) == slow_batches(10, 4, [6])
+    state = {**sampler.state_dict(), "first_epoch": 2, "epoch": 2, "consumed": 4}
+    sampler.load_state_dict(state)
+    sampler.set_epoch(2)  # as a training loop does that goes on in epoch 2
+    assert list(sampler) == slow_batches(10, 4, [2])[1:]
+    sampler.load_state_dict(state)
+    sampler.set_epoch(3)
+    assert list(sampler) == slow_batches(10, 4, [3])
+
+
+def test_more_epochs_than_before():
+    sampler = make(10, 4, num_epochs=2)
+    iterator = iter(sampler)
+    for _ in range(4):
+        next(iterator)
+    longer, shorter = make(10, 4, num_epochs=3), make(10, 4, num_epochs=1)
+    longer.load_state_dict(sampler.state_dict())
+    assert list(longer) == slow_batches(10, 4, range(3))[4:]
+    shorter.load_state_dict(sampler.state_dict())
+    assert len(shorter) == 0
+    assert list(shorter) == []
+    assert list(shorter) == slow_batches(10, 4, [1])
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_in_a_loader_with_read_ahead(num_workers):
+    sampler = make(30, 4, num_epochs=2, rank=1, world_size=2)
+    loader = DataLoader(range(30), batch_sampler=sampler, num_workers=num_workers, generator=torch.Generator())
+    assert len(loader) == 8
+    for iteration in range(2):
+        received = []
+        for number, batch in enumerate(loader, 1):
+            received.append(batch.tolist())
+            state = sampler.state_dict(num_received=number)
+            fresh = make(30, 4, num_epochs=2, rank=1, world_size=2)
+            fresh.load_state_dict(state)
+            expected = slow_batches(30, 4, range(2 * iteration, 2 * iteration + 2), rank=1, world_size=2)
+            assert list(fresh) == expected[number:]
+        assert received == expected
+
+
+def test_wrong_use():
+    with pytest.raises(ValueError, match="Batch size must be greater than zero, got 0"):
+        make(3, 0)
+    with pytest.raises(ValueError, match="num_epochs must be an integer of at least 0, got -1"):
+        make(3, 1, num_epochs=-1)
+    sampler = make(9, 2)
+    with pytest.raises(ValueError, match="num_received must be 0 before an iteration has begun, got 1"):
+        sampler.state_dict(num_received=1)
+    next(iter(sampler))
+    with pytest.raises(ValueError, match="num_received=2, but only 1 batches were handed out"):
+        sampler.state_dict(num_received=2)
+    with pytest.raises(ValueError, match="first_epoch=1 is after epoch=0 in the state"):
+        sampler.load_state_dict({**sampler.state_dict(), "first_epoch": 1})
+    with pytest.raises(ValueError, match="seed is 4 in the state, 3 here"):
+        sampler.load_state_dict({**sampler.state_dict(), "seed": 4})
+    with pytest.raises(ValueError, match="expected a state with the keys"):
+        sampler.load_state_dict(RecordSampler(range(9), seed=3).state_dict())
+
+
+def test_pickles():
+    sampler = make(9, 2, num_epochs=2)
+    assert list(pickle.loads(pickle.dumps(sampler))) == list(sampler)

@@ -1,0 +1,95 @@
+"""Blocks of neighbours in random order, mixed within windows: complete, frozen, near on disk."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from torch_tfrecord.block_shuffle import BlockShuffle, block_starts
+
+pytestmark = pytest.mark.usefixtures("random_states_untouched")
+
+
+def everything(order):
+    return order.positions(np.arange(len(order)))
+
+
+def slow_starts(files, offsets, block_bytes):
+    """Block by block, in plain Python."""
+    starts, last = [], None
+    for position, (file, offset) in enumerate(zip(files, offsets, strict=True)):
+        if (file, offset // block_bytes) != last:
+            starts.append(position)
+            last = (file, offset // block_bytes)
+    return starts
+
+
+@given(st.lists(st.lists(st.integers(16, 400), max_size=8), max_size=5), st.integers(1, 1000))
+def test_blocks_are_within_a_file_and_its_stretches_of_bytes(lengths, block_bytes):
+    files = np.repeat(np.arange(len(lengths)), [len(mine) for mine in lengths])
+    offsets = np.array([sum(mine[:n]) for mine in lengths for n in range(len(mine))], np.int64)
+    found = block_starts(files, offsets, block_bytes)
+    assert found.dtype == np.int64
+    assert found.tolist() == slow_starts(files.tolist(), offsets.tolist(), block_bytes)
+
+
+@given(
+    st.lists(st.integers(1, 9), max_size=12), st.integers(1, 5), st.integers(0, 3), st.randoms(use_true_random=False)
+)
+def test_windows_hold_whole_blocks(sizes, window_blocks, seed, random):
+    ends = np.cumsum([0, *sizes])
+    starts, n = ends[:-1], int(ends[-1])
+    order = BlockShuffle(starts, n, seed, 1, window_blocks=window_blocks)
+    found = everything(order).tolist()
+    assert len(order) == n
+    assert sorted(found) == list(range(n))
+    # The blocks, in the order in which their first records come; each window's positions are those of its blocks.
+    place = 0
+    left = {block: set(range(starts[block], ends[block + 1])) for block in range(len(sizes))}
+    while left:
+        window = set()
+        while len(window) < min(window_blocks, len(left)):
+            size = sum(len(left[block]) for block in window) + 1
+            window |= {block for block in left if left[block] & set(found[place : place + size])}
+        size = sum(len(left[block]) for block in window)
+        assert set(found[place : place + size]) == set().union(*(left.pop(block) for block in window))
+        place += size
+    # Any places, in any order.
+    places = [random.randrange(n) for _ in range(20)] if n else []
+    assert order.positions(np.array(places, np.int64)).tolist() == [found[place] for place in places]
+    again = BlockShuffle(starts, n, seed, 1, window_blocks=window_blocks)
+    assert [int(again.positions(np.array([place]))[0]) for place in places] == [found[place] for place in places]
+
+
+# Promised to users; a change breaks their runs.
+FROZEN = [
+    [0, 7, 8, 6, 2, 1, 4, 9, 3, 11, 10, 5],
+    [11, 6, 7, 5, 3, 10, 4, 9, 8, 0, 2, 1],
+    [6577473, 8664404, 6314841, 8220625],
+]
+
+
+def test_frozen():
+    starts = np.array([0, 3, 6, 9])
+    assert everything(BlockShuffle(starts, 12, 0, 0, window_blocks=2)).tolist() == FROZEN[0]
+    assert everything(BlockShuffle(starts, 12, 0, 1, window_blocks=3)).tolist() == FROZEN[1]
+    large = BlockShuffle(np.arange(0, 10**7, 1000), 10**7, 5, 0, window_blocks=100)
+    assert large.positions(np.array([0, 1, 5_000_000, 10**7 - 1])).tolist() == FROZEN[2]
+
+
+def test_one_window_mixes_everything_and_one_block_is_in_order_of_blocks():
+    starts = np.arange(0, 1000, 10)
+    mixed = everything(BlockShuffle(starts, 1000, 0, window_blocks=100))
+    assert abs(np.corrcoef(mixed[1:], mixed[:-1])[0, 1]) < 0.15
+    single = everything(BlockShuffle(starts, 1000, 0, window_blocks=1)).reshape(100, 10)
+    assert (np.sort(single, 1) == np.sort(single, 1)[:, :1] + np.arange(10)).all()
+    assert (single != np.sort(single, 1)).any()
+
+
+def test_other_epochs_have_other_blocks_together():
+    starts = np.arange(0, 10_000, 10)
+    first, second = (everything(BlockShuffle(starts, 10_000, 0, epoch, window_blocks=10)) for epoch in (0, 1))
+    together = {tuple(sorted(set((first[begin : begin + 100] // 10).tolist()))) for begin in range(0, 10_000, 100)}
+    others = {tuple(sorted(set((second[begin : begin + 100] // 10).tolist()))) for begin in range(0, 10_000, 100)}
+    assert len(together) == len(others) == 100
+    assert not together & others

@@ -1,0 +1,160 @@
+"""decode_stack: several images in one piece of memory, each with the pixels of decode_image, whatever its kind."""
+
+import io
+import pickle
+import random
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image as PillowImage
+
+from torch_tfrecord import ImageDecodeError, decode_image, image_stacks
+from torch_tfrecord.batch_memory import BatchMemory
+from torch_tfrecord.image_stacks import decode_stack
+from torch_tfrecord.native import optional_module
+
+NEEDS_LIBJPEG = pytest.mark.skipif(optional_module("jpeg") is None, reason="built without libjpeg-turbo's headers")
+
+
+def draw(height, width):
+    rows, columns = np.mgrid[:height, :width] / height
+    pixels = np.stack([np.sin(a * rows) + np.cos(b * columns * rows) for a, b in ((3, 9), (17, 2), (5, 5))], -1)
+    noise = np.random.default_rng(0).normal(0, 6, pixels.shape)
+    return PillowImage.fromarray((128 + 60 * pixels + noise).clip(0, 255).astype(np.uint8))
+
+
+def encode(picture, kind="jpeg", **options):
+    buffer = io.BytesIO()
+    picture.save(buffer, kind, **options)
+    return buffer.getvalue()
+
+
+def exif(orientation):
+    tags = PillowImage.Exif()
+    tags[0x0112] = orientation
+    return tags.tobytes()
+
+
+PHOTO = draw(45, 61)
+KINDS = {
+    "4:2:0": encode(PHOTO, quality=93),
+    "4:2:2": encode(PHOTO, subsampling=1),
+    "4:4:4": encode(PHOTO, subsampling=0, quality=60),
+    "RGB": encode(PHOTO, keep_rgb=True),
+    "gray": encode(PHOTO.convert("L")),
+    "restarts": encode(PHOTO, restart_marker_blocks=3),
+    "EXIF": encode(PHOTO, exif=exif(6)),
+    "progressive": encode(PHOTO, progressive=True),
+    "CMYK": encode(PHOTO.convert("CMYK")),
+    "PNG": encode(PHOTO, "png"),
+    "PNG with alpha": encode(PHOTO.convert("RGBA"), "png"),
+    "WebP": encode(PHOTO, "webp"),
+    "bytes behind the end": encode(PHOTO) + b"\0" * 9,
+    "doubtful": encode(PHOTO).replace(b"\xff\xda", b"\0\0\xff\xda"),  # libjpeg warns of bytes before a marker
+}
+
+
+@pytest.fixture(params=["compiled", "without"])
+def by(request, monkeypatch):
+    """With and without the compiled decoder."""
+    if request.param == "without":
+        monkeypatch.setattr(image_stacks, "optional_module", lambda _: None)
+    elif optional_module("jpeg") is None:
+        pytest.skip("built without libjpeg-turbo's headers")
+    return request.param
+
+
+def decodable(mode):
+    """All kinds that decode_image reads, with what it gives."""
+    found = {}
+    for name, data in KINDS.items():
+        try:
+            found[name] = decode_image(data, mode)
+        except ImageDecodeError:
+            assert name == "doubtful"
+    return found
+
+
+@pytest.mark.parametrize("mode", ["RGB", "L", "RGBA"])
+def test_each_image_is_what_decode_image_gives(by, mode):
+    expected = decodable(mode)
+    rows = random.Random(0).sample(range(len(expected) + 3), len(expected))
+    stack = decode_stack([KINDS[name] for name in expected], mode, BatchMemory(), rows, len(expected) + 3)
+    assert stack.shape == (len(expected) + 3, {"RGB": 3, "L": 1, "RGBA": 4}[mode], 45, 61)
+    assert stack.dtype == torch.uint8 and stack.permute(0, 2, 3, 1).is_contiguous()
+    for row, (name, image) in zip(rows, expected.items(), strict=True):
+        assert torch.equal(stack[row], image), name
+
+
+def test_images_of_several_sizes_and_no_images(by):
+    values = [KINDS["4:2:0"], encode(draw(45, 60))]
+    assert decode_stack(values, "RGB", BatchMemory(), [0, 1], 2) is None
+    assert decode_stack([], "RGB", BatchMemory(), [], 0) is None
+
+
+@pytest.mark.parametrize("name", ["4:2:0", "PNG"])
+def test_damaged_images_are_errors(by, name):
+    data = KINDS[name]
+    for damaged in (b"", b"no image", data[: len(data) // 2]):
+        with pytest.raises(ImageDecodeError):
+            decode_image(damaged)
+        with pytest.raises(ImageDecodeError):
+            decode_stack([data, damaged], "RGB", BatchMemory(), [0, 1], 2)
+
+
+def test_changed_bytes_give_what_decode_image_gives(by):
+    rng = random.Random(8)
+    data = KINDS["4:2:0"]
+    scan = data.index(b"\xff\xda") + 14
+    compared = 0
+    for _ in range(200):
+        damaged = bytearray(data)
+        damaged[rng.randrange(scan, len(data) - 2)] ^= 1 << rng.randrange(8)
+        try:
+            expected = decode_image(bytes(damaged))
+        except ImageDecodeError:
+            continue
+        compared += 1
+        stack = decode_stack([bytes(damaged)], "RGB", BatchMemory(), [0], 1)
+        assert torch.equal(stack[0], expected)
+    assert compared > 20
+
+
+@NEEDS_LIBJPEG
+def test_the_compiled_reader_checks_its_arguments():
+    read_images, data = optional_module("jpeg").read_images, KINDS["4:2:0"]
+    out = np.full((3, 45, 61, 3), 7, np.uint8)
+    with pytest.raises(ValueError, match=r"^expected a row for each of 1 images"):
+        read_images([data], np.array([0, 1]), out)
+    with pytest.raises(ValueError, match=r"^expected a row for each of 1 images and 1 or 3 channels"):
+        read_images([data], np.array([0]), np.empty((1, 45, 61, 4), np.uint8))
+    for row in (-1, 3):
+        with pytest.raises(ValueError, match=f"got row {row} for image 0"):
+            read_images([data], np.array([row]), out)
+    with pytest.raises(TypeError):
+        read_images([memoryview(data)], np.array([0]), out)
+    found = read_images([encode(draw(45, 60)), data, KINDS["progressive"]], np.array([0, 1, 2]), out)
+    assert found.tolist() == [False, True, False]
+    assert read_images([], np.empty(0, np.int64), out).tolist() == []
+
+
+@NEEDS_LIBJPEG
+def test_changed_bytes_never_write_outside_their_row():
+    read_images, rng = optional_module("jpeg").read_images, random.Random(8)
+    for name, data in KINDS.items():
+        for _ in range(60):
+            damaged = bytearray(data)
+            for _ in range(rng.choice([1, 1, 5])):
+                damaged[rng.randrange(len(damaged))] ^= 1 << rng.randrange(8)
+            out = np.full((3, 45, 61, 3), 77, np.uint8)
+            read_images([bytes(damaged)], np.array([1]), out)
+            assert (out[0] == 77).all() and (out[2] == 77).all(), name
+
+
+def test_memory_is_not_pickled():
+    memory = BatchMemory()
+    tensor = memory.empty((1 << 16,), torch.uint8)
+    del tensor
+    assert len(pickle.dumps(memory)) < 200
+    assert pickle.loads(pickle.dumps(memory)).empty((3,), torch.uint8).shape == (3,)

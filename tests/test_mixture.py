@@ -1,0 +1,348 @@
+"""Mixtures by position and of streams: the same order, each sample's place known, every way to stop."""
+
+import itertools
+import json
+import pickle
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from torch_tfrecord import (
+    FixedLenFeature,
+    IterableMixture,
+    Mixture,
+    RecordBatchSampler,
+    RecordSampler,
+    TFRecordDataset,
+    TFRecordIterableDataset,
+    TFRecordWriter,
+    collate,
+)
+
+pytestmark = pytest.mark.usefixtures("random_states_untouched")
+STOPS = ["first_exhausted", "all_exhausted", "all_exhausted_without_replacement", "never"]
+
+
+@pytest.fixture(autouse=True)
+def _no_environment(monkeypatch):
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def numbers(*sizes):
+    return [range(1000 * number, 1000 * number + size) for number, size in enumerate(sizes)]
+
+
+def everything(mixture):
+    return [mixture[position] for position in range(len(mixture))]
+
+
+CASES = [
+    ((6, 2), [3, 1]),
+    ((7, 7), None),
+    ((100, 10, 1), [0.7, 0.2, 0.1]),
+    ((5,), [2]),
+    ((30, 3, 8, 1, 20), None),
+    ((4, 90), [9, 1]),
+]
+
+
+@pytest.mark.parametrize("stop", STOPS)
+@pytest.mark.parametrize(("sizes", "weights"), CASES)
+def test_positions_and_streams_agree(sizes, weights, stop):
+    length = 500 if stop == "never" else None
+    mixture = Mixture(numbers(*sizes), weights, seed=4, stop=stop, shuffle=False, num_samples=length)
+    stream = list(itertools.islice(IterableMixture(numbers(*sizes), weights, seed=4, stop=stop), length))
+    assert everything(mixture) == stream
+    counts = Counter(sample // 1000 for sample in stream)
+    if stop == "first_exhausted":
+        assert any(counts[number] == size for number, size in enumerate(sizes))
+        assert all(counts[number] <= size for number, size in enumerate(sizes))
+    elif stop == "all_exhausted":
+        assert any(counts[number] == size for number, size in enumerate(sizes))
+        assert all(counts[number] >= size for number, size in enumerate(sizes))
+    elif stop == "all_exhausted_without_replacement":
+        assert sorted(stream) == sorted(sample for numbers_of_one in numbers(*sizes) for sample in numbers_of_one)
+    for number, size in enumerate(sizes):  # each in its own order, again and again
+        assert [sample - 1000 * number for sample in stream if sample // 1000 == number] == [
+            place % size for place in range(counts[number])
+        ]
+
+
+def test_the_shares_are_exact():
+    mixture = Mixture(numbers(10, 10, 10), [0.7, 0.2, 0.1], stop="never", num_samples=10**6)
+    counts = Counter(mixture.locate(position)[0] for position in range(20_000))
+    assert all(abs(counts[number] - share) < 4 for number, share in enumerate((14_000, 4000, 2000)))
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_each_pass_over_a_dataset_is_an_order_of_its_own(seed):
+    mixture = Mixture(numbers(50, 7), [1, 1], seed=seed, stop="all_exhausted")
+    samples = everything(mixture)
+    of_second = [sample for sample in samples if sample >= 1000]
+    passes = [of_second[begin : begin + 7] for begin in range(0, len(of_second) - 6, 7)]
+    assert len(passes) > 5
+    assert all(sorted(one) == list(range(1000, 1007)) for one in passes)
+    assert len(set(map(tuple, passes))) > len(passes) // 2
+    assert sorted(sample for sample in samples if sample < 1000) == list(range(50))
+    other = everything(Mixture(numbers(50, 7), [1, 1], seed=seed + 2, stop="all_exhausted"))
+    assert other != samples
+
+
+def test_later_epochs_go_on_in_the_longer_dataset():
+    mixture = Mixture(numbers(100, 10), seed=1)
+    seen = []
+    for epoch in range(10):
+        mixture.set_epoch(epoch)
+        samples = everything(mixture)
+        seen += [sample for sample in samples if sample < 1000]
+        assert sorted(sample for sample in samples if sample >= 1000) == list(range(1000, 1010))
+    assert len(seen) > 80
+    assert len(set(seen[:100])) == len(seen[:100])
+
+
+class Epoch(list):
+    """Positions of a batch that know their epoch."""
+
+    epoch = 3
+
+
+def test_batches_of_positions():
+    class Batched:
+        def __init__(self, first):
+            self.first, self.asked = first, []
+
+        def __len__(self):
+            return 20
+
+        def __getitems__(self, positions):
+            self.asked.append(positions)
+            return [self.first + position for position in positions]
+
+    parts = [Batched(0), Batched(1000)]
+    mixture = Mixture([*parts, range(2000, 2020)], seed=2)
+    plain = Mixture(numbers(20, 20, 20), seed=2)
+    positions = [5, 3, -1, 17, 5, 0, 30]
+    assert mixture.__getitems__(positions) == [plain[position] for position in positions]
+    assert [len(part.asked) for part in parts] == [1, 1]
+    plain.set_epoch(3)
+    assert mixture.__getitems__(Epoch(positions)) == [plain[position] for position in positions]
+    assert mixture.__getitems__([]) == []
+
+
+def test_a_dataset_is_told_the_pass_over_it():
+    class Passes:
+        def __len__(self):
+            return 3
+
+        def __getitems__(self, positions):
+            return [(position, positions.epoch) for position in positions]
+
+    mixture = Mixture([Passes(), range(5)], shuffle=False, stop="never", num_samples=10)
+    asked = [sample for sample in mixture if isinstance(sample, tuple)]
+    assert asked == [(0, 0), (1, 0), (2, 0), (0, 1), (1, 1)]
+    assert [sample for sample in mixture.__getitems__(range(10)) if isinstance(sample, tuple)] == asked
+    mixture.set_epoch(1)
+    assert [sample for sample in mixture if isinstance(sample, tuple)] == [(2, 1), (0, 2), (1, 2), (2, 2), (0, 3)]
+
+
+def test_mixtures_of_mixtures_go_on_in_their_passes():
+    mixture = Mixture([Mixture([*numbers(12)], seed=1), Mixture(numbers(5, 4), seed=2)], seed=3, stop="all_exhausted")
+    for epoch in range(3):
+        mixture.set_epoch(epoch)
+        positions = list(range(len(mixture)))
+        assert mixture.__getitems__(positions) == [mixture[position] for position in positions]
+
+
+@pytest.mark.parametrize("world_size", [1, 3])
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_with_a_sampler_over_ranks_and_workers(num_workers, world_size):
+    mixture = Mixture(numbers(40, 13, 7), [5, 2, 1], seed=3, stop="all_exhausted_without_replacement")
+    taken = []
+    for rank in range(world_size):
+        sampler = RecordSampler(mixture, shuffle=False, rank=rank, world_size=world_size)
+        loader = DataLoader(mixture, 4, sampler=sampler, num_workers=num_workers, generator=torch.Generator())
+        taken.append([sample for batch in loader for sample in batch.tolist()])
+    assert [sample for step in zip(*taken, strict=True) for sample in step] == everything(mixture)
+
+
+def test_infinite_by_steps():
+    mixture = Mixture(numbers(40, 13), [1, 1], stop="never", num_samples=10)
+    batches = itertools.islice(RecordBatchSampler(mixture, 5, shuffle=False, num_epochs=None), 4)
+    assert [len(mixture.__getitems__(batch)) for batch in batches] == [5, 5, 5, 5]
+
+
+def test_positions_out_of_range():
+    mixture = Mixture(numbers(4, 4), seed=1)
+    n = len(mixture)
+    assert mixture[-1] == mixture[n - 1]
+    assert mixture[np.int64(0)] == mixture[-n]
+    for position in (n, -n - 1):
+        with pytest.raises(IndexError, match=f"position {n if position > 0 else -1} is out of range for {n} samples"):
+            mixture[position]
+    endless = Mixture(numbers(4, 4), stop="never")
+    assert endless[10**15] in {0, 1, 2, 3, 1000, 1001, 1002, 1003}
+    with pytest.raises(TypeError, match="has no length"):
+        len(endless)
+    with pytest.raises(IndexError):
+        endless[-1]
+
+
+def test_lengths():
+    assert len(Mixture(numbers(4, 4), num_samples=3)) == 3
+    assert len(Mixture(numbers(0, 4), stop="all_exhausted_without_replacement")) == 4
+    assert len(Mixture(numbers(0, 0), stop="all_exhausted_without_replacement")) == 0
+    assert len(Mixture([range(10**12), range(10**9)], [10, 1])) > 10**9 * 10
+
+
+CHOICES = [0, 1, 2, 0, 1, 2, 0, 0, 1]
+
+
+@pytest.mark.parametrize(
+    ("stop", "expected"),
+    [
+        ("first_exhausted", [0, 1000, 2000, 1]),
+        ("all_exhausted", [0, 1000, 2000, 1, 1000, 2001, 2, 0, 1000]),
+        ("all_exhausted_without_replacement", [0, 1000, 2000, 1, 2001, 2]),
+        ("never", [0, 1000, 2000, 1, 1000, 2001, 2, 0, 1000]),
+    ],
+)
+def test_choices(stop, expected):
+    sizes = (3, 1, 2)
+    mixture = Mixture(numbers(*sizes), choices=CHOICES, stop=stop, shuffle=False)
+    assert everything(mixture) == expected
+    stream = IterableMixture(numbers(*sizes), choices=CHOICES, stop=stop)
+    assert list(stream) == list(stream) == expected
+    check_resume(lambda: IterableMixture(numbers(*sizes), choices=CHOICES, stop=stop), len(expected) + 2)
+
+
+def check_resume(make, length):
+    """Saved after every sample, loaded into a new object: what follows is the same."""
+    mixture = make()
+    iterator = iter(mixture)
+    whole = list(itertools.islice(make(), length))
+    for place in range(len(whole) + 1):
+        state = json.loads(json.dumps(mixture.state_dict()))
+        fresh = make()
+        fresh.load_state_dict(state)
+        assert fresh.state_dict() == state
+        rest = iter(fresh)
+        assert list(itertools.islice(rest, length - place)) == whole[place:]
+        assert list(itertools.islice(fresh, length)) == whole  # used once
+        assert next(iterator, "end") == (whole[place] if place < len(whole) else "end") or len(whole) == length
+
+
+@pytest.mark.parametrize("stop", STOPS)
+@pytest.mark.parametrize(("sizes", "weights"), CASES[:3])
+def test_streams_resume_at_every_sample(sizes, weights, stop):
+    check_resume(lambda: IterableMixture(numbers(*sizes), weights, seed=2, stop=stop), 60)
+
+
+def test_mixtures_of_mixtures_keep_the_inner_state():
+    def make():
+        inner = IterableMixture(numbers(9, 4), [2, 1], seed=5, stop="all_exhausted")
+        return IterableMixture([inner, range(5000, 5010)], [1, 1], seed=6, stop="all_exhausted")
+
+    check_resume(make, 60)
+    mixture = make()
+    assert len(list(mixture)) > 20
+
+
+class Epochs:
+    """Says which epoch it was asked for."""
+
+    def iter_epoch(self, epoch):
+        return iter([(epoch, 0), (epoch, 1)])
+
+
+def test_each_pass_over_a_stream_is_an_epoch_of_its_own():
+    mixture = IterableMixture([Epochs(), range(6)], stop="all_exhausted")
+    mixture.set_epoch(10)
+    assert [sample for sample in mixture if isinstance(sample, tuple)][:6] == [
+        (epoch, place) for epoch in (10, 11, 12) for place in (0, 1)
+    ]
+
+
+@pytest.mark.parametrize("kind", [Mixture, IterableMixture])
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"datasets": []}, "datasets must hold at least one dataset"),
+        ({"weights": [1]}, "weights must be one for each of 2 datasets, got 1"),
+        ({"weights": [1, 0]}, "weights must be finite numbers above 0, got 0"),
+        ({"weights": [1, 1], "choices": [0]}, "weights and choices cannot be given together"),
+        ({"choices": [0, 2]}, "choices must be from 0 to 1, got 2"),
+        ({"choices": [0, -1]}, "choices must be from 0 to 1, got -1"),
+        ({"choices": [0.5]}, r"choices must be a sequence of integers, got float64 with shape \[1\]"),
+        ({"stop": "first"}, "stop must be one of 'first_exhausted', 'all_exhausted', .*'never', got 'first'"),
+    ],
+)
+def test_wrong_arguments(kind, options, text):
+    with pytest.raises(ValueError, match=f"^{text}"):
+        kind(**{"datasets": numbers(2, 2), **options})
+
+
+@pytest.mark.parametrize("stop", ["all_exhausted", "never"])
+def test_nothing_cannot_be_repeated(stop):
+    with pytest.raises(ValueError, match=f"dataset 1 is empty: stop='{stop}' would draw from it for ever"):
+        Mixture(numbers(2, 0), stop=stop)
+    with pytest.raises(ValueError, match="dataset 1 is empty"):
+        Mixture(numbers(2, 0), choices=[0, 1], stop=stop)
+    assert len(Mixture(numbers(2, 0), choices=[0], stop=stop)) == 1
+    with pytest.raises(ValueError, match="dataset 1 gave no sample: it cannot be repeated"):
+        list(itertools.islice(IterableMixture(numbers(2, 0), stop=stop), 50))
+    once = [iter([1, 2]), [5] * 9]
+    with pytest.raises(ValueError, match="dataset 0 gave no sample when it was repeated"):
+        list(IterableMixture(once, stop=stop))
+
+
+def test_states_of_other_mixtures():
+    mixture = IterableMixture(numbers(4, 4), [1, 2])
+    next(iter(mixture))
+    state = mixture.state_dict()
+    for other, text in [
+        (IterableMixture(numbers(4, 4), [1, 3]), r"weights is \[1, 2\] in the state, \[1, 3\] here"),
+        (IterableMixture(numbers(4, 4), [1, 2], seed=1), "seed is 0 in the state, 1 here"),
+        (IterableMixture(numbers(4, 4), [1, 2], stop="never"), "stop is 'first_exhausted' in the state, 'never' here"),
+        (IterableMixture(numbers(4, 4), choices=[0]), r"weights is \[1, 2\] in the state, \[1, 1\] here"),
+    ]:
+        with pytest.raises(ValueError, match=text):
+            other.load_state_dict(state)
+    with pytest.raises(ValueError, match="expected a state of version 1, got version None"):
+        mixture.load_state_dict({})
+    with pytest.raises(ValueError, match="expected the states of 2 datasets"):
+        mixture.load_state_dict({**state, "components": []})
+    mixture.load_state_dict({**state, "consumer": [1, 4]})
+    with pytest.raises(ValueError, match=r"the state is of consumer 1 of 4 .*, this is consumer 0 of 1"):
+        iter(mixture)
+
+
+def write_ids(path, first, count):
+    with TFRecordWriter(path) as writer:
+        for number in range(first, first + count):
+            writer.write({"id": number})
+    return path
+
+
+def test_of_files(tmp_path):
+    features = {"id": FixedLenFeature((), torch.int64)}
+    paths = [write_ids(tmp_path / "a", 0, 30), write_ids(tmp_path / "b", 1000, 12)]
+    parts = [TFRecordDataset(path, features, index="memory") for path in paths]
+    mixture = Mixture(parts, [2, 1], stop="all_exhausted_without_replacement")
+    sampler = RecordSampler(mixture, seed=1)
+    ids = []
+    for num_workers in (0, 2):
+        loader = DataLoader(
+            mixture, 5, sampler=sampler, num_workers=num_workers, collate_fn=collate, generator=torch.Generator()
+        )
+        ids.append([number for batch in loader for number in batch["id"].tolist()])
+    assert ids[0] == ids[1]
+    assert sorted(ids[0]) == [*range(30), *range(1000, 1012)]
+    assert [int(pickle.loads(pickle.dumps(mixture))[position]["id"]) for position in sampler] == ids[0]
+    streams = [TFRecordIterableDataset(path, features) for path in paths]
+    stream = IterableMixture(streams, [2, 1], stop="all_exhausted_without_replacement")
+    found = DataLoader(stream, batch_size=None, num_workers=2, generator=torch.Generator())
+    assert sorted(int(sample["id"]) for sample in found) == sorted(ids[0])

@@ -1,0 +1,69 @@
+"""The split of an epoch over ranks, as torch's DistributedSampler does it, also from the middle on."""
+
+from collections import Counter
+
+import pytest
+from torch.utils.data import DistributedSampler
+
+from torch_tfrecord.permutation import Permutation
+from torch_tfrecord.shares import RankShare, Sequential
+
+pytestmark = pytest.mark.usefixtures("random_states_untouched")
+SIZES = [0, 1, 2, 3, 7, 10, 1000, 10_007]
+
+
+def whole(share):
+    return share.numbers(0, len(share))
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4, 5, 8])
+@pytest.mark.parametrize("n", SIZES)
+def test_a_whole_epoch_is_split_as_torch_does(n, world_size, drop_last):
+    for rank in range(world_size):
+        mine = whole(RankShare(Sequential(n), rank, world_size, drop_last=drop_last))
+        if drop_last and n < world_size:
+            assert mine == []  # torch computes a length of 1 - n / world_size here, and fails
+            continue
+        peer = DistributedSampler(range(n), world_size, rank, shuffle=False, drop_last=drop_last)
+        assert mine == (list(peer) if n else [])
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+@pytest.mark.parametrize("world_size", [1, 2, 3, 5])
+@pytest.mark.parametrize("n", [0, 1, 7, 1000])
+def test_what_is_left_of_an_epoch(n, world_size, drop_last):
+    order = Permutation(n, 1)
+    everything = [order[place] for place in range(n)]
+    for start in {0, 1, n // 2, max(n - 2, 0), n}:
+        if start > n:
+            continue
+        shares = [
+            whole(RankShare(order, rank, world_size, start=start, drop_last=drop_last)) for rank in range(world_size)
+        ]
+        assert len({len(share) for share in shares}) == 1
+        taken = [share[step] for step in range(len(shares[0])) for share in shares]
+        left = everything[start:]
+        if drop_last:
+            assert taken == left[: len(left) // world_size * world_size]
+        else:
+            assert taken[: len(left)] == left
+            assert len(taken) - len(left) < world_size
+            assert taken[len(left) :] == [everything[place % n] for place in range(len(taken) - len(left))]
+
+
+# Promised to users; a change breaks their runs.
+FROZEN = [[5, 6, 4], [2, 0, 5], [3, 1, 2]]
+
+
+def test_frozen():
+    shares = [whole(RankShare(Permutation(7, 0, 0), rank, 3)) for rank in range(3)]
+    assert shares == FROZEN
+    assert Counter(position for share in shares for position in share).most_common(2)[0][1] == 2
+
+
+def test_a_part_of_a_share():
+    share = RankShare(Sequential(10**12), 3, 8)
+    assert len(share) == 10**12 // 8
+    assert share.numbers(5, 8) == [43, 51, 59]
+    assert share.numbers(len(share) - 1, len(share) + 5) == [10**12 - 5]

@@ -1,0 +1,164 @@
+"""torchdata's StatefulDataLoader: resuming at every batch, with any workers, and again after that."""
+
+import json
+
+import pytest
+import torch
+
+from torch_tfrecord import IterableMixture, RecordBatchSampler, RecordSampler
+
+stateful = pytest.importorskip("torchdata.stateful_dataloader")
+StatefulDataLoader = stateful.StatefulDataLoader
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:'set_vital' is deprecated"),  # torchdata 0.11 with torch 2.15
+]
+
+
+@pytest.fixture(autouse=True)
+def _no_environment(monkeypatch):
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
+        monkeypatch.delenv(name, raising=False)
+
+
+N = 25
+
+
+def by_sampler(num_workers, **options):
+    sampler = RecordSampler(range(N), seed=1, rank=1, world_size=2)
+    return StatefulDataLoader(range(N), 3, sampler=sampler, num_workers=num_workers, **options), sampler
+
+
+def by_batches(num_workers, **options):
+    sampler = RecordBatchSampler(range(N), 3, seed=1, rank=1, world_size=2, num_epochs=2)
+    return StatefulDataLoader(range(N), batch_sampler=sampler, num_workers=num_workers, **options), sampler
+
+
+def by_samples(num_workers, **options):
+    sampler = RecordSampler(range(N), seed=1, rank=1, world_size=2)
+    return StatefulDataLoader(range(N), batch_size=None, sampler=sampler, num_workers=num_workers, **options), sampler
+
+
+def received(loader, states=None):
+    batches = []
+    for batch in loader:
+        batches.append(batch.tolist() if torch.is_tensor(batch) else batch)
+        if states is not None:
+            states.append(json.loads(json.dumps(loader.state_dict())))
+    return batches
+
+
+@pytest.mark.parametrize("num_workers", [0, 1, 2])
+@pytest.mark.parametrize("make", [by_sampler, by_batches, by_samples])
+def test_resume_at_every_batch(make, num_workers):
+    loader, sampler = make(num_workers)
+    runs = []
+    states = []
+    for epoch in range(3):
+        if make is not by_batches:  # that one goes on by itself
+            sampler.set_epoch(epoch)
+        runs.append(received(loader, states if epoch == 1 else None))
+        if epoch == 1:
+            states.append(json.loads(json.dumps(loader.state_dict())))
+    assert runs[0] != runs[1] != runs[2]
+    assert len(states) == len(runs[1]) + 1
+    # With workers not all: each takes a second to start them.
+    places = range(len(states)) if num_workers == 0 else [0, 3, len(states) - 2, len(states) - 1]
+    for place in places:
+        again, other = make(num_workers)
+        again.load_state_dict(states[place])
+        rest = received(again)
+        if place == len(states) - 1:
+            # Saved after the end of the iteration: torchdata begins the next one.
+            assert rest == (runs[2] if make is by_batches else runs[1])
+        else:
+            assert rest == runs[1][place + 1 :]
+        if make is not by_batches:
+            other.set_epoch(2)
+        following = received(again)
+        if make is by_batches and place == len(states) - 1:
+            continue
+        assert following == runs[2]
+
+
+@pytest.mark.parametrize("make", [by_sampler, by_batches])
+def test_persistent_workers_and_snapshots_now_and_then(make):
+    loader, sampler = make(2, persistent_workers=True, snapshot_every_n_steps=2)
+    first = received(loader)
+    if make is by_sampler:
+        sampler.set_epoch(1)
+    states = []
+    second = received(loader, states)
+    again, _ = make(2, snapshot_every_n_steps=2)
+    again.load_state_dict(states[2])
+    assert received(again) == second[3:]
+    assert first != second
+
+
+def test_a_state_of_another_world_size():
+    # Two ranks received 2 batches of 3 each; one rank goes on with the places from 12.
+    states = []
+    received(by_sampler(2)[0], states)
+    whole = list(RecordSampler(range(N), seed=1))
+    alone = StatefulDataLoader(
+        range(N), 4, sampler=RecordSampler(range(N), seed=1, rank=0, world_size=1), num_workers=2
+    )
+    alone.load_state_dict(states[1])
+    assert sum(received(alone), []) == whole[12:]  # noqa: RUF017
+
+
+class Numbers(torch.utils.data.IterableDataset):
+    """Each worker's part of the numbers from first on."""
+
+    def __init__(self, first, count):
+        self.first, self.count = first, count
+
+    def __iter__(self):
+        worker = torch.utils.data.get_worker_info()
+        number, of = (worker.id, worker.num_workers) if worker else (0, 1)
+        return iter(range(self.first + number, self.first + self.count, of))
+
+
+class Stateful(Numbers):
+    """With a state of its own."""
+
+    def __iter__(self):
+        return Place(list(super().__iter__()))
+
+
+class Place:
+    def __init__(self, numbers):
+        self.numbers, self.place = numbers, 0
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        if self.place == len(self.numbers):
+            raise StopIteration
+        self.place += 1
+        return self.numbers[self.place - 1]
+
+    def state_dict(self):
+        return {"place": self.place}
+
+    def load_state_dict(self, state):
+        self.place = state["place"]
+
+
+@pytest.mark.parametrize("stop", ["first_exhausted", "all_exhausted", "all_exhausted_without_replacement"])
+@pytest.mark.parametrize("num_workers", [0, 1, 2])
+@pytest.mark.parametrize("kind", [Numbers, Stateful])
+def test_mixtures_of_streams(kind, num_workers, stop):
+    def make():
+        mixture = IterableMixture([kind(0, 12), kind(100, 5)], weights=[2, 1], seed=1, stop=stop)
+        return StatefulDataLoader(mixture, 3, num_workers=num_workers)
+
+    loader, states = make(), []
+    whole = received(loader, states)
+    assert received(loader) == whole
+    for place in range(len(whole)) if num_workers == 0 else [0, 2, len(whole) - 1]:
+        again = make()
+        again.load_state_dict(states[place])
+        assert received(again) == whole[place + 1 :]
+        assert received(again) == whole

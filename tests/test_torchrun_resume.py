@@ -1,0 +1,64 @@
+"""Jobs of several ranks, killed in the middle and started again with another number of ranks."""
+
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+
+from torch_tfrecord import ShardedTFRecordWriter
+
+pytestmark = pytest.mark.slow
+N = 240  # what is left can be divided evenly at every step, so that nothing is repeated
+
+
+def torchrun(num_ranks, *arguments):
+    """The exit status."""
+    script = Path(__file__).parent / "train_job.py"
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(num_ranks)]
+    environment = {key: value for key, value in os.environ.items() if key not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
+    done = subprocess.run(
+        [*command, script, *map(str, arguments)], env=environment, capture_output=True, text=True, timeout=200
+    )
+    return done.returncode, done.stderr
+
+
+def logged(folder, run):
+    lines = [line for path in folder.glob(f"log-{run}-*") for line in path.read_text().splitlines()]
+    return [json.loads(line) for line in lines]
+
+
+@pytest.mark.parametrize("kind", ["position", "stream"])
+@pytest.mark.parametrize(
+    "runs",
+    [
+        [(2, 1, 10), (4, -1, 0)],  # ranks, which one is killed, after which step
+        [(4, 2, 8), (2, -1, 0)],
+        [(2, 0, 31), (4, 3, 5), (2, -1, 0)],  # in the second epoch; then once more
+    ],
+    ids=["2 to 4", "4 to 2", "2 to 4 to 2"],
+)
+def test_killed_and_started_with_other_ranks(tmp_path, runs, kind):
+    with ShardedTFRecordWriter(tmp_path / "train", num_shards=5, write_index=True) as writer:
+        for number in range(N):
+            writer.write({"id": number})
+    trained = Counter()
+    for run, (num_ranks, killed_rank, kill_after) in enumerate(runs):
+        status, text = torchrun(num_ranks, tmp_path, run, kind, killed_rank, kill_after)
+        steps = logged(tmp_path, run)
+        assert len({path.name for path in tmp_path.glob(f"log-{run}-*")}) == num_ranks
+        if killed_rank >= 0:
+            assert status != 0 and "SIGKILL" in text
+            checkpoint = torch.load(tmp_path / "checkpoint.pt", weights_only=True)
+            assert checkpoint["run"] == str(run)  # as given on the command line
+            # What was done after the last checkpoint is lost with the weights, and done again.
+            assert checkpoint["step"] == kill_after // 3 * 3
+            steps = [line for line in steps if line[1] <= checkpoint["step"]]
+        else:
+            assert status == 0, text
+        trained.update((epoch, number) for epoch, _, ids in steps for number in ids)
+    assert trained == Counter((epoch, number) for epoch in range(2) for number in range(N))

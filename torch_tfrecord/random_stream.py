@@ -1,0 +1,75 @@
+"""Seeded random numbers that stay the same on every machine and in every release."""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["RandomStream"]
+
+_UINT64 = (1 << 64) - 1
+_STEP = 0x9E3779B97F4A7C15
+_FIRST_FACTOR = 0xBF58476D1CE4E5B9
+_SECOND_FACTOR = 0x94D049BB133111EB
+
+
+class RandomStream:
+    """A seeded stream of 64-bit random numbers: SplitMix64 (Steele, Lea and Flood, 2014).
+
+    Own code, since the streams of Python's, NumPy's and torch's generators may change between releases, and a seed must
+    give one order for ever. No global random state is read or written.
+
+    Args:
+        seeds: Integers of any size; a different tuple gives an unrelated stream.
+    """
+
+    def __init__(self, *seeds: int) -> None:
+        self._state = 0
+        for seed in seeds:
+            self._state = self._next() ^ _to_64_bits(seed)
+            self._state = self._next()
+
+    def _next(self) -> int:
+        self._state = (self._state + _STEP) & _UINT64
+        return _mixed(self._state)
+
+    def next_numbers(self, count: int) -> npt.NDArray[np.uint64]:
+        """The next numbers of the stream, all at once."""
+        numbers = self.numbers_at(np.arange(count, dtype=np.uint64))
+        self.skip(count)
+        return numbers
+
+    def numbers_at(self, places: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+        """The numbers that stand at these places of the stream, counted from 0 = the next one; the stream stays."""
+        z = places * np.uint64(_STEP) + np.uint64((self._state + _STEP) & _UINT64)
+        z = (z ^ z >> np.uint64(30)) * np.uint64(_FIRST_FACTOR)
+        z = (z ^ z >> np.uint64(27)) * np.uint64(_SECOND_FACTOR)
+        numbers: npt.NDArray[np.uint64] = z ^ z >> np.uint64(31)
+        return numbers
+
+    def number_at(self, place: int) -> int:
+        """One of `numbers_at`, for a place of any size."""
+        return _mixed((self._state + (place + 1) * _STEP) & _UINT64)
+
+    def skip(self, count: int) -> None:
+        """Go on behind the next so many numbers."""
+        self._state = (self._state + count * _STEP) & _UINT64
+
+    def below(self, limit: int) -> int:
+        """A number from 0 to limit - 1, 1 <= limit; the bias is below limit / 2^64."""
+        return self._next() * limit >> 64
+
+
+def _mixed(z: int) -> int:
+    z = (z ^ z >> 30) * _FIRST_FACTOR & _UINT64
+    z = (z ^ z >> 27) * _SECOND_FACTOR & _UINT64
+    return z ^ z >> 31
+
+
+def _to_64_bits(seed: int) -> int:
+    if 0 <= seed <= _UINT64:
+        return seed
+    # Negative and longer seeds: folded so that none falls together with a near one.
+    return int.from_bytes(hashlib.blake2b(b"%d" % seed, digest_size=8).digest(), "little")
