@@ -62,17 +62,22 @@ def processor_seconds() -> float:
 
 
 class MemoryWatch(threading.Thread):
-    """Notes the memory every second."""
+    """Notes the memory every second, but for while time is taken: looking at gigabytes takes some."""
 
     def __init__(self) -> None:
         super().__init__(daemon=True)
         self.peak = 0
+        self.is_paused = False
         self.start()
 
     def run(self) -> None:
         while True:
-            self.peak = max(self.peak, memory_bytes())
+            if not self.is_paused:
+                self.look()
             time.sleep(1)
+
+    def look(self) -> None:
+        self.peak = max(self.peak, memory_bytes())
 
 
 def write_data(directory: Path, num_episodes: int) -> None:
@@ -228,12 +233,14 @@ SIDES = {
 def run_side(batches, num_samples: int, begin: float, watch: MemoryWatch) -> None:
     next(batches)
     first = time.perf_counter() - begin
+    watch.is_paused = True
     begin, work = time.perf_counter(), processor_seconds()
     done = 0
     while done < num_samples:
         next(batches)
         done += BATCH
     found = {"rate": done / (time.perf_counter() - begin), "work": (processor_seconds() - work) / done * 1e3}
+    watch.look()
     print(json.dumps({**found, "first": first, "peak": watch.peak / 1e6}), flush=True)
     os._exit(0)
 

@@ -44,7 +44,8 @@ def test_tables_of_our_side(tmp_path):
     assert compared[0]["layout"] == {"tokens": "int64[2048]"}
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
+@pytest.mark.timeout(900)
 def test_all_other_tables(tmp_path):
     names = ["tabular", "embeddings", "raw", "index", "images", "images-uint8", "scaling", "startup"]
     output, results = compare(tmp_path, *names)

@@ -290,9 +290,18 @@ def test_a_dropped_iterator_ends_its_workers(files):
 SIZES, WORLDS, BATCHES = (0, 1, 2, 7, 1000, 10_007), (1, 2, 3, 4, 5), (1, 3, 64)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("num_workers", [0, 1, 2, 3])
-@pytest.mark.parametrize("num_records", SIZES)
+# With workers every loader starts processes: most of those combinations take minutes.
+MATRIX = [
+    pytest.param(
+        size,
+        workers,
+        marks=pytest.mark.slow if not workers or (size, workers) in ((7, 2), (2, 3)) else pytest.mark.exhaustive,
+    )
+    for size, workers in itertools.product(SIZES, (0, 1, 2, 3))
+]
+
+
+@pytest.mark.parametrize(("num_records", "num_workers"), MATRIX)
 def test_ranks_workers_batches(tmp_path, num_records, num_workers):
     """The union over ranks is the epoch (or the stated padding), equal counts, resume on other ranks and workers."""
     with ShardedTFRecordWriter(tmp_path / "train", max_shard_bytes=100 + 10 * num_records, write_index=True) as writer:

@@ -12,7 +12,6 @@ import torch
 
 from torch_tfrecord import ShardedTFRecordWriter
 
-pytestmark = pytest.mark.slow
 N = 240  # what is left can be divided evenly at every step, so that nothing is repeated
 
 
@@ -32,15 +31,22 @@ def logged(folder, run):
     return [json.loads(line) for line in lines]
 
 
-@pytest.mark.parametrize("kind", ["position", "stream"])
+# Ranks, which one is killed, after which step.
+UP = [(2, 1, 10), (4, -1, 0)]
+DOWN = [(4, 2, 8), (2, -1, 0)]
+UP_AND_DOWN = [(2, 0, 31), (4, 3, 5), (2, -1, 0)]  # in the second epoch; then once more
+
+
 @pytest.mark.parametrize(
-    "runs",
+    ("runs", "kind"),
     [
-        [(2, 1, 10), (4, -1, 0)],  # ranks, which one is killed, after which step
-        [(4, 2, 8), (2, -1, 0)],
-        [(2, 0, 31), (4, 3, 5), (2, -1, 0)],  # in the second epoch; then once more
+        pytest.param(UP, "position", marks=pytest.mark.slow, id="2 to 4"),
+        pytest.param(DOWN, "position", marks=pytest.mark.slow, id="4 to 2"),
+        pytest.param(UP, "stream", marks=pytest.mark.slow, id="stream, 2 to 4"),
+        pytest.param(DOWN, "stream", marks=pytest.mark.exhaustive, id="stream, 4 to 2"),
+        pytest.param(UP_AND_DOWN, "position", marks=pytest.mark.exhaustive, id="2 to 4 to 2"),
+        pytest.param(UP_AND_DOWN, "stream", marks=pytest.mark.exhaustive, id="stream, 2 to 4 to 2"),
     ],
-    ids=["2 to 4", "4 to 2", "2 to 4 to 2"],
 )
 def test_killed_and_started_with_other_ranks(tmp_path, runs, kind):
     with ShardedTFRecordWriter(tmp_path / "train", num_shards=5, write_index=True) as writer:
