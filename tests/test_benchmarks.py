@@ -30,6 +30,7 @@ def compare(tmp_path, *arguments):
     return done.stdout, json.loads(results.read_text())
 
 
+@pytest.mark.slow
 def test_tables_of_our_side(tmp_path):
     output, results = compare(tmp_path, "tokens", "--sides", "ours", "--variants", "2")
     assert "| tokens | torch_tfrecord | in process |" in output

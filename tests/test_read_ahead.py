@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import Future
 from pathlib import Path
 
 import numpy as np
@@ -241,6 +242,24 @@ def test_an_interrupt_ends_an_endless_loop(path):
     _, errors = child.communicate(timeout=60)
     assert errors.rstrip().endswith("KeyboardInterrupt")
     assert child.returncode in (-signal.SIGINT, 1)
+
+
+def test_an_interrupt_ends_the_threads_and_the_iteration(path, monkeypatch):
+    running = iter(make_dataloader(path, 4, FEATURES, num_threads=2))
+    next(running)
+    monkeypatch.setattr(Future, "result", raise_interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        next(running)
+    monkeypatch.undo()
+    with pytest.raises(RuntimeError, match="was interrupted: begin a new one"):
+        next(running)
+    for thread in our_threads():  # though `running` lives on
+        thread.join(20)
+    assert our_threads() == []
+
+
+def raise_interrupt(future, timeout=None):
+    raise KeyboardInterrupt
 
 
 def test_global_random_states_stay(path, random_states_untouched):

@@ -100,10 +100,23 @@ class _ReadAheadIterator(_SingleProcessDataLoaderIter):
         super().__init__(loader)
         self._num_threads = loader.num_threads
         self._under_way: deque[_Batch] = deque()  # in order
-        self._is_ended = False
+        self._pool = ThreadPoolExecutor(1)  # until the first batch; has no thread
+        self._is_ended = self._is_interrupted = False
         self._pid = -1
 
     def _next_data(self) -> Any:
+        if self._is_interrupted:
+            raise RuntimeError("this iteration was interrupted: begin a new one, from the loader's state if need be")
+        try:
+            return self._next_batch()
+        except Exception:
+            raise
+        except BaseException:  # Ctrl-C, perhaps while a thread was starting: nobody would ever tell that one to end
+            self._is_interrupted = True
+            self._pool.shutdown(wait=False, cancel_futures=True)
+            raise
+
+    def _next_batch(self) -> Any:
         if self._pid != os.getpid():
             self._start()
         while not self._is_ended and len(self._under_way) <= self._num_threads:
@@ -116,8 +129,8 @@ class _ReadAheadIterator(_SingleProcessDataLoaderIter):
 
     def _start(self) -> None:
         """Start the threads; in a forked process, which has none of them, once more for what was under way."""
-        self._pid = os.getpid()
         self._pool = ThreadPoolExecutor(self._num_threads, "tfrecord-read-ahead")
+        self._pid = os.getpid()
         # Of an iterator that is dropped no batch is begun any more.
         weakref.finalize(self, self._pool.shutdown, wait=False, cancel_futures=True).atexit = False
         self._under_way = deque(self._submit(batch.positions) for batch in self._under_way)
