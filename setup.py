@@ -28,6 +28,7 @@ EXTENSIONS = cythonize(
     [
         extension("frames", "crc32c.h"),
         extension("columns", "varints.h"),
+        extension("memory", "blocks.h"),
         extension("pixels"),
         # Regions of JPEG images, where the headers of libjpeg-turbo are installed: apt install libjpeg-turbo*-dev.
         extension("jpeg", "jpeg_region.h", libraries=("jpeg",)),

@@ -1,6 +1,5 @@
 """Images cropped while they are decoded: decoding the whole image and torchvision's transforms are the oracle."""
 
-import gc
 import io
 import pickle
 import random
@@ -39,7 +38,6 @@ from torch_tfrecord import (
     parse_single_example,
     parse_single_sequence_example,
 )
-from torch_tfrecord.batch_memory import BatchMemory
 from torch_tfrecord.image_columns import ImageReader
 from torch_tfrecord.image_headers import has_end_marker, read_header
 from torch_tfrecord.image_regions import Region, Scratch, decode_region
@@ -375,26 +373,6 @@ def test_wrong_specs(options, kind, text):
     with pytest.raises(kind) as caught:
         Image(**options)
     assert str(caught.value) == text
-
-
-def test_memory_is_used_again_once_no_tensor_looks_at_it():
-    memory = BatchMemory()
-    first = memory.empty((2, 3), torch.float32)
-    address = first.data_ptr()
-    view = first[1:]
-    del first
-    gc.collect()
-    other = memory.empty((2, 3), torch.float32)
-    assert other.data_ptr() != address
-    view.fill_(7)
-    del view
-    gc.collect()
-    again = memory.empty((3, 2), torch.float32)
-    assert again.data_ptr() == address
-    assert again.shape == (3, 2) and again.is_contiguous()
-    del again
-    gc.collect()
-    assert memory.empty((7,), torch.uint8).shape == (7,)
 
 
 def test_batches_are_apart_and_old_ones_stay():

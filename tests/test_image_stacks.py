@@ -1,7 +1,6 @@
 """decode_stack: several images in one piece of memory, each with the pixels of decode_image, whatever its kind."""
 
 import io
-import pickle
 import random
 
 import numpy as np
@@ -10,7 +9,6 @@ import torch
 from PIL import Image as PillowImage
 
 from torch_tfrecord import ImageDecodeError, decode_image, image_stacks
-from torch_tfrecord.batch_memory import BatchMemory
 from torch_tfrecord.image_stacks import decode_stack
 from torch_tfrecord.native import optional_module
 
@@ -80,7 +78,7 @@ def decodable(mode):
 def test_each_image_is_what_decode_image_gives(by, mode):
     expected = decodable(mode)
     rows = random.Random(0).sample(range(len(expected) + 3), len(expected))
-    stack = decode_stack([KINDS[name] for name in expected], mode, BatchMemory(), rows, len(expected) + 3)
+    stack = decode_stack([KINDS[name] for name in expected], mode, rows, len(expected) + 3)
     assert stack.shape == (len(expected) + 3, {"RGB": 3, "L": 1, "RGBA": 4}[mode], 45, 61)
     assert stack.dtype == torch.uint8 and stack.permute(0, 2, 3, 1).is_contiguous()
     for row, (name, image) in zip(rows, expected.items(), strict=True):
@@ -89,8 +87,8 @@ def test_each_image_is_what_decode_image_gives(by, mode):
 
 def test_images_of_several_sizes_and_no_images(by):
     values = [KINDS["4:2:0"], encode(draw(45, 60))]
-    assert decode_stack(values, "RGB", BatchMemory(), [0, 1], 2) is None
-    assert decode_stack([], "RGB", BatchMemory(), [], 0) is None
+    assert decode_stack(values, "RGB", [0, 1], 2) is None
+    assert decode_stack([], "RGB", [], 0) is None
 
 
 @pytest.mark.parametrize("name", ["4:2:0", "PNG"])
@@ -100,7 +98,7 @@ def test_damaged_images_are_errors(by, name):
         with pytest.raises(ImageDecodeError):
             decode_image(damaged)
         with pytest.raises(ImageDecodeError):
-            decode_stack([data, damaged], "RGB", BatchMemory(), [0, 1], 2)
+            decode_stack([data, damaged], "RGB", [0, 1], 2)
 
 
 def test_changed_bytes_give_what_decode_image_gives(by):
@@ -116,7 +114,7 @@ def test_changed_bytes_give_what_decode_image_gives(by):
         except ImageDecodeError:
             continue
         compared += 1
-        stack = decode_stack([bytes(damaged)], "RGB", BatchMemory(), [0], 1)
+        stack = decode_stack([bytes(damaged)], "RGB", [0], 1)
         assert torch.equal(stack[0], expected)
     assert compared > 20
 
@@ -150,11 +148,3 @@ def test_changed_bytes_never_write_outside_their_row():
             out = np.full((3, 45, 61, 3), 77, np.uint8)
             read_images([bytes(damaged)], np.array([1]), out)
             assert (out[0] == 77).all() and (out[2] == 77).all(), name
-
-
-def test_memory_is_not_pickled():
-    memory = BatchMemory()
-    tensor = memory.empty((1 << 16,), torch.uint8)
-    del tensor
-    assert len(pickle.dumps(memory)) < 200
-    assert pickle.loads(pickle.dumps(memory)).empty((3,), torch.uint8).shape == (3,)

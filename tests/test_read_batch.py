@@ -10,7 +10,7 @@ from helpers import compressed, framed, header, pure_python, random_payloads
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from torch_tfrecord import CorruptRecordError, IndexMismatchError, TFRecordError, build_index
+from torch_tfrecord import CorruptRecordError, IndexMismatchError, TFRecordError, build_index, reader
 from torch_tfrecord.compression import open_stream
 from torch_tfrecord.native import has_native
 from torch_tfrecord.reader import RecordReader
@@ -95,8 +95,21 @@ def test_few_calls_for_neighbours(tmp_path, monkeypatch):
         real(self, begins, *rest)
 
     monkeypatch.setattr(type(source), "read_ranges", counted)
+    monkeypatch.setattr(reader, "read_local_batch", lambda *_, **__: None)  # the compiled core reads by itself
     RecordReader().read_batch(lambda _: source, *files.places([(0, n) for n in range(50)]))
     assert seen == [0]
+
+
+def test_a_batch_of_more_files_than_are_held_open(tmp_path):
+    files = Files(tmp_path, [([b"%d" % n, b"x" * n], "") for n in range(30)])
+    rows = [(file, record) for file in range(30) for record in (1, 0)]
+    random.Random(3).shuffle(rows)
+    assert files.read(rows).tolist() == [files.payloads[file][0][record] for file, record in rows]
+    with open(files.paths[17], "r+b") as file:
+        file.seek(13)
+        file.write(b"!")
+    with pytest.raises(CorruptRecordError, match="f17"):
+        files.read(rows)
 
 
 @pytest.mark.parametrize("at", [0, 9, 12, 15])

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from torch_tfrecord.batch_memory import empty_bytes
 from torch_tfrecord.columns import Column, NativeReader, Reader, Want
 from torch_tfrecord.dtypes import BYTES_LIST, FLOAT_LIST, INT64_LIST, ListKind
 from torch_tfrecord.native import native_module
@@ -68,7 +69,7 @@ class ColumnPlan:
         num_bytes = self._row_bytes * num_records
         if self._core is None or num_bytes > _MAX_GROWTH * buffer.nbytes + _FREE_BYTES:
             return None
-        block = np.empty(num_bytes, np.uint8)
+        block = empty_bytes(num_bytes)
         offsets = np.empty((len(self._ragged_places), num_records + 1), np.int64)
         missing = np.zeros((len(self._wants), num_records), np.bool_)
         starts, lengths = np.ascontiguousarray(records.starts), np.ascontiguousarray(records.lengths)

@@ -14,7 +14,7 @@ import torch
 from torchvision.transforms import InterpolationMode
 from torchvision.transforms.v2 import functional
 
-from torch_tfrecord.batch_memory import BatchMemory
+from torch_tfrecord.batch_memory import empty_tensor
 from torch_tfrecord.crops import Crop, CropPlan
 from torch_tfrecord.errors import ImageDecodeError, ParseError
 from torch_tfrecord.image_headers import ImageHeader
@@ -69,7 +69,6 @@ class CroppedImages:
     ) -> None:
         self._mode, self._crop, self._normalization = mode, crop, normalization
         self._apply_orientation = apply_orientation
-        self._memory = BatchMemory()
 
     def batch(self, values: Sequence[Any], shapes: Sequence[tuple[Any, ...]], keys: Sequence[int]) -> torch.Tensor:
         """Decode several images.
@@ -84,9 +83,9 @@ class CroppedImages:
         """
         (height, width), channels = self._crop.size, _CHANNELS[self._mode]
         if self._normalization is None:
-            out = self._memory.empty((len(values), height, width, channels), torch.uint8).permute(0, 3, 1, 2)
+            out = empty_tensor((len(values), height, width, channels), torch.uint8).permute(0, 3, 1, 2)
         else:
-            out = self._memory.empty((len(values), channels, height, width), torch.float32)
+            out = empty_tensor((len(values), channels, height, width), torch.float32)
         scratch = Scratch()
         for row, data, shape, key in zip(out.unbind(), values, shapes, keys, strict=True):
             self._write(data, shape, int(key), row, scratch)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from torch_tfrecord.batch_memory import BatchMemory
+from torch_tfrecord.batch_memory import empty_tensor
 from torch_tfrecord.image_headers import ImageHeader, has_end_marker
 from torch_tfrecord.images import DEFAULT_MAX_PIXELS, decode_opened, open_image
 from torch_tfrecord.native import optional_module
@@ -18,9 +18,7 @@ __all__ = ["decode_stack"]
 _CHANNELS = {"RGB": 3, "L": 1, "RGBA": 4}
 
 
-def decode_stack(
-    values: Sequence[bytes], mode: str, memory: BatchMemory, rows: Sequence[int], num_rows: int
-) -> torch.Tensor | None:
+def decode_stack(values: Sequence[bytes], mode: str, rows: Sequence[int], num_rows: int) -> torch.Tensor | None:
     """Decode images to rows of one tensor, each with the pixels of `decode_image`.
 
     JPEG images are decoded by libjpeg-turbo, all of them without the interpreter's lock, where it was there when the
@@ -29,7 +27,6 @@ def decode_stack(
     Args:
         values: Encoded images.
         mode: "RGB", "L" or "RGBA".
-        memory: Where the tensor's memory is from.
         rows: For each image its row.
         num_rows: How many rows; those without an image are not cleared.
 
@@ -43,7 +40,7 @@ def decode_stack(
     sizes = {(header.height, header.width) for _, header in opened}
     if len(sizes) != 1:
         return None
-    out = memory.empty((num_rows, *sizes.pop(), _CHANNELS[mode]), torch.uint8)
+    out = empty_tensor((num_rows, *sizes.pop(), _CHANNELS[mode]), torch.uint8)
     is_read = _read_plain(opened, mode, np.asarray(rows, np.int64), out.numpy())
     for (encoded, header), row, done in zip(opened, rows, is_read, strict=True):
         if not done:

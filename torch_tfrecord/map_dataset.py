@@ -19,6 +19,7 @@ from torch_tfrecord.column_batch import ColumnBatch, ColumnTransform
 from torch_tfrecord.compression import ByteSource, check_compression_type, open_stream
 from torch_tfrecord.errors import TFRecordError
 from torch_tfrecord.index import RecordIndex
+from torch_tfrecord.native import native_module
 from torch_tfrecord.paths import Paths, find_files
 from torch_tfrecord.reader import RecordReader
 from torch_tfrecord.record_keys import record_keys
@@ -227,6 +228,11 @@ class TFRecordDataset(Dataset[Any]):
             raise IndexError(f"position {position} is out of range for {len(self)} records") from None
 
     def _absolutes(self, positions: Sequence[int]) -> _Integers:
+        native = native_module("frames")
+        if native is not None and isinstance(positions, list):
+            numbers = np.empty(len(positions), np.int64)
+            if native.integers(positions, len(self), numbers):
+                return self._chosen(numbers)
         numbers = np.asarray(positions)
         if numbers.dtype != np.int64 or numbers.ndim != 1:  # other integers, or none
             return np.array([self._absolute(position) for position in positions], dtype=np.int64)
@@ -236,6 +242,10 @@ class TFRecordDataset(Dataset[Any]):
             if len(wrong):
                 self._absolute(wrong[0])
             numbers = np.where(numbers < 0, numbers + len(self), numbers)
+        return self._chosen(numbers)
+
+    def _chosen(self, numbers: _Integers) -> _Integers:
+        """The absolute positions of this dataset's, all from 0 to below its length."""
         if isinstance(self._positions, np.ndarray):
             chosen: _Integers = self._positions[numbers]
             return chosen

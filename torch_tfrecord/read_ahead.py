@@ -7,8 +7,11 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import islice
+from time import perf_counter
 from typing import Any, NamedTuple, Protocol
 
+from torch.autograd import profiler
 from torch.utils.data import DataLoader
 from torch.utils.data._utils.pin_memory import pin_memory
 from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
@@ -22,6 +25,9 @@ __all__ = ["LoadsAhead", "ReadAheadLoader", "usual_num_threads"]
 
 # More threads than this wait for Python's lock, for all but large images.
 _MOST_THREADS = 8
+# Batches are loaded together for about this long, but no more of them than that.
+_TASK_SECONDS = 4e-3
+_MOST_BATCHES = 8
 
 
 def usual_num_threads() -> int:
@@ -57,8 +63,9 @@ class ReadAheadLoader(DataLoader[Any]):
 
     Args:
         dataset: The dataset.
-        num_threads: Threads that read ahead; each keeps one batch under way, and one more is ready. None for one for
-            each processor that this process may use, up to 8.
+        num_threads: Threads that read ahead; each keeps one batch under way, and one more is ready (of batches that
+            take less than 4 ms, up to 8 in place of one). None for one for each processor that this process may use,
+            up to 8.
         **dataloader_kwargs: For `DataLoader`: batch_size, shuffle, sampler, ...; `collate_fn` is `collate` unless
             given.
 
@@ -84,25 +91,47 @@ class ReadAheadLoader(DataLoader[Any]):
         return super().__iter__() if self.num_workers or not self.num_threads else _ReadAheadIterator(self)
 
 
-class _Batch(NamedTuple):
-    """A batch under way."""
+class _Task(NamedTuple):
+    """Batches under way, which one thread loads one after another."""
 
-    positions: Sequence[int]
-    loading: Future[Any]
+    positions: Sequence[Sequence[int]]
+    loading: Future[_Loaded]
+
+
+class _Loaded(NamedTuple):
+    """What came of a task: of each batch what was loaded, or its error; and the seconds it took."""
+
+    batches: list[tuple[Any, Exception | None]]
+    seconds: float
 
 
 class _ReadAheadIterator(_SingleProcessDataLoaderIter):
-    """One iteration. Threads start with the first batch and end with the iteration, or when it is dropped."""
+    """One iteration. Threads start with the first batch and end with the iteration, or when it is dropped.
+
+    A thread that hands over a batch wakes the one that iterates, which costs as much as loading a hundred rows of
+    numbers. So batches that are loaded quickly are loaded and handed over several at once.
+    """
 
     _dataset: Any  # LoadsAhead
 
     def __init__(self, loader: ReadAheadLoader) -> None:
         super().__init__(loader)
         self._num_threads = loader.num_threads
-        self._under_way: deque[_Batch] = deque()  # in order
+        # The collate_fn, where it may run ahead: it is ours, and no transform of the user's comes before it.
+        is_ours = self._collate_fn is collate or isinstance(self._collate_fn, PaddedCollate)
+        self._ahead = self._collate_fn if is_ours and not self._dataset.has_user_transform else None
+        self._tasks: deque[_Task] = deque()  # in order
+        self._loaded: deque[tuple[Any, Exception | None]] = deque()  # of tasks that have ended, in order
+        self._task_size = 1
         self._pool = ThreadPoolExecutor(1)  # until the first batch; has no thread
         self._is_ended = self._is_interrupted = False
         self._pid = -1
+
+    def __next__(self) -> Any:
+        if getattr(profiler, "_is_profiler_enabled", True):
+            return super().__next__()  # torch's, which tells the profiler
+        self._num_yielded += 1
+        return self._next_data()
 
     def _next_data(self) -> Any:
         if self._is_interrupted:
@@ -119,12 +148,14 @@ class _ReadAheadIterator(_SingleProcessDataLoaderIter):
     def _next_batch(self) -> Any:
         if self._pid != os.getpid():
             self._start()
-        while not self._is_ended and len(self._under_way) <= self._num_threads:
-            self._read_next()
-        if not self._under_way:
-            self._pool.shutdown(wait=False)
-            raise StopIteration
-        batch = self._finish(self._under_way.popleft().loading.result())
+        while not self._is_ended and len(self._tasks) <= self._num_threads:
+            self._begin_task()
+        if not self._loaded:
+            self._wait()
+        loaded, error = self._loaded.popleft()
+        if error is not None:
+            raise error
+        batch = loaded if self._ahead is not None else self._collate_fn(self._dataset.transform_samples(loaded))
         return pin_memory(batch, self._pin_memory_device) if self._pin_memory else batch  # type: ignore[no-untyped-call]
 
     def _start(self) -> None:
@@ -133,30 +164,38 @@ class _ReadAheadIterator(_SingleProcessDataLoaderIter):
         self._pid = os.getpid()
         # Of an iterator that is dropped no batch is begun any more.
         weakref.finalize(self, self._pool.shutdown, wait=False, cancel_futures=True).atexit = False
-        self._under_way = deque(self._submit(batch.positions) for batch in self._under_way)
+        self._tasks = deque(self._submit(task.positions) for task in self._tasks)
 
-    def _read_next(self) -> None:
-        try:
-            self._under_way.append(self._submit(next(self._sampler_iter)))
-        except StopIteration:
-            self._is_ended = True
+    def _begin_task(self) -> None:
+        positions = list(islice(self._sampler_iter, self._task_size))
+        self._is_ended = len(positions) < self._task_size
+        if positions:
+            self._tasks.append(self._submit(positions))
 
-    def _submit(self, positions: Sequence[int]) -> _Batch:
+    def _submit(self, positions: Sequence[Sequence[int]]) -> _Task:
         # Without a reference to this iterator, which could else not be dropped.
-        return _Batch(positions, self._pool.submit(_load, self._dataset, positions, self._ahead()))
+        return _Task(positions, self._pool.submit(_load, self._dataset, positions, self._ahead))
 
-    def _ahead(self) -> Callable[[Any], Any] | None:
-        """The collate_fn, where it may run ahead: it is ours, and no transform of the user's comes before it."""
-        is_ours = self._collate_fn is collate or isinstance(self._collate_fn, PaddedCollate)
-        return self._collate_fn if is_ours and not self._dataset.has_user_transform else None
+    def _wait(self) -> None:
+        """Wait for the task that is next."""
+        if not self._tasks:
+            self._pool.shutdown(wait=False)
+            raise StopIteration
+        batches, seconds = self._tasks.popleft().loading.result()
+        self._loaded.extend(batches)
+        wanted = int(_TASK_SECONDS / max(seconds / len(batches), 1e-9))
+        self._task_size = min(max(wanted, 1), 2 * self._task_size, _MOST_BATCHES)
 
-    def _finish(self, loaded: Any) -> Any:
-        if self._ahead() is not None:
-            return loaded
-        samples: Any = self._dataset.transform_samples(loaded)
-        return self._collate_fn(samples)
 
-
-def _load(dataset: LoadsAhead, positions: Sequence[int], collate_fn: Callable[[Any], Any] | None) -> Any:
-    samples = dataset.load_samples(positions)
-    return samples if collate_fn is None else collate_fn(dataset.transform_samples(samples))
+def _load(dataset: LoadsAhead, batches: Sequence[Sequence[int]], collate_fn: Callable[[Any], Any] | None) -> _Loaded:
+    begin = perf_counter()
+    loaded: list[tuple[Any, Exception | None]] = []
+    for positions in batches:
+        try:
+            samples: Any = dataset.load_samples(positions)
+            if collate_fn is not None:
+                samples = collate_fn(dataset.transform_samples(samples))
+            loaded.append((samples, None))
+        except Exception as error:
+            loaded.append((None, error))
+    return _Loaded(loaded, perf_counter() - begin)

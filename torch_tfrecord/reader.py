@@ -14,6 +14,7 @@ import numpy.typing as npt
 from torch_tfrecord.compression import ByteSource, check_compression_type, offset_note, open_stream
 from torch_tfrecord.errors import CorruptRecordError, IndexMismatchError, LimitExceededError, TFRecordError
 from torch_tfrecord.framing import FOOTER_BYTES, HEADER_BYTES, OVERHEAD_BYTES, check_payload, payload_length
+from torch_tfrecord.local_reads import read_local_batch
 from torch_tfrecord.packed_records import PackedRecords
 from torch_tfrecord.read_plan import ReadPlan, plan_reads
 from torch_tfrecord.scan import Block, RecordScanner, SkippedBytes
@@ -151,6 +152,11 @@ class RecordReader:
         Raises:
             TFRecordError: something is wrong with one of the records at least; `read` says more about each of them.
         """
+        records = read_local_batch(
+            source_of, files, offsets, lengths, window_bytes=_WINDOW_BYTES, verify_crc=self._verify
+        )
+        if records is not None:
+            return records
         # Of each file only these numbers are held, not the open file: a batch may come from thousands.
         numbers, file_of = _distinct(files)
         facts = np.array([_facts(source_of(file)) for file in numbers], dtype=np.int64).reshape(-1, 2)

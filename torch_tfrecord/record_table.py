@@ -11,6 +11,7 @@ import numpy.typing as npt
 from torch_tfrecord.block_shuffle import block_starts
 from torch_tfrecord.framing import OVERHEAD_BYTES
 from torch_tfrecord.index import RecordIndex
+from torch_tfrecord.native import native_module
 
 __all__ = ["RecordPlaces", "RecordTable"]
 
@@ -47,6 +48,11 @@ class RecordTable:
 
     def find(self, positions: _Integers) -> RecordPlaces:
         """The places of records, by positions from 0 to len - 1, in any order."""
+        native = native_module("frames")
+        if native is not None:
+            places = np.empty((3, len(positions)), np.int64)
+            if native.find(np.ascontiguousarray(positions), self._ends, self._borders, places):
+                return RecordPlaces(*places)
         files = np.searchsorted(self._ends, positions, side="right")
         entries = positions + files
         offsets = self._borders[entries]

@@ -132,6 +132,11 @@ class LocalFile(FileSource):
         self.size = self.file_size = status.st_size
         self.mtime_ns = status.st_mtime_ns
 
+    @property
+    def descriptor(self) -> int:
+        """For the compiled core, which reads by itself."""
+        return self._fd
+
     def read(self, num_bytes: int, offset: int) -> bytes:
         """Up to `num_bytes` from `offset`; fewer only at the end of the file."""
         left = self.file_size - offset
@@ -168,12 +173,6 @@ class LocalFile(FileSource):
             error.filename = self.path
             raise
         return done
-
-    def read_ranges(self, begins: _Integers, sizes: _Integers, buffer: memoryview, starts: _Integers) -> None:
-        """See `FileSource`; by one call into the compiled core, and from the first doubt on in Python."""
-        native = native_module("frames")
-        done = 0 if native is None else native.read_ranges(self._fd, begins, sizes, buffer, starts)
-        super().read_ranges(begins[done:], sizes[done:], buffer, starts[done:])
 
     def read_record(self, offset: int, length: int, *, verify_crc: bool) -> bytes | None:
         """Payload of the record at `offset`, where there is a good one of that length; None in any doubt.

@@ -9,14 +9,41 @@ BAD_HEADER: int
 BAD_PAYLOAD: int
 DONE: int
 INCOMPLETE: int
+MOST_SOURCES: int
 checksum_by: str
 
 def crc32c(data: Any, value: int = 0) -> int: ...
 def first_bad(buffer: Any, places: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64], verify: bool) -> int: ...
+def find(
+    positions: npt.NDArray[np.int64],
+    ends: npt.NDArray[np.int64],
+    borders: npt.NDArray[np.int64],
+    places: npt.NDArray[np.int64],
+) -> bool: ...
+def in_order(files: npt.NDArray[np.int64], offsets: npt.NDArray[np.int64]) -> bool: ...
+def integers(numbers: list[int], limit: int, out: npt.NDArray[np.int64]) -> bool: ...
 def max_records(buffer: Any) -> int: ...
-def read_ranges(
-    fd: int, begins: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64], buffer: Any, starts: npt.NDArray[np.int64]
-) -> int: ...
+def plan_reads(
+    files: npt.NDArray[np.int64],
+    offsets: npt.NDArray[np.int64],
+    lengths: npt.NDArray[np.int64],
+    order: npt.NDArray[np.int64] | None,
+    max_gap: int,
+    window: int,
+    ranges: npt.NDArray[np.int64],
+    places: npt.NDArray[np.int64],
+) -> tuple[int, int, list[int]] | None: ...
+def read_records(
+    sources: list[tuple[int, int]],
+    first_source: int,
+    ranges: npt.NDArray[np.int64],
+    first: int,
+    last: int,
+    buffer: Any,
+    places: npt.NDArray[np.int64],
+    lengths: npt.NDArray[np.int64],
+    verify: bool,
+) -> bool: ...
 def read_record(fd: int, offset: int, length: int, verify: bool) -> bytes | None: ...
 def slices(buffer: Any, starts: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]) -> list[bytes]: ...
 def walk(

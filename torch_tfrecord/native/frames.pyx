@@ -1,12 +1,15 @@
 # cython: boundscheck=False, wraparound=False, initializedcheck=False, cdivision=True
-"""Loops over frames and checksums of TFRecord files; the twins are in `walk`, `storage`, `reader`, `packed_records`.
+"""Loops over frames and checksums of TFRecord files, and reads of them.
+
+The twins are in `walk`, `read_plan`, `reader`, `record_table`, `packed_records`.
 
 Nothing in the bytes is trusted: a length is held against what is left of the buffer before it is used, in a form that
 cannot overflow. Errors are not worded here: these functions say where they stopped, and Python says what is wrong.
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
-from cpython.list cimport PyList_New, PyList_SET_ITEM
+from cpython.list cimport PyList_GET_ITEM, PyList_GET_SIZE, PyList_New, PyList_SET_ITEM
+from cpython.long cimport PyLong_AsLongLongAndOverflow
 from cpython.ref cimport Py_INCREF
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 
@@ -30,8 +33,8 @@ cdef extern from "<sys/uio.h>":
         size_t iov_len
     ssize_t preadv(int fd, const iovec *parts, int count, off_t offset) noexcept nogil
 
-__all__ = ["BAD_HEADER", "BAD_PAYLOAD", "DONE", "INCOMPLETE", "checksum_by", "crc32c", "first_bad", "max_records",
-           "read_ranges", "read_record", "slices", "walk"]
+__all__ = ["BAD_HEADER", "BAD_PAYLOAD", "DONE", "INCOMPLETE", "MOST_SOURCES", "checksum_by", "crc32c", "find",
+           "first_bad", "in_order", "integers", "max_records", "plan_reads", "read_record", "read_records", "slices", "walk"]
 
 crc32c_init()
 checksum_by = crc32c_name.decode()
@@ -40,13 +43,17 @@ checksum_by = crc32c_name.decode()
 cdef enum:
     _DONE, _INCOMPLETE, _BAD_HEADER, _BAD_PAYLOAD
 
+MOST_SOURCES = _MOST_SOURCES
 DONE, INCOMPLETE, BAD_HEADER, BAD_PAYLOAD = _DONE, _INCOMPLETE, _BAD_HEADER, _BAD_PAYLOAD
 
 cdef enum:
     _HEADER = 12
     _OVERHEAD = 16
     _LENGTH = 8
+    _MOST_SOURCES = 8
     _SMALL = 1 << 14  # below, giving the GIL away costs more than the work
+
+cdef int64_t _FAR = 1LL << 61  # behind the end of any file; three such numbers can be added
 
 
 cdef inline bint _is_header(const uint8_t *at) noexcept nogil:
@@ -113,19 +120,29 @@ def walk(const uint8_t[::1] buffer, int64_t[::1] starts, int64_t[::1] lengths, b
     return count, at, why, length
 
 
+cdef Py_ssize_t first_bad_of(
+    const uint8_t *data, int64_t size, const int64_t[:] places, const int64_t[:] lengths, int64_t before, bint verify
+) noexcept nogil:
+    # Of records that begin so many bytes before their places.
+    cdef Py_ssize_t number, count = min(places.shape[0], lengths.shape[0])
+    cdef int64_t at, length
+    for number in range(count):
+        at, length = places[number], lengths[number]
+        if at < before:
+            return number
+        at -= before
+        if (length < 0 or at > size or size - at < _OVERHEAD or length > size - at - _OVERHEAD
+                or load_le64(data + at) != <uint64_t>length or not _is_header(data + at)
+                or (verify and not _is_payload(data + at + _HEADER, length))):
+            return number
+    return -1
+
+
 def first_bad(const uint8_t[::1] buffer, const int64_t[:] places, const int64_t[:] lengths, bint verify):
     """Number of the first place at which there is no good record of that length; -1 where all are good."""
-    cdef const uint8_t *data = &buffer[0]
-    cdef Py_ssize_t number, bad = -1, count = min(places.shape[0], lengths.shape[0])
-    cdef int64_t size = buffer.shape[0], at, length
+    cdef Py_ssize_t bad
     with nogil:
-        for number in range(count):
-            at, length = places[number], lengths[number]
-            if (at < 0 or length < 0 or at > size or size - at < _OVERHEAD or length > size - at - _OVERHEAD
-                    or load_le64(data + at) != <uint64_t>length or not _is_header(data + at)
-                    or (verify and not _is_payload(data + at + _HEADER, length))):
-                bad = number
-                break
+        bad = first_bad_of(&buffer[0], buffer.shape[0], places, lengths, 0, verify)
     return bad
 
 
@@ -148,19 +165,174 @@ def slices(const uint8_t[::1] buffer, const int64_t[:] starts, const int64_t[:] 
     return parts
 
 
-def read_ranges(int fd, const int64_t[:] begins, const int64_t[:] sizes, uint8_t[::1] buffer, const int64_t[:] starts):
-    """Read ranges of a file, each to its place in the buffer; returns how many came whole before the first doubt."""
-    cdef uint8_t *data = &buffer[0]
-    cdef int64_t size = buffer.shape[0]
-    cdef Py_ssize_t number, done = 0, count = min(begins.shape[0], sizes.shape[0], starts.shape[0])
+def integers(numbers, int64_t limit, int64_t[::1] out):
+    """Copy a list of int, all from 0 to below the limit, to an array of the same size; False in any doubt."""
+    cdef Py_ssize_t number, count = out.shape[0]
+    cdef int64_t value
+    cdef int overflow = 0
+    if not isinstance(numbers, list) or PyList_GET_SIZE(numbers) != count:
+        return False
+    for number in range(count):
+        item = <object>PyList_GET_ITEM(numbers, number)
+        if type(item) is not int:
+            return False
+        value = PyLong_AsLongLongAndOverflow(item, &overflow)
+        if overflow or value < 0 or value >= limit:
+            return False
+        out[number] = value
+    return True
+
+
+def find(const int64_t[::1] positions, const int64_t[::1] ends, const int64_t[::1] borders, int64_t[:, ::1] places):
+    """Where records lie, by their positions; the twin is `RecordTable.find`.
+
+    Args:
+        positions: [N].
+        ends: [F]: for each file how many records there are up to its end.
+        borders: [records + F]: of each file the offsets of its records, then that of its end.
+        places: [3, N], receives number of the file, offset and payload length.
+
+    Returns:
+        False where a position is none.
+    """
+    cdef Py_ssize_t number, count = positions.shape[0], num_files = ends.shape[0], low, high, middle, file = 0
+    cdef int64_t position, begin = 0, end = ends[0] if num_files else 0
+    if places.shape[0] != 3 or places.shape[1] != count or borders.shape[0] != num_files + (ends[num_files - 1] if num_files else 0):
+        raise ValueError("the shapes of places, borders and ends do not fit")
     with nogil:
         for number in range(count):
-            if starts[number] < 0 or sizes[number] < 0 or sizes[number] > size - starts[number] or begins[number] < 0:
+            position = positions[number]
+            if position < begin or position >= end:  # of another file than the record before
+                low, high = 0, num_files
+                while low < high:
+                    middle = (low + high) // 2
+                    if ends[middle] <= position:
+                        low = middle + 1
+                    else:
+                        high = middle
+                file = low
+                if position < 0 or file == num_files or position + file + 1 >= borders.shape[0]:
+                    break
+                begin, end = ends[file - 1] if file else 0, ends[file]
+            places[0, number] = file
+            places[1, number] = borders[position + file]
+            places[2, number] = borders[position + file + 1] - borders[position + file] - _OVERHEAD
+        else:
+            number = count
+    return number == count
+
+
+def in_order(const int64_t[:] files, const int64_t[:] offsets):
+    """Whether records are in the order of their files and offsets."""
+    cdef Py_ssize_t number
+    for number in range(1, min(files.shape[0], offsets.shape[0])):
+        if files[number] < files[number - 1] or (
+                files[number] == files[number - 1] and offsets[number] < offsets[number - 1]):
+            return False
+    return True
+
+
+def plan_reads(
+    const int64_t[:] files, const int64_t[:] offsets, const int64_t[:] lengths, order,
+    int64_t max_gap, int64_t window, int64_t[:, ::1] ranges, int64_t[::1] places,
+):
+    """The ranges to read for a batch of records; `read_plan.plan_reads` is the twin, and says what they are.
+
+    Args:
+        files, offsets, lengths: [N], of the records.
+        order: [N], what puts them in the order of files and offsets; None where they are in order.
+        max_gap, window: In bytes.
+        ranges: [4, N], receives for each range the number of its file among those read, first byte, bytes, and where
+            it begins in the buffer.
+        places: [N], receives where each payload begins in the buffer.
+
+    Returns:
+        How many ranges, their bytes, and the numbers of the files that are read; None where a number is out of range.
+    """
+    cdef Py_ssize_t count = files.shape[0], number, record, last = -1
+    cdef const int64_t[::1] sorted_by
+    cdef int64_t file = -1, begin, end, before = 0, end_before = 0, total = 0
+    cdef bint is_sorted = order is None, joins
+    cdef list distinct = []
+    if (offsets.shape[0] != count or lengths.shape[0] != count or places.shape[0] != count or ranges.shape[0] != 4
+            or ranges.shape[1] != count or window <= 0):
+        raise ValueError("the shapes of the records' arrays do not fit")
+    if not is_sorted:
+        sorted_by = order
+        if sorted_by.shape[0] != count:
+            raise ValueError("the shape of order does not fit")
+    for number in range(count):
+        record = number if is_sorted else sorted_by[number]
+        if record < 0 or record >= count:
+            return None
+        begin = offsets[record]
+        if begin < 0 or begin > _FAR or lengths[record] < 0 or lengths[record] > _FAR:
+            return None
+        end = begin + lengths[record] + _OVERHEAD
+        joins = last >= 0 and files[record] == file
+        if joins:
+            if begin < before:
+                return None
+            joins = begin - end_before <= max_gap and begin // window == before // window
+        elif files[record] <= file:
+            return None
+        else:
+            file = files[record]
+            distinct.append(file)
+        before, end_before = begin, end
+        if joins:
+            ranges[2, last] = max(ranges[2, last], end - ranges[1, last])
+        else:
+            if last >= 0:
+                total += ranges[2, last]
+            if total > _FAR:
+                return None
+            last += 1
+            ranges[0, last], ranges[1, last], ranges[3, last] = len(distinct) - 1, begin, total
+            ranges[2, last] = end - begin
+        places[record] = total + begin - ranges[1, last] + _HEADER
+    return last + 1, total + (ranges[2, last] if last >= 0 else 0), distinct
+
+
+def read_records(
+    list sources, int64_t first_source, const int64_t[:, ::1] ranges, Py_ssize_t first,
+    Py_ssize_t last, uint8_t[::1] buffer, const int64_t[:] places, const int64_t[:] lengths, bint verify,
+):
+    """Read some ranges of a plan into a buffer, then check records in it.
+
+    Args:
+        sources: Descriptor and bytes of up to MOST_SOURCES files; the first one is that of number `first_source`.
+        ranges: Of `plan_reads`; those from `first` to below `last` are read.
+        buffer: Receives them.
+        places: [N]: where the payloads to check begin in the buffer.
+        lengths: [N or more], of the records' payloads.
+        verify: Check the payloads' checksums, too.
+
+    Returns:
+        Whether all came whole and every record is good.
+    """
+    cdef uint8_t *data = &buffer[0] if buffer.shape[0] else NULL
+    cdef int64_t size = buffer.shape[0], source, begin, length, start
+    cdef Py_ssize_t number, num_sources = len(sources)
+    cdef int descriptors[_MOST_SOURCES]
+    cdef int64_t file_sizes[_MOST_SOURCES]
+    cdef bint good = True
+    if (ranges.shape[0] != 4 or first < 0 or ranges.shape[1] < last or num_sources > _MOST_SOURCES
+            or lengths.shape[0] < places.shape[0]):
+        raise ValueError("the shapes of the plan's arrays do not fit")
+    for number in range(num_sources):
+        descriptors[number], file_sizes[number] = sources[number]
+    with nogil:
+        for number in range(first, last):
+            source, begin = ranges[0, number] - first_source, ranges[1, number]
+            length, start = ranges[2, number], ranges[3, number]
+            good = (0 <= source < num_sources and begin >= 0 and 0 <= length <= file_sizes[source] - begin
+                    and 0 <= start <= size and length <= size - start
+                    and pread(descriptors[source], data + start, length, begin) == length)
+            if not good:
                 break
-            if pread(fd, data + starts[number], sizes[number], begins[number]) != sizes[number]:
-                break
-            done += 1
-    return done
+        good = good and first_bad_of(data, size, places, lengths, _HEADER, verify) < 0
+    return good
 
 
 def read_record(int fd, int64_t offset, int64_t length, bint verify):

@@ -10,7 +10,6 @@ import numpy.typing as npt
 import torch
 from torchvision import tv_tensors
 
-from torch_tfrecord.batch_memory import BatchMemory
 from torch_tfrecord.dtypes import decode_text
 from torch_tfrecord.errors import ParseError, TFRecordError
 from torch_tfrecord.features import is_ragged
@@ -172,14 +171,10 @@ class Pictures:
     Args:
         mode: As of `decode_image`.
         shape: (height, width, channels), None for any.
-
-    Attributes:
-        memory: For batches of this feature alone, which are of one size.
     """
 
     def __init__(self, mode: str, shape: tuple[int | None, ...]) -> None:
         self.mode = mode
-        self.memory = BatchMemory()
         self._shape = shape
 
     def fits(self, size: Sequence[int]) -> bool:

@@ -120,7 +120,7 @@ class StepBatch:
             values += columns[number].encoded(span.first, span.stop)
             start = number * self._size + span.before
             rows += range(start, start + span.stop - span.first)
-        stack = decode_stack(values, plan.mode, plan.memory, rows, len(columns) * self._size)
+        stack = decode_stack(values, plan.mode, rows, len(columns) * self._size)
         if stack is None or not plan.fits(stack.shape[2:]):
             return None
         # A view, though of [N, H, W, C] memory.

@@ -1,0 +1,148 @@
+"""What the compiled core does for batches of records, by itself; `test_read_batch` has it under the reader."""
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from helpers import framed
+from hypothesis import given
+from hypothesis import strategies as st
+
+from torch_tfrecord.read_plan import plan_reads, reading_order
+from torch_tfrecord.storage import open_file
+
+frames = pytest.importorskip("torch_tfrecord.native.frames")
+
+
+@given(seed=st.integers(0, 2**32), count=st.integers(0, 80))
+def test_the_compiled_plan_is_that_of_the_twin(seed, count):
+    rng = np.random.default_rng(seed)
+    files = rng.integers(0, 4, count)
+    offsets, lengths = rng.integers(0, 3000, count), rng.integers(0, 200, count)
+    gap, window = int(rng.integers(0, 300)), int(rng.integers(1, 2000))
+    expected = plan_reads(files, offsets, lengths + 16, max_gap_bytes=gap, window_bytes=window)
+    ranges, places = np.zeros((4, count), np.int64), np.zeros(count, np.int64)
+    order = None if frames.in_order(files, offsets) else reading_order(files, offsets)
+    num_ranges, num_bytes, numbers = frames.plan_reads(files, offsets, lengths, order, gap, window, ranges, places)
+    assert num_bytes == expected.num_bytes
+    assert [numbers[file] for file in ranges[0, :num_ranges]] == expected.files.tolist()
+    assert ranges[1:, :num_ranges].tolist() == [
+        expected.begins.tolist(),
+        expected.sizes.tolist(),
+        expected.starts.tolist(),
+    ]
+    assert (places - 12).tolist() == expected.places.tolist()
+    if count > 1 and order is not None:  # it looks itself whether it was told the truth
+        assert frames.plan_reads(files, offsets, lengths, None, gap, window, ranges, places) is None
+
+
+def test_what_the_compiled_plan_does_not_take():
+
+    def plan(files, offsets, lengths, order=None):
+        arrays = [np.array(numbers, np.int64) for numbers in (files, offsets, lengths)]
+        order = None if order is None else np.array(order, np.int64)
+        ranges, places = np.zeros((4, len(files)), np.int64), np.zeros(len(files), np.int64)
+        return frames.plan_reads(*arrays, order, 4096, 1 << 24, ranges, places)
+
+    assert plan([0, 0], [0, 20], [4, 4]) == (1, 40, [0])
+    assert plan([0, 0], [20, 0], [4, 4], [1, 0]) == (1, 40, [0])
+    assert plan([], [], []) == (0, 0, [])
+    for bad in (
+        [[0], [-1], [4]],
+        [[0], [0], [-1]],
+        [[0], [0], [2**62]],
+        [[0], [2**62], [0]],
+        [[-1], [0], [4]],
+        [[1, 0], [0, 0], [4, 4]],
+        [[0, 0], [20, 0], [4, 4], [2, 0]],
+        [[0, 0], [20, 0], [4, 4], [-1, 0]],
+    ):
+        assert plan(*bad) is None, bad
+    with pytest.raises(ValueError, match="do not fit"):
+        plan([0, 0], [0, 20], [4])
+    with pytest.raises(ValueError, match="order does not fit"):
+        plan([0, 0], [0, 20], [4, 4], [0])
+
+
+def test_the_compiled_read_stays_inside_file_and_buffer(tmp_path):
+    (tmp_path / "x").write_bytes(framed(b"abcd", b"efgh"))
+    source = open_file(str(tmp_path / "x"))
+    lengths = np.array([4, 4])
+
+    def read(ranges, *, size=40, facts=None, places=(12, 32), first=0, last=None):
+        buffer, ranges = np.zeros(size, np.uint8), np.array(ranges, np.int64).T.copy()
+        facts = [(source.descriptor, source.file_size)] if facts is None else facts
+        last = ranges.shape[1] if last is None else last
+        return frames.read_records(facts, 0, ranges, first, last, buffer, np.array(places, np.int64), lengths, True)
+
+    assert read([(0, 0, 40, 0)])
+    assert read([(0, 0, 20, 0), (0, 20, 20, 20)])
+    assert not read([(0, 0, 40, 0)], places=(12, 31))  # no record there
+    assert not read([(0, 0, 40, 0)], places=(11, 12))  # would begin before the buffer
+    assert not read([(0, 0, 20, 0)], facts=[(source.descriptor, 19)], places=())
+    for outside in [
+        (0, 0, 41, 0),
+        (0, 1, 40, 0),
+        (0, -1, 10, 0),
+        (0, 0, -1, 0),
+        (0, 0, 20, 21),
+        (0, 0, 20, -1),
+        (1, 0, 20, 0),
+        (-1, 0, 20, 0),
+        (0, 2**62, 20, 0),
+        (0, 0, 2**62, 0),
+    ]:
+        assert not read([outside], places=()), outside
+    with pytest.raises(ValueError, match="do not fit"):
+        read([(0, 0, 40, 0)], last=2)
+    with pytest.raises(ValueError, match="do not fit"):
+        read([(0, 0, 40, 0)], facts=[(source.descriptor, 40)] * 9)
+
+
+@pytest.mark.parametrize("sizes", [[5], [0, 3, 0, 0, 2], [0], [], [0, 0, 4]])
+def test_finding_records(sizes):
+    ends = np.cumsum(sizes, dtype=np.int64)
+    borders, expected = [], []
+    for file, size in enumerate(sizes):
+        of_file = [7 * file + 100 * number * number for number in range(size + 1)]
+        borders += of_file
+        expected += [(file, begin, end - begin - 16) for begin, end in pairwise(of_file)]
+    rng = np.random.default_rng(0)
+    for positions in (np.arange(len(expected)), rng.permutation(len(expected)), rng.permutation(len(expected))[::2]):
+        places = np.zeros((3, len(positions)), np.int64)
+        found = frames.find(np.ascontiguousarray(positions), ends, np.array(borders, np.int64), places)
+        assert found and [tuple(row) for row in places.T.tolist()] == [expected[n] for n in positions.tolist()]
+    for wrong in (-1, len(expected), 2**62, -(2**62)):
+        places = np.zeros((3, 1), np.int64)
+        assert not frames.find(np.array([wrong]), ends, np.array(borders, np.int64), places)
+
+
+def test_finding_needs_arrays_that_fit():
+    ends, borders = np.array([2]), np.array([0, 20, 40])
+    for arrays in ((ends, borders, (2, 1)), (ends, borders, (3, 2)), (ends, borders[:2], (3, 1))):
+        with pytest.raises(ValueError, match="do not fit"):
+            frames.find(np.array([0]), *arrays[:2], np.zeros(arrays[2], np.int64))
+
+
+def test_integers():
+    class Positions(list):
+        pass
+
+    out = np.full(3, -9)
+    assert frames.integers([4, 0, 2**40], 2**41, out) and out.tolist() == [4, 0, 2**40]
+    assert frames.integers(Positions([1, 2, 3]), 4, out) and out.tolist() == [1, 2, 3]
+    assert frames.integers([], 0, np.zeros(0, np.int64))
+    for doubt in (
+        [1, 2],
+        [1, 2, 3, 4],
+        (1, 2, 3),
+        [1, 2, 4],
+        [1, 2, -1],
+        [1, True, 2],
+        [1, 2.0, 3],
+        [1, np.int64(2), 3],
+        [1, 2, 2**64],
+        [1, 2, -(2**64)],
+        [1, None, 3],
+    ):
+        assert not frames.integers(doubt, 4, out), doubt
