@@ -190,7 +190,7 @@ def test_plain_records_are_read_by_the_core():
     # Else all of the above would compare the twin with itself.
     rng = np.random.default_rng(0)
     parser = ExampleParser({name: spec for name, spec in FEATURES.items() if name not in ("one", "whole", "parts")})
-    found = parser._plan.read(packed([row(rng) for _ in range(5)]))
+    [found] = parser._plan.read(packed([row(rng) for _ in range(5)]), (0, 5))
     readers = dict(zip(parser.features, found, strict=True))
     assert [name for name, columns in readers.items() if columns is None] == ["sparse"]
 
@@ -201,9 +201,9 @@ def test_one_key_is_read_in_one_way_by_the_core():
                 "c": VarLenFeature(I64, key="a"), "d": FixedLenFeature((), I64, 3)}  # fmt: skip
     parser = ExampleParser(features)
     records = [encode_example({"a": [number, 5]}) for number in range(5)]
-    found = dict(zip(features, parser._plan.read(packed(records)), strict=True))
+    found = dict(zip(features, parser._plan.read(packed(records), (0, 5))[0], strict=True))
     assert [name for name, columns in found.items() if columns is None] == ["c"]
-    assert parser._plan.read(packed([*records, encode_example({"d": 1})])) is None  # "a" must be there
+    assert parser._plan.read(packed([*records, encode_example({"d": 1})]), (0, 6)) is None  # "a" must be there
     check(features, records)
     check(features, [*records, encode_example({"d": 1})])
     check({"x": RawTensor(("raw", 1), torch.uint8, key="raw")}, [encode_example({"raw": b"1"})])

@@ -122,16 +122,34 @@ def test_the_users_collate_fn_runs_in_this_thread(path):
     assert set(threads) == {threading.get_ident()}
 
 
-def test_reads_a_bounded_number_of_batches_ahead(path, monkeypatch):
+@pytest.mark.parametrize("most", [1, 4])
+def test_reads_a_bounded_number_of_batches_ahead(path, most, monkeypatch):
     begun = []
-    load = TFRecordDataset.load_samples
-    monkeypatch.setattr(TFRecordDataset, "load_samples", lambda ds, positions: begun.append(0) or load(ds, positions))
+    load = TFRecordDataset.load_batches
+    monkeypatch.setattr(TFRecordDataset, "load_batches", lambda ds, batches: begun.extend(batches) or load(ds, batches))
+    monkeypatch.setattr(read_ahead, "_MOST_BATCHES", most)
     running = iter(make_dataloader(path, 1, FEATURES, num_threads=2))
     assert begun == []  # nothing before the first batch is asked for
-    for taken in range(1, 9):
+    for taken in range(1, 12):
         next(running)
         time.sleep(0.02)
-        assert taken <= len(begun) <= taken + 2
+        assert taken <= len(begun) <= taken + 4 * most - 2
+    assert (most == 1) == (len(begun) <= 13)
+
+
+def test_slow_batches_are_loaded_one_by_one(path, monkeypatch):
+    sizes = []
+    load = TFRecordDataset.load_batches
+
+    def slowly(dataset, batches):
+        sizes.append(len(batches))
+        time.sleep(0.01)
+        return load(dataset, batches)
+
+    monkeypatch.setattr(TFRecordDataset, "load_batches", slowly)
+    loader = make_dataloader(path, 7, FEATURES, num_threads=2)
+    assert [len(batch["n"]) for batch in loader] == [7] * (NUM_RECORDS // 7) + [NUM_RECORDS % 7] * (NUM_RECORDS % 7 > 0)
+    assert set(sizes) == {1}
 
 
 def test_errors_come_at_their_batch_and_it_goes_on(tmp_path):
@@ -307,16 +325,17 @@ def test_pins_what_arrives(path, monkeypatch, num_workers):
     assert pinned[0] == torch.int64
 
 
-def test_epochs_of_batches_reach_the_dataset(path, monkeypatch):
+@pytest.mark.parametrize("num_threads", [0, 1])
+def test_epochs_of_batches_reach_the_dataset(path, num_threads, monkeypatch):
     seen = []
-    load = TFRecordDataset.load_samples
+    load = TFRecordDataset.load_batches
 
-    def look(ds, positions):
-        seen.append(positions.epoch)
-        return load(ds, positions)
+    def look(ds, batches):
+        seen.extend(positions.epoch for positions in batches)
+        return load(ds, batches)
 
-    monkeypatch.setattr(TFRecordDataset, "load_samples", look)
-    list(make_dataloader(path, 20, FEATURES, num_epochs=3, num_threads=1))
+    monkeypatch.setattr(TFRecordDataset, "load_batches", look)
+    list(make_dataloader(path, 20, FEATURES, num_epochs=3, num_threads=num_threads))
     assert seen == [0, 0, 1, 1, 2, 2]
 
 

@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader
 
 from torch_tfrecord import FixedLenFeature, TFRecordDataset, TFRecordIterableDataset, TFRecordWriter, make_dataloader
 from torch_tfrecord.ordering import RandomStream
-from torch_tfrecord.parsers import ExampleParser
+from torch_tfrecord.parsers import ExampleParser, _Parser
 from torch_tfrecord.position_batch import PositionBatch
 from torch_tfrecord.record_keys import record_keys
 
@@ -67,6 +67,7 @@ def path(tmp_path, monkeypatch):
 
     monkeypatch.setattr(ExampleParser, "single", single)
     monkeypatch.setattr(ExampleParser, "samples", lambda p, r, keys: [single(p, None, key) for key in keys.tolist()])
+    monkeypatch.setattr(ExampleParser, "batches", lambda parser, *given: _Parser.batches(parser, *given))
     monkeypatch.setattr(ExampleParser, "batch", batch)
     build = ExampleParser.__init__
 

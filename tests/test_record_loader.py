@@ -224,12 +224,12 @@ def test_no_pause_between_epochs(files, num_epochs):
 
 @pytest.mark.parametrize("num_threads", [1, 3])
 def test_threads_read_on_into_the_next_epoch(files, num_threads):
-    loader = make(files, 10, num_epochs=2, num_threads=num_threads)
+    loader = make(files, 10, num_epochs=20, num_threads=num_threads)
     iterator = iter(loader)
     for _ in range(5):
         next(iterator)
     assert next(iterator) is not None
-    assert loader.batch_sampler.state_dict()["epoch"] == 1
+    assert 1 <= loader.batch_sampler.state_dict()["epoch"] <= 4  # up to 4 batches for each thread, and 4 more
     assert loader.state_dict()["epoch"] == 0
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -53,12 +54,21 @@ class BatchParser:
 
     def batch(self, records: PackedRecords, keys: npt.NDArray[np.uint64] | None = None) -> Any:
         """Several samples, as columns where they can be."""
+        return self.batches(records, keys, (0, len(records)))[0]
+
+    def batches(
+        self, records: PackedRecords, keys: npt.NDArray[np.uint64] | None, borders: Sequence[int]
+    ) -> list[Sequence[Any]]:
+        """Several calls of `batch` at once: their records one behind the other, and where each begins and ends."""
         if self._column_parser is None:  # a batch of SequenceExamples is padded, one of samples is not
-            return self.samples(records, keys)
-        columns = self._column_parser.batch(records, keys)
-        for name, shape in self._shapes.items():
-            columns[name] = _steps(columns[name], shape)
-        return ColumnBatch(columns, len(records))
+            samples = self.samples(records, keys)
+            return [samples[begin:end] for begin, end in pairwise(borders)]
+        found = self._column_parser.batches(records, keys, borders)
+        for columns in found:
+            for name, shape in self._shapes.items():
+                columns[name] = _steps(columns[name], shape)
+        sizes = (end - begin for begin, end in pairwise(borders))
+        return [*map(ColumnBatch, found, sizes)]
 
 
 def _var_len(name: str, spec: Feature) -> Feature:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from operator import itemgetter
 from typing import Any
 
@@ -58,12 +59,16 @@ class ColumnPlan:
         """Whether there is a compiled core, and a reader that it serves."""
         return self._core is not None
 
-    def read(self, records: PackedRecords) -> list[Sequence[Column] | None] | None:
+    def read(self, records: PackedRecords, borders: Sequence[int]) -> list[list[Sequence[Column] | None]] | None:
         """Read records of which all are plain (``native.columns``).
 
+        Args:
+            records: The records of one or more batches, one behind the other.
+            borders: Where each batch begins, from 0 on, and where the last one ends.
+
         Returns:
-            For every reader the columns that it wants, None for a reader that takes no part. None where some record is
-            not plain or does not fit what is wanted: then nothing is known of any.
+            For each batch, for every reader the columns that it wants, None for a reader that takes no part. None where
+            some record is not plain or does not fit what is wanted: then nothing is known of any.
         """
         num_records, buffer = len(records), records.buffer
         num_bytes = self._row_bytes * num_records
@@ -77,17 +82,23 @@ class ColumnPlan:
         if found is None:
             return None
         memories, has_missing = found
+        dense = self._dense(block, num_records)
+        kinds = [self._wants[place].kind for place in self._ragged_places]
+        ragged = [*map(_from_memory, memories, kinds)]
+        lacking = [place for place, lacks in enumerate(has_missing) if lacks] if True in has_missing else []
+        found = []
         # Forty columns of a small batch: what is done for each of them counts.
-        columns: list[Any] = [None] * len(self._wants)
-        for place, array in zip(self._dense_places, self._dense(block, num_records), strict=True):
-            columns[place] = Column(array, _NO_OFFSETS, None, buffer)
-        for place, memory, ends in zip(self._ragged_places, memories, offsets, strict=True):
-            columns[place] = Column(_from_memory(memory, self._wants[place].kind), ends, None, buffer)
-        if True in has_missing:
-            for place, lacks in enumerate(has_missing):
-                if lacks:
-                    columns[place] = columns[place]._replace(missing=missing[place])
-        return [None if pick is None else pick(columns) for pick in self._picks]
+        for begin, end in pairwise(borders):
+            columns: list[Any] = [None] * len(self._wants)
+            for place, array in zip(self._dense_places, dense, strict=True):
+                columns[place] = Column(array[begin:end], _NO_OFFSETS, None, buffer)
+            for place, array, ends in zip(self._ragged_places, ragged, offsets, strict=True):
+                first, last = ends[begin], ends[end]
+                columns[place] = Column(array[first:last], ends[begin : end + 1] - first, None, buffer)
+            for place in lacking:
+                columns[place] = columns[place]._replace(missing=missing[place, begin:end])
+            found.append([None if pick is None else pick(columns) for pick in self._picks])
+        return found
 
     def _dense(self, block: Any, num_records: int) -> list[Any]:
         """The block's parts, one for each dense column; of columns of one shape it is taken apart at once."""

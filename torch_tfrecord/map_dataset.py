@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate, pairwise
 from operator import index as as_integer
 from typing import Any, TypeAlias, overload
 
@@ -162,14 +163,35 @@ class TFRecordDataset(Dataset[Any]):
         """`__getitems__` without the transform: reads, verifies, parses and decodes. Safe from several threads."""
         if not len(positions):
             return []
-        absolute = self._absolutes(positions)
-        epoch = getattr(positions, "epoch", None)
-        epoch = int(self._epoch) if epoch is None else epoch
         try:
-            return self._load(absolute, epoch)
+            return self.load_batches([positions])[0]
         except TFRecordError:
             # One after another, for the error of the first bad position.
-            return [self._sample(position, epoch) for position in absolute.tolist()]
+            epoch = self._epoch_of(positions)
+            return [self._sample(position, epoch) for position in self._absolutes(positions).tolist()]
+
+    def load_batches(self, batches: Sequence[Sequence[int]]) -> list[Sequence[Any]]:
+        """`load_samples` of several batches, whose records are read and parsed together.
+
+        Raises:
+            TFRecordError: Of some record; `load_samples` of each batch tells which.
+        """
+        absolutes = [self._absolutes(positions) for positions in batches]
+        absolute = absolutes[0] if len(batches) == 1 else np.concatenate(absolutes)
+        borders = [0, *accumulate(map(len, batches))]
+        records = self._reader.read_batch(self._sources.get, *self._table.find(absolute))
+        if self._parser is None:
+            payloads = records.tolist()
+            return [payloads[begin:end] for begin, end in pairwise(borders)]
+        keys = None
+        if self._parser.needs_keys:
+            epochs = map(self._epoch_of, batches)
+            keys = np.concatenate([*map(record_keys, absolutes, epochs)])
+        if not self.has_user_transform:
+            found: list[Sequence[Any]] = self._parser.batches(records, keys, borders)
+            return found
+        samples: list[Any] = self._parser.samples(records, keys)
+        return [samples[begin:end] for begin, end in pairwise(borders)]
 
     @property
     def has_user_transform(self) -> bool:
@@ -254,16 +276,9 @@ class TFRecordDataset(Dataset[Any]):
 
     # Reading and parsing.
 
-    def _load(self, absolute: _Integers, epoch: int) -> Sequence[Any]:
-        records = self._reader.read_batch(self._sources.get, *self._table.find(absolute))
-        if self._parser is None:
-            return records.tolist()
-        keys = record_keys(absolute, epoch) if self._parser.needs_keys else None
-        if not self.has_user_transform:
-            batch: Sequence[Any] = self._parser.batch(records, keys)
-            return batch
-        samples: list[Any] = self._parser.samples(records, keys)
-        return samples
+    def _epoch_of(self, positions: Sequence[int]) -> int:
+        epoch: int | None = getattr(positions, "epoch", None)
+        return int(self._epoch) if epoch is None else epoch
 
     def _sample(self, absolute: int, epoch: int) -> Any:
         payload = self._read(absolute)

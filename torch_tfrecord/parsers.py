@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import pairwise
 from operator import attrgetter
 from typing import Any, TypeAlias
 
@@ -38,6 +39,8 @@ _Bytes: TypeAlias = bytes | bytearray | memoryview
 _Keys: TypeAlias = "npt.NDArray[np.uint64]"
 # The method of a reader by which it is read.
 _Reading: TypeAlias = Callable[[Any], Callable[..., Any]]
+_FROM_COLUMNS: _Reading = attrgetter("from_columns")
+_BATCH: _Reading = attrgetter("batch")
 
 
 class _Parser:
@@ -68,6 +71,19 @@ class _Parser:
         except TFRecordError:
             self._singles(rows, keys)  # columns are read one by one: this error may not be the lowest record's
             raise
+
+    def batches(self, records: PackedRecords, keys: _Keys | None, borders: Sequence[int]) -> list[Any]:
+        """Several calls of :meth:`batch` at once.
+
+        Args:
+            records: The records of all batches, one behind the other.
+            keys: As of :meth:`batch`, of all.
+            borders: Where each batch begins, from 0 on, and where the last one ends.
+        """
+        return [
+            self.batch(records[begin:end], None if keys is None else keys[begin:end])
+            for begin, end in pairwise(borders)
+        ]
 
     def samples(self, records: Iterable[_Bytes], keys: _Keys | None = None) -> list[Any]:
         """Parse several records into a list of what :meth:`single` gives of each; arguments as of :meth:`batch`.
@@ -144,32 +160,43 @@ class ExampleParser(_Parser):
         Tensors of different samples may be parts of one memory.
         """
         rows, keys = _rows_and_keys(records, keys)
-        values = None
+        found = None
         if len(rows) >= _FEW_RECORDS:
-            values = self._native(rows, keys, attrgetter("rows"), lambda reader: _each(reader.sample))
-        if values is None:
+            found = self._native(rows, keys, (0, len(rows)), attrgetter("rows"), lambda reader: _each(reader.sample))
+        if found is None:
             return self._singles(rows, keys)
-        return [dict(zip(self.features, row, strict=True)) for row in zip(*values, strict=True)]
+        return [dict(zip(self.features, row, strict=True)) for row in zip(*found[0], strict=True)]
+
+    def batches(self, records: PackedRecords, keys: _Keys | None, borders: Sequence[int]) -> list[dict[str, Any]]:
+        """Several calls of :meth:`batch` at once; see there, and the base class."""
+        found = self._native(*_rows_and_keys(records, keys), borders, _FROM_COLUMNS, _BATCH)
+        if found is None:
+            return super().batches(records, keys, borders)
+        return [dict(zip(self.features, values, strict=True)) for values in found]
 
     def _columns(self, rows: Sequence[_Bytes], keys: _Keys) -> dict[str, Any]:
-        values = self._native(rows, keys, attrgetter("from_columns"), attrgetter("batch"))
-        if values is None:
-            values = self._read([None] * len(self._readers), rows, keys, None, attrgetter("batch"))
+        found = self._native(rows, keys, (0, len(rows)), _FROM_COLUMNS, _BATCH)
+        values = self._read([None] * len(self._readers), rows, keys, None, _BATCH) if found is None else found[0]
         return dict(zip(self.features, values, strict=True))
 
     @functools.cached_property
     def _plan(self) -> ColumnPlan:
         return ColumnPlan([reader for _, reader in self._readers])
 
-    def _native(self, rows: Sequence[_Bytes], keys: _Keys, *readings: _Reading) -> list[Any] | None:
-        """Every feature's values by the compiled core; None where it cannot, or where something is wrong."""
+    def _native(
+        self, rows: Sequence[_Bytes], keys: _Keys, borders: Sequence[int], *readings: _Reading
+    ) -> list[list[Any]] | None:
+        """For each batch every feature's values by the compiled core; None where it cannot, or something is wrong."""
         if not self._plan.is_useful:
             return None
-        found = self._plan.read(rows if isinstance(rows, PackedRecords) else _pack(rows))
+        found = self._plan.read(rows if isinstance(rows, PackedRecords) else _pack(rows), borders)
         if found is None:
             return None
         try:
-            return self._read(found, rows, keys, *readings)
+            return [
+                self._read(columns, rows[begin:end], keys[begin:end], *readings)
+                for columns, (begin, end) in zip(found, pairwise(borders), strict=True)
+            ]
         except (TFRecordError, UnicodeDecodeError):
             return None
 

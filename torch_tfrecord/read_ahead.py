@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import islice
 from time import perf_counter
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from torch.autograd import profiler
 from torch.utils.data import DataLoader
@@ -27,7 +27,7 @@ __all__ = ["LoadsAhead", "ReadAheadLoader", "usual_num_threads"]
 _MOST_THREADS = 8
 # Batches are loaded together for about this long, but no more of them than that.
 _TASK_SECONDS = 4e-3
-_MOST_BATCHES = 8
+_MOST_BATCHES = 4
 
 
 def usual_num_threads() -> int:
@@ -39,6 +39,10 @@ def usual_num_threads() -> int:
     return min(available, _MOST_THREADS) if has_native() else 1
 
 
+# What was loaded, or the error in its place.
+_Outcome: TypeAlias = "tuple[Any, Exception | None]"
+
+
 class LoadsAhead(Protocol):
     """A dataset whose samples may be loaded by threads, before a transform that may not: our own map-style ones."""
 
@@ -48,6 +52,9 @@ class LoadsAhead(Protocol):
 
     def load_samples(self, positions: Sequence[int]) -> Sequence[Any]:
         """The samples of several positions without the transform."""
+
+    def load_batches(self, batches: Sequence[Sequence[int]]) -> list[Sequence[Any]]:
+        """`load_samples` of several batches at once; where it raises, they are loaded one by one."""
 
     def transform_samples(self, samples: Sequence[Any]) -> Sequence[Any]:
         """The transform applied to each."""
@@ -64,7 +71,7 @@ class ReadAheadLoader(DataLoader[Any]):
     Args:
         dataset: The dataset.
         num_threads: Threads that read ahead; each keeps one batch under way, and one more is ready (of batches that
-            take less than 4 ms, up to 8 in place of one). None for one for each processor that this process may use,
+            take less than 4 ms, up to 4 in place of one). None for one for each processor that this process may use,
             up to 8.
         **dataloader_kwargs: For `DataLoader`: batch_size, shuffle, sampler, ...; `collate_fn` is `collate` unless
             given.
@@ -82,6 +89,7 @@ class ReadAheadLoader(DataLoader[Any]):
         dataloader_kwargs.setdefault("collate_fn", collate)
         super().__init__(dataset, **dataloader_kwargs)  # type: ignore[arg-type]
         self.num_threads = usual_num_threads() if num_threads is None else num_threads
+        self.pace = _Pace()
         if self.num_threads and not self.num_workers and not hasattr(dataset, "load_samples"):
             raise TypeError(
                 f"ReadAheadLoader reads TFRecordDataset and RLDSDataset, got {type(dataset).__name__}: use DataLoader"
@@ -101,8 +109,20 @@ class _Task(NamedTuple):
 class _Loaded(NamedTuple):
     """What came of a task: of each batch what was loaded, or its error; and the seconds it took."""
 
-    batches: list[tuple[Any, Exception | None]]
+    batches: list[_Outcome]
     seconds: float
+
+
+class _Pace:
+    """How many batches are loaded together; learned over all iterations of a loader."""
+
+    def __init__(self) -> None:
+        self.num_batches = 1
+
+    def learn(self, seconds_a_batch: float) -> None:
+        """Note how long a batch took."""
+        wanted = int(_TASK_SECONDS / max(seconds_a_batch, 1e-9))
+        self.num_batches = min(max(wanted, 1), 2 * self.num_batches, _MOST_BATCHES)
 
 
 class _ReadAheadIterator(_SingleProcessDataLoaderIter):
@@ -121,8 +141,8 @@ class _ReadAheadIterator(_SingleProcessDataLoaderIter):
         is_ours = self._collate_fn is collate or isinstance(self._collate_fn, PaddedCollate)
         self._ahead = self._collate_fn if is_ours and not self._dataset.has_user_transform else None
         self._tasks: deque[_Task] = deque()  # in order
-        self._loaded: deque[tuple[Any, Exception | None]] = deque()  # of tasks that have ended, in order
-        self._task_size = 1
+        self._loaded: deque[_Outcome] = deque()  # of tasks that have ended, in order
+        self._pace = loader.pace
         self._pool = ThreadPoolExecutor(1)  # until the first batch; has no thread
         self._is_ended = self._is_interrupted = False
         self._pid = -1
@@ -167,8 +187,9 @@ class _ReadAheadIterator(_SingleProcessDataLoaderIter):
         self._tasks = deque(self._submit(task.positions) for task in self._tasks)
 
     def _begin_task(self) -> None:
-        positions = list(islice(self._sampler_iter, self._task_size))
-        self._is_ended = len(positions) < self._task_size
+        size = self._pace.num_batches
+        positions = list(islice(self._sampler_iter, size))
+        self._is_ended = len(positions) < size
         if positions:
             self._tasks.append(self._submit(positions))
 
@@ -183,19 +204,26 @@ class _ReadAheadIterator(_SingleProcessDataLoaderIter):
             raise StopIteration
         batches, seconds = self._tasks.popleft().loading.result()
         self._loaded.extend(batches)
-        wanted = int(_TASK_SECONDS / max(seconds / len(batches), 1e-9))
-        self._task_size = min(max(wanted, 1), 2 * self._task_size, _MOST_BATCHES)
+        self._pace.learn(seconds / len(batches))
 
 
 def _load(dataset: LoadsAhead, batches: Sequence[Sequence[int]], collate_fn: Callable[[Any], Any] | None) -> _Loaded:
     begin = perf_counter()
-    loaded: list[tuple[Any, Exception | None]] = []
-    for positions in batches:
-        try:
-            samples: Any = dataset.load_samples(positions)
-            if collate_fn is not None:
-                samples = collate_fn(dataset.transform_samples(samples))
-            loaded.append((samples, None))
-        except Exception as error:
-            loaded.append((None, error))
+    try:
+        loaded: list[_Outcome] = [
+            (_finish(dataset, samples, collate_fn), None) for samples in dataset.load_batches(batches)
+        ]
+    except Exception:  # of one of them; the others are good
+        loaded = [_load_one(dataset, positions, collate_fn) for positions in batches]
     return _Loaded(loaded, perf_counter() - begin)
+
+
+def _load_one(dataset: LoadsAhead, positions: Sequence[int], collate_fn: Callable[[Any], Any] | None) -> _Outcome:
+    try:
+        return _finish(dataset, dataset.load_samples(positions), collate_fn), None
+    except Exception as error:
+        return None, error
+
+
+def _finish(dataset: LoadsAhead, samples: Sequence[Any], collate_fn: Callable[[Any], Any] | None) -> Any:
+    return samples if collate_fn is None else collate_fn(dataset.transform_samples(samples))

@@ -49,7 +49,9 @@ DONE, INCOMPLETE, BAD_HEADER, BAD_PAYLOAD = _DONE, _INCOMPLETE, _BAD_HEADER, _BA
 cdef enum:
     _HEADER = 12
     _OVERHEAD = 16
+    _FOOTER = 4
     _LENGTH = 8
+    _CHUNK = 1 << 18  # fits in the second cache, with room for more
     _MOST_SOURCES = 8
     _SMALL = 1 << 14  # below, giving the GIL away costs more than the work
 
@@ -120,30 +122,24 @@ def walk(const uint8_t[::1] buffer, int64_t[::1] starts, int64_t[::1] lengths, b
     return count, at, why, length
 
 
-cdef Py_ssize_t first_bad_of(
-    const uint8_t *data, int64_t size, const int64_t[:] places, const int64_t[:] lengths, int64_t before, bint verify
-) noexcept nogil:
-    # Of records that begin so many bytes before their places.
-    cdef Py_ssize_t number, count = min(places.shape[0], lengths.shape[0])
-    cdef int64_t at, length
-    for number in range(count):
-        at, length = places[number], lengths[number]
-        if at < before:
-            return number
-        at -= before
-        if (length < 0 or at > size or size - at < _OVERHEAD or length > size - at - _OVERHEAD
-                or load_le64(data + at) != <uint64_t>length or not _is_header(data + at)
-                or (verify and not _is_payload(data + at + _HEADER, length))):
-            return number
-    return -1
+cdef inline bint _is_record(const uint8_t *data, int64_t size, int64_t at, int64_t length, bint verify) noexcept nogil:
+    # Whether a good record of that length begins there in a buffer of that size.
+    return (0 <= at <= size and length >= 0 and size - at >= _OVERHEAD and length <= size - at - _OVERHEAD
+            and load_le64(data + at) == <uint64_t>length and _is_header(data + at)
+            and (not verify or _is_payload(data + at + _HEADER, length)))
 
 
 def first_bad(const uint8_t[::1] buffer, const int64_t[:] places, const int64_t[:] lengths, bint verify):
     """Number of the first place at which there is no good record of that length; -1 where all are good."""
-    cdef Py_ssize_t bad
+    cdef const uint8_t *data = &buffer[0]
+    cdef Py_ssize_t number, count = min(places.shape[0], lengths.shape[0])
     with nogil:
-        bad = first_bad_of(&buffer[0], buffer.shape[0], places, lengths, 0, verify)
-    return bad
+        for number in range(count):
+            if not _is_record(data, buffer.shape[0], places[number], lengths[number], verify):
+                break
+        else:
+            number = -1
+    return number
 
 
 def slices(const uint8_t[::1] buffer, const int64_t[:] starts, const int64_t[:] lengths):
@@ -312,13 +308,13 @@ def read_records(
         Whether all came whole and every record is good.
     """
     cdef uint8_t *data = &buffer[0] if buffer.shape[0] else NULL
-    cdef int64_t size = buffer.shape[0], source, begin, length, start
-    cdef Py_ssize_t number, num_sources = len(sources)
+    cdef int64_t size = buffer.shape[0], source, begin, length, start, step
+    cdef Py_ssize_t number, checked = 0, count = places.shape[0], num_sources = len(sources)
     cdef int descriptors[_MOST_SOURCES]
     cdef int64_t file_sizes[_MOST_SOURCES]
     cdef bint good = True
     if (ranges.shape[0] != 4 or first < 0 or ranges.shape[1] < last or num_sources > _MOST_SOURCES
-            or lengths.shape[0] < places.shape[0]):
+            or lengths.shape[0] < count):
         raise ValueError("the shapes of the plan's arrays do not fit")
     for number in range(num_sources):
         descriptors[number], file_sizes[number] = sources[number]
@@ -327,11 +323,20 @@ def read_records(
             source, begin = ranges[0, number] - first_source, ranges[1, number]
             length, start = ranges[2, number], ranges[3, number]
             good = (0 <= source < num_sources and begin >= 0 and 0 <= length <= file_sizes[source] - begin
-                    and 0 <= start <= size and length <= size - start
-                    and pread(descriptors[source], data + start, length, begin) == length)
+                    and 0 <= start <= size and length <= size - start)
+            while good and length:
+                step = min(length, _CHUNK)
+                good = pread(descriptors[source], data + start, step, begin) == step
+                begin, start, length = begin + step, start + step, length - step
+                # What has come is checked while it is in the cache; records in another order than the file's wait.
+                while good and checked < count and places[checked] <= start - lengths[checked] - _FOOTER:
+                    good = _is_record(data, start, places[checked] - _HEADER, lengths[checked], verify)
+                    checked += 1
             if not good:
                 break
-        good = good and first_bad_of(data, size, places, lengths, _HEADER, verify) < 0
+        while good and checked < count:
+            good = _is_record(data, size, places[checked] - _HEADER, lengths[checked], verify)
+            checked += 1
     return good
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch_tfrecord.tfds.features as f
 from torch_tfrecord.errors import TFRecordError
 from torch_tfrecord.example import parse_message
 from torch_tfrecord.features import Feature
+from torch_tfrecord.packed_records import PackedRecords
 from torch_tfrecord.parsers import ExampleParser
 from torch_tfrecord.spec_readers import make_reader
 from torch_tfrecord.tfds.entries import select_entries
@@ -100,6 +102,11 @@ class TFDSParser:
     def batch(self, records: Iterable[bytes | bytearray | memoryview], keys: Sequence[int] | None = None) -> list[Any]:
         """As `samples`: nested samples have no columns of their own; `collate` makes them."""
         return self.samples(records, keys)
+
+    def batches(self, records: PackedRecords, keys: Any, borders: Sequence[int]) -> list[list[Any]]:
+        """The samples of several batches: their records one behind the other, and where each begins and ends."""
+        samples = self.samples(records)
+        return [samples[begin:end] for begin, end in pairwise(borders)]
 
     @property
     def plain_features(self) -> Mapping[str, Feature] | None:

@@ -153,6 +153,10 @@ class RLDSDataset(Dataset[Any]):
             # One after another, for the error of the first bad position.
             return [self._one(position) for position in positions]
 
+    def load_batches(self, batches: Sequence[Sequence[int]]) -> list[Sequence[Any]]:
+        """`load_samples` of several batches."""
+        return [self.load_samples(positions) for positions in batches]
+
     @property
     def has_user_transform(self) -> bool:
         """Whether there is a step_transform, which may do anything, such as draw from the global random state."""
