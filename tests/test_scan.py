@@ -6,6 +6,7 @@ import re
 import struct
 import tracemalloc
 
+import numpy as np
 import pytest
 from helpers import collect, compressed, framed, header, random_payloads, slow_masked
 from hypothesis import given, settings
@@ -20,6 +21,7 @@ from torch_tfrecord import (
     build_index,
     read_records,
     resync,
+    scan,
 )
 from torch_tfrecord.compression import InflatedSource, open_stream
 from torch_tfrecord.reader import RecordReader
@@ -639,3 +641,33 @@ def test_footers_are_checked_with_the_right_mask():
     """An unmasked checksum, as a foreign writer may store it, is damage."""
     content = header(3) + b"abc" + struct.pack("<I", slow_masked(b"abc") ^ 1)
     assert isinstance(scan_all(MemorySource(content))[2], CorruptRecordError)
+
+
+@pytest.mark.parametrize("num_bytes", [1, 17, 100, 5000, 1 << 24])
+@pytest.mark.parametrize("num_records", [1, 2, 7, 1 << 14])
+def test_index_scans_in_windows_of_any_size(tmp_path, monkeypatch, num_records, num_bytes):
+    # The compiled core looks at so many records and bytes by one call.
+    monkeypatch.setattr(scan, "_QUICK_RECORDS", num_records)
+    monkeypatch.setattr(scan, "_QUICK_BYTES", num_bytes)
+    monkeypatch.setattr(LocalFile, "chunk_bytes", 1000)
+    payloads = [b"x" * size for size in (0, 5, 300, 983, 984, 985, 3000, 1, 0, 0, 40, 2000, 7)]
+    path = tmp_path / "a"
+    path.write_bytes(framed(*payloads))
+    starts = np.cumsum([0, *(len(payload) + 16 for payload in payloads)]).tolist()
+    blocks = list(RecordScanner(LocalFile(str(path)), keep_payloads=False))
+    assert [offset for block in blocks for offset in block.offsets.tolist()] == starts[:-1]
+    assert [length for block in blocks for length in block.lengths.tolist()] == [*map(len, payloads)]
+    positions = [block.position for block in blocks]
+    assert positions == np.cumsum([0, *(len(block.offsets) for block in blocks)]).tolist()[:-1]
+    for number, start in enumerate(starts[:-1]):
+        for at in (start, start + 8, start + 12 + len(payloads[number])):
+            damaged = bytearray(framed(*payloads))
+            damaged[at] ^= 4
+            path.write_bytes(damaged)
+            found, error = [], None
+            try:
+                for block in RecordScanner(LocalFile(str(path)), keep_payloads=False):
+                    found += block.offsets.tolist()
+            except CorruptRecordError as caught:
+                error = caught
+            assert (found, error.position, error.offset) == (starts[:number], number, start)

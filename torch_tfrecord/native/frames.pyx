@@ -21,6 +21,9 @@ cdef extern from "crc32c.h":
     uint64_t load_le64(const uint8_t *data) noexcept nogil
     uint32_t load_le32(const uint8_t *data) noexcept nogil
 
+cdef extern from "<string.h>":
+    void *memmove(void *to, const void *origin, size_t size) noexcept nogil
+
 cdef extern from "<sys/types.h>":
     ctypedef long off_t
 
@@ -34,7 +37,8 @@ cdef extern from "<sys/uio.h>":
     ssize_t preadv(int fd, const iovec *parts, int count, off_t offset) noexcept nogil
 
 __all__ = ["BAD_HEADER", "BAD_PAYLOAD", "DONE", "INCOMPLETE", "MOST_SOURCES", "checksum_by", "crc32c", "find",
-           "first_bad", "in_order", "integers", "max_records", "plan_reads", "read_record", "read_records", "slices", "walk"]
+           "first_bad", "in_order", "integers", "max_records", "plan_reads", "read_record", "read_records", "scan", "slices",
+           "walk"]
 
 crc32c_init()
 checksum_by = crc32c_name.decode()
@@ -120,6 +124,53 @@ def walk(const uint8_t[::1] buffer, int64_t[::1] starts, int64_t[::1] lengths, b
             count += 1
             at += length + _OVERHEAD
     return count, at, why, length
+
+
+def scan(
+    int fd, int64_t offset, int64_t end, uint8_t[::1] buffer, int64_t[::1] offsets, int64_t[::1] lengths,
+):
+    """Find the records of a file one behind the other, all checked, as many as `offsets` and `lengths` hold.
+
+    Args:
+        fd: The file.
+        offset: Of the first record.
+        end: Where to stop, at most the file's size: no byte behind is read.
+        buffer: Used for what is read.
+        offsets, lengths: [N], receive the offset of each record and the length of its payload.
+
+    Returns:
+        How many were found. Behind them comes the end, or something that is no good record, or one that `buffer` does
+        not hold; or all N were found.
+    """
+    cdef uint8_t *data = &buffer[0]
+    cdef int64_t capacity = buffer.shape[0], held = 0, used, wanted, length
+    cdef Py_ssize_t limit = min(offsets.shape[0], lengths.shape[0]), count = 0
+    cdef bint good = offset >= 0
+    with nogil:
+        while good and count < limit and offset + held < end:
+            wanted = min(capacity - held, end - offset - held)
+            good = pread(fd, data + held, wanted, offset + held) == wanted
+            if not good:
+                break
+            held += wanted
+            used = 0
+            while count < limit and held - used >= _OVERHEAD:
+                length = <int64_t>load_le64(data + used)
+                good = _is_header(data + used)
+                if not good or length < 0 or length > held - used - _OVERHEAD:
+                    break
+                good = _is_payload(data + used + _HEADER, length)
+                if not good:
+                    break
+                offsets[count], lengths[count] = offset + used, length
+                count += 1
+                used += length + _OVERHEAD
+            if used == 0:
+                break
+            held -= used
+            offset += used
+            memmove(data, data + used, held)
+    return count
 
 
 cdef inline bint _is_record(const uint8_t *data, int64_t size, int64_t at, int64_t length, bint verify) noexcept nogil:
