@@ -15,6 +15,7 @@ PACKAGE = Path(torch_tfrecord.__file__).parent
 # A module imports only from those above it.
 ORDER = [
     "errors",
+    "arguments",
     "callers",
     "native",
     "packed_records",

@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 import numpy.typing as npt
 from torch.utils.data import Sampler
 
-from torch_tfrecord.epochs import STATE_VERSION, Epochs, check_state, non_negative
+from torch_tfrecord.arguments import at_least
+from torch_tfrecord.epochs import STATE_VERSION, Epochs, check_state
 from torch_tfrecord.position_batch import PositionBatch
 from torch_tfrecord.ranks import Rank, check_rank, resolve_rank
 from torch_tfrecord.samplers import BLOCK_BYTES, WINDOW_BLOCKS
@@ -76,7 +77,7 @@ class RecordBatchSampler(Sampler[list[int]]):
             window_blocks=window_blocks,
         )
         self._batch_size = as_integer(batch_size)
-        self._num_epochs = None if num_epochs is None else non_negative("num_epochs", num_epochs)
+        self._num_epochs = None if num_epochs is None else at_least(0, "num_epochs", num_epochs)
         self._rank, self._world_size = rank, world_size
         self._drop_last = bool(drop_last)
         self._next = _Place(0, 0, 0)
@@ -105,7 +106,7 @@ class RecordBatchSampler(Sampler[list[int]]):
 
         For the epoch that a loaded state was in, nothing changes: the next iteration gives what is left of it.
         """
-        if non_negative("epoch", epoch) != self._next.epoch:
+        if at_least(0, "epoch", epoch) != self._next.epoch:
             self._next, self._running = _Place(int(epoch), int(epoch), 0), None
 
     def state_dict(self, num_received: int | None = None) -> dict[str, Any]:
@@ -261,7 +262,7 @@ class BatchIteration(Iterator[PositionBatch]):
 
     def state_dict(self, num_received: int | None = None) -> dict[str, Any]:
         """Where this iteration is."""
-        received = self._num_yielded if num_received is None else non_negative("num_received", num_received)
+        received = self._num_yielded if num_received is None else at_least(0, "num_received", num_received)
         if received > self._num_yielded:
             raise ValueError(f"num_received={received}, but only {self._num_yielded} batches were handed out")
         if self._plan is None:

@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from torch_tfrecord.arguments import at_least
 from torch_tfrecord.block_shuffle import BlockShuffle
 from torch_tfrecord.permutation import Permutation
 from torch_tfrecord.shares import Order, Sequential
 from torch_tfrecord.weighted_draws import WeightedDraws, cumulated
 
-__all__ = ["STATE_VERSION", "Epochs", "check_state", "digest", "find_blocks", "non_negative"]
+__all__ = ["STATE_VERSION", "Epochs", "check_state", "digest", "find_blocks"]
 
 STATE_VERSION = 1
 """Of what `state_dict` gives; raised when its keys or their meaning change."""
@@ -48,8 +49,8 @@ class Epochs:
         self._shuffle = shuffle
         self._seed = as_integer(seed)
         self._sums = None if weights is None else self._checked(weights)
-        self._window_blocks = _at_least_1("window_blocks", window_blocks)
-        _at_least_1("block_bytes", block_bytes)
+        self._window_blocks = at_least(1, "window_blocks", window_blocks)
+        at_least(1, "block_bytes", block_bytes)
         self._blocks = find_blocks(dataset, block_bytes) if shuffle == "blocks" else None
         self._last: tuple[int, Order] | None = None
         self._identity = self._make_identity()  # once: it looks at every block or weight
@@ -115,19 +116,6 @@ def check_state(state: Mapping[str, Any], identity: Mapping[str, Any], numbers: 
         if type(number) is not int or number < 0 or (limit is not None and number > limit):
             allowed = "at least 0" if limit is None else f"from 0 to {limit}"
             raise ValueError(f"{key} must be an integer {allowed} in the state, got {number!r}")
-
-
-def non_negative(name: str, value: Any) -> int:
-    """The value as int, at least 0; NumPy's integers are integers, True is none."""
-    if isinstance(value, bool) or not hasattr(value, "__index__") or as_integer(value) < 0:
-        raise ValueError(f"{name} must be an integer of at least 0, got {value!r}")
-    return as_integer(value)
-
-
-def _at_least_1(name: str, value: Any) -> int:
-    if isinstance(value, bool) or not hasattr(value, "__index__") or as_integer(value) < 1:
-        raise ValueError(f"{name} must be an integer of at least 1, got {value!r}")
-    return as_integer(value)
 
 
 def digest(array: npt.NDArray[Any]) -> str:

@@ -14,6 +14,7 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import IterableDataset
 
+from torch_tfrecord.arguments import at_least
 from torch_tfrecord.batch_parser import BatchParser
 from torch_tfrecord.collate import collate
 from torch_tfrecord.compression import check_compression_type
@@ -101,13 +102,13 @@ class TFRecordIterableDataset(IterableDataset[Any]):
         self._compression_type = check_compression_type(compression_type)
         self._parser = None if features is None else BatchParser(features)
         self._transform = transform
-        self._batch_size = None if batch_size is None else _at_least(1, "batch_size", batch_size)
+        self._batch_size = None if batch_size is None else at_least(1, "batch_size", batch_size)
         self._shuffle = shuffle
-        self._buffer_size = _at_least(0, "shuffle_buffer_size", shuffle_buffer_size)
+        self._buffer_size = at_least(0, "shuffle_buffer_size", shuffle_buffer_size)
         self._seed = as_integer(seed)
         self._rank, self._world_size = rank, world_size
-        self._cycle_length = _at_least(1, "cycle_length", cycle_length)
-        self._block_length = _at_least(1, "block_length", block_length)
+        self._cycle_length = at_least(1, "cycle_length", cycle_length)
+        self._block_length = at_least(1, "block_length", block_length)
         self._drop_last = drop_last
         self._verify = verify_crc
         self._on_corrupt = on_corrupt
@@ -131,7 +132,7 @@ class TFRecordIterableDataset(IterableDataset[Any]):
 
         For the epoch that a loaded state was in, nothing changes: the next iteration gives what is left of it.
         """
-        self._epoch.fill_(_at_least(0, "epoch", epoch))
+        self._epoch.fill_(at_least(0, "epoch", epoch))
         if self._loaded is not None and self._loaded.states.epoch != int(self._epoch):
             self._loaded = None
 
@@ -144,7 +145,7 @@ class TFRecordIterableDataset(IterableDataset[Any]):
 
     def iter_epoch(self, epoch: int) -> Iterator[Any]:
         """An iteration of one epoch, whichever was chosen, from its beginning."""
-        return self._iteration(_at_least(0, "epoch", epoch))
+        return self._iteration(at_least(0, "epoch", epoch))
 
     def state_dict(self) -> dict[str, Any]:
         """Where the iteration that began last is, by the samples that it gave: numbers and lists, as JSON knows them.
@@ -306,13 +307,6 @@ def _digest(files: Sequence[str]) -> str:
     """A short name for the names of files; their folder may be another one after a restart."""
     names = "\0".join(map(os.path.basename, files))
     return hashlib.blake2b(names.encode("utf-8", "surrogateescape"), digest_size=8).hexdigest()
-
-
-def _at_least(least: int, name: str, value: Any) -> int:
-    """The value as int; NumPy's integers are integers, True is none."""
-    if isinstance(value, bool) or not hasattr(value, "__index__") or as_integer(value) < least:
-        raise ValueError(f"{name} must be an integer of at least {least}, got {value!r}")
-    return as_integer(value)
 
 
 def _grouped(records: Iterator[StreamRecord], size: int) -> Iterator[RecordGroup]:

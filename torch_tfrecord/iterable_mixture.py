@@ -12,7 +12,8 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import IterableDataset
 
-from torch_tfrecord.epochs import STATE_VERSION, check_state, digest, non_negative
+from torch_tfrecord.arguments import at_least
+from torch_tfrecord.epochs import STATE_VERSION, check_state, digest
 from torch_tfrecord.mixing import WeightedTurns
 from torch_tfrecord.mixture import check_stop, mixture_weights
 from torch_tfrecord.mixture_plan import checked_choices
@@ -69,7 +70,7 @@ class IterableMixture(IterableDataset[Any]):
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch, from 0, that datasets are asked for by their ``iter_epoch``; persistent workers follow."""
-        self._epoch.fill_(non_negative("epoch", epoch))
+        self._epoch.fill_(at_least(0, "epoch", epoch))
 
     def __iter__(self) -> Iterator[Any]:
         stream = _MixedStream(self, int(self._epoch))

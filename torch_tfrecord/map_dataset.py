@@ -14,6 +14,7 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import Dataset
 
+from torch_tfrecord.arguments import at_least
 from torch_tfrecord.batch_parser import BatchParser
 from torch_tfrecord.callers import outer_level
 from torch_tfrecord.column_batch import ColumnBatch, ColumnTransform
@@ -231,9 +232,7 @@ class TFRecordDataset(Dataset[Any]):
 
         A batch of positions that has an attribute `epoch`, as those of `make_dataloader`, goes by that.
         """
-        if as_integer(epoch) < 0:
-            raise ValueError(f"epoch must be an integer of at least 0, got {epoch!r}")
-        self._epoch.fill_(as_integer(epoch))
+        self._epoch.fill_(at_least(0, "epoch", epoch))
 
     def _part(self, positions: Sequence[int]) -> TFRecordDataset:
         part = object.__new__(type(self))

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import Dataset
 
-from torch_tfrecord.epochs import non_negative
+from torch_tfrecord.arguments import at_least
 from torch_tfrecord.mixing import whole_weights
 from torch_tfrecord.mixture_plan import STOPS, ChoicePlan, WeightedPlan
 from torch_tfrecord.permutation import Permutation
@@ -77,7 +77,7 @@ class Mixture(Dataset[Any]):
             self._plan = ChoicePlan(self._sizes, choices, stop)
         self._length = self._plan.length
         if num_samples is not None:
-            limit = non_negative("num_samples", num_samples)
+            limit = at_least(0, "num_samples", num_samples)
             self._length = limit if self._length is None else min(self._length, limit)
         self._an_epoch = [0] * len(self._sizes) if self._length is None else self._plan.counts(self._length)
         self._orders: dict[tuple[int, int], Permutation] = {}
@@ -91,7 +91,7 @@ class Mixture(Dataset[Any]):
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch, from 0, which decides where in each dataset the mixture begins; workers follow."""
-        self._epoch.fill_(non_negative("epoch", epoch))
+        self._epoch.fill_(at_least(0, "epoch", epoch))
 
     def locate(self, position: int, epoch: int | None = None) -> tuple[int, int]:
         """Number of the dataset, and position in it, of a sample (None: in the epoch that was set)."""

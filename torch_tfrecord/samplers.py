@@ -8,7 +8,8 @@ from typing import Any
 import numpy.typing as npt
 from torch.utils.data import Sampler
 
-from torch_tfrecord.epochs import STATE_VERSION, Epochs, check_state, non_negative
+from torch_tfrecord.arguments import at_least
+from torch_tfrecord.epochs import STATE_VERSION, Epochs, check_state
 from torch_tfrecord.ranks import Rank, check_rank, resolve_rank
 from torch_tfrecord.shares import RankShare, rank_size
 
@@ -116,7 +117,7 @@ class RecordSampler(Sampler[int]):
 
         For the epoch that a loaded state was in, nothing changes: the next iteration gives what is left of it.
         """
-        if non_negative("epoch", epoch) != self._epoch:
+        if at_least(0, "epoch", epoch) != self._epoch:
             self._epoch, self._start, self._running = int(epoch), 0, None
 
     def state_dict(self, num_received: int | None = None) -> dict[str, Any]:
@@ -200,7 +201,7 @@ class _Positions(Iterator[int]):
 
     def state_dict(self, num_received: int | None = None) -> dict[str, Any]:
         """Where this iteration is."""
-        received = self._num_yielded if num_received is None else non_negative("num_received", num_received)
+        received = self._num_yielded if num_received is None else at_least(0, "num_received", num_received)
         if received > self._num_yielded:
             raise ValueError(f"num_received={received}, but only {self._num_yielded} samples were handed out")
         return self._sampler._state(self._epoch, self._start + received * self._rank.world_size)
