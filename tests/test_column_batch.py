@@ -20,6 +20,7 @@ from torch_tfrecord import (
     PaddedCollate,
     RaggedFeature,
     RaggedTensor,
+    RandomResizedCrop,
     RawTensor,
     SequenceFeatures,
     SerializedTensor,
@@ -38,6 +39,7 @@ from torch_tfrecord import (
 )
 from torch_tfrecord.column_batch import ColumnBatch
 from torch_tfrecord.containers import make_sparse
+from torch_tfrecord.position_batch import PositionBatch
 from torch_tfrecord.transport import for_transport
 
 SPECS = {
@@ -147,6 +149,49 @@ def test_all_specs_at_once_in_a_slice(folder, positions, part):
     samples = [ds[position] for position in positions]
     assert_same(list(ds.__getitems__(positions)), samples)
     assert_same(collate(ds.__getitems__(positions)), collate(samples))
+
+
+several_batches = st.lists(st.lists(st.integers(-COUNT, COUNT - 1), min_size=1, max_size=9), min_size=1, max_size=5)
+
+
+@pytest.mark.parametrize("transform", [None, dict])
+@pytest.mark.parametrize("name", [None, "all", "scalar", "ids", "ragged2"])
+@settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(batches=several_batches)
+def test_several_batches_at_once_are_each_as_if_alone(folder, name, transform, batches):
+    features = None if name is None else SPECS if name == "all" else {name: SPECS[name]}
+    ds = TFRecordDataset(folder / "part-*", features, transform=None if features is None else transform)
+    found = ds.load_batches(batches)
+    assert len(found) == len(batches)
+    for samples, positions in zip(found, batches, strict=True):
+        alone = ds.load_samples(positions)
+        if features is not None:
+            assert_same(collate(list(samples)), collate(list(alone)))
+            samples = ds.load_batches(batches)[batches.index(positions)]
+            alone = ds.load_samples(positions)
+        assert_same(collate(samples), collate(alone))
+
+
+def test_random_draws_of_several_batches_go_by_their_epochs(tmp_path):
+    picture = torch.arange(3 * 40 * 50).remainder(251).to(torch.uint8).reshape(3, 40, 50)
+    with TFRecordWriter(tmp_path / "a") as writer:
+        for _ in range(4):
+            writer.write({"image": encode_image(picture, "jpeg")})
+    ds = TFRecordDataset(tmp_path / "a", {"image": Image(crop=RandomResizedCrop(16))})
+    batches = [PositionBatch([0, 1], 0), PositionBatch([1, 2, 0], 3), PositionBatch([0], 4)]
+    for samples, positions in zip(ds.load_batches(batches), batches, strict=True):
+        ds.set_epoch(positions.epoch)
+        expected = [ds[position]["image"] for position in positions]
+        assert (collate(samples)["image"] == torch.stack(expected)).all()
+
+
+def test_a_batch_may_be_changed_without_the_others(folder):
+    ds = TFRecordDataset(folder / "part-*", {name: SPECS[name] for name in ("scalar", "matrix", "ids")})
+    first, second = map(collate, ds.load_batches([[0, 1], [2, 3]]))
+    expected = collate(ds.load_samples([2, 3]))
+    for column in (first["scalar"], first["matrix"], first["ids"].values()):
+        column.fill_(77)
+    assert_same(second, expected)
 
 
 @pytest.mark.parametrize("kind", [np.array, range, torch.tensor, tuple, lambda p: np.array(p, np.int32)])
