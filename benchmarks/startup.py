@@ -70,6 +70,7 @@ def startup_table(found: dict[str, Any]) -> str:
             f"{1000 * found['import']['seconds']:.0f} ms",
             "100 ms",
         ),
+        ("the same, with all its names", f"{1000 * found['import']['all_seconds']:.0f} ms", "-"),
         ("memory of it", f"{found['import']['mib']:.0f} MiB", "-"),
         (
             f"opening {opened['shards']:,.0f} shards, {opened['records']:,.0f} records, indexes ready",
