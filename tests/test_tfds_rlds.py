@@ -33,7 +33,9 @@ from torch_tfrecord import (
     tfds,
 )
 from torch_tfrecord.messages import Example
+from torch_tfrecord.native import has_native
 from torch_tfrecord.tfds import RLDSDataset, RLDSEpisodes, pictures, rlds
+from torch_tfrecord.tfds.episode_reader import Frames
 
 DATA = Path(__file__).parent / "data" / "tfds_rlds"
 EXPECTED = json.loads(gzip.decompress((DATA / "expected.json.gz").read_bytes()))
@@ -481,6 +483,96 @@ def test_only_bytes_of_the_episode_are_read_and_of_frames_only_those_of_the_wind
 def _encoded(directory, step):
     ds = RLDSDataset(directory, window_size=2, decode_images=False)
     return {name: ds[STEPS.index((2, step))]["observation"][name] for name in ("image", "wrist_image")}
+
+
+LONG = (9, 12, 40, 5, 7, 8, 5, 6, 11, 5, 5, 6)
+
+
+@pytest.fixture(scope="module")
+def many_files(tmp_path_factory):
+    """More files than are open at once for a batch, each of one episode whose pictures are all read one by one."""
+    directory = write_episodes(tmp_path_factory.mktemp("many") / "drawn" / "1.0.0", LONG, num_shards=len(LONG))
+    RLDSDataset(directory)
+    return directory
+
+
+def pictures_alone(directory, **options):
+    """Of noise in PNG, the large ones make lists of frames in all these episodes."""
+    return RLDSDataset(directory, features=["steps/observation/image", "steps/action"], **options)
+
+
+@pytest.mark.parametrize("split", ["train", "train[50%:]+train[:50%]"])
+@pytest.mark.parametrize("options", [{}, {"window_size": 3}, {"window_size": 4, "pad": "zero"}])
+def test_frames_of_a_batch_are_read_by_the_compiled_core(many_files, options, split, reads):
+    ds = pictures_alone(many_files, split=split, **options)
+    assert all(type(ds._store.episode(number).steps["observation"]["image"]._values) is Frames for number in range(12))
+    positions = [*range(len(ds)), 3, 3, -1]
+    random.Random(1).shuffle(positions)
+    expected = [ds[position] for position in positions]
+    reads.clear()
+    found = ds.__getitems__(positions)
+    assert bool(reads) is not has_native()
+    assert_same(list(found), expected)
+    for number, position in enumerate(positions):
+        episode, step = ds.locate(position)
+        real = int(split != "train") * 6
+        assert torch.equal(found[number]["observation"]["image"][-1], pixels((episode + real) % 12, step))
+
+
+@pytest.mark.parametrize("kind", ["a byte", "the end", "another file", "no file"])
+def test_a_damaged_frame_in_a_batch(many_files, tmp_path, kind):
+    own = Path(shutil.copytree(many_files, tmp_path / "1.0.0"))
+    path, at = place_of(own, 10, "steps/observation/image", 2)
+    if kind == "a byte":
+        damage(path, at + 100)
+    ds = pictures_alone(own)
+    before = sum(LONG[:10])
+    good = [*range(before), *range(before + 5, len(ds))]
+    assert_same(list(ds.__getitems__(good)), [ds[position] for position in good])
+    if kind in ("another file", "no file"):
+        ds._store._reader._data._max_open = 1
+    ds[before + 1]  # its short columns are kept from here on
+    ds[0]  # closes the file where only one may be open
+    if kind == "the end":
+        os.truncate(path, at + 100)
+    elif kind == "another file":
+        path.write_bytes(path.read_bytes())
+    elif kind == "no file":
+        path.unlink()
+    with pytest.raises((CorruptRecordError, IndexMismatchError, FileNotFoundError)) as expected:
+        ds[before + 2]
+    with pytest.raises(type(expected.value)) as found:
+        ds.__getitems__([*good[::-1], before + 2])
+    assert str(found.value) == str(expected.value)
+    assert str(path) in str(found.value)
+    if kind == "a byte":
+        assert "feature 'steps/observation/image', step 2: expected checksum 0x" in str(found.value)
+    assert_same(list(ds.__getitems__(good)), [ds[position] for position in good])
+
+
+def test_a_damaged_frame_comes_before_a_file_that_is_gone(many_files, tmp_path):
+    own = Path(shutil.copytree(many_files, tmp_path / "1.0.0"))
+    path, at = place_of(own, 7, "steps/observation/image", 1)
+    damage(path, at + 100)
+    ds = pictures_alone(own)
+    ds._store._reader._data._max_open = 1
+    bad, gone = sum(LONG[:7]) + 1, sum(LONG[:10])
+    ds[gone], ds[bad - 1]  # their short columns are kept from here on
+    place_of(own, 10, "steps/observation/image", 0)[0].unlink()
+    with pytest.raises(FileNotFoundError):
+        ds.__getitems__([bad - 1, gone])
+    with pytest.raises(CorruptRecordError, match="step 1: expected checksum"):
+        ds.__getitems__([bad, gone])
+
+
+def test_a_batch_of_plain_and_compressed_files(many_files, tmp_path):
+    own = Path(shutil.copytree(many_files, tmp_path / "1.0.0"))
+    expected = pictures_alone(own, window_size=2)
+    expected = [expected[position] for position in range(len(expected))]
+    path = own / f"drawn-train.tfrecord-00009-of-{len(LONG):05}"
+    path.write_bytes(gzip.compress(path.read_bytes()))
+    ds = pictures_alone(own, window_size=2)
+    assert_same(list(ds.__getitems__(range(len(ds)))), expected)
 
 
 def test_what_is_kept_is_bounded(drawn):

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torch_tfrecord.tfds.windows import Span, Windows
+from torch_tfrecord.tfds.windows import Span, Windows, masks, repeated_steps
 
 SIZES = st.integers(1, 7)
 
@@ -21,6 +21,19 @@ def test_spans_hold_the_steps_of_the_window(window_size, action_horizon, num_ste
         assert span.mask().tolist() == [0 <= place < num_steps for place in places]
         assert span.repeated().tolist() == [min(max(place, 0), num_steps - 1) for place in places]
         assert list(range(span.first, span.stop)) == [place for place in places if 0 <= place < num_steps]
+
+
+@given(SIZES, st.lists(st.tuples(st.integers(0, 19), st.integers(1, 20)), min_size=1, max_size=9))
+def test_many_spans_are_each_of_them(size, chosen):
+    windows = Windows(size, size)
+    places = [(step % num_steps, num_steps) for step, num_steps in chosen]
+    seen = [windows.observations(step) for step, _ in places]
+    done = [windows.actions(step, num_steps) for step, num_steps in places]
+    for spans in (seen, done):
+        assert masks(spans).dtype == np.bool_ and repeated_steps(spans).dtype == np.int64
+        assert masks(spans).tolist() == [span.mask().tolist() for span in spans]
+        assert repeated_steps(spans).tolist() == [span.repeated().tolist() for span in spans]
+        assert masks(spans).flags.c_contiguous and repeated_steps(spans).flags.c_contiguous
 
 
 @given(SIZES, SIZES, st.lists(st.integers(0, 20), min_size=1))

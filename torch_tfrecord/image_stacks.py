@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from itertools import compress
 
 import numpy as np
 import torch
 
 from torch_tfrecord.batch_memory import empty_tensor
-from torch_tfrecord.image_headers import ImageHeader, has_end_marker
+from torch_tfrecord.image_headers import ImageHeader
 from torch_tfrecord.images import DEFAULT_MAX_PIXELS, decode_opened, open_image
 from torch_tfrecord.native import optional_module
 
@@ -36,29 +36,26 @@ def decode_stack(values: Sequence[bytes], mode: str, rows: Sequence[int], num_ro
     Raises:
         ImageDecodeError: As `decode_image`, not necessarily for the first bad image.
     """
-    opened = [open_image(data, DEFAULT_MAX_PIXELS) for data in values]
-    sizes = {(header.height, header.width) for _, header in opened}
-    if len(sizes) != 1:
+    if not values:
         return None
-    out = empty_tensor((num_rows, *sizes.pop(), _CHANNELS[mode]), torch.uint8)
-    is_read = _read_plain(opened, mode, np.asarray(rows, np.int64), out.numpy())
-    for (encoded, header), row, done in zip(opened, rows, is_read, strict=True):
-        if not done:
-            out[row] = decode_opened(encoded, header, mode).permute(1, 2, 0)
+    first = _open(values[0])[1]
+    size = (first.height, first.width)
+    native = None if mode == "RGBA" else optional_module("jpeg")
+    is_read = np.zeros(len(values), np.bool_) if native is None else native.find_plain(list(values), *size)
+    # Reading a header costs more than all else but decoding, so only those of images in doubt are read: for all errors
+    # and sizes to be known before memory is taken.
+    opened = {number: _open(values[number]) for number in np.flatnonzero(~is_read).tolist()}
+    if any((header.height, header.width) != size for _, header in opened.values()):
+        return None
+    out = empty_tensor((num_rows, *size, _CHANNELS[mode]), torch.uint8)
+    if native is not None:
+        plain = list(compress(values, is_read.tolist()))
+        is_read[is_read] = native.read_images(plain, np.asarray(rows, np.int64)[is_read], out.numpy())
+    for number in np.flatnonzero(~is_read).tolist():
+        encoded, header = opened.get(number) or _open(values[number])
+        out[rows[number]] = decode_opened(encoded, header, mode).permute(1, 2, 0)
     return out.permute(0, 3, 1, 2)
 
 
-def _read_plain(opened: Sequence[tuple[Any, ImageHeader]], mode: str, rows: Any, out: Any) -> Any:
-    """Decode the plain JPEG images, and tell for each whether it was."""
-    native = optional_module("jpeg")
-    if native is None or mode == "RGBA":
-        return [False] * len(opened)
-    is_plain = np.array([_is_plain(data, header) for data, header in opened], np.bool_)
-    images = [data for (data, _), chosen in zip(opened, is_plain, strict=True) if chosen]
-    is_plain[is_plain] = native.read_images(images, rows[is_plain], out)
-    return is_plain
-
-
-def _is_plain(data: Any, header: ImageHeader) -> bool:
-    is_usual = header.format == "jpeg" and header.channels in (1, 3) and header.bits == 8
-    return is_usual and type(data) is bytes and has_end_marker(data, header)
+def _open(data: bytes) -> tuple[bytes | memoryview, ImageHeader]:
+    return open_image(data, DEFAULT_MAX_PIXELS)

@@ -1,9 +1,9 @@
-"""Batches of records of local files: planned, read and checked by the compiled core."""
+"""Batches of records, and of parts of them, of local files: read and checked by the compiled core."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TypeAlias
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +15,7 @@ from torch_tfrecord.packed_records import PackedRecords
 from torch_tfrecord.read_plan import reading_order
 from torch_tfrecord.storage import LocalFile
 
-__all__ = ["read_local_batch"]
+__all__ = ["read_local_batch", "read_local_values"]
 
 _Integers: TypeAlias = "npt.NDArray[np.int64]"
 
@@ -63,3 +63,41 @@ def read_local_batch(
             return None
         begin = end
     return PackedRecords(buffer, places, lengths)
+
+
+def read_local_values(
+    source_of: Callable[[int], ByteSource], files: Sequence[int], counts: Sequence[int], places: _Integers
+) -> list[bytes] | None:
+    """Parts of files as bytes, each held against its checksum; None in any doubt, as of `read_local_batch`.
+
+    Args:
+        source_of: The open source of a file, by its number.
+        files: Number of each file to read; one may occur again.
+        counts: How many parts to read there.
+        places: int64 [N, 3]: first byte, bytes and CRC-32C of each part, in the order of `files`.
+    """
+    native = native_module("frames")
+    if native is None:
+        return None
+    values: list[bytes] = []
+    for first in range(0, len(files), native.MOST_SOURCES):
+        group = slice(first, first + native.MOST_SOURCES)
+        end = len(values) + sum(counts[group])
+        found = _read_values(native, source_of, files[group], counts[group], places[len(values) : end])
+        if found is None:
+            return None
+        values += found
+    return values
+
+
+def _read_values(
+    native: Any, source_of: Callable[[int], ByteSource], files: Sequence[int], counts: Sequence[int], places: _Integers
+) -> list[bytes] | None:
+    sources = [source_of(file) for file in files]  # held, so that nobody closes them meanwhile
+    facts = [
+        (source.descriptor, source.file_size, count)
+        for source, count in zip(sources, counts, strict=True)
+        if isinstance(source, LocalFile)
+    ]
+    values: list[bytes] | None = native.read_values(facts, places) if len(facts) == len(sources) else None
+    return values

@@ -10,8 +10,9 @@ cdef extern from "jpeg_region.h" nogil:
     int REGION_UNSUPPORTED
     int region_read(const unsigned char *data, size_t size, unsigned image_height, unsigned image_width, unsigned top,
                     unsigned left, unsigned height, unsigned width, int channels, unsigned char *out)
+    bint image_is_plain(const unsigned char *data, size_t size, unsigned height, unsigned width)
 
-__all__ = ["read_images", "read_region"]
+__all__ = ["find_plain", "read_images", "read_region"]
 
 
 def read_region(
@@ -49,6 +50,22 @@ def read_region(
     if status == REGION_UNSUPPORTED:
         return False
     raise ValueError("the data are cut or damaged, or of another size than their header says")
+
+
+def find_plain(list images not None, unsigned height, unsigned width):
+    """For each image whether it is, by its first bytes and its end, one that `read_images` may read at this size.
+
+    True only for bytes of a JPEG image with 8 bits, 1 or 3 channels and this size, whose header `read_header` takes and
+    for which `has_end_marker` is True; nothing is decoded, so `read_images` may yet refuse it.
+    """
+    cdef Py_ssize_t number, count = len(images)
+    found_array = np.zeros(count, np.bool_)
+    cdef unsigned char[::1] found = found_array.view(np.uint8)
+    for number in range(count):
+        image = images[number]
+        if type(image) is bytes:
+            found[number] = image_is_plain(<bytes> image, <size_t> len(<bytes> image), height, width)
+    return found_array
 
 
 def read_images(list images not None, const long long[::1] rows not None, unsigned char[:, :, :, ::1] out not None):

@@ -105,3 +105,35 @@ static int region_read(const unsigned char *data, size_t size, unsigned image_he
     /* Doubtful data are left to whoever decodes the whole image. */
     return row ? REGION_UNSUPPORTED : REGION_READ;
 }
+
+/* Whether an image's first bytes and its end leave no doubt that region_read may be tried on all of it: segments as the
+   standard has them up to the first scan, one frame of 8 bits, 1 or 3 components and this size, and an end marker behind
+   the scan's header. Stricter than libjpeg, which passes over segments of fewer than 2 bytes and, where all pixels are
+   there, does not look for the end. Inside compressed pixels the end marker's two bytes cannot stand. */
+static int image_is_plain(const unsigned char *data, size_t size, unsigned height, unsigned width) {
+    size_t at = 2, end, length;
+    int has_frame = 0;
+    unsigned marker;
+
+    if (size < 4 || data[0] != 0xFF || data[1] != 0xD8) return 0;
+    for (;;) {
+        if (at >= size || data[at] != 0xFF) return 0;
+        while (at < size && data[at] == 0xFF) at++; /* any number of them may stand before a marker */
+        if (size - at < 3) return 0;
+        marker = data[at];
+        if (marker == 0xDA) break;
+        if (marker < 0x02 || (marker >= 0xD0 && marker <= 0xD9)) return 0; /* no segment behind these */
+        length = (size_t)data[at + 1] << 8 | data[at + 2];
+        if (length < 2 || length > size - at - 1) return 0;
+        if (marker >= 0xC0 && marker <= 0xCF && marker != 0xC4 && marker != 0xC8 && marker != 0xCC) {
+            const unsigned char *frame = data + at + 3;
+            if (has_frame || length < 8 || frame[0] != 8 || (frame[5] != 1 && frame[5] != 3)) return 0;
+            if (((unsigned)frame[1] << 8 | frame[2]) != height || ((unsigned)frame[3] << 8 | frame[4]) != width) return 0;
+            has_frame = 1;
+        }
+        at += 1 + length;
+    }
+    for (end = size - 2; has_frame && end > at; end--)
+        if (data[end] == 0xFF && data[end + 1] == 0xD9) return 1;
+    return 0;
+}

@@ -13,7 +13,7 @@ from torchvision import tv_tensors
 from torch_tfrecord.dtypes import decode_text
 from torch_tfrecord.errors import ParseError, TFRecordError
 from torch_tfrecord.features import is_ragged
-from torch_tfrecord.tfds.episode_reader import Frames
+from torch_tfrecord.tfds.episode_reader import Frames, read_frames
 from torch_tfrecord.tfds.windows import Span
 
 __all__ = [
@@ -24,6 +24,7 @@ __all__ = [
     "NumberColumn",
     "Pictures",
     "TextColumn",
+    "read_encoded",
     "stacked",
 ]
 
@@ -56,6 +57,9 @@ class NumberColumn:
     Attributes:
         array: The same memory as an array; None where there is none, as of bfloat16.
     """
+
+    # A batch takes from many episodes that are in no cache: each look into a dict would be a wait for memory.
+    __slots__ = ("array", "num_bytes", "values")
 
     def __init__(self, values: npt.NDArray[Any] | torch.Tensor) -> None:
         self.values = values
@@ -193,6 +197,8 @@ class EncodedColumn:
         pictures: What `decode` makes of them, where that is plain `tv_tensors.Image`.
     """
 
+    __slots__ = ("_decode", "_locate", "_path", "_values", "num_bytes", "pictures")
+
     def __init__(
         self,
         values: Frames | Sequence[bytes],
@@ -238,6 +244,15 @@ class EncodedColumn:
             except TFRecordError as error:
                 raise self._locate(_at_step(error, self._path, step)) from error.__cause__
         return values
+
+
+def read_encoded(columns: Sequence[EncodedColumn], spans: Sequence[Span]) -> list[bytes]:
+    """What `EncodedColumn.encoded` gives of each column's window, one after another."""
+    frames = [column._values for column in columns if isinstance(column._values, Frames)]
+    if frames and len(frames) == len(columns):
+        return read_frames(frames, spans)
+    windows = zip(columns, spans, strict=True)
+    return [value for column, span in windows for value in column.encoded(span.first, span.stop)]
 
 
 def _at_step(error: TFRecordError, path: str, step: int) -> TFRecordError:

@@ -17,12 +17,14 @@ from torch_tfrecord.compression import ByteSource, open_stream
 from torch_tfrecord.errors import CorruptRecordError, TFRecordError
 from torch_tfrecord.framing import HEADER_BYTES
 from torch_tfrecord.index import RecordIndex
+from torch_tfrecord.local_reads import read_local_values
 from torch_tfrecord.reader import RecordReader
 from torch_tfrecord.storage import FileSource, SourceCache, open_file
 from torch_tfrecord.tfds.episode_index import FRAMES, EpisodeIndex, ListPlace, find_places
 from torch_tfrecord.tfds.example_layout import FLOATS, INTEGERS, decode_integers, split_values
+from torch_tfrecord.tfds.windows import Span
 
-__all__ = ["EpisodeReader", "Frames", "Values"]
+__all__ = ["EpisodeReader", "Frames", "Values", "read_frames"]
 
 # Short lists this near to each other are read together: a call costs more than so many bytes.
 _MAX_GAP_BYTES = 1 << 12
@@ -88,10 +90,17 @@ class EpisodeReader:
             return index.tables[start : start + num_bytes]
         return self._tables.get(part.file).read(num_bytes, index.tables_offset + start)
 
+    def source(self, file: int) -> ByteSource:
+        """The open source of a file, by its number."""
+        return self._data.get(file)
+
+    def payload_begin(self, file: int, record: int) -> int:
+        """First byte of a record's payload in its file."""
+        return int(self._records[file].offsets[record]) + HEADER_BYTES
+
     def read(self, part: _Part, num_bytes: int, start: int) -> bytes:
         """Bytes of a record's payload."""
-        source = self._data.get(part.file)
-        data = source.read(num_bytes, int(self._records[part.file].offsets[part.record]) + HEADER_BYTES + start)
+        data = self._data.get(part.file).read(num_bytes, self.payload_begin(part.file, part.record) + start)
         if len(data) < num_bytes:
             raise CorruptRecordError(f"truncated record: expected {num_bytes} bytes, got {len(data)}")
         return data
@@ -114,19 +123,21 @@ class EpisodeReader:
 class _Part:
     """One record: where its bytes come from."""
 
+    __slots__ = ("file", "payload", "reader", "record")
+
     def __init__(self, reader: EpisodeReader, file: int, record: int) -> None:
         self.file = file
         self.record = record
         self.payload: bytes | None = None  # where it was read as a whole
-        self._reader = reader
+        self.reader = reader
 
     def read(self, num_bytes: int, start: int) -> bytes:
         if self.payload is not None:
             return self.payload[start : start + num_bytes]
-        return self._reader.read(self, num_bytes, start)
+        return self.reader.read(self, num_bytes, start)
 
     def locate(self, error: TFRecordError) -> TFRecordError:
-        return self._reader.locate_record(self.file, self.record, error)
+        return self.reader.locate_record(self.file, self.record, error)
 
 
 class Frames:
@@ -136,16 +147,25 @@ class Frames:
         part: The record.
         key: The list's key.
         place: Where its values lie.
+
+    Attributes:
+        num_bytes: Memory that it keeps.
+        part: The record.
+        places: int64 [N, 3]: first byte of each value in the file (in the payload where that was read as a whole), its
+            bytes, and its CRC-32C.
     """
+
+    __slots__ = ("_begin", "key", "num_bytes", "part", "places")
 
     def __init__(self, part: _Part, key: str, place: ListPlace) -> None:
         self.key = key
-        self.num_bytes = place.starts.nbytes * 3 + (0 if part.payload is None else len(part.payload))
-        self._part = part
-        self._starts, self._lengths, self._crcs = place.starts, place.lengths, place.crcs
+        self.part = part
+        self._begin = part.reader.payload_begin(part.file, part.record) if part.payload is None else 0
+        self.places = np.stack([place.starts + self._begin, place.lengths, place.crcs], axis=1)
+        self.num_bytes = self.places.nbytes + (0 if part.payload is None else len(part.payload))
 
     def __len__(self) -> int:
-        return len(self._starts)
+        return len(self.places)
 
     def read(self, first: int, stop: int) -> list[bytes]:
         """The values of the steps `first` to `stop` - 1, by one read.
@@ -153,19 +173,51 @@ class Frames:
         Raises:
             CorruptRecordError: a value has another checksum; names the file, the record, the key and the step.
         """
-        starts, lengths = self._starts[first:stop].tolist(), self._lengths[first:stop].tolist()
+        starts, lengths, crcs = self.places[first:stop].T.tolist()
         if not starts:
             return []
         try:
-            data = self._part.read(starts[-1] + lengths[-1] - starts[0], starts[0])
+            data = self.part.read(starts[-1] + lengths[-1] - starts[0], starts[0] - self._begin)
             values = [data[start - starts[0] : start - starts[0] + n] for start, n in zip(starts, lengths, strict=True)]
-            crcs = self._crcs[first:stop].tolist()
             for step, (value, expected) in enumerate(zip(values, crcs, strict=True), first):
                 if crc32c(value) != expected:
                     raise _wrong_checksum(f"feature {self.key!r}, step {step}", value, expected)
         except TFRecordError as error:
-            raise self._part.locate(error) from error.__cause__
+            raise self.part.locate(error) from error.__cause__
         return values
+
+
+def read_frames(frames: Sequence[Frames], spans: Sequence[Span]) -> list[bytes]:
+    """What `Frames.read` gives of each window, one after another, by a few calls in all.
+
+    Raises:
+        CorruptRecordError: As `Frames.read`, of the first window that is damaged.
+    """
+    values = _read_local(frames, spans)
+    if values is None:  # each in its own way, which also finds what is wrong
+        windows = zip(frames, spans, strict=True)
+        values = [value for item, span in windows for value in item.read(span.first, span.stop)]
+    return values
+
+
+def _read_local(frames: Sequence[Frames], spans: Sequence[Span]) -> list[bytes] | None:
+    reader = frames[0].part.reader
+    files: list[int] = []
+    counts: list[int] = []
+    places: list[npt.NDArray[np.int64]] = []
+    for item, (first, stop, _, _) in zip(frames, spans, strict=True):
+        part, found = item.part, item.places[first:stop]
+        if part.payload is not None or part.reader is not reader:
+            return None
+        if not files or part.file != files[-1]:
+            files.append(part.file)
+            counts.append(0)
+        counts[-1] += len(found)
+        places.append(found)
+    try:
+        return read_local_values(reader.source, files, counts, np.concatenate(places))
+    except (OSError, TFRecordError):  # of opening a file
+        return None
 
 
 def _wrong_checksum(what: str, data: bytes, expected: int) -> CorruptRecordError:

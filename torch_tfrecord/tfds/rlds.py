@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from operator import index as as_integer
 from typing import Any, overload
 
@@ -19,7 +19,7 @@ from torch_tfrecord.tfds.episode_store import STEPS, DecodeImages, Episode, Epis
 from torch_tfrecord.tfds.parser import Chosen
 from torch_tfrecord.tfds.splits import Split
 from torch_tfrecord.tfds.step_batches import DifferentNamesError, StepBatch, shared_names, together
-from torch_tfrecord.tfds.windows import Span, Windows
+from torch_tfrecord.tfds.windows import Span, Windows, masks, repeated_steps
 
 __all__ = ["RLDSDataset", "RLDSEpisodes"]
 
@@ -115,7 +115,9 @@ class RLDSDataset(Dataset[Any]):
         self._step_transform = step_transform
         self.info = self._store.info
         self.num_steps = self._store.num_steps
-        self._ends = np.cumsum(self._windows.num_positions(self.num_steps))
+        counts = self._windows.num_positions(self.num_steps)
+        self._ends = np.cumsum(counts)
+        self._begins = self._ends - counts
         self._positions = range(int(self._ends[-1]) if len(self._ends) else 0)
 
     def __len__(self) -> int:
@@ -144,7 +146,7 @@ class RLDSDataset(Dataset[Any]):
 
     def load_samples(self, positions: Sequence[int]) -> Sequence[Any]:
         """`__getitems__` without the step_transform: reads, verifies and decodes. Safe from several threads."""
-        places = [self.locate(position) for position in positions]
+        places = self._locate_all(positions)
         if not places:
             return []
         try:
@@ -169,12 +171,19 @@ class RLDSDataset(Dataset[Any]):
 
     def locate(self, position: int) -> tuple[int, int]:
         """Number of a position's episode, and of its step."""
+        return self._locate_all([position])[0]
+
+    def _locate_all(self, positions: Sequence[int]) -> list[tuple[int, int]]:
+        absolute = np.array([self._absolute(position) for position in positions], np.int64)
+        numbers = self._ends.searchsorted(absolute, side="right")
+        steps = (absolute - self._begins[numbers]).tolist()
+        return list(zip(numbers.tolist(), map(self._windows.step, steps), strict=True))
+
+    def _absolute(self, position: int) -> int:
         try:
-            absolute = self._positions[as_integer(position)]
+            return self._positions[as_integer(position)]
         except IndexError:
             raise IndexError(f"position {position} is out of range for {len(self)} steps") from None
-        number = int(self._ends.searchsorted(absolute, side="right"))
-        return number, self._windows.step(absolute - (int(self._ends[number - 1]) if number else 0))
 
     def _part(self, positions: range) -> RLDSDataset:
         part = object.__new__(type(self))
@@ -225,9 +234,9 @@ class RLDSDataset(Dataset[Any]):
             columns[name] = together(trees, way)
         observation = columns.setdefault(_OBSERVATION, {})
         if isinstance(observation, dict):
-            observation["timestep"] = torch.from_numpy(np.stack([span.repeated() for span in seen]))
-            observation["pad_mask"] = torch.from_numpy(np.stack([span.mask() for span in seen]))
-        columns["action_pad_mask"] = torch.from_numpy(np.stack([span.mask() for span in done]))
+            observation["timestep"] = torch.from_numpy(repeated_steps(seen))
+            observation["pad_mask"] = torch.from_numpy(masks(seen))
+        columns["action_pad_mask"] = torch.from_numpy(masks(done))
         texts = [_instruction(episode, step) for episode, step in zip(episodes, steps, strict=True)]
         columns["task"] = {"language_instruction": texts}
         for name, trees in shared_names([episode.metadata for episode in episodes]):
@@ -364,11 +373,17 @@ def _own(tree: Any) -> Any:
 
 def _instruction(episode: Episode, step: int) -> str:
     """The text of the first of the usual names that a step, its observation, or the episode has."""
-    places: list[Any] = [episode.steps, episode.steps.get(_OBSERVATION), episode.metadata, *episode.metadata.values()]
-    for tree in places:
+    for tree in _text_places(episode):
         for name in _INSTRUCTIONS if isinstance(tree, Mapping) else ():
             value = tree.get(name)
             value = value.at(step) if hasattr(value, "at") else value
             if isinstance(value, (str, bytes)):
                 return value if isinstance(value, str) else decode_text(value)
     return ""
+
+
+def _text_places(episode: Episode) -> Iterator[Any]:
+    yield episode.steps
+    yield episode.steps.get(_OBSERVATION)
+    yield episode.metadata
+    yield from episode.metadata.values()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 from torchvision import tv_tensors
 
 from torch_tfrecord.image_stacks import decode_stack
-from torch_tfrecord.tfds.episode_columns import EncodedColumn, NumberColumn
+from torch_tfrecord.tfds.episode_columns import EncodedColumn, NumberColumn, read_encoded
 from torch_tfrecord.tfds.windows import Span
 
 __all__ = ["DifferentNamesError", "StepBatch", "shared_names", "together"]
@@ -30,7 +31,7 @@ def together(trees: Sequence[Any], join: Callable[[list[Any]], Any]) -> Any:
         >>> together([{"x": 1}, {"x": 2}], sum)
         {'x': 3}
     """
-    if any(isinstance(tree, Mapping) for tree in trees):
+    if any(issubclass(kind, Mapping) for kind in set(map(type, trees))):
         return {name: together(parts, join) for name, parts in shared_names(trees)}
     return join(list(trees))
 
@@ -41,8 +42,10 @@ def shared_names(trees: Sequence[Any]) -> Iterator[tuple[str, list[Any]]]:
     Raises:
         DifferentNamesError: The names differ.
     """
-    names = trees[0].keys() if isinstance(trees[0], Mapping) else ()
-    if any(not isinstance(tree, Mapping) or tree.keys() != names for tree in trees):
+    if not all(issubclass(kind, Mapping) for kind in set(map(type, trees))):
+        raise DifferentNamesError
+    names = trees[0].keys()
+    if any(tree.keys() != names for tree in trees):
         raise DifferentNamesError
     for name in names:
         yield name, [tree[name] for tree in trees]
@@ -88,47 +91,58 @@ class StepBatch:
         return values
 
     def _numbers(self, columns: list[Any]) -> torch.Tensor | None:
-        arrays = [column.array if isinstance(column, NumberColumn) else None for column in columns]
-        first = arrays[0]
+        first = columns[0].array if isinstance(columns[0], NumberColumn) else None
         if first is None:
             return None
-        kind = (first.dtype, first.shape[1:])
-        if any(array is None or (array.dtype, array.shape[1:]) != kind for array in arrays):
+        arrays = [item.array for item in columns if isinstance(item, NumberColumn) and item.array is not None]
+        if len(arrays) < len(columns):
             return None
         out = np.empty((len(arrays), self._size, *first.shape[1:]), first.dtype)
-        for row, array, span in zip(out, arrays, self._spans, strict=True):
-            self._fill(row, array, span)
+        pieces: list[Any] = []
+        for array, (begin, stop, before, behind) in zip(arrays, self._spans, strict=True):
+            if before or behind:
+                pieces += self._padded(array, begin, stop, before, behind)
+            else:
+                pieces.append(array[begin:stop])
+        try:  # one call: it says whether all are of one dtype and shape
+            np.concatenate(pieces, out=out.reshape(len(arrays) * self._size, *first.shape[1:]), casting="no")
+        except (TypeError, ValueError):
+            return None
         return torch.from_numpy(out)
 
-    def _fill(self, row: Any, array: Any, span: Span) -> None:
-        end = span.before + span.stop - span.first
-        row[span.before : end] = array[span.first : span.stop]
-        if span.before:
-            row[: span.before] = array[span.first] if self._pad == "repeat" else 0
-        if span.behind:
-            row[end:] = array[span.stop - 1] if self._pad == "repeat" else 0
+    def _padded(self, array: Any, begin: int, stop: int, before: int, behind: int) -> list[Any]:
+        real = array[begin:stop]
+        if self._pad == "repeat":
+            return [array[begin : begin + 1]] * before + [real] + [array[stop - 1 : stop]] * behind
+        zeros = np.zeros((max(before, behind), *array.shape[1:]), array.dtype)
+        return [zeros[:before], real, zeros[:behind]]
 
     def _pictures(self, columns: list[Any]) -> torch.Tensor | None:
         """uint8 [B, steps, C, H, W]; None where they are no plain pictures, or not all of the size expected."""
         plan = columns[0].pictures if isinstance(columns[0], EncodedColumn) else None
         if plan is None or any(not isinstance(item, EncodedColumn) or item.pictures is not plan for item in columns):
             return None
-        values: list[bytes] = []
-        rows: list[int] = []
-        for number in self._order:
-            span = self._spans[number]
-            values += columns[number].encoded(span.first, span.stop)
-            start = number * self._size + span.before
-            rows += range(start, start + span.stop - span.first)
-        stack = decode_stack(values, plan.mode, rows, len(columns) * self._size)
+        spans = [self._spans[number] for number in self._order]
+        values = read_encoded([columns[number] for number in self._order], spans)
+        stack = decode_stack(values, plan.mode, self._rows, len(columns) * self._size)
         if stack is None or not plan.fits(stack.shape[2:]):
             return None
         # A view, though of [N, H, W, C] memory.
         batch: torch.Tensor = stack.view(len(columns), self._size, *stack.shape[1:])
-        for row, span in zip(batch, self._spans, strict=True):
+        for number, span in enumerate(self._spans):
             if span.before or span.behind:
-                self._pad_pictures(row, span)
+                self._pad_pictures(batch[number], span)
         return batch
+
+    @functools.cached_property
+    def _rows(self) -> list[int]:
+        """Of each step that is read, in that order, its place among all steps."""
+        rows: list[int] = []
+        for number in self._order:
+            first, stop, before, _ = self._spans[number]
+            start = number * self._size + before
+            rows += range(start, start + stop - first)
+        return rows
 
     def _pad_pictures(self, row: torch.Tensor, span: Span) -> None:
         end = self._size - span.behind

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from operator import index as as_integer
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Span", "Windows"]
+__all__ = ["Span", "Windows", "masks", "repeated_steps"]
 
 
 class Span(NamedTuple):
@@ -33,6 +35,29 @@ class Span(NamedTuple):
         places[: self.before] = self.first
         places[len(places) - self.behind :] = self.stop - 1
         return places
+
+
+def masks(spans: Sequence[Span]) -> npt.NDArray[np.bool_]:
+    """bool [N, steps]: `Span.mask` of spans of one size."""
+    first, stop, before, behind = _fields(spans)
+    places = np.arange((before + stop - first + behind)[0, 0])
+    mask: npt.NDArray[np.bool_] = (places >= before) & (places < len(places) - behind)
+    return mask
+
+
+def repeated_steps(spans: Sequence[Span]) -> npt.NDArray[np.int64]:
+    """int64 [N, steps]: `Span.repeated` of spans of one size."""
+    first, stop, before, behind = _fields(spans)
+    places = np.arange((before + stop - first + behind)[0, 0]) + (first - before)
+    repeated: npt.NDArray[np.int64] = np.minimum(np.maximum(places, first), stop - 1)
+    return repeated
+
+
+def _fields(spans: Sequence[Span]) -> npt.NDArray[np.int64]:
+    """int64 [4, N, 1]."""
+    rows = np.fromiter(chain.from_iterable(spans), np.int64, 4 * len(spans)).reshape(-1, 4)
+    fields: npt.NDArray[np.int64] = rows.T[:, :, None]
+    return fields
 
 
 @dataclass(frozen=True)
