@@ -1,5 +1,6 @@
 """Fixtures that every test gets."""
 
+import multiprocessing
 import os
 import random
 
@@ -12,6 +13,10 @@ from hypothesis import settings
 settings.register_profile("same", derandomize=True, deadline=None)
 settings.register_profile("explore", deadline=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
+
+
+# A forked server's processes know nothing of this one, as spawned ones do not; but torch is imported once for them all.
+multiprocessing.set_forkserver_preload(["torch_tfrecord"])
 
 
 @pytest.fixture(autouse=True)

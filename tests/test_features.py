@@ -67,8 +67,8 @@ def test_specs_differ_by_value():
         Text().key = "x"
 
 
-def test_specs_arrive_after_spawn():
-    with multiprocessing.get_context("spawn").Pool(1) as pool:
+def test_specs_arrive_in_a_process_that_knows_nothing_of_this_one():
+    with multiprocessing.get_context("forkserver").Pool(1) as pool:
         assert pool.map(repr, list(SPECS.values())) == list(SPECS)
 
 

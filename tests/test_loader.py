@@ -1,6 +1,5 @@
 """Datasets behind DataLoader: start methods, errors that cross processes, few file descriptors, samplers."""
 
-import multiprocessing
 import os
 import subprocess
 import sys
@@ -38,20 +37,15 @@ FEATURES = {
     "values": VarLenFeature(torch.float32),
     "name": Text(),
 }
-# Each spawned worker imports torch anew, for seconds.
+# Each spawned worker imports torch anew, for seconds; those of a forkserver are as empty, and quick (conftest.py).
 METHODS = [
     pytest.param("fork", 1, id="fork-1"),
     pytest.param("fork", 2, id="fork-2"),
     pytest.param("forkserver", 1, id="forkserver-1"),
     pytest.param("forkserver", 2, id="forkserver-2"),
-    pytest.param("spawn", 1, id="spawn-1", marks=pytest.mark.slow),
+    pytest.param("spawn", 1, id="spawn-1", marks=pytest.mark.exhaustive),
     pytest.param("spawn", 2, id="spawn-2", marks=pytest.mark.slow),
 ]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _quick_forkserver():
-    multiprocessing.set_forkserver_preload(["torch_tfrecord"])
 
 
 def record(n, other=()):

@@ -20,7 +20,7 @@ frames = pytest.importorskip("torch_tfrecord.native.frames")
 
 
 @given(seed=st.integers(0, 2**32), count=st.integers(0, 80))
-def test_the_compiled_plan_is_that_of_the_twin(seed, count):
+def test_the_compiled_plan_is_that_of_python(seed, count):
     rng = np.random.default_rng(seed)
     files = rng.integers(0, 4, count)
     offsets, lengths = rng.integers(0, 3000, count), rng.integers(0, 200, count)

@@ -164,7 +164,8 @@ def run_rank(rank, world_size, folder, ds, loaders):
 )
 def test_processes_of_a_real_group(folder, world_size, loaders):
     ds = TFRecordIterableDataset(folder / "part-*", shuffle=True, shuffle_buffer_size=3)
-    torch.multiprocessing.spawn(run_rank, (world_size, folder, ds, loaders), nprocs=world_size)
+    arguments = (world_size, folder, ds, loaders)
+    torch.multiprocessing.start_processes(run_rank, arguments, nprocs=world_size, start_method="forkserver")
     seen = [json.loads((folder / f"seen-{rank}.json").read_text()) for rank in range(world_size)]
     for way in range(len(loaders)):
         parts = [of_rank[way] for of_rank in seen]

@@ -146,8 +146,14 @@ def test_resume_at_every_batch_is_the_uninterrupted_run(n, world_size, mode, bat
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("world_size", range(1, 6))
-@pytest.mark.parametrize("n", [1000, pytest.param(10_007, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("n", "world_size"),
+    [
+        *itertools.product([1000], range(1, 6)),
+        *(pytest.param(10_007, size, marks=pytest.mark.slow) for size in (1, 4)),
+        *(pytest.param(10_007, size, marks=pytest.mark.exhaustive) for size in (2, 3, 5)),
+    ],
+)
 def test_resume_at_every_batch_of_a_larger_dataset(n, world_size, mode):
     for batch_size in (1, 3, 64):
         whole = list(make(n, mode, rank=world_size - 1, world_size=world_size))

@@ -3,7 +3,7 @@
 import json
 import weakref
 from collections import Counter
-from itertools import islice
+from itertools import islice, product
 
 import pytest
 import torch
@@ -137,7 +137,16 @@ def test_other_ranks_go_on(files, options, worlds):
         assert Counter(flat) == Counter(range(36))
 
 
-@pytest.mark.parametrize("num_workers", [0, 1, 2, 3])
+# With compressed files the workers do the same.
+@pytest.mark.parametrize(
+    ("files", "num_workers"),
+    [
+        pytest.param(suffix, num_workers, marks=pytest.mark.exhaustive if suffix and num_workers in (1, 3) else ())
+        for suffix in ("", ".gz")
+        for num_workers in (0, 1, 2, 3)
+    ],
+    indirect=["files"],
+)
 def test_a_plain_loader_goes_on_with_the_states_of_all(files, num_workers):
     """And its later epochs are whole ones, whether the loader keeps its workers or not."""
     datasets = [stream(files, rank=rank, world_size=2, shuffle=True, shuffle_buffer_size=4) for rank in range(2)]
@@ -153,12 +162,11 @@ def test_a_plain_loader_goes_on_with_the_states_of_all(files, num_workers):
         assert sorted(ids(loader)) == list(range(36))
 
 
-@pytest.mark.slow
-def test_spawned_workers_go_on_once(files):
+def test_workers_that_know_nothing_of_this_process_go_on_once(files):
     ds = stream(files, shuffle=True, shuffle_buffer_size=4)
     seen = ids(islice(ds, 10))
     ds.load_state_dict(plain(ds.state_dict()))
-    loader = DataLoader(ds, batch_size=None, num_workers=2, multiprocessing_context="spawn")
+    loader = DataLoader(ds, batch_size=None, num_workers=2, multiprocessing_context="forkserver")
     assert sorted(seen + ids(loader)) == list(range(36))
     assert sorted(ids(loader)) == list(range(36))
 
@@ -169,8 +177,19 @@ def make_stateful(files, num_workers, options, batch_size=None, **keywords):
     return ds, stateful.StatefulDataLoader(ds, batch_size, num_workers=num_workers, **keywords)
 
 
-@pytest.mark.parametrize("options", ["in order", "all", "batches", "batches, all"])
-@pytest.mark.parametrize("num_workers", [0, 1, 2])
+def _shows_nothing_new(suffix, num_workers, options):
+    """With workers, which each loader starts anew: one of them, and compressed files, with some of the options."""
+    return num_workers and (suffix, num_workers) != ("", 2) and options != ("all" if num_workers == 2 else "batches")
+
+
+@pytest.mark.parametrize(
+    ("files", "num_workers", "options"),
+    [
+        pytest.param(*case, marks=pytest.mark.exhaustive if _shows_nothing_new(*case) else ())
+        for case in product(("", ".gz"), (0, 1, 2), ("in order", "all", "batches", "batches, all"))
+    ],
+    indirect=["files"],
+)
 def test_stateful_dataloader(files, num_workers, options):
     batch_size = None if "batches" in options else 3
     options = OPTIONS[options]

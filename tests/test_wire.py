@@ -378,5 +378,5 @@ def test_large_messages_take_linear_time(what):
 
     small, large = (build(n) for n in (10**5, 10**6))
     parse(small)
-    spent = min(seconds(lambda: parse(small)) for _ in range(3)), min(seconds(lambda: parse(large)) for _ in range(2))
-    assert spent[1] < 30 * spent[0] + 0.5, spent
+    limit = 30 * min(seconds(lambda: parse(small)) for _ in range(3)) + 0.5
+    assert any(seconds(lambda: parse(large)) < limit for _ in range(2))  # once more where the machine was busy
