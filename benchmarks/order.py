@@ -22,13 +22,13 @@ import numpy as np
 import torch
 
 from torch_tfrecord import RecordSampler
-from torch_tfrecord.block_shuffle import BlockShuffle
-from torch_tfrecord.packed_records import PackedRecords
-from torch_tfrecord.permutation import Permutation
-from torch_tfrecord.random_stream import RandomStream
-from torch_tfrecord.record_stream import RecordStream
-from torch_tfrecord.scan import Block
-from torch_tfrecord.stream_pieces import Piece
+from torch_tfrecord.loading.record_stream import RecordStream
+from torch_tfrecord.loading.stream_pieces import Piece
+from torch_tfrecord.order.block_shuffle import BlockShuffle
+from torch_tfrecord.order.permutation import Permutation
+from torch_tfrecord.order.random_stream import RandomStream
+from torch_tfrecord.records.packed_records import PackedRecords
+from torch_tfrecord.records.scan import Block
 
 CHUNK = 1 << 16
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from index_tools._text import escape
-from torch_tfrecord.paths import INDEX_SUFFIXES, find_files
+from torch_tfrecord.records.paths import INDEX_SUFFIXES, find_files
 
 __all__ = ["OneLineParser", "add_jobs", "add_paths", "add_verb", "byte_size", "data_files", "default_jobs", "integer"]
 

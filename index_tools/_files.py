@@ -23,7 +23,7 @@ from tqdm import tqdm
 
 from index_tools._arguments import default_jobs
 from torch_tfrecord.errors import TFRecordError
-from torch_tfrecord.storage import FileSource, is_remote, open_file
+from torch_tfrecord.records.storage import FileSource, is_remote, open_file
 
 __all__ = ["FileTask", "Outcome", "exit_code", "work_on_files"]
 

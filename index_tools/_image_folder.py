@@ -10,9 +10,9 @@ from typing import NamedTuple
 import torch
 
 from torch_tfrecord.errors import ImageDecodeError
-from torch_tfrecord.image_headers import guess_content
-from torch_tfrecord.images import decode_image, encode_image, image_format, image_size
-from torch_tfrecord.storage import open_file
+from torch_tfrecord.images.codec import decode_image, encode_image, image_format, image_size
+from torch_tfrecord.images.headers import guess_content
+from torch_tfrecord.records.storage import open_file
 
 __all__ = ["ImageFile", "ImageFolder", "LoadedImage", "find_images", "load_image"]
 

@@ -10,11 +10,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from index_tools._image_folder import LoadedImage
-from torch_tfrecord.atomic import AtomicFile
-from torch_tfrecord.example import encode_example
-from torch_tfrecord.paths import INDEX_SUFFIXES
-from torch_tfrecord.sidecar import sidecar_path
-from torch_tfrecord.writer import ShardedTFRecordWriter
+from torch_tfrecord.protobuf.example import encode_example
+from torch_tfrecord.records.atomic import AtomicFile
+from torch_tfrecord.records.paths import INDEX_SUFFIXES
+from torch_tfrecord.records.sidecar import sidecar_path
+from torch_tfrecord.records.writer import ShardedTFRecordWriter
 
 __all__ = ["check_output", "encode_image_example", "write_shards"]
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from torch_tfrecord.compression import open_stream
 from torch_tfrecord.errors import IndexMismatchError
-from torch_tfrecord.reader import RecordReader, read_blocks
-from torch_tfrecord.scan import RecordScanner
-from torch_tfrecord.sidecar import IndexKeeper
-from torch_tfrecord.storage import open_file
+from torch_tfrecord.records.compression import open_stream
+from torch_tfrecord.records.reader import RecordReader, read_blocks
+from torch_tfrecord.records.scan import RecordScanner
+from torch_tfrecord.records.sidecar import IndexKeeper
+from torch_tfrecord.records.storage import open_file
 
 __all__ = ["Record", "absolute_position", "records_from", "stream_records"]
 

@@ -11,9 +11,9 @@ import torch
 
 from index_tools._text import counted, escape, format_size
 from torch_tfrecord.errors import ImageDecodeError, TFRecordError
-from torch_tfrecord.example import Values, decode_example, decode_sequence_example
-from torch_tfrecord.images import image_format, image_size
-from torch_tfrecord.tensors import parse_tensor
+from torch_tfrecord.images.codec import image_format, image_size
+from torch_tfrecord.protobuf.example import Values, decode_example, decode_sequence_example
+from torch_tfrecord.values.tensors import parse_tensor
 
 __all__ = ["describe_bytes", "describe_record", "is_sequence_example"]
 

@@ -20,7 +20,7 @@ from index_tools._image_folder import ImageFile, LoadedImage, find_images, load_
 from index_tools._image_shards import check_output, write_shards
 from index_tools._text import counted, error_text, escape, format_table
 from torch_tfrecord.errors import ImageDecodeError
-from torch_tfrecord.ordering import shuffled
+from torch_tfrecord.order.ordering import shuffled
 
 __all__ = ["Conversion", "FormatCount", "add_parser", "print_report", "run"]
 
@@ -183,9 +183,9 @@ def print_report(result: Conversion) -> None:
             print(f"warning: no images in class {label}: {escape(name)}", file=sys.stderr)
 
 
-def add_parser(verbs: Any) -> None:
+def add_parser(verbs: Any, summary: str) -> None:
     """Add the verb to the command line."""
-    parser = add_verb(verbs, "from-images", "write an image folder as TFRecord shards", _DESCRIPTION, _command)
+    parser = add_verb(verbs, "from-images", summary, _DESCRIPTION, _command)
     parser.add_argument("folder", metavar="FOLDER", help="one sub-folder per class")
     parser.add_argument("prefix", metavar="OUTPUT_PREFIX", help="path and first part of the names of what is written")
     size = parser.add_mutually_exclusive_group()

@@ -15,11 +15,11 @@ from typing import Any
 from index_tools._arguments import add_jobs, add_paths, add_verb, data_files
 from index_tools._files import Outcome, exit_code, work_on_files
 from index_tools._text import counted, error_text, escape
-from torch_tfrecord.compression import open_stream
 from torch_tfrecord.errors import TFRecordError
-from torch_tfrecord.index import RecordIndex, index_source
-from torch_tfrecord.sidecar import sidecar_path
-from torch_tfrecord.storage import FileSource, is_remote
+from torch_tfrecord.records.compression import open_stream
+from torch_tfrecord.records.index import RecordIndex, index_source
+from torch_tfrecord.records.sidecar import sidecar_path
+from torch_tfrecord.records.storage import FileSource, is_remote
 
 __all__ = ["FORMATS", "IndexedFile", "add_parser", "print_report", "run"]
 
@@ -111,9 +111,9 @@ def print_report(outcomes: Sequence[Outcome[IndexedFile]]) -> None:
     )
 
 
-def add_parser(verbs: Any) -> None:
+def add_parser(verbs: Any, summary: str) -> None:
     """Add the verb to the command line."""
-    parser = add_verb(verbs, "index", "build the indexes of TFRecord files", _DESCRIPTION, _command)
+    parser = add_verb(verbs, "index", summary, _DESCRIPTION, _command)
     add_paths(parser)
     parser.add_argument("--format", choices=FORMATS, default="safetensors", help="of the index (default: %(default)s)")
     parser.add_argument("--output-dir", metavar="DIR", help="where the indexes go (default: beside the data)")

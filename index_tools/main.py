@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import importlib.metadata
 import io
 import os
@@ -11,12 +12,18 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from index_tools import from_images, index, show, verify
 from index_tools._arguments import EXIT_STATUS, OneLineParser
 from index_tools._text import error_text
 from torch_tfrecord.errors import TFRecordError
 
 __all__ = ["entry_point", "main"]
+
+_VERBS = {
+    "index": "build the indexes of TFRecord files",
+    "verify": "check every record of TFRecord files",
+    "show": "show records as readable text, and features that read them",
+    "from-images": "write an image folder as TFRecord shards",
+}
 
 _SIGNAL_STATUS = 128  # what shells report for a process that a signal ended: this plus the signal's number
 
@@ -38,7 +45,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         0 all well, 1 bad data, 2 wrong use (also a file that cannot be opened or written), 130 interrupted.
     """
     try:
-        options = _parser().parse_args(argv)
+        arguments = sys.argv[1:] if argv is None else list(argv)
+        options = _parser(arguments).parse_args(arguments)
         status: int = options.command(options)
         return status
     except SystemExit as exit_request:  # of argparse: --help, --version, wrong arguments
@@ -79,7 +87,7 @@ def _fail(text: str, status: int) -> int:
     return status
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     parser = OneLineParser(
         prog="tfrecord",
         description="Index, verify and show TFRecord files, and make them from images.",
@@ -89,8 +97,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"%(prog)s {_version()}")
     verbs = parser.add_subparsers(required=True, metavar="VERB", title="verbs")
-    for verb in (index, verify, show, from_images):
-        verb.add_parser(verbs)
+    for name, summary in _VERBS.items():
+        if arguments[:1] == [name]:  # the others are not imported: torch alone takes seconds
+            importlib.import_module(f"index_tools.{name.replace('-', '_')}").add_parser(verbs, summary)
+        else:
+            verbs.add_parser(name, help=summary)
     return parser
 
 

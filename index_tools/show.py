@@ -14,7 +14,7 @@ from index_tools._records import Record, absolute_position, records_from, stream
 from index_tools._text import counted, error_text, escape
 from index_tools._values import describe_record, is_sequence_example
 from torch_tfrecord.errors import ParseError, TFRecordError
-from torch_tfrecord.inference import format_features, infer_features_from_records
+from torch_tfrecord.features.inference import format_features, infer_features_from_records
 
 __all__ = ["ShownRecord", "ShownRecords", "add_parser", "print_report", "run"]
 
@@ -117,11 +117,9 @@ def print_report(shown: ShownRecords) -> None:
         print(f"tfrecord: {error_text(shown.damage)}", file=sys.stderr)
 
 
-def add_parser(verbs: Any) -> None:
+def add_parser(verbs: Any, summary: str) -> None:
     """Add the verb to the command line."""
-    parser = add_verb(
-        verbs, "show", "show records as readable text, and features that read them", _DESCRIPTION, _command
-    )
+    parser = add_verb(verbs, "show", summary, _DESCRIPTION, _command)
     parser.add_argument("path", metavar="PATH", help=PATHS_HELP)
     parser.add_argument(
         "-n",

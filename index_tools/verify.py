@@ -12,12 +12,12 @@ import numpy as np
 from index_tools._arguments import add_jobs, add_paths, add_verb, data_files
 from index_tools._files import Outcome, exit_code, work_on_files
 from index_tools._text import counted, error_text
-from torch_tfrecord.compression import open_stream
 from torch_tfrecord.errors import IndexMismatchError, TFRecordError
-from torch_tfrecord.index import RecordIndex, index_source
-from torch_tfrecord.scan import RecordScanner, SkippedBytes
-from torch_tfrecord.sidecar import sidecar_path
-from torch_tfrecord.storage import FileSource
+from torch_tfrecord.records.compression import open_stream
+from torch_tfrecord.records.index import RecordIndex, index_source
+from torch_tfrecord.records.scan import RecordScanner, SkippedBytes
+from torch_tfrecord.records.sidecar import sidecar_path
+from torch_tfrecord.records.storage import FileSource
 
 __all__ = ["VerifiedFile", "add_parser", "print_report", "run"]
 
@@ -85,9 +85,9 @@ def print_report(outcomes: Sequence[Outcome[VerifiedFile]]) -> None:
     )
 
 
-def add_parser(verbs: Any) -> None:
+def add_parser(verbs: Any, summary: str) -> None:
     """Add the verb to the command line."""
-    parser = add_verb(verbs, "verify", "check every record of TFRecord files", _DESCRIPTION, _command)
+    parser = add_verb(verbs, "verify", summary, _DESCRIPTION, _command)
     add_paths(parser)
     add_jobs(parser, "parallel processes")
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torch_tfrecord.block_shuffle import BlockShuffle, block_starts
+from torch_tfrecord.order.block_shuffle import BlockShuffle, block_starts
 
 pytestmark = pytest.mark.usefixtures("random_states_untouched")
 

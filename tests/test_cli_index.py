@@ -9,7 +9,7 @@ import pytest
 from index_tools import _files, index, verify
 from index_tools.main import main
 from torch_tfrecord import RecordIndex, TFRecordDataset, TFRecordWriter, build_index
-from torch_tfrecord.framing import frame
+from torch_tfrecord.records.framing import frame
 
 RECORDS = [b"abc", b"", b"x" * 1000]
 DATA = b"".join(map(frame, RECORDS))

@@ -17,8 +17,8 @@ from torch_tfrecord import (
     encode_sequence_example,
     serialize_tensor,
 )
-from torch_tfrecord.framing import frame
-from torch_tfrecord.storage import LocalFile
+from torch_tfrecord.records.framing import frame
+from torch_tfrecord.records.storage import LocalFile
 
 
 @pytest.fixture(autouse=True)

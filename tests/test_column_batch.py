@@ -37,10 +37,10 @@ from torch_tfrecord import (
     encode_sequence_example,
     serialize_tensor,
 )
-from torch_tfrecord.column_batch import ColumnBatch
-from torch_tfrecord.containers import make_sparse
-from torch_tfrecord.position_batch import PositionBatch
-from torch_tfrecord.transport import for_transport
+from torch_tfrecord.batches.column_batch import ColumnBatch
+from torch_tfrecord.batches.transport import for_transport
+from torch_tfrecord.order.position_batch import PositionBatch
+from torch_tfrecord.values.containers import make_sparse
 
 SPECS = {
     "scalar": FixedLenFeature((), torch.int64),

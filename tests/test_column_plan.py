@@ -13,11 +13,8 @@ from PIL import Image as PillowImage
 from test_example import UNKNOWN, WIRE_EXAMPLE
 from torchvision import tv_tensors
 
-from torch_tfrecord.column_plan import ColumnPlan
-from torch_tfrecord.containers import RaggedTensor, SparseList
 from torch_tfrecord.errors import ParseError, TFRecordError
-from torch_tfrecord.example import encode_example
-from torch_tfrecord.features import (
+from torch_tfrecord.features.specs import (
     FixedLenFeature,
     Image,
     RawTensor,
@@ -26,12 +23,15 @@ from torch_tfrecord.features import (
     VarLenFeature,
     is_ragged,
 )
+from torch_tfrecord.features.structured_specs import FixedLenSequenceFeature, RaggedFeature, SparseFeature
 from torch_tfrecord.native import native_module
-from torch_tfrecord.packed_records import PackedRecords
-from torch_tfrecord.parsers import ExampleParser, SequenceExampleParser
-from torch_tfrecord.structured_features import FixedLenSequenceFeature, RaggedFeature, SparseFeature
-from torch_tfrecord.tensors import serialize_tensor
-from torch_tfrecord.value_columns import OneValue
+from torch_tfrecord.parsing.column_plan import ColumnPlan
+from torch_tfrecord.parsing.parsers import ExampleParser, SequenceExampleParser
+from torch_tfrecord.parsing.value_columns import OneValue
+from torch_tfrecord.protobuf.example import encode_example
+from torch_tfrecord.records.packed_records import PackedRecords
+from torch_tfrecord.values.containers import RaggedTensor, SparseList
+from torch_tfrecord.values.tensors import serialize_tensor
 
 I64, F32 = torch.int64, torch.float32
 

@@ -24,9 +24,10 @@ from helpers import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from torch_tfrecord import CompressionError, TFRecordError, TFRecordWriter, build_index, compression, read_records
-from torch_tfrecord.compression import InflatedSource, check_compression_type, detect_compression, open_stream
-from torch_tfrecord.scan import RecordScanner
+from torch_tfrecord import CompressionError, TFRecordError, TFRecordWriter, build_index, read_records
+from torch_tfrecord.records import compression
+from torch_tfrecord.records.compression import InflatedSource, check_compression_type, detect_compression, open_stream
+from torch_tfrecord.records.scan import RecordScanner
 
 PAYLOADS = [b"abc", b"", b"defg" * 5]
 STREAM = framed(*PAYLOADS)

@@ -16,7 +16,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from torch_tfrecord.errors import ParseError
-from torch_tfrecord.example import decode_example, decode_sequence_example, encode_example, encode_sequence_example
+from torch_tfrecord.protobuf.example import (
+    decode_example,
+    decode_sequence_example,
+    encode_example,
+    encode_sequence_example,
+)
 
 # The schema again, as text: it shares nothing with the package's own.
 SCHEMA = """
@@ -468,7 +473,7 @@ file = descriptor_pb2.FileDescriptorProto(
 file.message_type.add(name="Example").field.add(name="features", number=1, label=1, type=9)
 file.message_type.add(name="TensorProto").field.add(name="dtype", number=1, label=1, type=9)
 {before}
-from torch_tfrecord.example import decode_example, encode_example
+from torch_tfrecord.protobuf.example import decode_example, encode_example
 
 {after}
 record = encode_example({{"a": [1, 2]}})
@@ -487,7 +492,7 @@ def test_no_clash_with_another_packages_messages(first):
 @pytest.mark.parametrize("first", [True, False])
 def test_no_clash_with_the_package_tfrecord(first):
     pytest.importorskip("tfrecord.example_pb2")
-    ours, theirs = "from torch_tfrecord.example import encode_example", "from tfrecord import example_pb2"
+    ours, theirs = "from torch_tfrecord.protobuf.example import encode_example", "from tfrecord import example_pb2"
     code = f"""
     {theirs if first else ours}
     {ours if first else theirs}

@@ -9,9 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from torch_tfrecord import features as module
-from torch_tfrecord import structured_features as structured_module
-from torch_tfrecord.features import (
+from torch_tfrecord.features.specs import (
     Feature,
     FixedLenFeature,
     Image,
@@ -22,7 +20,9 @@ from torch_tfrecord.features import (
     is_ragged,
     mark_ragged,
 )
-from torch_tfrecord.structured_features import FixedLenSequenceFeature, RaggedFeature, SparseFeature
+from torch_tfrecord.features.specs import specs as module
+from torch_tfrecord.features.specs import structured_specs as structured_module
+from torch_tfrecord.features.structured_specs import FixedLenSequenceFeature, RaggedFeature, SparseFeature
 
 I64 = torch.int64
 SPECS = {

@@ -11,7 +11,8 @@ from helpers import RECORDS, framed, header, slow_crc32c, slow_masked
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torch_tfrecord import CorruptRecordError, checksum, framing
+from torch_tfrecord import CorruptRecordError
+from torch_tfrecord.records import checksum, framing
 
 GOLDEN = json.loads((RECORDS / "framing.json").read_text())
 

@@ -31,19 +31,19 @@ from torch_tfrecord import (
     encode_example,
     encode_image,
     encode_sequence_example,
-    image_nvimgcodec,
-    image_regions,
-    image_samples,
     make_dataloader,
     parse_single_example,
     parse_single_sequence_example,
 )
-from torch_tfrecord.image_columns import ImageReader
-from torch_tfrecord.image_headers import has_end_marker, read_header
-from torch_tfrecord.image_regions import Region, Scratch, decode_region
-from torch_tfrecord.image_samples import Normalization
+from torch_tfrecord.images.codec import nvimgcodec as image_nvimgcodec
+from torch_tfrecord.images.codec import regions as image_regions
+from torch_tfrecord.images.codec import samples as image_samples
+from torch_tfrecord.images.headers import has_end_marker, read_header
+from torch_tfrecord.images.regions import Region, Scratch, decode_region
+from torch_tfrecord.images.samples import Normalization
 from torch_tfrecord.native import optional_module
-from torch_tfrecord.parsers import ExampleParser
+from torch_tfrecord.parsing.image_columns import ImageReader
+from torch_tfrecord.parsing.parsers import ExampleParser
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 NEEDS_LIBJPEG = pytest.mark.skipif(optional_module("jpeg") is None, reason="built without libjpeg-turbo's headers")

@@ -8,9 +8,10 @@ import pytest
 import torch
 from PIL import Image as PillowImage
 
-from torch_tfrecord import ImageDecodeError, decode_image, image_stacks
-from torch_tfrecord.image_headers import has_end_marker, read_header
-from torch_tfrecord.image_stacks import decode_stack
+from torch_tfrecord import ImageDecodeError, decode_image
+from torch_tfrecord.images.codec import stacks as image_stacks
+from torch_tfrecord.images.headers import has_end_marker, read_header
+from torch_tfrecord.images.stacks import decode_stack
 from torch_tfrecord.native import optional_module
 
 NEEDS_LIBJPEG = pytest.mark.skipif(optional_module("jpeg") is None, reason="built without libjpeg-turbo's headers")

@@ -17,10 +17,8 @@ from hypothesis import strategies as st
 from PIL import Image, ImageDraw, ImageFile, ImageOps
 from torchvision import tv_tensors
 
-from torch_tfrecord import image_backends
 from torch_tfrecord.errors import ImageDecodeError
-from torch_tfrecord.image_headers import read_header
-from torch_tfrecord.images import (
+from torch_tfrecord.images.codec import (
     DEFAULT_MAX_PIXELS,
     decode_image,
     encode_image,
@@ -28,6 +26,8 @@ from torch_tfrecord.images import (
     image_size,
     resize_with_crop_or_pad,
 )
+from torch_tfrecord.images.codec import backends as image_backends
+from torch_tfrecord.images.headers import read_header
 
 HAS_TORCHCODEC = image_backends.torchcodec_decoders() is not None
 NEEDS_TORCHCODEC = pytest.mark.skipif(not HAS_TORCHCODEC, reason="torchcodec 0.16 or newer is not installed")
@@ -559,8 +559,8 @@ def test_too_many_pixels_are_refused_before_decoding(monkeypatch, kind):
     def never(*args):
         raise AssertionError("decoded")
 
-    monkeypatch.setattr("torch_tfrecord.images.decode_with_pillow", never)
-    monkeypatch.setattr("torch_tfrecord.images.decode_with_torchcodec", never)
+    monkeypatch.setattr("torch_tfrecord.images.codec.decode_with_pillow", never)
+    monkeypatch.setattr("torch_tfrecord.images.codec.decode_with_torchcodec", never)
     data = bomb(kind, 20_000, 30_000)
     assert image_size(data) == (20_000, 30_000)
     assert error_of(decode_image, data) == (

@@ -17,18 +17,11 @@ from helpers import collect, compressed, framed, random_payloads
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from torch_tfrecord import (
-    CorruptRecordError,
-    IndexMismatchError,
-    RecordIndex,
-    TFRecordError,
-    build_index,
-    read_records,
-)
-from torch_tfrecord import index as index_module
-from torch_tfrecord.index import index_source
-from torch_tfrecord.reader import RecordReader
-from torch_tfrecord.storage import open_file
+from torch_tfrecord import CorruptRecordError, IndexMismatchError, RecordIndex, TFRecordError, build_index, read_records
+from torch_tfrecord.records import index as index_module
+from torch_tfrecord.records.index import index_source
+from torch_tfrecord.records.reader import RecordReader
+from torch_tfrecord.records.storage import open_file
 
 pytestmark = pytest.mark.usefixtures("random_states_untouched")
 

@@ -10,14 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from torch_tfrecord.errors import ParseError
-from torch_tfrecord.example import encode_example, encode_sequence_example
-from torch_tfrecord.features import FixedLenFeature, Image, RawTensor, SerializedTensor, Text, VarLenFeature
-from torch_tfrecord.images import encode_image
-from torch_tfrecord.inference import format_features, infer_features, infer_features_from_records
-from torch_tfrecord.parsing import parse_example, parse_sequence_example
-from torch_tfrecord.structured_features import FixedLenSequenceFeature, SequenceFeatures
-from torch_tfrecord.tensors import serialize_tensor
-from torch_tfrecord.writer import TFRecordWriter
+from torch_tfrecord.features.inference import format_features, infer_features, infer_features_from_records
+from torch_tfrecord.features.specs import FixedLenFeature, Image, RawTensor, SerializedTensor, Text, VarLenFeature
+from torch_tfrecord.features.structured_specs import FixedLenSequenceFeature, SequenceFeatures
+from torch_tfrecord.images.codec import encode_image
+from torch_tfrecord.parsing.functions import parse_example, parse_sequence_example
+from torch_tfrecord.protobuf.example import encode_example, encode_sequence_example
+from torch_tfrecord.records.writer import TFRecordWriter
+from torch_tfrecord.values.tensors import serialize_tensor
 
 
 def infer(*rows):

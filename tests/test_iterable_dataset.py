@@ -28,8 +28,8 @@ from torch_tfrecord import (
     build_index,
     collate,
     encode_example,
-    storage,
 )
+from torch_tfrecord.records import storage
 
 # DataLoader thinks more workers than processors a mistake; Python 3.12 and later warn of forks where threads run.
 pytestmark = pytest.mark.filterwarnings(

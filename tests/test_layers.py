@@ -18,88 +18,97 @@ ORDER = [
     "arguments",
     "callers",
     "native",
-    "packed_records",
     "batch_memory",
-    "read_plan",
-    "checksum",
-    "messages",
-    "encoding",
-    "example",
-    "random_stream",
-    "ordering",
-    "permutation",
-    "block_shuffle",
-    "weighted_draws",
-    "shares",
-    "mixing",
-    "mixture_plan",
-    "record_keys",
-    "position_batch",
-    "framing",
-    "walk",
-    "compression",
-    "storage",
-    "resync",
-    "scan",
-    "atomic",
-    "index",
-    "sidecar",
-    "record_table",
-    "paths",
-    "local_reads",
-    "reader",
-    "record_file",
-    "writer",
-    "dtypes",
-    "containers",
-    "tensors",
-    "crops",
-    "image_headers",
-    "image_backends",
-    "image_nvimgcodec",
-    "image_regions",
+    "order.random_stream",
+    "order.ordering",
+    "order.permutation",
+    "order.block_shuffle",
+    "order.weighted_draws",
+    "order.shares",
+    "order.mixing",
+    "order.mixture_plan",
+    "order.record_keys",
+    "order.position_batch",
+    "order.ranks",
+    "order.epochs",
+    "order.samplers",
+    "order.batch_sampler",
+    "order.mixture",
+    "order.iterable_mixture",
+    "order",
+    "protobuf.messages",
+    "protobuf.encoding",
+    "protobuf.example",
+    "protobuf",
+    "records.packed_records",
+    "records.read_plan",
+    "records.checksum",
+    "records.framing",
+    "records.walk",
+    "records.compression",
+    "records.storage",
+    "records.resync",
+    "records.scan",
+    "records.atomic",
+    "records.index",
+    "records.sidecar",
+    "records.record_table",
+    "records.paths",
+    "records.local_reads",
+    "records.reader",
+    "records.record_file",
+    "records.writer",
+    "records",
+    "values.dtypes",
+    "values.containers",
+    "values.tensors",
+    "values",
+    "images.crops",
+    "images.headers",
+    "images.backends",
+    "images.nvimgcodec",
+    "images.regions",
+    "images.codec",
+    "images.stacks",
+    "images.samples",
     "images",
-    "image_stacks",
-    "image_samples",
-    "spec_checks",
+    "features.spec_checks",
+    "features.specs",
+    "features.structured_specs",
+    "features.inference",
     "features",
-    "structured_features",
-    "lookup",
-    "columns",
-    "plain_columns",
-    "value_columns",
-    "image_columns",
-    "padded_columns",
-    "ragged_columns",
-    "sparse_columns",
-    "step_columns",
-    "column_plan",
-    "spec_readers",
-    "parsers",
+    "parsing.lookup",
+    "parsing.columns",
+    "parsing.plain_columns",
+    "parsing.value_columns",
+    "parsing.image_columns",
+    "parsing.padded_columns",
+    "parsing.ragged_columns",
+    "parsing.sparse_columns",
+    "parsing.step_columns",
+    "parsing.column_plan",
+    "parsing.spec_readers",
+    "parsing.parsers",
+    "parsing.functions",
     "parsing",
-    "inference",
-    "ranks",
-    "epochs",
-    "samplers",
-    "batch_sampler",
-    "mixture",
-    "iterable_mixture",
-    "column_batch",
-    "batch_parser",
-    "transport",
-    "collate",
-    "nested_lists",
-    "padding",
-    "map_dataset",
-    "record_groups",
-    "stream_pieces",
-    "record_stream",
-    "stream_states",
-    "stream_iteration",
-    "iterable_dataset",
-    "read_ahead",
-    "record_loader",
-    "loader",
+    "batches.column_batch",
+    "batches.batch_parser",
+    "batches.transport",
+    "batches.collate",
+    "batches.nested_lists",
+    "batches.padding",
+    "batches",
+    "loading.map_dataset",
+    "loading.record_groups",
+    "loading.stream_pieces",
+    "loading.record_stream",
+    "loading.stream_states",
+    "loading.stream_iteration",
+    "loading.iterable_dataset",
+    "loading.read_ahead",
+    "loading.record_loader",
+    "loading.loader",
+    "loading",
     "tfds.elements",
     "tfds.entries",
     "tfds.episode_cache",
@@ -176,13 +185,25 @@ def test_all_is_sorted_and_true(name):
     assert [item for item in module.__all__ if not hasattr(module, item)] == []
 
 
-def test_root_holds_imports_and_one_sorted_list():
-    tree = ast.parse((PACKAGE / "__init__.py").read_text(encoding="utf-8"))
-    kinds = {type(node) for node in tree.body}
-    assert kinds == {ast.Expr, ast.ImportFrom, ast.Assign}
-    assert torch_tfrecord.__all__ == sorted(torch_tfrecord.__all__, key=_constants_first)
-    imported = {alias.name for node in tree.body if isinstance(node, ast.ImportFrom) for alias in node.names}
-    assert imported == set(torch_tfrecord.__all__)
+def test_the_roots_stub_holds_imports_and_one_sorted_list():
+    tree = ast.parse((PACKAGE / "__init__.pyi").read_text(encoding="utf-8"))
+    assert {type(node) for node in tree.body} == {ast.ImportFrom, ast.Assign}
+    assert torch_tfrecord.__all__ == sorted(torch_tfrecord.__all__)  # as lazy_loader sorts
+    imports = [node for node in tree.body if isinstance(node, ast.ImportFrom)]
+    assert {node.level for node in imports} == {1}
+    assert {alias.name for node in imports for alias in node.names} == set(torch_tfrecord.__all__)
+    listed = next(ast.literal_eval(node.value) for node in tree.body if isinstance(node, ast.Assign))
+    assert listed == sorted(listed, key=_constants_first)
+    assert set(listed) == set(torch_tfrecord.__all__)
+    for node in imports:
+        for alias in node.names:
+            module = importlib.import_module("torch_tfrecord" + (f".{node.module}" if node.module else ""))
+            assert getattr(torch_tfrecord, alias.name) is getattr(module, alias.name)
+
+
+def test_a_name_that_is_not_there():
+    with pytest.raises(AttributeError, match="no_such_name"):
+        torch_tfrecord.no_such_name  # noqa: B018
 
 
 def _constants_first(name: str) -> tuple[int, str]:
@@ -218,6 +239,15 @@ def test_import_has_no_effects():
     )
     done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+WITHOUT_TORCH = ["import torch_tfrecord", "import index_tools.main", "import index_tools.index, index_tools.verify"]
+
+
+@pytest.mark.parametrize("code", WITHOUT_TORCH)
+def test_what_does_without_torch(code):
+    code += "; import sys; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-W", "error", "-c", code], timeout=120).returncode == 0
 
 
 FORBIDDEN = {"pickle", "marshal", "shelve"}

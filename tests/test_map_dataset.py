@@ -31,8 +31,8 @@ from torch_tfrecord import (
     build_index,
     encode_example,
     encode_image,
-    storage,
 )
+from torch_tfrecord.records import storage
 
 SUFFIX = ".index.safetensors"
 PAYLOADS = [b"%d:" % number + b"x" * (number % 5) for number in range(23)]

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torch_tfrecord.mixing import WeightedTurns, whole_weights
+from torch_tfrecord.order.mixing import WeightedTurns, whole_weights
 
 pytestmark = pytest.mark.usefixtures("random_states_untouched")
 WEIGHTS = st.lists(st.one_of(st.integers(1, 10), st.integers(1, 10**6)), min_size=1, max_size=12)

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from test_example import UNKNOWN, WIRE_EXAMPLE, Example, length_delimited, oracle_feature, varint
 
-from torch_tfrecord.example import encode_example
+from torch_tfrecord.protobuf.example import encode_example
 
 core = pytest.importorskip("torch_tfrecord.native.columns", reason="the compiled core was not built")
 

@@ -10,11 +10,11 @@ from helpers import framed
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torch_tfrecord.checksum import crc32c
-from torch_tfrecord.compression import InflatedSource
-from torch_tfrecord.local_reads import read_local_values
-from torch_tfrecord.read_plan import plan_reads, reading_order
-from torch_tfrecord.storage import LocalFile, open_file
+from torch_tfrecord.records.checksum import crc32c
+from torch_tfrecord.records.compression import InflatedSource
+from torch_tfrecord.records.local_reads import read_local_values
+from torch_tfrecord.records.read_plan import plan_reads, reading_order
+from torch_tfrecord.records.storage import LocalFile, open_file
 
 frames = pytest.importorskip("torch_tfrecord.native.frames")
 

@@ -5,8 +5,8 @@ from collections import Counter
 
 import pytest
 
-from torch_tfrecord.ordering import file_shares, shuffled
-from torch_tfrecord.random_stream import RandomStream
+from torch_tfrecord.order.ordering import file_shares, shuffled
+from torch_tfrecord.order.random_stream import RandomStream
 
 pytestmark = pytest.mark.usefixtures("random_states_untouched")
 

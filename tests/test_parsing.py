@@ -13,8 +13,7 @@ from PIL import Image as PillowImage
 from torchvision import tv_tensors
 
 from torch_tfrecord.errors import ImageDecodeError, LimitExceededError, ParseError, TFRecordError
-from torch_tfrecord.example import encode_example
-from torch_tfrecord.features import (
+from torch_tfrecord.features.specs import (
     Feature,
     FixedLenFeature,
     Image,
@@ -24,10 +23,11 @@ from torch_tfrecord.features import (
     VarLenFeature,
     is_ragged,
 )
-from torch_tfrecord.images import encode_image
-from torch_tfrecord.parsers import ExampleParser
-from torch_tfrecord.parsing import parse_example, parse_single_example
-from torch_tfrecord.tensors import serialize_tensor
+from torch_tfrecord.images.codec import encode_image
+from torch_tfrecord.parsing.functions import parse_example, parse_single_example
+from torch_tfrecord.parsing.parsers import ExampleParser
+from torch_tfrecord.protobuf.example import encode_example
+from torch_tfrecord.values.tensors import serialize_tensor
 
 I64, F32 = torch.int64, torch.float32
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from helpers import compressed, framed
 
-from torch_tfrecord.paths import find_files, shard_name
+from torch_tfrecord.records.paths import find_files, shard_name
 
 RECORD = framed(b"abc")
 

@@ -26,7 +26,7 @@ from torch_tfrecord import (
     make_dataloader,
     parse_single_example,
 )
-from torch_tfrecord.paths import find_files
+from torch_tfrecord.records.paths import find_files
 
 DATA = Path(__file__).parent / "data" / "pipeline"
 GOLDEN = json.loads((DATA / "pipeline.json").read_text(encoding="utf-8"))

@@ -8,7 +8,8 @@ import torch.distributed as dist
 import torch.multiprocessing
 from torch.utils.data import DataLoader
 
-from torch_tfrecord import TFRecordIterableDataset, TFRecordWriter, ranks
+from torch_tfrecord import TFRecordIterableDataset, TFRecordWriter
+from torch_tfrecord.order import ranks
 
 RECORDS = [b"%d:%d" % (file, number) for file in range(3) for number in range(4)]
 

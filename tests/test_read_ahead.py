@@ -30,9 +30,9 @@ from torch_tfrecord import (
     build_index,
     collate,
     make_dataloader,
-    read_ahead,
 )
-from torch_tfrecord.read_ahead import ReadAheadLoader, usual_num_threads
+from torch_tfrecord.loading import read_ahead
+from torch_tfrecord.loading.read_ahead import ReadAheadLoader, usual_num_threads
 
 pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 

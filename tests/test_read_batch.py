@@ -10,11 +10,12 @@ from helpers import compressed, framed, header, pure_python, random_payloads
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from torch_tfrecord import CorruptRecordError, IndexMismatchError, TFRecordError, build_index, reader
-from torch_tfrecord.compression import open_stream
+from torch_tfrecord import CorruptRecordError, IndexMismatchError, TFRecordError, build_index
 from torch_tfrecord.native import has_native
-from torch_tfrecord.reader import RecordReader
-from torch_tfrecord.storage import open_file
+from torch_tfrecord.records import reader
+from torch_tfrecord.records.compression import open_stream
+from torch_tfrecord.records.reader import RecordReader
+from torch_tfrecord.records.storage import open_file
 
 MODES = [True, False] if has_native() else [True]
 

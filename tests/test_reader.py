@@ -22,10 +22,10 @@ from torch_tfrecord import (
     build_index,
     read_records,
 )
-from torch_tfrecord import reader as reader_module
-from torch_tfrecord.compression import open_stream
-from torch_tfrecord.reader import RecordReader
-from torch_tfrecord.storage import LocalFile, open_file
+from torch_tfrecord.records import reader as reader_module
+from torch_tfrecord.records.compression import open_stream
+from torch_tfrecord.records.reader import RecordReader
+from torch_tfrecord.records.storage import LocalFile, open_file
 
 pytestmark = pytest.mark.usefixtures("random_states_untouched")
 

@@ -8,10 +8,10 @@ import torch
 from torch.utils.data import DataLoader
 
 from torch_tfrecord import FixedLenFeature, TFRecordDataset, TFRecordIterableDataset, TFRecordWriter, make_dataloader
-from torch_tfrecord.ordering import RandomStream
-from torch_tfrecord.parsers import ExampleParser, _Parser
-from torch_tfrecord.position_batch import PositionBatch
-from torch_tfrecord.record_keys import record_keys
+from torch_tfrecord.order.ordering import RandomStream
+from torch_tfrecord.order.position_batch import PositionBatch
+from torch_tfrecord.order.record_keys import record_keys
+from torch_tfrecord.parsing.parsers import ExampleParser, _Parser
 
 
 def keys_of(positions, *seeds):

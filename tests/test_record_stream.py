@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from torch_tfrecord.packed_records import PackedRecords
-from torch_tfrecord.random_stream import RandomStream
-from torch_tfrecord.record_stream import RecordStream
-from torch_tfrecord.scan import Block
-from torch_tfrecord.stream_pieces import Piece, deal_out, picked_pieces
+from torch_tfrecord.loading.record_stream import RecordStream
+from torch_tfrecord.loading.stream_pieces import Piece, deal_out, picked_pieces
+from torch_tfrecord.order.random_stream import RandomStream
+from torch_tfrecord.records.packed_records import PackedRecords
+from torch_tfrecord.records.scan import Block
 
 pytestmark = pytest.mark.usefixtures("random_states_untouched")
 

@@ -20,13 +20,12 @@ from torch_tfrecord import (
     TFRecordError,
     build_index,
     read_records,
-    resync,
-    scan,
 )
-from torch_tfrecord.compression import InflatedSource, open_stream
-from torch_tfrecord.reader import RecordReader
-from torch_tfrecord.scan import RecordScanner, SkippedBytes
-from torch_tfrecord.storage import LocalFile, open_file
+from torch_tfrecord.records import resync, scan
+from torch_tfrecord.records.compression import InflatedSource, open_stream
+from torch_tfrecord.records.reader import RecordReader
+from torch_tfrecord.records.scan import RecordScanner, SkippedBytes
+from torch_tfrecord.records.storage import LocalFile, open_file
 
 THREE = [b"abc", b"", bytes(range(20))]
 BORDERS = [0, 19, 35, 71]

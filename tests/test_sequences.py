@@ -31,8 +31,8 @@ from torch_tfrecord import (
     parse_single_sequence_example,
     serialize_tensor,
 )
-from torch_tfrecord.features import Feature, is_ragged
-from torch_tfrecord.parsers import ExampleParser, SequenceExampleParser, make_parser
+from torch_tfrecord.features.specs import Feature, is_ragged
+from torch_tfrecord.parsing.parsers import ExampleParser, SequenceExampleParser, make_parser
 
 I64, F32 = torch.int64, torch.float32
 X = {"x": FixedLenSequenceFeature((), I64)}

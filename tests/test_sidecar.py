@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 from helpers import compressed, framed
 
-from torch_tfrecord import CompressionError, CorruptRecordError, IndexMismatchError, RecordIndex, build_index, sidecar
-from torch_tfrecord.sidecar import IndexKeeper, sidecar_path
+from torch_tfrecord import CompressionError, CorruptRecordError, IndexMismatchError, RecordIndex, build_index
+from torch_tfrecord.records import sidecar
+from torch_tfrecord.records.sidecar import IndexKeeper, sidecar_path
 
 PAYLOADS = [b"abc", b"", b"x" * 30]
 

@@ -13,20 +13,13 @@ import fsspec
 import pytest
 from helpers import FaultyPread, collect, compressed, framed, open_descriptors, random_payloads
 
-from torch_tfrecord import (
-    CorruptRecordError,
-    IndexMismatchError,
-    RecordIndex,
-    TFRecordError,
-    build_index,
-    read_records,
-)
-from torch_tfrecord.compression import open_stream
-from torch_tfrecord.paths import find_files
-from torch_tfrecord.reader import RecordReader
-from torch_tfrecord.scan import RecordScanner
-from torch_tfrecord.sidecar import IndexKeeper
-from torch_tfrecord.storage import LocalFile, SourceCache, open_file
+from torch_tfrecord import CorruptRecordError, IndexMismatchError, RecordIndex, TFRecordError, build_index, read_records
+from torch_tfrecord.records.compression import open_stream
+from torch_tfrecord.records.paths import find_files
+from torch_tfrecord.records.reader import RecordReader
+from torch_tfrecord.records.scan import RecordScanner
+from torch_tfrecord.records.sidecar import IndexKeeper
+from torch_tfrecord.records.storage import LocalFile, SourceCache, open_file
 
 # What is no regular file. robustness 74
 
@@ -157,7 +150,7 @@ def _count_calls(monkeypatch, action):
 def test_a_fault_at_every_call_of_a_scan_then_going_on(data, fault, monkeypatch):
     path, _ = data
     monkeypatch.setattr(LocalFile, "chunk_bytes", 64)
-    monkeypatch.setattr("torch_tfrecord.compression._INPUT_BYTES", 50)
+    monkeypatch.setattr("torch_tfrecord.records.compression._INPUT_BYTES", 50)
 
     def scan_with_retry():
         stream, _ = open_stream(open_file(path), "auto")
@@ -188,7 +181,7 @@ def test_a_fault_at_every_call_of_a_scan_then_going_on(data, fault, monkeypatch)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_at_every_call_of_single_reads_then_again(data, fault, monkeypatch):
     path, index = data
-    monkeypatch.setattr("torch_tfrecord.reader._SEPARATE_READS_BYTES", 100)
+    monkeypatch.setattr("torch_tfrecord.records.reader._SEPARATE_READS_BYTES", 100)
     source, _ = open_stream(open_file(path), index.compression_type)
     reader = RecordReader()
     for number in (3, 20, 0):

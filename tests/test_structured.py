@@ -24,8 +24,8 @@ from torch_tfrecord import (
     parse_example,
     parse_single_example,
 )
-from torch_tfrecord.containers import stack_samples
-from torch_tfrecord.features import is_ragged
+from torch_tfrecord.features.specs import is_ragged
+from torch_tfrecord.values.containers import stack_samples
 
 I64, F32 = torch.int64, torch.float32
 R = RaggedFeature

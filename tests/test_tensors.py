@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from torch_tfrecord.errors import LimitExceededError, ParseError
-from torch_tfrecord.tensors import MAX_FILL_BYTES, parse_tensor, serialize_tensor
+from torch_tfrecord.values.tensors import MAX_FILL_BYTES, parse_tensor, serialize_tensor
 
 CASES = json.loads(gzip.decompress((Path(__file__).parent / "data/tensorproto_cases.json.gz").read_bytes()))
 SERIALIZE, PARSE = CASES["serialize"], CASES["parse"]

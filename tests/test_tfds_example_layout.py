@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from torch_tfrecord import ParseError, decode_example, encode_example
-from torch_tfrecord.messages import Example
+from torch_tfrecord.protobuf.messages import Example
 from torch_tfrecord.tfds.example_layout import (
     BYTES,
     FLOATS,

@@ -32,8 +32,8 @@ from torch_tfrecord import (
     decode_image,
     tfds,
 )
-from torch_tfrecord.messages import Example
 from torch_tfrecord.native import has_native
+from torch_tfrecord.protobuf.messages import Example
 from torch_tfrecord.tfds import RLDSDataset, RLDSEpisodes, pictures, rlds
 from torch_tfrecord.tfds.episode_reader import Frames
 

@@ -41,7 +41,7 @@ from torch_tfrecord import (
     parse_single_example,
     parse_single_sequence_example,
 )
-from torch_tfrecord.inference import infer_features_from_records
+from torch_tfrecord.features.inference import infer_features_from_records
 
 DTYPES = {"int64_list": torch.int64, "float_list": torch.float32, "bytes_list": bytes}
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from torch_tfrecord.native import optional_module
+
+if TYPE_CHECKING:
+    import torch
 
 __all__ = ["empty_bytes", "empty_tensor"]
 
@@ -35,4 +37,6 @@ def empty_bytes(size: int) -> _Bytes:
 
 def empty_tensor(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     """A contiguous tensor of such memory."""
+    import torch  # takes seconds, and whoever reads records only does without
+
     return torch.from_numpy(empty_bytes(math.prod(shape) * dtype.itemsize)).view(dtype).view(shape)

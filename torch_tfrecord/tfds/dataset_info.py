@@ -11,7 +11,7 @@ from typing import Any
 
 import torch_tfrecord.tfds.features as f
 from torch_tfrecord.errors import ParseError
-from torch_tfrecord.storage import local_path
+from torch_tfrecord.records.storage import local_path
 from torch_tfrecord.tfds.features_json import features_from_json
 from torch_tfrecord.tfds.folders import FEATURES_FILE, INFO_FILE, list_folder, version_folder
 from torch_tfrecord.tfds.json_fields import JsonFields, read_json, read_text

@@ -15,9 +15,18 @@ from typing import Any
 import numpy.typing as npt
 import torch
 
-from torch_tfrecord.compression import MAX_INFLATED_RECORD_BYTES
-from torch_tfrecord.dtypes import BYTES_LIST, FLOAT_LIST, INT64_LIST, ListKind, cast, decode_text, from_bytes, nest
 from torch_tfrecord.errors import LimitExceededError, ParseError
+from torch_tfrecord.records.compression import MAX_INFLATED_RECORD_BYTES
+from torch_tfrecord.values.dtypes import (
+    BYTES_LIST,
+    FLOAT_LIST,
+    INT64_LIST,
+    ListKind,
+    cast,
+    decode_text,
+    from_bytes,
+    nest,
+)
 
 __all__ = ["BytesElement", "Element", "EncodedTensor", "NumberElement", "StringElement", "TextElement"]
 

@@ -18,10 +18,10 @@ import torch
 from torchvision import tv_tensors
 
 import torch_tfrecord.tfds.features as f
-from torch_tfrecord.containers import RaggedTensor
-from torch_tfrecord.example import encode_example
-from torch_tfrecord.images import encode_image
+from torch_tfrecord.images.codec import encode_image
+from torch_tfrecord.protobuf.example import encode_example
 from torch_tfrecord.tfds.leaf_table import LeafPlace, list_leaves
+from torch_tfrecord.values.containers import RaggedTensor
 
 __all__ = ["SampleEncoder"]
 

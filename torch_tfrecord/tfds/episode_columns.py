@@ -10,11 +10,11 @@ import numpy.typing as npt
 import torch
 from torchvision import tv_tensors
 
-from torch_tfrecord.dtypes import decode_text
 from torch_tfrecord.errors import ParseError, TFRecordError
-from torch_tfrecord.features import is_ragged
+from torch_tfrecord.features.specs import is_ragged
 from torch_tfrecord.tfds.episode_reader import Frames, read_frames
 from torch_tfrecord.tfds.windows import Span
+from torch_tfrecord.values.dtypes import decode_text
 
 __all__ = [
     "Column",

@@ -20,11 +20,11 @@ import numpy.typing as npt
 import safetensors
 import safetensors.numpy
 
-from torch_tfrecord.checksum import crc32c
-from torch_tfrecord.compression import ByteSource
 from torch_tfrecord.errors import IndexMismatchError, ParseError, TFRecordError
-from torch_tfrecord.index import RecordIndex
-from torch_tfrecord.reader import RecordReader
+from torch_tfrecord.records.checksum import crc32c
+from torch_tfrecord.records.compression import ByteSource
+from torch_tfrecord.records.index import RecordIndex
+from torch_tfrecord.records.reader import RecordReader
 from torch_tfrecord.tfds.example_layout import BYTES, ListLayout, canonical, find_lists, value_starts
 
 __all__ = ["FRAMES", "EpisodeIndex", "ListPlace", "build_episode_index", "count_steps", "find_places"]

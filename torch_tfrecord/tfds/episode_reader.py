@@ -12,14 +12,14 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from torch_tfrecord.checksum import crc32c
-from torch_tfrecord.compression import ByteSource, open_stream
 from torch_tfrecord.errors import CorruptRecordError, TFRecordError
-from torch_tfrecord.framing import HEADER_BYTES
-from torch_tfrecord.index import RecordIndex
-from torch_tfrecord.local_reads import read_local_values
-from torch_tfrecord.reader import RecordReader
-from torch_tfrecord.storage import FileSource, SourceCache, open_file
+from torch_tfrecord.records.checksum import crc32c
+from torch_tfrecord.records.compression import ByteSource, open_stream
+from torch_tfrecord.records.framing import HEADER_BYTES
+from torch_tfrecord.records.index import RecordIndex
+from torch_tfrecord.records.local_reads import read_local_values
+from torch_tfrecord.records.reader import RecordReader
+from torch_tfrecord.records.storage import FileSource, SourceCache, open_file
 from torch_tfrecord.tfds.episode_index import FRAMES, EpisodeIndex, ListPlace, find_places
 from torch_tfrecord.tfds.example_layout import FLOATS, INTEGERS, decode_integers, split_values
 from torch_tfrecord.tfds.windows import Span

@@ -9,12 +9,12 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from torch_tfrecord.atomic import write_atomically
-from torch_tfrecord.compression import open_stream
 from torch_tfrecord.errors import IndexMismatchError
-from torch_tfrecord.index import RecordIndex
-from torch_tfrecord.sidecar import cache_dir, sidecar_path
-from torch_tfrecord.storage import is_remote, open_file
+from torch_tfrecord.records.atomic import write_atomically
+from torch_tfrecord.records.compression import open_stream
+from torch_tfrecord.records.index import RecordIndex
+from torch_tfrecord.records.sidecar import cache_dir, sidecar_path
+from torch_tfrecord.records.storage import is_remote, open_file
 from torch_tfrecord.tfds.episode_index import EpisodeIndex, build_episode_index
 
 __all__ = ["EpisodeIndexKeeper"]

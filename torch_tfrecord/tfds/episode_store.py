@@ -15,7 +15,7 @@ import torch
 
 import torch_tfrecord.tfds.features as f
 from torch_tfrecord.errors import ParseError, TFRecordError
-from torch_tfrecord.sidecar import IndexKeeper
+from torch_tfrecord.records.sidecar import IndexKeeper
 from torch_tfrecord.tfds.dataset_info import FEATURES_FILE, DatasetInfo, info
 from torch_tfrecord.tfds.elements import BytesElement, Element, NumberElement, StringElement, TextElement
 from torch_tfrecord.tfds.episode_cache import EpisodeCache

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from torch_tfrecord.errors import ParseError
-from torch_tfrecord.example import parse_message
+from torch_tfrecord.protobuf.example import parse_message
 
 __all__ = [
     "BYTES",

@@ -7,7 +7,7 @@ import os
 import posixpath
 import re
 
-from torch_tfrecord.storage import filesystem, is_remote
+from torch_tfrecord.records.storage import filesystem, is_remote
 from torch_tfrecord.tfds.json_fields import JsonFields, read_json
 
 __all__ = ["FEATURES_FILE", "INFO_FILE", "list_folder", "version_folder"]

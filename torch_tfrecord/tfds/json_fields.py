@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch_tfrecord.errors import ParseError
-from torch_tfrecord.storage import open_file
+from torch_tfrecord.records.storage import open_file
 
 __all__ = ["JsonFields", "read_json", "read_text"]
 

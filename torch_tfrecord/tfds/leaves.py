@@ -16,14 +16,14 @@ import numpy as np
 import torch
 from torchvision import tv_tensors
 
-from torch_tfrecord.containers import Nested, offsets_of, split_lists, wrap_nested
-from torch_tfrecord.dtypes import BYTES_LIST, INT64_LIST
 from torch_tfrecord.errors import ImageDecodeError, LimitExceededError, ParseError
-from torch_tfrecord.example import to_array
-from torch_tfrecord.features import mark_ragged
-from torch_tfrecord.images import image_size
-from torch_tfrecord.lookup import Lookup
+from torch_tfrecord.features.specs import mark_ragged
+from torch_tfrecord.images.codec import image_size
+from torch_tfrecord.parsing.lookup import Lookup
+from torch_tfrecord.protobuf.example import to_array
 from torch_tfrecord.tfds.elements import Element, EncodedTensor
+from torch_tfrecord.values.containers import Nested, offsets_of, split_lists, wrap_nested
+from torch_tfrecord.values.dtypes import BYTES_LIST, INT64_LIST
 
 __all__ = ["BoxLeaf", "Leaf"]
 

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 
 from torch_tfrecord.errors import IndexMismatchError
-from torch_tfrecord.index import RecordIndex
-from torch_tfrecord.map_dataset import TFRecordDataset
-from torch_tfrecord.sidecar import IndexKeeper
-from torch_tfrecord.storage import is_remote
+from torch_tfrecord.loading.map_dataset import TFRecordDataset
+from torch_tfrecord.records.index import RecordIndex
+from torch_tfrecord.records.sidecar import IndexKeeper
+from torch_tfrecord.records.storage import is_remote
 from torch_tfrecord.tfds.dataset_info import DatasetInfo, info
 from torch_tfrecord.tfds.folders import FEATURES_FILE
 from torch_tfrecord.tfds.leaf_table import Decoding

@@ -8,11 +8,11 @@ from typing import Any
 
 import torch_tfrecord.tfds.features as f
 from torch_tfrecord.errors import TFRecordError
-from torch_tfrecord.example import parse_message
-from torch_tfrecord.features import Feature
-from torch_tfrecord.packed_records import PackedRecords
-from torch_tfrecord.parsers import ExampleParser
-from torch_tfrecord.spec_readers import make_reader
+from torch_tfrecord.features.specs import Feature
+from torch_tfrecord.parsing.parsers import ExampleParser
+from torch_tfrecord.parsing.spec_readers import make_reader
+from torch_tfrecord.protobuf.example import parse_message
+from torch_tfrecord.records.packed_records import PackedRecords
 from torch_tfrecord.tfds.entries import select_entries
 from torch_tfrecord.tfds.leaf_table import Decoding, LeafPlace, list_leaves, make_leaf, plain_spec
 

@@ -13,7 +13,7 @@ from torchvision import tv_tensors
 
 import torch_tfrecord.tfds.features as f
 from torch_tfrecord.errors import ParseError
-from torch_tfrecord.images import decode_image
+from torch_tfrecord.images.codec import decode_image
 from torch_tfrecord.tfds.elements import BytesElement, stack_alike
 
 __all__ = ["PictureElement", "SoundElement"]

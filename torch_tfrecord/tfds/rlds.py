@@ -11,8 +11,7 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
-from torch_tfrecord.column_batch import ColumnBatch
-from torch_tfrecord.dtypes import decode_text
+from torch_tfrecord.batches.column_batch import ColumnBatch
 from torch_tfrecord.errors import TFRecordError
 from torch_tfrecord.tfds.dataset_info import DatasetInfo
 from torch_tfrecord.tfds.episode_store import STEPS, DecodeImages, Episode, EpisodeStore
@@ -20,6 +19,7 @@ from torch_tfrecord.tfds.parser import Chosen
 from torch_tfrecord.tfds.splits import Split
 from torch_tfrecord.tfds.step_batches import DifferentNamesError, StepBatch, shared_names, together
 from torch_tfrecord.tfds.windows import Span, Windows, masks, repeated_steps
+from torch_tfrecord.values.dtypes import decode_text
 
 __all__ = ["RLDSDataset", "RLDSEpisodes"]
 

@@ -15,10 +15,10 @@ import numpy as np
 import numpy.typing as npt
 from tqdm import tqdm
 
-from torch_tfrecord.atomic import write_atomically
 from torch_tfrecord.errors import ParseError
-from torch_tfrecord.sidecar import cache_dir
-from torch_tfrecord.storage import is_remote, open_file
+from torch_tfrecord.records.atomic import write_atomically
+from torch_tfrecord.records.sidecar import cache_dir
+from torch_tfrecord.records.storage import is_remote, open_file
 from torch_tfrecord.tfds.dataset_info import FEATURES_FILE, DatasetInfo, info
 from torch_tfrecord.tfds.episode_columns import NumberColumn
 from torch_tfrecord.tfds.episode_store import STEPS, EpisodeStore

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torchvision import tv_tensors
 
-from torch_tfrecord.image_stacks import decode_stack
+from torch_tfrecord.images.stacks import decode_stack
 from torch_tfrecord.tfds.episode_columns import EncodedColumn, NumberColumn, read_encoded
 from torch_tfrecord.tfds.windows import Span
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 import torch_tfrecord.tfds.features as f
-from torch_tfrecord.example import encode_example, parse_message
+from torch_tfrecord.protobuf.example import encode_example, parse_message
 from torch_tfrecord.tfds.leaf_table import LeafPlace, make_element
 
 __all__ = ["as_record", "list_keys", "one_step", "values_per_step"]

@@ -13,15 +13,15 @@ from pathlib import Path
 from typing import Any
 
 import torch_tfrecord.tfds.features as f
-from torch_tfrecord.framing import OVERHEAD_BYTES
-from torch_tfrecord.reader import read_records
-from torch_tfrecord.storage import is_remote, local_path
+from torch_tfrecord.records.framing import OVERHEAD_BYTES
+from torch_tfrecord.records.reader import read_records
+from torch_tfrecord.records.storage import is_remote, local_path
+from torch_tfrecord.records.writer import TFRecordWriter
 from torch_tfrecord.tfds.dataset_info import DatasetInfo, info, label_files
 from torch_tfrecord.tfds.encoding import SampleEncoder
 from torch_tfrecord.tfds.features_to_json import features_to_json
 from torch_tfrecord.tfds.folders import FEATURES_FILE, INFO_FILE
 from torch_tfrecord.tfds.shards import DEFAULT_TEMPLATE, shard_borders, shard_count, shard_paths
-from torch_tfrecord.writer import TFRecordWriter
 
 __all__ = ["write"]
 

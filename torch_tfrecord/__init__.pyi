@@ -1,0 +1,101 @@
+from . import tfds
+from .batches.collate import collate
+from .batches.padding import PaddedCollate
+from .errors import (
+    CompressionError,
+    CorruptRecordError,
+    ImageDecodeError,
+    IndexMismatchError,
+    LimitExceededError,
+    ParseError,
+    TFRecordError,
+)
+from .features.inference import format_features, infer_features
+from .features.specs import FixedLenFeature, Image, RawTensor, SerializedTensor, Text, VarLenFeature
+from .features.structured_specs import (
+    FixedLenSequenceFeature,
+    RaggedFeature,
+    SequenceFeatures,
+    SparseFeature,
+)
+from .images.codec import decode_image, encode_image, resize_with_crop_or_pad
+from .images.crops import RandomResizedCrop, ResizedCenterCrop
+from .loading.iterable_dataset import TFRecordIterableDataset
+from .loading.loader import make_dataloader
+from .loading.map_dataset import TFRecordDataset
+from .loading.read_ahead import ReadAheadLoader
+from .native import has_native
+from .order.batch_sampler import RecordBatchSampler
+from .order.iterable_mixture import IterableMixture
+from .order.mixture import Mixture
+from .order.samplers import RecordSampler
+from .order.weighted_draws import balanced_weights
+from .parsing.functions import (
+    parse_example,
+    parse_sequence_example,
+    parse_single_example,
+    parse_single_sequence_example,
+)
+from .protobuf.example import decode_example, decode_sequence_example, encode_example, encode_sequence_example
+from .records.index import RecordIndex, build_index
+from .records.reader import read_records
+from .records.writer import ShardedTFRecordWriter, TFRecordWriter
+from .values.containers import RaggedTensor, SparseList
+from .values.tensors import parse_tensor, serialize_tensor
+
+__all__ = [
+    "CompressionError",
+    "CorruptRecordError",
+    "FixedLenFeature",
+    "FixedLenSequenceFeature",
+    "Image",
+    "ImageDecodeError",
+    "IndexMismatchError",
+    "IterableMixture",
+    "LimitExceededError",
+    "Mixture",
+    "PaddedCollate",
+    "ParseError",
+    "RaggedFeature",
+    "RaggedTensor",
+    "RandomResizedCrop",
+    "RawTensor",
+    "ReadAheadLoader",
+    "RecordBatchSampler",
+    "RecordIndex",
+    "RecordSampler",
+    "ResizedCenterCrop",
+    "SequenceFeatures",
+    "SerializedTensor",
+    "ShardedTFRecordWriter",
+    "SparseFeature",
+    "SparseList",
+    "TFRecordDataset",
+    "TFRecordError",
+    "TFRecordIterableDataset",
+    "TFRecordWriter",
+    "Text",
+    "VarLenFeature",
+    "balanced_weights",
+    "build_index",
+    "collate",
+    "decode_example",
+    "decode_image",
+    "decode_sequence_example",
+    "encode_example",
+    "encode_image",
+    "encode_sequence_example",
+    "format_features",
+    "has_native",
+    "infer_features",
+    "make_dataloader",
+    "parse_example",
+    "parse_sequence_example",
+    "parse_single_example",
+    "parse_single_sequence_example",
+    "parse_tensor",
+    "read_records",
+    "resize_with_crop_or_pad",
+    "serialize_tensor",
+    "tfds",
+]

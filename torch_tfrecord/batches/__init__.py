@@ -1,0 +1,3 @@
+"""Samples and columns to batches."""
+
+__all__: list[str] = []

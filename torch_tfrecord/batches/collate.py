@@ -1,0 +1,179 @@
+"""From samples to batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.utils.data import default_collate
+from torchvision import tv_tensors
+
+from torch_tfrecord.batches.column_batch import ColumnBatch
+from torch_tfrecord.batches.transport import LARGE_BYTES, for_transport
+from torch_tfrecord.features.specs import is_ragged
+from torch_tfrecord.values.containers import RaggedTensor, SparseList, stack_samples
+
+__all__ = ["collate", "keep_type"]
+
+
+def collate(samples: Sequence[Any]) -> Any:
+    """Make a batch of samples, as torch's ``default_collate`` does, with what TFRecord data needs beside.
+
+    - bytes, str and (nested) lists of them become lists, one item for each sample;
+    - tensors of equal shape are stacked to [B, ...]; images, videos and masks of ``tv_tensors`` keep their type;
+    - boxes and key points of ``tv_tensors``, which belong to one image each, become lists;
+    - var-length features become a jagged nested tensor [B, *], always, so that its kind does not depend on the lengths
+      that happen to meet; 1-D tensors of unequal length do, too;
+    - jagged, ragged and sparse samples become one with the sample's number as first dimension;
+    - mappings, tuples and lists are taken apart, each part made a batch; None stays a list.
+
+    What a dataset read as columns already (its `__getitems__`, without a transform) is handed on as it is. In a
+    DataLoader worker the batch travels in one piece of shared memory and arrives as a plain dict, tuple or list.
+
+    Args:
+        samples: What a dataset returned for each position; at least one.
+
+    Returns:
+        The batch, nested as the samples are.
+
+    Raises:
+        TypeError: a tensor, mapping or sequence in one sample and something else in another; names the feature.
+        ValueError: samples with different keys, or tensors of shapes or dtypes that cannot be stacked; names the
+            feature.
+
+    Example:
+        >>> collate([{"x": torch.zeros(2), "name": b"a"}, {"x": torch.ones(2), "name": b"b"}])
+        {'x': tensor([[0., 0.],
+                [1., 1.]]), 'name': [b'a', b'b']}
+    """
+    if not samples:
+        raise ValueError("a batch needs at least one sample, got none")
+    if isinstance(samples, ColumnBatch) and samples.is_columns:
+        return for_transport(_finish(samples.columns, ""))
+    return for_transport(_collate(list(samples), ""))
+
+
+def _finish(columns: Any, name: str) -> Any:
+    """Columns as they are, but for values that were left in a list."""
+    if isinstance(columns, torch.Tensor):
+        return columns
+    if isinstance(columns, dict):
+        return {
+            key: column if isinstance(column, torch.Tensor) else _finish(column, f"{name}[{key!r}]")
+            for key, column in columns.items()
+        }
+    if isinstance(columns, tuple):
+        return tuple(_finish(column, f"{name}[{number}]") for number, column in enumerate(columns))
+    return _collate(columns, name) if isinstance(columns, list) else columns
+
+
+def _collate(values: list[Any], name: str) -> Any:
+    first = values[0]
+    if first is None or _is_strings(first):
+        return values
+    for kind, make_batch in _KINDS:
+        if isinstance(first, kind):
+            _check_kind(values, kind, name)
+            return make_batch(values, name)
+    return default_collate(values)
+
+
+def _is_strings(value: Any) -> bool:
+    """A bytes feature, also one of a shape or of any length, which must not be taken apart."""
+    return isinstance(value, (bytes, str)) or (isinstance(value, list) and all(map(_is_strings, value)))
+
+
+def _check_kind(values: list[Any], kind: type | tuple[type, ...], name: str) -> None:
+    for number, value in enumerate(values):
+        if not isinstance(value, kind):
+            raise TypeError(
+                f"{name or 'samples'}: expected the same type in each, got {type(values[0]).__name__} in sample 0, "
+                f"{type(value).__name__} in sample {number}"
+            )
+
+
+def _mapping(values: list[Any], name: str) -> dict[Any, Any]:
+    _check_keys(values, name)
+    return {key: _collate([value[key] for value in values], f"{name}[{key!r}]") for key in values[0]}
+
+
+def _sequence(values: list[Any], name: str) -> Any:
+    first = values[0]
+    lengths = {len(value) for value in values}
+    if len(lengths) > 1:
+        raise ValueError(f"{name or 'samples'}: expected sequences of one length, got lengths {sorted(lengths)}")
+    parts = [_collate(list(part), f"{name}[{number}]") for number, part in enumerate(zip(*values, strict=True))]
+    if isinstance(first, tuple):
+        return type(first)(*parts) if hasattr(first, "_fields") else tuple(parts)
+    return parts
+
+
+def _check_keys(values: list[Any], name: str) -> None:
+    expected = set(values[0])
+    for number, value in enumerate(values):
+        if set(value) != expected:
+            raise ValueError(
+                f"{name or 'samples'}: expected the keys {sorted(map(str, expected))} in each, "
+                f"got {sorted(map(str, value))} in sample {number}"
+            )
+
+
+def _tensors(values: list[Any], name: str) -> Any:
+    first = values[0]
+    if first.is_nested or first.layout == torch.sparse_coo:
+        return _structured(values, name)
+    if not isinstance(first, tv_tensors.TVTensor):
+        return _stack(values, name)
+    return keep_type(_stack(values, name), first) if isinstance(first, _BATCHED_KINDS) else values
+
+
+def _structured(values: list[Any], name: str) -> Any:
+    """Jagged, ragged and sparse samples."""
+    try:
+        return stack_samples(values)
+    except ValueError as error:
+        raise ValueError(f"{name or 'samples'}: {error}") from error
+
+
+# The tv_tensors that have a form for batches; boxes and key points belong to one image each.
+_BATCHED_KINDS = (tv_tensors.Image, tv_tensors.Video, tv_tensors.Mask)
+
+
+def keep_type(batch: torch.Tensor, sample: torch.Tensor) -> torch.Tensor:
+    """The batch as the tv_tensor that its samples are; a plain tensor where tv_tensors has no batch of those."""
+    if not isinstance(sample, _BATCHED_KINDS):
+        return batch
+    wrapped: torch.Tensor = tv_tensors.wrap(batch, like=sample)
+    return wrapped
+
+
+def _stack(values: list[Any], name: str) -> torch.Tensor:
+    for number, value in enumerate(values):
+        if value.dtype != values[0].dtype:  # torch would convert all to one of them, and change values
+            raise ValueError(
+                f"{name or 'samples'}: cannot batch tensors with different dtypes: {values[0].dtype} in sample 0, "
+                f"{value.dtype} in sample {number}"
+            )
+    shapes = [tuple(value.shape) for value in values]
+    if is_ragged(values[0]) or (len(set(shapes)) > 1 and all(len(shape) == 1 for shape in shapes)):
+        return torch.nested.nested_tensor([value.as_subclass(torch.Tensor) for value in values], layout=torch.jagged)
+    for number, shape in enumerate(shapes):
+        if shape != shapes[0]:
+            raise ValueError(
+                f"{name or 'samples'}: cannot batch tensors with different shapes: {list(shapes[0])} in sample 0, "
+                f"{list(shape)} in sample {number} (resize or pad them in a transform)"
+            )
+    plain = [value.as_subclass(torch.Tensor) for value in values]
+    # default_collate gives each tensor a piece of shared memory of its own: worth it for large ones.
+    small = len(values) * plain[0].nbytes < LARGE_BYTES
+    batch: torch.Tensor = torch.stack(plain) if small else default_collate(plain)
+    return batch
+
+
+_KINDS: tuple[tuple[type | tuple[type, ...], Callable[[list[Any], str], Any]], ...] = (
+    ((RaggedTensor, SparseList), _structured),
+    (torch.Tensor, _tensors),
+    (Mapping, _mapping),
+    ((tuple, list), _sequence),
+)

@@ -1,0 +1,299 @@
+"""Proposes a spec from records, and prints it as Python code.
+
+The proposal is the narrowest that reads every record it was shown. What cannot be told for certain stays general:
+bytes that may be several things are ``bytes``, and a number of values that varies, or a feature that some record lacks,
+is ``VarLenFeature``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+
+from torch_tfrecord.errors import ParseError, TFRecordError
+from torch_tfrecord.features.specs import (
+    Feature,
+    FixedLenFeature,
+    Image,
+    RawTensor,
+    SerializedTensor,
+    Text,
+    VarLenFeature,
+)
+from torch_tfrecord.features.structured_specs import FixedLenSequenceFeature, SequenceFeatures
+from torch_tfrecord.images.codec import image_size
+from torch_tfrecord.protobuf.example import Values, decode_sequence_example
+from torch_tfrecord.records.paths import Paths, find_files
+from torch_tfrecord.records.reader import read_records
+from torch_tfrecord.values.tensors import parse_tensor
+
+__all__ = ["format_features", "infer_features", "infer_features_from_records"]
+
+# What people call the sizes of an array that they store beside it, outermost dimension first.
+_SIZE_NAMES = (("height", "rows"), ("width", "cols"), ("depth", "channels"))
+# Only these can be told from the bytes: one byte is an image's uint8, and the bits of floats look like nothing else.
+_RAW_DTYPES = ((torch.uint8, None), (torch.float32, np.dtype("<f4")), (torch.float64, np.dtype("<f8")))
+_PLAUSIBLE_FLOAT = 1e15
+
+# A record's context and feature lists; an Example is a context without lists.
+_Sample: TypeAlias = tuple[dict[str, Values], dict[str, list[Values]]]
+
+_DTYPES: dict[type, Any] = {np.int64: torch.int64, np.float32: torch.float32, bytes: bytes}
+
+
+def infer_features(paths: Paths, *, num_records: int = 100) -> dict[str, Feature] | SequenceFeatures:
+    """Propose a spec that reads the records of some files, for pasting into code.
+
+    Args:
+        paths: As for `TFRecordDataset`.
+        num_records: How many records to look at: the first ones of each file, as evenly as the files allow.
+
+    Returns:
+        Key -> spec, or SequenceFeatures where a record has feature lists; see `infer_features_from_records`.
+        `format_features` prints it as code.
+
+    Raises:
+        ParseError: A record is no Example; it is named.
+        TFRecordError: A file is damaged where it is read.
+        ValueError: ``num_records`` is below 1, or the files hold no record.
+
+    Example:
+        >>> infer_features("train-*")  # doctest: +SKIP
+        {'image/encoded': Image(), 'image/class/label': FixedLenFeature((), torch.int64)}
+    """
+    if isinstance(num_records, bool) or not isinstance(num_records, int) or num_records < 1:
+        raise ValueError(f"num_records must be an integer of at least 1, got {num_records!r}")
+    files = find_files(paths)
+    samples: list[_Sample] = []
+    for number, path in enumerate(files):
+        # What short files leave over goes to the later ones.
+        share = -(-(num_records - len(samples)) // (len(files) - number))
+        for position, record in enumerate(islice(read_records(path), share)):
+            try:
+                samples.append(decode_sequence_example(record))
+            except TFRecordError as error:
+                error.locate(path=path, position=position)
+                raise
+    if not samples:
+        raise ValueError(f"expected at least one record to look at, got none in {len(files)} files: {files[0]}, ...")
+    return _propose_all(samples)
+
+
+def infer_features_from_records(records: Iterable[bytes]) -> dict[str, Feature] | SequenceFeatures:
+    """Propose the narrowest spec that reads all these records.
+
+    Args:
+        records: Serialized tf.train.Examples or SequenceExamples; all are read, and their bytes values are held in
+            memory.
+
+    Returns:
+        Key -> spec, sorted by key: a constant number of values in all records is a FixedLenFeature of shape ``()`` or
+        ``(n,)``, anything else a VarLenFeature. A single bytes value in all records may be an Image (by its first
+        bytes), a SerializedTensor, a RawTensor (when its size is that of the height, width and depth that stand beside
+        it) or printable Text. A key whose kind is never set is left out. Where a record has feature lists, a
+        SequenceFeatures of two such mappings: the context's, and the feature lists', where a constant number of values
+        in all steps is a FixedLenSequenceFeature.
+
+    Raises:
+        ParseError: A record is no Example (``position`` is its number), or a key is of several kinds.
+
+    Example:
+        >>> from torch_tfrecord.protobuf.example import encode_example
+        >>> infer_features_from_records([encode_example({"label": 1, "name": "cat"})])
+        {'label': FixedLenFeature((), torch.int64), 'name': Text()}
+    """
+    return _propose_all([_decode(record, position) for position, record in enumerate(records)])
+
+
+def _propose_all(samples: Sequence[_Sample]) -> dict[str, Feature] | SequenceFeatures:
+    context = _propose_mapping([context for context, _ in samples])
+    keys = sorted(set[str]().union(*(lists for _, lists in samples)))
+    if not keys:
+        return context
+    steps = {key: _propose_steps(key, samples) for key in keys}
+    sequences = {key: spec for key, spec in steps.items() if spec is not None}
+    return SequenceFeatures(context, sequences) if sequences else context
+
+
+def _propose_mapping(samples: Sequence[Mapping[str, Values]]) -> dict[str, Feature]:
+    keys = sorted(set[str]().union(*samples))
+    specs = {key: _propose(key, samples) for key in keys}
+    return {key: spec for key, spec in specs.items() if spec is not None}
+
+
+def _propose_steps(key: str, samples: Sequence[_Sample]) -> Feature | None:
+    """The spec of a feature list: what an Example would have of which each step is one, with the context's sizes."""
+    steps = [step for sample in samples for step in _steps_as_examples(key, *sample)]
+    spec = _propose(key, steps)
+    lacking = any(key not in lists for _, lists in samples)
+    if isinstance(spec, FixedLenFeature):
+        return FixedLenSequenceFeature(spec.shape, spec.dtype, allow_missing=lacking)
+    if lacking and spec is not None and not isinstance(spec, VarLenFeature):
+        return FixedLenSequenceFeature((), str if isinstance(spec, Text) else bytes, allow_missing=True)
+    return spec
+
+
+def _steps_as_examples(
+    key: str, context: Mapping[str, Values], lists: Mapping[str, list[Values]]
+) -> Iterator[Mapping[str, Values]]:
+    for number in range(len(lists.get(key, ()))):
+        yield {**context, **{name: steps[number] for name, steps in lists.items() if number < len(steps)}}
+
+
+def format_features(features: Mapping[str, Feature] | SequenceFeatures) -> str:
+    """Print a spec as Python code that builds it, with its imports.
+
+    Args:
+        features: Name of the output -> spec, or SequenceFeatures.
+
+    Example:
+        >>> print(format_features({"image": Image(), "label": FixedLenFeature((), torch.int64)}))
+        import torch
+        from torch_tfrecord import FixedLenFeature, Image
+        <BLANKLINE>
+        features = {
+            "image": Image(),
+            "label": FixedLenFeature((), torch.int64),
+        }
+    """
+    body = ["features = " + "\n".join(_code_lines(features, ""))]
+    specs, names = _specs_and_names(features)
+    imports = ["import torch"] if any("torch." in repr(spec) for spec in specs) else []
+    if names:
+        imports.append(f"from torch_tfrecord import {', '.join(sorted(names))}")
+    return "\n".join([*imports, "", *body] if imports else body)
+
+
+def _specs_and_names(features: Mapping[str, Feature] | SequenceFeatures) -> tuple[list[Feature], set[str]]:
+    if not isinstance(features, SequenceFeatures):
+        return [*features.values()], {type(spec).__name__ for spec in features.values()}
+    specs = [*(features.context_features or {}).values(), *(features.sequence_features or {}).values()]
+    return specs, {type(spec).__name__ for spec in specs} | {"SequenceFeatures"}
+
+
+def _code_lines(features: Mapping[str, Feature] | SequenceFeatures, indent: str) -> list[str]:
+    if isinstance(features, SequenceFeatures):
+        lines = ["SequenceFeatures("]
+        for name in ("context_features", "sequence_features"):
+            first, *rest = _code_lines(getattr(features, name) or {}, indent + "    ")
+            lines += [f"{indent}    {name}={first}", *rest]
+            lines[-1] += ","
+        return [*lines, f"{indent})"]
+    if not features:
+        return ["{}"]
+    return ["{", *(f"{indent}    {_quoted(name)}: {spec!r}," for name, spec in features.items()), f"{indent}}}"]
+
+
+def _quoted(name: str) -> str:
+    text = repr(name)
+    return f'"{text[1:-1]}"' if text[0] == "'" and '"' not in text else text
+
+
+def _decode(record: bytes, position: int) -> _Sample:
+    try:
+        return decode_sequence_example(record)
+    except TFRecordError as error:
+        raise error.locate(position=position) from error.__cause__
+
+
+def _propose(key: str, samples: Sequence[Mapping[str, Values]]) -> Feature | None:
+    stored = [sample[key] for sample in samples if key in sample]
+    # An empty list may be of any kind (kind not set), so it says nothing about the kind.
+    kinds = {_kind(values) for values in stored if isinstance(values, np.ndarray) or values}
+    if len(kinds) > 1:
+        names = sorted("bytes" if kind is bytes else kind.__name__ for kind in kinds)
+        raise ParseError(f"feature {key!r}: Data types don't match: {' and '.join(names)} in different records")
+    if not kinds:
+        return None
+    counts = {len(values) for values in stored} | ({0} if len(stored) < len(samples) else set())
+    kind = kinds.pop()
+    dtype = _DTYPES[kind]
+    if kind is bytes:
+        flat = [value for values in stored for value in values]
+        if counts == {1}:
+            return _propose_bytes(key, flat, samples)
+        dtype = str if _all(_is_text, flat) else bytes
+    if len(counts) > 1 or counts == {0}:
+        return VarLenFeature(dtype)
+    count = counts.pop()
+    return FixedLenFeature(() if count == 1 else (count,), dtype)
+
+
+def _kind(values: Values) -> type:
+    return values.dtype.type if isinstance(values, np.ndarray) else bytes
+
+
+def _propose_bytes(key: str, values: Sequence[bytes], samples: Sequence[Mapping[str, Values]]) -> Feature:
+    if _all(_is_image, values):
+        return Image()
+    if _all(_is_tensor, values):
+        return SerializedTensor()
+    raw = _propose_raw(key, values, samples)
+    if raw is not None:
+        return raw
+    return Text() if _all(_is_text, values) else FixedLenFeature((), bytes)
+
+
+def _is_image(value: bytes) -> bool:
+    try:
+        image_size(value)
+    except TFRecordError:
+        return False
+    return True
+
+
+def _all(test: Callable[[bytes], Any], values: Sequence[bytes]) -> bool:
+    return any(values) and all(map(test, values))
+
+
+def _is_tensor(value: bytes) -> bool:
+    try:
+        parse_tensor(value)
+    except TFRecordError:
+        return False
+    return True
+
+
+def _is_text(value: bytes) -> bool:
+    try:
+        text = value.decode()
+    except UnicodeDecodeError:
+        return False
+    return all(character.isprintable() or character in "\t\n\r" for character in text)
+
+
+def _propose_raw(key: str, values: Sequence[bytes], samples: Sequence[Mapping[str, Values]]) -> RawTensor | None:
+    names = _size_keys(key, samples)
+    if len(names) < 2:  # a lone size fits too many things
+        return None
+    # Every byte count must be explained by the sizes of its own record, with one item size for all.
+    counts = [math.prod(int(sample[name][0]) for name in names) for sample in samples]
+    for dtype, floats in _RAW_DTYPES:
+        if all(len(value) == count * dtype.itemsize for value, count in zip(values, counts, strict=True)):
+            plausible = floats is None or all(_plausible(np.frombuffer(value, floats)) for value in values)
+            return RawTensor(tuple(names), dtype) if plausible else None
+    return None
+
+
+def _size_keys(key: str, samples: Sequence[Mapping[str, Values]]) -> list[str]:
+    """Keys of the sizes beside a key: under its own prefix ("image/height" for "image/raw"), else without prefix."""
+    prefixes = (key[: key.rfind("/") + 1], "")
+    found = []
+    for names in _SIZE_NAMES:
+        candidates = [prefix + name for prefix in dict.fromkeys(prefixes) for name in names]
+        found += [name for name in candidates if all(_is_size(sample.get(name)) for sample in samples)][:1]
+    return found
+
+
+def _is_size(values: Values | None) -> bool:
+    return isinstance(values, np.ndarray) and values.dtype == np.int64 and len(values) == 1 and values[0] > 0
+
+
+def _plausible(values: np.ndarray[Any, Any]) -> bool:
+    sizes = np.abs(values[values != 0])
+    return bool(np.isfinite(sizes).all() and (sizes < _PLAUSIBLE_FLOAT).all() and (sizes > 1 / _PLAUSIBLE_FLOAT).all())

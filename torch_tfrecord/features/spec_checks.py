@@ -1,0 +1,154 @@
+"""What a spec's shape, dtype and default may be; wrong ones are ValueError or TypeError, in TensorFlow's words."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+
+from torch_tfrecord.values.dtypes import DType, dtype_name, list_kind, value_range
+
+__all__ = [
+    "check_key",
+    "check_list_dtype",
+    "default_values",
+    "fixed_shape",
+    "is_plain",
+    "mean_and_std",
+    "positive_size",
+    "shape_with_names",
+]
+
+_MAX_INT64 = (1 << 63) - 1
+
+
+def is_plain(dtype: Any) -> bool:
+    """Whether a dtype's elements are whole bytes that can be read as they are."""
+    if not isinstance(dtype, torch.dtype):
+        return False
+    return list_kind(dtype) is not None or dtype in (torch.complex32, torch.complex64, torch.complex128)
+
+
+def check_key(name: str, key: Any) -> None:
+    """Check an argument that is the key of a feature."""
+    if not isinstance(key, str):
+        raise TypeError(f"{name} must be str, got {type(key).__name__}")
+
+
+def positive_size(name: str, size: Any) -> int:
+    """Check a size of at least 1."""
+    number = _dimension(size)
+    if number < 1:
+        raise ValueError(f"{name} must be at least 1, got {number}")
+    return number
+
+
+def check_list_dtype(dtype: Any) -> None:
+    """Check that a list of a Feature holds this dtype."""
+    if dtype is None:
+        raise ValueError("Missing type: dtype must be a torch dtype, bytes or str")
+    if not isinstance(dtype, torch.dtype) and dtype not in (bytes, str):
+        raise TypeError(f"dtype must be a torch dtype, bytes or str, got {dtype!r}")
+    if list_kind(dtype) is None:
+        raise TypeError(f"dtype must be bool, an integer, a float, bytes or str, got {dtype_name(dtype)}")
+
+
+def fixed_shape(shape: Any) -> tuple[int, ...]:
+    """Check a shape whose dimensions are all known; an int means one dimension."""
+    if shape is None:
+        raise ValueError("Missing shape: give a tuple, () for a scalar")
+    sizes = _dimensions(shape)
+    for size in sizes:
+        if size is None:
+            raise ValueError(f"a dimension of shape {sizes!r} is unknown. Consider using FixedLenSequenceFeature.")
+        if isinstance(size, str):
+            raise TypeError(f"shape must be a tuple of ints, got {sizes!r}")
+        if size < 0:
+            raise ValueError(f"Dimension {size} must be >= 0")
+    _check_count(sizes)
+    return tuple(sizes)
+
+
+def shape_with_names(shape: Any, allowed: str, *, unknown: int | None) -> tuple[int | str | None, ...]:
+    """Check a shape whose entries may name other features; ``unknown`` (None or -1) stands for an open entry."""
+    sizes = _dimensions(shape)
+    for size in sizes:
+        if size is None and unknown is not None:
+            raise ValueError(f"an entry of shape must be {allowed}, got {sizes!r}")
+        if isinstance(size, int) and size < 0 and size != unknown:
+            raise ValueError(f"Dimension {size} must be >= 0; an entry of shape is {allowed}")
+    _check_count([abs(size) for size in sizes if isinstance(size, int)])
+    return sizes
+
+
+def _dimensions(shape: Any) -> tuple[Any, ...]:
+    """Make a shape a tuple of ints, names and None; a single int or name is one dimension."""
+    if isinstance(shape, str) or not isinstance(shape, Iterable):
+        shape = (shape,)
+    return tuple(size if size is None or isinstance(size, str) else _dimension(size) for size in shape)
+
+
+def _dimension(size: Any) -> int:
+    if isinstance(size, bool):
+        raise TypeError("a dimension must be an int, got bool")
+    try:
+        return operator.index(size)
+    except TypeError as error:
+        raise TypeError(f"a dimension must be an int, got {type(size).__name__}") from error
+
+
+def _check_count(sizes: Sequence[int]) -> None:
+    if math.prod(size for size in sizes if size) > _MAX_INT64:
+        raise ValueError(f"shape {tuple(sizes)!r} has more elements than an int64 counts")
+
+
+def mean_and_std(value: Any, channels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Check what normalises an image: (mean, std), one number for each channel, no deviation 0."""
+    if not isinstance(value, (tuple, list)) or len(value) != 2:
+        raise TypeError(f"normalize must be (mean, std), got {value!r}")
+    mean, std = (tuple(map(float, numbers)) for numbers in value)
+    if len(mean) != channels or len(std) != channels:
+        raise ValueError(f"normalize must have {channels} means and {channels} deviations, got {value!r}")
+    if not all(map(math.isfinite, mean + std)) or 0 in std:
+        raise ValueError(f"normalize must have finite means and deviations other than 0, got {value!r}")
+    return mean, std
+
+
+def default_values(value: Any, shape: tuple[int, ...], dtype: DType) -> Any:
+    """Check a default and flatten it: a scalar for shape (), else a tuple of Python values in row-major order."""
+    flat = tuple(_default_scalar(item, dtype) for item in _flatten(value))
+    if len(flat) != math.prod(shape):
+        raise ValueError(
+            f"Cannot reshape a default_value with {len(flat)} elements to shape {list(shape)} "
+            f"({math.prod(shape)} elements); a scalar is not broadcast"
+        )
+    return flat[0] if shape == () else flat
+
+
+def _flatten(value: Any) -> Iterable[Any]:
+    if not isinstance(value, (list, tuple, bytes, str)) and hasattr(value, "tolist"):
+        value = value.tolist()
+    if isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _flatten(item)
+    else:
+        yield value
+
+
+def _default_scalar(value: Any, dtype: DType) -> Any:
+    if not isinstance(dtype, torch.dtype):
+        if not isinstance(value, (bytes, str)):
+            raise TypeError(f"Cannot convert default_value {value!r} to dtype {dtype_name(dtype)}")
+        if dtype is str:
+            return value if isinstance(value, str) else value.decode()
+        return value if isinstance(value, bytes) else value.encode()
+    low, high = value_range(dtype)
+    wanted = (int, float) if isinstance(low, float) else int
+    if not isinstance(value, wanted) or (isinstance(value, bool) and dtype != torch.bool):
+        raise TypeError(f"Cannot convert default_value {value!r} to dtype {dtype_name(dtype)}")
+    if math.isfinite(value) and not low <= value <= high:
+        raise ValueError(f"default_value {value!r} is outside the range of {dtype_name(dtype)}, {low} to {high}")
+    return bool(value) if dtype == torch.bool else float(value) if isinstance(low, float) else value

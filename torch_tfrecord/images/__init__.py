@@ -1,0 +1,3 @@
+"""Encoded images: headers, decoding, crops."""
+
+__all__: list[str] = []

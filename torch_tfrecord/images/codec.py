@@ -1,0 +1,333 @@
+"""Encoded images to tensors and back, and TensorFlow's crop-or-pad.
+
+Pixels are TensorFlow's: ``tf.io.decode_image`` and ``tf.io.decode_jpeg(dct_method="INTEGER_ACCURATE")`` give the same
+values, channels first here. TensorFlow's *default* JPEG decoding uses a faster, less exact transform and differs from
+this one by up to 5 of 255. Nothing here reads or sets a global of Pillow, libjpeg or ``warnings``; every function may
+be called from several threads.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torchvision import tv_tensors  # torchvision ships no types
+
+from torch_tfrecord.errors import ImageDecodeError
+from torch_tfrecord.images.backends import (
+    TORCHCODEC_PIP,
+    decode_with_pillow,
+    decode_with_torchcodec,
+    torchcodec_decoders,
+)
+from torch_tfrecord.images.headers import ImageHeader, detect_format, read_header
+from torch_tfrecord.images.nvimgcodec import NVIMGCODEC_PIP, decode_with_nvimgcodec, nvimgcodec
+
+__all__ = [
+    "DEFAULT_MAX_PIXELS",
+    "decode_image",
+    "decode_opened",
+    "encode_image",
+    "image_format",
+    "image_size",
+    "open_image",
+    "resize_with_crop_or_pad",
+    "turn_upright",
+]
+
+EncodedImage = bytes | bytearray | memoryview | torch.Tensor | np.ndarray[Any, Any]
+
+DEFAULT_MAX_PIXELS = 178_956_970
+"""Twice a quarter of a gibibyte of 24-bit pixels: where Pillow, too, takes an image for a decompression bomb."""
+
+_BACKENDS = ("auto", "torchcodec", "pillow", "nvimgcodec")
+_MODES = ("RGB", "L", "RGBA", "unchanged")
+
+_ENCODE_CHANNELS = {"bmp": (1, 3), "gif": (1, 3), "jpeg": (1, 3), "png": (1, 2, 3, 4), "webp": (3, 4)}
+
+# EXIF orientation -> the axes of [..., H, W] to flip; from 5 on rows and columns are exchanged before.
+_ORIENTATION_FLIPS = {1: (), 2: (-1,), 3: (-2, -1), 4: (-2,), 5: (), 6: (-1,), 7: (-2, -1), 8: (-2,)}
+
+
+def decode_image(
+    data: EncodedImage,
+    mode: str = "RGB",
+    *,
+    backend: str = "auto",
+    apply_orientation: bool = False,
+    max_pixels: int = DEFAULT_MAX_PIXELS,
+) -> torch.Tensor:
+    """Decode a JPEG, PNG, GIF, BMP or WebP image, told apart by their first bytes.
+
+    Args:
+        data: The encoded image, bytes or a 1-D uint8 tensor or array; neither kept nor changed, and not copied where
+            the decoder takes it as it is.
+        mode: ``"RGB"`` (gray is repeated, alpha dropped), ``"L"`` (gray; of a JPEG the stored luma, exactly as
+            TensorFlow, else within 1 of it), ``"RGBA"`` (alpha 255 where there is none), or ``"unchanged"``: the stored
+            channels, 1 to 4 (palette: RGB, or RGBA where the palette has transparent colours; CMYK and GIF: RGB), and
+            uint16 for a 16-bit PNG. The other modes make such a PNG 8-bit by ``value >> 8``.
+        backend: ``"pillow"`` (all formats), ``"torchcodec"`` (JPEG and PNG), ``"nvimgcodec"`` (JPEG; nvImageCodec
+            on the CPU, an extra), or ``"auto"``: torchcodec for JPEG where torchcodec 0.16 or newer is installed (same
+            pixels, measured faster), else Pillow.
+        apply_orientation: Turn the picture upright as its EXIF orientation says. TensorFlow never does.
+        max_pixels: The largest height times width; read from the header, before memory is taken.
+
+    Returns:
+        uint8 (or uint16, see ``mode``) [C, H, W], values 0 to 255 (65535), writable, owning its memory. Usually a
+        view of [H, W, C] memory ("channels last"), which torchvision's resizing is fastest on. Of an animation, the
+        first frame.
+
+    Raises:
+        ImageDecodeError: Not an image, a cut or damaged one, one over ``max_pixels``, or of a kind that the chosen
+            backend cannot read. Every cut of a file is found; a changed byte inside compressed JPEG, GIF, WebP or BMP
+            pixels may give another picture instead (a record's CRC is what finds that).
+        ImportError: ``backend="torchcodec"`` or ``"nvimgcodec"`` where it is not installed.
+        ValueError: An unknown ``mode`` or ``backend``.
+
+    Source: ``tf.io.decode_image`` and ``tf.io.decode_jpeg`` of TensorFlow 2.21.
+
+    Example:
+        >>> decode_image(encode_image(torch.zeros(3, 4, 6, dtype=torch.uint8), "png")).shape
+        torch.Size([3, 4, 6])
+    """
+    _check_choice("mode", mode, _MODES)
+    _check_choice("backend", backend, _BACKENDS)
+    _check_positive("max_pixels", max_pixels)
+    encoded, header = open_image(data, max_pixels)
+    if backend == "torchcodec" and torchcodec_decoders() is None:
+        raise ImportError(f"backend='torchcodec' needs torchcodec 0.16 or newer: {TORCHCODEC_PIP}")
+    if backend == "nvimgcodec" and nvimgcodec() is None:
+        raise ImportError(f"backend='nvimgcodec' needs nvImageCodec: {NVIMGCODEC_PIP}")
+    image = decode_opened(encoded, header, mode, backend)
+    return turn_upright(image, header.orientation) if apply_orientation else image
+
+
+def open_image(data: EncodedImage, max_pixels: int) -> tuple[bytes | memoryview, ImageHeader]:
+    """Read an encoded image's header; the bytes are not copied.
+
+    Raises:
+        ImageDecodeError: Not an image, one cut or damaged in its structure, or one of more than ``max_pixels``.
+    """
+    encoded = _as_buffer(data)
+    header = read_header(encoded)
+    if header.height * header.width > max_pixels:
+        raise ImageDecodeError(
+            f"expected at most {max_pixels} pixels (max_pixels), got an image of {header.height} x {header.width} = "
+            f"{header.height * header.width} pixels"
+        )
+    return encoded, header
+
+
+def decode_opened(encoded: bytes | memoryview, header: ImageHeader, mode: str, backend: str = "auto") -> torch.Tensor:
+    """Decode an image whose header was read, as it is stored; see :func:`decode_image`."""
+    if backend == "auto":
+        usable = (
+            header.format == "jpeg" and (header.channels != 4 or header.adobe) and torchcodec_decoders() is not None
+        )
+        backend = "torchcodec" if usable else "pillow"
+    if header.exif and backend != "nvimgcodec":  # which is told to leave it alone
+        encoded = _without(encoded, header.exif)
+    try:
+        return _decode(backend)(encoded, header, mode)
+    except ImageDecodeError:
+        raise
+    except Exception as exc:  # decoders raise OSError, SyntaxError, ValueError, struct.error, MemoryError, ...
+        raise ImageDecodeError(
+            f"expected a whole {header.format.upper()} image of {header.height} x {header.width} pixels, got "
+            f"{len(encoded)} bytes that {backend} cannot decode ({type(exc).__name__})"
+        ) from exc
+
+
+def _decode(backend: str) -> Callable[[bytes | memoryview, ImageHeader, str], torch.Tensor]:
+    if backend == "nvimgcodec":
+        return decode_with_nvimgcodec
+    return decode_with_torchcodec if backend == "torchcodec" else decode_with_pillow
+
+
+def _without(encoded: bytes | memoryview, ranges: Sequence[tuple[int, int]]) -> bytes:
+    # Without its EXIF segments no decoder can turn the picture (torchcodec always would) or stumble over them.
+    kept, position = [], 0
+    for start, end in ranges:
+        kept.append(encoded[position:start])
+        position = end
+    return b"".join([*kept, encoded[position:]])
+
+
+def image_format(data: EncodedImage) -> str | None:
+    """Tell the format of an encoded image from its first bytes.
+
+    Args:
+        data: The encoded image, or its first 18 bytes.
+
+    Returns:
+        ``"jpeg"``, ``"png"``, ``"gif"``, ``"bmp"``, ``"webp"``, or None for anything else. Says nothing on whether
+        the rest is there.
+
+    Example:
+        >>> image_format(b"GIF89a")
+        'gif'
+    """
+    return detect_format(bytes(_as_buffer(data)[:18]))
+
+
+def image_size(data: EncodedImage) -> tuple[int, int]:
+    """Read an image's (height, width) in pixels from its header, without decoding it.
+
+    The size is the stored one: EXIF orientation is ignored, as by :func:`decode_image`.
+
+    Raises:
+        ImageDecodeError: Not an image, or one whose structure is cut or damaged. Compressed JPEG pixels are not looked
+            at.
+
+    Example:
+        >>> image_size(encode_image(torch.zeros(3, 4, 6, dtype=torch.uint8), "png"))
+        (4, 6)
+    """
+    header = read_header(_as_buffer(data))
+    return header.height, header.width
+
+
+def encode_image(image: torch.Tensor | np.ndarray[Any, Any], format: str = "jpeg", quality: int = 95) -> bytes:
+    """Encode one image; the same image always gives the same bytes with the same version of Pillow.
+
+    Args:
+        image: uint8 [C, H, W], values 0 to 255, a tensor (a ``tv_tensors.Image`` too) or array. C is 1 or 3; for PNG
+            also 2 (gray and alpha) or 4, for WebP 3 or 4. PNG also takes uint16 [1, H, W].
+        format: ``"jpeg"``, ``"png"``, ``"webp"``, ``"bmp"`` or ``"gif"``. PNG and BMP are exact, GIF is for one
+            channel (three are reduced to 256 colours); JPEG and WebP are lossy.
+        quality: 1 to 100, for JPEG and WebP.
+
+    Returns:
+        The bytes of the image file.
+
+    Raises:
+        TypeError: ``image`` is neither tensor nor array.
+        ValueError: Another shape, dtype, format or quality, or sides longer than the format can hold.
+
+    Source: ``tf.io.encode_jpeg`` (same default quality, 95) and ``tf.io.encode_png``, which take [H, W, C].
+
+    Example:
+        >>> encode_image(torch.zeros(3, 4, 6, dtype=torch.uint8), "png")[1:4]
+        b'PNG'
+    """
+    _check_choice("format", format, tuple(sorted(_ENCODE_CHANNELS)))
+    _check_positive("quality", quality)
+    if quality > 100:
+        raise ValueError(f"expected quality from 1 to 100, got {quality}")
+    pixels = _encodable(image, format)
+    picture = Image.fromarray(pixels[0] if len(pixels) == 1 else np.ascontiguousarray(pixels.transpose(1, 2, 0)))
+    options = {"quality": quality} if format in ("jpeg", "webp") else {}
+    buffer = io.BytesIO()
+    try:
+        picture.save(buffer, format.upper(), **options)
+    except (OSError, ValueError) as exc:  # the array is sound by now: only the format's own limits are left
+        raise ValueError(f"expected sides that {format} can hold, got {picture.height} x {picture.width}") from exc
+    return buffer.getvalue()
+
+
+def resize_with_crop_or_pad(image: torch.Tensor, height: int, width: int) -> torch.Tensor:
+    """Crop centrally, or pad with zeros evenly, each side on its own, to exactly height x width; nothing is scaled.
+
+    With ``d = abs(target - size)`` cropping and padding begin at ``d // 2``: an odd pixel is cut, or added, at the
+    right or bottom. torchvision's ``center_crop`` rounds half to even instead (7 to 4 begins at 2 there, at 1 here).
+
+    Args:
+        image: [..., H, W], any dtype; a ``tv_tensors.Image``, ``Video`` or ``Mask`` keeps its type.
+        height: Rows of the result, at least 1.
+        width: Columns of the result, at least 1.
+
+    Returns:
+        [..., height, width], same dtype and device. Shares memory with ``image`` where nothing is padded.
+
+    Raises:
+        TypeError: ``image`` is no tensor, or holds no pixels (boxes, key points).
+        ValueError: Fewer than two dimensions, or a target below 1.
+
+    Source: ``tf.image.resize_with_crop_or_pad``, which takes [..., H, W, C].
+
+    Example:
+        >>> resize_with_crop_or_pad(torch.tensor([[1, 2, 3, 4, 5, 6, 7]]), 1, 4)
+        tensor([[2, 3, 4, 5]])
+    """
+    _check_positive("height", height)
+    _check_positive("width", width)
+    pixel_types = (tv_tensors.Image, tv_tensors.Video, tv_tensors.Mask)
+    if not isinstance(image, torch.Tensor) or (
+        isinstance(image, tv_tensors.TVTensor) and not isinstance(image, pixel_types)
+    ):
+        raise TypeError(f"expected image as a tensor of pixels, got {type(image).__name__}")
+    if image.ndim < 2:
+        raise ValueError(f"expected image of shape [..., H, W], got {list(image.shape)}")
+    result = image.as_subclass(torch.Tensor)
+    for axis, target in ((-2, height), (-1, width)):
+        size = result.shape[axis]
+        if target < size:
+            result = result.narrow(axis, (size - target) // 2, target)
+        elif target > size:
+            shape = list(result.shape)
+            shape[axis] = target
+            padded = result.new_zeros(shape)
+            padded.narrow(axis, (target - size) // 2, size).copy_(result)
+            result = padded
+    return tv_tensors.wrap(result, like=image) if isinstance(image, pixel_types) else result
+
+
+def _check_choice(name: str, value: str, allowed: tuple[str, ...]) -> None:
+    if not isinstance(value, str) or value not in allowed:
+        choices = ", ".join(repr(choice) for choice in allowed)
+        raise ValueError(f"expected {name} to be one of {choices}, got {value!r}")
+
+
+def _check_positive(name: str, value: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"expected {name} as an int, got {type(value).__name__}")
+    if value < 1:
+        raise ValueError(f"expected {name} to be at least 1, got {value}")
+
+
+def _as_buffer(data: EncodedImage) -> bytes | memoryview:
+    if isinstance(data, bytes):
+        return data
+    if isinstance(data, torch.Tensor | np.ndarray):
+        array = data.detach().cpu().numpy() if isinstance(data, torch.Tensor) else data
+        if array.ndim != 1 or array.dtype != np.uint8:
+            raise ValueError(
+                f"expected data as a 1-D uint8 tensor or array, got {array.dtype} of shape {list(array.shape)}"
+            )
+        return memoryview(np.ascontiguousarray(array).data)
+    if isinstance(data, bytearray | memoryview):
+        view = memoryview(data)
+        return view.cast("B") if view.c_contiguous else bytes(view)
+    raise TypeError(
+        f"expected data as bytes, bytearray, memoryview or a 1-D uint8 tensor or array, got {type(data).__name__}"
+    )
+
+
+def turn_upright(image: torch.Tensor, orientation: int) -> torch.Tensor:
+    """Turn a decoded image [C, H, W] as its EXIF orientation, 1 to 8, says."""
+    array = image.numpy()
+    if orientation >= 5:
+        array = array.swapaxes(-2, -1)
+    # By NumPy, since torch does not flip uint16 on every version; the copy takes care of negative strides.
+    return torch.from_numpy(np.flip(array, _ORIENTATION_FLIPS[orientation]).copy())
+
+
+def _encodable(image: torch.Tensor | np.ndarray[Any, Any], format: str) -> np.ndarray[Any, Any]:
+    if isinstance(image, torch.Tensor):
+        pixels = image.detach().as_subclass(torch.Tensor).cpu().numpy()
+    elif isinstance(image, np.ndarray):
+        pixels = image
+    else:
+        raise TypeError(f"expected image as a tensor or array, got {type(image).__name__}")
+    channels = (1,) if format == "png" and pixels.dtype == np.uint16 else _ENCODE_CHANNELS[format]
+    dtypes = (np.uint8, np.uint16) if format == "png" else (np.uint8,)
+    if pixels.dtype not in dtypes or pixels.ndim != 3 or 0 in pixels.shape or len(pixels) not in channels:
+        raise ValueError(
+            f"expected image as {' or '.join(np.dtype(dtype).name for dtype in dtypes)} [C, H, W] with C of "
+            f"{', '.join(map(str, channels))} for {format}, got {pixels.dtype} {list(pixels.shape)}"
+        )
+    return pixels

@@ -1,0 +1,242 @@
+"""Crops that are drawn before an image is decoded: the specs, and the plan that each makes for one image.
+
+::
+
+    Crop                    the base: size, interpolation, antialias
+    ├── RandomResizedCrop   for training: a random region, resized; perhaps flipped
+    └── ResizedCenterCrop   for evaluation: resized, then its centre
+
+A plan is a pure function of the image's size and a key, one per sample and epoch: integers in, integers out.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Iterator, Sequence
+from dataclasses import MISSING, dataclass, field, fields
+from typing import Any, NamedTuple
+
+from torchvision.transforms import InterpolationMode
+
+from torch_tfrecord.order.ordering import RandomStream
+
+__all__ = ["Crop", "CropPlan", "RandomResizedCrop", "ResizedCenterCrop"]
+
+_INTERPOLATIONS = ("nearest", "nearest-exact", "bilinear", "bicubic")
+_PILLOW_NUMBERS = {0: "nearest", 2: "bilinear", 3: "bicubic"}
+_ATTEMPTS = 10  # torchvision's
+
+
+class CropPlan(NamedTuple):
+    """What to do with one image: cut out a region, resize it, cut a window out of that, perhaps flip it."""
+
+    top: int
+    left: int
+    height: int
+    width: int
+    resized: tuple[int, int]
+    window_top: int = 0
+    window_left: int = 0
+    flip: bool = False
+
+
+class Crop:
+    """The base of all crops; the arguments are torchvision's, and mean the same.
+
+    Args:
+        size: Height and width of the result; an int means a square.
+        interpolation: "bilinear", "bicubic", "nearest" or "nearest-exact"; an ``InterpolationMode`` or Pillow's number
+            is taken too.
+        antialias: Smooth when shrinking (bilinear and bicubic).
+    """
+
+    size: tuple[int, int]
+    interpolation: str
+    antialias: bool
+    is_random = False
+
+    def plan(self, height: int, width: int, key: int) -> CropPlan:
+        """The plan for an image of this size; ``key`` is the sample's own random number, 0 to 2^64 - 1."""
+        raise NotImplementedError
+
+    def __repr__(self) -> str:
+        """Print the Python code that builds this crop."""
+        return f"{type(self).__name__}({', '.join(_arguments(self))})"
+
+
+@dataclass(frozen=True, repr=False)
+class RandomResizedCrop(Crop):
+    """A random region of the image, resized: torchvision's ``v2.RandomResizedCrop``, drawn before decoding.
+
+    The draw is a pure function of (seed, key), where the loader gives each sample of each epoch its own key; no random
+    state is read. Its distribution is torchvision's: up to 10 times an area, uniform in ``scale``, and an aspect ratio,
+    log-uniform in ``ratio``, until the region fits, at a uniform place; else the central region nearest in ratio.
+    (Numbers are drawn with 53 bits here, with 24 there.) A flip is drawn behind the region, so that regions are the
+    same with and without it.
+
+    Args:
+        size, interpolation, antialias: As :class:`Crop` says.
+        scale: Least and greatest area, as a part of the image's.
+        ratio: Least and greatest width / height.
+        horizontal_flip: The probability to mirror the result, 0 to 1: ``v2.RandomHorizontalFlip`` at no cost.
+        seed: Decides the draws, together with each sample's key.
+
+    Raises:
+        TypeError, ValueError: Arguments that are none of these.
+
+    Example:
+        >>> RandomResizedCrop(224, horizontal_flip=0.5)
+        RandomResizedCrop((224, 224), horizontal_flip=0.5)
+        >>> RandomResizedCrop(224).plan(375, 500, key=7)[:4]
+        (59, 19, 315, 254)
+    """
+
+    size: Any
+    scale: tuple[float, float] = (0.08, 1.0)
+    ratio: tuple[float, float] = (3.0 / 4.0, 4.0 / 3.0)
+    interpolation: Any = "bilinear"
+    antialias: bool = True
+    horizontal_flip: float = field(default=0.0, kw_only=True)
+    seed: int = field(default=0, kw_only=True)
+    is_random = True
+
+    def __post_init__(self) -> None:
+        """Check the fields."""
+        object.__setattr__(self, "size", _sides("size", self.size))
+        object.__setattr__(self, "scale", _limits("scale", self.scale))
+        object.__setattr__(self, "ratio", _limits("ratio", self.ratio))
+        object.__setattr__(self, "interpolation", _interpolation(self.interpolation))
+        object.__setattr__(self, "antialias", _flag("antialias", self.antialias))
+        object.__setattr__(self, "horizontal_flip", _number("horizontal_flip", self.horizontal_flip))
+        object.__setattr__(self, "seed", operator.index(self.seed))
+        if not 0 <= self.horizontal_flip <= 1:
+            raise ValueError(f"horizontal_flip must be from 0 to 1, got {self.horizontal_flip}")
+
+    def plan(self, height: int, width: int, key: int) -> CropPlan:
+        """The plan for an image of this size; ``key`` is the sample's own random number, 0 to 2^64 - 1."""
+        random = RandomStream(self.seed, key)
+        region = self._draw_region(random, height, width) or self._central_region(height, width)
+        flip = self.horizontal_flip > 0 and _uniform(random) < self.horizontal_flip
+        return CropPlan(*region, resized=self.size, flip=flip)
+
+    # The arithmetic of the two is torchvision's (RandomResizedCrop.make_params), line by line.
+
+    def _draw_region(self, random: RandomStream, height: int, width: int) -> tuple[int, int, int, int] | None:
+        area = height * width
+        low, high = math.log(self.ratio[0]), math.log(self.ratio[1])
+        for _ in range(_ATTEMPTS):
+            target_area = area * (self.scale[0] + _uniform(random) * (self.scale[1] - self.scale[0]))
+            aspect_ratio = math.exp(low + _uniform(random) * (high - low))
+            w = round(math.sqrt(target_area * aspect_ratio))
+            h = round(math.sqrt(target_area / aspect_ratio))
+            if 0 < w <= width and 0 < h <= height:
+                return random.below(height - h + 1), random.below(width - w + 1), h, w
+        return None
+
+    def _central_region(self, height: int, width: int) -> tuple[int, int, int, int]:
+        w, h = width, height
+        if width / height < self.ratio[0]:
+            h = round(width / self.ratio[0])
+        elif width / height > self.ratio[1]:
+            w = round(height * self.ratio[1])
+        return (height - h) // 2, (width - w) // 2, h, w
+
+
+@dataclass(frozen=True, repr=False)
+class ResizedCenterCrop(Crop):
+    """The whole image resized, then its centre: torchvision's ``v2.Resize(resize)`` and ``v2.CenterCrop(size)``.
+
+    Args:
+        size, interpolation, antialias: As :class:`Crop` says.
+        resize: Length of the shorter side before cropping (the longer one follows, rounded down), or (height, width);
+            no side shorter than ``size``.
+
+    Raises:
+        TypeError, ValueError: Arguments that are none of these.
+
+    Example:
+        >>> ResizedCenterCrop(224, 256)
+        ResizedCenterCrop((224, 224), 256)
+    """
+
+    size: Any
+    resize: int | tuple[int, int]
+    interpolation: Any = "bilinear"
+    antialias: bool = True
+
+    def __post_init__(self) -> None:
+        """Check the fields."""
+        object.__setattr__(self, "size", _sides("size", self.size))
+        one_side = isinstance(self.resize, int)
+        resize = _sides("resize", self.resize)
+        object.__setattr__(self, "resize", resize[0] if one_side else resize)
+        object.__setattr__(self, "interpolation", _interpolation(self.interpolation))
+        object.__setattr__(self, "antialias", _flag("antialias", self.antialias))
+        if resize[0] < self.size[0] or resize[1] < self.size[1]:
+            raise ValueError(f"resize must not be below size {self.size}, got {self.resize}")
+
+    def plan(self, height: int, width: int, key: int) -> CropPlan:
+        """The plan for an image of this size; nothing is random in it."""
+        resized = self._resized(height, width)
+        top, left = (round((side - target) / 2.0) for side, target in zip(resized, self.size, strict=True))
+        return CropPlan(0, 0, height, width, resized, top, left)
+
+    def _resized(self, height: int, width: int) -> tuple[int, int]:
+        if not isinstance(self.resize, int):
+            return self.resize
+        short, long = min(height, width), max(height, width)
+        longer = int(self.resize * long / short)
+        return (longer, self.resize) if height > width else (self.resize, longer)
+
+
+def _uniform(random: RandomStream) -> float:
+    return random.below(1 << 53) / (1 << 53)
+
+
+def _arguments(crop: Any) -> Iterator[str]:
+    for item in fields(crop):
+        value = getattr(crop, item.name)
+        if item.default is MISSING:
+            yield repr(value)
+        elif value != item.default:
+            yield f"{item.name}={value!r}"
+
+
+def _sides(name: str, value: Any) -> tuple[int, int]:
+    sides = (value, value) if not isinstance(value, Sequence) else tuple(value) * (2 if len(value) == 1 else 1)
+    if isinstance(value, str) or len(sides) != 2 or any(isinstance(side, bool) for side in sides):
+        raise TypeError(f"{name} must be an int or (height, width), got {value!r}")
+    height, width = (operator.index(side) for side in sides)
+    if height < 1 or width < 1:
+        raise ValueError(f"{name} must be at least 1, got {value!r}")
+    return height, width
+
+
+def _limits(name: str, value: Any) -> tuple[float, float]:
+    if not isinstance(value, Sequence) or isinstance(value, str) or len(value) != 2:
+        raise TypeError(f"{name} must be (least, greatest), got {value!r}")
+    low, high = (_number(name, limit) for limit in value)
+    if not 0 < low <= high < math.inf:
+        raise ValueError(f"{name} must be (least, greatest), both above 0, got {value!r}")
+    return low, high
+
+
+def _number(name: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"{name} must be a number, got {type(value).__name__}")
+    return float(value)
+
+
+def _flag(name: str, value: Any) -> bool:
+    if value is not None and not isinstance(value, bool):
+        raise TypeError(f"{name} must be True or False, got {value!r}")
+    return bool(value)
+
+
+def _interpolation(value: Any) -> str:
+    name = value.value if isinstance(value, InterpolationMode) else value
+    name = _PILLOW_NUMBERS.get(name, name) if isinstance(name, int) else name
+    if name not in _INTERPOLATIONS:
+        raise ValueError(f"interpolation must be one of {', '.join(map(repr, _INTERPOLATIONS))}, got {value!r}")
+    return str(name)

@@ -1,0 +1,303 @@
+"""What the first bytes of an encoded image say: its format, its size, its EXIF orientation, and whether it is whole.
+
+Nothing is decoded and nothing of the picture's size is allocated here, so that `codec` can refuse a decompression bomb
+before it costs memory, and can refuse a file cut behind its last pixel, which decoders let pass.
+
+====== ===================================== ==================================================================
+format first bytes                           what is checked beyond the size
+====== ===================================== ==================================================================
+jpeg   ``FF D8 FF``                          marker segments up to the first scan (the scans are the decoder's)
+png    ``89 50 4E 47 0D 0A 1A 0A``           all chunks up to IEND; CRC-32 of the critical ones, as libpng does
+gif    ``GIF87a``, ``GIF89a``                all blocks up to the trailer
+bmp    ``BM`` and a known info header size   room for all rows, where they are not run-length coded
+webp   ``RIFF....WEBP``                      the length of the RIFF container
+====== ===================================== ==================================================================
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from contextlib import suppress
+from typing import NamedTuple
+
+from torch_tfrecord.errors import ImageDecodeError
+
+__all__ = ["ImageHeader", "detect_format", "guess_content", "has_end_marker", "read_header"]
+
+_PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
+_JPEG_END = b"\xff\xd9"
+_HEAD_BYTES = 4096  # holds the header of most JPEGs without EXIF
+_BMP_INFO_SIZES = frozenset({12, 16, 40, 52, 56, 64, 108, 124})
+
+# What people store in an image feature by mistake, or in a format that is not read: first bytes -> words for them.
+_OTHER_CONTENT = (
+    (b"\x1f\x8b", "gzip data"),
+    (b"PK\x03\x04", "a zip archive"),
+    (b"%PDF", "a PDF document"),
+    (b"II*\x00", "a TIFF image"),
+    (b"MM\x00*", "a TIFF image"),
+    (b"8BPS", "a Photoshop image"),
+    (b"\x00\x00\x01\x00", "an icon file"),
+    (b"\xff\x0a", "a JPEG XL image"),
+    (b"\x00\x00\x00\x0cJXL ", "a JPEG XL image"),
+    (b"\x00\x00\x00\x0cjP  ", "a JPEG 2000 image"),
+    (b"\x93NUMPY", "a NumPy array file"),
+    (b"\x80\x04\x95", "a Python pickle"),
+)
+
+
+class ImageHeader(NamedTuple):
+    """What is known of an encoded image without decoding it.
+
+    ``exif`` holds the half-open byte ranges of the JPEG or PNG segments that may hold EXIF, headers included, and
+    ``orientation`` is 1 to 8 as in EXIF, 1 (upright) where there is none or it cannot be read. ``channels`` and
+    ``bits`` are as stored, for JPEG and PNG (palette: 1), and 0 for the other formats. ``adobe`` says that a JPEG has
+    Adobe's marker: with it CMYK is stored inverted. ``scan`` is where a JPEG's first scan begins, else 0.
+    """
+
+    format: str
+    height: int
+    width: int
+    channels: int = 0
+    bits: int = 0
+    exif: tuple[tuple[int, int], ...] = ()
+    orientation: int = 1
+    adobe: bool = False
+    scan: int = 0
+
+
+def detect_format(data: bytes) -> str | None:
+    """Tell an encoded image's format from its first 18 bytes: "jpeg", "png", "gif", "bmp", "webp", or None."""
+    if data.startswith(b"\xff\xd8\xff"):
+        return "jpeg"
+    if data.startswith(_PNG_SIGNATURE):
+        return "png"
+    if data.startswith((b"GIF87a", b"GIF89a")):
+        return "gif"
+    if data.startswith(b"RIFF") and data[8:12] == b"WEBP":
+        return "webp"
+    # Two letters alone are too weak a sign: a text may begin with "BM".
+    if data.startswith(b"BM") and len(data) >= 18 and int.from_bytes(data[14:18], "little") in _BMP_INFO_SIZES:
+        return "bmp"
+    return None
+
+
+def guess_content(data: bytes) -> str:
+    """Put into words what bytes that are no image look like, without showing them."""
+    head = data[:64].lstrip()
+    for magic, words in _OTHER_CONTENT:
+        if data.startswith(magic):
+            return words
+    if data[4:8] == b"ftyp":
+        return "an AVIF, HEIC or MP4 file"
+    if head[:9].lower() == b"<!doctype" or head[:5].lower() == b"<html":
+        return "HTML"
+    if head.startswith((b"<?xml", b"<svg")):
+        return "XML or SVG"
+    if data.startswith(b"BM"):
+        return "a BMP image cut in its header, or text"
+    if any(magic.startswith(data[:8]) for magic in (b"\xff\xd8\xff", _PNG_SIGNATURE, b"GIF89a", b"RIFF")):
+        return "an image cut in its first bytes"
+    if not any(data[:64]):
+        return "zeros"
+    if all(32 <= byte < 127 or byte in b"\t\n\r" for byte in data[:64]):
+        return "text"
+    return "no format known here"
+
+
+def has_end_marker(data: bytes | memoryview, header: ImageHeader) -> bool:
+    """Whether a JPEG has an end marker behind its first scan; a file that was cut has none.
+
+    Inside compressed pixels the marker's two bytes cannot stand. Bytes behind it are passed over.
+    """
+    if len(data) - 2 >= header.scan and bytes(data[-2:]) == _JPEG_END:
+        return True
+    return bytes(data[header.scan :]).rfind(_JPEG_END) >= 0
+
+
+def read_header(data: bytes | memoryview) -> ImageHeader:
+    """Read an encoded image's format, size and orientation, and check that it is whole as far as its structure tells.
+
+    A memoryview is not copied where it is a JPEG with a header of usual length.
+
+    Raises:
+        ImageDecodeError: The bytes are not of a format that is read, or the image is cut or its structure damaged.
+    """
+    if isinstance(data, memoryview):
+        head = bytes(data[:_HEAD_BYTES])
+        if detect_format(head) == "jpeg":
+            with suppress(struct.error, IndexError):  # the header is longer
+                return _checked(_read_jpeg(head))
+        data = bytes(data)
+    kind = detect_format(data)
+    if kind is None:
+        content = f"{len(data)} bytes that look like {guess_content(data)}" if data else "0 bytes"
+        raise ImageDecodeError(f"expected a JPEG, PNG, GIF, BMP or WebP image, got {content}")
+    try:
+        return _checked(_READERS[kind](data))
+    except (struct.error, IndexError) as exc:
+        # Every read past the end lands here: struct and indexing check bounds, slices are never relied on.
+        raise ImageDecodeError(f"expected a whole {kind.upper()} image, got {len(data)} bytes that end early") from exc
+
+
+def _checked(header: ImageHeader) -> ImageHeader:
+    if not (header.height > 0 and header.width > 0):
+        raise ImageDecodeError(
+            f"expected a {header.format.upper()} image of at least 1 x 1 pixels, got {header.height} x {header.width}"
+        )
+    return header
+
+
+def _damaged(kind: str, expected: str, offset: int, got: str) -> ImageDecodeError:
+    return ImageDecodeError(f"expected {expected} at byte {offset} of a {kind} image, got {got}")
+
+
+def _read_jpeg(data: bytes) -> ImageHeader:
+    size: tuple[int, int, int, int] | None = None
+    exif: list[tuple[int, int]] = []
+    orientation = 1
+    adobe = False
+    position = 2
+    while True:
+        # As libjpeg does: bytes between segments are passed over, and any number of FF may precede a marker.
+        position = data.find(b"\xff", position)
+        if position < 0:
+            raise IndexError
+        marker = data[position + 1]
+        if marker == 0xFF:
+            position += 1
+            continue
+        if marker in (0x00, 0x01) or 0xD0 <= marker <= 0xD8:  # no segment behind these
+            position += 2
+            continue
+        if marker in (0xD9, 0xDA):  # end of image, start of scan
+            break
+        (length,) = struct.unpack_from(">H", data, position + 2)
+        end = position + 2 + length
+        if length < 2:
+            raise _damaged("JPEG", "a segment of 2 bytes or more", position, f"length {length}")
+        if 0xC0 <= marker <= 0xCF and marker not in (0xC4, 0xC8, 0xCC) and size is None:
+            size = struct.unpack_from(">BHHB", data, position + 4)
+        if marker == 0xE1:  # EXIF, or XMP; torchcodec takes any for EXIF
+            if orientation == 1 and data[position + 4 : position + 10] == b"Exif\x00\x00":
+                orientation = _exif_orientation(data[position + 10 : end])
+            exif.append((position, end))
+        adobe = adobe or (marker == 0xEE and data[position + 4 : position + 9] == b"Adobe")
+        position = end
+    if size is None:
+        raise _damaged("JPEG", "a frame header", position, "the pixel data or the end")
+    bits, height, width, channels = size
+    return ImageHeader("jpeg", height, width, channels, bits, tuple(exif), orientation, adobe, position)
+
+
+def _read_png(data: bytes) -> ImageHeader:
+    exif: list[tuple[int, int]] = []
+    orientation = 1
+    position = len(_PNG_SIGNATURE)
+    view = memoryview(data)
+    while True:
+        length, name = struct.unpack_from(">I4s", data, position)
+        end = position + 12 + length
+        (stored,) = struct.unpack_from(">I", data, end - 4)
+        if position == 8 and (name != b"IHDR" or length != 13):
+            raise _damaged("PNG", "an IHDR chunk of 13 bytes", 8, f"another chunk of {length} bytes")
+        # A capital first letter marks a critical chunk; libpng, and so TensorFlow, refuses only those.
+        if name[0] & 0x20 == 0 and zlib.crc32(view[position + 4 : end - 4]) != stored:
+            raise _damaged("PNG", "a chunk with a matching CRC", position, "another CRC")
+        if name == b"eXIf":
+            orientation = _exif_orientation(data[position + 8 : end - 4])
+            exif.append((position, end))
+        if name == b"IEND":
+            break
+        position = end
+    width, height, bits, color = struct.unpack_from(">IIBB", data, 16)
+    channels = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}.get(color, 0)
+    return ImageHeader("png", height, width, channels, bits, tuple(exif), orientation)
+
+
+def _read_gif(data: bytes) -> ImageHeader:
+    width, height, flags = struct.unpack_from("<HHB", data, 6)
+    position = 13 + _gif_table_bytes(flags)
+    while data[position] != 0x3B:  # the trailer
+        if data[position] == 0x2C:  # an image: descriptor, colours, code size, data
+            position += 11 + _gif_table_bytes(data[position + 9])
+        elif data[position] == 0x21:  # an extension
+            position += 2
+        else:
+            raise _damaged("GIF", "an image, an extension or the trailer", position, "another block")
+        while data[position]:  # sub-blocks of up to 255 bytes, then an empty one
+            position += 1 + data[position]
+        position += 1
+    return ImageHeader("gif", height, width)
+
+
+def _gif_table_bytes(flags: int) -> int:
+    return 3 << ((flags & 7) + 1) if flags & 0x80 else 0
+
+
+def _read_bmp(data: bytes) -> ImageHeader:
+    start, info_size = struct.unpack_from("<II", data, 10)
+    compression = 0
+    if info_size == 12:
+        width, height, _, bits = struct.unpack_from("<HHHH", data, 18)
+    else:
+        width, height, _, bits = struct.unpack_from("<iiHH", data, 18)
+        if info_size >= 40:
+            (compression,) = struct.unpack_from("<I", data, 30)
+    height = abs(height)  # negative: rows from the top
+    row_bytes = (width * bits + 31) // 32 * 4
+    if compression in (0, 3) and start + row_bytes * height > len(data):
+        raise IndexError
+    return ImageHeader("bmp", height, width)
+
+
+def _read_webp(data: bytes) -> ImageHeader:
+    (riff_size,) = struct.unpack_from("<I", data, 4)
+    if riff_size + 8 > len(data):
+        raise IndexError
+    name = data[12:16]
+    if name == b"VP8X":
+        flags, wide, high = struct.unpack_from("<B3x3s3s", data, 20)
+        width, height = (int.from_bytes(side, "little") + 1 for side in (wide, high))
+        orientation = _webp_orientation(data, riff_size + 8) if flags & 0x08 else 1
+        return ImageHeader("webp", height, width, orientation=orientation)
+    if name == b"VP8L":
+        signature, packed = struct.unpack_from("<BI", data, 20)
+        if signature == 0x2F:
+            return ImageHeader("webp", (packed >> 14 & 0x3FFF) + 1, (packed & 0x3FFF) + 1)
+    if name == b"VP8 ":
+        start_code, width, height = struct.unpack_from("<3sHH", data, 23)
+        if start_code == b"\x9d\x01\x2a":
+            return ImageHeader("webp", height & 0x3FFF, width & 0x3FFF)
+    raise _damaged("WEBP", "a VP8, VP8L or VP8X header", 12, "another chunk")
+
+
+def _webp_orientation(data: bytes, end: int) -> int:
+    position = 12
+    while position + 8 <= end:
+        name, length = struct.unpack_from("<4sI", data, position)
+        if name == b"EXIF":
+            return _exif_orientation(data[position + 8 : position + 8 + length].removeprefix(b"Exif\x00\x00"))
+        position += 8 + length + length % 2
+    return 1
+
+
+def _exif_orientation(tiff: bytes) -> int:
+    # Damaged EXIF is common in photos and no reason to lose one: it counts as upright, as it does in viewers.
+    order = {b"II": "<", b"MM": ">"}.get(tiff[:2])
+    if order is None:
+        return 1
+    try:
+        (directory,) = struct.unpack_from(order + "I", tiff, 4)
+        (entries,) = struct.unpack_from(order + "H", tiff, directory)
+        for entry in range(entries):
+            tag, kind, count, value = struct.unpack_from(order + "HHIH", tiff, directory + 2 + 12 * entry)
+            if tag == 0x0112:
+                return value if kind == 3 and count == 1 and 1 <= value <= 8 else 1
+    except struct.error:
+        pass
+    return 1
+
+
+_READERS = {"jpeg": _read_jpeg, "png": _read_png, "gif": _read_gif, "bmp": _read_bmp, "webp": _read_webp}

@@ -1,0 +1,176 @@
+"""Encoded images to what training takes: cropped, resized, perhaps flipped and normalised, alone or as a batch.
+
+The crop is drawn from the size in the header, only its region is decoded where that can be, it is resized once, in
+uint8, and written straight to its row of the batch. A sample is the row of a batch of one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from torchvision.transforms import InterpolationMode
+from torchvision.transforms.v2 import functional
+
+from torch_tfrecord.batch_memory import empty_tensor
+from torch_tfrecord.errors import ImageDecodeError, ParseError
+from torch_tfrecord.images.codec import DEFAULT_MAX_PIXELS, decode_opened, open_image, turn_upright
+from torch_tfrecord.images.crops import Crop, CropPlan
+from torch_tfrecord.images.headers import ImageHeader
+from torch_tfrecord.images.regions import Region, Scratch, decode_region
+from torch_tfrecord.native import optional_module
+
+__all__ = ["CroppedImages", "Normalization", "check_image_shape"]
+
+_Pixels: TypeAlias = "np.ndarray[Any, Any]"  # uint8 [H, W, C]
+
+_CHANNELS = {"RGB": 3, "L": 1, "RGBA": 4}
+
+
+class Normalization:
+    """torchvision's ``ToDtype(torch.float32, scale=True)`` and ``Normalize(mean, std)``, with the same bits.
+
+    Args:
+        mean, std: A number for each channel, for values from 0 to 1.
+    """
+
+    def __init__(self, mean: Sequence[float], std: Sequence[float]) -> None:
+        self._mean = torch.tensor(mean, dtype=torch.float32).reshape(-1, 1, 1)
+        self._std = torch.tensor(std, dtype=torch.float32).reshape(-1, 1, 1)
+        every_value = torch.arange(256, dtype=torch.uint8).expand(len(self._mean), 1, 256)
+        self._table = self._with_torch(every_value, torch.empty(every_value.shape)).reshape(-1, 256).numpy()
+
+    def write(self, pixels: _Pixels, out: torch.Tensor, *, flip: bool = False) -> torch.Tensor:
+        """Write uint8 [H, W, C], mirrored where flip says so, to contiguous float32 [C, H, W]."""
+        native = optional_module("pixels")
+        if native is None:
+            return self._with_torch(torch.from_numpy(_flipped(pixels, flip)).permute(2, 0, 1), out)
+        native.place_normalized(np.ascontiguousarray(pixels), flip, self._table, out.numpy())
+        return out
+
+    def _with_torch(self, pixels: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        return out.copy_(pixels).mul_(1.0 / 255).sub_(self._mean).div_(self._std)
+
+
+class CroppedImages:
+    """Decodes images to one size. Safe from several threads.
+
+    Args:
+        mode: "RGB", "L" or "RGBA".
+        crop: What to take of each image.
+        normalization: None for uint8.
+        apply_orientation: Turn each image upright before it is cropped.
+    """
+
+    def __init__(
+        self, mode: str, crop: Crop, normalization: Normalization | None = None, *, apply_orientation: bool = False
+    ) -> None:
+        self._mode, self._crop, self._normalization = mode, crop, normalization
+        self._apply_orientation = apply_orientation
+
+    def batch(self, values: Sequence[Any], shapes: Sequence[tuple[Any, ...]], keys: Sequence[int]) -> torch.Tensor:
+        """Decode several images.
+
+        Args:
+            values: Encoded images, bytes or memoryviews; not kept.
+            shapes: For each, what (height, width, channels) must be before cropping; see :func:`check_image_shape`.
+            keys: For each, the number that decides its crop.
+
+        Returns:
+            uint8 [B, C, H, W] in [B, H, W, C] memory ("channels last"), or float32 [B, C, H, W], contiguous.
+        """
+        (height, width), channels = self._crop.size, _CHANNELS[self._mode]
+        if self._normalization is None:
+            out = empty_tensor((len(values), height, width, channels), torch.uint8).permute(0, 3, 1, 2)
+        else:
+            out = empty_tensor((len(values), channels, height, width), torch.float32)
+        scratch = Scratch()
+        for row, data, shape, key in zip(out.unbind(), values, shapes, keys, strict=True):
+            self._write(data, shape, int(key), row, scratch)
+        return out
+
+    def _write(self, data: Any, shape: tuple[Any, ...], key: int, row: torch.Tensor, scratch: Scratch) -> None:
+        encoded, header = open_image(data, DEFAULT_MAX_PIXELS)
+        whole = None
+        height, width = header.height, header.width
+        if self._apply_orientation and header.orientation != 1:
+            whole = _pixels(turn_upright(decode_opened(encoded, header, self._mode), header.orientation))
+            height, width, _ = whole.shape
+        check_image_shape(shape, (height, width, _CHANNELS[self._mode]))
+        plan = self._crop.plan(height, width, key)
+        pixels = self._cropped(encoded, header, plan, scratch) if whole is None else _cut(whole, plan)
+        pixels = _resize(pixels, plan.resized, self._crop)
+        if plan.resized != self._crop.size:
+            (height, width), top, left = self._crop.size, plan.window_top, plan.window_left
+            pixels = pixels[top : top + height, left : left + width]
+        if self._normalization is None:
+            _place(pixels, row, flip=plan.flip)
+        else:
+            self._normalization.write(pixels, row, flip=plan.flip)
+
+    def _cropped(self, encoded: Any, header: ImageHeader, plan: CropPlan, scratch: Scratch) -> _Pixels:
+        region = Region(plan.top, plan.left, plan.height, plan.width)
+        pixels = decode_region(encoded, header, self._mode, region, scratch)
+        return _cut(_pixels(decode_opened(encoded, header, self._mode)), plan) if pixels is None else pixels
+
+
+def check_image_shape(expected: tuple[Any, ...], stored: tuple[int, ...]) -> None:
+    """Check (height, width, channels) against what a spec says; None matches everything, an empty shape too.
+
+    Raises:
+        ParseError: They differ.
+    """
+    if any(wanted not in (None, size) for wanted, size in zip(expected, stored, strict=False)):
+        raise ParseError(f"expected an image of (height, width, channels) {expected}, got {stored}")
+
+
+def _place(pixels: _Pixels, row: torch.Tensor, *, flip: bool) -> None:
+    """Copy [H, W, C] to [C, H, W] that lies as [H, W, C] in memory."""
+    native = optional_module("pixels")
+    if native is None:
+        _pixels(row)[:] = pixels[:, ::-1] if flip else pixels
+    else:
+        native.place(np.ascontiguousarray(pixels), flip, _pixels(row))
+
+
+def _pixels(image: torch.Tensor) -> _Pixels:
+    """View [C, H, W] as [H, W, C]."""
+    pixels: _Pixels = image.permute(1, 2, 0).numpy()
+    return pixels
+
+
+def _flipped(pixels: _Pixels, flip: bool) -> _Pixels:
+    return pixels[:, ::-1].copy() if flip else pixels
+
+
+def _cut(pixels: _Pixels, plan: CropPlan) -> _Pixels:
+    return pixels[plan.top : plan.top + plan.height, plan.left : plan.left + plan.width]
+
+
+def _resize(pixels: _Pixels, size: tuple[int, int], crop: Crop) -> _Pixels:
+    """Resize [H, W, C] as torchvision's resize does."""
+    height, width, channels = pixels.shape
+    if (height, width) == size:
+        return pixels
+    if size[0] * size[1] > DEFAULT_MAX_PIXELS:
+        raise ImageDecodeError(
+            f"expected at most {DEFAULT_MAX_PIXELS} pixels after resizing, got {height} x {width} to become "
+            f"{size[0]} x {size[1]}"
+        )
+    image = torch.from_numpy(np.ascontiguousarray(pixels))  # of this memory resizing is fastest
+    if not (crop.antialias and crop.interpolation in ("bilinear", "bicubic") and _resizes_uint8()):
+        mode = InterpolationMode(crop.interpolation)
+        slow = functional.resize_image(image.permute(2, 0, 1), [*size], interpolation=mode, antialias=crop.antialias)
+        return _pixels(slow)
+    # What torchvision comes to here. The first stride is spelled out, or torch takes the batch of one for contiguous.
+    image = image.as_strided((1, channels, height, width), (height * width * channels, 1, width * channels, channels))
+    resized = torch.nn.functional.interpolate(
+        image, size=size, mode=crop.interpolation, align_corners=False, antialias=True
+    )
+    return _pixels(resized[0])
+
+
+def _resizes_uint8() -> bool:
+    return torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512")

@@ -1,0 +1,3 @@
+"""Datasets and loaders."""
+
+__all__: list[str] = []

@@ -1,0 +1,329 @@
+"""The iterable-style dataset: a stream that needs no index."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from operator import index as as_integer
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch.utils.data import IterableDataset
+
+from torch_tfrecord.arguments import at_least
+from torch_tfrecord.batches.batch_parser import BatchParser
+from torch_tfrecord.batches.collate import collate
+from torch_tfrecord.errors import TFRecordError
+from torch_tfrecord.features.structured_specs import SequenceFeatures
+from torch_tfrecord.loading.record_groups import RecordGroup, StreamRecord, regroup
+from torch_tfrecord.loading.record_stream import RecordStream
+from torch_tfrecord.loading.stream_iteration import LastIteration, LoadedStates, StreamIteration
+from torch_tfrecord.loading.stream_pieces import Piece
+from torch_tfrecord.loading.stream_states import StreamStates
+from torch_tfrecord.order.ordering import shuffled
+from torch_tfrecord.order.random_stream import RandomStream
+from torch_tfrecord.order.ranks import check_rank, consumer, in_process_group, resolve_rank
+from torch_tfrecord.order.record_keys import record_keys
+from torch_tfrecord.records.compression import check_compression_type
+from torch_tfrecord.records.paths import Paths, find_files
+from torch_tfrecord.records.reader import check_on_corrupt, read_blocks
+from torch_tfrecord.records.scan import Block
+
+__all__ = ["TFRecordIterableDataset"]
+
+# Parsing so many records together takes half the time of parsing each; more gain nothing, and take memory.
+_SAMPLES_AT_ONCE = 128
+
+
+class TFRecordIterableDataset(IterableDataset[Any]):
+    """A stream of the records of TFRecord files; needs no index.
+
+    Every record appears exactly once over all ranks and workers. Whole files are dealt out to them; files left over
+    (all, where there are fewer files than consumers) are split by record. So the numbers of records of two ranks can
+    differ, and the order depends on the number of workers; `TFRecordDataset` with a sampler has neither limit.
+
+    An interrupted stream goes on behind the last sample that was given out: `state_dict`, `load_state_dict`, also by
+    torchdata's StatefulDataLoader. Open files are read again from their beginning up to there, without being parsed.
+
+    Args:
+        paths: As for `TFRecordDataset`.
+        features: What to read from each record, by name; None gives the record's bytes. `SequenceFeatures` reads
+            SequenceExamples, as `(context, sequences)`.
+        transform: Called with each sample, before batching.
+        batch_size: Yield batches of this many samples (use `DataLoader(ds, batch_size=None)`); None yields samples.
+        shuffle: Put the files in a new order each epoch.
+        shuffle_buffer_size: Records drawn at random from a buffer of this many, for order within files; 0 for none.
+        seed: The order is a pure function of (seed, epoch), rank and worker.
+        rank, world_size: Both or none; None means torch.distributed's where it is initialised, else torchrun's
+            environment, else 0 of 1.
+        cycle_length: Read from this many files in turn, as tf.data's ``interleave``.
+        block_length: Records to read from a file at its turn.
+        drop_last: Leave out a last batch (of each worker) that is not full.
+        compression_type: "auto" (detected for each file), None or "" (none), "GZIP", "ZLIB".
+        verify_crc: Check the payloads' checksums; headers are always checked.
+        on_corrupt: "raise", or "skip" to leave damaged records out, with one warning a file.
+
+    Example:
+        >>> ds = TFRecordIterableDataset("train-*", features, batch_size=64, shuffle=True)  # doctest: +SKIP
+        >>> for epoch in range(3):  # doctest: +SKIP
+        ...     ds.set_epoch(epoch)
+        ...     for batch in DataLoader(ds, batch_size=None, num_workers=4):
+        ...         ...
+    """
+
+    def __init__(
+        self,
+        paths: Paths,
+        features: Mapping[str, Any] | SequenceFeatures | None = None,
+        *,
+        transform: Callable[[Any], Any] | None = None,
+        batch_size: int | None = None,
+        shuffle: bool = False,
+        shuffle_buffer_size: int = 0,
+        seed: int = 0,
+        rank: int | None = None,
+        world_size: int | None = None,
+        cycle_length: int = 1,
+        block_length: int = 1,
+        drop_last: bool = False,
+        compression_type: str | None = "auto",
+        verify_crc: bool = True,
+        on_corrupt: str = "raise",
+    ) -> None:
+        super().__init__()
+        if not isinstance(shuffle, bool):
+            raise TypeError(f"shuffle must be True or False, got {shuffle!r}")
+        check_rank(rank, world_size)
+        check_on_corrupt(on_corrupt)
+        self._compression_type = check_compression_type(compression_type)
+        self._parser = None if features is None else BatchParser(features)
+        self._transform = transform
+        self._batch_size = None if batch_size is None else at_least(1, "batch_size", batch_size)
+        self._shuffle = shuffle
+        self._buffer_size = at_least(0, "shuffle_buffer_size", shuffle_buffer_size)
+        self._seed = as_integer(seed)
+        self._rank, self._world_size = rank, world_size
+        self._cycle_length = at_least(1, "cycle_length", cycle_length)
+        self._block_length = at_least(1, "block_length", block_length)
+        self._drop_last = drop_last
+        self._verify = verify_crc
+        self._on_corrupt = on_corrupt
+        self.files: list[str] = find_files(paths)
+        self._order = {  # what decides it
+            "num_files": len(self.files),
+            "files": _digest(self.files),
+            "seed": self._seed,
+            "shuffle": self._shuffle,
+            "shuffle_buffer_size": self._buffer_size,
+            "cycle_length": self._cycle_length,
+            "block_length": self._block_length,
+        }
+        self._epoch = torch.zeros((), dtype=torch.int64)
+        self._share_epoch()
+        self._loaded: LoadedStates | None = None
+        self._last: LastIteration | None = None
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch, from 0, whose order the next iteration has; persistent workers follow.
+
+        For the epoch that a loaded state was in, nothing changes: the next iteration gives what is left of it.
+        """
+        self._epoch.fill_(at_least(0, "epoch", epoch))
+        if self._loaded is not None and self._loaded.states.epoch != int(self._epoch):
+            self._loaded = None
+
+    def __iter__(self) -> Iterator[Any]:
+        iteration = self._iteration(int(self._epoch))
+        if self._loaded is not None and self._loaded.is_for(iteration.epoch):
+            iteration.go_on(self._loaded.states)
+        self._last = LastIteration(iteration)
+        return iteration
+
+    def iter_epoch(self, epoch: int) -> Iterator[Any]:
+        """An iteration of one epoch, whichever was chosen, from its beginning."""
+        return self._iteration(at_least(0, "epoch", epoch))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the iteration that began last is, by the samples that it gave: numbers and lists, as JSON knows them.
+
+        It is the state of one consumer: of one worker of one rank. Without a shuffle buffer it is a few numbers; with
+        one, also which records wait in it (file and number of each).
+        """
+        if self._last is not None:
+            return self._last.state_dict()
+        iteration = self._iteration(int(self._epoch))
+        if self._loaded is not None:
+            iteration.go_on(self._loaded.states)
+        return iteration.state_dict()
+
+    def load_state_dict(self, state_dict: Any) -> None:
+        """Go on where the state was: the next iteration gives what was left of the interrupted one; used once.
+
+        Args:
+            state_dict: The state of this consumer, where there are as many (workers times ranks) as before: the samples
+                that follow are those of the uninterrupted run. Or, for any other number of workers or ranks, a list of
+                the states of all consumers: what is left of all files is dealt out anew. A StatefulDataLoader's state
+                is taken as a whole, those of several ranks as a list.
+
+        Raises:
+            ValueError: Another version, seed, set of files, or other options of the order, states of different epochs;
+                names both values. When iterated: states are missing.
+        """
+        states = StreamStates(state_dict, self._identity())
+        self._loaded, self._last = LoadedStates(states), None
+        self._epoch.fill_(states.epoch)
+
+    def _iteration(self, epoch: int) -> StreamIteration:
+        return StreamIteration(self, consumer(resolve_rank(self._rank, self._world_size)), epoch)
+
+    def _identity(self) -> dict[str, Any]:
+        return self._order
+
+    def _begun(self) -> None:
+        """An iteration has given its first sample: what was loaded is used."""
+        if self._loaded is not None:
+            self._loaded.use()
+            self._loaded = None
+
+    # Reading.
+
+    def _pieces(self, epoch: int) -> list[Piece]:
+        """All files, in the order of an epoch."""
+        order = range(len(self.files))
+        return [Piece(file) for file in (shuffled(order, self._seed, epoch) if self._shuffle else order)]
+
+    def _stream(self, pieces: Sequence[Piece], epoch: int, number: int) -> RecordStream:
+        return RecordStream(
+            pieces,
+            self._read,
+            cycle_length=self._cycle_length,
+            block_length=self._block_length,
+            buffer_size=self._buffer_size,
+            random=RandomStream(self._seed, epoch, number),
+        )
+
+    def _read(self, file: int) -> Iterator[Block]:
+        return read_blocks(
+            self.files[file], self._compression_type, verify_crc=self._verify, on_corrupt=self._on_corrupt
+        )
+
+    def _items(self, stream: RecordStream, epoch: int) -> Iterator[Any]:
+        """Samples or batches of a stream."""
+        size = self._batch_size
+        if stream.is_plain:
+            return self._batches(stream, stream.groups(), size, epoch) if size else self._samples(stream, epoch)
+        if size:
+            return self._batches(stream, _grouped(stream.records(), size), size, epoch)
+        return (self._sample(record, epoch) for record in stream.records())
+
+    # Samples and batches.
+
+    def _batches(self, stream: RecordStream, groups: Iterator[RecordGroup], size: int, epoch: int) -> Iterator[Any]:
+        def check(group: RecordGroup) -> None:
+            self._load(group, epoch)  # an error in a record comes before one of a later record
+
+        for group in regroup(groups, size, drop_last=self._drop_last, before_error=check):
+            batch = collate(self._load(group, epoch))
+            stream.num_taken += len(group.numbers)
+            yield batch
+
+    def _samples(self, stream: RecordStream, epoch: int) -> Iterator[Any]:
+        """Samples one by one, parsed some at a time."""
+        pieces = (
+            group.part(slice(low, low + _SAMPLES_AT_ONCE))
+            for group in stream.groups()
+            for low in range(0, len(group.numbers), _SAMPLES_AT_ONCE)
+        )
+        for group in pieces:
+            samples: Iterable[Any]
+            try:
+                samples = self._parse(group, epoch)
+            except TFRecordError:
+                samples = self._one_by_one(group, epoch)
+            else:
+                samples = samples if self._transform is None else map(self._transform, samples)
+            for sample in samples:
+                stream.num_taken += 1
+                yield sample
+
+    def _load(self, group: RecordGroup, epoch: int) -> Sequence[Any]:
+        """The samples of a batch."""
+        try:
+            samples = self._parse(group, epoch, as_columns=self._transform is None)
+        except TFRecordError:
+            return [*self._one_by_one(group, epoch)]  # for the error of the first bad record
+        return samples if self._transform is None else [*map(self._transform, samples)]
+
+    def _parse(self, group: RecordGroup, epoch: int, as_columns: bool = False) -> Sequence[Any]:
+        if self._parser is None:
+            return group.records.tolist()
+        keys = record_keys(_unique(group.files, group.numbers), self._seed, epoch) if self._parser.needs_keys else None
+        parse = self._parser.batch if as_columns else self._parser.samples
+        return parse(group.records, keys)
+
+    def _one_by_one(self, group: RecordGroup, epoch: int) -> Iterator[Any]:
+        for row, payload in enumerate(group.records.tolist()):
+            yield self._sample((payload, *group.place(row)), epoch)
+
+    def _sample(self, record: StreamRecord, epoch: int) -> Any:
+        payload, file, offset, number = record
+        sample: Any = payload
+        if self._parser is not None:
+            try:
+                sample = self._parser.single(payload, self._key(file, number, epoch))
+            except TFRecordError as error:
+                error.locate(path=self.files[file], offset=offset, position=number)
+                raise
+        return sample if self._transform is None else self._transform(sample)
+
+    def _key(self, file: int, number: int, epoch: int) -> int:
+        if self._parser is None or not self._parser.needs_keys:
+            return 0
+        return int(record_keys(_unique(np.array([file]), np.array([number])), self._seed, epoch)[0])
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = {**self.__dict__, "_last": None}
+        if in_process_group():  # a spawned worker is not in it and could not tell its rank
+            state["_rank"], state["_world_size"] = resolve_rank(self._rank, self._world_size)
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._share_epoch()  # plain pickle and copies do not keep it shared
+
+    def _share_epoch(self) -> None:
+        # In shared memory: persistent workers hold a copy of this object and must see set_epoch all the same.
+        self._epoch.share_memory_()  # type: ignore[no-untyped-call]
+
+    def __repr__(self) -> str:
+        return f"TFRecordIterableDataset({len(self.files)} files, {self.files[0]!r}, ...)"
+
+
+def _digest(files: Sequence[str]) -> str:
+    """A short name for the names of files; their folder may be another one after a restart."""
+    names = "\0".join(map(os.path.basename, files))
+    return hashlib.blake2b(names.encode("utf-8", "surrogateescape"), digest_size=8).hexdigest()
+
+
+def _grouped(records: Iterator[StreamRecord], size: int) -> Iterator[RecordGroup]:
+    """Groups of up to `size` records; in front of an error what came before it."""
+    while True:
+        taken: list[StreamRecord] = []
+        try:
+            taken.extend(islice(records, size))
+        except TFRecordError:
+            if taken:
+                yield RecordGroup.of(taken)
+            raise
+        if not taken:
+            return
+        yield RecordGroup.of(taken)
+
+
+def _unique(files: npt.NDArray[np.int64], numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """A number for each record of all files, below 2^40 in each."""
+    return (files << 40) + numbers

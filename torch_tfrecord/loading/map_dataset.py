@@ -1,0 +1,351 @@
+"""The map-style dataset: random access by position."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate, pairwise
+from operator import index as as_integer
+from typing import Any, TypeAlias, overload
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch.utils.data import Dataset
+
+from torch_tfrecord.arguments import at_least
+from torch_tfrecord.batches.batch_parser import BatchParser
+from torch_tfrecord.batches.column_batch import ColumnBatch, ColumnTransform
+from torch_tfrecord.callers import outer_level
+from torch_tfrecord.errors import TFRecordError
+from torch_tfrecord.features.structured_specs import SequenceFeatures
+from torch_tfrecord.native import native_module
+from torch_tfrecord.order.record_keys import record_keys
+from torch_tfrecord.records.compression import ByteSource, check_compression_type, open_stream
+from torch_tfrecord.records.index import RecordIndex
+from torch_tfrecord.records.paths import Paths, find_files
+from torch_tfrecord.records.reader import RecordReader
+from torch_tfrecord.records.record_table import RecordTable
+from torch_tfrecord.records.sidecar import IndexKeeper
+from torch_tfrecord.records.storage import SourceCache, open_file
+
+__all__ = ["TFRecordDataset"]
+
+_Integers: TypeAlias = "npt.NDArray[np.int64]"
+
+
+class TFRecordDataset(Dataset[Any]):
+    """Random access to the records of TFRecord files: `ds[i]`, `len(ds)`, for DataLoader, Subset, random_split.
+
+    Positions count the records of all files, in the order of `files`. Each file's index is used where there is a fresh
+    one, else built by reading the file once. Reading checks every checksum. The object pickles without open files and
+    may be used after fork and spawn, and from threads.
+
+    Args:
+        paths: A path, a glob, ``name@N``, a directory, or a list of these; see `find_files`. Local, or of fsspec.
+        features: What to read from each record, by name; None gives the record's bytes. `SequenceFeatures` reads
+            SequenceExamples, as `(context, sequences)`.
+        transform: Called with each sample.
+        compression_type: "auto" (detected for each file), None or "" (none), "GZIP", "ZLIB". In compressed files random
+            access has to decompress from the beginning up to the record.
+        verify_crc: Check the payloads' checksums; headers are always checked.
+        index: "auto" (use a fresh index, else build it and keep it), "require" (never build), "memory" (build, keep
+            nothing).
+        index_dir: A folder to keep indexes in, in place of beside the data.
+
+    Attributes:
+        files: The files, sorted.
+
+    Raises:
+        FileNotFoundError: nothing matches, or a shard is missing; names it.
+        IndexMismatchError: `index="require"` and a file without a fresh index.
+        TFRecordError: a file that must be indexed is damaged.
+
+    Example:
+        >>> ds = TFRecordDataset("train-*", {"label": FixedLenFeature((), torch.int64)})  # doctest: +SKIP
+        >>> ds[0]  # doctest: +SKIP
+        {'label': tensor(3)}
+        >>> loader = DataLoader(ds, batch_size=64, shuffle=True, num_workers=4, collate_fn=collate)  # doctest: +SKIP
+    """
+
+    def __init__(
+        self,
+        paths: Paths,
+        features: Mapping[str, Any] | SequenceFeatures | None = None,
+        *,
+        transform: Callable[[Any], Any] | None = None,
+        compression_type: str | None = "auto",
+        verify_crc: bool = True,
+        index: str = "auto",
+        index_dir: str | os.PathLike[str] | None = None,
+    ) -> None:
+        compression = check_compression_type(compression_type)
+        parser = None if features is None else BatchParser(features)
+        keeper = IndexKeeper(index, index_dir=index_dir, verify_crc=verify_crc, compression_type=compression)
+        files = find_files(paths)
+        self._set_up(files, keeper.each(files), None, parser, transform, verify_crc)
+
+    @classmethod
+    def from_indexes(
+        cls,
+        files: Sequence[str],
+        indexes: Sequence[RecordIndex],
+        features: Any = None,
+        *,
+        positions: Sequence[int] | None = None,
+        transform: Callable[[Any], Any] | None = None,
+        verify_crc: bool = True,
+    ) -> TFRecordDataset:
+        """A dataset of files in a given order, for layers above that know the files, such as `tfds`.
+
+        Args:
+            files: The paths; not sorted.
+            indexes: One for each file.
+            features: As of the class; or an object that parses records, with `single`, `batch` and `samples`.
+            positions: Those of the dataset, counted over all files: a range or an int64 array; None for all.
+            transform: Called with each sample.
+            verify_crc: Check the payloads' checksums.
+        """
+        dataset = cls.__new__(cls)
+        is_spec = isinstance(features, (Mapping, SequenceFeatures))
+        parser = BatchParser(features) if is_spec else features
+        dataset._set_up(list(files), indexes, positions, parser, transform, verify_crc)
+        return dataset
+
+    def _set_up(
+        self,
+        files: list[str],
+        indexes: Iterable[RecordIndex],
+        positions: Sequence[int] | None,
+        parser: Any,
+        transform: Callable[[Any], Any] | None,
+        verify_crc: bool,
+    ) -> None:
+        self._parser = parser
+        self._transform = transform
+        self.files: list[str] = files
+        facts: list[RecordIndex] = []  # an index goes into the table and is dropped: 16 bytes for each of its records
+        self._table = RecordTable(_noting(indexes, facts))
+        self._positions: Any = range(len(self._table)) if positions is None else positions
+        self._reader = RecordReader(verify_crc)
+        self._opener = _FileOpener(files, facts)
+        self._sources = SourceCache(self._opener)
+        self._epoch = torch.zeros((), dtype=torch.int64)
+        self._share_epoch()
+
+    def __len__(self) -> int:
+        return len(self._positions)
+
+    @overload
+    def __getitem__(self, position: slice) -> TFRecordDataset: ...
+
+    @overload
+    def __getitem__(self, position: int) -> Any: ...
+
+    def __getitem__(self, position: int | slice) -> Any:
+        """The sample at a position (negative ones count from the end), or for a slice a dataset of those positions."""
+        if isinstance(position, slice):
+            return self._part(self._positions[position])
+        absolute = self._absolute(position)
+        sample = self._sample(absolute, int(self._epoch))
+        return sample if self._transform is None else self._transform(sample)
+
+    def __getitems__(self, positions: Sequence[int]) -> Sequence[Any]:
+        """The samples of several positions, in that order: what DataLoader asks for to make a batch.
+
+        Read by few calls, and parsed at once to columns, which `collate` hands on; for everything else the result is
+        a sequence of samples, each equal to `ds[position]`. Where a record is damaged or does not fit the features the
+        error is that of the first such position.
+        """
+        return self.transform_samples(self.load_samples(positions))
+
+    def load_samples(self, positions: Sequence[int]) -> Sequence[Any]:
+        """`__getitems__` without the transform: reads, verifies, parses and decodes. Safe from several threads."""
+        if not len(positions):
+            return []
+        try:
+            return self.load_batches([positions])[0]
+        except TFRecordError:
+            # One after another, for the error of the first bad position.
+            epoch = self._epoch_of(positions)
+            return [self._sample(position, epoch) for position in self._absolutes(positions).tolist()]
+
+    def load_batches(self, batches: Sequence[Sequence[int]]) -> list[Sequence[Any]]:
+        """`load_samples` of several batches, whose records are read and parsed together.
+
+        Raises:
+            TFRecordError: Of some record; `load_samples` of each batch tells which.
+        """
+        absolutes = [self._absolutes(positions) for positions in batches]
+        absolute = absolutes[0] if len(batches) == 1 else np.concatenate(absolutes)
+        borders = [0, *accumulate(map(len, batches))]
+        records = self._reader.read_batch(self._sources.get, *self._table.find(absolute))
+        if self._parser is None:
+            payloads = records.tolist()
+            return [payloads[begin:end] for begin, end in pairwise(borders)]
+        keys = None
+        if self._parser.needs_keys:
+            epochs = map(self._epoch_of, batches)
+            keys = np.concatenate([*map(record_keys, absolutes, epochs)])
+        if not self.has_user_transform:
+            found: list[Sequence[Any]] = self._parser.batches(records, keys, borders)
+            return found
+        samples: list[Any] = self._parser.samples(records, keys)
+        return [samples[begin:end] for begin, end in pairwise(borders)]
+
+    @property
+    def has_user_transform(self) -> bool:
+        """Whether there is a transform that may do anything, such as draw from the global random state."""
+        return self._transform is not None and not isinstance(self._transform, ColumnTransform)
+
+    def transform_samples(self, samples: Sequence[Any]) -> Sequence[Any]:
+        """The transform applied to each of the samples that `load_samples` gave."""
+        transform = self._transform
+        if transform is None:
+            return samples
+        if isinstance(transform, ColumnTransform) and isinstance(samples, ColumnBatch):
+            return samples.map(transform.columns)
+        return [transform(sample) for sample in samples]
+
+    def raw(self, position: int) -> bytes:
+        """The record's payload, unparsed."""
+        return self._read(self._absolute(position))
+
+    def locate(self, position: int) -> tuple[str, int]:
+        """File of a position, and byte offset of its record; in the decompressed stream for compressed files."""
+        file, _, offset, _ = self._table.find_one(self._absolute(position))
+        return self.files[file], offset
+
+    def block_starts(self, block_bytes: int) -> npt.NDArray[np.int64]:
+        """The first position of each block of neighbouring records: what `shuffle="blocks"` shuffles.
+
+        Records of one file that begin in the same `block_bytes` bytes of it are a block.
+
+        Returns:
+            int64 [number of blocks], ascending, the first one 0; empty for an empty dataset.
+        """
+        return self._table.block_starts(self._positions, block_bytes)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch, from 0, that random draws of features (a fused crop) depend on; workers follow.
+
+        A batch of positions that has an attribute `epoch`, as those of `make_dataloader`, goes by that.
+        """
+        self._epoch.fill_(at_least(0, "epoch", epoch))
+
+    def _part(self, positions: Sequence[int]) -> TFRecordDataset:
+        part = object.__new__(type(self))
+        part.__dict__.update(self.__dict__)
+        part._positions = positions
+        return part
+
+    # Positions: those of this dataset to those of all files, "absolute".
+
+    def _absolute(self, position: int) -> int:
+        try:
+            return int(self._positions[as_integer(position)])
+        except IndexError:
+            raise IndexError(f"position {position} is out of range for {len(self)} records") from None
+
+    def _absolutes(self, positions: Sequence[int]) -> _Integers:
+        native = native_module("frames")
+        if native is not None and isinstance(positions, list):
+            numbers = np.empty(len(positions), np.int64)
+            if native.integers(positions, len(self), numbers):
+                return self._chosen(numbers)
+        numbers = np.asarray(positions)
+        if numbers.dtype != np.int64 or numbers.ndim != 1:  # other integers, or none
+            return np.array([self._absolute(position) for position in positions], dtype=np.int64)
+        low, high = numbers.min(), numbers.max()
+        if low < 0 or high >= len(self):
+            wrong = numbers[(numbers < -len(self)) | (numbers >= len(self))]
+            if len(wrong):
+                self._absolute(wrong[0])
+            numbers = np.where(numbers < 0, numbers + len(self), numbers)
+        return self._chosen(numbers)
+
+    def _chosen(self, numbers: _Integers) -> _Integers:
+        """The absolute positions of this dataset's, all from 0 to below its length."""
+        if isinstance(self._positions, np.ndarray):
+            chosen: _Integers = self._positions[numbers]
+            return chosen
+        start, step = self._positions.start, self._positions.step
+        return numbers if (start, step) == (0, 1) else numbers * step + start
+
+    # Reading and parsing.
+
+    def _epoch_of(self, positions: Sequence[int]) -> int:
+        epoch: int | None = getattr(positions, "epoch", None)
+        return int(self._epoch) if epoch is None else epoch
+
+    def _sample(self, absolute: int, epoch: int) -> Any:
+        payload = self._read(absolute)
+        if self._parser is None:
+            return payload
+        key = int(record_keys(np.array([absolute]), epoch)[0]) if self._parser.needs_keys else 0
+        try:
+            return self._parser.single(payload, key)
+        except TFRecordError as error:
+            file, number, offset, _ = self._table.find_one(absolute)
+            error.locate(path=self.files[file], offset=offset, position=number)
+            raise
+
+    def _read(self, absolute: int) -> bytes:
+        file, number, offset, length = self._table.find_one(absolute)
+        try:
+            return self._reader.read(self._sources.get(file), offset, length)
+        except TFRecordError as error:
+            error.locate(path=self.files[file], position=number)
+            raise
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = self.__dict__.copy()
+        del state["_sources"]  # open files stay in their process
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._sources = SourceCache(self._opener)
+        self._share_epoch()  # plain pickle and copies do not keep it shared
+
+    def _share_epoch(self) -> None:
+        # In shared memory: persistent workers hold a copy of this object and must see set_epoch all the same.
+        if self._parser is not None and self._parser.needs_keys:
+            self._epoch.share_memory_()  # type: ignore[no-untyped-call]
+
+    def __repr__(self) -> str:
+        return f"TFRecordDataset({len(self)} records in {len(self.files)} files, {self.files[0]!r}, ...)"
+
+
+def _noting(indexes: Iterable[RecordIndex], facts: list[RecordIndex]) -> Iterator[RecordIndex]:
+    for index in indexes:
+        facts.append(index.without_records())
+        yield index
+
+
+class _FileOpener:
+    """Opens files by number. Apart from the dataset, which would else refer to itself and keep files open when dropped.
+
+    Args:
+        files: The paths.
+        indexes: One for each file, which must still be of that file; their records are of no matter.
+    """
+
+    def __init__(self, files: Sequence[str], indexes: Sequence[RecordIndex]) -> None:
+        self._files = files
+        self._indexes = indexes
+        self._said_slow = False
+
+    def __call__(self, file: int) -> ByteSource:
+        source = open_file(self._files[file])
+        index = self._indexes[file]
+        index.check_fresh(source)
+        if index.compression_type and not self._said_slow:
+            self._said_slow = True
+            warnings.warn(
+                "random access in a compressed file decompresses from its beginning up to the record: slow unless read "
+                "in order. Write the data uncompressed, or stream it with TFRecordIterableDataset.",
+                stacklevel=outer_level(),
+            )
+        return open_stream(source, index.compression_type)[0]

@@ -1,0 +1,229 @@
+"""A DataLoader that reads ahead with threads, in place of worker processes."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import islice
+from time import perf_counter
+from typing import Any, NamedTuple, Protocol, TypeAlias
+
+from torch.autograd import profiler
+from torch.utils.data import DataLoader
+from torch.utils.data._utils.pin_memory import pin_memory
+from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
+
+from torch_tfrecord.batches.collate import collate
+from torch_tfrecord.batches.padding import PaddedCollate
+from torch_tfrecord.native import has_native
+
+__all__ = ["LoadsAhead", "ReadAheadLoader", "usual_num_threads"]
+
+
+# More threads than this wait for Python's lock, for all but large images.
+_MOST_THREADS = 8
+# Batches are loaded together for about this long, but no more of them than that.
+_TASK_SECONDS = 4e-3
+_MOST_BATCHES = 4
+
+
+def usual_num_threads() -> int:
+    """How many threads read ahead unless asked otherwise: one for each processor that this process may use, up to 8.
+
+    Without the compiled core one: parsing in Python holds Python's lock, and several threads would only take turns.
+    """
+    available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(available, _MOST_THREADS) if has_native() else 1
+
+
+# What was loaded, or the error in its place.
+_Outcome: TypeAlias = "tuple[Any, Exception | None]"
+
+
+class LoadsAhead(Protocol):
+    """A dataset whose samples may be loaded by threads, before a transform that may not: our own map-style ones."""
+
+    @property
+    def has_user_transform(self) -> bool:
+        """Whether there is a transform that must run in the thread that iterates."""
+
+    def load_samples(self, positions: Sequence[int]) -> Sequence[Any]:
+        """The samples of several positions without the transform."""
+
+    def load_batches(self, batches: Sequence[Sequence[int]]) -> list[Sequence[Any]]:
+        """`load_samples` of several batches at once; where it raises, they are loaded one by one."""
+
+    def transform_samples(self, samples: Sequence[Any]) -> Sequence[Any]:
+        """The transform applied to each."""
+
+
+class ReadAheadLoader(DataLoader[Any]):
+    """A DataLoader whose batches are read, checked, parsed and decoded ahead, by threads.
+
+    Of a `TFRecordDataset` or `tfds.RLDSDataset`. Without workers (`num_workers=0`) threads do what the compiled core
+    and the decoders do without Python's lock; the batch is handed over without being copied. The transform and a
+    collate_fn of the user's run in the thread that iterates, one batch after another, since they may draw from the
+    global random state. With workers, or with `num_threads=0`, it is torch's DataLoader.
+
+    Args:
+        dataset: The dataset.
+        num_threads: Threads that read ahead; each keeps one batch under way, and one more is ready (of batches that
+            take less than 4 ms, up to 4 in place of one). None for one for each processor that this process may use,
+            up to 8.
+        **dataloader_kwargs: For `DataLoader`: batch_size, shuffle, sampler, ...; `collate_fn` is `collate` unless
+            given.
+
+    Raises:
+        TypeError: Another dataset, read by threads.
+
+    Example:
+        >>> ds = tfds.RLDSDataset("bridge/0.1.0", "train", action_horizon=4)  # doctest: +SKIP
+        >>> for batch in ReadAheadLoader(ds, batch_size=64, shuffle=True):  # doctest: +SKIP
+        ...     ...
+    """
+
+    def __init__(self, dataset: LoadsAhead, *, num_threads: int | None = None, **dataloader_kwargs: Any) -> None:
+        dataloader_kwargs.setdefault("collate_fn", collate)
+        super().__init__(dataset, **dataloader_kwargs)  # type: ignore[arg-type]
+        self.num_threads = usual_num_threads() if num_threads is None else num_threads
+        self.pace = _Pace()
+        if self.num_threads and not self.num_workers and not hasattr(dataset, "load_samples"):
+            raise TypeError(
+                f"ReadAheadLoader reads TFRecordDataset and RLDSDataset, got {type(dataset).__name__}: use DataLoader"
+            )
+
+    def __iter__(self) -> Any:
+        return super().__iter__() if self.num_workers or not self.num_threads else _ReadAheadIterator(self)
+
+
+class _Task(NamedTuple):
+    """Batches under way, which one thread loads one after another."""
+
+    positions: Sequence[Sequence[int]]
+    loading: Future[_Loaded]
+
+
+class _Loaded(NamedTuple):
+    """What came of a task: of each batch what was loaded, or its error; and the seconds it took."""
+
+    batches: list[_Outcome]
+    seconds: float
+
+
+class _Pace:
+    """How many batches are loaded together; learned over all iterations of a loader."""
+
+    def __init__(self) -> None:
+        self.num_batches = 1
+
+    def learn(self, seconds_a_batch: float) -> None:
+        """Note how long a batch took."""
+        wanted = int(_TASK_SECONDS / max(seconds_a_batch, 1e-9))
+        self.num_batches = min(max(wanted, 1), 2 * self.num_batches, _MOST_BATCHES)
+
+
+class _ReadAheadIterator(_SingleProcessDataLoaderIter):
+    """One iteration. Threads start with the first batch and end with the iteration, or when it is dropped.
+
+    A thread that hands over a batch wakes the one that iterates, which costs as much as loading a hundred rows of
+    numbers. So batches that are loaded quickly are loaded and handed over several at once.
+    """
+
+    _dataset: Any  # LoadsAhead
+
+    def __init__(self, loader: ReadAheadLoader) -> None:
+        super().__init__(loader)
+        self._num_threads = loader.num_threads
+        # The collate_fn, where it may run ahead: it is ours, and no transform of the user's comes before it.
+        is_ours = self._collate_fn is collate or isinstance(self._collate_fn, PaddedCollate)
+        self._ahead = self._collate_fn if is_ours and not self._dataset.has_user_transform else None
+        self._tasks: deque[_Task] = deque()  # in order
+        self._loaded: deque[_Outcome] = deque()  # of tasks that have ended, in order
+        self._pace = loader.pace
+        self._pool = ThreadPoolExecutor(1)  # until the first batch; has no thread
+        self._is_ended = self._is_interrupted = False
+        self._pid = -1
+
+    def __next__(self) -> Any:
+        if getattr(profiler, "_is_profiler_enabled", True):
+            return super().__next__()  # torch's, which tells the profiler
+        self._num_yielded += 1
+        return self._next_data()
+
+    def _next_data(self) -> Any:
+        if self._is_interrupted:
+            raise RuntimeError("this iteration was interrupted: begin a new one, from the loader's state if need be")
+        try:
+            return self._next_batch()
+        except Exception:
+            raise
+        except BaseException:  # Ctrl-C, perhaps while a thread was starting: nobody would ever tell that one to end
+            self._is_interrupted = True
+            self._pool.shutdown(wait=False, cancel_futures=True)
+            raise
+
+    def _next_batch(self) -> Any:
+        if self._pid != os.getpid():
+            self._start()
+        while not self._is_ended and len(self._tasks) <= self._num_threads:
+            self._begin_task()
+        if not self._loaded:
+            self._wait()
+        loaded, error = self._loaded.popleft()
+        if error is not None:
+            raise error
+        batch = loaded if self._ahead is not None else self._collate_fn(self._dataset.transform_samples(loaded))
+        return pin_memory(batch, self._pin_memory_device) if self._pin_memory else batch  # type: ignore[no-untyped-call]
+
+    def _start(self) -> None:
+        """Start the threads; in a forked process, which has none of them, once more for what was under way."""
+        self._pool = ThreadPoolExecutor(self._num_threads, "tfrecord-read-ahead")
+        self._pid = os.getpid()
+        # Of an iterator that is dropped no batch is begun any more.
+        weakref.finalize(self, self._pool.shutdown, wait=False, cancel_futures=True).atexit = False
+        self._tasks = deque(self._submit(task.positions) for task in self._tasks)
+
+    def _begin_task(self) -> None:
+        size = self._pace.num_batches
+        positions = list(islice(self._sampler_iter, size))
+        self._is_ended = len(positions) < size
+        if positions:
+            self._tasks.append(self._submit(positions))
+
+    def _submit(self, positions: Sequence[Sequence[int]]) -> _Task:
+        # Without a reference to this iterator, which could else not be dropped.
+        return _Task(positions, self._pool.submit(_load, self._dataset, positions, self._ahead))
+
+    def _wait(self) -> None:
+        """Wait for the task that is next."""
+        if not self._tasks:
+            self._pool.shutdown(wait=False)
+            raise StopIteration
+        batches, seconds = self._tasks.popleft().loading.result()
+        self._loaded.extend(batches)
+        self._pace.learn(seconds / len(batches))
+
+
+def _load(dataset: LoadsAhead, batches: Sequence[Sequence[int]], collate_fn: Callable[[Any], Any] | None) -> _Loaded:
+    begin = perf_counter()
+    try:
+        loaded: list[_Outcome] = [
+            (_finish(dataset, samples, collate_fn), None) for samples in dataset.load_batches(batches)
+        ]
+    except Exception:  # of one of them; the others are good
+        loaded = [_load_one(dataset, positions, collate_fn) for positions in batches]
+    return _Loaded(loaded, perf_counter() - begin)
+
+
+def _load_one(dataset: LoadsAhead, positions: Sequence[int], collate_fn: Callable[[Any], Any] | None) -> _Outcome:
+    try:
+        return _finish(dataset, dataset.load_samples(positions), collate_fn), None
+    except Exception as error:
+        return None, error
+
+
+def _finish(dataset: LoadsAhead, samples: Sequence[Any], collate_fn: Callable[[Any], Any] | None) -> Any:
+    return samples if collate_fn is None else collate_fn(dataset.transform_samples(samples))

@@ -1,0 +1,259 @@
+"""One consumer's records of an epoch, from pieces of files: interleaved, mixed by a buffer; a place to go on from."""
+
+from __future__ import annotations
+
+import sys
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from torch_tfrecord.loading.record_groups import RecordGroup, StreamRecord
+from torch_tfrecord.loading.stream_pieces import Piece, picked_pieces
+from torch_tfrecord.order.random_stream import RandomStream
+from torch_tfrecord.records.packed_records import PackedRecords
+from torch_tfrecord.records.scan import Block
+
+__all__ = ["RecordStream"]
+
+
+class RecordStream:
+    """The records of some pieces of files in order, and where in them the one who takes them is.
+
+    `cycle_length` slots are visited in a circle, as by tf.data's ``interleave(cycle_length, block_length)``. An empty
+    slot opens the next piece at its turn, then up to `block_length` records are taken. A piece found at its end empties
+    its slot, and the turn ends: the replacement starts at that slot's next turn. Taking exactly `block_length` records
+    does not yet find the end. Then a buffer of `buffer_size` records mixes them: a random one of it is given out and
+    replaced by the next.
+
+    Args:
+        pieces: In order.
+        read: The blocks of a file, by its number.
+        cycle_length, block_length: At least 1.
+        buffer_size: 0 for none.
+        random: Draws from the buffer.
+
+    Attributes:
+        num_taken: Of a plain stream, how many records of `groups` were given out: whoever does that counts here.
+    """
+
+    def __init__(
+        self,
+        pieces: Sequence[Piece],
+        read: Callable[[int], Iterator[Block]],
+        *,
+        cycle_length: int,
+        block_length: int,
+        buffer_size: int,
+        random: RandomStream,
+    ) -> None:
+        self._pieces, self._read = pieces, read
+        self._block_length, self._buffer_size = block_length, buffer_size
+        self._random = random
+        # In groups, not record by record, where nothing is mixed.
+        self.is_plain = cycle_length == 1 and not buffer_size
+        self._next_piece = 0
+        self._slots: list[_Slot | None] = [None] * cycle_length
+        self._slot = 0  # whose turn it is
+        self._turn = 0  # records taken in this turn
+        self._buffer: list[StreamRecord] = []
+        self._num_draws = 0
+        self._marks = _Marks()
+        self.num_taken = 0
+
+    # Where it is.
+
+    def place(self) -> dict[str, Any]:
+        """Where the taker is, as JSON knows it: behind the record taken last."""
+        next_piece, slots = self._next_piece, [slot and [slot.piece, slot.first] for slot in self._slots]
+        if self.is_plain and self.num_taken:
+            piece, number = self._marks.last(self.num_taken)
+            next_piece, slots = piece + 1, [[piece, number + 1]]
+        waiting = [[file, number] for _, file, _, number in self._buffer]
+        numbers = {"next_piece": next_piece, "slot": self._slot, "turn": self._turn, "draws": self._num_draws}
+        return {**numbers, "slots": slots, "waiting": waiting}
+
+    def check(self, place: Mapping[str, Any], num_files: int) -> None:
+        """ValueError unless this is a place of a stream of these pieces."""
+        slots, waiting, num_pieces = place["slots"], place["waiting"], len(self._pieces)
+        if (
+            place["next_piece"] <= num_pieces
+            and isinstance(slots, list)
+            and place["slot"] < len(self._slots) == len(slots)
+            and all(slot is None or _are_pairs([slot], num_pieces) for slot in slots)
+            and _are_pairs(waiting, num_files)
+        ):
+            return
+        raise ValueError(f"expected a place of a stream of {num_pieces} pieces in the state, got {dict(place)}")
+
+    def go_to(self, place: Mapping[str, Any]) -> None:
+        """Go on where another stream of the same pieces was; before anything is taken."""
+        self._next_piece, self._slot, self._turn = place["next_piece"], place["slot"], place["turn"]
+        self._slots = [slot and self._open(*slot) for slot in place["slots"]]
+        self._num_draws = place["draws"]
+        self._random.skip(self._num_draws)
+        self._buffer = self._again(place["waiting"])
+
+    def left(self, place: Mapping[str, Any]) -> list[Piece]:
+        """The pieces that are left at a place: what waits in the buffer, the open ones, those not begun."""
+        waiting = picked_pieces((file, number) for file, number in place["waiting"])
+        begun = [self._pieces[slot[0]]._replace(first=slot[1]) for slot in place["slots"] if slot]
+        return [*waiting, *begun, *self._pieces[place["next_piece"] :]]
+
+    def _again(self, waiting: Sequence[Sequence[int]]) -> list[StreamRecord]:
+        """The records of a buffer, read anew."""
+        found: dict[tuple[int, int], StreamRecord] = {}
+        for piece in picked_pieces((file, number) for file, number in waiting):
+            for record in _records(self._read, piece):
+                found[record[1], record[3]] = record
+        missing = [(file, number) for file, number in waiting if (file, number) not in found]
+        if missing:
+            raise ValueError(f"the file is another one: file {missing[0][0]} has no record {missing[0][1]} any more")
+        return [found[file, number] for file, number in waiting]
+
+    # In groups.
+
+    def groups(self) -> Iterator[RecordGroup]:
+        """All records, of a plain stream; the user keeps count in `num_taken`."""
+        slot = self._slots[0]
+        if slot is not None:
+            yield from self._marked(slot.piece, slot.first)
+        for number in range(self._next_piece, len(self._pieces)):
+            yield from self._marked(number, self._pieces[number].first)
+
+    def _marked(self, number: int, first: int) -> Iterator[RecordGroup]:
+        for group in _groups(self._read, self._pieces[number]._replace(first=first)):
+            self._marks.add(number, group.numbers, self.num_taken)
+            yield group
+
+    # One by one.
+
+    def records(self) -> Iterator[StreamRecord]:
+        """All records."""
+        return self._mixed() if self._buffer_size else self._interleaved()
+
+    def _open(self, number: int, first: int) -> _Slot:
+        return _Slot(number, first, _records(self._read, self._pieces[number]._replace(first=first)))
+
+    def _interleaved(self) -> Iterator[StreamRecord]:
+        slots = self._slots
+        num_open = sum(slot is not None for slot in slots)
+        block_length = self._block_length if len(slots) > 1 else sys.maxsize  # alone, turns make no difference
+        while self._next_piece < len(self._pieces) or num_open:
+            slot = slots[self._slot]
+            if slot is None and self._next_piece < len(self._pieces):
+                slot = slots[self._slot] = self._open(self._next_piece, self._pieces[self._next_piece].first)
+                self._next_piece += 1
+                num_open += 1
+            if slot is not None:
+                for record in islice(slot.records, block_length - self._turn):
+                    self._turn += 1
+                    slot.last = record
+                    yield record
+                if self._turn < block_length:
+                    slots[self._slot] = None
+                    num_open -= 1
+            self._turn, self._slot = 0, (self._slot + 1) % len(slots)
+
+    def _mixed(self) -> Iterator[StreamRecord]:
+        buffer, size, below = self._buffer, self._buffer_size, self._random.below
+        for record in self._interleaved():
+            if len(buffer) < size:
+                buffer.append(record)
+                continue
+            chosen = below(size)
+            self._num_draws += 1
+            given, buffer[chosen] = buffer[chosen], record
+            yield given
+        while buffer:
+            chosen = below(len(buffer))
+            self._num_draws += 1
+            buffer[chosen], buffer[-1] = buffer[-1], buffer[chosen]
+            yield buffer.pop()
+
+
+class _Slot:
+    """An open piece: its number, its records, and the one taken last."""
+
+    __slots__ = ("_first", "last", "piece", "records")
+
+    def __init__(self, piece: int, first: int, records: Iterator[StreamRecord]) -> None:
+        self.piece, self._first, self.records = piece, first, records
+        self.last: StreamRecord | None = None
+
+    @property
+    def first(self) -> int:
+        """The number from which its records are not taken yet."""
+        return self._first if self.last is None else self.last[3] + 1
+
+
+class _Marks:
+    """Which record of the groups of a stream is where, from the one taken last on."""
+
+    def __init__(self) -> None:
+        self._marks: deque[tuple[int, int, npt.NDArray[np.int64]]] = deque()  # end, piece, numbers of a group
+        self._num_read = 0
+
+    def add(self, piece: int, numbers: npt.NDArray[np.int64], num_taken: int) -> None:
+        """A group was read, when so many records were taken."""
+        self._forget_before(num_taken)
+        self._num_read += len(numbers)
+        self._marks.append((self._num_read, piece, numbers))
+
+    def _forget_before(self, num_taken: int) -> None:
+        while self._marks and self._marks[0][0] < num_taken:
+            self._marks.popleft()
+
+    def last(self, num_taken: int) -> tuple[int, int]:
+        """Number of the piece of the record taken last, at least the first one, and its number in the file."""
+        self._forget_before(num_taken)
+        end, piece, numbers = self._marks[0]
+        return piece, int(numbers[len(numbers) - 1 - (end - num_taken)])
+
+
+def _are_pairs(pairs: Any, limit: int) -> bool:
+    """Whether they are (number below a limit, number) each."""
+    return isinstance(pairs, list) and all(
+        isinstance(pair, (list, tuple)) and [*map(type, pair)] == [int, int] and 0 <= pair[0] < limit and pair[1] >= 0
+        for pair in pairs
+    )
+
+
+# Apart from the stream, which would else refer to itself and keep files open when dropped.
+
+
+def _groups(read: Callable[[int], Iterator[Block]], piece: Piece) -> Iterator[RecordGroup]:
+    """The records of a piece, block by block."""
+    last = None if piece.picked is None else max(piece.picked, default=-1)  # what comes after it is not read
+    if last == -1:
+        return
+    for block in read(piece.file):
+        if block.records is None:
+            continue
+        rows = _rows(piece, block)
+        records = PackedRecords(block.records.buffer, block.records.starts[rows], block.records.lengths[rows])
+        numbers = np.arange(block.position, block.position + len(block.records))[rows]
+        if len(numbers):
+            yield RecordGroup(records, np.full(len(numbers), piece.file), block.offsets[rows], numbers)
+        if last is not None and block.position + len(block.records) > last:
+            return
+
+
+def _records(read: Callable[[int], Iterator[Block]], piece: Piece) -> Iterator[StreamRecord]:
+    # As single objects: a shuffle buffer must not keep whole blocks for the sake of a few.
+    for group in _groups(read, piece):
+        columns = (group.records, group.files, group.offsets, group.numbers)
+        yield from zip(*(column.tolist() for column in columns), strict=True)
+
+
+def _rows(piece: Piece, block: Block) -> Any:
+    """Which rows of a block belong to a piece: a slice or an array."""
+    end = block.position + len(block.offsets)
+    low = max(piece.first, block.position)
+    if piece.picked is not None:
+        picked = np.array(piece.picked, dtype=np.int64)
+        return picked[(picked >= low) & (picked < end)] - block.position
+    return slice(min(low + (piece.part - low) % piece.parts, end) - block.position, None, piece.parts)

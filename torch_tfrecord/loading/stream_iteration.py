@@ -1,0 +1,161 @@
+"""One iteration of a stream by one consumer, and what is kept of it for the next one."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch.utils.data import get_worker_info
+
+from torch_tfrecord.loading.record_stream import RecordStream
+from torch_tfrecord.loading.stream_pieces import Piece, deal_out
+from torch_tfrecord.loading.stream_states import StreamStates
+from torch_tfrecord.order.epochs import STATE_VERSION
+
+__all__ = ["LastIteration", "LoadedStates", "StreamIteration"]
+
+_MOST_WORKERS = 1024
+
+
+class _Source(Protocol):
+    """What is iterated over."""
+
+    def _identity(self) -> Mapping[str, Any]:
+        """What decides the order."""
+
+    def _pieces(self, epoch: int) -> list[Piece]:
+        """All that there is to read, in the order of an epoch."""
+
+    def _stream(self, pieces: Sequence[Piece], epoch: int, number: int) -> RecordStream:
+        """A consumer's records."""
+
+    def _items(self, stream: RecordStream, epoch: int) -> Iterator[Any]:
+        """Samples or batches of them."""
+
+    def _begun(self) -> None:
+        """Called before the first of them."""
+
+
+class StreamIteration(Iterator[Any]):
+    """One iteration. It begins with its first sample: loaders make iterators that they throw away.
+
+    Args:
+        source: What is iterated over.
+        consumer: Number of this consumer, and how many there are.
+        epoch: From 0.
+    """
+
+    def __init__(self, source: _Source, consumer: tuple[int, int], epoch: int) -> None:
+        self._source = source
+        self._consumer, self._num_consumers = consumer
+        self._items: Iterator[Any] | None = None
+        self._begin(epoch, None)
+        self.last: LastIteration | None = None  # told when this iterator is dropped
+
+    def _begin(self, epoch: int, pieces: list[Piece] | None) -> None:
+        self.epoch = epoch
+        self._dealt_anew = pieces is not None
+        if pieces is None:
+            pieces = deal_out(self._source._pieces(epoch), self._consumer, self._num_consumers)
+        self._plan = pieces
+        self._stream = self._source._stream(pieces, epoch, self._consumer)
+
+    def __next__(self) -> Any:
+        if self._items is None:
+            self._items = self._source._items(self._stream, self.epoch)
+            self._source._begun()
+        return next(self._items)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where this iteration is."""
+        return {
+            "version": STATE_VERSION,
+            **self._source._identity(),
+            "epoch": self.epoch,
+            "consumer": self._consumer,
+            "num_consumers": self._num_consumers,
+            # They follow from the epoch, but for what was left by other consumers.
+            "pieces": [piece.as_json() for piece in self._plan] if self._dealt_anew else None,
+            **self._stream.place(),
+        }
+
+    def load_state_dict(self, state_dict: Any) -> None:
+        """Go on where another iteration was, as StatefulDataLoader asks for."""
+        self.go_on(StreamStates(state_dict, self._source._identity()))
+
+    def go_on(self, states: StreamStates) -> None:
+        """Go on where the states were: this consumer's, or what all consumers left, dealt out anew."""
+        self._items = None
+        own = states.of(self._consumer, self._num_consumers)
+        if own is not None:
+            self._begin_as(own)
+            self._stream.go_to(own)
+            return
+        left: list[Piece] = []
+        for state in states.all(self._consumer, self._num_consumers):
+            other = StreamIteration(self._source, (state["consumer"], state["num_consumers"]), states.epoch)
+            other._begin_as(state)
+            left += other._stream.left(state)
+        self._begin(states.epoch, deal_out(left, self._consumer, self._num_consumers))
+
+    def _begin_as(self, state: Mapping[str, Any]) -> None:
+        source, pieces = state["num_files"], state["pieces"]
+        self._begin(state["epoch"], None if pieces is None else [Piece.from_json(piece, source) for piece in pieces])
+        self._stream.check(state, source)
+
+    def __del__(self) -> None:
+        last = getattr(self, "last", None)
+        if last is not None:
+            with contextlib.suppress(Exception):  # when Python ends, anything may be gone
+                last.keep(self.state_dict())
+
+
+class LastIteration:
+    """The state of the iteration that began last, also after it was dropped; does not keep its files open."""
+
+    def __init__(self, iteration: StreamIteration) -> None:
+        self._iteration = weakref.ref(iteration)
+        self._state: dict[str, Any] | None = None
+        iteration.last = self
+
+    def keep(self, state: dict[str, Any]) -> None:
+        """The iteration is dropped here."""
+        self._state = state
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the iteration is, or was."""
+        iteration = self._iteration()
+        if iteration is not None:
+            return iteration.state_dict()
+        if self._state is None:
+            raise RuntimeError("the state of the iteration that began last was lost when it was dropped")
+        return copy.deepcopy(self._state)
+
+
+class LoadedStates:
+    """States for the next iteration of each worker; in shared memory stands which of them used it.
+
+    A loader that starts its workers anew for each epoch gives all of them this object.
+    """
+
+    def __init__(self, states: StreamStates) -> None:
+        self.states = states
+        self._used = torch.zeros(_MOST_WORKERS, dtype=torch.bool)
+        self._used.share_memory_()  # type: ignore[no-untyped-call]
+
+    def is_for(self, epoch: int) -> bool:
+        """Whether this worker's next iteration, of this epoch, goes on from it."""
+        return self.states.epoch == epoch and not self._used[_worker_number()]
+
+    def use(self) -> None:
+        """This worker has gone on from it."""
+        self._used[_worker_number()] = True
+
+
+def _worker_number() -> int:
+    worker = get_worker_info()
+    return 0 if worker is None else min(worker.id, _MOST_WORKERS - 1)

@@ -1,0 +1,3 @@
+"""Who reads what, when: orders, shares, mixtures, samplers."""
+
+__all__: list[str] = []

@@ -1,0 +1,267 @@
+"""Several streams as one, in proportions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from fractions import Fraction
+from operator import index as as_integer
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch.utils.data import IterableDataset
+
+from torch_tfrecord.arguments import at_least
+from torch_tfrecord.order.epochs import STATE_VERSION, check_state, digest
+from torch_tfrecord.order.mixing import WeightedTurns
+from torch_tfrecord.order.mixture import check_stop, mixture_weights
+from torch_tfrecord.order.mixture_plan import checked_choices
+from torch_tfrecord.order.ranks import consumer, resolve_rank
+
+__all__ = ["IterableMixture"]
+
+
+class IterableMixture(IterableDataset[Any]):
+    """Several streams as one: at every moment each has had its share by weight, to within one sample or two.
+
+    `Mixture` for iterable datasets. The order is a pure function of the streams, the weights and the seed. Each
+    DataLoader worker mixes what the datasets give it there (`TFRecordIterableDataset` gives each its part), and stops
+    by what it has itself.
+
+    The state says where the mixture is and, for each dataset, its own state where it has one (its iterator's or its
+    own `state_dict`), else how many samples to step over. It is the state of one worker: torchdata's StatefulDataLoader
+    keeps one for each.
+
+    Args:
+        datasets: Iterables. One that has a method ``iter_epoch(epoch)`` is asked by it for the order of another epoch
+            each time that it begins anew.
+        weights, choices, seed, stop: As for `Mixture`. That a stream is at its end is seen when it is asked for more.
+
+    Raises:
+        ValueError: No datasets, or weights or choices that do not fit them; when iterated, a dataset that gave no
+            sample and would have to be repeated.
+
+    Example:
+        >>> "".join(IterableMixture(["abcdef", "12"], weights=[3, 1]))
+        'a1bc2def'
+    """
+
+    def __init__(
+        self,
+        datasets: Sequence[Iterable[Any]],
+        weights: Sequence[float | Fraction] | None = None,
+        *,
+        choices: npt.ArrayLike | None = None,
+        seed: int = 0,
+        stop: str = "first_exhausted",
+    ) -> None:
+        super().__init__()
+        check_stop(stop)
+        self._datasets = list(datasets)
+        self._seed = as_integer(seed)
+        self._stop = stop
+        self._weights = mixture_weights(len(self._datasets), weights, choices)
+        self._choices = None if choices is None else checked_choices(choices, len(self._datasets)).tolist()
+        self._epoch = torch.zeros((), dtype=torch.int64)
+        self._share_epoch()
+        self._loaded: Mapping[str, Any] | None = None
+        self._running: _MixedStream | None = None
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch, from 0, that datasets are asked for by their ``iter_epoch``; persistent workers follow."""
+        self._epoch.fill_(at_least(0, "epoch", epoch))
+
+    def __iter__(self) -> Iterator[Any]:
+        stream = _MixedStream(self, int(self._epoch))
+        if self._loaded is not None:
+            stream.load_state_dict(self._loaded)
+        return stream
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the iteration that began last is."""
+        if self._running is not None:
+            return self._running.state_dict()
+        return dict(self._loaded) if self._loaded is not None else _MixedStream(self, int(self._epoch)).state_dict()
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Go on where the state was, in the next iteration; the ones after that begin anew.
+
+        Raises:
+            ValueError: A state of another version, seed, weights, choices or stop; names both values. When iterated:
+                of another worker, rank or number of them.
+        """
+        self._check(state_dict)
+        self._loaded, self._running = state_dict, None
+
+    def _check(self, state: Mapping[str, Any]) -> None:
+        lists = {key: state[key] for key in ("components", "consumer", "left") if key in state}
+        check_state(state, {**self._identity(), **lists}, {"epoch": None, "phase": None, "turn": None})
+        if len(lists) < 3 or len(state["components"]) != len(self._datasets):
+            raise ValueError(f"expected the states of {len(self._datasets)} datasets, got {state.get('components')!r}")
+
+    def _identity(self) -> dict[str, Any]:
+        choices = None if self._choices is None else digest(np.array(self._choices, np.int64))
+        return {"weights": self._weights, "choices": choices, "seed": self._seed, "stop": self._stop}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_running": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._share_epoch()  # plain pickle and copies do not keep it shared
+
+    def _share_epoch(self) -> None:
+        # In shared memory: persistent workers hold a copy of this object and must see set_epoch all the same.
+        self._epoch.share_memory_()  # type: ignore[no-untyped-call]
+
+    def __repr__(self) -> str:
+        return f"IterableMixture({len(self._datasets)} datasets, weights={self._weights})"
+
+
+class _Component:
+    """One dataset of a mixture, begun anew as often as needed."""
+
+    def __init__(self, number: int, dataset: Any, epoch: int) -> None:
+        self._number = number
+        self._dataset = dataset
+        self._epoch = epoch
+        self._iterator: Iterator[Any] | None = None
+        self._passes = 0
+        self._num_given = 0  # in this pass
+        self.exhausted = False
+
+    def next(self) -> Any:
+        """The next sample; StopIteration at the end of the dataset."""
+        if self._iterator is None:
+            self._iterator = self._open()
+        sample = next(self._iterator)
+        self._num_given += 1
+        return sample
+
+    def again(self) -> Any:
+        """The first sample of the next pass."""
+        if not self._num_given:
+            raise ValueError(f"dataset {self._number} gave no sample: it cannot be repeated")
+        self._iterator, self._passes, self._num_given = None, self._passes + 1, 0
+        try:
+            return self.next()
+        except StopIteration:
+            raise ValueError(f"dataset {self._number} gave no sample when it was repeated") from None
+
+    def _open(self) -> Iterator[Any]:
+        if hasattr(self._dataset, "iter_epoch"):
+            iterator: Iterator[Any] = self._dataset.iter_epoch(self._epoch + self._passes)
+            return iterator
+        return iter(self._dataset)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where it is."""
+        holder: Any = self._iterator if _is_stateful(self._iterator) else self._dataset
+        inner = holder.state_dict() if self._num_given and _is_stateful(holder) else None
+        return {"passes": self._passes, "num_given": self._num_given, "exhausted": self.exhausted, "state": inner}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where another was: by its own state, else by stepping over samples."""
+        self._passes, self._num_given, self.exhausted = state["passes"], state["num_given"], state["exhausted"]
+        if not self._num_given:
+            return
+        iterator = self._open()
+        if state["state"] is None:
+            for _ in range(self._num_given):
+                next(iterator)
+        elif _is_stateful(iterator):
+            iterator.load_state_dict(state["state"])  # type: ignore[attr-defined]
+        else:
+            self._dataset.load_state_dict(state["state"])
+            iterator = self._open()
+        self._iterator = iterator
+
+
+def _is_stateful(holder: Any) -> bool:
+    return hasattr(holder, "state_dict") and hasattr(holder, "load_state_dict")
+
+
+class _MixedStream(Iterator[Any]):
+    """One iteration of a mixture."""
+
+    def __init__(self, mixture: IterableMixture, epoch: int) -> None:
+        self._mixture = mixture
+        self._begin(epoch)
+
+    def _begin(self, epoch: int) -> None:
+        self._epoch = epoch
+        self._components = [_Component(n, ds, epoch) for n, ds in enumerate(self._mixture._datasets)]
+        self._left = list(range(len(self._components)))  # those that have turns
+        self._phase, self._turn = 0, 0
+        self._turns = self._make_turns()
+
+    def _make_turns(self) -> WeightedTurns | None:
+        weights = [self._mixture._weights[component] for component in self._left]
+        return WeightedTurns(weights, self._mixture._seed, self._phase) if weights else None
+
+    def __next__(self) -> Any:
+        mixture = self._mixture
+        mixture._running, mixture._loaded = self, None
+        while self._left:
+            component = self._take_turn()
+            if component is None:
+                break
+            try:
+                return component.next()
+            except StopIteration:
+                component.exhausted = True
+            if mixture._stop == "never":
+                return component.again()
+            if mixture._stop == "all_exhausted" and not all(other.exhausted for other in self._components):
+                return component.again()
+            self._left = self._left_without(component)
+            self._phase, self._turn = self._phase + 1, self._turn if mixture._choices is not None else 0
+            self._turns = self._make_turns()
+        self._left = []
+        raise StopIteration
+
+    def _take_turn(self) -> _Component | None:
+        choices: list[int] | None = self._mixture._choices
+        while choices is not None and self._turn < len(choices):
+            self._turn += 1
+            if choices[self._turn - 1] in self._left:
+                return self._components[choices[self._turn - 1]]
+        if choices is not None or self._turns is None:
+            return None
+        self._turn += 1
+        return self._components[self._left[self._turns.turn(self._turn - 1).component]]
+
+    def _left_without(self, component: _Component) -> list[int]:
+        if self._mixture._stop != "all_exhausted_without_replacement":
+            return []
+        return [number for number in self._left if self._components[number] is not component]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where this iteration is."""
+        return {
+            "version": STATE_VERSION,
+            **self._mixture._identity(),
+            "epoch": self._epoch,
+            "phase": self._phase,
+            "turn": self._turn,
+            "left": self._left,
+            "components": [component.state_dict() for component in self._components],
+            "consumer": list(consumer(resolve_rank(None, None))),
+        }
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Go on where another iteration was."""
+        self._mixture._check(state_dict)
+        here = list(consumer(resolve_rank(None, None)))
+        if state_dict["consumer"] != here:
+            raise ValueError(
+                f"the state is of consumer {state_dict['consumer'][0]} of {state_dict['consumer'][1]} (workers times "
+                f"ranks), this is consumer {here[0]} of {here[1]}: a stream's state is that of one of them"
+            )
+        self._begin(state_dict["epoch"])
+        self._left, self._phase, self._turn = list(state_dict["left"]), state_dict["phase"], state_dict["turn"]
+        self._turns = self._make_turns()
+        for component, state in zip(self._components, state_dict["components"], strict=True):
+            component.load_state_dict(state)
+        self._mixture._running, self._mixture._loaded = self, None

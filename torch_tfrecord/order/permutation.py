@@ -1,0 +1,130 @@
+"""A random order of any number of positions, of which each place can be computed by itself."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from torch_tfrecord.order.random_stream import RandomStream
+
+__all__ = ["MAX_POSITIONS", "Permutation"]
+
+MAX_POSITIONS = 1 << 63
+"""The most positions that there can be: positions are int64."""
+
+# The next four decide the order for a seed: they never change.
+_TABLE_POSITIONS = 1 << 16  # up to here a table, of at most 128 KiB
+_ROUNDS = 8
+_FIRST_FACTOR = 0xFF51AFD7ED558CCD  # of MurmurHash3's 64-bit finaliser (Appleby, 2011)
+_SECOND_FACTOR = 0xC4CEB9FE1A85EC53
+
+_UINT64 = (1 << 64) - 1
+_CHUNK_POSITIONS = 1 << 13  # computed at once: these arrays stay in the processor's cache
+
+
+class Permutation:
+    """The positions 0 to n - 1 in an order that is a pure function of n and the seeds; memory is O(1) for any n.
+
+    Up to 65,536 positions, a table: the order of each position's own random number, in which every order is as likely
+    as any. Above, a keyed bijection: a Feistel network (Luby and Rackoff, 1988) of 8 rounds over the two halves of a
+    position's bits, whose results of n and more are put in again until they are below n (cycle walking; Black and
+    Rogaway, 2002), twice on average at most.
+
+    Args:
+        num_positions: n, 0 <= n <= 2^63.
+        seeds: Integers of any size.
+
+    Raises:
+        ValueError: A number of positions out of range.
+        IndexError: ``permutation[place]`` with a place that is not from 0 to n - 1.
+
+    Example:
+        >>> order = Permutation(5, 0, 0)
+        >>> [order[place] for place in range(5)]
+        [2, 3, 0, 1, 4]
+        >>> Permutation(10**18, 0)[0]
+        798343845182963474
+    """
+
+    def __init__(self, num_positions: int, *seeds: int) -> None:
+        if not 0 <= num_positions <= MAX_POSITIONS:
+            raise ValueError(f"num_positions must be from 0 to 2^63, got {num_positions}")
+        self.num_positions = num_positions
+        stream = RandomStream(*seeds)
+        self._table: npt.NDArray[np.uint16] | None = None
+        if num_positions <= _TABLE_POSITIONS:
+            self._table = np.argsort(stream.next_numbers(num_positions), kind="stable").astype(np.uint16)
+        num_bits = max(num_positions - 1, 1).bit_length()
+        self._low_bits = num_bits - num_bits // 2
+        self._high_bits = num_bits // 2
+        self._keys: list[int] = stream.next_numbers(_ROUNDS).tolist()
+
+    def __len__(self) -> int:
+        return self.num_positions
+
+    def __getitem__(self, place: int) -> int:
+        if not 0 <= place < self.num_positions:
+            raise IndexError(f"place {place} is out of range for {self.num_positions} positions")
+        if self._table is not None:
+            return int(self._table[place])
+        position = self._walk(place)
+        while position >= self.num_positions:
+            position = self._walk(position)
+        return position
+
+    def positions(self, places: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """The positions that stand at these places, all from 0 to n - 1 (not checked): int64, of the same shape."""
+        if self._table is not None:
+            return self._table[places].astype(np.int64)
+        found = np.empty(places.size, np.int64)
+        flat = places.reshape(-1)
+        for start in range(0, flat.size, _CHUNK_POSITIONS):
+            part = slice(start, start + _CHUNK_POSITIONS)
+            found[part] = self._below_n(flat[part].astype(np.uint64))
+        return found.reshape(places.shape)
+
+    def _below_n(self, values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+        self._walk_all(values)
+        outside = np.flatnonzero(values >= self.num_positions)
+        while outside.size:
+            again = values[outside]
+            self._walk_all(again)
+            values[outside] = again
+            outside = outside[again >= self.num_positions]
+        return values
+
+    def _walk(self, value: int) -> int:
+        """One pass of the network, a bijection of the numbers with as many bits as n - 1."""
+        low, high = value & (1 << self._low_bits) - 1, value >> self._low_bits
+        for number, key in enumerate(self._keys):
+            if number % 2:
+                low ^= _scramble(high, key) >> 64 - self._low_bits
+            else:
+                high ^= _scramble(low, key) >> 64 - self._high_bits
+        return high << self._low_bits | low
+
+    def _walk_all(self, values: npt.NDArray[np.uint64]) -> None:
+        """`_walk` of each value, in place."""
+        shift = np.uint64(self._low_bits)
+        low, high = values & np.uint64((1 << self._low_bits) - 1), values >> shift
+        to_low, to_high = np.uint64(64 - self._low_bits), np.uint64(64 - self._high_bits)
+        for number, key in enumerate(self._keys):
+            if number % 2:
+                low ^= _scramble_all(high, key) >> to_low
+            else:
+                high ^= _scramble_all(low, key) >> to_high
+        np.left_shift(high, shift, out=values)
+        values |= low
+
+
+def _scramble(half: int, key: int) -> int:
+    z = (half ^ key) * _FIRST_FACTOR & _UINT64
+    return (z ^ z >> 32) * _SECOND_FACTOR & _UINT64
+
+
+def _scramble_all(half: npt.NDArray[np.uint64], key: int) -> npt.NDArray[np.uint64]:
+    z: npt.NDArray[np.uint64] = half ^ np.uint64(key)
+    z *= np.uint64(_FIRST_FACTOR)
+    z ^= z >> np.uint64(32)
+    z *= np.uint64(_SECOND_FACTOR)
+    return z

@@ -1,0 +1,3 @@
+"""Records to samples and columns."""
+
+__all__: list[str] = []

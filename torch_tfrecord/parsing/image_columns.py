@@ -1,0 +1,61 @@
+"""The reader of an Image: encoded bytes to a tv_tensors.Image, one or a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torchvision import tv_tensors
+
+from torch_tfrecord.features.specs import Image
+from torch_tfrecord.images.codec import decode_image
+from torch_tfrecord.images.samples import CroppedImages, Normalization, check_image_shape
+from torch_tfrecord.parsing.columns import labelled, stack
+from torch_tfrecord.parsing.value_columns import OneValue
+
+__all__ = ["ImageReader"]
+
+
+class ImageReader(OneValue):
+    """Reads an Image. With a random crop it takes the records' random keys: see `OneValue`."""
+
+    def __init__(self, name: str, spec: Image) -> None:
+        super().__init__(name, spec, spec.shape or ())
+        self._mode, self._apply_orientation = spec.mode, spec.apply_orientation
+        self._normalization = None if spec.normalize is None else Normalization(*spec.normalize)
+        self._cropped: CroppedImages | None = None
+        if spec.crop is not None:
+            self.keyed = spec.crop.is_random
+            self._cropped = CroppedImages(
+                spec.mode, spec.crop, self._normalization, apply_orientation=spec.apply_orientation
+            )
+
+    def sample(self, record: Any, key: int = 0) -> Any:
+        """The value of one record."""
+        data, shape = self._find(record)
+        return labelled(self._lookup, self._convert, data, shape, key)
+
+    def batch(self, records: Sequence[Any], keys: Sequence[int] | None = None) -> Any:
+        """The column of several records."""
+        found = [self._find(record) for record in records]
+        values, shapes = [data for data, _ in found], [shape for _, shape in found]
+        return labelled(self._lookup, self.from_values, values, shapes, keys)
+
+    def from_values(
+        self, values: Sequence[Any], shapes: Sequence[tuple[Any, ...]], keys: Sequence[int] | None = None
+    ) -> Any:
+        """The column of several records: one tensor [B, C, H, W], or a list where sizes differ; see `OneValue`."""
+        if self._cropped is not None:
+            return tv_tensors.Image(self._cropped.batch(values, shapes, [0] * len(values) if keys is None else keys))
+        return stack([self._convert(value, shape) for value, shape in zip(values, shapes, strict=True)])
+
+    def _convert(self, data: bytes | memoryview, shape: tuple[Any, ...], key: int = 0) -> Any:
+        if self._cropped is not None:
+            return tv_tensors.Image(self._cropped.batch([data], [shape], [key])[0])
+        pixels = decode_image(data, self._mode, apply_orientation=self._apply_orientation)
+        channels, height, width = pixels.shape
+        check_image_shape(shape, (height, width, channels))
+        if self._normalization is not None:
+            pixels = self._normalization.write(pixels.permute(1, 2, 0).numpy(), torch.empty(pixels.shape))
+        return tv_tensors.Image(pixels)

@@ -1,0 +1,160 @@
+"""The tables from spec to reader: for an Example, for the context and for the feature lists of a SequenceExample."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import torch
+
+from torch_tfrecord.features.specs import (
+    Feature,
+    FixedLenFeature,
+    Image,
+    RawTensor,
+    SerializedTensor,
+    Text,
+    VarLenFeature,
+)
+from torch_tfrecord.features.structured_specs import FixedLenSequenceFeature, RaggedFeature, SparseFeature
+from torch_tfrecord.parsing.columns import Reader, key_of, list_lookup
+from torch_tfrecord.parsing.image_columns import ImageReader
+from torch_tfrecord.parsing.padded_columns import PaddedNumbers, PaddedStrings, RowFinder, row_lists
+from torch_tfrecord.parsing.plain_columns import FixedNumbers, FixedStrings, VarLenNumbers, VarLenStrings
+from torch_tfrecord.parsing.ragged_columns import RaggedNumbers, RaggedStrings
+from torch_tfrecord.parsing.sparse_columns import SparseReader
+from torch_tfrecord.parsing.step_columns import RaggedSteps, ValueSteps, VarLenSteps, step_lists
+from torch_tfrecord.parsing.value_columns import RawTensorReader, SerializedTensorReader, TextReader
+
+__all__ = ["make_context_reader", "make_reader", "make_step_counter", "make_step_reader"]
+
+_Table: TypeAlias = Mapping[type[Feature], Callable[[str, Any], Reader]]
+
+
+def _fixed_len(name: str, spec: FixedLenFeature) -> Reader:
+    return FixedNumbers(name, spec) if isinstance(spec.dtype, torch.dtype) else FixedStrings(name, spec)
+
+
+def _var_len(name: str, spec: VarLenFeature) -> Reader:
+    return VarLenNumbers(name, spec) if isinstance(spec.dtype, torch.dtype) else VarLenStrings(name, spec)
+
+
+def _padded(lists: RowFinder, spec: FixedLenSequenceFeature) -> Reader:
+    return PaddedNumbers(lists, spec) if isinstance(spec.dtype, torch.dtype) else PaddedStrings(lists, spec)
+
+
+def _fixed_len_sequence(name: str, spec: FixedLenSequenceFeature) -> Reader:
+    return _padded(row_lists(name, spec), spec)
+
+
+def _ragged(name: str, spec: RaggedFeature) -> Reader:
+    return RaggedNumbers(name, spec) if isinstance(spec.dtype, torch.dtype) else RaggedStrings(name, spec)
+
+
+_VALUES: _Table = {
+    Image: ImageReader,
+    RawTensor: RawTensorReader,
+    SerializedTensor: SerializedTensorReader,
+    Text: TextReader,
+}
+_EXAMPLE: _Table = {
+    **_VALUES,
+    FixedLenFeature: _fixed_len,
+    FixedLenSequenceFeature: _fixed_len_sequence,
+    RaggedFeature: _ragged,
+    SparseFeature: SparseReader,
+    VarLenFeature: _var_len,
+}
+
+
+class _ContextFixedLen:
+    """A FixedLenFeature of a context: a feature whose kind is not set is an error, also where there is a default."""
+
+    def __init__(self, name: str, spec: FixedLenFeature) -> None:
+        self._lookup = list_lookup(name, key_of(name, spec), spec.dtype)
+        self._reader = _fixed_len(name, spec)
+
+    def sample(self, record: Any) -> Any:
+        self._check(record)
+        return self._reader.sample(record)
+
+    def batch(self, records: Sequence[Any]) -> Any:
+        for record in records:
+            self._check(record)
+        return self._reader.batch(records)
+
+    def _check(self, record: Any) -> None:
+        if self._lookup.key in record and self._lookup.find(record) is None:
+            raise self._lookup.error("Unexpected number of elements: the feature is there without a value")
+
+
+def _step_sequence(name: str, spec: FixedLenSequenceFeature) -> Reader:
+    return _padded(step_lists(name, spec), spec)
+
+
+def _step_ragged(name: str, spec: RaggedFeature) -> Reader:
+    return RaggedSteps(name, spec) if spec.partitions else VarLenSteps(name, spec)
+
+
+def _fixed_image(name: str, spec: Image) -> Reader:
+    if spec.crop is not None and spec.crop.is_random:
+        raise ValueError(
+            f"crop of {name!r}: images of a SequenceExample have no random crop (all steps would need the same); "
+            "crop them in the transform"
+        )
+    return ImageReader(name, spec)
+
+
+def _step_value(name: str, spec: Feature) -> Reader:
+    return ValueSteps(name, spec, _build({**_VALUES, Image: _fixed_image}, name, spec, "the feature list"))
+
+
+_CONTEXT: _Table = {
+    **_VALUES,
+    Image: _fixed_image,
+    FixedLenFeature: _ContextFixedLen,
+    RaggedFeature: _ragged,
+    VarLenFeature: _var_len,
+}
+_STEPS: _Table = {
+    **dict.fromkeys(_VALUES, _step_value),
+    FixedLenSequenceFeature: _step_sequence,
+    RaggedFeature: _step_ragged,
+    VarLenFeature: VarLenSteps,
+}
+
+
+def make_reader(name: str, spec: Feature) -> Reader:
+    """Build the reader of one output of an Example.
+
+    Raises:
+        TypeError: The name is not str, or the spec is none of the known ones.
+        ValueError: A spec that no Example can have.
+    """
+    return _build(_EXAMPLE, name, spec, "an Example")
+
+
+def make_context_reader(name: str, spec: Feature) -> Reader:
+    """As :func:`make_reader`, for the context of a SequenceExample; other specs are a ValueError."""
+    return _build(_CONTEXT, name, spec, "a context")
+
+
+def make_step_reader(name: str, spec: Feature) -> Reader:
+    """As :func:`make_reader`, for a feature list of a SequenceExample; other specs are a ValueError."""
+    return _build(_STEPS, name, spec, "a feature list")
+
+
+def make_step_counter(name: str, spec: Feature) -> Callable[[Any], int] | None:
+    """What counts the steps of a SequenceExample, for the specs that a batch pads; None for others."""
+    return step_lists(name, spec).count if isinstance(spec, FixedLenSequenceFeature) else None
+
+
+def _build(table: _Table, name: str, spec: Feature, where: str) -> Reader:
+    if not isinstance(name, str):
+        raise TypeError(f"a name in features must be str, got {type(name).__name__}")
+    build = next((table[kind] for kind in type(spec).__mro__ if kind in table), None)
+    if build is None:
+        allowed = ", ".join(sorted(kind.__name__ for kind in table))
+        text = f"Unsupported {type(spec).__name__} for key {name!r} of {where}: expected one of {allowed}"
+        raise (ValueError if any(kind in _EXAMPLE for kind in type(spec).__mro__) else TypeError)(text)
+    return build(name, spec)

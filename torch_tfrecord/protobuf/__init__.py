@@ -1,0 +1,3 @@
+"""Examples and SequenceExamples as messages."""
+
+__all__: list[str] = []

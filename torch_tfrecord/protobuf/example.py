@@ -1,0 +1,240 @@
+"""tf.train.Example and SequenceExample: Python values to bytes and back, no spec needed.
+
+::
+
+    Example                  features: {key: Feature}
+    SequenceExample          context: {key: Feature}, feature_lists: {key: [Feature, one per step]}
+    Feature                  one of  bytes_list | float_list | int64_list  (or none: the kind is not set)
+
+The wire format is protobuf's: what protobuf reads is read with the same values, what it refuses is ParseError.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+from google.protobuf.message import DecodeError
+
+from torch_tfrecord.errors import ParseError
+from torch_tfrecord.protobuf.encoding import fill_feature
+from torch_tfrecord.protobuf.messages import Example, FloatList, SequenceExample
+
+__all__ = [
+    "Values",
+    "decode_example",
+    "decode_sequence_example",
+    "encode_example",
+    "encode_sequence_example",
+    "join_arrays",
+    "parse_message",
+    "to_array",
+]
+
+Values: TypeAlias = "npt.NDArray[np.int64] | npt.NDArray[np.float32] | list[bytes]"
+
+# Reading a short repeated field through a list is faster than through numpy's array protocol.
+_SHORT_LIST = 32
+
+
+def encode_example(features: Mapping[str, Any]) -> bytes:
+    """Encode one mapping as a serialized tf.train.Example.
+
+    The bytes are protobuf's deterministic ones: keys sorted by their UTF-8 bytes, lists packed. The same mapping gives
+    the same bytes in any order of its keys.
+
+    Args:
+        features: Key -> value. A value is a scalar, str, bytes, list or tuple (also nested, if rectangular), numpy
+            array or torch tensor; more than one dimension is flattened in row-major order. bool and integers become an
+            int64_list, floats a float_list (rounded to float32), str (as UTF-8) and bytes a bytes_list. Elements of a
+            numpy array of dtype "S" are what numpy says they are, without trailing NUL bytes: give binary data as a
+            list or as an object array.
+
+    Raises:
+        TypeError: A value of another type (None, complex, dict, ...), or of several kinds in one list.
+        ValueError: An empty list without a type (use an empty typed array), an integer outside int64, a finite float
+            that float32 cannot hold, lists of different lengths inside a list, or text that is not valid Unicode.
+
+    Example:
+        >>> encode_example({"a": 1}).hex()
+        '0a0c0a0a0a016112051a030a0101'
+    """
+    message = Example()
+    message.features.SetInParent()
+    _fill_map(message.features.feature, features, "features")
+    return bytes(message.SerializeToString(deterministic=True))
+
+
+def encode_sequence_example(context: Mapping[str, Any], feature_lists: Mapping[str, Any]) -> bytes:
+    """Encode a context and lists of steps as a serialized tf.train.SequenceExample.
+
+    Args:
+        context: As the mapping of :func:`encode_example`.
+        feature_lists: Key -> list, tuple or array of steps; each step is a value as in :func:`encode_example`. An empty
+            list is a list of no steps.
+
+    Raises:
+        TypeError: As :func:`encode_example`; also steps given as str or bytes.
+        ValueError: As :func:`encode_example`.
+
+    Example:
+        >>> encode_sequence_example({}, {"x": []}).hex()
+        '0a0012070a050a01781200'
+    """
+    message = SequenceExample()
+    message.context.SetInParent()
+    message.feature_lists.SetInParent()
+    _fill_map(message.context.feature, context, "context")
+    _check_mapping(feature_lists, "feature_lists")
+    for key, steps in feature_lists.items():
+        if isinstance(steps, (str, bytes, bytearray, memoryview, Mapping)) or not hasattr(steps, "__iter__"):
+            raise TypeError(f"feature list {key!r} must be a list of steps, got {type(steps).__name__}")
+        feature_list = _entry(message.feature_lists.feature_list, key)
+        for number, step in enumerate(steps):
+            fill_feature(feature_list.feature.add(), step, f"feature list {key!r}, step {number}")
+    return bytes(message.SerializeToString(deterministic=True))
+
+
+def decode_example(serialized: bytes | bytearray | memoryview) -> dict[str, Values]:
+    """Decode a serialized tf.train.Example without a spec.
+
+    Args:
+        serialized: The record's bytes.
+
+    Returns:
+        Every key of the record, sorted: an int64_list as 1-D int64 array, a float_list as 1-D float32 array (bit for
+        bit), a bytes_list as list of bytes. A feature whose kind is not set is an empty list, so that no key is lost.
+        The arrays are writable and own their memory.
+
+    Raises:
+        ParseError: The bytes are no Example.
+        TypeError: ``serialized`` is not bytes-like.
+
+    Example:
+        >>> decode_example(encode_example({"name": "x", "size": [2, 3]}))
+        {'name': [b'x'], 'size': array([2, 3])}
+    """
+    message = parse_message(serialized, Example)
+    return _decode_map(message.features.feature)
+
+
+def decode_sequence_example(
+    serialized: bytes | bytearray | memoryview,
+) -> tuple[dict[str, Values], dict[str, list[Values]]]:
+    """Decode a serialized tf.train.SequenceExample without a spec.
+
+    Args:
+        serialized: The record's bytes.
+
+    Returns:
+        ``(context, feature_lists)``: the context as :func:`decode_example` gives it, and for every feature list the
+        list of its steps, each such a value.
+
+    Raises:
+        ParseError: The bytes are no SequenceExample.
+        TypeError: ``serialized`` is not bytes-like.
+
+    Example:
+        >>> decode_sequence_example(encode_sequence_example({"id": 7}, {"x": [[1, 2], [3]]}))
+        ({'id': array([7])}, {'x': [array([1, 2]), array([3])]})
+    """
+    message = parse_message(serialized, SequenceExample)
+    lists = message.feature_lists.feature_list
+    steps = {key: [_decode_feature(feature) for feature in lists[key].feature] for key in sorted(lists)}
+    return _decode_map(message.context.feature), steps
+
+
+def parse_message(
+    serialized: bytes | bytearray | memoryview, message_class: Any = Example, what: str = "example input"
+) -> Any:
+    """Parse bytes as a protobuf message (of this package's own pool), with this package's errors.
+
+    Args:
+        serialized: The message's bytes.
+        message_class: Its class.
+        what: What the error calls it.
+
+    Raises:
+        ParseError: The bytes are no such message.
+        TypeError: ``serialized`` is not bytes-like.
+    """
+    if not isinstance(serialized, (bytes, bytearray, memoryview)):
+        raise TypeError(
+            "Input serialized must be a scalar: bytes, bytearray or memoryview of one record, "
+            f"got {type(serialized).__name__}"
+        )
+    try:
+        return message_class.FromString(serialized if isinstance(serialized, bytes) else bytes(serialized))
+    except DecodeError as error:
+        raise ParseError(
+            f"Could not parse {what}: expected one {message_class.DESCRIPTOR.name} message, "
+            f"got {memoryview(serialized).nbytes} bytes that are not one"
+        ) from error
+
+
+def to_array(message: Any) -> npt.NDArray[np.int64] | npt.NDArray[np.float32]:
+    """Copy an Int64List or FloatList message into a 1-D int64 or float32 array of its own, bit for bit."""
+    if isinstance(message, FloatList):
+        return np.frombuffer(_float_bytes(message), dtype="<f4").astype(np.float32)
+    values = message.value
+    return np.array(values if len(values) > _SHORT_LIST else values[:], dtype=np.int64)
+
+
+def join_arrays(messages: Sequence[Any]) -> npt.NDArray[np.int64] | npt.NDArray[np.float32]:
+    """Copy one or more Int64List or FloatList messages of one kind, one after another, into a 1-D array of its own."""
+    if len(messages) == 1:
+        return to_array(messages[0])
+    if isinstance(messages[0], FloatList):
+        return np.frombuffer(b"".join(map(_float_bytes, messages)), dtype="<f4").astype(np.float32)
+    if max(len(message.value) for message in messages) > _SHORT_LIST:
+        return np.concatenate([to_array(message) for message in messages])
+    return np.array([value for message in messages for value in message.value], dtype=np.int64)
+
+
+def _float_bytes(message: Any) -> bytes:
+    # The packed bytes keep signalling NaNs, which a Python float does not, and copying them is the fastest way.
+    packed: bytes = message.SerializeToString()
+    if packed[:2] == bytes((0x0A, len(packed) - 2 & 0x7F)) and len(packed) < 130:  # tag, one byte of length, values
+        return packed[2:]
+    size = 4 * len(message.value)
+    start = len(packed) - size
+    if size and packed[0] == 0x0A and start == 1 + (size.bit_length() + 6) // 7:
+        return packed[start:]
+    return struct.pack(f"<{size // 4}f", *message.value)  # empty, or with unknown fields around the values
+
+
+def _decode_map(features: Any) -> dict[str, Values]:
+    return {key: _decode_feature(features[key]) for key in sorted(features)}
+
+
+def _decode_feature(feature: Any) -> Values:
+    kind = feature.WhichOneof("kind")
+    if kind is None:
+        return []
+    if kind == "bytes_list":
+        return list(feature.bytes_list.value)
+    return to_array(getattr(feature, kind))
+
+
+def _fill_map(target: Any, features: Mapping[str, Any], what: str) -> None:
+    _check_mapping(features, what)
+    for key, value in features.items():
+        fill_feature(_entry(target, key), value, f"feature {key!r}")
+
+
+def _check_mapping(features: Mapping[str, Any], what: str) -> None:
+    if not isinstance(features, Mapping):
+        raise TypeError(f"{what} must be a mapping of keys to values, got {type(features).__name__}")
+
+
+def _entry(target: Any, key: str) -> Any:
+    if not isinstance(key, str):
+        raise TypeError(f"a key must be str, got {type(key).__name__}: {key!r}")
+    try:
+        key.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"key {key!r} is not valid Unicode text") from error
+    return target[key]

@@ -1,0 +1,3 @@
+"""Files of records: framing, compression, indexes, reading and writing."""
+
+__all__: list[str] = []

@@ -1,0 +1,273 @@
+"""Whole-stream compression of TFRecord files: names, detection, and reading a compressed stream by offset.
+
+TFRecord compression wraps the whole file (RFC 1952 gzip or RFC 1950 zlib), so offsets live in the decompressed stream.
+Reading is strict where TensorFlow loses data without a word: any number of gzip members and zlib streams is read, and a
+cut stream or foreign bytes behind it are errors.
+"""
+
+from __future__ import annotations
+
+import threading
+import zlib
+from abc import ABC, abstractmethod
+from typing import Any, Protocol
+
+from torch_tfrecord.errors import CompressionError
+from torch_tfrecord.records.framing import HEADER_BYTES, is_header
+
+__all__ = [
+    "ByteSource",
+    "InflatedSource",
+    "SequentialSource",
+    "check_compression_type",
+    "compressor",
+    "detect_compression",
+    "offset_note",
+    "open_stream",
+]
+
+_GZIP_MAGIC = b"\x1f\x8b\x08"
+_WINDOW_BITS = {"GZIP": 31, "ZLIB": 15}
+_DESCRIPTION = {"": "an uncompressed TFRecord file", "GZIP": "a gzip stream", "ZLIB": "a zlib stream"}
+
+# Compressed bytes fed to the decompressor at a time, and the most it may put out for them in one go.
+_INPUT_BYTES = 1 << 17
+_OUTPUT_BYTES = 1 << 20
+
+# A record of a compressed stream may be this long, or this many times the compressed file: its length cannot be held
+# against the file's size. Honest data above the one does not expand like the other; a decompression bomb does.
+MAX_INFLATED_RECORD_BYTES = 1 << 29
+_MAX_HONEST_EXPANSION = 100
+
+
+class ByteSource(Protocol):
+    """A stream of bytes read by offset."""
+
+    path: str
+    size: int | None  # bytes of the stream; None where only its end tells
+    max_record_bytes: int | None  # the longest payload accepted where the size is unknown
+    chunk_bytes: int  # what one read should ask for
+
+    def read(self, num_bytes: int, offset: int) -> bytes:
+        """Up to `num_bytes` from `offset`; fewer only at the end of the readable stream."""
+
+    def check_end(self) -> None:
+        """Raise if the stream did not end where its bytes end: cut or damaged compression."""
+
+
+def check_compression_type(compression_type: str | None) -> str:
+    """Normalise a compression type to "auto", "", "GZIP" or "ZLIB"; ValueError for anything else."""
+    name = "" if compression_type is None else compression_type
+    if isinstance(name, str):
+        if name.lower() == "auto":
+            return "auto"
+        if name.upper() in ("", *_WINDOW_BITS):
+            return name.upper()
+    raise ValueError(f"compression_type must be 'auto', None, '', 'GZIP' or 'ZLIB', got {compression_type!r}")
+
+
+def detect_compression(first_bytes: bytes) -> str:
+    """Tell "", "GZIP" or "ZLIB" from the first 12 (or all) bytes of a file.
+
+    A valid record header comes first: a plain file whose first record is 35,615 bytes long begins as gzip does.
+    """
+    if is_header(first_bytes[:HEADER_BYTES]):
+        return ""
+    if first_bytes[:3] == _GZIP_MAGIC or first_bytes in (b"\x1f", b"\x1f\x8b"):
+        return "GZIP"
+    return "ZLIB" if _is_zlib_header(first_bytes) or first_bytes == b"\x78" else ""
+
+
+def _is_zlib_header(first_bytes: bytes) -> bool:
+    # RFC 1950: method 8, a window of at most 2^15, both bytes a multiple of 31, no preset dictionary.
+    if len(first_bytes) < 2:
+        return False
+    method, flags = first_bytes[0], first_bytes[1]
+    return method & 0x0F == 8 and method >> 4 <= 7 and (method * 256 + flags) % 31 == 0 and not flags & 0x20
+
+
+def compressor(compression_type: str, level: int | None) -> Any:
+    """A zlib compression object for "GZIP" or "ZLIB"; reproducible, as its gzip header has no time and no name."""
+    return zlib.compressobj(-1 if level is None else level, zlib.DEFLATED, _WINDOW_BITS[compression_type], 9)
+
+
+def open_stream(source: ByteSource, compression_type: str) -> tuple[ByteSource, str]:
+    """Put the decompression that a file needs around its bytes.
+
+    Args:
+        source: The file's bytes.
+        compression_type: As `check_compression_type` returns it.
+
+    Returns:
+        The stream of records, and the compression found: "", "GZIP" or "ZLIB".
+
+    Raises:
+        CompressionError: the declared type is not what the first bytes show.
+    """
+    first_bytes = source.read(HEADER_BYTES, 0)
+    found = detect_compression(first_bytes)
+    cut_header = compression_type == "" and len(first_bytes) < HEADER_BYTES  # the reader says more about that
+    if first_bytes and compression_type not in ("auto", found) and not cut_header:
+        raise CompressionError(
+            f"expected {_DESCRIPTION[compression_type]} (compression_type={compression_type!r}), "
+            f"got {_DESCRIPTION[found] if found or is_header(first_bytes) else 'neither gzip nor zlib nor a record'}",
+            path=source.path,
+            offset=0,
+        )
+    if not first_bytes:
+        found = "" if compression_type == "auto" else compression_type
+    return (InflatedSource(source, found) if found and first_bytes else source), found
+
+
+def offset_note(source: ByteSource) -> str:
+    """What to add to an error about a stream whose offsets are not those of the file."""
+    return " (offset in the decompressed stream)" if isinstance(source, InflatedSource) else ""
+
+
+class SequentialSource(ABC):
+    """A `ByteSource` over something that can only be read forward.
+
+    Bytes from the last requested offset on are kept, so that a caller may ask for the same ones again; an earlier
+    offset starts over, where that is possible. Memory is bounded by the bytes that are really there, whatever is asked
+    for. Safe to call from threads.
+    """
+
+    def __init__(self, path: str, max_record_bytes: int) -> None:
+        self.path = path
+        self.size: int | None = None
+        self.max_record_bytes: int | None = max_record_bytes
+        self.chunk_bytes = 1 << 19
+        self._lock = threading.Lock()
+        self._kept = b""
+        self._offset = 0  # of the first kept byte
+
+    def read(self, num_bytes: int, offset: int) -> bytes:
+        """Up to `num_bytes` from `offset`; fewer only at the end of the readable stream."""
+        with self._lock:
+            if offset < self._offset:
+                self._restart()
+                self._kept, self._offset = b"", 0
+            self._skip_to(offset)
+            pieces, have = [self._kept], len(self._kept)
+            try:
+                while have < num_bytes and (piece := self._more()):
+                    pieces.append(piece)
+                    have += len(piece)
+            finally:  # a read that fails is repeated from here
+                self._kept = b"".join(pieces)
+            return self._kept[:num_bytes]
+
+    def _skip_to(self, offset: int) -> None:
+        while offset > self._offset + len(self._kept):
+            piece = self._more()
+            self._offset += len(self._kept)
+            self._kept = piece
+            if not piece:
+                return
+        self._kept = self._kept[offset - self._offset :]
+        self._offset = offset
+
+    def check_end(self) -> None:  # noqa: B027 - there is nothing to check where a stream simply ends
+        """Raise if the stream did not end where its bytes end."""
+
+    @abstractmethod
+    def _more(self) -> bytes:
+        """The next piece of the stream, at most about 1 MiB; empty at its end."""
+
+    @abstractmethod
+    def _restart(self) -> None:
+        """Go back to the beginning."""
+
+
+class InflatedSource(SequentialSource):
+    """The decompressed stream of a gzip or zlib file.
+
+    Offsets are positions in the decompressed stream. Reading backwards decompresses from the beginning again. Damage
+    does not raise at once: everything in front of it can be read, then `check_end` raises.
+
+    Args:
+        source: The compressed bytes.
+        compression_type: "GZIP" or "ZLIB".
+    """
+
+    def __init__(self, source: ByteSource, compression_type: str) -> None:
+        expansion = _MAX_HONEST_EXPANSION * (source.size or 0)
+        super().__init__(source.path, max(MAX_INFLATED_RECORD_BYTES, expansion))
+        self._source = source
+        self._type = compression_type
+        self._restart()
+
+    def _restart(self) -> None:
+        self._inflater: Any = None  # none between two members
+        self._input = b""
+        self._consumed = 0  # compressed bytes taken from the source
+        self._error: CompressionError | None = None
+        self._members = 0
+
+    def check_end(self) -> None:
+        """Raise the CompressionError that ended the stream, if one did."""
+        if self._error is not None:  # a new one each time: callers add to it
+            raise CompressionError(str(self._error.args[0]), path=self.path) from self._error.__cause__
+
+    def _more(self) -> bytes:
+        while self._error is None:
+            if not self._input:
+                self._input = self._source.read(_INPUT_BYTES, self._consumed)
+                self._consumed += len(self._input)
+            at_end = not self._input
+            if self._inflater is None and (at_end or not self._begin_member()):
+                return b""
+            if piece := self._inflate():  # at the end, too: zlib may have kept some back
+                return piece
+            if at_end and self._inflater is not None:
+                self._fail("the stream is cut: expected its end marker and checksum, got the end of the file")
+        return b""
+
+    def _begin_member(self) -> bool:
+        magic = _GZIP_MAGIC[:2] if self._type == "GZIP" else b""
+        matches = self._input[:2] == magic[: len(self._input)] if magic else _is_zlib_header(self._peek(2))
+        if self._members and not matches:
+            self._fail(f"expected the end of the file or another {self._type} stream behind the data, got other bytes")
+            return False
+        self._members += 1
+        self._inflater = zlib.decompressobj(_WINDOW_BITS[self._type])
+        return True
+
+    def _peek(self, num_bytes: int) -> bytes:
+        if len(self._input) < num_bytes:
+            more = self._source.read(num_bytes - len(self._input), self._consumed)
+            self._consumed += len(more)
+            self._input += more
+        return self._input[:num_bytes]
+
+    def _inflate(self) -> bytes:
+        before = self._inflater.copy()
+        data = self._input
+        try:
+            piece: bytes = self._inflater.decompress(data, _OUTPUT_BYTES)
+        except zlib.error as error:
+            return self._salvage(before, data, error)
+        if self._inflater.eof:
+            self._input = self._inflater.unused_data
+            self._inflater = None
+        else:
+            self._input = self._inflater.unconsumed_tail
+        return piece
+
+    def _salvage(self, inflater: Any, data: bytes, error: zlib.error) -> bytes:
+        """What lies in front of the damage: zlib drops it with the call that fails, so feed it byte by byte."""
+        pieces = []
+        position = 0
+        try:
+            for position in range(len(data)):
+                pieces.append(inflater.decompress(data[position : position + 1]))
+        except zlib.error:
+            self._input = data[position:]
+        self._fail(f"the stream is damaged: {error}", error)
+        return b"".join(pieces)
+
+    def _fail(self, text: str, cause: Exception | None = None) -> None:
+        at = self._consumed - len(self._input)
+        kind = self._type.lower()
+        self._error = CompressionError(f"{kind}: {text} (near compressed byte {at})", path=self.path)
+        self._error.__cause__ = cause

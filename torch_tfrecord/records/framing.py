@@ -1,0 +1,195 @@
+"""One record <-> bytes: the layout of TFRecord files, and the only place that knows it.
+
+=========== ====== ===============================================================
+part        bytes  content
+=========== ====== ===============================================================
+length      8      uint64, little-endian: number of payload bytes
+length CRC  4      uint32, little-endian: masked CRC-32C of the 8 length bytes
+payload     length any bytes; a length of 0 is legal
+payload CRC 4      uint32, little-endian: masked CRC-32C of the payload
+=========== ====== ===============================================================
+
+A file is records one behind the other: no magic, no count, no padding. An *offset* is the first byte of a length field.
+Errors raised here know neither file nor offset; the caller adds them (`TFRecordError.locate`).
+"""
+
+from __future__ import annotations
+
+import struct
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from torch_tfrecord.errors import CorruptRecordError
+from torch_tfrecord.records.checksum import crc32c, mask, mask_array, masked_crc32c
+
+__all__ = [
+    "FOOTER_BYTES",
+    "HEADER_BYTES",
+    "OVERHEAD_BYTES",
+    "check_payload",
+    "checksum_error",
+    "encode_footer",
+    "encode_header",
+    "find_headers",
+    "frame",
+    "guess_content",
+    "is_header",
+    "payload_error",
+    "payload_length",
+]
+
+_HEADER = struct.Struct("<QI")
+_LENGTH = struct.Struct("<Q")
+_FOOTER = struct.Struct("<I")
+
+HEADER_BYTES = _HEADER.size  # length and its CRC
+FOOTER_BYTES = _FOOTER.size  # CRC of the payload
+OVERHEAD_BYTES = HEADER_BYTES + FOOTER_BYTES
+
+_SEARCH_BYTES = 1 << 18
+
+
+def encode_header(length: int) -> bytes:
+    """Length field and its checksum (12 bytes) of a payload of `length` bytes, 0 <= length < 2^64."""
+    return _HEADER.pack(length, masked_crc32c(_LENGTH.pack(length)))
+
+
+def encode_footer(payload: bytes | bytearray | memoryview) -> bytes:
+    """Checksum of a payload (4 bytes)."""
+    return _FOOTER.pack(masked_crc32c(payload))
+
+
+def frame(payload: bytes) -> bytes:
+    """A whole record: header, payload, footer.
+
+    Example:
+        >>> frame(b"abc").hex()
+        '0300000000000000b099490e6162636e57f121'
+    """
+    return encode_header(len(payload)) + payload + encode_footer(payload)
+
+
+def is_header(header: bytes) -> bool:
+    """Whether 12 bytes are a length field with the checksum that belongs to it."""
+    return len(header) == HEADER_BYTES and _HEADER.unpack(header)[1] == masked_crc32c(header[: _LENGTH.size])
+
+
+@lru_cache(maxsize=1 << 14)  # lengths repeat in most files, and a checksum is a pure function of its bytes
+def payload_length(header: bytes) -> int:
+    """The payload length that a header (12 bytes) holds.
+
+    Raises:
+        CorruptRecordError: the length does not have the checksum stored behind it.
+    """
+    length, stored = _HEADER.unpack(header)
+    expected = masked_crc32c(header[: _LENGTH.size])
+    if stored != expected:
+        raise CorruptRecordError(
+            f"corrupted record: expected length checksum {expected:#010x} (of length {length}), got {stored:#010x}"
+        )
+    return int(length)
+
+
+def payload_error(payload: Any, footer: Any) -> CorruptRecordError | None:
+    """The error of a payload (bytes-like) whose checksum is not the 4 bytes of `footer`; None where it is."""
+    return checksum_error(crc32c(payload), footer, len(payload))
+
+
+def checksum_error(crc: int, footer: Any, length: int) -> CorruptRecordError | None:
+    """`payload_error` of a payload of which only the CRC-32C and the length are known."""
+    expected, stored = mask(crc), _FOOTER.unpack(footer)[0]
+    if stored == expected:
+        return None
+    return CorruptRecordError(
+        f"corrupted record: expected payload checksum {expected:#010x}, got {stored:#010x} ({length} bytes)"
+    )
+
+
+def check_payload(payload: Any, footer: Any) -> None:
+    """Raise `payload_error`, if there is one."""
+    error = payload_error(payload, footer)
+    if error is not None:
+        raise error
+
+
+def find_headers(buffer: bytes) -> list[int]:
+    """Positions in a buffer at which 12 bytes stand that are a header, ascending: used to go on behind damage.
+
+    Only of lengths below 2^48: no file is longer, and the zeros that stand in such a length are found fast.
+    """
+    step = _SEARCH_BYTES  # at a time, since the search takes many times the memory of what it searches
+    found: list[int] = []
+    for begin in range(0, len(buffer) - HEADER_BYTES + 1, step):
+        content = np.frombuffer(buffer, dtype=np.uint8)[begin : begin + step + HEADER_BYTES - 1]
+        if content.any():  # a hole of zeros holds no header
+            found += [begin + at for at in _find_headers(content)]
+    return found
+
+
+def _find_headers(content: npt.NDArray[np.uint8]) -> list[int]:
+    count = len(content) - HEADER_BYTES + 1
+    places = np.flatnonzero((content[6 : 6 + count] | content[7 : 7 + count]) == 0)
+    table = _crc_table()
+    crc = np.full(len(places), 0xFFFFFFFF, dtype=np.uint32)
+    for shift in range(_LENGTH.size):  # the checksum of all 8-byte windows at once
+        crc = table[(crc ^ content[places + shift]) & np.uint32(0xFF)] ^ (crc >> np.uint32(8))
+    masked = mask_array(~crc)
+    stored = np.zeros(len(places), dtype=np.uint32)
+    for shift in range(FOOTER_BYTES):
+        stored |= content[places + _LENGTH.size + shift].astype(np.uint32) << np.uint32(8 * shift)
+    return [int(position) for position in places[masked == stored]]
+
+
+@lru_cache(maxsize=1)
+def _crc_table() -> npt.NDArray[np.uint32]:
+    crc = np.arange(256, dtype=np.uint32)
+    for _ in range(8):
+        crc = np.where(crc & 1, (crc >> np.uint32(1)) ^ np.uint32(0x82F63B78), crc >> np.uint32(1)).astype(np.uint32)
+    return crc
+
+
+# First bytes of what people take for TFRecord files. Compressed streams are told apart in `compression`.
+_SIGNATURES: tuple[tuple[bytes, str], ...] = (
+    (b"version https://git-lfs", "a git-LFS pointer; fetch the file itself with `git lfs pull`"),
+    (b"\x89PNG\r\n\x1a\n", "a PNG image"),
+    (b"\xff\xd8\xff", "a JPEG image"),
+    (b"GIF8", "a GIF image"),
+    (b"PAR1", "a parquet file"),
+    (b"PK\x03\x04", "a zip archive"),
+    (b"\x89HDF\r\n\x1a\n", "an HDF5 file"),
+    (b"\x93NUMPY", "a NumPy .npy file"),
+    (b"ARROW1", "an Arrow file"),
+    (b"Obj\x01", "an Avro file"),
+    (b"BZh", "a bzip2 stream"),
+    (b"\xfd7zXZ\x00", "an xz stream"),
+    (b"\x28\xb5\x2f\xfd", "a zstd stream"),
+    (b"\xff\x06\x00\x00sNaPpY", "a snappy stream"),
+    (b"\x83\xaf\x70\xd1", "a Riegeli file"),
+)
+
+
+def guess_content(first_bytes: bytes) -> str | None:
+    """Name what a file that is no TFRecord file seems to be, by its first bytes; None where nothing is recognised.
+
+    Example:
+        >>> guess_content(b"<!DOCTYPE html><html>")
+        'an HTML page'
+    """
+    for signature, name in _SIGNATURES:
+        if first_bytes.startswith(signature):
+            return name
+    if not first_bytes:
+        return None
+    start = first_bytes.lstrip()[:15].lower()
+    if start.startswith((b"<!doctype html", b"<html", b"<head")):
+        return "an HTML page"
+    if start.startswith(b"<?xml"):
+        return "an XML file"
+    if not any(first_bytes):
+        return "zeros (a hole left by an interrupted download?)"
+    if all(0x20 <= byte < 0x7F or byte in b"\t\n\r" for byte in first_bytes):
+        return "text"
+    return None

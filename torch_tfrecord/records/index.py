@@ -1,0 +1,300 @@
+"""The index of a TFRecord file: where each record lies.
+
+A `RecordIndex` is never trusted: records must lie one behind the other from the first byte to the last, or it is no
+index of that file. That rules out an offset that points into a payload which happens to look like a record.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import safetensors
+import safetensors.numpy
+
+from torch_tfrecord.errors import IndexMismatchError
+from torch_tfrecord.records.atomic import write_atomically
+from torch_tfrecord.records.checksum import crc32c
+from torch_tfrecord.records.compression import check_compression_type, open_stream
+from torch_tfrecord.records.framing import OVERHEAD_BYTES
+from torch_tfrecord.records.scan import RecordScanner
+from torch_tfrecord.records.storage import FileSource, local_path, open_file
+
+__all__ = ["RecordIndex", "build_index", "index_source"]
+
+_FORMAT = "torch_tfrecord.index"
+_VERSION = "1"
+_SAFETENSORS_LENGTH_BYTES = 8  # of the length of the JSON header, which comes first
+_MAX_DIGITS = 19  # of 2^63 - 1
+_TEXT_NUMBER = re.compile(rb"[0-9]{1,%d}" % _MAX_DIGITS)
+
+
+@dataclass(frozen=True, eq=False)
+class RecordIndex:
+    """Offsets and lengths of all records of one file; immutable.
+
+    Attributes:
+        offsets: int64 [N]: first byte of each record's length field; in the decompressed stream for compressed files.
+        lengths: int64 [N]: payload length of each record in bytes.
+        file_size: Bytes of the data file.
+        compression_type: "" (none), "GZIP" or "ZLIB".
+        mtime_ns: Modification time of the data file, nanoseconds since the epoch; 0 where it is not known.
+        fingerprint: CRC-32C over the first and last 4 KiB of the data file; None where it is not known.
+
+    Raises:
+        IndexMismatchError: the records do not lie one behind the other from 0 to the end of the file.
+    """
+
+    offsets: npt.NDArray[np.int64]
+    lengths: npt.NDArray[np.int64]
+    file_size: int
+    compression_type: str = ""
+    mtime_ns: int = 0
+    fingerprint: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("offsets", "lengths"):
+            array = np.ascontiguousarray(getattr(self, name), dtype=np.int64).view()
+            array.flags.writeable = False
+            object.__setattr__(self, name, array)
+        if self.compression_type not in ("", "GZIP", "ZLIB"):
+            raise ValueError(f"compression_type must be '', 'GZIP' or 'ZLIB', got {self.compression_type!r}")
+        _check_contiguous(self.offsets, self.lengths, None if self.compression_type else self.file_size)
+
+    def __len__(self) -> int:
+        return len(self.offsets)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, RecordIndex):
+            return NotImplemented
+        return self._identity() == other._identity()
+
+    def __hash__(self) -> int:
+        return hash(self._identity())
+
+    def _identity(self) -> tuple[object, ...]:
+        arrays = (self.offsets.tobytes(), self.lengths.tobytes())
+        return (*arrays, self.file_size, self.compression_type, self.mtime_ns, self.fingerprint)
+
+    def check_fresh(self, source: FileSource) -> None:
+        """Raise IndexMismatchError unless this is the index of a data file as it is now.
+
+        Compares the size, the time of the last change, and the fingerprint; what is not known is not compared.
+        """
+        problem = None
+        if source.file_size != self.file_size:
+            problem = f"expected a file of {self.file_size} bytes, got {source.file_size}"
+        elif self.mtime_ns and source.mtime_ns and source.mtime_ns != self.mtime_ns:
+            problem = f"expected a file last changed at {self.mtime_ns} ns, got {source.mtime_ns} ns"
+        elif self.fingerprint is not None and source.fingerprint() != self.fingerprint:
+            problem = f"expected a file with fingerprint {self.fingerprint:#010x}, got {source.fingerprint():#010x}"
+        if problem:
+            raise IndexMismatchError(f"the index is not of this file as it is now: {problem}", path=source.path)
+
+    def without_records(self) -> RecordIndex:
+        """What `check_fresh` needs alone: an index whose arrays are empty."""
+        bare = copy.copy(self)
+        for name in ("offsets", "lengths"):
+            object.__setattr__(bare, name, np.zeros(0, dtype=np.int64))
+        return bare
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the index as a safetensors file; it appears complete or not at all.
+
+        The file holds the arrays ``offsets`` and ``lengths`` (int64) and, as string metadata, ``format``, ``version``,
+        ``file_size``, ``mtime_ns``, ``compression_type``, ``fingerprint`` and ``checksum`` (CRC-32C of both arrays).
+
+        Raises:
+            OSError: nothing was changed under `path`.
+        """
+        write_atomically(local_path(path), self.to_bytes())
+
+    def to_bytes(self) -> bytes:
+        """What `save` writes."""
+        metadata = {
+            "format": _FORMAT,
+            "version": _VERSION,
+            "file_size": str(self.file_size),
+            "mtime_ns": str(self.mtime_ns),
+            "compression_type": self.compression_type,
+            "fingerprint": "" if self.fingerprint is None else str(self.fingerprint),
+            "checksum": str(_checksum(self.offsets, self.lengths)),
+        }
+        return safetensors.numpy.save({"offsets": self.offsets, "lengths": self.lengths}, metadata=metadata)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> RecordIndex:
+        """Read an index that `save` wrote, and check all of it but its data file (see `check_fresh`).
+
+        Raises:
+            IndexMismatchError: damaged, of another format or version, or records that do not lie one behind the other.
+            OSError: the file cannot be opened.
+        """
+        name = local_path(path)
+        source = open_file(name)  # refuses directories and pipes before safetensors opens them
+        try:
+            # Read, not mapped: a file that is cut while mapped kills the process.
+            return _from_safetensors(source.read(source.file_size, 0), cls)
+        except (safetensors.SafetensorError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
+            raise IndexMismatchError(f"expected an index written by torch_tfrecord, got {error}", path=name) from error
+        except IndexMismatchError as error:
+            error.locate(path=name)
+            raise
+
+    @classmethod
+    def from_tfrecord2idx(cls, path: str | os.PathLike[str], data_path: str | os.PathLike[str]) -> RecordIndex:
+        """Read the text index of DALI's or vahidk's ``tfrecord2idx``: lines of ``<offset> <payload + 16>``.
+
+        Nothing in it is trusted: it must describe the data file from its first byte to its last. That each record's
+        header agrees is checked when the record is read.
+
+        Raises:
+            IndexMismatchError: damaged, not of this file, or of a compressed file (that tool cannot index those).
+        """
+        name, data = local_path(path), open_file(local_path(data_path))
+        try:
+            _, compression_type = open_stream(data, "auto")
+            if compression_type:
+                raise IndexMismatchError(f"expected an uncompressed data file, got {compression_type}: {data.path}")
+            offsets, sizes = _parse_text(_read_all(name))
+            lengths = sizes - OVERHEAD_BYTES
+            return cls(offsets, lengths, data.file_size, "", data.mtime_ns, data.fingerprint())
+        except IndexMismatchError as error:
+            error.locate(path=name)
+            raise
+
+    def to_tfrecord2idx(self, path: str | os.PathLike[str]) -> None:
+        """Write the text index that DALI and vahidk/tfrecord read: one line ``<offset> <payload + 16>`` a record.
+
+        Raises:
+            ValueError: the data file is compressed; those readers need offsets in the file itself.
+        """
+        if self.compression_type:
+            raise ValueError(f"a tfrecord2idx index needs an uncompressed data file, got {self.compression_type}")
+        sizes = self.lengths + OVERHEAD_BYTES
+        lines = [f"{offset} {size}\n" for offset, size in zip(self.offsets.tolist(), sizes.tolist(), strict=True)]
+        write_atomically(local_path(path), "".join(lines).encode("ascii"))
+
+
+def build_index(
+    path: str | os.PathLike[str], *, verify_crc: bool = True, compression_type: str | None = "auto"
+) -> RecordIndex:
+    """Find every record of a file by reading it once.
+
+    Args:
+        path: A local path, or one that fsspec reads.
+        verify_crc: Check the payloads' checksums, too; headers are always checked.
+        compression_type: "auto", None or "", "GZIP", "ZLIB".
+
+    Raises:
+        CorruptRecordError, CompressionError: the file is damaged; there is no index of the good part.
+
+    Example:
+        >>> index = build_index("train.tfrecord")  # doctest: +SKIP
+        >>> index.offsets[:3], len(index)  # doctest: +SKIP
+        (array([  0,  51, 107]), 23)
+    """
+    check_compression_type(compression_type)
+    return index_source(open_file(local_path(path)), verify_crc=verify_crc, compression_type=compression_type)
+
+
+def index_source(file: FileSource, *, verify_crc: bool = True, compression_type: str | None = "auto") -> RecordIndex:
+    """`build_index` of a file that is open already."""
+    stream, found = open_stream(file, check_compression_type(compression_type))
+    offsets: list[npt.NDArray[np.int64]] = [np.empty(0, np.int64)]
+    lengths: list[npt.NDArray[np.int64]] = [np.empty(0, np.int64)]
+    for block in RecordScanner(stream, verify_crc=verify_crc, keep_payloads=False):
+        offsets.append(block.offsets)
+        lengths.append(block.lengths)
+    return RecordIndex(
+        np.concatenate(offsets), np.concatenate(lengths), file.file_size, found, file.mtime_ns, file.fingerprint()
+    )
+
+
+def _check_contiguous(offsets: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64], size: int | None) -> None:
+    if offsets.ndim != 1 or offsets.shape != lengths.shape:
+        raise IndexMismatchError(f"expected offsets and lengths of one size, got {offsets.shape} and {lengths.shape}")
+    # Bounded first: with lengths below 2^62 no sum below overflows.
+    limit = 1 << 62
+    bad = np.flatnonzero((lengths < 0) | (lengths >= limit) | (offsets < 0) | (offsets >= limit))
+    if len(bad):
+        at = int(bad[0])
+        raise IndexMismatchError(
+            f"expected an offset and a length within a file, got offset {offsets[at]} and length {lengths[at]}",
+            position=at,
+        )
+    ends = offsets + lengths + OVERHEAD_BYTES
+    expected = np.concatenate([np.zeros(1, np.int64), ends[:-1]])[: len(offsets)]
+    bad = np.flatnonzero(offsets != expected)
+    if len(bad):
+        at = int(bad[0])
+        raise IndexMismatchError(
+            f"expected each record right behind the one before: offset {expected[at]}, got {offsets[at]}", position=at
+        )
+    end = int(ends[-1]) if len(ends) else 0
+    if size is not None and end != size:
+        raise IndexMismatchError(f"expected records up to the end of the file ({size} bytes), got an end of {end}")
+
+
+def _checksum(offsets: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]) -> int:
+    first, second = (np.ascontiguousarray(array, dtype="<i8").data for array in (offsets, lengths))
+    return int(crc32c(second, crc32c(first)))
+
+
+def _from_safetensors(content: bytes, cls: type[RecordIndex]) -> RecordIndex:
+    if not content:
+        raise IndexMismatchError("expected an index written by torch_tfrecord, got an empty file")
+    arrays = safetensors.numpy.load(content)
+    # safetensors shows the metadata of files on disk only; the layout was checked by the line above.
+    header_end = _SAFETENSORS_LENGTH_BYTES + int.from_bytes(content[:_SAFETENSORS_LENGTH_BYTES], "little")
+    metadata: dict[str, Any] = json.loads(content[_SAFETENSORS_LENGTH_BYTES:header_end]).get("__metadata__") or {}
+    if metadata.get("format") != _FORMAT or metadata.get("version") != _VERSION:
+        raise IndexMismatchError(
+            f"expected format {_FORMAT!r} version {_VERSION!r}, "
+            f"got {metadata.get('format')!r} version {metadata.get('version')!r}"
+        )
+    offsets, lengths = arrays["offsets"], arrays["lengths"]
+    if offsets.dtype != np.int64 or lengths.dtype != np.int64:
+        raise IndexMismatchError(f"expected int64 arrays, got {offsets.dtype} and {lengths.dtype}")
+    checksum = _checksum(offsets, lengths)
+    if str(checksum) != metadata["checksum"]:
+        raise IndexMismatchError(f"expected arrays with checksum {metadata['checksum']}, got {checksum}")
+    fingerprint = metadata["fingerprint"]
+    return cls(
+        offsets,
+        lengths,
+        int(metadata["file_size"]),
+        metadata["compression_type"],
+        int(metadata["mtime_ns"]),
+        int(fingerprint) if fingerprint else None,
+    )
+
+
+def _read_all(path: str) -> bytes:
+    source = open_file(path)
+    return source.read(source.file_size, 0)
+
+
+def _parse_text(text: bytes) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    if b"\r" in text:
+        raise IndexMismatchError("expected lines that end as on Unix, got carriage returns")
+    words = text.split()
+    for number, word in enumerate(words):
+        if not _TEXT_NUMBER.fullmatch(word):
+            raise IndexMismatchError(
+                f"expected decimal numbers of at most {_MAX_DIGITS} digits, got {len(word)} other characters",
+                position=number // 2,
+            )
+    if len(words) % 2:
+        raise IndexMismatchError(f"expected pairs of offset and size, got {len(words)} numbers")
+    numbers = [int(word) for word in words]
+    if max(numbers, default=0) >= 1 << 63:
+        raise IndexMismatchError(f"expected numbers below 2^63, got {max(numbers)}")
+    pairs = np.array(numbers, dtype=np.int64).reshape(-1, 2)
+    return pairs[:, 0].copy(), pairs[:, 1].copy()

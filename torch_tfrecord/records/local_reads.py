@@ -1,0 +1,103 @@
+"""Batches of records, and of parts of them, of local files: read and checked by the compiled core."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from torch_tfrecord.batch_memory import empty_bytes
+from torch_tfrecord.native import native_module
+from torch_tfrecord.records.compression import ByteSource
+from torch_tfrecord.records.packed_records import PackedRecords
+from torch_tfrecord.records.read_plan import reading_order
+from torch_tfrecord.records.storage import LocalFile
+
+__all__ = ["read_local_batch", "read_local_values"]
+
+_Integers: TypeAlias = "npt.NDArray[np.int64]"
+
+# For more than this a length in the index may be a lie, which must not take memory before the files' sizes are known.
+_MOST_BYTES = 1 << 30
+
+
+def read_local_batch(
+    source_of: Callable[[int], ByteSource],
+    files: _Integers,
+    offsets: _Integers,
+    lengths: _Integers,
+    *,
+    window_bytes: int,
+    verify_crc: bool,
+) -> PackedRecords | None:
+    """What `RecordReader.read_batch` gives, whose arguments these are; None in any doubt.
+
+    A short cut: it gives Python's lock away once a batch, and makes few objects. Who gets None reads again, and finds
+    what is wrong.
+    """
+    native = native_module("frames")
+    if native is None:
+        return None
+    numbers = np.empty((5, len(files)), np.int64)
+    ranges, places = numbers[:4], numbers[4]
+    order = None if native.in_order(files, offsets) else reading_order(files, offsets)
+    plan = native.plan_reads(files, offsets, lengths, order, LocalFile.max_gap_bytes, window_bytes, ranges, places)
+    if plan is None or plan[1] > _MOST_BYTES:
+        return None
+    num_ranges, num_bytes, files_read = plan
+    buffer = empty_bytes(num_bytes)
+    begin = 0
+    # So many files of a batch are open at once, whatever the cache of sources drops: a batch may come from thousands.
+    for first in range(0, len(files_read), native.MOST_SOURCES):
+        last = first + native.MOST_SOURCES
+        is_end = last >= len(files_read)
+        end = num_ranges if is_end else int(np.searchsorted(ranges[0, :num_ranges], last))
+        sources = [source_of(file) for file in files_read[first:last]]
+        facts = [(source.descriptor, source.file_size) for source in sources if isinstance(source, LocalFile)]
+        if len(facts) < len(sources):
+            return None
+        to_check = places if is_end else places[:0]
+        if not native.read_records(facts, first, ranges, begin, end, buffer, to_check, lengths, verify_crc):
+            return None
+        begin = end
+    return PackedRecords(buffer, places, lengths)
+
+
+def read_local_values(
+    source_of: Callable[[int], ByteSource], files: Sequence[int], counts: Sequence[int], places: _Integers
+) -> list[bytes] | None:
+    """Parts of files as bytes, each held against its checksum; None in any doubt, as of `read_local_batch`.
+
+    Args:
+        source_of: The open source of a file, by its number.
+        files: Number of each file to read; one may occur again.
+        counts: How many parts to read there.
+        places: int64 [N, 3]: first byte, bytes and CRC-32C of each part, in the order of `files`.
+    """
+    native = native_module("frames")
+    if native is None:
+        return None
+    values: list[bytes] = []
+    for first in range(0, len(files), native.MOST_SOURCES):
+        group = slice(first, first + native.MOST_SOURCES)
+        end = len(values) + sum(counts[group])
+        found = _read_values(native, source_of, files[group], counts[group], places[len(values) : end])
+        if found is None:
+            return None
+        values += found
+    return values
+
+
+def _read_values(
+    native: Any, source_of: Callable[[int], ByteSource], files: Sequence[int], counts: Sequence[int], places: _Integers
+) -> list[bytes] | None:
+    sources = [source_of(file) for file in files]  # held, so that nobody closes them meanwhile
+    facts = [
+        (source.descriptor, source.file_size, count)
+        for source, count in zip(sources, counts, strict=True)
+        if isinstance(source, LocalFile)
+    ]
+    values: list[bytes] | None = native.read_values(facts, places) if len(facts) == len(sources) else None
+    return values

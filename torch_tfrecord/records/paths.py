@@ -1,0 +1,249 @@
+"""From what a user writes (a path, a glob, ``name@N``, a directory, a list of these) to a sorted list of files.
+
+Shards are named ``<base>-00003-of-00010<suffix>``: five digits or more, numbered from 0.
+"""
+
+from __future__ import annotations
+
+import errno
+import fnmatch
+import glob
+import os
+import posixpath
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from itertools import islice
+from typing import Any, NamedTuple, TypeAlias
+
+from torch_tfrecord.errors import TFRecordError
+from torch_tfrecord.records.compression import open_stream
+from torch_tfrecord.records.framing import HEADER_BYTES, guess_content, is_header
+from torch_tfrecord.records.sidecar import SIDECAR_SUFFIX
+from torch_tfrecord.records.storage import filesystem, is_remote, local_path, open_file
+
+__all__ = ["INDEX_SUFFIXES", "Paths", "find_files", "shard_name"]
+
+PathLike: TypeAlias = "str | os.PathLike[str]"
+Paths: TypeAlias = "PathLike | Sequence[PathLike]"
+
+_SHARD = re.compile(r"(?P<base>.*)-(?P<number>\d{5,})-of-(?P<total>\d{5,})(?P<suffix>(?:\.[^/]*)?)", re.DOTALL)
+_COUNTED = re.compile(r"(?P<base>.+)@(?P<total>\d+|\*)(?P<suffix>(?:\.[^/]*)?)", re.DOTALL)
+_TFRECORD_NAME = re.compile(r"(\.tfrec(ords?)?|-\d{5,}-of-\d{5,})(\.(gz|gzip|zlib))?$", re.IGNORECASE)
+_TFRECORD_NAME_PART = re.compile(r"\.tfrec(ord)?", re.IGNORECASE)
+# Index files of ours, of DALI and of vahidk/tfrecord: they lie beside the data and match the same patterns.
+INDEX_SUFFIXES = (SIDECAR_SUFFIX, ".idx", ".tfindex", ".index")
+# Bytes looked at to tell what a file is.
+_GUESS_BYTES = 64
+_MAX_NAMED = 10
+
+
+def shard_name(base: str, number: int, total: int, suffix: str = "") -> str:
+    """Name of one shard of a set.
+
+    Example:
+        >>> shard_name("train", 3, 10, ".tfrecord")
+        'train-00003-of-00010.tfrecord'
+    """
+    return f"{base}-{number:05d}-of-{total:05d}{suffix}"
+
+
+def find_files(paths: Paths) -> list[str]:
+    """All files that `paths` names, sorted by their bytes.
+
+    Args:
+        paths: One of these, or a list of them: a path of a file; a glob (``*``, ``?``, ``[ab]``, ``**``; names that
+            begin with a dot and index files are left out); ``name@N`` or ``name@N.suffix``, the N shards of a set
+            (``name@*``: however many there are); a directory, of which all TFRecord files are taken.
+
+    Raises:
+        FileNotFoundError: nothing there, no match, or a shard of a set that is missing (all missing ones are named).
+        ValueError: a file is named twice, or sets of shards are mixed.
+        TypeError: not a path, or a list in a list.
+    """
+    single = isinstance(paths, (str, os.PathLike))
+    found: list[str] = []
+    for item in [paths] if single else _checked(paths):
+        found += _expand(local_path(item))  # type: ignore[arg-type]
+    if not found:
+        raise ValueError("paths must name at least one file, got an empty list")
+    repeated = [path for path, count in Counter(map(_identity, found)).items() if count > 1]
+    if repeated:
+        raise ValueError(f"each file may be named once, got {len(repeated)} of them more than once: {_some(repeated)}")
+    return sorted(found, key=os.fsencode)
+
+
+def _checked(paths: Any) -> Iterable[str | os.PathLike[str]]:
+    if isinstance(paths, (bytes, bytearray)) or not isinstance(paths, Iterable):
+        raise TypeError(f"paths must be a path or a list of paths, got {type(paths).__name__}")
+    items = list(paths)
+    for item in items:
+        if not isinstance(item, (str, os.PathLike)):
+            raise TypeError(
+                f"paths must be a flat list of str or os.PathLike, got an item of type {type(item).__name__}"
+            )
+    return items
+
+
+def _identity(path: str) -> str:
+    return path if is_remote(path) else os.path.abspath(path)
+
+
+def _expand(path: str) -> list[str]:
+    files = _Remote(path) if is_remote(path) else _Local()
+    if files.exists(path):
+        if not files.is_dir(path):
+            return [path]
+        return _check_shards(_directory_content(files, path), path)
+    counted = _COUNTED.fullmatch(path)
+    if counted:
+        return _counted_shards(files, path, counted)
+    if glob.has_magic(path):
+        matches = [match for match in files.glob(path) if not match.endswith(INDEX_SUFFIXES)]
+        if not matches:
+            raise FileNotFoundError(errno.ENOENT, "no file matches the pattern", path)
+        return _check_shards(matches, path, posixpath.basename(path))
+    raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+
+
+class _Local:
+    """Questions about local names."""
+
+    def exists(self, path: str) -> bool:
+        return os.path.lexists(path)
+
+    def is_dir(self, path: str) -> bool:
+        return os.path.isdir(path)
+
+    def glob(self, pattern: str) -> list[str]:
+        return [match for match in glob.glob(pattern, recursive=True) if not os.path.isdir(match)]
+
+    def listing(self, path: str) -> list[str]:
+        with os.scandir(path) as entries:
+            return [entry.path for entry in entries if entry.is_file()]
+
+
+class _Remote(_Local):
+    """The same questions to an fsspec file system."""
+
+    def __init__(self, path: str) -> None:
+        self._filesystem, _ = filesystem(path)
+
+    def exists(self, path: str) -> bool:
+        return bool(self._filesystem.exists(path))
+
+    def is_dir(self, path: str) -> bool:
+        return bool(self._filesystem.isdir(path))
+
+    def glob(self, pattern: str) -> list[str]:
+        hidden = posixpath.basename(pattern).startswith(".")
+        return [
+            self._full(name)
+            for name in self._filesystem.glob(pattern)
+            if (hidden or not posixpath.basename(name).startswith(".")) and not self._filesystem.isdir(name)
+        ]
+
+    def listing(self, path: str) -> list[str]:
+        return [
+            self._full(entry["name"]) for entry in self._filesystem.ls(path, detail=True) if entry["type"] == "file"
+        ]
+
+    def _full(self, name: str) -> str:
+        return str(self._filesystem.unstrip_protocol(name))
+
+
+def _directory_content(files: _Local, path: str) -> list[str]:
+    """The files of a directory that are TFRecord files by name, or by their first record."""
+    names = [name for name in files.listing(path) if not posixpath.basename(name).startswith(".")]
+    found = [name for name in names if not name.endswith(INDEX_SUFFIXES) and _looks_like_tfrecord(name)]
+    if not found:
+        raise FileNotFoundError(errno.ENOENT, f"no TFRecord file among the {len(names)} files of the directory", path)
+    return found
+
+
+def _looks_like_tfrecord(path: str) -> bool:
+    name = posixpath.basename(path)
+    if _TFRECORD_NAME.search(name):
+        return True
+    try:
+        source = open_file(path)
+        first_bytes = open_stream(source, "auto")[0].read(_GUESS_BYTES, 0)
+    except (OSError, TFRecordError):
+        return False
+    if is_header(first_bytes[:HEADER_BYTES]):
+        return True
+    # A damaged file must not vanish, but `x.tfrecord.json` is none.
+    return bool(_TFRECORD_NAME_PART.search(name) and first_bytes and guess_content(first_bytes) is None)
+
+
+class _Shard(NamedTuple):
+    base: str
+    suffix: str
+    number: int
+    total: int
+
+
+def _shard_of(path: str) -> _Shard | None:
+    match = _SHARD.fullmatch(path)
+    if match is None:
+        return None
+    return _Shard(match["base"], match["suffix"], int(match["number"]), int(match["total"]))
+
+
+def _check_shards(found: list[str], asked: str, pattern: str = "*") -> list[str]:
+    """Every set of shards must be whole, as far as `pattern` would match its names."""
+    sets: dict[tuple[str, str], dict[int, set[int]]] = {}
+    for shard in filter(None, map(_shard_of, found)):
+        sets.setdefault((shard.base, shard.suffix), {}).setdefault(shard.total, set()).add(shard.number)
+    for (base, suffix), totals in sets.items():
+        if len(totals) > 1:
+            raise ValueError(
+                f"{asked}: expected one set of shards, got {base}-*{suffix} of {sorted(totals)} shards mixed"
+            )
+        ((total, numbers),) = totals.items()
+        extra = [shard_name(base, number, total, suffix) for number in sorted(numbers) if number >= total]
+        if extra:
+            raise ValueError(f"{asked}: expected shards 0 to {total - 1} of {total}, got {_some(extra)}")
+        name = posixpath.basename(base)  # missing ones would lie where the others do
+        _raise_missing(
+            base,
+            suffix,
+            (
+                number
+                for number in range(total)
+                if number not in numbers and fnmatch.fnmatchcase(shard_name(name, number, total, suffix), pattern)
+            ),
+            total,
+        )
+    return found
+
+
+def _counted_shards(files: _Local, asked: str, counted: re.Match[str]) -> list[str]:
+    """The shards of ``base@N``; a suffix that all of them have may be left out."""
+    base, suffix = counted["base"], counted["suffix"]
+    any_number = counted["total"] == "*"
+    total = 0 if any_number else int(counted["total"])
+    pattern = f"{glob.escape(base)}-*-of-{'' if any_number else f'{total:05d}'}*"
+    present = [name for name in files.glob(pattern) if not name.endswith(INDEX_SUFFIXES)]
+    shards = {name: shard for name in present if (shard := _shard_of(name)) and (not suffix or shard.suffix == suffix)}
+    suffixes = sorted({shard.suffix for shard in shards.values()})
+    if len(suffixes) > 1:
+        raise ValueError(f"{asked}: expected shards with one suffix, got {suffixes}")
+    if not shards:
+        if any_number or not total:
+            raise FileNotFoundError(errno.ENOENT, "no shard of this set", asked)
+        _raise_missing(base, suffix, range(total), total)
+    return _check_shards(list(shards), asked)
+
+
+def _raise_missing(base: str, suffix: str, numbers: Iterable[int], total: int) -> None:
+    # No further than a message can show: a name may claim any number of shards.
+    missing = [shard_name(base, number, total, suffix) for number in islice(numbers, _MAX_NAMED + 1)]
+    if missing:
+        count = str(len(missing)) if len(missing) <= _MAX_NAMED else f"more than {_MAX_NAMED}"
+        raise FileNotFoundError(errno.ENOENT, f"{count} of {total} shards missing: {_some(missing)}", missing[0])
+
+
+def _some(names: Sequence[str]) -> str:
+    shown = ", ".join(map(str, names[:_MAX_NAMED]))
+    return shown if len(names) <= _MAX_NAMED else f"{shown} and more"

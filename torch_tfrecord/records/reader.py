@@ -1,0 +1,261 @@
+"""Records of one file: all of them in order, or any of them by its place in the index."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable, Iterator
+from itertools import chain, pairwise
+from typing import Any, BinaryIO, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from torch_tfrecord.errors import CorruptRecordError, IndexMismatchError, LimitExceededError, TFRecordError
+from torch_tfrecord.records.compression import ByteSource, check_compression_type, offset_note, open_stream
+from torch_tfrecord.records.framing import FOOTER_BYTES, HEADER_BYTES, OVERHEAD_BYTES, check_payload, payload_length
+from torch_tfrecord.records.local_reads import read_local_batch
+from torch_tfrecord.records.packed_records import PackedRecords
+from torch_tfrecord.records.read_plan import ReadPlan, plan_reads
+from torch_tfrecord.records.scan import Block, RecordScanner, SkippedBytes
+from torch_tfrecord.records.storage import FileSource, LocalFile, PipeSource, local_path, open_file
+from torch_tfrecord.records.walk import first_bad_record
+
+__all__ = ["RecordReader", "check_on_corrupt", "read_blocks", "read_records"]
+
+_Integers: TypeAlias = "npt.NDArray[np.int64]"
+
+_FAR = 1 << 62  # behind the end of any stream
+# One read of a batch fetches at most this much and a record more.
+_WINDOW_BYTES = 1 << 24
+# From this length on header, payload and footer are read apart: three calls cost less than copying the payload.
+_SEPARATE_READS_BYTES = 1 << 15
+
+
+def read_records(
+    path: str | os.PathLike[str] | BinaryIO,
+    *,
+    compression_type: str | None = "auto",
+    verify_crc: bool = True,
+    on_corrupt: str = "raise",
+) -> Iterator[bytes]:
+    """All records of a file, in order.
+
+    Args:
+        path: A local path, one that fsspec reads (``s3://...``), or a binary file object that is read forward.
+        compression_type: "auto" (detected from the first bytes), None or "" (none), "GZIP", "ZLIB", in any case.
+        verify_crc: Check the payloads' checksums. Lengths and their checksums are always checked.
+        on_corrupt: "raise", or "skip" to leave damaged records out and report them in one warning at the end.
+
+    Yields:
+        The payload of each record. Those in front of any damage come out before the error is raised.
+
+    Raises:
+        CorruptRecordError: a checksum differs, or the file ends inside a record.
+        CompressionError: the file is compressed differently than declared, damaged, or cut.
+        LimitExceededError: a compressed record of a length that no honest file has.
+        OSError: the file cannot be opened or read; the path is named.
+        ValueError: an unknown `compression_type` or `on_corrupt`.
+
+    Example:
+        >>> for record in read_records("train.tfrecord.gz"):  # doctest: +SKIP
+        ...     print(len(record))
+    """
+    compression = check_compression_type(compression_type)
+    check_on_corrupt(on_corrupt)
+    if not isinstance(path, (str, os.PathLike)) and not callable(getattr(path, "read", None)):
+        raise TypeError(f"path must be a path or a binary file object, got {type(path).__name__}")
+    blocks = read_blocks(path, compression, verify_crc=verify_crc, on_corrupt=on_corrupt, reuse_buffer=True)
+    return chain.from_iterable(block.payloads or () for block in blocks)
+
+
+def check_on_corrupt(on_corrupt: str) -> None:
+    """ValueError unless "raise" or "skip"."""
+    if on_corrupt not in ("raise", "skip"):
+        raise ValueError(f"on_corrupt must be 'raise' or 'skip', got {on_corrupt!r}")
+
+
+def read_blocks(
+    path: str | os.PathLike[str] | BinaryIO,
+    compression_type: str,
+    *,
+    verify_crc: bool,
+    on_corrupt: str,
+    reuse_buffer: bool = False,
+) -> Iterator[Block]:
+    """`read_records` block by block, with the offsets; the file is opened at the first block.
+
+    Args:
+        reuse_buffer: See `RecordScanner`.
+    """
+    file = open_file(local_path(path)) if isinstance(path, (str, os.PathLike)) else PipeSource(path)
+    skipped = SkippedBytes() if on_corrupt == "skip" else None
+    stream, _ = open_stream(file, compression_type)
+    yield from RecordScanner(stream, verify_crc=verify_crc, reuse_buffer=reuse_buffer, skipped=skipped)
+    if skipped is not None and skipped.ranges:
+        _report(file.path, skipped)
+
+
+def _report(path: str, skipped: SkippedBytes) -> None:
+    total = sum(end - begin for begin, end in skipped.ranges)
+    ranges = ", ".join(f"[{begin}, {end})" for begin, end in skipped.ranges[:10])
+    more = f" and {len(skipped.ranges) - 10} more" if len(skipped.ranges) > 10 else ""
+    warnings.warn(
+        f"{path}: skipped {total} damaged bytes (at least {skipped.num_records} records) "
+        f"in {len(skipped.ranges)} places: {ranges}{more}; "
+        f"the first: {skipped.errors[0]}",
+        stacklevel=3,
+    )
+
+
+class RecordReader:
+    """Reads single records of a stream at offsets that an index names. Keeps no position; safe from threads.
+
+    Args:
+        verify_crc: Check the payload's checksum, too; the header is always checked.
+    """
+
+    def __init__(self, verify_crc: bool = True) -> None:
+        self._verify = verify_crc
+
+    def read(self, source: ByteSource, offset: int, length: int) -> bytes:
+        """Payload of the record at `offset`, which must be `length` bytes long.
+
+        Raises:
+            CorruptRecordError: a checksum differs, or the file ends inside the record.
+            IndexMismatchError: there is another length at that offset.
+        """
+        if isinstance(source, LocalFile):
+            payload = source.read_record(offset, length, verify_crc=self._verify)
+            if payload is not None:
+                return payload
+        try:
+            return self._read(source, offset, length)
+        except TFRecordError as error:
+            error.args = (f"{error.args[0]}{offset_note(source)}",)
+            error.locate(path=source.path, offset=offset)
+            raise
+
+    def read_batch(
+        self, source_of: Callable[[int], ByteSource], files: _Integers, offsets: _Integers, lengths: _Integers
+    ) -> PackedRecords:
+        """Records of several files, in the order asked for; a record may be asked for more than once.
+
+        What lies close together is read by one call, in the order of the files and offsets.
+
+        Args:
+            source_of: The stream of a file, by number.
+            files: int64 [N]: number of each record's file.
+            offsets: int64 [N]: first byte of its length field.
+            lengths: int64 [N]: its payload length, below 2^62.
+
+        Raises:
+            TFRecordError: something is wrong with one of the records at least; `read` says more about each of them.
+        """
+        records = read_local_batch(
+            source_of, files, offsets, lengths, window_bytes=_WINDOW_BYTES, verify_crc=self._verify
+        )
+        if records is not None:
+            return records
+        # Of each file only these numbers are held, not the open file: a batch may come from thousands.
+        numbers, file_of = _distinct(files)
+        facts = np.array([_facts(source_of(file)) for file in numbers], dtype=np.int64).reshape(-1, 2)
+        _check_inside(facts[:, 0][file_of], offsets, lengths)
+        gap = int(facts[:, 1].min(initial=_FAR))
+        if gap < 0:
+            return self._read_singly(source_of, files, offsets, lengths)
+        plan = plan_reads(files, offsets, lengths + OVERHEAD_BYTES, max_gap_bytes=gap, window_bytes=_WINDOW_BYTES)
+        return self._read_plan(plan, source_of, files, offsets, lengths)
+
+    def _read_plan(
+        self,
+        plan: ReadPlan,
+        source_of: Callable[[int], Any],
+        files: _Integers,
+        offsets: _Integers,
+        lengths: _Integers,
+    ) -> PackedRecords:
+        buffer = np.empty(plan.num_bytes, dtype=np.uint8)
+        borders = np.flatnonzero(np.diff(plan.files, prepend=-1, append=-1)).tolist()
+        for first, last in pairwise(borders):
+            source = source_of(int(plan.files[first]))
+            part = slice(first, last)
+            source.read_ranges(plan.begins[part], plan.sizes[part], buffer.data, plan.starts[part])
+        records = PackedRecords(buffer, plan.places + HEADER_BYTES, lengths)
+        bad = first_bad_record(records.buffer, plan.places, lengths, verify_crc=self._verify)
+        if bad is not None:
+            place, length = int(plan.places[bad]), int(lengths[bad])
+            record = bytes(records.buffer[place : place + length + OVERHEAD_BYTES])
+            try:
+                self._check(record[:HEADER_BYTES], record[HEADER_BYTES:-FOOTER_BYTES], record[-FOOTER_BYTES:], length)
+            except TFRecordError as error:
+                raise error.locate(path=source_of(int(files[bad])).path, offset=int(offsets[bad])) from None
+        return records
+
+    def _read_singly(
+        self, source_of: Callable[[int], ByteSource], files: _Integers, offsets: _Integers, lengths: _Integers
+    ) -> PackedRecords:
+        """For streams that only their end tells the size of: a record at a time, in order, so that none goes back."""
+        payloads = [b""] * len(files)
+        for number in np.lexsort((offsets, files)).tolist():
+            payloads[number] = self.read(source_of(int(files[number])), int(offsets[number]), int(lengths[number]))
+        starts = np.cumsum(lengths) - lengths
+        return PackedRecords(b"".join(payloads), starts, lengths)
+
+    def _read(self, source: ByteSource, offset: int, length: int) -> bytes:
+        if source.size is None:  # an index that lies must not make us take memory for a length that is not there
+            self._check_length(source.read(HEADER_BYTES, offset), length, source.max_record_bytes)
+        if length < _SEPARATE_READS_BYTES or source.size is None:
+            record = source.read(length + OVERHEAD_BYTES, offset)
+            header, payload, footer = record[:HEADER_BYTES], record[HEADER_BYTES:-FOOTER_BYTES], record[-FOOTER_BYTES:]
+            got = len(record)
+        else:
+            header = source.read(HEADER_BYTES, offset)
+            payload = source.read(length, offset + HEADER_BYTES)
+            footer = source.read(FOOTER_BYTES, offset + HEADER_BYTES + length)
+            got = len(header) + len(payload) + len(footer)
+        if got < length + OVERHEAD_BYTES:
+            source.check_end()
+            raise CorruptRecordError(f"truncated record: expected {length + OVERHEAD_BYTES} bytes, got {got}")
+        self._check(header, payload, footer, length)
+        return payload
+
+    def _check(self, header: bytes, payload: bytes, footer: bytes, length: int) -> None:
+        self._check_length(header, length)
+        if self._verify:
+            check_payload(payload, footer)
+
+    def _check_length(self, header: bytes, length: int, limit: int | None = None) -> None:
+        if len(header) < HEADER_BYTES:
+            return  # cut: the caller says more about it
+        stored_length = payload_length(header)
+        if stored_length != length:
+            raise IndexMismatchError(f"expected a record of {length} bytes (by the index), got one of {stored_length}")
+        if limit is not None and length > limit:
+            raise LimitExceededError(
+                f"expected a record of at most {limit} bytes in a stream, got a length of {length}"
+            )
+
+
+def _facts(source: ByteSource) -> tuple[int, int]:
+    """Bytes of a stream, and the gap that a read may bridge; -1 where ranges cannot be read."""
+    return _FAR if source.size is None else source.size, source.max_gap_bytes if isinstance(source, FileSource) else -1
+
+
+def _distinct(files: _Integers) -> tuple[list[int], _Integers]:
+    """The numbers of the files, ascending, and for each record which of these is its own."""
+    if len(files) and files[0] == files[-1] and (files == files[0]).all():  # most often, and quickly told
+        return [int(files[0])], np.zeros(len(files), dtype=np.int64)
+    numbers, file_of = np.unique(files, return_inverse=True)
+    return numbers.tolist(), file_of
+
+
+def _check_inside(limits: _Integers, offsets: _Integers, lengths: _Integers) -> None:
+    """Hold each record against the size of its file before anything is allocated."""
+    is_outside = (offsets < 0) | (lengths < 0) | (lengths > limits - offsets - OVERHEAD_BYTES)
+    if is_outside.any():
+        first = int(is_outside.argmax())
+        raise CorruptRecordError(
+            f"expected a record within a file of {limits[first]} bytes, got one of {lengths[first]} bytes",
+            offset=int(offsets[first]),
+        )

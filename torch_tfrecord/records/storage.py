@@ -1,0 +1,301 @@
+"""Opening files and reading ranges of them: local files by pread, everything with a ``scheme://`` by fsspec.
+
+Local files are never memory-mapped: a file that is cut while mapped kills the process with SIGBUS, which Python cannot
+catch. Reads name their offset, so there is no file position to share between threads or after a fork.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import resource
+import stat
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any, BinaryIO, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from torch_tfrecord.errors import CorruptRecordError
+from torch_tfrecord.native import native_module
+from torch_tfrecord.records.checksum import crc32c
+from torch_tfrecord.records.compression import MAX_INFLATED_RECORD_BYTES, ByteSource, SequentialSource
+from torch_tfrecord.records.framing import OVERHEAD_BYTES
+
+__all__ = [
+    "FileSource",
+    "LocalFile",
+    "PipeSource",
+    "RemoteFile",
+    "SourceCache",
+    "filesystem",
+    "fingerprint",
+    "is_remote",
+    "local_path",
+    "open_file",
+]
+
+_Integers: TypeAlias = "npt.NDArray[np.int64]"
+
+# Linux transfers at most this much in one call.
+_MAX_READ_BYTES = 0x7FFF_F000
+_FINGERPRINT_BYTES = 4096
+
+
+def is_remote(path: str) -> bool:
+    """Whether a path names something that fsspec reads: ``s3://...``, ``gs://...``, ``memory://...``."""
+    return "://" in path and not path.startswith("file://")
+
+
+def local_path(path: str | os.PathLike[str]) -> str:
+    """A path as str; ``file://`` is taken off."""
+    text = os.fspath(path)
+    if not isinstance(text, str):
+        raise TypeError(f"a path must be str or os.PathLike[str], got {type(path).__name__}")
+    return text.removeprefix("file://")
+
+
+class FileSource:
+    """What local and remote files have in common; see `ByteSource`.
+
+    Attributes:
+        size: Bytes of the file when it was opened. Later growth is not seen.
+        mtime_ns: Modification time in nanoseconds; 0 where the storage tells none.
+    """
+
+    path: str
+    size: int | None
+    file_size: int
+    mtime_ns: int
+    max_record_bytes: int | None = None
+    chunk_bytes: int
+    max_gap_bytes: int  # between two pieces that are still read by one call
+
+    def read(self, num_bytes: int, offset: int) -> bytes:
+        """Up to `num_bytes` from `offset`; fewer only at the end of the file."""
+        raise NotImplementedError
+
+    def read_ranges(self, begins: _Integers, sizes: _Integers, buffer: memoryview, starts: _Integers) -> None:
+        """Read several ranges, each to its place in a writable buffer.
+
+        Args:
+            begins: int64 [M]: first byte of each range in the file.
+            sizes: int64 [M]: its bytes.
+            buffer: Of bytes; range i goes to `buffer[starts[i] : starts[i] + sizes[i]]`.
+            starts: int64 [M].
+
+        Raises:
+            CorruptRecordError: the file ends inside a range.
+        """
+        for begin, size, start in zip(begins.tolist(), sizes.tolist(), starts.tolist(), strict=True):
+            piece = self.read(size, begin)
+            if len(piece) < size:
+                raise _cut(begin + size, begin + len(piece), self.path)
+            buffer[start : start + size] = piece
+
+    def check_end(self) -> None:
+        """A file simply ends."""
+
+    def fingerprint(self) -> int:
+        """See the function `fingerprint`."""
+        return fingerprint(self.read, self.file_size)
+
+
+def fingerprint(read: Callable[[int, int], bytes], file_size: int) -> int:
+    """CRC-32C over the first and the last 4 KiB of a file: tells files of equal size and time apart."""
+    first = read(_FINGERPRINT_BYTES, 0)
+    return int(crc32c(read(_FINGERPRINT_BYTES, max(file_size - _FINGERPRINT_BYTES, 0)), crc32c(first)))
+
+
+class LocalFile(FileSource):
+    """A regular file of this machine, closed when the last reference goes.
+
+    Raises:
+        OSError: as `open` does, always with the path; also for what is no regular file, without waiting on a FIFO.
+    """
+
+    chunk_bytes = 1 << 19  # measured: larger chunks leave the processor's cache
+    max_gap_bytes = 1 << 12  # copying so much costs as much as a call
+
+    def __init__(self, path: str) -> None:
+        self._fd = -1
+        self.path = path
+        self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        status = os.fstat(self._fd)
+        if stat.S_ISDIR(status.st_mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError(errno.EINVAL, "expected a regular file, got a pipe, socket or device", path)
+        self.size = self.file_size = status.st_size
+        self.mtime_ns = status.st_mtime_ns
+
+    @property
+    def descriptor(self) -> int:
+        """For the compiled core, which reads by itself."""
+        return self._fd
+
+    def read(self, num_bytes: int, offset: int) -> bytes:
+        """Up to `num_bytes` from `offset`; fewer only at the end of the file."""
+        left = self.file_size - offset
+        wanted = num_bytes if num_bytes < left else left  # pread allocates what it is asked for
+        if wanted <= 0:
+            return b""
+        try:
+            data = os.pread(self._fd, wanted if wanted < _MAX_READ_BYTES else _MAX_READ_BYTES, offset)
+            if len(data) == wanted or not data:
+                return data
+            pieces = [data]  # a signal or a full cache may cut a read short anywhere
+            have = len(data)
+            while have < wanted:
+                piece = os.pread(self._fd, min(wanted - have, _MAX_READ_BYTES), offset + have)
+                if not piece:
+                    break
+                pieces.append(piece)
+                have += len(piece)
+        except OSError as error:
+            error.filename = self.path
+            raise
+        return b"".join(pieces)
+
+    def read_into(self, buffer: memoryview, offset: int) -> int:
+        """Fill a writable buffer of bytes from `offset` on; how many came, fewer only at the end of the file."""
+        wanted, done = min(len(buffer), self.file_size - offset), 0
+        try:
+            while done < wanted:
+                got = os.preadv(self._fd, [buffer[done : min(wanted, done + _MAX_READ_BYTES)]], offset + done)
+                if not got:
+                    break
+                done += got
+        except OSError as error:
+            error.filename = self.path
+            raise
+        return done
+
+    def read_record(self, offset: int, length: int, *, verify_crc: bool) -> bytes | None:
+        """Payload of the record at `offset`, where there is a good one of that length; None in any doubt.
+
+        A short cut: who gets None reads again, and finds what is wrong.
+        """
+        native = native_module("frames")
+        if native is None or offset < 0 or length > self.file_size - offset - OVERHEAD_BYTES:
+            return None
+        payload: bytes | None = native.read_record(self._fd, offset, length, verify_crc)
+        return payload
+
+    def __del__(self) -> None:
+        if self._fd >= 0:
+            with contextlib.suppress(OSError):
+                os.close(self._fd)
+
+
+class RemoteFile(FileSource):
+    """A file that fsspec reads, by range requests."""
+
+    chunk_bytes = 8 << 20  # a request costs tens of milliseconds
+    max_gap_bytes = 1 << 16
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self._filesystem, self._name = filesystem(path)
+        info = self._filesystem.info(self._name)
+        if info["type"] == "directory":
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+        if info["size"] is None:
+            raise OSError(errno.ESPIPE, "expected a file whose size the storage tells, got none", path)
+        self.size = self.file_size = int(info["size"])
+        self.mtime_ns = self._modified()
+
+    def _modified(self) -> int:
+        try:
+            return int(self._filesystem.modified(self._name).timestamp() * 1_000_000_000)
+        except (NotImplementedError, KeyError, AttributeError):
+            return 0
+
+    def read(self, num_bytes: int, offset: int) -> bytes:
+        """Up to `num_bytes` from `offset`; fewer only at the end of the file."""
+        end = min(offset + num_bytes, self.file_size)
+        if end <= offset:
+            return b""
+        return bytes(self._filesystem.cat_file(self._name, start=offset, end=end))
+
+
+class PipeSource(SequentialSource):
+    """A binary file object that can only be read forward, such as ``sys.stdin.buffer``."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        super().__init__(str(getattr(file, "name", "<stream>")), MAX_INFLATED_RECORD_BYTES)
+        self._file = file
+
+    def _more(self) -> bytes:
+        data = self._file.read(self.chunk_bytes)
+        if data is None:  # the end of the file is b""
+            raise BlockingIOError(errno.EAGAIN, "expected a blocking file object, got no data yet", self.path)
+        return data
+
+    def _restart(self) -> None:
+        raise OSError(errno.ESPIPE, os.strerror(errno.ESPIPE), self.path)
+
+
+def _cut(expected: int, got: int, path: str) -> CorruptRecordError:
+    return CorruptRecordError(f"truncated file: expected {expected} bytes, got {got}", path=path)
+
+
+def filesystem(path: str) -> tuple[Any, str]:
+    """The fsspec file system of a path, and the path as that file system calls it."""
+    import fsspec.core  # takes 50 ms, and most paths are local
+
+    return fsspec.core.url_to_fs(path)  # type: ignore[no-any-return]
+
+
+def open_file(path: str) -> FileSource:
+    """Open a local or remote file for reading ranges of it."""
+    return RemoteFile(path) if is_remote(path) else LocalFile(path)
+
+
+class SourceCache:
+    """Keeps a few sources open, so that thousands of shards need few file descriptors.
+
+    Opened lazily in each process (nothing is shared after a fork), safe from threads: a source that is dropped here
+    while another thread still reads from it is closed when that read ends.
+
+    Args:
+        open_source: Called with the number of a file.
+        max_open: The most sources kept open; by default a quarter of the process's limit, at most 256.
+    """
+
+    def __init__(self, open_source: Callable[[int], ByteSource], max_open: int | None = None) -> None:
+        self._open_source = open_source
+        self._max_open = max_open
+        self._state = _CacheState()
+
+    def get(self, file: int) -> ByteSource:
+        """The source of a file, opened if it is not open yet."""
+        state = self._state
+        if state.pid != os.getpid():  # a fork may have copied a lock that another thread held
+            state = self._state = _CacheState()
+        with state.lock:
+            source = state.sources.get(file)
+            if source is not None:
+                state.sources.move_to_end(file)
+                return source
+            while len(state.sources) >= (self._max_open or _default_max_open()):
+                state.sources.popitem(last=False)
+            source = state.sources[file] = self._open_source(file)
+            return source
+
+
+class _CacheState:
+    """What belongs to one process, replaced as a whole: threads may meet the change in the middle of `get`."""
+
+    def __init__(self) -> None:
+        self.pid = os.getpid()
+        self.lock = threading.Lock()
+        self.sources: OrderedDict[int, ByteSource] = OrderedDict()
+
+
+def _default_max_open() -> int:
+    soft_limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return max(4, min(256, (soft_limit if soft_limit > 0 else 1024) // 4))

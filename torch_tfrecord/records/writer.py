@@ -1,0 +1,307 @@
+"""Writing TFRecord files that TensorFlow reads: single files and sets of shards, complete or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TypeVar
+
+from torch_tfrecord.protobuf.example import encode_example
+from torch_tfrecord.records.compression import check_compression_type
+from torch_tfrecord.records.framing import OVERHEAD_BYTES
+from torch_tfrecord.records.paths import shard_name
+from torch_tfrecord.records.record_file import RecordFile
+from torch_tfrecord.records.sidecar import sidecar_path
+from torch_tfrecord.records.storage import is_remote, local_path
+
+__all__ = ["ShardedTFRecordWriter", "TFRecordWriter"]
+
+_W = TypeVar("_W", bound="_Writer")
+
+
+class _Writer(ABC):
+    """The life of a writer: open, then closed or failed; what failed once stays failed."""
+
+    def __init__(self) -> None:
+        self._closed = True  # until the files are open
+        self._failure: BaseException | None = None
+        self._pid = os.getpid()
+
+    def write(self, record: bytes | bytearray | memoryview | Mapping[str, Any]) -> None:
+        """Append one record.
+
+        Args:
+            record: The payload, or a mapping of feature values that `encode_example` makes one of.
+
+        Raises:
+            TypeError: neither bytes-like nor a mapping; nothing was written.
+            ValueError: the writer is closed, or a value that `encode_example` refuses; nothing was written.
+            OSError: the disk is full or the like; the file is given up, and `close` raises again.
+        """
+        self._check_open()
+        payload = _payload(record)
+        with self._failing():
+            self._write(payload)
+
+    def flush(self) -> None:
+        """Hand what was written to the operating system. It is durable, and has its name, only after `close`."""
+        self._check_open()
+        with self._failing():
+            self._flush()
+
+    def close(self) -> None:
+        """Finish: sync to the disk, then let the file appear under its name. Closing twice is no error.
+
+        Raises:
+            OSError: the file could not be finished; nothing is left under its name. Raised again at each call.
+        """
+        if self._failure is not None:
+            raise self._failure
+        if self._closed:
+            return
+        self._check_process()
+        with self._failing():
+            self._commit()
+        self._closed = True
+
+    def _check_open(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+        if self._closed:
+            raise ValueError("Writer is closed.")
+        self._check_process()
+
+    def _check_process(self) -> None:
+        if self._pid != os.getpid():
+            raise ValueError("a writer cannot be used in a forked process: open one there, or only in the parent")
+
+    @contextlib.contextmanager
+    def _failing(self) -> Any:
+        try:
+            yield
+        except BaseException as error:
+            # An interrupt may have cut a record in two, so that it ends the file as an error does.
+            self._failure = error
+            self._discard()
+            raise
+
+    def __enter__(self: _W) -> _W:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self.close()
+        elif not self._closed:
+            self._closed = True
+            self._discard()
+
+    def __del__(self) -> None:
+        if not self._closed and self._failure is None and self._pid == os.getpid():
+            warnings.warn(f"{self!r} was dropped without close(): its file is given up", ResourceWarning, stacklevel=2)
+        if not self._closed:
+            self._discard()
+
+    @abstractmethod
+    def _write(self, payload: bytes | bytearray | memoryview) -> None: ...
+
+    @abstractmethod
+    def _flush(self) -> None: ...
+
+    @abstractmethod
+    def _commit(self) -> None: ...
+
+    @abstractmethod
+    def _discard(self) -> None: ...
+
+
+class TFRecordWriter(_Writer):
+    """Writes one TFRecord file; the final path appears complete at `close`, or not at all.
+
+    Plain files are byte-identical to TensorFlow's; compressed ones decompress to identical bytes and are reproducible.
+
+    Args:
+        path: A local path. A regular file that is there is replaced at `close`; a device or FIFO is written directly.
+        compression_type: "auto" (by the name: ``.gz`` is GZIP, ``.zlib`` ZLIB, else none), None or "" (none), "GZIP",
+            "ZLIB".
+        compression_level: 0 to 9, or -1 or None for zlib's default (6). Without effect where nothing is compressed.
+        write_index: Also write the index beside the file (``<path>.index.safetensors``), without reading it again.
+
+    Raises:
+        OSError: the file cannot be created; the path is named.
+        ValueError: an argument is not one of those above.
+
+    Example:
+        >>> with TFRecordWriter("train.tfrecord", write_index=True) as writer:  # doctest: +SKIP
+        ...     writer.write({"label": 3, "name": "cat", "x": np.zeros(4, np.float32)})
+        ...     writer.write(b"any bytes")
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        compression_type: str | None = "auto",
+        compression_level: int | None = None,
+        write_index: bool = False,
+    ) -> None:
+        super().__init__()
+        self.path = _checked_path(path)
+        compression = _resolve_compression(self.path, compression_type)
+        _check_level(compression_level)
+        self._file = RecordFile(self.path, compression, compression_level, write_index, named=False)
+        self._closed = False
+
+    def __repr__(self) -> str:
+        return f"TFRecordWriter({self.path!r})"
+
+    def _write(self, payload: bytes | bytearray | memoryview) -> None:
+        self._file.write(payload)
+
+    def _flush(self) -> None:
+        self._file.flush()
+
+    def _commit(self) -> None:
+        self._file.prepare()
+        self._file.publish()
+
+    def _discard(self) -> None:
+        self._file.discard()
+
+
+class ShardedTFRecordWriter(_Writer):
+    """Writes a set of shards ``<prefix>-00003-of-00010<suffix>``; all appear at `close`, or none.
+
+    Args:
+        prefix: Path and first part of the names.
+        num_shards: Write to this many shards in turn (all are open at once).
+        max_shard_bytes: Begin a new shard before this many bytes (framed, before compression) are exceeded; a longer
+            record gets a shard of its own. Exactly one of `num_shards` and `max_shard_bytes` must be given.
+        compression_type: As for `TFRecordWriter`; "auto" goes by the suffix.
+        suffix: Last part of the names.
+        write_index: Also write each shard's index.
+
+    Attributes:
+        paths: The names of the shards; known, and filled, after `close`.
+
+    Example:
+        >>> with ShardedTFRecordWriter("out/train", num_shards=4) as writer:  # doctest: +SKIP
+        ...     for label in range(10):
+        ...         writer.write({"label": label})
+        >>> writer.paths[0]  # doctest: +SKIP
+        'out/train-00000-of-00004.tfrecord'
+    """
+
+    def __init__(
+        self,
+        prefix: str | os.PathLike[str],
+        *,
+        num_shards: int | None = None,
+        max_shard_bytes: int | None = None,
+        compression_type: str | None = "auto",
+        suffix: str = ".tfrecord",
+        write_index: bool = False,
+    ) -> None:
+        super().__init__()
+        self.prefix = _checked_path(prefix)
+        if (num_shards is None) == (max_shard_bytes is None):
+            raise ValueError("exactly one of num_shards and max_shard_bytes must be given")
+        for name, value in (("num_shards", num_shards), ("max_shard_bytes", max_shard_bytes)):
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+                raise ValueError(f"{name} must be an integer of at least 1, got {value!r}")
+        self.paths: list[str] = []
+        self._suffix = suffix
+        self._compression_type = _resolve_compression(suffix, compression_type)
+        self._max_shard_bytes = max_shard_bytes
+        self._write_index = write_index
+        self._shards: list[RecordFile] = []
+        self._count = 0
+        self._closed = False
+        with self._failing():
+            for _ in range(num_shards or 1):
+                self._open_shard()
+
+    def __repr__(self) -> str:
+        return f"ShardedTFRecordWriter({self.prefix!r})"
+
+    def _open_shard(self) -> None:
+        # With max_shard_bytes the number of shards, and so their names, are known only at the end: until then finished
+        # ones need a temporary name, as their descriptors are closed.
+        name = f"{self.prefix}-{len(self._shards):05d}{self._suffix}"
+        named = self._max_shard_bytes is not None
+        self._shards.append(RecordFile(name, self._compression_type, None, self._write_index, named))
+
+    def _write(self, payload: bytes | bytearray | memoryview) -> None:
+        if self._max_shard_bytes is None:
+            shard = self._shards[self._count % len(self._shards)]
+        else:
+            shard = self._shards[-1]
+            if shard.num_bytes and shard.num_bytes + len(payload) + OVERHEAD_BYTES > self._max_shard_bytes:
+                shard.prepare()
+                self._open_shard()
+                shard = self._shards[-1]
+        shard.write(payload)
+        self._count += 1
+
+    def _flush(self) -> None:
+        for shard in self._shards if self._max_shard_bytes is None else self._shards[-1:]:
+            shard.flush()
+
+    def _commit(self) -> None:
+        for shard in self._shards if self._max_shard_bytes is None else self._shards[-1:]:
+            shard.prepare()
+        total = len(self._shards)
+        names = [shard_name(self.prefix, number, total, self._suffix) for number in range(total)]
+        published: list[str] = []
+        try:
+            for shard, name in zip(self._shards, names, strict=True):
+                shard.publish(name)
+                published.append(name)
+        except BaseException:
+            for name in published:  # half a set would pass for data
+                for path in (name, sidecar_path(name)):
+                    with contextlib.suppress(OSError):
+                        Path(path).unlink()
+            raise
+        self.paths = names
+
+    def _discard(self) -> None:
+        for shard in self._shards:
+            shard.discard()
+
+
+def _payload(record: Any) -> bytes | bytearray | memoryview:
+    if isinstance(record, (bytes, bytearray)):
+        return record
+    if isinstance(record, memoryview):
+        return record.tobytes()  # whatever its shape and format
+    if isinstance(record, Mapping):
+        return encode_example(record)
+    raise TypeError(
+        f"a record must be bytes, bytearray, memoryview or a mapping of feature values, got {type(record).__name__}"
+    )
+
+
+def _checked_path(path: str | os.PathLike[str]) -> str:
+    name = local_path(path)
+    if is_remote(name):
+        raise ValueError(f"writers write local files (copy them afterwards), got {name!r}")
+    return name
+
+
+def _resolve_compression(name: str, compression_type: str | None) -> str:
+    checked = check_compression_type(compression_type)
+    if checked != "auto":
+        return checked
+    return "GZIP" if name.endswith(".gz") else "ZLIB" if name.endswith(".zlib") else ""
+
+
+def _check_level(level: int | None) -> None:
+    if level is not None and (isinstance(level, bool) or level not in range(-1, 10)):
+        raise ValueError(f"compression_level must be None or -1 to 9, got {level!r}")
