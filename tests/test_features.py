@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 import torch
 
+from torch_tfrecord.features import specs as module
+from torch_tfrecord.features import structured_specs as structured_module
 from torch_tfrecord.features.specs import (
     Feature,
     FixedLenFeature,
@@ -20,8 +22,6 @@ from torch_tfrecord.features.specs import (
     is_ragged,
     mark_ragged,
 )
-from torch_tfrecord.features.specs import specs as module
-from torch_tfrecord.features.specs import structured_specs as structured_module
 from torch_tfrecord.features.structured_specs import FixedLenSequenceFeature, RaggedFeature, SparseFeature
 
 I64 = torch.int64

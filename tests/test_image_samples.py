@@ -35,9 +35,9 @@ from torch_tfrecord import (
     parse_single_example,
     parse_single_sequence_example,
 )
-from torch_tfrecord.images.codec import nvimgcodec as image_nvimgcodec
-from torch_tfrecord.images.codec import regions as image_regions
-from torch_tfrecord.images.codec import samples as image_samples
+from torch_tfrecord.images import nvimgcodec as image_nvimgcodec
+from torch_tfrecord.images import regions as image_regions
+from torch_tfrecord.images import samples as image_samples
 from torch_tfrecord.images.headers import has_end_marker, read_header
 from torch_tfrecord.images.regions import Region, Scratch, decode_region
 from torch_tfrecord.images.samples import Normalization

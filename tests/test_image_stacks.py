@@ -9,7 +9,7 @@ import torch
 from PIL import Image as PillowImage
 
 from torch_tfrecord import ImageDecodeError, decode_image
-from torch_tfrecord.images.codec import stacks as image_stacks
+from torch_tfrecord.images import stacks as image_stacks
 from torch_tfrecord.images.headers import has_end_marker, read_header
 from torch_tfrecord.images.stacks import decode_stack
 from torch_tfrecord.native import optional_module

@@ -18,6 +18,7 @@ from PIL import Image, ImageDraw, ImageFile, ImageOps
 from torchvision import tv_tensors
 
 from torch_tfrecord.errors import ImageDecodeError
+from torch_tfrecord.images import backends as image_backends
 from torch_tfrecord.images.codec import (
     DEFAULT_MAX_PIXELS,
     decode_image,
@@ -26,7 +27,6 @@ from torch_tfrecord.images.codec import (
     image_size,
     resize_with_crop_or_pad,
 )
-from torch_tfrecord.images.codec import backends as image_backends
 from torch_tfrecord.images.headers import read_header
 
 HAS_TORCHCODEC = image_backends.torchcodec_decoders() is not None
