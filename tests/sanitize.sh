@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The compiled core under AddressSanitizer and UndefinedBehaviorSanitizer: builds it in a copy of the tree, and runs the
-# tests that feed it damaged, cut and random bytes, without those of its twins in Python. Any report ends the run.
-# Arguments go to pytest; PYTHON chooses the interpreter.
+# tests that feed it damaged, cut and random bytes, without those of its twins in Python and of memory kept
+# (the sanitizers keep what is freed). Any report ends the run. Arguments go to pytest; PYTHON chooses the interpreter.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 python=${PYTHON:-python}
@@ -20,5 +20,5 @@ export ASAN_OPTIONS=detect_leaks=0:halt_on_error=1:allocator_may_return_null=1
 export UBSAN_OPTIONS=print_stacktrace=1
 export PYTHONPATH="$work" PYTHONMALLOC=malloc
 LD_PRELOAD="$(gcc -print-file-name=libasan.so) $(gcc -print-file-name=libubsan.so)" "$python" -m pytest -q -x \
-    -p no:cacheprovider -k "not twin" tests/test_walk.py tests/test_native_reads.py tests/test_read_batch.py \
+    -p no:cacheprovider -k "not twin and not kept" tests/test_walk.py tests/test_native_reads.py tests/test_read_batch.py \
     tests/test_batch_memory.py tests/test_scan.py tests/test_native_columns.py tests/test_image_stacks.py "$@"
