@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from helpers import framed
+from helpers import framed, pure_python
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,6 +17,12 @@ from torch_tfrecord.records.read_plan import plan_reads, reading_order
 from torch_tfrecord.records.storage import LocalFile, open_file
 
 frames = pytest.importorskip("torch_tfrecord.native.frames")
+
+
+@pytest.fixture(autouse=True)
+def core():
+    with pure_python(False):  # also where the environment forces the twin
+        yield
 
 
 @given(seed=st.integers(0, 2**32), count=st.integers(0, 80))
