@@ -97,8 +97,9 @@ def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"%(prog)s {_version()}")
     verbs = parser.add_subparsers(required=True, metavar="VERB", title="verbs")
+    wanted = next((argument for argument in arguments if argument in _VERBS), None)
     for name, summary in _VERBS.items():
-        if arguments[:1] == [name]:  # the others are not imported: torch alone takes seconds
+        if name == wanted:  # the others are not imported: torch alone takes seconds
             importlib.import_module(f"index_tools.{name.replace('-', '_')}").add_parser(verbs, summary)
         else:
             verbs.add_parser(name, help=summary)

@@ -128,6 +128,7 @@ def test_reads_a_bounded_number_of_batches_ahead(path, most, monkeypatch):
     load = TFRecordDataset.load_batches
     monkeypatch.setattr(TFRecordDataset, "load_batches", lambda ds, batches: begun.extend(batches) or load(ds, batches))
     monkeypatch.setattr(read_ahead, "_MOST_BATCHES", most)
+    monkeypatch.setattr(read_ahead, "_TASK_SECONDS", 1000)  # whatever else the machine does
     running = iter(make_dataloader(path, 1, FEATURES, num_threads=2))
     assert begun == []  # nothing before the first batch is asked for
     for taken in range(1, 12):
@@ -135,6 +136,27 @@ def test_reads_a_bounded_number_of_batches_ahead(path, most, monkeypatch):
         time.sleep(0.02)
         assert taken <= len(begun) <= taken + 4 * most - 2
     assert (most == 1) == (len(begun) <= 13)
+
+
+def test_what_a_sampler_gave_before_it_failed_is_not_lost(path, monkeypatch):
+    monkeypatch.setattr(read_ahead, "_TASK_SECONDS", 1000)
+
+    class Failing:
+        def __iter__(self):
+            yield from ([number] for number in range(9))
+            raise RuntimeError("no more")
+
+    loader = ReadAheadLoader(TFRecordDataset(path, FEATURES), batch_sampler=Failing(), num_threads=2)
+    running, found = iter(loader), []
+    while len(found) < 10:
+        try:
+            found.append(int(next(running)["n"][0]))
+        except RuntimeError as error:
+            found.append(str(error))
+        except StopIteration:
+            break
+    assert sorted(map(str, found)) == [*map(str, range(9)), "no more"]
+    assert [value for value in found if value != "no more"] == [*range(9)]
 
 
 def test_slow_batches_are_loaded_one_by_one(path, monkeypatch):

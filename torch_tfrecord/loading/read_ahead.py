@@ -89,7 +89,7 @@ class ReadAheadLoader(DataLoader[Any]):
         dataloader_kwargs.setdefault("collate_fn", collate)
         super().__init__(dataset, **dataloader_kwargs)  # type: ignore[arg-type]
         self.num_threads = usual_num_threads() if num_threads is None else num_threads
-        self.pace = _Pace()
+        self._pace = _Pace()
         if self.num_threads and not self.num_workers and not hasattr(dataset, "load_samples"):
             raise TypeError(
                 f"ReadAheadLoader reads TFRecordDataset and RLDSDataset, got {type(dataset).__name__}: use DataLoader"
@@ -142,7 +142,7 @@ class _ReadAheadIterator(_SingleProcessDataLoaderIter):
         self._ahead = self._collate_fn if is_ours and not self._dataset.has_user_transform else None
         self._tasks: deque[_Task] = deque()  # in order
         self._loaded: deque[_Outcome] = deque()  # of tasks that have ended, in order
-        self._pace = loader.pace
+        self._pace = loader._pace
         self._pool = ThreadPoolExecutor(1)  # until the first batch; has no thread
         self._is_ended = self._is_interrupted = False
         self._pid = -1
@@ -188,10 +188,13 @@ class _ReadAheadIterator(_SingleProcessDataLoaderIter):
 
     def _begin_task(self) -> None:
         size = self._pace.num_batches
-        positions = list(islice(self._sampler_iter, size))
-        self._is_ended = len(positions) < size
-        if positions:
-            self._tasks.append(self._submit(positions))
+        positions: list[Sequence[int]] = []
+        try:
+            positions.extend(islice(self._sampler_iter, size))
+            self._is_ended = len(positions) < size
+        finally:  # also what came before the sampler's own error
+            if positions:
+                self._tasks.append(self._submit(positions))
 
     def _submit(self, positions: Sequence[Sequence[int]]) -> _Task:
         # Without a reference to this iterator, which could else not be dropped.
@@ -209,13 +212,20 @@ class _ReadAheadIterator(_SingleProcessDataLoaderIter):
 
 def _load(dataset: LoadsAhead, batches: Sequence[Sequence[int]], collate_fn: Callable[[Any], Any] | None) -> _Loaded:
     begin = perf_counter()
-    try:
-        loaded: list[_Outcome] = [
-            (_finish(dataset, samples, collate_fn), None) for samples in dataset.load_batches(batches)
-        ]
-    except Exception:  # of one of them; the others are good
+    loaded = _load_together(dataset, batches, collate_fn) if len(batches) > 1 else None
+    if loaded is None:
         loaded = [_load_one(dataset, positions, collate_fn) for positions in batches]
     return _Loaded(loaded, perf_counter() - begin)
+
+
+def _load_together(
+    dataset: LoadsAhead, batches: Sequence[Sequence[int]], collate_fn: Callable[[Any], Any] | None
+) -> list[_Outcome] | None:
+    """None where one of the batches fails: each alone says which."""
+    try:
+        return [(_finish(dataset, samples, collate_fn), None) for samples in dataset.load_batches(batches)]
+    except Exception:
+        return None
 
 
 def _load_one(dataset: LoadsAhead, positions: Sequence[int], collate_fn: Callable[[Any], Any] | None) -> _Outcome:

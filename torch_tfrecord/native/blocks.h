@@ -20,10 +20,6 @@ typedef struct {
 static block_header *blocks_places[BLOCKS_PLACES];
 static size_t blocks_kept;
 
-static inline void blocks_free(block_header *block) {
-    free(block);
-}
-
 static inline block_header *blocks_take(int place) {
     block_header *block = __atomic_exchange_n(&blocks_places[place], NULL, __ATOMIC_ACQ_REL);
     if (block) __atomic_fetch_sub(&blocks_kept, block->capacity, __ATOMIC_RELAXED);
@@ -51,7 +47,7 @@ static block_header *block_new(size_t size) {
         block = blocks_take(place);
         if (!block) continue;
         if (block->capacity >= size && block->capacity / 2 <= size) return block;
-        if (!blocks_put(place, block)) blocks_free(block);
+        if (!blocks_put(place, block)) free(block);
     }
     size_t capacity = (size + 4095) / 4096 * 4096; /* sizes of a few bytes more or less share blocks */
     if (capacity < size || capacity > SIZE_MAX / 2) return NULL;
@@ -69,9 +65,9 @@ static void block_give_back(block_header *block) {
             return;
     for (int place = 0; place < BLOCKS_PLACES; place++) { /* of other sizes, most likely: nobody took them */
         block_header *old = blocks_take(place);
-        if (old) blocks_free(old);
+        if (old) free(old);
     }
-    if (block->capacity > BLOCKS_KEPT_BYTES || !blocks_put(0, block)) blocks_free(block);
+    if (block->capacity > BLOCKS_KEPT_BYTES || !blocks_put(0, block)) free(block);
 }
 
 #endif

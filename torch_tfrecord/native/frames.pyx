@@ -245,7 +245,8 @@ def find(const int64_t[::1] positions, const int64_t[::1] ends, const int64_t[::
     """
     cdef Py_ssize_t number, count = positions.shape[0], num_files = ends.shape[0], low, high, middle, file = 0
     cdef int64_t position, begin = 0, end = ends[0] if num_files else 0
-    if places.shape[0] != 3 or places.shape[1] != count or borders.shape[0] != num_files + (ends[num_files - 1] if num_files else 0):
+    if (places.shape[0] != 3 or places.shape[1] != count
+            or borders.shape[0] != num_files + (ends[num_files - 1] if num_files else 0)):
         raise ValueError("the shapes of places, borders and ends do not fit")
     with nogil:
         for number in range(count):
