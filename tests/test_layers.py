@@ -29,6 +29,7 @@ ORDER = [
     "order.mixture_plan",
     "order.record_keys",
     "order.position_batch",
+    "order.prepared",
     "order.ranks",
     "order.epochs",
     "order.samplers",

@@ -25,6 +25,7 @@ from torch_tfrecord.loading.stream_iteration import LastIteration, LoadedStates,
 from torch_tfrecord.loading.stream_pieces import Piece
 from torch_tfrecord.loading.stream_states import StreamStates
 from torch_tfrecord.order.ordering import shuffled
+from torch_tfrecord.order.prepared import check_loaded_epoch, prepared_loader
 from torch_tfrecord.order.random_stream import RandomStream
 from torch_tfrecord.order.ranks import check_rank, consumer, in_process_group, resolve_rank
 from torch_tfrecord.order.record_keys import record_keys
@@ -132,9 +133,12 @@ class TFRecordIterableDataset(IterableDataset[Any]):
 
         For the epoch that a loaded state was in, nothing changes: the next iteration gives what is left of it.
         """
-        self._epoch.fill_(at_least(0, "epoch", epoch))
-        if self._loaded is not None and self._loaded.states.epoch != int(self._epoch):
+        self._check_prepared()  # Accelerate calls this before it starts workers
+        loaded = self._loaded
+        if loaded is not None and loaded.states.epoch != at_least(0, "epoch", epoch):
+            check_loaded_epoch(loaded.states.epoch, epoch)
             self._loaded = None
+        self._epoch.fill_(at_least(0, "epoch", epoch))
 
     def __iter__(self) -> Iterator[Any]:
         iteration = self._iteration(int(self._epoch))
@@ -177,7 +181,25 @@ class TFRecordIterableDataset(IterableDataset[Any]):
         self._loaded, self._last = LoadedStates(states), None
         self._epoch.fill_(states.epoch)
 
+    def _check_prepared(self) -> None:
+        """ValueError where Accelerate cannot deal out this stream without losing records."""
+        prepared = prepared_loader()
+        if prepared is None or prepared.num_processes == 1:
+            return
+        if prepared.splits_samples_by is None:
+            raise ValueError(
+                "with dispatch_batches=False Accelerate deals out samples, and this loader has none: expected "
+                "DataLoader(..., batch_size=n) over a stream without batch_size, or dispatch_batches=True"
+            )
+        if prepared.dispatches and prepared.num_workers > 1 and not (prepared.drops_last or self._drop_last):
+            raise ValueError(
+                "Accelerate's dispatch_batches loses records of a stream where the last batch of each worker is not "
+                f"full: expected num_workers of at most 1 or dispatch_batches=False, got num_workers="
+                f"{prepared.num_workers} (DataLoaderConfiguration in Accelerate, accelerator_config in a Trainer)"
+            )
+
     def _iteration(self, epoch: int) -> StreamIteration:
+        self._check_prepared()
         return StreamIteration(self, consumer(resolve_rank(self._rank, self._world_size)), epoch)
 
     def _identity(self) -> dict[str, Any]:

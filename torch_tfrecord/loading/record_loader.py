@@ -30,6 +30,8 @@ class RecordLoader(ReadAheadLoader):
     ) -> None:
         self._progress: _Progress | None = None  # of the iteration that began last
         super().__init__(dataset, batch_sampler=batch_sampler, num_threads=num_threads, **dataloader_kwargs)
+        # DataLoader says False beside any batch sampler; Accelerate counts the samples of the last batch by it.
+        object.__setattr__(self, "drop_last", batch_sampler.drop_last)
 
     def __iter__(self) -> Any:
         iterator = super().__iter__()
@@ -62,7 +64,9 @@ class RecordLoader(ReadAheadLoader):
         The same on every rank after the same number of batches: save that of one, load it in all.
 
         Raises:
-            ValueError: Batches come out of order (`in_order=False`), so that no number says which were received.
+            ValueError: Batches come out of order (`in_order=False`), so that no number says which were received; or
+                they were received from the loader that ``accelerator.prepare`` made of this one: give
+                ``loader.batch_sampler.state_dict`` their number.
         """
         if self.num_workers and not getattr(self, "in_order", True):
             raise ValueError("state_dict needs batches in order, got a loader with in_order=False")

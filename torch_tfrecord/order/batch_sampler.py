@@ -13,6 +13,7 @@ from torch.utils.data import Sampler
 from torch_tfrecord.arguments import at_least
 from torch_tfrecord.order.epochs import STATE_VERSION, Epochs, check_state
 from torch_tfrecord.order.position_batch import PositionBatch
+from torch_tfrecord.order.prepared import Prepared, check_num_received, is_automatic, prepared_loader
 from torch_tfrecord.order.ranks import Rank, check_rank, resolve_rank
 from torch_tfrecord.order.samplers import BLOCK_BYTES, WINDOW_BLOCKS
 from torch_tfrecord.order.shares import RankShare, rank_size
@@ -97,6 +98,21 @@ class RecordBatchSampler(Sampler[list[int]]):
         return BatchIteration(self, self._next)
 
     @property
+    def batch_size(self) -> int:
+        """Positions in a batch."""
+        return self._batch_size
+
+    @property
+    def drop_last(self) -> bool:
+        """Whether an epoch's last batch is left out if it is not full."""
+        return self._drop_last
+
+    @property
+    def sampler(self) -> _PreparedEpochs:
+        """For a loader that Accelerate prepared: its `set_epoch` calls ours by this."""
+        return _PreparedEpochs(self)
+
+    @property
     def epoch(self) -> int:
         """The epoch with which the next iteration begins, or in which it goes on after `load_state_dict`."""
         return self._next.epoch
@@ -106,6 +122,8 @@ class RecordBatchSampler(Sampler[list[int]]):
 
         For the epoch that a loaded state was in, nothing changes: the next iteration gives what is left of it.
         """
+        if is_automatic():
+            return  # Accelerate counts its iterations from 0; ours go on with the epochs by themselves, and resume
         if at_least(0, "epoch", epoch) != self._next.epoch:
             self._next, self._running = _Place(int(epoch), int(epoch), 0), None
 
@@ -117,9 +135,12 @@ class RecordBatchSampler(Sampler[list[int]]):
                 sampler has handed out, and moves on to the next iteration where this one has ended.
 
         Raises:
-            ValueError: More received than handed out.
+            ValueError: More received than handed out; nothing said of what was received from a loader that Accelerate
+                prepared.
         """
         running = self._running
+        if running is not None:
+            check_num_received(running.prepared, num_received, "batches")
         if running is None and num_received:
             raise ValueError(f"num_received must be 0 before an iteration has begun, got {num_received}")
         if running is None or (running.has_ended and num_received is None):
@@ -148,6 +169,16 @@ class RecordBatchSampler(Sampler[list[int]]):
 
     def _identity(self) -> dict[str, Any]:
         return {**self._epochs.identity(), "drop_last": self._drop_last}
+
+    def _check_prepared(self, prepared: Prepared | None) -> None:
+        """ValueError where Accelerate would lose what stands beside a short batch between two epochs."""
+        if prepared is None or prepared.num_processes == 1 or self._num_epochs == 1 or self._drop_last:
+            return
+        if self._epochs.num_records % self._batch_size:
+            raise ValueError(
+                f"num_epochs={self._num_epochs}: Accelerate takes a batch that is not full for the last one, and loses "
+                "records; expected num_epochs=1 or drop_last=True in a loader that it prepared"
+            )
 
     def _plan(self, place: _Place) -> _Plan:
         rank = resolve_rank(self._rank, self._world_size)
@@ -222,6 +253,7 @@ class BatchIteration(Iterator[PositionBatch]):
         self._num_yielded = 0
         self.has_ended = False
         self._plan: _Plan | None = None
+        self.prepared: Prepared | None = None
         self._batches: Iterator[PositionBatch] = iter(())
 
     def __len__(self) -> int:
@@ -244,6 +276,8 @@ class BatchIteration(Iterator[PositionBatch]):
 
     def _begin(self) -> None:
         sampler, begin = self._sampler, self._begin_at
+        self.prepared = prepared_loader()
+        sampler._check_prepared(self.prepared)
         self._plan = sampler._plan(begin)
         num_epochs = sampler._num_epochs
         epochs: Iterator[int] = count(begin.epoch)
@@ -263,6 +297,9 @@ class BatchIteration(Iterator[PositionBatch]):
     def state_dict(self, num_received: int | None = None) -> dict[str, Any]:
         """Where this iteration is."""
         received = self._num_yielded if num_received is None else at_least(0, "num_received", num_received)
+        if self.prepared is not None and num_received is not None:
+            each = 1 if self.prepared.splits_batches else self.prepared.num_processes
+            received = min(received * each, self._num_yielded)  # the rest was filled up
         if received > self._num_yielded:
             raise ValueError(f"num_received={received}, but only {self._num_yielded} batches were handed out")
         if self._plan is None:
@@ -276,6 +313,18 @@ class BatchIteration(Iterator[PositionBatch]):
         self._go_to(begin)
         # The state is this iteration's: the next one begins after it, also where this one is thrown away at its end.
         sampler._next, sampler._running = _next_iteration(begin, sampler._num_epochs), self
+
+
+class _PreparedEpochs:
+    """What Accelerate's `set_epoch` finds where it looks for a sampler; nobody else's: they call the batch sampler's."""
+
+    def __init__(self, batches: RecordBatchSampler) -> None:
+        self._batches = batches
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch with which the next iteration begins, where Accelerate's loader was told to."""
+        if prepared_loader() is not None:
+            self._batches.set_epoch(epoch)
 
 
 def _next_iteration(begin: _Place, num_epochs: int | None) -> _Place:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from torch.utils.data import Sampler
 
 from torch_tfrecord.arguments import at_least
 from torch_tfrecord.order.block_shuffle import BlockShuffle
@@ -45,6 +46,11 @@ class Epochs:
     ) -> None:
         if shuffle not in (True, False, "blocks") or not isinstance(shuffle, (bool, str)):
             raise ValueError(f'shuffle must be True, False or "blocks", got {shuffle!r}')
+        if isinstance(dataset, Sampler):
+            raise TypeError(
+                f"dataset must be what the positions are of, got a sampler, {type(dataset).__name__}; where a Trainer of "
+                "Lightning's gives it, set Trainer(use_distributed_sampler=False): records are split over ranks here"
+            )
         self.num_records = len(dataset)
         self._shuffle = shuffle
         self._seed = as_integer(seed)

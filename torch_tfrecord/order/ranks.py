@@ -9,6 +9,8 @@ from typing import NamedTuple
 import torch.distributed
 from torch.utils.data import get_worker_info
 
+from torch_tfrecord.order.prepared import prepared_loader
+
 __all__ = ["Rank", "check_rank", "consumer", "in_process_group", "resolve_rank"]
 
 
@@ -30,9 +32,24 @@ def check_rank(rank: int | None, world_size: int | None) -> None:
 
 
 def resolve_rank(rank: int | None, world_size: int | None) -> Rank:
-    """The rank given, else torch.distributed's where initialised, else torchrun's RANK and WORLD_SIZE, else 0 of 1."""
+    """The rank given, else torch.distributed's where initialised, else torchrun's RANK and WORLD_SIZE, else 0 of 1.
+
+    For a loader that Accelerate prepared, which deals out what it reads, 0 of 1.
+
+    Raises:
+        ValueError: A rank was given, and Accelerate would split this rank's records again.
+    """
+    prepared = prepared_loader()
     if rank is not None and world_size is not None:
+        if prepared is not None and min(prepared.num_processes, world_size) > 1:
+            raise ValueError(
+                f"rank={rank} and world_size={world_size} were given, and Accelerate splits this rank's records again, "
+                f"over {prepared.num_processes} processes: leave rank and world_size out, or do not prepare this loader"
+            )
         return Rank(rank, world_size)
+    # In a process group Accelerate can deal out over fewer processes than there are: some are to read the same.
+    if prepared is not None and (prepared.num_processes > 1 or in_process_group()):
+        return Rank(0, 1)
     if in_process_group():
         return Rank(torch.distributed.get_rank(), torch.distributed.get_world_size())
     found_rank, found_world = os.environ.get("RANK"), os.environ.get("WORLD_SIZE")

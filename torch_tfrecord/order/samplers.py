@@ -10,6 +10,7 @@ from torch.utils.data import Sampler
 
 from torch_tfrecord.arguments import at_least
 from torch_tfrecord.order.epochs import STATE_VERSION, Epochs, check_state
+from torch_tfrecord.order.prepared import Prepared, check_loaded_epoch, check_num_received, prepared_loader
 from torch_tfrecord.order.ranks import Rank, check_rank, resolve_rank
 from torch_tfrecord.order.shares import RankShare, rank_size
 
@@ -97,6 +98,7 @@ class RecordSampler(Sampler[int]):
         self._drop_last = bool(drop_last)
         self._epoch = 0
         self._start = 0  # places taken before the next iteration; used by one iteration
+        self._is_loaded = False  # by `load_state_dict`, and not used yet
         self._running: _Positions | None = None
 
     def __len__(self) -> int:
@@ -118,7 +120,9 @@ class RecordSampler(Sampler[int]):
         For the epoch that a loaded state was in, nothing changes: the next iteration gives what is left of it.
         """
         if at_least(0, "epoch", epoch) != self._epoch:
-            self._epoch, self._start, self._running = int(epoch), 0, None
+            if self._is_loaded:
+                check_loaded_epoch(self._epoch, epoch)
+            self._epoch, self._start, self._running, self._is_loaded = int(epoch), 0, None, False
 
     def state_dict(self, num_received: int | None = None) -> dict[str, Any]:
         """Where the iteration that began last is: a few numbers and strings, as JSON knows them.
@@ -128,9 +132,11 @@ class RecordSampler(Sampler[int]):
                 sampler has handed out.
 
         Raises:
-            ValueError: More received than handed out.
+            ValueError: More received than handed out; nothing said of what was received from a loader that Accelerate
+                prepared.
         """
         if self._running is not None:
+            check_num_received(self._running.prepared, num_received, "samples")
             return self._running.state_dict(num_received)
         if num_received:
             raise ValueError(f"num_received must be 0 before an iteration has begun, got {num_received}")
@@ -145,6 +151,7 @@ class RecordSampler(Sampler[int]):
         """
         self._check(state_dict)
         self._epoch, self._start, self._running = state_dict["epoch"], state_dict["consumed"], None
+        self._is_loaded = True
 
     def _share(self, epoch: int, start: int, rank: Rank) -> RankShare:
         return RankShare(self._epochs.order(epoch), *rank, start=start, drop_last=self._drop_last)
@@ -172,6 +179,7 @@ class _Positions(Iterator[int]):
         self._num_yielded = 0
         self._share: RankShare | None = None
         self._rank = Rank(0, 1)
+        self.prepared: Prepared | None = None
         self._chunk: list[int] = []
         self._place = 0  # in the chunk
 
@@ -187,10 +195,11 @@ class _Positions(Iterator[int]):
 
     def _begin(self) -> None:
         sampler = self._sampler
+        self.prepared = prepared_loader()
         self._rank = resolve_rank(sampler._rank, sampler._world_size)
         self._share = sampler._share(self._epoch, self._start, self._rank)
         sampler._running = self
-        sampler._start = 0  # used once
+        sampler._start, sampler._is_loaded = 0, False  # used once
 
     def _next_chunk(self) -> None:
         if self._share is None or self._num_yielded == len(self._share):
@@ -202,6 +211,8 @@ class _Positions(Iterator[int]):
     def state_dict(self, num_received: int | None = None) -> dict[str, Any]:
         """Where this iteration is."""
         received = self._num_yielded if num_received is None else at_least(0, "num_received", num_received)
+        if self.prepared is not None and num_received is not None:
+            received = min(received * self.prepared.num_processes, self._num_yielded)  # the rest was filled up
         if received > self._num_yielded:
             raise ValueError(f"num_received={received}, but only {self._num_yielded} samples were handed out")
         return self._sampler._state(self._epoch, self._start + received * self._rank.world_size)
