@@ -14,76 +14,13 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import DataLoaderConfiguration
 from torch.utils.data import DataLoader
+from trainer_loaders import BATCH_SIZE, FEATURES, NAMES, Loaders, caught, ids, two_epochs
 
-from torch_tfrecord import (
-    FixedLenFeature,
-    RecordBatchSampler,
-    RecordSampler,
-    TFRecordDataset,
-    TFRecordIterableDataset,
-    collate,
-    make_dataloader,
-)
-
-FEATURES = {"id": FixedLenFeature((), torch.int64)}
-BATCH_SIZE = 8
-
-
-class Loaders:
-    """All ways to a DataLoader, by name."""
-
-    def __init__(self, folder):
-        self.paths = f"{folder}/train-*"
-
-    def dataset(self):
-        return TFRecordDataset(self.paths, FEATURES)
-
-    def make_dataloader(self, **options):
-        return make_dataloader(self.paths, BATCH_SIZE, FEATURES, seed=3, **options)
-
-    def batch_sampler(self, **options):
-        dataset = self.dataset()
-        batches = RecordBatchSampler(dataset, BATCH_SIZE, seed=3)
-        return DataLoader(dataset, batch_sampler=batches, collate_fn=collate, **options)
-
-    def sampler(self, **options):
-        dataset = self.dataset()
-        sampler = RecordSampler(dataset, seed=3)
-        return DataLoader(dataset, BATCH_SIZE, sampler=sampler, collate_fn=collate, **options)
-
-    def stream(self, **options):
-        stream = TFRecordIterableDataset(self.paths, FEATURES, shuffle=True, shuffle_buffer_size=10, seed=3)
-        return DataLoader(stream, BATCH_SIZE, collate_fn=collate, **options)
-
-    def batched_stream(self, **options):
-        stream = TFRecordIterableDataset(self.paths, FEATURES, batch_size=BATCH_SIZE, shuffle=True, seed=3)
-        return DataLoader(stream, batch_size=None, **options)
-
-    def shuffled(self, **options):
-        return DataLoader(self.dataset(), BATCH_SIZE, shuffle=True, collate_fn=collate, **options)
-
-
-NAMES = ("make_dataloader", "batch_sampler", "sampler", "stream", "batched_stream")
+from torch_tfrecord import RecordBatchSampler, RecordSampler, TFRecordIterableDataset, collate
 
 
 def accelerator(**config):
     return Accelerator(cpu=True, dataloader_config=DataLoaderConfiguration(**config))
-
-
-def ids(loader):
-    return [batch["id"].tolist() for batch in loader]
-
-
-def caught(function, *arguments, **options):
-    """What a function returns, or the error in its place."""
-    try:
-        return function(*arguments, **options)
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-
-
-def two_epochs(loader):
-    return [ids(loader) for _ in range(2)]
 
 
 CONFIGS = {
@@ -96,13 +33,17 @@ CONFIGS = {
 }
 
 
+def prepared_epochs(here, loader):
+    return two_epochs(here.prepare(loader))
+
+
 def coverage(folder):
     """Two epochs of every loader under every setting; nothing prepared beside them."""
     loaders, found = Loaders(folder), {}
     for config, settings in CONFIGS.items():
         here = accelerator(**settings)
         for name in NAMES:
-            found[f"{name}, {config}"] = caught(lambda name=name: two_epochs(here.prepare(getattr(loaders, name)())))
+            found[f"{name}, {config}"] = caught(prepared_epochs, here, getattr(loaders, name)())
     for name in NAMES:
         found[f"{name}, not prepared"] = two_epochs(getattr(loaders, name)())
     return found
@@ -115,9 +56,9 @@ def workers(folder):
         here = accelerator(**CONFIGS[config])
         for name in NAMES:
             loader = getattr(loaders, name)(num_workers=2, multiprocessing_context="fork")
-            found[f"{name}, {config}, fork"] = caught(lambda loader=loader: two_epochs(here.prepare(loader)))
+            found[f"{name}, {config}, fork"] = caught(prepared_epochs, here, loader)
     loader = loaders.stream(num_workers=1, multiprocessing_context="spawn", persistent_workers=True)
-    found["stream, no dispatch, spawn"] = caught(lambda: two_epochs(here.prepare(loader)))
+    found["stream, no dispatch, spawn"] = caught(prepared_epochs, here, loader)
     return found
 
 

@@ -192,6 +192,10 @@ class _Place(NamedTuple):
     epoch: int
     consumed: int
 
+    def of(self, epoch: int) -> _Place:
+        """This place where it is of the epoch, else the beginning of the epoch."""
+        return self if self.epoch == epoch else _Place(epoch, epoch, 0)
+
 
 class _Plan:
     """The batches of an iteration that begins at a place: arithmetic, nothing that moves."""
@@ -275,9 +279,11 @@ class BatchIteration(Iterator[PositionBatch]):
         return batch
 
     def _begin(self) -> None:
-        sampler, begin = self._sampler, self._begin_at
-        self.prepared = prepared_loader()
-        sampler._check_prepared(self.prepared)
+        sampler, prepared = self._sampler, prepared_loader()
+        sampler._check_prepared(prepared)
+        if prepared is not None and prepared.epoch is not None and sampler._num_epochs == 1:
+            self._begin_at = self._begin_at.of(prepared.epoch)
+        self.prepared, begin = prepared, self._begin_at
         self._plan = sampler._plan(begin)
         num_epochs = sampler._num_epochs
         epochs: Iterator[int] = count(begin.epoch)
@@ -316,7 +322,7 @@ class BatchIteration(Iterator[PositionBatch]):
 
 
 class _PreparedEpochs:
-    """What Accelerate's `set_epoch` finds where it looks for a sampler; nobody else's: they call the batch sampler's."""
+    """What Accelerate's `set_epoch` finds where it looks for a sampler; does nothing for others who look there."""
 
     def __init__(self, batches: RecordBatchSampler) -> None:
         self._batches = batches

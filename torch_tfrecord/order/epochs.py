@@ -48,8 +48,8 @@ class Epochs:
             raise ValueError(f'shuffle must be True, False or "blocks", got {shuffle!r}')
         if isinstance(dataset, Sampler):
             raise TypeError(
-                f"dataset must be what the positions are of, got a sampler, {type(dataset).__name__}; where a Trainer of "
-                "Lightning's gives it, set Trainer(use_distributed_sampler=False): records are split over ranks here"
+                f"dataset must be what the positions are of, got a sampler, {type(dataset).__name__}; where Lightning "
+                "gives it, set Trainer(use_distributed_sampler=False): records are split over the ranks here"
             )
         self.num_records = len(dataset)
         self._shuffle = shuffle

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 __all__ = ["Prepared", "check_loaded_epoch", "check_num_received", "is_automatic", "prepared_loader"]
 
 _MODULE = "accelerate.data_loader"
+_SKIPPING = ("SkipBatchSampler", "SkipDataLoader")
 
 
 class Prepared(NamedTuple):
@@ -23,6 +24,8 @@ class Prepared(NamedTuple):
         num_workers: Of the loader.
         splits_samples_by: For a stream of which each process reads all: samples that each takes in turn; None where
             the stream gives batches, which cannot be dealt out in this way.
+        epoch: The loader's own count, where it alone knows: `set_epoch` of one made by ``skip_first_batches`` reaches
+            no sampler, one with ``use_stateful_dataloader`` can begin an iteration that it throws away. Else None.
     """
 
     num_processes: int = 1
@@ -31,6 +34,7 @@ class Prepared(NamedTuple):
     drops_last: bool = False
     num_workers: int = 0
     splits_samples_by: int | None = 1
+    epoch: int | None = None
 
 
 def prepared_loader() -> Prepared | None:
@@ -42,9 +46,12 @@ def prepared_loader() -> Prepared | None:
     if _MODULE not in sys.modules:
         return None
     owners = {type(owner).__name__: owner for owner in _owners(sys._getframe(1))}
-    # A loader without ranks: skip_first_batches makes it of one that was not prepared.
-    owners = {name: owner for name, owner in owners.items() if not name.startswith("Skip")}
-    return _described(owners) if owners else None
+    skips = [owners.pop(name) for name in _SKIPPING if name in owners]
+    if not owners:
+        return None  # also where skip_first_batches was given a loader that is not prepared
+    loader = owners.get("DataLoaderShard", owners.get("DataLoaderDispatcher"))
+    is_stateful = "BatchSamplerShard" in owners and getattr(loader, "use_stateful_dataloader", False)
+    return _described(owners)._replace(epoch=getattr(loader, "iteration", None) if skips or is_stateful else None)
 
 
 def is_automatic() -> bool:
@@ -57,8 +64,8 @@ def check_loaded_epoch(loaded: int, epoch: int) -> None:
     """ValueError where Accelerate's own count of iterations would throw away a loaded state, of another epoch."""
     if is_automatic():
         raise ValueError(
-            f"the loaded state is of epoch {loaded}, the loader that Accelerate prepared begins epoch {epoch}: call its "
-            f"set_epoch({loaded}) first, and set_epoch at the beginning of each epoch"
+            f"the loaded state is of epoch {loaded}, the loader that Accelerate prepared begins epoch {epoch}: call "
+            f"its set_epoch({loaded}) first, and set_epoch at the beginning of each epoch"
         )
 
 

@@ -196,6 +196,8 @@ class _Positions(Iterator[int]):
     def _begin(self) -> None:
         sampler = self._sampler
         self.prepared = prepared_loader()
+        if self.prepared is not None and self.prepared.epoch is not None and self.prepared.epoch != self._epoch:
+            self._epoch, self._start = self.prepared.epoch, 0
         self._rank = resolve_rank(sampler._rank, sampler._world_size)
         self._share = sampler._share(self._epoch, self._start, self._rank)
         sampler._running = self
