@@ -22,7 +22,7 @@ from torch_tfrecord.records.framing import HEADER_BYTES, guess_content, is_heade
 from torch_tfrecord.records.sidecar import SIDECAR_SUFFIX
 from torch_tfrecord.records.storage import filesystem, is_remote, local_path, open_file
 
-__all__ = ["INDEX_SUFFIXES", "Paths", "find_files", "shard_name"]
+__all__ = ["Paths", "find_files", "is_companion", "labels_name", "shard_name"]
 
 PathLike: TypeAlias = "str | os.PathLike[str]"
 Paths: TypeAlias = "PathLike | Sequence[PathLike]"
@@ -31,8 +31,10 @@ _SHARD = re.compile(r"(?P<base>.*)-(?P<number>\d{5,})-of-(?P<total>\d{5,})(?P<su
 _COUNTED = re.compile(r"(?P<base>.+)@(?P<total>\d+|\*)(?P<suffix>(?:\.[^/]*)?)", re.DOTALL)
 _TFRECORD_NAME = re.compile(r"(\.tfrec(ords?)?|-\d{5,}-of-\d{5,})(\.(gz|gzip|zlib))?$", re.IGNORECASE)
 _TFRECORD_NAME_PART = re.compile(r"\.tfrec(ord)?", re.IGNORECASE)
-# Index files of ours, of DALI and of vahidk/tfrecord: they lie beside the data and match the same patterns.
-INDEX_SUFFIXES = (SIDECAR_SUFFIX, ".idx", ".tfindex", ".index")
+# Index files of ours, of DALI and of vahidk/tfrecord.
+_INDEX_SUFFIXES = (SIDECAR_SUFFIX, ".idx", ".tfindex", ".index")
+# Class names that `tfrecord from-images` writes, and as it named them before.
+_LABELS_NAME = re.compile(r"labels-.*\.txt|.*-labels\.txt", re.DOTALL)
 # Bytes looked at to tell what a file is.
 _GUESS_BYTES = 64
 _MAX_NAMED = 10
@@ -48,18 +50,45 @@ def shard_name(base: str, number: int, total: int, suffix: str = "") -> str:
     return f"{base}-{number:05d}-of-{total:05d}{suffix}"
 
 
+def labels_name(name: str) -> str:
+    """Name of the class names' file of a set of shards: no pattern that begins with the set's name matches it.
+
+    Example:
+        >>> labels_name("train")
+        'labels-train.txt'
+    """
+    return f"labels-{name}.txt"
+
+
+def is_companion(path: str) -> bool:
+    """Whether a file's name says that it lies beside data but is none: an index, ours or another tool's, or labels."""
+    return path.endswith(_INDEX_SUFFIXES) or _LABELS_NAME.fullmatch(posixpath.basename(path)) is not None
+
+
 def find_files(paths: Paths) -> list[str]:
-    """All files that `paths` names, sorted by their bytes.
+    """The files that the datasets read for `paths`, sorted by their bytes.
+
+    Names are all that is looked at, so that a set of any size is listed at once: no file is read or indexed. Only of a
+    directory's files whose names do not say what they are (not ``x.tfrecord``, not ``x-00000-of-00010``) the first
+    bytes are read.
 
     Args:
         paths: One of these, or a list of them: a path of a file; a glob (``*``, ``?``, ``[ab]``, ``**``; names that
-            begin with a dot and index files are left out); ``name@N`` or ``name@N.suffix``, the N shards of a set
-            (``name@*``: however many there are); a directory, of which all TFRecord files are taken.
+            begin with a dot, indexes and the class names of `tfrecord from-images` are left out); ``name@N`` or
+            ``name@N.suffix``, the N shards of a set (``name@*``: however many there are); a directory, of which all
+            TFRecord files are taken. Local, or with a ``scheme://`` that fsspec knows.
+
+    Returns:
+        At least one path, as `paths` writes them: relative ones stay relative.
 
     Raises:
         FileNotFoundError: nothing there, no match, or a shard of a set that is missing (all missing ones are named).
         ValueError: a file is named twice, or sets of shards are mixed.
         TypeError: not a path, or a list in a list.
+
+    Example:
+        >>> find_files("data/train-*")  # doctest: +SKIP
+        ['data/train-00000-of-00002', 'data/train-00001-of-00002']
     """
     single = isinstance(paths, (str, os.PathLike))
     found: list[str] = []
@@ -99,7 +128,7 @@ def _expand(path: str) -> list[str]:
     if counted:
         return _counted_shards(files, path, counted)
     if glob.has_magic(path):
-        matches = [match for match in files.glob(path) if not match.endswith(INDEX_SUFFIXES)]
+        matches = [match for match in files.glob(path) if not is_companion(match)]
         if not matches:
             raise FileNotFoundError(errno.ENOENT, "no file matches the pattern", path)
         return _check_shards(matches, path, posixpath.basename(path))
@@ -155,7 +184,7 @@ class _Remote(_Local):
 def _directory_content(files: _Local, path: str) -> list[str]:
     """The files of a directory that are TFRecord files by name, or by their first record."""
     names = [name for name in files.listing(path) if not posixpath.basename(name).startswith(".")]
-    found = [name for name in names if not name.endswith(INDEX_SUFFIXES) and _looks_like_tfrecord(name)]
+    found = [name for name in names if not is_companion(name) and _looks_like_tfrecord(name)]
     if not found:
         raise FileNotFoundError(errno.ENOENT, f"no TFRecord file among the {len(names)} files of the directory", path)
     return found
@@ -224,7 +253,7 @@ def _counted_shards(files: _Local, asked: str, counted: re.Match[str]) -> list[s
     any_number = counted["total"] == "*"
     total = 0 if any_number else int(counted["total"])
     pattern = f"{glob.escape(base)}-*-of-{'' if any_number else f'{total:05d}'}*"
-    present = [name for name in files.glob(pattern) if not name.endswith(INDEX_SUFFIXES)]
+    present = [name for name in files.glob(pattern) if not is_companion(name)]
     shards = {name: shard for name in present if (shard := _shard_of(name)) and (not suffix or shard.suffix == suffix)}
     suffixes = sorted({shard.suffix for shard in shards.values()})
     if len(suffixes) > 1:
