@@ -146,8 +146,8 @@ class TFRecordWriter(_Writer):
     """Writes one TFRecord file; the final path appears complete at `close`, or not at all.
 
     Plain files are byte-identical to TensorFlow's; compressed ones decompress to identical bytes and are reproducible.
-    A writer that is dropped without `close`, also at the end of the program, leaves no file: a UserWarning names the path
-    and the number of records lost. Leaving `with` by an exception leaves no file, either.
+    A writer that is dropped without `close`, also at the end of the program, leaves no file: a UserWarning names the
+    path and the number of records lost. Leaving `with` by an exception leaves no file, either.
 
     Args:
         path: A local path. A regular file that is there is replaced at `close`; a device or FIFO is written directly.
@@ -203,7 +203,7 @@ class TFRecordWriter(_Writer):
 
 
 class ShardedTFRecordWriter(_Writer):
-    """Writes a set of shards ``<prefix>-00003-of-00010<suffix>``; all appear at `close`, or none (see `TFRecordWriter`).
+    """Writes a set of shards ``<prefix>-00003-of-00010<suffix>``; all appear at `close`, or none.
 
     Args:
         prefix: Path and first part of the names.
