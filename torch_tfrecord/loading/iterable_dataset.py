@@ -6,7 +6,6 @@ import hashlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
-from operator import index as as_integer
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,7 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import IterableDataset
 
-from torch_tfrecord.arguments import at_least
+from torch_tfrecord.arguments import at_least, check_callable, integer, true_or_false
 from torch_tfrecord.batches.batch_parser import BatchParser
 from torch_tfrecord.batches.collate import collate
 from torch_tfrecord.errors import TFRecordError
@@ -98,6 +97,7 @@ class TFRecordIterableDataset(IterableDataset[Any]):
         if not isinstance(shuffle, bool):
             raise TypeError(f"shuffle must be True or False, got {shuffle!r}")
         check_rank(rank, world_size)
+        check_callable("transform", transform)
         check_on_corrupt(on_corrupt)
         self._compression_type = check_compression_type(compression_type)
         self._parser = None if features is None else BatchParser(features)
@@ -105,11 +105,11 @@ class TFRecordIterableDataset(IterableDataset[Any]):
         self._batch_size = None if batch_size is None else at_least(1, "batch_size", batch_size)
         self._shuffle = shuffle
         self._buffer_size = at_least(0, "shuffle_buffer_size", shuffle_buffer_size)
-        self._seed = as_integer(seed)
+        self._seed = integer("seed", seed)
         self._rank, self._world_size = rank, world_size
         self._cycle_length = at_least(1, "cycle_length", cycle_length)
         self._block_length = at_least(1, "block_length", block_length)
-        self._drop_last = drop_last
+        self._drop_last = true_or_false("drop_last", drop_last)
         self._verify = verify_crc
         self._on_corrupt = on_corrupt
         self.files: list[str] = find_files(paths)

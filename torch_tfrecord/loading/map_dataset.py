@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import Dataset
 
-from torch_tfrecord.arguments import at_least
+from torch_tfrecord.arguments import at_least, check_callable
 from torch_tfrecord.batches.batch_parser import BatchParser
 from torch_tfrecord.batches.column_batch import ColumnBatch, ColumnTransform
 from torch_tfrecord.callers import outer_level
@@ -80,6 +80,7 @@ class TFRecordDataset(Dataset[Any]):
         index: str = "auto",
         index_dir: str | os.PathLike[str] | None = None,
     ) -> None:
+        check_callable("transform", transform)
         compression = check_compression_type(compression_type)
         parser = None if features is None else BatchParser(features)
         keeper = IndexKeeper(index, index_dir=index_dir, verify_crc=verify_crc, compression_type=compression)

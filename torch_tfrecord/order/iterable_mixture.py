@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
-from operator import index as as_integer
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,7 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import IterableDataset
 
-from torch_tfrecord.arguments import at_least
+from torch_tfrecord.arguments import at_least, integer
 from torch_tfrecord.order.epochs import STATE_VERSION, check_state, digest
 from torch_tfrecord.order.mixing import WeightedTurns
 from torch_tfrecord.order.mixture import check_stop, mixture_weights
@@ -59,7 +58,7 @@ class IterableMixture(IterableDataset[Any]):
         super().__init__()
         check_stop(stop)
         self._datasets = list(datasets)
-        self._seed = as_integer(seed)
+        self._seed = integer("seed", seed)
         self._stop = stop
         self._weights = mixture_weights(len(self._datasets), weights, choices)
         self._choices = None if choices is None else checked_choices(choices, len(self._datasets)).tolist()

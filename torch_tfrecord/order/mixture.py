@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import Dataset
 
-from torch_tfrecord.arguments import at_least
+from torch_tfrecord.arguments import at_least, integer, true_or_false
 from torch_tfrecord.order.mixing import whole_weights
 from torch_tfrecord.order.mixture_plan import STOPS, ChoicePlan, WeightedPlan
 from torch_tfrecord.order.permutation import Permutation
@@ -67,8 +67,8 @@ class Mixture(Dataset[Any]):
         check_stop(stop)
         self._datasets = list(datasets)
         self._sizes = [len(dataset) for dataset in self._datasets]
-        self._seed = as_integer(seed)
-        self._shuffle = bool(shuffle)
+        self._seed = integer("seed", seed)
+        self._shuffle = true_or_false("shuffle", shuffle)
         numbers = mixture_weights(len(self._datasets), weights, choices)
         self._plan: WeightedPlan | ChoicePlan
         if choices is None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from torch_tfrecord.arguments import check_callable
 from torch_tfrecord.errors import IndexMismatchError
 from torch_tfrecord.loading.map_dataset import TFRecordDataset
 from torch_tfrecord.records.index import RecordIndex
@@ -77,6 +78,7 @@ def load(
         >>> ds[0]  # doctest: +SKIP
         (Image([[[...]]], dtype=torch.uint8, ), tensor(4))
     """
+    check_callable("transform", transform)
     found = directory if isinstance(directory, DatasetInfo) else info(directory)
     if as_supervised and found.supervised_keys is None:
         raise ValueError(f"{found.directory}: as_supervised: the dataset has no supervised_keys")

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
+from torch_tfrecord.arguments import check_callable
 from torch_tfrecord.batches.column_batch import ColumnBatch
 from torch_tfrecord.errors import TFRecordError
 from torch_tfrecord.tfds.dataset_info import DatasetInfo
@@ -101,6 +102,8 @@ class RLDSDataset(Dataset[Any]):
         index_dir: str | os.PathLike[str] | None = None,
         cache_bytes: int = 32 << 20,
     ) -> None:
+        check_callable("step_transform", step_transform)
+        check_callable("episode_transform", episode_transform)
         self._windows = Windows(window_size, action_horizon, pad)
         self._store = EpisodeStore(
             directory,
@@ -297,6 +300,7 @@ class RLDSEpisodes(Dataset[Any]):
         index: str = "auto",
         index_dir: str | os.PathLike[str] | None = None,
     ) -> None:
+        check_callable("transform", transform)
         self._store = EpisodeStore(
             directory,
             split,
