@@ -69,7 +69,8 @@ def spec_hint(value: Any) -> str:
         return "; this one is TensorFlow's: use torch_tfrecord's, with a torch dtype"
     dtype = _meant_dtype(value)
     if dtype is not None:
-        return f"; for one {dtype_name(dtype)} in each record: FixedLenFeature((), {dtype_name(dtype)})"
+        name = dtype.__name__ if isinstance(dtype, type) else str(dtype)
+        return f"; for one {name} in each record: FixedLenFeature((), {name})"
     return "; for one integer in each record: FixedLenFeature((), torch.int64)"
 
 

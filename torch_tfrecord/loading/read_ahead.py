@@ -90,12 +90,24 @@ class ReadAheadLoader(DataLoader[Any]):
         dataloader_kwargs.setdefault("collate_fn", collate)
         integer("num_workers", dataloader_kwargs.get("num_workers", 0))  # torch compares it without a look
         super().__init__(dataset, **dataloader_kwargs)  # type: ignore[arg-type]
-        self.num_threads = usual_num_threads() if num_threads is None else at_least(0, "num_threads", integer("num_threads", num_threads))
+        self.num_threads = (
+            usual_num_threads()
+            if num_threads is None
+            else at_least(0, "num_threads", integer("num_threads", num_threads))
+        )
         self._pace = _Pace()
         if self.num_threads and not self.num_workers and not hasattr(dataset, "load_samples"):
             raise TypeError(
                 f"ReadAheadLoader reads TFRecordDataset and RLDSDataset, got {type(dataset).__name__}: use DataLoader"
             )
+
+    def __repr__(self) -> str:
+        size = self.batch_size if self.batch_size is not None else getattr(self.batch_sampler, "_batch_size", None)
+        threads = 0 if self.num_workers else self.num_threads
+        return (
+            f"{type(self).__name__}({self.dataset!r}, batch_size={size}, num_workers={self.num_workers}, "
+            f"num_threads={threads})"
+        )
 
     def __iter__(self) -> Any:
         return super().__iter__() if self.num_workers or not self.num_threads else _ReadAheadIterator(self)

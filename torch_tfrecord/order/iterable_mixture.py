@@ -17,6 +17,7 @@ from torch_tfrecord.order.mixing import WeightedTurns
 from torch_tfrecord.order.mixture import check_stop, mixture_weights
 from torch_tfrecord.order.mixture_plan import checked_choices
 from torch_tfrecord.order.ranks import consumer, resolve_rank
+from torch_tfrecord.shown import shown_items, shown_list
 
 __all__ = ["IterableMixture"]
 
@@ -115,7 +116,8 @@ class IterableMixture(IterableDataset[Any]):
         self._epoch.share_memory_()  # type: ignore[no-untyped-call]
 
     def __repr__(self) -> str:
-        return f"IterableMixture({len(self._datasets)} datasets, weights={self._weights})"
+        weights = shown_list(self._weights)
+        return f"IterableMixture({len(self._datasets)} datasets, weights=[{weights}]: {shown_items(self._datasets)})"
 
 
 class _Component:
