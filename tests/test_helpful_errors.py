@@ -369,7 +369,11 @@ def test_no_collate_fn(folder, transform, num_workers):
         exhaust(DataLoader(stream, 5, num_workers=num_workers))
     with pytest.raises(ValueError, match=NO_COLLATE.format(0, 1, 1, where)):
         exhaust(ReadAheadLoader(ds, batch_size=5, collate_fn=default_collate))
-    for collate_fn in (collate, PaddedCollate()):  # as the error says
+    rows = next(iter(DataLoader(ds, 5, num_workers=num_workers, collate_fn=collate)))["ids"]  # as the error says
+    assert [row.tolist() for row in rows.unbind()] == [[], [0], [0, 1], [], [0]]  # as the README says
+    assert rows.to_padded_tensor(0).tolist() == [[0, 0], [0, 0], [0, 1], [0, 0], [0, 0]]
+    assert rows.offsets().diff().tolist() == [0, 1, 2, 0, 1]
+    for collate_fn in (collate, PaddedCollate()):
         batch = next(iter(DataLoader(ds, 5, num_workers=num_workers, collate_fn=collate_fn)))
         assert [row.tolist()[: n % 3] for n, row in enumerate(batch["ids"].unbind())] == [[], [0], [0, 1], [], [0]]
 
@@ -447,6 +451,8 @@ def test_wrong_kinds_of_arguments(folder):
     ]:
         with pytest.raises(TypeError, match=f"^{text}"):
             build()
+    with pytest.raises(TypeError, match=f"^cache_bytes {number}, got '1'"):
+        tfds.RLDSDataset(folder, cache_bytes="1")
     for build, name in [
         (lambda: TFRecordIterableDataset(folder / "?", batch_size=64.0), "batch_size"),
         (lambda: Mixture([ds], num_samples=1.5), "num_samples"),

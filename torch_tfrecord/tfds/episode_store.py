@@ -185,7 +185,7 @@ class EpisodeStore:
         episode = Episode(number, num_steps, steps, metadata, 0)
         if self.episode_transform is not None:
             transform = self.episode_transform
-            episode = transform_one(lambda found: _transformed(found, transform), episode, self.place, number)
+            episode = _transformed(episode, lambda given: transform_one(transform, given, self.place, number))
         num_bytes = 1024 + sum(column.num_bytes for column in _leaves_of(episode.steps))
         return episode._replace(num_bytes=num_bytes), num_bytes
 

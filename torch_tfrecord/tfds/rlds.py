@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
-from torch_tfrecord.arguments import check_callable
+from torch_tfrecord.arguments import check_callable, integer
 from torch_tfrecord.batches.column_batch import ColumnBatch
 from torch_tfrecord.errors import TFRecordError
 from torch_tfrecord.samples import Places, SampleList, transform_each, transform_one
@@ -106,6 +106,7 @@ class RLDSDataset(Dataset[Any]):
     ) -> None:
         check_callable("step_transform", step_transform)
         check_callable("episode_transform", episode_transform)
+        integer("cache_bytes", cache_bytes)
         self._windows = Windows(window_size, action_horizon, pad)
         self._store = EpisodeStore(
             directory,

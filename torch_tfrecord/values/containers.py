@@ -182,15 +182,21 @@ def _join_splits(parts: Sequence[torch.Tensor]) -> torch.Tensor:
 def jagged_tensor(values: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
     """``torch.nested.nested_tensor_from_jagged(values, offsets)``, a jagged nested tensor that views the values.
 
+    It knows the length of its longest row, without which ``to_padded_tensor`` makes rows of all rows' length together.
+
     Made by the function below it, as torch's own ``nested_tensor``: that one first asks torch.fx whether it is being
     traced, about which question torch writes a warning to stderr, once in each process.
     """
     try:
         from torch.nested._internal.nested_tensor import nested_view_from_values_offsets
     except ImportError:  # it is not public
-        return torch.nested.nested_tensor_from_jagged(values, offsets)
-    view: torch.Tensor = nested_view_from_values_offsets(values, offsets)  # type: ignore[no-untyped-call]
+        return torch.nested.nested_tensor_from_jagged(values, offsets, max_seqlen=_longest(offsets))
+    view: torch.Tensor = nested_view_from_values_offsets(values, offsets, max_seqlen=_longest(offsets))  # type: ignore[no-untyped-call]
     return view
+
+
+def _longest(offsets: torch.Tensor) -> int:
+    return int(offsets.diff().max()) if len(offsets) > 1 else 0
 
 
 def wrap_nested(nested: Nested) -> Any:
