@@ -17,6 +17,8 @@ ORDER = [
     "errors",
     "arguments",
     "callers",
+    "samples",
+    "shown",
     "native",
     "batch_memory",
     "order.random_stream",

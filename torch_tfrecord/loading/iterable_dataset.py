@@ -6,7 +6,6 @@ import hashlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
-from operator import index as as_integer
 from typing import Any
 
 import numpy as np
@@ -14,9 +13,10 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import IterableDataset
 
-from torch_tfrecord.arguments import at_least
+from torch_tfrecord.arguments import at_least, check_callable, integer, true_or_false
 from torch_tfrecord.batches.batch_parser import BatchParser
 from torch_tfrecord.batches.collate import collate
+from torch_tfrecord.batches.column_batch import ColumnBatch
 from torch_tfrecord.errors import TFRecordError
 from torch_tfrecord.features.structured_specs import SequenceFeatures
 from torch_tfrecord.loading.record_groups import RecordGroup, StreamRecord, regroup
@@ -32,6 +32,8 @@ from torch_tfrecord.records.compression import check_compression_type
 from torch_tfrecord.records.paths import Paths, find_files
 from torch_tfrecord.records.reader import check_on_corrupt, read_blocks
 from torch_tfrecord.records.scan import Block
+from torch_tfrecord.samples import Places, SampleList, transform_each, transform_one
+from torch_tfrecord.shown import shown_features, shown_files, shown_transform
 
 __all__ = ["TFRecordIterableDataset"]
 
@@ -98,6 +100,7 @@ class TFRecordIterableDataset(IterableDataset[Any]):
         if not isinstance(shuffle, bool):
             raise TypeError(f"shuffle must be True or False, got {shuffle!r}")
         check_rank(rank, world_size)
+        check_callable("transform", transform)
         check_on_corrupt(on_corrupt)
         self._compression_type = check_compression_type(compression_type)
         self._parser = None if features is None else BatchParser(features)
@@ -105,11 +108,11 @@ class TFRecordIterableDataset(IterableDataset[Any]):
         self._batch_size = None if batch_size is None else at_least(1, "batch_size", batch_size)
         self._shuffle = shuffle
         self._buffer_size = at_least(0, "shuffle_buffer_size", shuffle_buffer_size)
-        self._seed = as_integer(seed)
+        self._seed = integer("seed", seed)
         self._rank, self._world_size = rank, world_size
         self._cycle_length = at_least(1, "cycle_length", cycle_length)
         self._block_length = at_least(1, "block_length", block_length)
-        self._drop_last = drop_last
+        self._drop_last = true_or_false("drop_last", drop_last)
         self._verify = verify_crc
         self._on_corrupt = on_corrupt
         self.files: list[str] = find_files(paths)
@@ -245,18 +248,36 @@ class TFRecordIterableDataset(IterableDataset[Any]):
             except TFRecordError:
                 samples = self._one_by_one(group, epoch)
             else:
-                samples = samples if self._transform is None else map(self._transform, samples)
+                samples = samples if self._transform is None else self._transformed(samples, group)
             for sample in samples:
                 stream.num_taken += 1
                 yield sample
 
     def _load(self, group: RecordGroup, epoch: int) -> Sequence[Any]:
         """The samples of a batch."""
+        places = self._places(group)
         try:
             samples = self._parse(group, epoch, as_columns=self._transform is None)
         except TFRecordError:
-            return [*self._one_by_one(group, epoch)]  # for the error of the first bad record
-        return samples if self._transform is None else [*map(self._transform, samples)]
+            # For the error of the first bad record.
+            return SampleList(self._one_by_one(group, epoch), places)
+        if isinstance(samples, ColumnBatch):
+            return samples.located(places)
+        samples = SampleList(samples, places)
+        return samples if self._transform is None else transform_each(self._transform, samples)
+
+    def _transformed(self, samples: Iterable[Any], group: RecordGroup) -> Iterator[Any]:
+        """Each sample transformed when it is asked for."""
+        places = self._places(group)
+        for row, sample in enumerate(samples):
+            yield transform_one(self._transform, sample, places, row)  # type: ignore[arg-type]
+
+    def _places(self, group: RecordGroup) -> Places:
+        return lambda row: self._place(*group.place(row))
+
+    def _place(self, file: int, offset: int, number: int) -> str:
+        """The record, as errors name it."""
+        return f"{self.files[file]}: record {number} at byte {offset}"
 
     def _parse(self, group: RecordGroup, epoch: int, as_columns: bool = False) -> Sequence[Any]:
         if self._parser is None:
@@ -278,7 +299,9 @@ class TFRecordIterableDataset(IterableDataset[Any]):
             except TFRecordError as error:
                 error.locate(path=self.files[file], offset=offset, position=number)
                 raise
-        return sample if self._transform is None else self._transform(sample)
+        if self._transform is None:
+            return sample
+        return transform_one(self._transform, sample, lambda _: self._place(file, offset, number), 0)
 
     def _key(self, file: int, number: int, epoch: int) -> int:
         if self._parser is None or not self._parser.needs_keys:
@@ -300,7 +323,10 @@ class TFRecordIterableDataset(IterableDataset[Any]):
         self._epoch.share_memory_()  # type: ignore[no-untyped-call]
 
     def __repr__(self) -> str:
-        return f"TFRecordIterableDataset({len(self.files)} files, {self.files[0]!r}, ...)"
+        features = shown_features(None if self._parser is None else self._parser.features)
+        transform = shown_transform("transform", self._transform)
+        size = "" if self._batch_size is None else f", batch_size={self._batch_size}"
+        return f"TFRecordIterableDataset({shown_files(self.files)}{features}{transform}{size})"
 
 
 def _digest(files: Sequence[str]) -> str:

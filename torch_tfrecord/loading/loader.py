@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from operator import index as as_integer
 from typing import Any
 
 import torch
 
+from torch_tfrecord.arguments import check_callable, integer, true_or_false
 from torch_tfrecord.batches.collate import collate
 from torch_tfrecord.batches.column_batch import ColumnTransform
 from torch_tfrecord.features.structured_specs import SequenceFeatures
@@ -99,9 +99,11 @@ def make_dataloader(
         ...     ...
     """
     _check_arguments(batch_size, shuffle, num_epochs, dataloader_kwargs)
-    if num_threads is not None and as_integer(num_threads) < 0:
+    if num_threads is not None and integer("num_threads", num_threads) < 0:
         raise ValueError(f"num_threads must be at least 0, or None, got {num_threads}")
+    check_callable("transform", transform)
     check_rank(rank, world_size)
+    seed, drop_last = integer("seed", seed), true_or_false("drop_last", drop_last)
     if label_key is not None:
         split = _SplitLabel(label_key, features)
         transform = split if transform is None else _Chain(transform, split)
@@ -126,17 +128,17 @@ def make_dataloader(
         dataset,
         batch_sampler=batches,
         num_workers=num_workers,
-        num_threads=usual_num_threads() if num_threads is None else as_integer(num_threads),
+        num_threads=usual_num_threads() if num_threads is None else int(num_threads),
         **dataloader_kwargs,
     )
 
 
 def _check_arguments(batch_size: Any, shuffle: Any, num_epochs: Any, dataloader_kwargs: Mapping[str, Any]) -> None:
-    if as_integer(batch_size) < 1:
+    if integer("batch_size", batch_size) < 1:
         raise ValueError(f"batch_size: Batch size must be greater than zero, got {batch_size}")
     if not isinstance(shuffle, bool) and shuffle != "blocks":
         raise TypeError(f'shuffle must be True, False or "blocks", got {shuffle!r}')
-    if num_epochs is not None and as_integer(num_epochs) < -1:
+    if num_epochs is not None and integer("num_epochs", num_epochs) < -1:
         raise ValueError(f"num_epochs must be at least 0, or None or -1 for endlessly many, got {num_epochs}")
     for name in _OURS:
         if name in dataloader_kwargs:

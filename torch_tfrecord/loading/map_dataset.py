@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import Dataset
 
-from torch_tfrecord.arguments import at_least
+from torch_tfrecord.arguments import at_least, check_callable
 from torch_tfrecord.batches.batch_parser import BatchParser
 from torch_tfrecord.batches.column_batch import ColumnBatch, ColumnTransform
 from torch_tfrecord.callers import outer_level
@@ -29,6 +29,8 @@ from torch_tfrecord.records.reader import RecordReader
 from torch_tfrecord.records.record_table import RecordTable
 from torch_tfrecord.records.sidecar import IndexKeeper
 from torch_tfrecord.records.storage import SourceCache, open_file
+from torch_tfrecord.samples import Places, SampleList, transform_each, transform_one
+from torch_tfrecord.shown import shown_features, shown_files, shown_transform
 
 __all__ = ["TFRecordDataset"]
 
@@ -80,6 +82,7 @@ class TFRecordDataset(Dataset[Any]):
         index: str = "auto",
         index_dir: str | os.PathLike[str] | None = None,
     ) -> None:
+        check_callable("transform", transform)
         compression = check_compression_type(compression_type)
         parser = None if features is None else BatchParser(features)
         keeper = IndexKeeper(index, index_dir=index_dir, verify_crc=verify_crc, compression_type=compression)
@@ -149,7 +152,7 @@ class TFRecordDataset(Dataset[Any]):
             return self._part(self._positions[position])
         absolute = self._absolute(position)
         sample = self._sample(absolute, int(self._epoch))
-        return sample if self._transform is None else self._transform(sample)
+        return sample if self._transform is None else transform_one(self._transform, sample, self._place, absolute)
 
     def __getitems__(self, positions: Sequence[int]) -> Sequence[Any]:
         """The samples of several positions, in that order: what DataLoader asks for to make a batch.
@@ -168,8 +171,9 @@ class TFRecordDataset(Dataset[Any]):
             return self.load_batches([positions])[0]
         except TFRecordError:
             # One after another, for the error of the first bad position.
-            epoch = self._epoch_of(positions)
-            return [self._sample(position, epoch) for position in self._absolutes(positions).tolist()]
+            epoch, absolutes = self._epoch_of(positions), self._absolutes(positions)
+            samples = [self._sample(position, epoch) for position in absolutes.tolist()]
+            return SampleList(samples, self._places(absolutes))
 
     def load_batches(self, batches: Sequence[Sequence[int]]) -> list[Sequence[Any]]:
         """`load_samples` of several batches, whose records are read and parsed together.
@@ -182,17 +186,32 @@ class TFRecordDataset(Dataset[Any]):
         borders = [0, *accumulate(map(len, batches))]
         records = self._reader.read_batch(self._sources.get, *self._table.find(absolute))
         if self._parser is None:
-            payloads = records.tolist()
-            return [payloads[begin:end] for begin, end in pairwise(borders)]
+            return self._located(_parts(records.tolist(), borders), absolutes)
         keys = None
         if self._parser.needs_keys:
             epochs = map(self._epoch_of, batches)
             keys = np.concatenate([*map(record_keys, absolutes, epochs)])
         if not self.has_user_transform:
             found: list[Sequence[Any]] = self._parser.batches(records, keys, borders)
-            return found
-        samples: list[Any] = self._parser.samples(records, keys)
-        return [samples[begin:end] for begin, end in pairwise(borders)]
+            return self._located(found, absolutes)
+        return self._located(_parts(self._parser.samples(records, keys), borders), absolutes)
+
+    def _located(self, batches: Sequence[Sequence[Any]], absolutes: Sequence[_Integers]) -> list[Sequence[Any]]:
+        """The batches, which know now where their samples are from."""
+        return [
+            batch.located(self._places(each))
+            if isinstance(batch, ColumnBatch)
+            else SampleList(batch, self._places(each))
+            for batch, each in zip(batches, absolutes, strict=True)
+        ]
+
+    def _places(self, absolutes: _Integers) -> Places:
+        return lambda number: self._place(int(absolutes[number]))
+
+    def _place(self, absolute: int) -> str:
+        """The record, as errors name it."""
+        file, number, offset, _ = self._table.find_one(absolute)
+        return f"{self.files[file]}: record {number} at byte {offset}"
 
     @property
     def has_user_transform(self) -> bool:
@@ -206,7 +225,7 @@ class TFRecordDataset(Dataset[Any]):
             return samples
         if isinstance(transform, ColumnTransform) and isinstance(samples, ColumnBatch):
             return samples.map(transform.columns)
-        return [transform(sample) for sample in samples]
+        return transform_each(transform, samples)
 
     def raw(self, position: int) -> bytes:
         """The record's payload, unparsed."""
@@ -315,13 +334,19 @@ class TFRecordDataset(Dataset[Any]):
             self._epoch.share_memory_()  # type: ignore[no-untyped-call]
 
     def __repr__(self) -> str:
-        return f"TFRecordDataset({len(self)} records in {len(self.files)} files, {self.files[0]!r}, ...)"
+        features = shown_features(getattr(self._parser, "features", None))
+        transform = shown_transform("transform", self._transform)
+        return f"TFRecordDataset({len(self)} records in {shown_files(self.files)}{features}{transform})"
 
 
 def _noting(indexes: Iterable[RecordIndex], facts: list[RecordIndex]) -> Iterator[RecordIndex]:
     for index in indexes:
         facts.append(index.without_records())
         yield index
+
+
+def _parts(samples: list[Any], borders: Sequence[int]) -> list[list[Any]]:
+    return [samples[begin:end] for begin, end in pairwise(borders)]
 
 
 class _FileOpener:

@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader
 from torch.utils.data._utils.pin_memory import pin_memory
 from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
 
+from torch_tfrecord.arguments import at_least, integer
 from torch_tfrecord.batches.collate import collate
 from torch_tfrecord.batches.padding import PaddedCollate
 from torch_tfrecord.native import has_native
@@ -87,13 +88,26 @@ class ReadAheadLoader(DataLoader[Any]):
 
     def __init__(self, dataset: LoadsAhead, *, num_threads: int | None = None, **dataloader_kwargs: Any) -> None:
         dataloader_kwargs.setdefault("collate_fn", collate)
+        integer("num_workers", dataloader_kwargs.get("num_workers", 0))  # torch compares it without a look
         super().__init__(dataset, **dataloader_kwargs)  # type: ignore[arg-type]
-        self.num_threads = usual_num_threads() if num_threads is None else num_threads
+        self.num_threads = (
+            usual_num_threads()
+            if num_threads is None
+            else at_least(0, "num_threads", integer("num_threads", num_threads))
+        )
         self._pace = _Pace()
         if self.num_threads and not self.num_workers and not hasattr(dataset, "load_samples"):
             raise TypeError(
                 f"ReadAheadLoader reads TFRecordDataset and RLDSDataset, got {type(dataset).__name__}: use DataLoader"
             )
+
+    def __repr__(self) -> str:
+        size = self.batch_size if self.batch_size is not None else getattr(self.batch_sampler, "_batch_size", None)
+        threads = 0 if self.num_workers else self.num_threads
+        return (
+            f"{type(self).__name__}({self.dataset!r}, batch_size={size}, num_workers={self.num_workers}, "
+            f"num_threads={threads})"
+        )
 
     def __iter__(self) -> Any:
         return super().__iter__() if self.num_workers or not self.num_threads else _ReadAheadIterator(self)

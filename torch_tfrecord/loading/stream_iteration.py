@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import sys
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
@@ -15,6 +16,7 @@ from torch_tfrecord.loading.record_stream import RecordStream
 from torch_tfrecord.loading.stream_pieces import Piece, deal_out
 from torch_tfrecord.loading.stream_states import StreamStates
 from torch_tfrecord.order.epochs import STATE_VERSION
+from torch_tfrecord.samples import check_next_for_torch, is_fetched_for_torch
 
 __all__ = ["LastIteration", "LoadedStates", "StreamIteration"]
 
@@ -53,6 +55,7 @@ class StreamIteration(Iterator[Any]):
         self._source = source
         self._consumer, self._num_consumers = consumer
         self._items: Iterator[Any] | None = None
+        self._is_for_torch = False
         self._begin(epoch, None)
         self.last: LastIteration | None = None  # told when this iterator is dropped
 
@@ -68,7 +71,11 @@ class StreamIteration(Iterator[Any]):
         if self._items is None:
             self._items = self._source._items(self._stream, self.epoch)
             self._source._begun()
-        return next(self._items)
+            self._is_for_torch = is_fetched_for_torch(sys._getframe(1))
+        item = next(self._items)
+        if self._is_for_torch:
+            check_next_for_torch(sys._getframe(1), item)
+        return item
 
     def state_dict(self) -> dict[str, Any]:
         """Where this iteration is."""

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sized
 from itertools import count
-from operator import index as as_integer
 from typing import Any, NamedTuple
 
 import numpy.typing as npt
 from torch.utils.data import Sampler
 
-from torch_tfrecord.arguments import at_least
+from torch_tfrecord.arguments import at_least, integer, true_or_false
 from torch_tfrecord.order.epochs import STATE_VERSION, Epochs, check_state
 from torch_tfrecord.order.position_batch import PositionBatch
 from torch_tfrecord.order.ranks import Rank, check_rank, resolve_rank
@@ -66,7 +65,7 @@ class RecordBatchSampler(Sampler[list[int]]):
         window_blocks: int = WINDOW_BLOCKS,
     ) -> None:
         check_rank(rank, world_size)
-        if as_integer(batch_size) < 1:
+        if integer("batch_size", batch_size) < 1:
             raise ValueError(f"batch_size: Batch size must be greater than zero, got {batch_size}")
         self._epochs = Epochs(
             dataset,
@@ -76,10 +75,10 @@ class RecordBatchSampler(Sampler[list[int]]):
             block_bytes=block_bytes,
             window_blocks=window_blocks,
         )
-        self._batch_size = as_integer(batch_size)
+        self._batch_size = int(batch_size)
         self._num_epochs = None if num_epochs is None else at_least(0, "num_epochs", num_epochs)
         self._rank, self._world_size = rank, world_size
-        self._drop_last = bool(drop_last)
+        self._drop_last = true_or_false("drop_last", drop_last)
         self._next = _Place(0, 0, 0)
         self._running: BatchIteration | None = None
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sized
-from operator import index as as_integer
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from torch_tfrecord.arguments import at_least
+from torch_tfrecord.arguments import at_least, integer
 from torch_tfrecord.order.block_shuffle import BlockShuffle
 from torch_tfrecord.order.permutation import Permutation
 from torch_tfrecord.order.shares import Order, Sequential
@@ -47,7 +46,7 @@ class Epochs:
             raise ValueError(f'shuffle must be True, False or "blocks", got {shuffle!r}')
         self.num_records = len(dataset)
         self._shuffle = shuffle
-        self._seed = as_integer(seed)
+        self._seed = integer("seed", seed)
         self._sums = None if weights is None else self._checked(weights)
         self._window_blocks = at_least(1, "window_blocks", window_blocks)
         at_least(1, "block_bytes", block_bytes)

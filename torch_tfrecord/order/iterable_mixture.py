@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
-from operator import index as as_integer
 from typing import Any
 
 import numpy as np
@@ -12,12 +11,13 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import IterableDataset
 
-from torch_tfrecord.arguments import at_least
+from torch_tfrecord.arguments import at_least, integer
 from torch_tfrecord.order.epochs import STATE_VERSION, check_state, digest
 from torch_tfrecord.order.mixing import WeightedTurns
 from torch_tfrecord.order.mixture import check_stop, mixture_weights
 from torch_tfrecord.order.mixture_plan import checked_choices
 from torch_tfrecord.order.ranks import consumer, resolve_rank
+from torch_tfrecord.shown import shown_items, shown_list
 
 __all__ = ["IterableMixture"]
 
@@ -59,7 +59,7 @@ class IterableMixture(IterableDataset[Any]):
         super().__init__()
         check_stop(stop)
         self._datasets = list(datasets)
-        self._seed = as_integer(seed)
+        self._seed = integer("seed", seed)
         self._stop = stop
         self._weights = mixture_weights(len(self._datasets), weights, choices)
         self._choices = None if choices is None else checked_choices(choices, len(self._datasets)).tolist()
@@ -116,7 +116,8 @@ class IterableMixture(IterableDataset[Any]):
         self._epoch.share_memory_()  # type: ignore[no-untyped-call]
 
     def __repr__(self) -> str:
-        return f"IterableMixture({len(self._datasets)} datasets, weights={self._weights})"
+        weights = shown_list(self._weights)
+        return f"IterableMixture({len(self._datasets)} datasets, weights=[{weights}]: {shown_items(self._datasets)})"
 
 
 class _Component:

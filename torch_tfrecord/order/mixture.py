@@ -11,11 +11,13 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import Dataset
 
-from torch_tfrecord.arguments import at_least
+from torch_tfrecord.arguments import at_least, integer, true_or_false
 from torch_tfrecord.order.mixing import whole_weights
 from torch_tfrecord.order.mixture_plan import STOPS, ChoicePlan, WeightedPlan
 from torch_tfrecord.order.permutation import Permutation
 from torch_tfrecord.order.position_batch import PositionBatch
+from torch_tfrecord.samples import SampleList, place_of
+from torch_tfrecord.shown import shown_items, shown_list
 
 __all__ = ["Mixture", "check_stop", "mixture_weights"]
 
@@ -67,8 +69,8 @@ class Mixture(Dataset[Any]):
         check_stop(stop)
         self._datasets = list(datasets)
         self._sizes = [len(dataset) for dataset in self._datasets]
-        self._seed = as_integer(seed)
-        self._shuffle = bool(shuffle)
+        self._seed = integer("seed", seed)
+        self._shuffle = true_or_false("shuffle", shuffle)
         numbers = mixture_weights(len(self._datasets), weights, choices)
         self._plan: WeightedPlan | ChoicePlan
         if choices is None:
@@ -122,10 +124,15 @@ class Mixture(Dataset[Any]):
             places.append(place)
             batch.append(inner)
         samples: list[Any] = [None] * len(positions)
+        origins: list[Any] = [None] * len(positions)  # of each sample the batch that it was read in, its number there
         for (component, _), (places, batch) in asked.items():
-            for place, sample in zip(places, _items(self._datasets[component], batch), strict=True):
-                samples[place] = sample
-        return samples
+            found = _items(self._datasets[component], batch)
+            for number, (place, sample) in enumerate(zip(places, found, strict=True)):
+                samples[place], origins[place] = sample, (found, number)
+        known = any(hasattr(found, "places") for found, _ in origins)
+        return SampleList(
+            samples, (lambda number: place_of(*origins[number]) or "of another dataset") if known else None
+        )
 
     def _checked(self, position: int) -> int:
         position = as_integer(position)
@@ -157,7 +164,8 @@ class Mixture(Dataset[Any]):
 
     def __repr__(self) -> str:
         length = "endless" if self._length is None else f"{self._length} samples"
-        return f"Mixture({length} of {len(self._datasets)} datasets of {self._sizes} samples)"
+        sizes = f"{len(self._datasets)} datasets of [{shown_list(self._sizes)}] samples"
+        return f"Mixture({length} of {sizes}: {shown_items(self._datasets)})"
 
 
 def _items(dataset: Any, positions: PositionBatch) -> Sequence[Any]:

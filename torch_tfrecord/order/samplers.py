@@ -8,7 +8,7 @@ from typing import Any
 import numpy.typing as npt
 from torch.utils.data import Sampler
 
-from torch_tfrecord.arguments import at_least
+from torch_tfrecord.arguments import at_least, true_or_false
 from torch_tfrecord.order.epochs import STATE_VERSION, Epochs, check_state
 from torch_tfrecord.order.ranks import Rank, check_rank, resolve_rank
 from torch_tfrecord.order.shares import RankShare, rank_size
@@ -94,7 +94,7 @@ class RecordSampler(Sampler[int]):
             window_blocks=window_blocks,
         )
         self._rank, self._world_size = rank, world_size
-        self._drop_last = bool(drop_last)
+        self._drop_last = true_or_false("drop_last", drop_last)
         self._epoch = 0
         self._start = 0  # places taken before the next iteration; used by one iteration
         self._running: _Positions | None = None

@@ -38,6 +38,7 @@ _LABELS_NAME = re.compile(r"labels-.*\.txt|.*-labels\.txt", re.DOTALL)
 # Bytes looked at to tell what a file is.
 _GUESS_BYTES = 64
 _MAX_NAMED = 10
+_MAX_NAME = 80
 
 
 def shard_name(base: str, number: int, total: int, suffix: str = "") -> str:
@@ -243,6 +244,7 @@ def _check_shards(found: list[str], asked: str, pattern: str = "*") -> list[str]
                 if number not in numbers and fnmatch.fnmatchcase(shard_name(name, number, total, suffix), pattern)
             ),
             total,
+            sorted(shard_name(base, number, total, suffix) for number in numbers),
         )
     return found
 
@@ -261,16 +263,29 @@ def _counted_shards(files: _Local, asked: str, counted: re.Match[str]) -> list[s
     if not shards:
         if any_number or not total:
             raise FileNotFoundError(errno.ENOENT, "no shard of this set", asked)
-        _raise_missing(base, suffix, range(total), total)
+        _raise_missing(base, suffix, range(total), total, _near(files, base, suffix))
     return _check_shards(list(shards), asked)
 
 
-def _raise_missing(base: str, suffix: str, numbers: Iterable[int], total: int) -> None:
-    # No further than a message can show: a name may claim any number of shards.
+def _near(files: _Local, base: str, suffix: str) -> list[str]:
+    """Shards of that name in sets of another size."""
+    return sorted(name for name in files.glob(f"{glob.escape(base)}-*-of-*{glob.escape(suffix)}") if _shard_of(name))
+
+
+def _raise_missing(base: str, suffix: str, numbers: Iterable[int], total: int, present: Sequence[str]) -> None:
+    # No further than a message can show: a name may claim any number of shards. They lie in one folder.
     missing = [shard_name(base, number, total, suffix) for number in islice(numbers, _MAX_NAMED + 1)]
     if missing:
         count = str(len(missing)) if len(missing) <= _MAX_NAMED else f"more than {_MAX_NAMED}"
-        raise FileNotFoundError(errno.ENOENT, f"{count} of {total} shards missing: {_some(missing)}", missing[0])
+        there = f"there are {len(present)}: {_some([*map(_short, present)])}" if present else "there is none"
+        text = f"{count} of {total} shards missing: {_some([missing[0], *map(_short, missing[1:])])}; {there}"
+        raise FileNotFoundError(errno.ENOENT, text, missing[0])
+
+
+def _short(path: str) -> str:
+    """The name alone, and of a very long one its end: two lists of them stay below 2 KB."""
+    name = posixpath.basename(path)
+    return name if len(name) <= _MAX_NAME else f"...{name[3 - _MAX_NAME :]}"
 
 
 def _some(names: Sequence[str]) -> str:
