@@ -32,6 +32,7 @@ ORDER = [
     "order.record_keys",
     "order.position_batch",
     "order.ranks",
+    "order.epoch_count",
     "order.epochs",
     "order.samplers",
     "order.batch_sampler",

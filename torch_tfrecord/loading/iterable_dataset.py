@@ -10,8 +10,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from torch.utils.data import IterableDataset
+from torch.utils.data import IterableDataset, get_worker_info
 
 from torch_tfrecord.arguments import at_least, check_callable, integer, true_or_false
 from torch_tfrecord.batches.batch_parser import BatchParser
@@ -24,6 +23,7 @@ from torch_tfrecord.loading.record_stream import RecordStream
 from torch_tfrecord.loading.stream_iteration import LastIteration, LoadedStates, StreamIteration
 from torch_tfrecord.loading.stream_pieces import Piece
 from torch_tfrecord.loading.stream_states import StreamStates
+from torch_tfrecord.order.epoch_count import EpochCount
 from torch_tfrecord.order.ordering import shuffled
 from torch_tfrecord.order.random_stream import RandomStream
 from torch_tfrecord.order.ranks import check_rank, consumer, in_process_group, resolve_rank
@@ -47,6 +47,10 @@ class TFRecordIterableDataset(IterableDataset[Any]):
     Every record appears exactly once over all ranks and workers. Whole files are dealt out to them; files left over
     (all, where there are fewer files than consumers) are split by record. So the numbers of records of two ranks can
     differ, and the order depends on the number of workers; `TFRecordDataset` with a sampler has neither limit.
+
+    Each iteration over the whole stream is the next epoch, from 0: in a new order where there is a shuffle, with new
+    draws of features (a fused crop). With workers, whether they persist or not, an iterator of the DataLoader is one
+    iteration. `set_epoch` chooses the epoch of the next one.
 
     An interrupted stream goes on behind the last sample that was given out: `state_dict`, `load_state_dict`, also by
     torchdata's StatefulDataLoader. Open files are read again from their beginning up to there, without being parsed.
@@ -72,8 +76,7 @@ class TFRecordIterableDataset(IterableDataset[Any]):
     Example:
         >>> ds = TFRecordIterableDataset("train-*", features, batch_size=64, shuffle=True)  # doctest: +SKIP
         >>> for epoch in range(3):  # doctest: +SKIP
-        ...     ds.set_epoch(epoch)
-        ...     for batch in DataLoader(ds, batch_size=None, num_workers=4):
+        ...     for batch in DataLoader(ds, batch_size=None, num_workers=4):  # each time in another order
         ...         ...
     """
 
@@ -125,29 +128,31 @@ class TFRecordIterableDataset(IterableDataset[Any]):
             "cycle_length": self._cycle_length,
             "block_length": self._block_length,
         }
-        self._epoch = torch.zeros((), dtype=torch.int64)
-        self._share_epoch()
+        self._epochs = EpochCount()
         self._loaded: LoadedStates | None = None
         self._last: LastIteration | None = None
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch, from 0, whose order the next iteration has; persistent workers follow.
+        """Choose the epoch, from 0, of the next iteration; those after it go on from there, in persistent workers, too.
 
         For the epoch that a loaded state was in, nothing changes: the next iteration gives what is left of it.
         """
-        self._epoch.fill_(at_least(0, "epoch", epoch))
-        if self._loaded is not None and self._loaded.states.epoch != int(self._epoch):
+        self._epochs.choose(at_least(0, "epoch", epoch))
+        if self._loaded is not None and self._loaded.states.epoch != epoch:
             self._loaded = None
 
     def __iter__(self) -> Iterator[Any]:
-        iteration = self._iteration(int(self._epoch))
+        # A worker begins at once: it cannot know what will be asked for, and must begin as the others do.
+        has_begun = get_worker_info() is not None
+        iteration = self._iteration(self._epochs.begin() if has_begun else self._epochs.next())
+        iteration.count_by(self._epochs, has_begun)
         if self._loaded is not None and self._loaded.is_for(iteration.epoch):
             iteration.go_on(self._loaded.states)
         self._last = LastIteration(iteration)
         return iteration
 
     def iter_epoch(self, epoch: int) -> Iterator[Any]:
-        """An iteration of one epoch, whichever was chosen, from its beginning."""
+        """An iteration of one epoch, whichever is next, from its beginning; it does not count."""
         return self._iteration(at_least(0, "epoch", epoch))
 
     def state_dict(self) -> dict[str, Any]:
@@ -158,13 +163,13 @@ class TFRecordIterableDataset(IterableDataset[Any]):
         """
         if self._last is not None:
             return self._last.state_dict()
-        iteration = self._iteration(int(self._epoch))
+        iteration = self._iteration(self._epochs.next())
         if self._loaded is not None:
             iteration.go_on(self._loaded.states)
         return iteration.state_dict()
 
     def load_state_dict(self, state_dict: Any) -> None:
-        """Go on where the state was: the next iteration gives what was left of the interrupted one; used once.
+        """Go on where the state was: the next iteration gives what was left of the interrupted one, then epochs follow.
 
         Args:
             state_dict: The state of this consumer, where there are as many (workers times ranks) as before: the samples
@@ -178,7 +183,7 @@ class TFRecordIterableDataset(IterableDataset[Any]):
         """
         states = StreamStates(state_dict, self._identity())
         self._loaded, self._last = LoadedStates(states), None
-        self._epoch.fill_(states.epoch)
+        self._epochs.choose(states.epoch)
 
     def _iteration(self, epoch: int) -> StreamIteration:
         return StreamIteration(self, consumer(resolve_rank(self._rank, self._world_size)), epoch)
@@ -187,7 +192,7 @@ class TFRecordIterableDataset(IterableDataset[Any]):
         return self._order
 
     def _begun(self) -> None:
-        """An iteration has given its first sample: what was loaded is used."""
+        """An iteration gives its first sample: what was loaded is used."""
         if self._loaded is not None:
             self._loaded.use()
             self._loaded = None
@@ -313,14 +318,6 @@ class TFRecordIterableDataset(IterableDataset[Any]):
         if in_process_group():  # a spawned worker is not in it and could not tell its rank
             state["_rank"], state["_world_size"] = resolve_rank(self._rank, self._world_size)
         return state
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._share_epoch()  # plain pickle and copies do not keep it shared
-
-    def _share_epoch(self) -> None:
-        # In shared memory: persistent workers hold a copy of this object and must see set_epoch all the same.
-        self._epoch.share_memory_()  # type: ignore[no-untyped-call]
 
     def __repr__(self) -> str:
         features = shown_features(None if self._parser is None else self._parser.features)

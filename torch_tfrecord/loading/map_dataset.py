@@ -21,7 +21,8 @@ from torch_tfrecord.callers import outer_level
 from torch_tfrecord.errors import TFRecordError
 from torch_tfrecord.features.structured_specs import SequenceFeatures
 from torch_tfrecord.native import native_module
-from torch_tfrecord.order.record_keys import record_keys
+from torch_tfrecord.order.position_batch import PositionBatch, epoch_of
+from torch_tfrecord.order.record_keys import draw_salt, record_keys, salted_keys
 from torch_tfrecord.records.compression import ByteSource, check_compression_type, open_stream
 from torch_tfrecord.records.index import RecordIndex
 from torch_tfrecord.records.paths import Paths, find_files
@@ -35,6 +36,7 @@ from torch_tfrecord.shown import shown_features, shown_files, shown_transform
 __all__ = ["TFRecordDataset"]
 
 _Integers: TypeAlias = "npt.NDArray[np.int64]"
+_UNKNOWN = -1  # epoch
 
 
 class TFRecordDataset(Dataset[Any]):
@@ -47,7 +49,7 @@ class TFRecordDataset(Dataset[Any]):
     Args:
         paths: A path, a glob, ``name@N``, a directory, or a list of these; see `find_files`. Local, or of fsspec.
         features: What to read from each record, by name; None gives the record's bytes. `SequenceFeatures` reads
-            SequenceExamples, as `(context, sequences)`.
+            SequenceExamples, as `(context, sequences)`. Random draws (a fused crop): see `set_epoch`.
         transform: Called with each sample.
         compression_type: "auto" (detected for each file), None or "" (none), "GZIP", "ZLIB". In compressed files random
             access has to decompress from the beginning up to the record.
@@ -134,7 +136,7 @@ class TFRecordDataset(Dataset[Any]):
         self._reader = RecordReader(verify_crc)
         self._opener = _FileOpener(files, facts)
         self._sources = SourceCache(self._opener)
-        self._epoch = torch.zeros((), dtype=torch.int64)
+        self._epoch = torch.tensor(_UNKNOWN)
         self._share_epoch()
 
     def __len__(self) -> int:
@@ -150,8 +152,10 @@ class TFRecordDataset(Dataset[Any]):
         """The sample at a position (negative ones count from the end), or for a slice a dataset of those positions."""
         if isinstance(position, slice):
             return self._part(self._positions[position])
-        absolute = self._absolute(position)
-        sample = self._sample(absolute, int(self._epoch))
+        absolute, key = self._absolute(position), 0
+        if self.draws_at_random:
+            key = int(self._keys(self.salted([position]), np.array([absolute]))[0])
+        sample = self._sample(absolute, key)
         return sample if self._transform is None else transform_one(self._transform, sample, self._place, absolute)
 
     def __getitems__(self, positions: Sequence[int]) -> Sequence[Any]:
@@ -167,13 +171,14 @@ class TFRecordDataset(Dataset[Any]):
         """`__getitems__` without the transform: reads, verifies, parses and decodes. Safe from several threads."""
         if not len(positions):
             return []
+        positions = self.salted(positions)
         try:
             return self.load_batches([positions])[0]
         except TFRecordError:
             # One after another, for the error of the first bad position.
-            epoch, absolutes = self._epoch_of(positions), self._absolutes(positions)
-            samples = [self._sample(position, epoch) for position in absolutes.tolist()]
-            return SampleList(samples, self._places(absolutes))
+            absolutes = self._absolutes(positions)
+            keys = self._keys(positions, absolutes).tolist() if self.draws_at_random else [0] * len(absolutes)
+            return SampleList([*map(self._sample, absolutes.tolist(), keys)], self._places(absolutes))
 
     def load_batches(self, batches: Sequence[Sequence[int]]) -> list[Sequence[Any]]:
         """`load_samples` of several batches, whose records are read and parsed together.
@@ -188,9 +193,8 @@ class TFRecordDataset(Dataset[Any]):
         if self._parser is None:
             return self._located(_parts(records.tolist(), borders), absolutes)
         keys = None
-        if self._parser.needs_keys:
-            epochs = map(self._epoch_of, batches)
-            keys = np.concatenate([*map(record_keys, absolutes, epochs)])
+        if self.draws_at_random:
+            keys = np.concatenate([*map(self._keys, map(self.salted, batches), absolutes)])
         if not self.has_user_transform:
             found: list[Sequence[Any]] = self._parser.batches(records, keys, borders)
             return self._located(found, absolutes)
@@ -212,6 +216,24 @@ class TFRecordDataset(Dataset[Any]):
         """The record, as errors name it."""
         file, number, offset, _ = self._table.find_one(absolute)
         return f"{self.files[file]}: record {number} at byte {offset}"
+
+    @property
+    def draws_at_random(self) -> bool:
+        """Whether samples depend on the epoch: a feature has a random crop."""
+        return self._parser is not None and bool(self._parser.needs_keys)
+
+    def salted(self, positions: Sequence[int], draw: Callable[[], int] = draw_salt) -> Sequence[int]:
+        """Positions whose random draws are decided: with a salt, where there are draws and nobody knows the epoch.
+
+        Called in the thread that iterates, so that torch's seed decides all draws.
+
+        Args:
+            positions: Of one batch.
+            draw: Gives the salt.
+        """
+        if not self.draws_at_random or self._epoch_of(positions) is not None:
+            return positions
+        return PositionBatch(positions, salt=draw())
 
     @property
     def has_user_transform(self) -> bool:
@@ -247,9 +269,10 @@ class TFRecordDataset(Dataset[Any]):
         return self._table.block_starts(self._positions, block_bytes)
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch, from 0, that random draws of features (a fused crop) depend on; workers follow.
+        """Choose the epoch, from 0, that random draws of features (a fused crop) depend on from now on; workers follow.
 
-        A batch of positions that has an attribute `epoch`, as those of `make_dataloader`, goes by that.
+        Positions that know their epoch, as those of `make_dataloader`, `RecordSampler` and `RecordBatchSampler`, go by
+        that. Until an epoch is chosen, all others are drawn anew each time, by numbers from torch's default generator.
         """
         self._epoch.fill_(at_least(0, "epoch", epoch))
 
@@ -294,15 +317,21 @@ class TFRecordDataset(Dataset[Any]):
 
     # Reading and parsing.
 
-    def _epoch_of(self, positions: Sequence[int]) -> int:
-        epoch: int | None = getattr(positions, "epoch", None)
-        return int(self._epoch) if epoch is None else epoch
+    def _epoch_of(self, positions: Sequence[int]) -> int | None:
+        epoch, chosen = epoch_of(positions), int(self._epoch)
+        return epoch if epoch is not None or chosen == _UNKNOWN else chosen
 
-    def _sample(self, absolute: int, epoch: int) -> Any:
+    def _keys(self, positions: Sequence[int], absolutes: _Integers) -> npt.NDArray[np.uint64]:
+        """For the random draws of each record; of positions that were `salted`."""
+        salt, epoch = getattr(positions, "salt", None), self._epoch_of(positions)
+        if salt is not None or epoch is None:
+            return salted_keys(len(absolutes), salt or 0)
+        return record_keys(absolutes, epoch)
+
+    def _sample(self, absolute: int, key: int) -> Any:
         payload = self._read(absolute)
         if self._parser is None:
             return payload
-        key = int(record_keys(np.array([absolute]), epoch)[0]) if self._parser.needs_keys else 0
         try:
             return self._parser.single(payload, key)
         except TFRecordError as error:
@@ -330,7 +359,7 @@ class TFRecordDataset(Dataset[Any]):
 
     def _share_epoch(self) -> None:
         # In shared memory: persistent workers hold a copy of this object and must see set_epoch all the same.
-        if self._parser is not None and self._parser.needs_keys:
+        if self.draws_at_random:
             self._epoch.share_memory_()  # type: ignore[no-untyped-call]
 
     def __repr__(self) -> str:

@@ -20,6 +20,8 @@ from torch_tfrecord.arguments import at_least, integer
 from torch_tfrecord.batches.collate import collate
 from torch_tfrecord.batches.padding import PaddedCollate
 from torch_tfrecord.native import has_native
+from torch_tfrecord.order.random_stream import RandomStream
+from torch_tfrecord.order.record_keys import draw_salt
 
 __all__ = ["LoadsAhead", "ReadAheadLoader", "usual_num_threads"]
 
@@ -157,6 +159,7 @@ class _ReadAheadIterator(_SingleProcessDataLoaderIter):
         self._tasks: deque[_Task] = deque()  # in order
         self._loaded: deque[_Outcome] = deque()  # of tasks that have ended, in order
         self._pace = loader._pace
+        self._salts: RandomStream | None = None
         self._pool = ThreadPoolExecutor(1)  # until the first batch; has no thread
         self._is_ended = self._is_interrupted = False
         self._pid = -1
@@ -204,11 +207,24 @@ class _ReadAheadIterator(_SingleProcessDataLoaderIter):
         size = self._pace.num_batches
         positions: list[Sequence[int]] = []
         try:
-            positions.extend(islice(self._sampler_iter, size))
+            positions.extend(map(self._salted, islice(self._sampler_iter, size)))
             self._is_ended = len(positions) < size
         finally:  # also what came before the sampler's own error
             if positions:
                 self._tasks.append(self._submit(positions))
+
+    def _salted(self, positions: Sequence[int]) -> Sequence[int]:
+        # Here, since a thread would draw out of turn.
+        if not hasattr(self._dataset, "salted"):
+            return positions
+        salted: Sequence[int] = self._dataset.salted(positions, self._draw_salt)
+        return salted
+
+    def _draw_salt(self) -> int:
+        # One number of torch's for the iteration: how far ahead batches are begun depends on the time.
+        if self._salts is None:
+            self._salts = RandomStream(draw_salt())
+        return self._salts.below(1 << 63)
 
     def _submit(self, positions: Sequence[Sequence[int]]) -> _Task:
         # Without a reference to this iterator, which could else not be dropped.

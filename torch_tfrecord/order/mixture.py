@@ -16,11 +16,14 @@ from torch_tfrecord.order.mixing import whole_weights
 from torch_tfrecord.order.mixture_plan import STOPS, ChoicePlan, WeightedPlan
 from torch_tfrecord.order.permutation import Permutation
 from torch_tfrecord.order.position_batch import PositionBatch
+from torch_tfrecord.order.random_stream import RandomStream
+from torch_tfrecord.order.record_keys import draw_salt
 from torch_tfrecord.samples import SampleList, place_of
 from torch_tfrecord.shown import shown_items, shown_list
 
 __all__ = ["Mixture", "check_stop", "mixture_weights"]
 
+_UNKNOWN = -1  # epoch: as epoch 0, but for the datasets' own random draws
 _MAX_ORDERS = 64  # kept at once: orders of passes over a dataset, each of at most 128 KiB
 
 
@@ -83,7 +86,7 @@ class Mixture(Dataset[Any]):
             self._length = limit if self._length is None else min(self._length, limit)
         self._an_epoch = [0] * len(self._sizes) if self._length is None else self._plan.counts(self._length)
         self._orders: dict[tuple[int, int], Permutation] = {}
-        self._epoch = torch.zeros((), dtype=torch.int64)
+        self._epoch = torch.tensor(_UNKNOWN)
         self._share_epoch()
 
     def __len__(self) -> int:
@@ -103,7 +106,7 @@ class Mixture(Dataset[Any]):
     def _find(self, position: int, epoch: int | None) -> tuple[int, int, int]:
         """Number of the dataset, number of the pass over it, position in it."""
         component, before = self._plan.turn(self._checked(position))
-        before += self._an_epoch[component] * (int(self._epoch) if epoch is None else epoch)
+        before += self._an_epoch[component] * (max(int(self._epoch), 0) if epoch is None else epoch)
         passes, place = divmod(before, self._sizes[component])
         return component, passes, self._order(component, passes)[place] if self._shuffle else place
 
@@ -114,13 +117,15 @@ class Mixture(Dataset[Any]):
     def __getitems__(self, positions: Sequence[int]) -> list[Any]:
         """The samples of several positions, in that order: each dataset is asked once for all of its own.
 
-        It is told the number of the pass over it as the epoch, so that random draws (a fused crop) are new in each.
+        It is told the number of the pass over it as the epoch, so that random draws (a fused crop) are new in each;
+        where nobody has chosen an epoch, they are new each time.
         """
-        epoch = getattr(positions, "epoch", None)
+        epoch, salt = getattr(positions, "epoch", None), self._salt(positions)
         asked: dict[tuple[int, int], tuple[list[int], PositionBatch]] = {}
         for place, position in enumerate(positions):
             component, passes, inner = self._find(position, epoch)
-            places, batch = asked.setdefault((component, passes), ([], PositionBatch(epoch=passes)))
+            own = None if salt is None else RandomStream(salt, component, passes).below(1 << 63)
+            places, batch = asked.setdefault((component, passes), ([], PositionBatch(epoch=passes, salt=own)))
             places.append(place)
             batch.append(inner)
         samples: list[Any] = [None] * len(positions)
@@ -133,6 +138,22 @@ class Mixture(Dataset[Any]):
         return SampleList(
             samples, (lambda number: place_of(*origins[number]) or "of another dataset") if known else None
         )
+
+    @property
+    def _draws_at_random(self) -> bool:
+        mixtures = (dataset for dataset in self._datasets if isinstance(dataset, Mixture))
+        return any(getattr(dataset, "draws_at_random", False) for dataset in self._datasets) or any(
+            mixture._draws_at_random for mixture in mixtures
+        )
+
+    def _salt(self, positions: Sequence[int]) -> int | None:
+        """What decides the datasets' random draws in place of the epoch; None where an epoch is known."""
+        if not self._draws_at_random:
+            return None
+        if hasattr(positions, "epoch"):
+            salt: int | None = getattr(positions, "salt", None)
+            return salt
+        return draw_salt() if int(self._epoch) == _UNKNOWN else None
 
     def _checked(self, position: int) -> int:
         position = as_integer(position)

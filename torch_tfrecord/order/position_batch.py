@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
-__all__ = ["PositionBatch"]
+__all__ = ["EpochPosition", "PositionBatch", "epoch_of"]
 
 
 class PositionBatch(list[int]):
     """What a batch sampler yields: a list of positions that knows its epoch; pickles, so that workers see it too.
 
     Random draws of a dataset (a fused crop) are a function of the epoch: several epochs can be under way in one loader.
+    Where nobody knows the epoch, as in a plain DataLoader, they are a function of a salt, another one for each batch.
 
     Args:
         positions: From 0 to the number of records - 1.
         epoch: From 0.
+        salt: From 0; decides the draws in place of the epoch.
 
     Example:
         >>> batch = PositionBatch([4, 2], epoch=1)
@@ -22,6 +25,34 @@ class PositionBatch(list[int]):
         ([4, 2], 1)
     """
 
-    def __init__(self, positions: Iterable[int] = (), epoch: int = 0) -> None:
+    def __init__(self, positions: Iterable[int] = (), epoch: int = 0, salt: int | None = None) -> None:
         super().__init__(positions)
         self.epoch = epoch
+        self.salt = salt
+
+
+class EpochPosition(int):
+    """A position that knows its epoch: what a sampler yields that others batch.
+
+    Example:
+        >>> position = EpochPosition(4, 1)
+        >>> position, position.epoch
+        (4, 1)
+    """
+
+    epoch: int
+
+    def __new__(cls, position: int, epoch: int) -> EpochPosition:
+        """A position, and its epoch."""
+        self = super().__new__(cls, position)
+        self.epoch = epoch
+        return self
+
+    def __reduce__(self) -> Any:
+        return EpochPosition, (int(self), self.epoch)
+
+
+def epoch_of(positions: Any) -> int | None:
+    """The epoch that a batch of positions, or the first of them, knows; None where nobody does."""
+    epoch: int | None = getattr(positions, "epoch", None)
+    return getattr(positions[0], "epoch", None) if epoch is None and len(positions) else epoch
