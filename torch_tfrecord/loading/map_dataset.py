@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate, pairwise
@@ -16,11 +17,15 @@ from torch.utils.data import Dataset
 
 from torch_tfrecord.arguments import at_least
 from torch_tfrecord.batches.batch_parser import BatchParser
+from torch_tfrecord.batches.collate import collate
 from torch_tfrecord.batches.column_batch import ColumnBatch, ColumnTransform
 from torch_tfrecord.callers import outer_level
 from torch_tfrecord.errors import TFRecordError
 from torch_tfrecord.features.structured_specs import SequenceFeatures
 from torch_tfrecord.native import native_module
+from torch_tfrecord.order.file_shuffle import Lanes, plan_lanes
+from torch_tfrecord.order.leaves import defines_last
+from torch_tfrecord.order.position_batch import is_batch_of_positions, list_of_positions
 from torch_tfrecord.order.record_keys import record_keys
 from torch_tfrecord.records.compression import ByteSource, check_compression_type, open_stream
 from torch_tfrecord.records.index import RecordIndex
@@ -48,7 +53,9 @@ class TFRecordDataset(Dataset[Any]):
             SequenceExamples, as `(context, sequences)`.
         transform: Called with each sample.
         compression_type: "auto" (detected for each file), None or "" (none), "GZIP", "ZLIB". In compressed files random
-            access has to decompress from the beginning up to the record.
+            access has to decompress from the beginning up to the record: read them in order, or by
+            `make_dataloader`, whose shuffle goes through each file once. At most about 200 MiB of what was decompressed
+            last are kept in each process, so that small data is decompressed once in any order.
         verify_crc: Check the payloads' checksums; headers are always checked.
         index: "auto" (use a fresh index, else build it and keep it), "require" (never build), "memory" (build, keep
             nothing).
@@ -129,8 +136,8 @@ class TFRecordDataset(Dataset[Any]):
         self._table = RecordTable(_noting(indexes, facts))
         self._positions: Any = range(len(self._table)) if positions is None else positions
         self._reader = RecordReader(verify_crc)
-        self._opener = _FileOpener(files, facts)
-        self._sources = SourceCache(self._opener)
+        self._opener = _FileOpener(files, facts, self._lanes.kept_bytes)
+        self._sources = self._new_sources()
         self._epoch = torch.zeros((), dtype=torch.int64)
         self._share_epoch()
 
@@ -141,12 +148,18 @@ class TFRecordDataset(Dataset[Any]):
     def __getitem__(self, position: slice) -> TFRecordDataset: ...
 
     @overload
-    def __getitem__(self, position: int) -> Any: ...
+    def __getitem__(self, position: Any) -> Any: ...
 
-    def __getitem__(self, position: int | slice) -> Any:
-        """The sample at a position (negative ones count from the end), or for a slice a dataset of those positions."""
+    def __getitem__(self, position: Any) -> Any:
+        """The sample at a position (negative ones count from the end), or for a slice a dataset of those positions.
+
+        For a list of positions, or a 1-D array or tensor of integers, the batch that `collate` makes of their samples:
+        what a DataLoader hands on that has ``batch_size=None`` and a sampler of batches.
+        """
         if isinstance(position, slice):
             return self._part(self._positions[position])
+        if is_batch_of_positions(position):
+            return collate(self.__getitems__(list_of_positions(position)))
         absolute = self._absolute(position)
         sample = self._sample(absolute, int(self._epoch))
         return sample if self._transform is None else self._transform(sample)
@@ -158,6 +171,8 @@ class TFRecordDataset(Dataset[Any]):
         a sequence of samples, each equal to `ds[position]`. Where a record is damaged or does not fit the features the
         error is that of the first such position.
         """
+        if not defines_last(self, "__getitems__"):  # a user's class has another __getitem__, which counts
+            return [self[position] for position in positions]
         return self.transform_samples(self.load_samples(positions))
 
     def load_samples(self, positions: Sequence[int]) -> Sequence[Any]:
@@ -226,6 +241,54 @@ class TFRecordDataset(Dataset[Any]):
             int64 [number of blocks], ascending, the first one 0; empty for an empty dataset.
         """
         return self._table.block_starts(self._positions, block_bytes)
+
+    # What orders ask for.
+
+    @property
+    def open_files(self) -> SourceCache:
+        """The open files: one object for a dataset and its slices."""
+        return self._sources
+
+    @property
+    def extent(self) -> tuple[int, int, int]:
+        """Files, records and decompressed bytes of all files, whatever positions are this dataset's."""
+        return len(self.files), len(self._table), self._table.num_bytes
+
+    @property
+    def is_compressed(self) -> bool:
+        """Whether one of the files is compressed."""
+        return self._opener.first_compressed is not None
+
+    @property
+    def first_compressed(self) -> str | None:
+        """The first file that is compressed."""
+        return self._opener.first_compressed
+
+    @property
+    def is_in_file_order(self) -> bool:
+        """Whether the positions ascend in the order of the files, without looking at each."""
+        return isinstance(self._positions, range) and self._positions.step > 0
+
+    def record_places(self, positions: Sequence[int]) -> tuple[_Integers, _Integers]:
+        """Number of the file, and offset in it, of the records at several positions."""
+        files, offsets, _ = self._table.find(self._absolutes(positions))
+        return files, offsets
+
+    def warn_of_compression(self, stacklevel: int) -> None:
+        """Say, once, that random access is slow, where a file is compressed."""
+        self._opener.warn(stacklevel + 1)
+
+    def keep_quiet_about_compression(self) -> None:
+        """Say no more that random access is slow: whoever calls this has said it, or reads in order."""
+        self._opener.has_warned = True
+
+    @property
+    def _lanes(self) -> Lanes:
+        return plan_lanes(*self.extent)
+
+    def _new_sources(self) -> SourceCache:
+        # Each compressed file that is open keeps some MiB.
+        return SourceCache(self._opener, 2 * self._lanes.number if self.is_compressed else None)
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch, from 0, that random draws of features (a fused crop) depend on; workers follow.
@@ -306,7 +369,7 @@ class TFRecordDataset(Dataset[Any]):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._sources = SourceCache(self._opener)
+        self._sources = self._new_sources()
         self._share_epoch()  # plain pickle and copies do not keep it shared
 
     def _share_epoch(self) -> None:
@@ -330,22 +393,37 @@ class _FileOpener:
     Args:
         files: The paths.
         indexes: One for each file, which must still be of that file; their records are of no matter.
+        kept_bytes: See `InflatedSource`.
+
+    Attributes:
+        first_compressed: The first file that is compressed, or None.
+        has_warned: Whether it was said that random access is slow there.
     """
 
-    def __init__(self, files: Sequence[str], indexes: Sequence[RecordIndex]) -> None:
+    def __init__(self, files: Sequence[str], indexes: Sequence[RecordIndex], kept_bytes: int) -> None:
         self._files = files
         self._indexes = indexes
-        self._said_slow = False
+        self._kept_bytes = kept_bytes
+        compressed = (file for file, index in zip(files, indexes, strict=True) if index.compression_type)
+        self.first_compressed = next(compressed, None)
+        self.has_warned = False
 
     def __call__(self, file: int) -> ByteSource:
         source = open_file(self._files[file])
         index = self._indexes[file]
         index.check_fresh(source)
-        if index.compression_type and not self._said_slow:
-            self._said_slow = True
+        # A thread of a loader has no line of the user's above it; whoever starts those warns.
+        if index.compression_type and threading.current_thread() is threading.main_thread():
+            self.warn(outer_level())
+        return open_stream(source, index.compression_type, self._kept_bytes)[0]
+
+    def warn(self, stacklevel: int) -> None:
+        """Say once that random access is slow, where a file is compressed."""
+        if self.first_compressed is not None and not self.has_warned:
+            self.has_warned = True
             warnings.warn(
-                "random access in a compressed file decompresses from its beginning up to the record: slow unless read "
-                "in order. Write the data uncompressed, or stream it with TFRecordIterableDataset.",
-                stacklevel=outer_level(),
+                f"{self.first_compressed}: random access in a compressed file decompresses from its beginning up to "
+                'the record: slow unless read in order. Use make_dataloader or RecordSampler(shuffle="blocks"), whose '
+                "shuffle goes through each file once, stream with TFRecordIterableDataset, or write it uncompressed.",
+                stacklevel=stacklevel + 1,
             )
-        return open_stream(source, index.compression_type)[0]

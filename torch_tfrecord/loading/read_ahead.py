@@ -12,13 +12,16 @@ from time import perf_counter
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from torch.autograd import profiler
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, RandomSampler
 from torch.utils.data._utils.pin_memory import pin_memory
 from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
 
 from torch_tfrecord.batches.collate import collate
 from torch_tfrecord.batches.padding import PaddedCollate
+from torch_tfrecord.callers import outer_level
+from torch_tfrecord.loading.nested_dataset import NestedDataset, loads_ahead
 from torch_tfrecord.native import has_native
+from torch_tfrecord.order.leaves import leaves
 
 __all__ = ["LoadsAhead", "ReadAheadLoader", "usual_num_threads"]
 
@@ -63,10 +66,11 @@ class LoadsAhead(Protocol):
 class ReadAheadLoader(DataLoader[Any]):
     """A DataLoader whose batches are read, checked, parsed and decoded ahead, by threads.
 
-    Of a `TFRecordDataset` or `tfds.RLDSDataset`. Without workers (`num_workers=0`) threads do what the compiled core
-    and the decoders do without Python's lock; the batch is handed over without being copied. The transform and a
-    collate_fn of the user's run in the thread that iterates, one batch after another, since they may draw from the
-    global random state. With workers, or with `num_threads=0`, it is torch's DataLoader.
+    Of a `TFRecordDataset` or `tfds.RLDSDataset`, or `Subset`, `ConcatDataset` and `Mixture` of these. Without workers
+    (`num_workers=0`) threads do what the compiled core and the decoders do without Python's lock; the batch is handed
+    over without being copied. The transform and a collate_fn of the user's run in the thread that iterates, one batch
+    after another, since they may draw from the global random state. With workers, or with `num_threads=0`,
+    it is torch's DataLoader.
 
     Args:
         dataset: The dataset.
@@ -85,18 +89,30 @@ class ReadAheadLoader(DataLoader[Any]):
         ...     ...
     """
 
-    def __init__(self, dataset: LoadsAhead, *, num_threads: int | None = None, **dataloader_kwargs: Any) -> None:
+    def __init__(self, dataset: Any, *, num_threads: int | None = None, **dataloader_kwargs: Any) -> None:
         dataloader_kwargs.setdefault("collate_fn", collate)
-        super().__init__(dataset, **dataloader_kwargs)  # type: ignore[arg-type]
+        dataset = dataset if loads_ahead(dataset) else NestedDataset(dataset)
+        super().__init__(dataset, **dataloader_kwargs)
         self.num_threads = usual_num_threads() if num_threads is None else num_threads
         self._pace = _Pace()
-        if self.num_threads and not self.num_workers and not hasattr(dataset, "load_samples"):
-            raise TypeError(
-                f"ReadAheadLoader reads TFRecordDataset and RLDSDataset, got {type(dataset).__name__}: use DataLoader"
-            )
+        if self.num_threads and not self.num_workers:
+            innermost = leaves(dataset.dataset if isinstance(dataset, NestedDataset) else dataset)
+            _check_leaves(innermost)
+            for leaf in innermost if isinstance(self.sampler, RandomSampler) else []:
+                if hasattr(leaf, "warn_of_compression"):  # here, since threads have no line of the user's
+                    leaf.warn_of_compression(outer_level())
 
     def __iter__(self) -> Any:
         return super().__iter__() if self.num_workers or not self.num_threads else _ReadAheadIterator(self)
+
+
+def _check_leaves(innermost: list[Any]) -> None:
+    for leaf in innermost:
+        if not loads_ahead(leaf):
+            raise TypeError(
+                "ReadAheadLoader reads TFRecordDataset and RLDSDataset, and Subset, ConcatDataset and Mixture of them, "
+                f"got {type(leaf).__name__}: use DataLoader, or num_threads=0"
+            )
 
 
 class _Task(NamedTuple):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from operator import index as as_integer
 from typing import Any
@@ -12,10 +12,10 @@ import torch
 from torch.utils.data import Dataset
 
 from torch_tfrecord.arguments import at_least
+from torch_tfrecord.order.leaves import Inner, leaf_batches, read_leaf
 from torch_tfrecord.order.mixing import whole_weights
 from torch_tfrecord.order.mixture_plan import STOPS, ChoicePlan, WeightedPlan
 from torch_tfrecord.order.permutation import Permutation
-from torch_tfrecord.order.position_batch import PositionBatch
 
 __all__ = ["Mixture", "check_stop", "mixture_weights"]
 
@@ -114,18 +114,27 @@ class Mixture(Dataset[Any]):
 
         It is told the number of the pass over it as the epoch, so that random draws (a fused crop) are new in each.
         """
-        epoch = getattr(positions, "epoch", None)
-        asked: dict[tuple[int, int], tuple[list[int], PositionBatch]] = {}
-        for place, position in enumerate(positions):
-            component, passes, inner = self._find(position, epoch)
-            places, batch = asked.setdefault((component, passes), ([], PositionBatch(epoch=passes)))
-            places.append(place)
-            batch.append(inner)
         samples: list[Any] = [None] * len(positions)
-        for (component, _), (places, batch) in asked.items():
-            for place, sample in zip(places, _items(self._datasets[component], batch), strict=True):
+        for leaf, inner, places in leaf_batches(self, positions):
+            for place, sample in zip(places, read_leaf(leaf, inner), strict=True):
                 samples[place] = sample
         return samples
+
+    @property
+    def datasets(self) -> Sequence[Any]:
+        """The datasets that are mixed."""
+        return self._datasets
+
+    def inner_batches(self, part: Inner) -> Iterator[Inner]:
+        """Of part of a batch, what each dataset has of it."""
+        asked: dict[tuple[int, int], tuple[list[int], list[int]]] = {}
+        for place, position in zip(part.places, part.positions, strict=True):
+            component, passes, inner = self._find(position, part.epoch)
+            positions, places = asked.setdefault((component, passes), ([], []))
+            positions.append(inner)
+            places.append(place)
+        for (component, passes), (positions, places) in asked.items():
+            yield Inner(self._datasets[component], positions, places, passes)
 
     def _checked(self, position: int) -> int:
         position = as_integer(position)
@@ -158,13 +167,6 @@ class Mixture(Dataset[Any]):
     def __repr__(self) -> str:
         length = "endless" if self._length is None else f"{self._length} samples"
         return f"Mixture({length} of {len(self._datasets)} datasets of {self._sizes} samples)"
-
-
-def _items(dataset: Any, positions: PositionBatch) -> Sequence[Any]:
-    if hasattr(dataset, "__getitems__"):
-        found: Sequence[Any] = dataset.__getitems__(positions)
-        return found
-    return [dataset[position] for position in positions]
 
 
 def check_stop(stop: str) -> None:

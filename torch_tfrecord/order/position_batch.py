@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
-__all__ = ["PositionBatch"]
+__all__ = ["PositionBatch", "is_batch_of_positions", "list_of_positions"]
 
 
 class PositionBatch(list[int]):
@@ -25,3 +26,22 @@ class PositionBatch(list[int]):
     def __init__(self, positions: Iterable[int] = (), epoch: int = 0) -> None:
         super().__init__(positions)
         self.epoch = epoch
+
+
+def is_batch_of_positions(positions: Any) -> bool:
+    """Whether something stands for several positions: a list, or a 1-D array or tensor."""
+    return isinstance(positions, list) or getattr(positions, "ndim", 0) == 1
+
+
+def list_of_positions(positions: Any) -> list[int]:
+    """A batch of positions as a list; TypeError for marks (booleans), which stand for none.
+
+    Example:
+        >>> import numpy as np
+        >>> list_of_positions(np.array([3, 1]))
+        [3, 1]
+    """
+    found: list[int] = positions if isinstance(positions, list) else positions.tolist()
+    if any(isinstance(position, bool) for position in found):
+        raise TypeError("positions must be integers, got booleans: mask.nonzero() gives the positions of a mask")
+    return found

@@ -11,8 +11,11 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
+from torch_tfrecord.batches.collate import collate
 from torch_tfrecord.batches.column_batch import ColumnBatch
 from torch_tfrecord.errors import TFRecordError
+from torch_tfrecord.order.leaves import defines_last
+from torch_tfrecord.order.position_batch import is_batch_of_positions, list_of_positions
 from torch_tfrecord.tfds.dataset_info import DatasetInfo
 from torch_tfrecord.tfds.episode_store import STEPS, DecodeImages, Episode, EpisodeStore
 from torch_tfrecord.tfds.parser import Chosen
@@ -127,12 +130,17 @@ class RLDSDataset(Dataset[Any]):
     def __getitem__(self, position: slice) -> RLDSDataset: ...
 
     @overload
-    def __getitem__(self, position: int) -> Any: ...
+    def __getitem__(self, position: Any) -> Any: ...
 
-    def __getitem__(self, position: int | slice) -> Any:
-        """The sample at a position (negative ones count from the end), or for a slice a dataset of those positions."""
+    def __getitem__(self, position: Any) -> Any:
+        """The sample at a position (negative ones count from the end), or for a slice a dataset of those positions.
+
+        For a list of positions, or a 1-D array or tensor of integers, the batch that `collate` makes of their samples.
+        """
         if isinstance(position, slice):
             return self._part(self._positions[position])
+        if is_batch_of_positions(position):
+            return collate(self.__getitems__(list_of_positions(position)))
         sample = self._one(position)
         return sample if self._step_transform is None else self._step_transform(sample)
 
@@ -142,6 +150,8 @@ class RLDSDataset(Dataset[Any]):
         Read in the order of the files, and held as columns, which `collate` hands on; for everything else the result is
         a sequence of samples, each equal to `ds[position]`.
         """
+        if not defines_last(self, "__getitems__"):  # a user's class has another __getitem__, which counts
+            return [self[position] for position in positions]
         return self.transform_samples(self.load_samples(positions))
 
     def load_samples(self, positions: Sequence[int]) -> Sequence[Any]:
