@@ -101,7 +101,7 @@ def make_dataloader(
         num_workers: DataLoader processes. With 0, threads of this process read ahead: they hand batches over without
             copying them, and are the faster way but for a slow transform, which runs in the thread that iterates.
         num_threads: Threads that read, check, parse and decode ahead where `num_workers` is 0; one more batch than
-            threads is under way. 0 for none; None chooses by the number of processors.
+            threads is under way. 0 for none; None chooses by the number of processors. Compressed files have one.
         rank, world_size: Both or none; None means torch.distributed's where it is initialised, else torchrun's
             environment, else 0 of 1.
         compression_type, verify_crc, index, index_dir: As for `TFRecordDataset`. Not with a dataset.

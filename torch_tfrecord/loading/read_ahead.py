@@ -76,7 +76,7 @@ class ReadAheadLoader(DataLoader[Any]):
         dataset: The dataset.
         num_threads: Threads that read ahead; each keeps one batch under way, and one more is ready (of batches that
             take less than 4 ms, up to 4 in place of one). None for one for each processor that this process may use,
-            up to 8.
+            up to 8. Compressed files are read by one.
         **dataloader_kwargs: For `DataLoader`: batch_size, shuffle, sampler, ...; `collate_fn` is `collate` unless
             given.
 
@@ -98,6 +98,8 @@ class ReadAheadLoader(DataLoader[Any]):
         if self.num_threads and not self.num_workers:
             innermost = leaves(dataset.dataset if isinstance(dataset, NestedDataset) else dataset)
             _check_leaves(innermost)
+            if any(getattr(leaf, "is_compressed", False) for leaf in innermost):
+                self.num_threads = 1  # several would read out of order, which in these files means to begin again
             for leaf in innermost if isinstance(self.sampler, RandomSampler) else []:
                 if hasattr(leaf, "warn_of_compression"):  # here, since threads have no line of the user's
                     leaf.warn_of_compression(outer_level())

@@ -38,8 +38,8 @@ def plan_lanes(num_files: int, num_records: int, num_bytes: int, window_bytes: i
     """The lanes for so many files, records and decompressed bytes in all; windows are never above `WINDOW_BYTES`.
 
     Example:
-        >>> plan_lanes(65, 10**6, 10**9, 33_000)  # two rounds, of 33 files and of 32
-        Lanes(number=8, run_bytes=4125, kept_bytes=8250)
+        >>> plan_lanes(65, 10**6, 10**8, 10**6)  # two rounds, of 33 files and of 32
+        Lanes(number=33, run_bytes=30303, kept_bytes=60606)
     """
     window_bytes = WINDOW_BYTES if window_bytes is None else min(window_bytes, WINDOW_BYTES)
     most = max(1, min(_MOST_LANES, window_bytes * num_records // max(num_bytes * _RECORDS_A_RUN, 1)))
@@ -67,7 +67,7 @@ class FileShuffle(BlockShuffle):
     Example:
         >>> order = FileShuffle(np.array([0, 3, 6, 9]), 12, 1, files=np.array([0, 0, 1, 2]), num_lanes=2)
         >>> order.positions(np.arange(12)).tolist()
-        [6, 2, 8, 0, 7, 1, 11, 5, 3, 9, 10, 4]
+        [11, 8, 9, 7, 10, 6, 2, 1, 0, 5, 4, 3]
     """
 
     def __init__(self, starts: _Positions, num_positions: int, *seeds: int, files: _Positions, num_lanes: int) -> None:
