@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate, pairwise
@@ -16,13 +17,16 @@ from torch.utils.data import Dataset
 
 from torch_tfrecord.arguments import at_least, check_callable
 from torch_tfrecord.batches.batch_parser import BatchParser
+from torch_tfrecord.batches.collate import collate
 from torch_tfrecord.batches.column_batch import ColumnBatch, ColumnTransform
 from torch_tfrecord.callers import outer_level
 from torch_tfrecord.errors import TFRecordError
 from torch_tfrecord.features.structured_specs import SequenceFeatures
 from torch_tfrecord.native import native_module
-from torch_tfrecord.order.position_batch import PositionBatch, epoch_of
-from torch_tfrecord.order.record_keys import draw_salt, record_keys, salted_keys
+from torch_tfrecord.order.file_shuffle import Lanes, plan_lanes
+from torch_tfrecord.order.leaves import defines_last, salted
+from torch_tfrecord.order.position_batch import epoch_of, is_batch_of_positions, list_of_positions
+from torch_tfrecord.order.record_keys import record_keys, salted_keys
 from torch_tfrecord.records.compression import ByteSource, check_compression_type, open_stream
 from torch_tfrecord.records.index import RecordIndex
 from torch_tfrecord.records.paths import Paths, find_files
@@ -52,7 +56,9 @@ class TFRecordDataset(Dataset[Any]):
             SequenceExamples, as `(context, sequences)`. Random draws (a fused crop): see `set_epoch`.
         transform: Called with each sample.
         compression_type: "auto" (detected for each file), None or "" (none), "GZIP", "ZLIB". In compressed files random
-            access has to decompress from the beginning up to the record.
+            access has to decompress from the beginning up to the record: read them in order, or by
+            `make_dataloader`, whose shuffle goes through each file once. At most about 200 MiB of what was decompressed
+            last are kept in each process, so that small data is decompressed once in any order.
         verify_crc: Check the payloads' checksums; headers are always checked.
         index: "auto" (use a fresh index, else build it and keep it), "require" (never build), "memory" (build, keep
             nothing).
@@ -134,8 +140,8 @@ class TFRecordDataset(Dataset[Any]):
         self._table = RecordTable(_noting(indexes, facts))
         self._positions: Any = range(len(self._table)) if positions is None else positions
         self._reader = RecordReader(verify_crc)
-        self._opener = _FileOpener(files, facts)
-        self._sources = SourceCache(self._opener)
+        self._opener = _FileOpener(files, facts, self._lanes.kept_bytes)
+        self._sources = self._new_sources()
         self._epoch = torch.tensor(_UNKNOWN)
         self._share_epoch()
 
@@ -146,15 +152,21 @@ class TFRecordDataset(Dataset[Any]):
     def __getitem__(self, position: slice) -> TFRecordDataset: ...
 
     @overload
-    def __getitem__(self, position: int) -> Any: ...
+    def __getitem__(self, position: Any) -> Any: ...
 
-    def __getitem__(self, position: int | slice) -> Any:
-        """The sample at a position (negative ones count from the end), or for a slice a dataset of those positions."""
+    def __getitem__(self, position: Any) -> Any:
+        """The sample at a position (negative ones count from the end), or for a slice a dataset of those positions.
+
+        For a list of positions, or a 1-D array or tensor of integers, the batch that `collate` makes of their samples:
+        what a DataLoader hands on that has ``batch_size=None`` and a sampler of batches.
+        """
         if isinstance(position, slice):
             return self._part(self._positions[position])
+        if is_batch_of_positions(position):
+            return collate(self.__getitems__(list_of_positions(position)))
         absolute, key = self._absolute(position), 0
         if self.draws_at_random:
-            key = int(self._keys(self.salted([position]), np.array([absolute]))[0])
+            key = int(self._keys(salted(self, [position]), np.array([absolute]))[0])
         sample = self._sample(absolute, key)
         return sample if self._transform is None else transform_one(self._transform, sample, self._place, absolute)
 
@@ -165,13 +177,15 @@ class TFRecordDataset(Dataset[Any]):
         a sequence of samples, each equal to `ds[position]`. Where a record is damaged or does not fit the features the
         error is that of the first such position.
         """
+        if not defines_last(self, "__getitems__"):  # a user's class has another __getitem__, which counts
+            return [self[position] for position in positions]
         return self.transform_samples(self.load_samples(positions))
 
     def load_samples(self, positions: Sequence[int]) -> Sequence[Any]:
         """`__getitems__` without the transform: reads, verifies, parses and decodes. Safe from several threads."""
         if not len(positions):
             return []
-        positions = self.salted(positions)
+        positions = salted(self, positions)
         try:
             return self.load_batches([positions])[0]
         except TFRecordError:
@@ -194,7 +208,7 @@ class TFRecordDataset(Dataset[Any]):
             return self._located(_parts(records.tolist(), borders), absolutes)
         keys = None
         if self.draws_at_random:
-            keys = np.concatenate([*map(self._keys, map(self.salted, batches), absolutes)])
+            keys = np.concatenate([*map(self._keys, (salted(self, positions) for positions in batches), absolutes)])
         if not self.has_user_transform:
             found: list[Sequence[Any]] = self._parser.batches(records, keys, borders)
             return self._located(found, absolutes)
@@ -222,18 +236,10 @@ class TFRecordDataset(Dataset[Any]):
         """Whether samples depend on the epoch: a feature has a random crop."""
         return self._parser is not None and bool(self._parser.needs_keys)
 
-    def salted(self, positions: Sequence[int], draw: Callable[[], int] = draw_salt) -> Sequence[int]:
-        """Positions whose random draws are decided: with a salt, where there are draws and nobody knows the epoch.
-
-        Called in the thread that iterates, so that torch's seed decides all draws.
-
-        Args:
-            positions: Of one batch.
-            draw: Gives the salt.
-        """
-        if not self.draws_at_random or self._epoch_of(positions) is not None:
-            return positions
-        return PositionBatch(positions, salt=draw())
+    @property
+    def needs_salt(self) -> bool:
+        """Whether random draws go by a salt: nobody has chosen an epoch."""
+        return self.draws_at_random and int(self._epoch) == _UNKNOWN
 
     @property
     def has_user_transform(self) -> bool:
@@ -267,6 +273,54 @@ class TFRecordDataset(Dataset[Any]):
             int64 [number of blocks], ascending, the first one 0; empty for an empty dataset.
         """
         return self._table.block_starts(self._positions, block_bytes)
+
+    # What orders ask for.
+
+    @property
+    def open_files(self) -> SourceCache:
+        """The open files: one object for a dataset and its slices."""
+        return self._sources
+
+    @property
+    def extent(self) -> tuple[int, int, int]:
+        """Files, records and decompressed bytes of all files, whatever positions are this dataset's."""
+        return len(self.files), len(self._table), self._table.num_bytes
+
+    @property
+    def is_compressed(self) -> bool:
+        """Whether one of the files is compressed."""
+        return self._opener.first_compressed is not None
+
+    @property
+    def first_compressed(self) -> str | None:
+        """The first file that is compressed."""
+        return self._opener.first_compressed
+
+    @property
+    def is_in_file_order(self) -> bool:
+        """Whether the positions ascend in the order of the files, without looking at each."""
+        return isinstance(self._positions, range) and self._positions.step > 0
+
+    def record_places(self, positions: Sequence[int]) -> tuple[_Integers, _Integers]:
+        """Number of the file, and offset in it, of the records at several positions."""
+        files, offsets, _ = self._table.find(self._absolutes(positions))
+        return files, offsets
+
+    def warn_of_compression(self, stacklevel: int) -> None:
+        """Say, once, that random access is slow, where a file is compressed."""
+        self._opener.warn(stacklevel + 1)
+
+    def keep_quiet_about_compression(self) -> None:
+        """Say no more that random access is slow: whoever calls this has said it, or reads in order."""
+        self._opener.has_warned = True
+
+    @property
+    def _lanes(self) -> Lanes:
+        return plan_lanes(*self.extent)
+
+    def _new_sources(self) -> SourceCache:
+        # Each compressed file that is open keeps some MiB.
+        return SourceCache(self._opener, 2 * self._lanes.number if self.is_compressed else None)
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch, from 0, that random draws of features (a fused crop) depend on from now on; workers follow.
@@ -354,7 +408,7 @@ class TFRecordDataset(Dataset[Any]):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._sources = SourceCache(self._opener)
+        self._sources = self._new_sources()
         self._share_epoch()  # plain pickle and copies do not keep it shared
 
     def _share_epoch(self) -> None:
@@ -384,22 +438,37 @@ class _FileOpener:
     Args:
         files: The paths.
         indexes: One for each file, which must still be of that file; their records are of no matter.
+        kept_bytes: See `InflatedSource`.
+
+    Attributes:
+        first_compressed: The first file that is compressed, or None.
+        has_warned: Whether it was said that random access is slow there.
     """
 
-    def __init__(self, files: Sequence[str], indexes: Sequence[RecordIndex]) -> None:
+    def __init__(self, files: Sequence[str], indexes: Sequence[RecordIndex], kept_bytes: int) -> None:
         self._files = files
         self._indexes = indexes
-        self._said_slow = False
+        self._kept_bytes = kept_bytes
+        compressed = (file for file, index in zip(files, indexes, strict=True) if index.compression_type)
+        self.first_compressed = next(compressed, None)
+        self.has_warned = False
 
     def __call__(self, file: int) -> ByteSource:
         source = open_file(self._files[file])
         index = self._indexes[file]
         index.check_fresh(source)
-        if index.compression_type and not self._said_slow:
-            self._said_slow = True
+        # A thread of a loader has no line of the user's above it; whoever starts those warns.
+        if index.compression_type and threading.current_thread() is threading.main_thread():
+            self.warn(outer_level())
+        return open_stream(source, index.compression_type, self._kept_bytes)[0]
+
+    def warn(self, stacklevel: int) -> None:
+        """Say once that random access is slow, where a file is compressed."""
+        if self.first_compressed is not None and not self.has_warned:
+            self.has_warned = True
             warnings.warn(
-                "random access in a compressed file decompresses from its beginning up to the record: slow unless read "
-                "in order. Write the data uncompressed, or stream it with TFRecordIterableDataset.",
-                stacklevel=outer_level(),
+                f"{self.first_compressed}: random access in a compressed file decompresses from its beginning up to "
+                'the record: slow unless read in order. Use make_dataloader or RecordSampler(shuffle="blocks"), whose '
+                "shuffle goes through each file once, stream with TFRecordIterableDataset, or write it uncompressed.",
+                stacklevel=stacklevel + 1,
             )
-        return open_stream(source, index.compression_type)[0]

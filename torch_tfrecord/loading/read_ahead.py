@@ -12,14 +12,17 @@ from time import perf_counter
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from torch.autograd import profiler
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, RandomSampler
 from torch.utils.data._utils.pin_memory import pin_memory
 from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
 
 from torch_tfrecord.arguments import at_least, integer
 from torch_tfrecord.batches.collate import collate
 from torch_tfrecord.batches.padding import PaddedCollate
+from torch_tfrecord.callers import outer_level
+from torch_tfrecord.loading.nested_dataset import NestedDataset, loads_ahead
 from torch_tfrecord.native import has_native
+from torch_tfrecord.order.leaves import leaves, salted
 from torch_tfrecord.order.random_stream import RandomStream
 from torch_tfrecord.order.record_keys import draw_salt
 
@@ -66,16 +69,17 @@ class LoadsAhead(Protocol):
 class ReadAheadLoader(DataLoader[Any]):
     """A DataLoader whose batches are read, checked, parsed and decoded ahead, by threads.
 
-    Of a `TFRecordDataset` or `tfds.RLDSDataset`. Without workers (`num_workers=0`) threads do what the compiled core
-    and the decoders do without Python's lock; the batch is handed over without being copied. The transform and a
-    collate_fn of the user's run in the thread that iterates, one batch after another, since they may draw from the
-    global random state. With workers, or with `num_threads=0`, it is torch's DataLoader.
+    Of a `TFRecordDataset` or `tfds.RLDSDataset`, or `Subset`, `ConcatDataset` and `Mixture` of these. Without workers
+    (`num_workers=0`) threads do what the compiled core and the decoders do without Python's lock; the batch is handed
+    over without being copied. The transform and a collate_fn of the user's run in the thread that iterates, one batch
+    after another, since they may draw from the global random state. With workers, or with `num_threads=0`,
+    it is torch's DataLoader.
 
     Args:
         dataset: The dataset.
         num_threads: Threads that read ahead; each keeps one batch under way, and one more is ready (of batches that
             take less than 4 ms, up to 4 in place of one). None for one for each processor that this process may use,
-            up to 8.
+            up to 8. Compressed files are read by one.
         **dataloader_kwargs: For `DataLoader`: batch_size, shuffle, sampler, ...; `collate_fn` is `collate` unless
             given.
 
@@ -88,20 +92,25 @@ class ReadAheadLoader(DataLoader[Any]):
         ...     ...
     """
 
-    def __init__(self, dataset: LoadsAhead, *, num_threads: int | None = None, **dataloader_kwargs: Any) -> None:
+    def __init__(self, dataset: Any, *, num_threads: int | None = None, **dataloader_kwargs: Any) -> None:
         dataloader_kwargs.setdefault("collate_fn", collate)
         integer("num_workers", dataloader_kwargs.get("num_workers", 0))  # torch compares it without a look
-        super().__init__(dataset, **dataloader_kwargs)  # type: ignore[arg-type]
+        dataset = dataset if loads_ahead(dataset) else NestedDataset(dataset)
+        super().__init__(dataset, **dataloader_kwargs)
         self.num_threads = (
             usual_num_threads()
             if num_threads is None
             else at_least(0, "num_threads", integer("num_threads", num_threads))
         )
         self._pace = _Pace()
-        if self.num_threads and not self.num_workers and not hasattr(dataset, "load_samples"):
-            raise TypeError(
-                f"ReadAheadLoader reads TFRecordDataset and RLDSDataset, got {type(dataset).__name__}: use DataLoader"
-            )
+        if self.num_threads and not self.num_workers:
+            innermost = leaves(dataset.dataset if isinstance(dataset, NestedDataset) else dataset)
+            _check_leaves(innermost)
+            if any(getattr(leaf, "is_compressed", False) for leaf in innermost):
+                self.num_threads = 1  # several would read out of order, which in these files means to begin again
+            for leaf in innermost if isinstance(self.sampler, RandomSampler) else []:
+                if hasattr(leaf, "warn_of_compression"):  # here, since threads have no line of the user's
+                    leaf.warn_of_compression(outer_level())
 
     def __repr__(self) -> str:
         size = self.batch_size if self.batch_size is not None else getattr(self.batch_sampler, "_batch_size", None)
@@ -113,6 +122,15 @@ class ReadAheadLoader(DataLoader[Any]):
 
     def __iter__(self) -> Any:
         return super().__iter__() if self.num_workers or not self.num_threads else _ReadAheadIterator(self)
+
+
+def _check_leaves(innermost: list[Any]) -> None:
+    for leaf in innermost:
+        if not loads_ahead(leaf):
+            raise TypeError(
+                "ReadAheadLoader reads TFRecordDataset and RLDSDataset, and Subset, ConcatDataset and Mixture of them, "
+                f"got {type(leaf).__name__}: use DataLoader, or num_threads=0"
+            )
 
 
 class _Task(NamedTuple):
@@ -215,10 +233,7 @@ class _ReadAheadIterator(_SingleProcessDataLoaderIter):
 
     def _salted(self, positions: Sequence[int]) -> Sequence[int]:
         # Here, since a thread would draw out of turn.
-        if not hasattr(self._dataset, "salted"):
-            return positions
-        salted: Sequence[int] = self._dataset.salted(positions, self._draw_salt)
-        return salted
+        return salted(self._dataset, positions, self._draw_salt)
 
     def _draw_salt(self) -> int:
         # One number of torch's for the iteration: how far ahead batches are begun depends on the time.

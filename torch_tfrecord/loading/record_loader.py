@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
-from torch_tfrecord.loading.map_dataset import TFRecordDataset
 from torch_tfrecord.loading.read_ahead import ReadAheadLoader
 from torch_tfrecord.order.batch_sampler import BatchIteration, RecordBatchSampler
 
@@ -13,7 +12,7 @@ __all__ = ["RecordLoader"]
 
 
 class RecordLoader(ReadAheadLoader):
-    """A DataLoader over a `TFRecordDataset` whose state counts the batches that were received from it.
+    """A DataLoader over a map-style dataset whose state counts the batches that were received from it.
 
     Whatever threads or workers have read ahead is not counted. The state is `RecordBatchSampler`'s: it may be loaded
     with another number of workers and threads, another world size and batch size.
@@ -26,7 +25,7 @@ class RecordLoader(ReadAheadLoader):
     """
 
     def __init__(
-        self, dataset: TFRecordDataset, *, batch_sampler: RecordBatchSampler, num_threads: int, **dataloader_kwargs: Any
+        self, dataset: Any, *, batch_sampler: RecordBatchSampler, num_threads: int, **dataloader_kwargs: Any
     ) -> None:
         self._progress: _Progress | None = None  # of the iteration that began last
         super().__init__(dataset, batch_sampler=batch_sampler, num_threads=num_threads, **dataloader_kwargs)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from operator import index as as_integer
 from typing import Any
@@ -12,13 +12,11 @@ import torch
 from torch.utils.data import Dataset
 
 from torch_tfrecord.arguments import at_least, integer, true_or_false
+from torch_tfrecord.order.leaves import Inner, draws_at_random, join_samples, leaf_batches, read_leaf, salted
 from torch_tfrecord.order.mixing import whole_weights
 from torch_tfrecord.order.mixture_plan import STOPS, ChoicePlan, WeightedPlan
 from torch_tfrecord.order.permutation import Permutation
-from torch_tfrecord.order.position_batch import PositionBatch
 from torch_tfrecord.order.random_stream import RandomStream
-from torch_tfrecord.order.record_keys import draw_salt
-from torch_tfrecord.samples import SampleList, place_of
 from torch_tfrecord.shown import shown_items, shown_list
 
 __all__ = ["Mixture", "check_stop", "mixture_weights"]
@@ -120,40 +118,30 @@ class Mixture(Dataset[Any]):
         It is told the number of the pass over it as the epoch, so that random draws (a fused crop) are new in each;
         where nobody has chosen an epoch, they are new each time.
         """
-        epoch, salt = getattr(positions, "epoch", None), self._salt(positions)
-        asked: dict[tuple[int, int], tuple[list[int], PositionBatch]] = {}
-        for place, position in enumerate(positions):
-            component, passes, inner = self._find(position, epoch)
-            own = None if salt is None else RandomStream(salt, component, passes).below(1 << 63)
-            places, batch = asked.setdefault((component, passes), ([], PositionBatch(epoch=passes, salt=own)))
-            places.append(place)
-            batch.append(inner)
-        samples: list[Any] = [None] * len(positions)
-        origins: list[Any] = [None] * len(positions)  # of each sample the batch that it was read in, its number there
-        for (component, _), (places, batch) in asked.items():
-            found = _items(self._datasets[component], batch)
-            for number, (place, sample) in enumerate(zip(places, found, strict=True)):
-                samples[place], origins[place] = sample, (found, number)
-        known = any(hasattr(found, "places") for found, _ in origins)
-        return SampleList(
-            samples, (lambda number: place_of(*origins[number]) or "of another dataset") if known else None
-        )
+        parts = leaf_batches(self, salted(self, positions))
+        return join_samples([(part, read_leaf(part.leaf, part.positions)) for part in parts], len(positions))
 
     @property
-    def _draws_at_random(self) -> bool:
-        mixtures = (dataset for dataset in self._datasets if isinstance(dataset, Mixture))
-        return any(getattr(dataset, "draws_at_random", False) for dataset in self._datasets) or any(
-            mixture._draws_at_random for mixture in mixtures
-        )
+    def needs_salt(self) -> bool:
+        """Whether the datasets' random draws go by a salt: nobody has chosen an epoch."""
+        return int(self._epoch) == _UNKNOWN and draws_at_random(self)
 
-    def _salt(self, positions: Sequence[int]) -> int | None:
-        """What decides the datasets' random draws in place of the epoch; None where an epoch is known."""
-        if not self._draws_at_random:
-            return None
-        if hasattr(positions, "epoch"):
-            salt: int | None = getattr(positions, "salt", None)
-            return salt
-        return draw_salt() if int(self._epoch) == _UNKNOWN else None
+    @property
+    def datasets(self) -> Sequence[Any]:
+        """The datasets that are mixed."""
+        return self._datasets
+
+    def inner_batches(self, part: Inner) -> Iterator[Inner]:
+        """Of part of a batch, what each dataset has of it."""
+        asked: dict[tuple[int, int], tuple[list[int], list[int]]] = {}
+        for place, position in zip(part.places, part.positions, strict=True):
+            component, passes, inner = self._find(position, part.epoch)
+            positions, places = asked.setdefault((component, passes), ([], []))
+            positions.append(inner)
+            places.append(place)
+        for (component, passes), (positions, places) in asked.items():
+            salt = None if part.salt is None else RandomStream(part.salt, component, passes).below(1 << 63)
+            yield Inner(self._datasets[component], positions, places, passes, salt)
 
     def _checked(self, position: int) -> int:
         position = as_integer(position)
@@ -187,13 +175,6 @@ class Mixture(Dataset[Any]):
         length = "endless" if self._length is None else f"{self._length} samples"
         sizes = f"{len(self._datasets)} datasets of [{shown_list(self._sizes)}] samples"
         return f"Mixture({length} of {sizes}: {shown_items(self._datasets)})"
-
-
-def _items(dataset: Any, positions: PositionBatch) -> Sequence[Any]:
-    if hasattr(dataset, "__getitems__"):
-        found: Sequence[Any] = dataset.__getitems__(positions)
-        return found
-    return [dataset[position] for position in positions]
 
 
 def check_stop(stop: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-__all__ = ["EpochPosition", "PositionBatch", "epoch_of"]
+__all__ = ["EpochPosition", "PositionBatch", "epoch_of", "is_batch_of_positions", "list_of_positions"]
 
 
 class PositionBatch(list[int]):
@@ -56,3 +56,22 @@ def epoch_of(positions: Any) -> int | None:
     """The epoch that a batch of positions, or the first of them, knows; None where nobody does."""
     epoch: int | None = getattr(positions, "epoch", None)
     return getattr(positions[0], "epoch", None) if epoch is None and len(positions) else epoch
+
+
+def is_batch_of_positions(positions: Any) -> bool:
+    """Whether something stands for several positions: a list, or a 1-D array or tensor."""
+    return isinstance(positions, list) or getattr(positions, "ndim", 0) == 1
+
+
+def list_of_positions(positions: Any) -> list[int]:
+    """A batch of positions as a list; TypeError for marks (booleans), which stand for none.
+
+    Example:
+        >>> import numpy as np
+        >>> list_of_positions(np.array([3, 1]))
+        [3, 1]
+    """
+    found: list[int] = positions if isinstance(positions, list) else positions.tolist()
+    if any(isinstance(position, bool) for position in found):
+        raise TypeError("positions must be integers, got booleans: mask.nonzero() gives the positions of a mask")
+    return found

@@ -10,6 +10,7 @@ from torch.utils.data import Sampler
 
 from torch_tfrecord.arguments import at_least, true_or_false
 from torch_tfrecord.order.epochs import STATE_VERSION, Epochs, check_state
+from torch_tfrecord.order.leaves import draws_at_random
 from torch_tfrecord.order.position_batch import EpochPosition
 from torch_tfrecord.order.ranks import Rank, check_rank, resolve_rank
 from torch_tfrecord.order.shares import RankShare, rank_size
@@ -96,7 +97,7 @@ class RecordSampler(Sampler[int]):
         )
         self._rank, self._world_size = rank, world_size
         self._drop_last = true_or_false("drop_last", drop_last)
-        self._tells_epoch = bool(getattr(dataset, "draws_at_random", False))
+        self._tells_epoch = draws_at_random(dataset)
         self._epoch = 0
         self._start = 0  # places taken before the next iteration; used by one iteration
         self._running: _Positions | None = None

@@ -12,8 +12,11 @@ import torch
 from torch.utils.data import Dataset
 
 from torch_tfrecord.arguments import check_callable, integer
+from torch_tfrecord.batches.collate import collate
 from torch_tfrecord.batches.column_batch import ColumnBatch
 from torch_tfrecord.errors import TFRecordError
+from torch_tfrecord.order.leaves import defines_last
+from torch_tfrecord.order.position_batch import is_batch_of_positions, list_of_positions
 from torch_tfrecord.samples import Places, SampleList, transform_each, transform_one
 from torch_tfrecord.shown import shown_features, shown_files, shown_transform
 from torch_tfrecord.tfds.dataset_info import DatasetInfo
@@ -133,12 +136,17 @@ class RLDSDataset(Dataset[Any]):
     def __getitem__(self, position: slice) -> RLDSDataset: ...
 
     @overload
-    def __getitem__(self, position: int) -> Any: ...
+    def __getitem__(self, position: Any) -> Any: ...
 
-    def __getitem__(self, position: int | slice) -> Any:
-        """The sample at a position (negative ones count from the end), or for a slice a dataset of those positions."""
+    def __getitem__(self, position: Any) -> Any:
+        """The sample at a position (negative ones count from the end), or for a slice a dataset of those positions.
+
+        For a list of positions, or a 1-D array or tensor of integers, the batch that `collate` makes of their samples.
+        """
         if isinstance(position, slice):
             return self._part(self._positions[position])
+        if is_batch_of_positions(position):
+            return collate(self.__getitems__(list_of_positions(position)))
         sample = self._one(position)
         if self._step_transform is None:
             return sample
@@ -150,6 +158,8 @@ class RLDSDataset(Dataset[Any]):
         Read in the order of the files, and held as columns, which `collate` hands on; for everything else the result is
         a sequence of samples, each equal to `ds[position]`.
         """
+        if not defines_last(self, "__getitems__"):  # a user's class has another __getitem__, which counts
+            return [self[position] for position in positions]
         return self.transform_samples(self.load_samples(positions))
 
     def load_samples(self, positions: Sequence[int]) -> Sequence[Any]:
