@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any, cast
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 from torch_tfrecord.loading.map_dataset import TFRecordDataset
 from torch_tfrecord.loading.read_ahead import ReadAheadLoader
 from torch_tfrecord.order.batch_sampler import BatchIteration, RecordBatchSampler
+from torch_tfrecord.order.rank_sampler import BatchedPositions
 
 __all__ = ["RecordLoader"]
 
@@ -29,32 +30,57 @@ class RecordLoader(ReadAheadLoader):
         self, dataset: TFRecordDataset, *, batch_sampler: RecordBatchSampler, num_threads: int, **dataloader_kwargs: Any
     ) -> None:
         self._progress: _Progress | None = None  # of the iteration that began last
+        # Lightning's own batch sampler around ours, where it predicts, has all that ours has.
+        self._order: RecordBatchSampler = batch_sampler.sampler.batches  # type: ignore[assignment]
         super().__init__(dataset, batch_sampler=batch_sampler, num_threads=num_threads, **dataloader_kwargs)
+        sampler = BatchedPositions(self._order)
+        sampler.choose = self._set_iteration
+        object.__setattr__(self, "sampler", sampler)  # DataLoader knows none, and refuses to be told later
 
     def __iter__(self) -> Any:
-        iterator = super().__iter__()
-        # torch's iterators keep the batch sampler's iteration under this name.
-        progress = self._progress = _Progress(iterator._sampler_iter)
-        return _ReceivedBatches(iterator, progress)
+        if self._progress is not None and self._progress.is_waiting:
+            self._progress.batches.put_back()
+        return _ReceivedBatches(self)
 
-    @property
-    def _order(self) -> RecordBatchSampler:
-        return cast(RecordBatchSampler, self.batch_sampler)
+    def begin(self) -> tuple[Any, _Progress]:
+        """DataLoader's iterator for the next iteration, and what counts it."""
+        iterator = super().__iter__()
+        batches = self._order.last_iteration
+        batches.begin()  # so that `len` is that of the next one, whether or not workers have begun it
+        progress = self._progress = _Progress(batches)
+        return iterator, progress
 
     @property
     def epoch(self) -> int:
         """The epoch with which the next iteration begins, or in which it goes on after `load_state_dict`."""
-        return self._order.epoch
+        progress = self._progress
+        return progress.batches.epoch if progress is not None and progress.is_waiting else self._order.epoch
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch, from 0, with which the next iteration begins; else it is the one after the last.
 
-        For the epoch that a loaded state was in, nothing changes: the next iteration gives what is left of it.
+        For the epoch that a loaded state was in, nothing changes: the next iteration gives what is left of it. An
+        iterator of which no batch was taken is the next iteration, too. (``loader.sampler.set_epoch``, which trainers
+        call, counts iterations instead: the same where `num_epochs` is 1.)
         """
-        before = self._order.epoch
-        self._order.set_epoch(epoch)
-        if self._order.epoch != before:
+        self._choose(self._order.set_epoch, epoch)
+
+    def _set_iteration(self, number: int) -> None:
+        self._choose(self._order.set_iteration, number)
+
+    def _choose(self, choose: Callable[[int], None], number: int) -> None:
+        progress = self._progress
+        waiting = progress if progress is not None and progress.is_waiting else None
+        if waiting is not None:
+            waiting.batches.put_back()
+        before = self._order.next_place
+        choose(number)
+        if self._order.next_place != before:
             self._progress = None
+            if waiting is not None:
+                waiting.is_replaced = True
+        elif waiting is not None:
+            waiting.batches.begin()
 
     def state_dict(self) -> dict[str, Any]:
         """Where the training is, by the batches received: a few numbers and strings, as JSON knows them.
@@ -78,6 +104,8 @@ class RecordLoader(ReadAheadLoader):
             ValueError: A state of another version or another order; names both values.
         """
         self._order.load_state_dict(state_dict)
+        if self._progress is not None and self._progress.is_waiting:
+            self._progress.is_replaced = True
         self._progress = None
 
 
@@ -88,16 +116,28 @@ class _Progress:
         self.batches = batches
         self.num_received = 0
         self.has_ended = False
+        self.is_replaced = False  # before its first batch, by an iteration that begins elsewhere
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether nothing was received of it."""
+        return not self.num_received and not self.has_ended
 
 
 class _ReceivedBatches(Iterator[Any]):
-    """DataLoader's iterator, counted; all else is the iterator's."""
+    """DataLoader's iterator, counted; all else is the iterator's.
 
-    def __init__(self, iterator: Any, progress: _Progress) -> None:
-        self._iterator = iterator
-        self._progress = progress
+    Trainers make it, and say only then which epoch begins: before its first batch it may begin once more.
+    """
+
+    def __init__(self, loader: RecordLoader) -> None:
+        self._loader = loader
+        self._iterator, self._progress = loader.begin()
 
     def __next__(self) -> Any:
+        if self._progress.is_replaced:
+            self._iterator = None  # its workers end before those of the new one begin
+            self._iterator, self._progress = self._loader.begin()
         try:
             batch = next(self._iterator)
         except StopIteration:
