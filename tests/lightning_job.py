@@ -2,16 +2,18 @@
 
     [torchrun --nproc_per_node N] tests/lightning_job.py FOLDER RANKS FITS
 
-FITS is a file of JSON: a list of the arguments of `fit`. Each fit appends to FOLDER/NAME-RANK lines of JSON: the stage
-("train", "validate", ...), the trainer's epoch, the ids of the batch.
+FITS is a file of JSON: a list of the arguments of `fit` or `fabric`. Each writes to FOLDER/NAME-RANK lines of JSON: the
+stage ("train", "validate", ...), the trainer's epoch, the ids of the batch.
 """
 
 import json
+import re
 import sys
 import warnings
 from pathlib import Path
 
 import torch
+from lightning.fabric import Fabric
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch.utils.data import DataLoader, DistributedSampler
@@ -84,33 +86,62 @@ class Model(LightningModule):
         return torch.optim.SGD(self.parameters(), lr=1e-3)
 
 
-def fit(folder, ranks, name, kind, *, run="fit", validate=None, hooks=False, checkpoints=None, resume=None, loader=(), **trainer):
-    files = f"{folder}/train-*"
+def count_anew():
+    """The callback of docs/trainers.md."""
+    text = (Path(__file__).parent.parent / "docs" / "trainers.md").read_text(encoding="utf-8")
+    names = {}
+    exec(
+        re.sub(
+            "^  ", "", re.search(r"  from lightning.pytorch import Callback\n.*?(?=  ```)", text, re.S)[0], flags=re.M
+        ),
+        names,
+    )
+    return names["CountAnew"]()
+
+
+def fit(folder, ranks, name, kind, *, run="fit", validate=None, hooks=False, checkpoints=None, resume=None, **more):
+    """One Trainer; `loader`, `validate`: arguments of `make_loader`; `checkpoints`: of ModelCheckpoint."""
+    loader, anew = more.pop("loader", {}), more.pop("anew", False)
     options = {"accelerator": "cpu", "devices": ranks, "strategy": "ddp" if ranks > 1 else "auto", "max_epochs": 2}
     quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "num_sanity_val_steps": 0}
-    callbacks = []
+    callbacks = [count_anew()] if anew else []
     if checkpoints:
         callbacks.append(ModelCheckpoint(f"{folder}/{name}", "{step}", save_top_k=-1, **checkpoints))
-    trainer = Trainer(**options | quiet | {"enable_checkpointing": bool(callbacks)} | trainer, callbacks=callbacks)
-    loaders = {"train_dataloader": lambda: make_loader(files, kind, **dict(loader))}
+    options |= quiet | {"enable_checkpointing": bool(checkpoints), "callbacks": callbacks} | more
+    trainer = Trainer(**options)
+    files = f"{folder}/train-*"
+    loaders = {"train_dataloader" if run == "fit" else f"{run}_dataloader": lambda: make_loader(files, kind, **loader)}
     if validate is not None:
         loaders["val_dataloader"] = lambda: make_loader(files, kind, **{"shuffle": False, **validate})
-    with open(f"{folder}/{name}-{trainer.global_rank}", "a", encoding="utf-8") as log:
+    with open(f"{folder}/{name}-{trainer.global_rank}", "w", encoding="utf-8") as log:
         model = Model(log, loaders if hooks else {})
         given = [] if hooks else [make() for make in loaders.values()]
         checkpoint = {} if resume is None else {"ckpt_path": f"{folder}/{resume}.ckpt"}
-        try:
-            if run == "fit":
-                trainer.fit(model, *given, **checkpoint)
-            else:
-                getattr(trainer, run)(model, *given, **checkpoint)
-        except TypeError as error:
-            log.write(json.dumps(["error", 0, str(error)]) + "\n")
+        getattr(trainer, run)(model, *given, **checkpoint)
+
+
+def fabric(folder, ranks, name, kind, *, stop=None, resume=None, **options):
+    """Three epochs, or up to a number of steps, by Fabric."""
+    here = Fabric(accelerator="cpu", devices=ranks, strategy="ddp")
+    here.launch()
+    loader = make_loader(f"{folder}/train-*", kind, **options)
+    batches = here.setup_dataloaders(loader)
+    if resume is not None:
+        here.load(f"{folder}/{resume}.ckpt", {"loader": loader})
+    step = 0
+    with open(f"{folder}/{name}-{here.global_rank}", "w", encoding="utf-8") as log:
+        for epoch in range(getattr(loader, "epoch", 0), 3):
+            for batch in batches:
+                log.write(json.dumps(["train", epoch, batch["id"].tolist()]) + "\n")
+                step += 1
+                if step == stop:
+                    here.save(f"{folder}/{name}.ckpt", {"loader": loader})
+                    return
 
 
 def main(folder, ranks, fits):
     for arguments in json.loads(Path(fits).read_text(encoding="utf-8")):
-        fit(folder, int(ranks), **arguments)
+        (fabric if arguments.pop("fabric", False) else fit)(folder, int(ranks), **arguments)
     if torch.distributed.is_initialized():
         torch.distributed.barrier()
         torch.distributed.destroy_process_group()
