@@ -101,7 +101,16 @@ THEIRS = ("plain", "read ahead", "distributed")  # Lightning's or torch's order
 
 
 @pytest.mark.slow
-def test_every_record_in_fit(folder):
+def test_every_record(folder):
+    """In one job: all ways to train; the other stages; settings; Fabric."""
+    checks = [in_fit, in_other_stages, with_settings, with_fabric]
+    fits, asserts = zip(*(check(folder) for check in checks), strict=True)
+    job(folder, 2, [fit for some in fits for fit in some])
+    for holds in asserts:
+        holds()
+
+
+def in_fit(folder):
     """From hooks or not, with validation and the sanity check before it, with workers or not."""
     fits = [
         {
@@ -116,23 +125,25 @@ def test_every_record_in_fit(folder):
         for kind in (*KINDS, *THEIRS, "stream")
         for hooks in (False, True)
     ]
-    job(folder, 2, fits)
-    for kind in (*KINDS, *THEIRS, "stream"):
-        for hooks in (False, True):
+
+    def holds():
+        for fit in fits:
+            name, kind = fit["name"], fit["kind"]
             for stage in ("train", "validate"):
-                assert_all_records(folder, f"{kind} {hooks}", stage=stage, evenly=kind != "stream")
-            assert len(batches(folder, f"{kind} {hooks}", stage="sanity")) == 2
+                assert_all_records(folder, name, stage=stage, evenly=kind != "stream")
+            assert len(batches(folder, name, stage="sanity")) == 2
             if kind in KINDS:
-                assert batches(folder, f"{kind} {hooks}") == batches(folder, "make_dataloader False")
+                assert batches(folder, name) == batches(folder, "make_dataloader False")
             if kind != "stream":
-                orders = batches(folder, f"{kind} {hooks}")
-                assert orders[0][1] != orders[7][1]
+                order = batches(folder, name)
+                assert order[0][1] != order[7][1]
+        assert [ids for _, ids in batches(folder, "make_dataloader False")][:7] == two_epochs(folder)[:7]
+
+    return fits, holds
 
 
-@pytest.mark.slow
-def test_other_stages_and_settings(folder):
-    runs = ("validate", "test", "predict")
-    kinds = ("make_dataloader", "batch_sampler", "sampler", "plain")
+def in_other_stages(folder):
+    runs, kinds = ("validate", "test", "predict"), ("make_dataloader", "batch_sampler", "sampler", "plain")
     fits = [
         # Lightning draws another random order on each rank, where it predicts from a plain DataLoader.
         {"name": f"{kind} {run}", "kind": kind, "run": run, "loader": {"shuffle": kind != "plain"}}
@@ -141,24 +152,56 @@ def test_other_stages_and_settings(folder):
     ]
     short = {"kind": "make_dataloader", "run": "predict", "loader": {"drop_last": True, "num_workers": 1}}
     fits += [{"name": "predict without drop_last", "hooks": True, **short}]
-    fits += [{"name": f"{kind} overfit", "kind": kind, "overfit_batches": 3} for kind in ("make_dataloader", "sampler")]
+
+    def holds():
+        for kind in kinds:
+            for run in runs:
+                evenly = (kind, run) != ("plain", "predict")
+                assert_all_records(folder, f"{kind} {run}", stage=run, epochs=[0], evenly=evenly)
+        assert_all_records(folder, "predict without drop_last", stage="predict", epochs=[0])
+
+    return fits, holds
+
+
+def with_settings(folder):
+    kinds = ("make_dataloader", "sampler")
+    fits = [{"name": f"{kind} overfit", "kind": kind, "overfit_batches": 3} for kind in kinds]
     fits += [{"name": "two epochs", "kind": "make_dataloader", "loader": {"num_epochs": 2}}]
     fits += [{"name": "limited", "kind": "make_dataloader", "limit_train_batches": 3}]
-    job(folder, 2, fits)
-    for kind in kinds:
-        for run in runs:
-            evenly = (kind, run) != ("plain", "predict")
-            assert_all_records(folder, f"{kind} {run}", stage=run, epochs=[0], evenly=evenly)
-    assert_all_records(folder, "predict without drop_last", stage="predict", epochs=[0])
-    for kind in ("make_dataloader", "sampler"):
-        first = [[place * 2 for place in range(number, number + 8)] for number in (0, 8, 16)]
-        assert batches(folder, f"{kind} overfit") == [(epoch, in_files(ids)) for epoch in (0, 1) for ids in first]
-    assert_all_records(folder, "two epochs", passes=2)
-    order = [ids for _, ids in batches(folder, "two epochs")]
-    assert order[:14] == two_epochs(folder)
-    assert order[14][:4] not in [ids[:4] for ids in order[:14]]  # the second iteration is epochs 2 and 3
-    limited = [ids for _, ids in batches(folder, "limited")]
-    assert limited == order[:3] + order[7:10]
+
+    def holds():
+        first = [in_files(range(2 * number, 2 * number + 16, 2)) for number in (0, 8, 16)]
+        for kind in kinds:
+            assert batches(folder, f"{kind} overfit") == [(epoch, ids) for epoch in (0, 1) for ids in first]
+        assert_all_records(folder, "two epochs", passes=2)
+        order = [ids for _, ids in batches(folder, "two epochs")]
+        assert order[:14] == two_epochs(folder)
+        assert order[14] not in order[:14]  # the second iteration is epochs 2 and 3
+        assert [ids for _, ids in batches(folder, "limited")] == order[:3] + order[7:10]
+
+    return fits, holds
+
+
+def with_fabric(folder):
+    kinds = ("make_dataloader", "batch_sampler", "sampler", "plain")
+    fits = [{"fabric": True, "name": f"fabric {kind}", "kind": kind} for kind in kinds]
+    cases = [(num_workers, stop) for num_workers in (0, 1) for stop in (3, 7, 10)]
+    for num_workers, stop in cases:
+        case = {"fabric": True, "kind": "make_dataloader", "num_workers": num_workers}
+        fits += [{**case, "name": f"to {stop}, {num_workers}", "stop": stop}]
+        fits += [{**case, "name": f"from {stop}, {num_workers}", "resume": f"to {stop}, {num_workers}"}]
+
+    def holds():
+        for kind in kinds:
+            assert_all_records(folder, f"fabric {kind}", epochs=(0, 1, 2))
+            if kind != "plain":
+                assert batches(folder, f"fabric {kind}") == batches(folder, "fabric make_dataloader")
+        for num_workers, stop in cases:
+            for rank in (0, 1):
+                before, after = (batches(folder, f"{part} {stop}, {num_workers}", rank) for part in ("to", "from"))
+                assert before + after == batches(folder, "fabric make_dataloader", rank)
+
+    return fits, holds
 
 
 def in_files(places):
@@ -173,102 +216,70 @@ def two_epochs(folder):
     return [in_files(batch) for batch in RecordBatchSampler(dataset, 8, seed=3, num_epochs=2, rank=0, world_size=2)]
 
 
-@pytest.mark.slow
-def test_resumed_at_every_batch_on_two_ranks(folder):
-    cases = {
-        ("make_dataloader", 0): range(1, 15),
-        ("make_dataloader", 1): (1, 6, 7, 8),
-        ("make_dataloader", 2): (3, 7, 13),
-        ("stateful sampler", 0): range(1, 15),
-        ("stateful batch_sampler", 0): range(1, 15),
-        ("stateful sampler", 1): (1, 6, 8),
-        ("stateful batch_sampler", 2): (1, 6, 8),
-    }
-    fits = []
-    for (kind, num_workers), steps in cases.items():
-        loader = {"num_workers": num_workers}
-        fits += whole_and_resumed(f"{kind} {num_workers}", kind, steps, loader=loader)
-    job(folder, 2, fits)
-    for (kind, num_workers), steps in cases.items():
-        name = f"{kind} {num_workers}"
-        assert_all_records(folder, name)
-        assert batches(folder, name) == batches(folder, "make_dataloader 0")
-        assert_resumed(folder, name, steps)
+STEPS, ENDS = {"max_steps": 14, "max_epochs": -1}, {"checkpoints": {"every_n_epochs": 1}, "max_epochs": 3}
+# What is trained, and from which steps on it is resumed. With workers not all: each takes a second to start them.
+RESUMED = {
+    "make_dataloader": ("make_dataloader", range(1, 15), {}),
+    "make_dataloader, 1": ("make_dataloader", (1, 6, 7, 8), {"loader": {"num_workers": 1}}),
+    "make_dataloader, 2": ("make_dataloader", (3, 7, 13), {"loader": {"num_workers": 2}}),
+    "stateful": ("stateful sampler", range(1, 15), {}),
+    "stateful, 1": ("stateful sampler", (1, 6, 8), {"loader": {"num_workers": 1}}),
+    "stateful batches": ("stateful batch_sampler", range(1, 15), {}),
+    "stateful batches, 2": ("stateful batch_sampler", (1, 6, 8), {"loader": {"num_workers": 2}}),
+    "two epochs": ("make_dataloader", (1, 6, 7, 8, 13, 14, 15, 22, 27), {"loader": {"num_epochs": 2}}),
+    "two epochs, 1": ("make_dataloader", (8, 14), {"loader": {"num_epochs": 2, "num_workers": 1}}),
+    "steps": ("make_dataloader", (3, 6, 7, 8, 13), STEPS),
+    "steps, 1": ("make_dataloader", (6, 7), {**STEPS, "loader": {"num_workers": 1}}),
+    "validation": ("make_dataloader", (2, 3, 4, 7, 9), {"validate": {}, "val_check_interval": 3}),
+    "ends": ("make_dataloader", (7, 14), ENDS),
+    "ends, 1": ("make_dataloader", (7, 14), {**ENDS, "loader": {"num_workers": 1}}),
+    "ends, sampler": ("sampler", (7, 14), ENDS),
+    "ends, batch_sampler": ("batch_sampler", (7, 14), ENDS),
+    "hooks": ("make_dataloader", (3, 7, 9), {"hooks": True, "loader": {"num_workers": 1}}),
+}
+ON_ONE = {
+    "one": ("make_dataloader", range(1, 27), {}),
+    "one, 1": ("make_dataloader", (5, 13, 14), {"loader": {"num_workers": 1}}),
+    "one, stateful": ("stateful sampler", (5, 13, 14), {}),
+}
 
 
 @pytest.mark.slow
-def test_resumed_with_other_settings_on_two_ranks(folder):
-    by_steps = {"max_steps": 14, "max_epochs": -1}
-    at_ends = {"checkpoints": {"every_n_epochs": 1}, "max_epochs": 3}
-    workers = {"loader": {"num_workers": 1}}
-    cases = {
-        "two epochs": ("make_dataloader", (1, 6, 7, 8, 13, 14, 15, 22, 27), {"loader": {"num_epochs": 2}}),
-        "two epochs, workers": ("make_dataloader", (8, 14), {"loader": {"num_epochs": 2, "num_workers": 1}}),
-        "steps": ("make_dataloader", (3, 6, 7, 8, 13), by_steps),
-        "steps, workers": ("make_dataloader", (6, 7), {**by_steps, **workers}),
-        "validation": ("make_dataloader", (2, 3, 4, 7, 9), {"validate": {}, "val_check_interval": 3}),
-        "ends": ("make_dataloader", (7, 14), at_ends),
-        "ends, workers": ("make_dataloader", (7, 14), {**at_ends, **workers}),
-        "ends, sampler": ("sampler", (7, 14), at_ends),
-        "ends, batch_sampler": ("batch_sampler", (7, 14), at_ends),
-        "hooks": ("make_dataloader", (3, 7, 9), {"hooks": True, **workers}),
-    }
-    fits = []
-    for name, (kind, steps, options) in cases.items():
-        fits += whole_and_resumed(name, kind, steps, **options)
-    job(folder, 2, fits)
-    for name, (_, steps, _) in cases.items():
-        assert_resumed(folder, name, steps)
+def test_resumed(folder):
+    """At every batch on two ranks and on one, and from as many ranks to others."""
 
-
-@pytest.mark.slow
-def test_resumed_on_one_rank_and_on_other_ranks(folder):
-    one = [*whole_and_resumed("one", "make_dataloader", range(1, 27))]
-    one += whole_and_resumed("one, worker", "make_dataloader", (5, 13, 14), loader={"num_workers": 1})
-    one += whole_and_resumed("one, stateful", "stateful sampler", (5, 13, 14))
-    steps = {1: (1, 2, 6, 12, 13, 14, 24), 2: range(1, 14)}  # by the ranks of the checkpoint
-    two = [{"name": "two", "kind": "make_dataloader", "checkpoints": EVERY_STEP}]
-    job(folder, 2, two)
-    for ranks, resumed in ((1, "two"), (2, "one")):
-        anew = [
-            {"name": f"{resumed} to {ranks}, {step}", "kind": "make_dataloader", "resume": f"{resumed}/step={step}"}
-            for step in steps[3 - ranks]
+    def fits(cases):
+        return [
+            fit for name, (kind, steps, more) in cases.items() for fit in whole_and_resumed(name, kind, steps, **more)
         ]
-        job(folder, ranks, (one if ranks == 1 else []) + [{**fit, "anew": True} for fit in anew])
-    assert_resumed(folder, "one", range(1, 27), ranks=1)
-    assert_resumed(folder, "one, worker", (5, 13, 14), ranks=1)
-    assert_resumed(folder, "one, stateful", (5, 13, 14), ranks=1)
-    for before, after, name in ((2, 1, "two"), (1, 2, "one")):
-        for step in steps[before]:
+
+    def elsewhere(name, steps):
+        return [
+            {"name": f"{name} at {step}", "kind": "make_dataloader", "resume": f"{name}/step={step}", "anew": True}
+            for step in steps
+        ]
+
+    from_two, from_one = range(1, 14), (1, 2, 6, 12, 13, 14, 24)
+    job(folder, 2, fits(RESUMED))
+    job(folder, 1, fits(ON_ONE) + elsewhere("make_dataloader", from_two))
+    job(folder, 2, elsewhere("one", from_one))
+    for name, (_, steps, _) in RESUMED.items():
+        assert_resumed(folder, name, steps)
+    for name, (_, steps, _) in ON_ONE.items():
+        assert_resumed(folder, name, steps, ranks=1)
+    for name in ("make_dataloader", "one"):
+        assert_all_records(folder, name, ranks=1 if name == "one" else 2)
+    for before, after, name, steps in ((2, 1, "make_dataloader", from_two), (1, 2, "one", from_one)):
+        for step in steps:
             parts = [batches(folder, name, rank)[:step] for rank in range(before)]
-            parts += [batches(folder, f"{name} to {after}, {step}", rank) for rank in range(after)]
+            parts += [batches(folder, f"{name} at {step}", rank) for rank in range(after)]
             for epoch in (0, 1):
                 found = [i for part in parts for e, ids in part if e == epoch for i in ids]
                 assert set(found) == set(range(N)), (name, step, epoch)
-                assert len(found) <= N + before + after - 2, (name, step, epoch)
+                assert len(found) <= N + 1, (name, step, epoch)
 
 
-@pytest.mark.slow
-def test_fabric(folder):
-    kinds = ("make_dataloader", "batch_sampler", "sampler", "plain")
-    fits = [{"fabric": True, "name": kind, "kind": kind} for kind in kinds]
-    cases = [(num_workers, stop) for num_workers in (0, 1) for stop in (3, 7, 10)]
-    for num_workers, stop in cases:
-        case = {"fabric": True, "kind": "make_dataloader", "num_workers": num_workers}
-        fits += [{**case, "name": f"to {stop}, {num_workers}", "stop": stop}]
-        fits += [{**case, "name": f"from {stop}, {num_workers}", "resume": f"to {stop}, {num_workers}"}]
-    job(folder, 2, fits)
-    for kind in kinds:
-        assert_all_records(folder, kind, epochs=(0, 1, 2))
-        if kind != "plain":
-            assert batches(folder, kind) == batches(folder, "make_dataloader")
-    for num_workers, stop in cases:
-        for rank in (0, 1):
-            before, after = (batches(folder, f"{part} {stop}, {num_workers}", rank) for part in ("to", "from"))
-            assert before + after == batches(folder, "make_dataloader", rank)
-
-
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_processes_that_lightning_starts(folder):
     """The loaders are made before there is a process group, or an environment that tells the rank."""
     fits = [

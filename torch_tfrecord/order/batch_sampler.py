@@ -111,24 +111,19 @@ class RecordBatchSampler(Sampler[list[int]]):
         return self._plan(self._next).num_batches(self._num_epochs)
 
     def __iter__(self) -> BatchIteration:
-        self.last_iteration = BatchIteration(self)
-        return self.last_iteration
+        self._last_iteration = BatchIteration(self)
+        return self._last_iteration
 
-    def num_positions(self) -> int:
+    def _num_positions(self) -> int:
         """Positions in the batches of the next iteration; TypeError where it never ends."""
         if self._num_epochs is None:
             raise TypeError("a sampler with num_epochs=None has no length: it never ends")
         return self._plan(self._next).num_positions(self._num_epochs)
 
     @property
-    def next_place(self) -> Place:
-        """Where the next iteration begins."""
-        return self._next
-
-    @property
     def epoch(self) -> int:
         """The epoch with which the next iteration begins, or in which it goes on after `load_state_dict`."""
-        return self._next.epoch
+        return self._coming.epoch
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch, from 0, with which the next iteration begins.
@@ -138,7 +133,7 @@ class RecordBatchSampler(Sampler[list[int]]):
         if at_least(0, "epoch", epoch) != self._coming.epoch:
             self._begin_with(int(epoch))
 
-    def set_iteration(self, number: int) -> None:
+    def _set_iteration(self, number: int) -> None:
         """Choose the next iteration, from 0, as trainers count: number k begins with epoch ``k * num_epochs``.
 
         For the iteration that a loaded state was in, nothing changes. The first number after `load_state_dict`, where
@@ -154,12 +149,16 @@ class RecordBatchSampler(Sampler[list[int]]):
 
     @property
     def _coming(self) -> Place:
-        return self._next if self._running is None else self._running.place_to_come()
+        """Where the next iteration begins: also the one that is there already, if no batch of it was received."""
+        return self._running.place if self._running is not None and self._running.is_waiting else self._next
 
     def _begin_with(self, epoch: int) -> None:
-        if self._running is not None:
-            self._running.follow()
+        self._replace_waiting()
         self._next, self._running, self._loaded_epoch = Place(epoch, epoch, 0), None, None
+
+    def _replace_waiting(self) -> None:
+        if self._running is not None and self._running.is_waiting:
+            self._running.replace()
 
     def state_dict(self, num_received: int | None = None) -> dict[str, Any]:
         """Where the iteration that began last is: a few numbers and strings, as JSON knows them.
@@ -184,10 +183,12 @@ class RecordBatchSampler(Sampler[list[int]]):
         Raises:
             ValueError: A state of another version or another order; names both values.
         """
-        self._next, self._running = self._loaded(state_dict), None
+        place = self._loaded(state_dict)
+        self._replace_waiting()
+        self._next, self._running = place, None
         self._loaded_epoch = self._next.first_epoch
 
-    def for_sampler(self, sampler: Any, drop_last: bool | None) -> RecordBatchSampler:
+    def _for_sampler(self, sampler: Any, drop_last: bool | None) -> RecordBatchSampler:
         """What Lightning uses where it would have put in a sampler of its own: this one, which splits over the ranks.
 
         A SequentialSampler is given for `overfit_batches`: the same batches in every epoch. `drop_last` is None except
@@ -234,24 +235,28 @@ class BatchIteration(Iterator[PositionBatch]):
     def _go_to(self, begin: Place | None) -> None:
         self._begin_at = begin  # None until it begins: the sampler's place of then
         self._num_yielded = 0
-        self.has_ended = False
+        self.has_ended = False  # all was handed out
+        self.num_received: int | None = None  # counted by a loader that knows
+        self.is_over = False  # all was received
+        self.is_replaced = False  # by one that begins elsewhere, before anything was received
         self._plan: Plan | None = None
         self._batches: Iterator[PositionBatch] = iter(())
 
     @property
-    def _place(self) -> Place:
+    def place(self) -> Place:
+        """Where it begins."""
         return self._begin_at or self._sampler._next
 
     @property
-    def epoch(self) -> int:
-        """The epoch with which it begins."""
-        return self._place.epoch
+    def is_waiting(self) -> bool:
+        """Whether it may still begin elsewhere: nothing was received of it, or where nobody counts that, handed out."""
+        return self._plan is None if self.num_received is None else not self.num_received and not self.is_over
 
     def __len__(self) -> int:
         """Batches of the whole iteration; TypeError where it never ends."""
         if self._sampler._num_epochs is None:
             raise TypeError("a sampler with num_epochs=None has no length: it never ends")
-        plan = self._plan or self._sampler._plan(self._place)
+        plan = self._plan or self._sampler._plan(self.place)
         return plan.num_batches(self._sampler._num_epochs)
 
     def __next__(self) -> PositionBatch:
@@ -268,26 +273,21 @@ class BatchIteration(Iterator[PositionBatch]):
     def begin(self) -> None:
         """Take this iteration out of the sampler, whose next one is then the one after it."""
         if self._plan is None:
-            self._begin_at = self._place
+            self._begin_at = self.place
             self._plan_batches(self._begin_at)
         self._sampler._running, self._sampler._next = self, self._after()
 
     def put_back(self) -> None:
         """Make this iteration the sampler's next one again: no batch of it was received."""
-        self._sampler._running, self._sampler._next = None, self._place
+        self._sampler._running, self._sampler._next = None, self.place
 
-    def place_to_come(self) -> Place:
-        """Where the next batch of a new iteration comes from: this one's loaded place, or what follows on it."""
-        return self._sampler._next if self._plan is not None else self._place
-
-    def follow(self) -> None:
-        """Begin where the sampler says, not where a state was loaded; once begun, nothing changes."""
-        if self._plan is None:
-            self._begin_at = None
+    def replace(self) -> None:
+        """Begin where the sampler says: this iteration, or where it has handed out batches, the one in its place."""
+        self._begin_at, self.is_replaced = None, self._plan is not None
 
     def _after(self) -> Place:
         num_epochs = self._sampler._num_epochs
-        epoch = self._place.first_epoch + (1 if num_epochs is None else num_epochs)
+        epoch = self.place.first_epoch + (1 if num_epochs is None else num_epochs)
         return Place(epoch, epoch, 0)
 
     def _plan_batches(self, begin: Place) -> None:
@@ -311,7 +311,7 @@ class BatchIteration(Iterator[PositionBatch]):
         if received > self._num_yielded:
             raise ValueError(f"num_received={received}, but only {self._num_yielded} batches were handed out")
         if self._plan is None:
-            return self._sampler._state(self._place)
+            return self._sampler._state(self.place)
         return self._sampler._state(self._plan.place_after(received))
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -319,5 +319,5 @@ class BatchIteration(Iterator[PositionBatch]):
         sampler = self._sampler
         self._go_to(sampler._loaded(state_dict))
         # The state is this iteration's: the next one begins after it, also where this one is thrown away at its end.
-        sampler._loaded_epoch = self._place.first_epoch
+        sampler._loaded_epoch = self.place.first_epoch
         sampler._next, sampler._running = self._after(), self

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, Protocol, TypeVar
 
 from torch.utils.data import DistributedSampler
@@ -53,13 +53,9 @@ class _Batches(Protocol):
 
     def __iter__(self) -> Iterator[list[int]]: ...
 
-    def num_positions(self) -> int:
-        """Positions in the next iteration's batches."""
-        ...
+    def _num_positions(self) -> int: ...
 
-    def set_iteration(self, number: int) -> None:
-        """Choose the next iteration, by its number."""
-        ...
+    def _set_iteration(self, number: int) -> None: ...
 
 
 class BatchedPositions(RankSampler):
@@ -71,8 +67,6 @@ class BatchedPositions(RankSampler):
 
     def __init__(self, batches: _Batches) -> None:
         self.batches = batches
-        self.choose: Callable[[int], None] = batches.set_iteration
-        """What `set_epoch` does; a loader that knows what was received puts its own in place."""
 
     @property
     def _rank(self) -> int | None:  # type: ignore[override]
@@ -83,7 +77,7 @@ class BatchedPositions(RankSampler):
         return self.batches._world_size
 
     def __len__(self) -> int:
-        return self.batches.num_positions()
+        return self.batches._num_positions()
 
     def __iter__(self) -> Iterator[int]:
         for batch in self.batches:
@@ -95,7 +89,7 @@ class BatchedPositions(RankSampler):
         Where a state was loaded, the next iteration goes on from it: with the number that it has (as Lightning's
         Trainer counts), or with a smaller one, from which the trainer then counts on (as Fabric does).
         """
-        self.choose(epoch)
+        self.batches._set_iteration(epoch)
 
 
 _T = TypeVar("_T", bound=type)
@@ -105,11 +99,11 @@ def keeps_its_order(batch_sampler: _T) -> _T:
     """Let Lightning keep a batch sampler where it puts a sampler of its own into a DataLoader.
 
     It makes the batch sampler anew then, by the arguments that it keeps under these names, with its sampler among them;
-    ours decides itself what becomes of it, in its method `for_sampler`.
+    ours decides itself what becomes of it, in its method `_for_sampler`.
     """
 
     def arguments(batches: Any) -> dict[str, Any]:
-        return {"sampler": None, "drop_last": None, "explicit_cls": batches.for_sampler}
+        return {"sampler": None, "drop_last": None, "explicit_cls": batches._for_sampler}
 
     for name, value in {"args": (), "arg_names": (), "default_kwargs": {}, "kwargs": property(arguments)}.items():
         setattr(batch_sampler, f"__pl_saved_{name}", value)
