@@ -28,16 +28,20 @@ def folder(tmp_path):
     return tmp_path
 
 
+def environment():
+    """Without a rank, and with one thread for each process."""
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
+    return {key: value for key, value in os.environ.items() if key not in names} | {"OMP_NUM_THREADS": "1"}
+
+
 def job(folder, ranks, fits, *, torchrun=True):
     """Run the trainings."""
     (folder / "fits.json").write_text(json.dumps(fits))
     start = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(ranks)]
     command = [sys.executable, *(start if ranks > 1 and torchrun else []), str(HERE / "lightning_job.py")]
-    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
-    environment = {key: value for key, value in os.environ.items() if key not in names}
     done = subprocess.run(
         [*command, folder, str(ranks), folder / "fits.json"],
-        env=environment,
+        env=environment(),
         cwd=folder,
         capture_output=True,
         text=True,
@@ -299,6 +303,7 @@ def test_example(tmp_path):
         capture_output=True,
         text=True,
         cwd=tmp_path,
+        env=environment(),
         timeout=200,
     )
     assert done.returncode == 0, done.stderr
