@@ -160,8 +160,8 @@ def make_dataloader(
         shuffle=_shuffle_of(dataset, shuffle),
         seed=seed,
         num_epochs=None if num_epochs == -1 else num_epochs,
-        rank=here.rank,
-        world_size=here.world_size,
+        rank=rank,
+        world_size=world_size,
         drop_last=drop_last,
     )
     dataloader_kwargs.setdefault("collate_fn", collate)

@@ -7,7 +7,6 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from itertools import islice
 from time import perf_counter
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
@@ -225,8 +224,13 @@ class _ReadAheadIterator(_SingleProcessDataLoaderIter):
         size = self._pace.num_batches
         positions: list[Sequence[int]] = []
         try:
-            positions.extend(map(self._salted, islice(self._sampler_iter, size)))
-            self._is_ended = len(positions) < size
+            while len(positions) < size and not self._is_ended:
+                # Not islice: the batch sampler that Lightning makes for predictions begins anew with each iter().
+                batch = next(self._sampler_iter, None)
+                if batch is None:
+                    self._is_ended = True
+                else:
+                    positions.append(self._salted(batch))
         finally:  # also what came before the sampler's own error
             if positions:
                 self._tasks.append(self._submit(positions))

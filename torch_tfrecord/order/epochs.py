@@ -69,6 +69,11 @@ class Epochs:
             return self._blocks.order(self.num_records, self._seed, epoch, window_blocks=self._window_blocks)
         return Permutation(self.num_records, self._seed, epoch) if self._shuffle else Sequential(self.num_records)
 
+    def in_order(self) -> Epochs:
+        """The same records, in the order of the files in every epoch."""
+        records = range(self.num_records)
+        return Epochs(records, shuffle=False, seed=self._seed, weights=None, block_bytes=1, window_blocks=1)
+
     def identity(self) -> dict[str, Any]:
         """What decides the order, as JSON knows it."""
         return self._identity
