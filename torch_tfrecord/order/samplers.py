@@ -177,6 +177,7 @@ class _Positions(Iterator[int]):
 
     def _go_to(self, place: tuple[int, int] | None) -> None:
         self._place = place  # epoch and start; None until it begins: the sampler's place of then
+        self._epoch = self._sampler._epoch if place is None else place[0]
         self._num_yielded = 0
         self._share: RankShare | None = None
         self._rank = Rank(0, 1)
@@ -196,6 +197,7 @@ class _Positions(Iterator[int]):
     def _begin(self) -> None:
         sampler = self._sampler
         self._place = self._place or (sampler._epoch, sampler._start)
+        self._epoch, _ = self._place
         self._rank = sampler._here()
         self._share = sampler._share(*self._place, self._rank)
         sampler._running = self
