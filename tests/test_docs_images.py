@@ -48,5 +48,5 @@ def test_other_pages_link_to_what_is_measured():
     assert "\n### TensorFlow's default JPEG decoding\n" in PAGE.read_text(encoding="utf-8")
     for name in ("ports", "rlds", "tensorflow", "tfds"):
         text = PAGE.with_name(f"{name}.md").read_text(encoding="utf-8")
-        assert "(images.md#tensorflows-default-jpeg-decoding)" in text
+        assert "[images.md](images.md) says by how much" in text
         assert "by up to 5" not in text
