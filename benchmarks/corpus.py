@@ -11,6 +11,7 @@ import numpy as np
 from pictures import encoded_pictures
 
 from torch_tfrecord import TFRecordWriter, build_index, encode_example
+from torch_tfrecord.records.sidecar import sidecar_path, write_sidecar
 
 __all__ = ["COUNTS", "Corpora", "repeat_file", "write_records"]
 
@@ -55,7 +56,7 @@ class Corpora:
 
 
 def write_records(path: Path, records: Iterator[bytes]) -> None:
-    """Write a file, its index (``.index.safetensors``) and its text index (``.idx``); the file appears last."""
+    """Write a file, its index and its text index (``.idx``); the file appears last."""
     with TFRecordWriter(path.with_suffix(".part"), compression_type=None) as writer:
         for record in records:
             writer.write(record)
@@ -69,12 +70,12 @@ def repeat_file(source: Path, path: Path, times: int) -> None:
     with path.open("wb") as file:
         for _ in range(times):
             file.write(content)
-    build_index(path).save(f"{path}.index.safetensors")
+    write_sidecar(sidecar_path(str(path)), build_index(path).to_bytes())
 
 
 def keep_indexes(path: Path) -> None:
     index = build_index(path)
-    index.save(f"{path}.index.safetensors")
+    write_sidecar(sidecar_path(str(path)), index.to_bytes())
     index.to_tfrecord2idx(path.with_suffix(".idx"))
 
 

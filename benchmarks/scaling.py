@@ -16,6 +16,7 @@ from corpus import repeat_file, write_records
 from machine import describe
 
 from torch_tfrecord import FixedLenFeature, TFRecordDataset, build_index, encode_example, make_dataloader, read_records
+from torch_tfrecord.records.sidecar import remove_sidecar
 
 __all__ = ["measure_scaling", "scaling_table"]
 
@@ -64,7 +65,7 @@ def _by_records(folder: Path, rounds: int, fraction: float) -> dict[str, Any]:
         # The longest take many seconds, of which a moment's noise is a small part.
         found.append(_medians(calls(path), count, min(rounds, 3) if count > 1_000_000 else rounds))
         path.unlink()
-        Path(f"{path}.index.safetensors").unlink()
+        remove_sidecar(str(path))
     return _curve("records", _below(RECORDS, fraction), found)
 
 
@@ -152,7 +153,8 @@ def _below(counts: tuple[int, ...], fraction: float) -> tuple[int, ...]:
 
 
 def _remove(path: Path) -> None:
-    for one in (path, Path(f"{path}.index.safetensors"), path.with_suffix(".idx")):
+    remove_sidecar(str(path))
+    for one in (path, path.with_suffix(".idx")):
         one.unlink()
 
 

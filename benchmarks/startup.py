@@ -13,6 +13,7 @@ from corpus import Corpora, write_records
 from machine import describe
 
 from torch_tfrecord import build_index, encode_example
+from torch_tfrecord.records.sidecar import sidecar_path, write_sidecar
 
 __all__ = ["measure_startup", "startup_table"]
 
@@ -54,9 +55,9 @@ def _shards(folder: Path, count: int) -> Path:
     content = source.read_bytes()
     for number in range(count):
         path = place / f"train-{number:05}-of-{count:05}.tfrecord"
-        if not Path(f"{path}.index.safetensors").exists():
+        if not Path(sidecar_path(str(path))).exists():
             path.write_bytes(content)
-            build_index(path).save(f"{path}.index.safetensors")
+            write_sidecar(sidecar_path(str(path)), build_index(path).to_bytes())
     return place
 
 

@@ -45,7 +45,7 @@ def write_records(folder):
 def read_stream(pattern, epoch):
     # The rank comes from torch.distributed, the worker from the DataLoader; nothing to pass on, no sampler.
     stream = TFRecordIterableDataset(pattern, FEATURES, batch_size=10, shuffle=True, shuffle_buffer_size=20, seed=0)
-    stream.set_epoch(epoch)  # another order in each epoch, the same on every rank
+    stream.set_epoch(epoch)  # a new stream begins with epoch 0; the same on every rank
     # The dataset makes the batches, in the workers; so the DataLoader must not.
     loader = DataLoader(stream, batch_size=None, num_workers=2)
     return [position for batch in loader for position in batch["position"].tolist()]

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from index_tools._text import escape
-from torch_tfrecord.records.paths import INDEX_SUFFIXES, find_files
+from torch_tfrecord.records.paths import find_files, is_companion
 
 __all__ = ["OneLineParser", "add_jobs", "add_paths", "add_verb", "byte_size", "data_files", "default_jobs", "integer"]
 
@@ -19,7 +19,9 @@ EXIT_STATUS = """exit status:
   2    wrong use, or a file that does not exist or cannot be opened or written: nothing is wrong with the data
   130  interrupted; nothing is left half-written"""
 
-PATHS_HELP = "a file, a glob (quoted), a directory, or name@N for the N shards of a set; index files are left out"
+PATHS_HELP = (
+    "a file, a glob (quoted), a directory, or name@N for the N shards of a set; indexes and labels are left out"
+)
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(B|([KMGT])(I?)B)?", re.IGNORECASE)
 
@@ -61,14 +63,14 @@ def add_jobs(parser: argparse.ArgumentParser, what: str) -> None:
 
 
 def data_files(paths: Sequence[str]) -> list[str]:
-    """`find_files`, without the index files that the shell's own globs bring along.
+    """`find_files`, without the indexes and labels that the shell's own globs bring along.
 
     Raises:
-        ValueError, OSError: as `find_files`; also where only index files were named.
+        ValueError, OSError: as `find_files`; also where only such files were named.
     """
-    wanted = [path for path in paths if not path.endswith(INDEX_SUFFIXES)]
+    wanted = [path for path in paths if not is_companion(path)]
     if paths and not wanted:
-        raise ValueError(f"expected data files, got only index files: {', '.join(paths[:3])}")
+        raise ValueError(f"expected data files, got only index files or labels: {', '.join(paths[:3])}")
     return find_files(wanted)
 
 

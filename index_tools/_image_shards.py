@@ -12,8 +12,8 @@ from pathlib import Path
 from index_tools._image_folder import LoadedImage
 from torch_tfrecord.protobuf.example import encode_example
 from torch_tfrecord.records.atomic import AtomicFile
-from torch_tfrecord.records.paths import INDEX_SUFFIXES
-from torch_tfrecord.records.sidecar import sidecar_path
+from torch_tfrecord.records.paths import is_companion, labels_name
+from torch_tfrecord.records.record_file import remove_files
 from torch_tfrecord.records.writer import ShardedTFRecordWriter
 
 __all__ = ["check_output", "encode_image_example", "write_shards"]
@@ -29,7 +29,7 @@ def check_output(prefix: str, num_shards: int | None, compression_type: str | No
     """
     if not os.path.basename(prefix):
         raise ValueError(f"OUTPUT_PREFIX must end in a name for the shards, such as {prefix}train, got {prefix!r}")
-    found = sorted(path for path in glob.glob(f"{glob.escape(prefix)}-*-of-*") if not path.endswith(INDEX_SUFFIXES))
+    found = sorted(path for path in glob.glob(f"{glob.escape(prefix)}-*-of-*") if not is_companion(path))
     replaced = None if num_shards is None else f"-of-{num_shards:05d}{_SUFFIXES[compression_type]}"
     left = [path for path in found if replaced is None or not path.endswith(replaced)]
     if left:
@@ -60,7 +60,7 @@ def write_shards(
     max_shard_bytes: int | None,
     compression_type: str | None,
 ) -> tuple[list[str], str]:
-    """Write shards with their indexes, and ``<prefix>-labels.txt``; missing folders are made.
+    """Write shards with their indexes, and ``labels-<prefix's name>.txt``; missing folders are made.
 
     Returns:
         The shards' paths and that of the labels; none and "" where there is no image.
@@ -71,8 +71,9 @@ def write_shards(
     first = next(images, None)
     if first is None:
         return [], ""
-    labels_path = f"{prefix}-labels.txt"
-    with _made_folders(os.path.dirname(prefix)):
+    folder, name = os.path.split(prefix)
+    labels_path = os.path.join(folder, labels_name(name))
+    with _made_folders(folder):
         labels = AtomicFile(labels_path)
         try:
             labels.write(b"".join(os.fsencode(name) + b"\n" for name in classes))
@@ -90,9 +91,7 @@ def write_shards(
             try:
                 labels.publish()
             except BaseException:
-                for path in writer.paths:
-                    for written in (path, sidecar_path(path)):
-                        Path(written).unlink(missing_ok=True)
+                remove_files(writer.paths)
                 raise
         except BaseException:
             labels.discard()

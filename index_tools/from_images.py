@@ -37,9 +37,9 @@ ignored. Images are JPEG, PNG, GIF, BMP or WebP, told by their content. Each is 
 is whole; what cannot be read is left out, listed at the end, and does not change the exit status,
 unless nothing is left (1). Writes, all at once when everything is ready:
 
-  OUTPUT_PREFIX-00000-of-00004.tfrecord ...                    the shards (.gz, .zlib if compressed)
-  OUTPUT_PREFIX-00000-of-00004.tfrecord.index.safetensors ...  their indexes
-  OUTPUT_PREFIX-labels.txt                                     the classes, one a line
+  FOLDER/PREFIX-00000-of-00004.tfrecord ...  the shards (.gz, .zlib if compressed)
+  FOLDER/labels-PREFIX.txt                   the classes, one a line
+  FOLDER/.torch_index/                       the shards' indexes
 
 Each record is an Example: image/encoded, image/format (JPEG, PNG, ...), image/height, image/width,
 image/class/label, image/class/text, image/filename. Records are shuffled unless --no-shuffle, since

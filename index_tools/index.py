@@ -18,7 +18,7 @@ from index_tools._text import counted, error_text, escape
 from torch_tfrecord.errors import TFRecordError
 from torch_tfrecord.records.compression import open_stream
 from torch_tfrecord.records.index import RecordIndex, index_source
-from torch_tfrecord.records.sidecar import sidecar_path
+from torch_tfrecord.records.sidecar import sidecar_path, write_sidecar
 from torch_tfrecord.records.storage import FileSource, is_remote
 
 __all__ = ["FORMATS", "IndexedFile", "add_parser", "print_report", "run"]
@@ -29,8 +29,8 @@ _DESCRIPTION = """\
 With an index any record is one read away. TFRecordDataset builds missing ones itself; building them
 before saves every job the time, and checks all data on the way.
 
-  safetensors    <file>.index.safetensors: what TFRecordDataset reads (in --output-dir under the names
-                 that TFRecordDataset(index_dir=...) looks for)
+  safetensors    what TFRecordDataset reads, in the hidden folder .torch_index beside the data (with
+                 --output-dir in that folder, where TFRecordDataset(index_dir=...) looks)
   tfrecord2idx   <file>.idx: the text form of DALI and of the package tfrecord; not for compressed files
 
 A file whose index is fresh is left alone. A damaged file gets no index; the others go on.
@@ -155,7 +155,7 @@ def _index_file(file: FileSource, *, format: str, output_dir: str | None, verify
     if index is None:
         index = index_source(file, verify_crc=verify_crc)
         if format == "safetensors":
-            index.save(place)
+            write_sidecar(place, index.to_bytes())
         else:
             index.to_tfrecord2idx(place)
     return IndexedFile(file.path, place, len(index), file.file_size, is_new)

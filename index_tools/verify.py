@@ -16,7 +16,7 @@ from torch_tfrecord.errors import IndexMismatchError, TFRecordError
 from torch_tfrecord.records.compression import open_stream
 from torch_tfrecord.records.index import RecordIndex, index_source
 from torch_tfrecord.records.scan import RecordScanner, SkippedBytes
-from torch_tfrecord.records.sidecar import sidecar_path
+from torch_tfrecord.records.sidecar import about_data, old_sidecar_path, sidecar_path
 from torch_tfrecord.records.storage import FileSource
 
 __all__ = ["VerifiedFile", "add_parser", "print_report", "run"]
@@ -114,21 +114,26 @@ def _verify_file(file: FileSource) -> VerifiedFile:
         index = index_source(file)
     except TFRecordError as error:
         return _measure_damage(file, error)
-    try:
-        stored = RecordIndex.load(sidecar_path(file.path))
-        stored.check_fresh(file)
-    except OSError:  # there is none
-        return VerifiedFile(len(index), file.file_size)
-    except IndexMismatchError as error:
-        return VerifiedFile(len(index), file.file_size, index_problem=error)
-    damage = None
-    if not (np.array_equal(stored.offsets, index.offsets) and np.array_equal(stored.lengths, index.lengths)):
-        damage = IndexMismatchError(
-            f"the index passes for fresh but names other records: expected {counted(len(index), 'record')} as in the "
-            f"file, got {len(stored)} or others",
-            path=sidecar_path(file.path),
-        )
-    return VerifiedFile(len(index), file.file_size, damage)
+    for place in (sidecar_path(file.path), old_sidecar_path(file.path)):
+        try:
+            stored = RecordIndex.load(place)
+            stored.check_fresh(file)
+        except OSError:  # there is none
+            continue
+        except IndexMismatchError as error:
+            return VerifiedFile(len(index), file.file_size, index_problem=about_data(error, file.path))
+        return VerifiedFile(len(index), file.file_size, _difference(index, stored, file.path))
+    return VerifiedFile(len(index), file.file_size)
+
+
+def _difference(index: RecordIndex, stored: RecordIndex, path: str) -> IndexMismatchError | None:
+    if np.array_equal(stored.offsets, index.offsets) and np.array_equal(stored.lengths, index.lengths):
+        return None
+    return IndexMismatchError(
+        f"the index passes for fresh but names other records: expected {counted(len(index), 'record')} as in the "
+        f"file, got {len(stored)} or others",
+        path=path,
+    )
 
 
 def _measure_damage(file: FileSource, error: TFRecordError) -> VerifiedFile:

@@ -3,10 +3,11 @@
 import itertools
 import json
 import pickle
+import re
 
 import pytest
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, DistributedSampler, SequentialSampler
 
 from torch_tfrecord import RecordBatchSampler, RecordSampler
 
@@ -198,3 +199,33 @@ def test_wrong_use():
 def test_pickles():
     sampler = make(9, 2, num_epochs=2)
     assert list(pickle.loads(pickle.dumps(sampler))) == list(sampler)
+
+
+@pytest.mark.parametrize("sampler", [SequentialSampler(range(9)), RecordSampler(range(9))], ids=["torch's", "ours"])
+def test_a_sampler_in_place_of_the_dataset(sampler):
+    """As trainers call a batch sampler: it would split once more, or give positions of positions."""
+    error = re.escape(
+        f"dataset must be what the positions are of, got a sampler, {type(sampler).__name__}; where Lightning gives "
+        "it, set Trainer(use_distributed_sampler=False): records are split over the ranks here"
+    )
+    with pytest.raises(TypeError, match=error):
+        RecordBatchSampler(sampler, batch_size=2, drop_last=False)
+    with pytest.raises(TypeError, match=error):
+        RecordSampler(sampler)
+
+
+def test_what_lightning_makes_of_it():
+    """By the names that its _reinstantiate_wrapped_cls reads."""
+    batches = RecordBatchSampler(range(9), 4, seed=3, drop_last=True)
+    kwargs = getattr(batches, "__pl_saved_kwargs")
+    assert (getattr(batches, "__pl_saved_args"), set(kwargs)) == ((), {"sampler", "drop_last", "explicit_cls"})
+    make = kwargs["explicit_cls"]
+    splitting = DistributedSampler(range(9), num_replicas=2, rank=0)
+    assert make(sampler=splitting, drop_last=None) is batches
+    predicting = make(sampler=SequentialSampler(range(9)), drop_last=False)
+    assert list(predicting) == list(RecordBatchSampler(range(9), 4, seed=3))
+    assert make(sampler=splitting, drop_last=True) is batches
+    overfitting = make(sampler=SequentialSampler(range(9)), drop_last=None)
+    assert [list(overfitting), list(overfitting)] == [[[0, 1, 2, 3], [4, 5, 6, 7]]] * 2
+    overfitting.sampler.set_epoch(5)
+    assert (overfitting.epoch, batches.epoch) == (5, 0)

@@ -65,12 +65,9 @@ def test_records_have_tensorflows_keys(photos, folder, capsys):
     assert [example["image/class/label"].tolist() for example in examples] == [[0], [0], [0], [1], [1]]
     assert examples[0]["image/format"] == [b"JPEG"]
     assert examples[0]["image/encoded"] == [(photos / "cat" / "0.jpg").read_bytes()]
-    assert (folder / "out" / "train-labels.txt").read_bytes() == b"cat\ndog\n"
-    assert sorted(os.listdir("out")) == [
-        "train-00000-of-00001.tfrecord",
-        "train-00000-of-00001.tfrecord.index.safetensors",
-        "train-labels.txt",
-    ]
+    assert (folder / "out" / "labels-train.txt").read_bytes() == b"cat\ndog\n"
+    assert sorted(os.listdir("out")) == [".torch_index", "labels-train.txt", "train-00000-of-00001.tfrecord"]
+    assert len(os.listdir("out/.torch_index")) == 1
 
 
 def test_the_report_is_a_table_of_bytes(photos, capsys):
@@ -82,7 +79,7 @@ def test_the_report_is_a_table_of_bytes(photos, capsys):
     assert capsys.readouterr() == (
         "wrote 5 records of 2 classes in 2 shards: out/train-00000-of-00002.tfrecord to "
         "out/train-00001-of-00002.tfrecord\n"
-        "wrote 2 class names: out/train-labels.txt\n"
+        "wrote 2 class names: out/labels-train.txt\n"
         "\n"
         "format  images  re-encoded  bytes before  bytes after\n"
         f"jpeg         3           0  {jpeg:>12}  {jpeg:>11}\n"
@@ -116,7 +113,7 @@ def test_the_order_is_a_function_of_the_seed(photos):
 @pytest.mark.filterwarnings("ignore:random access in a compressed file:UserWarning")
 def test_shards(photos, arguments, suffix):
     assert main(["from-images", "photos", "out/train", *arguments]) == 0
-    assert all(name.endswith((suffix, ".index.safetensors", "labels.txt")) for name in os.listdir("out"))
+    assert all(name.endswith((suffix, ".torch_index", "labels-train.txt")) for name in os.listdir("out"))
     assert sorted(names(records())) == ["0.jpg", "1.jpg", "2.jpg", "a.png", "b.PNG"]
 
 
@@ -205,7 +202,7 @@ def test_what_is_no_image_is_listed(photos, folder, capsys):
         "warning: 1 file directly in the folder, in no class: left out\nwarning: no images in class 2: empty\n"
     )
     assert len(records()) == 5
-    assert (folder / "out" / "train-labels.txt").read_text() == "cat\ndog\nempty\n"
+    assert (folder / "out" / "labels-train.txt").read_text() == "cat\ndog\nempty\n"
 
 
 def test_a_folder_without_any_image_writes_nothing(folder, capsys):
@@ -250,7 +247,7 @@ def test_names_that_are_not_utf8_stay_as_they_are(folder, capsys):
     (example,) = records("out-*.tfrecord")
     assert example["image/class/text"] == [b"caf\xe9 bar"]
     assert example["image/filename"] == [b"\xff \xe9.png"]
-    assert (folder / "out-labels.txt").read_bytes() == b"caf\xe9 bar\n"
+    assert (folder / "labels-out.txt").read_bytes() == b"caf\xe9 bar\n"
 
 
 def test_links_are_followed_but_not_in_circles(photos, folder):
@@ -317,7 +314,7 @@ def test_labels_that_cannot_appear_take_the_shards_with_them(photos, error, monk
     real = _image_shards.AtomicFile.publish
 
     def fail(self, *arguments):
-        if self.path.endswith("labels.txt"):
+        if self.path.endswith("labels-train.txt"):
             raise error
         real(self, *arguments)
 

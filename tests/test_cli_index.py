@@ -3,6 +3,7 @@
 import gzip
 import os
 import time
+from pathlib import Path
 
 import pytest
 
@@ -10,6 +11,7 @@ from index_tools import _files, index, verify
 from index_tools.main import main
 from torch_tfrecord import RecordIndex, TFRecordDataset, TFRecordWriter, build_index
 from torch_tfrecord.records.framing import frame
+from torch_tfrecord.records.sidecar import sidecar_path
 
 RECORDS = [b"abc", b"", b"x" * 1000]
 DATA = b"".join(map(frame, RECORDS))
@@ -40,12 +42,12 @@ def test_index_writes_what_the_dataset_uses(folder, capsys):
     assert main(["index", "."]) == 0
     size = (folder / "b.tfrecord.gz").stat().st_size
     assert capsys.readouterr() == (
-        "indexed ./a.tfrecord: 3 records, 1051 bytes -> ./a.tfrecord.index.safetensors\n"
-        f"indexed ./b.tfrecord.gz: 3 records, {size} bytes -> ./b.tfrecord.gz.index.safetensors\n"
+        f"indexed ./a.tfrecord: 3 records, 1051 bytes -> {sidecar_path('./a.tfrecord')}\n"
+        f"indexed ./b.tfrecord.gz: 3 records, {size} bytes -> {sidecar_path('./b.tfrecord.gz')}\n"
         f"2 files: 2 indexed, 0 fresh, 0 failed; 6 records, {1051 + size} bytes\n",
         "",
     )
-    assert RecordIndex.load("a.tfrecord.index.safetensors") == build_index("a.tfrecord")
+    assert RecordIndex.load(sidecar_path("a.tfrecord")) == build_index("a.tfrecord")
     assert [TFRecordDataset("a.tfrecord", index="require").raw(at) for at in range(3)] == RECORDS
     assert len(TFRecordDataset("b.tfrecord.gz", index="require")) == 3
 
@@ -58,7 +60,7 @@ def test_index_leaves_fresh_indexes_alone(folder, capsys):
     write(folder / "a.tfrecord", DATA + frame(b"more"))
     assert main(["index", "a.tfrecord"]) == 0
     assert capsys.readouterr().out.startswith("indexed a.tfrecord: 4 records")
-    write(folder / "a.tfrecord.index.safetensors", b"damaged")
+    write(Path(sidecar_path("a.tfrecord")), b"damaged")
     assert main(["index", "a.tfrecord"]) == 0
     assert capsys.readouterr().out.startswith("indexed a.tfrecord: 4 records")
 
@@ -67,7 +69,8 @@ def test_index_takes_what_the_shell_expands(folder, capsys):
     write(folder / "a.tfrecord")
     assert main(["index", "a.tfrecord"]) == 0
     assert main(["index", "a.tfrecord", "--format", "tfrecord2idx"]) == 0
-    assert main(["index", *sorted(path.name for path in folder.iterdir())]) == 0
+    write(folder / "labels-a.txt", b"cat\n")
+    assert main(["index", *sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))]) == 0
     assert capsys.readouterr().out.endswith("1 file: 0 indexed, 1 fresh, 0 failed; 3 records, 1051 bytes\n")
 
 
@@ -81,10 +84,8 @@ def test_index_reports_damage_and_goes_on(folder, jobs, capsys):
     assert output.out.splitlines()[-1] == "3 files: 2 indexed, 0 fresh, 1 failed; 6 records, 2102 bytes"
     assert output.err.startswith("error: ./bad \\n.tfrecord: record 2 at byte 35: corrupted record: ")
     assert output.err.count("\n") == 1
-    assert sorted(path.name for path in folder.iterdir() if "index" in path.name) == [
-        "a.tfrecord.index.safetensors",
-        "c.tfrecord.index.safetensors",
-    ]
+    places = [sidecar_path(str(folder / name)) for name in ("a.tfrecord", "c.tfrecord")]
+    assert sorted(map(str, folder.glob(".torch_index/*"))) == sorted(places)
 
 
 def test_index_without_crc_looks_at_headers_only(folder, capsys):
@@ -102,7 +103,7 @@ def test_index_into_a_folder_is_found_there(folder, capsys):
     write(folder / "two" / "a.tfrecord", DATA * 2)
     assert main(["index", "one", "two", "--output-dir", "new/folder"]) == 0
     assert len(list((folder / "new" / "folder").iterdir())) == 2
-    assert not list(folder.glob("*/*.index.safetensors"))
+    assert not list(folder.glob("*/.torch_index"))
     dataset = TFRecordDataset(["one", "two"], index="require", index_dir="new/folder")
     assert len(dataset) == 9
     assert main(["index", "one", "--output-dir", "new/folder"]) == 0
@@ -143,9 +144,15 @@ def test_index_text_form_refuses_one_name_for_two_files(folder, capsys):
 
 def test_index_where_nothing_can_be_written_is_wrong_use(folder, capsys):
     write(folder / "a.tfrecord")
-    (folder / "a.tfrecord.index.safetensors").mkdir()
+    place = Path(sidecar_path("a.tfrecord"))
+    place.mkdir(parents=True)
     assert main(["index", "a.tfrecord"]) == 2
-    assert capsys.readouterr().err == "error: a.tfrecord.index.safetensors: Is a directory\n"
+    assert capsys.readouterr().err == f"error: {place}: Is a directory\n"
+    place.rmdir()
+    place.symlink_to("elsewhere")
+    assert main(["index", "a.tfrecord"]) == 2
+    assert capsys.readouterr().err == f"error: {place}: expected no symbolic link at the place of the index\n"
+    assert not (place.parent / "elsewhere").exists()
     write(folder / "file")
     assert main(["index", "a.tfrecord", "--output-dir", "file"]) == 2
     assert capsys.readouterr().err == "tfrecord: file: File exists\n"
@@ -157,7 +164,7 @@ def test_index_names_that_are_not_utf8(folder, capsys):
         file.write(DATA)
     assert main(["index", os.fsdecode(name), "--jobs", "1"]) == 0
     assert "/caf\\xe9.tfrecord: 3 records" in capsys.readouterr().out
-    assert os.path.exists(name + b".index.safetensors")
+    assert os.path.exists(sidecar_path(os.fsdecode(name)))
 
 
 def test_index_refuses_an_unknown_format():
@@ -175,8 +182,8 @@ def test_an_interrupt_leaves_no_index(folder, jobs, monkeypatch, capsys):
         monkeypatch.setattr(_files, "wait", interrupt)
     assert main(["index", ".", "--jobs", str(jobs)]) == 130
     assert capsys.readouterr() == ("", "tfrecord: interrupted\n")
-    assert all(name.endswith((".tfrecord", ".tfrecord.index.safetensors")) for name in os.listdir(folder))
-    for path in folder.glob("*.safetensors"):  # finished before the interrupt came
+    assert all(name.endswith((".tfrecord", ".torch_index")) for name in os.listdir(folder))
+    for path in folder.rglob("*.safetensors"):  # finished before the interrupt came
         RecordIndex.load(path)
 
 
@@ -262,9 +269,13 @@ def test_verify_warns_of_a_stale_index(folder, capsys):
         "warning: a.tfrecord: the index is not of this file as it is now: expected a file of 19 bytes, got 1051\n"
         "1 file, 3 records, 1051 bytes, 0 bad files\n"
     )
-    write(folder / "a.tfrecord.index.safetensors", b"junk")
-    assert main(["verify", "a.tfrecord"]) == 0
-    assert capsys.readouterr().out.startswith("warning: a.tfrecord.index.safetensors: expected an index written by ")
+    for place in (sidecar_path("a.tfrecord"), "a.tfrecord.index.safetensors"):  # now, and before
+        write(Path(place), b"junk")
+        assert main(["verify", "a.tfrecord"]) == 0
+        assert capsys.readouterr().out.startswith(
+            f"warning: a.tfrecord: index at {place}: expected an index written by "
+        )
+        os.unlink(place)
 
 
 def test_verify_finds_an_index_that_only_passes_for_fresh(folder, capsys):
@@ -274,7 +285,7 @@ def test_verify_finds_an_index_that_only_passes_for_fresh(folder, capsys):
     forged.save("a.tfrecord.index.safetensors")
     assert main(["verify", "a.tfrecord"]) == 1
     assert capsys.readouterr().out.splitlines()[0] == (
-        "bad: a.tfrecord.index.safetensors: the index passes for fresh but names other records: "
+        "bad: a.tfrecord: the index passes for fresh but names other records: "
         "expected 2 records as in the file, got 1 or others"
     )
 

@@ -352,6 +352,20 @@ def test_reading_on_does_not_begin_again():
     assert file.reads.count(0) == 2
 
 
+@pytest.mark.parametrize("kind", ["GZIP", "ZLIB"])
+def test_what_is_kept_is_read_without_beginning_again(kind):
+    whole = STREAM * 1000
+    file = MemorySource(compressed(whole, kind))
+    source = InflatedSource(file, kind, kept_bytes=500)
+    for offset in (5000, 4500, 5100, 4601, 4600):
+        assert source.read(60, offset) == whole[offset : offset + 60]
+    assert file.reads.count(0) == 1
+    assert source.read(60, 4599) == whole[4599:4659]
+    assert file.reads.count(0) == 2
+    assert source.read(60, len(whole) - 7) == whole[-7:]
+    assert len(source._kept) == 507
+
+
 @pytest.mark.usefixtures("steps")
 @pytest.mark.parametrize("kind", ["GZIP", "ZLIB"])
 def test_a_failed_read_can_be_repeated(kind):  # robustness 16, 72

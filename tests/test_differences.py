@@ -127,6 +127,15 @@ def _(folder):
     assert not (folder / "new.tfrecord").exists()
 
 
+@row("a writer that nobody closed")
+def _(folder):
+    writer = TFRecordWriter(folder / "new.tfrecord")
+    writer.write(b"abc")
+    with pytest.warns(UserWarning, match=rf"{folder}/new.tfrecord: .* without close\(\).* \(records lost: 1\)"):
+        del writer
+    assert not (folder / "new.tfrecord").exists()
+
+
 @row("`list_files`: names with a dot in front")
 def _(folder):
     content = framed(folder, b"abc")

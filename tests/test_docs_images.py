@@ -41,3 +41,12 @@ def test_python_blocks_run(folder):
     assert (first - 3 * batch["label"]).abs().max() < 1.01
     exec(one, namespace)
     assert namespace["image"].shape == (3, 60, 80)
+
+
+def test_other_pages_link_to_what_is_measured():
+    """How far TensorFlow's default JPEG decoding is from ours is told once."""
+    assert "\n### TensorFlow's default JPEG decoding\n" in PAGE.read_text(encoding="utf-8")
+    for name in ("ports", "rlds", "tensorflow", "tfds"):
+        text = PAGE.with_name(f"{name}.md").read_text(encoding="utf-8")
+        assert "[images.md](images.md) says by how much" in text
+        assert "by up to 5" not in text

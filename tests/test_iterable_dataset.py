@@ -91,9 +91,10 @@ def test_without_options_the_order_of_the_files(tmp_path):
 def test_two_iterations_at_once(tmp_path):
     records = write_split(tmp_path, (3, 4))
     ds = stream(tmp_path, shuffle_buffer_size=3)
-    alone = list(ds)
-    assert [pair[0] for pair in zip(ds, ds, strict=True)] == alone
-    assert sorted(alone) == records
+    alone = [list(ds) for _ in range(3)]  # epochs 0 to 2
+    ds.set_epoch(1)
+    assert list(zip(ds, ds, strict=True)) == list(zip(*alone[1:], strict=True))
+    assert [sorted(epoch) for epoch in alone] == [records] * 3
 
 
 def test_only_empty_files(tmp_path):
@@ -171,11 +172,11 @@ def test_seed_and_epoch_make_the_order(tmp_path, options):
     other_seeds = {next(epochs(stream(tmp_path, seed=seed, **options), 1)) for seed in (0, 1, -1, 2**63, 2**70)}
     assert len(other_seeds) == 5
     ds = stream(tmp_path, seed=3, **options)
-    assert text(ds) == text(ds) == first[0]  # an epoch changes by set_epoch alone
-    ds.set_epoch(4)
-    assert text(ds) == first[4]
+    assert [text(ds), text(ds)] == first[:2]  # each iteration is the next epoch
+    ds.set_epoch(3)
+    assert [text(ds), text(ds)] == first[3:]
     ds.set_epoch(np.int64(0))
-    assert text(ds) == first[0]
+    assert [text(ds), text(ds)] == first[:2]
 
 
 def test_an_epoch_is_chosen_when_iteration_begins(tmp_path):
@@ -188,6 +189,20 @@ def test_an_epoch_is_chosen_when_iteration_begins(tmp_path):
     ds.set_epoch(1)
     assert text([head, *running]) == first
     assert text(ds) == second
+
+
+def test_an_iterator_that_gives_no_sample_does_not_count(tmp_path):
+    write_split(tmp_path, (3, 3, 3))
+    ds = stream(tmp_path, shuffle=True, shuffle_buffer_size=5)
+    first, second = epochs(ds, 2)
+    ds.set_epoch(0)
+    early, unused = iter(ds), iter(ds)
+    del unused
+    assert text(ds) == first
+    assert text(early) == second  # it begins now
+    early = iter(ds)
+    ds.set_epoch(1)
+    assert text(early) == second
 
 
 def test_files_are_shuffled_as_wholes_and_the_buffer_holds_so_many(tmp_path):
@@ -217,7 +232,7 @@ def test_global_random_states_are_neither_read_nor_written(tmp_path):
     random.seed(1)
     np.random.seed(1)
     torch.manual_seed(1)
-    assert text(ds) == order
+    assert text(stream(tmp_path, shuffle=True, shuffle_buffer_size=4)) == order
 
 
 # Batches
@@ -345,6 +360,8 @@ def test_set_epoch_of_a_pickled_dataset(tmp_path):
         other.set_epoch(1)
         assert text(other) == orders[1]
         assert text(ds) == orders[2]  # they are apart
+        ds.set_epoch(2)
+        other.set_epoch(1)
         # As with the original, persistent workers see what is set later.
         loader = DataLoader(
             other, batch_size=None, num_workers=1, multiprocessing_context="fork", persistent_workers=True

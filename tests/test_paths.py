@@ -7,6 +7,9 @@ from pathlib import Path
 import pytest
 from helpers import compressed, framed
 
+import torch_tfrecord
+from torch_tfrecord import TFRecordDataset
+from torch_tfrecord.records import paths
 from torch_tfrecord.records.paths import find_files, shard_name
 
 RECORD = framed(b"abc")
@@ -261,6 +264,35 @@ def test_names_that_only_look_counted():
         find_files("you@home")
     make("user@3.org/x")
     assert find_files("user@3.org/*") == ["user@3.org/x"]
+
+
+# Listing.
+
+
+def test_a_listing_opens_nothing(monkeypatch):
+    """Names are all it needs; what is there may be no TFRecord file, or cost a request."""
+    shards("x", 3)
+    make("d/a.tfrecord", "d/b.tfrecord.gz", "d/y-00000-of-00001", content=b"no record")
+    make("d/.torch_index/0.index.safetensors", "d/y-00000-of-00001.index.safetensors", "d/labels-y.txt")
+
+    def opened(path, *arguments, **options):
+        raise AssertionError(f"opened {path}")
+
+    monkeypatch.setattr(paths, "open_file", opened)
+    for ask in ("x-*", "x@3", "x@*", [f"x-0000{number}-of-00003" for number in range(3)]):
+        assert torch_tfrecord.find_files(ask) == [f"x-0000{number}-of-00003" for number in range(3)]
+    inside = ["d/a.tfrecord", "d/b.tfrecord.gz", "d/y-00000-of-00001"]
+    for ask in ("d", "d/", "d/*", "d/**", inside):
+        assert find_files(ask) == inside
+    assert not Path(".torch_index").exists()
+
+
+def test_it_lists_what_the_datasets_read():
+    make("x-00000-of-00002", "x-00001-of-00002", content=RECORD)
+    make("d/a", "d/b.tfrecord", content=RECORD)
+    make("d/README", content=b"# read me\n")
+    for ask in ("x-*", "x@2", "d", ["d/a", "x@2"]):
+        assert find_files(ask) == TFRecordDataset(ask, index="memory").files
 
 
 # Directories.

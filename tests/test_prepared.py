@@ -7,10 +7,11 @@ import torch
 from accelerate.data_loader import prepare_data_loader, skip_first_batches
 from accelerate.state import AcceleratorState, GradientState, PartialState
 from test_accelerate import N, flat, write
+from test_plain_loops import check_different, crops, ds, path  # noqa: F401
 from torch.utils.data import DataLoader, IterableDataset
 from trainer_loaders import BATCH_SIZE, Loaders, ids
 
-from torch_tfrecord import RecordBatchSampler, RecordSampler, make_dataloader
+from torch_tfrecord import RecordBatchSampler, RecordSampler, collate, make_dataloader
 from torch_tfrecord.order.position_batch import PositionBatch
 
 
@@ -117,6 +118,58 @@ def test_set_epoch_of_the_prepared_loader(loaders):
         assert ids(loader) == [ids(other), ids(other)][1], name
 
 
+@pytest.mark.parametrize("num_processes", [1, 2])
+def test_set_epoch_counts_iterations_of_several_epochs(loaders, num_processes):
+    """As Hugging Face's Trainer calls it."""
+    options = {"num_epochs": 2, "drop_last": True}
+    all_of_it, chosen, resumed = (loaders.make_dataloader(**options) for _ in range(3))
+    one, two, three = (
+        prepare_data_loader(loader, num_processes=num_processes, process_index=0)
+        for loader in (all_of_it, chosen, resumed)
+    )
+    second = [ids(one), ids(one)][1]
+    two.set_epoch(1)
+    assert ids(two) == second
+    num_received = len(second) // 2 + 1  # in the iteration's second epoch
+    resumed.load_state_dict(chosen.batch_sampler.state_dict(num_received=num_received))
+    assert resumed.epoch == 3
+    three.set_epoch(1)
+    assert ids(three) == second[num_received:]
+    two.set_epoch(0)
+    assert (
+        ids(two)[0]
+        == ids(prepare_data_loader(loaders.make_dataloader(), num_processes=num_processes, process_index=0))[0]
+    )
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_crops(loaders, ds, num_workers):  # noqa: F811
+    """New in each epoch, though Accelerate sets none of a dataset; those of the epoch where our samplers know it."""
+    options = {"collate_fn": collate, "num_workers": num_workers}
+    options["multiprocessing_context"] = "fork" if num_workers else None
+    both = [prepared(plain(ds, options), process) for process in (0, 1)]
+    check_different([crops(batch for loader in both for batch in loader) for _ in range(3)])
+    for make in (by_batches, by_positions):
+        both = [prepared(make(ds, options), process) for process in (0, 1)]
+        alone = make(ds, options)
+        for epoch in range(3):
+            alone.sampler.set_epoch(epoch) if make is by_positions else alone.batch_sampler.set_epoch(epoch)
+            assert crops(batch for loader in both for batch in loader) == crops(alone)
+
+
+def plain(dataset, options):
+    # Accelerate's processes share the generator's state.
+    return DataLoader(dataset, 5, shuffle=True, generator=torch.Generator().manual_seed(5), **options)
+
+
+def by_batches(dataset, options):
+    return DataLoader(dataset, batch_sampler=RecordBatchSampler(dataset, 5, seed=3), **options)
+
+
+def by_positions(dataset, options):
+    return DataLoader(dataset, 5, sampler=RecordSampler(dataset, seed=3), **options)
+
+
 def test_what_would_be_lost_is_refused(loaders):
     with pytest.raises(ValueError, match=r"^num_epochs=None: Accelerate takes a batch that is not full for the last"):
         ids(prepared(loaders.make_dataloader(num_epochs=None), 0))
@@ -127,23 +180,12 @@ def test_what_would_be_lost_is_refused(loaders):
     assert len(flat(ids(prepared(loaders.make_dataloader(rank=0, world_size=1), 0)))) == 56
 
 
-def test_lightning_gives_a_sampler_for_the_dataset():
-    error = (
-        r"dataset must be what the positions are of, got a sampler, SequentialSampler; where Lightning gives it, set "
-        r"Trainer\(use_distributed_sampler=False\): records are split over the ranks here"
-    )
-    sampler = torch.utils.data.SequentialSampler(range(5))
-    with pytest.raises(TypeError, match=error):
-        RecordBatchSampler(sampler, batch_size=2, drop_last=False)
-    with pytest.raises(TypeError, match=error):
-        RecordSampler(sampler)
-
-
 def test_a_part_of_a_batch_keeps_its_epoch():
     batch = PositionBatch([4, 2, 7], epoch=3)
     filled = batch[1:] + [5]  # noqa: RUF005
     assert (filled, filled.epoch, batch[0]) == ([2, 7, 5], 3, 4)
     assert copy.copy(batch).epoch == 3
+    assert (PositionBatch([4, 2], salt=7)[:1] + [5]).salt == 7  # noqa: RUF005
 
 
 def test_the_rank_is_looked_up_when_an_iteration_begins(loaders, monkeypatch):

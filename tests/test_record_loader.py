@@ -6,9 +6,10 @@ import os
 
 import pytest
 import torch
-from torch.utils.data import get_worker_info
+from torch.utils.data import DistributedSampler, get_worker_info
 
 from torch_tfrecord import FixedLenFeature, RecordBatchSampler, ShardedTFRecordWriter, TFRecordDataset, make_dataloader
+from torch_tfrecord.loading.record_loader import RecordLoader
 
 # DataLoader thinks more workers than processors a mistake; Python 3.12 and later warn of forks where threads run.
 pytestmark = pytest.mark.filterwarnings(
@@ -203,6 +204,116 @@ def test_set_epoch(files):
     loader.load_state_dict(state)
     loader.set_epoch(1)  # as a training loop does that goes on in epoch 1
     assert ids(loader) == expected(files, num_epochs=1, iteration=1)[1:]
+
+
+@pytest.mark.parametrize("kind", LOADERS)
+def test_len_is_right_from_iter_on(files, kind):
+    loader = make(files, num_epochs=1, **LOADERS[kind])
+    for _ in itertools.islice(loader, 6):
+        state = loader.state_dict()
+    fresh = make(files, num_epochs=1, **LOADERS[kind])
+    fresh.load_state_dict(state)
+    assert len(fresh) == 8
+    iterator = iter(fresh)
+    assert (len(fresh), len(iterator), fresh.epoch) == (14, 8, 0)
+    assert plain(fresh.state_dict()) == plain(state)
+    next(iterator)
+    assert (len(fresh), len(iterator), fresh.epoch) == (14, 8, 1)
+
+
+@pytest.mark.parametrize("kind", ["threads", "1 worker", "3 workers"])
+def test_an_iterator_without_a_batch_is_the_next_iteration(files, kind):
+    """Trainers make it first, and load or say the epoch then; some make two."""
+    loader = make(files, num_epochs=1, **LOADERS[kind])
+    whole = [expected(files, num_epochs=1, iteration=epoch) for epoch in range(4)]
+    iter(loader)
+    assert loader.epoch == 0
+    iterator = iter(loader)
+    loader.set_epoch(0)
+    assert ids(iterator) == whole[0]
+    iterator = iter(loader)
+    loader.set_epoch(3)
+    assert loader.state_dict()["epoch"] == 3
+    assert (next(iterator)["id"].tolist(), loader.epoch) == (whole[3][0], 4)
+    state = loader.state_dict()
+    iterator = iter(loader)
+    loader.load_state_dict(state)
+    assert ids(iterator) == whole[3][1:]
+    loader.load_state_dict(state)
+    iterator = iter(loader)
+    loader.sampler.set_epoch(3)  # the number that it has: what is left of it
+    assert plain(loader.state_dict()) == plain(state)
+    assert ids(iterator) == whole[3][1:]
+    loader.sampler.set_epoch(2)
+    assert ids(loader) == whole[2]
+
+
+def test_the_sampler_that_trainers_see(files):
+    loader = make(files, 8, num_epochs=1, rank=1, world_size=2)
+    assert isinstance(loader.sampler, DistributedSampler)
+    assert (loader.sampler.rank, loader.sampler.num_replicas) == (1, 2)
+    assert (len(loader.sampler), loader.sampler.num_samples, loader.sampler.total_size) == (27, 27, 54)
+    whole = [expected(files, 8, num_epochs=1, iteration=epoch, rank=1, world_size=2) for epoch in range(2)]
+    for epoch in (1, 0):
+        loader.sampler.set_epoch(epoch)
+        assert ids(loader) == whole[epoch]
+        loader.sampler.set_epoch(epoch)
+        assert list(loader.sampler) == [position for batch in whole[epoch] for position in batch]
+    dropping = make(files, 8, num_epochs=1, rank=1, world_size=2, drop_last=True)
+    assert (len(dropping), len(dropping.sampler)) == (3, 24)
+
+
+@pytest.mark.parametrize("kind", ["threads", "1 worker"])
+def test_trainers_count_iterations(files, kind):
+    loader = make(files, num_epochs=2, **LOADERS[kind])
+    for iteration in (0, 1, 3):
+        iterator = iter(loader)
+        loader.sampler.set_epoch(iteration)
+        assert ids(iterator) == expected(files, iteration=iteration)
+    for _ in itertools.islice(loader, 17):
+        state = loader.state_dict()
+    assert (state["first_epoch"], state["epoch"]) == (8, 9)
+    for numbers in [(4, 5, 6), (0, 1, 2)]:  # as Lightning's Trainer counts after a restart, and as Fabric does
+        fresh = make(files, num_epochs=2, **LOADERS[kind])
+        fresh.load_state_dict(state)
+        for iteration, number in enumerate(numbers, 4):
+            fresh.sampler.set_epoch(number)
+            assert ids(fresh) == expected(files, iteration=iteration)[17 if iteration == 4 else 0 :]
+    fresh = make(files, num_epochs=2, **LOADERS[kind])
+    fresh.load_state_dict(state)
+    fresh.sampler.set_epoch(7)  # beyond it: that one
+    assert ids(fresh) == expected(files, iteration=7)
+
+
+def test_the_rank_is_that_of_the_iteration(files, monkeypatch):
+    """Lightning starts the other processes after the loader was made."""
+    loader = make(files, 8, num_epochs=1)
+    assert len(loader) == 7
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert len(loader) == 4
+    assert ids(loader) == expected(files, 8, num_epochs=1, rank=1, world_size=2)
+
+
+class BeginsAnew:
+    """As Lightning's batch sampler for predictions: each iter() of its iterator begins anew."""
+
+    def __init__(self, batches):
+        self.sampler, self._batches = batches.sampler, batches
+
+    def __iter__(self):
+        self._iterator = iter(self._batches)
+        return self
+
+    def __next__(self):
+        return next(self._iterator)
+
+
+def test_threads_ask_an_iterator_for_its_next_batch_only(files):
+    batches = RecordBatchSampler(TFRecordDataset(files, FEATURES), 4, seed=5)
+    loader = RecordLoader(TFRecordDataset(files, FEATURES), batch_sampler=BeginsAnew(batches), num_threads=2)
+    assert ids(loader) == expected(files, num_epochs=1)
+    assert ids(loader) == expected(files, num_epochs=1, iteration=1)
 
 
 def worker(sample):

@@ -9,7 +9,7 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, DistributedSampler
 
 from torch_tfrecord import RecordSampler, TFRecordDataset, TFRecordWriter, balanced_weights
 
@@ -435,3 +435,36 @@ def test_ten_thousand_million_records_cost_no_memory():
     assert len(sampler) == 10**10 // 8
     assert [next(iterator) for _ in range(3)] == [1308917057, 8828247277, 7430240139]
     assert sampler.state_dict()["consumed"] == 24
+
+
+def test_a_distributed_sampler(monkeypatch):
+    """To whoever asks, without a process group."""
+    sampler = RecordSampler(range(7), seed=3)
+    assert isinstance(sampler, DistributedSampler)
+    assert (sampler.rank, sampler.num_replicas, sampler.num_samples, sampler.total_size) == (0, 1, 7, 7)
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert (sampler.rank, sampler.num_replicas, sampler.num_samples, sampler.total_size) == (1, 2, 4, 8)
+    again = pickle.loads(pickle.dumps(sampler))
+    assert list(again) == list(sampler)
+
+
+def test_an_iteration_not_begun_follows_set_epoch():
+    """Lightning makes the loader's iterator first, and says the epoch then."""
+    sampler = RecordSampler(range(50), seed=3)
+    orders = []
+    for epoch in range(3):
+        sampler.set_epoch(epoch)
+        orders.append(list(sampler))
+    iterator = iter(sampler)
+    sampler.set_epoch(1)
+    assert [next(iterator) for _ in range(5)] == orders[1][:5]
+    state = iterator.state_dict()
+    loaded = iter(sampler)
+    loaded.load_state_dict(state)
+    sampler.set_epoch(1)
+    assert list(loaded) == orders[1][5:]
+    loaded = iter(sampler)
+    loaded.load_state_dict(state)
+    sampler.set_epoch(2)
+    assert list(loaded) == orders[2]

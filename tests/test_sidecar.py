@@ -15,7 +15,7 @@ from helpers import compressed, framed
 
 from torch_tfrecord import CompressionError, CorruptRecordError, IndexMismatchError, RecordIndex, build_index
 from torch_tfrecord.records import sidecar
-from torch_tfrecord.records.sidecar import IndexKeeper, sidecar_path
+from torch_tfrecord.records.sidecar import IndexKeeper, old_sidecar_path, places, sidecar_path
 
 PAYLOADS = [b"abc", b"", b"x" * 30]
 
@@ -68,8 +68,10 @@ def read_only(monkeypatch):
 def test_kept_beside_the_data_and_used_again(data, builds):
     (index,) = IndexKeeper().indexes([data])
     assert index == build_index(data)
-    assert RecordIndex.load(f"{data}.index.safetensors") == index
-    assert sorted(os.listdir(os.path.dirname(data))) == ["x", "x.index.safetensors"]
+    assert RecordIndex.load(sidecar_path(data)) == index
+    folder = Path(data).parent
+    assert sorted(os.listdir(folder)) == [".torch_index", "x"]
+    assert os.listdir(folder / ".torch_index") == ["2d711642b726b044.index.safetensors"]  # sha256 of "x"
     assert IndexKeeper().indexes([data]) == [index]
     assert IndexKeeper("require").indexes([data]) == [index]
     assert builds == [data]
@@ -96,8 +98,10 @@ def test_memory_keeps_and_looks_at_nothing(data, builds):
 def test_require_never_builds(data, builds):
     with pytest.raises(IndexMismatchError) as caught:
         IndexKeeper("require").indexes([data])
-    assert str(caught.value).startswith(f"{data}: expected an index at {data}.index.safetensors or {_cache()}/x.")
-    assert str(caught.value).endswith(", got none (build it with `tfrecord index`, or use index='auto')")
+    assert str(caught.value).startswith(f"{data}: expected an index at {sidecar_path(data)} or {_cache()}/x.")
+    assert str(caught.value).endswith(
+        f" or {data}.index.safetensors, got none (build it with `tfrecord index`, or use index='auto')"
+    )
     IndexKeeper().indexes([data])
     with open(data, "ab") as file:
         file.write(framed(b"more"))
@@ -191,7 +195,7 @@ def test_what_is_stale_or_foreign_is_built_again(change, data, builds):
     place = Path(sidecar_path(data))
     IndexKeeper().indexes([data])
     change(place, data)
-    with pytest.raises(IndexMismatchError):
+    with pytest.raises(IndexMismatchError, match=f"^{data}: "):
         IndexKeeper("require").indexes([data])
     (index,) = IndexKeeper().indexes([data])
     assert index == build_index(data)
@@ -214,9 +218,32 @@ def _dangling(place):
     place.symlink_to(place.parent / "missing" / "x")
 
 
+def _link(place):
+    place.symlink_to(place.parent.parent.parent / "elsewhere")
+
+
+def _link_to_itself(place):
+    place.symlink_to(place)
+
+
+def _folder_as_link(place):
+    (place.parent.parent.parent / "elsewhere").mkdir()
+    place.parent.rmdir()
+    place.parent.symlink_to(place.parent.parent.parent / "elsewhere")
+
+
+def _folder_as_file(place):
+    place.parent.rmdir()
+    place.parent.write_bytes(b"mine")
+
+
+ODD = [_directory, _fifo, _dangling, _link, _link_to_itself, _folder_as_link, _folder_as_file]
+
+
 @pytest.mark.timeout(10)
-@pytest.mark.parametrize("make", [_directory, _fifo, _dangling], ids=lambda make: make.__name__[1:])
+@pytest.mark.parametrize("make", ODD, ids=lambda make: make.__name__[1:])
 def test_what_is_no_file_at_the_place_of_the_index(make, data, builds):
+    Path(sidecar_path(data)).parent.mkdir()
     make(Path(sidecar_path(data)))
     with pytest.warns(UserWarning, match="the folder cannot be written: its index is kept at ") as caught:
         (index,) = IndexKeeper().indexes([data])
@@ -225,23 +252,98 @@ def test_what_is_no_file_at_the_place_of_the_index(make, data, builds):
     assert IndexKeeper().indexes([data]) == [index]
     assert builds == [data]
     assert len(list(_cache().iterdir())) == 1
+    elsewhere = Path(data).parent.parent / "elsewhere"  # what a link names is not written
+    assert not elsewhere.exists() or list(elsewhere.iterdir()) == []
 
 
-def test_a_link_at_the_place_of_the_index_is_followed(data, tmp_path, builds):
-    elsewhere = tmp_path / "elsewhere"
-    Path(sidecar_path(data)).symlink_to(elsewhere)
-    (index,) = IndexKeeper().indexes([data])
-    assert RecordIndex.load(elsewhere) == index
-    assert os.path.islink(sidecar_path(data))
-    assert IndexKeeper("require").indexes([data]) == [index]
+def test_an_index_behind_a_link_is_read(data, tmp_path, builds):
+    build_index(data).save(tmp_path / "elsewhere")
+    Path(sidecar_path(data)).parent.mkdir()
+    Path(sidecar_path(data)).symlink_to(tmp_path / "elsewhere")
+    assert IndexKeeper("require").indexes([data]) == [build_index(data)]
 
 
-def test_a_link_to_itself_at_the_place_of_the_index_is_replaced(data, builds):
-    Path(sidecar_path(data)).symlink_to(sidecar_path(data))
-    (index,) = IndexKeeper().indexes([data])
-    assert RecordIndex.load(sidecar_path(data)) == index
-    assert IndexKeeper().indexes([data]) == [index]
+# The order of looking.
+
+
+@pytest.mark.parametrize("options", [{}, {"index_dir": "kept"}], ids=["beside", "index_dir"])
+def test_a_fresh_index_is_found_at_every_place(options, data, builds):
+    options = {name: os.path.join(os.path.dirname(data), "..", value) for name, value in options.items()}
+    looked_at = list(places(data, **options))
+    assert looked_at[0] == sidecar_path(data, **options)
+    assert looked_at[-1] == old_sidecar_path(data) == f"{data}.index.safetensors"
+    assert set(looked_at[1:-1]) == {sidecar_path(data, str(_cache())), sidecar_path(data)} - {looked_at[0]}
+    for place in looked_at:
+        Path(place).parent.mkdir(parents=True, exist_ok=True)
+        build_index(data).save(place)
+        assert IndexKeeper("require", **options).indexes([data]) == [build_index(data)]
+        assert IndexKeeper(**options).indexes([data]) == [build_index(data)]
+        os.unlink(place)
+    assert builds == []
+
+
+def test_a_stale_index_at_one_place_does_not_hide_a_fresh_one_at_another(data, builds):
+    both = [sidecar_path(data), old_sidecar_path(data)]
+    fresh = build_index(data).to_bytes()
+    other = Path(data).parent / "other"
+    other.write_bytes(framed(b"more"))
+    stale = build_index(other).to_bytes()
+    Path(both[0]).parent.mkdir()
+    for contents in ([stale, fresh], [fresh, stale], [fresh, fresh]):
+        for place, content in zip(both, contents, strict=True):
+            Path(place).write_bytes(content)
+        assert IndexKeeper("require").indexes([data]) == [build_index(data)]
+        assert IndexKeeper().indexes([data]) == [build_index(data)]
+        assert [Path(place).read_bytes() for place in both] == contents
+    assert builds == []
+    for place in both:
+        Path(place).write_bytes(stale)
+    with pytest.raises(
+        IndexMismatchError, match="the index is not of this file as it is now: expected a file of 20 bytes"
+    ):
+        IndexKeeper("require").indexes([data])
+    IndexKeeper().indexes([data])
+    assert RecordIndex.load(both[0]) == build_index(data)
+    assert Path(both[1]).read_bytes() == stale  # what lies at the old place is left alone
     assert builds == [data]
+
+
+def test_a_folder_is_copied_with_its_indexes(data, tmp_path, builds, monkeypatch):
+    index = IndexKeeper().indexes([data])
+    shutil.copytree(Path(data).parent, tmp_path / "copy")
+    assert IndexKeeper("require").indexes([str(tmp_path / "copy" / "x")]) == index
+    monkeypatch.chdir(tmp_path / "copy")
+    assert IndexKeeper("require").indexes(["x"]) == index
+    assert builds == [data]
+
+
+def test_the_folder_of_the_data_as_index_dir(data, builds, monkeypatch):
+    monkeypatch.chdir(os.path.dirname(data))
+    for index_dir in (os.path.dirname(data), "."):
+        IndexKeeper(index_dir=index_dir).indexes([data])
+        assert sorted(os.listdir()) == [".torch_index", "x"]
+    IndexKeeper("require", index_dir=".").indexes(["x"])
+    assert builds == [data]
+
+
+def test_an_empty_folder_that_another_process_removes(data):
+    place, calls = sidecar_path(data), []
+
+    def write():
+        calls.append(place)
+        if len(calls) == 1:
+            os.rmdir(os.path.dirname(place))
+        build_index(data).save(place)
+
+    sidecar.in_sidecar_folder(place, write)
+    assert len(calls) == 2
+    assert IndexKeeper("require").indexes([data]) == [build_index(data)]
+
+
+def test_who_may_add_data_may_add_its_index(data):
+    Path(data).parent.chmod(0o2775)
+    IndexKeeper().indexes([data])
+    assert Path(sidecar_path(data)).parent.stat().st_mode & 0o7777 == 0o2775
 
 
 # Folders that cannot be written. robustness 62
@@ -325,7 +427,18 @@ def test_a_full_disk_leaves_the_old_index(data, monkeypatch):
             (index,) = IndexKeeper().indexes([data])
     assert len(index) == 4
     assert place.read_bytes() == before
-    assert sorted(os.listdir(place.parent)) == ["x", "x.index.safetensors"]
+    assert os.listdir(place.parent) == [place.name]
+
+
+def test_a_full_disk_leaves_no_folder(data, monkeypatch):
+    def write(fd, content):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", write)
+        with pytest.warns(UserWarning, match="no index could be kept"):
+            IndexKeeper().indexes([data])
+    assert os.listdir(os.path.dirname(data)) == ["x"]
 
 
 # Several processes. robustness 61, 64
@@ -379,8 +492,8 @@ def test_processes_at_once(data, workers):
     for process in processes:
         process.join()
     assert outcomes == [None] * len(processes)
-    names = os.listdir(os.path.dirname(data))
-    assert set(names) <= {"x", "x.index.safetensors"}
+    assert set(os.listdir(os.path.dirname(data))) == {"x", ".torch_index"}
+    assert set(os.listdir(os.path.dirname(sidecar_path(data)))) <= {os.path.basename(sidecar_path(data))}
     assert len(IndexKeeper().indexes([data])[0]) == 2000
 
 

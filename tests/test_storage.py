@@ -18,7 +18,7 @@ from torch_tfrecord.records.compression import open_stream
 from torch_tfrecord.records.paths import find_files
 from torch_tfrecord.records.reader import RecordReader
 from torch_tfrecord.records.scan import RecordScanner
-from torch_tfrecord.records.sidecar import IndexKeeper
+from torch_tfrecord.records.sidecar import IndexKeeper, old_sidecar_path, sidecar_path
 from torch_tfrecord.records.storage import LocalFile, SourceCache, open_file
 
 # What is no regular file. robustness 74
@@ -454,9 +454,12 @@ def test_the_index_of_a_remote_file(remote, recwarn):
     assert RecordIndex.load(kept) == index
     assert IndexKeeper("require").indexes([path]) == [index]
     kept.unlink()
-    with pytest.raises(IndexMismatchError, match=r"expected an index at memory://bucket/x\.index\.safetensors or /"):
+    with pytest.raises(IndexMismatchError, match=r"expected an index at /.* or memory://bucket/\.torch_index/.* or "):
         IndexKeeper("require").indexes([path])
-    # One that lies beside the data is used.
-    remote.pipe("/bucket/x.index.safetensors", index.to_bytes())
-    assert IndexKeeper("require").indexes([path]) == [index]
+    # One that lies beside the data is used, where it lay before, too.
+    for place in (sidecar_path(path), old_sidecar_path(path)):
+        remote.pipe(place.removeprefix("memory:/"), index.to_bytes())
+        assert IndexKeeper("require").indexes([path]) == [index]
+        assert find_files("memory://bucket/*") == ["memory:///bucket/x"]
+        remote.rm(place.removeprefix("memory:/"))
     assert not recwarn.list

@@ -78,13 +78,15 @@ def test_resume_at_every_record_is_the_uninterrupted_run(files, options, rank):
         found += ids([sample])
         states.append(plain(ds.state_dict()))
     assert len(states) == len(found) + 1 > 1
+    following = ids(ds)
+    assert (following == found) == (not options.get("shuffle"))
     for place, state in enumerate(states):
         fresh = stream(files, **options)
         fresh.load_state_dict(state)
         assert plain(fresh.state_dict()) == state
         fresh.set_epoch(3)  # as a training loop does that goes on in epoch 3
         assert ids(fresh) == found[place:]
-        assert ids(fresh) == found  # used once
+        assert ids(fresh) == following  # the next epoch, all of it
         fresh.load_state_dict(state)
         fresh.set_epoch(4)
         other = stream(files, **options)
@@ -157,9 +159,12 @@ def test_a_plain_loader_goes_on_with_the_states_of_all(files, num_workers):
         ds.load_state_dict(states)
         loader = DataLoader(ds, batch_size=None, num_workers=num_workers, persistent_workers=persistent)
         assert sorted(seen + ids(loader)) == list(range(36))
-        assert sorted(ids(loader)) == list(range(36))
+        epochs = [ids(loader), ids(loader)]
         ds.set_epoch(1)
-        assert sorted(ids(loader)) == list(range(36))
+        epochs.append(ids(loader))
+        assert [sorted(epoch) for epoch in epochs] == [list(range(36))] * 3
+        assert epochs[0] == epochs[2] != epochs[1]
+        del loader
 
 
 def test_workers_that_know_nothing_of_this_process_go_on_once(files):
@@ -253,6 +258,28 @@ def test_stateful_dataloader_with_other_workers_and_ranks(files, before, after, 
     assert sorted(seen + rest) == list(range(36))
 
 
+@pytest.mark.parametrize(("num_workers", "persistent_workers"), [(0, False), (2, False), (2, True)])
+def test_a_resumed_run_that_sets_no_epoch(files, num_workers, persistent_workers):
+    """Is the uninterrupted one, epoch after epoch; also where it stopped at the end of one."""
+    options = {"batch_size": 3, "shuffle": True, "shuffle_buffer_size": 5, "seed": 2}
+    keywords = {"persistent_workers": persistent_workers}
+    _, loader = make_stateful(files, num_workers, options, **keywords)
+    first, second, states = ids(loader), [], []
+    for batch in loader:
+        second += ids([batch])
+        states.append(plain(loader.state_dict()))
+    states.append(plain(loader.state_dict()))  # behind the end
+    epochs = [first, second, ids(loader), ids(loader)]
+    assert [sorted(number for batch in epoch for number in batch) for epoch in epochs] == [list(range(36))] * 4
+    assert len({str(epoch) for epoch in epochs}) == 4
+    for place in (1, len(states) - 1):
+        _, again = make_stateful(files, num_workers, options, **keywords)
+        again.load_state_dict(states[place])
+        if place == 1:
+            assert ids(again) == epochs[1][place + 1 :]
+        assert [ids(again), ids(again)] == epochs[2:]
+
+
 def test_snapshots_now_and_then_are_refused_for_other_workers(files):
     _, loader = make_stateful(files, 2, {}, 3, snapshot_every_n_steps=3)
     iterator = iter(loader)
@@ -327,7 +354,18 @@ def test_a_mixture_of_streams_asks_for_new_orders_and_goes_on(tmp_path):
     assert len(whole) >= 40
     assert set(whole) == set(range(20))
     assert Counter(whole)[19] == 1 < Counter(whole)[5]
+    following = ids(mixture)
+    assert following != whole
     for place in range(0, len(states), 3):
         again = make()
         again.load_state_dict(states[place])
         assert ids(again) == whole[place + 1 :]
+        assert ids(again) == following
+    again.set_epoch(0)
+    assert [ids(again), ids(again)] == [whole, following]
+    # In workers that know nothing of each other, too.
+    loader = DataLoader(again, batch_size=None, num_workers=1)
+    again.set_epoch(0)
+    assert [ids(loader), ids(loader)] == [whole, following]
+    again.load_state_dict({**states[4]})
+    assert [ids(loader), ids(loader)] == [whole[5:], following]

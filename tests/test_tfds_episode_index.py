@@ -12,6 +12,7 @@ import torch
 from rlds_episodes import LENGTHS, write_episodes
 
 from torch_tfrecord import IndexMismatchError
+from torch_tfrecord.records.sidecar import sidecar_path
 from torch_tfrecord.tfds import RLDSDataset, episode_sidecar
 from torch_tfrecord.tfds.episode_index import FRAMES
 
@@ -43,7 +44,7 @@ def builds(monkeypatch):
 
 
 def sidecar(directory, number=1):
-    return directory / f"drawn-train.tfrecord-{number:05d}-of-00002.steps.index.safetensors"
+    return Path(sidecar_path(str(directory / f"drawn-train.tfrecord-{number:05d}-of-00002.steps")))
 
 
 def test_it_is_built_once_and_kept_beside_the_data(own, builds):
@@ -171,8 +172,7 @@ def test_a_table_that_changes_while_it_is_used(own):
 
 
 def test_in_memory_nothing_is_written(own, builds):
-    for path in own.glob("*.safetensors"):
-        path.unlink()
+    shutil.rmtree(own / ".torch_index")
     before = sorted(own.iterdir())
     ds = RLDSDataset(own, window_size=2, index="memory")
     assert torch.equal(ds[10]["action"], torch.tensor([[2, 4, 0.5]]))
@@ -183,11 +183,10 @@ def test_in_memory_nothing_is_written(own, builds):
 
 
 def test_index_dir(own, tmp_path, builds):
-    for path in own.glob("*.safetensors"):
-        path.unlink()
+    shutil.rmtree(own / ".torch_index")
     folder = tmp_path / "indexes"
     RLDSDataset(own, index_dir=folder)
     assert len(list(folder.glob("*.safetensors"))) == 4
-    assert not list(own.glob("*.safetensors"))
+    assert not list(own.rglob("*.safetensors"))
     RLDSDataset(own, index_dir=folder)
     assert len(builds) == 2

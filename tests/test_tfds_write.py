@@ -59,6 +59,9 @@ def test_tfds_reads_what_we_write(tmp_path, name):
     target = tmp_path / name / "1.0.0"
     keys = info.supervised_keys
     tfds.write(target, samples, info.features, name=name, supervised_keys=keys, num_shards=2, as_numpy_layout=True)
+    for split in info.splits:
+        assert len(tfds.load(target, split)) == len(samples[split])
+    assert (target / ".torch_index").is_dir()  # an index that we kept there does not disturb it
     command = [os.environ["TFDS_PYTHON"], str(DATA / "oracle.py"), "read", str(target)]
     found = json.loads(subprocess.run(command, capture_output=True, check=True, timeout=280).stdout)
     assert found == {key: EXPECTED[name][key] for key in found}

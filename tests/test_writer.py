@@ -12,6 +12,7 @@ import re
 import resource
 import signal
 import subprocess
+import sys
 import time
 import warnings
 import zlib
@@ -176,7 +177,8 @@ def test_nothing_is_there_before_close(tmp_path):
     writer.flush()
     assert os.listdir(tmp_path) == []
     writer.close()
-    assert sorted(os.listdir(tmp_path)) == ["x", "x.index.safetensors"]
+    assert sorted(os.listdir(tmp_path)) == [".torch_index", "x"]
+    assert RecordIndex.load(sidecar_path(str(tmp_path / "x"))) == build_index(tmp_path / "x")
 
 
 def test_after_close(tmp_path):  # robustness 78
@@ -219,11 +221,92 @@ def test_dropped_without_close(kind, tmp_path):
     writer = _writer(kind, tmp_path / "x", write_index=True)
     for _ in range(30):
         writer.write(b"a" * 100)
-    with pytest.warns(ResourceWarning, match=r"was dropped without close\(\): its file is given up"):
+    name = re.escape(str(tmp_path / "x") + ("" if kind == "single" else "-*.tfrecord"))
+    text = (
+        rf"^{name}: the writer was dropped without close\(\): its file is given up \(records lost: 30\)\. Write inside"
+    )
+    with pytest.warns(UserWarning, match=text) as caught:
         del writer
         gc.collect()
+    assert [(warning.filename, warning.category) for warning in caught] == [(__file__, UserWarning)]
     assert os.listdir(tmp_path) == []
     assert open_descriptors() == before
+
+
+# What a program says of a writer that it forgot, when it ends: in each case `x` is not there.
+FORGOTTEN = {
+    "a global": "writer = TFRecordWriter('x'); writer.write(b'a')",
+    "known to a function": "def use(): return writer\nwriter = TFRecordWriter('x'); writer.write(b'a')",
+    "in a cycle": "class A: pass\na = A(); a.a = a; a.writer = TFRecordWriter('x'); a.writer.write(b'a')",
+    "sys.exit": "import sys; writer = TFRecordWriter('x'); writer.write(b'a'); sys.exit(0)",
+    "an uncaught exception": "writer = TFRecordWriter('x'); writer.write(b'a'); raise ValueError('told')",
+    "a generator": (
+        "def generate():\n with TFRecordWriter('x') as writer:\n  while True: writer.write((yield))\n"
+        "g = generate(); next(g); g.send(b'a')"
+    ),
+    "a global of a worker process": (
+        "import multiprocessing\ndef work():\n global writer; writer = TFRecordWriter('x'); writer.write(b'a')\n"
+        "p = multiprocessing.get_context('fork').Process(target=work); p.start(); p.join()"
+    ),
+}
+
+
+def _run(code, folder):
+    """A program with Python's own filters of warnings."""
+    command = [sys.executable, "-c", f"from torch_tfrecord import TFRecordWriter\n{code}"]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, cwd=folder)
+
+
+@pytest.mark.parametrize("way", FORGOTTEN)
+def test_forgotten_until_the_program_ends(way, tmp_path):
+    done = _run(FORGOTTEN[way], tmp_path)
+    text = (
+        "UserWarning: x: the writer was dropped without close(): its file is given up (records lost: 1). Write inside"
+    )
+    assert done.stderr.count(text) == 1, done.stderr
+    assert ("ValueError: told" in done.stderr) == (done.returncode != 0) == (way == "an uncaught exception")
+    assert os.listdir(tmp_path) == []
+
+
+CLOSED_LATE = {
+    "by atexit": (
+        "import atexit\n@atexit.register\ndef end(): writer.close()\nwriter = TFRecordWriter('x'); writer.write(b'a')"
+    ),
+    "after a fork": (
+        "import multiprocessing\nwriter = TFRecordWriter('x'); writer.write(b'a')\n"
+        "p = multiprocessing.get_context('fork').Process(target=int); p.start(); p.join(); writer.close()"
+    ),
+    "after DataLoader workers": (
+        "from torch.utils.data import DataLoader\nwriter = TFRecordWriter('x')\n"
+        "for i in DataLoader([b'a'], num_workers=2, batch_size=None, multiprocessing_context='fork'): writer.write(i)\n"
+        "writer.close()"
+    ),
+}
+
+
+@pytest.mark.parametrize("way", CLOSED_LATE)
+def test_closed_late(way, tmp_path):
+    """Neither a child's copy of the writer nor the end of the program speaks, or takes the file away."""
+    done = _run(CLOSED_LATE[way], tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert list(read_records(tmp_path / "x")) == [b"a"]
+
+
+def test_a_writer_that_failed_says_so_once():
+    writer = TFRecordWriter("/dev/full")
+    writer.write(b"abc")
+    with pytest.raises(OSError, match="No space left"):
+        writer.close()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        del writer
+        gc.collect()
+
+
+@pytest.mark.filterwarnings("error")  # also of what cannot be raised
+def test_wrong_use_of_a_writer_is_one_error():
+    with pytest.raises(TypeError, match="missing 1 required positional argument: 'path'"):
+        TFRecordWriter()
 
 
 @pytest.mark.parametrize("kind", ["single", "round robin", "by size"])
@@ -241,7 +324,8 @@ def test_the_file_is_readable_as_others_are(tmp_path):
     write(tmp_path / "x", [b"abc"], write_index=True)
     (tmp_path / "other").write_bytes(b"")
     mode = (tmp_path / "other").stat().st_mode
-    assert {path.stat().st_mode for path in tmp_path.iterdir()} == {mode}
+    assert {path.stat().st_mode for path in tmp_path.rglob("*") if path.is_file()} == {mode}
+    assert (tmp_path / ".torch_index").stat().st_mode == tmp_path.stat().st_mode
 
 
 # Paths. robustness 74, 81
@@ -286,13 +370,25 @@ def test_odd_names(name, again, tmp_path):
     assert list(read_records(tmp_path / name)) == [b"abc"]
 
 
-def test_a_name_too_long_for_its_index(tmp_path):
-    writer = TFRecordWriter(tmp_path / ("n" * 250), write_index=True)
+def test_the_longest_name_has_an_index(tmp_path):
+    write(tmp_path / ("n" * 255), [b"abc"], write_index=True)
+    assert len(IndexKeeper("require").indexes([str(tmp_path / ("n" * 255))])[0]) == 1
+
+
+@pytest.mark.parametrize("kind", ["single", "round robin", "by size"])
+@pytest.mark.parametrize("what", ["file", "link"])
+def test_no_place_for_the_index(what, kind, tmp_path):
+    """What stands there is no folder of ours: it stays, and so does the data's name."""
+    elsewhere, place = tmp_path / "elsewhere", tmp_path / "data" / ".torch_index"
+    elsewhere.mkdir()
+    place.parent.mkdir()
+    place.symlink_to(elsewhere) if what == "link" else place.write_bytes(b"mine")
+    writer = _writer(kind, place.parent / "x", write_index=True)
     writer.write(b"abc")
-    for _ in range(2):
-        with pytest.raises(OSError, match="File name too long"):
-            writer.close()
-    assert os.listdir(tmp_path) == []
+    with pytest.raises(OSError, match="expected no symbolic link" if what == "link" else "Not a directory"):
+        writer.close()
+    assert os.listdir(place.parent) == [".torch_index"]
+    assert os.listdir(elsewhere) == []
 
 
 # An existing file. robustness 67, 79
@@ -315,7 +411,7 @@ def test_an_existing_file_is_replaced_whole_or_kept(fail, tmp_path):
     assert (path.stat().st_ino == inode) == fail
     assert [*read, *records] == [b"old"] * 1000  # who had it open reads on
     # The old file's index is gone with it.
-    assert sorted(os.listdir(tmp_path)) == (["x", "x.index.safetensors"] if fail else ["x"])
+    assert os.path.exists(sidecar_path(str(path))) == fail
 
 
 def test_a_file_that_vanishes_while_it_is_looked_at(tmp_path, monkeypatch):
@@ -408,7 +504,7 @@ def test_without_unnamed_files(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "open", open_)
     with TFRecordWriter(tmp_path / "x") as writer:
         (hidden,) = os.listdir(tmp_path)
-        assert re.fullmatch(r"\.x\.[0-9a-f]{12}\.tmp", hidden)
+        assert re.fullmatch(r"\.[0-9a-f]{16}\.tmp", hidden)  # TensorFlow's `x*` and `*x*` do not match it
         writer.write(b"abc")
     assert list(read_records(tmp_path / "x")) == [b"abc"]
     assert os.listdir(tmp_path) == ["x"]
@@ -491,7 +587,8 @@ def test_every_call_may_fail_and_nothing_is_left(function, kind, existing, tmp_p
                 assert error.filename is not None
                 assert str(folder) in str(error.filename)
                 names = os.listdir(folder)
-                assert not [name for name in names if name.startswith(".")], (at, names)
+                assert not [name for name in names if name.startswith(".") and name != ".torch_index"], (at, names)
+                assert not [path for path in folder.glob(".torch_index/*") if path.name.startswith(".")]
                 if not existing:
                     assert names == [], (at, names)
                 elif kind == "single":  # the old file or none; never half of one
@@ -572,7 +669,7 @@ def _check_after_kill(folder, kind):
     data = sorted(name for name in visible if not name.endswith(".safetensors"))
     if kind == "single":
         assert data in ([], ["x"])
-        assert not set(names) - set(visible)
+        assert set(names) - set(visible) <= {".torch_index"}
         if data:
             assert list(read_records(folder / "x")) == payloads
     for name in data:
@@ -755,17 +852,20 @@ def test_more_shards_than_descriptors(tmp_path):
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     assert len(writer.paths) == 60
-    assert len(os.listdir(tmp_path)) == 120
+    assert len(os.listdir(tmp_path)) == 61
+    assert len(os.listdir(tmp_path / ".torch_index")) == 60
 
 
 @pytest.mark.parametrize("options", [{"num_shards": 5}, {"max_shard_bytes": 100}], ids=["round robin", "by size"])
 @pytest.mark.parametrize("part", ["data", "index"])
 def test_a_failure_in_the_middle_of_publishing_leaves_no_shard(options, part, tmp_path, monkeypatch):
     real = AtomicFile.publish
+    indexes = []
 
     def publish(self, path=None):
         name = path or self.path
-        if "-00002-" in name and (name.endswith(".safetensors") == (part == "index")):
+        indexes.extend([name] if name.endswith(".safetensors") else [])
+        if (len(indexes) == 3 and name == indexes[-1]) if part == "index" else "-00002-" in name:
             raise OSError(errno.EIO, os.strerror(errno.EIO), name)
         real(self, path)
 

@@ -38,6 +38,7 @@ from .parsing.functions import (
 )
 from .protobuf.example import decode_example, decode_sequence_example, encode_example, encode_sequence_example
 from .records.index import RecordIndex, build_index
+from .records.paths import find_files
 from .records.reader import read_records
 from .records.writer import ShardedTFRecordWriter, TFRecordWriter
 from .values.containers import RaggedTensor, SparseList
@@ -85,6 +86,7 @@ __all__ = [
     "encode_example",
     "encode_image",
     "encode_sequence_example",
+    "find_files",
     "format_features",
     "has_native",
     "infer_features",

@@ -17,6 +17,7 @@ from torch_tfrecord.features.specs import Feature, VarLenFeature
 from torch_tfrecord.features.structured_specs import FixedLenSequenceFeature, SequenceFeatures
 from torch_tfrecord.parsing.parsers import make_parser
 from torch_tfrecord.records.packed_records import PackedRecords
+from torch_tfrecord.values.containers import jagged_tensor
 from torch_tfrecord.values.dtypes import nest
 
 __all__ = ["BatchParser"]
@@ -34,6 +35,7 @@ class BatchParser:
 
     def __init__(self, features: Mapping[str, Any] | SequenceFeatures) -> None:
         self._parser = make_parser(features)
+        self.features: Mapping[str, Any] | SequenceFeatures = self._parser.features
         self.needs_keys: bool = self._parser.needs_keys
         self._shapes: dict[str, tuple[int, ...]] = {}
         self._column_parser: Any = None
@@ -87,4 +89,4 @@ def _steps(column: Any, shape: tuple[int, ...]) -> Any:
         raise ParseError(f"expected a multiple of {size} values")  # read one by one, the record says more
     if isinstance(column, list):
         return [nest(values, (len(values) // size, *shape)) for values in column]
-    return torch.nested.nested_tensor_from_jagged(column.values().reshape(-1, *shape), column.offsets() // size)
+    return jagged_tensor(column.values().reshape(-1, *shape), column.offsets() // size)

@@ -12,6 +12,7 @@ from torchvision import tv_tensors
 from torch_tfrecord.batches.column_batch import ColumnBatch
 from torch_tfrecord.batches.transport import LARGE_BYTES, for_transport
 from torch_tfrecord.features.specs import is_ragged
+from torch_tfrecord.samples import place_of
 from torch_tfrecord.values.containers import RaggedTensor, SparseList, stack_samples
 
 __all__ = ["collate", "keep_type"]
@@ -49,9 +50,26 @@ def collate(samples: Sequence[Any]) -> Any:
     """
     if not samples:
         raise ValueError("a batch needs at least one sample, got none")
-    if isinstance(samples, ColumnBatch) and samples.is_columns:
-        return for_transport(_finish(samples.columns, ""))
-    return for_transport(_collate(list(samples), ""))
+    try:
+        if isinstance(samples, ColumnBatch) and samples.is_columns:
+            return for_transport(_finish(samples.columns, ""))
+        return for_transport(_collate(list(samples), ""))
+    except _UnlikeError as error:
+        raise ValueError(f"{error}{_records(samples, error.number)}") from None
+
+
+class _UnlikeError(ValueError):
+    """A sample that does not go together with sample 0."""
+
+    def __init__(self, text: str, number: int) -> None:
+        super().__init__(text)
+        self.number = number
+
+
+def _records(samples: Sequence[Any], number: int) -> str:
+    """Which records sample 0 and another one are, where the batch knows."""
+    first, other = place_of(samples, 0), place_of(samples, number)
+    return "" if first is None else f"; sample 0 is {first}, sample {number} is {other}"
 
 
 def _finish(columns: Any, name: str) -> Any:
@@ -113,9 +131,10 @@ def _check_keys(values: list[Any], name: str) -> None:
     expected = set(values[0])
     for number, value in enumerate(values):
         if set(value) != expected:
-            raise ValueError(
+            raise _UnlikeError(
                 f"{name or 'samples'}: expected the keys {sorted(map(str, expected))} in each, "
-                f"got {sorted(map(str, value))} in sample {number}"
+                f"got {sorted(map(str, value))} in sample {number}",
+                number,
             )
 
 
@@ -151,18 +170,21 @@ def keep_type(batch: torch.Tensor, sample: torch.Tensor) -> torch.Tensor:
 def _stack(values: list[Any], name: str) -> torch.Tensor:
     for number, value in enumerate(values):
         if value.dtype != values[0].dtype:  # torch would convert all to one of them, and change values
-            raise ValueError(
+            raise _UnlikeError(
                 f"{name or 'samples'}: cannot batch tensors with different dtypes: {values[0].dtype} in sample 0, "
-                f"{value.dtype} in sample {number}"
+                f"{value.dtype} in sample {number}",
+                number,
             )
     shapes = [tuple(value.shape) for value in values]
     if is_ragged(values[0]) or (len(set(shapes)) > 1 and all(len(shape) == 1 for shape in shapes)):
         return torch.nested.nested_tensor([value.as_subclass(torch.Tensor) for value in values], layout=torch.jagged)
     for number, shape in enumerate(shapes):
         if shape != shapes[0]:
-            raise ValueError(
+            raise _UnlikeError(
                 f"{name or 'samples'}: cannot batch tensors with different shapes: {list(shapes[0])} in sample 0, "
-                f"{list(shape)} in sample {number} (resize or pad them in a transform)"
+                f"{list(shape)} in sample {number} (resize or pad them in a transform), or "
+                "let collate_fn=PaddedCollate() pad them",
+                number,
             )
     plain = [value.as_subclass(torch.Tensor) for value in values]
     # default_collate gives each tensor a piece of shared memory of its own: worth it for large ones.

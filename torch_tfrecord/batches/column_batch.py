@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, MutableSequence
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 from torchvision import tv_tensors
 
 from torch_tfrecord.features.specs import mark_ragged
+from torch_tfrecord.samples import Places, SampleList, check_for_torch, is_asked_by_torch
 from torch_tfrecord.values.containers import SparseList, make_sparse
 
 __all__ = ["ColumnBatch", "ColumnTransform"]
@@ -25,6 +27,7 @@ class ColumnBatch(MutableSequence[Any]):
         columns: Columns by name, or a tuple of such mappings and columns, nested as one sample is. A column is what
             several values make as a batch, or a list of the values.
         num_samples: How many samples there are.
+        places: The record of each, for errors; see `SampleList`.
 
     Example:
         >>> batch = ColumnBatch({"x": torch.tensor([4, 5]), "name": [b"a", b"b"]}, 2)
@@ -32,9 +35,10 @@ class ColumnBatch(MutableSequence[Any]):
         (2, {'x': tensor(5), 'name': b'b'})
     """
 
-    def __init__(self, columns: Any, num_samples: int) -> None:
+    def __init__(self, columns: Any, num_samples: int, places: Places | None = None) -> None:
         self._columns = columns
         self._num_samples = num_samples
+        self._places = places
         self._samples: list[Any] | None = None
 
     @property
@@ -50,7 +54,19 @@ class ColumnBatch(MutableSequence[Any]):
     def __len__(self) -> int:
         return self._num_samples if self._samples is None else len(self._samples)
 
+    @property
+    def places(self) -> Places | None:
+        """The record of each sample, by its number; None where nobody knows any more."""
+        return self._places if self._samples is None else getattr(self._samples, "places", None)
+
+    def located(self, places: Places) -> ColumnBatch:
+        """This batch, with the record of each sample."""
+        self._places = places
+        return self
+
     def __getitem__(self, number: Any) -> Any:
+        if number == 0 and is_asked_by_torch(sys._getframe(1)) and _may_differ(self._columns):
+            check_for_torch(self._all(), self.places)
         return self._all()[number]
 
     def __setitem__(self, number: Any, sample: Any) -> None:
@@ -80,12 +96,15 @@ class ColumnBatch(MutableSequence[Any]):
 
     def _all(self) -> list[Any]:
         if self._samples is None:
-            self._samples = list(_samples(self._columns, self._num_samples))
+            self._samples = SampleList(_samples(self._columns, self._num_samples), self._places)
         return self._samples
 
     def map(self, function: Callable[[Any], Any]) -> ColumnBatch:
         """The batch of other columns that a function makes of these."""
-        return ColumnBatch(function(self._columns), self._num_samples)
+        return ColumnBatch(function(self._columns), self._num_samples, self._places)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_places": None}  # in another process nobody knows the records
 
     def __repr__(self) -> str:
         return f"ColumnBatch({len(self)} samples)"
@@ -101,6 +120,13 @@ class ColumnTransform:
     def columns(self, columns: Any) -> Any:
         """Transform the columns of a batch: the same as transforming each sample."""
         raise NotImplementedError
+
+
+def _may_differ(columns: Any) -> bool:
+    """Whether samples may have values of different sizes."""
+    if isinstance(columns, (dict, tuple)):
+        return any(map(_may_differ, columns.values() if isinstance(columns, dict) else columns))
+    return not isinstance(columns, torch.Tensor) or columns.layout != torch.strided
 
 
 def _samples(columns: Any, num_samples: int) -> list[Any]:

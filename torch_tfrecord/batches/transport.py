@@ -15,7 +15,7 @@ from torch.utils.data import get_worker_info
 from torchvision import tv_tensors
 
 from torch_tfrecord.records.packed_records import PackedRecords
-from torch_tfrecord.values.containers import RaggedTensor, make_sparse
+from torch_tfrecord.values.containers import RaggedTensor, jagged_tensor, make_sparse
 
 __all__ = ["LARGE_BYTES", "for_transport"]
 
@@ -116,7 +116,7 @@ class _Packer:
         if tensor.layout == torch.jagged:
             is_plain = tensor._lengths is None and tensor._ragged_idx == 1
             parts: tuple[Any, ...] = (self.node(tensor.values()), self.node(tensor.offsets()))
-            return _Node(torch.nested.nested_tensor_from_jagged, parts) if is_plain else tensor
+            return _Node(jagged_tensor, parts) if is_plain else tensor
         if tensor.layout == torch.sparse_coo:
             parts = (self.node(tensor._indices()), self.node(tensor._values()), tuple(tensor.shape))
             return _Node(_make_sparse, (*parts, tensor.is_coalesced()))

@@ -7,6 +7,7 @@ import operator
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from torch_tfrecord.values.dtypes import DType, dtype_name, list_kind, value_range
@@ -20,6 +21,7 @@ __all__ = [
     "mean_and_std",
     "positive_size",
     "shape_with_names",
+    "spec_hint",
 ]
 
 _MAX_INT64 = (1 << 63) - 1
@@ -54,6 +56,37 @@ def check_list_dtype(dtype: Any) -> None:
         raise TypeError(f"dtype must be a torch dtype, bytes or str, got {dtype!r}")
     if list_kind(dtype) is None:
         raise TypeError(f"dtype must be bool, an integer, a float, bytes or str, got {dtype_name(dtype)}")
+
+
+def spec_hint(value: Any) -> str:
+    """What to write in place of what is no spec: the end of an error's text, empty where there is nothing to say.
+
+    Example:
+        >>> spec_hint(torch.int64)
+        '; for one torch.int64 in each record: FixedLenFeature((), torch.int64)'
+    """
+    if type(value).__module__.partition(".")[0] == "tensorflow":
+        return "; this one is TensorFlow's: use torch_tfrecord's, with a torch dtype"
+    dtype = _meant_dtype(value)
+    if dtype is not None:
+        name = dtype.__name__ if isinstance(dtype, type) else str(dtype)
+        return f"; for one {name} in each record: FixedLenFeature((), {name})"
+    return "; for one integer in each record: FixedLenFeature((), torch.int64)"
+
+
+def _meant_dtype(value: Any) -> DType | None:
+    """The dtype that someone means who gives it, or its name, where a spec is expected."""
+    found = getattr(torch, value, None) if isinstance(value, str) else value
+    if isinstance(found, torch.dtype):
+        return found
+    if value is bytes or value is str:
+        return type(value())
+    if not isinstance(value, (type, np.dtype)):
+        return None
+    try:
+        return torch.from_numpy(np.zeros(0, value)).dtype  # numpy's, and Python's int, float and bool
+    except TypeError:
+        return None
 
 
 def fixed_shape(shape: Any) -> tuple[int, ...]:

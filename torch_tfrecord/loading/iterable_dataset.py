@@ -6,17 +6,16 @@ import hashlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
-from operator import index as as_integer
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from torch.utils.data import IterableDataset
+from torch.utils.data import IterableDataset, get_worker_info
 
-from torch_tfrecord.arguments import at_least
+from torch_tfrecord.arguments import at_least, check_callable, integer, true_or_false
 from torch_tfrecord.batches.batch_parser import BatchParser
 from torch_tfrecord.batches.collate import collate
+from torch_tfrecord.batches.column_batch import ColumnBatch
 from torch_tfrecord.errors import TFRecordError
 from torch_tfrecord.features.structured_specs import SequenceFeatures
 from torch_tfrecord.loading.record_groups import RecordGroup, StreamRecord, regroup
@@ -24,6 +23,7 @@ from torch_tfrecord.loading.record_stream import RecordStream
 from torch_tfrecord.loading.stream_iteration import LastIteration, LoadedStates, StreamIteration
 from torch_tfrecord.loading.stream_pieces import Piece
 from torch_tfrecord.loading.stream_states import StreamStates
+from torch_tfrecord.order.epoch_count import EpochCount
 from torch_tfrecord.order.ordering import shuffled
 from torch_tfrecord.order.prepared import check_loaded_epoch, prepared_loader
 from torch_tfrecord.order.random_stream import RandomStream
@@ -33,6 +33,8 @@ from torch_tfrecord.records.compression import check_compression_type
 from torch_tfrecord.records.paths import Paths, find_files
 from torch_tfrecord.records.reader import check_on_corrupt, read_blocks
 from torch_tfrecord.records.scan import Block
+from torch_tfrecord.samples import Places, SampleList, transform_each, transform_one
+from torch_tfrecord.shown import shown_features, shown_files, shown_transform
 
 __all__ = ["TFRecordIterableDataset"]
 
@@ -46,6 +48,10 @@ class TFRecordIterableDataset(IterableDataset[Any]):
     Every record appears exactly once over all ranks and workers. Whole files are dealt out to them; files left over
     (all, where there are fewer files than consumers) are split by record. So the numbers of records of two ranks can
     differ, and the order depends on the number of workers; `TFRecordDataset` with a sampler has neither limit.
+
+    Each iteration over the whole stream is the next epoch, from 0: in a new order where there is a shuffle, with new
+    draws of features (a fused crop). With workers, whether they persist or not, an iterator of the DataLoader is one
+    iteration. `set_epoch` chooses the epoch of the next one.
 
     An interrupted stream goes on behind the last sample that was given out: `state_dict`, `load_state_dict`, also by
     torchdata's StatefulDataLoader. Open files are read again from their beginning up to there, without being parsed.
@@ -71,8 +77,7 @@ class TFRecordIterableDataset(IterableDataset[Any]):
     Example:
         >>> ds = TFRecordIterableDataset("train-*", features, batch_size=64, shuffle=True)  # doctest: +SKIP
         >>> for epoch in range(3):  # doctest: +SKIP
-        ...     ds.set_epoch(epoch)
-        ...     for batch in DataLoader(ds, batch_size=None, num_workers=4):
+        ...     for batch in DataLoader(ds, batch_size=None, num_workers=4):  # each time in another order
         ...         ...
     """
 
@@ -99,6 +104,7 @@ class TFRecordIterableDataset(IterableDataset[Any]):
         if not isinstance(shuffle, bool):
             raise TypeError(f"shuffle must be True or False, got {shuffle!r}")
         check_rank(rank, world_size)
+        check_callable("transform", transform)
         check_on_corrupt(on_corrupt)
         self._compression_type = check_compression_type(compression_type)
         self._parser = None if features is None else BatchParser(features)
@@ -106,11 +112,11 @@ class TFRecordIterableDataset(IterableDataset[Any]):
         self._batch_size = None if batch_size is None else at_least(1, "batch_size", batch_size)
         self._shuffle = shuffle
         self._buffer_size = at_least(0, "shuffle_buffer_size", shuffle_buffer_size)
-        self._seed = as_integer(seed)
+        self._seed = integer("seed", seed)
         self._rank, self._world_size = rank, world_size
         self._cycle_length = at_least(1, "cycle_length", cycle_length)
         self._block_length = at_least(1, "block_length", block_length)
-        self._drop_last = drop_last
+        self._drop_last = true_or_false("drop_last", drop_last)
         self._verify = verify_crc
         self._on_corrupt = on_corrupt
         self.files: list[str] = find_files(paths)
@@ -123,13 +129,12 @@ class TFRecordIterableDataset(IterableDataset[Any]):
             "cycle_length": self._cycle_length,
             "block_length": self._block_length,
         }
-        self._epoch = torch.zeros((), dtype=torch.int64)
-        self._share_epoch()
+        self._epochs = EpochCount()
         self._loaded: LoadedStates | None = None
         self._last: LastIteration | None = None
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch, from 0, whose order the next iteration has; persistent workers follow.
+        """Choose the epoch, from 0, of the next iteration; those after it go on from there, in persistent workers, too.
 
         For the epoch that a loaded state was in, nothing changes: the next iteration gives what is left of it.
         """
@@ -138,17 +143,20 @@ class TFRecordIterableDataset(IterableDataset[Any]):
         if loaded is not None and loaded.states.epoch != at_least(0, "epoch", epoch):
             check_loaded_epoch(loaded.states.epoch, epoch)
             self._loaded = None
-        self._epoch.fill_(at_least(0, "epoch", epoch))
+        self._epochs.choose(at_least(0, "epoch", epoch))
 
     def __iter__(self) -> Iterator[Any]:
-        iteration = self._iteration(int(self._epoch))
+        # A worker begins at once: it cannot know what will be asked for, and must begin as the others do.
+        has_begun = get_worker_info() is not None
+        iteration = self._iteration(self._epochs.begin() if has_begun else self._epochs.next())
+        iteration.count_by(self._epochs, has_begun)
         if self._loaded is not None and self._loaded.is_for(iteration.epoch):
             iteration.go_on(self._loaded.states)
         self._last = LastIteration(iteration)
         return iteration
 
     def iter_epoch(self, epoch: int) -> Iterator[Any]:
-        """An iteration of one epoch, whichever was chosen, from its beginning."""
+        """An iteration of one epoch, whichever is next, from its beginning; it does not count."""
         return self._iteration(at_least(0, "epoch", epoch))
 
     def state_dict(self) -> dict[str, Any]:
@@ -159,13 +167,13 @@ class TFRecordIterableDataset(IterableDataset[Any]):
         """
         if self._last is not None:
             return self._last.state_dict()
-        iteration = self._iteration(int(self._epoch))
+        iteration = self._iteration(self._epochs.next())
         if self._loaded is not None:
             iteration.go_on(self._loaded.states)
         return iteration.state_dict()
 
     def load_state_dict(self, state_dict: Any) -> None:
-        """Go on where the state was: the next iteration gives what was left of the interrupted one; used once.
+        """Go on where the state was: the next iteration gives what was left of the interrupted one, then epochs follow.
 
         Args:
             state_dict: The state of this consumer, where there are as many (workers times ranks) as before: the samples
@@ -179,7 +187,7 @@ class TFRecordIterableDataset(IterableDataset[Any]):
         """
         states = StreamStates(state_dict, self._identity())
         self._loaded, self._last = LoadedStates(states), None
-        self._epoch.fill_(states.epoch)
+        self._epochs.choose(states.epoch)
 
     def _check_prepared(self) -> None:
         """ValueError where Accelerate cannot deal out this stream without losing records."""
@@ -206,7 +214,7 @@ class TFRecordIterableDataset(IterableDataset[Any]):
         return self._order
 
     def _begun(self) -> None:
-        """An iteration has given its first sample: what was loaded is used."""
+        """An iteration gives its first sample: what was loaded is used."""
         if self._loaded is not None:
             self._loaded.use()
             self._loaded = None
@@ -267,18 +275,36 @@ class TFRecordIterableDataset(IterableDataset[Any]):
             except TFRecordError:
                 samples = self._one_by_one(group, epoch)
             else:
-                samples = samples if self._transform is None else map(self._transform, samples)
+                samples = samples if self._transform is None else self._transformed(samples, group)
             for sample in samples:
                 stream.num_taken += 1
                 yield sample
 
     def _load(self, group: RecordGroup, epoch: int) -> Sequence[Any]:
         """The samples of a batch."""
+        places = self._places(group)
         try:
             samples = self._parse(group, epoch, as_columns=self._transform is None)
         except TFRecordError:
-            return [*self._one_by_one(group, epoch)]  # for the error of the first bad record
-        return samples if self._transform is None else [*map(self._transform, samples)]
+            # For the error of the first bad record.
+            return SampleList(self._one_by_one(group, epoch), places)
+        if isinstance(samples, ColumnBatch):
+            return samples.located(places)
+        samples = SampleList(samples, places)
+        return samples if self._transform is None else transform_each(self._transform, samples)
+
+    def _transformed(self, samples: Iterable[Any], group: RecordGroup) -> Iterator[Any]:
+        """Each sample transformed when it is asked for."""
+        places = self._places(group)
+        for row, sample in enumerate(samples):
+            yield transform_one(self._transform, sample, places, row)  # type: ignore[arg-type]
+
+    def _places(self, group: RecordGroup) -> Places:
+        return lambda row: self._place(*group.place(row))
+
+    def _place(self, file: int, offset: int, number: int) -> str:
+        """The record, as errors name it."""
+        return f"{self.files[file]}: record {number} at byte {offset}"
 
     def _parse(self, group: RecordGroup, epoch: int, as_columns: bool = False) -> Sequence[Any]:
         if self._parser is None:
@@ -300,7 +326,9 @@ class TFRecordIterableDataset(IterableDataset[Any]):
             except TFRecordError as error:
                 error.locate(path=self.files[file], offset=offset, position=number)
                 raise
-        return sample if self._transform is None else self._transform(sample)
+        if self._transform is None:
+            return sample
+        return transform_one(self._transform, sample, lambda _: self._place(file, offset, number), 0)
 
     def _key(self, file: int, number: int, epoch: int) -> int:
         if self._parser is None or not self._parser.needs_keys:
@@ -313,16 +341,11 @@ class TFRecordIterableDataset(IterableDataset[Any]):
             state["_rank"], state["_world_size"] = resolve_rank(self._rank, self._world_size)
         return state
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._share_epoch()  # plain pickle and copies do not keep it shared
-
-    def _share_epoch(self) -> None:
-        # In shared memory: persistent workers hold a copy of this object and must see set_epoch all the same.
-        self._epoch.share_memory_()  # type: ignore[no-untyped-call]
-
     def __repr__(self) -> str:
-        return f"TFRecordIterableDataset({len(self.files)} files, {self.files[0]!r}, ...)"
+        features = shown_features(None if self._parser is None else self._parser.features)
+        transform = shown_transform("transform", self._transform)
+        size = "" if self._batch_size is None else f", batch_size={self._batch_size}"
+        return f"TFRecordIterableDataset({shown_files(self.files)}{features}{transform}{size})"
 
 
 def _digest(files: Sequence[str]) -> str:

@@ -1,20 +1,29 @@
-"""One call from files to a DataLoader."""
+"""One call from files, or a dataset, to a DataLoader."""
 
 from __future__ import annotations
 
+import inspect
+import os
+import warnings
 from collections.abc import Callable, Mapping
-from operator import index as as_integer
-from typing import Any
+from typing import Any, Protocol, cast
 
+import numpy as np
 import torch
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
+from torch_tfrecord.arguments import check_callable, integer, true_or_false
 from torch_tfrecord.batches.collate import collate
 from torch_tfrecord.batches.column_batch import ColumnTransform
+from torch_tfrecord.callers import outer_level
 from torch_tfrecord.features.structured_specs import SequenceFeatures
 from torch_tfrecord.loading.map_dataset import TFRecordDataset
+from torch_tfrecord.loading.nested_dataset import NestedDataset, loads_ahead
 from torch_tfrecord.loading.read_ahead import usual_num_threads
 from torch_tfrecord.loading.record_loader import RecordLoader
 from torch_tfrecord.order.batch_sampler import RecordBatchSampler
+from torch_tfrecord.order.epochs import find_lanes
+from torch_tfrecord.order.leaves import leaves
 from torch_tfrecord.order.random_stream import RandomStream
 from torch_tfrecord.order.ranks import check_rank, resolve_rank
 from torch_tfrecord.records.paths import Paths
@@ -24,8 +33,17 @@ __all__ = ["make_dataloader"]
 _OURS = ("dataset", "sampler", "batch_sampler")
 
 
+class SizedDataset(Protocol):
+    """A map-style dataset."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, position: Any, /) -> Any:
+        """The sample at a position."""
+
+
 def make_dataloader(
-    paths: Paths,
+    paths: Paths | SizedDataset,
     batch_size: int,
     features: Mapping[str, Any] | SequenceFeatures | None = None,
     *,
@@ -39,13 +57,17 @@ def make_dataloader(
     num_threads: int | None = None,
     rank: int | None = None,
     world_size: int | None = None,
+    compression_type: str | None = "auto",
+    verify_crc: bool = True,
+    index: str = "auto",
+    index_dir: str | os.PathLike[str] | None = None,
     **dataloader_kwargs: Any,
 ) -> RecordLoader:
     """Make the DataLoader that most trainings want, as TensorFlow's ``make_batched_features_dataset`` does.
 
-    A `TFRecordDataset` read by position, in an order that is a pure function of (seed, epoch), the same for any number
-    of workers. Each iteration over the loader is the next epoch, in a new order (or the one of `loader.set_epoch`).
-    Several epochs of one iteration follow each other without a pause.
+    A `TFRecordDataset`, or a map-style dataset of yours, read by position, in an order that is a pure function of
+    (seed, epoch), the same for any number of workers. Each iteration over the loader is the next epoch, in a new order
+    (or the one of `loader.set_epoch`). Several epochs of one iteration follow each other without a pause.
 
     A training that was stopped goes on with exactly the samples that it had not received, also with another number of
     workers, another world size or batch size: save `loader.state_dict()` of one rank whenever you save the model, and
@@ -62,13 +84,16 @@ def make_dataloader(
       repeated to make the numbers equal, as by ``DistributedSampler``; with `drop_last` the last ones are left out.
 
     Args:
-        paths: As for `TFRecordDataset`.
+        paths: As for `TFRecordDataset`. Or a dataset: a `TFRecordDataset`, a slice of one, `tfds.RLDSDataset`, a
+            `Mixture`, torch's `Subset` (so `random_split`) or `ConcatDataset` of these, one in another: as quick as
+            paths. Or any other one with a length and `ds[i]`, which is read as DataLoader reads it, without threads.
         batch_size: Samples in a batch, of one rank.
-        features: What to read from each record, by name; None gives the record's bytes.
+        features: What to read from each record, by name; None gives the record's bytes. Not with a dataset.
         label_key: The feature that is the label: a sample is (features, label), without it among the features.
-        transform: Called with each sample, a dict with the label still in it, before batching.
+        transform: Called with each sample, a dict with the label still in it, before batching; after a dataset's own.
         shuffle: A new random order each epoch; "blocks", one that reads nearly in sequence (see `RecordSampler`); False
-            reads the sorted files one after another.
+            reads the sorted files one after another. Compressed files are shuffled by "blocks" with True, too, and a
+            warning says so.
         seed: Decides the order; with the workers' random states for transforms, where no `generator` is given.
         num_epochs: Epochs in one iteration over the loader: iteration k begins with epoch k * num_epochs. 0 gives no
             batch. None or -1: endlessly many, iteration k begins with epoch k, ``len(loader)`` is TypeError.
@@ -76,9 +101,10 @@ def make_dataloader(
         num_workers: DataLoader processes. With 0, threads of this process read ahead: they hand batches over without
             copying them, and are the faster way but for a slow transform, which runs in the thread that iterates.
         num_threads: Threads that read, check, parse and decode ahead where `num_workers` is 0; one more batch than
-            threads is under way. 0 for none; None chooses by the number of processors.
+            threads is under way. 0 for none; None chooses by the number of processors. Compressed files have one.
         rank, world_size: Both or none; None means torch.distributed's where it is initialised, else torchrun's
             environment, else 0 of 1.
+        compression_type, verify_crc, index, index_dir: As for `TFRecordDataset`. Not with a dataset.
         **dataloader_kwargs: For `DataLoader`: pin_memory, persistent_workers, prefetch_factor, ...; `collate_fn` is
             `collate` unless given.
 
@@ -88,9 +114,9 @@ def make_dataloader(
 
     Raises:
         FileNotFoundError: Nothing matches `paths`.
-        TypeError: A number that is none.
-        ValueError: A `label_key` that is not among the features, numbers out of range, or `sampler`, `batch_sampler` or
-            `dataset` among the keywords.
+        TypeError: A number that is none, a keyword that nobody knows, a stream in place of a dataset.
+        ValueError: A `label_key` that is not among the features, numbers out of range, `sampler`, `batch_sampler` or
+            `dataset` among the keywords, or what belongs to a dataset together with one.
 
     Example:
         >>> features = {"x": FixedLenFeature((40,), torch.float32), "y": FixedLenFeature((), torch.int64)}
@@ -99,18 +125,39 @@ def make_dataloader(
         ...     ...
     """
     _check_arguments(batch_size, shuffle, num_epochs, dataloader_kwargs)
-    if num_threads is not None and as_integer(num_threads) < 0:
+    if num_threads is not None and integer("num_threads", num_threads) < 0:
         raise ValueError(f"num_threads must be at least 0, or None, got {num_threads}")
+    check_callable("transform", transform)
     check_rank(rank, world_size)
-    if label_key is not None:
-        split = _SplitLabel(label_key, features)
-        transform = split if transform is None else _Chain(transform, split)
+    seed, drop_last = integer("seed", seed), true_or_false("drop_last", drop_last)
     here = resolve_rank(rank, world_size)
-    dataset = TFRecordDataset(paths, features, transform=transform)
+    dataset: Any = paths
+    if _is_paths(paths):
+        _check_label(label_key, features)
+        dataset = TFRecordDataset(
+            cast("Paths", paths),
+            features,
+            transform=_with_label(transform, label_key),
+            compression_type=compression_type,
+            verify_crc=verify_crc,
+            index=index,
+            index_dir=index_dir,
+        )
+        transform = None
+    else:
+        _check_dataset(
+            dataset,
+            features=features,
+            compression_type=compression_type,
+            verify_crc=verify_crc,
+            index=index,
+            index_dir=index_dir,
+        )
+        transform = _with_label(transform, label_key)
     batches = RecordBatchSampler(
         dataset,
         batch_size,
-        shuffle=shuffle,
+        shuffle=_shuffle_of(dataset, shuffle),
         seed=seed,
         num_epochs=None if num_epochs == -1 else num_epochs,
         rank=rank,
@@ -122,40 +169,95 @@ def make_dataloader(
         # Else DataLoader draws the workers' seeds from the global random state.
         generator = torch.Generator().manual_seed(RandomStream(seed, here.rank).below(1 << 63))
         dataloader_kwargs["generator"] = generator
+    if transform is not None or not loads_ahead(dataset):
+        dataset = NestedDataset(dataset, transform)
+    num_threads = usual_num_threads() if num_threads is None else int(num_threads)
     return RecordLoader(
         dataset,
         batch_sampler=batches,
         num_workers=num_workers,
-        num_threads=usual_num_threads() if num_threads is None else as_integer(num_threads),
+        num_threads=num_threads if loads_ahead(dataset) else 0,
         **dataloader_kwargs,
     )
 
 
 def _check_arguments(batch_size: Any, shuffle: Any, num_epochs: Any, dataloader_kwargs: Mapping[str, Any]) -> None:
-    if as_integer(batch_size) < 1:
+    if integer("batch_size", batch_size) < 1:
         raise ValueError(f"batch_size: Batch size must be greater than zero, got {batch_size}")
     if not isinstance(shuffle, bool) and shuffle != "blocks":
         raise TypeError(f'shuffle must be True, False or "blocks", got {shuffle!r}')
-    if num_epochs is not None and as_integer(num_epochs) < -1:
+    if num_epochs is not None and integer("num_epochs", num_epochs) < -1:
         raise ValueError(f"num_epochs must be at least 0, or None or -1 for endlessly many, got {num_epochs}")
     for name in _OURS:
         if name in dataloader_kwargs:
             raise ValueError(f"{name} cannot be given: make_dataloader makes it; use DataLoader(TFRecordDataset(...))")
+    known = inspect.signature(DataLoader.__init__).parameters
+    for name in dataloader_kwargs:
+        if name not in known:
+            raise TypeError(f"{name} is no keyword of make_dataloader, nor of TFRecordDataset or DataLoader")
+
+
+def _is_paths(paths: Any) -> bool:
+    is_usual = isinstance(paths, (str, bytes, os.PathLike, list, tuple, set, frozenset, np.ndarray))
+    return is_usual or not (isinstance(paths, Dataset) or hasattr(paths, "__getitem__"))
+
+
+def _check_dataset(dataset: Any, **of_dataset: Any) -> None:
+    """An error for a stream, and for what was to be said when the dataset was made."""
+    kind = type(dataset).__name__
+    if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
+        raise TypeError(f"expected paths, or a dataset with a length and ds[i], got {kind}: streams go into DataLoader")
+    for name, value in of_dataset.items():
+        if value != inspect.signature(make_dataloader).parameters[name].default:
+            raise ValueError(f"{name} cannot be given with a dataset: give it to the dataset, got a {kind}")
+
+
+def _shuffle_of(dataset: Any, shuffle: bool | str) -> bool | str:
+    """What the order shall be: compressed files are not read at random."""
+    compressed = [leaf for leaf in leaves(dataset) if getattr(leaf, "is_compressed", False)]
+    if not compressed:
+        return shuffle
+    if shuffle is True and find_lanes(dataset) is None:  # of a Mixture: nothing better is known
+        for leaf in compressed:
+            leaf.warn_of_compression(outer_level())
+        return True
+    for leaf in compressed:
+        leaf.keep_quiet_about_compression()
+    if shuffle is True:
+        warnings.warn(
+            f"{compressed[0].first_compressed}: compressed files are shuffled within windows of up to 32 MiB, from up "
+            "to 64 files at a time, so that each is decompressed once an epoch. Write the data uncompressed for an "
+            'exact shuffle, or say shuffle="blocks" to have this one without a warning.',
+            stacklevel=outer_level(),
+        )
+    return "blocks" if shuffle else False
+
+
+def _check_label(label_key: str | None, features: Mapping[str, Any] | SequenceFeatures | None) -> None:
+    if label_key is not None and (not isinstance(features, Mapping) or label_key not in features):
+        keys = list(features) if isinstance(features, Mapping) else None
+        raise ValueError(f"The `label_key` provided ({label_key}) must be one of the `features` keys: {keys}")
+
+
+def _with_label(transform: Callable[[Any], Any] | None, label_key: str | None) -> Callable[[Any], Any] | None:
+    if label_key is None:
+        return transform
+    split = _SplitLabel(label_key)
+    return split if transform is None else _Chain(transform, split)
 
 
 class _SplitLabel(ColumnTransform):
     """(features, label) of a sample, or of the columns of a batch."""
 
-    def __init__(self, label_key: str, features: Mapping[str, Any] | SequenceFeatures | None) -> None:
-        if not isinstance(features, Mapping) or label_key not in features:
-            keys = list(features) if isinstance(features, Mapping) else None
-            raise ValueError(f"The `label_key` provided ({label_key}) must be one of the `features` keys: {keys}")
+    def __init__(self, label_key: str) -> None:
         self._label_key = label_key
 
     def __call__(self, sample: Any) -> tuple[dict[str, Any], Any]:
         """Take the label out of a sample."""
         if not isinstance(sample, Mapping) or self._label_key not in sample:
-            raise ValueError(f"the transform must return a mapping that holds label_key={self._label_key!r}")
+            raise ValueError(
+                f"the dataset, or the transform, must return a mapping that holds label_key={self._label_key!r}"
+            )
         rest = {key: value for key, value in sample.items() if key != self._label_key}
         return rest, sample[self._label_key]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate, pairwise
@@ -14,14 +15,18 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import Dataset
 
-from torch_tfrecord.arguments import at_least
+from torch_tfrecord.arguments import at_least, check_callable
 from torch_tfrecord.batches.batch_parser import BatchParser
+from torch_tfrecord.batches.collate import collate
 from torch_tfrecord.batches.column_batch import ColumnBatch, ColumnTransform
 from torch_tfrecord.callers import outer_level
 from torch_tfrecord.errors import TFRecordError
 from torch_tfrecord.features.structured_specs import SequenceFeatures
 from torch_tfrecord.native import native_module
-from torch_tfrecord.order.record_keys import record_keys
+from torch_tfrecord.order.file_shuffle import Lanes, plan_lanes
+from torch_tfrecord.order.leaves import defines_last, salted
+from torch_tfrecord.order.position_batch import epoch_of, is_batch_of_positions, list_of_positions
+from torch_tfrecord.order.record_keys import record_keys, salted_keys
 from torch_tfrecord.records.compression import ByteSource, check_compression_type, open_stream
 from torch_tfrecord.records.index import RecordIndex
 from torch_tfrecord.records.paths import Paths, find_files
@@ -29,10 +34,13 @@ from torch_tfrecord.records.reader import RecordReader
 from torch_tfrecord.records.record_table import RecordTable
 from torch_tfrecord.records.sidecar import IndexKeeper
 from torch_tfrecord.records.storage import SourceCache, open_file
+from torch_tfrecord.samples import Places, SampleList, transform_each, transform_one
+from torch_tfrecord.shown import shown_features, shown_files, shown_transform
 
 __all__ = ["TFRecordDataset"]
 
 _Integers: TypeAlias = "npt.NDArray[np.int64]"
+_UNKNOWN = -1  # epoch
 
 
 class TFRecordDataset(Dataset[Any]):
@@ -45,10 +53,12 @@ class TFRecordDataset(Dataset[Any]):
     Args:
         paths: A path, a glob, ``name@N``, a directory, or a list of these; see `find_files`. Local, or of fsspec.
         features: What to read from each record, by name; None gives the record's bytes. `SequenceFeatures` reads
-            SequenceExamples, as `(context, sequences)`.
+            SequenceExamples, as `(context, sequences)`. Random draws (a fused crop): see `set_epoch`.
         transform: Called with each sample.
         compression_type: "auto" (detected for each file), None or "" (none), "GZIP", "ZLIB". In compressed files random
-            access has to decompress from the beginning up to the record.
+            access has to decompress from the beginning up to the record: read them in order, or by
+            `make_dataloader`, whose shuffle goes through each file once. At most about 200 MiB of what was decompressed
+            last are kept in each process, so that small data is decompressed once in any order.
         verify_crc: Check the payloads' checksums; headers are always checked.
         index: "auto" (use a fresh index, else build it and keep it), "require" (never build), "memory" (build, keep
             nothing).
@@ -80,6 +90,7 @@ class TFRecordDataset(Dataset[Any]):
         index: str = "auto",
         index_dir: str | os.PathLike[str] | None = None,
     ) -> None:
+        check_callable("transform", transform)
         compression = check_compression_type(compression_type)
         parser = None if features is None else BatchParser(features)
         keeper = IndexKeeper(index, index_dir=index_dir, verify_crc=verify_crc, compression_type=compression)
@@ -129,9 +140,9 @@ class TFRecordDataset(Dataset[Any]):
         self._table = RecordTable(_noting(indexes, facts))
         self._positions: Any = range(len(self._table)) if positions is None else positions
         self._reader = RecordReader(verify_crc)
-        self._opener = _FileOpener(files, facts)
-        self._sources = SourceCache(self._opener)
-        self._epoch = torch.zeros((), dtype=torch.int64)
+        self._opener = _FileOpener(files, facts, self._lanes.kept_bytes)
+        self._sources = self._new_sources()
+        self._epoch = torch.tensor(_UNKNOWN)
         self._share_epoch()
 
     def __len__(self) -> int:
@@ -141,15 +152,23 @@ class TFRecordDataset(Dataset[Any]):
     def __getitem__(self, position: slice) -> TFRecordDataset: ...
 
     @overload
-    def __getitem__(self, position: int) -> Any: ...
+    def __getitem__(self, position: Any) -> Any: ...
 
-    def __getitem__(self, position: int | slice) -> Any:
-        """The sample at a position (negative ones count from the end), or for a slice a dataset of those positions."""
+    def __getitem__(self, position: Any) -> Any:
+        """The sample at a position (negative ones count from the end), or for a slice a dataset of those positions.
+
+        For a list of positions, or a 1-D array or tensor of integers, the batch that `collate` makes of their samples:
+        what a DataLoader hands on that has ``batch_size=None`` and a sampler of batches.
+        """
         if isinstance(position, slice):
             return self._part(self._positions[position])
-        absolute = self._absolute(position)
-        sample = self._sample(absolute, int(self._epoch))
-        return sample if self._transform is None else self._transform(sample)
+        if is_batch_of_positions(position):
+            return collate(self.__getitems__(list_of_positions(position)))
+        absolute, key = self._absolute(position), 0
+        if self.draws_at_random:
+            key = int(self._keys(salted(self, [position]), np.array([absolute]))[0])
+        sample = self._sample(absolute, key)
+        return sample if self._transform is None else transform_one(self._transform, sample, self._place, absolute)
 
     def __getitems__(self, positions: Sequence[int]) -> Sequence[Any]:
         """The samples of several positions, in that order: what DataLoader asks for to make a batch.
@@ -158,18 +177,22 @@ class TFRecordDataset(Dataset[Any]):
         a sequence of samples, each equal to `ds[position]`. Where a record is damaged or does not fit the features the
         error is that of the first such position.
         """
+        if not defines_last(self, "__getitems__"):  # a user's class has another __getitem__, which counts
+            return [self[position] for position in positions]
         return self.transform_samples(self.load_samples(positions))
 
     def load_samples(self, positions: Sequence[int]) -> Sequence[Any]:
         """`__getitems__` without the transform: reads, verifies, parses and decodes. Safe from several threads."""
         if not len(positions):
             return []
+        positions = salted(self, positions)
         try:
             return self.load_batches([positions])[0]
         except TFRecordError:
             # One after another, for the error of the first bad position.
-            epoch = self._epoch_of(positions)
-            return [self._sample(position, epoch) for position in self._absolutes(positions).tolist()]
+            absolutes = self._absolutes(positions)
+            keys = self._keys(positions, absolutes).tolist() if self.draws_at_random else [0] * len(absolutes)
+            return SampleList([*map(self._sample, absolutes.tolist(), keys)], self._places(absolutes))
 
     def load_batches(self, batches: Sequence[Sequence[int]]) -> list[Sequence[Any]]:
         """`load_samples` of several batches, whose records are read and parsed together.
@@ -182,17 +205,41 @@ class TFRecordDataset(Dataset[Any]):
         borders = [0, *accumulate(map(len, batches))]
         records = self._reader.read_batch(self._sources.get, *self._table.find(absolute))
         if self._parser is None:
-            payloads = records.tolist()
-            return [payloads[begin:end] for begin, end in pairwise(borders)]
+            return self._located(_parts(records.tolist(), borders), absolutes)
         keys = None
-        if self._parser.needs_keys:
-            epochs = map(self._epoch_of, batches)
-            keys = np.concatenate([*map(record_keys, absolutes, epochs)])
+        if self.draws_at_random:
+            keys = np.concatenate([*map(self._keys, (salted(self, positions) for positions in batches), absolutes)])
         if not self.has_user_transform:
             found: list[Sequence[Any]] = self._parser.batches(records, keys, borders)
-            return found
-        samples: list[Any] = self._parser.samples(records, keys)
-        return [samples[begin:end] for begin, end in pairwise(borders)]
+            return self._located(found, absolutes)
+        return self._located(_parts(self._parser.samples(records, keys), borders), absolutes)
+
+    def _located(self, batches: Sequence[Sequence[Any]], absolutes: Sequence[_Integers]) -> list[Sequence[Any]]:
+        """The batches, which know now where their samples are from."""
+        return [
+            batch.located(self._places(each))
+            if isinstance(batch, ColumnBatch)
+            else SampleList(batch, self._places(each))
+            for batch, each in zip(batches, absolutes, strict=True)
+        ]
+
+    def _places(self, absolutes: _Integers) -> Places:
+        return lambda number: self._place(int(absolutes[number]))
+
+    def _place(self, absolute: int) -> str:
+        """The record, as errors name it."""
+        file, number, offset, _ = self._table.find_one(absolute)
+        return f"{self.files[file]}: record {number} at byte {offset}"
+
+    @property
+    def draws_at_random(self) -> bool:
+        """Whether samples depend on the epoch: a feature has a random crop."""
+        return self._parser is not None and bool(self._parser.needs_keys)
+
+    @property
+    def needs_salt(self) -> bool:
+        """Whether random draws go by a salt: nobody has chosen an epoch."""
+        return self.draws_at_random and int(self._epoch) == _UNKNOWN
 
     @property
     def has_user_transform(self) -> bool:
@@ -206,7 +253,7 @@ class TFRecordDataset(Dataset[Any]):
             return samples
         if isinstance(transform, ColumnTransform) and isinstance(samples, ColumnBatch):
             return samples.map(transform.columns)
-        return [transform(sample) for sample in samples]
+        return transform_each(transform, samples)
 
     def raw(self, position: int) -> bytes:
         """The record's payload, unparsed."""
@@ -227,10 +274,59 @@ class TFRecordDataset(Dataset[Any]):
         """
         return self._table.block_starts(self._positions, block_bytes)
 
-    def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch, from 0, that random draws of features (a fused crop) depend on; workers follow.
+    # What orders ask for.
 
-        A batch of positions that has an attribute `epoch`, as those of `make_dataloader`, goes by that.
+    @property
+    def open_files(self) -> SourceCache:
+        """The open files: one object for a dataset and its slices."""
+        return self._sources
+
+    @property
+    def extent(self) -> tuple[int, int, int]:
+        """Files, records and decompressed bytes of all files, whatever positions are this dataset's."""
+        return len(self.files), len(self._table), self._table.num_bytes
+
+    @property
+    def is_compressed(self) -> bool:
+        """Whether one of the files is compressed."""
+        return self._opener.first_compressed is not None
+
+    @property
+    def first_compressed(self) -> str | None:
+        """The first file that is compressed."""
+        return self._opener.first_compressed
+
+    @property
+    def is_in_file_order(self) -> bool:
+        """Whether the positions ascend in the order of the files, without looking at each."""
+        return isinstance(self._positions, range) and self._positions.step > 0
+
+    def record_places(self, positions: Sequence[int]) -> tuple[_Integers, _Integers]:
+        """Number of the file, and offset in it, of the records at several positions."""
+        files, offsets, _ = self._table.find(self._absolutes(positions))
+        return files, offsets
+
+    def warn_of_compression(self, stacklevel: int) -> None:
+        """Say, once, that random access is slow, where a file is compressed."""
+        self._opener.warn(stacklevel + 1)
+
+    def keep_quiet_about_compression(self) -> None:
+        """Say no more that random access is slow: whoever calls this has said it, or reads in order."""
+        self._opener.has_warned = True
+
+    @property
+    def _lanes(self) -> Lanes:
+        return plan_lanes(*self.extent)
+
+    def _new_sources(self) -> SourceCache:
+        # Each compressed file that is open keeps some MiB.
+        return SourceCache(self._opener, 2 * self._lanes.number if self.is_compressed else None)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch, from 0, that random draws of features (a fused crop) depend on from now on; workers follow.
+
+        Positions that know their epoch, as those of `make_dataloader`, `RecordSampler` and `RecordBatchSampler`, go by
+        that. Until an epoch is chosen, all others are drawn anew each time, by numbers from torch's default generator.
         """
         self._epoch.fill_(at_least(0, "epoch", epoch))
 
@@ -275,15 +371,21 @@ class TFRecordDataset(Dataset[Any]):
 
     # Reading and parsing.
 
-    def _epoch_of(self, positions: Sequence[int]) -> int:
-        epoch: int | None = getattr(positions, "epoch", None)
-        return int(self._epoch) if epoch is None else epoch
+    def _epoch_of(self, positions: Sequence[int]) -> int | None:
+        epoch, chosen = epoch_of(positions), int(self._epoch)
+        return epoch if epoch is not None or chosen == _UNKNOWN else chosen
 
-    def _sample(self, absolute: int, epoch: int) -> Any:
+    def _keys(self, positions: Sequence[int], absolutes: _Integers) -> npt.NDArray[np.uint64]:
+        """For the random draws of each record; of positions that were `salted`."""
+        salt, epoch = getattr(positions, "salt", None), self._epoch_of(positions)
+        if salt is not None or epoch is None:
+            return salted_keys(len(absolutes), salt or 0)
+        return record_keys(absolutes, epoch)
+
+    def _sample(self, absolute: int, key: int) -> Any:
         payload = self._read(absolute)
         if self._parser is None:
             return payload
-        key = int(record_keys(np.array([absolute]), epoch)[0]) if self._parser.needs_keys else 0
         try:
             return self._parser.single(payload, key)
         except TFRecordError as error:
@@ -306,16 +408,18 @@ class TFRecordDataset(Dataset[Any]):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._sources = SourceCache(self._opener)
+        self._sources = self._new_sources()
         self._share_epoch()  # plain pickle and copies do not keep it shared
 
     def _share_epoch(self) -> None:
         # In shared memory: persistent workers hold a copy of this object and must see set_epoch all the same.
-        if self._parser is not None and self._parser.needs_keys:
+        if self.draws_at_random:
             self._epoch.share_memory_()  # type: ignore[no-untyped-call]
 
     def __repr__(self) -> str:
-        return f"TFRecordDataset({len(self)} records in {len(self.files)} files, {self.files[0]!r}, ...)"
+        features = shown_features(getattr(self._parser, "features", None))
+        transform = shown_transform("transform", self._transform)
+        return f"TFRecordDataset({len(self)} records in {shown_files(self.files)}{features}{transform})"
 
 
 def _noting(indexes: Iterable[RecordIndex], facts: list[RecordIndex]) -> Iterator[RecordIndex]:
@@ -324,28 +428,47 @@ def _noting(indexes: Iterable[RecordIndex], facts: list[RecordIndex]) -> Iterato
         yield index
 
 
+def _parts(samples: list[Any], borders: Sequence[int]) -> list[list[Any]]:
+    return [samples[begin:end] for begin, end in pairwise(borders)]
+
+
 class _FileOpener:
     """Opens files by number. Apart from the dataset, which would else refer to itself and keep files open when dropped.
 
     Args:
         files: The paths.
         indexes: One for each file, which must still be of that file; their records are of no matter.
+        kept_bytes: See `InflatedSource`.
+
+    Attributes:
+        first_compressed: The first file that is compressed, or None.
+        has_warned: Whether it was said that random access is slow there.
     """
 
-    def __init__(self, files: Sequence[str], indexes: Sequence[RecordIndex]) -> None:
+    def __init__(self, files: Sequence[str], indexes: Sequence[RecordIndex], kept_bytes: int) -> None:
         self._files = files
         self._indexes = indexes
-        self._said_slow = False
+        self._kept_bytes = kept_bytes
+        compressed = (file for file, index in zip(files, indexes, strict=True) if index.compression_type)
+        self.first_compressed = next(compressed, None)
+        self.has_warned = False
 
     def __call__(self, file: int) -> ByteSource:
         source = open_file(self._files[file])
         index = self._indexes[file]
         index.check_fresh(source)
-        if index.compression_type and not self._said_slow:
-            self._said_slow = True
+        # A thread of a loader has no line of the user's above it; whoever starts those warns.
+        if index.compression_type and threading.current_thread() is threading.main_thread():
+            self.warn(outer_level())
+        return open_stream(source, index.compression_type, self._kept_bytes)[0]
+
+    def warn(self, stacklevel: int) -> None:
+        """Say once that random access is slow, where a file is compressed."""
+        if self.first_compressed is not None and not self.has_warned:
+            self.has_warned = True
             warnings.warn(
-                "random access in a compressed file decompresses from its beginning up to the record: slow unless read "
-                "in order. Write the data uncompressed, or stream it with TFRecordIterableDataset.",
-                stacklevel=outer_level(),
+                f"{self.first_compressed}: random access in a compressed file decompresses from its beginning up to "
+                'the record: slow unless read in order. Use make_dataloader or RecordSampler(shuffle="blocks"), whose '
+                "shuffle goes through each file once, stream with TFRecordIterableDataset, or write it uncompressed.",
+                stacklevel=stacklevel + 1,
             )
-        return open_stream(source, index.compression_type)[0]

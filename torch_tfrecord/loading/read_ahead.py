@@ -7,18 +7,23 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from itertools import islice
 from time import perf_counter
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from torch.autograd import profiler
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, RandomSampler
 from torch.utils.data._utils.pin_memory import pin_memory
 from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
 
+from torch_tfrecord.arguments import at_least, integer
 from torch_tfrecord.batches.collate import collate
 from torch_tfrecord.batches.padding import PaddedCollate
+from torch_tfrecord.callers import outer_level
+from torch_tfrecord.loading.nested_dataset import NestedDataset, loads_ahead
 from torch_tfrecord.native import has_native
+from torch_tfrecord.order.leaves import leaves, salted
+from torch_tfrecord.order.random_stream import RandomStream
+from torch_tfrecord.order.record_keys import draw_salt
 
 __all__ = ["LoadsAhead", "ReadAheadLoader", "usual_num_threads"]
 
@@ -63,16 +68,17 @@ class LoadsAhead(Protocol):
 class ReadAheadLoader(DataLoader[Any]):
     """A DataLoader whose batches are read, checked, parsed and decoded ahead, by threads.
 
-    Of a `TFRecordDataset` or `tfds.RLDSDataset`. Without workers (`num_workers=0`) threads do what the compiled core
-    and the decoders do without Python's lock; the batch is handed over without being copied. The transform and a
-    collate_fn of the user's run in the thread that iterates, one batch after another, since they may draw from the
-    global random state. With workers, or with `num_threads=0`, it is torch's DataLoader.
+    Of a `TFRecordDataset` or `tfds.RLDSDataset`, or `Subset`, `ConcatDataset` and `Mixture` of these. Without workers
+    (`num_workers=0`) threads do what the compiled core and the decoders do without Python's lock; the batch is handed
+    over without being copied. The transform and a collate_fn of the user's run in the thread that iterates, one batch
+    after another, since they may draw from the global random state. With workers, or with `num_threads=0`,
+    it is torch's DataLoader.
 
     Args:
         dataset: The dataset.
         num_threads: Threads that read ahead; each keeps one batch under way, and one more is ready (of batches that
             take less than 4 ms, up to 4 in place of one). None for one for each processor that this process may use,
-            up to 8.
+            up to 8. Compressed files are read by one.
         **dataloader_kwargs: For `DataLoader`: batch_size, shuffle, sampler, ...; `collate_fn` is `collate` unless
             given.
 
@@ -85,18 +91,45 @@ class ReadAheadLoader(DataLoader[Any]):
         ...     ...
     """
 
-    def __init__(self, dataset: LoadsAhead, *, num_threads: int | None = None, **dataloader_kwargs: Any) -> None:
+    def __init__(self, dataset: Any, *, num_threads: int | None = None, **dataloader_kwargs: Any) -> None:
         dataloader_kwargs.setdefault("collate_fn", collate)
-        super().__init__(dataset, **dataloader_kwargs)  # type: ignore[arg-type]
-        self.num_threads = usual_num_threads() if num_threads is None else num_threads
+        integer("num_workers", dataloader_kwargs.get("num_workers", 0))  # torch compares it without a look
+        dataset = dataset if loads_ahead(dataset) else NestedDataset(dataset)
+        super().__init__(dataset, **dataloader_kwargs)
+        self.num_threads = (
+            usual_num_threads()
+            if num_threads is None
+            else at_least(0, "num_threads", integer("num_threads", num_threads))
+        )
         self._pace = _Pace()
-        if self.num_threads and not self.num_workers and not hasattr(dataset, "load_samples"):
-            raise TypeError(
-                f"ReadAheadLoader reads TFRecordDataset and RLDSDataset, got {type(dataset).__name__}: use DataLoader"
-            )
+        if self.num_threads and not self.num_workers:
+            innermost = leaves(dataset.dataset if isinstance(dataset, NestedDataset) else dataset)
+            _check_leaves(innermost)
+            if any(getattr(leaf, "is_compressed", False) for leaf in innermost):
+                self.num_threads = 1  # several would read out of order, which in these files means to begin again
+            for leaf in innermost if isinstance(self.sampler, RandomSampler) else []:
+                if hasattr(leaf, "warn_of_compression"):  # here, since threads have no line of the user's
+                    leaf.warn_of_compression(outer_level())
+
+    def __repr__(self) -> str:
+        size = self.batch_size if self.batch_size is not None else getattr(self.batch_sampler, "batch_size", None)
+        threads = 0 if self.num_workers else self.num_threads
+        return (
+            f"{type(self).__name__}({self.dataset!r}, batch_size={size}, num_workers={self.num_workers}, "
+            f"num_threads={threads})"
+        )
 
     def __iter__(self) -> Any:
         return super().__iter__() if self.num_workers or not self.num_threads else _ReadAheadIterator(self)
+
+
+def _check_leaves(innermost: list[Any]) -> None:
+    for leaf in innermost:
+        if not loads_ahead(leaf):
+            raise TypeError(
+                "ReadAheadLoader reads TFRecordDataset and RLDSDataset, and Subset, ConcatDataset and Mixture of them, "
+                f"got {type(leaf).__name__}: use DataLoader, or num_threads=0"
+            )
 
 
 class _Task(NamedTuple):
@@ -143,6 +176,7 @@ class _ReadAheadIterator(_SingleProcessDataLoaderIter):
         self._tasks: deque[_Task] = deque()  # in order
         self._loaded: deque[_Outcome] = deque()  # of tasks that have ended, in order
         self._pace = loader._pace
+        self._salts: RandomStream | None = None
         self._pool = ThreadPoolExecutor(1)  # until the first batch; has no thread
         self._is_ended = self._is_interrupted = False
         self._pid = -1
@@ -190,11 +224,26 @@ class _ReadAheadIterator(_SingleProcessDataLoaderIter):
         size = self._pace.num_batches
         positions: list[Sequence[int]] = []
         try:
-            positions.extend(islice(self._sampler_iter, size))
-            self._is_ended = len(positions) < size
+            while len(positions) < size and not self._is_ended:
+                # Not islice: the batch sampler that Lightning makes for predictions begins anew with each iter().
+                batch = next(self._sampler_iter, None)
+                if batch is None:
+                    self._is_ended = True
+                else:
+                    positions.append(self._salted(batch))
         finally:  # also what came before the sampler's own error
             if positions:
                 self._tasks.append(self._submit(positions))
+
+    def _salted(self, positions: Sequence[int]) -> Sequence[int]:
+        # Here, since a thread would draw out of turn.
+        return salted(self._dataset, positions, self._draw_salt)
+
+    def _draw_salt(self) -> int:
+        # One number of torch's for the iteration: how far ahead batches are begun depends on the time.
+        if self._salts is None:
+            self._salts = RandomStream(draw_salt())
+        return self._salts.below(1 << 63)
 
     def _submit(self, positions: Sequence[Sequence[int]]) -> _Task:
         # Without a reference to this iterator, which could else not be dropped.

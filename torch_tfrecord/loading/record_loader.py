@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, cast
+from typing import Any
 
-from torch_tfrecord.loading.map_dataset import TFRecordDataset
 from torch_tfrecord.loading.read_ahead import ReadAheadLoader
 from torch_tfrecord.order.batch_sampler import BatchIteration, RecordBatchSampler
 
@@ -13,7 +12,7 @@ __all__ = ["RecordLoader"]
 
 
 class RecordLoader(ReadAheadLoader):
-    """A DataLoader over a `TFRecordDataset` whose state counts the batches that were received from it.
+    """A DataLoader over a map-style dataset whose state counts the batches that were received from it.
 
     Whatever threads or workers have read ahead is not counted. The state is `RecordBatchSampler`'s: it may be loaded
     with another number of workers and threads, another world size and batch size.
@@ -26,22 +25,29 @@ class RecordLoader(ReadAheadLoader):
     """
 
     def __init__(
-        self, dataset: TFRecordDataset, *, batch_sampler: RecordBatchSampler, num_threads: int, **dataloader_kwargs: Any
+        self, dataset: Any, *, batch_sampler: RecordBatchSampler, num_threads: int, **dataloader_kwargs: Any
     ) -> None:
-        self._progress: _Progress | None = None  # of the iteration that began last
+        # Lightning's own batch sampler around ours, where it predicts, has our attributes.
+        self._order: RecordBatchSampler = batch_sampler.sampler.batches  # type: ignore[assignment]
         super().__init__(dataset, batch_sampler=batch_sampler, num_threads=num_threads, **dataloader_kwargs)
-        # DataLoader says False beside any batch sampler; Accelerate counts the samples of the last batch by it.
-        object.__setattr__(self, "drop_last", batch_sampler.drop_last)
+        # DataLoader has a SequentialSampler here, which it does not use, and refuses another one later.
+        object.__setattr__(self, "sampler", self._order.sampler)
+        # It says False beside any batch sampler; Accelerate counts the samples of the last batch by it.
+        object.__setattr__(self, "drop_last", self._order.drop_last)
 
     def __iter__(self) -> Any:
-        iterator = super().__iter__()
-        # torch's iterators keep the batch sampler's iteration under this name.
-        progress = self._progress = _Progress(iterator._sampler_iter)
-        return _ReceivedBatches(iterator, progress)
+        running = self._order._running
+        if running is not None and running.is_waiting:
+            running.put_back()
+        return _ReceivedBatches(self)
 
-    @property
-    def _order(self) -> RecordBatchSampler:
-        return cast(RecordBatchSampler, self.batch_sampler)
+    def _begin(self) -> tuple[Any, BatchIteration]:
+        """DataLoader's iterator for the next iteration, and the order that it gives."""
+        iterator = super().__iter__()
+        batches = self._order._last_iteration
+        batches.begin()  # whether or not workers have: `len` is that of the next one from here on
+        batches.num_received = 0
+        return iterator, batches
 
     @property
     def epoch(self) -> int:
@@ -51,12 +57,11 @@ class RecordLoader(ReadAheadLoader):
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch, from 0, with which the next iteration begins; else it is the one after the last.
 
-        For the epoch that a loaded state was in, nothing changes: the next iteration gives what is left of it.
+        For the epoch that a loaded state was in, nothing changes: the next iteration gives what is left of it. An
+        iterator of which no batch was taken is the next iteration, too. (``loader.sampler.set_epoch``, which trainers
+        call, counts iterations instead: the same where `num_epochs` is 1.)
         """
-        before = self._order.epoch
         self._order.set_epoch(epoch)
-        if self._order.epoch != before:
-            self._progress = None
 
     def state_dict(self) -> dict[str, Any]:
         """Where the training is, by the batches received: a few numbers and strings, as JSON knows them.
@@ -70,10 +75,8 @@ class RecordLoader(ReadAheadLoader):
         """
         if self.num_workers and not getattr(self, "in_order", True):
             raise ValueError("state_dict needs batches in order, got a loader with in_order=False")
-        progress = self._progress
-        if progress is None or progress.has_ended:
-            return self._order.state_dict()
-        return progress.batches.state_dict(progress.num_received)
+        running = self._order._running
+        return self._order.state_dict(None if running is None or running.is_over else running.num_received)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Go on where the state was: the next iteration gives what was left of the interrupted one.
@@ -82,36 +85,32 @@ class RecordLoader(ReadAheadLoader):
             ValueError: A state of another version or another order; names both values.
         """
         self._order.load_state_dict(state_dict)
-        self._progress = None
-
-
-class _Progress:
-    """How many of an iteration's batches were received. Apart from the iterator, which is dropped when it is left."""
-
-    def __init__(self, batches: BatchIteration) -> None:
-        self.batches = batches
-        self.num_received = 0
-        self.has_ended = False
 
 
 class _ReceivedBatches(Iterator[Any]):
-    """DataLoader's iterator, counted; all else is the iterator's."""
+    """DataLoader's iterator, counted; all else is the iterator's.
 
-    def __init__(self, iterator: Any, progress: _Progress) -> None:
-        self._iterator = iterator
-        self._progress = progress
+    Trainers make it, and say only then which epoch begins: before its first batch it may begin once more.
+    """
+
+    def __init__(self, loader: RecordLoader) -> None:
+        self._loader = loader
+        self._iterator, self._batches = loader._begin()
 
     def __next__(self) -> Any:
+        if self._batches.is_replaced:
+            self._iterator = None  # its workers end before those of the new one begin
+            self._iterator, self._batches = self._loader._begin()
         try:
             batch = next(self._iterator)
         except StopIteration:
-            self._progress.has_ended = True
+            self._batches.is_over = True
             raise
-        self._progress.num_received += 1
+        self._batches.num_received = (self._batches.num_received or 0) + 1
         return batch
 
     def __len__(self) -> int:
-        return len(self._progress.batches)
+        return len(self._batches)
 
     def __getattr__(self, name: str) -> Any:
         if name == "_iterator":  # not there yet

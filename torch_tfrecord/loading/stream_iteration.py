@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import sys
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
@@ -14,7 +15,9 @@ from torch.utils.data import get_worker_info
 from torch_tfrecord.loading.record_stream import RecordStream
 from torch_tfrecord.loading.stream_pieces import Piece, deal_out
 from torch_tfrecord.loading.stream_states import StreamStates
+from torch_tfrecord.order.epoch_count import EpochCount
 from torch_tfrecord.order.epochs import STATE_VERSION
+from torch_tfrecord.samples import check_next_for_torch, is_fetched_for_torch
 
 __all__ = ["LastIteration", "LoadedStates", "StreamIteration"]
 
@@ -53,11 +56,19 @@ class StreamIteration(Iterator[Any]):
         self._source = source
         self._consumer, self._num_consumers = consumer
         self._items: Iterator[Any] | None = None
+        self._is_for_torch = False
+        self._epochs: EpochCount | None = None
+        self._has_begun = False
         self._begin(epoch, None)
         self.last: LastIteration | None = None  # told when this iterator is dropped
 
+    def count_by(self, epochs: EpochCount, has_begun: bool) -> None:
+        """Count this iteration when it begins, unless it has."""
+        self._epochs, self._has_begun = epochs, has_begun
+
     def _begin(self, epoch: int, pieces: list[Piece] | None) -> None:
         self.epoch = epoch
+        self._goes_on = False
         self._dealt_anew = pieces is not None
         if pieces is None:
             pieces = deal_out(self._source._pieces(epoch), self._consumer, self._num_consumers)
@@ -66,9 +77,25 @@ class StreamIteration(Iterator[Any]):
 
     def __next__(self) -> Any:
         if self._items is None:
+            self._count()
             self._items = self._source._items(self._stream, self.epoch)
-            self._source._begun()
-        return next(self._items)
+            self._is_for_torch = is_fetched_for_torch(sys._getframe(1))
+        item = next(self._items)
+        if self._is_for_torch:
+            check_next_for_torch(sys._getframe(1), item)
+        return item
+
+    def _count(self) -> None:
+        if self._epochs is None:
+            return
+        if self._goes_on:
+            self._epochs.correct(self.epoch)
+        elif not self._has_begun:
+            epoch = self._epochs.begin()
+            if epoch != self.epoch:  # chosen, or taken by another iteration, since this one was made
+                self._begin(epoch, None)
+        self._has_begun = True
+        self._source._begun()
 
     def state_dict(self) -> dict[str, Any]:
         """Where this iteration is."""
@@ -86,6 +113,8 @@ class StreamIteration(Iterator[Any]):
     def load_state_dict(self, state_dict: Any) -> None:
         """Go on where another iteration was, as StatefulDataLoader asks for."""
         self.go_on(StreamStates(state_dict, self._source._identity()))
+        # The state is this iteration's: the next one gives a whole epoch, also where this one stands at its end.
+        self._count()
 
     def go_on(self, states: StreamStates) -> None:
         """Go on where the states were: this consumer's, or what all consumers left, dealt out anew."""
@@ -94,6 +123,7 @@ class StreamIteration(Iterator[Any]):
         if own is not None:
             self._begin_as(own)
             self._stream.go_to(own)
+            self._goes_on = True
             return
         left: list[Piece] = []
         for state in states.all(self._consumer, self._num_consumers):
@@ -101,6 +131,7 @@ class StreamIteration(Iterator[Any]):
             other._begin_as(state)
             left += other._stream.left(state)
         self._begin(states.epoch, deal_out(left, self._consumer, self._num_consumers))
+        self._goes_on = True
 
     def _begin_as(self, state: Mapping[str, Any]) -> None:
         source, pieces = state["num_files"], state["pieces"]

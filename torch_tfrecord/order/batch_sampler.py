@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Mapping, Sized
 from itertools import count
-from operator import index as as_integer
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy.typing as npt
-from torch.utils.data import Sampler
+from torch.utils.data import Sampler, SequentialSampler
 
-from torch_tfrecord.arguments import at_least
+from torch_tfrecord.arguments import at_least, integer, true_or_false
+from torch_tfrecord.order.batch_plan import Place, Plan
 from torch_tfrecord.order.epochs import STATE_VERSION, Epochs, check_state
-from torch_tfrecord.order.position_batch import PositionBatch
+from torch_tfrecord.order.leaves import draws_at_random
+from torch_tfrecord.order.position_batch import EpochPosition, PositionBatch
 from torch_tfrecord.order.prepared import Prepared, check_num_received, is_automatic, prepared_loader
-from torch_tfrecord.order.ranks import Rank, check_rank, resolve_rank
+from torch_tfrecord.order.rank_sampler import BatchedPositions, keeps_its_order
+from torch_tfrecord.order.ranks import check_rank, resolve_rank
 from torch_tfrecord.order.samplers import BLOCK_BYTES, WINDOW_BLOCKS
-from torch_tfrecord.order.shares import RankShare, rank_size
 
 __all__ = ["BatchIteration", "RecordBatchSampler"]
 
-_CHUNK_POSITIONS = 4096  # computed at once, in whole batches; at the beginning fewer
 
-
+@keeps_its_order
 class RecordBatchSampler(Sampler[list[int]]):
     """Batches of positions for one rank: a `RecordSampler` that batches, and goes on from epoch to epoch.
 
@@ -43,7 +44,13 @@ class RecordBatchSampler(Sampler[list[int]]):
         drop_last: Leave out what would make the ranks' numbers differ, and an epoch's last batch if it is not full.
         shuffle, seed, rank, world_size, weights, block_bytes, window_blocks: As for `RecordSampler`.
 
+    Attributes:
+        batch_size, drop_last: As given.
+        sampler: This rank's positions without batches, a DistributedSampler: trainers call its `set_epoch`, which
+            counts iterations.
+
     Raises:
+        TypeError: A sampler in place of the dataset.
         ValueError: Arguments out of range; "blocks" with what is no `TFRecordDataset`.
 
     Example:
@@ -67,7 +74,7 @@ class RecordBatchSampler(Sampler[list[int]]):
         window_blocks: int = WINDOW_BLOCKS,
     ) -> None:
         check_rank(rank, world_size)
-        if as_integer(batch_size) < 1:
+        if integer("batch_size", batch_size) < 1:
             raise ValueError(f"batch_size: Batch size must be greater than zero, got {batch_size}")
         self._epochs = Epochs(
             dataset,
@@ -77,12 +84,19 @@ class RecordBatchSampler(Sampler[list[int]]):
             block_bytes=block_bytes,
             window_blocks=window_blocks,
         )
-        self._batch_size = as_integer(batch_size)
+        self.batch_size = int(batch_size)
         self._num_epochs = None if num_epochs is None else at_least(0, "num_epochs", num_epochs)
         self._rank, self._world_size = rank, world_size
-        self._drop_last = bool(drop_last)
-        self._next = _Place(0, 0, 0)
+        self._tells_epoch = draws_at_random(dataset)
+        self.drop_last = true_or_false("drop_last", drop_last)
+        self._restart()
+
+    def _restart(self) -> None:
+        self._next = Place(0, 0, 0)
         self._running: BatchIteration | None = None
+        self._loaded_epoch: int | None = None  # the first one of a loaded iteration, until a trainer says its number
+        self._count_from = 0  # the epoch of the iteration that the trainer calls number 0
+        self.sampler = BatchedPositions(self)
 
     def __len__(self) -> int:
         """Batches of the next iteration: after `load_state_dict` what is left of the one that was interrupted.
@@ -95,37 +109,62 @@ class RecordBatchSampler(Sampler[list[int]]):
         return self._plan(self._next).num_batches(self._num_epochs)
 
     def __iter__(self) -> BatchIteration:
-        return BatchIteration(self, self._next)
+        self._last_iteration = BatchIteration(self)
+        return self._last_iteration
 
-    @property
-    def batch_size(self) -> int:
-        """Positions in a batch."""
-        return self._batch_size
-
-    @property
-    def drop_last(self) -> bool:
-        """Whether an epoch's last batch is left out if it is not full."""
-        return self._drop_last
-
-    @property
-    def sampler(self) -> _PreparedEpochs:
-        """For a loader that Accelerate prepared: its `set_epoch` calls ours by this."""
-        return _PreparedEpochs(self)
+    def _num_positions(self) -> int:
+        """Positions in the batches of the next iteration; TypeError where it never ends."""
+        if self._num_epochs is None:
+            raise TypeError("a sampler with num_epochs=None has no length: it never ends")
+        return self._plan(self._next).num_positions(self._num_epochs)
 
     @property
     def epoch(self) -> int:
         """The epoch with which the next iteration begins, or in which it goes on after `load_state_dict`."""
-        return self._next.epoch
+        return self._coming.epoch
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch, from 0, with which the next iteration begins.
 
         For the epoch that a loaded state was in, nothing changes: the next iteration gives what is left of it.
         """
+        if prepared_loader() is not None:
+            return  # Accelerate calls our sampler's set_epoch, too
+        if at_least(0, "epoch", epoch) != self._coming.epoch:
+            self._begin_with(int(epoch))
+
+    def _set_iteration(self, number: int) -> None:
+        """Choose the next iteration, from 0, as trainers count: number k begins with epoch ``k * num_epochs``.
+
+        For the iteration that a loaded state was in, nothing changes. The first number after `load_state_dict`, where
+        it is smaller, is taken for that iteration's: whoever gave it counts from there.
+        """
         if is_automatic():
             return  # Accelerate counts its iterations from 0; ours go on with the epochs by themselves, and resume
-        if at_least(0, "epoch", epoch) != self._next.epoch:
-            self._next, self._running = _Place(int(epoch), int(epoch), 0), None
+        epochs = at_least(0, "epoch", number) * self._epochs_an_iteration
+        loaded, self._loaded_epoch = self._loaded_epoch, None
+        if loaded is not None and prepared_loader() is None:
+            self._count_from = max(loaded - epochs, 0)
+        epoch = self._count_from + epochs
+        if epoch not in (loaded, self._coming.first_epoch):  # the loaded one may be under way, in workers
+            self._begin_with(epoch)
+
+    @property
+    def _epochs_an_iteration(self) -> int:
+        return 1 if self._num_epochs is None else self._num_epochs
+
+    @property
+    def _coming(self) -> Place:
+        """Where the next iteration begins: also the one that is there already, if no batch of it was received."""
+        return self._running.place if self._running is not None and self._running.is_waiting else self._next
+
+    def _begin_with(self, epoch: int) -> None:
+        self._replace_waiting()
+        self._next, self._running, self._loaded_epoch = Place(epoch, epoch, 0), None, None
+
+    def _replace_waiting(self) -> None:
+        if self._running is not None and self._running.is_waiting:
+            self._running.replace()
 
     def state_dict(self, num_received: int | None = None) -> dict[str, Any]:
         """Where the iteration that began last is: a few numbers and strings, as JSON knows them.
@@ -153,123 +192,104 @@ class RecordBatchSampler(Sampler[list[int]]):
         Raises:
             ValueError: A state of another version or another order; names both values.
         """
-        self._next, self._running = self._loaded(state_dict), None
+        place = self._loaded(state_dict)
+        self._replace_waiting()
+        self._next, self._running = place, None
+        self._loaded_epoch = self._next.first_epoch
 
-    def _loaded(self, state: Mapping[str, Any]) -> _Place:
+    def _for_sampler(self, sampler: Any, drop_last: bool | None) -> RecordBatchSampler:
+        """What Lightning uses where it would have put in a sampler of its own: this one, which splits over the ranks.
+
+        A SequentialSampler is given for `overfit_batches`: the same batches in every epoch. `drop_last` is None except
+        for predictions, which want all records.
+        """
+        in_order = isinstance(sampler, SequentialSampler) and drop_last is None
+        if not in_order and drop_last in (None, self.drop_last):
+            return self
+        other = copy.copy(self)
+        other._restart()
+        if in_order:
+            other._epochs = self._epochs.in_order()
+        else:
+            other.drop_last = bool(drop_last)
+        return other
+
+    def _loaded(self, state: Mapping[str, Any]) -> Place:
         limits = {"first_epoch": None, "epoch": None, "consumed": self._epochs.num_records}
         check_state(state, self._identity(), limits)
         if state["first_epoch"] > state["epoch"]:
             raise ValueError(f"first_epoch={state['first_epoch']} is after epoch={state['epoch']} in the state")
-        return _Place(state["first_epoch"], state["epoch"], state["consumed"])
+        return Place(state["first_epoch"], state["epoch"], state["consumed"])
 
-    def _state(self, place: _Place) -> dict[str, Any]:
+    def _state(self, place: Place) -> dict[str, Any]:
         consumed = min(place.consumed, self._epochs.num_records)
         numbers = {"first_epoch": place.first_epoch, "epoch": place.epoch, "consumed": consumed}
         return {"version": STATE_VERSION, **numbers, **self._identity()}
 
     def _identity(self) -> dict[str, Any]:
-        return {**self._epochs.identity(), "drop_last": self._drop_last}
+        return {**self._epochs.identity(), "drop_last": self.drop_last}
 
-    def _check_prepared(self, prepared: Prepared | None) -> None:
+    def _check_prepared(self, prepared: Prepared) -> None:
         """ValueError where Accelerate would lose what stands beside a short batch between two epochs."""
-        if prepared is None or prepared.num_processes == 1 or self._num_epochs == 1 or self._drop_last:
+        if prepared.num_processes == 1 or self._num_epochs == 1 or self.drop_last:
             return
-        if self._epochs.num_records % self._batch_size:
+        if self._epochs.num_records % self.batch_size:
             raise ValueError(
                 f"num_epochs={self._num_epochs}: Accelerate takes a batch that is not full for the last one, and loses "
                 "records; expected num_epochs=1 or drop_last=True in a loader that it prepared"
             )
 
-    def _plan(self, place: _Place) -> _Plan:
+    def _place_for(self, prepared: Prepared, place: Place) -> Place:
+        """Where an iteration begins that Accelerate deals out: where it counts itself, with its epoch."""
+        self._check_prepared(prepared)
+        if prepared.epoch is None:
+            return place
+        first = self._count_from + prepared.epoch * self._epochs_an_iteration
+        return place if place.first_epoch == first else Place(first, first, 0)
+
+    def _plan(self, place: Place) -> Plan:
         rank = resolve_rank(self._rank, self._world_size)
-        return _Plan(place, self._epochs, rank, self._batch_size, self._drop_last)
-
-
-class _Place(NamedTuple):
-    """Where an iteration begins or stands: its first epoch, the epoch it is in, the places taken of its order."""
-
-    first_epoch: int
-    epoch: int
-    consumed: int
-
-    def of(self, epoch: int) -> _Place:
-        """This place where it is of the epoch, else the beginning of the epoch."""
-        return self if self.epoch == epoch else _Place(epoch, epoch, 0)
-
-
-class _Plan:
-    """The batches of an iteration that begins at a place: arithmetic, nothing that moves."""
-
-    def __init__(self, begin: _Place, epochs: Epochs, rank: Rank, batch_size: int, drop_last: bool) -> None:
-        self.begin = begin
-        self._epochs, self._rank, self._batch_size, self._drop_last = epochs, rank, batch_size, drop_last
-        self.batches_left = self._num_batches(begin.consumed)
-        self.batches_an_epoch = self._num_batches(0)
-
-    def _size(self, start: int) -> int:
-        left = self._epochs.num_records - start
-        return rank_size(left, self._rank.world_size, drop_last=self._drop_last)
-
-    def _num_batches(self, start: int) -> int:
-        size = self._size(start)
-        return size // self._batch_size if self._drop_last else -(-size // self._batch_size)
-
-    def num_batches(self, num_epochs: int) -> int:
-        """Batches up to the iteration's end; 0 where the state is beyond it."""
-        epochs_left = self.begin.first_epoch + num_epochs - self.begin.epoch
-        return self.batches_left + (epochs_left - 1) * self.batches_an_epoch if epochs_left > 0 else 0
-
-    def epoch_batches(self, epoch: int) -> Iterator[PositionBatch]:
-        """The batches of one epoch, or what is left of the one in which the iteration begins."""
-        first = epoch == self.begin.epoch
-        start = self.begin.consumed if first else 0
-        share = RankShare(self._epochs.order(epoch), *self._rank, start=start, drop_last=self._drop_last)
-        num_batches = self.batches_left if first else self.batches_an_epoch
-        size, begin, at_once = self._batch_size, 0, 1
-        while begin < num_batches:
-            end = min(begin + at_once, num_batches)
-            positions = share.numbers(begin * size, end * size)
-            for row in range(0, (end - begin) * size, size):
-                yield PositionBatch(positions[row : row + size], epoch)
-            begin, at_once = end, max(min(2 * at_once, _CHUNK_POSITIONS // size), 1)
-
-    def place_after(self, num_batches: int) -> _Place:
-        """Where the iteration is after so many batches: never at the beginning of an epoch, but at the end of one."""
-        begin = self.begin
-        if num_batches <= self.batches_left:
-            epoch, start, batches = begin.epoch, begin.consumed, num_batches
-        else:
-            epochs_before, batch = divmod(num_batches - self.batches_left - 1, self.batches_an_epoch)
-            epoch, start, batches = begin.epoch + 1 + epochs_before, 0, batch + 1
-        consumed = start + min(batches * self._batch_size, self._size(start)) * self._rank.world_size
-        return _Place(begin.first_epoch, epoch, consumed)
+        return Plan(place, self._epochs, rank, self.batch_size, self.drop_last)
 
 
 class BatchIteration(Iterator[PositionBatch]):
     """One iteration of a sampler. It begins with its first batch: loaders make iterators that they throw away."""
 
-    def __init__(self, sampler: RecordBatchSampler, begin: _Place) -> None:
+    def __init__(self, sampler: RecordBatchSampler) -> None:
         self._sampler = sampler
-        self._go_to(begin)
+        self._go_to(None)
 
-    def _go_to(self, begin: _Place) -> None:
-        self._begin_at = begin
+    def _go_to(self, begin: Place | None) -> None:
+        self._begin_at = begin  # None until it begins: the sampler's place of then
         self._num_yielded = 0
-        self.has_ended = False
-        self._plan: _Plan | None = None
-        self.prepared: Prepared | None = None
+        self.has_ended = False  # all was handed out
+        self.num_received: int | None = None  # counted by a loader that knows
+        self.is_over = False  # all was received
+        self.is_replaced = False  # by one that begins elsewhere, before anything was received
+        self._plan: Plan | None = None
+        self.prepared: Prepared | None = None  # the loader that deals the batches out
         self._batches: Iterator[PositionBatch] = iter(())
+
+    @property
+    def place(self) -> Place:
+        """Where it begins."""
+        return self._begin_at or self._sampler._next
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether it may still begin elsewhere: nothing was received of it, or where nobody counts that, handed out."""
+        return self._plan is None if self.num_received is None else not self.num_received and not self.is_over
 
     def __len__(self) -> int:
         """Batches of the whole iteration; TypeError where it never ends."""
         if self._sampler._num_epochs is None:
             raise TypeError("a sampler with num_epochs=None has no length: it never ends")
-        plan = self._plan or self._sampler._plan(self._begin_at)
+        plan = self._plan or self._sampler._plan(self.place)
         return plan.num_batches(self._sampler._num_epochs)
 
     def __next__(self) -> PositionBatch:
         if self._plan is None:
-            self._begin()
+            self.begin()
         try:
             batch = next(self._batches)
         except StopIteration:
@@ -278,25 +298,40 @@ class BatchIteration(Iterator[PositionBatch]):
         self._num_yielded += 1
         return batch
 
-    def _begin(self) -> None:
-        sampler, prepared = self._sampler, prepared_loader()
-        sampler._check_prepared(prepared)
-        if prepared is not None and prepared.epoch is not None and sampler._num_epochs == 1:
-            self._begin_at = self._begin_at.of(prepared.epoch)
-        self.prepared, begin = prepared, self._begin_at
-        self._plan = sampler._plan(begin)
-        num_epochs = sampler._num_epochs
+    def begin(self) -> None:
+        """Take this iteration out of the sampler, whose next one is then the one after it."""
+        if self._plan is None:
+            self.prepared, place = prepared_loader(), self.place
+            self._begin_at = place if self.prepared is None else self._sampler._place_for(self.prepared, place)
+            self._plan_batches(self._begin_at)
+        self._sampler._running, self._sampler._next = self, self._after()
+
+    def put_back(self) -> None:
+        """Make this iteration the sampler's next one again: no batch of it was received."""
+        self._sampler._running, self._sampler._next = None, self.place
+
+    def replace(self) -> None:
+        """Begin where the sampler says: this iteration, or where it has handed out batches, the one in its place."""
+        self._begin_at, self.is_replaced = None, self._plan is not None
+
+    def _after(self) -> Place:
+        epoch = self.place.first_epoch + self._sampler._epochs_an_iteration
+        return Place(epoch, epoch, 0)
+
+    def _plan_batches(self, begin: Place) -> None:
+        plan = self._plan = self._sampler._plan(begin)
+        num_epochs = self._sampler._num_epochs
         epochs: Iterator[int] = count(begin.epoch)
         if num_epochs is not None:
             epochs = iter(range(begin.epoch, begin.first_epoch + num_epochs))
-        if not self._plan.batches_an_epoch:
+        if not plan.batches_an_epoch:
             epochs = iter(range(begin.epoch, begin.epoch + 1))  # else it would look for a batch for ever
-        self._batches = self._all_batches(self._plan, epochs)
-        sampler._running = self
-        sampler._next = _next_iteration(begin, num_epochs)
+        self._batches = self._all_batches(plan, epochs)
+        if self.prepared is not None and self._sampler._tells_epoch:
+            self._batches = map(_telling, self._batches)
 
     @staticmethod
-    def _all_batches(plan: _Plan, epochs: Iterator[int]) -> Iterator[PositionBatch]:
+    def _all_batches(plan: Plan, epochs: Iterator[int]) -> Iterator[PositionBatch]:
         for epoch in epochs:
             yield from plan.epoch_batches(epoch)
 
@@ -309,30 +344,18 @@ class BatchIteration(Iterator[PositionBatch]):
         if received > self._num_yielded:
             raise ValueError(f"num_received={received}, but only {self._num_yielded} batches were handed out")
         if self._plan is None:
-            return self._sampler._state(self._begin_at)
+            return self._sampler._state(self.place)
         return self._sampler._state(self._plan.place_after(received))
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Go on where another iteration was, as StatefulDataLoader asks for."""
         sampler = self._sampler
-        begin = sampler._loaded(state_dict)
-        self._go_to(begin)
+        self._go_to(sampler._loaded(state_dict))
         # The state is this iteration's: the next one begins after it, also where this one is thrown away at its end.
-        sampler._next, sampler._running = _next_iteration(begin, sampler._num_epochs), self
+        sampler._loaded_epoch = self.place.first_epoch
+        sampler._next, sampler._running = self._after(), self
 
 
-class _PreparedEpochs:
-    """What Accelerate's `set_epoch` finds where it looks for a sampler; does nothing for others who look there."""
-
-    def __init__(self, batches: RecordBatchSampler) -> None:
-        self._batches = batches
-
-    def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch with which the next iteration begins, where Accelerate's loader was told to."""
-        if prepared_loader() is not None:
-            self._batches.set_epoch(epoch)
-
-
-def _next_iteration(begin: _Place, num_epochs: int | None) -> _Place:
-    epoch = begin.first_epoch + (1 if num_epochs is None else num_epochs)
-    return _Place(epoch, epoch, 0)
+def _telling(batch: PositionBatch) -> PositionBatch:
+    """The batch, of which each position knows the epoch: Accelerate fills the last batches from a list of its own."""
+    return PositionBatch([EpochPosition(position, batch.epoch) for position in batch], batch.epoch)

@@ -52,14 +52,20 @@ class BlockShuffle:
     """
 
     def __init__(self, starts: _Positions, num_positions: int, *seeds: int, window_blocks: int) -> None:
-        self._seeds = seeds
         order = Permutation(len(starts), *seeds, 0).positions(np.arange(len(starts)))
+        last_blocks = np.arange(window_blocks - 1, len(starts) + window_blocks - 1, window_blocks)
+        self._set_up(starts, num_positions, seeds, order, np.minimum(last_blocks, len(starts) - 1))
+
+    def _set_up(
+        self, starts: _Positions, num_positions: int, seeds: tuple[int, ...], order: _Positions, last_blocks: _Positions
+    ) -> None:
+        """Take the blocks in an order, and the number in it of each window's last block."""
+        self._seeds = seeds
         sizes = np.diff(starts, append=num_positions)[order]
         self._starts = starts[order]
         self._ends = np.cumsum(sizes)
         self._skipped = self._starts - (self._ends - sizes)  # position less place, the same within a block
-        last_blocks = np.arange(window_blocks - 1, len(starts) + window_blocks - 1, window_blocks)
-        self._window_ends = self._ends[np.minimum(last_blocks, len(starts) - 1)]
+        self._window_ends = self._ends[last_blocks]
         self._last_window: tuple[int, Permutation] | None = None
 
     def __len__(self) -> int:

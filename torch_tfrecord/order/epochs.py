@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sized
-from operator import index as as_integer
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 from torch.utils.data import Sampler
 
-from torch_tfrecord.arguments import at_least
-from torch_tfrecord.order.block_shuffle import BlockShuffle
+from torch_tfrecord.arguments import at_least, integer
+from torch_tfrecord.order.block_shuffle import BlockShuffle, block_starts
+from torch_tfrecord.order.file_shuffle import FileShuffle, Lanes, plan_lanes
+from torch_tfrecord.order.leaves import has_places, leaves, record_places
 from torch_tfrecord.order.permutation import Permutation
-from torch_tfrecord.order.shares import Order, Sequential
+from torch_tfrecord.order.shares import Order, Renumbered, Sequential
 from torch_tfrecord.order.weighted_draws import WeightedDraws, cumulated
 
-__all__ = ["STATE_VERSION", "Epochs", "check_state", "digest", "find_blocks"]
+__all__ = ["STATE_VERSION", "Epochs", "check_state", "digest", "find_lanes"]
 
 STATE_VERSION = 1
 """Of what `state_dict` gives; raised when its keys or their meaning change."""
@@ -53,11 +54,11 @@ class Epochs:
             )
         self.num_records = len(dataset)
         self._shuffle = shuffle
-        self._seed = as_integer(seed)
+        self._seed = integer("seed", seed)
         self._sums = None if weights is None else self._checked(weights)
         self._window_blocks = at_least(1, "window_blocks", window_blocks)
         at_least(1, "block_bytes", block_bytes)
-        self._blocks = find_blocks(dataset, block_bytes) if shuffle == "blocks" else None
+        self._blocks = find_blocks(dataset, block_bytes, window_blocks) if shuffle == "blocks" else None
         self._last: tuple[int, Order] | None = None
         self._identity = self._make_identity()  # once: it looks at every block or weight
 
@@ -71,8 +72,13 @@ class Epochs:
         if self._sums is not None:
             return WeightedDraws(self._sums, self._seed, epoch)
         if self._blocks is not None:
-            return BlockShuffle(self._blocks, self.num_records, self._seed, epoch, window_blocks=self._window_blocks)
+            return self._blocks.order(self.num_records, self._seed, epoch, window_blocks=self._window_blocks)
         return Permutation(self.num_records, self._seed, epoch) if self._shuffle else Sequential(self.num_records)
+
+    def in_order(self) -> Epochs:
+        """The same records, in the order of the files in every epoch."""
+        records = range(self.num_records)
+        return Epochs(records, shuffle=False, seed=self._seed, weights=None, block_bytes=1, window_blocks=1)
 
     def identity(self) -> dict[str, Any]:
         """What decides the order, as JSON knows it."""
@@ -81,7 +87,7 @@ class Epochs:
     def _make_identity(self) -> dict[str, Any]:
         identity: dict[str, Any] = {"num_records": self.num_records, "seed": self._seed, "shuffle": self._shuffle}
         if self._blocks is not None:
-            identity |= {"window_blocks": self._window_blocks, "blocks": digest(self._blocks)}
+            identity |= self._blocks.identity(self._window_blocks)
         if self._sums is not None:
             identity["weights"] = digest(self._sums)
         return identity
@@ -95,14 +101,74 @@ class Epochs:
         return sums
 
 
-def find_blocks(dataset: Any, block_bytes: int) -> npt.NDArray[np.int64]:
-    """First position of each block of neighbouring records, of a dataset that knows: its method `block_starts`."""
-    if not hasattr(dataset, "block_starts"):
+class Blocks(NamedTuple):
+    """Blocks of neighbouring records.
+
+    Attributes:
+        starts: int64: first place of each block among the samples in the order of the files.
+        by_file: int64 [N]: the position at each of those places; None where it is the place.
+        files: int64: of each block the number of its file, where files shall be read once, forward; else None.
+        num_lanes: How many files are read side by side; 0 where `files` is None.
+    """
+
+    starts: npt.NDArray[np.int64]
+    by_file: npt.NDArray[np.int64] | None = None
+    files: npt.NDArray[np.int64] | None = None
+    num_lanes: int = 0
+
+    def order(self, num_records: int, *seeds: int, window_blocks: int) -> Order:
+        """The order of an epoch."""
+        order: Order
+        if self.files is None:
+            order = BlockShuffle(self.starts, num_records, *seeds, window_blocks=window_blocks)
+        else:
+            order = FileShuffle(self.starts, num_records, *seeds, files=self.files, num_lanes=self.num_lanes)
+        return order if self.by_file is None else Renumbered(order, self.by_file)
+
+    def identity(self, window_blocks: int) -> dict[str, Any]:
+        """What decides the order beside seed and number of records."""
+        found: dict[str, Any] = {"blocks": digest(self.starts)}
+        found |= {"window_blocks": window_blocks} if self.files is None else {"num_lanes": self.num_lanes}
+        found |= {} if self.files is None else {"files": digest(self.files)}
+        return found | ({} if self.by_file is None else {"by_file": digest(self.by_file)})
+
+
+def find_blocks(dataset: Any, block_bytes: int, window_blocks: int) -> Blocks:
+    """The blocks of a dataset of TFRecord files, or of datasets inside it: as the method `block_starts` says."""
+    lanes = find_lanes(dataset, block_bytes * window_blocks)
+    if lanes is not None:
+        block_bytes = lanes.run_bytes
+        for leaf in leaves(dataset):
+            leaf.keep_quiet_about_compression()
+    if hasattr(dataset, "block_starts") and (lanes is None or dataset.is_in_file_order):
+        starts = np.asarray(dataset.block_starts(block_bytes), dtype=np.int64)
+        files = None if lanes is None else dataset.record_places(starts)[0]
+        return Blocks(starts, None, files, 0 if lanes is None else lanes.number)
+    places = record_places(dataset)
+    if places is None:
         raise ValueError(
             'shuffle="blocks" needs to know where each record lies: expected a TFRecordDataset, '
-            f"got {type(dataset).__name__}"
+            f"got {type(dataset).__name__} (Subset and ConcatDataset: of TFRecordDatasets alone)"
         )
-    return np.asarray(dataset.block_starts(block_bytes), dtype=np.int64)
+    by_file = np.lexsort((places.offsets, places.files))
+    files = places.files[by_file]
+    starts = block_starts(files, places.offsets[by_file], block_bytes)
+    return Blocks(starts, by_file, None if lanes is None else files[starts], 0 if lanes is None else lanes.number)
+
+
+def find_lanes(dataset: Any, window_bytes: int | None = None) -> Lanes | None:
+    """How the files of a dataset are read side by side where some are compressed; None where none is.
+
+    Also None for a dataset of which not all samples are known to be records of files.
+    """
+    stores = {id(leaf.open_files): leaf for leaf in leaves(dataset) if hasattr(leaf, "open_files")}.values()
+    if not any(leaf.is_compressed for leaf in stores) or not has_places(dataset):
+        return None
+    extents = [leaf.extent for leaf in stores]
+    files, records, num_bytes = map(sum, zip(*extents, strict=True))
+    lanes = plan_lanes(files, records, num_bytes, window_bytes)
+    # Of no file more than its dataset keeps.
+    return lanes._replace(run_bytes=min([lanes.run_bytes, *(plan_lanes(*extent).run_bytes for extent in extents)]))
 
 
 def check_state(state: Mapping[str, Any], identity: Mapping[str, Any], numbers: Mapping[str, int | None]) -> None:

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
-from operator import index as as_integer
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from torch.utils.data import IterableDataset
+from torch.utils.data import IterableDataset, get_worker_info
 
-from torch_tfrecord.arguments import at_least
+from torch_tfrecord.arguments import at_least, integer
+from torch_tfrecord.order.epoch_count import EpochCount
 from torch_tfrecord.order.epochs import STATE_VERSION, check_state, digest
 from torch_tfrecord.order.mixing import WeightedTurns
 from torch_tfrecord.order.mixture import check_stop, mixture_weights
 from torch_tfrecord.order.mixture_plan import checked_choices
 from torch_tfrecord.order.ranks import consumer, resolve_rank
+from torch_tfrecord.shown import shown_items, shown_list
 
 __all__ = ["IterableMixture"]
 
@@ -27,7 +27,7 @@ class IterableMixture(IterableDataset[Any]):
 
     `Mixture` for iterable datasets. The order is a pure function of the streams, the weights and the seed. Each
     DataLoader worker mixes what the datasets give it there (`TFRecordIterableDataset` gives each its part), and stops
-    by what it has itself.
+    by what it has itself. Each iteration is the next epoch, from 0, as of `TFRecordIterableDataset`.
 
     The state says where the mixture is and, for each dataset, its own state where it has one (its iterator's or its
     own `state_dict`), else how many samples to step over. It is the state of one worker: torchdata's StatefulDataLoader
@@ -59,33 +59,44 @@ class IterableMixture(IterableDataset[Any]):
         super().__init__()
         check_stop(stop)
         self._datasets = list(datasets)
-        self._seed = as_integer(seed)
+        self._seed = integer("seed", seed)
         self._stop = stop
         self._weights = mixture_weights(len(self._datasets), weights, choices)
         self._choices = None if choices is None else checked_choices(choices, len(self._datasets)).tolist()
-        self._epoch = torch.zeros((), dtype=torch.int64)
-        self._share_epoch()
+        self._epochs = EpochCount()
         self._loaded: Mapping[str, Any] | None = None
         self._running: _MixedStream | None = None
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch, from 0, that datasets are asked for by their ``iter_epoch``; persistent workers follow."""
-        self._epoch.fill_(at_least(0, "epoch", epoch))
+        """Choose the epoch, from 0, of the next iteration; those after it go on from there, in persistent workers, too.
+
+        For the epoch that a loaded state was in, nothing changes: the next iteration gives what is left of it.
+        """
+        self._epochs.choose(at_least(0, "epoch", epoch))
+        if self._loaded is not None and self._loaded["epoch"] != epoch:
+            self._loaded = None
 
     def __iter__(self) -> Iterator[Any]:
-        stream = _MixedStream(self, int(self._epoch))
-        if self._loaded is not None:
+        # A worker begins at once: it cannot know what will be asked for, and must begin as the others do.
+        has_begun = get_worker_info() is not None
+        stream = _MixedStream(self, self._epochs.begin() if has_begun else self._epochs.next())
+        stream.count_by(self._epochs, has_begun)
+        if self._loaded is not None and self._loaded["epoch"] == stream.epoch:
             stream.load_state_dict(self._loaded)
         return stream
+
+    def iter_epoch(self, epoch: int) -> Iterator[Any]:
+        """An iteration of one epoch, whichever is next, from its beginning; it does not count."""
+        return _MixedStream(self, at_least(0, "epoch", epoch))
 
     def state_dict(self) -> dict[str, Any]:
         """Where the iteration that began last is."""
         if self._running is not None:
             return self._running.state_dict()
-        return dict(self._loaded) if self._loaded is not None else _MixedStream(self, int(self._epoch)).state_dict()
+        return dict(self._loaded) if self._loaded is not None else _MixedStream(self, self._epochs.next()).state_dict()
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Go on where the state was, in the next iteration; the ones after that begin anew.
+        """Go on where the state was, in the next iteration; the ones after that are whole epochs.
 
         Raises:
             ValueError: A state of another version, seed, weights, choices or stop; names both values. When iterated:
@@ -93,6 +104,7 @@ class IterableMixture(IterableDataset[Any]):
         """
         self._check(state_dict)
         self._loaded, self._running = state_dict, None
+        self._epochs.choose(state_dict["epoch"])
 
     def _check(self, state: Mapping[str, Any]) -> None:
         lists = {key: state[key] for key in ("components", "consumer", "left") if key in state}
@@ -107,16 +119,9 @@ class IterableMixture(IterableDataset[Any]):
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_running": None}
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._share_epoch()  # plain pickle and copies do not keep it shared
-
-    def _share_epoch(self) -> None:
-        # In shared memory: persistent workers hold a copy of this object and must see set_epoch all the same.
-        self._epoch.share_memory_()  # type: ignore[no-untyped-call]
-
     def __repr__(self) -> str:
-        return f"IterableMixture({len(self._datasets)} datasets, weights={self._weights})"
+        weights = shown_list(self._weights)
+        return f"IterableMixture({len(self._datasets)} datasets, weights=[{weights}]: {shown_items(self._datasets)})"
 
 
 class _Component:
@@ -187,10 +192,16 @@ class _MixedStream(Iterator[Any]):
 
     def __init__(self, mixture: IterableMixture, epoch: int) -> None:
         self._mixture = mixture
+        self._epochs: EpochCount | None = None
+        self._has_begun = False
         self._begin(epoch)
 
+    def count_by(self, epochs: EpochCount, has_begun: bool) -> None:
+        """Count this iteration when it begins, unless it has."""
+        self._epochs, self._has_begun = epochs, has_begun
+
     def _begin(self, epoch: int) -> None:
-        self._epoch = epoch
+        self.epoch = epoch
         self._components = [_Component(n, ds, epoch) for n, ds in enumerate(self._mixture._datasets)]
         self._left = list(range(len(self._components)))  # those that have turns
         self._phase, self._turn = 0, 0
@@ -202,6 +213,8 @@ class _MixedStream(Iterator[Any]):
 
     def __next__(self) -> Any:
         mixture = self._mixture
+        if not self._has_begun:
+            self._count()
         mixture._running, mixture._loaded = self, None
         while self._left:
             component = self._take_turn()
@@ -220,6 +233,12 @@ class _MixedStream(Iterator[Any]):
             self._turns = self._make_turns()
         self._left = []
         raise StopIteration
+
+    def _count(self) -> None:
+        self._has_begun = True
+        epoch = self.epoch if self._epochs is None else self._epochs.begin()
+        if epoch != self.epoch:  # chosen, or taken by another iteration, since this one was made
+            self._begin(epoch)
 
     def _take_turn(self) -> _Component | None:
         choices: list[int] | None = self._mixture._choices
@@ -242,7 +261,7 @@ class _MixedStream(Iterator[Any]):
         return {
             "version": STATE_VERSION,
             **self._mixture._identity(),
-            "epoch": self._epoch,
+            "epoch": self.epoch,
             "phase": self._phase,
             "turn": self._turn,
             "left": self._left,
@@ -251,7 +270,7 @@ class _MixedStream(Iterator[Any]):
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Go on where another iteration was."""
+        """Go on where another iteration was, as StatefulDataLoader asks for."""
         self._mixture._check(state_dict)
         here = list(consumer(resolve_rank(None, None)))
         if state_dict["consumer"] != here:
@@ -264,4 +283,7 @@ class _MixedStream(Iterator[Any]):
         self._turns = self._make_turns()
         for component, state in zip(self._components, state_dict["components"], strict=True):
             component.load_state_dict(state)
+        if self._epochs is not None:
+            self._epochs.correct(self.epoch)
+        self._has_begun = True
         self._mixture._running, self._mixture._loaded = self, None

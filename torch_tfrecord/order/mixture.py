@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from operator import index as as_integer
 from typing import Any
@@ -11,14 +11,17 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import Dataset
 
-from torch_tfrecord.arguments import at_least
+from torch_tfrecord.arguments import at_least, integer, true_or_false
+from torch_tfrecord.order.leaves import Inner, draws_at_random, join_samples, leaf_batches, read_leaf, salted
 from torch_tfrecord.order.mixing import whole_weights
 from torch_tfrecord.order.mixture_plan import STOPS, ChoicePlan, WeightedPlan
 from torch_tfrecord.order.permutation import Permutation
-from torch_tfrecord.order.position_batch import PositionBatch
+from torch_tfrecord.order.random_stream import RandomStream
+from torch_tfrecord.shown import shown_items, shown_list
 
 __all__ = ["Mixture", "check_stop", "mixture_weights"]
 
+_UNKNOWN = -1  # epoch: as epoch 0, but for the datasets' own random draws
 _MAX_ORDERS = 64  # kept at once: orders of passes over a dataset, each of at most 128 KiB
 
 
@@ -67,8 +70,8 @@ class Mixture(Dataset[Any]):
         check_stop(stop)
         self._datasets = list(datasets)
         self._sizes = [len(dataset) for dataset in self._datasets]
-        self._seed = as_integer(seed)
-        self._shuffle = bool(shuffle)
+        self._seed = integer("seed", seed)
+        self._shuffle = true_or_false("shuffle", shuffle)
         numbers = mixture_weights(len(self._datasets), weights, choices)
         self._plan: WeightedPlan | ChoicePlan
         if choices is None:
@@ -81,7 +84,7 @@ class Mixture(Dataset[Any]):
             self._length = limit if self._length is None else min(self._length, limit)
         self._an_epoch = [0] * len(self._sizes) if self._length is None else self._plan.counts(self._length)
         self._orders: dict[tuple[int, int], Permutation] = {}
-        self._epoch = torch.zeros((), dtype=torch.int64)
+        self._epoch = torch.tensor(_UNKNOWN)
         self._share_epoch()
 
     def __len__(self) -> int:
@@ -101,7 +104,7 @@ class Mixture(Dataset[Any]):
     def _find(self, position: int, epoch: int | None) -> tuple[int, int, int]:
         """Number of the dataset, number of the pass over it, position in it."""
         component, before = self._plan.turn(self._checked(position))
-        before += self._an_epoch[component] * (int(self._epoch) if epoch is None else epoch)
+        before += self._an_epoch[component] * (max(int(self._epoch), 0) if epoch is None else epoch)
         passes, place = divmod(before, self._sizes[component])
         return component, passes, self._order(component, passes)[place] if self._shuffle else place
 
@@ -112,20 +115,33 @@ class Mixture(Dataset[Any]):
     def __getitems__(self, positions: Sequence[int]) -> list[Any]:
         """The samples of several positions, in that order: each dataset is asked once for all of its own.
 
-        It is told the number of the pass over it as the epoch, so that random draws (a fused crop) are new in each.
+        It is told the number of the pass over it as the epoch, so that random draws (a fused crop) are new in each;
+        where nobody has chosen an epoch, they are new each time.
         """
-        epoch = getattr(positions, "epoch", None)
-        asked: dict[tuple[int, int], tuple[list[int], PositionBatch]] = {}
-        for place, position in enumerate(positions):
-            component, passes, inner = self._find(position, epoch)
-            places, batch = asked.setdefault((component, passes), ([], PositionBatch(epoch=passes)))
+        parts = leaf_batches(self, salted(self, positions))
+        return join_samples([(part, read_leaf(part.leaf, part.positions)) for part in parts], len(positions))
+
+    @property
+    def needs_salt(self) -> bool:
+        """Whether the datasets' random draws go by a salt: nobody has chosen an epoch."""
+        return int(self._epoch) == _UNKNOWN and draws_at_random(self)
+
+    @property
+    def datasets(self) -> Sequence[Any]:
+        """The datasets that are mixed."""
+        return self._datasets
+
+    def inner_batches(self, part: Inner) -> Iterator[Inner]:
+        """Of part of a batch, what each dataset has of it."""
+        asked: dict[tuple[int, int], tuple[list[int], list[int]]] = {}
+        for place, position in zip(part.places, part.positions, strict=True):
+            component, passes, inner = self._find(position, part.epoch)
+            positions, places = asked.setdefault((component, passes), ([], []))
+            positions.append(inner)
             places.append(place)
-            batch.append(inner)
-        samples: list[Any] = [None] * len(positions)
-        for (component, _), (places, batch) in asked.items():
-            for place, sample in zip(places, _items(self._datasets[component], batch), strict=True):
-                samples[place] = sample
-        return samples
+        for (component, passes), (positions, places) in asked.items():
+            salt = None if part.salt is None else RandomStream(part.salt, component, passes).below(1 << 63)
+            yield Inner(self._datasets[component], positions, places, passes, salt)
 
     def _checked(self, position: int) -> int:
         position = as_integer(position)
@@ -157,14 +173,8 @@ class Mixture(Dataset[Any]):
 
     def __repr__(self) -> str:
         length = "endless" if self._length is None else f"{self._length} samples"
-        return f"Mixture({length} of {len(self._datasets)} datasets of {self._sizes} samples)"
-
-
-def _items(dataset: Any, positions: PositionBatch) -> Sequence[Any]:
-    if hasattr(dataset, "__getitems__"):
-        found: Sequence[Any] = dataset.__getitems__(positions)
-        return found
-    return [dataset[position] for position in positions]
+        sizes = f"{len(self._datasets)} datasets of [{shown_list(self._sizes)}] samples"
+        return f"Mixture({length} of {sizes}: {shown_items(self._datasets)})"
 
 
 def check_stop(stop: str) -> None:

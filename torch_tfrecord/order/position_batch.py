@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import SupportsIndex, overload
+from typing import Any, SupportsIndex, overload
 
-__all__ = ["PositionBatch"]
+__all__ = ["EpochPosition", "PositionBatch", "epoch_of", "is_batch_of_positions", "list_of_positions"]
 
 
 class PositionBatch(list[int]):
     """What a batch sampler yields: a list of positions that knows its epoch; pickles, so that workers see it too.
 
     Random draws of a dataset (a fused crop) are a function of the epoch: several epochs can be under way in one loader.
+    Where nobody knows the epoch, as in a plain DataLoader, they are a function of a salt, another one for each batch.
 
     Args:
         positions: From 0 to the number of records - 1.
         epoch: From 0.
+        salt: From 0; decides the draws in place of the epoch.
 
     Example:
         >>> batch = PositionBatch([4, 2], epoch=1)
@@ -25,9 +27,10 @@ class PositionBatch(list[int]):
         1
     """
 
-    def __init__(self, positions: Iterable[int] = (), epoch: int = 0) -> None:
+    def __init__(self, positions: Iterable[int] = (), epoch: int = 0, salt: int | None = None) -> None:
         super().__init__(positions)
         self.epoch = epoch
+        self.salt = salt
 
     @overload
     def __getitem__(self, index: SupportsIndex) -> int: ...
@@ -36,11 +39,57 @@ class PositionBatch(list[int]):
     def __getitem__(self, index: slice) -> PositionBatch: ...
 
     def __getitem__(self, index: SupportsIndex | slice) -> int | PositionBatch:
-        """A position, or some of them, of the same epoch."""
+        """A position, or some of them, of the same epoch and salt."""
         if isinstance(index, slice):
-            return PositionBatch(super().__getitem__(index), self.epoch)
+            return PositionBatch(super().__getitem__(index), self.epoch, self.salt)
         return super().__getitem__(index)
 
     def __add__(self, others: list[int]) -> PositionBatch:  # type: ignore[override]
-        """More positions, in the epoch of these."""
-        return PositionBatch(super().__add__(others), self.epoch)
+        """More positions, of the epoch and salt of these."""
+        return PositionBatch(super().__add__(others), self.epoch, self.salt)
+
+
+class EpochPosition(int):
+    """A position that knows its epoch: what a sampler yields that others batch.
+
+    Example:
+        >>> position = EpochPosition(4, 1)
+        >>> position, position.epoch
+        (4, 1)
+    """
+
+    epoch: int
+
+    def __new__(cls, position: int, epoch: int) -> EpochPosition:
+        """A position, and its epoch."""
+        self = super().__new__(cls, position)
+        self.epoch = epoch
+        return self
+
+    def __reduce__(self) -> Any:
+        return EpochPosition, (int(self), self.epoch)
+
+
+def epoch_of(positions: Any) -> int | None:
+    """The epoch that a batch of positions, or the first of them, knows; None where nobody does."""
+    epoch: int | None = getattr(positions, "epoch", None)
+    return getattr(positions[0], "epoch", None) if epoch is None and len(positions) else epoch
+
+
+def is_batch_of_positions(positions: Any) -> bool:
+    """Whether something stands for several positions: a list, or a 1-D array or tensor."""
+    return isinstance(positions, list) or getattr(positions, "ndim", 0) == 1
+
+
+def list_of_positions(positions: Any) -> list[int]:
+    """A batch of positions as a list; TypeError for marks (booleans), which stand for none.
+
+    Example:
+        >>> import numpy as np
+        >>> list_of_positions(np.array([3, 1]))
+        [3, 1]
+    """
+    found: list[int] = positions if isinstance(positions, list) else positions.tolist()
+    if any(isinstance(position, bool) for position in found):
+        raise TypeError("positions must be integers, got booleans: mask.nonzero() gives the positions of a mask")
+    return found

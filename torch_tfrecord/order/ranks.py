@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from operator import index as as_integer
 from typing import NamedTuple
 
 import torch.distributed
 from torch.utils.data import get_worker_info
 
+from torch_tfrecord.arguments import integer
 from torch_tfrecord.order.prepared import prepared_loader
 
 __all__ = ["Rank", "check_rank", "consumer", "in_process_group", "resolve_rank"]
@@ -27,7 +27,7 @@ def check_rank(rank: int | None, world_size: int | None) -> None:
         return
     if rank is None or world_size is None:
         raise ValueError(f"rank and world_size must be given together, got rank={rank!r}, world_size={world_size!r}")
-    if not 0 <= as_integer(rank) < as_integer(world_size):
+    if not 0 <= integer("rank", rank) < integer("world_size", world_size):
         raise ValueError(f"rank must be from 0 to world_size - 1, got rank={rank!r}, world_size={world_size!r}")
 
 

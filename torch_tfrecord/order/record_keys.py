@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from torch_tfrecord.order.random_stream import RandomStream
 
-__all__ = ["record_keys"]
+__all__ = ["draw_salt", "record_keys", "salted_keys"]
 
 _STEP = np.uint64(0x9E3779B97F4A7C15)
 
@@ -31,3 +32,13 @@ def record_keys(positions: npt.NDArray[np.int64], *seeds: int) -> npt.NDArray[np
     z = (z ^ z >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)
     keys: npt.NDArray[np.uint64] = z ^ z >> np.uint64(31)
     return keys
+
+
+def salted_keys(count: int, salt: int) -> npt.NDArray[np.uint64]:
+    """The keys of a batch of no known epoch, by place in it: a record that stands in it twice is drawn twice."""
+    return record_keys(np.arange(count), salt, 0, 0)  # as many seeds as no keys of records have
+
+
+def draw_salt() -> int:
+    """A number of 63 bits from torch's default generator: the only place where global random state is used."""
+    return int(torch.empty((), dtype=torch.int64, device="cpu").random_())

@@ -6,12 +6,14 @@ from collections.abc import Iterator, Mapping, Sized
 from typing import Any
 
 import numpy.typing as npt
-from torch.utils.data import Sampler
 
-from torch_tfrecord.arguments import at_least
+from torch_tfrecord.arguments import at_least, true_or_false
 from torch_tfrecord.order.epochs import STATE_VERSION, Epochs, check_state
+from torch_tfrecord.order.leaves import draws_at_random
+from torch_tfrecord.order.position_batch import EpochPosition
 from torch_tfrecord.order.prepared import Prepared, check_loaded_epoch, check_num_received, prepared_loader
-from torch_tfrecord.order.ranks import Rank, check_rank, resolve_rank
+from torch_tfrecord.order.rank_sampler import RankSampler
+from torch_tfrecord.order.ranks import Rank, check_rank
 from torch_tfrecord.order.shares import RankShare, rank_size
 
 __all__ = ["BLOCK_BYTES", "WINDOW_BLOCKS", "RecordSampler"]
@@ -23,13 +25,15 @@ _FIRST_POSITIONS = 64  # computed at once at the beginning; then twice as many, 
 _CHUNK_POSITIONS = 4096
 
 
-class RecordSampler(Sampler[int]):
+class RecordSampler(RankSampler):
     """The positions of one rank, in an order that is a pure function of (seed, epoch), for any number of workers.
 
     The order of an epoch is one sequence of all N positions. All ranks take it together, one position each in turn:
     rank r of w has the places r, r + w, r + 2w, ... Every rank gets as many: where N is not a multiple of w, the order
     goes on with its beginning until it is (as torch's DistributedSampler does, also for N < w), or with `drop_last` its
     last N modulo w places are left out.
+
+    It is a DistributedSampler to whoever asks, such as Lightning, which would else split the positions once more.
 
     **Resuming.** The state is the epoch and how many places of its order all ranks together have taken: after k samples
     on each rank, k * w. Loaded with any other world size, worker count or batch size, the places from there to N are
@@ -95,7 +99,8 @@ class RecordSampler(Sampler[int]):
             window_blocks=window_blocks,
         )
         self._rank, self._world_size = rank, world_size
-        self._drop_last = bool(drop_last)
+        self._drop_last = true_or_false("drop_last", drop_last)
+        self._tells_epoch = draws_at_random(dataset)
         self._epoch = 0
         self._start = 0  # places taken before the next iteration; used by one iteration
         self._is_loaded = False  # by `load_state_dict`, and not used yet
@@ -104,24 +109,27 @@ class RecordSampler(Sampler[int]):
     def __len__(self) -> int:
         """Samples that the next iteration gives this rank: after `load_state_dict` what is left of the epoch."""
         left = self._epochs.num_records - self._start
-        return rank_size(left, resolve_rank(self._rank, self._world_size).world_size, drop_last=self._drop_last)
+        return rank_size(left, self._here().world_size, drop_last=self._drop_last)
 
     def __iter__(self) -> Iterator[int]:
-        return _Positions(self, self._epoch, self._start)
+        return _Positions(self)
 
     @property
-    def epoch(self) -> int:
+    def epoch(self) -> int:  # type: ignore[override]
         """The epoch of the next iteration, or of the one that goes on."""
         return self._epoch
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch, from 0, of the next iteration; until called again, every iteration has the same order.
 
-        For the epoch that a loaded state was in, nothing changes: the next iteration gives what is left of it.
+        For the epoch that a loaded state was in, nothing changes: the next iteration gives what is left of it. An
+        iteration that has not yet handed out a position is the next one, too: trainers make it before they call this.
         """
         if at_least(0, "epoch", epoch) != self._epoch:
             if self._is_loaded:
                 check_loaded_epoch(self._epoch, epoch)
+            if self._running is not None:
+                self._running.follow()
             self._epoch, self._start, self._running, self._is_loaded = int(epoch), 0, None, False
 
     def state_dict(self, num_received: int | None = None) -> dict[str, Any]:
@@ -170,45 +178,53 @@ class RecordSampler(Sampler[int]):
 class _Positions(Iterator[int]):
     """One iteration of a sampler. It begins with its first position: loaders make iterators that they throw away."""
 
-    def __init__(self, sampler: RecordSampler, epoch: int, start: int) -> None:
+    def __init__(self, sampler: RecordSampler) -> None:
         self._sampler = sampler
-        self._go_to(epoch, start)
+        self._go_to(None)
 
-    def _go_to(self, epoch: int, start: int) -> None:
-        self._epoch, self._start = epoch, start
+    def _go_to(self, place: tuple[int, int] | None) -> None:
+        self._place = place  # epoch and start; None until it begins: the sampler's place of then
+        self._epoch = self._sampler._epoch if place is None else place[0]
         self._num_yielded = 0
         self._share: RankShare | None = None
         self._rank = Rank(0, 1)
         self.prepared: Prepared | None = None
         self._chunk: list[int] = []
-        self._place = 0  # in the chunk
+        self._place_in_chunk = 0
 
     def __next__(self) -> int:
         if self._share is None:
             self._begin()
-        if self._place == len(self._chunk):
+        if self._place_in_chunk == len(self._chunk):
             self._next_chunk()
-        position = self._chunk[self._place]
-        self._place += 1
+        position = self._chunk[self._place_in_chunk]
+        self._place_in_chunk += 1
         self._num_yielded += 1
-        return position
+        return EpochPosition(position, self._epoch) if self._sampler._tells_epoch else position
 
     def _begin(self) -> None:
         sampler = self._sampler
         self.prepared = prepared_loader()
-        if self.prepared is not None and self.prepared.epoch is not None and self.prepared.epoch != self._epoch:
-            self._epoch, self._start = self.prepared.epoch, 0
-        self._rank = resolve_rank(sampler._rank, sampler._world_size)
-        self._share = sampler._share(self._epoch, self._start, self._rank)
+        self._place = self._place or (sampler._epoch, sampler._start)
+        if self.prepared is not None and self.prepared.epoch not in (None, self._place[0]):
+            self._place = (self.prepared.epoch, 0)
+        self._epoch, _ = self._place
+        self._rank = sampler._here()
+        self._share = sampler._share(*self._place, self._rank)
         sampler._running = self
         sampler._start, sampler._is_loaded = 0, False  # used once
+
+    def follow(self) -> None:
+        """Begin where the sampler says, not where a state was loaded; once begun, nothing changes."""
+        if self._share is None:
+            self._place = None
 
     def _next_chunk(self) -> None:
         if self._share is None or self._num_yielded == len(self._share):
             raise StopIteration
         size = min(max(self._num_yielded, _FIRST_POSITIONS), _CHUNK_POSITIONS)
         self._chunk = self._share.numbers(self._num_yielded, self._num_yielded + size)
-        self._place = 0
+        self._place_in_chunk = 0
 
     def state_dict(self, num_received: int | None = None) -> dict[str, Any]:
         """Where this iteration is."""
@@ -217,12 +233,13 @@ class _Positions(Iterator[int]):
             received = min(received * self.prepared.num_processes, self._num_yielded)  # the rest was filled up
         if received > self._num_yielded:
             raise ValueError(f"num_received={received}, but only {self._num_yielded} samples were handed out")
-        return self._sampler._state(self._epoch, self._start + received * self._rank.world_size)
+        epoch, start = self._place or (self._sampler._epoch, self._sampler._start)
+        return self._sampler._state(epoch, start + received * self._rank.world_size)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Go on where another iteration was, as StatefulDataLoader asks for."""
         sampler = self._sampler
         sampler._check(state_dict)
-        self._go_to(state_dict["epoch"], state_dict["consumed"])
+        self._go_to((state_dict["epoch"], state_dict["consumed"]))
         # The state is this iteration's: the next one gives a whole epoch, also where this one stands at its end.
-        sampler._epoch, sampler._start, sampler._running = self._epoch, 0, self
+        sampler._epoch, sampler._start, sampler._running = state_dict["epoch"], 0, self

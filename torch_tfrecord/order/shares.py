@@ -7,7 +7,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Order", "RankShare", "Sequential", "rank_size"]
+__all__ = ["Order", "RankShare", "Renumbered", "Sequential", "rank_size"]
 
 _Positions = npt.NDArray[np.int64]
 
@@ -44,6 +44,26 @@ class Sequential:
     def positions(self, places: _Positions) -> _Positions:
         """The places."""
         return places
+
+
+class Renumbered:
+    """An order of numbers that stand for positions.
+
+    Args:
+        order: Of 0 to N - 1.
+        positions: int64 [N]: the position that each number stands for.
+    """
+
+    def __init__(self, order: Order, positions: _Positions) -> None:
+        self._order, self._positions = order, positions
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+    def positions(self, places: _Positions) -> _Positions:
+        """The positions at places of the order."""
+        found: _Positions = self._positions[self._order.positions(places)]
+        return found
 
 
 class RankShare:

@@ -24,6 +24,7 @@ from torch_tfrecord.features.specs import Feature, mark_ragged
 from torch_tfrecord.native import native_module
 from torch_tfrecord.parsing.lookup import Lookup
 from torch_tfrecord.protobuf.example import join_arrays
+from torch_tfrecord.values.containers import jagged_tensor
 from torch_tfrecord.values.dtypes import INT64_LIST, DType, ListKind, cast, decode_text, dtype_name, list_kind
 
 __all__ = [
@@ -188,7 +189,7 @@ def rows_of(column: Any) -> list[Any]:
 
 def jagged_column(column: Column, dtype: torch.dtype) -> torch.Tensor:
     """Numbers of any count as a jagged nested tensor of a dtype."""
-    return torch.nested.nested_tensor_from_jagged(cast(column.values, dtype), torch.from_numpy(column.offsets))
+    return jagged_tensor(cast(column.values, dtype), torch.from_numpy(column.offsets))
 
 
 def jagged_rows(column: Column, dtype: torch.dtype) -> list[torch.Tensor]:

@@ -24,6 +24,7 @@ from torch_tfrecord.parsing.columns import (
     torch_dtype,
 )
 from torch_tfrecord.protobuf.example import to_array
+from torch_tfrecord.values.containers import jagged_tensor
 from torch_tfrecord.values.dtypes import INT64_LIST, cast, nest
 
 __all__ = ["FixedNumbers", "FixedStrings", "VarLenNumbers", "VarLenStrings"]
@@ -175,7 +176,7 @@ class VarLenNumbers:
         lengths = [0 if item is None else len(item.value) for item in found]
         values = join([item for item in found if item is not None], self._dtype)
         offsets = torch.from_numpy(np.cumsum([0, *lengths], dtype=np.int64))
-        return torch.nested.nested_tensor_from_jagged(labelled(self._lookup, cast, values, self._dtype), offsets)
+        return jagged_tensor(labelled(self._lookup, cast, values, self._dtype), offsets)
 
     def from_columns(self, columns: Sequence[Column]) -> torch.Tensor:
         """The column of several records, from the compiled core."""

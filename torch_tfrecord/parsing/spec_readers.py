@@ -7,6 +7,7 @@ from typing import Any, TypeAlias
 
 import torch
 
+from torch_tfrecord.features.spec_checks import spec_hint
 from torch_tfrecord.features.specs import (
     Feature,
     FixedLenFeature,
@@ -155,6 +156,7 @@ def _build(table: _Table, name: str, spec: Feature, where: str) -> Reader:
     build = next((table[kind] for kind in type(spec).__mro__ if kind in table), None)
     if build is None:
         allowed = ", ".join(sorted(kind.__name__ for kind in table))
-        text = f"Unsupported {type(spec).__name__} for key {name!r} of {where}: expected one of {allowed}"
+        hint = "" if isinstance(spec, Feature) else spec_hint(spec)
+        text = f"Unsupported {type(spec).__name__} for key {name!r} of {where}: expected one of {allowed}{hint}"
         raise (ValueError if any(kind in _EXAMPLE for kind in type(spec).__mro__) else TypeError)(text)
     return build(name, spec)

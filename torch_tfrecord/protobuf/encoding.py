@@ -115,7 +115,10 @@ _LEAVES: dict[str, Any] = {"int64_list": _int_leaves, "float_list": _float_leave
 
 def _sort_out_list(values: Any) -> _Encodable:
     if not len(values):
-        raise ValueError("an empty list has no type: use an empty typed array, such as numpy.zeros(0, numpy.int64)")
+        raise ValueError(
+            "an empty list has no type: use an empty typed array, such as numpy.zeros(0, numpy.int64); its dtype, "
+            "numpy.int64, numpy.float32 or numpy.bytes_, says which list is meant"
+        )
     kinds = {_kind_of(cls) for cls in set(map(type, values))}
     if kinds == {None}:
         return _join([_sort_out(value) for value in values])

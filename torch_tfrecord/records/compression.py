@@ -32,7 +32,7 @@ _DESCRIPTION = {"": "an uncompressed TFRecord file", "GZIP": "a gzip stream", "Z
 
 # Compressed bytes fed to the decompressor at a time, and the most it may put out for them in one go.
 _INPUT_BYTES = 1 << 17
-_OUTPUT_BYTES = 1 << 20
+_OUTPUT_BYTES = 1 << 18
 
 # A record of a compressed stream may be this long, or this many times the compressed file: its length cannot be held
 # against the file's size. Honest data above the one does not expand like the other; a decompression bomb does.
@@ -91,12 +91,13 @@ def compressor(compression_type: str, level: int | None) -> Any:
     return zlib.compressobj(-1 if level is None else level, zlib.DEFLATED, _WINDOW_BITS[compression_type], 9)
 
 
-def open_stream(source: ByteSource, compression_type: str) -> tuple[ByteSource, str]:
+def open_stream(source: ByteSource, compression_type: str, kept_bytes: int = 0) -> tuple[ByteSource, str]:
     """Put the decompression that a file needs around its bytes.
 
     Args:
         source: The file's bytes.
         compression_type: As `check_compression_type` returns it.
+        kept_bytes: See `InflatedSource`.
 
     Returns:
         The stream of records, and the compression found: "", "GZIP" or "ZLIB".
@@ -116,7 +117,7 @@ def open_stream(source: ByteSource, compression_type: str) -> tuple[ByteSource, 
         )
     if not first_bytes:
         found = "" if compression_type == "auto" else compression_type
-    return (InflatedSource(source, found) if found and first_bytes else source), found
+    return (InflatedSource(source, found, kept_bytes) if found and first_bytes else source), found
 
 
 def offset_note(source: ByteSource) -> str:
@@ -127,18 +128,19 @@ def offset_note(source: ByteSource) -> str:
 class SequentialSource(ABC):
     """A `ByteSource` over something that can only be read forward.
 
-    Bytes from the last requested offset on are kept, so that a caller may ask for the same ones again; an earlier
-    offset starts over, where that is possible. Memory is bounded by the bytes that are really there, whatever is asked
-    for. Safe to call from threads.
+    Bytes from the last requested offset on are kept, and `kept_bytes` before it, so that a caller may ask for the same
+    ones again; an earlier offset starts over, where that is possible. Memory is bounded by the bytes that are really
+    there, whatever is asked for. Safe to call from threads.
     """
 
-    def __init__(self, path: str, max_record_bytes: int) -> None:
+    def __init__(self, path: str, max_record_bytes: int, kept_bytes: int = 0) -> None:
         self.path = path
         self.size: int | None = None
         self.max_record_bytes: int | None = max_record_bytes
         self.chunk_bytes = 1 << 19
         self._lock = threading.Lock()
-        self._kept = b""
+        self._kept_bytes = kept_bytes
+        self._kept = bytearray()
         self._offset = 0  # of the first kept byte
 
     def read(self, num_bytes: int, offset: int) -> bytes:
@@ -146,33 +148,28 @@ class SequentialSource(ABC):
         with self._lock:
             if offset < self._offset:
                 self._restart()
-                self._kept, self._offset = b"", 0
-            self._skip_to(offset)
-            pieces, have = [self._kept], len(self._kept)
-            try:
-                while have < num_bytes and (piece := self._more()):
-                    pieces.append(piece)
-                    have += len(piece)
-            finally:  # a read that fails is repeated from here
-                self._kept = b"".join(pieces)
-            return self._kept[:num_bytes]
+                self._kept, self._offset = bytearray(), 0
+            while self._offset + len(self._kept) < offset + num_bytes and (piece := self._more()):
+                self._kept += piece
+                self._drop(offset)
+            self._drop(offset)
+            begin = max(offset - self._offset, 0)
+            with memoryview(self._kept) as kept:
+                return bytes(kept[begin : begin + num_bytes])
 
-    def _skip_to(self, offset: int) -> None:
-        while offset > self._offset + len(self._kept):
-            piece = self._more()
-            self._offset += len(self._kept)
-            self._kept = piece
-            if not piece:
-                return
-        self._kept = self._kept[offset - self._offset :]
-        self._offset = offset
+    def _drop(self, offset: int) -> None:
+        """Forget what lies further before an offset than is kept."""
+        excess = min(offset - self._kept_bytes - self._offset, len(self._kept))
+        if excess > 0:
+            del self._kept[:excess]  # moves nothing but the beginning
+            self._offset += excess
 
     def check_end(self) -> None:  # noqa: B027 - there is nothing to check where a stream simply ends
         """Raise if the stream did not end where its bytes end."""
 
     @abstractmethod
     def _more(self) -> bytes:
-        """The next piece of the stream, at most about 1 MiB; empty at its end."""
+        """The next piece of the stream, a bounded one; empty at its end."""
 
     @abstractmethod
     def _restart(self) -> None:
@@ -188,11 +185,12 @@ class InflatedSource(SequentialSource):
     Args:
         source: The compressed bytes.
         compression_type: "GZIP" or "ZLIB".
+        kept_bytes: How far before the last read one may read without decompressing again.
     """
 
-    def __init__(self, source: ByteSource, compression_type: str) -> None:
+    def __init__(self, source: ByteSource, compression_type: str, kept_bytes: int = 0) -> None:
         expansion = _MAX_HONEST_EXPANSION * (source.size or 0)
-        super().__init__(source.path, max(MAX_INFLATED_RECORD_BYTES, expansion))
+        super().__init__(source.path, max(MAX_INFLATED_RECORD_BYTES, expansion), kept_bytes)
         self._source = source
         self._type = compression_type
         self._restart()

@@ -22,7 +22,7 @@ from torch_tfrecord.records.framing import HEADER_BYTES, guess_content, is_heade
 from torch_tfrecord.records.sidecar import SIDECAR_SUFFIX
 from torch_tfrecord.records.storage import filesystem, is_remote, local_path, open_file
 
-__all__ = ["INDEX_SUFFIXES", "Paths", "find_files", "shard_name"]
+__all__ = ["Paths", "find_files", "is_companion", "labels_name", "shard_name"]
 
 PathLike: TypeAlias = "str | os.PathLike[str]"
 Paths: TypeAlias = "PathLike | Sequence[PathLike]"
@@ -31,11 +31,14 @@ _SHARD = re.compile(r"(?P<base>.*)-(?P<number>\d{5,})-of-(?P<total>\d{5,})(?P<su
 _COUNTED = re.compile(r"(?P<base>.+)@(?P<total>\d+|\*)(?P<suffix>(?:\.[^/]*)?)", re.DOTALL)
 _TFRECORD_NAME = re.compile(r"(\.tfrec(ords?)?|-\d{5,}-of-\d{5,})(\.(gz|gzip|zlib))?$", re.IGNORECASE)
 _TFRECORD_NAME_PART = re.compile(r"\.tfrec(ord)?", re.IGNORECASE)
-# Index files of ours, of DALI and of vahidk/tfrecord: they lie beside the data and match the same patterns.
-INDEX_SUFFIXES = (SIDECAR_SUFFIX, ".idx", ".tfindex", ".index")
+# Index files of ours, of DALI and of vahidk/tfrecord.
+_INDEX_SUFFIXES = (SIDECAR_SUFFIX, ".idx", ".tfindex", ".index")
+# Class names that `tfrecord from-images` writes, and as it named them before.
+_LABELS_NAME = re.compile(r"labels-.*\.txt|.*-labels\.txt", re.DOTALL)
 # Bytes looked at to tell what a file is.
 _GUESS_BYTES = 64
 _MAX_NAMED = 10
+_MAX_NAME = 80
 
 
 def shard_name(base: str, number: int, total: int, suffix: str = "") -> str:
@@ -48,18 +51,45 @@ def shard_name(base: str, number: int, total: int, suffix: str = "") -> str:
     return f"{base}-{number:05d}-of-{total:05d}{suffix}"
 
 
+def labels_name(name: str) -> str:
+    """Name of the class names' file of a set of shards: no pattern that begins with the set's name matches it.
+
+    Example:
+        >>> labels_name("train")
+        'labels-train.txt'
+    """
+    return f"labels-{name}.txt"
+
+
+def is_companion(path: str) -> bool:
+    """Whether a file's name says that it lies beside data but is none: an index, ours or another tool's, or labels."""
+    return path.endswith(_INDEX_SUFFIXES) or _LABELS_NAME.fullmatch(posixpath.basename(path)) is not None
+
+
 def find_files(paths: Paths) -> list[str]:
-    """All files that `paths` names, sorted by their bytes.
+    """The files that the datasets read for `paths`, sorted by their bytes.
+
+    Names are all that is looked at, so that a set of any size is listed at once: no file is read or indexed. Only of a
+    directory's files whose names do not say what they are (not ``x.tfrecord``, not ``x-00000-of-00010``) the first
+    bytes are read.
 
     Args:
         paths: One of these, or a list of them: a path of a file; a glob (``*``, ``?``, ``[ab]``, ``**``; names that
-            begin with a dot and index files are left out); ``name@N`` or ``name@N.suffix``, the N shards of a set
-            (``name@*``: however many there are); a directory, of which all TFRecord files are taken.
+            begin with a dot, indexes and the class names of `tfrecord from-images` are left out); ``name@N`` or
+            ``name@N.suffix``, the N shards of a set (``name@*``: however many there are); a directory, of which all
+            TFRecord files are taken. Local, or with a ``scheme://`` that fsspec knows.
+
+    Returns:
+        At least one path, as `paths` writes them: relative ones stay relative.
 
     Raises:
         FileNotFoundError: nothing there, no match, or a shard of a set that is missing (all missing ones are named).
         ValueError: a file is named twice, or sets of shards are mixed.
         TypeError: not a path, or a list in a list.
+
+    Example:
+        >>> find_files("data/train-*")  # doctest: +SKIP
+        ['data/train-00000-of-00002', 'data/train-00001-of-00002']
     """
     single = isinstance(paths, (str, os.PathLike))
     found: list[str] = []
@@ -99,7 +129,7 @@ def _expand(path: str) -> list[str]:
     if counted:
         return _counted_shards(files, path, counted)
     if glob.has_magic(path):
-        matches = [match for match in files.glob(path) if not match.endswith(INDEX_SUFFIXES)]
+        matches = [match for match in files.glob(path) if not is_companion(match)]
         if not matches:
             raise FileNotFoundError(errno.ENOENT, "no file matches the pattern", path)
         return _check_shards(matches, path, posixpath.basename(path))
@@ -155,7 +185,7 @@ class _Remote(_Local):
 def _directory_content(files: _Local, path: str) -> list[str]:
     """The files of a directory that are TFRecord files by name, or by their first record."""
     names = [name for name in files.listing(path) if not posixpath.basename(name).startswith(".")]
-    found = [name for name in names if not name.endswith(INDEX_SUFFIXES) and _looks_like_tfrecord(name)]
+    found = [name for name in names if not is_companion(name) and _looks_like_tfrecord(name)]
     if not found:
         raise FileNotFoundError(errno.ENOENT, f"no TFRecord file among the {len(names)} files of the directory", path)
     return found
@@ -214,6 +244,7 @@ def _check_shards(found: list[str], asked: str, pattern: str = "*") -> list[str]
                 if number not in numbers and fnmatch.fnmatchcase(shard_name(name, number, total, suffix), pattern)
             ),
             total,
+            sorted(shard_name(base, number, total, suffix) for number in numbers),
         )
     return found
 
@@ -224,7 +255,7 @@ def _counted_shards(files: _Local, asked: str, counted: re.Match[str]) -> list[s
     any_number = counted["total"] == "*"
     total = 0 if any_number else int(counted["total"])
     pattern = f"{glob.escape(base)}-*-of-{'' if any_number else f'{total:05d}'}*"
-    present = [name for name in files.glob(pattern) if not name.endswith(INDEX_SUFFIXES)]
+    present = [name for name in files.glob(pattern) if not is_companion(name)]
     shards = {name: shard for name in present if (shard := _shard_of(name)) and (not suffix or shard.suffix == suffix)}
     suffixes = sorted({shard.suffix for shard in shards.values()})
     if len(suffixes) > 1:
@@ -232,16 +263,29 @@ def _counted_shards(files: _Local, asked: str, counted: re.Match[str]) -> list[s
     if not shards:
         if any_number or not total:
             raise FileNotFoundError(errno.ENOENT, "no shard of this set", asked)
-        _raise_missing(base, suffix, range(total), total)
+        _raise_missing(base, suffix, range(total), total, _near(files, base, suffix))
     return _check_shards(list(shards), asked)
 
 
-def _raise_missing(base: str, suffix: str, numbers: Iterable[int], total: int) -> None:
-    # No further than a message can show: a name may claim any number of shards.
+def _near(files: _Local, base: str, suffix: str) -> list[str]:
+    """Shards of that name in sets of another size."""
+    return sorted(name for name in files.glob(f"{glob.escape(base)}-*-of-*{glob.escape(suffix)}") if _shard_of(name))
+
+
+def _raise_missing(base: str, suffix: str, numbers: Iterable[int], total: int, present: Sequence[str]) -> None:
+    # No further than a message can show: a name may claim any number of shards. They lie in one folder.
     missing = [shard_name(base, number, total, suffix) for number in islice(numbers, _MAX_NAMED + 1)]
     if missing:
         count = str(len(missing)) if len(missing) <= _MAX_NAMED else f"more than {_MAX_NAMED}"
-        raise FileNotFoundError(errno.ENOENT, f"{count} of {total} shards missing: {_some(missing)}", missing[0])
+        there = f"there are {len(present)}: {_some([*map(_short, present)])}" if present else "there is none"
+        text = f"{count} of {total} shards missing: {_some([missing[0], *map(_short, missing[1:])])}; {there}"
+        raise FileNotFoundError(errno.ENOENT, text, missing[0])
+
+
+def _short(path: str) -> str:
+    """The name alone, and of a very long one its end: two lists of them stay below 2 KB."""
+    name = posixpath.basename(path)
+    return name if len(name) <= _MAX_NAME else f"...{name[3 - _MAX_NAME :]}"
 
 
 def _some(names: Sequence[str]) -> str:

@@ -203,7 +203,8 @@ class RecordReader:
         return PackedRecords(b"".join(payloads), starts, lengths)
 
     def _read(self, source: ByteSource, offset: int, length: int) -> bytes:
-        if source.size is None:  # an index that lies must not make us take memory for a length that is not there
+        if source.size is None and length >= _SEPARATE_READS_BYTES:
+            # An index that lies must not make us take memory for a length that is not there.
             self._check_length(source.read(HEADER_BYTES, offset), length, source.max_record_bytes)
         if length < _SEPARATE_READS_BYTES or source.size is None:
             record = source.read(length + OVERHEAD_BYTES, offset)
@@ -215,6 +216,8 @@ class RecordReader:
             footer = source.read(FOOTER_BYTES, offset + HEADER_BYTES + length)
             got = len(header) + len(payload) + len(footer)
         if got < length + OVERHEAD_BYTES:
+            if source.size is None:
+                self._check_length(header, length)
             source.check_end()
             raise CorruptRecordError(f"truncated record: expected {length + OVERHEAD_BYTES} bytes, got {got}")
         self._check(header, payload, footer, length)

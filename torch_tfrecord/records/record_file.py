@@ -6,6 +6,8 @@ import contextlib
 import os
 import zlib
 from array import array
+from collections.abc import Iterable
+from pathlib import Path
 
 import numpy as np
 
@@ -13,10 +15,16 @@ from torch_tfrecord.records.atomic import AtomicFile
 from torch_tfrecord.records.compression import compressor
 from torch_tfrecord.records.framing import OVERHEAD_BYTES, encode_footer, encode_header
 from torch_tfrecord.records.index import RecordIndex
-from torch_tfrecord.records.sidecar import sidecar_path
+from torch_tfrecord.records.sidecar import (
+    in_sidecar_folder,
+    old_sidecar_path,
+    remove_sidecar,
+    sidecar_folder,
+    sidecar_path,
+)
 from torch_tfrecord.records.storage import fingerprint
 
-__all__ = ["RecordFile"]
+__all__ = ["RecordFile", "remove_files"]
 
 
 class RecordFile:
@@ -69,7 +77,9 @@ class RecordFile:
         status = self._file.prepare()
         if self._lengths is not None:
             index = self._index(self._lengths, status)
-            self._index_file = AtomicFile(sidecar_path(self._file.path), named=self._named)
+            # In the data's own folder until `publish`, so that a failure before leaves no folder for indexes behind.
+            place = Path(self._file.path).parent / Path(sidecar_path(self._file.path)).name
+            self._index_file = AtomicFile(str(place), named=self._named)
             self._index_file.write(index.to_bytes())
             self._index_file.prepare()
             self._index_file.release()
@@ -85,20 +95,36 @@ class RecordFile:
 
     def publish(self, path: str | None = None) -> None:
         """Give the prepared file, then its index, its name; another final path may be given only now."""
-        self._file.publish(path)
-        sidecar = sidecar_path(self._file.path)
-        if self._index_file is not None:
+        final = path or self._file.path
+        if self._index_file is None:
+            self._file.publish(path)
+            if self._file.is_regular:
+                remove_sidecar(final)  # of a file that stood here before
+        else:
+            self._publish_with_index(self._index_file, final)
+
+    def _publish_with_index(self, index: AtomicFile, path: str) -> None:
+        place = sidecar_path(path)
+        with sidecar_folder(place):  # what stands in its way is met before the data have their name
+            self._file.publish(path)
             try:
-                self._index_file.publish(sidecar)
+                in_sidecar_folder(place, lambda: index.publish(place))
             except BaseException:
-                os.unlink(self._file.path)
+                os.unlink(path)
                 raise
-        elif self._file.is_regular:
-            with contextlib.suppress(OSError):  # of a file that stood here before; it would be seen to be stale
-                os.unlink(sidecar)
+        with contextlib.suppress(OSError):
+            os.unlink(old_sidecar_path(path))  # of a file that stood here before
 
     def discard(self) -> None:
         """Leave nothing behind."""
         self._file.discard()
         if self._index_file is not None:
             self._index_file.discard()
+
+
+def remove_files(paths: Iterable[str]) -> None:
+    """Take published files back, with their indexes: half a set would pass for data."""
+    for path in paths:
+        with contextlib.suppress(OSError):
+            os.unlink(path)
+        remove_sidecar(path)

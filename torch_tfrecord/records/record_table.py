@@ -46,6 +46,11 @@ class RecordTable:
     def __len__(self) -> int:
         return int(self._ends[-1]) if len(self._ends) else 0
 
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all files, decompressed."""
+        return int(self._borders[self._ends + np.arange(len(self._ends))].sum())
+
     def find(self, positions: _Integers) -> RecordPlaces:
         """The places of records, by positions from 0 to len - 1, in any order."""
         native = native_module("frames")

@@ -1,36 +1,156 @@
-"""Where the index of a data file is kept: beside it, in a folder of the user's choice, in the user's cache, nowhere."""
+"""Where the index of a data file is kept: beside it, in a folder of the user's choice, in the user's cache, nowhere.
+
+Beside the data it lies in a hidden folder, under a name that shares nothing with the data's: TensorFlow's and pathlib's
+``*`` match hidden names, too, so that ``.train-00000.index`` would still be taken for data by ``*train*``.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import hashlib
 import os
+import shutil
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from tqdm import tqdm
 
 from torch_tfrecord.callers import outer_level
 from torch_tfrecord.errors import IndexMismatchError
+from torch_tfrecord.records.atomic import write_atomically
 from torch_tfrecord.records.index import RecordIndex, index_source
 from torch_tfrecord.records.storage import FileSource, is_remote, open_file
 
-__all__ = ["SIDECAR_SUFFIX", "IndexKeeper", "cache_dir", "sidecar_path"]
+__all__ = [
+    "SIDECAR_FOLDER",
+    "SIDECAR_SUFFIX",
+    "IndexKeeper",
+    "about_data",
+    "cache_dir",
+    "in_sidecar_folder",
+    "new_places",
+    "old_sidecar_path",
+    "places",
+    "remove_sidecar",
+    "sidecar_folder",
+    "sidecar_path",
+    "write_sidecar",
+]
 
+SIDECAR_FOLDER = ".torch_index"
 SIDECAR_SUFFIX = ".index.safetensors"
 
 
 def sidecar_path(data_path: str, index_dir: str | None = None) -> str:
-    """Where the index of a data file lies: ``<data file>.index.safetensors``, or in a folder for the indexes of many.
+    """Where the index of a data file is kept: in the hidden folder ``.torch_index`` beside it, or in another folder.
 
-    In a folder the name carries a hash of the data file's whole path, since a name alone is not unique there.
+    Beside the data the name is a hash of the data file's name alone, so that a folder may be copied with its indexes.
+    In a folder for the indexes of many it carries a hash of the whole path, since a name alone is not unique there.
     """
-    if index_dir is None:
-        return data_path + SIDECAR_SUFFIX
+    folder, slash, name = data_path.rpartition("/")
+    if index_dir is None or os.path.realpath(index_dir) == os.path.realpath(folder + slash):
+        return f"{folder}{slash}{SIDECAR_FOLDER}/{_digest(name)}{SIDECAR_SUFFIX}"
     absolute = data_path if is_remote(data_path) else os.path.realpath(data_path)
-    name = os.fsdecode(os.fsencode(os.path.basename(data_path))[:150])  # names have at most 255 bytes
-    digest = hashlib.sha256(os.fsencode(absolute)).hexdigest()[:16]
-    return os.path.join(index_dir, f"{name}.{digest}{SIDECAR_SUFFIX}")
+    short = os.fsdecode(os.fsencode(name)[:150])  # names have at most 255 bytes
+    return os.path.join(index_dir, f"{short}.{_digest(absolute)}{SIDECAR_SUFFIX}")
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(os.fsencode(text)).hexdigest()[:16]
+
+
+def old_sidecar_path(data_path: str) -> str:
+    """``<data file>.index.safetensors``, where indexes were kept before; they are still read."""
+    return data_path + SIDECAR_SUFFIX
+
+
+def new_places(data_path: str, index_dir: str | None = None) -> Iterator[str]:
+    """Where a new index of a data file goes: to the first of these that can be written."""
+    if index_dir is not None or not is_remote(data_path):
+        yield sidecar_path(data_path, index_dir)
+    yield sidecar_path(data_path, cache_dir())
+
+
+def places(data_path: str, index_dir: str | None = None) -> Iterator[str]:
+    """Where an index of a data file may lie, in the order of looking: first where new ones go."""
+    yield from new_places(data_path, index_dir)
+    if index_dir is not None or is_remote(data_path):
+        yield sidecar_path(data_path)
+    yield old_sidecar_path(data_path)
+
+
+def write_sidecar(place: str, content: bytes) -> None:
+    """Write an index, and make its folder where it is missing.
+
+    Raises:
+        OSError: nothing was changed at `place`; also where a symbolic link is there, which is not followed.
+    """
+    in_sidecar_folder(place, lambda: write_atomically(place, content))
+
+
+def in_sidecar_folder(place: str, write: Callable[[], None]) -> None:
+    """Call what writes an index, in its folder; again where another process removed the folder, which was empty."""
+    for is_last in (False, True):
+        with sidecar_folder(place):
+            try:
+                return write()
+            except FileNotFoundError:
+                if is_last:
+                    raise
+
+
+def remove_sidecar(data_path: str) -> None:
+    """Remove the index of a data file, where it is kept beside it and where it was before."""
+    place = sidecar_path(data_path)
+    for path in (place, old_sidecar_path(data_path)):
+        with contextlib.suppress(OSError):
+            os.unlink(path)
+    with contextlib.suppress(OSError):  # other indexes are there
+        Path(place).parent.rmdir()
+
+
+def about_data(error: IndexMismatchError, data_path: str) -> IndexMismatchError:
+    """An error of an index file as one of its data file, since the index's name does not tell whose it is."""
+    if error.path == data_path:
+        return error
+    return IndexMismatchError(f"index at {error.path}: {error.args[0]}", path=data_path, position=error.position)
+
+
+@contextlib.contextmanager
+def sidecar_folder(place: str) -> Iterator[None]:
+    """Make the folder that an index goes to; after a failure a hidden one is removed again if it is empty.
+
+    Raises:
+        OSError: it cannot be made, or a symbolic link is there, which is not followed: who may write to a folder of
+            data must not choose what other users overwrite.
+    """
+    folder = Path(place).parent
+    is_hidden = folder.name == SIDECAR_FOLDER
+    for path in (folder, place) if is_hidden else (place,):
+        if os.path.islink(path):
+            raise OSError(errno.ELOOP, "expected no symbolic link at the place of the index", str(path))
+    made = is_hidden and _made_hidden(folder)
+    if not is_hidden:
+        folder.mkdir(parents=True, exist_ok=True)
+    try:
+        yield
+    except BaseException:
+        if made:
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+        raise
+
+
+def _made_hidden(folder: Path) -> bool:
+    try:
+        folder.mkdir()
+    except FileExistsError:
+        return False
+    with contextlib.suppress(OSError):
+        shutil.copymode(folder.parent, folder)  # who may add data may add its index
+    return True
 
 
 class IndexKeeper:
@@ -93,18 +213,18 @@ class IndexKeeper:
         if self._policy == "memory":
             return self._build(data)
         stale: IndexMismatchError | None = None
-        for place in self._places(path):
+        for place in places(path, self._index_dir):
             try:
                 index = RecordIndex.load(place)
                 self._check(index, data)
                 return index
             except IndexMismatchError as error:
-                stale = stale or error
+                stale = stale or about_data(error, path)
             except OSError:
                 continue
         if self._policy == "require":
             raise stale or IndexMismatchError(
-                f"expected an index at {' or '.join(self._places(path))}, got none "
+                f"expected an index at {' or '.join(places(path, self._index_dir))}, got none "
                 "(build it with `tfrecord index`, or use index='auto')",
                 path=path,
             )
@@ -124,27 +244,15 @@ class IndexKeeper:
         return index_source(data, verify_crc=self._verify, compression_type=self._compression_type)
 
     def _keep(self, index: RecordIndex, path: str) -> None:
-        places = list(self._places(path))
-        if self._index_dir is not None or is_remote(path):
-            del places[0]  # looked at, but not where new ones go
-        for number, place in enumerate(places):
+        for number, place in enumerate(new_places(path, self._index_dir)):
             try:
-                if place != sidecar_path(path):
-                    Path(place).parent.mkdir(parents=True, exist_ok=True)
-                index.save(place)
+                write_sidecar(place, index.to_bytes())
             except OSError:
                 continue
             if number:
                 self._displaced.append((path, place))
             return
         self._displaced.append((path, None))
-
-    def _places(self, path: str) -> Iterator[str]:
-        """Where an index of `path` may lie, beside it first; the others cost some time to tell."""
-        yield sidecar_path(path)
-        if self._index_dir is not None:
-            yield sidecar_path(path, self._index_dir)
-        yield sidecar_path(path, cache_dir())
 
 
 def cache_dir() -> str:

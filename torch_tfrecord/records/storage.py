@@ -43,6 +43,7 @@ _Integers: TypeAlias = "npt.NDArray[np.int64]"
 # Linux transfers at most this much in one call.
 _MAX_READ_BYTES = 0x7FFF_F000
 _FINGERPRINT_BYTES = 4096
+_MOST_OPEN = 256
 
 
 def is_remote(path: str) -> bool:
@@ -263,7 +264,7 @@ class SourceCache:
 
     Args:
         open_source: Called with the number of a file.
-        max_open: The most sources kept open; by default a quarter of the process's limit, at most 256.
+        max_open: The most sources kept open; never more than a quarter of the process's limit, nor than 256.
     """
 
     def __init__(self, open_source: Callable[[int], ByteSource], max_open: int | None = None) -> None:
@@ -281,7 +282,7 @@ class SourceCache:
             if source is not None:
                 state.sources.move_to_end(file)
                 return source
-            while len(state.sources) >= (self._max_open or _default_max_open()):
+            while len(state.sources) >= min(self._max_open or _MOST_OPEN, _default_max_open()):
                 state.sources.popitem(last=False)
             source = state.sources[file] = self._open_source(file)
             return source
@@ -298,4 +299,4 @@ class _CacheState:
 
 def _default_max_open() -> int:
     soft_limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return max(4, min(256, (soft_limit if soft_limit > 0 else 1024) // 4))
+    return max(4, min(_MOST_OPEN, (soft_limit if soft_limit > 0 else 1024) // 4))

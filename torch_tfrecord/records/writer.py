@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import multiprocessing
 import os
 import warnings
+import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Callable, Mapping
+from multiprocessing import util
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -15,8 +17,7 @@ from torch_tfrecord.protobuf.example import encode_example
 from torch_tfrecord.records.compression import check_compression_type
 from torch_tfrecord.records.framing import OVERHEAD_BYTES
 from torch_tfrecord.records.paths import shard_name
-from torch_tfrecord.records.record_file import RecordFile
-from torch_tfrecord.records.sidecar import sidecar_path
+from torch_tfrecord.records.record_file import RecordFile, remove_files
 from torch_tfrecord.records.storage import is_remote, local_path
 
 __all__ = ["ShardedTFRecordWriter", "TFRecordWriter"]
@@ -27,10 +28,14 @@ _W = TypeVar("_W", bound="_Writer")
 class _Writer(ABC):
     """The life of a writer: open, then closed or failed; what failed once stays failed."""
 
+    _closed = True  # until the files are open; also where __init__ was called with wrong arguments
+
     def __init__(self) -> None:
-        self._closed = True  # until the files are open
         self._failure: BaseException | None = None
         self._pid = os.getpid()
+        self._count = 0
+        if multiprocessing.parent_process() is not None:  # such a process ends without dropping its objects
+            util.Finalize(self, _give_up, (weakref.ref(self),), exitpriority=0)
 
     def write(self, record: bytes | bytearray | memoryview | Mapping[str, Any]) -> None:
         """Append one record.
@@ -47,6 +52,7 @@ class _Writer(ABC):
         payload = _payload(record)
         with self._failing():
             self._write(payload)
+        self._count += 1
 
     def flush(self) -> None:
         """Hand what was written to the operating system. It is durable, and has its name, only after `close`."""
@@ -98,15 +104,30 @@ class _Writer(ABC):
     ) -> None:
         if kind is None:
             self.close()
+        elif issubclass(kind, GeneratorExit):  # of a generator that was dropped, which nobody sees
+            self._give_up()
         elif not self._closed:
             self._closed = True
             self._discard()
 
     def __del__(self) -> None:
-        if not self._closed and self._failure is None and self._pid == os.getpid():
-            warnings.warn(f"{self!r} was dropped without close(): its file is given up", ResourceWarning, stacklevel=2)
-        if not self._closed:
-            self._discard()
+        self._give_up()
+
+    def _give_up(self) -> None:
+        """Leave nothing behind and say so, since nobody closed the writer."""
+        if self._closed:
+            return
+        self._closed = True
+        self._discard()
+        if self._failure is None and self._pid == os.getpid():  # an error told of it, and a forked child has a copy
+            warnings.warn(
+                f"{self._name()}: the writer was dropped without close(): its file is given up "
+                f"(records lost: {self._count}). Write inside `with`, or call close().",
+                stacklevel=3,
+            )
+
+    @abstractmethod
+    def _name(self) -> str: ...
 
     @abstractmethod
     def _write(self, payload: bytes | bytearray | memoryview) -> None: ...
@@ -125,13 +146,16 @@ class TFRecordWriter(_Writer):
     """Writes one TFRecord file; the final path appears complete at `close`, or not at all.
 
     Plain files are byte-identical to TensorFlow's; compressed ones decompress to identical bytes and are reproducible.
+    A writer that is dropped without `close`, also at the end of the program, leaves no file: a UserWarning names the
+    path and the number of records lost. Leaving `with` by an exception leaves no file, either.
 
     Args:
         path: A local path. A regular file that is there is replaced at `close`; a device or FIFO is written directly.
         compression_type: "auto" (by the name: ``.gz`` is GZIP, ``.zlib`` ZLIB, else none), None or "" (none), "GZIP",
             "ZLIB".
         compression_level: 0 to 9, or -1 or None for zlib's default (6). Without effect where nothing is compressed.
-        write_index: Also write the index beside the file (``<path>.index.safetensors``), without reading it again.
+        write_index: Also write the index, in the hidden folder ``.torch_index`` beside the file, without reading the
+            file again.
 
     Raises:
         OSError: the file cannot be created; the path is named.
@@ -160,6 +184,9 @@ class TFRecordWriter(_Writer):
 
     def __repr__(self) -> str:
         return f"TFRecordWriter({self.path!r})"
+
+    def _name(self) -> str:
+        return self.path
 
     def _write(self, payload: bytes | bytearray | memoryview) -> None:
         self._file.write(payload)
@@ -221,7 +248,6 @@ class ShardedTFRecordWriter(_Writer):
         self._max_shard_bytes = max_shard_bytes
         self._write_index = write_index
         self._shards: list[RecordFile] = []
-        self._count = 0
         self._closed = False
         with self._failing():
             for _ in range(num_shards or 1):
@@ -229,6 +255,9 @@ class ShardedTFRecordWriter(_Writer):
 
     def __repr__(self) -> str:
         return f"ShardedTFRecordWriter({self.prefix!r})"
+
+    def _name(self) -> str:
+        return f"{self.prefix}-*{self._suffix}"
 
     def _open_shard(self) -> None:
         # With max_shard_bytes the number of shards, and so their names, are known only at the end: until then finished
@@ -247,7 +276,6 @@ class ShardedTFRecordWriter(_Writer):
                 self._open_shard()
                 shard = self._shards[-1]
         shard.write(payload)
-        self._count += 1
 
     def _flush(self) -> None:
         for shard in self._shards if self._max_shard_bytes is None else self._shards[-1:]:
@@ -264,16 +292,19 @@ class ShardedTFRecordWriter(_Writer):
                 shard.publish(name)
                 published.append(name)
         except BaseException:
-            for name in published:  # half a set would pass for data
-                for path in (name, sidecar_path(name)):
-                    with contextlib.suppress(OSError):
-                        Path(path).unlink()
+            remove_files(published)
             raise
         self.paths = names
 
     def _discard(self) -> None:
         for shard in self._shards:
             shard.discard()
+
+
+def _give_up(writer: Callable[[], _Writer | None]) -> None:
+    left = writer()
+    if left is not None:
+        left._give_up()
 
 
 def _payload(record: Any) -> bytes | bytearray | memoryview:

@@ -105,6 +105,10 @@ class EpisodeReader:
             raise CorruptRecordError(f"truncated record: expected {num_bytes} bytes, got {len(data)}")
         return data
 
+    def place(self, file: int, record: int) -> str:
+        """A record, as errors name it."""
+        return f"{self._files[file]}: record {record} at byte {int(self._records[file].offsets[record])}"
+
     def locate_record(self, file: int, record: int, error: TFRecordError) -> TFRecordError:
         """Add file, byte and record to an error."""
         offset = int(self._records[file].offsets[record])

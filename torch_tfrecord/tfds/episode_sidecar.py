@@ -1,20 +1,18 @@
-"""Where the index of episodes is kept: where the record index may lie, as ``<data file>.steps.index.safetensors``."""
+"""Where the index of episodes is kept: where the index of a file named ``<data file>.steps`` would be."""
 
 from __future__ import annotations
 
 import os
 import warnings
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 from tqdm import tqdm
 
 from torch_tfrecord.errors import IndexMismatchError
-from torch_tfrecord.records.atomic import write_atomically
 from torch_tfrecord.records.compression import open_stream
 from torch_tfrecord.records.index import RecordIndex
-from torch_tfrecord.records.sidecar import cache_dir, sidecar_path
-from torch_tfrecord.records.storage import is_remote, open_file
+from torch_tfrecord.records.sidecar import about_data, new_places, places, write_sidecar
+from torch_tfrecord.records.storage import open_file
 from torch_tfrecord.tfds.episode_index import EpisodeIndex, build_episode_index
 
 __all__ = ["EpisodeIndexKeeper"]
@@ -59,16 +57,16 @@ class EpisodeIndexKeeper:
         if self._policy == "memory":
             return self._build(path, records, step_lists)
         stale: IndexMismatchError | None = None
-        for place in self._places(path):
+        for place in places(path + _NAME, self._index_dir):
             try:
                 return _load(place, records, step_lists)
             except IndexMismatchError as error:
-                stale = stale or error
+                stale = stale or about_data(error, path)
             except OSError:
                 continue
         if self._policy == "require":
             raise stale or IndexMismatchError(
-                f"expected an index of episodes at {' or '.join(self._places(path))}, got none "
+                f"expected an index of episodes at {' or '.join(places(path + _NAME, self._index_dir))}, got none "
                 "(open the dataset once with index='auto')",
                 path=path,
             )
@@ -82,14 +80,9 @@ class EpisodeIndexKeeper:
         self, index: EpisodeIndex, path: str, records: RecordIndex, step_lists: Mapping[str, int]
     ) -> EpisodeIndex:
         """The index as it was kept, its tables in the file; as it is where no place can be written."""
-        places = self._places(path)
-        if self._index_dir is not None or is_remote(path):
-            del places[0]  # looked at, but not where new ones go
-        for place in places:
+        for place in new_places(path + _NAME, self._index_dir):
             try:
-                if place != places[0] or self._index_dir is not None:
-                    Path(place).parent.mkdir(parents=True, exist_ok=True)
-                write_atomically(place, index.to_bytes(records, step_lists))
+                write_sidecar(place, index.to_bytes(records, step_lists))
                 return _load(place, records, step_lists)
             except OSError:
                 continue
@@ -99,11 +92,6 @@ class EpisodeIndexKeeper:
             stacklevel=5,
         )
         return index
-
-    def _places(self, path: str) -> list[str]:
-        folders = [folder for folder in (self._index_dir, cache_dir()) if folder is not None]
-        name = path + _NAME
-        return [sidecar_path(name), *(sidecar_path(name, folder) for folder in folders)]
 
 
 def _load(place: str, records: RecordIndex, step_lists: Mapping[str, int]) -> EpisodeIndex:

@@ -16,6 +16,7 @@ import torch
 import torch_tfrecord.tfds.features as f
 from torch_tfrecord.errors import ParseError, TFRecordError
 from torch_tfrecord.records.sidecar import IndexKeeper
+from torch_tfrecord.samples import transform_one
 from torch_tfrecord.tfds.dataset_info import FEATURES_FILE, DatasetInfo, info
 from torch_tfrecord.tfds.elements import BytesElement, Element, NumberElement, StringElement, TextElement
 from torch_tfrecord.tfds.episode_cache import EpisodeCache
@@ -99,7 +100,7 @@ class EpisodeStore:
         self._leaves = choose_leaves(self.info.features, places, features)
         self._columns = _column_makers(self._leaves, decode_images, self._path)
         self._keys = frozenset(key for leaf in self._leaves for key in list_keys(leaf))
-        self._transform = transform
+        self.episode_transform = transform
         # Headers only: the index of episodes is built by reading every record, and checks it.
         files = open_split(self.info, split, IndexKeeper(index, index_dir=index_dir, verify_crc=False))
         counted = values_per_step([leaf for leaf in places if _is_step(leaf)])
@@ -150,6 +151,20 @@ class EpisodeStore:
         file = int(np.searchsorted(self._ends, absolute, side="right"))
         return file, absolute - (int(self._ends[file - 1]) if file else 0)
 
+    @property
+    def files(self) -> list[str]:
+        """The data files."""
+        return self._files.files
+
+    @property
+    def features(self) -> list[str]:
+        """The paths of what is read."""
+        return [leaf.path for leaf in self._leaves]
+
+    def place(self, number: int) -> str:
+        """The record of an episode, as errors name it."""
+        return self._reader.place(*self.locate(number))
+
     def _load(self, number: int) -> tuple[Episode, int]:
         file, record = self.locate(number)
         num_steps = int(self.num_steps[number])
@@ -168,8 +183,9 @@ class EpisodeStore:
                     error.args = (f"feature {leaf.path!r}: {error.args[0]}",)
                 raise locate(error) from error.__cause__
         episode = Episode(number, num_steps, steps, metadata, 0)
-        if self._transform is not None:
-            episode = _transformed(episode, self._transform)
+        if self.episode_transform is not None:
+            transform = self.episode_transform
+            episode = _transformed(episode, lambda given: transform_one(transform, given, self.place, number))
         num_bytes = 1024 + sum(column.num_bytes for column in _leaves_of(episode.steps))
         return episode._replace(num_bytes=num_bytes), num_bytes
 

@@ -12,11 +12,13 @@ from typing import Any
 
 import numpy as np
 
+from torch_tfrecord.arguments import check_callable
 from torch_tfrecord.errors import IndexMismatchError
 from torch_tfrecord.loading.map_dataset import TFRecordDataset
 from torch_tfrecord.records.index import RecordIndex
 from torch_tfrecord.records.sidecar import IndexKeeper
 from torch_tfrecord.records.storage import is_remote
+from torch_tfrecord.shown import shown_list
 from torch_tfrecord.tfds.dataset_info import DatasetInfo, info
 from torch_tfrecord.tfds.folders import FEATURES_FILE
 from torch_tfrecord.tfds.leaf_table import Decoding
@@ -77,6 +79,7 @@ def load(
         >>> ds[0]  # doctest: +SKIP
         (Image([[[...]]], dtype=torch.uint8, ), tensor(4))
     """
+    check_callable("transform", transform)
     found = directory if isinstance(directory, DatasetInfo) else info(directory)
     if as_supervised and found.supervised_keys is None:
         raise ValueError(f"{found.directory}: as_supervised: the dataset has no supervised_keys")
@@ -181,9 +184,14 @@ def _positions(pieces: Sequence[tuple[str, int, int]], files: Sequence[str], len
 
 
 def _check_there(files: Sequence[str]) -> None:
-    for path in files:
-        if not is_remote(path) and not os.path.exists(path):
-            raise FileNotFoundError(errno.ENOENT, "a shard of the dataset is missing", path)
+    local = [path for path in files if not is_remote(path)]
+    missing = [path for path in local if not os.path.exists(path)]
+    if missing:
+        gone = set(missing)
+        there = shown_list([posixpath.basename(path) for path in local if path not in gone]) or "none"
+        names = shown_list([*map(posixpath.basename, missing)])
+        text = f"a shard of the dataset is missing: {len(missing)} of {len(local)}: {names}; there are: {there}"
+        raise FileNotFoundError(errno.ENOENT, text, missing[0])
 
 
 def _check_length(path: str, found: int, expected: int) -> None:

@@ -114,6 +114,11 @@ class TFDSParser:
         is_flat = all(len(leaf.names) == 1 for leaf in self.leaves) and self._supervised_keys is None
         return self._plain.features if self._plain is not None and not self._others and is_flat else None
 
+    @property
+    def features(self) -> list[str]:
+        """The paths of what is read."""
+        return [leaf.path for leaf in self.leaves]
+
     def _record(self, serialized: bytes | bytearray | memoryview) -> Any:
         data: Any = serialized
         if self._wanted is not None and len(serialized) >= _SELECT_BYTES:

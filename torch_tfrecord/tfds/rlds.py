@@ -11,8 +11,14 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
+from torch_tfrecord.arguments import check_callable, integer
+from torch_tfrecord.batches.collate import collate
 from torch_tfrecord.batches.column_batch import ColumnBatch
 from torch_tfrecord.errors import TFRecordError
+from torch_tfrecord.order.leaves import defines_last
+from torch_tfrecord.order.position_batch import is_batch_of_positions, list_of_positions
+from torch_tfrecord.samples import Places, SampleList, transform_each, transform_one
+from torch_tfrecord.shown import shown_features, shown_files, shown_transform
 from torch_tfrecord.tfds.dataset_info import DatasetInfo
 from torch_tfrecord.tfds.episode_store import STEPS, DecodeImages, Episode, EpisodeStore
 from torch_tfrecord.tfds.parser import Chosen
@@ -101,6 +107,9 @@ class RLDSDataset(Dataset[Any]):
         index_dir: str | os.PathLike[str] | None = None,
         cache_bytes: int = 32 << 20,
     ) -> None:
+        check_callable("step_transform", step_transform)
+        check_callable("episode_transform", episode_transform)
+        integer("cache_bytes", cache_bytes)
         self._windows = Windows(window_size, action_horizon, pad)
         self._store = EpisodeStore(
             directory,
@@ -127,14 +136,21 @@ class RLDSDataset(Dataset[Any]):
     def __getitem__(self, position: slice) -> RLDSDataset: ...
 
     @overload
-    def __getitem__(self, position: int) -> Any: ...
+    def __getitem__(self, position: Any) -> Any: ...
 
-    def __getitem__(self, position: int | slice) -> Any:
-        """The sample at a position (negative ones count from the end), or for a slice a dataset of those positions."""
+    def __getitem__(self, position: Any) -> Any:
+        """The sample at a position (negative ones count from the end), or for a slice a dataset of those positions.
+
+        For a list of positions, or a 1-D array or tensor of integers, the batch that `collate` makes of their samples.
+        """
         if isinstance(position, slice):
             return self._part(self._positions[position])
+        if is_batch_of_positions(position):
+            return collate(self.__getitems__(list_of_positions(position)))
         sample = self._one(position)
-        return sample if self._step_transform is None else self._step_transform(sample)
+        if self._step_transform is None:
+            return sample
+        return transform_one(self._step_transform, sample, self._places([position]), 0)
 
     def __getitems__(self, positions: Sequence[int]) -> Sequence[Any]:
         """The samples of several positions, in that order: what DataLoader asks for to make a batch.
@@ -142,6 +158,8 @@ class RLDSDataset(Dataset[Any]):
         Read in the order of the files, and held as columns, which `collate` hands on; for everything else the result is
         a sequence of samples, each equal to `ds[position]`.
         """
+        if not defines_last(self, "__getitems__"):  # a user's class has another __getitem__, which counts
+            return [self[position] for position in positions]
         return self.transform_samples(self.load_samples(positions))
 
     def load_samples(self, positions: Sequence[int]) -> Sequence[Any]:
@@ -150,10 +168,10 @@ class RLDSDataset(Dataset[Any]):
         if not places:
             return []
         try:
-            return ColumnBatch(self._columns(places), len(places))
+            return ColumnBatch(self._columns(places), len(places), self._places(positions))
         except (TFRecordError, DifferentNamesError, _TooLargeError):
             # One after another, for the error of the first bad position.
-            return [self._one(position) for position in positions]
+            return SampleList([self._one(position) for position in positions], self._places(positions))
 
     def load_batches(self, batches: Sequence[Sequence[int]]) -> list[Sequence[Any]]:
         """`load_samples` of several batches."""
@@ -167,11 +185,18 @@ class RLDSDataset(Dataset[Any]):
     def transform_samples(self, samples: Sequence[Any]) -> Sequence[Any]:
         """The step_transform applied to each of the samples that `load_samples` gave."""
         transform = self._step_transform
-        return samples if transform is None else [transform(sample) for sample in samples]
+        return samples if transform is None else transform_each(transform, samples)
 
     def locate(self, position: int) -> tuple[int, int]:
         """Number of a position's episode, and of its step."""
         return self._locate_all([position])[0]
+
+    def _places(self, positions: Sequence[int]) -> Places:
+        def place(number: int) -> str:
+            episode, step = self.locate(positions[number])
+            return f"{self._store.place(episode)}, episode {episode}, step {step}"
+
+        return place
 
     def _locate_all(self, positions: Sequence[int]) -> list[tuple[int, int]]:
         absolute = np.array([self._absolute(position) for position in positions], np.int64)
@@ -260,7 +285,13 @@ class RLDSDataset(Dataset[Any]):
 
     def __repr__(self) -> str:
         name = f"{self.info.name}/{self.info.version}"
-        return f"RLDSDataset({len(self)} positions in {len(self.num_steps)} episodes of {name}, {self._windows})"
+        files, features = shown_files(self._store.files), shown_features(self._store.features)
+        transforms = shown_transform("step_transform", self._step_transform)
+        transforms += shown_transform("episode_transform", self._store.episode_transform)
+        return (
+            f"RLDSDataset({len(self)} positions in {len(self.num_steps)} episodes of {name}, {self._windows}, "
+            f"{files}{features}{transforms})"
+        )
 
 
 class RLDSEpisodes(Dataset[Any]):
@@ -297,6 +328,7 @@ class RLDSEpisodes(Dataset[Any]):
         index: str = "auto",
         index_dir: str | os.PathLike[str] | None = None,
     ) -> None:
+        check_callable("transform", transform)
         self._store = EpisodeStore(
             directory,
             split,
@@ -334,14 +366,17 @@ class RLDSEpisodes(Dataset[Any]):
         episode = self._store.episode(number)
         steps = _take(episode.steps, Span(0, episode.num_steps), None)
         item = {STEPS: steps, **_own(episode.metadata), "_len": episode.num_steps, "_traj_index": number}
-        return item if self._transform is None else self._transform(item)
+        return item if self._transform is None else transform_one(self._transform, item, self._store.place, number)
 
     def __getitems__(self, positions: Sequence[int]) -> list[Any]:
         """The episodes of several positions, in that order."""
         return [self[position] for position in positions]
 
     def __repr__(self) -> str:
-        return f"RLDSEpisodes({len(self)} episodes of {self.info.name}/{self.info.version})"
+        files, features = shown_files(self._store.files), shown_features(self._store.features)
+        transform = shown_transform("transform", self._transform)
+        name = f"{self.info.name}/{self.info.version}"
+        return f"RLDSEpisodes({len(self)} episodes of {name}, {files}{features}{transform})"
 
 
 class _TooLargeError(Exception):

@@ -17,6 +17,7 @@ __all__ = [
     "Nested",
     "RaggedTensor",
     "SparseList",
+    "jagged_tensor",
     "join_nested",
     "make_sparse",
     "offsets_of",
@@ -178,12 +179,32 @@ def _join_splits(parts: Sequence[torch.Tensor]) -> torch.Tensor:
     return torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
 
 
+def jagged_tensor(values: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+    """``torch.nested.nested_tensor_from_jagged(values, offsets)``, a jagged nested tensor that views the values.
+
+    It knows the length of its longest row, without which ``to_padded_tensor`` makes rows of all rows' length together.
+
+    Made by the function below it, as torch's own ``nested_tensor``: that one first asks torch.fx whether it is being
+    traced, about which question torch writes a warning to stderr, once in each process.
+    """
+    try:
+        from torch.nested._internal.nested_tensor import nested_view_from_values_offsets
+    except ImportError:  # it is not public
+        return torch.nested.nested_tensor_from_jagged(values, offsets, max_seqlen=_longest(offsets))
+    view: torch.Tensor = nested_view_from_values_offsets(values, offsets, max_seqlen=_longest(offsets))  # type: ignore[no-untyped-call]
+    return view
+
+
+def _longest(offsets: torch.Tensor) -> int:
+    return int(offsets.diff().max()) if len(offsets) > 1 else 0
+
+
 def wrap_nested(nested: Nested) -> Any:
     """The plainest thing that holds it: a tensor, a jagged nested tensor, or a RaggedTensor."""
     if not nested.row_splits:
         return nested.values
     if len(nested.row_splits) == 1:
-        return torch.nested.nested_tensor_from_jagged(nested.values, nested.row_splits[0])
+        return jagged_tensor(nested.values, nested.row_splits[0])
     return RaggedTensor(nested.values, nested.row_splits)
 
 

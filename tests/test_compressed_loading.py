@@ -1,0 +1,219 @@
+"""Compressed files by position: shuffled in an order that decompresses each once, and what is said of it."""
+
+import json
+import warnings
+
+import pytest
+import torch
+from torch.utils.data import ConcatDataset, DataLoader, random_split
+
+from torch_tfrecord import (
+    FixedLenFeature,
+    Mixture,
+    ReadAheadLoader,
+    RecordSampler,
+    TFRecordDataset,
+    TFRecordWriter,
+    collate,
+    make_dataloader,
+)
+from torch_tfrecord.order import file_shuffle
+from torch_tfrecord.records.compression import InflatedSource
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:This DataLoader will create", "ignore:This process .* is multi-threaded"
+)
+FEATURES = {"id": FixedLenFeature((), torch.int64)}
+SIZES = [150, 40, 200, 90, 120]
+N = sum(SIZES)
+SAID = "compressed files are shuffled within windows of up to 32 MiB"
+SLOW = "random access in a compressed file decompresses from its beginning"
+
+
+@pytest.fixture(scope="module", params=[".gz", ".zlib"])
+def files(request, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("compressed")
+    numbers = iter(range(N))
+    for file, size in enumerate(SIZES):
+        with TFRecordWriter(folder / f"part-{file}{request.param}", write_index=True) as writer:
+            for _ in range(size):
+                writer.write({"id": next(numbers)})
+    return f"{folder}/part-*"
+
+
+@pytest.fixture
+def small_windows(monkeypatch):
+    """About 100 records of the 600."""
+    monkeypatch.setattr(file_shuffle, "WINDOW_BYTES", 4000)
+
+
+@pytest.fixture
+def inflations(monkeypatch):
+    """The paths of the files that were decompressed from their beginning."""
+    begun = []
+    begin = InflatedSource._restart
+    monkeypatch.setattr(InflatedSource, "_restart", lambda self: begun.append(self.path) or begin(self))
+    return begun
+
+
+def ids(loader):
+    return [batch["id"].tolist() for batch in loader]
+
+
+def joined(lists):
+    return [number for numbers in lists for number in numbers]
+
+
+WAYS = {"threads": {"num_threads": 2}, "no threads": {"num_threads": 0}, "workers": {"num_workers": 2}}
+
+
+@pytest.mark.usefixtures("small_windows")
+@pytest.mark.parametrize("way", WAYS)
+def test_one_warning_at_the_users_line_and_each_record_once(files, way):
+    with pytest.warns(UserWarning, match=SAID) as caught:
+        loader = make_dataloader(files, 4, FEATURES, **WAYS[way])
+        epochs = [joined(ids(loader)) for _ in range(2)]
+    assert [(warning.filename, SAID in str(warning.message)) for warning in caught] == [(__file__, True)]
+    assert [sorted(epoch) for epoch in epochs] == [list(range(N))] * 2
+    assert epochs[0] != epochs[1]
+    plain = make_dataloader(files, 4, FEATURES, shuffle="blocks", num_threads=0)  # without a warning
+    assert [joined(ids(plain)) for _ in range(2)] == epochs
+    assert joined(ids(make_dataloader(files, 4, FEATURES, shuffle="blocks", seed=1))) != epochs[0]
+
+
+@pytest.mark.usefixtures("small_windows")
+@pytest.mark.parametrize("way", ["threads", "no threads"])
+@pytest.mark.parametrize("make", [lambda ds: ds, lambda ds: random_split(ds, [500, 100])[0], lambda ds: ds[::-1]])
+def test_each_file_is_decompressed_once_an_epoch(files, inflations, make, way):
+    dataset = make(TFRecordDataset(files, FEATURES))
+    loader = make_dataloader(dataset, 4, shuffle="blocks", **WAYS[way])
+    for epoch in range(1, 4):
+        assert len(set(joined(ids(loader)))) == len(dataset)
+        assert 4 * epoch <= len(inflations) <= 5 * epoch  # the smallest one is kept as a whole
+    assert len(set(inflations)) == len(SIZES)
+
+
+def test_parts_of_one_dataset_share_its_files(files, inflations, monkeypatch):
+    monkeypatch.setattr(file_shuffle, "WINDOW_BYTES", 4000)
+    ds = TFRecordDataset(files, FEATURES)
+    loader = make_dataloader(ConcatDataset([ds[:300], ds[300:]]), 4, shuffle="blocks", num_threads=0)
+    assert sorted(joined(ids(loader))) == list(range(N))
+    assert len(inflations) == len(SIZES)
+
+
+@pytest.mark.usefixtures("small_windows")
+def test_in_order_each_is_decompressed_once_without_a_warning(files, inflations):
+    assert joined(ids(make_dataloader(files, 7, FEATURES, shuffle=False, num_threads=2))) == list(range(N))
+    assert len(inflations) == len(SIZES)
+
+
+@pytest.mark.usefixtures("small_windows")
+def test_memory_is_bounded(files):
+    ds = TFRecordDataset(files, FEATURES)
+    for _ in make_dataloader(ds, 4, shuffle="blocks", num_threads=0):
+        kept = [len(source._kept) - 8000 for source in ds.open_files._state.sources.values()]
+    # Two windows' share of each file, and what one call of zlib gives.
+    assert len(kept) == len(SIZES)
+    assert max(kept) <= file_shuffle.plan_lanes(*ds.extent).kept_bytes
+    assert ds._lanes.kept_bytes == 2 * (4000 // len(SIZES))
+
+
+def test_small_data_is_shuffled_exactly_in_one_window(files, inflations):
+    ds = TFRecordDataset(files, FEATURES)
+    order = joined(ids(make_dataloader(ds, 4, shuffle="blocks", num_threads=0)))
+    assert len(inflations) == len(SIZES)
+    files_of = [ds.locate(number)[0] for number in order]
+    assert all(len(set(files_of[begin : begin + 60])) == len(SIZES) for begin in range(0, N, 60))
+    # And read in any order without decompressing again.
+    loader = DataLoader(ds, batch_size=4, shuffle=True, collate_fn=collate)
+    assert sorted(joined(ids(loader))) == list(range(N))
+    assert len(inflations) == len(SIZES)
+
+
+@pytest.mark.usefixtures("small_windows")
+@pytest.mark.parametrize("way", WAYS)
+def test_resumes_and_names_its_order(files, way):
+    def make(**options):
+        return make_dataloader(files, 8, FEATURES, num_epochs=2, **({"shuffle": "blocks"} | WAYS[way] | options))
+
+    loader = make()
+    found, states = [], [loader.state_dict()]
+    for batch in loader:
+        found.append(batch["id"].tolist())
+        states.append(json.loads(json.dumps(loader.state_dict())))
+    assert states[0]["shuffle"] == "blocks"
+    assert states[0]["num_lanes"] == len(SIZES)
+    for place in (1, 40, 76, 150):
+        again = make()
+        again.load_state_dict(states[place])
+        assert ids(again) == found[place:]
+    with pytest.raises(ValueError, match="expected a state with the keys"):
+        make(shuffle=False).load_state_dict(states[3])
+
+
+@pytest.mark.usefixtures("small_windows")
+def test_ranks_share_equally(files):
+    parts = [make_dataloader(files, 8, FEATURES, shuffle="blocks", rank=rank, world_size=2) for rank in (0, 1)]
+    found = [joined(ids(part)) for part in parts]
+    assert sorted(joined(found)) == list(range(N))
+    assert len(parts[0]) == len(parts[1])
+
+
+@pytest.mark.usefixtures("small_windows")
+def test_samplers_by_blocks(files, inflations):
+    ds = TFRecordDataset(files, FEATURES)
+    sampler = RecordSampler(ds, shuffle="blocks", seed=4)
+    assert joined(ids(DataLoader(ds, 8, sampler=sampler, collate_fn=collate))) == list(sampler)
+    assert len(inflations) == len(SIZES)
+
+
+# Random access all the same.
+
+
+@pytest.mark.usefixtures("small_windows")
+def test_a_shuffled_dataloader_says_at_the_users_line_that_it_is_slow(files):
+    ds = TFRecordDataset(files, FEATURES)
+    with pytest.warns(UserWarning, match=SLOW) as caught:
+        assert sorted(joined(ids(DataLoader(ds, 50, shuffle=True, collate_fn=collate)))) == list(range(N))
+    assert [warning.filename for warning in caught] == [__file__]
+    for name in ("make_dataloader", 'RecordSampler(shuffle="blocks")', "TFRecordIterableDataset", "uncompressed"):
+        assert name in str(caught[0].message)
+
+
+@pytest.mark.usefixtures("small_windows")
+def test_a_shuffled_read_ahead_loader_says_so_when_it_is_made(files):
+    ds = TFRecordDataset(files, FEATURES)
+    with pytest.warns(UserWarning, match=SLOW) as caught:
+        loader = ReadAheadLoader(ds, num_threads=2, batch_size=100, shuffle=True)
+    assert [warning.filename for warning in caught] == [__file__]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert sorted(joined(ids(loader))) == list(range(N))
+
+
+@pytest.mark.usefixtures("small_windows")
+def test_a_mixture_says_so(files):
+    ds = TFRecordDataset(files, FEATURES)
+    with pytest.warns(UserWarning, match=SLOW) as caught:
+        loader = make_dataloader(Mixture([ds, ds[:9]], stop="all_exhausted_without_replacement"), 100)
+        assert len(joined(ids(loader))) == N + 9
+    assert [warning.filename for warning in caught] == [__file__]
+
+
+def test_one_thread_reads_compressed_files_so_that_none_goes_back(files, tmp_path):
+    assert make_dataloader(files, 4, FEATURES, shuffle=False, num_threads=3).num_threads == 1
+    assert make_dataloader(files, 4, FEATURES, shuffle=False, num_threads=0).num_threads == 0
+    with TFRecordWriter(tmp_path / "plain") as writer:
+        writer.write({"id": 0})
+    assert make_dataloader(tmp_path / "plain", 4, FEATURES, num_threads=3).num_threads == 3
+
+
+def test_some_files_compressed(tmp_path):
+    for name, numbers in (("a", range(50)), ("b.gz", range(50, 90))):
+        with TFRecordWriter(tmp_path / f"part-{name}") as writer:
+            for number in numbers:
+                writer.write({"id": number})
+    with pytest.warns(UserWarning, match=SAID) as caught:
+        loader = make_dataloader(tmp_path / "part-*", 7, FEATURES)
+    assert str(caught[0].message).startswith(f"{tmp_path}/part-b.gz: ")
+    assert sorted(joined(ids(loader))) == list(range(90))

@@ -1,0 +1,106 @@
+"""Batches of datasets inside datasets, taken apart by the innermost ones."""
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import ConcatDataset, Subset, random_split
+
+from torch_tfrecord import Mixture
+from torch_tfrecord.order.leaves import leaf_batches, leaves, read_leaf
+from torch_tfrecord.order.position_batch import PositionBatch
+
+A, B = list(range(100, 110)), list(range(200, 206))
+
+
+def read(dataset, positions):
+    """What the parts of a batch say is at each of its places."""
+    samples = [None] * len(positions)
+    for leaf, inner, places in leaf_batches(dataset, positions):
+        assert places == sorted(places)
+        for place, position in zip(places, inner, strict=True):
+            samples[place] = leaf[position]
+    return samples
+
+
+DATASETS = {
+    "list": A,
+    "subset": Subset(A, [3, 3, 0, -1]),
+    "array": Subset(A, np.array([4, 2])),
+    "tensor": Subset(A, torch.tensor([4, 2])),
+    "range": Subset(A, range(9, 0, -2)),
+    "split": random_split(A, [7, 3], generator=torch.Generator().manual_seed(0))[1],
+    "both": ConcatDataset([A, B]),
+    "both parts": ConcatDataset([Subset(A, [9, 1]), Subset(B, [5]), Subset(A, [0, 2])]),
+    "deep": Subset(ConcatDataset([Subset(A, [8, 6, 4]), ConcatDataset([B, A])]), [-1, 3, 0, 18, 2]),
+    "mixture": Mixture([A, Subset(B, [2, 1, 0])], seed=1),
+    "part of a mixture": Subset(Mixture([A, B], weights=[2, 1], seed=1), [5, 0, 7, 5]),
+}
+
+
+@pytest.mark.parametrize("name", DATASETS)
+def test_as_one_by_one(name):
+    dataset = DATASETS[name]
+    positions = [*range(len(dataset)), 1, 0, -1, -len(dataset)]
+    assert read(dataset, positions) == [dataset[position] for position in positions]
+    assert read(dataset, []) == []
+
+
+@pytest.mark.parametrize("position", [16, -17])
+def test_out_of_range(position):
+    with pytest.raises(IndexError, match=rf"^position {position} is out of range for 16 samples$"):
+        leaf_batches(DATASETS["both"], [0, position])
+
+
+def test_each_leaf_is_asked_once_and_told_the_epoch():
+    (found,) = leaf_batches(
+        Subset(ConcatDataset([Subset(A, [1, 2]), Subset(A, [3])]), [2, 0]), PositionBatch([0, 1], 5)
+    )
+    assert (found.leaf is A, found.positions, found.positions.epoch, found.places) == (True, [3, 1], 5, [0, 1])
+    (found,) = leaf_batches(Subset(A, [7, 6]), [1])
+    assert type(found.positions) is list
+
+
+def test_a_mixture_says_its_passes_as_epochs():
+    mixture = Mixture([A, Subset(B, [2, 1])], weights=[1, 1], seed=1, stop="all_exhausted")
+    found = leaf_batches(mixture, list(range(len(mixture))))
+    assert [(part.leaf is B, part.positions.epoch) for part in found if part.leaf is B] == [
+        (True, epoch) for epoch in range(6)
+    ]
+
+
+def test_leaves():
+    assert [leaf is A for leaf in leaves(DATASETS["deep"])] == [True, False]
+    assert leaves(A) == [A]
+    assert len(leaves(DATASETS["mixture"])) == 2
+
+
+class Twice(Subset):
+    """A user's class that reads in a way of its own."""
+
+    def __getitem__(self, position):
+        return super().__getitem__(position) * 2
+
+    def __getitems__(self, positions):
+        return [self[position] for position in positions]
+
+
+def test_classes_of_users_are_not_looked_into():
+    mine = Twice(A, [1, 2])
+    (found,) = leaf_batches(ConcatDataset([mine, mine]), [3, 0])
+    assert found.leaf is mine
+    assert read_leaf(mine, [1, 0]) == [204, 202]
+
+
+class Together(list):
+    def __getitems__(self, positions):
+        return [self[position] + 1000 for position in positions]
+
+
+class Alone(Together):
+    def __getitem__(self, position):
+        return -super().__getitem__(position)
+
+
+def test_a_method_that_is_newer_counts():
+    assert read_leaf(Together(A), [1]) == [1101]
+    assert read_leaf(Alone(A), [1]) == [-101]

@@ -1,0 +1,125 @@
+"""Datasets inside datasets, read as quickly as the innermost ones can."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from torch.utils.data import Dataset
+
+from torch_tfrecord.batches.column_batch import ColumnBatch, ColumnTransform
+from torch_tfrecord.order.leaves import (
+    LeafBatch,
+    defines_last,
+    join_samples,
+    leaf_batches,
+    leaves,
+    needs_salt,
+    read_leaf,
+)
+from torch_tfrecord.samples import transform_each
+
+__all__ = ["NestedDataset", "loads_ahead"]
+
+
+def loads_ahead(dataset: Any) -> bool:
+    """Whether threads may load a dataset's samples: `TFRecordDataset`, `RLDSDataset`, `NestedDataset` of these.
+
+    Not of a user's class made from one of these that reads in a way of its own.
+    """
+    if isinstance(dataset, NestedDataset):
+        return all(map(loads_ahead, leaves(dataset.dataset)))
+    return hasattr(dataset, "load_samples") and defines_last(dataset, "load_samples")
+
+
+class _Loaded(NamedTuple):
+    """What the leaves gave for a batch, before their transforms; a sequence only in name."""
+
+    parts: list[tuple[LeafBatch, Sequence[Any]]]
+    num_samples: int
+
+
+class NestedDataset(Dataset[Any]):
+    """A dataset that holds others (`Subset`, `ConcatDataset`, `Mixture`, one in another), read by the innermost ones.
+
+    Each of those is asked once for all that a batch has of it, and told the batch's epoch, which torch's `Subset` does
+    not hand on. Where one gives the whole batch, its columns stay columns.
+
+    Args:
+        dataset: Any map-style dataset.
+        transform: Called with each sample, after the dataset's own.
+    """
+
+    def __init__(self, dataset: Any, transform: Callable[[Any], Any] | None = None) -> None:
+        self.dataset = dataset
+        self._transform = transform
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, position: int) -> Any:
+        """The sample at a position."""
+        sample = self.dataset[position]
+        return sample if self._transform is None else self._transform(sample)
+
+    def __getitems__(self, positions: Sequence[int]) -> Sequence[Any]:
+        """The samples of several positions, in that order."""
+        return self.transform_samples(self.load_samples(positions))
+
+    def load_samples(self, positions: Sequence[int]) -> Any:
+        """`__getitems__` without the transforms, where `loads_ahead`."""
+        batches = leaf_batches(self.dataset, positions)
+        return _Loaded([(batch, _load(batch)) for batch in batches], len(positions))
+
+    def load_batches(self, batches: Sequence[Sequence[int]]) -> list[Any]:
+        """`load_samples` of several batches, together where all are of one leaf."""
+        split = [leaf_batches(self.dataset, positions) for positions in batches]
+        found = {id(batch.leaf): batch.leaf for parts in split for batch in parts}
+        if len(found) != 1 or not all(len(parts) == 1 for parts in split):
+            return [self.load_samples(positions) for positions in batches]
+        (leaf,) = found.values()
+        loaded = leaf.load_batches([parts[0].positions for parts in split])
+        sizes = map(len, batches)
+        return [_Loaded([(part, item)], size) for (part,), item, size in zip(split, loaded, sizes, strict=True)]
+
+    @property
+    def has_user_transform(self) -> bool:
+        """Whether there is a transform, here or of a leaf, that may do anything."""
+        if self._transform is not None and not isinstance(self._transform, ColumnTransform):
+            return True
+        return any(leaf.has_user_transform for leaf in leaves(self.dataset))
+
+    def transform_samples(self, loaded: Any) -> Sequence[Any]:
+        """The transforms, the leaf's and then this one's, of what `load_samples` gave."""
+        samples = _joined(loaded)
+        transform = self._transform
+        if transform is None:
+            return samples
+        if isinstance(transform, ColumnTransform) and isinstance(samples, ColumnBatch) and samples.is_columns:
+            return samples.map(transform.columns)
+        return transform_each(transform, samples)
+
+    @property
+    def needs_salt(self) -> bool:
+        """Whether random draws go by a salt: nobody has chosen an epoch."""
+        return needs_salt(self.dataset)
+
+    def __repr__(self) -> str:
+        return f"NestedDataset({self.dataset!r})"
+
+
+def _load(batch: LeafBatch) -> Sequence[Any]:
+    if loads_ahead(batch.leaf):
+        found: Sequence[Any] = batch.leaf.load_samples(batch.positions)
+        return found
+    return read_leaf(batch.leaf, batch.positions)
+
+
+def _joined(loaded: _Loaded) -> Sequence[Any]:
+    parts = [
+        (batch, batch.leaf.transform_samples(samples) if loads_ahead(batch.leaf) else samples)
+        for batch, samples in loaded.parts
+    ]
+    if len(parts) == 1:
+        return parts[0][1]
+    return join_samples(parts, loaded.num_samples)

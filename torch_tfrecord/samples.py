@@ -1,0 +1,151 @@
+"""The samples of one batch, which know the record that each is from: for the errors of what comes after reading."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+__all__ = [
+    "Places",
+    "SampleList",
+    "check_for_torch",
+    "check_next_for_torch",
+    "is_asked_by_torch",
+    "is_fetched_for_torch",
+    "place_of",
+    "transform_each",
+    "transform_one",
+]
+
+Places: TypeAlias = Callable[[int], str]
+"""From a sample's number in its batch to the record: ``<path>: record <n> at byte <offset>``."""
+
+
+class SampleList(list[Any]):
+    """A list of samples that knows where each is from. Copies and pickles as a plain list.
+
+    Args:
+        samples: The samples.
+        places: By their numbers in this list as it is now; None where nobody knows.
+    """
+
+    def __init__(self, samples: Iterable[Any], places: Places | None) -> None:
+        super().__init__(samples)
+        self._places = places
+        self._before = tuple(self)  # a collate_fn may sort the list, or take some out
+
+    @property
+    def places(self) -> Places | None:
+        """By numbers in the list as it was made; None once it was changed."""
+        is_same = len(self) == len(self._before) and all(map(_is, self, self._before))
+        return self._places if is_same else None
+
+    def __getitem__(self, number: Any) -> Any:
+        """As of a list; torch's own collate_fn, which begins so, is told where it cannot go on."""
+        if number == 0 and is_asked_by_torch(sys._getframe(1)):
+            check_for_torch(self, self.places)
+        return super().__getitem__(number)
+
+    def __reduce__(self) -> tuple[type[list[Any]], tuple[list[Any]]]:
+        return list, (list(self),)
+
+
+def _is(left: Any, right: Any) -> bool:
+    return left is right
+
+
+def place_of(samples: Any, number: int) -> str | None:
+    """The record of a sample of a batch; None where nobody knows."""
+    places: Places | None = getattr(samples, "places", None)
+    return None if places is None else places(number)
+
+
+# Transforms.
+
+
+def transform_each(transform: Callable[[Any], Any], samples: Sequence[Any]) -> SampleList:
+    """The transform applied to each sample; its exception gets a note that names the record."""
+    places: Places | None = getattr(samples, "places", None)
+    done: list[Any] = []
+    try:
+        for sample in samples:
+            done.append(transform(sample))  # their number says which one failed
+    except Exception as error:
+        _note_place(error, places, len(done))
+        raise
+    return SampleList(done, places)
+
+
+def transform_one(transform: Callable[[Any], Any], sample: Any, places: Places, number: int) -> Any:
+    """The transform applied to one sample; the record is the one of this number."""
+    try:
+        return transform(sample)
+    except Exception as error:
+        _note_place(error, places, number)
+        raise
+
+
+def _note_place(error: Exception, places: Places | None, number: int) -> None:
+    # Python 3.10 has no notes, and another text or class could mislead whoever catches it.
+    if places is not None and hasattr(error, "add_note"):
+        error.add_note(f"in the transform of {places(number)}")
+
+
+# torch's own collate_fn.
+
+
+def is_asked_by_torch(frame: Any) -> bool:
+    """Whether this is torch's ``default_collate`` at work on a batch."""
+    module = sys.modules.get("torch.utils.data._utils.collate")
+    return module is not None and frame.f_code is module.collate.__code__
+
+
+def check_for_torch(samples: Sequence[Any], places: Places | None) -> None:
+    """ValueError where samples have features of different sizes, which ``default_collate`` cannot stack.
+
+    It would say that "stack expects each tensor to be equal size", and not what to do about it.
+    """
+    sizes = dict(_sizes(samples[0], ""))
+    for number in range(1, len(samples)):
+        _check_sizes(sizes, samples[number], number, places)
+
+
+def _check_sizes(sizes: Mapping[str, list[int]], sample: Any, number: int, places: Places | None) -> None:
+    for name, size in _sizes(sample, ""):
+        if sizes.get(name, size) != size:
+            where = "" if places is None else f" ({places(number)})"
+            raise ValueError(
+                f"{name or 'samples'}: torch's default collate_fn stacks equal sizes only, got {sizes[name]} in sample "
+                f"0, {size} in sample {number}{where}: give the DataLoader collate_fn=torch_tfrecord.collate, for "
+                "jagged tensors and lists, or collate_fn=torch_tfrecord.PaddedCollate(), for padded ones"
+            )
+
+
+def is_fetched_for_torch(frame: Any) -> bool:
+    """Whether this is a DataLoader that takes samples of a stream, to give them to ``default_collate``."""
+    module = sys.modules.get("torch.utils.data._utils.collate")
+    fetcher = frame.f_locals.get("self") if frame.f_code.co_name == "fetch" else None
+    is_default = module is not None and getattr(fetcher, "collate_fn", None) is module.default_collate
+    return is_default and bool(getattr(fetcher, "auto_collation", False))
+
+
+def check_next_for_torch(frame: Any, sample: Any) -> None:
+    """`check_for_torch` of a stream's next sample and those that the DataLoader has for the batch."""
+    waiting = frame.f_locals.get("data")
+    if waiting:
+        _check_sizes(dict(_sizes(waiting[0], "")), sample, len(waiting), None)
+
+
+def _sizes(value: Any, name: str) -> Iterable[tuple[str, list[int]]]:
+    """The shape of each tensor, and the length of each list, of a sample."""
+    if isinstance(value, Mapping):
+        for key, part in value.items():
+            yield from _sizes(part, f"{name}[{key!r}]")
+    elif isinstance(value, tuple):
+        for number, part in enumerate(value):
+            yield from _sizes(part, f"{name}[{number}]")
+    elif isinstance(value, list):
+        yield name, [len(value)]
+    elif hasattr(value, "shape") and not getattr(value, "is_nested", False):
+        yield name, list(value.shape)

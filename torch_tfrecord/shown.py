@@ -1,0 +1,80 @@
+"""What a `repr` shows of a dataset or loader: bounded in length, and no secret."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+__all__ = ["shown_features", "shown_files", "shown_items", "shown_list", "shown_transform"]
+
+_MOST_NAMES = 8
+_MOST_LETTERS = 120
+
+# Of an address the name and password in front of the host, and what is asked behind `?`, where tokens stand.
+_USER = re.compile(r"(?<=://)[^/@]*@")
+_QUERY = re.compile(r"(?<=://)([^?]*)\?.*", re.DOTALL)
+
+
+def shown_files(files: Sequence[str]) -> str:
+    """How many files, and the first.
+
+    Example:
+        >>> shown_files(["s3://me:password@bucket/a", "s3://me:password@bucket/b"])
+        "2 files, 's3://...@bucket/a', ..."
+    """
+    first = _USER.sub("...@", _QUERY.sub(r"\1?...", files[0])) if files else None
+    return f"{len(files)} files, {_end_of(repr(first))}, ..."
+
+
+def shown_transform(name: str, transform: Any) -> str:
+    """A transform by its name alone: its arguments may be secrets, or long; empty where there is none."""
+    if transform is None:
+        return ""
+    inner = getattr(transform, "func", transform)  # of functools.partial
+    return f", {name}={_start_of(getattr(inner, '__qualname__', type(inner).__qualname__))}"
+
+
+def shown_features(features: Any) -> str:
+    """The specs by name, or the names, of features; empty where there are none."""
+    if features is None:
+        return ""
+    if isinstance(features, Mapping):
+        return f", features={{{shown_list(list(features.items()), _shown_spec)}}}"
+    if isinstance(features, (list, tuple)):
+        return f", features=[{shown_list(features, _shown_start)}]"
+    return f", features={_shown_start(features)}"
+
+
+def _shown_spec(item: tuple[Any, Any]) -> str:
+    return f"{_shown_start(item[0])}: {_shown_start(item[1])}"
+
+
+def shown_items(datasets: Sequence[Any]) -> str:
+    """The first few of several datasets: ours by their repr, others, which may hold anything, by class."""
+    return shown_list(datasets, _shown_item)
+
+
+def _shown_item(item: Any) -> str:
+    kind = type(item)
+    is_ours = kind.__module__.startswith("torch_tfrecord.")
+    return _start_of(repr(item), 4 * _MOST_LETTERS) if is_ours else kind.__name__
+
+
+def shown_list(items: Sequence[Any], show: Callable[[Any], str] = str) -> str:
+    """The first few of some items."""
+    shown = ", ".join(map(show, items[:_MOST_NAMES]))
+    return shown if len(items) <= _MOST_NAMES else f"{shown}, and {len(items) - _MOST_NAMES} more"
+
+
+def _shown_start(value: Any) -> str:
+    return _start_of(repr(value))
+
+
+def _start_of(text: str, limit: int = _MOST_LETTERS) -> str:
+    return text if len(text) <= limit else f"{text[: limit - 3]}..."
+
+
+def _end_of(text: str) -> str:
+    limit = 4 * _MOST_LETTERS
+    return text if len(text) <= limit else f"...{text[3 - limit :]}"
