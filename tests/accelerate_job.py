@@ -6,6 +6,7 @@ FOLDER/JOB-N-RANK.json is a dict from the name of each case to what came of it: 
 """
 
 import json
+import os
 import sys
 import traceback
 import warnings
@@ -201,10 +202,10 @@ def places(rows, num_workers):
     return found if not num_workers else found[1::5]
 
 
-def resume(folder):
+def resume(folder, cases=CASES):
     """Two epochs, and what was left after each batch of them."""
     found = {}
-    for name, way, num_workers in CASES:
+    for name, way, num_workers in cases:
         if num_workers and (name == "stream" or (way != "stateful" and accelerator().num_processes == 1)):
             continue  # refused; the same as with two processes
         rows = Received(folder, name, way, num_workers).train(save=True)
@@ -215,16 +216,23 @@ def resume(folder):
     return found
 
 
+def resume_first(folder):
+    """The first case of them."""
+    return resume(folder, CASES[:1])
+
+
 def other_ranks(folder):
     """What is left after what so many ranks as before received, on as many as now."""
     found = {}
     for name, way in (("make_dataloader", "registered"), ("make_dataloader", "sampler"), ("sampler", "sampler")):
+        if not os.path.exists(f"{folder}/{name}-{way}-0-1-2"):
+            continue  # not one of the cases that were run
         for place in ((0, 3), (1, 2)):
             found[f"{name}, {way}, {json.dumps(place)}"] = Received(folder, name, way, 0).train(*place)
     return found
 
 
-JOBS = {job.__name__: job for job in (coverage, workers, settings, resume, other_ranks)}
+JOBS = {job.__name__: job for job in (coverage, workers, settings, resume, resume_first, other_ranks)}
 
 
 def main(name, folder):

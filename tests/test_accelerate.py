@@ -14,7 +14,6 @@ from torch_tfrecord import ShardedTFRecordWriter
 
 N = 103
 NAMES = ["make_dataloader", "batch_sampler", "sampler", "stream", "batched_stream"]
-pytestmark = pytest.mark.slow
 
 
 def torchrun(num_ranks, script, *arguments):
@@ -66,9 +65,7 @@ def check_epochs(ranks, name, *, equal=True):
     assert first[0] != first[1], name
 
 
-DISPATCHED = {"dispatch", "dispatch and split"}
-
-
+@pytest.mark.slow
 def test_every_record_under_every_setting(folder):
     torchrun(2, "accelerate_job.py", "coverage", folder)
     ranks = results(folder, "coverage", 2)
@@ -95,6 +92,7 @@ def test_every_record_under_every_setting(folder):
         assert set(flat(first)) | set(flat(second)) == set(range(N))
 
 
+@pytest.mark.exhaustive
 def test_workers(folder):
     torchrun(2, "accelerate_job.py", "workers", folder)
     ranks = results(folder, "workers", 2)
@@ -112,6 +110,7 @@ def test_workers(folder):
             )
 
 
+@pytest.mark.slow
 def test_settings(folder):
     torchrun(2, "accelerate_job.py", "settings", folder)
     ranks = results(folder, "settings", 2)
@@ -160,33 +159,47 @@ def check_few(ranks):
         assert {number for rank in ranks for number in flat(rank["two loaders"][part])} == set(range(N))
 
 
+@pytest.mark.slow
+def test_resumed_after_every_batch_of_two_epochs(folder):
+    """In one way of those below; where two ranks stopped one goes on."""
+    torchrun(2, "accelerate_job.py", "resume_first", folder)
+    ranks = results(folder, "resume_first", 2)
+    check_one_rank_goes_on(folder, ranks, num_cases=2)
+    check_resumed(ranks, num_cases=1)
+
+
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("num_ranks", [1, 2])
-def test_resumed_after_every_batch_of_two_epochs(folder, num_ranks):
+def test_resumed_in_every_way(folder, num_ranks):
     torchrun(num_ranks, "accelerate_job.py", "resume", folder)
     ranks = results(folder, "resume", num_ranks)
     if num_ranks == 2:
-        check_one_rank_goes_on(folder, ranks)
+        check_one_rank_goes_on(folder, ranks, num_cases=6)
+    check_resumed(ranks, num_cases=15 if num_ranks == 2 else 10)
+
+
+def check_resumed(ranks, num_cases):
     for rank in ranks:
-        assert len(rank) == (15 if num_ranks == 2 else 10)
+        assert len(rank) == num_cases
         for case, found in rank.items():
             rows = found.pop("all")
-            an_epoch = 7 if num_ranks == 2 else 13
+            an_epoch = 7 if len(ranks) == 2 else 13
             assert [row[0] for row in rows] == [0] * an_epoch + [1] * an_epoch
             assert len(found) == (2 * an_epoch if case.endswith(", 0") else len(range(1, 2 * an_epoch, 5)))
             for place, left in found.items():
                 epoch, step = json.loads(place)
                 expected = rows[epoch * an_epoch + step :]
-                if "sampler, " in case[-12:] and num_ranks == 2:  # other records fill the last batch of that epoch
+                if "sampler, " in case[-12:] and len(ranks) == 2:  # other records fill the last batch of that epoch
                     last = an_epoch - step - 1
                     expected, left = (part[: max(last, 0)] + part[last + 1 :] for part in (expected, left))
                 assert left == expected, (case, place)
 
 
-def check_one_rank_goes_on(folder, before):
+def check_one_rank_goes_on(folder, before, num_cases):
     """Where two stopped: what was left, exactly."""
     torchrun(1, "accelerate_job.py", "other_ranks", folder)
     (left,) = results(folder, "other_ranks", 1)
-    assert len(left) == 6
+    assert len(left) == num_cases
     for case, rows in left.items():
         name, way, place = case.split(", ", 2)
         epoch, step = json.loads(place)
@@ -197,6 +210,7 @@ def check_one_rank_goes_on(folder, before):
         assert received == Counter(range(N)), case
 
 
+@pytest.mark.slow
 def test_torchrun_without_a_process_group(folder):
     torchrun(2, "torchrun_job.py", folder)
     ranks = results(folder, "torchrun", 2)
@@ -212,22 +226,41 @@ def test_torchrun_without_a_process_group(folder):
                     assert (received.total(), len(one)) == (N + 1, len(other))
 
 
+@pytest.mark.slow
 def test_hugging_face_trainer(folder):
-    torchrun(2, "hf_trainer_job.py", folder)
+    """A dataset, resumed after every batch; our loader; a stream; what is evaluated."""
+    torchrun(2, "hf_trainer_job.py", folder, "some")
     ranks = results(folder, "hf_trainer", 2)
-    for name, an_epoch in {"dataset": 7, "stream": 7, "loader": 7, "two workers, each reads": 8}.items():
+    check_trained(ranks, {"dataset": 7, "stream": 7, "loader": 7})
+    check_checkpoints(ranks, {"dataset": 13, "loader": 13})
+    check_evaluated(ranks)
+
+
+@pytest.mark.exhaustive
+def test_hugging_face_trainer_with_all_loaders(folder):
+    torchrun(2, "hf_trainer_job.py", folder, "all")
+    ranks = results(folder, "hf_trainer", 2)
+    check_trained(ranks, {"dataset": 7, "stream": 7, "loader": 7, "two workers, each reads": 8})
+    # A Trainer does not know the epoch of a stream, which has no length: only the first one is gone on with.
+    check_checkpoints(ranks, {"dataset": 13, "loader": 13, "stream": 7, "stream, each reads": 3})
+    check_evaluated(ranks)
+    for rank in ranks:
+        assert "expected num_workers of at most 1 or dispatch_batches=False, got num_workers=2" in rank["two workers"]
+
+
+def check_trained(ranks, batches_an_epoch):
+    for name, an_epoch in batches_an_epoch.items():
         rows = [rank[name]["all"] if "all" in rank[name] else rank[name] for rank in ranks]
         for epoch in range(2):
             received = [flat(row[epoch * an_epoch : (epoch + 1) * an_epoch]) for row in rows]
             assert set(received[0]) | set(received[1]) == set(range(N)), name
             assert len(received[0]) == len(received[1]), name
         assert rows[0][:an_epoch] != rows[0][an_epoch:], name
+
+
+def check_checkpoints(ranks, last_steps):
     for rank in ranks:
-        assert "expected num_workers of at most 1 or dispatch_batches=False, got num_workers=2" in rank["two workers"]
-        for name in ("dataset", "stream"):
-            assert sorted(rank[f"{name}, evaluated"]) == [*range(N)]
-        # A Trainer does not know the epoch of a stream, which has no length: only the first one is gone on with.
-        for name, last in {"dataset": 13, "loader": 13, "stream": 7, "stream, each reads": 3}.items():
+        for name, last in last_steps.items():
             rows = rank[name].pop("all")
             steps = [step for step in rank[name] if int(step) <= last]
             assert steps
@@ -235,9 +268,16 @@ def test_hugging_face_trainer(folder):
                 assert rank[name][step] == rows[int(step) :], (name, step)
 
 
+def check_evaluated(ranks):
+    for rank in ranks:
+        for name in ("dataset", "stream"):
+            assert sorted(rank[f"{name}, evaluated"]) == [*range(N)]
+
+
 EXAMPLES = Path(__file__).parent.parent / "examples" / "trainers"
 
 
+@pytest.mark.slow
 def test_the_example_with_accelerate(tmp_path):
     example = EXAMPLES / "accelerate_loop.py"
     # 200 records: 13 steps of two ranks in an epoch, the last of them of 8 records
@@ -251,6 +291,7 @@ def test_the_example_with_accelerate(tmp_path):
     assert float(found[1][1]) < float(found[0][1]) / 2
 
 
+@pytest.mark.slow
 def test_the_example_with_the_trainer(tmp_path):
     example = EXAMPLES / "hf_trainer.py"
     first = torchrun(2, example, tmp_path, 10)
