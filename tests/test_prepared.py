@@ -111,6 +111,28 @@ def test_a_loaded_state(loaders):
         ids(prepared(stream, 0))
 
 
+@pytest.mark.parametrize("name", ["make_dataloader", "sampler"])
+@pytest.mark.parametrize("how", ["stateful", "skipping"])
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # torchdata calls it
+def test_a_loaded_state_of_another_epoch_than_accelerates(loaders, name, how):
+    """Where its own count decides: it is told, not thrown away."""
+    first, second = getattr(loaders, name)(), getattr(loaders, name)()
+    order, resumed = (
+        loader.batch_sampler if name == "make_dataloader" else loader.sampler for loader in (first, second)
+    )
+    order.set_epoch(1)
+    next(iter(order))
+    resumed.load_state_dict(order.state_dict())
+    loader = prepared(second, 0, use_stateful_dataloader=how == "stateful")
+    skipping = loader if how == "stateful" else skip_first_batches(loader, 0)
+    with pytest.raises(ValueError, match=r"the loaded state is of epoch 1, .* begins epoch 0: call its set_epoch\(1\)"):
+        ids(skipping)
+    loader.set_epoch(1)
+    skipping = loader if how == "stateful" else skip_first_batches(loader, 0)
+    assert flat(ids(skipping))
+    assert resumed.state_dict(num_received=0)["consumed"] == order.state_dict()["consumed"]
+
+
 def test_set_epoch_of_the_prepared_loader(loaders):
     for name in ("make_dataloader", "batch_sampler", "sampler", "stream"):
         loader, other = (prepared(getattr(loaders, name)(), 0) for _ in range(2))

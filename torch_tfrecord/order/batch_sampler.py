@@ -15,7 +15,7 @@ from torch_tfrecord.order.batch_plan import Place, Plan
 from torch_tfrecord.order.epochs import STATE_VERSION, Epochs, check_state
 from torch_tfrecord.order.leaves import draws_at_random
 from torch_tfrecord.order.position_batch import EpochPosition, PositionBatch
-from torch_tfrecord.order.prepared import Prepared, check_num_received, is_automatic, prepared_loader
+from torch_tfrecord.order.prepared import Prepared, check_num_received, is_automatic, other_epoch, prepared_loader
 from torch_tfrecord.order.rank_sampler import BatchedPositions, keeps_its_order
 from torch_tfrecord.order.ranks import check_rank, resolve_rank
 from torch_tfrecord.order.samplers import BLOCK_BYTES, WINDOW_BLOCKS
@@ -245,7 +245,11 @@ class RecordBatchSampler(Sampler[list[int]]):
         if prepared.epoch is None:
             return place
         first = self._count_from + prepared.epoch * self._epochs_an_iteration
-        return place if place.first_epoch == first else Place(first, first, 0)
+        if place.first_epoch == first:
+            return place
+        if self._loaded_epoch == place.first_epoch:
+            raise other_epoch(place.first_epoch // max(self._epochs_an_iteration, 1), prepared.epoch)
+        return Place(first, first, 0)
 
     def _plan(self, place: Place) -> Plan:
         rank = resolve_rank(self._rank, self._world_size)

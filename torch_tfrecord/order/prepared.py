@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import Any, NamedTuple
 
-__all__ = ["Prepared", "check_loaded_epoch", "check_num_received", "is_automatic", "prepared_loader"]
+__all__ = ["Prepared", "check_loaded_epoch", "check_num_received", "is_automatic", "other_epoch", "prepared_loader"]
 
 _MODULE = "accelerate.data_loader"
 _SKIPPING = ("SkipBatchSampler", "SkipDataLoader")
@@ -63,10 +63,20 @@ def is_automatic() -> bool:
 def check_loaded_epoch(loaded: int, epoch: int) -> None:
     """ValueError where Accelerate's own count of iterations would throw away a loaded state, of another epoch."""
     if is_automatic():
-        raise ValueError(
-            f"the loaded state is of epoch {loaded}, the loader that Accelerate prepared begins epoch {epoch}: call "
-            f"its set_epoch({loaded}) first, and set_epoch at the beginning of each epoch"
-        )
+        raise other_epoch(loaded, epoch)
+
+
+def other_epoch(loaded: int, epoch: int) -> ValueError:
+    """The error where Accelerate's own count would throw away a loaded state.
+
+    Args:
+        loaded: What its `set_epoch` must be given for the state to be gone on with.
+        epoch: What it begins with.
+    """
+    return ValueError(
+        f"the loaded state is of epoch {loaded}, the loader that Accelerate prepared begins epoch {epoch}: call "
+        f"its set_epoch({loaded}) first, and set_epoch at the beginning of each epoch"
+    )
 
 
 def check_num_received(prepared: Prepared | None, num_received: int | None, what: str) -> None:

@@ -11,7 +11,7 @@ from torch_tfrecord.arguments import at_least, true_or_false
 from torch_tfrecord.order.epochs import STATE_VERSION, Epochs, check_state
 from torch_tfrecord.order.leaves import draws_at_random
 from torch_tfrecord.order.position_batch import EpochPosition
-from torch_tfrecord.order.prepared import Prepared, check_loaded_epoch, check_num_received, prepared_loader
+from torch_tfrecord.order.prepared import Prepared, check_loaded_epoch, check_num_received, other_epoch, prepared_loader
 from torch_tfrecord.order.rank_sampler import RankSampler
 from torch_tfrecord.order.ranks import Rank, check_rank
 from torch_tfrecord.order.shares import RankShare, rank_size
@@ -207,6 +207,8 @@ class _Positions(Iterator[int]):
         self.prepared = prepared_loader()
         self._place = self._place or (sampler._epoch, sampler._start)
         if self.prepared is not None and self.prepared.epoch not in (None, self._place[0]):
+            if sampler._is_loaded:
+                raise other_epoch(sampler._epoch, self.prepared.epoch)
             self._place = (self.prepared.epoch, 0)
         self._epoch, _ = self._place
         self._rank = sampler._here()
