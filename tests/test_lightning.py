@@ -248,9 +248,30 @@ ON_ONE = {
 }
 
 
-@pytest.mark.slow
-def test_resumed(folder):
-    """At every batch on two ranks and on one, and from as many ranks to others."""
+# A part of them.
+SOME = (
+    "make_dataloader",
+    "make_dataloader, 1",
+    "make_dataloader, 2",
+    "stateful, 1",
+    "two epochs, 1",
+    "validation",
+    "ends",
+)
+
+
+@pytest.mark.parametrize(
+    ("on_two", "on_one"),
+    [
+        pytest.param(
+            {name: RESUMED[name] for name in SOME}, {"one": ("make_dataloader", (6, 13), {})}, marks=pytest.mark.slow
+        ),
+        pytest.param(RESUMED, ON_ONE, marks=pytest.mark.exhaustive),
+    ],
+    ids=["some", "all"],
+)
+def test_resumed(folder, on_two, on_one):
+    """On two ranks at every batch, on one, and from as many ranks to others."""
 
     def fits(cases):
         return [
@@ -263,13 +284,14 @@ def test_resumed(folder):
             for step in steps
         ]
 
-    from_two, from_one = range(1, 14), (1, 2, 6, 12, 13, 14, 24)
-    job(folder, 2, fits(RESUMED))
-    job(folder, 1, fits(ON_ONE) + elsewhere("make_dataloader", from_two))
-    job(folder, 2, elsewhere("one", from_one))
-    for name, (_, steps, _) in RESUMED.items():
+    from_two, from_one = range(1, 14), (1, 2, 6, 12, 13, 14, 24) if on_one is ON_ONE else ()
+    job(folder, 2, fits(on_two))
+    job(folder, 1, fits(on_one) + elsewhere("make_dataloader", from_two))
+    if from_one:
+        job(folder, 2, elsewhere("one", from_one))
+    for name, (_, steps, _) in on_two.items():
         assert_resumed(folder, name, steps)
-    for name, (_, steps, _) in ON_ONE.items():
+    for name, (_, steps, _) in on_one.items():
         assert_resumed(folder, name, steps, ranks=1)
     for name in ("make_dataloader", "one"):
         assert_all_records(folder, name, ranks=1 if name == "one" else 2)
