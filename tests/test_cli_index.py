@@ -311,4 +311,7 @@ def test_verify_reports_unreadable_sectors_as_bad_data(folder, monkeypatch, caps
 def test_verify_names_a_missing_shard(folder, capsys):
     write(folder / "a-00000-of-00002")
     assert main(["verify", "a@2"]) == 2
-    assert capsys.readouterr().err == "tfrecord: a-00001-of-00002: 1 of 2 shards missing: a-00001-of-00002\n"
+    assert (
+        capsys.readouterr().err
+        == "tfrecord: a-00001-of-00002: 1 of 2 shards missing: a-00001-of-00002; there are 1: a-00000-of-00002\n"
+    )

@@ -91,6 +91,10 @@ LOADERS = {
     "Mixture of mixtures": lambda ds: make(Mixture([Mixture([ds])])),
     "Mixture of Subset": lambda ds: make(Mixture([Subset(ds, range(N))])),
     "threads": lambda ds: ReadAheadLoader(ds, num_threads=2, batch_size=5, shuffle=True),
+    "threads, Subset": lambda ds: ReadAheadLoader(Subset(ds, range(N)), num_threads=2, batch_size=5, shuffle=True),
+    "threads, Mixture": lambda ds: ReadAheadLoader(Mixture([ds]), num_threads=2, batch_size=5),
+    "make_dataloader of a Subset": lambda ds: make_dataloader(Subset(ds, range(N)), 5),
+    "make_dataloader of datasets": lambda ds: make_dataloader(ConcatDataset([ds[:5], Subset(ds, range(5, N))]), 5),
     "stream": lambda ds: TFRecordIterableDataset(ds.files, FEATURES),
     "stream's batches": lambda ds: TFRecordIterableDataset(ds.files, FEATURES, batch_size=5),
     "IterableMixture": lambda ds: IterableMixture([TFRecordIterableDataset(ds.files, FEATURES)]),
@@ -117,7 +121,7 @@ def test_with_workers(path, kind, method, persistent_workers):
     check_different([crops(loader) for _ in range(3)])
 
 
-@pytest.mark.parametrize("loader", ["plain", "one by one", "Mixture", "threads"])
+@pytest.mark.parametrize("loader", ["plain", "one by one", "Mixture", "threads", "threads, Subset", "threads, Mixture"])
 def test_torch_s_seed_decides_a_plain_loop(ds, loader):
     runs = []
     for seed in (1, 1, 2):
@@ -183,6 +187,11 @@ def test_our_samplers_know_the_epoch(path, num_workers):
         sampler.set_epoch(epoch)
         assert crops(loader) == crops(batches) == crops(expected)
     assert crops(DataLoader(ds, batch_size=None, sampler=sampler, **options)) == crops(expected)
+
+
+def test_datasets_inside_others_know_the_epoch_of_make_dataloader(ds):
+    whole, part = make_dataloader(ds, 5, seed=3), make_dataloader(Subset(ds, range(N)), 4, seed=3, num_threads=0)
+    assert [crops(whole) for _ in range(2)] == [crops(part) for _ in range(2)]
 
 
 def test_positions_know_their_epoch_where_it_matters(ds):

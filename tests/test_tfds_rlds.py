@@ -34,6 +34,7 @@ from torch_tfrecord import (
 )
 from torch_tfrecord.native import has_native
 from torch_tfrecord.protobuf.messages import Example
+from torch_tfrecord.records.sidecar import sidecar_path
 from torch_tfrecord.tfds import RLDSDataset, RLDSEpisodes, pictures, rlds
 from torch_tfrecord.tfds.episode_reader import Frames
 
@@ -381,8 +382,11 @@ def test_read_ahead_by_threads(drawn, num_threads, transform):
 
 
 def test_read_ahead_needs_a_dataset_that_threads_may_load(drawn):
-    with pytest.raises(TypeError, match="got Subset: use DataLoader"):
-        ReadAheadLoader(torch.utils.data.Subset(RLDSDataset(drawn), [0, 1]), batch_size=2, num_threads=1)
+    with pytest.raises(TypeError, match="got list: use DataLoader"):
+        ReadAheadLoader(torch.utils.data.Subset([1, 2], [0, 1]), batch_size=2, num_threads=1)
+    part = torch.utils.data.Subset(RLDSDataset(drawn), [0, 1])
+    (batch,) = ReadAheadLoader(part, batch_size=2, num_threads=1)
+    assert torch.equal(batch["action"][1], part[1]["action"])
 
 
 # What is read and decoded.
@@ -750,11 +754,11 @@ def test_a_damaged_column_names_file_record_and_feature(own):
 def test_damage_is_found_when_the_index_is_built(own):
     path, at = place_of(own, 2, "steps/observation/image", 17)
     damage(path, at + 100)
-    for sidecar in own.glob("*.safetensors"):
+    for sidecar in own.glob(".torch_index/*.safetensors"):
         sidecar.unlink()
     with pytest.raises(CorruptRecordError, match="record 0 at byte 0: corrupted record: expected payload checksum"):
         RLDSDataset(own)
-    assert not list(own.glob("*00001-of-00002.steps*"))
+    assert not os.path.exists(sidecar_path(f"{path}.steps"))
 
 
 def test_an_image_that_is_none(tmp_path):

@@ -17,6 +17,7 @@ from torch_tfrecord.batches.batch_parser import BatchParser
 from torch_tfrecord.batches.collate import collate
 from torch_tfrecord.batches.column_batch import ColumnBatch
 from torch_tfrecord.errors import TFRecordError
+from torch_tfrecord.features.specs import FixedLenFeature
 from torch_tfrecord.features.structured_specs import SequenceFeatures
 from torch_tfrecord.loading.record_groups import RecordGroup, StreamRecord, regroup
 from torch_tfrecord.loading.record_stream import RecordStream
@@ -334,6 +335,15 @@ class TFRecordIterableDataset(IterableDataset[Any]):
         if self._parser is None or not self._parser.needs_keys:
             return 0
         return int(record_keys(_unique(np.array([file]), np.array([number])), self._seed, epoch)[0])
+
+    @property
+    def _sizes_vary(self) -> bool:
+        if self._transform is not None or self._parser is None:
+            return self._transform is not None
+        features = self._parser.features
+        return not isinstance(features, Mapping) or not all(
+            isinstance(spec, FixedLenFeature) for spec in features.values()
+        )
 
     def __getstate__(self) -> dict[str, Any]:
         state = {**self.__dict__, "_last": None}

@@ -39,6 +39,10 @@ class _Source(Protocol):
     def _items(self, stream: RecordStream, epoch: int) -> Iterator[Any]:
         """Samples or batches of them."""
 
+    @property
+    def _sizes_vary(self) -> bool:
+        """Whether samples may differ in the sizes of their features."""
+
     def _begun(self) -> None:
         """Called before the first of them."""
 
@@ -79,7 +83,7 @@ class StreamIteration(Iterator[Any]):
         if self._items is None:
             self._count()
             self._items = self._source._items(self._stream, self.epoch)
-            self._is_for_torch = is_fetched_for_torch(sys._getframe(1))
+            self._is_for_torch = self._source._sizes_vary and is_fetched_for_torch(sys._getframe(1))
         item = next(self._items)
         if self._is_for_torch:
             check_next_for_torch(sys._getframe(1), item)
