@@ -28,7 +28,7 @@ class Epochs:
     """The order of each epoch of a dataset: a pure function of what `identity` holds, and the number of the epoch.
 
     Args:
-        dataset: Anything with a length; for "blocks" a `TFRecordDataset`.
+        dataset: Anything with a length; for "blocks" a `TFRecordDataset`, or `Subset` or `ConcatDataset` of it.
         shuffle: True, False or "blocks".
         seed: An integer of any size.
         weights: One for each record, or None; draws with replacement.
