@@ -51,7 +51,8 @@ class RecordBatchSampler(Sampler[list[int]]):
 
     Raises:
         TypeError: A sampler in place of the dataset.
-        ValueError: Arguments out of range; "blocks" with other data than `TFRecordDataset`, or `Subset` or `ConcatDataset` of it.
+        ValueError: Arguments out of range; "blocks" with other data than `TFRecordDataset`, or `Subset` or
+            `ConcatDataset` of it.
 
     Example:
         >>> list(RecordBatchSampler(range(5), 2, num_epochs=2))

@@ -65,7 +65,8 @@ class RecordSampler(RankSampler):
         block_bytes, window_blocks: For ``shuffle="blocks"``.
 
     Raises:
-        ValueError: Arguments out of range; "blocks" with other data than `TFRecordDataset`, or `Subset` or `ConcatDataset` of it.
+        ValueError: Arguments out of range; "blocks" with other data than `TFRecordDataset`, or `Subset` or
+            `ConcatDataset` of it.
 
     Example:
         >>> sampler = RecordSampler(range(5), seed=0)
