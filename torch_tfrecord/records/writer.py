@@ -208,8 +208,9 @@ class TFRecordWriter(_Writer):
 class ShardedTFRecordWriter(_Writer):
     """Writes a set of shards ``<prefix>-00003-of-00010<suffix>``; all appear at `close`, or none.
 
-    After a failure the shards that were there before are there again. Where the process is killed while it replaces them,
-    `find_files` and the datasets refuse the set, and the next writer with this prefix and suffix puts the old ones back.
+    After a failure the shards that were there before are there again. Where the process is killed while it replaces
+    them, `find_files` and the datasets refuse the set, and the next writer with this prefix and suffix puts the old
+    ones back.
 
     Args:
         prefix: Path and first part of the names.
