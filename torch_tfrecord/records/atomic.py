@@ -74,11 +74,6 @@ class AtomicFile:
         return fd
 
     @property
-    def fd(self) -> int:
-        """Descriptor of the open file; can be read from, except where the path is written directly."""
-        return self._fd
-
-    @property
     def is_regular(self) -> bool:
         """Whether a regular file is being written, not a device or pipe."""
         return not self._direct
@@ -105,6 +100,17 @@ class AtomicFile:
         except OSError as error:
             error.filename = self.path
             raise
+
+    def read(self, num_bytes: int, offset: int) -> bytes:
+        """What was handed to the operating system; fewer bytes only at its end."""
+        data = b""
+        try:
+            while piece := os.pread(self._fd, num_bytes - len(data), offset + len(data)):
+                data += piece
+        except OSError as error:
+            error.filename = self.path
+            raise
+        return data
 
     def prepare(self) -> os.stat_result:
         """Flush and sync to the disk; returns the file's status. Nothing has appeared under the final path yet."""

@@ -14,9 +14,8 @@ import functools
 import itertools
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from torch_tfrecord.records.atomic import AtomicFile, write_atomically
 from torch_tfrecord.records.sidecar import SIDECAR_FOLDER, in_sidecar_folder, sidecar_folder
@@ -108,13 +107,15 @@ class FileSet:
                 if _is_index(name):  # what stands in its way is met before any file has its name
                     folders.enter_context(sidecar_folder(str(self._parent / name)))
             sync_directory(folder)
-            self._mark({"folder": folder.name, "names": list(names), "replaces": replaces})
+            self._check_alone()
             try:
+                content = json.dumps({"folder": folder.name, "names": list(names), "replaces": replaces})
+                write_atomically(str(self._marker), content.encode("ascii"))
                 self._rename(folder, names, replaces)
+                self._marker.unlink()
             except BaseException:
                 self._take_back(folder, names, replaces)
                 raise
-        self._marker.unlink()
         with contextlib.suppress(OSError):  # the new files are durable: a crash might at worst bring the old ones back
             sync_directory(self._parent)
         self.discard()
@@ -127,11 +128,9 @@ class FileSet:
         path = self._parent / name
         return path if _is_index(name) else Path(os.path.realpath(path))  # a link stays one
 
-    def _mark(self, content: Mapping[str, Any]) -> None:
-        """Let readers know, unless another writer has."""
+    def _check_alone(self) -> None:
         if self._marker.exists():
             raise OSError(errno.EBUSY, "another writer is replacing this set of shards", str(self._path))
-        write_atomically(str(self._marker), json.dumps(content).encode("ascii"))
 
     def _rename(self, folder: Path, names: Sequence[str], replaces: Sequence[bool]) -> None:
         for number, (name, is_there) in enumerate(zip(names, replaces, strict=True)):

@@ -84,7 +84,7 @@ class RecordFile:
     def _index(self, lengths: array[int], status: os.stat_result) -> RecordIndex:
         sizes = np.array(lengths, dtype=np.int64) + OVERHEAD_BYTES
         offsets = np.cumsum(sizes) - sizes
-        content = fingerprint(lambda num_bytes, offset: os.pread(self._file.fd, num_bytes, offset), status.st_size)
+        content = fingerprint(self._file.read, status.st_size)
         return RecordIndex(
             offsets, sizes - OVERHEAD_BYTES, status.st_size, self._compression_type, status.st_mtime_ns, content
         )
