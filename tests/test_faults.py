@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 FAULTS = Path(__file__).parent / "faults"
-MEMORY = Path("/dev/shm")  # noqa: S108: without a disk a sync costs nothing
+MEMORY = Path("/dev/shm")  # without a disk a sync costs nothing
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux" or shutil.which("gcc") is None, reason="needs Linux and gcc")
 

@@ -186,7 +186,8 @@ class FileSet:
             return
         if descriptor is not None:
             try:
-                self._roll_back(folder, names, replaces)
+                if self._marker.exists():  # else its writer finished meanwhile
+                    self._roll_back(folder, names, replaces)
             finally:
                 os.close(descriptor)
 
