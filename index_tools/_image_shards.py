@@ -13,7 +13,6 @@ from index_tools._image_folder import LoadedImage
 from torch_tfrecord.protobuf.example import encode_example
 from torch_tfrecord.records.atomic import AtomicFile
 from torch_tfrecord.records.paths import is_companion, labels_name
-from torch_tfrecord.records.record_file import remove_files
 from torch_tfrecord.records.writer import ShardedTFRecordWriter
 
 __all__ = ["check_output", "encode_image_example", "write_shards"]
@@ -78,7 +77,7 @@ def write_shards(
         try:
             labels.write(b"".join(os.fsencode(name) + b"\n" for name in classes))
             labels.prepare()
-            with ShardedTFRecordWriter(
+            with _Writer(
                 prefix,
                 num_shards=num_shards,
                 max_shard_bytes=max_shard_bytes,
@@ -86,17 +85,22 @@ def write_shards(
                 suffix=_SUFFIXES[compression_type],
                 write_index=True,
             ) as writer:
+                writer.labels = labels
                 for image in itertools.chain([first], images):
                     writer.write(encode_image_example(image, classes[image.file.label]))
-            try:
-                labels.publish()
-            except BaseException:
-                remove_files(writer.paths)
-                raise
         except BaseException:
             labels.discard()
             raise
     return writer.paths, labels_path
+
+
+class _Writer(ShardedTFRecordWriter):
+    """Shards that appear together with the class names."""
+
+    labels: AtomicFile
+
+    def _beside(self) -> list[AtomicFile]:
+        return [self.labels]
 
 
 @contextlib.contextmanager

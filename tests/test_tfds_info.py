@@ -1,6 +1,7 @@
 """tfds.info: dataset_info.json and features.json of every generation, and what is damaged."""
 
 import json
+import os
 import shutil
 
 import pytest
@@ -306,6 +307,39 @@ def test_labels():
 )
 def test_templates(template, expected):
     assert shard_paths("d", template, dataset="n", split="a", num_shards=12)[1] == expected
+
+
+@pytest.mark.parametrize(
+    ("template", "dataset", "name"),
+    [
+        ("/etc/{SPLIT}", "n", "/etc/a"),
+        ("../{SPLIT}", "n", "../a"),
+        ("x/../../{SPLIT}", "n", "x/../../a"),
+        ("{DATASET}", "/n", "/n"),
+        ("{DATASET}/x", "..", "../x"),
+    ],
+)
+def test_templates_that_leave_the_folder(template, dataset, name):
+    with pytest.raises(ParseError) as caught:
+        shard_paths("d", template, dataset=dataset, split="a", num_shards=1)
+    assert str(caught.value) == f"split 'a': filepathTemplate {template!r} leaves the dataset's folder: {name!r}"
+    assert shard_paths("d", "..x/{SPLIT}..", dataset="n", split="a", num_shards=1) == ["d/..x/a.."]
+
+
+def test_a_template_that_leaves_the_folder_is_neither_read_nor_indexed(folder, tmp_path):
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    for number in range(2):
+        shutil.copy(folder / f"drawings-train.tfrecord-0000{number}-of-00002", elsewhere / f"x-0000{number}-of-00002")
+    split = json.loads((folder / "dataset_info.json").read_text())["splits"][0]
+    for template in (f"{elsewhere}/x-{{SHARD_X_OF_Y}}", "../../elsewhere/x-{SHARD_X_OF_Y}"):
+        change(folder, splits=[{**split, "filepathTemplate": template}])
+        with pytest.raises(ParseError) as caught:
+            tfds.load(folder, split="train")
+        assert str(caught.value).startswith(
+            f"{folder}/dataset_info.json: split 'train': filepathTemplate {template!r} leaves the dataset's folder"
+        )
+    assert len(os.listdir(elsewhere)) == 2
 
 
 def test_six_digits_and_templates_that_cannot_be_read():

@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 from pathlib import Path
 
@@ -216,6 +217,24 @@ def test_nothing_is_overwritten(tmp_path):
         tfds.write(tmp_path / "d", {"train": [{"x": 2}]}, {"x": torch.int64}, name="d")
     assert {path: path.read_bytes() for path in (tmp_path / "d").iterdir()} == before
     assert [path.name for path in tmp_path.iterdir()] == ["d"]
+
+
+@pytest.mark.filterwarnings("ignore:This process.*is multi-threaded:DeprecationWarning")
+def test_what_a_killed_run_left_is_cleared(tmp_path):
+    def samples():
+        yield {"x": 1}
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    (tmp_path / "incomplete.AB12CD_1.0.0").mkdir()  # TFDS's own
+    child = os.fork()
+    if child == 0:
+        tfds.write(tmp_path / "1.0.0", {"train": samples()}, {"x": torch.int64}, name="d")
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+    assert len(os.listdir(tmp_path)) == 2
+    assert all(name.startswith("incomplete.") for name in os.listdir(tmp_path))
+    tfds.write(tmp_path / "1.0.0", {"train": [{"x": 1}]}, {"x": torch.int64}, name="d")
+    assert sorted(os.listdir(tmp_path)) == ["1.0.0", "incomplete.AB12CD_1.0.0"]
+    assert [sample["x"].item() for sample in tfds.load(tmp_path, split="train")] == [1]
 
 
 def test_the_records_are_those_of_tfds():

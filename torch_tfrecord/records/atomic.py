@@ -1,17 +1,20 @@
 """Files that appear complete or not at all.
 
 On Linux the data goes to an unnamed file (``O_TMPFILE``), which the kernel drops with the process: even ``kill -9``
-leaves nothing. Elsewhere it goes to a hidden temporary name in the same directory.
+leaves nothing. Elsewhere, and for a moment where a file is replaced, it has a hidden temporary name in the same
+directory, which the next writer of that file clears.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
-import secrets
 import stat
 from pathlib import Path
+
+from torch_tfrecord.records.temporaries import claim, clear_dead, sync_directory, temporary_names
 
 __all__ = ["AtomicFile", "write_atomically"]
 
@@ -27,22 +30,21 @@ class AtomicFile:
 
     Args:
         path: The final path. Its directory must exist.
-        named: Use a hidden temporary name, so that the descriptor can be closed before `publish`.
 
     Raises:
         OSError: as `open` does, with the path.
     """
 
-    def __init__(self, path: str, *, named: bool = False) -> None:
+    def __init__(self, path: str) -> None:
         self.path = path
         self._target = _target(path)
         self._temporary: Path | None = None
         self._pid = os.getpid()
         self._direct = _is_special(self._target)
-        self._fd = self._open(named)
+        self._fd = self._open()
         self._buffer = bytearray()
 
-    def _open(self, named: bool) -> int:
+    def _open(self) -> int:
         try:
             if self._target.is_dir():
                 raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
@@ -51,7 +53,8 @@ class AtomicFile:
                 fd = os.open(self._target, os.O_WRONLY | os.O_CLOEXEC | os.O_NONBLOCK)
                 os.set_blocking(fd, True)
                 return fd
-            if not named and hasattr(os, "O_TMPFILE"):
+            clear_dead(temporary_names(self._target))
+            if hasattr(os, "O_TMPFILE"):
                 try:
                     fd = os.open(self._target.parent, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o666)
                     if os.path.lexists(_fd_path(fd)):
@@ -66,19 +69,9 @@ class AtomicFile:
             raise OSError(error.errno, error.strerror, self.path) from error
 
     def _open_named(self) -> int:
-        temporary = self._temporary_name()
-        fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
-        self._temporary = temporary
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        self._temporary, fd = claim(temporary_names(self._target), lambda path: os.open(path, flags, 0o666))
         return fd
-
-    def _temporary_name(self) -> Path:
-        # Without the final name: TensorFlow's and pathlib's `*train*` match hidden names, too.
-        return self._target.parent / f".{secrets.token_hex(8)}.tmp"
-
-    @property
-    def fd(self) -> int:
-        """Descriptor of the open file; can be read from, except where the path is written directly."""
-        return self._fd
 
     @property
     def is_regular(self) -> bool:
@@ -108,6 +101,17 @@ class AtomicFile:
             error.filename = self.path
             raise
 
+    def read(self, num_bytes: int, offset: int) -> bytes:
+        """What was handed to the operating system; fewer bytes only at its end."""
+        data = b""
+        try:
+            while piece := os.pread(self._fd, num_bytes - len(data), offset + len(data)):
+                data += piece
+        except OSError as error:
+            error.filename = self.path
+            raise
+        return data
+
     def prepare(self) -> os.stat_result:
         """Flush and sync to the disk; returns the file's status. Nothing has appeared under the final path yet."""
         self.flush()
@@ -119,57 +123,67 @@ class AtomicFile:
             error.filename = self.path
             raise
 
-    def release(self) -> None:
-        """Close the descriptor of a prepared file that has a temporary name; `publish` still works."""
-        if self._temporary is not None:
-            self._close_fd()
-
     def publish(self, path: str | None = None) -> None:
         """Give the prepared file its name, replacing what was there in one step; then sync the directory.
 
         Args:
             path: Another final path in the same directory, for names that are known only at the end.
+
+        Raises:
+            OSError: what was there is there still. Only where the directory's sync failed, the new file stands in its
+                place, whole, though it might not survive a crash of the machine.
         """
         if path is not None:
             self.path, self._target = path, _target(path)
         try:
             if not self._direct:
-                self._link()
-                try:
-                    self._sync_directory()
-                except OSError:
-                    self._target.unlink()  # it might not survive a crash
-                    raise
+                self._publish()
         except OSError as error:
             raise OSError(error.errno, error.strerror, self.path) from error
         self._close_fd()
 
-    def _link(self) -> None:
+    def _publish(self) -> None:
+        clear_dead(temporary_names(self._target))
+        is_new = self._link(self._target)
+        try:
+            sync_directory(self._target.parent)
+        except OSError:
+            if is_new:  # nothing was there, and nothing is
+                self._target.unlink()
+            raise
+
+    def put(self, place: Path) -> None:
+        """Give the prepared file a name on the same disk, and close it; nothing is synced.
+
+        Raises:
+            OSError: nothing was changed at that name.
+        """
+        try:
+            self._link(place)
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, self.path) from error
+        self._close_fd()
+
+    def _link(self, place: Path) -> bool:
+        """Give the file a name; whether it was free."""
         if self._temporary is None:
             try:
-                self._link_unnamed(self._target)
-                return
+                self._link_unnamed(place)
+                return True
             except FileExistsError:
-                temporary = self._temporary_name()
-                self._link_unnamed(temporary)
-                self._temporary = temporary
-        self._temporary.replace(self._target)
+                with contextlib.suppress(OSError):  # a file system without locks
+                    fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)  # before it has a name that may be cleared
+                self._temporary, _ = claim(temporary_names(place), self._link_unnamed)
+        is_free = not os.path.lexists(place)
+        self._temporary.replace(place)
         self._temporary = None
+        return is_free
 
-    def _link_unnamed(self, path: Path) -> None:
+    def _link_unnamed(self, path: Path) -> int:
         # Python follows the link only with linkat, which it calls only with a directory descriptor; the kernel ignores
         # that for an absolute path.
         os.link(_fd_path(self._fd), path, src_dir_fd=self._fd, follow_symlinks=True)
-
-    def _sync_directory(self) -> None:
-        fd = os.open(self._target.parent, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            os.fsync(fd)
-        except OSError as error:
-            if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # file systems that cannot sync a directory
-                raise
-        finally:
-            os.close(fd)
+        return self._fd
 
     def discard(self) -> None:
         """Leave nothing behind; safe to call at any time, and in a forked child (which does nothing)."""
@@ -207,7 +221,7 @@ def write_atomically(path: str, data: bytes) -> None:
     """Write a whole file; it appears complete or not at all.
 
     Raises:
-        OSError: nothing was changed under `path`.
+        OSError: as of `AtomicFile.publish`: what was there, or the new content; never a part of it.
     """
     file = AtomicFile(path)
     try:

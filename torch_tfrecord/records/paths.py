@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from torch_tfrecord.errors import TFRecordError
 from torch_tfrecord.records.compression import open_stream
+from torch_tfrecord.records.file_set import check_whole
 from torch_tfrecord.records.framing import HEADER_BYTES, guess_content, is_header
 from torch_tfrecord.records.sidecar import SIDECAR_SUFFIX
 from torch_tfrecord.records.storage import filesystem, is_remote, local_path, open_file
@@ -84,6 +85,7 @@ def find_files(paths: Paths) -> list[str]:
 
     Raises:
         FileNotFoundError: nothing there, no match, or a shard of a set that is missing (all missing ones are named).
+        OSError: a set of shards that a writer is replacing, or was killed while it did.
         ValueError: a file is named twice, or sets of shards are mixed.
         TypeError: not a path, or a list in a list.
 
@@ -123,6 +125,7 @@ def _expand(path: str) -> list[str]:
     files = _Remote(path) if is_remote(path) else _Local()
     if files.exists(path):
         if not files.is_dir(path):
+            _check_finished(filter(None, [_shard_of(path)]))
             return [path]
         return _check_shards(_directory_content(files, path), path)
     counted = _COUNTED.fullmatch(path)
@@ -220,10 +223,18 @@ def _shard_of(path: str) -> _Shard | None:
     return _Shard(match["base"], match["suffix"], int(match["number"]), int(match["total"]))
 
 
+def _check_finished(shards: Iterable[_Shard]) -> None:
+    """No writer may be in the middle of replacing a set."""
+    for base, suffix in {(shard.base, shard.suffix) for shard in shards if not is_remote(shard.base)}:
+        check_whole(base, suffix)
+
+
 def _check_shards(found: list[str], asked: str, pattern: str = "*") -> list[str]:
     """Every set of shards must be whole, as far as `pattern` would match its names."""
     sets: dict[tuple[str, str], dict[int, set[int]]] = {}
-    for shard in filter(None, map(_shard_of, found)):
+    shards = list(filter(None, map(_shard_of, found)))
+    _check_finished(shards)
+    for shard in shards:
         sets.setdefault((shard.base, shard.suffix), {}).setdefault(shard.total, set()).add(shard.number)
     for (base, suffix), totals in sets.items():
         if len(totals) > 1:

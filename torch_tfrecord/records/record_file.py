@@ -6,13 +6,13 @@ import contextlib
 import os
 import zlib
 from array import array
-from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
 
 from torch_tfrecord.records.atomic import AtomicFile
 from torch_tfrecord.records.compression import compressor
+from torch_tfrecord.records.file_set import FileSet
 from torch_tfrecord.records.framing import OVERHEAD_BYTES, encode_footer, encode_header
 from torch_tfrecord.records.index import RecordIndex
 from torch_tfrecord.records.sidecar import (
@@ -24,7 +24,7 @@ from torch_tfrecord.records.sidecar import (
 )
 from torch_tfrecord.records.storage import fingerprint
 
-__all__ = ["RecordFile", "remove_files"]
+__all__ = ["RecordFile"]
 
 
 class RecordFile:
@@ -35,15 +35,13 @@ class RecordFile:
         compression_type: "", "GZIP" or "ZLIB".
         level: Of the compression; None for zlib's default.
         write_index: Also write the index beside the file.
-        named: See `AtomicFile`.
 
     Attributes:
         num_bytes: Bytes of all records, framed, before compression.
     """
 
-    def __init__(self, path: str, compression_type: str, level: int | None, write_index: bool, named: bool) -> None:
-        self._file = AtomicFile(path, named=named)
-        self._named = named
+    def __init__(self, path: str, compression_type: str, level: int | None, write_index: bool) -> None:
+        self._file = AtomicFile(path)
         self._compression_type = compression_type
         self._deflater = compressor(compression_type, level) if compression_type else None
         self._lengths: array[int] | None = None
@@ -79,52 +77,64 @@ class RecordFile:
             index = self._index(self._lengths, status)
             # In the data's own folder until `publish`, so that a failure before leaves no folder for indexes behind.
             place = Path(self._file.path).parent / Path(sidecar_path(self._file.path)).name
-            self._index_file = AtomicFile(str(place), named=self._named)
+            self._index_file = AtomicFile(str(place))
             self._index_file.write(index.to_bytes())
             self._index_file.prepare()
-            self._index_file.release()
-        self._file.release()
 
     def _index(self, lengths: array[int], status: os.stat_result) -> RecordIndex:
         sizes = np.array(lengths, dtype=np.int64) + OVERHEAD_BYTES
         offsets = np.cumsum(sizes) - sizes
-        content = fingerprint(lambda num_bytes, offset: os.pread(self._file.fd, num_bytes, offset), status.st_size)
+        content = fingerprint(self._file.read, status.st_size)
         return RecordIndex(
             offsets, sizes - OVERHEAD_BYTES, status.st_size, self._compression_type, status.st_mtime_ns, content
         )
 
-    def publish(self, path: str | None = None) -> None:
-        """Give the prepared file, then its index, its name; another final path may be given only now."""
-        final = path or self._file.path
+    def publish(self) -> None:
+        """Give the prepared file, then its index, its name.
+
+        Raises:
+            OSError: what was there is there still, or the new file, whole; nothing where nothing was.
+        """
+        path = self._file.path
         if self._index_file is None:
-            self._file.publish(path)
-            if self._file.is_regular:
-                remove_sidecar(final)  # of a file that stood here before
+            self._file.publish()
         else:
-            self._publish_with_index(self._index_file, final)
+            self._publish_with_index(self._index_file, path)
+        if self._file.is_regular:
+            self.remove_old_indexes(path)
 
     def _publish_with_index(self, index: AtomicFile, path: str) -> None:
         place = sidecar_path(path)
+        is_new = not os.path.exists(path)
         with sidecar_folder(place):  # what stands in its way is met before the data have their name
-            self._file.publish(path)
+            self._file.publish()
             try:
                 in_sidecar_folder(place, lambda: index.publish(place))
             except BaseException:
-                os.unlink(path)
+                if is_new:
+                    os.unlink(path)
                 raise
-        with contextlib.suppress(OSError):
-            os.unlink(old_sidecar_path(path))  # of a file that stood here before
+
+    def remove_old_indexes(self, path: str) -> None:
+        """Those of a file that stood there before."""
+        if self._index_file is None:
+            remove_sidecar(path)
+        else:
+            with contextlib.suppress(OSError):
+                os.unlink(old_sidecar_path(path))
+
+    def add_to(self, files: FileSet) -> None:
+        """Hand the prepared file, then its index, to a set of files."""
+        files.add(self._file)
+        if self._index_file is not None:
+            files.add(self._index_file)
+
+    def names(self, name: str) -> list[str]:
+        """Names of what `add_to` added, where the file's is `name`."""
+        return [name] if self._index_file is None else [name, sidecar_path(name)]
 
     def discard(self) -> None:
         """Leave nothing behind."""
         self._file.discard()
         if self._index_file is not None:
             self._index_file.discard()
-
-
-def remove_files(paths: Iterable[str]) -> None:
-    """Take published files back, with their indexes: half a set would pass for data."""
-    for path in paths:
-        with contextlib.suppress(OSError):
-            os.unlink(path)
-        remove_sidecar(path)

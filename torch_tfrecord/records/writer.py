@@ -8,16 +8,18 @@ import os
 import warnings
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from multiprocessing import util
 from types import TracebackType
 from typing import Any, TypeVar
 
 from torch_tfrecord.protobuf.example import encode_example
+from torch_tfrecord.records.atomic import AtomicFile
 from torch_tfrecord.records.compression import check_compression_type
+from torch_tfrecord.records.file_set import FileSet
 from torch_tfrecord.records.framing import OVERHEAD_BYTES
 from torch_tfrecord.records.paths import shard_name
-from torch_tfrecord.records.record_file import RecordFile, remove_files
+from torch_tfrecord.records.record_file import RecordFile
 from torch_tfrecord.records.storage import is_remote, local_path
 
 __all__ = ["ShardedTFRecordWriter", "TFRecordWriter"]
@@ -64,7 +66,8 @@ class _Writer(ABC):
         """Finish: sync to the disk, then let the file appear under its name. Closing twice is no error.
 
         Raises:
-            OSError: the file could not be finished; nothing is left under its name. Raised again at each call.
+            OSError: the file could not be finished. What was there before is there still, or, where the folder could
+                not be synced, the new file, whole; nothing where nothing was. Raised again at each call.
         """
         if self._failure is not None:
             raise self._failure
@@ -179,7 +182,7 @@ class TFRecordWriter(_Writer):
         self.path = _checked_path(path)
         compression = _resolve_compression(self.path, compression_type)
         _check_level(compression_level)
-        self._file = RecordFile(self.path, compression, compression_level, write_index, named=False)
+        self._file = RecordFile(self.path, compression, compression_level, write_index)
         self._closed = False
 
     def __repr__(self) -> str:
@@ -204,6 +207,10 @@ class TFRecordWriter(_Writer):
 
 class ShardedTFRecordWriter(_Writer):
     """Writes a set of shards ``<prefix>-00003-of-00010<suffix>``; all appear at `close`, or none.
+
+    After a failure the shards that were there before are there again. Where the process is killed while it replaces
+    them, `find_files` and the datasets refuse the set, and the next writer with this prefix and suffix puts the old
+    ones back.
 
     Args:
         prefix: Path and first part of the names.
@@ -250,6 +257,7 @@ class ShardedTFRecordWriter(_Writer):
         self._shards: list[RecordFile] = []
         self._closed = False
         with self._failing():
+            self._files = FileSet(self.prefix, suffix)
             for _ in range(num_shards or 1):
                 self._open_shard()
 
@@ -260,11 +268,8 @@ class ShardedTFRecordWriter(_Writer):
         return f"{self.prefix}-*{self._suffix}"
 
     def _open_shard(self) -> None:
-        # With max_shard_bytes the number of shards, and so their names, are known only at the end: until then finished
-        # ones need a temporary name, as their descriptors are closed.
-        name = f"{self.prefix}-{len(self._shards):05d}{self._suffix}"
-        named = self._max_shard_bytes is not None
-        self._shards.append(RecordFile(name, self._compression_type, None, self._write_index, named))
+        name = f"{self.prefix}-{len(self._shards):05d}{self._suffix}"  # how many there will be is not known yet
+        self._shards.append(RecordFile(name, self._compression_type, None, self._write_index))
 
     def _write(self, payload: bytes | bytearray | memoryview) -> None:
         if self._max_shard_bytes is None:
@@ -272,7 +277,7 @@ class ShardedTFRecordWriter(_Writer):
         else:
             shard = self._shards[-1]
             if shard.num_bytes and shard.num_bytes + len(payload) + OVERHEAD_BYTES > self._max_shard_bytes:
-                shard.prepare()
+                self._finish(shard)
                 self._open_shard()
                 shard = self._shards[-1]
         shard.write(payload)
@@ -281,24 +286,35 @@ class ShardedTFRecordWriter(_Writer):
         for shard in self._shards if self._max_shard_bytes is None else self._shards[-1:]:
             shard.flush()
 
+    def _finish(self, shard: RecordFile) -> None:
+        shard.prepare()
+        shard.add_to(self._files)
+
     def _commit(self) -> None:
         for shard in self._shards if self._max_shard_bytes is None else self._shards[-1:]:
-            shard.prepare()
+            self._finish(shard)
         total = len(self._shards)
-        names = [shard_name(self.prefix, number, total, self._suffix) for number in range(total)]
-        published: list[str] = []
-        try:
-            for shard, name in zip(self._shards, names, strict=True):
-                shard.publish(name)
-                published.append(name)
-        except BaseException:
-            remove_files(published)
-            raise
-        self.paths = names
+        paths = [shard_name(self.prefix, number, total, self._suffix) for number in range(total)]
+        names: list[str] = []
+        for shard, path in zip(self._shards, paths, strict=True):
+            names += shard.names(os.path.basename(path))
+        for file in self._beside():
+            self._files.add(file)
+            names.append(os.path.basename(file.path))
+        self._files.publish(names)
+        for shard, path in zip(self._shards, paths, strict=True):
+            shard.remove_old_indexes(path)
+        self.paths = paths
+
+    def _beside(self) -> Sequence[AtomicFile]:
+        """Prepared files of the same folder that appear with the shards; for classes that write such."""
+        return ()
 
     def _discard(self) -> None:
         for shard in self._shards:
             shard.discard()
+        if self._shards:
+            self._files.discard()
 
 
 def _give_up(writer: Callable[[], _Writer | None]) -> None:

@@ -30,7 +30,8 @@ def shard_paths(directory: str, template: str, *, dataset: str, split: str, num_
         num_shards: How many there are.
 
     Raises:
-        ParseError: A template with other variables, or without a shard's number where there are several.
+        ParseError: A template with other variables, one that leaves the dataset's folder, or one without a shard's
+            number where there are several.
 
     Example:
         >>> shard_paths("d", "", dataset="mnist", split="train", num_shards=1)
@@ -47,7 +48,10 @@ def shard_paths(directory: str, template: str, *, dataset: str, split: str, num_
     if num_shards > 1 and not set(used) & {"SHARD_INDEX", "SHARD_X_OF_Y"}:
         raise ParseError(f"split {split!r}: filepathTemplate {template!r} has no number for {num_shards} shards")
     names = {"DATASET": dataset, "SPLIT": split, "FILEFORMAT": "tfrecord"}
-    return [posixpath.join(directory, plain.format(**names, **_numbers(i, num_shards))) for i in range(num_shards)]
+    found = [plain.format(**names, **_numbers(number, num_shards)) for number in range(num_shards)]
+    if found and (posixpath.isabs(found[0]) or ".." in found[0].split("/")):  # the others differ in digits alone
+        raise ParseError(f"split {split!r}: filepathTemplate {template!r} leaves the dataset's folder: {found[0]!r}")
+    return [posixpath.join(directory, name) for name in found]
 
 
 def _numbers(index: int, total: int) -> dict[str, str]:

@@ -6,16 +6,16 @@ import errno
 import json
 import os
 import re
-import secrets
-import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch_tfrecord.tfds.features as f
+from torch_tfrecord.records.atomic import write_atomically
 from torch_tfrecord.records.framing import OVERHEAD_BYTES
 from torch_tfrecord.records.reader import read_records
 from torch_tfrecord.records.storage import is_remote, local_path
+from torch_tfrecord.records.temporaries import claim_folder, remove_folder, sync_directory, temporary_names
 from torch_tfrecord.records.writer import TFRecordWriter
 from torch_tfrecord.tfds.dataset_info import DatasetInfo, info, label_files
 from torch_tfrecord.tfds.encoding import SampleEncoder
@@ -48,7 +48,7 @@ def write(
     """Write samples as a dataset that TFDS loads by ``tfds.builder_from_directory``, and `load` does.
 
     Samples keep their order, over the shards of a split one after the other. The directory appears complete or not at
-    all.
+    all; what a killed process left beside it (``incomplete.*``) is cleared by the next call.
 
     Args:
         directory: The one of this version, which TFDS calls ``<data_dir>/<name>[/<config>]/<version>``. Must not exist,
@@ -100,9 +100,7 @@ def write(
         "disableShuffling": True,  # the order is the caller's
     }
     target = _target(directory)
-    # TFDS's own name for a directory that is not finished, which every reader refuses.
-    folder = target.parent / f"incomplete.{secrets.token_hex(3).upper()}_{target.name}"
-    folder.mkdir()
+    folder, lock = claim_folder(_unfinished_names(target))
     try:
         splits = [
             _write_split(folder, name, split, samples, encoder, _shards_of(num_shards, split))
@@ -111,10 +109,13 @@ def write(
         texts = {INFO_FILE: _json({**fields, "splits": splits}), FEATURES_FILE: _json(features_to_json(tree))}
         for file, text in {**texts, **label_files(tree)}.items():
             _write_text(folder / file, text)
-        os.replace(folder, target)
+        sync_directory(folder)
+        _rename(folder, target)
     except BaseException:
-        shutil.rmtree(folder, ignore_errors=True)
+        remove_folder(folder)
         raise
+    finally:
+        os.close(lock)
     return info(target)
 
 
@@ -134,6 +135,23 @@ def _target(directory: str | os.PathLike[str]) -> Path:
         raise FileExistsError(errno.EEXIST, "there is something already", str(target))
     target.parent.mkdir(parents=True, exist_ok=True)
     return target
+
+
+def _unfinished_names(target: Path) -> Iterator[Path]:
+    """TFDS's own names for a directory that is not finished, which every reader refuses; with 12 digits, TFDS's have 6.
+
+    The next `write` to that directory clears what a killed one left.
+    """
+    for path in temporary_names(target):
+        yield target.parent / f"incomplete.{path.name[1:13].upper()}_{target.name}"
+
+
+def _rename(folder: Path, target: Path) -> None:
+    try:
+        os.replace(folder, target)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(target)) from error
+    sync_directory(target.parent)
 
 
 def _shards_of(num_shards: int | Mapping[str, int] | None, split: str) -> int | None:
@@ -223,7 +241,4 @@ def _json(fields: Mapping[str, Any]) -> str:
 
 
 def _write_text(path: Path, text: str) -> None:
-    with path.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
+    write_atomically(str(path), text.encode("utf-8"))

@@ -1,0 +1,173 @@
+"""Temporary names in a folder: hidden, locked by who uses them, removed by the next user where that one was killed.
+
+The names follow from what they stand for, so that no folder is listed to find those of a run before.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import itertools
+import os
+import shutil
+import stat
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+__all__ = [
+    "claim",
+    "claim_folder",
+    "clear_dead",
+    "hidden_name",
+    "lock_dead",
+    "remove_folder",
+    "sync_directory",
+    "temporary_names",
+]
+
+_ATTEMPTS = 3
+
+
+def hidden_name(key: str, ending: str) -> str:
+    """A hidden name without the final one: TensorFlow's and pathlib's ``*train*`` match hidden names, too."""
+    return f".{hashlib.sha256(os.fsencode(key)).hexdigest()[:16]}.{ending}"
+
+
+def temporary_names(path: Path) -> Iterator[Path]:
+    """The temporary names for a path, in the order in which they are taken."""
+    return (path.parent / hidden_name(f"{number}/{path.name}", "tmp") for number in itertools.count())
+
+
+def claim(names: Iterator[Path], create: Callable[[Path], int]) -> tuple[Path, int]:
+    """Take the first free name, and lock what is there.
+
+    Args:
+        names: As of `temporary_names`.
+        create: Makes what has that name; returns its descriptor. FileExistsError where the name is taken.
+
+    Raises:
+        OSError: as `create` does.
+    """
+    for path in names:
+        for attempt in range(_ATTEMPTS):
+            try:
+                descriptor = create(path)
+            except FileExistsError:
+                if not _remove_dead(path):
+                    break
+            except FileNotFoundError:  # one that clears took it for dead before it was locked
+                if attempt == _ATTEMPTS - 1:
+                    raise
+            else:
+                if _lock(descriptor, path):
+                    return path, descriptor
+                os.close(descriptor)
+    raise AssertionError("names never end")
+
+
+def claim_folder(names: Iterator[Path]) -> tuple[Path, int]:
+    """Make a folder under the first free name; closing the descriptor unlocks it."""
+    return claim(names, _make_folder)
+
+
+def _make_folder(path: Path) -> int:
+    path.mkdir()
+    try:
+        return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except BaseException:
+        remove_folder(path)
+        raise
+
+
+def remove_folder(path: Path) -> None:
+    """Remove a folder and what is in it, as far as that can be done."""
+    with contextlib.suppress(OSError):  # rmtree lets some pass
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def clear_dead(names: Iterator[Path]) -> None:
+    """Remove what killed processes left under these names, up to the first that is free or in use."""
+    for path in names:
+        if not _remove_dead(path):
+            return
+
+
+def _remove_dead(path: Path) -> bool:
+    """Remove a file or folder that nobody has locked; whether it was removed."""
+    try:
+        descriptor = lock_dead(path)
+    except OSError:
+        return False
+    if descriptor is None:
+        return False
+    try:
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+        return True
+    except OSError:
+        return False
+    finally:
+        os.close(descriptor)
+
+
+def lock_dead(path: Path) -> int | None:
+    """Lock what a killed process left; its descriptor, None where it is in use.
+
+    Raises:
+        OSError: it cannot be opened.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if _is_at(descriptor, path):
+            return descriptor
+    except OSError:  # in use, or a file system without locks
+        pass
+    os.close(descriptor)
+    return None
+
+
+def _lock(descriptor: int, path: Path) -> bool:
+    """Lock what was made; whether it is still there."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:  # a file system without locks, on which nobody takes it for dead
+        return True
+    try:
+        return _is_at(descriptor, path)
+    except OSError:
+        return True
+
+
+def _is_at(descriptor: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(descriptor), os.lstat(path))
+    except FileNotFoundError:
+        return False
+
+
+def sync_directory(folder: Path) -> None:
+    """Make the names in a folder durable, where that can be done: a folder that may not be listed cannot be opened.
+
+    Raises:
+        OSError: the disk failed; names the folder.
+    """
+    try:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    except PermissionError:
+        return
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(folder)) from error
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # file systems that cannot sync a directory
+            raise OSError(error.errno, error.strerror, str(folder)) from error
+    finally:
+        os.close(descriptor)
