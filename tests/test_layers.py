@@ -57,6 +57,7 @@ ORDER = [
     "records.resync",
     "records.scan",
     "records.atomic",
+    "records.sidecar_file",
     "records.index",
     "records.sidecar",
     "records.record_table",

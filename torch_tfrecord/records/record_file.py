@@ -18,6 +18,7 @@ from torch_tfrecord.records.index import RecordIndex
 from torch_tfrecord.records.sidecar import (
     in_sidecar_folder,
     old_sidecar_path,
+    remove_own,
     remove_sidecar,
     sidecar_folder,
     sidecar_path,
@@ -112,8 +113,7 @@ class RecordFile:
             except BaseException:
                 os.unlink(path)
                 raise
-        with contextlib.suppress(OSError):
-            os.unlink(old_sidecar_path(path))  # of a file that stood here before
+        remove_own(old_sidecar_path(path))  # of a file that stood here before
 
     def discard(self) -> None:
         """Leave nothing behind."""
