@@ -1,5 +1,6 @@
 """Indexes of episodes that are damaged, or that lie with a right checksum: refused, built again, never believed."""
 
+import json
 import os
 import random
 import shutil
@@ -13,7 +14,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from rlds_episodes import write_episodes
-from sidecars import changed, flips, taken_apart
+from sidecars import changed, flipped_in_place, flips, taken_apart
 
 from torch_tfrecord import CorruptRecordError, IndexMismatchError, tfds
 from torch_tfrecord.records.checksum import crc32c
@@ -96,8 +97,7 @@ def loaded(directory):
 def _refused(directory, bits):
     records, step_lists = loaded(directory)
     content = sidecar(directory).read_bytes()
-    for damaged in flips(content, bits(content)):
-        sidecar(directory).write_bytes(damaged)
+    for _ in flipped_in_place(sidecar(directory), bits(content)):
         with pytest.raises(IndexMismatchError, match=r"steps|[0-9a-f]{16}\.index\.safetensors: "):
             EpisodeIndex.load(str(sidecar(directory)), records, step_lists)
 
@@ -168,7 +168,7 @@ def check_lie(directory, content, expected):
             try:
                 sample = ds[position]
             except IndexMismatchError as error:
-                assert data_file(directory) in str(error)  # noqa: PT017
+                assert data_file(directory) in str(error)
             else:
                 assert same(sample, expected[position])
     sidecar(directory).write_bytes(good)
@@ -180,7 +180,7 @@ def _mutated(content, rng):
     extra = {}
     for _ in range(rng.randrange(1, 4)):
         table = own[rng.randrange(len(own))]
-        num_rows = int(table[0])
+        num_rows = min(max(int(table[0]), 1), (len(table) - 1) // 5)
         row = table[1 + 5 * rng.randrange(num_rows) :]
         match rng.randrange(9):
             case 0:
@@ -208,7 +208,7 @@ def _mutated(content, rng):
     return with_tables(content, own, **extra)
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.integers(0, 2**32))
 def test_lying_tables_give_no_wrong_sample(drawn, seed):
     if not hasattr(test_lying_tables_give_no_wrong_sample, "expected"):
@@ -218,40 +218,31 @@ def test_lying_tables_give_no_wrong_sample(drawn, seed):
     check_lie(drawn, content, test_lying_tables_give_no_wrong_sample.expected)
 
 
-def rows_of(directory):
-    header, arrays = taken_apart(sidecar(directory).read_bytes())
-    return header["__metadata__"]["keys"], tables(arrays)
+def keys_of(directory):
+    return json.loads(taken_apart(sidecar(directory).read_bytes())[0]["__metadata__"]["keys"])
 
 
-def _lies(directory):
-    """Tables that agree with themselves and with the size of their record."""
-    import json
-
-    keys, own = rows_of(directory)
-    keys = json.loads(keys)
-    table = own[1]
-
-    def row(name):
-        number = keys.index(name)
-        return next(at for at in range(1, 1 + 5 * int(table[0]), 5) if table[at] == number)
-
-    yield "names of one length are exchanged", [("steps/reward", 0, keys.index("steps/action"))], keys
-    at = row("steps/numbers/ragged_flat_values")
-    yield "a kind", [("steps/numbers/ragged_flat_values", 1, BYTES)], keys
-    yield "not set", [("steps/numbers/ragged_flat_values", 1, UNSET), ("steps/numbers/ragged_flat_values", 2, 0)], keys
-    assert table[at + 1] != UNSET
+NUMBERS = "steps/numbers/ragged_flat_values"
+LIES = [
+    {("steps/reward", 0): "steps/action", ("steps/action", 0): "steps/reward"},
+    {(NUMBERS, 1): BYTES},
+    {(NUMBERS, 1): UNSET, (NUMBERS, 2): 0},
+    {("episode_metadata/name", 0): "episode_metadata/none", ("episode_metadata/none", 0): "episode_metadata/name"},
+]
 
 
-def test_lies_that_agree_with_themselves(own):
+@pytest.mark.parametrize("changes", LIES, ids=range(len(LIES)))
+def test_lies_that_agree_with_themselves(own, changes):
     expected = read(own, index="memory")
-    content = sidecar(own).read_bytes()
-    for name, changes, keys in _lies(own):
-        _, mine = rows_of(own)
-        for key, column, value in changes:
-            at = next(at for at in range(1, 1 + 5 * int(mine[1][0]), 5) if mine[1][at] == keys.index(key))
-            mine[1][at + column] = value
-        assert name
-        check_lie(own, with_tables(content, mine), expected)
+    content, keys = sidecar(own).read_bytes(), keys_of(own)
+    mine = tables(taken_apart(content)[1])
+    rows = {keys[mine[1][at]]: at for at in range(1, 1 + 5 * int(mine[1][0]), 5)}
+    for (key, column), value in changes.items():
+        mine[1][rows[key] + column] = keys.index(value) if isinstance(value, str) else value
+    check_lie(own, with_tables(content, mine), expected)
+    sidecar(own).write_bytes(with_tables(content, mine))
+    with pytest.raises(IndexMismatchError, match=data_file(own)):
+        read(own, index="require")
 
 
 def test_keys_that_are_exchanged(own):
@@ -271,7 +262,7 @@ def test_steps_that_shift_all_positions(own):
     content = sidecar(own).read_bytes()
     for steps in ([4, 11, 1], [2, 13, 1], [3, 12, 2], [0, 15, 1], [3, 12, -1], [3, 12, 2**62]):
         sidecar(own).write_bytes(changed(content, {"num_steps": np.array(steps)}))
-        with pytest.raises(IndexMismatchError, match="steps|number"):
+        with pytest.raises(IndexMismatchError, match=r"steps|number"):
             RLDSDataset(own, index="require")
 
 
@@ -285,7 +276,7 @@ def test_a_frame_of_another_length(own):
     place = index.places(1, table, int(records.lengths[1]))["steps/observation/image"]
     assert place.kind == FRAMES
     payload = Path(data_file(own)).read_bytes()[int(records.offsets[1]) + 12 :]
-    _, mine = rows_of(own)
+    mine = tables(taken_apart(content)[1])
     begin, count = 1 + 5 * int(mine[1][0]), place.num_values
     lengths = place.lengths.copy()
     lengths[2:4] += [5, -5]
@@ -299,24 +290,25 @@ def test_a_frame_of_another_length(own):
     sidecar(own).write_bytes(with_tables(content, mine))
     ds = RLDSDataset(own, index="require")
     assert same(ds[LENGTHS[0] + 1]["observation"], RLDSDataset(own, index="memory")[LENGTHS[0] + 1]["observation"])
-    with pytest.raises(IndexMismatchError, match="record 1 at byte .*the index of episodes is not of this record"):
+    with pytest.raises(IndexMismatchError, match=r"record 1 at byte .*the index of episodes is not of this record"):
         ds[LENGTHS[0] + 2]
 
 
 def test_a_damaged_record_is_not_blamed_on_the_index(own):
+    """Size, ends and time as before, so that both indexes pass for fresh: the record's own checksum tells."""
     path = Path(data_file(own))
-    status = path.stat()
-    content = bytearray(path.read_bytes())
-    at = content.index(b"steps/reward")
-    content[at] ^= 1
-    path.write_bytes(content)
-    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
-    RecordIndex.load(sidecar_path(str(path))).save(sidecar_path(str(path)))
-    ds = RLDSDataset(own, index="require") if len(content) > 1 << 14 else None
-    if ds is not None:
-        with pytest.raises((CorruptRecordError, IndexMismatchError)) as caught:
-            ds[0]
-        assert str(path) in str(caught.value)
+    status, content = path.stat(), path.read_bytes()
+    second = int(loaded(own)[0].offsets[1])
+    for key, text in [(b"steps/reward", "feature 'steps/reward'"), (b"task 1", "language_instruction'")]:
+        at = content.index(key, second)
+        with open(path, "r+b") as file:
+            os.pwrite(file.fileno(), bytes([content[at] ^ 1]), at)
+        os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+        ds = RLDSDataset(own, index="require")
+        assert ds[0]["_len"] == LENGTHS[0]
+        with pytest.raises(CorruptRecordError, match=f"^{path}: record 1 at byte .*{text}"):
+            ds[LENGTHS[0]]
+        path.write_bytes(content)
 
 
 @pytest.mark.parametrize("size", [6 << 30])
