@@ -17,7 +17,7 @@ from index_tools._files import Outcome, exit_code, work_on_files
 from index_tools._text import counted, error_text, escape
 from torch_tfrecord.errors import TFRecordError
 from torch_tfrecord.records.compression import open_stream
-from torch_tfrecord.records.index import RecordIndex, index_source
+from torch_tfrecord.records.index import RecordIndex, index_source, load_fresh
 from torch_tfrecord.records.sidecar import sidecar_path, write_sidecar
 from torch_tfrecord.records.storage import FileSource, is_remote
 
@@ -164,9 +164,7 @@ def _index_file(file: FileSource, *, format: str, output_dir: str | None, verify
 def _fresh_index(file: FileSource, place: str, format: str) -> RecordIndex | None:
     try:
         if format == "safetensors":
-            index = RecordIndex.load(place)
-            index.check_fresh(file)
-            return index
+            return load_fresh(place, file)
         # The text form says nothing of the data file, so the times decide, as for make.
         if os.stat(place).st_mtime_ns < file.mtime_ns:
             return None

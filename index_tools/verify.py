@@ -14,7 +14,7 @@ from index_tools._files import Outcome, exit_code, work_on_files
 from index_tools._text import counted, error_text
 from torch_tfrecord.errors import IndexMismatchError, TFRecordError
 from torch_tfrecord.records.compression import open_stream
-from torch_tfrecord.records.index import RecordIndex, index_source
+from torch_tfrecord.records.index import RecordIndex, index_source, load_fresh
 from torch_tfrecord.records.scan import RecordScanner, SkippedBytes
 from torch_tfrecord.records.sidecar import about_data, old_sidecar_path, sidecar_path
 from torch_tfrecord.records.storage import FileSource
@@ -116,8 +116,7 @@ def _verify_file(file: FileSource) -> VerifiedFile:
         return _measure_damage(file, error)
     for place in (sidecar_path(file.path), old_sidecar_path(file.path)):
         try:
-            stored = RecordIndex.load(place)
-            stored.check_fresh(file)
+            stored = load_fresh(place, file)
         except OSError:  # there is none
             continue
         except IndexMismatchError as error:

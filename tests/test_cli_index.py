@@ -60,9 +60,14 @@ def test_index_leaves_fresh_indexes_alone(folder, capsys):
     write(folder / "a.tfrecord", DATA + frame(b"more"))
     assert main(["index", "a.tfrecord"]) == 0
     assert capsys.readouterr().out.startswith("indexed a.tfrecord: 4 records")
-    write(Path(sidecar_path("a.tfrecord")), b"damaged")
+    place = Path(sidecar_path("a.tfrecord"))
+    write(place, place.read_bytes()[:-1] + b"\1")
     assert main(["index", "a.tfrecord"]) == 0
     assert capsys.readouterr().out.startswith("indexed a.tfrecord: 4 records")
+    write(place, b"my notes")
+    assert main(["index", "a.tfrecord"]) == 2
+    assert f"{place}: expected nothing or an index at the place of the index" in capsys.readouterr().err
+    assert place.read_bytes() == b"my notes"
 
 
 def test_index_takes_what_the_shell_expands(folder, capsys):

@@ -8,18 +8,20 @@ import random
 import re
 import struct
 import time
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
 import pytest
 import safetensors.numpy
-from helpers import collect, compressed, framed, random_payloads
+from helpers import compressed, framed, random_payloads
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sidecars import changed, flipped_in_place, mended, taken_apart
 
-from torch_tfrecord import CorruptRecordError, IndexMismatchError, RecordIndex, TFRecordError, build_index, read_records
+from torch_tfrecord import CorruptRecordError, IndexMismatchError, RecordIndex, build_index, read_records
 from torch_tfrecord.records import index as index_module
-from torch_tfrecord.records.index import index_source
+from torch_tfrecord.records.index import index_source, load_fresh
 from torch_tfrecord.records.reader import RecordReader
 from torch_tfrecord.records.storage import open_file
 
@@ -239,26 +241,10 @@ def test_the_index_of_a_file_with_an_unknown_time(data):
 
 
 def saved(index, tmp_path, **changes):
-    """A saved index with some of its metadata changed, as bytes."""
-    metadata = {
-        "format": "torch_tfrecord.index",
-        "version": "1",
-        "file_size": str(index.file_size),
-        "mtime_ns": str(index.mtime_ns),
-        "compression_type": index.compression_type,
-        "fingerprint": str(index.fingerprint),
-        "checksum": json.loads(_header(index.to_bytes()))["__metadata__"]["checksum"],
-    }
-    arrays = {"offsets": index.offsets, "lengths": index.lengths, **changes.pop("arrays", {})}
-    metadata.update(changes)
-    metadata = {key: value for key, value in metadata.items() if value is not None}
+    """A saved index with some of it changed, and a right checksum."""
     path = tmp_path / "changed.index.safetensors"
-    path.write_bytes(safetensors.numpy.save(arrays, metadata=metadata))
+    path.write_bytes(changed(index.to_bytes(), **changes))
     return path
-
-
-def _header(content):
-    return content[8 : 8 + struct.unpack("<Q", content[:8])[0]]
 
 
 @pytest.mark.parametrize("kind", ["", "GZIP"])
@@ -280,25 +266,47 @@ def test_an_index_of_no_records(tmp_path):
     assert len(index) == 0
 
 
+def test_others_can_open_it(data):
+    index = build_index(data)
+    arrays = safetensors.numpy.load(index.to_bytes())
+    assert {name: array.tolist() for name, array in arrays.items()} == {
+        "offsets": index.offsets.tolist(),
+        "lengths": index.lengths.tolist(),
+    }
+
+
 ZEROS = np.zeros(4, np.int64)
+VERSION = "expected an index written by torch_tfrecord, of format 'torch_tfrecord.index' version '2', got another "
+FORM = "expected an index in the one form that torch_tfrecord writes, got another"
 CHANGED = [  # robustness 63
-    ({"version": "2"}, "expected format 'torch_tfrecord.index' version '1', got 'torch_tfrecord.index' version '2'"),
-    ({"version": None}, "got 'torch_tfrecord.index' version None"),
-    ({"format": "pt"}, "got 'pt' version '1'"),
-    ({"format": None}, "got None version '1'"),
-    ({"checksum": "1"}, "expected arrays with checksum 1, got "),
-    ({"checksum": None}, "expected an index written by torch_tfrecord, got 'checksum'"),
+    ({"version": "3"}, VERSION + "version"),
+    ({"version": None}, VERSION + "version"),
+    ({"format": "pt"}, VERSION + "file"),
+    ({"format": None}, VERSION + "file"),
+    ({"file_size": None}, "expected an index with the fields file_size, mtime_ns, compression_type, fingerprint"),
     ({"file_size": "102"}, "expected records up to the end of the file (102 bytes), got an end of 101"),
-    ({"file_size": "many"}, "expected an index written by torch_tfrecord, got invalid literal"),
-    ({"file_size": "9" * 5000}, "expected an index written by torch_tfrecord, got "),
-    ({"compression_type": "LZ4"}, "got compression_type must be '', 'GZIP' or 'ZLIB', got 'LZ4'"),
-    ({"arrays": {"offsets": ZEROS}}, "expected arrays with checksum "),
-    ({"arrays": {"offsets": ZEROS.astype(np.int32)}}, "expected int64 arrays, got int32 and int64"),
-    ({"arrays": {"lengths": ZEROS.astype(np.float64)}}, "expected int64 arrays, got int64 and float64"),
+    ({"file_size": "many"}, "expected a whole number as file_size, got 4 other characters"),
+    ({"file_size": "101 "}, "expected a whole number as file_size, got 4 other characters"),
+    ({"file_size": "0101"}, "expected a whole number as file_size, got 4 other characters"),
+    ({"file_size": "9" * 19}, "expected a whole number as file_size, got 19 other characters"),
+    ({"file_size": "9" * 5000}, "expected a whole number as file_size, got 5000 other characters"),
+    ({"file_size": "-1"}, "expected an index with at most -16 bytes of arrays, by the size of the data file, got 64"),
+    ({"file_size": "50"}, "expected an index with at most 48 bytes of arrays, by the size of the data file, got 64"),
+    ({"mtime_ns": "1.5"}, "expected a whole number as mtime_ns"),
+    ({"fingerprint": "x"}, "expected a whole number as fingerprint"),
+    ({"compression_type": "LZ4"}, "expected the compression '', 'GZIP' or 'ZLIB', got another"),
+    ({"more": "1"}, FORM),
+    ({"arrays": {"more": ZEROS}}, FORM),
+    ({"arrays": {"offsets": ZEROS}}, "record 1: expected each record right behind the one before: offset 19, got 0"),
+    ({"arrays": {"offsets": ZEROS.astype(np.int32)}}, FORM),
+    ({"arrays": {"lengths": ZEROS.astype(np.float64)}}, FORM),
+    ({"arrays": {"lengths": ZEROS[:3]}}, "expected offsets and lengths of one size, got (4,) and (3,)"),
+    ({"arrays": {"lengths": ZEROS.reshape(2, 2)}}, "expected arrays of one dimension, got others"),
+    ({"arrays": {"lengths": None}}, "expected arrays of one dimension, got others"),
 ]
 
 
-@pytest.mark.parametrize(("changes", "text"), CHANGED, ids=[text[:40] for _, text in CHANGED])
+@pytest.mark.parametrize(("changes", "text"), CHANGED, ids=[f"{text[:40]}-{n}" for n, (_, text) in enumerate(CHANGED)])
 def test_changed_indexes(data, tmp_path, changes, text):
     path = saved(build_index(data), tmp_path, **changes)
     with pytest.raises(IndexMismatchError, match=re.escape(text)) as caught:
@@ -306,14 +314,70 @@ def test_changed_indexes(data, tmp_path, changes, text):
     assert str(caught.value).startswith(f"{path}: ")
 
 
-def test_a_missing_array(data, tmp_path):
+HEADERS = [
+    ('"shape":[4]', '"shape":[true]'),
+    ('"shape":[4]', '"shape":[4.0]'),
+    ('"shape":[4]', '"shape":[-4]'),
+    ('"shape":[4]', '"shape":' + "[" * 5000),
+    ('"shape":[4]', '"shape":[' + "9" * 5000 + "]"),
+    ('"shape":[4]', '"shape":[' + "9" * 30 + "]"),
+    ('"shape":[4]', '"shape":4'),
+    ('"shape":[4]', '"shape":[\xc3\xa4]'),
+    ('"shape":[4]', '"shape":[4] '),
+    ('"shape":[4]', '"shape":[4],"shape":[4]'),
+    ('"data_offsets":[0,32]', '"data_offsets":[32,64]'),
+    ('"mtime_ns":', '"mtime_ns":"1","mtime_ns":'),
+    ('"fingerprint":"', '"fingerprint":1,"other":"'),
+    ("}}", '},"__metadata__":[]}'),
+    ("}}", '},"__metadata__":null}'),
+]
+
+
+@pytest.mark.parametrize(("old", "new"), HEADERS, ids=[str(number) for number in range(len(HEADERS))])
+def test_headers_that_are_not_as_we_write_them(data, tmp_path, old, new):
+    """With a right checksum."""
+    content = build_index(data).to_bytes()
+    header = content[8 : content.index(b"}}") + 2].decode()
+    assert old in header
+    text = header[::-1].replace(old[::-1], new[::-1], 1)[::-1].encode("latin-1")
+    (tmp_path / "i").write_bytes(mended(struct.pack("<Q", len(text)) + text + content[-64:]))
+    with pytest.raises(IndexMismatchError, match="expected ") as caught:
+        RecordIndex.load(tmp_path / "i")
+    assert len(str(caught.value)) < 1000
+
+
+@pytest.mark.parametrize("size", [1 << 40, 0])
+def test_an_index_of_terabytes_is_not_read(data, tmp_path, size):
+    """A sparse file costs nothing on the disk, and all its size in memory."""
     index = build_index(data)
-    path = tmp_path / "i"
-    path.write_bytes(
-        safetensors.numpy.save({"offsets": index.offsets}, {"format": "torch_tfrecord.index", "version": "1"})
-    )
-    with pytest.raises(IndexMismatchError, match="got 'lengths'"):
-        RecordIndex.load(path)
+    many = 6 << 30
+    header, _ = taken_apart(index.to_bytes())
+    header["__metadata__"]["file_size"] = str(size or index.file_size)
+    for number, name in enumerate(("offsets", "lengths")):
+        header[name] |= {"shape": [many // 16], "data_offsets": [number * many // 2, (number + 1) * many // 2]}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    with open(tmp_path / "i", "wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text)
+        file.truncate(8 + len(text) + many)
+    tracemalloc.start()
+    try:
+        with pytest.raises(
+            IndexMismatchError, match=r"expected a file of 1099511627776 bytes|expected an index with at"
+        ):
+            load_fresh(str(tmp_path / "i"), open_file(str(data)))
+        if not size:
+            with pytest.raises(IndexMismatchError, match="expected an index with at most 96 bytes of arrays"):
+                RecordIndex.load(tmp_path / "i")
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_compression_that_the_data_do_not_have(data, tmp_path):
+    (tmp_path / "i").write_bytes(changed(build_index(data).to_bytes(), compression_type="GZIP"))
+    with pytest.raises(IndexMismatchError, match=r"^.*/x: .*expected compression 'GZIP', got a file of another"):
+        load_fresh(str(tmp_path / "i"), open_file(str(data)))
 
 
 def test_an_index_of_a_nested_record_is_none(tmp_path):
@@ -360,20 +424,12 @@ def test_a_cut_index_is_none(data, tmp_path):
 
 
 def test_every_flipped_bit_of_an_index(data, tmp_path):
-    """Either noticed, or of no consequence for the records."""
-    index = build_index(data)
-    content = index.to_bytes()
+    content = build_index(data).to_bytes()
     path = tmp_path / "i"
-    for bit in range(8 * len(content)):
-        damaged = bytearray(content)
-        damaged[bit // 8] ^= 1 << bit % 8
-        path.write_bytes(damaged)
-        loaded, error = collect((RecordIndex.load(path) for _ in range(1)), TFRecordError)
-        if error is not None:
-            assert type(error) is IndexMismatchError
-            continue
-        assert loaded[0].offsets.tolist() == index.offsets.tolist()
-        assert loaded[0].lengths.tolist() == index.lengths.tolist()
+    path.write_bytes(content)
+    for _ in flipped_in_place(path, range(8 * len(content))):
+        with pytest.raises(IndexMismatchError, match=f"^{path}: expected "):
+            RecordIndex.load(path)
 
 
 @settings(max_examples=300, deadline=None)

@@ -59,6 +59,7 @@ ORDER = [
     "records.scan",
     "records.temporaries",
     "records.atomic",
+    "records.sidecar_file",
     "records.index",
     "records.sidecar",
     "records.file_set",

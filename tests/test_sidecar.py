@@ -7,13 +7,24 @@ import re
 import shutil
 import signal
 import time
+import tracemalloc
 import warnings
 from pathlib import Path
 
+import numpy as np
 import pytest
+import safetensors.numpy
 from helpers import compressed, framed
+from sidecars import flips
 
-from torch_tfrecord import CompressionError, CorruptRecordError, IndexMismatchError, RecordIndex, build_index
+from torch_tfrecord import (
+    CompressionError,
+    CorruptRecordError,
+    IndexMismatchError,
+    RecordIndex,
+    TFRecordWriter,
+    build_index,
+)
 from torch_tfrecord.records import sidecar
 from torch_tfrecord.records.sidecar import IndexKeeper, old_sidecar_path, places, sidecar_path
 
@@ -178,17 +189,21 @@ def _damaged(place, data):
 
 def _newer_version(place, data):
     content = place.read_bytes()
-    assert content.count(b'"version":"1"') == 1
-    place.write_bytes(content.replace(b'"version":"1"', b'"version":"2"'))
+    assert content.count(b'"version":"2"') == 1
+    place.write_bytes(content.replace(b'"version":"2"', b'"version":"3"'))
 
 
-def _text_index(place, data):
-    build_index(data).to_tfrecord2idx(place)
+def _older_version(place, data):
+    """As it was written before, by safetensors, with the metadata in any order."""
+    index = build_index(data)
+    metadata = {"version": "1", "file_size": str(index.file_size), "format": "torch_tfrecord.index"}
+    arrays = {"offsets": index.offsets, "lengths": index.lengths}
+    place.write_bytes(safetensors.numpy.save(arrays, metadata=metadata))
 
 
 @pytest.mark.parametrize(
     "change",
-    [_stale, _same_size_and_time, _of_another_file, _empty, _cut, _damaged, _newer_version, _text_index],
+    [_stale, _same_size_and_time, _of_another_file, _empty, _cut, _damaged, _newer_version, _older_version],
     ids=lambda change: change.__name__[1:],
 )
 def test_what_is_stale_or_foreign_is_built_again(change, data, builds):
@@ -201,6 +216,103 @@ def test_what_is_stale_or_foreign_is_built_again(change, data, builds):
     assert index == build_index(data)
     assert RecordIndex.load(place) == index
     assert builds == [data, data]
+
+
+# What is not ours is neither used nor replaced.
+
+
+def _own_tensors(place):
+    place.write_bytes(safetensors.numpy.save({"weights": np.arange(9)}, metadata={"format": "pt"}))
+
+
+def _own_json(place):
+    place.write_text('{"my": "notes", "on": {"__metadata__": {"format": "none"}}}')
+
+
+def _own_text(place):
+    place.write_text("0 19\n19 16\n35 46\n")
+
+
+def _own_long(place):
+    place.write_bytes(bytes(100_000))
+
+
+@pytest.mark.parametrize("make", [_own_tensors, _own_json, _own_text, _own_long], ids=lambda make: make.__name__[1:])
+def test_a_file_that_is_no_index_is_left_alone(make, data, builds):
+    place = Path(sidecar_path(data))
+    place.parent.mkdir()
+    make(place)
+    before = place.read_bytes(), place.stat()
+    with pytest.raises(IndexMismatchError, match=f"^{data}: index at {place}: expected an index written by torch_tfr"):
+        IndexKeeper("require").indexes([data])
+    with pytest.warns(UserWarning, match=re.escape(f"{data}: a file that is no index lies where its index would")):
+        (index,) = IndexKeeper().indexes([data])
+    assert index == build_index(data)
+    assert IndexKeeper("require").indexes([data]) == [index]
+    assert builds == [data]
+    with pytest.raises(FileExistsError, match="expected nothing or an index at the place of the index"):
+        sidecar.write_sidecar(str(place), index.to_bytes())
+    sidecar.remove_sidecar(data)
+    assert (place.read_bytes(), place.stat()) == before
+    assert os.listdir(place.parent) == [place.name]
+
+
+def test_a_writer_leaves_what_is_no_index_alone(data):
+    old = Path(old_sidecar_path(data))
+    _own_tensors(old)
+    before = old.read_bytes()
+    for write_index in (False, True):
+        with TFRecordWriter(data, write_index=write_index) as writer:
+            writer.write(b"new")
+        assert old.read_bytes() == before
+    place = Path(sidecar_path(data))
+    _own_tensors(place)
+    with pytest.raises(FileExistsError, match="expected nothing or an index"):
+        TFRecordWriter(data, write_index=True).close()
+    assert place.read_bytes() == before
+    assert len(build_index(data)) == 1  # the data that were there
+
+
+def test_the_size_of_an_index_is_held_against_its_data(data, builds):
+    place = Path(sidecar_path(data))
+    IndexKeeper().indexes([data])
+    with open(place, "r+b") as file:
+        file.truncate(6 << 30)
+    tracemalloc.start()
+    try:
+        with pytest.raises(IndexMismatchError, match="bytes, as its header says, got 6442450944"):
+            IndexKeeper("require").indexes([data])
+        IndexKeeper().indexes([data])
+        assert tracemalloc.get_traced_memory()[1] < 2 << 20
+    finally:
+        tracemalloc.stop()
+    assert builds == [data, data]
+    assert place.stat().st_size < 1000
+
+
+def _flipped_everywhere(data, bits):
+    place = Path(sidecar_path(data))
+    IndexKeeper().indexes([data])
+    expected, content = build_index(data), place.read_bytes()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a flipped mark is somebody else's file
+        for damaged in flips(content, bits(content)):
+            place.write_bytes(damaged)
+            with pytest.raises(IndexMismatchError, match=f"^{data}: index at {place}: expected "):
+                IndexKeeper("require").indexes([data])
+            assert IndexKeeper().indexes([data]) == [expected]
+            shutil.rmtree(_cache(), ignore_errors=True)
+
+
+def test_flipped_bits_are_refused_or_built_again(data):
+    _flipped_everywhere(data, lambda content: range(0, 8 * len(content), 7))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["", "GZIP"])
+def test_every_flipped_bit_is_refused_or_built_again(data, kind):
+    Path(data).write_bytes(compressed(framed(*PAYLOADS), kind))
+    _flipped_everywhere(data, lambda content: range(8 * len(content)))
 
 
 # Odd things at its place. robustness 65

@@ -722,7 +722,7 @@ def place_of(directory, number, key, step=0):
     index = ds._store._reader._episodes[file]
     start, size = index.table_range(record)
     table = Path(index.tables_path).read_bytes()[index.tables_offset + start :][:size]
-    place = index.places(record, table, 1 << 31)[key]
+    place = index.places(record, table, int(ds._store._reader._records[file].lengths[record]))[key]
     path, offset = tfds.load(directory).locate(number)
     return Path(path), offset + 12 + (int(place.starts[step]) if len(place.starts) else place.start)
 

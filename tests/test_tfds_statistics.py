@@ -7,8 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import safetensors.numpy
 import torch
 from rlds_episodes import LENGTHS, action, state, write_episodes
+from sidecars import changed, flipped_in_place, flips
 
 from torch_tfrecord import ParseError, tfds
 from torch_tfrecord.tfds import dataset_statistics, statistics
@@ -113,15 +115,20 @@ def test_transform_of_episodes(drawn, computed):
 
 def test_a_result_is_kept_until_something_changes(drawn, computed):
     first = dataset_statistics(drawn)
-    (kept,) = Path(drawn).glob("dataset_statistics_*.json")
-    assert json.loads(kept.read_text()) == first
-    assert dataset_statistics(drawn) == first
+    (kept,) = Path(drawn).glob("dataset_statistics_*.safetensors")
+    arrays = safetensors.numpy.load(kept.read_bytes())
+    assert arrays["action"].tolist() == [value for name in NAMES for value in first["action"][name]]
+    assert arrays["proprio"].tolist() == [value for name in NAMES for value in first["proprio"][name]]
+    assert arrays["counts"].tolist() == [len(STEPS), len(LENGTHS)]
+    again = dataset_statistics(drawn)
+    assert again == first
+    assert list(again) == list(first)
     assert len(computed) == 1
     assert dataset_statistics(drawn, "train[:2]") != first
     assert dataset_statistics(drawn, proprio="reward") != first
     assert dataset_statistics(drawn, cache=False) == first
     assert len(computed) == 4
-    assert len(list(Path(drawn).glob("dataset_statistics_*.json"))) == 3
+    assert len(list(Path(drawn).glob("dataset_statistics_*.safetensors"))) == 3
     features = Path(drawn) / "features.json"
     features.write_text(features.read_text() + "\n")
     assert dataset_statistics(drawn) == first
@@ -131,16 +138,94 @@ def test_a_result_is_kept_until_something_changes(drawn, computed):
     assert len(computed) == 6
 
 
-@pytest.mark.parametrize(
-    "text", ["", "{", "[]", '{"action": 3}', '{"num_transitions": 1, "num_trajectories": 1, "action": {}}']
-)
-def test_a_damaged_result_is_computed_again(drawn, computed, text):
+def kept_file(drawn):
+    (kept,) = Path(drawn).glob("dataset_statistics_*.safetensors")
+    return kept
+
+
+def of_another_key(content):
+    return changed(content, key="0" * 64)
+
+
+def of_other_counts(content):
+    return changed(content, {"counts": np.array([7, 4])})
+
+
+def not_finite(content):
+    return changed(content, {"proprio": np.full(12, np.nan)})
+
+
+def without_a_part(content):
+    return changed(content, {"action": np.zeros(17)})
+
+
+def without_content(content):
+    return b""
+
+
+def cut(content):
+    return content[:-1]
+
+
+DAMAGES = [of_another_key, of_other_counts, not_finite, without_a_part, without_content, cut]
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_result_is_computed_again(drawn, computed, damage):
     first = dataset_statistics(drawn)
-    (kept,) = Path(drawn).glob("dataset_statistics_*.json")
-    kept.write_text(text)
+    content = kept_file(drawn).read_bytes()
+    kept_file(drawn).write_bytes(damage(content))
     assert dataset_statistics(drawn) == first
     assert len(computed) == 2
-    assert json.loads(kept.read_text()) == first
+    assert kept_file(drawn).read_bytes() == content
+
+
+def flipped_everywhere(drawn, bits):
+    first = dataset_statistics(drawn, "train[1:2]")
+    place = kept_file(drawn)
+    content = place.read_bytes()
+    for damaged in flips(content, bits(content)):
+        place.write_bytes(damaged)
+        # What cannot be told from a file of the user's is left alone.
+        assert dataset_statistics(drawn, "train[1:2]") == first
+        assert place.read_bytes() in (content, damaged)
+        shutil.rmtree(os.environ["XDG_CACHE_HOME"], ignore_errors=True)
+
+
+def test_a_flipped_bit_is_computed_again(drawn, computed):
+    flipped_everywhere(drawn, lambda content: range(0, 8 * len(content), 101))
+    assert len(computed) > 30
+
+
+@pytest.mark.slow
+def test_every_flipped_bit_is_refused(drawn, monkeypatch):
+    """Without a computation for each: what is not believed."""
+    dataset_statistics(drawn)
+    place = kept_file(drawn)
+    content = place.read_bytes()
+    store = statistics.EpisodeStore(drawn, "train")
+    key = place.name.split("_")[-1].split(".")[0]
+    assert statistics._kept([str(place)], key, store) == dataset_statistics(drawn)
+    for _ in flipped_in_place(place, range(8 * len(content))):
+        assert statistics._kept([str(place)], key, store) is None
+
+
+@pytest.mark.parametrize("make", ["json", "safetensors", "link"])
+def test_a_file_of_somebody_else_is_left_alone(drawn, computed, tmp_path, make):
+    first = dataset_statistics(drawn)
+    place = kept_file(drawn)
+    place.unlink()
+    other = tmp_path / "mine"
+    other.write_bytes(safetensors.numpy.save({"a": np.zeros(3)}) if make == "safetensors" else b'{"action": {}}')
+    if make == "link":
+        place.symlink_to(other)
+    else:
+        shutil.copy(other, place)
+    before = other.read_bytes()
+    assert [dataset_statistics(drawn), dataset_statistics(drawn)] == [first, first]
+    assert len(computed) == 2
+    assert place.read_bytes() == other.read_bytes() == before
+    assert len(list(Path(os.environ["XDG_CACHE_HOME"], "torch_tfrecord").glob("dataset_statistics_*"))) == 1
 
 
 def test_index_dir_holds_everything(drawn, tmp_path):
@@ -148,7 +233,7 @@ def test_index_dir_holds_everything(drawn, tmp_path):
     before = sorted(path.name for path in copy.iterdir())
     dataset_statistics(copy, index_dir=tmp_path / "kept")
     assert sorted(path.name for path in copy.iterdir()) == before
-    assert len(list((tmp_path / "kept").glob("dataset_statistics_*.json"))) == 1
+    assert len(list((tmp_path / "kept").glob("dataset_statistics_*.safetensors"))) == 1
     assert len(list((tmp_path / "kept").glob("*.steps.*.index.safetensors"))) == 2
 
 

@@ -7,30 +7,33 @@ index of that file. That rules out an offset that points into a payload which ha
 from __future__ import annotations
 
 import copy
-import json
 import os
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import safetensors
-import safetensors.numpy
 
 from torch_tfrecord.errors import IndexMismatchError
 from torch_tfrecord.records.atomic import write_atomically
-from torch_tfrecord.records.checksum import crc32c
 from torch_tfrecord.records.compression import check_compression_type, open_stream
 from torch_tfrecord.records.framing import OVERHEAD_BYTES
 from torch_tfrecord.records.scan import RecordScanner
+from torch_tfrecord.records.sidecar_file import SidecarFormat, pack, read_sidecar, stored_number
 from torch_tfrecord.records.storage import FileSource, local_path, open_file
 
-__all__ = ["RecordIndex", "build_index", "index_source"]
+__all__ = ["RecordIndex", "build_index", "index_source", "load_fresh"]
 
-_FORMAT = "torch_tfrecord.index"
-_VERSION = "1"
-_SAFETENSORS_LENGTH_BYTES = 8  # of the length of the JSON header, which comes first
+_FORMAT = SidecarFormat(
+    "torch_tfrecord.index",
+    "2",
+    "an index",
+    ("file_size", "mtime_ns", "compression_type", "fingerprint"),
+    {"offsets": "int64", "lengths": "int64"},
+)
+_ENTRY_BYTES = 16  # of a record: its offset and its length
+_MOST_INFLATED = 1032  # bytes of one byte of a deflate stream
 _MAX_DIGITS = 19  # of 2^63 - 1
 _TEXT_NUMBER = re.compile(rb"[0-9]{1,%d}" % _MAX_DIGITS)
 
@@ -108,7 +111,8 @@ class RecordIndex:
         """Write the index as a safetensors file; it appears complete or not at all.
 
         The file holds the arrays ``offsets`` and ``lengths`` (int64) and, as string metadata, ``format``, ``version``,
-        ``file_size``, ``mtime_ns``, ``compression_type``, ``fingerprint`` and ``checksum`` (CRC-32C of both arrays).
+        ``checksum`` (CRC-32C of all of the file but its own digits), ``file_size``, ``mtime_ns``, ``compression_type``
+        and ``fingerprint``. What was at `path` is replaced, and a symbolic link is followed: you named it.
 
         Raises:
             OSError: nothing was changed under `path`.
@@ -118,15 +122,12 @@ class RecordIndex:
     def to_bytes(self) -> bytes:
         """What `save` writes."""
         metadata = {
-            "format": _FORMAT,
-            "version": _VERSION,
             "file_size": str(self.file_size),
             "mtime_ns": str(self.mtime_ns),
             "compression_type": self.compression_type,
             "fingerprint": "" if self.fingerprint is None else str(self.fingerprint),
-            "checksum": str(_checksum(self.offsets, self.lengths)),
         }
-        return safetensors.numpy.save({"offsets": self.offsets, "lengths": self.lengths}, metadata=metadata)
+        return pack(_FORMAT, metadata, {"offsets": self.offsets, "lengths": self.lengths})
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> RecordIndex:
@@ -136,16 +137,7 @@ class RecordIndex:
             IndexMismatchError: damaged, of another format or version, or records that do not lie one behind the other.
             OSError: the file cannot be opened.
         """
-        name = local_path(path)
-        source = open_file(name)  # refuses directories and pipes before safetensors opens them
-        try:
-            # Read, not mapped: a file that is cut while mapped kills the process.
-            return _from_safetensors(source.read(source.file_size, 0), cls)
-        except (safetensors.SafetensorError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
-            raise IndexMismatchError(f"expected an index written by torch_tfrecord, got {error}", path=name) from error
-        except IndexMismatchError as error:
-            error.locate(path=name)
-            raise
+        return _load(local_path(path), cls, None)
 
     @classmethod
     def from_tfrecord2idx(cls, path: str | os.PathLike[str], data_path: str | os.PathLike[str]) -> RecordIndex:
@@ -242,38 +234,54 @@ def _check_contiguous(offsets: npt.NDArray[np.int64], lengths: npt.NDArray[np.in
         raise IndexMismatchError(f"expected records up to the end of the file ({size} bytes), got an end of {end}")
 
 
-def _checksum(offsets: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]) -> int:
-    first, second = (np.ascontiguousarray(array, dtype="<i8").data for array in (offsets, lengths))
-    return int(crc32c(second, crc32c(first)))
+def _load(path: str, cls: type[RecordIndex], data: FileSource | None) -> RecordIndex:
+    def most_bytes(metadata: Mapping[str, str]) -> int:
+        file_size = stored_number(metadata["file_size"], "file_size")
+        if data is not None and file_size != data.file_size:  # before its arrays are read
+            raise IndexMismatchError(
+                f"the index is not of this file as it is now: expected a file of {file_size} bytes, "
+                f"got {data.file_size}",
+                path=data.path,
+            )
+        stream = file_size * _MOST_INFLATED if metadata["compression_type"] else file_size
+        return stream // OVERHEAD_BYTES * _ENTRY_BYTES
 
-
-def _from_safetensors(content: bytes, cls: type[RecordIndex]) -> RecordIndex:
-    if not content:
-        raise IndexMismatchError("expected an index written by torch_tfrecord, got an empty file")
-    arrays = safetensors.numpy.load(content)
-    # safetensors shows the metadata of files on disk only; the layout was checked by the line above.
-    header_end = _SAFETENSORS_LENGTH_BYTES + int.from_bytes(content[:_SAFETENSORS_LENGTH_BYTES], "little")
-    metadata: dict[str, Any] = json.loads(content[_SAFETENSORS_LENGTH_BYTES:header_end]).get("__metadata__") or {}
-    if metadata.get("format") != _FORMAT or metadata.get("version") != _VERSION:
-        raise IndexMismatchError(
-            f"expected format {_FORMAT!r} version {_VERSION!r}, "
-            f"got {metadata.get('format')!r} version {metadata.get('version')!r}"
-        )
-    offsets, lengths = arrays["offsets"], arrays["lengths"]
-    if offsets.dtype != np.int64 or lengths.dtype != np.int64:
-        raise IndexMismatchError(f"expected int64 arrays, got {offsets.dtype} and {lengths.dtype}")
-    checksum = _checksum(offsets, lengths)
-    if str(checksum) != metadata["checksum"]:
-        raise IndexMismatchError(f"expected arrays with checksum {metadata['checksum']}, got {checksum}")
+    found = read_sidecar(path, _FORMAT, most_bytes)
+    metadata = found.metadata
     fingerprint = metadata["fingerprint"]
-    return cls(
-        offsets,
-        lengths,
-        int(metadata["file_size"]),
-        metadata["compression_type"],
-        int(metadata["mtime_ns"]),
-        int(fingerprint) if fingerprint else None,
-    )
+    try:
+        if metadata["compression_type"] not in ("", "GZIP", "ZLIB"):
+            raise IndexMismatchError("expected the compression '', 'GZIP' or 'ZLIB', got another")
+        return cls(
+            found.arrays["offsets"],
+            found.arrays["lengths"],
+            stored_number(metadata["file_size"], "file_size"),
+            metadata["compression_type"],
+            stored_number(metadata["mtime_ns"], "mtime_ns"),
+            stored_number(fingerprint, "fingerprint") if fingerprint else None,
+        )
+    except IndexMismatchError as error:
+        error.locate(path=path)
+        raise
+
+
+def load_fresh(path: str, data: FileSource) -> RecordIndex:
+    """The index at a path, if it is of the data file as it is now.
+
+    Raises:
+        IndexMismatchError: it is not, or is none; nothing larger than an index of that file is read.
+        OSError: the index cannot be opened.
+    """
+    index = _load(path, RecordIndex, data)
+    index.check_fresh(data)
+    # A plain file needs no look: its records would not fill it. What is empty is of any compression.
+    if index.compression_type and open_stream(data, "auto")[1] != index.compression_type and data.file_size:
+        raise IndexMismatchError(
+            f"the index is not of this file as it is now: expected compression {index.compression_type!r}, "
+            "got a file of another",
+            path=data.path,
+        )
+    return index
 
 
 def _read_all(path: str) -> bytes:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import zlib
 from array import array
@@ -18,6 +17,7 @@ from torch_tfrecord.records.index import RecordIndex
 from torch_tfrecord.records.sidecar import (
     in_sidecar_folder,
     old_sidecar_path,
+    remove_own,
     remove_sidecar,
     sidecar_folder,
     sidecar_path,
@@ -120,8 +120,7 @@ class RecordFile:
         if self._index_file is None:
             remove_sidecar(path)
         else:
-            with contextlib.suppress(OSError):
-                os.unlink(old_sidecar_path(path))
+            remove_own(old_sidecar_path(path))
 
     def add_to(self, files: FileSet) -> None:
         """Hand the prepared file, then its index, to a set of files."""

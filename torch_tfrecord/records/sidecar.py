@@ -20,7 +20,8 @@ from tqdm import tqdm
 from torch_tfrecord.callers import outer_level
 from torch_tfrecord.errors import IndexMismatchError
 from torch_tfrecord.records.atomic import write_atomically
-from torch_tfrecord.records.index import RecordIndex, index_source
+from torch_tfrecord.records.index import RecordIndex, index_source, load_fresh
+from torch_tfrecord.records.sidecar_file import check_replaceable, is_own
 from torch_tfrecord.records.storage import FileSource, is_remote, open_file
 
 __all__ = [
@@ -33,6 +34,7 @@ __all__ = [
     "new_places",
     "old_sidecar_path",
     "places",
+    "remove_own",
     "remove_sidecar",
     "sidecar_folder",
     "sidecar_path",
@@ -85,7 +87,8 @@ def write_sidecar(place: str, content: bytes) -> None:
     """Write an index, and make its folder where it is missing.
 
     Raises:
-        OSError: nothing was changed at `place`; also where a symbolic link is there, which is not followed.
+        OSError: nothing was changed at `place`; also where a symbolic link is there, which is not followed, or a file
+            that is no index.
     """
     in_sidecar_folder(place, lambda: write_atomically(place, content))
 
@@ -102,13 +105,20 @@ def in_sidecar_folder(place: str, write: Callable[[], None]) -> None:
 
 
 def remove_sidecar(data_path: str) -> None:
-    """Remove the index of a data file, where it is kept beside it and where it was before."""
+    """Remove the index of a data file, where it is kept beside it and where it was before; no file that is none."""
     place = sidecar_path(data_path)
-    for path in (place, old_sidecar_path(data_path)):
-        with contextlib.suppress(OSError):
-            os.unlink(path)
+    if not os.path.islink(os.path.dirname(place)):
+        remove_own(place)
+    remove_own(old_sidecar_path(data_path))
     with contextlib.suppress(OSError):  # other indexes are there
         Path(place).parent.rmdir()
+
+
+def remove_own(path: str) -> None:
+    """Remove a file if it is an index; what cannot be removed stays."""
+    if is_own(path):
+        with contextlib.suppress(OSError):
+            os.unlink(path)
 
 
 def about_data(error: IndexMismatchError, data_path: str) -> IndexMismatchError:
@@ -123,14 +133,13 @@ def sidecar_folder(place: str) -> Iterator[None]:
     """Make the folder that an index goes to; after a failure a hidden one is removed again if it is empty.
 
     Raises:
-        OSError: it cannot be made, or a symbolic link is there, which is not followed: who may write to a folder of
-            data must not choose what other users overwrite.
+        OSError: it cannot be made, or something is in the way; see `check_replaceable`.
     """
     folder = Path(place).parent
     is_hidden = folder.name == SIDECAR_FOLDER
-    for path in (folder, place) if is_hidden else (place,):
-        if os.path.islink(path):
-            raise OSError(errno.ELOOP, "expected no symbolic link at the place of the index", str(path))
+    if is_hidden and folder.is_symlink():
+        raise OSError(errno.ELOOP, "expected no symbolic link at the place of the index", str(folder))
+    check_replaceable(place)
     made = is_hidden and _made_hidden(folder)
     if not is_hidden:
         folder.mkdir(parents=True, exist_ok=True)
@@ -179,7 +188,7 @@ class IndexKeeper:
         self._index_dir = None if index_dir is None else os.fspath(index_dir)
         self._verify = verify_crc
         self._compression_type = compression_type
-        self._displaced: list[tuple[str, str | None]] = []
+        self._displaced: list[tuple[str, str | None, str]] = []
 
     def indexes(self, paths: Sequence[str]) -> list[RecordIndex]:
         """The index of each file, in order; see `each`."""
@@ -199,10 +208,10 @@ class IndexKeeper:
         for path in progress:
             yield self._index(path)
         if self._displaced:
-            path, place = self._displaced[0]
+            path, place, reason = self._displaced[0]
             kept = f"its index is kept at {place}" if place else "no index could be kept, it is built again each time"
             warnings.warn(
-                f"{path}: the folder cannot be written: {kept} ({len(self._displaced)} such files). "
+                f"{path}: {reason}: {kept} ({len(self._displaced)} such files). "
                 "Give index_dir= to choose a place, or index='memory' if none is wanted.",
                 stacklevel=outer_level(),
             )
@@ -215,7 +224,7 @@ class IndexKeeper:
         stale: IndexMismatchError | None = None
         for place in places(path, self._index_dir):
             try:
-                index = RecordIndex.load(place)
+                index = load_fresh(place, data)
                 self._check(index, data)
                 return index
             except IndexMismatchError as error:
@@ -233,7 +242,6 @@ class IndexKeeper:
         return index
 
     def _check(self, index: RecordIndex, data: FileSource) -> None:
-        index.check_fresh(data)
         if self._compression_type not in ("auto", index.compression_type):
             raise IndexMismatchError(
                 f"expected compression {self._compression_type!r}, got {index.compression_type!r} in the index",
@@ -244,15 +252,23 @@ class IndexKeeper:
         return index_source(data, verify_crc=self._verify, compression_type=self._compression_type)
 
     def _keep(self, index: RecordIndex, path: str) -> None:
+        reason = ""
         for number, place in enumerate(new_places(path, self._index_dir)):
             try:
                 write_sidecar(place, index.to_bytes())
-            except OSError:
+            except OSError as error:
+                reason = reason or _reason(error)
                 continue
             if number:
-                self._displaced.append((path, place))
+                self._displaced.append((path, place, reason))
             return
-        self._displaced.append((path, None))
+        self._displaced.append((path, None, reason))
+
+
+def _reason(error: OSError) -> str:
+    if isinstance(error, FileExistsError):
+        return f"a file that is no index lies where its index would ({error.filename})"
+    return "the folder cannot be written"
 
 
 def cache_dir() -> str:

@@ -1,18 +1,20 @@
 """Reads parts of episodes: the short lists of one at once, and of the frames only those asked for.
 
-What is read is held against the checksums that the index of episodes has of each part. A record in another form than
+What is read is held against the checksums that the index of episodes has of each part. The index is not believed for
+what a list is: before each stand its key, its kind and its length, and all of them are held against the index. Where
+they differ, the whole record is read, whose own CRC tells which of the two is damaged. A record in another form than
 the usual one, or in a compressed file, is read as a whole, by its own CRC.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from torch_tfrecord.errors import CorruptRecordError, TFRecordError
+from torch_tfrecord.errors import CorruptRecordError, IndexMismatchError, ParseError, TFRecordError
 from torch_tfrecord.records.checksum import crc32c
 from torch_tfrecord.records.compression import ByteSource, open_stream
 from torch_tfrecord.records.framing import HEADER_BYTES
@@ -21,7 +23,17 @@ from torch_tfrecord.records.local_reads import read_local_values
 from torch_tfrecord.records.reader import RecordReader
 from torch_tfrecord.records.storage import FileSource, SourceCache, open_file
 from torch_tfrecord.tfds.episode_index import FRAMES, EpisodeIndex, ListPlace, find_places
-from torch_tfrecord.tfds.example_layout import FLOATS, INTEGERS, decode_integers, split_values
+from torch_tfrecord.tfds.example_layout import (
+    BYTES,
+    FLOATS,
+    INTEGERS,
+    UNSET,
+    decode_integers,
+    entry_head,
+    split_values,
+    value_head,
+    value_head_bytes,
+)
 from torch_tfrecord.tfds.windows import Span
 
 __all__ = ["EpisodeReader", "Frames", "Values", "read_frames"]
@@ -61,11 +73,9 @@ class EpisodeReader:
         part = _Part(self, file, record)
         try:
             places = self._places(part)
-            chosen = {key: place for key, place in places.items() if wanted(key)}
-            short = {key: place for key, place in chosen.items() if place.kind != FRAMES}
-            values: dict[str, Values] = dict(_read_short(part, short))
-            for key, place in chosen.items():
-                if place.kind == FRAMES:
+            values: dict[str, Values] = dict(_read_short(part, places, wanted))
+            for key, place in places.items():
+                if place.kind == FRAMES and wanted(key):
                     values[key] = Frames(part, key, place)
             return values
         except TFRecordError as error:
@@ -77,11 +87,26 @@ class EpisodeReader:
             places = index.places(part.record, self._table(part), int(records.lengths[part.record]))
             if places is not None:
                 return places
-        payload = self._reader.read(
-            self._data.get(part.file), int(records.offsets[part.record]), int(records.lengths[part.record])
-        )
-        places, part.payload = find_places(payload)
+        places, part.payload = find_places(self._read_whole(part))
+        index.check_steps(part.record, places)
         return places
+
+    def _read_whole(self, part: _Part) -> bytes:
+        records = self._records[part.file]
+        offset, length = int(records.offsets[part.record]), int(records.lengths[part.record])
+        return self._reader.read(self._data.get(part.file), offset, length)
+
+    def blame(self, part: _Part, error: CorruptRecordError) -> TFRecordError:
+        """The error of a part that is not as the index says: the record's own CRC tells which of them is damaged."""
+        if part.payload is None:
+            try:
+                self._read_whole(part)
+            except TFRecordError:
+                return error
+            return IndexMismatchError(
+                f"the index of episodes is not of this record, whose own checksum is right: {error.args[0]}"
+            )
+        return error
 
     def _table(self, part: _Part) -> bytes:
         index = self._episodes[part.file]
@@ -156,16 +181,18 @@ class Frames:
         num_bytes: Memory that it keeps.
         part: The record.
         places: int64 [N, 3]: first byte of each value in the file (in the payload where that was read as a whole), its
-            bytes, and its CRC-32C.
+            bytes, and its CRC-32C; with its tag and its length, which stand in front of it.
     """
 
-    __slots__ = ("_begin", "key", "num_bytes", "part", "places")
+    __slots__ = ("_begin", "_heads", "key", "num_bytes", "part", "places")
 
     def __init__(self, part: _Part, key: str, place: ListPlace) -> None:
         self.key = key
         self.part = part
         self._begin = part.reader.payload_begin(part.file, part.record) if part.payload is None else 0
-        self.places = np.stack([place.starts + self._begin, place.lengths, place.crcs], axis=1)
+        self._heads = value_head_bytes(place.lengths)
+        starts, lengths = place.starts - self._heads + self._begin, place.lengths + self._heads
+        self.places = np.stack([starts, lengths, place.crcs], axis=1)
         self.num_bytes = self.places.nbytes + (0 if part.payload is None else len(part.payload))
 
     def __len__(self) -> int:
@@ -176,6 +203,7 @@ class Frames:
 
         Raises:
             CorruptRecordError: a value has another checksum; names the file, the record, the key and the step.
+            IndexMismatchError: the record is whole, and the index of episodes is not of it.
         """
         starts, lengths, crcs = self.places[first:stop].T.tolist()
         if not starts:
@@ -186,9 +214,23 @@ class Frames:
             for step, (value, expected) in enumerate(zip(values, crcs, strict=True), first):
                 if crc32c(value) != expected:
                     raise _wrong_checksum(f"feature {self.key!r}, step {step}", value, expected)
+            contents = self.contents(first, values)
+            if contents is None:
+                raise CorruptRecordError(f"feature {self.key!r}: expected values of other lengths")
+        except CorruptRecordError as error:
+            raise self.part.locate(self.part.reader.blame(self.part, error)) from error.__cause__
         except TFRecordError as error:
             raise self.part.locate(error) from error.__cause__
-        return values
+        return contents
+
+    def contents(self, first: int, values: Sequence[bytes]) -> list[bytes] | None:
+        """Values without the tag and the length in front of them; None where these say something else."""
+        found = []
+        for value, head in zip(values, self._heads[first : first + len(values)].tolist(), strict=True):
+            if not value.startswith(value_head(len(value) - head)):
+                return None
+            found.append(value[head:])
+        return found
 
 
 def read_frames(frames: Sequence[Frames], spans: Sequence[Span]) -> list[bytes]:
@@ -219,9 +261,20 @@ def _read_local(frames: Sequence[Frames], spans: Sequence[Span]) -> list[bytes] 
         counts[-1] += len(found)
         places.append(found)
     try:
-        return read_local_values(reader.source, files, counts, np.concatenate(places))
+        values = read_local_values(reader.source, files, counts, np.concatenate(places))
     except (OSError, TFRecordError):  # of opening a file
         return None
+    return None if values is None else _contents(frames, spans, values)
+
+
+def _contents(frames: Sequence[Frames], spans: Sequence[Span], values: Sequence[bytes]) -> list[bytes] | None:
+    found: list[bytes] = []
+    for item, (first, stop, _, _) in zip(frames, spans, strict=True):
+        own = item.contents(first, values[len(found) : len(found) + len(item.places[first:stop])])
+        if own is None:
+            return None
+        found += own
+    return found
 
 
 def _wrong_checksum(what: str, data: bytes, expected: int) -> CorruptRecordError:
@@ -231,24 +284,70 @@ def _wrong_checksum(what: str, data: bytes, expected: int) -> CorruptRecordError
     )
 
 
-def _read_short(part: _Part, places: Mapping[str, ListPlace]) -> Iterable[tuple[str, Any]]:
-    """The values of lists that are read as a whole; those that lie near each other by one read."""
-    order = sorted(places.items(), key=lambda item: item[1].start)
+def _read_short(
+    part: _Part, places: Mapping[str, ListPlace], wanted: Callable[[str], bool]
+) -> Iterator[tuple[str, Any]]:
+    """The wanted lists that are read as a whole; of all lists what stands before them is held against their places."""
+    pieces = [_Piece(key, place, part.payload is None, wanted(key)) for key, place in places.items()]
     at = 0
-    while at < len(order):
-        first = order[at][1].start
-        end = first
+    while at < len(pieces):
+        begin = end = pieces[at].begin
         group = []
-        while at < len(order) and order[at][1].start - end <= _MAX_GAP_BYTES:
-            group.append(order[at])
-            end = max(end, order[at][1].start + order[at][1].num_bytes)
+        while at < len(pieces) and pieces[at].begin - end <= _MAX_GAP_BYTES:
+            group.append(pieces[at])
+            end = max(end, pieces[at].end)
             at += 1
-        data = memoryview(part.read(end - first, first))
-        for key, place in group:
-            content = data[place.start - first : place.start - first + place.num_bytes]
-            if crc32c(content) != place.crc:
-                raise _wrong_checksum(f"feature {key!r}", bytes(content), place.crc)
-            yield key, _decode(place, content)
+        data = memoryview(part.read(end - begin, begin))
+        for piece in group:
+            try:
+                content = piece.content(data[piece.begin - begin : piece.end - begin])
+            except CorruptRecordError as error:
+                raise part.reader.blame(part, error) from error.__cause__
+            if content is not None:
+                yield piece.key, content
+
+
+class _Piece:
+    """What is read of one list at once: its values where they are wanted and short, and what stands before them."""
+
+    __slots__ = ("_head", "_is_read", "_place", "begin", "end", "key")
+
+    def __init__(self, key: str, place: ListPlace, has_head: bool, is_wanted: bool) -> None:
+        kind = BYTES if place.kind == FRAMES else place.kind
+        self.key = key
+        self._place = place
+        self._is_read = is_wanted and place.kind not in (FRAMES, UNSET)
+        self._head = entry_head(key.encode(), kind, place.num_bytes) if has_head else b""
+        self.begin = place.start - len(self._head)
+        self.end = place.start + (place.num_bytes if self._is_read else 0)
+
+    def content(self, data: memoryview) -> Any:
+        """The list's values; None where they are not read.
+
+        Raises:
+            CorruptRecordError: Something differs from what the index of episodes says.
+        """
+        head = len(self._head)
+        if data[:head] != self._head:
+            raise CorruptRecordError(
+                f"corrupted record: expected feature {self.key!r} in {self._place.num_bytes} bytes (by the index of "
+                f"episodes) at byte {self._place.start} of the payload, got another"
+            )
+        if not self._is_read:
+            return None
+        content = data[head:]
+        if crc32c(content) != self._place.crc:
+            raise _wrong_checksum(f"feature {self.key!r}", bytes(content), self._place.crc)
+        try:
+            values = _decode(self._place, content)
+        except ParseError as error:
+            raise CorruptRecordError(f"feature {self.key!r}: {error.args[0]}") from error
+        if len(values) != self._place.num_values:
+            raise CorruptRecordError(
+                f"feature {self.key!r}: expected {self._place.num_values} values (by the index of episodes), "
+                f"got {len(values)}"
+            )
+        return values
 
 
 def _decode(place: ListPlace, content: memoryview) -> Any:

@@ -59,7 +59,7 @@ class EpisodeIndexKeeper:
         stale: IndexMismatchError | None = None
         for place in places(path + _NAME, self._index_dir):
             try:
-                return _load(place, records, step_lists)
+                return EpisodeIndex.load(place, records, step_lists)
             except IndexMismatchError as error:
                 stale = stale or about_data(error, path)
             except OSError:
@@ -82,9 +82,9 @@ class EpisodeIndexKeeper:
         """The index as it was kept, its tables in the file; as it is where no place can be written."""
         for place in new_places(path + _NAME, self._index_dir):
             try:
-                write_sidecar(place, index.to_bytes(records, step_lists))
-                return _load(place, records, step_lists)
-            except OSError:
+                write_sidecar(place, index.to_bytes(records))
+                return EpisodeIndex.load(place, records, step_lists)
+            except (OSError, IndexMismatchError):  # another process may have put there what is of other features
                 continue
         warnings.warn(
             f"{path}: no index of episodes could be kept, it is built again each time. Give index_dir= to choose a "
@@ -92,8 +92,3 @@ class EpisodeIndexKeeper:
             stacklevel=5,
         )
         return index
-
-
-def _load(place: str, records: RecordIndex, step_lists: Mapping[str, int]) -> EpisodeIndex:
-    source = open_file(place)
-    return EpisodeIndex.from_bytes(source.read(source.file_size, 0), records, step_lists, place)

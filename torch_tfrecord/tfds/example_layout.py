@@ -27,19 +27,27 @@ __all__ = [
     "BYTES",
     "FLOATS",
     "INTEGERS",
+    "UNSET",
     "ListLayout",
     "canonical",
     "decode_integers",
+    "entry_head",
+    "entry_head_bytes",
+    "example_head_bytes",
+    "find_entries",
     "find_lists",
     "split_values",
+    "value_head",
+    "value_head_bytes",
     "value_starts",
 ]
 
-BYTES, FLOATS, INTEGERS = 1, 2, 3
-"""Kinds of lists, by the number of their field in a Feature."""
+UNSET, BYTES, FLOATS, INTEGERS = 0, 1, 2, 3
+"""Kinds of lists, by the number of their field in a Feature; `UNSET` where it has none."""
 
 _FIRST_FIELD, _SECOND_FIELD, _THIRD_FIELD = 0x0A, 0x12, 0x1A
 _KINDS = {_FIRST_FIELD: BYTES, _SECOND_FIELD: FLOATS, _THIRD_FIELD: INTEGERS}
+_TAGS = {kind: tag for tag, kind in _KINDS.items()}
 _FLOAT_BYTES = 4
 _MAX_VARINT_BYTES = 10
 _LENGTH_LIMIT = 1 << 31  # protobuf reads no longer message
@@ -49,7 +57,7 @@ class ListLayout(NamedTuple):
     """One list: its kind, and the bytes of its values in the record's payload.
 
     Attributes:
-        kind: `BYTES`, `FLOATS` or `INTEGERS`.
+        kind: `BYTES`, `FLOATS`, `INTEGERS` or `UNSET`.
         num_values: How many.
         start: First byte; of a bytes_list the tag of its first value.
         num_bytes: Up to the end of the last value.
@@ -86,6 +94,12 @@ def find_lists(payload: bytes) -> dict[str, ListLayout] | None:
         >>> find_lists(bytes.fromhex("0a0c0a0a0a016112051a030a0105"))
         {'a': ListLayout(kind=3, num_values=1, start=13, num_bytes=1, lengths=())}
     """
+    entries = find_entries(payload)
+    return entries and {key: found for key, found in entries.items() if found.kind != UNSET}
+
+
+def find_entries(payload: bytes) -> dict[str, ListLayout] | None:
+    """As `find_lists`, with the keys whose kind is not set; in the order of the bytes."""
     try:
         return dict(_lists(payload))
     except (_OtherForm, IndexError, UnicodeDecodeError):
@@ -105,8 +119,7 @@ def _lists(payload: bytes) -> Iterator[tuple[str, ListLayout]]:
         if at != entry_end or key in seen:
             raise _OtherForm
         seen.add(key)
-        if start < at:
-            yield key, _list(payload, start, at)
+        yield key, _list(payload, start, at) if start < at else ListLayout(UNSET, 0, start, 0)
 
 
 def _list(payload: bytes, at: int, end: int) -> ListLayout:
@@ -166,6 +179,76 @@ def _count_varints(content: bytes) -> int:
     return len(ends)
 
 
+# What stands before a list, and before each value of a bytes_list: their lengths alone tell it.
+
+
+def example_head_bytes(payload_bytes: int) -> int | None:
+    """How many bytes stand before the first entry of an Example of so many bytes; None where there is no such Example.
+
+    Example:
+        >>> example_head_bytes(129), example_head_bytes(130), example_head_bytes(131)
+        (2, None, 3)
+    """
+    return next((n for n in range(2, 8) if payload_bytes >= n == 1 + _varint_bytes(payload_bytes - n)), None)
+
+
+def entry_head_bytes(key_bytes: int, kind: int, num_bytes: int) -> int:
+    """How many bytes `entry_head` has, of a key of so many bytes."""
+    feature_bytes = sum(_feature_heads(kind, num_bytes)) + num_bytes
+    own = 1 + _varint_bytes(key_bytes) + key_bytes + 1 + _varint_bytes(feature_bytes) + feature_bytes
+    return 1 + _varint_bytes(own) + own - num_bytes
+
+
+def entry_head(key: bytes, kind: int, num_bytes: int) -> bytes:
+    """What stands before a list in an Example: from the start of its entry to the first byte of its values.
+
+    Example:
+        >>> entry_head(b"a", INTEGERS, 1).hex()
+        '0a0a0a016112051a030a01'
+    """
+    heads = _feature_heads(kind, num_bytes)
+    feature = b""
+    if heads:
+        inner = _head(_FIRST_FIELD, num_bytes) if len(heads) > 1 else b""
+        feature = _head(_TAGS[kind], len(inner) + num_bytes) + inner
+    named = _head(_FIRST_FIELD, len(key)) + key + _head(_SECOND_FIELD, len(feature) + num_bytes) + feature
+    return _head(_FIRST_FIELD, len(named) + num_bytes) + named
+
+
+def value_head(length: int) -> bytes:
+    """What stands before a value of a bytes_list: its tag and its length."""
+    return _head(_FIRST_FIELD, length)
+
+
+def _feature_heads(kind: int, num_bytes: int) -> list[int]:
+    """Bytes of the tags and lengths around a list in its Feature, the innermost first."""
+    if kind == UNSET:
+        return []
+    inner = [1 + _varint_bytes(num_bytes)] if kind != BYTES and num_bytes else []
+    return [*inner, 1 + _varint_bytes(num_bytes + sum(inner))]
+
+
+def _head(tag: int, length: int) -> bytes:
+    encoded = bytearray([tag])
+    while length >= 0x80:
+        encoded.append(length & 0x7F | 0x80)
+        length >>= 7
+    encoded.append(length)
+    return bytes(encoded)
+
+
+def _varint_bytes(number: int) -> int:
+    return (number.bit_length() + 6) // 7 or 1
+
+
+def value_head_bytes(lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """How many bytes stand before each value of a bytes_list: its tag and its length."""
+    heads = np.full(lengths.shape, 2, np.int64)
+    for bits in (7, 14, 21, 28):
+        heads += lengths >= (1 << bits)
+    return heads
+
+
 def value_starts(start: int, lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     """First byte of each value of a bytes_list that begins at `start`: before each stand its tag and its length.
 
@@ -173,8 +256,7 @@ def value_starts(start: int, lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.i
         >>> value_starts(100, np.array([3, 200, 0]))
         array([102, 108, 310])
     """
-    heads = 2 + sum((lengths >= (1 << bits)).astype(np.int64) for bits in (7, 14, 21, 28))
-    return start + np.cumsum(heads + lengths) - lengths
+    return start + np.cumsum(value_head_bytes(lengths) + lengths) - lengths
 
 
 def split_values(content: bytes) -> list[bytes]:

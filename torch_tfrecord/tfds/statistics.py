@@ -7,17 +7,16 @@ import hashlib
 import json
 import os
 import posixpath
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from tqdm import tqdm
 
-from torch_tfrecord.errors import ParseError
-from torch_tfrecord.records.atomic import write_atomically
-from torch_tfrecord.records.sidecar import cache_dir
+from torch_tfrecord.errors import IndexMismatchError, ParseError
+from torch_tfrecord.records.sidecar import cache_dir, write_sidecar
+from torch_tfrecord.records.sidecar_file import Sidecar, SidecarFormat, pack, read_sidecar
 from torch_tfrecord.records.storage import is_remote, open_file
 from torch_tfrecord.tfds.dataset_info import FEATURES_FILE, DatasetInfo, info
 from torch_tfrecord.tfds.episode_columns import NumberColumn
@@ -27,7 +26,14 @@ from torch_tfrecord.tfds.splits import Split
 
 __all__ = ["dataset_statistics"]
 
-_VERSION = 1
+_FORMAT = SidecarFormat(
+    "torch_tfrecord.statistics",
+    "2",
+    "statistics",
+    ("key",),
+    {"action": "float64", "proprio": "float64", "counts": "int64"},
+)
+_MOST_KEPT_BYTES = 1 << 24  # of 170,000 dimensions
 _ACTION = ("action",)
 _PROPRIO = ("observation/proprio", "observation/state")
 _COUNTS = ("num_transitions", "num_trajectories")
@@ -51,9 +57,10 @@ def dataset_statistics(
     quantiles are exact, by linear interpolation as ``numpy.quantile``. Mean and std (of the population, as numpy's
     default) are computed in float64, about the first value, so that large offsets cost no digits.
 
-    The result is kept as ``dataset_statistics_<key>.json`` in the directory, or in the user's cache where that cannot
-    be written; the key is a hash of the files (names, sizes, times, content of their ends), features.json, the split
-    and the arguments. With `episode_transform` nothing is kept, since a function has no hash.
+    The result is kept as ``dataset_statistics_<key>.safetensors`` in the directory, or in the user's cache where that
+    cannot be written; the key is a hash of the files (names, sizes, times, content of their ends), features.json, the
+    split and the arguments. A result that is damaged, or whose counts are not the split's, is computed again. With
+    `episode_transform` nothing is kept, since a function has no hash.
 
     Args:
         directory: As of `RLDSDataset`.
@@ -97,12 +104,14 @@ def dataset_statistics(
         index_dir=index_dir,
         cache_bytes=0,
     )
-    places = _places(found, store, columns, index_dir) if cache and episode_transform is None else []
-    kept = _read(places)
-    if kept is not None:
-        return kept
-    result = _compute(store, columns)
-    _write(places, result)
+    if not cache or episode_transform is not None:
+        return _compute(store, columns)
+    key = _key(found, store, columns)
+    places = _places(found, key, index_dir)
+    result = _kept(places, key, store)
+    if result is None:
+        result = _compute(store, columns)
+        _keep(places, key, result)
     return result
 
 
@@ -190,50 +199,53 @@ def _describe(rows: npt.NDArray[np.float32], name: str, store: EpisodeStore) -> 
 # The cache.
 
 
-def _places(
-    found: DatasetInfo,
-    store: EpisodeStore,
-    columns: Mapping[str, Sequence[str]],
-    index_dir: str | os.PathLike[str] | None,
-) -> list[str]:
-    """Where the result may lie, the preferred place first."""
+def _key(found: DatasetInfo, store: EpisodeStore, columns: Mapping[str, Sequence[str]]) -> str:
+    """What the result depends on."""
     source = open_file(posixpath.join(found.directory, FEATURES_FILE))
     key = hashlib.sha256(source.read(source.file_size, 0))
-    for part in (_VERSION, {name: list(paths) for name, paths in columns.items()}, *store.identity()):
+    for part in (_FORMAT.version, {name: list(paths) for name, paths in columns.items()}, *store.identity()):
         key.update(json.dumps(part).encode() + b"\n")
-    name = f"dataset_statistics_{key.hexdigest()}.json"
+    return key.hexdigest()
+
+
+def _places(found: DatasetInfo, key: str, index_dir: str | os.PathLike[str] | None) -> list[str]:
+    """Where the result may lie, the preferred place first."""
     folders = [found.directory, *([os.fspath(index_dir)] if index_dir is not None else []), cache_dir()]
     if index_dir is not None or is_remote(found.directory):
         folders = [*folders[1:], folders[0]]
-    return [posixpath.join(folder, name) for folder in folders]
+    return [posixpath.join(folder, f"dataset_statistics_{key}.safetensors") for folder in folders]
 
 
-def _read(places: Sequence[str]) -> dict[str, Any] | None:
+def _kept(places: Sequence[str], key: str, store: EpisodeStore) -> dict[str, Any] | None:
     for place in places:
-        with contextlib.suppress(OSError, ValueError):
-            source = open_file(place)
-            result = json.loads(source.read(source.file_size, 0))
-            if _is_whole(result):
-                return dict(result)
+        with contextlib.suppress(OSError, IndexMismatchError):
+            return _unpacked(read_sidecar(place, _FORMAT, lambda _: _MOST_KEPT_BYTES, "what is kept"), key, store)
     return None
 
 
-def _is_whole(result: Any) -> bool:
-    if not isinstance(result, dict) or any(not isinstance(result.get(name), int) for name in _COUNTS):
-        return False
-    return all(
-        isinstance(item, dict) and set(item) == set(_NAMES) for name, item in result.items() if name not in _COUNTS
-    )
+def _unpacked(kept: Sidecar, key: str, store: EpisodeStore) -> dict[str, Any]:
+    counts = [int(store.num_steps.sum()), len(store)]
+    rows = {name: kept.arrays[name] for name in ("action", "proprio")}
+    if kept.metadata["key"] != key or kept.arrays["counts"].tolist() != counts:
+        raise IndexMismatchError("expected statistics of this split, got others")
+    if any(len(values) % len(_NAMES) or not np.isfinite(values).all() for values in rows.values()):
+        raise IndexMismatchError(f"expected {len(_NAMES)} finite numbers for each dimension, got others")
+    result: dict[str, Any] = {
+        name: dict(zip(_NAMES, values.reshape(len(_NAMES), -1).tolist(), strict=True))
+        for name, values in rows.items()
+        if len(values)
+    }
+    return result | dict(zip(_COUNTS, counts, strict=True))
 
 
-def _write(places: Sequence[str], result: Mapping[str, Any]) -> None:
-    text = json.dumps(result, indent=2, allow_nan=False) + "\n"
-    for place in _local(places):
-        with contextlib.suppress(OSError):
-            Path(place).parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(place, text.encode())
-            return
-
-
-def _local(places: Sequence[str]) -> Iterator[str]:
-    return (place for place in places if not is_remote(place))
+def _keep(places: Sequence[str], key: str, result: Mapping[str, Any]) -> None:
+    arrays: dict[str, npt.NDArray[Any]] = {
+        name: np.array([result[name][part] for part in _NAMES] if name in result else [], np.float64).reshape(-1)
+        for name in ("action", "proprio")
+    }
+    arrays["counts"] = np.array([result[name] for name in _COUNTS], np.int64)
+    for place in places:
+        if not is_remote(place):
+            with contextlib.suppress(OSError):
+                write_sidecar(place, pack(_FORMAT, {"key": key}, arrays))
+                return

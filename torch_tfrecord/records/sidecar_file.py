@@ -1,0 +1,293 @@
+"""The form of every file that is kept beside data: a safetensors file, of which all is checked before it is believed.
+
+::
+
+    8 bytes    length of the header, little-endian
+    header     {"__metadata__":{"format":<mark>,"version":<n>,"checksum":<8 hex digits>,<fields>},<arrays>}, and spaces
+    arrays     one behind the other, each of one dimension
+
+The checksum is the CRC-32C of the whole file but its own digits: a flipped bit anywhere is noticed. There is one way of
+writing the same content, so that a header that says anything else, says it twice or in another order is refused. A
+checksum keeps no attacker out: who reads a sidecar still holds what it says against the data.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import re
+import stat
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from torch_tfrecord.errors import IndexMismatchError
+from torch_tfrecord.records.checksum import crc32c
+from torch_tfrecord.records.storage import FileSource, open_file
+
+__all__ = ["Sidecar", "SidecarFormat", "check_replaceable", "is_own", "pack", "read_sidecar", "stored_number"]
+
+_MARK = "torch_tfrecord."
+_LENGTH_BYTES = 8  # of the length of the header, which comes first
+_ALIGNMENT = 8
+_CHECKSUM_DIGITS = 8
+_FIRST_READ_BYTES = 4096  # most sidecars' header, so that it takes one read
+_MOST_HEADER_BYTES = 1 << 20  # that are searched for the mark of an earlier version
+_DTYPES = {"int64": "I64", "float64": "F64", "uint8": "U8"}  # as safetensors calls them
+_METADATA = "__metadata__"
+# The first bytes of what earlier versions wrote, whose metadata came in any order.
+_MARK_AT_ANY_PLACE = f'"format":"{_MARK}'.encode()
+_NUMBER = re.compile(r"0|-?[1-9][0-9]{0,18}")
+
+
+class SidecarFormat(NamedTuple):
+    """One kind of sidecar.
+
+    Attributes:
+        name: Its mark, "torch_tfrecord." and a word.
+        version: Which other versions than this one are not read.
+        what: How errors call it: "an index".
+        fields: Names of the metadata, each a str, in their order.
+        arrays: Name -> "int64", "float64" or "uint8", in their order; those of 8 bytes first.
+        max_header_bytes: The longest header that is read.
+    """
+
+    name: str
+    version: str
+    what: str
+    fields: tuple[str, ...]
+    arrays: Mapping[str, str]
+    max_header_bytes: int = 1 << 16
+
+
+class Sidecar(NamedTuple):
+    """What a sidecar says.
+
+    Attributes:
+        metadata: Field -> text.
+        arrays: Name -> array [N], read-only.
+        starts: Name -> first byte of the array in the file.
+    """
+
+    metadata: dict[str, str]
+    arrays: dict[str, npt.NDArray[Any]]
+    starts: dict[str, int]
+
+
+def pack(kind: SidecarFormat, metadata: Mapping[str, str], arrays: Mapping[str, npt.NDArray[Any]]) -> bytes:
+    """The bytes of a sidecar.
+
+    Raises:
+        OSError: its header is longer than would be read again.
+    """
+    ordered = [np.ascontiguousarray(arrays[name], _stored(dtype)) for name, dtype in kind.arrays.items()]
+    header = _header(kind, metadata, {name: len(array) for name, array in zip(kind.arrays, ordered, strict=True)})
+    if len(header) > kind.max_header_bytes:
+        raise OSError(errno.EFBIG, f"expected a header of at most {kind.max_header_bytes} bytes, got {len(header)}")
+    content = b"".join([len(header).to_bytes(_LENGTH_BYTES, "little"), header, *(array.tobytes() for array in ordered)])
+    begin = _LENGTH_BYTES + len(_lead(kind))
+    digits = _checksum(content, begin)
+    return content[:begin] + digits + content[begin + _CHECKSUM_DIGITS :]
+
+
+def read_sidecar(
+    path: str, kind: SidecarFormat, most_bytes: Callable[[Mapping[str, str]], int], owner: str = "the data file"
+) -> Sidecar:
+    """Read what `pack` wrote, and check all that can be told without the data.
+
+    Args:
+        path: The file.
+        kind: What it must be.
+        most_bytes: From the metadata to the most bytes that all arrays may have together, by the size of the data:
+            a file may claim gigabytes that it does not hold on the disk. May raise IndexMismatchError.
+        owner: Whose size that is, for errors.
+
+    Raises:
+        IndexMismatchError: damaged, of another format or version, or larger than an honest one.
+        OSError: the file cannot be opened or read.
+    """
+    source = open_file(path)  # refuses directories and pipes
+    try:
+        return _read(source, kind, most_bytes, owner)
+    except (ValueError, RecursionError, MemoryError) as error:
+        raise IndexMismatchError(f"expected {kind.what} written by torch_tfrecord, got {error}", path=path) from error
+    except IndexMismatchError as error:
+        error.locate(path=path)
+        raise
+
+
+def _read(
+    source: FileSource, kind: SidecarFormat, most_bytes: Callable[[Mapping[str, str]], int], owner: str
+) -> Sidecar:
+    head = source.read(_FIRST_READ_BYTES, 0)
+    header_bytes = _header_bytes(head, kind)
+    if len(head) < _LENGTH_BYTES + header_bytes:
+        head = source.read(_LENGTH_BYTES + header_bytes, 0)
+    header = head[_LENGTH_BYTES : _LENGTH_BYTES + header_bytes]
+    metadata, lengths = _parse_header(header, kind)
+    array_bytes = sum(
+        length * _stored(dtype).itemsize for length, dtype in zip(lengths, kind.arrays.values(), strict=True)
+    )
+    expected = _LENGTH_BYTES + header_bytes + array_bytes
+    if source.file_size != expected:
+        raise IndexMismatchError(
+            f"expected {kind.what} of {expected} bytes, as its header says, got {source.file_size}"
+        )
+    limit = most_bytes(metadata)
+    if array_bytes > limit:
+        raise IndexMismatchError(
+            f"expected {kind.what} with at most {limit} bytes of arrays, by the size of {owner}, got {array_bytes}"
+        )
+    # Read, not mapped: a file that is cut while mapped kills the process.
+    content = head if len(head) == expected else source.read(expected, 0)
+    if len(content) != expected or content[: len(head)] != head:
+        raise IndexMismatchError(
+            f"expected {kind.what} that does not change while it is read, got {len(content)} bytes"
+        )
+    _check_checksum(content, kind)
+    return _arrays(content, kind, metadata, lengths, _LENGTH_BYTES + header_bytes)
+
+
+def _header_bytes(head: bytes, kind: SidecarFormat) -> int:
+    if not head:
+        raise IndexMismatchError(f"expected {kind.what} written by torch_tfrecord, got an empty file")
+    found = int.from_bytes(head[:_LENGTH_BYTES], "little")
+    lead = _lead(kind)
+    if head[_LENGTH_BYTES : _LENGTH_BYTES + len(lead)] != lead:
+        raise IndexMismatchError(
+            f"expected {kind.what} written by torch_tfrecord, of format {kind.name!r} version {kind.version!r}, "
+            f"got {'another version of one' if _has_mark(head) else 'another file'}"
+        )
+    if found > kind.max_header_bytes:
+        raise IndexMismatchError(f"expected a header of at most {kind.max_header_bytes} bytes, got {found}")
+    return found
+
+
+def _parse_header(header: bytes, kind: SidecarFormat) -> tuple[dict[str, str], list[int]]:
+    """Metadata and the arrays' lengths, of a header that is what `_header` makes of them."""
+    found = json.loads(header.decode("ascii"))
+    metadata = found.get(_METADATA)
+    lengths = [_length(found.get(name)) for name in kind.arrays]
+    if not isinstance(metadata, dict) or not all(isinstance(metadata.get(name), str) for name in kind.fields):
+        raise IndexMismatchError(f"expected {kind.what} with the fields {', '.join(kind.fields)}, got others")
+    again = bytearray(_header(kind, metadata, dict(zip(kind.arrays, lengths, strict=True))))
+    begin = len(_lead(kind))
+    again[begin : begin + _CHECKSUM_DIGITS] = header[begin : begin + _CHECKSUM_DIGITS]
+    if again != header:
+        raise IndexMismatchError(f"expected {kind.what} in the one form that torch_tfrecord writes, got another")
+    return {name: metadata[name] for name in kind.fields}, lengths
+
+
+def _length(described: Any) -> int:
+    shape = described.get("shape") if isinstance(described, dict) else None
+    if not isinstance(shape, list) or len(shape) != 1 or type(shape[0]) is not int or not 0 <= shape[0] < 1 << 60:
+        raise IndexMismatchError("expected arrays of one dimension, got others")
+    return shape[0]
+
+
+def _check_checksum(content: bytes, kind: SidecarFormat) -> None:
+    begin = _LENGTH_BYTES + len(_lead(kind))
+    expected, got = content[begin : begin + _CHECKSUM_DIGITS], _checksum(content, begin)
+    if expected != got:
+        stored = expected.decode("ascii", "backslashreplace")
+        raise IndexMismatchError(f"expected {kind.what} with checksum {stored}, got {got.decode()}: it is damaged")
+
+
+def _arrays(content: bytes, kind: SidecarFormat, metadata: dict[str, str], lengths: list[int], start: int) -> Sidecar:
+    arrays, starts = {}, {}
+    for (name, dtype), length in zip(kind.arrays.items(), lengths, strict=True):
+        arrays[name], starts[name] = np.frombuffer(content, _stored(dtype), length, start), start
+        start += arrays[name].nbytes
+    return Sidecar(metadata, arrays, starts)
+
+
+def _stored(dtype: str) -> np.dtype[Any]:
+    stored: np.dtype[Any] = np.dtype(dtype).newbyteorder("<")
+    return stored
+
+
+def _lead(kind: SidecarFormat) -> bytes:
+    """How every header of a kind begins, up to the checksum."""
+    return f'{{"{_METADATA}":{{"format":"{kind.name}","version":"{kind.version}","checksum":"'.encode()
+
+
+def _header(kind: SidecarFormat, metadata: Mapping[str, str], lengths: Mapping[str, int]) -> bytes:
+    own = {"format": kind.name, "version": kind.version, "checksum": "0" * _CHECKSUM_DIGITS}
+    header: dict[str, Any] = {_METADATA: own | {name: metadata[name] for name in kind.fields}}
+    at = 0
+    for name, dtype in kind.arrays.items():
+        end = at + lengths[name] * _stored(dtype).itemsize
+        header[name] = {"dtype": _DTYPES[dtype], "shape": [lengths[name]], "data_offsets": [at, end]}
+        at = end
+    text = json.dumps(header, separators=(",", ":")).encode("ascii")
+    return text + b" " * (-len(text) % _ALIGNMENT)
+
+
+def _checksum(content: bytes, begin: int) -> bytes:
+    """Of all bytes but the digits of the checksum itself."""
+    view = memoryview(content)
+    crc = crc32c(view[begin + _CHECKSUM_DIGITS :], crc32c(view[:begin]))
+    return b"%08x" % crc
+
+
+def stored_number(text: str, name: str) -> int:
+    """An integer of 64 bits from the metadata.
+
+    Raises:
+        IndexMismatchError: It is none, or not written as `str` writes it.
+    """
+    if not _NUMBER.fullmatch(text) or not -(1 << 63) <= int(text) < 1 << 63:
+        raise IndexMismatchError(f"expected a whole number as {name}, got {len(text)} other characters")
+    return int(text)
+
+
+# What may be replaced.
+
+
+def is_own(path: str) -> bool:
+    """Whether a regular file is there that carries the mark of a sidecar of this library, whole or damaged."""
+    try:
+        return stat.S_ISREG(os.lstat(path).st_mode) and _is_marked(path)
+    except OSError:
+        return False
+
+
+def _is_marked(path: str) -> bool:
+    source = open_file(path)
+    head = source.read(_FIRST_READ_BYTES, 0)
+    if head[_LENGTH_BYTES:].startswith(f'{{"{_METADATA}":{{"format":"{_MARK}'.encode()):
+        return True
+    size = min(int.from_bytes(head[:_LENGTH_BYTES], "little"), _MOST_HEADER_BYTES)
+    return _has_mark(head if size <= len(head) else source.read(size, 0))
+
+
+def _has_mark(head: bytes) -> bool:
+    begins = f'{{"{_METADATA}":{{'.encode()
+    return begins in head[_LENGTH_BYTES:] and _MARK_AT_ANY_PLACE in head
+
+
+def check_replaceable(path: str) -> None:
+    """Raise OSError unless nothing is at a path, an empty file, or one that `is_own`.
+
+    Files that were made without being asked for must replace nothing that somebody else put there, nor what a symbolic
+    link names: who may write to a folder of data must not choose what other users overwrite.
+    """
+    try:
+        status = os.lstat(path)
+    except FileNotFoundError:
+        return
+    if stat.S_ISLNK(status.st_mode):
+        raise OSError(errno.ELOOP, "expected no symbolic link at the place of the index", path)
+    if not stat.S_ISREG(status.st_mode):
+        if stat.S_ISDIR(status.st_mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+        raise OSError(errno.EINVAL, "expected a regular file at the place of the index", path)
+    try:
+        is_foreign = status.st_size > 0 and not _is_marked(path)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, path) from error
+    if is_foreign:
+        raise FileExistsError(errno.EEXIST, "expected nothing or an index at the place of the index, got another", path)
