@@ -10,7 +10,16 @@ import pytest
 import torch
 from PIL import Image as PillowImage
 
-from torch_tfrecord import ImageDecodeError, decode_image
+from torch_tfrecord import (
+    Image,
+    ImageDecodeError,
+    decode_image,
+    encode_example,
+    encode_sequence_example,
+    parse_example,
+    parse_sequence_example,
+    parse_single_example,
+)
 from torch_tfrecord.images import backends, regions, scans, stacks
 from torch_tfrecord.images.crops import RandomResizedCrop, ResizedCenterCrop
 from torch_tfrecord.images.samples import CroppedImages
@@ -189,3 +198,103 @@ def test_compressed_text_is_not_inflated(backend, kind):
     assert torch.equal(
         decode_image(data[:33] + bomb * 20 + data[33:-12] + bomb * 20 + data[-12:], backend=backend), expected
     )
+
+
+# max_pixels
+
+
+def claiming(height, width):
+    """A JPEG of some hundred bytes that says it has that many pixels."""
+    data = bytearray(jpeg(16, 16, "L"))
+    frame = data.index(b"\xff\xc0")
+    data[frame + 5 : frame + 9] = struct.pack(">HH", height, width)
+    return bytes(data)
+
+
+def readings(spec, data):
+    """Every way to read a record's image."""
+    record = encode_example({"x": data})
+    features = {"x": spec}
+    yield lambda: parse_single_example(record, features)["x"]
+    for count in (1, 5):
+        yield lambda count=count: parse_example([record] * count, features)["x"][0]
+
+
+CENTRE = ResizedCenterCrop(4, 4)
+NORMAL = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
+
+
+@pytest.mark.parametrize("kind", ["jpeg", "png", "gif", "bmp", "webp"])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"crop": CENTRE}, {"crop": RandomResizedCrop(4)}, {"normalize": NORMAL}, {"apply_orientation": True}],
+)
+def test_an_image_has_max_pixels_at_most(by, options, kind):
+    buffer = io.BytesIO()
+    PillowImage.new("RGB", (9, 7)).save(buffer, kind)
+    for read in readings(Image(max_pixels=63, **options), buffer.getvalue()):
+        assert read().shape[0] == 3
+    for read in readings(Image(max_pixels=62, **options), buffer.getvalue()):
+        with pytest.raises(
+            ImageDecodeError, match=r"expected at most 62 pixels \(max_pixels\), got an image of 7 x 9 = 63"
+        ):
+            read()
+
+
+def test_what_a_crop_resizes_to_has_max_pixels_at_most():
+    # 4 x 40 to 8 x 80, of which 8 x 8 would be taken.
+    data = jpeg(4, 40)
+    for read in readings(Image(crop=ResizedCenterCrop(8, 8), max_pixels=640), data):
+        assert read().shape == (3, 8, 8)
+    for read in readings(Image(crop=ResizedCenterCrop(8, 8), max_pixels=639), data):
+        with pytest.raises(ImageDecodeError, match=r"at most 639 pixels after resizing, got 4 x 40 to become 8 x 80"):
+            read()
+
+
+@pytest.mark.parametrize("spec", [Image(), Image(crop=CENTRE), Image(crop=CENTRE, normalize=NORMAL)])
+def test_the_default_is_178956970_pixels(spec):
+    for read in readings(spec, claiming(13378, 13377)):
+        with pytest.raises(
+            ImageDecodeError, match=r"at most 178956970 pixels \(max_pixels\), got an image of 13378 x 13377"
+        ):
+            read()
+
+
+def test_normalised_whole_images_have_a_quarter_of_that():
+    # 45 million pixels are half a gigabyte of float32; nothing is decoded.
+    for read in readings(Image(normalize=NORMAL), claiming(6700, 6700)):
+        with pytest.raises(
+            ImageDecodeError, match=r"at most 44739242 pixels \(max_pixels\), got an image of 6700 x 6700"
+        ):
+            read()
+
+
+def test_images_of_sequences_have_max_pixels_at_most():
+    record = encode_sequence_example({}, {"x": [jpeg(7, 9)] * 2})
+    steps = parse_sequence_example([record], None, {"x": Image(max_pixels=63)})[1]["x"]
+    assert steps[0][0].shape == (3, 7, 9)
+    with pytest.raises(ImageDecodeError, match="expected at most 62 pixels"):
+        parse_sequence_example([record], None, {"x": Image(max_pixels=62)})
+
+
+@pytest.mark.parametrize(
+    ("options", "kind", "text"),
+    [
+        ({"max_pixels": "9"}, TypeError, "max_pixels must be an int or None, got '9'"),
+        ({"max_pixels": True}, TypeError, "max_pixels must be an int or None, got True"),
+        ({"max_pixels": 0}, ValueError, "max_pixels must be at least 1, got 0"),
+        (
+            {"max_pixels": 15, "crop": CENTRE},
+            ValueError,
+            "max_pixels must be at least the crop's 4 x 4 = 16 pixels, got 15",
+        ),
+    ],
+)
+def test_wrong_max_pixels(options, kind, text):
+    with pytest.raises(kind, match=f"^{re.escape(text)}$"):
+        Image(**options)
+
+
+def test_max_pixels_is_part_of_the_spec():
+    assert repr(Image(max_pixels=5)) == "Image(max_pixels=5)"
+    assert Image(max_pixels=5) != Image()
