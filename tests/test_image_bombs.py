@@ -200,6 +200,26 @@ def test_compressed_text_is_not_inflated(backend, kind):
     )
 
 
+# Run-length coded BMPs
+
+
+def run_length_bmp(height, width, rows):
+    header = struct.pack("<IiiHHIIiiII", 40, width, height, 1, 8, 1, len(rows), 0, 0, 256, 0)
+    palette = b"".join(bytes([n, n, n, 0]) for n in range(256))
+    return b"BM" + struct.pack("<IHHI", 1078 + len(rows), 0, 0, 1078) + header + palette + rows
+
+
+def test_a_run_length_coded_bmp_has_four_million_pixels_at_most():
+    small = decode_image(run_length_bmp(2, 4, b"\4\x09\0\0\1\x07\0\0\0\1"), "L")
+    assert small.tolist() == [[[7, 0, 0, 0], [9, 9, 9, 9]]]
+    bomb = run_length_bmp(1000, 100_000, b"\1\1\0\0" * 1000)
+    with pytest.raises(
+        ImageDecodeError,
+        match="expected at most 4194304 pixels in a run-length coded BMP image, got 1000 x 100000",
+    ):
+        decode_image(bomb)
+
+
 # max_pixels
 
 
