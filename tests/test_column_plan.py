@@ -393,3 +393,86 @@ def test_images_come_as_images():
     records = [encode_example({"image": picture(2, 3)})] * 5
     samples = ExampleParser({"image": Image()}).samples(records)
     assert {type(sample["image"]) for sample in samples} == {tv_tensors.Image}
+
+
+# Outputs of one key
+
+
+def memory_of(value):
+    """The tensors that hold a value, of a sample or a batch."""
+    if isinstance(value, list):
+        return [part for item in value for part in memory_of(item)]
+    return [value.values(), value.offsets()] if value.is_nested else [value]
+
+
+def overlap(first, second):
+    begins, ends = zip(*((part.data_ptr(), part.data_ptr() + part.nbytes) for part in (first, second)), strict=True)
+    return min(ends) > max(begins)
+
+
+TWICE = {
+    "fixed": FixedLenFeature((2,), I64, key="two"),
+    "fixed float": FixedLenFeature((2,), F32, key="float"),
+    "scalar": FixedLenFeature((), I64, key="one"),
+    "default": FixedLenFeature((2,), I64, (7, 8), key="none"),
+    "var-length": VarLenFeature(I64, key="any"),
+    "sequence": FixedLenSequenceFeature((), I64, allow_missing=True, key="two"),
+    "ragged": RaggedFeature(I64, "any"),
+}
+
+
+@pytest.mark.parametrize("first", TWICE)
+@pytest.mark.parametrize("second", TWICE)
+@pytest.mark.parametrize("read", ["batch", "samples"])
+def test_outputs_of_one_key_have_memory_of_their_own(read, first, second):
+    features = {"a": TWICE[first], "b": TWICE[second], "c": TWICE[first]}
+    records = [
+        encode_example({"two": [n, -n], "float": [n, 0.5], "one": n, "any": np.arange(n % 4)}) for n in range(1, 9)
+    ]
+    parser = ExampleParser(features)
+    found = getattr(parser, read)(records)
+    columns = {name: [row[name] for row in found] if read == "samples" else found[name] for name in features}
+    before = {name: [part.clone() for part in memory_of(value)] for name, value in columns.items()}
+    expected = {name: memory_of([parser.single(record)[name] for record in records]) for name in features}
+    for name in features:
+        assert torch.equal(
+            torch.cat([part.flatten() for part in before[name][:: 1 if read == "samples" else 2]]),
+            torch.cat([part.flatten() for part in expected[name]]),
+        )
+        for part in memory_of(columns[name]):
+            part.zero_()
+        for other in features:
+            if other > name:
+                assert all(map(torch.equal, memory_of(columns[other]), before[other]))
+    for one, other in (("a", "b"), ("a", "c"), ("b", "c")):
+        assert not any(overlap(x, y) for x in memory_of(columns[one]) for y in memory_of(columns[other]))
+
+
+def test_outputs_of_one_key_have_defaults_of_their_own():
+    features = {name: FixedLenFeature((), I64, number, key="x") for name, number in (("a", 1), ("b", 2), ("c", 3))}
+    records = [encode_example({"x": 9} if n % 2 else {"y": 9}) for n in range(6)]
+    batch = ExampleParser(features).batch(records)
+    assert {name: values.tolist() for name, values in batch.items()} == {
+        "a": [1, 9, 1, 9, 1, 9],
+        "b": [2, 9, 2, 9, 2, 9],
+        "c": [3, 9, 3, 9, 3, 9],
+    }
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        FixedLenFeature((2,), bytes, key="strings"),
+        FixedLenFeature((2,), bytes, (b"c", b"d"), key="none"),
+        VarLenFeature(bytes, key="strings"),
+        FixedLenSequenceFeature((2,), bytes, allow_missing=True, key="strings"),
+        RaggedFeature(bytes, "strings"),
+    ],
+)
+def test_outputs_of_one_key_have_lists_of_their_own(spec):
+    records = [encode_example({"strings": [b"a", b"b"]})] * 6
+    batch = ExampleParser({"a": spec, "b": spec}).batch(records)
+    expected = ExampleParser({"b": spec}).batch(records)["b"]
+    for row in batch["a"]:
+        row.clear()
+    assert batch["b"] == expected

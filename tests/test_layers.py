@@ -77,6 +77,7 @@ ORDER = [
     "images.crops",
     "images.headers",
     "images.backends",
+    "images.scans",
     "images.nvimgcodec",
     "images.regions",
     "images.codec",

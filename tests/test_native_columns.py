@@ -377,3 +377,25 @@ def test_damaged_bytes_do_no_harm():
         [sys.executable, Path(__file__).with_name("fuzz_columns.py"), "1", "3"], timeout=60, check=False
     )
     assert done.returncode == 0
+
+
+class Adding(bytes):
+    """A key that adds other slots to a list when its bytes are asked for."""
+
+    slots = None
+
+    def __bytes__(self):
+        self.slots += [(b"more %d" % number, 3, 1, True) for number in range(20)]
+        return b"key"
+
+
+def test_slots_that_add_to_their_own_list_are_those_at_the_call():
+    key = Adding(b"key")
+    key.slots = slots = [(key, 3, 1, True)]
+    plan = core.Plan(slots)
+    assert len(slots) == 21
+    one, block = np.array([0], np.int64), np.zeros(8, np.uint8)
+    record = encode_example({"key": 7})
+    missing, offsets = np.zeros((1, 1), np.uint8), np.zeros((0, 2), np.int64)
+    assert plan.parse(record, one, one + len(record), block, offsets, missing) == ([], [False])
+    assert block.view(np.int64).tolist() == [7]

@@ -1,6 +1,7 @@
 """What the compiled core does for batches of records, by itself; `test_read_batch` has it under the reader."""
 
 import os
+import threading
 import weakref
 from itertools import pairwise
 
@@ -299,3 +300,48 @@ def test_values_of_what_is_no_local_file_and_of_a_damaged_one(tmp_path):
         damaged = places.copy()
         damaged[odd, 2] ^= 1 << 7
         assert read_local_values(sources.__getitem__, range(20), [1] * 20, damaged) is None
+
+
+# Lists that change while they are read
+
+
+class Emptying:
+    """A number that empties a list when it is converted."""
+
+    def __init__(self, emptied):
+        self._emptied = emptied
+
+    def __int__(self):
+        self._emptied.clear()
+        return 0
+
+
+def test_sources_that_empty_their_own_list_are_read_as_they_were():
+    no_numbers, sources = np.zeros(0, np.int64), []
+    sources += [(0, Emptying(sources)), (0, 0)]
+    ranges = np.zeros((4, 0), np.int64)
+    assert frames.read_records(sources, 0, ranges, 0, 0, np.zeros(8, np.uint8), no_numbers, no_numbers, True)
+    assert sources == []
+    sources += [(0, Emptying(sources), 0), (0, 0, 0)]
+    assert frames.read_values(sources, np.zeros((0, 3), np.int64)) == []
+    assert sources == []
+
+
+def test_positions_that_change_meanwhile_are_copied_or_refused():
+    numbers, out = [1, 2, 3] * 50, np.zeros(150, np.int64)
+    is_done = threading.Event()
+
+    def change():
+        while not is_done.is_set():
+            numbers.clear()
+            numbers.extend([1, 2, 3] * 50)
+
+    thread = threading.Thread(target=change)
+    thread.start()
+    try:
+        for _ in range(3000):
+            if frames.integers(numbers, 4, out):
+                assert out.tolist() == [1, 2, 3] * 50
+    finally:
+        is_done.set()
+        thread.join()

@@ -152,11 +152,14 @@ class Image(Feature):
         crop: A :class:`RandomResizedCrop` or :class:`ResizedCenterCrop`; not for mode "unchanged".
         normalize: (mean, std), a number per channel for values from 0 to 1: gives float32 as by torchvision's
             ``ToDtype(torch.float32, scale=True)`` and ``Normalize(mean, std)``. Not for mode "unchanged".
+        max_pixels: The largest height times width, of the stored image and of what a crop resizes it to; more is
+            ImageDecodeError, before memory is taken. None means 178,956,970; a quarter of it for whole images with
+            ``normalize``, since a float32 takes four bytes.
 
     Raises:
-        TypeError: An entry of ``shape`` of another type, or a crop that is none.
-        ValueError: An unknown mode, a shape that has not three entries, or means and deviations that do not fit the
-            mode.
+        TypeError: An entry of ``shape`` of another type, a crop that is none, or ``max_pixels`` that is no int.
+        ValueError: An unknown mode, a shape that has not three entries, means and deviations that do not fit the
+            mode, or ``max_pixels`` below 1 or below the crop's size.
 
     Example:
         >>> Image(key="image/encoded", shape=("image/height", "image/width", 3))
@@ -168,6 +171,7 @@ class Image(Feature):
     apply_orientation: bool = field(default=False, kw_only=True)
     crop: Crop | None = field(default=None, kw_only=True)
     normalize: tuple[Sequence[float], Sequence[float]] | None = field(default=None, kw_only=True)
+    max_pixels: int | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         """Check the fields."""
@@ -186,6 +190,8 @@ class Image(Feature):
             if len(shape) != 3:
                 raise ValueError(f"shape must be (height, width, channels), got {shape!r}")
             object.__setattr__(self, "shape", shape)
+        if self.max_pixels is not None:
+            _check_max_pixels(self.max_pixels, self.crop)
 
 
 @dataclass(frozen=True, repr=False)
@@ -259,6 +265,15 @@ def mark_ragged(tensor: torch.Tensor) -> torch.Tensor:
 def is_ragged(tensor: torch.Tensor) -> bool:
     """Whether :func:`mark_ragged` marked this tensor object."""
     return getattr(tensor, _RAGGED, False)
+
+
+def _check_max_pixels(max_pixels: Any, crop: Crop | None) -> None:
+    if isinstance(max_pixels, bool) or not isinstance(max_pixels, int):
+        raise TypeError(f"max_pixels must be an int or None, got {max_pixels!r}")
+    least = 1 if crop is None else crop.size[0] * crop.size[1]
+    if max_pixels < least:
+        what = "1" if crop is None else f"the crop's {crop.size[0]} x {crop.size[1]} = {least} pixels"
+        raise ValueError(f"max_pixels must be at least {what}, got {max_pixels}")
 
 
 def _code(value: Any) -> str:

@@ -32,6 +32,9 @@ __all__ = ["TORCHCODEC_PIP", "decode_with_pillow", "decode_with_torchcodec", "to
 _TORCHCODEC_MODES = {"RGB": "RGB", "L": "GRAY", "RGBA": "RGB_ALPHA", "unchanged": "UNCHANGED"}
 TORCHCODEC_PIP = 'pip install "torchcodec>=0.16"'  # the first version with image decoders
 
+# Pillow fills up the rows of these in Python, half a microsecond a pixel, where two bytes of a row suffice.
+_MOST_RUN_LENGTH_PIXELS = 1 << 22
+
 # One class per format, called directly: Image.open would also try MPO, and would warn or raise by its own, global,
 # pixel limit where only the limit of this call should hold. (Its WebP plugin alone still has that limit as well.)
 _PILLOW_PLUGINS: dict[str, type[ImageFile.ImageFile]] = {
@@ -105,6 +108,12 @@ def _open_pillow(data: bytes | memoryview, header: ImageHeader) -> ImageFile.Ima
     if picture.size != (header.width, header.height):
         raise ImageDecodeError(
             f"expected {header.height} x {header.width} pixels as in the header, got {picture.height} x {picture.width}"
+        )
+    is_run_length = any(tile[0] == "bmp_rle" for tile in picture.tile)
+    if is_run_length and header.height * header.width > _MOST_RUN_LENGTH_PIXELS:
+        raise ImageDecodeError(
+            f"expected at most {_MOST_RUN_LENGTH_PIXELS} pixels in a run-length coded BMP image, got "
+            f"{header.height} x {header.width}"
         )
     return picture
 

@@ -26,6 +26,7 @@ from torch_tfrecord.images.backends import (
 )
 from torch_tfrecord.images.headers import ImageHeader, detect_format, read_header
 from torch_tfrecord.images.nvimgcodec import NVIMGCODEC_PIP, decode_with_nvimgcodec, nvimgcodec
+from torch_tfrecord.images.scans import check_scans
 
 __all__ = [
     "DEFAULT_MAX_PIXELS",
@@ -82,9 +83,10 @@ def decode_image(
         first frame.
 
     Raises:
-        ImageDecodeError: Not an image, a cut or damaged one, one over ``max_pixels``, or of a kind that the chosen
-            backend cannot read. Every cut of a file is found; a changed byte inside compressed JPEG, GIF, WebP or BMP
-            pixels may give another picture instead (a record's CRC is what finds that).
+        ImageDecodeError: Not an image, a cut or damaged one, one over ``max_pixels``, a JPEG of more than 100 scans (or
+            of more than 16 and 2^31 pixels over all scans), or of a kind that the chosen backend cannot read. Every cut
+            of a file is found; a changed byte inside compressed JPEG, GIF, WebP or BMP pixels may give another picture
+            instead (a record's CRC is what finds that).
         ImportError: ``backend="torchcodec"`` or ``"nvimgcodec"`` where it is not installed.
         ValueError: An unknown ``mode`` or ``backend``.
 
@@ -110,7 +112,8 @@ def open_image(data: EncodedImage, max_pixels: int) -> tuple[bytes | memoryview,
     """Read an encoded image's header; the bytes are not copied.
 
     Raises:
-        ImageDecodeError: Not an image, one cut or damaged in its structure, or one of more than ``max_pixels``.
+        ImageDecodeError: Not an image, one cut or damaged in its structure, or one of more than ``max_pixels`` or of
+            more scans than any encoder writes.
     """
     encoded = _as_buffer(data)
     header = read_header(encoded)
@@ -119,6 +122,7 @@ def open_image(data: EncodedImage, max_pixels: int) -> tuple[bytes | memoryview,
             f"expected at most {max_pixels} pixels (max_pixels), got an image of {header.height} x {header.width} = "
             f"{header.height * header.width} pixels"
         )
+    check_scans(encoded, header)
     return encoded, header
 
 
@@ -149,7 +153,8 @@ def _decode(backend: str) -> Callable[[bytes | memoryview, ImageHeader, str], to
 
 
 def _without(encoded: bytes | memoryview, ranges: Sequence[tuple[int, int]]) -> bytes:
-    # Without its EXIF segments no decoder can turn the picture (torchcodec always would) or stumble over them.
+    # Without its EXIF segments no decoder can turn the picture (torchcodec always would) or stumble over them, and
+    # without a PNG's compressed text none inflates that.
     kept, position = [], 0
     for start, end in ranges:
         kept.append(encoded[position:start])

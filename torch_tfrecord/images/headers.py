@@ -50,10 +50,11 @@ _OTHER_CONTENT = (
 class ImageHeader(NamedTuple):
     """What is known of an encoded image without decoding it.
 
-    ``exif`` holds the half-open byte ranges of the JPEG or PNG segments that may hold EXIF, headers included, and
-    ``orientation`` is 1 to 8 as in EXIF, 1 (upright) where there is none or it cannot be read. ``channels`` and
-    ``bits`` are as stored, for JPEG and PNG (palette: 1), and 0 for the other formats. ``adobe`` says that a JPEG has
-    Adobe's marker: with it CMYK is stored inverted. ``scan`` is where a JPEG's first scan begins, else 0.
+    ``exif`` holds the half-open byte ranges of the JPEG or PNG segments that may hold EXIF, headers included, and those
+    of a PNG's compressed text, which decoders would inflate to a thousand times its size. ``orientation`` is 1 to 8 as
+    in EXIF, 1 (upright) where there is none or it cannot be read. ``channels`` and ``bits`` are as stored, for JPEG and
+    PNG (palette: 1), and 0 for the other formats. ``adobe`` says that a JPEG has Adobe's marker: with it CMYK is stored
+    inverted. ``scan`` is where a JPEG's first scan begins, else 0; ``progressive`` says that others refine it.
     """
 
     format: str
@@ -65,6 +66,7 @@ class ImageHeader(NamedTuple):
     orientation: int = 1
     adobe: bool = False
     scan: int = 0
+    progressive: bool = False
 
 
 def detect_format(data: bytes) -> str | None:
@@ -157,7 +159,7 @@ def _read_jpeg(data: bytes) -> ImageHeader:
     size: tuple[int, int, int, int] | None = None
     exif: list[tuple[int, int]] = []
     orientation = 1
-    adobe = False
+    adobe = progressive = False
     position = 2
     while True:
         # As libjpeg does: bytes between segments are passed over, and any number of FF may precede a marker.
@@ -179,6 +181,7 @@ def _read_jpeg(data: bytes) -> ImageHeader:
             raise _damaged("JPEG", "a segment of 2 bytes or more", position, f"length {length}")
         if 0xC0 <= marker <= 0xCF and marker not in (0xC4, 0xC8, 0xCC) and size is None:
             size = struct.unpack_from(">BHHB", data, position + 4)
+            progressive = marker & 3 == 2
         if marker == 0xE1:  # EXIF, or XMP; torchcodec takes any for EXIF
             if orientation == 1 and data[position + 4 : position + 10] == b"Exif\x00\x00":
                 orientation = _exif_orientation(data[position + 10 : end])
@@ -188,7 +191,7 @@ def _read_jpeg(data: bytes) -> ImageHeader:
     if size is None:
         raise _damaged("JPEG", "a frame header", position, "the pixel data or the end")
     bits, height, width, channels = size
-    return ImageHeader("jpeg", height, width, channels, bits, tuple(exif), orientation, adobe, position)
+    return ImageHeader("jpeg", height, width, channels, bits, tuple(exif), orientation, adobe, position, progressive)
 
 
 def _read_png(data: bytes) -> ImageHeader:
@@ -207,6 +210,7 @@ def _read_png(data: bytes) -> ImageHeader:
             raise _damaged("PNG", "a chunk with a matching CRC", position, "another CRC")
         if name == b"eXIf":
             orientation = _exif_orientation(data[position + 8 : end - 4])
+        if name in (b"eXIf", b"zTXt", b"iTXt"):
             exif.append((position, end))
         if name == b"IEND":
             break

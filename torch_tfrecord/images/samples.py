@@ -62,13 +62,20 @@ class CroppedImages:
         crop: What to take of each image.
         normalization: None for uint8.
         apply_orientation: Turn each image upright before it is cropped.
+        max_pixels: The largest height times width, of an image and of what it is resized to.
     """
 
     def __init__(
-        self, mode: str, crop: Crop, normalization: Normalization | None = None, *, apply_orientation: bool = False
+        self,
+        mode: str,
+        crop: Crop,
+        normalization: Normalization | None = None,
+        *,
+        apply_orientation: bool = False,
+        max_pixels: int = DEFAULT_MAX_PIXELS,
     ) -> None:
         self._mode, self._crop, self._normalization = mode, crop, normalization
-        self._apply_orientation = apply_orientation
+        self._apply_orientation, self._max_pixels = apply_orientation, max_pixels
 
     def batch(self, values: Sequence[Any], shapes: Sequence[tuple[Any, ...]], keys: Sequence[int]) -> torch.Tensor:
         """Decode several images.
@@ -92,7 +99,7 @@ class CroppedImages:
         return out
 
     def _write(self, data: Any, shape: tuple[Any, ...], key: int, row: torch.Tensor, scratch: Scratch) -> None:
-        encoded, header = open_image(data, DEFAULT_MAX_PIXELS)
+        encoded, header = open_image(data, self._max_pixels)
         whole = None
         height, width = header.height, header.width
         if self._apply_orientation and header.orientation != 1:
@@ -101,7 +108,7 @@ class CroppedImages:
         check_image_shape(shape, (height, width, _CHANNELS[self._mode]))
         plan = self._crop.plan(height, width, key)
         pixels = self._cropped(encoded, header, plan, scratch) if whole is None else _cut(whole, plan)
-        pixels = _resize(pixels, plan.resized, self._crop)
+        pixels = _resize(pixels, plan.resized, self._crop, self._max_pixels)
         if plan.resized != self._crop.size:
             (height, width), top, left = self._crop.size, plan.window_top, plan.window_left
             pixels = pixels[top : top + height, left : left + width]
@@ -149,14 +156,14 @@ def _cut(pixels: _Pixels, plan: CropPlan) -> _Pixels:
     return pixels[plan.top : plan.top + plan.height, plan.left : plan.left + plan.width]
 
 
-def _resize(pixels: _Pixels, size: tuple[int, int], crop: Crop) -> _Pixels:
+def _resize(pixels: _Pixels, size: tuple[int, int], crop: Crop, max_pixels: int) -> _Pixels:
     """Resize [H, W, C] as torchvision's resize does."""
     height, width, channels = pixels.shape
     if (height, width) == size:
         return pixels
-    if size[0] * size[1] > DEFAULT_MAX_PIXELS:
+    if size[0] * size[1] > max_pixels:
         raise ImageDecodeError(
-            f"expected at most {DEFAULT_MAX_PIXELS} pixels after resizing, got {height} x {width} to become "
+            f"expected at most {max_pixels} pixels after resizing, got {height} x {width} to become "
             f"{size[0]} x {size[1]}"
         )
     image = torch.from_numpy(np.ascontiguousarray(pixels))  # of this memory resizing is fastest

@@ -146,6 +146,7 @@ cdef class Plan:
         cdef uint64_t size = 4
         cdef uint64_t place
         cdef bint has_floats = False
+        slots = tuple(slots)  # a list may be changed meanwhile, by another thread or by a key's __bytes__
         self.keys = [bytes(slot[0]) for slot in slots]
         if len(set(self.keys)) < len(self.keys):
             raise ValueError("a key occurs twice")
@@ -650,10 +651,12 @@ def copies(const uint8_t[::1] buffer not None, const int64_t[::1] spans not None
     """Copy values out of the buffer: spans are pairs of first byte and number of bytes. Returns a list of bytes."""
     cdef const char *base = <const char *>&buffer[0] if buffer.shape[0] else NULL
     cdef Py_ssize_t i
+    cdef int64_t start, length
     cdef list values = []
     for i in range(0, spans.shape[0] - 1, 2):
-        check_span(buffer.shape[0], spans[i], spans[i + 1])
-        values.append(PyBytes_FromStringAndSize(base + spans[i], spans[i + 1]))
+        start, length = spans[i], spans[i + 1]  # read once: what is checked is what is used
+        check_span(buffer.shape[0], start, length)
+        values.append(PyBytes_FromStringAndSize(base + start, length))
     return values
 
 
@@ -665,10 +668,12 @@ def texts(const uint8_t[::1] buffer not None, const int64_t[::1] spans not None)
     """
     cdef const char *base = <const char *>&buffer[0] if buffer.shape[0] else NULL
     cdef Py_ssize_t i
+    cdef int64_t start, length
     cdef list values = []
     for i in range(0, spans.shape[0] - 1, 2):
-        check_span(buffer.shape[0], spans[i], spans[i + 1])
-        values.append(PyUnicode_DecodeUTF8(base + spans[i], spans[i + 1], "strict"))
+        start, length = spans[i], spans[i + 1]  # read once: what is checked is what is used
+        check_span(buffer.shape[0], start, length)
+        values.append(PyUnicode_DecodeUTF8(base + start, length, "strict"))
     return values
 
 

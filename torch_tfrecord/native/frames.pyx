@@ -5,8 +5,13 @@ The twins are in `walk`, `read_plan`, `reader`, `record_table`, `packed_records`
 
 Nothing in the bytes is trusted: a length is held against what is left of the buffer before it is used, in a form that
 cannot overflow. Errors are not worded here: these functions say where they stopped, and Python says what is wrong.
+
+Lists that come from outside may be changed meanwhile, by another thread where there is no GIL, or by their own items'
+`__index__`: they are copied to tuples, or read in a critical section that runs no Python code. So are numbers of an array
+that are used twice: they are copied first, and the copies checked.
 """
 
+cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from cpython.list cimport PyList_GET_ITEM, PyList_GET_SIZE, PyList_New, PyList_SET_ITEM
 from cpython.long cimport PyLong_AsLongLongAndOverflow
@@ -198,16 +203,15 @@ def slices(const uint8_t[::1] buffer, const int64_t[:] starts, const int64_t[:] 
     """Copies of parts of a buffer; ValueError where one is not inside it."""
     cdef const char *data = <const char *>&buffer[0]
     cdef Py_ssize_t number, count = starts.shape[0]
-    cdef int64_t size = buffer.shape[0]
+    cdef int64_t size = buffer.shape[0], start, length
     if lengths.shape[0] != count:
         raise ValueError(f"expected as many starts as lengths, got {count} and {lengths.shape[0]}")
-    for number in range(count):
-        if starts[number] < 0 or lengths[number] < 0 or lengths[number] > size - starts[number]:
-            raise ValueError(f"expected parts of a buffer of {size} bytes, "
-                             f"got {lengths[number]} bytes from {starts[number]}")
     parts = PyList_New(count)
     for number in range(count):
-        part = PyBytes_FromStringAndSize(data + starts[number], lengths[number])
+        start, length = starts[number], lengths[number]
+        if start < 0 or length < 0 or length > size - start:
+            raise ValueError(f"expected parts of a buffer of {size} bytes, got {length} bytes from {start}")
+        part = PyBytes_FromStringAndSize(data + start, length)
         Py_INCREF(part)  # the list takes one over
         PyList_SET_ITEM(parts, number, part)
     return parts
@@ -218,16 +222,19 @@ def integers(numbers, int64_t limit, int64_t[::1] out):
     cdef Py_ssize_t number, count = out.shape[0]
     cdef int64_t value
     cdef int overflow = 0
-    if not isinstance(numbers, list) or PyList_GET_SIZE(numbers) != count:
+    if not isinstance(numbers, list):
         return False
-    for number in range(count):
-        item = <object>PyList_GET_ITEM(numbers, number)
-        if type(item) is not int:
+    with cython.critical_section(numbers):
+        if PyList_GET_SIZE(numbers) != count:
             return False
-        value = PyLong_AsLongLongAndOverflow(item, &overflow)
-        if overflow or value < 0 or value >= limit:
-            return False
-        out[number] = value
+        for number in range(count):
+            item = <object>PyList_GET_ITEM(numbers, number)
+            if type(item) is not int:
+                return False
+            value = PyLong_AsLongLongAndOverflow(item, &overflow)
+            if overflow or value < 0 or value >= limit:
+                return False
+            out[number] = value
     return True
 
 
@@ -362,7 +369,8 @@ def read_records(
     """
     cdef uint8_t *data = &buffer[0] if buffer.shape[0] else NULL
     cdef int64_t size = buffer.shape[0], source, begin, length, start, step
-    cdef Py_ssize_t number, checked = 0, count = places.shape[0], num_sources = len(sources)
+    cdef tuple kept = tuple(sources)
+    cdef Py_ssize_t number, checked = 0, count = places.shape[0], num_sources = len(kept)
     cdef int descriptors[_MOST_SOURCES]
     cdef int64_t file_sizes[_MOST_SOURCES]
     cdef bint good = True
@@ -370,7 +378,7 @@ def read_records(
             or lengths.shape[0] < count):
         raise ValueError("the shapes of the plan's arrays do not fit")
     for number in range(num_sources):
-        descriptors[number], file_sizes[number] = sources[number]
+        descriptors[number], file_sizes[number] = kept[number]
     with nogil:
         for number in range(first, last):
             source, begin = ranges[0, number] - first_source, ranges[1, number]
@@ -424,7 +432,8 @@ def read_values(list sources, const int64_t[:, :] places):
     Returns:
         The N parts; None in any doubt.
     """
-    cdef Py_ssize_t number, last = 0, source, count = places.shape[0], num_sources = len(sources)
+    cdef tuple kept = tuple(sources)
+    cdef Py_ssize_t number, last = 0, source, count = places.shape[0], num_sources = len(kept)
     cdef int descriptors[_MOST_SOURCES]
     cdef int64_t file_sizes[_MOST_SOURCES]
     cdef Py_ssize_t part_counts[_MOST_SOURCES]
@@ -432,7 +441,7 @@ def read_values(list sources, const int64_t[:, :] places):
     if places.shape[1] != 3 or num_sources > _MOST_SOURCES:
         raise ValueError("the shapes of sources and places do not fit")
     for source in range(num_sources):
-        descriptors[source], file_sizes[source], part_counts[source] = sources[source]
+        descriptors[source], file_sizes[source], part_counts[source] = kept[source]
         if not 0 <= part_counts[source] <= count - last:
             raise ValueError(f"expected sources of {count} parts in all")
         last += part_counts[source]

@@ -58,11 +58,12 @@ def find_plain(list images not None, unsigned height, unsigned width):
     True only for bytes of a JPEG image with 8 bits, 1 or 3 channels and this size, whose header `read_header` takes and
     for which `has_end_marker` is True; nothing is decoded, so `read_images` may yet refuse it.
     """
-    cdef Py_ssize_t number, count = len(images)
+    cdef tuple kept = tuple(images)  # the list may be changed by another thread
+    cdef Py_ssize_t number, count = len(kept)
     found_array = np.zeros(count, np.bool_)
     cdef unsigned char[::1] found = found_array.view(np.uint8)
     for number in range(count):
-        image = images[number]
+        image = kept[number]
         if type(image) is bytes:
             found[number] = image_is_plain(<bytes> image, <size_t> len(<bytes> image), height, width)
     return found_array
@@ -82,7 +83,8 @@ def read_images(list images not None, const long long[::1] rows not None, unsign
         ValueError: Numbers that do not fit each other.
         TypeError: An image that is not bytes.
     """
-    cdef Py_ssize_t number, count = len(images)
+    cdef tuple kept = tuple(images)  # so that nobody takes their memory away meanwhile
+    cdef Py_ssize_t number, count = len(kept)
     cdef unsigned height = <unsigned> out.shape[1], width = <unsigned> out.shape[2]
     cdef int channels = <int> out.shape[3]
     cdef bytes image
@@ -95,7 +97,6 @@ def read_images(list images not None, const long long[::1] rows not None, unsign
             f"expected a row for each of {count} images and 1 or 3 channels, got {rows.shape[0]} rows and memory of "
             f"{out.shape[1]} x {out.shape[2]} x {out.shape[3]}"
         )
-    kept = tuple(images)  # so that nobody takes their memory away meanwhile
     for number in range(count):
         image = kept[number]
         if image is None or not 0 <= rows[number] < out.shape[0]:

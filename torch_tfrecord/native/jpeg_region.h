@@ -41,11 +41,22 @@ static void region_pass_over(j_decompress_ptr image, long count) {
     source->bytes_in_buffer -= (size_t)count;
 }
 
-/* Whether this is a kind whose region can be decoded alone: one pass, 8 bits, gray or three channels. */
+/* Whether this is a kind whose region can be decoded alone: one scan, 8 bits, gray or three channels. */
 static int region_is_plain(j_decompress_ptr image) {
-    if (image->progressive_mode || image->arith_code || image->data_precision != 8) return 0;
+    if (jpeg_has_multiple_scans(image) || image->arith_code || image->data_precision != 8) return 0;
     return image->jpeg_color_space == JCS_YCbCr || image->jpeg_color_space == JCS_GRAYSCALE ||
            image->jpeg_color_space == JCS_RGB;
+}
+
+/* Whether the first marker behind a scan's header is the end marker, restarts aside. Rows below a region are not read, so
+   a second frame or scan there, which decoders of whole images refuse, is found here only. */
+static int region_is_last_scan(const unsigned char *at, size_t size) {
+    const unsigned char *end = at + size;
+    while (at < end && (at = (const unsigned char *)memchr(at, 0xFF, (size_t)(end - at)))) {
+        while (at < end && *at == 0xFF) at++; /* any number of them may stand before a marker */
+        if (at < end && *at && (*at < 0xD0 || *at > 0xD7)) return *at == 0xD9;
+    }
+    return 0;
 }
 
 /* Reads rows [top, top + height) and columns [left, left + width) as [height][width][channels], channels 1 or 3.
@@ -82,6 +93,7 @@ static int region_read(const unsigned char *data, size_t size, unsigned image_he
         jpeg_destroy_decompress(&image);
         return REGION_UNSUPPORTED;
     }
+    if (!region_is_last_scan(source.next_input_byte, source.bytes_in_buffer)) longjmp(errors.back, 1);
     image.out_color_space = channels == 1 ? JCS_GRAYSCALE : JCS_RGB;
     image.dct_method = JDCT_ISLOW;
     jpeg_start_decompress(&image);

@@ -45,7 +45,10 @@ class ColumnPlan:
         ordered = sorted(wants.values(), key=lambda want: (want.kind is FLOAT_LIST, want.kind.field, _count(want)))
         self._wants = ordered
         place = {want.key: number for number, want in enumerate(ordered)}
-        self._picks = [None if found is None else _picker([place[key] for key in found]) for found in keys]
+        self._picks = [
+            None if found is None else _picker([place[key] for key in found], is_shared=is_shared)
+            for found, is_shared in zip(keys, _repeats(keys), strict=True)
+        ]
         native = native_module("columns") if ordered else None
         slots = [(want.key.encode(), _FIELDS[want.kind], _count(want), want.is_required) for want in ordered]
         self._core = None if native is None else native.Plan(slots)
@@ -126,11 +129,24 @@ def _add(wants: dict[str, Want], reader: Reader | NativeReader) -> list[str] | N
     return [want.key for want in asked] or None
 
 
-def _picker(places: Sequence[int]) -> Callable[[Sequence[Column]], Sequence[Column]]:
-    """What takes a reader's columns out of all."""
-    if len(places) > 1:
-        return itemgetter(*places)
-    return itemgetter(slice(places[0], places[0] + 1))
+def _repeats(keys: Sequence[list[str] | None]) -> list[bool]:
+    """For each reader whether one before it has some of its keys."""
+    seen: set[str] = set()
+    repeats = []
+    for found in keys:
+        repeats.append(not seen.isdisjoint(found or ()))
+        seen.update(found or ())
+    return repeats
+
+
+def _picker(places: Sequence[int], *, is_shared: bool) -> Callable[[Sequence[Column]], Sequence[Column]]:
+    """What takes a reader's columns out of all; copies where they are another reader's, whose tensors they become."""
+    take = itemgetter(*places) if len(places) > 1 else itemgetter(slice(places[0], places[0] + 1))
+    return (lambda columns: [*map(_copied, take(columns))]) if is_shared else take
+
+
+def _copied(column: Column) -> Column:
+    return column._replace(values=column.values.copy(), offsets=column.offsets.copy())
 
 
 def _is_unicode(key: str) -> bool:

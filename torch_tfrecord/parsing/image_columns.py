@@ -9,7 +9,7 @@ import torch
 from torchvision import tv_tensors
 
 from torch_tfrecord.features.specs import Image
-from torch_tfrecord.images.codec import decode_image
+from torch_tfrecord.images.codec import DEFAULT_MAX_PIXELS, decode_image
 from torch_tfrecord.images.samples import CroppedImages, Normalization, check_image_shape
 from torch_tfrecord.parsing.columns import labelled, stack
 from torch_tfrecord.parsing.value_columns import OneValue
@@ -24,11 +24,16 @@ class ImageReader(OneValue):
         super().__init__(name, spec, spec.shape or ())
         self._mode, self._apply_orientation = spec.mode, spec.apply_orientation
         self._normalization = None if spec.normalize is None else Normalization(*spec.normalize)
+        self._max_pixels = _max_pixels(spec)
         self._cropped: CroppedImages | None = None
         if spec.crop is not None:
             self.keyed = spec.crop.is_random
             self._cropped = CroppedImages(
-                spec.mode, spec.crop, self._normalization, apply_orientation=spec.apply_orientation
+                spec.mode,
+                spec.crop,
+                self._normalization,
+                apply_orientation=spec.apply_orientation,
+                max_pixels=self._max_pixels,
             )
 
     def sample(self, record: Any, key: int = 0) -> Any:
@@ -53,9 +58,15 @@ class ImageReader(OneValue):
     def _convert(self, data: bytes | memoryview, shape: tuple[Any, ...], key: int = 0) -> Any:
         if self._cropped is not None:
             return tv_tensors.Image(self._cropped.batch([data], [shape], [key])[0])
-        pixels = decode_image(data, self._mode, apply_orientation=self._apply_orientation)
+        pixels = decode_image(data, self._mode, apply_orientation=self._apply_orientation, max_pixels=self._max_pixels)
         channels, height, width = pixels.shape
         check_image_shape(shape, (height, width, channels))
         if self._normalization is not None:
             pixels = self._normalization.write(pixels.permute(1, 2, 0).numpy(), torch.empty(pixels.shape))
         return tv_tensors.Image(pixels)
+
+
+def _max_pixels(spec: Image) -> int:
+    if spec.max_pixels is not None:
+        return spec.max_pixels
+    return DEFAULT_MAX_PIXELS // 4 if spec.normalize is not None and spec.crop is None else DEFAULT_MAX_PIXELS
