@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from torch_tfrecord.batch_memory import reserve
 from torch_tfrecord.errors import LimitExceededError, ParseError
 from torch_tfrecord.protobuf.example import parse_message
 from torch_tfrecord.protobuf.messages import TensorProto
@@ -162,6 +163,7 @@ def _numbers(proto: Any, row: _Type, shape: tuple[int, ...], max_bytes: int | No
     if wanted_bytes > _MAX_INT64:
         raise ParseError(f"Cannot parse tensor from proto: shape {list(shape)} has more bytes than an int64 counts")
     content = proto.tensor_content
+    reserve(wanted_bytes)
     if not content or not count:
         content = _filled(_typed_values(proto, row), count, max_bytes).tobytes()
     elif len(content) != wanted_bytes:
@@ -211,6 +213,7 @@ def _strings(proto: Any, shape: tuple[int, ...], max_bytes: int | None) -> list[
     sizes = shape[: shape.index(0) + 1] if 0 in shape else shape
     entries = sum(math.prod(sizes[:rank]) for rank in range(1, len(sizes) + 1))
     _check_growth((entries - len(values)) * _POINTER_BYTES, max_bytes)
+    reserve(entries * _POINTER_BYTES)
     return values + [values[-1] if values else b""] * (count - len(values))
 
 
