@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from torch_tfrecord.batch_memory import MAX_BATCH_BYTES, BatchBudget
+from torch_tfrecord.batch_memory import MAX_BATCH_BYTES
 from torch_tfrecord.batches.column_batch import ColumnBatch
 from torch_tfrecord.errors import ParseError
 from torch_tfrecord.features.specs import Feature, VarLenFeature

@@ -58,5 +58,7 @@ class ImageReader(OneValue):
         channels, height, width = pixels.shape
         check_image_shape(shape, (height, width, channels))
         if self._normalization is not None:
-            pixels = self._normalization.write(pixels.permute(1, 2, 0).numpy(), empty_tensor(tuple(pixels.shape), torch.float32))
+            pixels = self._normalization.write(
+                pixels.permute(1, 2, 0).numpy(), empty_tensor(tuple(pixels.shape), torch.float32)
+            )
         return tv_tensors.Image(pixels)

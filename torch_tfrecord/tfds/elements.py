@@ -15,6 +15,7 @@ from typing import Any
 import numpy.typing as npt
 import torch
 
+from torch_tfrecord.batch_memory import reserve
 from torch_tfrecord.errors import LimitExceededError, ParseError
 from torch_tfrecord.records.compression import MAX_INFLATED_RECORD_BYTES
 from torch_tfrecord.values.dtypes import (
@@ -179,6 +180,7 @@ class EncodedTensor(BytesElement):
             size not in (None, found) for size, found in zip(self.shape, shape, strict=True)
         ):
             raise ParseError(f"expected a shape like {self.shape}, got {shape}")
+        reserve(0 if None in shape else math.prod(size for size in shape if size is not None) * self.dtype.itemsize)
         fixed = None if None in shape else math.prod(size for size in shape if size is not None) * self.dtype.itemsize
         raw = _inflate(data, fixed) if self._is_zlib else data
         if len(raw) % self.dtype.itemsize or (fixed is not None and len(raw) != fixed):
@@ -216,6 +218,7 @@ def stack_alike(items: list[Any]) -> Any:
         not isinstance(item, torch.Tensor) or item.shape != first.shape or item.dtype != first.dtype for item in items
     ):
         return items
+    reserve(len(items) * first.nbytes)
     return torch.stack(items)
 
 

@@ -165,6 +165,10 @@ class EpisodeStore:
         """The record of an episode, as errors name it."""
         return self._reader.place(*self.locate(number))
 
+    def located(self, number: int, error: TFRecordError) -> TFRecordError:
+        """An error in an episode, with its file, byte and record."""
+        return self._reader.locate_record(*self.locate(number), error)
+
     def _load(self, number: int) -> tuple[Episode, int]:
         file, record = self.locate(number)
         num_steps = int(self.num_steps[number])
