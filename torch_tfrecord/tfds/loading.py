@@ -19,7 +19,7 @@ from torch_tfrecord.loading.map_dataset import TFRecordDataset
 from torch_tfrecord.records.index import RecordIndex
 from torch_tfrecord.records.sidecar import IndexKeeper
 from torch_tfrecord.records.storage import is_remote
-from torch_tfrecord.shown import shown_list
+from torch_tfrecord.shown import shown_list, shown_text
 from torch_tfrecord.tfds.dataset_info import DatasetInfo, info
 from torch_tfrecord.tfds.folders import FEATURES_FILE
 from torch_tfrecord.tfds.leaf_table import Decoding
@@ -196,7 +196,7 @@ def _check_there(files: Sequence[str]) -> None:
         there = shown_list([posixpath.basename(path) for path in local if path not in gone]) or "none"
         names = shown_list([*map(posixpath.basename, missing)])
         text = f"a shard of the dataset is missing: {len(missing)} of {len(local)}: {names}; there are: {there}"
-        raise FileNotFoundError(errno.ENOENT, text, missing[0])
+        raise FileNotFoundError(errno.ENOENT, shown_text(text), missing[0])
 
 
 def _check_length(path: str, found: int, expected: int) -> None:

@@ -14,6 +14,7 @@ from torch_tfrecord.parsing.parsers import ExampleParser
 from torch_tfrecord.parsing.spec_readers import make_reader
 from torch_tfrecord.protobuf.example import parse_message
 from torch_tfrecord.records.packed_records import PackedRecords
+from torch_tfrecord.shown import shown_list
 from torch_tfrecord.tfds.entries import select_entries
 from torch_tfrecord.tfds.leaf_table import Decoding, LeafPlace, list_leaves, make_leaf, plain_spec
 
@@ -164,7 +165,7 @@ def choose_leaves(features: f.FeaturesDict, places: Sequence[LeafPlace], chosen:
         raise ValueError("features must name at least one feature, or be None for all")
     for path in wanted:
         if not any(_is_below(leaf.path, path) for leaf in places):
-            raise KeyError(f"no feature {path!r}; there are {', '.join(sorted(leaf.path for leaf in places))}")
+            raise KeyError(f"no feature {path!r}; there are {shown_list(sorted(leaf.path for leaf in places))}")
     return [leaf for leaf in places if any(_is_below(leaf.path, path) for path in wanted)]
 
 
@@ -193,7 +194,7 @@ def _check_paths(decoding: Decoding, places: Sequence[LeafPlace]) -> None:
     for argument, paths in (("decoders", decoding.decoders), ("defaults", decoding.defaults)):
         for path in paths:
             if path not in leaves:
-                raise KeyError(f"{argument}: no feature {path!r}; there are {', '.join(sorted(leaves))}")
+                raise KeyError(f"{argument}: no feature {path!r}; there are {shown_list(sorted(leaves))}")
     for path in decoding.defaults:
         if not getattr(leaves[path].feature, "optional", False):
             raise ValueError(f"defaults: feature {path!r} is not optional")

@@ -18,6 +18,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, TypeAlias
 
+from torch_tfrecord.shown import shown_list
+
 __all__ = ["EvenSplit", "ReadInstruction", "Split", "SplitRange", "SplitSum", "even_splits", "resolve_split"]
 
 _UNITS = ("abs", "%", "shard")
@@ -210,7 +212,7 @@ def _unreadable(spec: str, split: str) -> ValueError:
 
 def _absolute(part: ReadInstruction, sizes: Mapping[str, Sizes]) -> SplitRange:
     if part.split_name not in sizes:
-        raise ValueError(f"unknown split {part.split_name!r}; there are {', '.join(map(repr, sizes))}")
+        raise ValueError(f"unknown split {part.split_name!r}; there are {shown_list([*sizes], repr)}")
     info = sizes[part.split_name]
     total = info.num_examples
     start, stop = _bounds(part, info)
