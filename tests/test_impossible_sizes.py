@@ -237,3 +237,18 @@ def test_values_of_any_kind_are_shown():
     assert shown_value(MANY_DIGITS) == "int"
     assert shown_value("x" * 10**6) == f"'{'x' * 116}..."
     assert shown_text("short") == "short"
+
+
+def test_content_of_another_size_is_told_before_what_it_would_need():
+    record = encode_example({"x": tensor_of(1 << 40) + b"\x22\x01a"})
+    with pytest.raises(ParseError, match=f"expected {1 << 40} bytes of content"):
+        parse_example([record], {"x": SerializedTensor()})
+    with pytest.raises(LimitExceededError, match="max_bytes of parse_tensor"):
+        parse_example([encode_example({"x": tensor_of(1 << 40)})], {"x": SerializedTensor()})
+
+
+@pytest.mark.parametrize("bound", ["9" * 400 + "%", "9" * 5000, "9" * 25], ids=shown_value)
+def test_a_split_of_many_digits(bound):
+    with pytest.raises(ValueError, match=r"^split 'train\[9+.*: cannot read 'train\[9") as error:
+        tfds.load(directory("drawings"), f"train[{bound}:]", index="memory")
+    assert len(str(error.value)) < 500

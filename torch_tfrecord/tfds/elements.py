@@ -180,12 +180,15 @@ class EncodedTensor(BytesElement):
             size not in (None, found) for size, found in zip(self.shape, shape, strict=True)
         ):
             raise ParseError(f"expected a shape like {self.shape}, got {shape}")
-        reserve(0 if None in shape else math.prod(size for size in shape if size is not None) * self.dtype.itemsize)
         fixed = None if None in shape else math.prod(size for size in shape if size is not None) * self.dtype.itemsize
+        if self._is_zlib and fixed is not None:
+            reserve(fixed)
         raw = _inflate(data, fixed) if self._is_zlib else data
         if len(raw) % self.dtype.itemsize or (fixed is not None and len(raw) != fixed):
             wanted = f"{fixed} bytes" if fixed is not None else f"a multiple of {self.dtype.itemsize} bytes"
             raise ParseError(f"expected {wanted} for shape {shape}, got {len(raw)}")
+        if not self._is_zlib or fixed is None:
+            reserve(len(raw))
         return from_bytes(raw, self.dtype, known_shape(shape, len(raw) // self.dtype.itemsize))
 
     def join(self, items: list[Any]) -> Any:

@@ -163,7 +163,6 @@ def _numbers(proto: Any, row: _Type, shape: tuple[int, ...], max_bytes: int | No
     if wanted_bytes > _MAX_INT64:
         raise ParseError(f"Cannot parse tensor from proto: shape {list(shape)} has more bytes than an int64 counts")
     content = proto.tensor_content
-    reserve(wanted_bytes)
     if not content or not count:
         content = _filled(_typed_values(proto, row), count, max_bytes).tobytes()
     elif len(content) != wanted_bytes:
@@ -171,6 +170,8 @@ def _numbers(proto: Any, row: _Type, shape: tuple[int, ...], max_bytes: int | No
             f"Cannot parse tensor from proto: expected {wanted_bytes} bytes of content for shape {list(shape)} "
             f"of {row.name}, got {len(content)}"
         )
+    else:
+        reserve(wanted_bytes)
     try:
         return from_bytes(content, dtype, shape)
     except ParseError as error:
@@ -191,9 +192,10 @@ def _typed_values(proto: Any, row: _Type) -> npt.NDArray[Any]:
 def _filled(values: npt.NDArray[Any], count: int, max_bytes: int | None) -> npt.NDArray[Any]:
     """Cut to a count, or repeat the last value up to it (zero if there is none)."""
     missing = count - values.size
+    _check_growth(missing * values.itemsize, max_bytes)
+    reserve(count * values.itemsize)
     if missing <= 0:
         return values[:count]
-    _check_growth(missing * values.itemsize, max_bytes)
     return np.concatenate([values, np.full(missing, values[-1] if values.size else 0, dtype=values.dtype)])
 
 
