@@ -14,11 +14,11 @@ PACKAGE = Path(torch_tfrecord.__file__).parent
 
 # A module imports only from those above it.
 ORDER = [
+    "shown",
     "errors",
     "arguments",
     "callers",
     "samples",
-    "shown",
     "native",
     "batch_memory",
     "order.random_stream",

@@ -20,6 +20,8 @@ import os
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from torch_tfrecord.shown import shown_text
+
 __all__ = [
     "CompressionError",
     "CorruptRecordError",
@@ -29,6 +31,8 @@ __all__ = [
     "ParseError",
     "TFRecordError",
 ]
+
+_MOST_BYTES = 2048
 
 _Error = TypeVar("_Error", bound="TFRecordError")
 
@@ -40,7 +44,8 @@ class TFRecordError(Exception):
     that are known. The text carries everything, since a DataLoader worker's exception arrives with its text alone.
 
     Args:
-        message: What was expected and what was found. Never payload bytes.
+        message: What was expected and what was found. Never payload bytes. Of one above 1,500 bytes the middle is
+            left out, and ``str(error)`` is never above 2 KB.
         path: The file.
         offset: First byte of the record (of its length field); in the decompressed stream for compressed files.
         position: Number of the record in its file, from 0.
@@ -59,7 +64,7 @@ class TFRecordError(Exception):
         position: int | None = None,
     ) -> None:
         # Not kept under that name: torch rebuilds a worker's exception differently where it finds such an attribute.
-        super().__init__(message)
+        super().__init__(shown_text(message) if isinstance(message, str) else message)
         self.path = None if path is None else os.fspath(path)
         self.offset = offset
         self.position = position
@@ -90,7 +95,10 @@ class TFRecordError(Exception):
             if part
         )
         path = "" if self.path is None else str(self.path)
-        return ": ".join(part for part in (path, place, str(self.args[0])) if part)
+        text = ": ".join(part for part in (path, place, str(self.args[0])) if part)
+        if len(text) <= _MOST_BYTES // 4 or len(text.encode("utf-8", "surrogatepass")) <= _MOST_BYTES:
+            return text
+        return ": ".join(part for part in (shown_text(path, 400), place, shown_text(str(self.args[0]))) if part)
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         return _rebuild, (type(self), self.args[0], self.path, self.offset, self.position)

@@ -1,4 +1,4 @@
-"""What a `repr` shows of a dataset or loader: bounded in length, and no secret."""
+"""What errors and a `repr` show: bounded in length, and of a dataset or loader no secret."""
 
 from __future__ import annotations
 
@@ -6,10 +6,19 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-__all__ = ["shown_features", "shown_files", "shown_items", "shown_list", "shown_transform"]
+__all__ = [
+    "shown_features",
+    "shown_files",
+    "shown_items",
+    "shown_list",
+    "shown_text",
+    "shown_transform",
+    "shown_value",
+]
 
 _MOST_NAMES = 8
 _MOST_LETTERS = 120
+_MOST_BYTES = 1500  # of a text of an error, beside which stands the file
 
 # Of an address the name and password in front of the host, and what is asked behind `?`, where tokens stand.
 _USER = re.compile(r"(?<=://)[^/@]*@")
@@ -59,6 +68,28 @@ def _shown_item(item: Any) -> str:
     kind = type(item)
     is_ours = kind.__module__.startswith("torch_tfrecord.")
     return _start_of(repr(item), 4 * _MOST_LETTERS) if is_ours else kind.__name__
+
+
+def shown_value(value: Any, limit: int = _MOST_LETTERS) -> str:
+    """The repr of a value that may be anything, as of a damaged file: long, nested deeply, a number of many digits.
+
+    Example:
+        >>> shown_value([1, "2"]), shown_value(10**5000)
+        ("[1, '2']", 'int')
+    """
+    try:
+        return _start_of(repr(value), limit)
+    except (RecursionError, ValueError):
+        return type(value).__name__
+
+
+def shown_text(text: str, limit: int = _MOST_BYTES) -> str:
+    """A text without its middle, where it is longer than so many bytes in UTF-8."""
+    data = text.encode("utf-8", "surrogatepass")
+    if len(data) <= limit:
+        return text
+    start, end = data[: limit * 2 // 3], data[-limit // 4 :]
+    return f"{start.decode(errors='ignore')} ... {end.decode(errors='ignore')}"
 
 
 def shown_list(items: Sequence[Any], show: Callable[[Any], str] = str) -> str:

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from torch_tfrecord.batch_memory import MAX_BATCH_BYTES
 from torch_tfrecord.batches.column_batch import ColumnBatch
 from torch_tfrecord.errors import ParseError
 from torch_tfrecord.features.specs import Feature, VarLenFeature
@@ -31,10 +32,13 @@ class BatchParser:
 
     Args:
         features: What to read; see `TFRecordDataset`.
+        max_batch_bytes: As of `TFRecordDataset`.
     """
 
-    def __init__(self, features: Mapping[str, Any] | SequenceFeatures) -> None:
-        self._parser = make_parser(features)
+    def __init__(
+        self, features: Mapping[str, Any] | SequenceFeatures, *, max_batch_bytes: int = MAX_BATCH_BYTES
+    ) -> None:
+        self._parser = make_parser(features, max_batch_bytes=max_batch_bytes)
         self.features: Mapping[str, Any] | SequenceFeatures = self._parser.features
         self.needs_keys: bool = self._parser.needs_keys
         self._shapes: dict[str, tuple[int, ...]] = {}
@@ -43,15 +47,18 @@ class BatchParser:
             self._shapes = {
                 name: spec.shape for name, spec in features.items() if isinstance(spec, FixedLenSequenceFeature)
             }
-            self._column_parser = make_parser({name: _var_len(name, spec) for name, spec in features.items()})
+            jagged = {name: _var_len(name, spec) for name, spec in features.items()}
+            self._column_parser = make_parser(jagged, max_batch_bytes=max_batch_bytes)
 
     def single(self, record: bytes, key: int = 0) -> Any:
         """One sample."""
         return self._parser.single(record, key)
 
-    def samples(self, records: PackedRecords, keys: npt.NDArray[np.uint64] | None = None) -> list[Any]:
-        """Several samples."""
-        samples: list[Any] = self._parser.samples(records, keys)
+    def samples(
+        self, records: PackedRecords, keys: npt.NDArray[np.uint64] | None = None, num_batches: int = 1
+    ) -> list[Any]:
+        """Several samples, of so many batches."""
+        samples: list[Any] = self._parser.samples(records, keys, num_batches)
         return samples
 
     def batch(self, records: PackedRecords, keys: npt.NDArray[np.uint64] | None = None) -> Any:
@@ -63,7 +70,7 @@ class BatchParser:
     ) -> list[Sequence[Any]]:
         """Several calls of `batch` at once: their records one behind the other, and where each begins and ends."""
         if self._column_parser is None:  # a batch of SequenceExamples is padded, one of samples is not
-            samples = self.samples(records, keys)
+            samples = self.samples(records, keys, len(borders) - 1)
             return [samples[begin:end] for begin, end in pairwise(borders)]
         found = self._column_parser.batches(records, keys, borders)
         for columns in found:

@@ -13,6 +13,7 @@ from torch_tfrecord.batches.column_batch import ColumnBatch
 from torch_tfrecord.batches.transport import LARGE_BYTES, for_transport
 from torch_tfrecord.features.specs import is_ragged
 from torch_tfrecord.samples import place_of
+from torch_tfrecord.shown import shown_list, shown_value
 from torch_tfrecord.values.containers import RaggedTensor, SparseList, stack_samples
 
 __all__ = ["collate", "keep_type"]
@@ -120,7 +121,9 @@ def _sequence(values: list[Any], name: str) -> Any:
     first = values[0]
     lengths = {len(value) for value in values}
     if len(lengths) > 1:
-        raise ValueError(f"{name or 'samples'}: expected sequences of one length, got lengths {sorted(lengths)}")
+        raise ValueError(
+            f"{name or 'samples'}: expected sequences of one length, got lengths [{shown_list(sorted(lengths))}]"
+        )
     parts = [_collate(list(part), f"{name}[{number}]") for number, part in enumerate(zip(*values, strict=True))]
     if isinstance(first, tuple):
         return type(first)(*parts) if hasattr(first, "_fields") else tuple(parts)
@@ -132,10 +135,14 @@ def _check_keys(values: list[Any], name: str) -> None:
     for number, value in enumerate(values):
         if set(value) != expected:
             raise _UnlikeError(
-                f"{name or 'samples'}: expected the keys {sorted(map(str, expected))} in each, "
-                f"got {sorted(map(str, value))} in sample {number}",
+                f"{name or 'samples'}: expected the keys {_names(expected)} in each, "
+                f"got {_names(value)} in sample {number}",
                 number,
             )
+
+
+def _names(keys: Any) -> str:
+    return f"[{shown_list(sorted(map(str, keys)), shown_value)}]"
 
 
 def _tensors(values: list[Any], name: str) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
@@ -10,14 +11,18 @@ import numpy as np
 import torch
 from torch.utils.data import default_collate
 
+from torch_tfrecord.batch_memory import MAX_BATCH_BYTES, BatchBudget, check_max_batch_bytes, reserve
 from torch_tfrecord.batches.collate import keep_type
 from torch_tfrecord.batches.nested_lists import list_sizes, pad_list, scalars
+from torch_tfrecord.errors import LimitExceededError
+from torch_tfrecord.samples import place_of
 from torch_tfrecord.values.dtypes import dtype_name
 
 __all__ = ["PaddedCollate"]
 
 _Shape: TypeAlias = tuple[int, ...]
 _Padded: TypeAlias = tuple[Any, Any]  # a batch and its lengths, nested alike
+_POINTER_BYTES = 8  # of one entry in a Python list
 
 
 @dataclass(frozen=True)
@@ -39,8 +44,10 @@ class PaddedCollate:
             dtype holds exactly. A feature without dimensions is never padded.
         return_lengths: Return (batch, lengths). The lengths are nested as the batch: int64, sizes before padding, [B]
             for a feature of one dimension, [B, R] for one of R dimensions; None for one that has no dimension.
+        max_batch_bytes: The most bytes that the batch may need: one long sample among many makes all of them as long.
 
     Raises:
+        LimitExceededError: A batch that needs more, before it is allocated. Names the feature and the largest sample.
         TypeError: A padding value that the dtype does not hold exactly, samples of unequal dtype, a jagged, sparse or
             other value that cannot be padded. Names the feature.
         ValueError: A sample longer than the size asked for, a shape of another rank, or an argument nested in another
@@ -56,11 +63,13 @@ class PaddedCollate:
     padded_shapes: Any = None
     padding_values: Any = 0
     return_lengths: bool = field(default=False, kw_only=True)
+    max_batch_bytes: int = field(default=MAX_BATCH_BYTES, kw_only=True, repr=False)
 
     def __post_init__(self) -> None:
         """Check what can be checked without samples."""
         _check_shapes(self.padded_shapes)
         _check_paddings(self.padding_values)
+        check_max_batch_bytes(self.max_batch_bytes)
 
     def __call__(self, samples: Sequence[Any]) -> Any:
         """Make a batch of samples, at least one."""
@@ -68,7 +77,13 @@ class PaddedCollate:
             raise ValueError("a batch needs at least one sample, got none")
         # 0 is the default for every dtype, bytes and str too.
         everywhere = None if type(self.padding_values) is int and not self.padding_values else self.padding_values
-        batch, lengths = _pad(list(samples), self.padded_shapes, everywhere, "")
+        try:
+            with BatchBudget(self.max_batch_bytes):
+                batch, lengths = _pad(list(samples), self.padded_shapes, everywhere, "")
+        except LimitExceededError as error:
+            place = None if error.position is None else place_of(samples, error.position)
+            text = f"{error.args[0]}{'' if error.position is None else f'; its largest is sample {error.position}'}"
+            raise LimitExceededError(text if place is None else f"{text}: {place}") from None
         return (batch, lengths) if self.return_lengths else batch
 
 
@@ -176,6 +191,7 @@ def _pad_tensors(tensors: list[torch.Tensor], shapes: Any, padding: Any, name: s
     size = _padded_size(sizes, shapes, name)
     plain = [tensor.as_subclass(torch.Tensor) for tensor in tensors]
     fill = _exact_number(padding, plain[0].dtype, name) if size else 0
+    _reserve(sizes, size, plain[0].dtype.itemsize, name)
     if all(own == size for own in sizes):
         batch = default_collate(plain)
     else:
@@ -183,6 +199,15 @@ def _pad_tensors(tensors: list[torch.Tensor], shapes: Any, padding: Any, name: s
         for number, tensor in enumerate(plain):
             batch[number][tuple(map(slice, tensor.shape))] = tensor
     return keep_type(batch, tensors[0]), _lengths(sizes)
+
+
+def _reserve(sizes: Sequence[_Shape], size: _Shape, itemsize: int, name: str) -> None:
+    """Ask for a column, whose values have all the same size then."""
+    try:
+        reserve(len(sizes) * math.prod(size) * itemsize)
+    except LimitExceededError as error:
+        largest = max(range(len(sizes)), key=lambda number: math.prod(sizes[number]))
+        raise LimitExceededError(f"{name or 'samples'}: {error.args[0]}", position=largest) from None
 
 
 def _check_alike(tensors: list[Any], name: str) -> None:
@@ -274,4 +299,5 @@ def _pad_strings(values: list[Any], kind: type[bytes] | type[str], shape: Any, p
     if padding is not None and not isinstance(padding, kind) and size and any(scalars(values)):
         raise TypeError(f"{name or 'samples'}: Invalid `padding_values`. {kind.__name__} cannot hold {padding!r}")
     fill = kind() if padding is None else padding
+    _reserve(sizes, size, _POINTER_BYTES, name)
     return [pad_list(value, size, fill) for value in values], _lengths(sizes)

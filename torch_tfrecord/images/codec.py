@@ -17,6 +17,7 @@ import torch
 from PIL import Image
 from torchvision import tv_tensors  # torchvision ships no types
 
+from torch_tfrecord.batch_memory import reserve
 from torch_tfrecord.errors import ImageDecodeError
 from torch_tfrecord.images.backends import (
     TORCHCODEC_PIP,
@@ -47,6 +48,7 @@ DEFAULT_MAX_PIXELS = 178_956_970
 
 _BACKENDS = ("auto", "torchcodec", "pillow", "nvimgcodec")
 _MODES = ("RGB", "L", "RGBA", "unchanged")
+_CHANNELS = {"RGB": 3, "L": 1, "RGBA": 4}
 
 _ENCODE_CHANNELS = {"bmp": (1, 3), "gif": (1, 3), "jpeg": (1, 3), "png": (1, 2, 3, 4), "webp": (3, 4)}
 
@@ -104,6 +106,7 @@ def decode_image(
         raise ImportError(f"backend='torchcodec' needs torchcodec 0.16 or newer: {TORCHCODEC_PIP}")
     if backend == "nvimgcodec" and nvimgcodec() is None:
         raise ImportError(f"backend='nvimgcodec' needs nvImageCodec: {NVIMGCODEC_PIP}")
+    reserve(header.height * header.width * (_CHANNELS.get(mode) or max(header.channels, 1)))
     image = decode_opened(encoded, header, mode, backend)
     return turn_upright(image, header.orientation) if apply_orientation else image
 

@@ -13,10 +13,11 @@ import numpy.typing as npt
 from torch.utils.data import IterableDataset, get_worker_info
 
 from torch_tfrecord.arguments import at_least, check_callable, integer, true_or_false
+from torch_tfrecord.batch_memory import MAX_BATCH_BYTES, check_max_batch_bytes
 from torch_tfrecord.batches.batch_parser import BatchParser
 from torch_tfrecord.batches.collate import collate
 from torch_tfrecord.batches.column_batch import ColumnBatch
-from torch_tfrecord.errors import TFRecordError
+from torch_tfrecord.errors import LimitExceededError, TFRecordError
 from torch_tfrecord.features.specs import FixedLenFeature
 from torch_tfrecord.features.structured_specs import SequenceFeatures
 from torch_tfrecord.loading.record_groups import RecordGroup, StreamRecord, regroup
@@ -74,6 +75,7 @@ class TFRecordIterableDataset(IterableDataset[Any]):
         compression_type: "auto" (detected for each file), None or "" (none), "GZIP", "ZLIB".
         verify_crc: Check the payloads' checksums; headers are always checked.
         on_corrupt: "raise", or "skip" to leave damaged records out, with one warning a file.
+        max_batch_bytes: As of `TFRecordDataset`.
 
     Example:
         >>> ds = TFRecordIterableDataset("train-*", features, batch_size=64, shuffle=True)  # doctest: +SKIP
@@ -100,6 +102,7 @@ class TFRecordIterableDataset(IterableDataset[Any]):
         compression_type: str | None = "auto",
         verify_crc: bool = True,
         on_corrupt: str = "raise",
+        max_batch_bytes: int = MAX_BATCH_BYTES,
     ) -> None:
         super().__init__()
         if not isinstance(shuffle, bool):
@@ -108,7 +111,8 @@ class TFRecordIterableDataset(IterableDataset[Any]):
         check_callable("transform", transform)
         check_on_corrupt(on_corrupt)
         self._compression_type = check_compression_type(compression_type)
-        self._parser = None if features is None else BatchParser(features)
+        check_max_batch_bytes(max_batch_bytes)
+        self._parser = None if features is None else BatchParser(features, max_batch_bytes=max_batch_bytes)
         self._transform = transform
         self._batch_size = None if batch_size is None else at_least(1, "batch_size", batch_size)
         self._shuffle = shuffle
@@ -286,13 +290,24 @@ class TFRecordIterableDataset(IterableDataset[Any]):
         places = self._places(group)
         try:
             samples = self._parse(group, epoch, as_columns=self._transform is None)
-        except TFRecordError:
+        except TFRecordError as error:
             # For the error of the first bad record.
+            if isinstance(error, LimitExceededError):  # of the batch, where no record alone is too large
+                for row, payload in enumerate(group.records.tolist()):
+                    self._untransformed((payload, *group.place(row)), epoch)
+                raise self._located_error(error, group) from error.__cause__
             return SampleList(self._one_by_one(group, epoch), places)
         if isinstance(samples, ColumnBatch):
             return samples.located(places)
         samples = SampleList(samples, places)
         return samples if self._transform is None else transform_each(self._transform, samples)
+
+    def _located_error(self, error: TFRecordError, group: RecordGroup) -> TFRecordError:
+        """The error of a batch, which knows now the file and place of the record that it names by number."""
+        if error.path is None and error.position is not None:
+            file, error.offset, error.position = group.place(error.position)
+            error.path = self.files[file]
+        return error
 
     def _transformed(self, samples: Iterable[Any], group: RecordGroup) -> Iterator[Any]:
         """Each sample transformed when it is asked for."""
@@ -318,15 +333,19 @@ class TFRecordIterableDataset(IterableDataset[Any]):
         for row, payload in enumerate(group.records.tolist()):
             yield self._sample((payload, *group.place(row)), epoch)
 
-    def _sample(self, record: StreamRecord, epoch: int) -> Any:
+    def _untransformed(self, record: StreamRecord, epoch: int) -> Any:
         payload, file, offset, number = record
-        sample: Any = payload
-        if self._parser is not None:
-            try:
-                sample = self._parser.single(payload, self._key(file, number, epoch))
-            except TFRecordError as error:
-                error.locate(path=self.files[file], offset=offset, position=number)
-                raise
+        if self._parser is None:
+            return payload
+        try:
+            return self._parser.single(payload, self._key(file, number, epoch))
+        except TFRecordError as error:
+            error.locate(path=self.files[file], offset=offset, position=number)
+            raise
+
+    def _sample(self, record: StreamRecord, epoch: int) -> Any:
+        _, file, offset, number = record
+        sample = self._untransformed(record, epoch)
         if self._transform is None:
             return sample
         return transform_one(self._transform, sample, lambda _: self._place(file, offset, number), 0)

@@ -13,6 +13,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from torch_tfrecord.arguments import check_callable, integer, true_or_false
+from torch_tfrecord.batch_memory import MAX_BATCH_BYTES
 from torch_tfrecord.batches.collate import collate
 from torch_tfrecord.batches.column_batch import ColumnTransform
 from torch_tfrecord.callers import outer_level
@@ -61,6 +62,7 @@ def make_dataloader(
     verify_crc: bool = True,
     index: str = "auto",
     index_dir: str | os.PathLike[str] | None = None,
+    max_batch_bytes: int = MAX_BATCH_BYTES,
     **dataloader_kwargs: Any,
 ) -> RecordLoader:
     """Make the DataLoader that most trainings want, as TensorFlow's ``make_batched_features_dataset`` does.
@@ -104,7 +106,7 @@ def make_dataloader(
             threads is under way. 0 for none; None chooses by the number of processors. Compressed files have one.
         rank, world_size: Both or none; None means torch.distributed's where it is initialised, else torchrun's
             environment, else 0 of 1.
-        compression_type, verify_crc, index, index_dir: As for `TFRecordDataset`. Not with a dataset.
+        compression_type, verify_crc, index, index_dir, max_batch_bytes: As for `TFRecordDataset`. Not with a dataset.
         **dataloader_kwargs: For `DataLoader`: pin_memory, persistent_workers, prefetch_factor, ...; `collate_fn` is
             `collate` unless given.
 
@@ -142,6 +144,7 @@ def make_dataloader(
             verify_crc=verify_crc,
             index=index,
             index_dir=index_dir,
+            max_batch_bytes=max_batch_bytes,
         )
         transform = None
     else:
@@ -152,6 +155,7 @@ def make_dataloader(
             verify_crc=verify_crc,
             index=index,
             index_dir=index_dir,
+            max_batch_bytes=max_batch_bytes,
         )
         transform = _with_label(transform, label_key)
     batches = RecordBatchSampler(

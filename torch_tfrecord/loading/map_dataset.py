@@ -16,11 +16,12 @@ import torch
 from torch.utils.data import Dataset
 
 from torch_tfrecord.arguments import at_least, check_callable
+from torch_tfrecord.batch_memory import MAX_BATCH_BYTES, check_max_batch_bytes
 from torch_tfrecord.batches.batch_parser import BatchParser
 from torch_tfrecord.batches.collate import collate
 from torch_tfrecord.batches.column_batch import ColumnBatch, ColumnTransform
 from torch_tfrecord.callers import outer_level
-from torch_tfrecord.errors import TFRecordError
+from torch_tfrecord.errors import LimitExceededError, TFRecordError
 from torch_tfrecord.features.structured_specs import SequenceFeatures
 from torch_tfrecord.native import native_module
 from torch_tfrecord.order.file_shuffle import Lanes, plan_lanes
@@ -63,6 +64,8 @@ class TFRecordDataset(Dataset[Any]):
         index: "auto" (use a fresh index, else build it and keep it), "require" (never build), "memory" (build, keep
             nothing).
         index_dir: A folder to keep indexes in, in place of beside the data.
+        max_batch_bytes: The most bytes that the values of a batch, or of a sample read alone, may need: a few bytes of
+            a record may stand for gigabytes. More is LimitExceededError, before it is allocated.
 
     Attributes:
         files: The files, sorted.
@@ -89,10 +92,12 @@ class TFRecordDataset(Dataset[Any]):
         verify_crc: bool = True,
         index: str = "auto",
         index_dir: str | os.PathLike[str] | None = None,
+        max_batch_bytes: int = MAX_BATCH_BYTES,
     ) -> None:
         check_callable("transform", transform)
         compression = check_compression_type(compression_type)
-        parser = None if features is None else BatchParser(features)
+        check_max_batch_bytes(max_batch_bytes)
+        parser = None if features is None else BatchParser(features, max_batch_bytes=max_batch_bytes)
         keeper = IndexKeeper(index, index_dir=index_dir, verify_crc=verify_crc, compression_type=compression)
         files = find_files(paths)
         self._set_up(files, keeper.each(files), None, parser, transform, verify_crc)
@@ -107,6 +112,7 @@ class TFRecordDataset(Dataset[Any]):
         positions: Sequence[int] | None = None,
         transform: Callable[[Any], Any] | None = None,
         verify_crc: bool = True,
+        max_batch_bytes: int = MAX_BATCH_BYTES,
     ) -> TFRecordDataset:
         """A dataset of files in a given order, for layers above that know the files, such as `tfds`.
 
@@ -117,10 +123,11 @@ class TFRecordDataset(Dataset[Any]):
             positions: Those of the dataset, counted over all files: a range or an int64 array; None for all.
             transform: Called with each sample.
             verify_crc: Check the payloads' checksums.
+            max_batch_bytes: As of the class; of an object that parses, its own counts.
         """
         dataset = cls.__new__(cls)
         is_spec = isinstance(features, (Mapping, SequenceFeatures))
-        parser = BatchParser(features) if is_spec else features
+        parser = BatchParser(features, max_batch_bytes=max_batch_bytes) if is_spec else features
         dataset._set_up(list(files), indexes, positions, parser, transform, verify_crc)
         return dataset
 
@@ -188,10 +195,14 @@ class TFRecordDataset(Dataset[Any]):
         positions = salted(self, positions)
         try:
             return self.load_batches([positions])[0]
-        except TFRecordError:
+        except TFRecordError as error:
             # One after another, for the error of the first bad position.
             absolutes = self._absolutes(positions)
             keys = self._keys(positions, absolutes).tolist() if self.draws_at_random else [0] * len(absolutes)
+            if isinstance(error, LimitExceededError):  # of the batch, where no record alone is too large
+                for absolute, key in zip(absolutes.tolist(), keys, strict=True):
+                    self._sample(absolute, key)
+                raise self._located_error(error, absolutes) from error.__cause__
             return SampleList([*map(self._sample, absolutes.tolist(), keys)], self._places(absolutes))
 
     def load_batches(self, batches: Sequence[Sequence[int]]) -> list[Sequence[Any]]:
@@ -212,7 +223,14 @@ class TFRecordDataset(Dataset[Any]):
         if not self.has_user_transform:
             found: list[Sequence[Any]] = self._parser.batches(records, keys, borders)
             return self._located(found, absolutes)
-        return self._located(_parts(self._parser.samples(records, keys), borders), absolutes)
+        return self._located(_parts(self._parser.samples(records, keys, len(batches)), borders), absolutes)
+
+    def _located_error(self, error: TFRecordError, absolutes: _Integers) -> TFRecordError:
+        """The error of a batch, which knows now the file and place of the record that it names by number."""
+        if error.path is None and error.position is not None:
+            file, number, offset, _ = self._table.find_one(int(absolutes[error.position]))
+            error.path, error.position, error.offset = self.files[file], number, offset
+        return error
 
     def _located(self, batches: Sequence[Sequence[Any]], absolutes: Sequence[_Integers]) -> list[Sequence[Any]]:
         """The batches, which know now where their samples are from."""

@@ -19,7 +19,8 @@ import numpy.typing as npt
 import torch
 from torchvision import tv_tensors
 
-from torch_tfrecord.errors import TFRecordError
+from torch_tfrecord.batch_memory import reserve
+from torch_tfrecord.errors import LimitExceededError, TFRecordError
 from torch_tfrecord.features.specs import Feature, mark_ragged
 from torch_tfrecord.native import native_module
 from torch_tfrecord.parsing.lookup import Lookup
@@ -38,6 +39,8 @@ __all__ = [
     "key_of",
     "labelled",
     "list_lookup",
+    "read_each",
+    "reserve_for",
     "rows_of",
     "stack",
     "string_rows",
@@ -150,6 +153,26 @@ def labelled(lookup: Lookup, convert: Callable[..., Any], *args: Any) -> Any:
         raise lookup.labelled(error) from error.__cause__
 
 
+def reserve_for(lookup: Lookup, num_bytes: int, lengths: Sequence[int] = ()) -> None:
+    """`reserve` for a feature, whose name its error gets; with how long each record is, the longest one's number."""
+    try:
+        reserve(num_bytes)
+    except LimitExceededError as error:
+        longest = lengths.index(max(lengths)) if lengths else None
+        raise lookup.labelled(error).locate(position=longest) from None
+
+
+def read_each(read: Callable[[Any], Any], records: Sequence[Any]) -> list[Any]:
+    """Read several records; the error of one that is larger than the batch may still be gets the record's number."""
+    values = []
+    try:
+        for record in records:
+            values.append(read(record))
+    except LimitExceededError as error:
+        raise error.locate(position=len(values)) from error.__cause__
+    return values
+
+
 def strings(lookup: Lookup, found: Any, dtype: DType) -> list[Any]:
     """The values of a BytesList message, as bytes or str."""
     if dtype is bytes:
@@ -165,7 +188,11 @@ def join(found: Sequence[Any], dtype: torch.dtype) -> Any:
 
 
 def stack(samples: list[Any]) -> Any:
-    """Stack tensors of one shape and dtype; everything else stays a list."""
+    """Stack tensors of one shape and dtype; everything else stays a list.
+
+    Raises:
+        LimitExceededError: As `reserve`.
+    """
     first = samples[0] if samples else None
     if not isinstance(first, torch.Tensor):
         return samples
@@ -173,6 +200,7 @@ def stack(samples: list[Any]) -> Any:
         return samples
     if any(item.shape != first.shape or item.dtype != first.dtype for item in samples):
         return samples
+    reserve(len(samples) * first.nbytes)
     stacked = torch.stack(samples)
     return tv_tensors.wrap(stacked, like=first) if isinstance(first, tv_tensors.TVTensor) else stacked
 
@@ -189,6 +217,7 @@ def rows_of(column: Any) -> list[Any]:
 
 def jagged_column(column: Column, dtype: torch.dtype) -> torch.Tensor:
     """Numbers of any count as a jagged nested tensor of a dtype."""
+    reserve(column.values.size * dtype.itemsize)
     return jagged_tensor(cast(column.values, dtype), torch.from_numpy(column.offsets))
 
 

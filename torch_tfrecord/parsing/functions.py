@@ -7,6 +7,7 @@ from typing import Any, TypeAlias
 
 import torch
 
+from torch_tfrecord.batch_memory import MAX_BATCH_BYTES
 from torch_tfrecord.features.specs import Feature
 from torch_tfrecord.parsing.parsers import ExampleParser, SequenceExampleParser
 
@@ -51,12 +52,16 @@ def parse_single_example(serialized: _Bytes, features: Mapping[str, Feature]) ->
 def parse_example(
     serialized_list: Iterable[_Bytes] | _Bytes,
     features: Mapping[str, Feature],
+    *,
+    max_batch_bytes: int = MAX_BATCH_BYTES,
 ) -> dict[str, Any]:
     """Parse several serialized tf.train.Examples into a batch, as ``tf.io.parse_example`` does.
 
     Args:
         serialized_list: The records' bytes. One record's bytes alone parse as by :func:`parse_single_example`.
         features: Name of the output -> spec.
+        max_batch_bytes: The most bytes that the batch's values may need: what its columns hold, and what they are put
+            together from. Strings count with the places in their lists only; their bytes are in the records.
 
     Returns:
         Name -> column of B values: fixed numbers are one tensor [B, ...], rows of one shape padded to the longest;
@@ -65,11 +70,12 @@ def parse_example(
         str a list.
 
     Raises:
+        LimitExceededError: A batch that needs more than ``max_batch_bytes``; raised before it has them.
         TFRecordError: As :func:`parse_single_example`; ``position`` is the lowest one that fails.
         TypeError: As :func:`parse_single_example`, or ``serialized_list`` is no list of bytes.
         ValueError: ``features`` is empty or None.
     """
-    parser = ExampleParser(features)
+    parser = ExampleParser(features, max_batch_bytes=max_batch_bytes)
     if isinstance(serialized_list, (bytes, bytearray, memoryview)):
         return parser.single(serialized_list)
     batch: dict[str, Any] = parser.batch(serialized_list)
@@ -119,6 +125,8 @@ def parse_sequence_example(
     serialized_list: Iterable[_Bytes] | _Bytes,
     context_features: Mapping[str, Feature] | None = None,
     sequence_features: Mapping[str, Feature] | None = None,
+    *,
+    max_batch_bytes: int = MAX_BATCH_BYTES,
 ) -> tuple[dict[str, Any], dict[str, Any], dict[str, torch.Tensor]]:
     """Parse several serialized tf.train.SequenceExamples into a batch, as ``tf.io.parse_sequence_example`` does.
 
@@ -126,6 +134,7 @@ def parse_sequence_example(
         serialized_list: The records' bytes. One record's bytes alone give values without the batch dimension.
         context_features: As :func:`parse_single_sequence_example`.
         sequence_features: As :func:`parse_single_sequence_example`.
+        max_batch_bytes: As :func:`parse_example`.
 
     Returns:
         ``(context, sequences, lengths)``. The context is as by :func:`parse_example`. Of sequences a
@@ -134,11 +143,12 @@ def parse_sequence_example(
         is stacked where all samples are alike, else a list.
 
     Raises:
+        LimitExceededError: As :func:`parse_example`.
         TFRecordError: As :func:`parse_single_sequence_example`; ``position`` is the lowest one that fails.
         TypeError: As there, or ``serialized_list`` is no list of bytes.
         ValueError: As there.
     """
-    parser = SequenceExampleParser(context_features, sequence_features)
+    parser = SequenceExampleParser(context_features, sequence_features, max_batch_bytes=max_batch_bytes)
     if isinstance(serialized_list, (bytes, bytearray, memoryview)):
         return parser.scalar(serialized_list)
     batch: tuple[dict[str, Any], dict[str, Any], dict[str, torch.Tensor]] = parser.batch(serialized_list)

@@ -8,10 +8,11 @@ from typing import Any
 import torch
 from torchvision import tv_tensors
 
+from torch_tfrecord.batch_memory import empty_tensor
 from torch_tfrecord.features.specs import Image
 from torch_tfrecord.images.codec import DEFAULT_MAX_PIXELS, decode_image
 from torch_tfrecord.images.samples import CroppedImages, Normalization, check_image_shape
-from torch_tfrecord.parsing.columns import labelled, stack
+from torch_tfrecord.parsing.columns import labelled, read_each, stack
 from torch_tfrecord.parsing.value_columns import OneValue
 
 __all__ = ["ImageReader"]
@@ -53,7 +54,7 @@ class ImageReader(OneValue):
         """The column of several records: one tensor [B, C, H, W], or a list where sizes differ; see `OneValue`."""
         if self._cropped is not None:
             return tv_tensors.Image(self._cropped.batch(values, shapes, [0] * len(values) if keys is None else keys))
-        return stack([self._convert(value, shape) for value, shape in zip(values, shapes, strict=True)])
+        return stack(read_each(lambda found: self._convert(*found), list(zip(values, shapes, strict=True))))
 
     def _convert(self, data: bytes | memoryview, shape: tuple[Any, ...], key: int = 0) -> Any:
         if self._cropped is not None:
@@ -62,7 +63,9 @@ class ImageReader(OneValue):
         channels, height, width = pixels.shape
         check_image_shape(shape, (height, width, channels))
         if self._normalization is not None:
-            pixels = self._normalization.write(pixels.permute(1, 2, 0).numpy(), torch.empty(pixels.shape))
+            pixels = self._normalization.write(
+                pixels.permute(1, 2, 0).numpy(), empty_tensor(tuple(pixels.shape), torch.float32)
+            )
         return tv_tensors.Image(pixels)
 
 

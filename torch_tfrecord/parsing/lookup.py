@@ -112,7 +112,7 @@ class Lookup:
 
     def labelled(self, error: TFRecordError) -> TFRecordError:
         """The same error, with this feature's label before its text."""
-        return type(error)(f"{self.label}: {error.args[0]}")
+        return type(error)(f"{self.label}: {error.args[0]}", position=error.position)
 
 
 def at_step(error: TFRecordError, step: int) -> TFRecordError:

@@ -12,11 +12,23 @@ import torch
 from torch_tfrecord.errors import ParseError
 from torch_tfrecord.features.specs import mark_ragged
 from torch_tfrecord.features.structured_specs import FixedLenSequenceFeature
-from torch_tfrecord.parsing.columns import Column, Want, join, key_of, labelled, list_lookup, strings, torch_dtype
+from torch_tfrecord.parsing.columns import (
+    Column,
+    Want,
+    join,
+    key_of,
+    labelled,
+    list_lookup,
+    reserve_for,
+    strings,
+    torch_dtype,
+)
 from torch_tfrecord.parsing.lookup import Lookup
 from torch_tfrecord.values.dtypes import cast, nest
 
 __all__ = ["PaddedNumbers", "PaddedStrings", "RowFinder", "row_lists"]
+
+_POINTER_BYTES = 8  # of one entry in a Python list
 
 
 class RowFinder(Protocol):
@@ -110,6 +122,8 @@ class PaddedNumbers:
 
     def _pad(self, values: torch.Tensor, lengths: list[int]) -> torch.Tensor:
         longest = max(lengths, default=0)
+        num_values = len(lengths) * longest * math.prod(self._shape)
+        reserve_for(self._lists.lookup, num_values * self._dtype.itemsize, lengths)
         if lengths and min(lengths) == longest:
             return values.reshape(len(lengths), longest, *self._shape)
         padded = self._padding.expand(len(lengths), longest, *self._shape).clone()
@@ -156,7 +170,10 @@ class PaddedStrings:
         return [nest(values[begin:end], (rows, *self._spec.shape)) for (begin, end), rows in bounds]
 
     def _pad(self, samples: list[list[Any]]) -> list[Any]:
-        longest = max(map(len, samples), default=0)
+        lengths = [*map(len, samples)]
+        longest = max(lengths, default=0)
+        num_values = len(samples) * longest * math.prod(self._spec.shape)
+        reserve_for(self._lists.lookup, num_values * _POINTER_BYTES, lengths)
         return [rows + self._padding_rows(longest - len(rows)) for rows in samples]
 
     def _padding_rows(self, rows: int) -> list[Any]:

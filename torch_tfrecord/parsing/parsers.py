@@ -7,8 +7,8 @@ them; all else goes through protobuf's messages, with the same values, and it is
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import pairwise
 from operator import attrgetter
 from typing import Any, TypeAlias
 
@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from torch_tfrecord.batch_memory import MAX_BATCH_BYTES, BatchBudget, check_max_batch_bytes, reserve
 from torch_tfrecord.errors import TFRecordError
 from torch_tfrecord.features.specs import Feature
 from torch_tfrecord.features.structured_specs import SequenceFeatures
@@ -49,6 +50,13 @@ class _Parser:
     needs_keys = False
     """Whether a spec draws at random, so that the records' keys make a difference."""
 
+    def __init__(self, max_batch_bytes: int) -> None:
+        self.max_batch_bytes = check_max_batch_bytes(max_batch_bytes)
+
+    def budget(self, num_batches: int = 1) -> BatchBudget:
+        """What so many batches may need; each ``with`` is another one."""
+        return BatchBudget(self.max_batch_bytes * num_batches)
+
     def single(self, serialized: _Bytes, key: int = 0) -> Any:
         """Parse one record."""
         raise NotImplementedError
@@ -69,7 +77,9 @@ class _Parser:
         try:
             return self._columns(rows, keys)
         except TFRecordError:
-            self._singles(rows, keys)  # columns are read one by one: this error may not be the lowest record's
+            # Columns are read one by one: this error may not be the lowest record's.
+            for row, key, position in zip(rows, keys.tolist(), range(len(rows)), strict=True):
+                self._single_at(position, row, key)
             raise
 
     def batches(self, records: PackedRecords, keys: _Keys | None, borders: Sequence[int]) -> list[Any]:
@@ -82,27 +92,32 @@ class _Parser:
         """
         return [
             self.batch(records[begin:end], None if keys is None else keys[begin:end])
-            for begin, end in pairwise(borders)
+            for begin, end in itertools.pairwise(borders)
         ]
 
-    def samples(self, records: Iterable[_Bytes], keys: _Keys | None = None) -> list[Any]:
+    def samples(self, records: Iterable[_Bytes], keys: _Keys | None = None, num_batches: int = 1) -> list[Any]:
         """Parse several records into a list of what :meth:`single` gives of each; arguments as of :meth:`batch`.
 
-        Tensors of different samples may be parts of one memory.
+        Tensors of different samples may be parts of one memory. They may need as much as so many batches.
         """
-        return self._singles(*_rows_and_keys(records, keys))
+        with self.budget(num_batches):
+            return self._singles(*_rows_and_keys(records, keys))
 
     def _columns(self, rows: Sequence[_Bytes], keys: _Keys) -> Any:
         raise NotImplementedError
 
     def _singles(self, rows: Sequence[_Bytes], keys: _Keys) -> list[Any]:
-        samples = []
-        for position, (row, key) in enumerate(zip(rows, keys.tolist(), strict=True)):
-            try:
-                samples.append(self.single(row, key))
-            except TFRecordError as error:
-                raise error.locate(position=position) from error.__cause__
-        return samples
+        positions = range(len(rows))
+        return [
+            self._single_at(position, row, key)
+            for position, row, key in zip(positions, rows, keys.tolist(), strict=True)
+        ]
+
+    def _single_at(self, position: int, row: _Bytes, key: int) -> Any:
+        try:
+            return self.single(row, key)
+        except TFRecordError as error:
+            raise error.locate(position=position) from error.__cause__
 
 
 class ExampleParser(_Parser):
@@ -110,6 +125,7 @@ class ExampleParser(_Parser):
 
     Args:
         features: Name of the output -> spec.
+        max_batch_bytes: What the values of a batch, or of a sample, may need; see `parse_example`.
 
     Raises:
         TypeError: ``features`` is not a mapping of str to specs.
@@ -123,19 +139,21 @@ class ExampleParser(_Parser):
         {'a': tensor(5)}
     """
 
-    def __init__(self, features: Mapping[str, Feature]) -> None:
+    def __init__(self, features: Mapping[str, Feature], *, max_batch_bytes: int = MAX_BATCH_BYTES) -> None:
+        super().__init__(max_batch_bytes)
         if features is None or (isinstance(features, Mapping) and not features):
             raise ValueError(f"Argument `features` cannot be None or empty, got {features!r}")
         if not isinstance(features, Mapping):
             raise TypeError(f"features must be a mapping of names to specs, got {type(features).__name__}")
         self.features = dict(features)
         self._readers = [(name, make_reader(name, spec)) for name, spec in self.features.items()]
+        self._row_bytes = [getattr(reader, "row_bytes", 0) for _, reader in self._readers]
         self._keyed = [getattr(reader, "keyed", False) for _, reader in self._readers]
         self.needs_keys = any(self._keyed)
 
-    def __reduce__(self) -> tuple[type[ExampleParser], tuple[dict[str, Feature]]]:
+    def __reduce__(self) -> tuple[Callable[..., ExampleParser], tuple[dict[str, Feature]]]:
         """Pickle the specs; the readers are built again."""
-        return type(self), (self.features,)
+        return functools.partial(type(self), max_batch_bytes=self.max_batch_bytes), (self.features,)
 
     def single(self, serialized: _Bytes, key: int = 0) -> dict[str, Any]:
         """Parse one serialized Example; see `parse_single_example`.
@@ -145,26 +163,25 @@ class ExampleParser(_Parser):
             key: What specs that draw at random draw from, an unsigned number of 64 bits.
         """
         record = parse_message(serialized).features.feature
-        if not self.needs_keys:
-            return {name: reader.sample(record) for name, reader in self._readers}
-        readers: list[Any] = [reader for _, reader in self._readers]
-        values = [
-            reader.sample(record, key) if keyed else reader.sample(record)
-            for reader, keyed in zip(readers, self._keyed, strict=True)
-        ]
+        with self.budget():
+            if not self.needs_keys:
+                return {name: reader.sample(record) for name, reader in self._readers}
+            readers: list[Any] = [reader for _, reader in self._readers]
+            values = [
+                reader.sample(record, key) if keyed else reader.sample(record)
+                for reader, keyed in zip(readers, self._keyed, strict=True)
+            ]
         return dict(zip(self.features, values, strict=True))
 
-    def samples(self, records: Iterable[_Bytes], keys: _Keys | None = None) -> list[Any]:
-        """Parse several records into a list of what :meth:`single` gives of each; arguments as of :meth:`batch`.
-
-        Tensors of different samples may be parts of one memory.
-        """
+    def samples(self, records: Iterable[_Bytes], keys: _Keys | None = None, num_batches: int = 1) -> list[Any]:
+        """As of the base class."""
         rows, keys = _rows_and_keys(records, keys)
         found = None
         if len(rows) >= _FEW_RECORDS:
-            found = self._native(rows, keys, (0, len(rows)), attrgetter("rows"), lambda reader: _each(reader.sample))
+            readings: tuple[_Reading, _Reading] = (attrgetter("rows"), lambda reader: _each(reader.sample))
+            found = self._native(rows, keys, (0, len(rows)), *readings, num_batches=num_batches)
         if found is None:
-            return self._singles(rows, keys)
+            return super().samples(rows, keys, num_batches)
         return [dict(zip(self.features, row, strict=True)) for row in zip(*found[0], strict=True)]
 
     def batches(self, records: PackedRecords, keys: _Keys | None, borders: Sequence[int]) -> list[dict[str, Any]]:
@@ -176,27 +193,33 @@ class ExampleParser(_Parser):
 
     def _columns(self, rows: Sequence[_Bytes], keys: _Keys) -> dict[str, Any]:
         found = self._native(rows, keys, (0, len(rows)), _FROM_COLUMNS, _BATCH)
-        values = self._read([None] * len(self._readers), rows, keys, None, _BATCH) if found is None else found[0]
-        return dict(zip(self.features, values, strict=True))
+        if found is None:
+            with self.budget():
+                found = [self._read([None] * len(self._readers), rows, keys, None, _BATCH)]
+        return dict(zip(self.features, found[0], strict=True))
 
     @functools.cached_property
     def _plan(self) -> ColumnPlan:
         return ColumnPlan([reader for _, reader in self._readers])
 
     def _native(
-        self, rows: Sequence[_Bytes], keys: _Keys, borders: Sequence[int], *readings: _Reading
+        self, rows: Sequence[_Bytes], keys: _Keys, borders: Sequence[int], *readings: _Reading, num_batches: int = 1
     ) -> list[list[Any]] | None:
-        """For each batch every feature's values by the compiled core; None where it cannot, or something is wrong."""
+        """For each batch every feature's values by the compiled core; None where it cannot, or something is wrong.
+
+        What is between two borders may need as much as ``num_batches``.
+        """
         if not self._plan.is_useful:
             return None
         found = self._plan.read(rows if isinstance(rows, PackedRecords) else _pack(rows), borders)
         if found is None:
             return None
         try:
-            return [
-                self._read(columns, rows[begin:end], keys[begin:end], *readings)
-                for columns, (begin, end) in zip(found, pairwise(borders), strict=True)
-            ]
+            values = []
+            for columns, (begin, end) in zip(found, itertools.pairwise(borders), strict=True):
+                with self.budget(num_batches):
+                    values.append(self._read(columns, rows[begin:end], keys[begin:end], *readings))
+            return values
         except (TFRecordError, UnicodeDecodeError):
             return None
 
@@ -211,6 +234,8 @@ class ExampleParser(_Parser):
         """Read every feature: from its columns, or from the records' messages where it has none."""
         records: list[Any] | None = None
         values = []
+        if of_columns is not None:
+            reserve(len(rows) * sum(itertools.compress(self._row_bytes, found)))
         for (_, reader), columns, keyed in zip(self._readers, found, self._keyed, strict=True):
             if columns is not None and of_columns is not None:
                 read = of_columns(reader)
@@ -246,7 +271,10 @@ class SequenceExampleParser(_Parser):
         self,
         context_features: Mapping[str, Feature] | None = None,
         sequence_features: Mapping[str, Feature] | None = None,
+        *,
+        max_batch_bytes: int = MAX_BATCH_BYTES,
     ) -> None:
+        super().__init__(max_batch_bytes)
         self.features = SequenceFeatures(context_features, sequence_features)
         context, steps = self.features.context_features or {}, self.features.sequence_features or {}
         self._context = [(name, make_context_reader(name, spec)) for name, spec in context.items()]
@@ -254,29 +282,32 @@ class SequenceExampleParser(_Parser):
         counters = [(name, make_step_counter(name, spec)) for name, spec in steps.items()]
         self._counters = [(name, count) for name, count in counters if count is not None]
 
-    def __reduce__(self) -> tuple[type[SequenceExampleParser], tuple[Any, Any]]:
+    def __reduce__(self) -> tuple[Callable[..., SequenceExampleParser], tuple[Any, Any]]:
         """Pickle the specs; the readers are built again."""
-        return type(self), (self.features.context_features, self.features.sequence_features)
+        arguments = self.features.context_features, self.features.sequence_features
+        return functools.partial(type(self), max_batch_bytes=self.max_batch_bytes), arguments
 
     def single(self, serialized: _Bytes, key: int = 0) -> tuple[dict[str, Any], dict[str, Any]]:
         """Parse one serialized SequenceExample; see `parse_single_sequence_example`."""
         record = parse_message(serialized, SequenceExample)
         context = record.context.feature
-        return (
-            {name: reader.sample(context) for name, reader in self._context},
-            {name: reader.sample(record) for name, reader in self._steps},
-        )
+        with self.budget():
+            return (
+                {name: reader.sample(context) for name, reader in self._context},
+                {name: reader.sample(record) for name, reader in self._steps},
+            )
 
     def _columns(
         self, rows: Sequence[_Bytes], keys: _Keys
     ) -> tuple[dict[str, Any], dict[str, Any], dict[str, torch.Tensor]]:
         records = [parse_message(row, SequenceExample) for row in rows]
         contexts = [record.context.feature for record in records]
-        return (
-            {name: reader.batch(contexts) for name, reader in self._context},
-            {name: reader.batch(records) for name, reader in self._steps},
-            {name: torch.tensor([*map(count, records)], dtype=torch.int64) for name, count in self._counters},
-        )
+        with self.budget():
+            return (
+                {name: reader.batch(contexts) for name, reader in self._context},
+                {name: reader.batch(records) for name, reader in self._steps},
+                {name: torch.tensor([*map(count, records)], dtype=torch.int64) for name, count in self._counters},
+            )
 
     def scalar(self, serialized: _Bytes) -> tuple[dict[str, Any], dict[str, Any], dict[str, torch.Tensor]]:
         """One record as a batch without the batch dimension, as TensorFlow gives it."""
@@ -284,15 +315,18 @@ class SequenceExampleParser(_Parser):
         return context, sequences, {name: torch.tensor(len(sequences[name])) for name, _ in self._counters}
 
 
-def make_parser(features: Mapping[str, Feature] | SequenceFeatures) -> ExampleParser | SequenceExampleParser:
+def make_parser(
+    features: Mapping[str, Feature] | SequenceFeatures, *, max_batch_bytes: int = MAX_BATCH_BYTES
+) -> ExampleParser | SequenceExampleParser:
     """The parser of the records that ``features`` speaks of.
 
     Raises:
         TypeError, ValueError: As the parsers' own.
     """
     if isinstance(features, SequenceFeatures):
-        return SequenceExampleParser(features.context_features, features.sequence_features)
-    return ExampleParser(features)
+        own = features.context_features, features.sequence_features
+        return SequenceExampleParser(*own, max_batch_bytes=max_batch_bytes)
+    return ExampleParser(features, max_batch_bytes=max_batch_bytes)
 
 
 def _each(read: Callable[..., Any]) -> Callable[..., list[Any]]:

@@ -19,6 +19,7 @@ from torch_tfrecord.parsing.columns import (
     key_of,
     labelled,
     list_lookup,
+    reserve_for,
     string_rows,
     strings,
     torch_dtype,
@@ -45,6 +46,7 @@ class FixedNumbers:
         self._is_flat = len(spec.shape) == 1
         self._count = math.prod(spec.shape)
         self._plain_scalar = _PLAIN.get(self._dtype) if spec.shape == () else None
+        self.row_bytes = self._count * self._dtype.itemsize
         self._default: torch.Tensor | None = None
         if spec.default_value is not None and self._count:  # an empty default is none, as in TensorFlow
             self._default = torch.tensor(spec.default_value, dtype=self._dtype).reshape(spec.shape)
@@ -67,7 +69,9 @@ class FixedNumbers:
         """The column of several records."""
         found = [self._lookup.find(record) for record in records]
         present = [item for item in found if item is not None]
-        tensor = self._cast(self._column(present)).reshape(len(present), *self._shape)
+        column = self._column(present)
+        reserve_for(self._lookup, len(records) * self.row_bytes)
+        tensor = self._cast(column).reshape(len(present), *self._shape)
         if len(present) == len(found):
             return tensor
         rows = iter(tensor.unbind())
@@ -176,6 +180,7 @@ class VarLenNumbers:
         lengths = [0 if item is None else len(item.value) for item in found]
         values = join([item for item in found if item is not None], self._dtype)
         offsets = torch.from_numpy(np.cumsum([0, *lengths], dtype=np.int64))
+        reserve_for(self._lookup, len(values) * self._dtype.itemsize, lengths)
         return jagged_tensor(labelled(self._lookup, cast, values, self._dtype), offsets)
 
     def from_columns(self, columns: Sequence[Column]) -> torch.Tensor:

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from torch_tfrecord.batch_memory import reserve
 from torch_tfrecord.errors import LimitExceededError, ParseError
 from torch_tfrecord.features.specs import mark_ragged
 from torch_tfrecord.features.structured_specs import (
@@ -32,6 +33,8 @@ from torch_tfrecord.parsing.columns import (
     key_of,
     labelled,
     list_lookup,
+    read_each,
+    reserve_for,
     string_rows,
     strings,
     torch_dtype,
@@ -42,12 +45,13 @@ from torch_tfrecord.values.containers import Nested, join_nested, split_lists, w
 from torch_tfrecord.values.dtypes import INT64_LIST, cast
 from torch_tfrecord.values.tensors import MAX_FILL_BYTES
 
-__all__ = ["Partitions", "RaggedNumbers", "RaggedStrings", "value_key"]
+__all__ = ["Partitions", "RaggedNumbers", "RaggedStrings", "needs", "value_key"]
 
 _Ints: TypeAlias = "npt.NDArray[np.int64]"
 
 # Row ids alone can stand for more rows than the record has bytes.
 _MAX_EMPTY_ROWS = MAX_FILL_BYTES // 8
+_LIST_BYTES = 112  # of an empty list among others, and where it ends
 # More than a record can hold, since protobuf reads no message from 2 GiB on.
 _MAX_LENGTH = 1 << 33
 
@@ -127,7 +131,10 @@ def _from_row_ids(partition: Partition, stored: _Ints, count: int) -> _Ints:
     rows = int(stored.max()) + 1 if count else 0
     if rows > max(_MAX_EMPTY_ROWS, count):
         raise LimitExceededError(f"{count} row ids stand for {rows} rows, more than the limit of {_MAX_EMPTY_ROWS}")
-    return np.concatenate([[0], np.bincount(stored, minlength=rows).cumsum()])
+    reserve((rows + 1) * 8)
+    splits = np.zeros(rows + 1, np.int64)
+    np.bincount(stored, minlength=rows).cumsum(out=splits[1:])
+    return splits
 
 
 def _from_sorted_row_ids(partition: Partition, stored: _Ints, count: int) -> _Ints:
@@ -206,7 +213,9 @@ class RaggedNumbers:
 
     def batch(self, records: Sequence[Any]) -> Any:
         """The rows of several records: one ragged dimension more."""
-        return wrap_nested(join_nested([self.nested(record) for record in records], self.empty))
+        parts = read_each(self.nested, records)
+        reserve_for(self._lookup, *needs(parts))
+        return wrap_nested(join_nested(parts, self.empty))
 
     def from_columns(self, columns: Sequence[Column]) -> Any:
         """The rows of several records, from the compiled core."""
@@ -229,6 +238,12 @@ class RaggedNumbers:
         return Nested(tensor, tuple(torch.from_numpy(splits) for splits in levels[: self._depth]))
 
 
+def needs(parts: Sequence[Nested]) -> tuple[int, list[int]]:
+    """What parts need when they are joined, and how large each is."""
+    sizes = [part.values.nbytes + sum(8 * (len(splits) - 1) for splits in part.row_splits) for part in parts]
+    return sum(sizes), sizes
+
+
 class RaggedStrings:
     """Reads a RaggedFeature of bytes or str: nested lists."""
 
@@ -243,11 +258,12 @@ class RaggedStrings:
         found = self._lookup.find(record)
         values = [] if found is None else strings(self._lookup, found, self._dtype)
         levels = self._partitions.read(record, len(values))
+        reserve_for(self._lookup, sum(map(len, levels)) * _LIST_BYTES)
         return split_lists(values, [splits.tolist() for splits in levels])
 
     def batch(self, records: Sequence[Any]) -> list[Any]:
         """The rows of several records."""
-        return [self.sample(record) for record in records]
+        return read_each(self.sample, records)
 
     def from_columns(self, columns: Sequence[Column]) -> list[Any]:
         """The rows of several records, from the compiled core."""

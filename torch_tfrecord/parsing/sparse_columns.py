@@ -12,7 +12,7 @@ import torch
 
 from torch_tfrecord.errors import LimitExceededError
 from torch_tfrecord.features.structured_specs import SparseFeature
-from torch_tfrecord.parsing.columns import join, labelled, list_lookup, strings
+from torch_tfrecord.parsing.columns import join, labelled, list_lookup, read_each, strings
 from torch_tfrecord.parsing.lookup import Lookup
 from torch_tfrecord.protobuf.example import to_array
 from torch_tfrecord.values.containers import make_sparse, stack_samples
@@ -50,9 +50,9 @@ class SparseReader:
         shape = (len(records), *self._spec.size)
         if math.prod(shape) > _MAX_INT64:
             raise LimitExceededError(f"{self._values.label}: shape {[*shape]} has more elements than an int64 counts")
-        samples = [self.sample(record) for record in records]
+        samples = read_each(self.sample, records)
         if samples:
-            return stack_samples(samples)
+            return labelled(self._values, stack_samples, samples)
         values = self._read_values(None, np.zeros(0, np.int64))
         return make_sparse(torch.zeros(len(shape), 0, dtype=torch.int64), values, shape, is_coalesced=True)
 

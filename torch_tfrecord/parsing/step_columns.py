@@ -22,12 +22,14 @@ from torch_tfrecord.parsing.columns import (
     key_of,
     labelled,
     list_lookup,
+    read_each,
+    reserve_for,
     stack,
     strings,
     torch_dtype,
 )
 from torch_tfrecord.parsing.lookup import Lookup, at_step
-from torch_tfrecord.parsing.ragged_columns import RaggedNumbers, RaggedStrings, value_key
+from torch_tfrecord.parsing.ragged_columns import RaggedNumbers, RaggedStrings, needs, value_key
 from torch_tfrecord.values.containers import Nested, join_nested, offsets_of, wrap_nested
 from torch_tfrecord.values.dtypes import BYTES_LIST, DType, cast
 
@@ -121,6 +123,7 @@ class VarLenSteps:
         if not isinstance(self._dtype, torch.dtype):
             return [self.sample(record) for record in records]
         parts = [self._nested(self._messages(record)) for record in records]
+        reserve_for(self._lookup, *needs(parts))
         return wrap_nested(join_nested(parts, self._nested([])))
 
     def _messages(self, record: Any) -> list[Any]:
@@ -167,15 +170,21 @@ class RaggedSteps:
         """The rows of one record: one ragged dimension more than an Example has."""
         if self._numbers is None:
             return self._read(record, self._reader.sample)
-        return wrap_nested(join_nested(self._read(record, self._numbers.nested), self._numbers.empty))
+        return wrap_nested(self._joined(record, self._numbers))
 
     def batch(self, records: Sequence[Any]) -> Any:
         """The rows of several records: two ragged dimensions more."""
         if self._numbers is None:
-            return [self.sample(record) for record in records]
-        empty = self._numbers.empty
-        parts = [join_nested(self._read(record, self._numbers.nested), empty) for record in records]
-        return wrap_nested(join_nested(parts, join_nested([], empty)))
+            return read_each(self.sample, records)
+        numbers = self._numbers
+        parts = read_each(lambda record: self._joined(record, numbers), records)
+        reserve_for(self._lookup, *needs(parts))
+        return wrap_nested(join_nested(parts, join_nested([], numbers.empty)))
+
+    def _joined(self, record: Any, numbers: RaggedNumbers) -> Nested:
+        parts = self._read(record, numbers.nested)
+        reserve_for(self._lookup, needs(parts)[0])
+        return join_nested(parts, numbers.empty)
 
     def _read(self, record: Any, read: Any) -> list[Any]:
         lists = _lists(record)
@@ -203,12 +212,12 @@ class ValueSteps:
             raise self._lookup.missing_list(_lists(record))
         lists, context = _lists(record), record.context.feature
         values = _each_step(self._reader.sample, (_Step(lists, context, number) for number in range(len(steps))))
-        stacked = stack(values)
+        stacked = labelled(self._lookup, stack, values)
         return tv_tensors.Video(stacked) if self._is_image and isinstance(stacked, torch.Tensor) else stacked
 
     def batch(self, records: Sequence[Any]) -> Any:
         """The steps of several records: stacked once more where all samples are alike."""
-        return stack([self.sample(record) for record in records])
+        return labelled(self._lookup, stack, read_each(self.sample, records))
 
 
 def _each_step(read: Any, steps: Iterator[_Step]) -> list[Any]:

@@ -10,7 +10,7 @@ import torch
 
 from torch_tfrecord.errors import ParseError
 from torch_tfrecord.features.specs import Feature, RawTensor
-from torch_tfrecord.parsing.columns import Column, Want, key_of, labelled, rows_of, stack
+from torch_tfrecord.parsing.columns import Column, Want, key_of, labelled, read_each, rows_of, stack
 from torch_tfrecord.parsing.lookup import Lookup
 from torch_tfrecord.values.dtypes import BYTES_LIST, INT64_LIST, decode_text, dtype_name, from_bytes
 from torch_tfrecord.values.tensors import parse_tensor
@@ -39,7 +39,7 @@ class OneValue:
 
     def batch(self, records: Sequence[Any]) -> Any:
         """The column of several records."""
-        return stack([self.sample(record) for record in records])
+        return labelled(self._lookup, stack, read_each(self.sample, records))
 
     def from_columns(self, columns: Sequence[Column], *keys: Any) -> Any:
         """The column of several records, from the compiled core."""

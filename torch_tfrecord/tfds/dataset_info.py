@@ -21,6 +21,8 @@ __all__ = ["FEATURES_FILE", "DatasetInfo", "SplitInfo", "info", "iter_leaves", "
 
 _SPLIT_NAME = re.compile(r"[\w-]+")
 _READABLE = "tfrecord"
+_MOST_SHARDS = 100_000  # TFDS makes up to some thousands
+_MAX_DEPTH = 64  # of supervised keys in one another
 
 
 @dataclass(frozen=True)
@@ -164,6 +166,9 @@ def _split(fields: JsonFields) -> SplitInfo:
         raise fields.error("name", "a split's name", name)
     lengths = fields.integers("shardLengths")
     num_shards = len(lengths) or fields.integer("numShards")
+    if num_shards > _MOST_SHARDS:
+        field = "shardLengths" if lengths else "numShards"
+        raise fields.error(field, f"at most {_MOST_SHARDS} shards", num_shards)
     known = bool(lengths) or not num_shards
     template = fields.text("filepathTemplate") or DEFAULT_TEMPLATE
     return SplitInfo(name, lengths if known else None, fields.integer("numBytes"), template, num_shards)
@@ -184,18 +189,18 @@ def _supervised_keys(fields: JsonFields) -> tuple[Any, ...] | None:
     return found
 
 
-def _keys(value: Any, fields: JsonFields) -> Any:
+def _keys(value: Any, fields: JsonFields, depth: int = 0) -> Any:
     """One of {"featureKey": name}, {"tuple": {"items": [...]}}, {"dict": {"dict": {...}}}."""
-    if isinstance(value, Mapping):
+    if isinstance(value, Mapping) and depth <= _MAX_DEPTH:
         name = value.get("featureKey", value.get("feature_key"))
         if isinstance(name, str):
             return name
         items = value["tuple"].get("items") if isinstance(value.get("tuple"), Mapping) else None
         if isinstance(items, list):
-            return tuple(_keys(item, fields) for item in items)
+            return tuple(_keys(item, fields, depth + 1) for item in items)
         inner = value["dict"].get("dict") if isinstance(value.get("dict"), Mapping) else None
         if isinstance(inner, Mapping):
-            return {str(key): _keys(item, fields) for key, item in inner.items()}
+            return {str(key): _keys(item, fields, depth + 1) for key, item in inner.items()}
     raise fields.error("supervisedKeys", "featureKey, tuple or dict", value)
 
 

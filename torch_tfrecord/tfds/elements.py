@@ -15,6 +15,7 @@ from typing import Any
 import numpy.typing as npt
 import torch
 
+from torch_tfrecord.batch_memory import reserve
 from torch_tfrecord.errors import LimitExceededError, ParseError
 from torch_tfrecord.records.compression import MAX_INFLATED_RECORD_BYTES
 from torch_tfrecord.values.dtypes import (
@@ -180,10 +181,14 @@ class EncodedTensor(BytesElement):
         ):
             raise ParseError(f"expected a shape like {self.shape}, got {shape}")
         fixed = None if None in shape else math.prod(size for size in shape if size is not None) * self.dtype.itemsize
+        if self._is_zlib and fixed is not None:
+            reserve(fixed)
         raw = _inflate(data, fixed) if self._is_zlib else data
         if len(raw) % self.dtype.itemsize or (fixed is not None and len(raw) != fixed):
             wanted = f"{fixed} bytes" if fixed is not None else f"a multiple of {self.dtype.itemsize} bytes"
             raise ParseError(f"expected {wanted} for shape {shape}, got {len(raw)}")
+        if not self._is_zlib or fixed is None:
+            reserve(len(raw))
         return from_bytes(raw, self.dtype, known_shape(shape, len(raw) // self.dtype.itemsize))
 
     def join(self, items: list[Any]) -> Any:
@@ -216,6 +221,7 @@ def stack_alike(items: list[Any]) -> Any:
         not isinstance(item, torch.Tensor) or item.shape != first.shape or item.dtype != first.dtype for item in items
     ):
         return items
+    reserve(len(items) * first.nbytes)
     return torch.stack(items)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -10,6 +11,7 @@ import numpy.typing as npt
 import torch
 from torchvision import tv_tensors
 
+from torch_tfrecord.batch_memory import reserve
 from torch_tfrecord.errors import ParseError, TFRecordError
 from torch_tfrecord.features.specs import is_ragged
 from torch_tfrecord.tfds.episode_reader import Frames, read_frames
@@ -76,6 +78,7 @@ class NumberColumn:
     def take(self, span: Span, pad: str | None) -> torch.Tensor:
         """[steps, *shape]."""
         real = self.values[span.first : span.stop]
+        reserve((span.before + len(real) + span.behind) * math.prod(real.shape[1:]) * real.itemsize)
         if not span.before and not span.behind:
             return _tensor(real)
         if pad == "repeat":
@@ -315,6 +318,7 @@ def stacked(values: list[Any]) -> Any:
     if any(value.is_nested or value.shape != first.shape or value.dtype != first.dtype for value in values):
         return values
     plain = [value.as_subclass(torch.Tensor) for value in values]
+    reserve(len(values) * first.nbytes if len(values) > 1 else 0)
     together = plain[0][None] if len(plain) == 1 else torch.stack(plain)  # one needs no copy
     if isinstance(first, tv_tensors.Image):
         return tv_tensors.Video(together)

@@ -17,6 +17,7 @@ import torch_tfrecord.tfds.features as f
 from torch_tfrecord.errors import ParseError, TFRecordError
 from torch_tfrecord.records.sidecar import IndexKeeper
 from torch_tfrecord.samples import transform_one
+from torch_tfrecord.shown import shown_list
 from torch_tfrecord.tfds.dataset_info import FEATURES_FILE, DatasetInfo, info
 from torch_tfrecord.tfds.elements import BytesElement, Element, NumberElement, StringElement, TextElement
 from torch_tfrecord.tfds.episode_cache import EpisodeCache
@@ -119,7 +120,7 @@ class EpisodeStore:
         if not isinstance(steps, f.Sequence) or not isinstance(steps.feature, f.FeaturesDict):
             raise ParseError(
                 f"expected a feature {STEPS!r} that is a Dataset of dicts, as RLDS has, got "
-                f"{', '.join(map(repr, self.info.features))}; read this dataset with tfds.load",
+                f"{shown_list([*self.info.features], repr)}; read this dataset with tfds.load",
                 path=self._path,
             )
 
@@ -164,6 +165,10 @@ class EpisodeStore:
     def place(self, number: int) -> str:
         """The record of an episode, as errors name it."""
         return self._reader.place(*self.locate(number))
+
+    def located(self, number: int, error: TFRecordError) -> TFRecordError:
+        """An error in an episode, with its file, byte and record."""
+        return self._reader.locate_record(*self.locate(number), error)
 
     def _load(self, number: int) -> tuple[Episode, int]:
         file, record = self.locate(number)
@@ -294,7 +299,7 @@ def _image_named(name: str, images: list[LeafPlace]) -> str:
     if len(found) != 1:
         raise ValueError(
             f"decode_images must be True, False, or names of images: {name!r} is "
-            f"{'none' if not found else 'not one'} of {', '.join(repr(leaf.path) for leaf in images)}"
+            f"{'none' if not found else 'not one'} of {shown_list([leaf.path for leaf in images], repr)}"
         )
     return found[0]
 

@@ -18,10 +18,13 @@ from typing import Any, NamedTuple
 
 import torch_tfrecord.tfds.features as f
 from torch_tfrecord.errors import ParseError
+from torch_tfrecord.shown import shown_value
+from torch_tfrecord.tfds.json_fields import json_integer
 
 __all__ = ["features_from_json"]
 
 _PACKAGE = "tensorflow_datasets."
+_MAX_DEPTH = 64  # of features in features: far above any, far below where Python stops
 _CONTENT_KEYS = (
     "featuresDict",
     "tensor",
@@ -59,9 +62,10 @@ class _Place(NamedTuple):
 
     path: str
     names: tuple[str, ...]
+    depth: int = 0
 
-    def below(self, name: str) -> _Place:
-        return _Place(self.path, (*self.names, name))
+    def below(self, *names: str) -> _Place:
+        return _Place(self.path, (*self.names, *names), self.depth + 1)
 
     def error(self, text: str) -> ParseError:
         field = "/".join(self.names)
@@ -83,22 +87,18 @@ class _Content:
     def integer(self, name: str) -> int | None:
         """A number, written as number or string."""
         value = self.get(name)
-        if value is None:
-            return None
-        try:
-            if isinstance(value, (bool, float)):
-                raise ValueError
-            return int(value)
-        except (TypeError, ValueError):
-            raise self.place.error(f"expected {name} as an integer, got {value!r}") from None
+        number = json_integer(value)
+        if value is not None and number is None:
+            raise self.place.error(f"expected {name} as an integer, got {shown_value(value)}")
+        return number
 
     def number(self, name: str) -> float | None:
         """A number that need not be whole."""
         value = self.get(name)
         try:
             return None if value is None else float(value)
-        except (TypeError, ValueError):
-            raise self.place.error(f"expected {name} as a number, got {value!r}") from None
+        except (TypeError, ValueError, OverflowError):
+            raise self.place.error(f"expected {name} as a number, got {shown_value(value)}") from None
 
     def text(self, name: str) -> str | None:
         """A string; "" is none."""
@@ -111,26 +111,24 @@ class _Content:
         """A bool; false where it is left out."""
         value = self.get(name)
         if not isinstance(value, (bool, type(None))):
-            raise self.place.error(f"expected {name} as true or false, got {value!r}")
+            raise self.place.error(f"expected {name} as true or false, got {shown_value(value)}")
         return bool(value)
 
     def texts(self, name: str) -> tuple[str, ...]:
         """A list of strings."""
         value = self.get(name) or []
         if not isinstance(value, list) or any(not isinstance(item, str) for item in value):
-            raise self.place.error(f"expected {name} as a list of strings, got {value!r}")
+            raise self.place.error(f"expected {name} as a list of strings, got {shown_value(value)}")
         return tuple(value)
 
     def shape(self) -> tuple[int | None, ...]:
         """The shape: a list with null, or {"dimensions": [...]} with -1."""
         value = self.get("shape")
         sizes = value.get("dimensions", []) if isinstance(value, Mapping) else [] if value is None else value
-        if not isinstance(sizes, list):
-            raise self.place.error(f"expected shape as a list of sizes, got {value!r}")
-        try:
-            return tuple(None if size is None or int(size) == -1 else int(size) for size in sizes)
-        except (TypeError, ValueError):
-            raise self.place.error(f"expected shape as a list of sizes, got {value!r}") from None
+        found = [-1 if size is None else json_integer(size) for size in sizes] if isinstance(sizes, list) else [None]
+        if any(size is None or size < -1 for size in found):
+            raise self.place.error(f"expected shape as a list of sizes, got {shown_value(value)}")
+        return tuple(None if size == -1 else size for size in found)
 
     def dtype(self, default: str | None = None) -> str:
         """The dtype's name."""
@@ -143,6 +141,8 @@ class _Content:
 def _feature(value: Any, place: _Place) -> f.FeatureConnector:
     if not isinstance(value, Mapping):
         raise place.error(f"expected a feature as an object, got {type(value).__name__}")
+    if place.depth > _MAX_DEPTH:
+        raise place.error(f"expected features in features at most {_MAX_DEPTH} deep, got more")
     class_name = value.get("pythonClassName", value.get("type"))
     if not isinstance(class_name, str):
         raise place.error("expected the feature's class (pythonClassName), got none")
@@ -176,7 +176,7 @@ def _content(value: Mapping[str, Any], place: _Place) -> _Content:
     if isinstance(found, str):
         try:
             found = json.loads(found)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise place.error("expected the content as JSON, got a string that is none") from error
     if not isinstance(found, Mapping):
         raise place.error("expected one content, as an object")
@@ -256,7 +256,7 @@ def _sequence_of(kind: type[f.Sequence]) -> Callable[[_Content], f.Sequence]:
         length = content.integer("length")
         if length is not None and length < -1:
             raise content.place.error(f"expected length as a number or -1, got {length}")
-        return kind(_feature(content.get("feature"), content.place), length)
+        return kind(_feature(content.get("feature"), content.place.below()), length)
 
     return build
 

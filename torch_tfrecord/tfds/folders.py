@@ -8,6 +8,7 @@ import posixpath
 import re
 
 from torch_tfrecord.records.storage import filesystem, is_remote
+from torch_tfrecord.shown import shown_list
 from torch_tfrecord.tfds.json_fields import JsonFields, read_json
 
 __all__ = ["FEATURES_FILE", "INFO_FILE", "list_folder", "version_folder"]
@@ -39,7 +40,7 @@ def version_folder(folder: str) -> str:
     if len(configs) == 1:
         return version_folder(posixpath.join(folder, configs[0]))
     if configs:
-        raise ValueError(f"{folder}: several configs, choose one: {', '.join(sorted(configs))}")
+        raise ValueError(f"{folder}: several configs, choose one: {shown_list(sorted(configs))}")
     hint = f"; {unfinished[0]} was never finished" if unfinished else ""
     raise FileNotFoundError(
         errno.ENOENT, f"no {INFO_FILE}: not a directory of a TFDS dataset{hint}", posixpath.join(folder, INFO_FILE)

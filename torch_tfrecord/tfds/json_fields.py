@@ -9,8 +9,12 @@ from typing import Any
 
 from torch_tfrecord.errors import ParseError
 from torch_tfrecord.records.storage import open_file
+from torch_tfrecord.shown import shown_value
 
-__all__ = ["JsonFields", "read_json", "read_text"]
+__all__ = ["JsonFields", "json_integer", "read_json", "read_text"]
+
+_INTEGER = re.compile(r"-?[0-9]{1,19}")
+_MAX_INT64 = (1 << 63) - 1
 
 
 class JsonFields:
@@ -29,9 +33,7 @@ class JsonFields:
 
     def error(self, name: str, expected: str, found: Any) -> ParseError:
         """An error that names the field."""
-        shown = repr(found)
-        shown = shown if len(shown) <= 80 else shown[:77] + "..."
-        return ParseError(f"{self.where}{name}: expected {expected}, got {shown}", path=self.path)
+        return ParseError(f"{self.where}{name}: expected {expected}, got {shown_value(found, 80)}", path=self.path)
 
     def text(self, name: str) -> str:
         """A string."""
@@ -65,10 +67,26 @@ class JsonFields:
 
 
 def _integer(value: Any, error: Callable[[Any], ParseError]) -> int:
-    text = str(value)
-    if isinstance(value, bool) or not isinstance(value, (int, str)) or not text.isdecimal() or len(text) > 19:
+    number = json_integer(value)
+    if number is None or number < 0:
         raise error(value)
-    return int(text)
+    return number
+
+
+def json_integer(value: Any) -> int | None:
+    """The int64 that is written as a number or as a string of one; None for everything else, as 1.5 and Infinity.
+
+    Example:
+        >>> json_integer("-1"), json_integer(3), json_integer(1.5), json_integer(10**400)
+        (-1, 3, None, None)
+    """
+    if isinstance(value, bool) or not isinstance(value, (int, str)):
+        return None
+    if isinstance(value, str):
+        if not _INTEGER.fullmatch(value):
+            return None
+        value = int(value)
+    return value if -_MAX_INT64 - 1 <= value <= _MAX_INT64 else None
 
 
 def read_text(path: str) -> str:

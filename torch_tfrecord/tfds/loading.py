@@ -13,12 +13,13 @@ from typing import Any
 import numpy as np
 
 from torch_tfrecord.arguments import check_callable
+from torch_tfrecord.batch_memory import MAX_BATCH_BYTES
 from torch_tfrecord.errors import IndexMismatchError
 from torch_tfrecord.loading.map_dataset import TFRecordDataset
 from torch_tfrecord.records.index import RecordIndex
 from torch_tfrecord.records.sidecar import IndexKeeper
 from torch_tfrecord.records.storage import is_remote
-from torch_tfrecord.shown import shown_list
+from torch_tfrecord.shown import shown_list, shown_text
 from torch_tfrecord.tfds.dataset_info import DatasetInfo, info
 from torch_tfrecord.tfds.folders import FEATURES_FILE
 from torch_tfrecord.tfds.leaf_table import Decoding
@@ -41,6 +42,7 @@ def load(
     verify_crc: bool = True,
     index: str = "auto",
     index_dir: str | os.PathLike[str] | None = None,
+    max_batch_bytes: int = MAX_BATCH_BYTES,
 ) -> TFRecordDataset:
     """Open a split of a dataset that TFDS prepared, for random access, without TensorFlow and without a schema.
 
@@ -61,6 +63,7 @@ def load(
         verify_crc: Check the payloads' checksums.
         index: As of `TFRecordDataset`.
         index_dir: As of `TFRecordDataset`.
+        max_batch_bytes: As of `TFRecordDataset`.
 
     Returns:
         A `TFRecordDataset` of nested dicts: numbers and class labels are tensors, images `tv_tensors.Image` [C, H, W],
@@ -89,6 +92,7 @@ def load(
         decoding=Decoding(as_numpy_layout, dict(decoders or {}), dict(defaults or {})),
         supervised_keys=found.supervised_keys if as_supervised else None,
         path=posixpath.join(found.directory, FEATURES_FILE),
+        max_batch_bytes=max_batch_bytes,
     )
     files = open_split(found, split, IndexKeeper(index, index_dir=index_dir, verify_crc=verify_crc))
     return TFRecordDataset.from_indexes(
@@ -98,6 +102,7 @@ def load(
         positions=files.positions,
         transform=transform,
         verify_crc=verify_crc,
+        max_batch_bytes=max_batch_bytes,
     )
 
 
@@ -191,7 +196,7 @@ def _check_there(files: Sequence[str]) -> None:
         there = shown_list([posixpath.basename(path) for path in local if path not in gone]) or "none"
         names = shown_list([*map(posixpath.basename, missing)])
         text = f"a shard of the dataset is missing: {len(missing)} of {len(local)}: {names}; there are: {there}"
-        raise FileNotFoundError(errno.ENOENT, text, missing[0])
+        raise FileNotFoundError(errno.ENOENT, shown_text(text), missing[0])
 
 
 def _check_length(path: str, found: int, expected: int) -> None:

@@ -7,12 +7,14 @@ from itertools import pairwise
 from typing import Any
 
 import torch_tfrecord.tfds.features as f
+from torch_tfrecord.batch_memory import MAX_BATCH_BYTES, BatchBudget, check_max_batch_bytes
 from torch_tfrecord.errors import TFRecordError
 from torch_tfrecord.features.specs import Feature
 from torch_tfrecord.parsing.parsers import ExampleParser
 from torch_tfrecord.parsing.spec_readers import make_reader
 from torch_tfrecord.protobuf.example import parse_message
 from torch_tfrecord.records.packed_records import PackedRecords
+from torch_tfrecord.shown import shown_list
 from torch_tfrecord.tfds.entries import select_entries
 from torch_tfrecord.tfds.leaf_table import Decoding, LeafPlace, list_leaves, make_leaf, plain_spec
 
@@ -34,6 +36,7 @@ class TFDSParser:
         decoding: How.
         supervised_keys: Give a tuple of these in place of the dict.
         path: Of features.json, for errors.
+        max_batch_bytes: As of `TFRecordDataset`.
 
     Raises:
         KeyError: A name that is not in the tree.
@@ -51,8 +54,10 @@ class TFDSParser:
         decoding: Decoding | None = None,
         supervised_keys: Any = None,
         path: str | None = None,
+        max_batch_bytes: int = MAX_BATCH_BYTES,
     ) -> None:
-        self._arguments = (features, chosen, decoding, supervised_keys, path)
+        self.max_batch_bytes = check_max_batch_bytes(max_batch_bytes)
+        self._arguments = (features, chosen, decoding, supervised_keys, path, max_batch_bytes)
         decoding = decoding or Decoding()
         places = list_leaves(features)
         _check_paths(decoding, places)
@@ -82,21 +87,26 @@ class TFDSParser:
             ImageDecodeError: An image that cannot be decoded.
             ParseError: The bytes are no Example, or do not fit the features.
         """
-        if self._plain is not None and not self._others:
-            return self._nest(self._plain.single(serialized))
-        record = self._record(serialized)
-        return self._nest({path: reader.sample(record) for path, reader in self._readers})
+        with BatchBudget(self.max_batch_bytes):
+            if self._plain is not None and not self._others:
+                return self._nest(self._plain.single(serialized))
+            record = self._record(serialized)
+            return self._nest({path: reader.sample(record) for path, reader in self._readers})
 
     def samples(
-        self, records: Iterable[bytes | bytearray | memoryview], keys: Sequence[int] | None = None
+        self,
+        records: Iterable[bytes | bytearray | memoryview],
+        keys: Sequence[int] | None = None,
+        num_batches: int = 1,
     ) -> list[Any]:
-        """The sample of each record."""
+        """The sample of each record, of so many batches."""
         samples = []
-        for position, record in enumerate(records):
-            try:
-                samples.append(self.single(record))
-            except TFRecordError as error:
-                raise error.locate(position=position) from error.__cause__
+        with BatchBudget(self.max_batch_bytes * num_batches):
+            for position, record in enumerate(records):
+                try:
+                    samples.append(self.single(record))
+                except TFRecordError as error:
+                    raise error.locate(position=position) from error.__cause__
         return samples
 
     def batch(self, records: Iterable[bytes | bytearray | memoryview], keys: Sequence[int] | None = None) -> list[Any]:
@@ -105,7 +115,7 @@ class TFDSParser:
 
     def batches(self, records: PackedRecords, keys: Any, borders: Sequence[int]) -> list[list[Any]]:
         """The samples of several batches: their records one behind the other, and where each begins and ends."""
-        samples = self.samples(records)
+        samples = self.samples(records, num_batches=len(borders) - 1)
         return [samples[begin:end] for begin, end in pairwise(borders)]
 
     @property
@@ -136,8 +146,9 @@ class TFDSParser:
 
 
 def _build(*arguments: Any) -> TFDSParser:
-    features, chosen, decoding, supervised_keys, path = arguments
-    return TFDSParser(features, chosen, decoding=decoding, supervised_keys=supervised_keys, path=path)
+    features, chosen, decoding, supervised_keys, path, max_batch_bytes = arguments
+    own = {"decoding": decoding, "supervised_keys": supervised_keys, "path": path, "max_batch_bytes": max_batch_bytes}
+    return TFDSParser(features, chosen, **own)
 
 
 def choose_leaves(features: f.FeaturesDict, places: Sequence[LeafPlace], chosen: Chosen) -> list[LeafPlace]:
@@ -154,7 +165,7 @@ def choose_leaves(features: f.FeaturesDict, places: Sequence[LeafPlace], chosen:
         raise ValueError("features must name at least one feature, or be None for all")
     for path in wanted:
         if not any(_is_below(leaf.path, path) for leaf in places):
-            raise KeyError(f"no feature {path!r}; there are {', '.join(sorted(leaf.path for leaf in places))}")
+            raise KeyError(f"no feature {path!r}; there are {shown_list(sorted(leaf.path for leaf in places))}")
     return [leaf for leaf in places if any(_is_below(leaf.path, path) for path in wanted)]
 
 
@@ -183,7 +194,7 @@ def _check_paths(decoding: Decoding, places: Sequence[LeafPlace]) -> None:
     for argument, paths in (("decoders", decoding.decoders), ("defaults", decoding.defaults)):
         for path in paths:
             if path not in leaves:
-                raise KeyError(f"{argument}: no feature {path!r}; there are {', '.join(sorted(leaves))}")
+                raise KeyError(f"{argument}: no feature {path!r}; there are {shown_list(sorted(leaves))}")
     for path in decoding.defaults:
         if not getattr(leaves[path].feature, "optional", False):
             raise ValueError(f"defaults: feature {path!r} is not optional")

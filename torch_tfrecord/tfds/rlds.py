@@ -12,9 +12,10 @@ import torch
 from torch.utils.data import Dataset
 
 from torch_tfrecord.arguments import check_callable, integer
+from torch_tfrecord.batch_memory import MAX_BATCH_BYTES, BatchBudget, check_max_batch_bytes
 from torch_tfrecord.batches.collate import collate
 from torch_tfrecord.batches.column_batch import ColumnBatch
-from torch_tfrecord.errors import TFRecordError
+from torch_tfrecord.errors import LimitExceededError, TFRecordError
 from torch_tfrecord.order.leaves import defines_last
 from torch_tfrecord.order.position_batch import is_batch_of_positions, list_of_positions
 from torch_tfrecord.samples import Places, SampleList, transform_each, transform_one
@@ -76,6 +77,7 @@ class RLDSDataset(Dataset[Any]):
         index_dir: As of `TFRecordDataset`.
         cache_bytes: The most memory, in each process, for the columns of episodes that were read last. Frames are not
             kept.
+        max_batch_bytes: As of `TFRecordDataset`, for what samples hold: windows and frames.
 
     Attributes:
         info: What `tfds.info` says of the directory.
@@ -106,10 +108,12 @@ class RLDSDataset(Dataset[Any]):
         index: str = "auto",
         index_dir: str | os.PathLike[str] | None = None,
         cache_bytes: int = 32 << 20,
+        max_batch_bytes: int = MAX_BATCH_BYTES,
     ) -> None:
         check_callable("step_transform", step_transform)
         check_callable("episode_transform", episode_transform)
         integer("cache_bytes", cache_bytes)
+        self._max_batch_bytes = check_max_batch_bytes(max_batch_bytes)
         self._windows = Windows(window_size, action_horizon, pad)
         self._store = EpisodeStore(
             directory,
@@ -168,10 +172,12 @@ class RLDSDataset(Dataset[Any]):
         if not places:
             return []
         try:
-            return ColumnBatch(self._columns(places), len(places), self._places(positions))
+            with BatchBudget(self._max_batch_bytes):
+                return ColumnBatch(self._columns(places), len(places), self._places(positions))
         except (TFRecordError, DifferentNamesError, _TooLargeError):
             # One after another, for the error of the first bad position.
-            return SampleList([self._one(position) for position in positions], self._places(positions))
+            with BatchBudget(self._max_batch_bytes):
+                return SampleList([self._one(position) for position in positions], self._places(positions))
 
     def load_batches(self, batches: Sequence[Sequence[int]]) -> list[Sequence[Any]]:
         """`load_samples` of several batches."""
@@ -218,7 +224,11 @@ class RLDSDataset(Dataset[Any]):
 
     def _one(self, position: int) -> dict[str, Any]:
         number, step = self.locate(position)
-        return self._sample(self._store.episode(number), step)
+        try:
+            with BatchBudget(self._max_batch_bytes):
+                return self._sample(self._store.episode(number), step)
+        except LimitExceededError as error:
+            raise error if error.path else self._store.located(number, error) from error.__cause__
 
     def _sample(self, episode: Episode, step: int) -> dict[str, Any]:
         windows = self._windows
@@ -306,6 +316,7 @@ class RLDSEpisodes(Dataset[Any]):
         transform: Called with each item.
         index: As of `TFRecordDataset`.
         index_dir: As of `TFRecordDataset`.
+        max_batch_bytes: As of `TFRecordDataset`, for an episode.
 
     Attributes:
         info: What `tfds.info` says of the directory.
@@ -327,8 +338,10 @@ class RLDSEpisodes(Dataset[Any]):
         transform: Callable[[dict[str, Any]], Any] | None = None,
         index: str = "auto",
         index_dir: str | os.PathLike[str] | None = None,
+        max_batch_bytes: int = MAX_BATCH_BYTES,
     ) -> None:
         check_callable("transform", transform)
+        self._max_batch_bytes = check_max_batch_bytes(max_batch_bytes)
         self._store = EpisodeStore(
             directory,
             split,
@@ -364,7 +377,11 @@ class RLDSEpisodes(Dataset[Any]):
         except IndexError:
             raise IndexError(f"position {position} is out of range for {len(self)} episodes") from None
         episode = self._store.episode(number)
-        steps = _take(episode.steps, Span(0, episode.num_steps), None)
+        try:
+            with BatchBudget(self._max_batch_bytes):
+                steps = _take(episode.steps, Span(0, episode.num_steps), None)
+        except LimitExceededError as error:
+            raise error if error.path else self._store.located(number, error) from error.__cause__
         item = {STEPS: steps, **_own(episode.metadata), "_len": episode.num_steps, "_traj_index": number}
         return item if self._transform is None else transform_one(self._transform, item, self._store.place, number)
 

@@ -18,6 +18,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, TypeAlias
 
+from torch_tfrecord.shown import shown_list, shown_value
+
 __all__ = ["EvenSplit", "ReadInstruction", "Split", "SplitRange", "SplitSum", "even_splits", "resolve_split"]
 
 _UNITS = ("abs", "%", "shard")
@@ -194,6 +196,8 @@ def _instruction(spec: str, split: str) -> ReadInstruction:
         numbers = [None if value is None else float(value) if unit == "%" else int(value) for value in values]
     except ValueError:
         raise _unreadable(spec, split) from None
+    if any(number is not None and not abs(number) < 1 << 63 for number in numbers):  # 400 digits are inf
+        raise _unreadable(spec, split)
     if len(numbers) == 1:
         if unit != "shard" or numbers[0] is None:
             raise ValueError(f"split {split!r}: only shards can be taken by one number ('train[3shard]'); use a slice")
@@ -203,14 +207,14 @@ def _instruction(spec: str, split: str) -> ReadInstruction:
 
 def _unreadable(spec: str, split: str) -> ValueError:
     return ValueError(
-        f"split {split!r}: cannot read {spec!r}; expected a name, as 'train', with a slice, as 'train[:10%]', "
-        "'train[100:200]', 'train[:2shard]', or several joined by '+'"
+        f"split {shown_value(split)}: cannot read {shown_value(spec)}; expected a name, as 'train', with a slice, as "
+        "'train[:10%]', 'train[100:200]', 'train[:2shard]', or several joined by '+'"
     )
 
 
 def _absolute(part: ReadInstruction, sizes: Mapping[str, Sizes]) -> SplitRange:
     if part.split_name not in sizes:
-        raise ValueError(f"unknown split {part.split_name!r}; there are {', '.join(map(repr, sizes))}")
+        raise ValueError(f"unknown split {part.split_name!r}; there are {shown_list([*sizes], repr)}")
     info = sizes[part.split_name]
     total = info.num_examples
     start, stop = _bounds(part, info)

@@ -18,6 +18,7 @@ from torch_tfrecord.errors import IndexMismatchError, ParseError
 from torch_tfrecord.records.sidecar import cache_dir, write_sidecar
 from torch_tfrecord.records.sidecar_file import Sidecar, SidecarFormat, pack, read_sidecar
 from torch_tfrecord.records.storage import is_remote, open_file
+from torch_tfrecord.shown import shown_list
 from torch_tfrecord.tfds.dataset_info import FEATURES_FILE, DatasetInfo, info
 from torch_tfrecord.tfds.episode_columns import NumberColumn
 from torch_tfrecord.tfds.episode_store import STEPS, EpisodeStore
@@ -123,14 +124,14 @@ def _names(
     if chosen is None:
         tops = [name for name in usual if any(_is_below(path, name) for path in there)][:1]
         if not tops and is_needed:
-            raise KeyError(f"no feature 'action' in the steps; name one of {', '.join(sorted(there))}")
+            raise KeyError(f"no feature 'action' in the steps; name one of {shown_list(sorted(there))}")
     else:
         tops = [chosen] if isinstance(chosen, str) else list(chosen)
     names: list[str] = []
     for top in tops:
         below = sorted(path for path in there if _is_below(path, top))
         if not below and is_needed:
-            raise KeyError(f"no feature {top!r} in the steps; there are {', '.join(sorted(there))}")
+            raise KeyError(f"no feature {top!r} in the steps; there are {shown_list(sorted(there))}")
         names += below or [top]
     return tuple(names)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 import torch
 from torchvision import tv_tensors
 
+from torch_tfrecord.batch_memory import reserve
 from torch_tfrecord.images.stacks import decode_stack
 from torch_tfrecord.tfds.episode_columns import EncodedColumn, NumberColumn, read_encoded
 from torch_tfrecord.tfds.windows import Span
@@ -97,6 +99,7 @@ class StepBatch:
         arrays = [item.array for item in columns if isinstance(item, NumberColumn) and item.array is not None]
         if len(arrays) < len(columns):
             return None
+        reserve(len(arrays) * self._size * math.prod(first.shape[1:]) * first.itemsize)
         out = np.empty((len(arrays), self._size, *first.shape[1:]), first.dtype)
         pieces: list[Any] = []
         for array, (begin, stop, before, behind) in zip(arrays, self._spans, strict=True):

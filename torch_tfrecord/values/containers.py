@@ -175,8 +175,14 @@ def join_nested(parts: Sequence[Nested], template: Nested) -> Nested:
 
 
 def _join_splits(parts: Sequence[torch.Tensor]) -> torch.Tensor:
-    lengths = torch.cat([splits.diff() for splits in parts])
-    return torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
+    # Straight to their place: rows without values may be many, and diff, cat and cumsum would hold them four times.
+    joined = torch.zeros(1 + sum(len(splits) - 1 for splits in parts), dtype=torch.int64)
+    row = 1
+    for splits in parts:
+        end = row + len(splits) - 1
+        torch.add(splits[1:], joined[row - 1], out=joined[row:end])
+        row = end
+    return joined
 
 
 def jagged_tensor(values: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:

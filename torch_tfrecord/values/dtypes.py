@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
@@ -40,6 +41,8 @@ class ListKind(NamedTuple):
 INT64_LIST = ListKind("int64_list", "int64", "int64")
 FLOAT_LIST = ListKind("float_list", "float", "float")
 BYTES_LIST = ListKind("bytes_list", "string", "bytes")
+
+_MAX_ELEMENTS = 1 << 40  # of a tensor of none, were its zeros ones: far below where the sizes of a batch overflow
 
 _INTEGERS = (
     torch.int8,
@@ -114,6 +117,8 @@ def from_bytes(data: bytes | memoryview, dtype: torch.dtype, shape: Sequence[int
     Raises:
         ParseError: A bool that is neither 0 nor 1, or a shape that torch refuses.
     """
+    if math.prod(size or 1 for size in shape) > _MAX_ELEMENTS and 0 in shape:
+        raise ParseError(f"shape {list(shape)} is not possible for a tensor: its sizes but for 0 are too large")
     if dtype == torch.bool and bytes(data).strip(b"\x00\x01"):  # strip stops at the first other byte
         raise ParseError("expected bool bytes of 0 or 1, got another value")
     try:

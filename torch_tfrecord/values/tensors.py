@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from torch_tfrecord.batch_memory import reserve
 from torch_tfrecord.errors import LimitExceededError, ParseError
 from torch_tfrecord.protobuf.example import parse_message
 from torch_tfrecord.protobuf.messages import TensorProto
@@ -169,6 +170,8 @@ def _numbers(proto: Any, row: _Type, shape: tuple[int, ...], max_bytes: int | No
             f"Cannot parse tensor from proto: expected {wanted_bytes} bytes of content for shape {list(shape)} "
             f"of {row.name}, got {len(content)}"
         )
+    else:
+        reserve(wanted_bytes)
     try:
         return from_bytes(content, dtype, shape)
     except ParseError as error:
@@ -189,9 +192,10 @@ def _typed_values(proto: Any, row: _Type) -> npt.NDArray[Any]:
 def _filled(values: npt.NDArray[Any], count: int, max_bytes: int | None) -> npt.NDArray[Any]:
     """Cut to a count, or repeat the last value up to it (zero if there is none)."""
     missing = count - values.size
+    _check_growth(missing * values.itemsize, max_bytes)
+    reserve(count * values.itemsize)
     if missing <= 0:
         return values[:count]
-    _check_growth(missing * values.itemsize, max_bytes)
     return np.concatenate([values, np.full(missing, values[-1] if values.size else 0, dtype=values.dtype)])
 
 
@@ -211,6 +215,7 @@ def _strings(proto: Any, shape: tuple[int, ...], max_bytes: int | None) -> list[
     sizes = shape[: shape.index(0) + 1] if 0 in shape else shape
     entries = sum(math.prod(sizes[:rank]) for rank in range(1, len(sizes) + 1))
     _check_growth((entries - len(values)) * _POINTER_BYTES, max_bytes)
+    reserve(entries * _POINTER_BYTES)
     return values + [values[-1] if values else b""] * (count - len(values))
 
 
