@@ -1,12 +1,13 @@
-"""What a `repr` shows of a dataset or loader: bounded in length, and no secret."""
+"""What a `repr` or an error shows of a dataset, loader or value: bounded in length, and no secret."""
 
 from __future__ import annotations
 
 import re
+import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-__all__ = ["shown_features", "shown_files", "shown_items", "shown_list", "shown_transform"]
+__all__ = ["shown_features", "shown_files", "shown_items", "shown_list", "shown_transform", "shown_value"]
 
 _MOST_NAMES = 8
 _MOST_LETTERS = 120
@@ -14,6 +15,29 @@ _MOST_LETTERS = 120
 # Of an address the name and password in front of the host, and what is asked behind `?`, where tokens stand.
 _USER = re.compile(r"(?<=://)[^/@]*@")
 _QUERY = re.compile(r"(?<=://)([^?]*)\?.*", re.DOTALL)
+
+
+class _Short(reprlib.Repr):
+    """Looks at a part of a value alone, however large or deep the value is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxlevel, self.maxdict, self.maxlist, self.maxtuple, self.maxset = 3, 12, 12, 12, 12
+        self.maxstring = self.maxother = self.maxlong = _MOST_LETTERS
+
+    def repr_int(self, x: int, level: int) -> str:
+        # Python refuses to print what is much longer.
+        return repr(x) if x.bit_length() <= 4 * _MOST_LETTERS else f"an integer of {x.bit_length()} bits"
+
+
+def shown_value(value: Any) -> str:
+    """The repr of any value, cut where it is long.
+
+    Example:
+        >>> shown_value([3, {"a": 10**10000}])
+        "[3, {'a': an integer of 33220 bits}]"
+    """
+    return _start_of(_Short().repr(value), 4 * _MOST_LETTERS)
 
 
 def shown_files(files: Sequence[str]) -> str:

@@ -20,7 +20,7 @@ from torch_tfrecord.errors import TFRecordError
 from torch_tfrecord.features.structured_specs import SequenceFeatures
 from torch_tfrecord.loading.record_groups import RecordGroup, StreamRecord, regroup
 from torch_tfrecord.loading.record_stream import RecordStream
-from torch_tfrecord.loading.stream_iteration import LastIteration, LoadedStates, StreamIteration
+from torch_tfrecord.loading.stream_iteration import LastIteration, LoadedStates, StreamIteration, check_states
 from torch_tfrecord.loading.stream_pieces import Piece
 from torch_tfrecord.loading.stream_states import StreamStates
 from torch_tfrecord.order.epoch_count import EpochCount
@@ -179,11 +179,17 @@ class TFRecordIterableDataset(IterableDataset[Any]):
 
         Raises:
             ValueError: Another version, seed, set of files, or other options of the order, states of different epochs;
-                names both values. When iterated: states are missing.
+                names both values. A field that holds what no iteration over these files had; names it. When iterated:
+                states are missing, or a file has fewer records than the state says.
         """
-        states = StreamStates(state_dict, self._identity())
+        states = self._check_state(state_dict)
         self._loaded, self._last = LoadedStates(states), None
         self._epochs.choose(states.epoch)
+
+    def _check_state(self, state_dict: Any) -> StreamStates:
+        states = StreamStates(state_dict, self._identity())
+        check_states(self, states)
+        return states
 
     def _iteration(self, epoch: int) -> StreamIteration:
         return StreamIteration(self, consumer(resolve_rank(self._rank, self._world_size)), epoch)
