@@ -53,6 +53,7 @@ ORDER = [
     "records.framing",
     "records.walk",
     "records.compression",
+    "records.descriptors",
     "records.storage",
     "records.resync",
     "records.scan",
