@@ -12,7 +12,7 @@ import os
 import posixpath
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any, NamedTuple, TypeAlias
 
@@ -38,6 +38,7 @@ _LABELS_NAME = re.compile(r"labels-.*\.txt|.*-labels\.txt", re.DOTALL)
 # Bytes looked at to tell what a file is.
 _GUESS_BYTES = 64
 _MAX_NAMED = 10
+_MOST_ASKED = 100_000  # names of missing shards that a pattern is held against
 _MAX_NAME = 80
 
 
@@ -235,18 +236,30 @@ def _check_shards(found: list[str], asked: str, pattern: str = "*") -> list[str]
         if extra:
             raise ValueError(f"{asked}: expected shards 0 to {total - 1} of {total}, got {_some(extra)}")
         name = posixpath.basename(base)  # missing ones would lie where the others do
+        if len(numbers) == total:
+            continue
         _raise_missing(
             base,
             suffix,
-            (
-                number
-                for number in range(total)
-                if number not in numbers and fnmatch.fnmatchcase(shard_name(name, number, total, suffix), pattern)
-            ),
+            _missing(name, suffix, total, numbers, pattern),
             total,
             sorted(shard_name(base, number, total, suffix) for number in numbers),
         )
     return found
+
+
+def _missing(name: str, suffix: str, total: int, numbers: set[int], pattern: str) -> Iterator[int]:
+    """Numbers of missing shards whose names match a pattern; asks for as many names as there are files, and some."""
+    most = _MOST_ASKED + 10 * len(numbers)  # a name may claim any number of shards
+    asked = 0
+    for number in range(total):
+        if number in numbers:
+            continue
+        asked += 1
+        if fnmatch.fnmatchcase(shard_name(name, number, total, suffix), pattern):
+            yield number
+        elif asked > most:
+            return
 
 
 def _counted_shards(files: _Local, asked: str, counted: re.Match[str]) -> list[str]:
