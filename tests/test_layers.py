@@ -14,6 +14,7 @@ PACKAGE = Path(torch_tfrecord.__file__).parent
 
 # A module imports only from those above it.
 ORDER = [
+    "printable",
     "errors",
     "arguments",
     "callers",

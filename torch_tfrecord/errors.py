@@ -20,6 +20,8 @@ import os
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from torch_tfrecord.printable import printable
+
 __all__ = [
     "CompressionError",
     "CorruptRecordError",
@@ -90,7 +92,7 @@ class TFRecordError(Exception):
             if part
         )
         path = "" if self.path is None else str(self.path)
-        return ": ".join(part for part in (path, place, str(self.args[0])) if part)
+        return printable(": ".join(part for part in (path, place, str(self.args[0])) if part))
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         return _rebuild, (type(self), self.args[0], self.path, self.offset, self.position)

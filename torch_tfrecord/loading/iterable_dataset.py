@@ -28,6 +28,7 @@ from torch_tfrecord.order.ordering import shuffled
 from torch_tfrecord.order.random_stream import RandomStream
 from torch_tfrecord.order.ranks import check_rank, consumer, in_process_group, resolve_rank
 from torch_tfrecord.order.record_keys import record_keys
+from torch_tfrecord.printable import printable
 from torch_tfrecord.records.compression import check_compression_type
 from torch_tfrecord.records.paths import Paths, find_files
 from torch_tfrecord.records.reader import check_on_corrupt, read_blocks
@@ -288,7 +289,7 @@ class TFRecordIterableDataset(IterableDataset[Any]):
 
     def _place(self, file: int, offset: int, number: int) -> str:
         """The record, as errors name it."""
-        return f"{self.files[file]}: record {number} at byte {offset}"
+        return f"{printable(self.files[file])}: record {number} at byte {offset}"
 
     def _parse(self, group: RecordGroup, epoch: int, as_columns: bool = False) -> Sequence[Any]:
         if self._parser is None:

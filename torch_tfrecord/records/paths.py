@@ -17,6 +17,7 @@ from itertools import islice
 from typing import Any, NamedTuple, TypeAlias
 
 from torch_tfrecord.errors import TFRecordError
+from torch_tfrecord.printable import printable
 from torch_tfrecord.records.compression import open_stream
 from torch_tfrecord.records.framing import HEADER_BYTES, guess_content, is_header
 from torch_tfrecord.records.sidecar import SIDECAR_SUFFIX
@@ -229,12 +230,12 @@ def _check_shards(found: list[str], asked: str, pattern: str = "*") -> list[str]
     for (base, suffix), totals in sets.items():
         if len(totals) > 1:
             raise ValueError(
-                f"{asked}: expected one set of shards, got {base}-*{suffix} of {sorted(totals)} shards mixed"
+                printable(f"{asked}: expected one set of shards, got {base}-*{suffix} of {sorted(totals)} shards mixed")
             )
         ((total, numbers),) = totals.items()
         extra = [shard_name(base, number, total, suffix) for number in sorted(numbers) if number >= total]
         if extra:
-            raise ValueError(f"{asked}: expected shards 0 to {total - 1} of {total}, got {_some(extra)}")
+            raise ValueError(f"{printable(asked)}: expected shards 0 to {total - 1} of {total}, got {_some(extra)}")
         name = posixpath.basename(base)  # missing ones would lie where the others do
         if len(numbers) == total:
             continue
@@ -272,7 +273,7 @@ def _counted_shards(files: _Local, asked: str, counted: re.Match[str]) -> list[s
     shards = {name: shard for name in present if (shard := _shard_of(name)) and (not suffix or shard.suffix == suffix)}
     suffixes = sorted({shard.suffix for shard in shards.values()})
     if len(suffixes) > 1:
-        raise ValueError(f"{asked}: expected shards with one suffix, got {suffixes}")
+        raise ValueError(f"{printable(asked)}: expected shards with one suffix, got {suffixes}")
     if not shards:
         if any_number or not total:
             raise FileNotFoundError(errno.ENOENT, "no shard of this set", asked)
@@ -302,5 +303,5 @@ def _short(path: str) -> str:
 
 
 def _some(names: Sequence[str]) -> str:
-    shown = ", ".join(map(str, names[:_MAX_NAMED]))
+    shown = printable(", ".join(map(str, names[:_MAX_NAMED])))
     return shown if len(names) <= _MAX_NAMED else f"{shown} and more"

@@ -19,6 +19,7 @@ from tqdm import tqdm
 
 from torch_tfrecord.callers import outer_level
 from torch_tfrecord.errors import IndexMismatchError
+from torch_tfrecord.printable import printable
 from torch_tfrecord.records.atomic import write_atomically
 from torch_tfrecord.records.index import RecordIndex, index_source
 from torch_tfrecord.records.storage import FileSource, is_remote, open_file
@@ -202,7 +203,7 @@ class IndexKeeper:
             path, place = self._displaced[0]
             kept = f"its index is kept at {place}" if place else "no index could be kept, it is built again each time"
             warnings.warn(
-                f"{path}: the folder cannot be written: {kept} ({len(self._displaced)} such files). "
+                f"{printable(path)}: the folder cannot be written: {kept} ({len(self._displaced)} such files). "
                 "Give index_dir= to choose a place, or index='memory' if none is wanted.",
                 stacklevel=outer_level(),
             )
