@@ -15,6 +15,7 @@ PACKAGE = Path(torch_tfrecord.__file__).parent
 # A module imports only from those above it.
 ORDER = [
     "shown",
+    "printable",
     "errors",
     "arguments",
     "callers",
@@ -51,9 +52,11 @@ ORDER = [
     "records.packed_records",
     "records.read_plan",
     "records.checksum",
+    "records.range_checksums",
     "records.framing",
     "records.walk",
     "records.compression",
+    "records.descriptors",
     "records.storage",
     "records.resync",
     "records.scan",

@@ -32,7 +32,7 @@ from torch_tfrecord import (
     encode_example,
     encode_image,
 )
-from torch_tfrecord.records import storage
+from torch_tfrecord.records import descriptors
 from torch_tfrecord.records.sidecar import sidecar_path
 
 SUFFIX = ".index.safetensors"
@@ -485,7 +485,7 @@ def test_pickled_size_is_16_bytes_a_record(tmp_path):
 
 
 def test_opens_no_more_files_than_allowed(tmp_path, monkeypatch):
-    monkeypatch.setattr(storage, "_default_max_open", lambda: 4)
+    monkeypatch.setattr(descriptors, "_most_open", lambda: 4)
     for number in range(30):
         write(tmp_path / f"part-{number:02d}", [b"%d" % number, b"+"])
     ds = TFRecordDataset(tmp_path / "part-*")
@@ -500,7 +500,7 @@ def test_opens_no_more_files_than_allowed(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("suffix", ["", ".gz"])
 def test_from_16_threads(tmp_path, monkeypatch, suffix):
-    monkeypatch.setattr(storage, "_default_max_open", lambda: 4)  # files are closed and opened all the time
+    monkeypatch.setattr(descriptors, "_most_open", lambda: 4)  # files are closed and opened all the time
     payloads = [b"%d:" % number + os.urandom(number % 300) for number in range(400)]
     write_split(tmp_path, payloads, split=(40,) * 10, suffix=suffix)
     ds = TFRecordDataset(tmp_path / "part-*")

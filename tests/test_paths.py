@@ -347,3 +347,23 @@ def test_links_count_as_what_they_point_to():
     os.symlink("../real", "d/link")
     os.symlink("nothing", "d/x.tfrecord")
     assert find_files("d") == ["d/link"]
+
+
+@pytest.mark.parametrize("total", [200_001, 1_000_000_000])
+def test_a_set_that_claims_any_number_of_shards_costs_what_is_there(monkeypatch, total):
+    make(f"x-00000-of-{total}")
+    asked = []
+    matches = paths.fnmatch.fnmatchcase
+    monkeypatch.setattr(paths.fnmatch, "fnmatchcase", lambda *names: asked.append(1) or matches(*names))
+    monkeypatch.setattr(paths, "_MOST_ASKED", 1000)
+    assert find_files("x-00000-of-*") == [f"x-00000-of-{total}"]
+    assert len(asked) < 1100
+    with pytest.raises(FileNotFoundError, match=f"more than 10 of {total} shards missing"):
+        find_files("x-*")
+
+
+def test_a_pattern_of_some_shards_of_a_set():
+    shards("s", 40, leave_out=(12,))
+    assert len(find_files("s-0000*")) == 10
+    with pytest.raises(FileNotFoundError, match="1 of 40 shards missing"):
+        find_files("s-0001*")

@@ -158,12 +158,12 @@ def test_a_file_that_was_cut_since(tmp_path):
 def test_a_closed_descriptor_is_an_error_with_the_path(tmp_path):
     files = Files(tmp_path, [([b"abc"] * 3, "")])
     source = files(0)
-    os.close(source._fd)
+    os.close(source.descriptor)
     with pytest.raises(OSError, match="f0"):
         RecordReader().read_batch(lambda _: source, *files.places([(0, 1)]))
     with pytest.raises(OSError, match="f0"):
         RecordReader().read(source, 0, 3)
-    source._fd = -1
+    source._held.number = -1
 
 
 def test_remote_files(tmp_path):

@@ -20,6 +20,7 @@ import os
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from torch_tfrecord.printable import printable
 from torch_tfrecord.shown import shown_text
 
 __all__ = [
@@ -95,10 +96,11 @@ class TFRecordError(Exception):
             if part
         )
         path = "" if self.path is None else str(self.path)
-        text = ": ".join(part for part in (path, place, str(self.args[0])) if part)
+        text = printable(": ".join(part for part in (path, place, str(self.args[0])) if part))
         if len(text) <= _MOST_BYTES // 4 or len(text.encode("utf-8", "surrogatepass")) <= _MOST_BYTES:
             return text
-        return ": ".join(part for part in (shown_text(path, 400), place, shown_text(str(self.args[0]))) if part)
+        shortened = (shown_text(printable(path), 400), place, shown_text(printable(str(self.args[0]))))
+        return ": ".join(part for part in shortened if part)
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         return _rebuild, (type(self), self.args[0], self.path, self.offset, self.position)

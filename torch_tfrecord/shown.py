@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -23,6 +24,29 @@ _MOST_BYTES = 1500  # of a text of an error, beside which stands the file
 # Of an address the name and password in front of the host, and what is asked behind `?`, where tokens stand.
 _USER = re.compile(r"(?<=://)[^/@]*@")
 _QUERY = re.compile(r"(?<=://)([^?]*)\?.*", re.DOTALL)
+
+
+class _Short(reprlib.Repr):
+    """Looks at a part of a value alone, however large or deep the value is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxlevel, self.maxdict, self.maxlist, self.maxtuple, self.maxset = 3, 12, 12, 12, 12
+        self.maxstring = self.maxother = self.maxlong = _MOST_LETTERS
+
+    def repr_int(self, x: int, level: int) -> str:
+        # Python refuses to print what is much longer.
+        return repr(x) if x.bit_length() <= 4 * _MOST_LETTERS else f"an integer of {x.bit_length()} bits"
+
+
+def shown_value(value: Any, limit: int = 4 * _MOST_LETTERS) -> str:
+    """The repr of a value that may be anything, as of a damaged file: long, nested deeply, a number of many digits.
+
+    Example:
+        >>> shown_value([3, {"a": 10**10000}])
+        "[3, {'a': an integer of 33220 bits}]"
+    """
+    return _start_of(_Short().repr(value), limit)
 
 
 def shown_files(files: Sequence[str]) -> str:
@@ -68,19 +92,6 @@ def _shown_item(item: Any) -> str:
     kind = type(item)
     is_ours = kind.__module__.startswith("torch_tfrecord.")
     return _start_of(repr(item), 4 * _MOST_LETTERS) if is_ours else kind.__name__
-
-
-def shown_value(value: Any, limit: int = _MOST_LETTERS) -> str:
-    """The repr of a value that may be anything, as of a damaged file: long, nested deeply, a number of many digits.
-
-    Example:
-        >>> shown_value([1, "2"]), shown_value(10**5000)
-        ("[1, '2']", 'int')
-    """
-    try:
-        return _start_of(repr(value), limit)
-    except (RecursionError, ValueError):
-        return type(value).__name__
 
 
 def shown_text(text: str, limit: int = _MOST_BYTES) -> str:

@@ -22,7 +22,7 @@ from torch_tfrecord.features.specs import FixedLenFeature
 from torch_tfrecord.features.structured_specs import SequenceFeatures
 from torch_tfrecord.loading.record_groups import RecordGroup, StreamRecord, regroup
 from torch_tfrecord.loading.record_stream import RecordStream
-from torch_tfrecord.loading.stream_iteration import LastIteration, LoadedStates, StreamIteration
+from torch_tfrecord.loading.stream_iteration import LastIteration, LoadedStates, StreamIteration, check_states
 from torch_tfrecord.loading.stream_pieces import Piece
 from torch_tfrecord.loading.stream_states import StreamStates
 from torch_tfrecord.order.epoch_count import EpochCount
@@ -31,6 +31,7 @@ from torch_tfrecord.order.prepared import check_loaded_epoch, prepared_loader
 from torch_tfrecord.order.random_stream import RandomStream
 from torch_tfrecord.order.ranks import check_rank, consumer, in_process_group, resolve_rank
 from torch_tfrecord.order.record_keys import record_keys
+from torch_tfrecord.printable import printable
 from torch_tfrecord.records.compression import check_compression_type
 from torch_tfrecord.records.paths import Paths, find_files
 from torch_tfrecord.records.reader import check_on_corrupt, read_blocks
@@ -188,9 +189,10 @@ class TFRecordIterableDataset(IterableDataset[Any]):
 
         Raises:
             ValueError: Another version, seed, set of files, or other options of the order, states of different epochs;
-                names both values. When iterated: states are missing.
+                names both values. A field that holds what no iteration over these files had; names it. When iterated:
+                states are missing, or a file has fewer records than the state says.
         """
-        states = StreamStates(state_dict, self._identity())
+        states = self._check_state(state_dict)
         self._loaded, self._last = LoadedStates(states), None
         self._epochs.choose(states.epoch)
 
@@ -210,6 +212,11 @@ class TFRecordIterableDataset(IterableDataset[Any]):
                 f"full: expected num_workers of at most 1 or dispatch_batches=False, got num_workers="
                 f"{prepared.num_workers} (DataLoaderConfiguration in Accelerate, accelerator_config in a Trainer)"
             )
+
+    def _check_state(self, state_dict: Any) -> StreamStates:
+        states = StreamStates(state_dict, self._identity())
+        check_states(self, states)
+        return states
 
     def _iteration(self, epoch: int) -> StreamIteration:
         self._check_prepared()
@@ -320,7 +327,7 @@ class TFRecordIterableDataset(IterableDataset[Any]):
 
     def _place(self, file: int, offset: int, number: int) -> str:
         """The record, as errors name it."""
-        return f"{self.files[file]}: record {number} at byte {offset}"
+        return f"{printable(self.files[file])}: record {number} at byte {offset}"
 
     def _parse(self, group: RecordGroup, epoch: int, as_columns: bool = False) -> Sequence[Any]:
         if self._parser is None:

@@ -28,6 +28,7 @@ from torch_tfrecord.order.file_shuffle import Lanes, plan_lanes
 from torch_tfrecord.order.leaves import defines_last, salted
 from torch_tfrecord.order.position_batch import epoch_of, is_batch_of_positions, list_of_positions
 from torch_tfrecord.order.record_keys import record_keys, salted_keys
+from torch_tfrecord.printable import printable
 from torch_tfrecord.records.compression import ByteSource, check_compression_type, open_stream
 from torch_tfrecord.records.index import RecordIndex
 from torch_tfrecord.records.paths import Paths, find_files
@@ -247,7 +248,7 @@ class TFRecordDataset(Dataset[Any]):
     def _place(self, absolute: int) -> str:
         """The record, as errors name it."""
         file, number, offset, _ = self._table.find_one(absolute)
-        return f"{self.files[file]}: record {number} at byte {offset}"
+        return f"{printable(self.files[file])}: record {number} at byte {offset}"
 
     @property
     def draws_at_random(self) -> bool:
@@ -485,8 +486,9 @@ class _FileOpener:
         if self.first_compressed is not None and not self.has_warned:
             self.has_warned = True
             warnings.warn(
-                f"{self.first_compressed}: random access in a compressed file decompresses from its beginning up to "
-                'the record: slow unless read in order. Use make_dataloader or RecordSampler(shuffle="blocks"), whose '
-                "shuffle goes through each file once, stream with TFRecordIterableDataset, or write it uncompressed.",
+                f"{printable(self.first_compressed)}: random access in a compressed file decompresses from its "
+                "beginning up to the record: slow unless read in order. Use make_dataloader or "
+                'RecordSampler(shuffle="blocks"), whose shuffle goes through each file once, stream with '
+                "TFRecordIterableDataset, or write it uncompressed.",
                 stacklevel=stacklevel + 1,
             )

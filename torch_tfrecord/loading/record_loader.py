@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from multiprocessing.connection import wait
 from typing import Any
 
 from torch_tfrecord.loading.read_ahead import ReadAheadLoader
 from torch_tfrecord.order.batch_sampler import BatchIteration, RecordBatchSampler
 
 __all__ = ["RecordLoader"]
+
+_WAIT_SECONDS = 5.0  # until the system tells of a worker's end, which its connection told
 
 
 class RecordLoader(ReadAheadLoader):
@@ -106,6 +109,11 @@ class _ReceivedBatches(Iterator[Any]):
         except StopIteration:
             self._batches.is_over = True
             raise
+        except (ConnectionError, EOFError) as error:
+            lost = _ended_workers(getattr(self._iterator, "_workers", ()))
+            if not lost:
+                raise
+            raise RuntimeError(f"a batch was lost: {', '.join(lost)}") from error
         self._batches.num_received = (self._batches.num_received or 0) + 1
         return batch
 
@@ -116,3 +124,17 @@ class _ReceivedBatches(Iterator[Any]):
         if name == "_iterator":  # not there yet
             raise AttributeError(name)
         return getattr(self._iterator, name)
+
+
+def _ended_workers(workers: Sequence[Any]) -> list[str]:
+    """The workers that have ended, and why: torch does not look where one is killed while it sends a batch."""
+    ended = wait([worker.sentinel for worker in workers], _WAIT_SECONDS)
+    for worker in workers:
+        if worker.sentinel in ended:
+            worker.join(_WAIT_SECONDS)  # it is gone: only its exit code may not be there yet
+    return [
+        f"DataLoader worker (pid {worker.pid}) "
+        + (f"was killed by signal {-worker.exitcode}" if worker.exitcode < 0 else f"ended with {worker.exitcode}")
+        for worker in workers
+        if worker.exitcode
+    ]

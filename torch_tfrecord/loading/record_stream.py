@@ -12,10 +12,11 @@ import numpy as np
 import numpy.typing as npt
 
 from torch_tfrecord.loading.record_groups import RecordGroup, StreamRecord
-from torch_tfrecord.loading.stream_pieces import Piece, picked_pieces
+from torch_tfrecord.loading.stream_pieces import MOST_RECORDS, Piece, picked_pieces
 from torch_tfrecord.order.random_stream import RandomStream
 from torch_tfrecord.records.packed_records import PackedRecords
 from torch_tfrecord.records.scan import Block
+from torch_tfrecord.shown import shown_value
 
 __all__ = ["RecordStream"]
 
@@ -78,16 +79,37 @@ class RecordStream:
 
     def check(self, place: Mapping[str, Any], num_files: int) -> None:
         """ValueError unless this is a place of a stream of these pieces."""
-        slots, waiting, num_pieces = place["slots"], place["waiting"], len(self._pieces)
-        if (
-            place["next_piece"] <= num_pieces
-            and isinstance(slots, list)
-            and place["slot"] < len(self._slots) == len(slots)
-            and all(slot is None or _are_pairs([slot], num_pieces) for slot in slots)
-            and _are_pairs(waiting, num_files)
-        ):
-            return
-        raise ValueError(f"expected a place of a stream of {num_pieces} pieces in the state, got {dict(place)}")
+        slots, waiting, num_pieces, next_piece = (
+            place["slots"],
+            place["waiting"],
+            len(self._pieces),
+            place["next_piece"],
+        )
+        num_slots = len(self._slots)
+        most_taken = self._block_length if num_slots > 1 else MOST_RECORDS
+        is_good = {
+            "next_piece": next_piece <= num_pieces,
+            "slots": isinstance(slots, list) and len(slots) == num_slots and self._are_open(slots, next_piece),
+            "slot": place["slot"] < num_slots,
+            "turn": place["turn"] <= most_taken,
+            "waiting": _are_pairs(waiting, num_files) and len(waiting) <= self._buffer_size and _are_distinct(waiting),
+            "draws": self._buffer_size > 0 or not place["draws"],
+        }
+        wrong = next((field for field, good in is_good.items() if not good), None)
+        if wrong is not None:
+            raise ValueError(
+                f"expected a place of a stream of {num_pieces} pieces in the state ({num_slots} slots, "
+                f"{self._buffer_size} waiting at most), got {wrong}={shown_value(place[wrong])}"
+            )
+
+    def _are_open(self, slots: list[Any], next_piece: int) -> bool:
+        """Whether they are None or (a piece begun, the number of its next record)."""
+        pairs = [slot for slot in slots if slot is not None]
+        return (
+            _are_pairs(pairs, min(next_piece, len(self._pieces)))
+            and _are_distinct([pair[:1] for pair in pairs])
+            and all(number >= self._pieces[piece].first for piece, number in pairs)
+        )
 
     def go_to(self, place: Mapping[str, Any]) -> None:
         """Go on where another stream of the same pieces was; before anything is taken."""
@@ -217,9 +239,16 @@ class _Marks:
 def _are_pairs(pairs: Any, limit: int) -> bool:
     """Whether they are (number below a limit, number) each."""
     return isinstance(pairs, list) and all(
-        isinstance(pair, (list, tuple)) and [*map(type, pair)] == [int, int] and 0 <= pair[0] < limit and pair[1] >= 0
+        isinstance(pair, (list, tuple))
+        and [*map(type, pair)] == [int, int]
+        and 0 <= pair[0] < limit
+        and 0 <= pair[1] <= MOST_RECORDS
         for pair in pairs
     )
+
+
+def _are_distinct(items: Sequence[Sequence[int]]) -> bool:
+    return len(set(map(tuple, items))) == len(items)
 
 
 # Apart from the stream, which would else refer to itself and keep files open when dropped.
@@ -230,7 +259,9 @@ def _groups(read: Callable[[int], Iterator[Block]], piece: Piece) -> Iterator[Re
     last = None if piece.picked is None else max(piece.picked, default=-1)  # what comes after it is not read
     if last == -1:
         return
+    end = 0
     for block in read(piece.file):
+        end = block.position + len(block.offsets)
         if block.records is None:
             continue
         rows = _rows(piece, block)
@@ -238,8 +269,12 @@ def _groups(read: Callable[[int], Iterator[Block]], piece: Piece) -> Iterator[Re
         numbers = np.arange(block.position, block.position + len(block.records))[rows]
         if len(numbers):
             yield RecordGroup(records, np.full(len(numbers), piece.file), block.offsets[rows], numbers)
-        if last is not None and block.position + len(block.records) > last:
+        if last is not None and end > last:
             return
+    if end < piece.first:
+        raise ValueError(f"the file is another one: file {piece.file} has no {piece.first} records, as the state says")
+    if last is not None:
+        raise ValueError(f"the file is another one: file {piece.file} has no record {last} any more")
 
 
 def _records(read: Callable[[int], Iterator[Block]], piece: Piece) -> Iterator[StreamRecord]:

@@ -18,8 +18,9 @@ from torch_tfrecord.loading.stream_states import StreamStates
 from torch_tfrecord.order.epoch_count import EpochCount
 from torch_tfrecord.order.epochs import STATE_VERSION
 from torch_tfrecord.samples import check_next_for_torch, is_fetched_for_torch
+from torch_tfrecord.shown import shown_value
 
-__all__ = ["LastIteration", "LoadedStates", "StreamIteration"]
+__all__ = ["LastIteration", "LoadedStates", "StreamIteration", "check_states"]
 
 _MOST_WORKERS = 1024
 
@@ -116,7 +117,9 @@ class StreamIteration(Iterator[Any]):
 
     def load_state_dict(self, state_dict: Any) -> None:
         """Go on where another iteration was, as StatefulDataLoader asks for."""
-        self.go_on(StreamStates(state_dict, self._source._identity()))
+        states = StreamStates(state_dict, self._source._identity())
+        check_states(self._source, states)
+        self.go_on(states)
         # The state is this iteration's: the next one gives a whole epoch, also where this one stands at its end.
         self._count()
 
@@ -138,15 +141,23 @@ class StreamIteration(Iterator[Any]):
         self._goes_on = True
 
     def _begin_as(self, state: Mapping[str, Any]) -> None:
-        source, pieces = state["num_files"], state["pieces"]
-        self._begin(state["epoch"], None if pieces is None else [Piece.from_json(piece, source) for piece in pieces])
-        self._stream.check(state, source)
+        num_files, pieces = state["num_files"], state["pieces"]
+        if not (pieces is None or isinstance(pieces, list)):
+            raise ValueError(f"pieces must be a list or None in the state, got {shown_value(pieces)}")
+        self._begin(state["epoch"], None if pieces is None else [Piece.from_json(piece, num_files) for piece in pieces])
+        self._stream.check(state, num_files)
 
     def __del__(self) -> None:
         last = getattr(self, "last", None)
         if last is not None:
             with contextlib.suppress(Exception):  # when Python ends, anything may be gone
                 last.keep(self.state_dict())
+
+
+def check_states(source: _Source, states: StreamStates) -> None:
+    """ValueError, naming the field, for a state that no iteration over this could have had; opens no file."""
+    for state in states:
+        StreamIteration(source, (state["consumer"], state["num_consumers"]), state["epoch"])._begin_as(state)
 
 
 class LastIteration:

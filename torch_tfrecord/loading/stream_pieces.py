@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 from torch_tfrecord.order.ordering import file_shares
+from torch_tfrecord.shown import shown_value
 
-__all__ = ["Piece", "deal_out", "picked_pieces"]
+__all__ = ["MOST_RECORDS", "Piece", "deal_out", "picked_pieces"]
+
+MOST_RECORDS = 1 << 40
+"""Of one file: numbers of records are below it, also in the states of streams."""
 
 
 class Piece(NamedTuple):
@@ -41,11 +46,21 @@ class Piece(NamedTuple):
         """The opposite of `as_json`; ValueError for anything else."""
         try:
             file, part, parts, first, picked = values
+            if not (picked is None or isinstance(picked, (list, tuple))):
+                raise ValueError
             numbers = [file, part, parts, first, *(picked or ())]
-            if any(type(number) is not int or number < 0 for number in numbers) or file >= num_files or part >= parts:
+            if any(type(number) is not int or not 0 <= number <= MOST_RECORDS for number in numbers):
+                raise ValueError
+            if (
+                file >= num_files
+                or part >= parts
+                or not (picked is None or (_ascend(picked) and (part, parts) == (0, 1)))
+            ):
                 raise ValueError
         except (TypeError, ValueError):
-            raise ValueError(f"expected a piece of one of {num_files} files in the state, got {values!r}") from None
+            raise ValueError(
+                f"pieces: expected a piece of one of {num_files} files in the state, got {shown_value(values)}"
+            ) from None
         return cls(file, part, parts, first, None if picked is None else tuple(picked))
 
 
@@ -67,3 +82,7 @@ def picked_pieces(records: Iterable[tuple[int, int]]) -> list[Piece]:
     for file, number in records:
         by_file.setdefault(file, []).append(number)
     return [Piece(file, picked=tuple(sorted(numbers))) for file, numbers in sorted(by_file.items())]
+
+
+def _ascend(numbers: Sequence[int]) -> bool:
+    return all(before < after for before, after in pairwise(numbers))

@@ -3,36 +3,44 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any
 
-from torch_tfrecord.order.epochs import check_state
+from torch_tfrecord.order.epochs import check_number, check_state
 
 __all__ = ["StreamStates", "find_states"]
 
 _MARKS = {"consumer", "num_consumers", "slots"}
 _LISTS = ("pieces", "slots", "waiting")
 _NUMBERS = ("epoch", "consumer", "num_consumers", "next_piece", "slot", "turn", "draws")
+_MOST_CONSUMERS = (1 << 31) - 1
+_DEEPEST = 50  # a StatefulDataLoader's state has its workers' four dicts down
+_MOST_NAMED = 10
 
 
-def find_states(holder: Any) -> Iterator[Mapping[str, Any]]:
+def find_states(holder: Any, depth: int = 0) -> Iterator[Mapping[str, Any]]:
     """All states of stream consumers in a nest of dicts and lists, such as the state of a StatefulDataLoader.
 
     Raises:
-        ValueError: The state of a loader that steps ahead of its snapshots.
+        ValueError: The state of a loader that steps ahead of its snapshots; dicts and lists in each other without end.
     """
+    if depth > _DEEPEST:
+        raise ValueError(f"expected the states of consumers within {_DEEPEST} dicts and lists, got more in each other")
     if isinstance(holder, Mapping):
         if set(holder) >= _MARKS:
             yield holder
             return
-        if holder.get("_steps_since_snapshot"):
+        steps = holder.get("_steps_since_snapshot", 0)
+        check_number("_steps_since_snapshot", steps)
+        if steps:
             raise ValueError(
-                f"the StatefulDataLoader's state is {holder['_steps_since_snapshot']} steps behind what it gave; "
+                f"the StatefulDataLoader's state is {steps} steps behind what it gave; "
                 "snapshot_every_n_steps must be 1 for another number of workers or ranks"
             )
         holder = list(holder.values())
     if isinstance(holder, (list, tuple)):
         for item in holder:
-            yield from find_states(item)
+            yield from find_states(item, depth + 1)
 
 
 class StreamStates:
@@ -49,8 +57,8 @@ class StreamStates:
     def __init__(self, holder: Any, identity: Mapping[str, Any]) -> None:
         self._states: dict[int, Mapping[str, Any]] = {}
         for state in find_states(holder):
-            lists = {key: state[key] for key in _LISTS if key in state}
-            check_state(state, {**identity, **lists}, dict.fromkeys(_NUMBERS))
+            limits = {**dict.fromkeys(_NUMBERS), "num_consumers": _MOST_CONSUMERS}
+            check_state(state, identity, limits, _LISTS)  # the lists are checked by who knows the pieces
             self._add(state)
         if not self._states:
             raise ValueError("expected the state of a TFRecordIterableDataset, or what holds some, found none")
@@ -70,6 +78,9 @@ class StreamStates:
         """The epoch that they are of."""
         return self._any()["epoch"]  # type: ignore[no-any-return]
 
+    def __iter__(self) -> Iterator[Mapping[str, Any]]:
+        return iter(self._states.values())
+
     def _any(self) -> Mapping[str, Any]:
         return next(iter(self._states.values()))
 
@@ -84,11 +95,15 @@ class StreamStates:
             ValueError: Some are missing; names them, and for whom they are needed.
         """
         before = self._any()["num_consumers"]
-        missing = [number for number in range(before) if number not in self._states]
-        if missing:
+        if len(self._states) < before:  # a state may claim any number: no list is made of it
+            missing = islice((number for number in range(before) if number not in self._states), _MOST_NAMED + 1)
             raise ValueError(
                 f"consumer {consumer} of {num_consumers} (workers times ranks) cannot go on from the states of "
-                f"consumers {sorted(self._states)} of {before}: give load_state_dict those of all {before}, "
-                f"{missing} are missing"
+                f"consumers {_some(sorted(self._states))} of {before}: give load_state_dict those of all {before}, "
+                f"{_some(list(missing))} are missing"
             )
         return [self._states[number] for number in range(before)]
+
+
+def _some(numbers: list[int]) -> str:
+    return str(numbers) if len(numbers) <= _MOST_NAMED else f"{str(numbers[:_MOST_NAMED])[:-1]}, ...]"

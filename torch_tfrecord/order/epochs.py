@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sized
+from collections.abc import Collection, Mapping, Sized
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,11 +17,14 @@ from torch_tfrecord.order.leaves import has_places, leaves, record_places
 from torch_tfrecord.order.permutation import Permutation
 from torch_tfrecord.order.shares import Order, Renumbered, Sequential
 from torch_tfrecord.order.weighted_draws import WeightedDraws, cumulated
+from torch_tfrecord.shown import shown_value
 
-__all__ = ["STATE_VERSION", "Epochs", "check_state", "digest", "find_lanes"]
+__all__ = ["STATE_VERSION", "Epochs", "check_number", "check_state", "digest", "find_lanes"]
 
 STATE_VERSION = 1
 """Of what `state_dict` gives; raised when its keys or their meaning change."""
+
+_MOST = 1 << 62  # of any number in a state: what is added to it is below 2^63
 
 
 class Epochs:
@@ -171,23 +174,61 @@ def find_lanes(dataset: Any, window_bytes: int | None = None) -> Lanes | None:
     return lanes._replace(run_bytes=min([lanes.run_bytes, *(plan_lanes(*extent).run_bytes for extent in extents)]))
 
 
-def check_state(state: Mapping[str, Any], identity: Mapping[str, Any], numbers: Mapping[str, int | None]) -> None:
-    """ValueError unless a state has this version, this identity, and these numbers from 0 to the limits given."""
+def check_state(
+    state: Mapping[str, Any],
+    identity: Mapping[str, Any],
+    numbers: Mapping[str, int | None],
+    others: Collection[str] = (),
+) -> None:
+    """ValueError, naming the key, unless a state has this version, this identity, and numbers from 0 to these limits.
+
+    Args:
+        others: Further keys that it must have; the caller checks what stands there.
+    """
     if not isinstance(state, Mapping):
         raise TypeError(f"expected a state_dict, got {type(state).__name__}")
-    if state.get("version") != STATE_VERSION:
-        raise ValueError(f"expected a state of version {STATE_VERSION}, got version {state.get('version')!r}")
-    expected = {"version", *identity, *numbers}
+    version = state.get("version")
+    if type(version) is not int or version != STATE_VERSION:
+        raise ValueError(f"expected a state of version {STATE_VERSION}, got version {shown_value(version)}")
+    expected = {"version", *identity, *numbers, *others}
     if set(state) != expected:
-        raise ValueError(f"expected a state with the keys {sorted(expected)}, got {sorted(state)}")
+        missing, further = sorted(expected - set(state)), [key for key in state if key not in expected]
+        raise ValueError(
+            f"expected a state with the keys {sorted(expected)}, got {shown_value(_sorted(state))} "
+            f"({len(missing)} missing: {shown_value(missing)}, {len(further)} unknown: {shown_value(further)})"
+        )
     for key, here in identity.items():
-        if state[key] != here or type(state[key]) is not type(here):
-            raise ValueError(f"the state is of another order: {key} is {state[key]!r} in the state, {here!r} here")
+        if not _is_same(state[key], here):
+            raise ValueError(
+                f"the state is of another order: {key} is {shown_value(state[key])} in the state, "
+                f"{shown_value(here)} here"
+            )
     for key, limit in numbers.items():
-        number = state[key]
-        if type(number) is not int or number < 0 or (limit is not None and number > limit):
-            allowed = "at least 0" if limit is None else f"from 0 to {limit}"
-            raise ValueError(f"{key} must be an integer {allowed} in the state, got {number!r}")
+        check_number(key, state[key], limit)
+
+
+def check_number(name: str, number: Any, limit: int | None = None) -> None:
+    """ValueError unless a number of a state is an integer from 0 to a limit."""
+    if type(number) is not int or not 0 <= number <= (_MOST if limit is None else limit):
+        allowed = "at least 0" if limit is None else f"from 0 to {limit}"
+        allowed += ", below 2^62" if limit is None and type(number) is int and number > 0 else ""
+        raise ValueError(f"{name} must be an integer {allowed} in the state, got {shown_value(number)}")
+
+
+def _is_same(found: Any, here: Any) -> bool:
+    """Whether they are equal and of one type, the items of lists, too (1, 1.0 and True are equal)."""
+    if type(found) is not type(here):
+        return False
+    if isinstance(here, list):
+        return len(found) == len(here) and all(map(_is_same, found, here))
+    return bool(found == here)
+
+
+def _sorted(keys: Any) -> list[Any]:
+    try:
+        return sorted(keys)
+    except TypeError:  # of several types
+        return list(keys)
 
 
 def digest(array: npt.NDArray[Any]) -> str:

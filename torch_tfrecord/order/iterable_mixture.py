@@ -12,14 +12,16 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from torch_tfrecord.arguments import at_least, integer
 from torch_tfrecord.order.epoch_count import EpochCount
-from torch_tfrecord.order.epochs import STATE_VERSION, check_state, digest
+from torch_tfrecord.order.epochs import STATE_VERSION, check_number, check_state, digest
 from torch_tfrecord.order.mixing import WeightedTurns
 from torch_tfrecord.order.mixture import check_stop, mixture_weights
 from torch_tfrecord.order.mixture_plan import checked_choices
 from torch_tfrecord.order.ranks import consumer, resolve_rank
-from torch_tfrecord.shown import shown_items, shown_list
+from torch_tfrecord.shown import shown_items, shown_list, shown_value
 
 __all__ = ["IterableMixture"]
+
+_COMPONENT = {"passes", "num_given", "exhausted", "state"}
 
 
 class IterableMixture(IterableDataset[Any]):
@@ -99,18 +101,56 @@ class IterableMixture(IterableDataset[Any]):
         """Go on where the state was, in the next iteration; the ones after that are whole epochs.
 
         Raises:
-            ValueError: A state of another version, seed, weights, choices or stop; names both values. When iterated:
-                of another worker, rank or number of them.
+            ValueError: A state of another version, seed, weights, choices or stop; names both values. A field that
+                holds what no iteration had; names it. When iterated: of another worker, rank or number of them.
         """
-        self._check(state_dict)
+        self._check_state(state_dict)
         self._loaded, self._running = state_dict, None
         self._epochs.choose(state_dict["epoch"])
 
-    def _check(self, state: Mapping[str, Any]) -> None:
-        lists = {key: state[key] for key in ("components", "consumer", "left") if key in state}
-        check_state(state, {**self._identity(), **lists}, {"epoch": None, "phase": None, "turn": None})
-        if len(lists) < 3 or len(state["components"]) != len(self._datasets):
-            raise ValueError(f"expected the states of {len(self._datasets)} datasets, got {state.get('components')!r}")
+    def _check_state(self, state: Mapping[str, Any]) -> None:
+        most_turns = None if self._choices is None else len(self._choices)
+        numbers = {"epoch": None, "phase": len(self._datasets), "turn": most_turns}
+        check_state(state, self._identity(), numbers, ("components", "consumer", "left"))
+        components, here = state["components"], state["consumer"]
+        if not isinstance(components, list) or len(components) != len(self._datasets):
+            raise ValueError(
+                f"components: expected the states of {len(self._datasets)} datasets, got {shown_value(components)}"
+            )
+        for number, (dataset, component) in enumerate(zip(self._datasets, components, strict=True)):
+            _check_component(f"components[{number}]", dataset, component)
+        if not isinstance(here, list) or len(here) != 2:
+            raise ValueError(f"consumer must be [number, how many there are] in the state, got {shown_value(here)}")
+        check_number("consumer[1]", here[1], 1 << 31)
+        check_number("consumer[0]", here[0], here[1] - 1)
+        self._check_turns(state)
+
+    def _check_turns(self, state: Mapping[str, Any]) -> None:
+        """Hold what each dataset gave against whose turns there were."""
+        left, components = state["left"], state["components"]
+        having = list(range(len(components)))
+        if self._stop == "all_exhausted_without_replacement":
+            having = [number for number in having if not components[number]["exhausted"]]
+        if not isinstance(left, list) or any(type(number) is not int for number in left) or left not in (having, []):
+            raise ValueError(f"left must be {shown_value(having)} or [] in the state, got {shown_value(left)}")
+        if left and state["phase"] != len(components) - len(left):
+            raise ValueError(f"phase must be {len(components) - len(left)} in the state, got {state['phase']}")
+        most = self._turns_of_each(state["turn"]) if left and not state["phase"] else [None] * len(components)
+        for number, (component, turns) in enumerate(zip(components, most, strict=True)):
+            given, passes = component["num_given"], component["passes"]
+            if passes and (self._stop not in ("never", "all_exhausted") or not component["exhausted"]):
+                raise ValueError(f"components[{number}]['passes'] must be 0 in the state, got {passes}")
+            if turns is not None and given + passes > turns:  # each pass has given a sample at least
+                raise ValueError(
+                    f"components[{number}]: expected at most {turns} samples by turn {state['turn']} in the state, "
+                    f"got num_given={given}, passes={passes}"
+                )
+
+    def _turns_of_each(self, num_turns: int) -> list[int]:
+        if self._choices is None:
+            return WeightedTurns(self._weights, self._seed, 0).counts(num_turns)
+        counts: list[int] = np.bincount(self._choices[:num_turns], minlength=len(self._datasets)).tolist()
+        return counts
 
     def _identity(self) -> dict[str, Any]:
         choices = None if self._choices is None else digest(np.array(self._choices, np.int64))
@@ -173,14 +213,38 @@ class _Component:
             return
         iterator = self._open()
         if state["state"] is None:
-            for _ in range(self._num_given):
-                next(iterator)
+            for number in range(self._num_given):
+                if next(iterator, self) is self:
+                    raise ValueError(
+                        f"dataset {self._number} gives {number} samples, but had given {self._num_given} in the state"
+                    )
         elif _is_stateful(iterator):
             iterator.load_state_dict(state["state"])  # type: ignore[attr-defined]
-        else:
+        elif _is_stateful(self._dataset):
             self._dataset.load_state_dict(state["state"])
             iterator = self._open()
+        else:
+            raise ValueError(f"the state holds one of dataset {self._number}, which has no load_state_dict")
         self._iterator = iterator
+
+
+def _check_component(name: str, dataset: Any, state: Any) -> None:
+    if not isinstance(state, Mapping) or set(state) != _COMPONENT:
+        raise ValueError(f"{name}: expected a dict with the keys {sorted(_COMPONENT)}, got {shown_value(state)}")
+    check_number(f"{name}['passes']", state["passes"])
+    check_number(f"{name}['num_given']", state["num_given"])
+    if not isinstance(state["exhausted"], bool):
+        raise ValueError(
+            f"{name}['exhausted'] must be True or False in the state, got {shown_value(state['exhausted'])}"
+        )
+    inner = state["state"]
+    check = getattr(dataset, "_check_state", None)  # of our streams
+    if inner is None or check is None:
+        return
+    try:
+        check(inner)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{name}['state']: {error}") from error
 
 
 def _is_stateful(holder: Any) -> bool:
@@ -271,7 +335,7 @@ class _MixedStream(Iterator[Any]):
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Go on where another iteration was, as StatefulDataLoader asks for."""
-        self._mixture._check(state_dict)
+        self._mixture._check_state(state_dict)
         here = list(consumer(resolve_rank(None, None)))
         if state_dict["consumer"] != here:
             raise ValueError(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -11,6 +11,7 @@ import numpy.typing as npt
 from torch_tfrecord.batch_memory import empty_bytes
 from torch_tfrecord.native import native_module
 from torch_tfrecord.records.compression import ByteSource
+from torch_tfrecord.records.descriptors import Descriptor
 from torch_tfrecord.records.packed_records import PackedRecords
 from torch_tfrecord.records.read_plan import reading_order
 from torch_tfrecord.records.storage import LocalFile
@@ -49,20 +50,38 @@ def read_local_batch(
     num_ranges, num_bytes, files_read = plan
     buffer = empty_bytes(num_bytes)
     begin = 0
-    # So many files of a batch are open at once, whatever the cache of sources drops: a batch may come from thousands.
-    for first in range(0, len(files_read), native.MOST_SOURCES):
-        last = first + native.MOST_SOURCES
+    first = 0
+    while first < len(files_read):
+        held = _hold(source_of, files_read[first : first + native.MOST_SOURCES])
+        if held is None:
+            return None
+        facts = list(map(_fact, held))
+        last = first + len(held)
         is_end = last >= len(files_read)
         end = num_ranges if is_end else int(np.searchsorted(ranges[0, :num_ranges], last))
-        sources = [source_of(file) for file in files_read[first:last]]
-        facts = [(source.descriptor, source.file_size) for source in sources if isinstance(source, LocalFile)]
-        if len(facts) < len(sources):
-            return None
         to_check = places if is_end else places[:0]
         if not native.read_records(facts, first, ranges, begin, end, buffer, to_check, lengths, verify_crc):
             return None
-        begin = end
+        begin, first = end, last
+        del held  # before others are waited for
     return PackedRecords(buffer, places, lengths)
+
+
+def _hold(source_of: Callable[[int], ByteSource], files: Sequence[int]) -> list[tuple[Descriptor, int]] | None:
+    """Open files and their sizes, as many as may be open, one at least: a batch may come from thousands.
+
+    None where one is no local file.
+    """
+    sources = [source_of(file) for file in files]  # all of them before one is held
+    held: list[tuple[Descriptor, int]] = []
+    for source in sources:
+        if not isinstance(source, LocalFile):
+            return None
+        descriptor = source.hold_if_free() if held else source.hold()
+        if descriptor is None:
+            break
+        held.append((descriptor, source.file_size))
+    return held
 
 
 def read_local_values(
@@ -80,24 +99,23 @@ def read_local_values(
     if native is None:
         return None
     values: list[bytes] = []
-    for first in range(0, len(files), native.MOST_SOURCES):
-        group = slice(first, first + native.MOST_SOURCES)
-        end = len(values) + sum(counts[group])
-        found = _read_values(native, source_of, files[group], counts[group], places[len(values) : end])
+    first = 0
+    while first < len(files):
+        held = _hold(source_of, files[first : first + native.MOST_SOURCES])
+        if held is None:
+            return None
+        last = first + len(held)
+        facts = [(*_fact(each), count) for each, count in zip(held, counts[first:last], strict=True)]
+        end = len(values) + sum(counts[first:last])
+        found = native.read_values(facts, places[len(values) : end])
         if found is None:
             return None
         values += found
+        first = last
+        del held
     return values
 
 
-def _read_values(
-    native: Any, source_of: Callable[[int], ByteSource], files: Sequence[int], counts: Sequence[int], places: _Integers
-) -> list[bytes] | None:
-    sources = [source_of(file) for file in files]  # held, so that nobody closes them meanwhile
-    facts = [
-        (source.descriptor, source.file_size, count)
-        for source, count in zip(sources, counts, strict=True)
-        if isinstance(source, LocalFile)
-    ]
-    values: list[bytes] | None = native.read_values(facts, places) if len(facts) == len(sources) else None
-    return values
+def _fact(held: tuple[Descriptor, int]) -> tuple[int, int]:
+    descriptor, file_size = held
+    return descriptor.number, file_size

@@ -12,11 +12,12 @@ import os
 import posixpath
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any, NamedTuple, TypeAlias
 
 from torch_tfrecord.errors import TFRecordError
+from torch_tfrecord.printable import printable
 from torch_tfrecord.records.compression import open_stream
 from torch_tfrecord.records.file_set import check_whole
 from torch_tfrecord.records.framing import HEADER_BYTES, guess_content, is_header
@@ -39,6 +40,7 @@ _LABELS_NAME = re.compile(r"labels-.*\.txt|.*-labels\.txt", re.DOTALL)
 # Bytes looked at to tell what a file is.
 _GUESS_BYTES = 64
 _MAX_NAMED = 10
+_MOST_ASKED = 100_000  # names of missing shards that a pattern is held against
 _MAX_NAME = 80
 
 
@@ -239,25 +241,37 @@ def _check_shards(found: list[str], asked: str, pattern: str = "*") -> list[str]
     for (base, suffix), totals in sets.items():
         if len(totals) > 1:
             raise ValueError(
-                f"{asked}: expected one set of shards, got {base}-*{suffix} of {sorted(totals)} shards mixed"
+                printable(f"{asked}: expected one set of shards, got {base}-*{suffix} of {sorted(totals)} shards mixed")
             )
         ((total, numbers),) = totals.items()
         extra = [shard_name(base, number, total, suffix) for number in sorted(numbers) if number >= total]
         if extra:
-            raise ValueError(f"{asked}: expected shards 0 to {total - 1} of {total}, got {_some(extra)}")
+            raise ValueError(f"{printable(asked)}: expected shards 0 to {total - 1} of {total}, got {_some(extra)}")
         name = posixpath.basename(base)  # missing ones would lie where the others do
+        if len(numbers) == total:
+            continue
         _raise_missing(
             base,
             suffix,
-            (
-                number
-                for number in range(total)
-                if number not in numbers and fnmatch.fnmatchcase(shard_name(name, number, total, suffix), pattern)
-            ),
+            _missing(name, suffix, total, numbers, pattern),
             total,
             sorted(shard_name(base, number, total, suffix) for number in numbers),
         )
     return found
+
+
+def _missing(name: str, suffix: str, total: int, numbers: set[int], pattern: str) -> Iterator[int]:
+    """Numbers of missing shards whose names match a pattern; asks for as many names as there are files, and some."""
+    most = _MOST_ASKED + 10 * len(numbers)  # a name may claim any number of shards
+    asked = 0
+    for number in range(total):
+        if number in numbers:
+            continue
+        asked += 1
+        if fnmatch.fnmatchcase(shard_name(name, number, total, suffix), pattern):
+            yield number
+        elif asked > most:
+            return
 
 
 def _counted_shards(files: _Local, asked: str, counted: re.Match[str]) -> list[str]:
@@ -270,7 +284,7 @@ def _counted_shards(files: _Local, asked: str, counted: re.Match[str]) -> list[s
     shards = {name: shard for name in present if (shard := _shard_of(name)) and (not suffix or shard.suffix == suffix)}
     suffixes = sorted({shard.suffix for shard in shards.values()})
     if len(suffixes) > 1:
-        raise ValueError(f"{asked}: expected shards with one suffix, got {suffixes}")
+        raise ValueError(f"{printable(asked)}: expected shards with one suffix, got {suffixes}")
     if not shards:
         if any_number or not total:
             raise FileNotFoundError(errno.ENOENT, "no shard of this set", asked)
@@ -300,5 +314,5 @@ def _short(path: str) -> str:
 
 
 def _some(names: Sequence[str]) -> str:
-    shown = ", ".join(map(str, names[:_MAX_NAMED]))
+    shown = printable(", ".join(map(str, names[:_MAX_NAMED])))
     return shown if len(names) <= _MAX_NAMED else f"{shown} and more"

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from torch_tfrecord.errors import CorruptRecordError, IndexMismatchError, LimitExceededError, TFRecordError
+from torch_tfrecord.printable import printable
 from torch_tfrecord.records.compression import ByteSource, check_compression_type, offset_note, open_stream
 from torch_tfrecord.records.framing import FOOTER_BYTES, HEADER_BYTES, OVERHEAD_BYTES, check_payload, payload_length
 from torch_tfrecord.records.local_reads import read_local_batch
@@ -101,7 +102,7 @@ def _report(path: str, skipped: SkippedBytes) -> None:
     ranges = ", ".join(f"[{begin}, {end})" for begin, end in skipped.ranges[:10])
     more = f" and {len(skipped.ranges) - 10} more" if len(skipped.ranges) > 10 else ""
     warnings.warn(
-        f"{path}: skipped {total} damaged bytes (at least {skipped.num_records} records) "
+        f"{printable(path)}: skipped {total} damaged bytes (at least {skipped.num_records} records) "
         f"in {len(skipped.ranges)} places: {ranges}{more}; "
         f"the first: {skipped.errors[0]}",
         stacklevel=3,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from torch_tfrecord.records.checksum import crc32c, mask
+import numpy as np
+
+from torch_tfrecord.records.checksum import crc32c, mask, mask_array
 from torch_tfrecord.records.compression import ByteSource
 from torch_tfrecord.records.framing import (
     FOOTER_BYTES,
@@ -13,6 +15,7 @@ from torch_tfrecord.records.framing import (
     payload_error,
     payload_length,
 )
+from torch_tfrecord.records.range_checksums import range_checksums
 
 __all__ = ["end_of_stream", "find_record", "whole_record_at"]
 
@@ -52,6 +55,7 @@ def find_record(source: ByteSource, begin: int) -> int:
     places = [begin + 1 + at for at in find_headers(chunk[1:])]
     if len(chunk) < _RESYNC_BYTES:
         places.append(begin + len(chunk))
+    is_good = _within(chunk, [place - begin for place in places])
     found: int | None = None
     closed: int | None = None
     payload_crc, checked = 0, HEADER_BYTES
@@ -61,7 +65,7 @@ def find_record(source: ByteSource, begin: int) -> int:
             payload_crc, checked = crc32c(chunk[checked:payload_end], payload_crc), payload_end
             if mask(payload_crc) == int.from_bytes(chunk[payload_end : payload_end + FOOTER_BYTES], "little"):
                 closed = place
-        if found is None and closed is None and _is_good_record(source, place):
+        if found is None and closed is None and is_good.get(place - begin, True) and _is_good_record(source, place):
             found = place
     if closed is not None:
         return closed
@@ -73,10 +77,27 @@ def _find_record_beyond(source: ByteSource, begin: int, chunk: bytes) -> int:
     while len(chunk) == _RESYNC_BYTES:
         begin += len(chunk) - HEADER_BYTES + 1
         chunk = source.read(_RESYNC_BYTES, begin)
-        for at in find_headers(chunk):
-            if _is_good_record(source, begin + at):
+        places = find_headers(chunk)
+        is_good = _within(chunk, places)
+        for at in places:
+            if is_good.get(at, True) and _is_good_record(source, begin + at):
                 return begin + at
     return begin + len(chunk)
+
+
+def _within(chunk: bytes, places: list[int]) -> dict[int, bool]:
+    """Of the headers at these places whose records end within the chunk: whether the payload has its checksum.
+
+    All at once: headers that each claim what follows would else have the same bytes checked again for each of them.
+    """
+    starts = np.array([place for place in places if place <= len(chunk) - OVERHEAD_BYTES], dtype=np.int64)
+    lengths = np.array([payload_length(chunk[at : at + HEADER_BYTES]) for at in starts.tolist()], dtype=np.int64)
+    inside = lengths <= len(chunk) - OVERHEAD_BYTES - starts
+    starts, ends = starts[inside], starts[inside] + lengths[inside] + HEADER_BYTES
+    crcs = range_checksums(chunk, starts + HEADER_BYTES, ends)
+    stored = [int.from_bytes(chunk[end : end + FOOTER_BYTES], "little") for end in ends.tolist()]
+    is_good = mask_array(crcs) == np.array(stored, dtype=np.uint32)
+    return dict(zip(starts.tolist(), is_good.tolist(), strict=True))
 
 
 def _is_good_record(source: ByteSource, offset: int) -> bool:

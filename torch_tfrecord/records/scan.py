@@ -163,7 +163,9 @@ class RecordScanner:
         offsets, lengths = np.empty((2, _QUICK_RECORDS), np.int64)
         while True:
             end = min(self._source.file_size, self._offset + _QUICK_BYTES)
-            found = native.scan(self._source.descriptor, self._offset, end, self._buffer, offsets, lengths)
+            held = self._source.hold()
+            found = native.scan(held.number, self._offset, end, self._buffer, offsets, lengths)
+            del held  # not while the records are used
             if not found:
                 return
             yield self._advance(Block(self._position, offsets[:found].copy(), lengths[:found].copy(), None))

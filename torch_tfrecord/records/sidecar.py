@@ -19,6 +19,7 @@ from tqdm import tqdm
 
 from torch_tfrecord.callers import outer_level
 from torch_tfrecord.errors import IndexMismatchError
+from torch_tfrecord.printable import printable
 from torch_tfrecord.records.atomic import write_atomically
 from torch_tfrecord.records.index import RecordIndex, index_source, load_fresh
 from torch_tfrecord.records.sidecar_file import check_replaceable, is_own
@@ -211,7 +212,7 @@ class IndexKeeper:
             path, place, reason = self._displaced[0]
             kept = f"its index is kept at {place}" if place else "no index could be kept, it is built again each time"
             warnings.warn(
-                f"{path}: {reason}: {kept} ({len(self._displaced)} such files). "
+                f"{printable(path)}: {reason}: {kept} ({len(self._displaced)} such files). "
                 "Give index_dir= to choose a place, or index='memory' if none is wanted.",
                 stacklevel=outer_level(),
             )

@@ -6,10 +6,8 @@ catch. Reads name their offset, so there is no file position to share between th
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
-import resource
 import stat
 import threading
 from collections import OrderedDict
@@ -23,6 +21,7 @@ from torch_tfrecord.errors import CorruptRecordError
 from torch_tfrecord.native import native_module
 from torch_tfrecord.records.checksum import crc32c
 from torch_tfrecord.records.compression import MAX_INFLATED_RECORD_BYTES, ByteSource, SequentialSource
+from torch_tfrecord.records.descriptors import Descriptor, open_descriptor, open_if_free
 from torch_tfrecord.records.framing import OVERHEAD_BYTES
 
 __all__ = [
@@ -43,7 +42,7 @@ _Integers: TypeAlias = "npt.NDArray[np.int64]"
 # Linux transfers at most this much in one call.
 _MAX_READ_BYTES = 0x7FFF_F000
 _FINGERPRINT_BYTES = 4096
-_MOST_OPEN = 256
+_MOST_SOURCES = 256
 
 
 def is_remote(path: str) -> bool:
@@ -112,7 +111,7 @@ def fingerprint(read: Callable[[int, int], bytes], file_size: int) -> int:
 
 
 class LocalFile(FileSource):
-    """A regular file of this machine, closed when the last reference goes.
+    """A regular file of this machine, closed when the last reference goes, or others need the descriptor: see `hold`.
 
     Raises:
         OSError: as `open` does, always with the path; also for what is no regular file, without waiting on a FIFO.
@@ -122,21 +121,56 @@ class LocalFile(FileSource):
     max_gap_bytes = 1 << 12  # copying so much costs as much as a call
 
     def __init__(self, path: str) -> None:
-        self._fd = -1
         self.path = path
-        self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-        status = os.fstat(self._fd)
+        self._place = os.path.abspath(path)  # the folder may be another one when it is opened again
+        self._held: Descriptor | None = None
+        held = open_descriptor(path, self)
+        status = os.fstat(held.number)
         if stat.S_ISDIR(status.st_mode):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
         if not stat.S_ISREG(status.st_mode):
             raise OSError(errno.EINVAL, "expected a regular file, got a pipe, socket or device", path)
         self.size = self.file_size = status.st_size
         self.mtime_ns = status.st_mtime_ns
+        self._identity = status.st_dev, status.st_ino
+        self._held = held
+
+    def hold(self) -> Descriptor:
+        """The open file, for one read: it is not closed while its caller keeps this."""
+        held = self._held
+        if held is None:
+            try:
+                held = self._held = self._same(open_descriptor(self._place, self))
+            except OSError as error:
+                error.filename = self.path
+                raise
+        held.is_used = True
+        return held
+
+    def hold_if_free(self) -> Descriptor | None:
+        """As `hold`, for whoever holds some already; None where too many are open."""
+        held = self._held
+        if held is None:
+            held = open_if_free(self._place, self)
+            if held is None:
+                return None
+            self._held = self._same(held)
+        held.is_used = True
+        return held
+
+    def _same(self, held: Descriptor) -> Descriptor:
+        """What was opened again, if it is the file of before."""
+        status = os.fstat(held.number)
+        is_same = (status.st_dev, status.st_ino) == self._identity
+        # Some network file systems number a file anew each time.
+        if not is_same and (status.st_size, status.st_mtime_ns) != (self.file_size, self.mtime_ns):
+            raise CorruptRecordError("expected the file that was opened, got another one in its place", path=self.path)
+        return held
 
     @property
     def descriptor(self) -> int:
-        """For the compiled core, which reads by itself."""
-        return self._fd
+        """The open file's number; `hold` keeps it open."""
+        return self.hold().number
 
     def read(self, num_bytes: int, offset: int) -> bytes:
         """Up to `num_bytes` from `offset`; fewer only at the end of the file."""
@@ -144,14 +178,15 @@ class LocalFile(FileSource):
         wanted = num_bytes if num_bytes < left else left  # pread allocates what it is asked for
         if wanted <= 0:
             return b""
+        fd = (held := self.hold()).number
         try:
-            data = os.pread(self._fd, wanted if wanted < _MAX_READ_BYTES else _MAX_READ_BYTES, offset)
+            data = os.pread(fd, wanted if wanted < _MAX_READ_BYTES else _MAX_READ_BYTES, offset)
             if len(data) == wanted or not data:
                 return data
             pieces = [data]  # a signal or a full cache may cut a read short anywhere
             have = len(data)
             while have < wanted:
-                piece = os.pread(self._fd, min(wanted - have, _MAX_READ_BYTES), offset + have)
+                piece = os.pread(fd, min(wanted - have, _MAX_READ_BYTES), offset + have)
                 if not piece:
                     break
                 pieces.append(piece)
@@ -159,20 +194,25 @@ class LocalFile(FileSource):
         except OSError as error:
             error.filename = self.path
             raise
+        finally:
+            del held
         return b"".join(pieces)
 
     def read_into(self, buffer: memoryview, offset: int) -> int:
         """Fill a writable buffer of bytes from `offset` on; how many came, fewer only at the end of the file."""
         wanted, done = min(len(buffer), self.file_size - offset), 0
+        held = self.hold()
         try:
             while done < wanted:
-                got = os.preadv(self._fd, [buffer[done : min(wanted, done + _MAX_READ_BYTES)]], offset + done)
+                got = os.preadv(held.number, [buffer[done : min(wanted, done + _MAX_READ_BYTES)]], offset + done)
                 if not got:
                     break
                 done += got
         except OSError as error:
             error.filename = self.path
             raise
+        finally:
+            del held
         return done
 
     def read_record(self, offset: int, length: int, *, verify_crc: bool) -> bytes | None:
@@ -183,13 +223,10 @@ class LocalFile(FileSource):
         native = native_module("frames")
         if native is None or offset < 0 or length > self.file_size - offset - OVERHEAD_BYTES:
             return None
-        payload: bytes | None = native.read_record(self._fd, offset, length, verify_crc)
+        held = self._held or self.hold()
+        held.is_used = True
+        payload: bytes | None = native.read_record(held.number, offset, length, verify_crc)
         return payload
-
-    def __del__(self) -> None:
-        if self._fd >= 0:
-            with contextlib.suppress(OSError):
-                os.close(self._fd)
 
 
 class RemoteFile(FileSource):
@@ -257,14 +294,14 @@ def open_file(path: str) -> FileSource:
 
 
 class SourceCache:
-    """Keeps a few sources open, so that thousands of shards need few file descriptors.
+    """Keeps a few sources, with what they hold in memory; their descriptors are few in any case (`Descriptor`).
 
     Opened lazily in each process (nothing is shared after a fork), safe from threads: a source that is dropped here
     while another thread still reads from it is closed when that read ends.
 
     Args:
         open_source: Called with the number of a file.
-        max_open: The most sources kept open; never more than a quarter of the process's limit, nor than 256.
+        max_open: The most sources kept; None for 256.
     """
 
     def __init__(self, open_source: Callable[[int], ByteSource], max_open: int | None = None) -> None:
@@ -282,7 +319,7 @@ class SourceCache:
             if source is not None:
                 state.sources.move_to_end(file)
                 return source
-            while len(state.sources) >= min(self._max_open or _MOST_OPEN, _default_max_open()):
+            while len(state.sources) >= (self._max_open or _MOST_SOURCES):
                 state.sources.popitem(last=False)
             source = state.sources[file] = self._open_source(file)
             return source
@@ -295,8 +332,3 @@ class _CacheState:
         self.pid = os.getpid()
         self.lock = threading.Lock()
         self.sources: OrderedDict[int, ByteSource] = OrderedDict()
-
-
-def _default_max_open() -> int:
-    soft_limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return max(4, min(_MOST_OPEN, (soft_limit if soft_limit > 0 else 1024) // 4))

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from torch_tfrecord.errors import CorruptRecordError, IndexMismatchError, ParseError, TFRecordError
+from torch_tfrecord.printable import printable
 from torch_tfrecord.records.checksum import crc32c
 from torch_tfrecord.records.compression import ByteSource, open_stream
 from torch_tfrecord.records.framing import HEADER_BYTES
@@ -132,7 +133,7 @@ class EpisodeReader:
 
     def place(self, file: int, record: int) -> str:
         """A record, as errors name it."""
-        return f"{self._files[file]}: record {record} at byte {int(self._records[file].offsets[record])}"
+        return f"{printable(self._files[file])}: record {record} at byte {int(self._records[file].offsets[record])}"
 
     def locate_record(self, file: int, record: int, error: TFRecordError) -> TFRecordError:
         """Add file, byte and record to an error."""

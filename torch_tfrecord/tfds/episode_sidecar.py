@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from tqdm import tqdm
 
 from torch_tfrecord.errors import IndexMismatchError
+from torch_tfrecord.printable import printable
 from torch_tfrecord.records.compression import open_stream
 from torch_tfrecord.records.index import RecordIndex
 from torch_tfrecord.records.sidecar import about_data, new_places, places, write_sidecar
@@ -87,8 +88,8 @@ class EpisodeIndexKeeper:
             except (OSError, IndexMismatchError):  # another process may have put there what is of other features
                 continue
         warnings.warn(
-            f"{path}: no index of episodes could be kept, it is built again each time. Give index_dir= to choose a "
-            "place, or index='memory' if none is wanted.",
+            f"{printable(path)}: no index of episodes could be kept, it is built again each time. Give index_dir= to "
+            "choose a place, or index='memory' if none is wanted.",
             stacklevel=5,
         )
         return index

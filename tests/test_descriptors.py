@@ -1,0 +1,235 @@
+"""Few descriptors for any number of shards and threads: each program runs in a process that may open 32 files."""
+
+import errno
+import gc
+import os
+import random
+import resource
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from torch_tfrecord import CorruptRecordError, TFRecordWriter
+from torch_tfrecord.records import descriptors
+from torch_tfrecord.records.storage import LocalFile
+
+NUM_SHARDS = 300
+
+PROGRAM = """
+import os, resource, sys, threading, warnings
+import torch
+import torch_tfrecord as tfr
+
+def most_open():
+    return len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 0
+
+warnings.simplefilter("ignore")
+folder, how = sys.argv[1:]
+resource.setrlimit(resource.RLIMIT_NOFILE, (32, 32))
+features = {"id": tfr.FixedLenFeature((), torch.int64)}
+ids = []
+if how.startswith("loader"):
+    loader = tfr.make_dataloader(folder, 64, features, num_threads=int(how.split("-")[1]), index="memory")
+    ids = [number for batch in loader for number in batch["id"].tolist()]
+elif how == "random":
+    ds = tfr.TFRecordDataset(folder, features, index="memory")
+    positions = torch.randperm(len(ds), generator=torch.Generator().manual_seed(0)).tolist()
+    parts, errors = [[] for _ in range(8)], []
+    def read(number):
+        try:
+            mine = positions[number::8]
+            for begin in range(0, len(mine), 16):
+                parts[number] += [int(sample["id"]) for sample in ds.__getitems__(mine[begin : begin + 16])]
+        except Exception as error:
+            errors.append(error)
+    threads = [threading.Thread(target=read, args=(number,)) for number in range(8)]
+    [thread.start() for thread in threads]
+    [thread.join() for thread in threads]
+    assert not errors, errors
+    ids = sum(parts, [])
+else:
+    ds = tfr.TFRecordIterableDataset(folder, features, cycle_length=200, shuffle_buffer_size=10, batch_size=50)
+    ids = [number for batch in ds for number in batch["id"].tolist()]
+    assert ids != sorted(ids)
+assert sorted(ids) == list(range(900)), len(ids)
+"""
+
+
+@pytest.fixture(scope="module", params=["plain", "gzip"])
+def shards(request, tmp_path_factory):
+    folder = tmp_path_factory.mktemp(request.param)
+    for shard in range(NUM_SHARDS):
+        suffix, compression = ("", None) if request.param == "plain" else (".gz", "GZIP")
+        name = f"part-{shard:05d}-of-{NUM_SHARDS:05d}.tfrecord{suffix}"
+        with TFRecordWriter(folder / name, compression_type=compression) as writer:
+            for number in range(3):
+                writer.write({"id": 3 * shard + number})
+    return folder
+
+
+def run(program, *arguments):
+    return subprocess.run(
+        [sys.executable, "-c", program, *map(str, arguments)], capture_output=True, text=True, timeout=200, check=False
+    )
+
+
+@pytest.mark.parametrize(
+    "how",
+    ["loader-8", *(pytest.param(how, marks=pytest.mark.slow) for how in ("loader-0", "random", "stream"))],
+)
+def test_32_descriptors_are_enough(shards, how):
+    done = run(PROGRAM, shards, how)
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+@pytest.fixture
+def files(tmp_path, monkeypatch):
+    gc.collect()
+    monkeypatch.setattr(descriptors, "_most_open", lambda: 4)
+    for number in range(40):
+        (tmp_path / str(number)).write_bytes(b"%04d" % number * 3)
+    return [LocalFile(str(tmp_path / str(number))) for number in range(40)]
+
+
+def num_open(folder):
+    found = 0
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            found += os.readlink(f"/proc/self/fd/{name}").startswith(str(folder))
+        except OSError:
+            continue
+    return found
+
+
+def test_files_share_four_descriptors(files, tmp_path):
+    assert num_open(tmp_path) <= 4
+    for number in random.Random(0).choices(range(40), k=300):
+        assert files[number].read(4, 4) == b"%04d" % number
+        assert num_open(tmp_path) <= 4
+
+
+def test_what_is_read_is_not_closed(files, tmp_path):
+    held = files[7].hold()
+    for file in files:
+        file.read(1, 0)
+    assert os.pread(held.number, 4, 0) == b"0007"
+    assert num_open(tmp_path) <= 4
+    number = held.number
+    del held
+    for file in files[20:]:
+        file.read(1, 0)
+    assert files[7].hold().number >= 0
+    assert number >= 0
+
+
+def test_who_holds_some_does_not_wait(files):
+    held = []
+    for file in files:
+        one = file.hold_if_free()
+        if one is None:
+            break
+        held.append(one)
+    assert len(held) == 4
+
+
+def test_who_holds_none_waits_for_a_reader(files):
+    held = [file.hold() for file in files[:4]]
+    threading.Timer(0.05, held.clear).start()
+    assert files[30].read(4, 0) == b"0030"
+    assert not held
+
+
+def test_what_is_never_given_back_does_not_stop_others(files, monkeypatch):
+    monkeypatch.setattr(descriptors, "_MOST_WAITS", 3)
+    held = [file.hold() for file in files[:4]]
+    assert files[30].read(4, 0) == b"0030"
+    assert len(held) == 4
+
+
+def test_threads_that_open_and_close_all_the_time(files, tmp_path):
+    problems, most = [], []
+
+    def read(seed):
+        for number in random.Random(seed).choices(range(40), k=300):
+            if files[number].read(12, 0) != b"%04d" % number * 3:
+                problems.append(number)
+        most.append(num_open(tmp_path))
+
+    threads = [threading.Thread(target=read, args=(seed,)) for seed in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not problems
+    assert max(most) <= 4
+
+
+def test_a_relative_path_after_a_change_of_folder(files, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    source = LocalFile("3")
+    descriptors._pool().close_all()
+    monkeypatch.chdir("/")
+    assert source.read(4, 0) == b"0003"
+
+
+def test_another_file_in_its_place(files, tmp_path):
+    descriptors._pool().close_all()
+    time.sleep(0.01)
+    (tmp_path / "new").write_bytes(b"another file")
+    os.replace(tmp_path / "new", tmp_path / "5")
+    os.unlink(tmp_path / "6")
+    with pytest.raises(CorruptRecordError, match="5: expected the file that was opened, got another one in its place"):
+        files[5].read(4, 0)
+    with pytest.raises(FileNotFoundError, match=r"No such file.*/6'"):
+        files[6].read(4, 0)
+
+
+def test_the_error_names_the_limit(tmp_path):
+    path = tmp_path / "one"
+    path.write_bytes(b"x")
+    program = """
+import os, resource, sys
+from torch_tfrecord.records.storage import LocalFile
+resource.setrlimit(resource.RLIMIT_NOFILE, (32, 32))
+taken = []
+try:
+    while True:
+        taken.append(os.open("/dev/null", os.O_RDONLY))
+except OSError:
+    pass
+try:
+    LocalFile(sys.argv[1])
+except OSError as error:
+    taken = [os.close(number) for number in taken]
+    print(error.errno, error)
+"""
+    done = run(program, path)
+    expected = (
+        f"[Errno 24] Too many open files (this process may open 32: RLIMIT_NOFILE, `ulimit -n`, up to 32): '{path}'"
+    )
+    assert done.stdout.strip() == f"{errno.EMFILE} {expected}", done.stderr
+    assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] != 32
+
+
+def test_open_files_of_others_are_let_go_first(tmp_path):
+    for number in range(9):
+        (tmp_path / str(number)).write_bytes(b"%d" % number)
+    program = """
+import os, resource, sys
+from torch_tfrecord.records.storage import LocalFile
+resource.setrlimit(resource.RLIMIT_NOFILE, (32, 32))
+files = [LocalFile(f"{sys.argv[1]}/{number}") for number in range(4)]
+taken = []
+try:
+    while True:
+        taken.append(os.open("/dev/null", os.O_RDONLY))
+except OSError:
+    pass
+files += [LocalFile(f"{sys.argv[1]}/{number}") for number in range(4, 9)]
+print([file.read(1, 0) for file in files] == [b"%d" % number for number in range(9)])
+"""
+    done = run(program, tmp_path)
+    assert done.stdout == "True\n", done.stderr

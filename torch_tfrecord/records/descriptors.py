@@ -1,0 +1,170 @@
+"""Few open files for any number of sources and threads: closed when others are needed, and opened again.
+
+A limit of 32 open files must be enough for thousands of shards, so no reader keeps a descriptor: it holds one while it
+reads. What it knows beside that (offsets, a decompressor's state) stays, since every read names its offset.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import resource
+import threading
+import time
+import weakref
+from collections import deque
+from typing import Protocol
+
+__all__ = ["Descriptor", "Owner", "open_descriptor", "open_if_free"]
+
+_MOST_OPEN = 256
+_WAIT_SECONDS = 0.001
+_MOST_WAITS = 2000  # then one more is opened: whoever holds the others may be an error that somebody keeps
+_TOO_MANY = (errno.EMFILE, errno.ENFILE)
+
+
+class Owner(Protocol):
+    """Who keeps a descriptor between its reads, and gets along without."""
+
+    _held: Descriptor | None
+
+
+class Descriptor:
+    """An open file, closed when the last reference goes: who reads keeps one until the read has ended.
+
+    Attributes:
+        number: As the system calls it.
+        is_used: Whether it was read from since the pool looked last.
+    """
+
+    __slots__ = ("__weakref__", "_pool", "is_used", "number")
+
+    def __init__(self, pool: _Pool) -> None:
+        self.number = -1
+        self.is_used = True
+        self._pool = pool
+        pool.alive.add(id(self))
+
+    def __del__(self) -> None:
+        if self.number >= 0:
+            with contextlib.suppress(OSError):
+                os.close(self.number)
+        self._pool.alive.discard(id(self))  # without the lock: the garbage collector may call this anywhere
+
+
+class _Pool:
+    """The descriptors of one process."""
+
+    def __init__(self) -> None:
+        self.pid = os.getpid()
+        self.alive: set[int] = set()
+        self._lock = threading.Lock()
+        # By turns: who was read from gets another one.
+        self._owners: deque[tuple[weakref.ref[Owner], weakref.ref[Descriptor]]] = deque()
+
+    def reserve(self, owner: Owner) -> Descriptor:
+        """A descriptor, not yet open; waits where all are held by readers."""
+        for _ in range(_MOST_WAITS):
+            held = self.reserve_free(owner)
+            if held is not None:
+                return held
+            time.sleep(_WAIT_SECONDS)
+        with self._lock:
+            return self._new(owner)
+
+    def reserve_free(self, owner: Owner) -> Descriptor | None:
+        """A descriptor, not yet open; None where all are held by readers."""
+        with self._lock:
+            return self._new(owner) if len(self.alive) < _most_open() or self._close_one() else None
+
+    def _new(self, owner: Owner) -> Descriptor:
+        if len(self._owners) > 4 * _MOST_OPEN:  # most of them are closed
+            self._owners = deque(pair for pair in self._owners if pair[1]() is not None)
+        held = Descriptor(self)
+        self._owners.append((weakref.ref(owner), weakref.ref(held)))
+        return held
+
+    def _close_one(self) -> bool:
+        """Take a descriptor from its owner; False where each is held by somebody who reads."""
+        for _ in range(2 * len(self._owners)):
+            if not self._owners:
+                break
+            pair = self._owners.popleft()
+            owner, held = pair[0](), pair[1]()
+            if held is None:
+                continue
+            if owner is None or owner._held is not held or held.is_used:  # being opened or read, or read lately
+                held.is_used = False
+                self._owners.append(pair)
+                continue
+            before = len(self.alive)
+            owner._held = held = None
+            if len(self.alive) < before:
+                return True
+            self._owners.append(pair)
+        return False
+
+    def close_all(self) -> None:
+        """Take the descriptors from all owners."""
+        with self._lock:
+            while self._close_one():
+                pass
+
+
+_POOLS: list[_Pool] = []
+
+
+def _pool() -> _Pool:
+    """This process's: a fork may have copied a lock that another thread held, and what its threads were reading."""
+    if not _POOLS or _POOLS[-1].pid != os.getpid():
+        _POOLS[:] = [_Pool()]
+    return _POOLS[-1]
+
+
+def open_descriptor(path: str, owner: Owner) -> Descriptor:
+    """A file's descriptor, for reading, without waiting on a FIFO; waits for a reader to end where too many are open.
+
+    Args:
+        owner: Keeps it as `_held`, and may find None there afterwards.
+
+    Raises:
+        OSError: as `open` does; where the process has too many files open it names the limit.
+    """
+    return _open(path, _pool().reserve(owner))
+
+
+def open_if_free(path: str, owner: Owner) -> Descriptor | None:
+    """As `open_descriptor`, but None where too many are open.
+
+    For whoever holds some: two that wait would wait for each other.
+    """
+    held = _pool().reserve_free(owner)
+    return None if held is None else _open(path, held)
+
+
+def _open(path: str, held: Descriptor) -> Descriptor:
+    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
+    try:
+        held.number = os.open(path, flags)
+    except OSError as error:
+        if error.errno not in _TOO_MANY:
+            raise
+        _pool().close_all()
+        try:
+            held.number = os.open(path, flags)
+        except OSError as again:
+            if again.errno in _TOO_MANY:
+                raise OSError(again.errno, f"{os.strerror(again.errno)} ({_limit()})", path) from again
+            raise
+    return held
+
+
+def _limit() -> str:
+    soft_limit, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return f"this process may open {soft_limit}: RLIMIT_NOFILE, `ulimit -n`, up to {hard_limit}"
+
+
+def _most_open() -> int:
+    soft_limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return max(4, min(_MOST_OPEN, (soft_limit if soft_limit > 0 else 1024) // 4))
