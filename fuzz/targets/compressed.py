@@ -4,8 +4,8 @@ import gzip
 import io
 import zlib
 
-from tools import damage, framed, good_records, outcome
 from targets import frames
+from tools import damage, framed, good_records, outcome
 
 from torch_tfrecord import read_records
 

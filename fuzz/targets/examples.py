@@ -1,5 +1,5 @@
-"""Examples: each spec read by a few lines over protobuf's own messages, by the single parser, in a batch by the compiled
-core and by its twin. The first byte of an input chooses the specs, the rest is one record among good ones.
+"""Examples: each spec by a few lines over protobuf's own messages, by the single parser, in a batch by the compiled core
+and by its twin. The first byte of an input chooses the specs, the rest is one record among good ones.
 """
 
 import torch
@@ -72,7 +72,7 @@ def check(data):
     single, error = outcome(compiled.single, record)
     assert (wanted is None) == (error is not None)
     assert wanted is None or same(_plain(single), wanted)
-    decoded, error = outcome(decode_example, record)
+    _, error = outcome(decode_example, record)
     assert wanted is None or error is None
     rows = [_RECORD, record, _RECORD, _RECORD, record]
     for parser in (compiled, twin):

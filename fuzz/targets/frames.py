@@ -1,4 +1,4 @@
-"""Plain files of records: the walk, the scan, the stream, random access, and skipping, against a walk in plain Python."""
+"""Plain files of records: walk, scan, stream, random access and skipping, against a walk in plain Python."""
 
 import io
 

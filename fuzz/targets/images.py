@@ -4,6 +4,7 @@ import io
 import struct
 import warnings
 import zlib
+from itertools import pairwise
 
 import numpy as np
 from PIL import Image as PillowImage
@@ -61,7 +62,7 @@ def mutate(rng, data):
 def _damage_segments(rng, data):
     """A marker's segment damaged, left out, doubled, or put elsewhere."""
     starts = [at for at in range(len(data) - 1) if data[at] == 255 and data[at + 1] not in (0, 255)] + [len(data)]
-    parts = [data[begin:end] for begin, end in zip(starts, starts[1:], strict=False)]
+    parts = [data[begin:end] for begin, end in pairwise(starts)]
     at = rng.randrange(len(parts))
     part = parts.pop(at)
     how = rng.randrange(4)
@@ -99,7 +100,7 @@ def check(data):
     assert whole is None or tuple(whole.shape[1:]) == image_size(data)
     if whole is not None and other is not None:
         assert whole.shape == other.shape and (whole.int() - other.int()).abs().max() <= 0
-    stack, stack_error = outcome(decode_stack, [data], mode, [0], 1, errors=ImageDecodeError)
+    stack, _ = outcome(decode_stack, [data], mode, [0], 1, errors=ImageDecodeError)
     assert (stack is None) == (whole is None)
     assert stack is None or (stack[0] == whole).all()
     header = opened[1]

@@ -7,6 +7,7 @@ bytes; others are what the library writes for tables that lie, with every checks
 import copy
 import glob
 import json
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -108,7 +109,7 @@ def _lying_episodes(rng):
         words[rng.randrange(len(words))] = rng.choice([1, 2, 3, 4, 5, 7, 2**31, 2**32 - 1])
         parts["tables"] = words.tobytes()
         ends = [0, *parts["table_ends"].tolist()]
-        spans = zip(ends, ends[1:], strict=False)
+        spans = pairwise(ends)
         parts["table_crcs"] = np.array([crc32c(parts["tables"][begin:end]) for begin, end in spans])
     return EpisodeIndex(*parts.values()).to_bytes(_RECORDS, _STEP_LISTS)
 

@@ -87,7 +87,7 @@ def _expected(data):
         if len(proto.tensor_content) != count * dtype.itemsize:
             return False
         array = np.frombuffer(proto.tensor_content, dtype)
-        return (array.view("u1") != 0 if dtype == bool else array).reshape(shape)
+        return (array.view("u1") != 0 if proto.dtype == 10 else array).reshape(shape)
     values = list(getattr(proto, _FIELDS.get(proto.dtype, "int_val")))[:count]
     values += [values[-1] if values else 0] * (count - len(values))
     kind = "i8" if proto.dtype not in _FIELDS else dtype
