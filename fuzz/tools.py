@@ -38,7 +38,7 @@ def outcome(function, *args, errors=TFRecordError, **kwargs):
     try:
         return function(*args, **kwargs), None
     except errors as error:
-        assert 0 < len(str(error).encode()) < 2048 + len(FOLDER) * 4, len(str(error))
+        assert 0 < len(os.fsencode(str(error))) <= 2048, len(str(error))
         return None, error
 
 
