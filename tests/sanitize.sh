@@ -8,7 +8,7 @@ python=${PYTHON:-python}
 
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-cp -r setup.py pyproject.toml README.md LICENSE CHANGELOG.md torch_tfrecord index_tools tests "$work"
+cp -r setup.py pyproject.toml README.md LICENSE CHANGELOG.md torch_tfrecord index_tools tests fuzz "$work"
 cd "$work"
 find torch_tfrecord -name '*.so' -delete
 export TORCH_TFRECORD_CFLAGS="-fsanitize=address,undefined -fno-sanitize-recover=all -g -O1"

@@ -1,19 +1,16 @@
-"""Feeds damaged Examples to the compiled core alone, without numpy or torch; meant to run under the sanitizers.
-
-    python tests/fuzz_columns.py SECONDS [SEED]
+"""Damaged Examples to the compiled core alone, without numpy or torch: meant for the sanitizers.
 
 Each batch lies in memory of exactly its size, so that one byte too far is seen. Results are only checked for their
-bounds here; that they are right is what test_native_columns.py holds.
+bounds here; that they are right is what the target `examples` holds. An input is the number that a batch is drawn from.
 """
 
 import ctypes
 import importlib.util
 import random
-import sys
-import time
 from pathlib import Path
 
-NATIVE = Path(__file__).parent.parent / "torch_tfrecord" / "native"
+COMPILED = True
+NATIVE = Path(__file__).resolve().parents[2] / "torch_tfrecord" / "native"
 
 
 def load():
@@ -119,18 +116,16 @@ def one_batch(core, rng):
     return True
 
 
-def main():
-    seconds, seed = float(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 0
-    core, rng = load(), random.Random(seed)
-    end = time.monotonic() + seconds
-    batches = read = 0
-    while time.monotonic() < end:
-        batches += 1
-        read += one_batch(core, rng)
-    assert read
-    assert read < batches
-    print(f"{batches} batches, {read} of them read")
+def seeds():
+    return [b"0"]
 
 
-if __name__ == "__main__":
-    main()
+def mutate(rng, _):
+    return b"%d" % rng.getrandbits(48)
+
+
+def check(data):
+    one_batch(_CORE, random.Random(data))
+
+
+_CORE = load()

@@ -1,0 +1,51 @@
+"""Compressed streams: what zlib gives of them byte by byte, then a walk in plain Python."""
+
+import gzip
+import io
+import zlib
+
+from targets import frames
+from tools import damage, framed, good_records, outcome
+
+from torch_tfrecord import read_records
+
+COMPILED = True
+_BITS = {"GZIP": 31, "ZLIB": 15}
+
+
+def seeds():
+    plain = [framed([b"a", b"bc" * 20, b""]), framed([b"text " * 40] * 9), b"", b"no record at all"]
+    streams = [b"G" + gzip.compress(each, mtime=0) for each in plain] + [b"Z" + zlib.compress(each) for each in plain]
+    return [*streams, streams[0] + streams[1][1:], streams[4] + streams[5][1:]]
+
+
+def mutate(rng, data):
+    if rng.random() < 0.3:
+        inner = frames.mutate(rng, rng.choice(frames.seeds()))
+        return b"Z" + zlib.compress(inner) if rng.random() < 0.5 else b"G" + gzip.compress(inner, mtime=0)
+    return data[:1] + damage(rng, data[1:], 2)
+
+
+def check(data):
+    kind, stream = "GZIP" if data[:1] == b"G" else "ZLIB", data[1:]
+    content, is_sound = _inflated(stream, kind)
+    payloads, is_whole = good_records(content)
+    found = []
+    _, error = outcome(lambda: [found.append(each) for each in read_records(io.BytesIO(stream), compression_type=kind)])
+    is_refused = error is not None and not found and f"compression_type='{kind}'" in str(error)  # by its first bytes
+    assert found == payloads or is_refused
+    assert (error is None) == (is_sound and is_whole)
+
+
+def _inflated(stream, kind):
+    """All bytes in front of any damage, and whether there is none."""
+    out, inflater = bytearray(), None
+    try:
+        for at in range(len(stream)):
+            if inflater is None:
+                inflater = zlib.decompressobj(_BITS[kind])
+            out += inflater.decompress(stream[at : at + 1])
+            inflater = None if inflater.eof else inflater
+    except zlib.error:
+        return bytes(out), False
+    return bytes(out), inflater is None

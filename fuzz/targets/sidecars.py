@@ -1,0 +1,151 @@
+"""Index files of records and of episodes, and kept statistics: what they say is true, or they are refused.
+
+The first byte of an input chooses the kind, the rest is the file's content. Most inputs have a flipped bit or damaged
+bytes; others are what the library writes for tables that lie, with every checksum right.
+"""
+
+import copy
+import glob
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import torch
+from crc32c import crc32c
+from tools import FOLDER, damage, outcome, same
+
+from torch_tfrecord import IndexMismatchError, RecordIndex, build_index, encode_image, read_records, tfds
+from torch_tfrecord.records.reader import RecordReader
+from torch_tfrecord.records.sidecar import sidecar_path
+from torch_tfrecord.records.storage import open_file
+from torch_tfrecord.tfds.episode_index import EpisodeIndex, build_episode_index
+from torch_tfrecord.tfds.episode_reader import EpisodeReader
+from torch_tfrecord.tfds.episode_sidecar import EpisodeIndexKeeper
+
+COMPILED = True
+_STEP = {
+    "image": tfds.features.Image((40, 45, 3), encoding_format="png"),
+    "action": tfds.features.Tensor((2,), "float32"),
+}
+_STEP |= {"ids": tfds.features.Sequence(tfds.features.Scalar("int64")), "text": tfds.features.Text()}
+_STEP_LISTS = {"steps/action": 2, "steps/ids": 0, "steps/image": 1, "steps/text": 1}
+
+
+def _write():
+    noise = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (3, 40, 45), np.uint8))
+    step = {"image": encode_image(noise, "png"), "action": [1.0, 2.0], "ids": [3, 400, 5], "text": "ü"}
+    episodes = [
+        {"steps": [{**step, "action": [at, number]} for at in range(count)]} for number, count in enumerate((4, 1))
+    ]
+    tfds.write(f"{FOLDER}/drawn/1.0.0", {"train": episodes}, {"steps": tfds.features.Dataset(_STEP)}, name="drawn")
+    return tfds.info(f"{FOLDER}/drawn")
+
+
+_INFO = _write()
+(_DATA,) = _INFO.files("train")
+_TRUE_STATISTICS = tfds.dataset_statistics(_INFO)
+_PAYLOADS = list(read_records(_DATA))
+_SOURCE, _RECORDS = open_file(_DATA), build_index(_DATA)
+_EPISODES = build_episode_index(_SOURCE, _RECORDS, _STEP_LISTS)
+_PLACES = {b"r": sidecar_path(_DATA), b"e": sidecar_path(_DATA + ".steps")}
+(_PLACES[b"s"],) = glob.glob(f"{_INFO.directory}/dataset_statistics_*")
+_TRUE = {
+    b"r": _RECORDS.to_bytes(),
+    b"e": _EPISODES.to_bytes(_RECORDS),
+    b"s": Path(_PLACES[b"s"]).read_bytes(),
+}
+
+
+def _lists(episodes):
+    """All lists of all episodes."""
+    reader = EpisodeReader([_DATA], [_RECORDS], [episodes])
+    found = [reader.lists(0, number, lambda _: True) for number in range(len(_RECORDS))]
+    return [
+        {key: each.read(0, len(each)) if hasattr(each, "read") else each for key, each in sorted(lists.items())}
+        for lists in found
+    ]
+
+
+_TRUE_LISTS = _lists(_EPISODES)
+
+
+def seeds():
+    return [kind + content for kind, content in _TRUE.items()]
+
+
+def mutate(rng, data):
+    how = rng.random()
+    if how < 0.5:
+        bit = rng.randrange(8, 8 * len(data)) if len(data) > 1 else 0
+        return bytes(byte ^ (1 << bit % 8 if at == bit // 8 else 0) for at, byte in enumerate(data))
+    if how < 0.7:
+        return data[:1] + damage(rng, data[1:], 3)
+    lie = {b"r": _lying_index, b"e": _lying_episodes}.get(data[:1])
+    return data if lie is None else data[:1] + lie(rng)
+
+
+def _lying(rng, array):
+    array = array.copy()
+    array.flat[rng.randrange(array.size)] += rng.choice([-(2**40), -17, -1, 1, 16, 2**40])
+    return array
+
+
+def _lying_index(rng):
+    other = copy.copy(_RECORDS)
+    for name in rng.choice([("offsets",), ("lengths",), ("offsets", "lengths")]):
+        object.__setattr__(other, name, _lying(rng, getattr(other, name)))
+    return other.to_bytes()
+
+
+def _lying_episodes(rng):
+    """Ends that do not ascend, kinds and counts of others; the values' own checksums are not mended."""
+    parts = {
+        name: getattr(_EPISODES, name)
+        for name in ("num_steps", "keys", "table_ends", "table_crcs", "step_lists", "tables")
+    }
+    how = rng.randrange(3)
+    if how == 0:
+        parts["table_ends"] = _lying(rng, parts["table_ends"])
+    else:
+        words = np.frombuffer(parts["tables"], "<u4").copy()
+        words[rng.randrange(len(words))] = rng.choice([1, 2, 3, 4, 5, 7, 2**31, 2**32 - 1])
+        parts["tables"] = words.tobytes()
+        ends = [0, *parts["table_ends"].tolist()]
+        spans = pairwise(ends)
+        parts["table_crcs"] = np.array([crc32c(parts["tables"][begin:end]) for begin, end in spans])
+    return EpisodeIndex(**parts).to_bytes(_RECORDS)
+
+
+def check(data):
+    kind, content = data[:1], data[1:]
+    if kind not in _PLACES:
+        return
+    _put(kind, content)
+    try:
+        _check(kind)
+    finally:
+        _put(kind, _TRUE[kind])
+
+
+def _put(kind, content):
+    with open(_PLACES[kind], "wb") as file:
+        file.write(content)
+
+
+def _check(kind):
+    if kind == b"r":
+        index, _ = outcome(RecordIndex.load, _PLACES[kind], errors=IndexMismatchError)
+        if index is None or outcome(index.check_fresh, _SOURCE, errors=IndexMismatchError)[1] is not None:
+            return
+        for number, place in enumerate(zip(index.offsets.tolist(), index.lengths.tolist(), strict=True)):
+            payload, error = outcome(RecordReader().read, _SOURCE, *place)
+            assert error is not None or payload == _PAYLOADS[number]
+        assert len(index) == len(_PAYLOADS) or index.offsets.tolist() != _RECORDS.offsets.tolist()[: len(index)]
+    elif kind == b"e":
+        keeper = EpisodeIndexKeeper("require")
+        episodes, _ = outcome(keeper.indexes, [_DATA], [_RECORDS], _STEP_LISTS, errors=IndexMismatchError)
+        lists, _ = (None, None) if episodes is None else outcome(_lists, episodes[0])
+        assert episodes is None or episodes[0].num_steps.tolist() == _EPISODES.num_steps.tolist()
+        assert lists is None or same(lists, _TRUE_LISTS)
+    else:
+        assert tfds.dataset_statistics(_INFO) == _TRUE_STATISTICS
