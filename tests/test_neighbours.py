@@ -133,7 +133,7 @@ def test_while_a_file_is_written(folder):
     with pytest.raises(RuntimeError), ShardedTFRecordWriter(folder / "train", max_shard_bytes=1, write_index=True) as w:
         for label in range(3):
             w.write({"label": label})
-        assert len(list(folder.glob(".*.tmp"))) > 2
+        assert len(list(folder.glob(".*.tmp"))) == 1  # a hidden folder of all shards so far
         assert found_by_python(folder) == before
         raise RuntimeError
 

@@ -66,13 +66,17 @@ def path(tmp_path, monkeypatch):
         return {"key": torch.from_numpy((keys >> np.uint64(1)).astype(np.int64))}
 
     monkeypatch.setattr(ExampleParser, "single", single)
-    monkeypatch.setattr(ExampleParser, "samples", lambda p, r, keys: [single(p, None, key) for key in keys.tolist()])
+
+    def samples(parser, records, keys, num_batches=1):
+        return [single(parser, None, key) for key in keys.tolist()]
+
+    monkeypatch.setattr(ExampleParser, "samples", samples)
     monkeypatch.setattr(ExampleParser, "batches", lambda parser, *given: _Parser.batches(parser, *given))
     monkeypatch.setattr(ExampleParser, "batch", batch)
     build = ExampleParser.__init__
 
-    def keyed(parser, features):
-        build(parser, features)
+    def keyed(parser, features, **options):
+        build(parser, features, **options)
         parser.needs_keys = True
 
     monkeypatch.setattr(ExampleParser, "__init__", keyed)

@@ -17,8 +17,8 @@ import numpy.typing as npt
 
 from torch_tfrecord.errors import IndexMismatchError
 from torch_tfrecord.records.atomic import write_atomically
-from torch_tfrecord.records.compression import check_compression_type, open_stream
-from torch_tfrecord.records.framing import OVERHEAD_BYTES
+from torch_tfrecord.records.compression import check_compression_type, detect_compression, open_stream
+from torch_tfrecord.records.framing import HEADER_BYTES, OVERHEAD_BYTES
 from torch_tfrecord.records.scan import RecordScanner
 from torch_tfrecord.records.sidecar_file import SidecarFormat, pack, read_sidecar, stored_number
 from torch_tfrecord.records.storage import FileSource, local_path, open_file
@@ -275,13 +275,17 @@ def load_fresh(path: str, data: FileSource) -> RecordIndex:
     index = _load(path, RecordIndex, data)
     index.check_fresh(data)
     # A plain file needs no look: its records would not fill it. What is empty is of any compression.
-    if index.compression_type and open_stream(data, "auto")[1] != index.compression_type and data.file_size:
+    if index.compression_type and data.file_size and _compression_of(data) != index.compression_type:
         raise IndexMismatchError(
             f"the index is not of this file as it is now: expected compression {index.compression_type!r}, "
             "got a file of another",
             path=data.path,
         )
     return index
+
+
+def _compression_of(data: FileSource) -> str:
+    return detect_compression(data.read(HEADER_BYTES, 0))
 
 
 def _read_all(path: str) -> bytes:
