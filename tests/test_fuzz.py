@@ -8,18 +8,18 @@ import pytest
 
 ENGINE = Path(__file__).parent.parent / "fuzz" / "engine.py"
 COUNTS = {
-    "columns": 3000,
-    "compressed": 3000,
-    "dataset_json": 500,
-    "examples": 1500,
-    "frames": 2000,
-    "images": 1000,
-    "paths": 500,
-    "sequences": 1000,
-    "sidecars": 400,
-    "states": 500,
-    "tensors": 3000,
-    "writers": 1000,
+    "columns": 1500,
+    "compressed": 1500,
+    "dataset_json": 250,
+    "examples": 750,
+    "frames": 1000,
+    "images": 500,
+    "paths": 250,
+    "sequences": 500,
+    "sidecars": 200,
+    "states": 250,
+    "tensors": 1500,
+    "writers": 500,
 }
 
 
