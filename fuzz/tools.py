@@ -97,7 +97,7 @@ def damage_json(rng, value, most=3):
         elif how == 3:
             holder[key] = [holder[key]] if rng.random() < 0.5 else {"x": holder[key]}
         elif how == 4 and isinstance(holder[key], (int, float)):
-            holder[key] += rng.choice([-2, -1, 1, 2, 0.5])
+            holder[key] += rng.choice([-2, -1, 1, 2, 0.5] if abs(holder[key]) < 1 << 53 else [-2, -1, 1, 2])
         elif how == 5 and isinstance(holder[key], str):
             holder[key] = damage(rng, holder[key].encode("utf-8", "surrogatepass")).decode(errors="replace")
         else:
