@@ -194,6 +194,19 @@ def test_datasets_inside_others_know_the_epoch_of_make_dataloader(ds):
     assert [crops(whole) for _ in range(2)] == [crops(part) for _ in range(2)]
 
 
+def test_crops_change_nothing_about_which_records_a_mixture_gives(ds):
+    plain = TFRecordDataset(ds.files, {"id": FEATURES["id"]})
+    runs = []
+    for dataset in (plain, ds):
+        mixture = Mixture([dataset[:5], dataset[5:]], weights=[2, 1], seed=1, num_samples=7)
+        sampler = RecordSampler(mixture, shuffle=False)
+        runs.append([])
+        for epoch in range(3):
+            sampler.set_epoch(epoch)
+            runs[-1].append([int(sample["id"]) for sample in mixture.__getitems__(list(sampler))])
+    assert runs[0] == runs[1]
+
+
 def test_positions_know_their_epoch_where_it_matters(ds):
     position = next(iter(RecordSampler(ds, seed=1)))
     again = pickle.loads(pickle.dumps(position))

@@ -9,7 +9,6 @@ import numpy.typing as npt
 
 from torch_tfrecord.arguments import at_least, true_or_false
 from torch_tfrecord.order.epochs import STATE_VERSION, Epochs, check_state
-from torch_tfrecord.order.leaves import draws_at_random
 from torch_tfrecord.order.position_batch import EpochPosition
 from torch_tfrecord.order.prepared import Prepared, check_loaded_epoch, check_num_received, other_epoch, prepared_loader
 from torch_tfrecord.order.rank_sampler import RankSampler
@@ -101,7 +100,8 @@ class RecordSampler(RankSampler):
         )
         self._rank, self._world_size = rank, world_size
         self._drop_last = true_or_false("drop_last", drop_last)
-        self._tells_epoch = draws_at_random(dataset)
+        # Only to what draws itself: a `Mixture` would begin elsewhere in its datasets, with crops and not without.
+        self._tells_epoch = bool(getattr(dataset, "draws_at_random", False))
         self._epoch = 0
         self._start = 0  # places taken before the next iteration; used by one iteration
         self._is_loaded = False  # by `load_state_dict`, and not used yet
