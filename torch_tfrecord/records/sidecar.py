@@ -44,6 +44,7 @@ __all__ = [
 
 SIDECAR_FOLDER = ".torch_index"
 SIDECAR_SUFFIX = ".index.safetensors"
+_MOST_TRIES = 20  # against other processes that remove the folder, each time just before it is used
 
 
 def sidecar_path(data_path: str, index_dir: str | None = None) -> str:
@@ -96,12 +97,12 @@ def write_sidecar(place: str, content: bytes) -> None:
 
 def in_sidecar_folder(place: str, write: Callable[[], None]) -> None:
     """Call what writes an index, in its folder; again where another process removed the folder, which was empty."""
-    for is_last in (False, True):
+    for tries_left in reversed(range(_MOST_TRIES)):
         with sidecar_folder(place):
             try:
                 return write()
             except FileNotFoundError:
-                if is_last:
+                if not tries_left:
                     raise
 
 
