@@ -296,9 +296,7 @@ def test_the_largest_jpeg_that_a_header_can_claim_takes_no_memory(by, options):
     assert len(data) < 631
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # KiB
     for read in [*readings(Image(**options), data), lambda: decode_image(data)]:
-        with pytest.raises(
-            ImageDecodeError, match=r"\(max_pixels\), got an image of 65500 x 65500 = 4290250000"
-        ):
+        with pytest.raises(ImageDecodeError, match=r"\(max_pixels\), got an image of 65500 x 65500 = 4290250000"):
             read()
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 64 << 10
 
