@@ -52,7 +52,7 @@ ORDER = [
     "records.packed_records",
     "records.read_plan",
     "records.checksum",
-    "records.range_checksums",
+    "records.running_checksums",
     "records.framing",
     "records.walk",
     "records.compression",

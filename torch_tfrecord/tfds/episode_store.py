@@ -221,6 +221,7 @@ class _ColumnMaker:
 
     def __init__(self, leaf: LeafPlace, is_decoded: bool, path: str) -> None:
         self._leaf = leaf
+        self._keys = list_keys(leaf)
         self._is_decoded = is_decoded
         if not _is_step(leaf):
             self._reader = make_leaf(leaf, path=path)
@@ -233,7 +234,7 @@ class _ColumnMaker:
     def __call__(
         self, lists: Mapping[str, Any], num_steps: int, locate: Callable[[TFRecordError], TFRecordError]
     ) -> Any:
-        own = {key: lists[key] for key in list_keys(self._leaf) if key in lists}
+        own = {key: lists[key] for key in self._keys if key in lists}
         if not _is_step(self._leaf):
             return self._reader.sample(as_record(_read_all(own)))
         path = self._leaf.path
