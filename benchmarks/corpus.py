@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from door_corpora import DOOR_COUNTS, DOOR_MAKERS, write_tfds
 from pictures import encoded_pictures
 
 from torch_tfrecord import TFRecordWriter, build_index, encode_example
@@ -16,7 +17,7 @@ from torch_tfrecord.records.sidecar import sidecar_path, write_sidecar
 __all__ = ["COUNTS", "Corpora", "repeat_file", "write_records"]
 
 # Records of each file at full size.
-COUNTS = {"tabular": 200_000, "tokens": 5_000, "embeddings": 20_000, "images": 2_048}
+COUNTS = {"tabular": 200_000, "tokens": 5_000, "embeddings": 20_000, "images": 2_048, **DOOR_COUNTS}
 
 
 class Corpora:
@@ -39,8 +40,13 @@ class Corpora:
         return count // 64 * 64 if name == "images" else count
 
     def path(self, name: str) -> Path:
-        """The file, its index beside it, and the text index that DALI and the package tfrecord read."""
+        """The file, its index beside it, and the text index that DALI and the package tfrecord read.
+
+        Of "tfds" the directory, of one version.
+        """
         count = self.count(name)
+        if name == "tfds":
+            return self._tfds(count)
         source = f"-{_digest_of(self.photos)}" if name == "images" else ""
         path = self.folder / f"{name}-{count}{source}.tfrecord"
         if not path.exists():
@@ -48,6 +54,13 @@ class Corpora:
             self.folder.mkdir(parents=True, exist_ok=True)
             write_records(path, self._records(name, count))
         return path
+
+    def _tfds(self, count: int) -> Path:
+        directory = self.folder / f"drawn_{count}" / "1.0.0"
+        if not directory.exists():
+            print(f"writing {directory}", flush=True)
+            write_tfds(directory, count)
+        return directory
 
     def _records(self, name: str, count: int) -> Iterator[bytes]:
         if name == "images":
@@ -109,7 +122,9 @@ def _images(count: int, photos: Path | None) -> Iterator[bytes]:
 _MAKERS: dict[str, Callable[[np.random.Generator, int], Iterator[bytes]]] = {
     "tabular": _tabular,
     "tokens": _tokens,
+    "many-tokens": _tokens,
     "embeddings": _embeddings,
+    **DOOR_MAKERS,
 }
 
 

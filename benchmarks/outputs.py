@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["Outputs", "differences"]
+__all__ = ["Columns", "Outputs", "differences"]
 
 Columns = Mapping[str, "np.ndarray | Sequence[Any]"]
 
@@ -22,7 +22,7 @@ class Outputs:
     """Sums up an epoch of batches.
 
     A row (one record's values of all columns) is hashed to 64 bits. "ordered" has a digest of the rows so far, at each
-    `_MARK` rows and at the end; "unordered" is the sum of all mixed hashes, the same in any order.
+    power of two, each `_MARK` rows and at the end; "unordered" is the sum of all mixed hashes, the same in any order.
 
     Args:
         random_columns: Left out of the hashes; their mean and standard deviation are kept instead.
@@ -51,7 +51,7 @@ class Outputs:
         if rows is not None:
             self._count += len(rows)
             self._digest.update(rows.tobytes())
-            if self._count % _MARK == 0:
+            if self._count % _MARK == 0 or self._count.bit_count() == 1:
                 self._marks[str(self._count)] = self._digest.hexdigest()
             self._sum = (self._sum + int(_mix(rows).sum(dtype=np.uint64))) % (1 << 64)
 
