@@ -18,6 +18,7 @@ __all__ = ["COUNTS", "Corpora", "repeat_file", "write_records"]
 
 # Records of each file at full size.
 COUNTS = {"tabular": 200_000, "tokens": 5_000, "embeddings": 20_000, "images": 2_048, **DOOR_COUNTS}
+_PICTURES = ("images", "few-images")
 
 
 class Corpora:
@@ -37,7 +38,7 @@ class Corpora:
     def count(self, name: str) -> int:
         """Records of a file; whole batches of images, since DALI fills its last batch up."""
         count = max(int(COUNTS[name] * self.fraction), 64)
-        return count // 64 * 64 if name == "images" else count
+        return count // 64 * 64 if name in _PICTURES else count
 
     def path(self, name: str) -> Path:
         """The file, its index beside it, and the text index that DALI and the package tfrecord read.
@@ -47,7 +48,7 @@ class Corpora:
         count = self.count(name)
         if name == "tfds":
             return self._tfds(count)
-        source = f"-{_digest_of(self.photos)}" if name == "images" else ""
+        source = f"-{_digest_of(self.photos)}" if name in _PICTURES else ""
         path = self.folder / f"{name}-{count}{source}.tfrecord"
         if not path.exists():
             print(f"writing {path}", flush=True)
@@ -63,7 +64,7 @@ class Corpora:
         return directory
 
     def _records(self, name: str, count: int) -> Iterator[bytes]:
-        if name == "images":
+        if name in _PICTURES:
             return _images(count, self.photos)
         return _MAKERS[name](np.random.default_rng(0), count)
 

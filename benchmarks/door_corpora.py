@@ -15,7 +15,14 @@ from torch_tfrecord import encode_example, encode_sequence_example, tfds
 
 __all__ = ["DOOR_COUNTS", "DOOR_MAKERS", "write_tfds"]
 
-DOOR_COUNTS = {"many-tokens": 20_000, "ragged": 50_000, "texts": 20_000, "sequences": 1_000, "tfds": 2_000}
+DOOR_COUNTS = {
+    "many-tokens": 20_000,
+    "ragged": 50_000,
+    "texts": 20_000,
+    "sequences": 1_000,
+    "tfds": 2_000,
+    "few-images": 1_024,
+}
 # About 64 MB, 128 MB and 256 MB.
 DOOR_COUNTS |= {f"random-{name}": count for name, count in zip(RANDOM_SIZES, (500_000, 32_000, 2_560), strict=True)}
 

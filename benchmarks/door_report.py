@@ -62,4 +62,5 @@ def judge(bar: Bar, rates: Rates) -> str | None:
         return f"{wanted}: failed"
     ratio = max(ours) / max(theirs)
     verdict = "ok" if ratio >= bar.ratio else "missed"
-    return f"{wanted}: {1 / ratio if bar.as_limit else ratio:.2g}x {verdict}"
+    shown = 1 / ratio if bar.as_limit else ratio
+    return f"{wanted}: {shown:.{0 if shown >= 10 else 1 if shown >= 1 else 2}f}x {verdict}"

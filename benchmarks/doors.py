@@ -127,7 +127,7 @@ _ALL = (
     Workload(
         "doors-transforms",
         "doors",
-        "images",
+        "few-images",
         "images: random resized crop, flip, float32 [3, 224, 224], batches of 64",
         64,
         _IMAGES,

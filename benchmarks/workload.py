@@ -58,3 +58,7 @@ class Workload:
     def has_doors(self) -> bool:
         """Whether each variant of ours is a row of its own."""
         return self.table in ("doors", "random")
+
+    def kind(self, variant: str) -> str:
+        """Variants of one kind hand out the same values: raw records are another than what is parsed from them."""
+        return variant.partition("_")[0] if self.table == "random" else ""

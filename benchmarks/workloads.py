@@ -86,6 +86,6 @@ def columns_of(corpus: str) -> dict[str, tuple[str, tuple[int, ...]]]:
         return {"tokens": ("int", (2048,))}
     if corpus == "embeddings":
         return {"id": ("int", ()), "embedding": ("float", (1024,))}
-    if corpus == "images":
+    if corpus in ("images", "few-images"):
         return {"image": ("byte", ()), "label": ("int", ())}
     raise ValueError(f"no corpus {corpus!r}")

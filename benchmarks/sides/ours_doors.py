@@ -39,7 +39,7 @@ _DTYPES = {"float": torch.float32, "int": torch.int64}
 
 def open_door(job: Job) -> Side:
     """A variant of a workload of the table "doors"."""
-    if job.workload.corpus == "images":
+    if job.workload.corpus == "few-images":
         return _images(job)
     if job.workload.corpus == "tfds":
         return _ways(job, tfds.load(job.path, "train"), lambda: iter(()), _detection)
