@@ -20,23 +20,24 @@ def door_table(results: dict[str, Any]) -> str:
     tables = []
     for name, workload in WORKLOADS.items():
         if name in results and workload.has_doors:
-            lines = [f"| {workload.title} | side | a second | what we want |", "|---|---|---|---|"]
+            lines = [f"| {workload.title} | side | a second | CPU µs each | what we want |", "|---|---|---|---|---|"]
             tables.append("\n".join([*lines, *_rows(workload, results[name])]))
     return "\n\n".join(tables)
 
 
 def _rows(workload: Workload, result: dict[str, Any]) -> Iterable[str]:
     rates: Rates = {(one["side"], one["variant"]): one["per_second"] for one in result["sides"]}
+    costs = {(one["side"], one["variant"]): 1000 * one["cpu_seconds_per_1000"] for one in result["sides"]}
     for side, variants in workload.variants.items():
         for variant in variants:
             verdicts = [judge(bar, rates) for bar in workload.doors if side == "ours" and variant == bar.ours[0]]
             rate = rates.get((side, variant))
             if rate is not None:
-                cell = f"{round_rate(rate):,}"
+                cell = f"{round_rate(rate):,} | {costs[side, variant]:.3g}"
             elif f"{side}, {variant}" in result["failed"]:
-                cell = "failed"
+                cell = "failed | -"
             elif side in result["missing"]:
-                cell = "missing"
+                cell = "missing | -"
             else:
                 continue  # was not asked for
             title = TITLES.get(variant, variant) if side == "ours" else variant

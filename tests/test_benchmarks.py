@@ -214,17 +214,18 @@ class TestDoors:
 
     def test_the_table(self, modules):
         def side(name, variant, rate):
-            return {"side": name, "variant": variant, "per_second": rate}
+            return {"side": name, "variant": variant, "per_second": rate, "cpu_seconds_per_1000": 0.0123}
 
         sides = [side("ours", "make_dataloader", 123_456), side("tensorflow", "ragged", 1000)]
         result = {"sides": sides, "missing": [], "failed": {"ours, torch_collate": "ValueError: why"}}
         lines = modules["door_report"].door_table({"doors-texts": result, "scaling": {}}).splitlines()
         held = "at least 3 times tf.data (ragged or sparse)"
-        assert lines[2] == f"| `make_dataloader(num_workers=0)` | torch_tfrecord | 123,000 | {held}: 123x ok |"
+        assert lines[2] == f"| `make_dataloader(num_workers=0)` | torch_tfrecord | 123,000 | 12.3 | {held}: 123x ok |"
         assert (
-            lines[3] == f"| `DataLoader(TFRecordDataset)`, torch's collate | torch_tfrecord | failed | {held}: failed |"
+            lines[3]
+            == f"| `DataLoader(TFRecordDataset)`, torch's collate | torch_tfrecord | failed | - | {held}: failed |"
         )
-        assert lines[4:] == ["| ragged | tf.data | 1,000 |  |"]
+        assert lines[4:] == ["| ragged | tf.data | 1,000 | 12.3 |  |"]
 
 
 def test_the_report(tmp_path, monkeypatch):
