@@ -166,7 +166,9 @@ DOORS = (*_ALL, *map(_random, RANDOM_SIZES))
 def only_rows(workload: Workload, rows: Collection[str]) -> Workload | None:
     """The workload with the rows of these names, and what they are held against; None where there is no such row."""
     short = workload.name.removeprefix("doors-")
-    wanted = [name for name in workload.variants["ours"] if {short, name, f"{short}.{name}"} & {*rows}]
+    if short in rows:
+        return workload
+    wanted = [name for name in workload.variants["ours"] if {name, f"{short}.{name}"} & {*rows}]
     if not wanted:
         return None
     doors = tuple(bar for bar in workload.doors if {*bar.ours} & {*wanted})
