@@ -106,7 +106,7 @@ def nested(draw, column, entries):
     return draw(entries)
 
 
-@settings(max_examples=400)
+@settings(max_examples=200)
 @given(data=st.data(), count=st.integers(1, 5), return_lengths=st.booleans())
 def test_the_same_as_of_samples(data, count, return_lengths):
     column = data.draw(columns(count, 2))
