@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, MutableSequence
+from collections.abc import Callable, MutableSequence, Sequence
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ from torch_tfrecord.features.specs import mark_ragged
 from torch_tfrecord.samples import Places, SampleList, check_for_torch, is_asked_by_torch
 from torch_tfrecord.values.containers import SparseList, make_sparse
 
-__all__ = ["ColumnBatch", "ColumnTransform"]
+__all__ = ["ColumnBatch", "ColumnTransform", "columns_of"]
 
 
 class ColumnBatch(MutableSequence[Any]):
@@ -108,6 +108,16 @@ class ColumnBatch(MutableSequence[Any]):
 
     def __repr__(self) -> str:
         return f"ColumnBatch({len(self)} samples)"
+
+
+def columns_of(samples: Sequence[Any]) -> Any:
+    """The columns of a batch where they still say all, else the samples in a list.
+
+    Example:
+        >>> columns_of(ColumnBatch({"x": [4, 5]}, 2)), columns_of([{"x": 4}, {"x": 5}])
+        ({'x': [4, 5]}, [{'x': 4}, {'x': 5}])
+    """
+    return samples.columns if isinstance(samples, ColumnBatch) and samples.is_columns else list(samples)
 
 
 class ColumnTransform:

@@ -24,7 +24,9 @@ from torch_tfrecord.parsing.columns import (
     torch_dtype,
 )
 from torch_tfrecord.parsing.lookup import Lookup
+from torch_tfrecord.values.containers import offsets_of
 from torch_tfrecord.values.dtypes import cast, nest
+from torch_tfrecord.values.padded import pad_rows
 
 __all__ = ["PaddedNumbers", "PaddedStrings", "RowFinder", "row_lists"]
 
@@ -126,11 +128,7 @@ class PaddedNumbers:
         reserve_for(self._lists.lookup, num_values * self._dtype.itemsize, lengths)
         if lengths and min(lengths) == longest:
             return values.reshape(len(lengths), longest, *self._shape)
-        padded = self._padding.expand(len(lengths), longest, *self._shape).clone()
-        parts = torch.split(values, lengths)
-        for row, (length, part) in enumerate(zip(lengths, parts, strict=True)):
-            padded[row, :length] = part
-        return padded
+        return pad_rows(values, offsets_of(lengths), longest, self._padding)
 
     def _rows(self, found: Sequence[Any], rows: int) -> torch.Tensor:
         values: torch.Tensor = labelled(self._lists.lookup, cast, join(found, self._dtype), self._dtype)
