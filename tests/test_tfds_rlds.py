@@ -584,12 +584,12 @@ def test_what_is_kept_is_bounded(drawn):
     for position in range(len(ds)):
         ds[position]
     cache = ds._store._cache
-    assert len(cache._state.episodes) == 1
+    assert len(cache) == 1
     ds = RLDSDataset(drawn)
     for position in range(len(ds)):
         ds[position]
-    assert len(ds._store._cache._state.episodes) == 4
-    assert ds._store._cache._state.num_bytes == sum(ds._store.episode(number).num_bytes for number in range(4))
+    assert len(ds._store._cache) == 4
+    assert ds._store._cache.size == sum(ds._store.episode(number).num_bytes for number in range(4))
 
 
 # Transforms.
