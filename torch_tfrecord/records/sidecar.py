@@ -55,6 +55,7 @@ Content: TypeAlias = Callable[[_Index], bytes]
 
 SIDECAR_FOLDER = ".torch_index"
 SIDECAR_SUFFIX = ".index.safetensors"
+_MOST_TRIES = 20  # against other processes that remove the folder, each time just before it is used
 
 
 def sidecar_path(data_path: str, index_dir: str | None = None) -> str:
