@@ -14,10 +14,11 @@ import shutil
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Generic, Literal, TypeAlias, TypeVar
+from typing import Generic, TypeAlias, TypeVar, get_args
 
 from tqdm import tqdm
 
+from torch_tfrecord.arguments import IndexPolicy, one_of
 from torch_tfrecord.callers import outer_level
 from torch_tfrecord.errors import IndexMismatchError
 from torch_tfrecord.printable import printable
@@ -30,7 +31,6 @@ __all__ = [
     "SIDECAR_FOLDER",
     "SIDECAR_SUFFIX",
     "IndexKeeper",
-    "IndexPolicy",
     "SidecarKeeper",
     "about_data",
     "cache_dir",
@@ -45,11 +45,7 @@ __all__ = [
     "write_sidecar",
 ]
 
-IndexPolicy: TypeAlias = Literal["auto", "require", "memory"]
-"""Where indexes come from: kept ones or built and kept, kept ones only, built and not kept."""
-
 _MOST_TRIES = 20  # against other processes that remove the folder, each time just before it is used
-_POLICIES = ("auto", "require", "memory")
 _Index = TypeVar("_Index")
 Content: TypeAlias = Callable[[_Index], bytes]
 
@@ -192,8 +188,7 @@ class SidecarKeeper(Generic[_Index]):
     def __init__(
         self, policy: IndexPolicy, index_dir: str | os.PathLike[str] | None, kind: str = "index", advice: str = ""
     ) -> None:
-        if policy not in _POLICIES:
-            raise ValueError(f"index must be 'auto', 'require' or 'memory', got {policy!r}")
+        one_of("index", policy, *get_args(IndexPolicy))
         self._policy = policy
         self._index_dir = None if index_dir is None else os.fspath(index_dir)
         self._kind, self._advice = kind, advice

@@ -8,9 +8,10 @@ from collections.abc import Mapping, Sequence
 
 from tqdm import tqdm
 
+from torch_tfrecord.arguments import IndexPolicy
 from torch_tfrecord.records.compression import open_stream
 from torch_tfrecord.records.index import RecordIndex
-from torch_tfrecord.records.sidecar import IndexPolicy, SidecarKeeper
+from torch_tfrecord.records.sidecar import SidecarKeeper
 from torch_tfrecord.records.storage import open_file
 from torch_tfrecord.tfds.episode_index import EpisodeIndex, build_episode_index
 

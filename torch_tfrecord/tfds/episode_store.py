@@ -15,6 +15,7 @@ import numpy.typing as npt
 import torch
 
 import torch_tfrecord.tfds.features as f
+from torch_tfrecord.arguments import IndexPolicy
 from torch_tfrecord.errors import ParseError, TFRecordError
 from torch_tfrecord.process_cache import ProcessCache
 from torch_tfrecord.records.sidecar import IndexKeeper
@@ -91,7 +92,7 @@ class EpisodeStore:
         features: Chosen = None,
         decode_images: DecodeImages = True,
         transform: Callable[[dict[str, Any]], Mapping[str, Any]] | None = None,
-        index: str = "auto",
+        index: IndexPolicy = "auto",
         index_dir: str | os.PathLike[str] | None = None,
         cache_bytes: int = 32 << 20,
     ) -> None:
