@@ -424,7 +424,8 @@ def test_no_collate_fn_with_strings_and_tuples(tmp_path):
     ],
 )
 def test_wrong_kinds_of_arguments_of_make_dataloader(folder, name, value):
-    kind = "True or False" if name == "drop_last" else "an integer"
+    kinds = {"drop_last": "True or False", "num_threads": "an integer of at least 0"}
+    kind = kinds.get(name, "an integer")
     with pytest.raises(TypeError, match=f"^{name} must be {kind}, got {value!r}"):
         make_dataloader(folder / "?", **({"batch_size": 2} | {name: value}))
 
