@@ -424,7 +424,8 @@ def test_no_collate_fn_with_strings_and_tuples(tmp_path):
     ],
 )
 def test_wrong_kinds_of_arguments_of_make_dataloader(folder, name, value):
-    kind = "True or False" if name == "drop_last" else "an integer"
+    kinds = {"drop_last": "True or False", "num_threads": "an integer of at least 0"}
+    kind = kinds.get(name, "an integer")
     with pytest.raises(TypeError, match=f"^{name} must be {kind}, got {value!r}"):
         make_dataloader(folder / "?", **({"batch_size": 2} | {name: value}))
 
@@ -444,18 +445,18 @@ def test_wrong_kinds_of_arguments(folder):
         (lambda: TFRecordIterableDataset(folder / "?", drop_last="x"), "drop_last must be True or False, got 'x'"),
         (lambda: TFRecordIterableDataset(folder / "?", rank="0", world_size=2), f"rank {number}, got '0'"),
         (lambda: ReadAheadLoader(ds, num_workers="2"), f"num_workers {number}, got '2'"),
-        (lambda: ReadAheadLoader(ds, num_threads=1.5), f"num_threads {number}, got 1.5"),
+        (lambda: ReadAheadLoader(ds, num_threads=1.5), f"num_threads {number} of at least 0, got 1.5"),
         (lambda: Mixture([ds], seed="a"), f"seed {number}, got 'a'"),
         (lambda: Mixture([ds], shuffle="yes"), "shuffle must be True or False, got 'yes'"),
         (lambda: IterableMixture([ds], seed=None), f"seed {number}, got None"),
+        (lambda: TFRecordIterableDataset(folder / "?", batch_size="3"), f"batch_size {number} of at least 1, got '3'"),
+        (lambda: Mixture([ds], num_samples=1.5), f"num_samples {number} of at least 0, got 1.5"),
     ]:
         with pytest.raises(TypeError, match=f"^{text}"):
             build()
     with pytest.raises(TypeError, match=f"^cache_bytes {number}, got '1'"):
         tfds.RLDSDataset(folder, cache_bytes="1")
     for build, name in [
-        (lambda: TFRecordIterableDataset(folder / "?", batch_size=64.0), "batch_size"),
-        (lambda: Mixture([ds], num_samples=1.5), "num_samples"),
         (lambda: ReadAheadLoader(ds, batch_size=64.0), "batch_size"),
         (lambda: ReadAheadLoader(ds, drop_last="no"), "drop_last"),
         (lambda: ReadAheadLoader(ds, num_threads=-1), "num_threads"),

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from torch.utils.data import IterableDataset, get_worker_info
 
-from torch_tfrecord.arguments import at_least, check_callable, integer, true_or_false
+from torch_tfrecord.arguments import OnCorrupt, at_least, check_callable, integer, true_or_false
 from torch_tfrecord.batch_memory import MAX_BATCH_BYTES, check_max_batch_bytes
 from torch_tfrecord.batches.batch_parser import BatchParser
 from torch_tfrecord.batches.collate import collate
@@ -102,7 +102,7 @@ class TFRecordIterableDataset(IterableDataset[Any]):
         drop_last: bool = False,
         compression_type: str | None = "auto",
         verify_crc: bool = True,
-        on_corrupt: str = "raise",
+        on_corrupt: OnCorrupt = "raise",
         max_batch_bytes: int = MAX_BATCH_BYTES,
     ) -> None:
         super().__init__()

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import Dataset
 
-from torch_tfrecord.arguments import at_least, check_callable
+from torch_tfrecord.arguments import IndexPolicy, at_least, check_callable
 from torch_tfrecord.batch_memory import MAX_BATCH_BYTES, check_max_batch_bytes
 from torch_tfrecord.batches.batch_parser import BatchParser
 from torch_tfrecord.batches.collate import collate
@@ -91,7 +91,7 @@ class TFRecordDataset(Dataset[Any]):
         transform: Callable[[Any], Any] | None = None,
         compression_type: str | None = "auto",
         verify_crc: bool = True,
-        index: str = "auto",
+        index: IndexPolicy = "auto",
         index_dir: str | os.PathLike[str] | None = None,
         max_batch_bytes: int = MAX_BATCH_BYTES,
     ) -> None:

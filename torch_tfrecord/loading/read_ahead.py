@@ -96,11 +96,7 @@ class ReadAheadLoader(DataLoader[Any]):
         integer("num_workers", dataloader_kwargs.get("num_workers", 0))  # torch compares it without a look
         dataset = dataset if loads_ahead(dataset) else NestedDataset(dataset)
         super().__init__(dataset, **dataloader_kwargs)
-        self.num_threads = (
-            usual_num_threads()
-            if num_threads is None
-            else at_least(0, "num_threads", integer("num_threads", num_threads))
-        )
+        self.num_threads = usual_num_threads() if num_threads is None else at_least(0, "num_threads", num_threads)
         self._pace = _Pace()
         if self.num_threads and not self.num_workers:
             innermost = leaves(dataset.dataset if isinstance(dataset, NestedDataset) else dataset)

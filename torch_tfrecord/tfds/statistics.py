@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from tqdm import tqdm
 
+from torch_tfrecord.arguments import IndexPolicy
 from torch_tfrecord.errors import IndexMismatchError, ParseError
 from torch_tfrecord.records.sidecar import cache_dir, write_sidecar
 from torch_tfrecord.records.sidecar_file import Sidecar, SidecarFormat, pack, read_sidecar
@@ -48,7 +49,7 @@ def dataset_statistics(
     action: str | Sequence[str] | None = None,
     proprio: str | Sequence[str] | None = None,
     episode_transform: Callable[[dict[str, Any]], Mapping[str, Any]] | None = None,
-    index: str = "auto",
+    index: IndexPolicy = "auto",
     index_dir: str | os.PathLike[str] | None = None,
     cache: bool = True,
 ) -> dict[str, Any]:
