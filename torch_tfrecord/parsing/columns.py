@@ -22,7 +22,7 @@ from torch_tfrecord.errors import LimitExceededError, ParseError, TFRecordError
 from torch_tfrecord.features.specs import Feature, mark_ragged
 from torch_tfrecord.native import native_module
 from torch_tfrecord.parsing.wants import Want
-from torch_tfrecord.values.containers import SparseList, jagged_tensor, make_sparse
+from torch_tfrecord.values.containers import RaggedTensor, SparseList, jagged_tensor, make_sparse
 from torch_tfrecord.values.dtypes import DType, cast, decode_text, dtype_name
 
 __all__ = [
@@ -95,7 +95,9 @@ class Reader(Protocol):
     [N]) as one more argument. One with ``row_bytes`` needs so much for each record, which the parser reserves.
     """
 
-    wants: tuple[Want, ...]
+    @property
+    def wants(self) -> tuple[Want, ...]:
+        """What it wants of each record."""
 
     def read(self, columns: Sequence[Column]) -> Any:
         """The batch's column of N records, of the columns of what is wanted."""
@@ -121,7 +123,7 @@ def labelled(want: Want, convert: Callable[..., Any], *args: Any) -> Any:
         raise want.labelled(error) from error.__cause__
 
 
-def reserve_for(want: Want, num_bytes: int, lengths: Sequence[int] = ()) -> None:
+def reserve_for(want: Want, num_bytes: int, lengths: Any = ()) -> None:
     """`reserve` for a feature, whose name its error gets; with how long each record is, the longest one's number."""
     try:
         reserve(num_bytes)
@@ -130,7 +132,7 @@ def reserve_for(want: Want, num_bytes: int, lengths: Sequence[int] = ()) -> None
         raise want.labelled(error).locate(position=longest) from None
 
 
-def reserve_for_values(want: Want, num_bytes: int, counts: Sequence[int]) -> None:
+def reserve_for_values(want: Want, num_bytes: int, counts: Any) -> None:
     """`reserve_for` of values that the records hold themselves: one alone needs no more than its bytes allow."""
     if len(counts) > 1:
         reserve_for(want, num_bytes, counts)
@@ -182,16 +184,16 @@ def stack(values: list[Any]) -> Any:
     return tv_tensors.wrap(stacked, like=first) if isinstance(first, tv_tensors.TVTensor) else stacked
 
 
-def rows_of(column: Any) -> Sequence[Any]:
+def rows_of(column: Any) -> Any:
     """What each sample has of a batch's column, without copying: views of its tensors, marked as ragged where it is."""
     if isinstance(column, list):
         return column
     if isinstance(column, SparseList):
         return _sparse_rows(column.indices, column.values, column.shape)
-    if not isinstance(column, torch.Tensor):
-        return [column[number] for number in range(len(column))]  # a RaggedTensor
+    if isinstance(column, RaggedTensor):
+        return [column[number] for number in range(len(column))]
     if column.layout == torch.jagged:
-        parts = column.values().split(column.offsets().diff().tolist()) if len(column.offsets()) > 1 else ()
+        parts = torch.split(column.values(), column.offsets().diff().tolist()) if len(column) else ()
         return [*map(mark_ragged, parts)]
     if column.layout == torch.sparse_coo:
         return _sparse_rows(column._indices(), column._values(), tuple(column.shape))

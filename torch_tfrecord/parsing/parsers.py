@@ -151,8 +151,8 @@ class ExampleParser(_Parser):
 
     def __reduce__(self) -> tuple[Callable[..., ExampleParser], tuple[dict[str, Feature]]]:
         """Pickle the specs; the readers are built again."""
-        options = {"pads": self._pads, "max_batch_bytes": self.max_batch_bytes}
-        return functools.partial(type(self), **options), (self.features,)
+        build = functools.partial(type(self), pads=self._pads, max_batch_bytes=self.max_batch_bytes)
+        return build, (self.features,)
 
     def single(self, serialized: _Bytes, key: int = 0) -> dict[str, Any]:
         """Parse one serialized Example; see `parse_single_example`.
