@@ -27,6 +27,7 @@ from torch_tfrecord.parsing.spec_readers import make_context_reader, make_reader
 from torch_tfrecord.protobuf.example import parse_message
 from torch_tfrecord.protobuf.messages import SequenceExample
 from torch_tfrecord.records.packed_records import PackedRecords
+from torch_tfrecord.values.containers import Nested, wrap_nested
 
 __all__ = [
     "ExampleParser",
@@ -209,7 +210,8 @@ class ExampleParser(_Parser):
         values: dict[str, Any] = {}
         for name, reader, found in zip(self.features, self._readers, columns, strict=True):
             read: Any = reader.read
-            values[name] = read(found, keys) if self.needs_keys and getattr(reader, "keyed", False) else read(found)
+            column = read(found, keys) if self.needs_keys and getattr(reader, "keyed", False) else read(found)
+            values[name] = _wrapped(column)
         return values
 
     def _reserve(self, num_records: int) -> None:
@@ -286,7 +288,7 @@ class SequenceExampleParser(_Parser):
         contexts = [record.context.feature for record in records]
         with self.budget():
             return (
-                {name: reader.read(columns_of(reader.wants, contexts)) for name, reader in self._context},
+                {name: _wrapped(reader.read(columns_of(reader.wants, contexts))) for name, reader in self._context},
                 {name: reader.batch(records) for name, reader in self._steps},
                 {name: torch.tensor([*map(count, records)], dtype=torch.int64) for name, count in self._counters},
             )
@@ -309,6 +311,10 @@ def make_parser(
         own = features.context_features, features.sequence_features
         return SequenceExampleParser(*own, max_batch_bytes=max_batch_bytes)
     return ExampleParser(features, pads=pads, max_batch_bytes=max_batch_bytes)
+
+
+def _wrapped(column: Any) -> Any:
+    return wrap_nested(column) if type(column) is Nested else column
 
 
 def _packed(records: Any) -> PackedRecords:
