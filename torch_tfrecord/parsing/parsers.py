@@ -20,7 +20,7 @@ from torch_tfrecord.errors import LimitExceededError, TFRecordError
 from torch_tfrecord.features.specs import Feature
 from torch_tfrecord.features.structured_specs import FixedLenSequenceFeature, SequenceFeatures
 from torch_tfrecord.parsing.column_plan import ColumnPlan
-from torch_tfrecord.parsing.columns import Column, read_columns, reserve_for, rows_of
+from torch_tfrecord.parsing.columns import Column, Reader, read_columns, reserve_for, rows_of
 from torch_tfrecord.parsing.message_columns import columns_of, read_one
 from torch_tfrecord.parsing.row_plan import RowPlan
 from torch_tfrecord.parsing.spec_readers import make_context_reader, make_reader, make_step_counter, make_step_reader
@@ -147,7 +147,7 @@ class ExampleParser(_Parser):
         self._readers = self._row_readers
         if has_rows:
             self._readers = [make_reader(name, spec, pads=True) for name, spec in self.features.items()]
-        self._row_bytes = sum(getattr(reader, "row_bytes", 0) for reader in self._readers)
+        self._row_bytes = _row_bytes(self._readers)
         self.needs_keys = any(getattr(reader, "keyed", False) for reader in self._readers)
 
     def __reduce__(self) -> tuple[Callable[..., ExampleParser], tuple[dict[str, Feature]]]:
@@ -199,28 +199,21 @@ class ExampleParser(_Parser):
         self, rows: PackedRecords, keys: _Keys, borders: Sequence[int], num_batches: int
     ) -> list[dict[str, Any]]:
         batches = []
-        for columns, (begin, end) in zip(self._plan.read(rows, borders), itertools.pairwise(borders), strict=True):
+        with self.budget(num_batches * (len(borders) - 1)):
+            found = self._plan.read(rows, borders)
+        for columns, (begin, end) in zip(found, itertools.pairwise(borders), strict=True):
             with self.budget(num_batches):
                 batches.append(self._read(columns, end - begin, keys[begin:end]))
         return batches
 
     def _read(self, columns: Sequence[Sequence[Column]], num_records: int, keys: _Keys) -> dict[str, Any]:
         """Read every feature from its columns."""
-        self._reserve(num_records)
+        _reserve(self._readers, self._row_bytes, num_records)
         values: dict[str, Any] = {}
         for name, reader, found in zip(self.features, self._readers, columns, strict=True):
             column = read_columns(reader, found, keys) if self.needs_keys else reader.read(found)
             values[name] = _wrapped(column)
         return values
-
-    def _reserve(self, num_records: int) -> None:
-        """Reserve what columns of numbers need, at once; where it is too much, for the label of the error."""
-        try:
-            reserve(num_records * self._row_bytes)
-        except LimitExceededError:
-            for reader in self._readers:
-                reserve_for(reader.wants[0], num_records * getattr(reader, "row_bytes", 0))
-            raise
 
 
 class SequenceExampleParser(_Parser):
@@ -286,6 +279,8 @@ class SequenceExampleParser(_Parser):
     def _batch_of(self, records: Sequence[Any]) -> tuple[dict[str, Any], dict[str, Any], dict[str, torch.Tensor]]:
         contexts = [record.context.feature for record in records]
         with self.budget():
+            readers = [reader for _, reader in self._context]
+            _reserve(readers, _row_bytes(readers), len(records))
             return (
                 {name: _wrapped(reader.read(columns_of(reader.wants, contexts))) for name, reader in self._context},
                 {name: reader.batch(records) for name, reader in self._steps},
@@ -310,6 +305,20 @@ def make_parser(
         own = features.context_features, features.sequence_features
         return SequenceExampleParser(*own, max_batch_bytes=max_batch_bytes)
     return ExampleParser(features, pads=pads, max_batch_bytes=max_batch_bytes)
+
+
+def _row_bytes(readers: Sequence[Reader]) -> int:
+    return sum(getattr(reader, "row_bytes", 0) for reader in readers)
+
+
+def _reserve(readers: Sequence[Reader], row_bytes: int, num_records: int) -> None:
+    """Reserve what columns of numbers need, at once; where it is too much one by one, for the error's label."""
+    try:
+        reserve(num_records * row_bytes)
+    except LimitExceededError:
+        for reader in readers:
+            reserve_for(reader.wants[0], num_records * _row_bytes([reader]))
+        raise
 
 
 def _wrapped(column: Any) -> Any:
