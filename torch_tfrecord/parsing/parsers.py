@@ -202,8 +202,12 @@ class ExampleParser(_Parser):
         with self.budget(num_batches * (len(borders) - 1)):
             found = self._plan.read(rows, borders)
         for columns, (begin, end) in zip(found, itertools.pairwise(borders), strict=True):
-            with self.budget(num_batches):
-                batches.append(self._read(columns, end - begin, keys[begin:end]))
+            try:
+                with self.budget(num_batches):
+                    batches.append(self._read(columns, end - begin, keys[begin:end]))
+            except LimitExceededError as error:
+                error.position = None if error.position is None else error.position + begin
+                raise
         return batches
 
     def _read(self, columns: Sequence[Sequence[Column]], num_records: int, keys: _Keys) -> dict[str, Any]:
