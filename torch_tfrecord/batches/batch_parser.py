@@ -54,14 +54,7 @@ class BatchParser:
         """One sample."""
         return self._parser.single(record, key)
 
-    def samples(
-        self, records: PackedRecords, keys: npt.NDArray[np.uint64] | None = None, num_batches: int = 1
-    ) -> list[Any]:
-        """Several samples, of so many batches."""
-        samples: list[Any] = self._parser.samples(records, keys, num_batches)
-        return samples
-
-    def batch(self, records: PackedRecords, keys: npt.NDArray[np.uint64] | None = None) -> Any:
+    def batch(self, records: PackedRecords, keys: npt.NDArray[np.uint64] | None = None) -> Sequence[Any]:
         """Several samples, as columns where they can be."""
         return self.batches(records, keys, (0, len(records)))[0]
 
@@ -70,7 +63,7 @@ class BatchParser:
     ) -> list[Sequence[Any]]:
         """Several calls of `batch` at once: their records one behind the other, and where each begins and ends."""
         if self._column_parser is None:  # a batch of SequenceExamples is padded, one of samples is not
-            samples = self.samples(records, keys, len(borders) - 1)
+            samples: list[Any] = self._parser.samples(records, keys, len(borders) - 1)
             return [samples[begin:end] for begin, end in pairwise(borders)]
         found = self._column_parser.batches(records, keys, borders)
         for columns in found:

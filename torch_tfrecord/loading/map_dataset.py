@@ -120,7 +120,7 @@ class TFRecordDataset(Dataset[Any]):
         Args:
             files: The paths; not sorted.
             indexes: One for each file.
-            features: As of the class; or an object that parses records, with `single`, `batch` and `samples`.
+            features: As of the class; or an object that parses records, with `single` and `batches`.
             positions: Those of the dataset, counted over all files: a range or an int64 array; None for all.
             transform: Called with each sample.
             verify_crc: Check the payloads' checksums.
@@ -221,10 +221,8 @@ class TFRecordDataset(Dataset[Any]):
         keys = None
         if self.draws_at_random:
             keys = np.concatenate([*map(self._keys, (salted(self, positions) for positions in batches), absolutes)])
-        if not self.has_user_transform:
-            found: list[Sequence[Any]] = self._parser.batches(records, keys, borders)
-            return self._located(found, absolutes)
-        return self._located(_parts(self._parser.samples(records, keys, len(batches)), borders), absolutes)
+        found: list[Sequence[Any]] = self._parser.batches(records, keys, borders)
+        return self._located(found, absolutes)
 
     def _located_error(self, error: TFRecordError, absolutes: _Integers) -> TFRecordError:
         """The error of a batch, which knows now the file and place of the record that it names by number."""
