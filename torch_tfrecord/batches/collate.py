@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -80,13 +81,14 @@ def register_samples() -> None:
     """Tell torch what to do with a `Sample`, where its functions ask for the very class."""
     if Sample not in torchs.default_collate_fn_map:
         of_dict = _pytree.SUPPORTED_NODES[dict]
-        _pytree.register_pytree_node(
-            Sample,
-            of_dict.flatten_fn,
-            of_dict.unflatten_fn,
-            serialized_type_name="torch_tfrecord.Sample",
-            flatten_with_keys_fn=of_dict.flatten_with_keys_fn,
-        )
+        with contextlib.suppress(ValueError):  # another thread has done it in this moment
+            _pytree.register_pytree_node(
+                Sample,
+                of_dict.flatten_fn,
+                of_dict.unflatten_fn,
+                serialized_type_name="torch_tfrecord.Sample",
+                flatten_with_keys_fn=of_dict.flatten_with_keys_fn,
+            )
         torchs.default_collate_fn_map[Sample] = _collate_for_torch
 
 
