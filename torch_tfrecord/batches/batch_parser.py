@@ -41,6 +41,7 @@ class BatchParser:
         self._parser = make_parser(features, max_batch_bytes=max_batch_bytes)
         self.features: Mapping[str, Any] | SequenceFeatures = self._parser.features
         self.needs_keys: bool = self._parser.needs_keys
+        self.max_batch_bytes = max_batch_bytes
         self._shapes: dict[str, tuple[int, ...]] = {}
         self._column_parser: Any = None
         if not isinstance(features, SequenceFeatures):

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from torch.utils.data import IterableDataset, get_worker_info
 
 from torch_tfrecord.arguments import at_least, check_callable, integer, true_or_false
-from torch_tfrecord.batch_memory import MAX_BATCH_BYTES, check_max_batch_bytes
+from torch_tfrecord.batch_memory import MAX_BATCH_BYTES, BatchBudget, check_max_batch_bytes
 from torch_tfrecord.batches.batch_parser import BatchParser
 from torch_tfrecord.batches.collate import collate
 from torch_tfrecord.batches.column_batch import ColumnBatch
@@ -109,6 +109,7 @@ class TFRecordIterableDataset(IterableDataset[Any]):
         check_on_corrupt(on_corrupt)
         self._compression_type = check_compression_type(compression_type)
         check_max_batch_bytes(max_batch_bytes)
+        self._max_batch_bytes = max_batch_bytes
         self._parser = None if features is None else BatchParser(features, max_batch_bytes=max_batch_bytes)
         self._transform = transform
         self._batch_size = None if batch_size is None else at_least(1, "batch_size", batch_size)
@@ -297,11 +298,15 @@ class TFRecordIterableDataset(IterableDataset[Any]):
             samples = self._parse(group, epoch)
         except TFRecordError as error:
             # For the error of the first bad record.
-            if isinstance(error, LimitExceededError):  # of the batch, where no record alone is too large
-                for row, payload in enumerate(group.records.tolist()):
-                    self._untransformed((payload, *group.place(row)), epoch)
-                raise self._located_error(error, group) from error.__cause__
-            return SampleList(self._one_by_one(group, epoch), places)
+            if not isinstance(error, LimitExceededError):
+                return SampleList(self._one_by_one(group, epoch), places)
+            if self._transform is not None:  # no columns are needed, which take memory beside the samples
+                with BatchBudget(self._max_batch_bytes):
+                    each = SampleList(self._each(group, epoch), places)
+                return transform_each(self._transform, each)
+            for _ in self._each(group, epoch):  # the error is of the batch, where no record alone is too large
+                pass
+            raise self._located_error(error, group) from error.__cause__
         located = samples.located(places) if isinstance(samples, ColumnBatch) else SampleList(samples, places)
         return located if self._transform is None else transform_each(self._transform, located)
 
@@ -330,6 +335,10 @@ class TFRecordIterableDataset(IterableDataset[Any]):
             return group.records.tolist()
         keys = record_keys(_unique(group.files, group.numbers), self._seed, epoch) if self._parser.needs_keys else None
         return self._parser.batch(group.records, keys)
+
+    def _each(self, group: RecordGroup, epoch: int) -> Iterator[Any]:
+        for row, payload in enumerate(group.records.tolist()):
+            yield self._untransformed((payload, *group.place(row)), epoch)
 
     def _one_by_one(self, group: RecordGroup, epoch: int) -> Iterator[Any]:
         for row, payload in enumerate(group.records.tolist()):
