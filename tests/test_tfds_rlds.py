@@ -244,12 +244,14 @@ def half(sample):
 
 def assert_same(found, expected):
     """Equal in values, kinds and the order of names."""
-    assert type(found) is type(expected)
     if isinstance(expected, dict):
+        assert isinstance(found, dict)  # a sample of a batch is a dict of a class of its own
         assert list(found) == list(expected)
         for name in expected:
             assert_same(found[name], expected[name])
-    elif isinstance(expected, torch.Tensor):
+        return
+    assert type(found) is type(expected)
+    if isinstance(expected, torch.Tensor):
         assert found.dtype == expected.dtype
         assert torch.equal(found, expected)
     elif isinstance(expected, (list, tuple)):

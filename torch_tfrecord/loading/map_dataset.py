@@ -16,7 +16,7 @@ import torch
 from torch.utils.data import Dataset
 
 from torch_tfrecord.arguments import IndexPolicy, at_least, check_callable
-from torch_tfrecord.batch_memory import MAX_BATCH_BYTES, check_max_batch_bytes
+from torch_tfrecord.batch_memory import MAX_BATCH_BYTES, BatchBudget, check_max_batch_bytes
 from torch_tfrecord.batches.batch_parser import BatchParser
 from torch_tfrecord.batches.collate import collate
 from torch_tfrecord.batches.column_batch import ColumnBatch, ColumnTransform
@@ -31,6 +31,7 @@ from torch_tfrecord.order.record_keys import record_keys, salted_keys
 from torch_tfrecord.printable import printable
 from torch_tfrecord.records.compression import ByteSource, check_compression_type, open_stream
 from torch_tfrecord.records.index import RecordIndex
+from torch_tfrecord.records.packed_records import PackedRecords
 from torch_tfrecord.records.paths import Paths, find_files
 from torch_tfrecord.records.reader import RecordReader
 from torch_tfrecord.records.record_table import RecordTable
@@ -120,7 +121,8 @@ class TFRecordDataset(Dataset[Any]):
         Args:
             files: The paths; not sorted.
             indexes: One for each file.
-            features: As of the class; or an object that parses records, with `single`, `batch` and `samples`.
+            features: As of the class; or an object that parses records, with `single`, `batches`
+                and `max_batch_bytes`.
             positions: Those of the dataset, counted over all files: a range or an int64 array; None for all.
             transform: Called with each sample.
             verify_crc: Check the payloads' checksums.
@@ -221,10 +223,31 @@ class TFRecordDataset(Dataset[Any]):
         keys = None
         if self.draws_at_random:
             keys = np.concatenate([*map(self._keys, (salted(self, positions) for positions in batches), absolutes)])
-        if not self.has_user_transform:
-            found: list[Sequence[Any]] = self._parser.batches(records, keys, borders)
-            return self._located(found, absolutes)
-        return self._located(_parts(self._parser.samples(records, keys, len(batches)), borders), absolutes)
+        found: list[Sequence[Any]]
+        try:
+            found = self._parser.batches(records, keys, borders)
+        except LimitExceededError:
+            if not self.has_user_transform:
+                raise
+            found = self._without_columns(records, keys, borders)  # which need memory beside the samples
+        return self._located(found, absolutes)
+
+    def _without_columns(
+        self, records: PackedRecords, keys: npt.NDArray[np.uint64] | None, borders: Sequence[int]
+    ) -> list[Sequence[Any]]:
+        """The samples of batches, each parsed alone."""
+        payloads = records.tolist()
+        found: list[Sequence[Any]] = []
+        for begin, end in pairwise(borders):
+            samples: list[Any] = []
+            with BatchBudget(self._parser.max_batch_bytes):
+                for row in range(begin, end):
+                    try:
+                        samples.append(self._parser.single(payloads[row], 0 if keys is None else int(keys[row])))
+                    except TFRecordError as error:
+                        raise error.locate(position=row) from error.__cause__
+            found.append(samples)
+        return found
 
     def _located_error(self, error: TFRecordError, absolutes: _Integers) -> TFRecordError:
         """The error of a batch, which knows now the file and place of the record that it names by number."""
