@@ -39,6 +39,7 @@ class BatchParser:
         self, features: Mapping[str, Any] | SequenceFeatures, *, max_batch_bytes: int = MAX_BATCH_BYTES
     ) -> None:
         self._parser = make_parser(features, max_batch_bytes=max_batch_bytes)
+        self.max_batch_bytes = max_batch_bytes
         self.features: Mapping[str, Any] | SequenceFeatures = self._parser.features
         self.needs_keys: bool = self._parser.needs_keys
         self._shapes: dict[str, tuple[int, ...]] = {}

@@ -13,7 +13,7 @@ from torch_tfrecord.features.specs import mark_ragged
 from torch_tfrecord.samples import Places, SampleList, check_for_torch, is_asked_by_torch
 from torch_tfrecord.values.containers import SparseList, make_sparse
 
-__all__ = ["ColumnBatch", "ColumnTransform"]
+__all__ = ["ChainedTransforms", "ColumnBatch", "ColumnTransform"]
 
 
 class ColumnBatch(MutableSequence[Any]):
@@ -120,6 +120,21 @@ class ColumnTransform:
     def columns(self, columns: Any) -> Any:
         """Transform the columns of a batch: the same as transforming each sample."""
         raise NotImplementedError
+
+
+class ChainedTransforms:
+    """One transform, then another.
+
+    Args:
+        first, second: Called with a sample, and with what came of it.
+    """
+
+    def __init__(self, first: Callable[[Any], Any], second: Callable[[Any], Any]) -> None:
+        self.first, self.second = first, second
+
+    def __call__(self, sample: Any) -> Any:
+        """Apply both to a sample."""
+        return self.second(self.first(sample))
 
 
 def _may_differ(columns: Any) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from itertools import islice
 from typing import Any
 
@@ -17,6 +18,7 @@ from torch_tfrecord.batch_memory import MAX_BATCH_BYTES, check_max_batch_bytes
 from torch_tfrecord.batches.batch_parser import BatchParser
 from torch_tfrecord.batches.collate import collate
 from torch_tfrecord.batches.column_batch import ColumnBatch
+from torch_tfrecord.batches.crop_reader import CropReader, NotCroppedError, UncroppedBatch
 from torch_tfrecord.errors import LimitExceededError, TFRecordError
 from torch_tfrecord.features.specs import FixedLenFeature
 from torch_tfrecord.features.structured_specs import SequenceFeatures
@@ -115,6 +117,7 @@ class TFRecordIterableDataset(IterableDataset[Any]):
         check_max_batch_bytes(max_batch_bytes)
         self._parser = None if features is None else BatchParser(features, max_batch_bytes=max_batch_bytes)
         self._transform = transform
+        self._crops = CropReader(self._parser)
         self._batch_size = None if batch_size is None else at_least(1, "batch_size", batch_size)
         self._shuffle = shuffle
         self._buffer_size = at_least(0, "shuffle_buffer_size", shuffle_buffer_size)
@@ -281,19 +284,40 @@ class TFRecordIterableDataset(IterableDataset[Any]):
             for low in range(0, len(group.numbers), _SAMPLES_AT_ONCE)
         )
         for group in pieces:
-            samples: Iterable[Any]
-            try:
-                samples = self._parse(group, epoch)
-            except TFRecordError:
-                samples = self._one_by_one(group, epoch)
-            else:
-                samples = samples if self._transform is None else self._transformed(samples, group)
+            uncropped = self._uncropped(group)
+            samples = self._whole(group, epoch) if uncropped is None else self._cropped(uncropped, group, epoch)
             for sample in samples:
                 stream.num_taken += 1
                 yield sample
 
+    def _whole(self, group: RecordGroup, epoch: int) -> Iterable[Any]:
+        try:
+            samples = self._parse(group, epoch)
+        except TFRecordError:
+            return self._one_by_one(group, epoch)
+        return samples if self._transform is None else self._transformed(samples, group)
+
+    def _cropped(self, uncropped: UncroppedBatch, group: RecordGroup, epoch: int) -> Iterator[Any]:
+        """Each sample cropped and transformed when it is asked for."""
+        for row in range(len(uncropped)):
+            try:
+                sample = uncropped.transform_row(self._transform, row)
+            except NotCroppedError:
+                (payload,) = group.records[row : row + 1].tolist()
+                sample = self._sample((payload, *group.place(row)), epoch)
+            yield sample
+
+    def _uncropped(self, group: RecordGroup) -> UncroppedBatch | None:
+        """The samples with the image still encoded; None where it is to be decoded."""
+        found = self._crops.batches(self._transform, group.records, (0, len(group.numbers)), in_turn=True)
+        return None if found is None else found[0].located(self._places(group), list)
+
     def _load(self, group: RecordGroup, epoch: int) -> Sequence[Any]:
         """The samples of a batch."""
+        uncropped = self._uncropped(group)
+        if uncropped is not None:
+            with suppress(NotCroppedError):
+                return uncropped.transformed(self._transform)
         places = self._places(group)
         try:
             samples = self._parse(group, epoch, as_columns=self._transform is None)

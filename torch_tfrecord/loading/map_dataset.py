@@ -6,6 +6,7 @@ import os
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import accumulate, pairwise
 from operator import index as as_integer
 from typing import Any, TypeAlias, overload
@@ -20,6 +21,7 @@ from torch_tfrecord.batch_memory import MAX_BATCH_BYTES, check_max_batch_bytes
 from torch_tfrecord.batches.batch_parser import BatchParser
 from torch_tfrecord.batches.collate import collate
 from torch_tfrecord.batches.column_batch import ColumnBatch, ColumnTransform
+from torch_tfrecord.batches.crop_reader import CropReader, NotCroppedError, UncroppedBatch
 from torch_tfrecord.callers import outer_level
 from torch_tfrecord.errors import LimitExceededError, TFRecordError
 from torch_tfrecord.features.structured_specs import SequenceFeatures
@@ -143,6 +145,7 @@ class TFRecordDataset(Dataset[Any]):
     ) -> None:
         self._parser = parser
         self._transform = transform
+        self._crops = CropReader(parser)
         self.files: list[str] = files
         facts: list[RecordIndex] = []  # an index goes into the table and is dropped: 16 bytes for each of its records
         self._table = RecordTable(_noting(indexes, facts))
@@ -190,7 +193,10 @@ class TFRecordDataset(Dataset[Any]):
         return self.transform_samples(self.load_samples(positions))
 
     def load_samples(self, positions: Sequence[int]) -> Sequence[Any]:
-        """`__getitems__` without the transform: reads, verifies, parses and decodes. Safe from several threads."""
+        """`__getitems__` without the transform: reads, verifies, parses and decodes. Safe from several threads.
+
+        An image that the transform crops first is decoded by `transform_samples`.
+        """
         if not len(positions):
             return []
         positions = salted(self, positions)
@@ -224,7 +230,17 @@ class TFRecordDataset(Dataset[Any]):
         if not self.has_user_transform:
             found: list[Sequence[Any]] = self._parser.batches(records, keys, borders)
             return self._located(found, absolutes)
+        # Threads decode ahead what would else be decoded, sample after sample, by the one that transforms.
+        in_turn = threading.current_thread() is threading.main_thread()
+        cropped = self._crops.batches(self._transform, records, borders, in_turn=in_turn)
+        if cropped is not None:
+            pairs = zip(cropped, absolutes, strict=True)
+            return [batch.located(self._places(each), partial(self._decoded, each)) for batch, each in pairs]
         return self._located(_parts(self._parser.samples(records, keys, len(batches)), borders), absolutes)
+
+    def _decoded(self, absolutes: _Integers) -> SampleList:
+        """Samples whose image was not decoded by `load_samples`."""
+        return SampleList([self._sample(absolute, 0) for absolute in absolutes.tolist()], self._places(absolutes))
 
     def _located_error(self, error: TFRecordError, absolutes: _Integers) -> TFRecordError:
         """The error of a batch, which knows now the file and place of the record that it names by number."""
@@ -270,6 +286,11 @@ class TFRecordDataset(Dataset[Any]):
         transform = self._transform
         if transform is None:
             return samples
+        if isinstance(samples, UncroppedBatch):
+            try:
+                return samples.transformed(transform)
+            except NotCroppedError:
+                samples = samples.whole
         if isinstance(transform, ColumnTransform) and isinstance(samples, ColumnBatch):
             return samples.map(transform.columns)
         return transform_each(transform, samples)
