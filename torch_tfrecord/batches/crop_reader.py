@@ -50,15 +50,33 @@ class CropReader:
             None where images are to be decoded first: for this transform and these features, or since something is
             wrong with a record.
         """
-        crop, others = _taken_apart(transform)
-        if crop is None or self._image is None or not (in_turn or _is_known(crop, others)):
+        if not self.takes(transform) or not (in_turn or _is_known(*_crop_of(transform))):
             return None
-        name, spec = self._image
+        name, spec = self._image  # type: ignore[misc]
         try:
             batches: list[Any] = self._encoded.batches(records, None, borders)
             return [UncroppedBatch(batch.map(self._opened), name, _CHANNELS[spec.mode]) for batch in batches]
         except TFRecordError:
             return None
+
+    def takes(self, transform: Any) -> bool:
+        """Whether a transform begins with a crop of the features' image."""
+        return transform is not None and self._image is not None and _taken_apart(transform)[0] is not None
+
+    def sample(self, transform: Any, record: bytes, place: Callable[[int], str]) -> Any:
+        """The transform, one that it takes, applied to one record's sample; an error of it names the place.
+
+        Raises:
+            NotCroppedError: The image is to be decoded first; then nothing was drawn.
+        """
+        name, _ = self._image  # type: ignore[misc]
+        try:
+            sample = self._encoded.single(record)
+            sample[name] = self._open(sample[name])
+        except TFRecordError as error:
+            raise NotCroppedError from error
+        with _draws_undone():
+            return transform_one(partial(_apply, *_crop_of(transform), name), sample, place, 0)
 
     @cached_property
     def _image(self) -> tuple[str, Image] | None:
@@ -81,15 +99,18 @@ class CropReader:
         return BatchParser(features, max_batch_bytes=self._parser.max_batch_bytes)
 
     def _opened(self, columns: dict[str, Any]) -> dict[str, Any]:
-        name, spec = self._image  # type: ignore[misc]
-        opened = partial(
-            StoredImage,
-            mode=spec.mode,
+        name, _ = self._image  # type: ignore[misc]
+        return {**columns, name: [*map(self._open, columns[name])]}
+
+    def _open(self, data: bytes) -> StoredImage:
+        _, spec = self._image  # type: ignore[misc]
+        return StoredImage(
+            data,
+            spec.mode,
             shape=spec.shape or (),
             apply_orientation=spec.apply_orientation,
             max_pixels=DEFAULT_MAX_PIXELS if spec.max_pixels is None else spec.max_pixels,
         )
-        return {**columns, name: [*map(opened, columns[name])]}
 
 
 class UncroppedBatch(Sequence[Any]):
@@ -131,7 +152,7 @@ class UncroppedBatch(Sequence[Any]):
             crop, others = _crop_of(transform)
             if _is_known(crop, others):
                 return self._at_once(crop, others)
-            return transform_each(partial(self._apply, crop, others), self._batch)
+            return transform_each(partial(_apply, crop, others, self._name), self._batch)
 
     def transform_row(self, transform: Any, number: int) -> Any:
         """The transform applied to one sample.
@@ -140,17 +161,8 @@ class UncroppedBatch(Sequence[Any]):
             NotCroppedError: The image is to be decoded first; then nothing was drawn.
         """
         with _draws_undone():
-            apply, places = partial(self._apply, *_crop_of(transform)), self._batch.places
+            apply, places = partial(_apply, *_crop_of(transform), self._name), self._batch.places
             return transform_one(apply, self._batch[number], places or str, number)
-
-    def _apply(self, crop: LeadingCrop, others: Sequence[Any], sample: dict[str, Any]) -> Any:
-        """Crop and transform one sample."""
-        try:
-            image = crop.image(sample[self._name])
-        except TFRecordError as error:
-            raise NotCroppedError from error
-        steps: list[Callable[[Any], Any]] = [*crop.rest, *others]
-        return reduce(lambda value, step: step(value), steps, {**sample, self._name: image})
 
     def _at_once(self, crop: LeadingCrop, others: Sequence[ColumnTransform]) -> ColumnBatch:
         columns = self._batch.columns
@@ -161,6 +173,16 @@ class UncroppedBatch(Sequence[Any]):
         for transform in others:
             batch = batch.map(transform.columns)
         return batch
+
+
+def _apply(crop: LeadingCrop, others: Sequence[Any], name: str, sample: dict[str, Any]) -> Any:
+    """Crop and transform one sample."""
+    try:
+        image = crop.image(sample[name])
+    except TFRecordError as error:
+        raise NotCroppedError from error
+    steps: list[Callable[[Any], Any]] = [*crop.rest, *others]
+    return reduce(lambda value, step: step(value), steps, {**sample, name: image})
 
 
 class NotCroppedError(Exception):

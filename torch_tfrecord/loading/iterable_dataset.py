@@ -375,11 +375,16 @@ class TFRecordIterableDataset(IterableDataset[Any]):
             raise
 
     def _sample(self, record: StreamRecord, epoch: int) -> Any:
-        _, file, offset, number = record
+        payload, file, offset, number = record
+
+        def place(_: int) -> str:
+            return self._place(file, offset, number)
+
+        if self._crops.takes(self._transform):
+            with suppress(NotCroppedError):
+                return self._crops.sample(self._transform, payload, place)
         sample = self._untransformed(record, epoch)
-        if self._transform is None:
-            return sample
-        return transform_one(self._transform, sample, lambda _: self._place(file, offset, number), 0)
+        return sample if self._transform is None else transform_one(self._transform, sample, place, 0)
 
     def _key(self, file: int, number: int, epoch: int) -> int:
         if self._parser is None or not self._parser.needs_keys:

@@ -6,6 +6,7 @@ import os
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from itertools import accumulate, pairwise
 from operator import index as as_integer
@@ -178,6 +179,9 @@ class TFRecordDataset(Dataset[Any]):
         absolute, key = self._absolute(position), 0
         if self.draws_at_random:
             key = int(self._keys(salted(self, [position]), np.array([absolute]))[0])
+        if self._crops.takes(self._transform):
+            with suppress(NotCroppedError):
+                return self._crops.sample(self._transform, self._read(absolute), lambda _: self._place(absolute))
         sample = self._sample(absolute, key)
         return sample if self._transform is None else transform_one(self._transform, sample, self._place, absolute)
 
