@@ -1,6 +1,7 @@
 """torchvision's transforms that begin with a crop: what decodes whole images first is the oracle."""
 
 import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -33,8 +34,8 @@ from torch_tfrecord import (
     make_dataloader,
 )
 from torch_tfrecord.batches import crop_reader
-from torch_tfrecord.images import leading_crops
 from torch_tfrecord.images.leading_crops import find_leading_crop
+from torch_tfrecord.images.samples import StoredImage
 from torch_tfrecord.parsing import image_columns
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -543,7 +544,28 @@ def test_errors_of_features(large, monkeypatch, spec):
     assert failure(lambda: ds.__getitems__([2, 0]), monkeypatch, is_cropped=True) == expected
 
 
-def test_threads_help_only_where_they_are_told(large):
-    with leading_crops.helped_by(None):
-        batches_of(large, USUAL)
-    assert leading_crops._HELPERS.get() is None
+# Threads
+
+
+def seen_threads(monkeypatch, holder, name):
+    """The threads that call it from now on."""
+    seen, call = set(), getattr(holder, name)
+
+    def note(*args, **options):
+        seen.add(threading.current_thread().name.rsplit("_", 1)[0])
+        return call(*args, **options)
+
+    monkeypatch.setattr(holder, name, note)
+    return seen
+
+
+@pytest.mark.parametrize("num_threads", [0, 2])
+def test_who_decodes(large, monkeypatch, num_threads):
+    wholes = seen_threads(monkeypatch, image_columns, "decode_image")
+    regions = seen_threads(monkeypatch, StoredImage, "pixels")
+    ahead, here = "tfrecord-read-ahead", threading.current_thread().name
+    list(make_dataloader(large, 5, FEATURES, transform=USUAL, num_threads=num_threads))
+    assert (wholes, regions) == (set(), {ahead if num_threads else here})
+    regions.clear()
+    list(make_dataloader(large, 5, FEATURES, transform=JITTERED, num_threads=num_threads))
+    assert (wholes, regions) == (({ahead}, set()) if num_threads else (set(), {here}))
