@@ -21,7 +21,12 @@ _LOADERS = {
     "tfrecord": ("0 workers", "1 worker", "2 workers"),
 }
 _IMAGES = {
-    "ours": ("fused crop, in process", "fused crop, 2 workers", "v2 transforms, 2 workers"),
+    "ours": (
+        "fused crop, in process",
+        "fused crop, 2 workers",
+        "v2 transforms, in process",
+        "v2 transforms, 2 workers",
+    ),
     "dali": ("2 threads",),
 }
 _INDEXES = {"ours": ("build_index",), "tfrecord": ("create_index",)}

@@ -10,7 +10,7 @@ from torch_tfrecord.batches.sample import Sample
 from torch_tfrecord.batches.sample_block import SampleBlock, take_apart
 from torch_tfrecord.samples import Places, SampleList
 
-__all__ = ["ColumnBatch", "ColumnTransform", "columns_of"]
+__all__ = ["ChainedTransforms", "ColumnBatch", "ColumnTransform", "columns_of"]
 
 
 class ColumnBatch(MutableSequence[Any]):
@@ -150,3 +150,18 @@ class ColumnTransform:
     def columns(self, columns: Any) -> Any:
         """Transform the columns of a batch: the same as transforming each sample."""
         raise NotImplementedError
+
+
+class ChainedTransforms:
+    """One transform, then another.
+
+    Args:
+        first, second: Called with a sample, and with what came of it.
+    """
+
+    def __init__(self, first: Callable[[Any], Any], second: Callable[[Any], Any]) -> None:
+        self.first, self.second = first, second
+
+    def __call__(self, sample: Any) -> Any:
+        """Apply both to a sample."""
+        return self.second(self.first(sample))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from itertools import islice
 from typing import Any
 
@@ -17,6 +18,7 @@ from torch_tfrecord.batch_memory import MAX_BATCH_BYTES, BatchBudget, check_max_
 from torch_tfrecord.batches.batch_parser import BatchParser
 from torch_tfrecord.batches.collate import collate
 from torch_tfrecord.batches.column_batch import ColumnBatch
+from torch_tfrecord.batches.crop_reader import CropReader, NotCroppedError, UncroppedBatch
 from torch_tfrecord.errors import LimitExceededError, TFRecordError
 from torch_tfrecord.features.structured_specs import SequenceFeatures
 from torch_tfrecord.loading.record_groups import RecordGroup, StreamRecord, regroup
@@ -112,6 +114,7 @@ class TFRecordIterableDataset(IterableDataset[Any]):
         self._max_batch_bytes = max_batch_bytes
         self._parser = None if features is None else BatchParser(features, max_batch_bytes=max_batch_bytes)
         self._transform = transform
+        self._crops = CropReader(self._parser)
         self._batch_size = None if batch_size is None else at_least(1, "batch_size", batch_size)
         self._shuffle = shuffle
         self._buffer_size = at_least(0, "shuffle_buffer_size", shuffle_buffer_size)
@@ -272,10 +275,17 @@ class TFRecordIterableDataset(IterableDataset[Any]):
     def _samples(self, stream: RecordStream, epoch: int) -> Iterator[Any]:
         """Samples one by one, parsed some at a time; a transform is called when its sample is asked for."""
         for group in stream.parts():
-            samples = self._parsed(group, epoch)
-            for sample in samples if self._transform is None else self._transformed(samples, group):
+            for sample in self._ready(group, epoch):
                 stream.num_taken += 1
                 yield sample
+
+    def _ready(self, group: RecordGroup, epoch: int) -> Iterator[Any]:
+        """The transformed samples of a part of the stream."""
+        uncropped = self._uncropped(group)
+        if uncropped is not None:
+            return self._cropped(uncropped, group, epoch)
+        samples = self._parsed(group, epoch)
+        return samples if self._transform is None else self._transformed(samples, group)
 
     def _parsed(self, group: RecordGroup, epoch: int) -> Iterator[Any]:
         """The samples of a part of the stream; those before a bad record come before its error."""
@@ -291,8 +301,27 @@ class TFRecordIterableDataset(IterableDataset[Any]):
         else:
             yield from samples
 
+    def _cropped(self, uncropped: UncroppedBatch, group: RecordGroup, epoch: int) -> Iterator[Any]:
+        """Each sample cropped and transformed when it is asked for."""
+        for row in range(len(uncropped)):
+            try:
+                sample = uncropped.transform_row(self._transform, row)
+            except NotCroppedError:
+                (payload,) = group.records[row : row + 1].tolist()
+                sample = self._sample((payload, *group.place(row)), epoch)
+            yield sample
+
+    def _uncropped(self, group: RecordGroup) -> UncroppedBatch | None:
+        """The samples with the image still encoded; None where it is to be decoded."""
+        found = self._crops.batches(self._transform, group.records, (0, len(group.numbers)), in_turn=True)
+        return None if found is None else found[0].located(self._places(group), list)
+
     def _load(self, group: RecordGroup, epoch: int) -> Sequence[Any]:
         """The samples of a batch."""
+        uncropped = self._uncropped(group)
+        if uncropped is not None:
+            with suppress(NotCroppedError):
+                return uncropped.transformed(self._transform)
         places = self._places(group)
         try:
             samples = self._parse(group, epoch)
@@ -355,11 +384,16 @@ class TFRecordIterableDataset(IterableDataset[Any]):
             raise
 
     def _sample(self, record: StreamRecord, epoch: int) -> Any:
-        _, file, offset, number = record
+        payload, file, offset, number = record
+
+        def place(_: int) -> str:
+            return self._place(file, offset, number)
+
+        if self._crops.takes(self._transform):
+            with suppress(NotCroppedError):
+                return self._crops.sample(self._transform, payload, place)
         sample = self._untransformed(record, epoch)
-        if self._transform is None:
-            return sample
-        return transform_one(self._transform, sample, lambda _: self._place(file, offset, number), 0)
+        return sample if self._transform is None else transform_one(self._transform, sample, place, 0)
 
     def _key(self, file: int, number: int, epoch: int) -> int:
         if self._parser is None or not self._parser.needs_keys:

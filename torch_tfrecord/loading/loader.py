@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from torch_tfrecord.arguments import IndexPolicy, Shuffle, at_least, check_callable, integer, true_or_false
 from torch_tfrecord.batch_memory import MAX_BATCH_BYTES
 from torch_tfrecord.batches.collate import collate
-from torch_tfrecord.batches.column_batch import ColumnTransform
+from torch_tfrecord.batches.column_batch import ChainedTransforms, ColumnTransform
 from torch_tfrecord.callers import outer_level
 from torch_tfrecord.features.structured_specs import SequenceFeatures
 from torch_tfrecord.loading.map_dataset import TFRecordDataset
@@ -247,7 +247,7 @@ def _with_label(transform: Callable[[Any], Any] | None, label_key: str | None) -
     if label_key is None:
         return transform
     split = _SplitLabel(label_key)
-    return split if transform is None else _Chain(transform, split)
+    return split if transform is None else ChainedTransforms(transform, split)
 
 
 class _SplitLabel(ColumnTransform):
@@ -268,14 +268,3 @@ class _SplitLabel(ColumnTransform):
     def columns(self, columns: Any) -> tuple[dict[str, Any], Any]:
         """Take the label's column out."""
         return self(columns)
-
-
-class _Chain:
-    """One transform, then another."""
-
-    def __init__(self, first: Callable[[Any], Any], second: Callable[[Any], Any]) -> None:
-        self._first, self._second = first, second
-
-    def __call__(self, sample: Any) -> Any:
-        """Apply both to a sample."""
-        return self._second(self._first(sample))
