@@ -22,6 +22,7 @@ ORDER = [
     "samples",
     "native",
     "process_cache",
+    "progress",
     "batch_memory",
     "order.random_stream",
     "order.ordering",

@@ -16,12 +16,11 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Generic, TypeAlias, TypeVar, get_args
 
-from tqdm import tqdm
-
 from torch_tfrecord.arguments import IndexPolicy, one_of
 from torch_tfrecord.callers import outer_level
 from torch_tfrecord.errors import IndexMismatchError
 from torch_tfrecord.printable import printable
+from torch_tfrecord.progress import ProgressBar
 from torch_tfrecord.records.atomic import write_atomically
 from torch_tfrecord.records.index import RecordIndex, index_source, load_fresh
 from torch_tfrecord.records.sidecar_file import check_replaceable, is_own
@@ -297,7 +296,7 @@ class IndexKeeper(SidecarKeeper[RecordIndex]):
             TFRecordError: a data file that must be indexed is damaged.
             OSError: a data file cannot be opened.
         """
-        for path in tqdm(paths, "indexing", unit="file", delay=1.0, disable=None, leave=False):
+        for path in ProgressBar(paths, "indexing", unit="file", delay=1.0):
             yield self._index(open_file(path))
         self.warn_of_displaced()
 

@@ -6,9 +6,8 @@ import functools
 import os
 from collections.abc import Mapping, Sequence
 
-from tqdm import tqdm
-
 from torch_tfrecord.arguments import IndexPolicy
+from torch_tfrecord.progress import ProgressBar
 from torch_tfrecord.records.compression import open_stream
 from torch_tfrecord.records.index import RecordIndex
 from torch_tfrecord.records.sidecar import SidecarKeeper
@@ -43,7 +42,7 @@ class EpisodeIndexKeeper(SidecarKeeper[EpisodeIndex]):
             TFRecordError: a file that must be indexed is damaged, or an episode's features disagree.
         """
         pairs = zip(files, records, strict=True)
-        progress = tqdm(pairs, "indexing episodes", len(files), unit="file", delay=1.0, disable=None, leave=False)
+        progress = ProgressBar(pairs, "indexing episodes", len(files), unit="file", delay=1.0)
         found = [self._index(path, record_index, step_lists) for path, record_index in progress]
         self.warn_of_displaced()
         return found
