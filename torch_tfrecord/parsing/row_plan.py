@@ -63,6 +63,8 @@ class RowPlan:
         """
         if not self._is_useful or not isinstance(record, (bytes, bytearray, memoryview)):
             return None
+        if type(record) is not bytes:
+            record = bytes(record)  # a view may be of other items, or change meanwhile
         found: _Found | None = self._part.core.parse_one(record)
         if found is None:
             return None
