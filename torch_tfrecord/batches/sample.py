@@ -9,14 +9,11 @@ from typing import Any, Protocol
 __all__ = ["FILLED", "UNSEEN", "Sample", "make_samples"]
 
 
-class Unseen:
-    """Stands in a sample's memory for a value that nobody has looked at."""
+UNSEEN = object()
+"""Stands in a sample's memory for a value that nobody has looked at.
 
-    def __repr__(self) -> str:
-        return "<a value of a sample that nobody has looked at: read it by sample[name]>"
-
-
-UNSEEN = Unseen()
+A plain object, since the garbage collector does not look at it: 40 times for each sample it takes as long as all else.
+"""
 FILLED = -(1 << 62)
 """The row of a sample all of whose values were looked at."""
 
@@ -25,7 +22,7 @@ class RowBlock(Protocol):
     """Columns of which samples are rows."""
 
     @property
-    def template(self) -> dict[Any, Unseen]:
+    def template(self) -> dict[Any, object]:
         """The columns' names."""
 
     def value(self, name: Any, row: int) -> Any:
