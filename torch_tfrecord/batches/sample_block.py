@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
@@ -41,10 +42,11 @@ class SampleBlock:
         num_rows: How many samples there are.
     """
 
-    __slots__ = ("_apart", "_dense", "_looked", "_rows", "columns", "num_rows", "template")
+    __slots__ = ("_apart", "_dense", "_looked", "_rows", "columns", "lock", "num_rows", "template")
 
     def __init__(self, columns: dict[Any, Any], num_rows: int) -> None:
         self.columns, self.num_rows = columns, num_rows
+        self.lock = threading.Lock()
         self.template: dict[Any, object] = dict.fromkeys(columns, UNSEEN)
         self._apart: dict[Any, Sequence[Any]] = {}
         self._dense: dict[Any, _Dense | None] = {}
