@@ -204,10 +204,11 @@ def test_read_as_a_dict(way):
 def test_no_look_at_what_needs_none():
     sample = fresh()
     assert (len(sample), list(sample), "a" in sample, list(sample.keys())) == (2, ["a", "b"], True, ["a", "b"])
-    assert sample.is_unseen
+    assert dict.__getitem__(sample, "a") is UNSEEN
     assert sample["a"] == 1
     assert dict.__getitem__(sample, "b") is UNSEEN
     assert not sample.is_unseen
+    assert fresh().is_unseen
 
 
 def deleted(sample):

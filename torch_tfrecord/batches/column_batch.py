@@ -77,7 +77,9 @@ class ColumnBatch(MutableSequence[Any]):
         if self._samples is None and self._block is not None and type(number) is int:
             row = number + len(self) if number < 0 else number
             if 0 <= row < len(self):  # torch's collate function begins so: the others are not made
-                return self._single.get(row) or self._single.setdefault(row, self._block.samples([row])[0])
+                if row not in self._single:
+                    self._single[row] = self._block.samples([row])[0]
+                return self._single[row]
         return self._all()[number]
 
     def __setitem__(self, number: Any, sample: Any) -> None:

@@ -3,29 +3,30 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import ItemsView, ValuesView
+from collections.abc import ItemsView, Iterable, KeysView, ValuesView
 from typing import Any, Protocol
 
 __all__ = ["FILLED", "UNSEEN", "Sample", "make_samples"]
 
 
-class Unseen:
-    """Stands in a sample's memory for a value that nobody has looked at."""
+UNSEEN = object()
+"""Stands in a sample's memory for a value that nobody has looked at, and before the first look for all.
 
-    def __repr__(self) -> str:
-        return "<a value of a sample that nobody has looked at: read it by sample[name]>"
-
-
-UNSEEN = Unseen()
+A plain object: the garbage collector does not look at those.
+"""
 FILLED = -(1 << 62)
-"""The row of a sample all of whose values were looked at."""
+"""The row of a sample all of whose values were looked at, or which has none."""
 
 
 class RowBlock(Protocol):
     """Columns of which samples are rows."""
 
     @property
-    def template(self) -> dict[Any, Unseen]:
+    def lock(self) -> Any:
+        """Held where a sample is looked at for the first time."""
+
+    @property
+    def template(self) -> dict[Any, object]:
         """The columns' names."""
 
     def value(self, name: Any, row: int) -> Any:
@@ -38,15 +39,16 @@ class RowBlock(Protocol):
 class Sample(dict[Any, Any]):
     """A sample as the datasets give it: a dict, which is the row of a block of columns until somebody changes it.
 
-    It holds its names from the beginning, and a value from the first look at it on. So whoever makes a batch of samples
-    that nobody has looked at joins rows of columns, and makes none of their values: `collate`, and torch's
+    It holds its names from the first look at it on, and a value from the first look at that. So whoever makes a batch
+    of samples that nobody has looked at joins rows of columns, and makes none of their values: `collate`, and torch's
     ``default_collate`` too. Copies, pickles and what functions of torch make of it are plain dicts.
 
     C code that reads a dict's memory, past the methods of its class, finds `UNSEEN`; of Python's own only what asks for
-    exactly that does (``dict.items(sample)``).
+    exactly that does (``dict.items(sample)``). Before the first look that is the only key: C code that asks a dict for
+    its size (`json`) would write an empty one, and 40 names for each sample take a fifth of a stream's time.
     """
 
-    # The row is ~row once a value was looked at. No block: changed, or made by somebody else.
+    # The row is ~row once the names are there. No block: changed, or made by somebody else.
     __slots__ = ("_block", "_row")
     _block: RowBlock | None
     _row: int
@@ -61,28 +63,37 @@ class Sample(dict[Any, Any]):
         """Whether nobody has looked at a value, or changed anything."""
         return self._block is not None and self._row >= 0
 
+    def _open(self) -> None:
+        """Hold the names."""
+        block = self._block
+        if block is None or self._row < 0:
+            return
+        with block.lock:
+            if self._row >= 0:
+                dict.update(self, block.template)
+                dict.pop(self, UNSEEN)
+                self._row = ~self._row
+
     def _look(self, name: Any) -> Any:
-        row = self._row
-        if row >= 0:
-            self._row = ~row
-        else:
-            row = ~row
-        value = self._block.value(name, row)  # type: ignore[union-attr]  # without a block there is nothing UNSEEN
+        # Without a block there is nothing UNSEEN.
+        value = self._block.value(name, ~self._row)  # type: ignore[union-attr]
         super().__setitem__(name, value)
         return value
 
     def _fill(self) -> None:
         """Look at everything."""
-        block, row = self._block, self._row
-        if block is None or row == FILLED:
+        block = self._block
+        if block is None or self._row == FILLED:
             return
-        if row >= 0:
-            super().update(block.row(row))
-        else:
-            for name, value in super().items():
-                if value is UNSEEN:
-                    super().__setitem__(name, block.value(name, ~row))
-        self._row = FILLED
+        self._open()
+        with block.lock:
+            row = self._row
+            if row != FILLED:
+                values = block.row(~row)
+                for name, value in super().items():
+                    if value is UNSEEN:
+                        super().__setitem__(name, values[name])
+                self._row = FILLED
 
     def _change(self) -> None:
         """From here on the columns do not count."""
@@ -92,17 +103,39 @@ class Sample(dict[Any, Any]):
     # Reading.
 
     def __getitem__(self, name: Any) -> Any:
+        if self._row >= 0:
+            self._open()
         value = dict.__getitem__(self, name)
         return self._look(name) if value is UNSEEN else value
 
     def get(self, name: Any, default: Any = None) -> Any:
         """As of a dict."""
+        if self._row >= 0:
+            self._open()
         value = dict.get(self, name, default)
         return self._look(name) if value is UNSEEN else value
 
+    def __len__(self) -> int:
+        self._open()
+        return super().__len__()
+
+    def __contains__(self, name: object) -> bool:
+        self._open()
+        return super().__contains__(name)
+
     def __iter__(self) -> Any:
-        # Not for its own sake: C code copies the memory of a dict whose class does not say this anew.
+        # C code copies the memory of a dict whose class does not say this anew.
+        self._open()
         return super().__iter__()
+
+    def __reversed__(self) -> Any:
+        self._open()
+        return super().__reversed__()
+
+    def keys(self) -> KeysView[Any]:  # type: ignore[override]
+        """As of a dict."""
+        self._open()
+        return super().keys()
 
     def items(self) -> ItemsView[Any, Any]:  # type: ignore[override]
         """As of a dict."""
@@ -168,7 +201,7 @@ class Sample(dict[Any, Any]):
 
     def clear(self) -> None:
         """As of a dict."""
-        self._block = None
+        self._block, self._row = None, FILLED
         super().clear()
 
     def pop(self, *args: Any) -> Any:
@@ -192,13 +225,13 @@ class Sample(dict[Any, Any]):
         super().update(*args, **kwargs)
 
 
-def make_samples(block: RowBlock, rows: Any) -> list[Sample]:
+def make_samples(block: RowBlock, rows: Iterable[int]) -> list[Sample]:
     """The samples of some rows of a block."""
-    template, samples = block.template, []
-    new, fill = dict.__new__, dict.update
+    samples = []
+    new, set_item = dict.__new__, dict.__setitem__
     for row in rows:
         sample = new(Sample)
-        fill(sample, template)  # copies its table at once
+        set_item(sample, UNSEEN, UNSEEN)
         sample._block, sample._row = block, row
         samples.append(sample)
     return samples

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
@@ -12,7 +13,7 @@ import torch
 from torchvision import tv_tensors
 
 from torch_tfrecord.batch_memory import empty_bytes
-from torch_tfrecord.batches.sample import UNSEEN, Sample, Unseen, make_samples
+from torch_tfrecord.batches.sample import UNSEEN, Sample, make_samples
 from torch_tfrecord.features.specs import mark_ragged
 from torch_tfrecord.values.containers import SparseList, jagged_tensor, make_sparse
 
@@ -41,11 +42,12 @@ class SampleBlock:
         num_rows: How many samples there are.
     """
 
-    __slots__ = ("_apart", "_dense", "_looked", "_rows", "columns", "num_rows", "template")
+    __slots__ = ("_apart", "_dense", "_looked", "_rows", "columns", "lock", "num_rows", "template")
 
     def __init__(self, columns: dict[Any, Any], num_rows: int) -> None:
         self.columns, self.num_rows = columns, num_rows
-        self.template: dict[Any, Unseen] = dict.fromkeys(columns, UNSEEN)
+        self.lock = threading.Lock()
+        self.template: dict[Any, object] = dict.fromkeys(columns, UNSEEN)
         self._apart: dict[Any, Sequence[Any]] = {}
         self._dense: dict[Any, _Dense | None] = {}
         self._looked: set[Any] = set()  # names of columns of which one value was looked at; None for a row
