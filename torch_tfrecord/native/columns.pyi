@@ -1,3 +1,4 @@
+from collections.abc import Callable
 from typing import Any
 
 class Memory:
@@ -6,8 +7,15 @@ class Memory:
 class Plan:
     def __init__(self, slots: list[tuple[bytes, int, int, bool]]) -> None: ...
     def parse(
-        self, buffer: Any, starts: Any, lengths: Any, block: Any, offsets: Any, missing: Any
-    ) -> tuple[list[Memory], list[bool]] | None: ...
+        self,
+        buffer: Any,
+        starts: Any,
+        lengths: Any,
+        block: Any,
+        offsets: Any,
+        missing: Any,
+        canonical: Callable[[int], bytes] | None = None,
+    ) -> tuple[list[Memory], list[bool] | None, list[bytes]] | None: ...
 
 def copies(buffer: Any, spans: Any) -> list[bytes]: ...
 def texts(buffer: Any, spans: Any) -> list[str]: ...

@@ -2,9 +2,9 @@
 """Serialized tf.train.Examples to columns, for a plan of the keys asked for; the GIL is released.
 
 Only the plain form of an Example is read here, the one every writer makes: known fields with minimal tags, in the order
-key, value; each key once in a record; one list in a feature. All of a record is checked, also what is skipped. Any
-other form, a value of another kind or number than the plan says, and all that is malformed are answered with None: the
-caller's twin, on protobuf's parser, then finds the values or words the error. So nothing here has to be lenient.
+key, value; each key once in a record; one list in a feature. All of a record is checked, also what is skipped. For a
+record in any other form, or that does not fit the plan, the caller is asked once, and gives its plain form by protobuf's
+parser, or words the error. So nothing here has to be lenient.
 
 Records of one file mostly hold the same keys in the same order. Each entry of a record is therefore held, eight bytes
 at a time, against the entry in the same place of the record before, all but its lengths; these follow from one another
@@ -55,6 +55,11 @@ cdef enum:
     NOT_ASKED = -1
     NOT_UTF8 = -2
 
+cdef enum:
+    # Of `missing`.
+    LACKS_KEY = 1
+    LACKS_KIND = 2
+
 cdef tfr_decoder decode_varints = tfr_decoder_of(0)
 for _level in (1, 2):
     if tfr_decoder_of(_level) != NULL:
@@ -79,7 +84,7 @@ cdef struct Column:
     int64_t *offsets  # of a slot of any count: where each record's values begin
     uint8_t *missing
     int64_t last_row  # that had the key
-    bint has_missing
+    int64_t num_missing
 
 
 cdef struct Guess:
@@ -99,6 +104,7 @@ cdef struct Call:
     # One call of parse.
     const uint8_t *buffer
     const uint8_t *limit
+    int64_t shift  # of spans: where the buffer begins among all bytes
     const Slot *slots
     int num_slots
     const int *table
@@ -190,6 +196,7 @@ cdef class Plan:
         uint8_t[::1] block not None,
         int64_t[:, ::1] offsets not None,
         uint8_t[:, ::1] missing not None,
+        canonical=None,
     ):
         """Parse N records into columns.
 
@@ -201,11 +208,14 @@ cdef class Plan:
                 (8 bytes), float32 (4), or for strings pairs of int64 (16): first byte in the buffer, number of bytes.
                 Rows of records that lack the key are zeros.
             offsets: [slots of any count, N + 1], receives where each record's values begin and end.
-            missing: [slots, N], zeros; receives 1 where a record lacks the key or the kind of its list is not set.
+            missing: [slots, N], zeros; receives 1 where a record lacks the key, 2 where the kind of its list is not set.
+            canonical: Called with the number of each record that is not plain or does not fit; gives its plain form,
+                bytes, which are parsed in its place. None: there is no such record.
 
         Returns:
-            None where some record is not plain. Else the values of the slots of any count, a list of Memory, and for
-            every slot whether a record lacks it, a list of bool.
+            None where some record does not fit, also in its plain form. Else the values of the slots of any count, a
+            list of Memory; for every slot whether a record lacks it, a list of bool, None where no record lacks any;
+            and the plain forms: they follow the buffer, one behind the other, where spans count on.
 
         Raises:
             ValueError: A record outside the buffer, or arrays that do not fit.
@@ -215,8 +225,10 @@ cdef class Plan:
         cdef int i
         cdef Call call
         cdef Column *columns
-        cdef bint is_plain = True
+        cdef bint has_missing = False
         cdef list memories = []
+        cdef list extras = []
+        cdef bytes extra
         cdef Memory memory
         self._check(buffer, starts, lengths, block, offsets, missing)
         call.columns = columns = <Column *>PyMem_Malloc(max(self.num_slots, 1) * sizeof(Column))
@@ -225,28 +237,46 @@ cdef class Plan:
             PyMem_Free(call.columns)
             PyMem_Free(call.guesses)
             raise MemoryError
-        call.buffer = &buffer[0] if buffer.shape[0] else NULL
-        call.limit = call.buffer + buffer.shape[0]
         call.slots, call.num_slots = self.slots, self.num_slots
         call.table, call.table_mask = self.table, self.table_mask
         call.num_guesses = 0
+        call.row = call.shift = 0
         self._begin(columns, num_rows, block, offsets, missing)
-        with nogil:
-            for row in range(num_rows):
-                call.row = row
-                call.num_settled = 0
-                if not parse_record(&call, call.buffer + starts[row], call.buffer + starts[row] + lengths[row]):
-                    is_plain = False
+        try:
+            while True:
+                call.buffer = &buffer[0] if buffer.shape[0] else NULL
+                call.limit = call.buffer + buffer.shape[0]
+                with nogil:
+                    while call.row < num_rows:
+                        row = call.row
+                        if not parse_record(&call, call.buffer + starts[row], call.buffer + starts[row] + lengths[row]):
+                            break
+                        call.row += 1
+                if call.row == num_rows:
                     break
-        PyMem_Free(call.guesses)
-        for i in range(self.num_slots):
-            if self.slots[i].count < 0:
-                memory = Memory()
-                memory.data, memory.size = columns[i].data, columns[i].size * self.slots[i].itemsize
-                memories.append(memory)
-        has_missing = [columns[i].has_missing for i in range(self.num_slots)]
-        PyMem_Free(columns)
-        return (memories, has_missing) if is_plain else None
+                roll_back(&call)
+                if canonical is None:
+                    return None
+                extra = canonical(call.row)
+                call.buffer = <const uint8_t *><const char *>extra
+                call.limit = call.buffer + len(extra)
+                call.shift = buffer.shape[0] + sum(map(len, extras))
+                extras.append(extra)
+                if not parse_record(&call, call.buffer, call.limit):
+                    return None
+                call.row += 1
+                call.shift = 0
+        finally:
+            PyMem_Free(call.guesses)
+            for i in range(self.num_slots):
+                has_missing |= columns[i].num_missing > 0
+                if self.slots[i].count < 0:
+                    memory = Memory()
+                    memory.data, memory.size = columns[i].data, columns[i].size * self.slots[i].itemsize
+                    memories.append(memory)
+            lacking = [columns[i].num_missing > 0 for i in range(self.num_slots)] if has_missing else None
+            PyMem_Free(columns)
+        return memories, lacking, extras
 
     cdef int _check(
         self, buffer, const int64_t[::1] starts, const int64_t[::1] lengths, uint8_t[::1] block, offsets, missing
@@ -330,11 +360,28 @@ cdef inline int64_t read_length(const uint8_t **p, const uint8_t *end) noexcept 
     return length
 
 
+cdef void roll_back(Call *call) noexcept nogil:
+    # Forget what the record of this row gave, as far as it was parsed.
+    cdef Column *column
+    cdef int slot
+    call.num_settled = 0
+    for slot in range(call.num_slots):
+        column = &call.columns[slot]
+        if column.offsets != NULL:
+            column.size = column.offsets[call.row]
+        if column.last_row == call.row:
+            column.last_row = -1
+        if column.missing[call.row]:
+            column.missing[call.row] = 0
+            column.num_missing -= 1
+
+
 cdef bint parse_record(Call *call, const uint8_t *p, const uint8_t *end) noexcept nogil:
     # Example: field 1, Features: field 1, an entry for each key.
     cdef const uint8_t *stop
     cdef int64_t length
     cdef int place = 0
+    call.num_settled = 0
     if end - p > MAX_LENGTH:
         return False
     while p < end:
@@ -358,7 +405,7 @@ cdef bint finish_record(Call *call) noexcept nogil:
     cdef int slot
     if call.num_settled < call.num_slots:
         for slot in range(call.num_slots):
-            if call.columns[slot].last_row != call.row and not settle_missing(call, slot):
+            if call.columns[slot].last_row != call.row and not settle_missing(call, slot, LACKS_KEY):
                 return False
     for slot in range(call.num_slots):
         column = &call.columns[slot]
@@ -376,14 +423,14 @@ cdef bint settle(Call *call, int slot) noexcept nogil:
     return True
 
 
-cdef bint settle_missing(Call *call, int slot) noexcept nogil:
+cdef bint settle_missing(Call *call, int slot, int why) noexcept nogil:
     # The record lacks the key, or has no list there.
     cdef const Slot *wanted = &call.slots[slot]
     cdef Column *column = &call.columns[slot]
     if wanted.is_required or not settle(call, slot):
         return False
-    column.missing[call.row] = 1
-    column.has_missing = True
+    column.missing[call.row] = why
+    column.num_missing += 1
     if wanted.count > 0:
         memset(column.data + call.row * wanted.count * wanted.itemsize, 0, wanted.count * wanted.itemsize)
     return True
@@ -441,7 +488,7 @@ cdef inline bint take_chunk(Call *call, const Guess *guess, const uint8_t *p, in
             return False
         memcpy(column.data + 4 * call.row, p, 4)
     else:
-        (<int64_t *>column.data)[2 * call.row] = p - call.buffer
+        (<int64_t *>column.data)[2 * call.row] = p - call.buffer + call.shift
         (<int64_t *>column.data)[2 * call.row + 1] = size
     column.last_row = call.row
     call.num_settled += 1
@@ -539,7 +586,7 @@ cdef bint parse_feature(Call *call, int slot, const uint8_t *p, const uint8_t *e
     cdef int kind
     cdef int64_t length
     if p == end:
-        return slot == NOT_ASKED or settle_missing(call, slot)
+        return slot == NOT_ASKED or settle_missing(call, slot, LACKS_KIND)
     kind = p[0] >> 3
     if p[0] & 7 != 2 or kind < BYTES or kind > INT64:
         return False
@@ -630,7 +677,7 @@ cdef bint store(Call *call, int slot, const uint8_t *p, int64_t length, int64_t 
     if wanted.kind == FLOAT:
         memcpy(target, p, length)
     elif wanted.kind == BYTES:
-        (<int64_t *>target)[0] = p - call.buffer
+        (<int64_t *>target)[0] = p - call.buffer + call.shift
         (<int64_t *>target)[1] = length
     else:
         return decode_varints(p, p + length, call.limit, <int64_t *>target)

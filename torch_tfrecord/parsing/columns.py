@@ -1,11 +1,9 @@
-"""What all readers share: the protocols, and the steps from a spec to a lookup and from lists to values.
+"""What all readers share: columns, how a reader turns them into a batch's column, and how that comes apart.
 
-A reader turns a record into a sample's value and several records into a batch's column. A record is the map of key to
-Feature message; for the readers of ``step_columns`` it is a SequenceExample message. A new spec is a class in
-``features``, a reader in a module of its family, a row in ``spec_readers``.
-
-A reader that says what it ``wants`` of the compiled core (``native.columns``) also turns that into a column, or into
-the samples' values. These three ways give the same values; errors are worded on the first alone.
+A reader says what it wants of each record, and makes of the columns of N records what a batch has of them. This is its
+only way from bytes to values: a sample is the row of a batch of one. Columns come from the compiled core, or from
+protobuf's messages (``column_plan``). A new spec is a class in ``features``, a reader in a module of its family, a row
+in ``spec_readers``.
 """
 
 from __future__ import annotations
@@ -20,87 +18,68 @@ import torch
 from torchvision import tv_tensors
 
 from torch_tfrecord.batch_memory import reserve
-from torch_tfrecord.errors import LimitExceededError, TFRecordError
+from torch_tfrecord.errors import LimitExceededError, ParseError, TFRecordError
 from torch_tfrecord.features.specs import Feature, mark_ragged
 from torch_tfrecord.native import native_module
-from torch_tfrecord.parsing.lookup import Lookup
-from torch_tfrecord.protobuf.example import join_arrays
-from torch_tfrecord.values.containers import jagged_tensor
-from torch_tfrecord.values.dtypes import INT64_LIST, DType, ListKind, cast, decode_text, dtype_name, list_kind
+from torch_tfrecord.parsing.wants import Want
+from torch_tfrecord.values.containers import SparseList, jagged_tensor, make_sparse
+from torch_tfrecord.values.dtypes import DType, cast, decode_text, dtype_name
 
 __all__ = [
     "Column",
-    "NativeReader",
     "Reader",
-    "Want",
+    "is_ascending",
     "jagged_column",
-    "jagged_rows",
-    "join",
     "key_of",
     "labelled",
-    "list_lookup",
     "read_each",
     "reserve_for",
+    "reserve_for_values",
     "rows_of",
     "stack",
     "string_rows",
-    "strings",
     "torch_dtype",
 ]
 
 
-class Reader(Protocol):
-    """Reads one feature."""
-
-    def sample(self, record: Any) -> Any:
-        """The value of one record."""
-
-    def batch(self, records: Sequence[Any]) -> Any:
-        """The column of several records."""
-
-
-class Want(NamedTuple):
-    """What a reader wants of each record: a key's list, its number of values (None: any), and whether it must be."""
-
-    key: str
-    kind: ListKind
-    num_values: int | None
-    is_required: bool
-
-
 class Column(NamedTuple):
-    """What the compiled core found for a Want in N records.
+    """What N records have of a Want.
 
     Attributes:
         values: int64 or float32: [N, count], [N] for a count of 1, [M] for any count; the arrays of a batch may be
             parts of one block of memory, and are nobody else's. Of strings their spans in the buffer, int64 [..., 2]:
             first byte, number of bytes.
         offsets: int64 [N + 1], for any count: where each record's values begin and end; else empty.
-        missing: bool [N], True where the record lacks the key or the kind of its list is not set, its values then
-            zeros; None where no record does.
+        missing: uint8 [N]: 1 where the record lacks the key, 2 where the kind of its list is not set, its values then
+            zeros or none; None where no record lacks it.
         buffer: The bytes that the spans speak of.
     """
 
     values: npt.NDArray[Any]
     offsets: npt.NDArray[np.int64]
-    missing: npt.NDArray[np.bool_] | None
-    buffer: memoryview
+    missing: npt.NDArray[np.uint8] | None
+    buffer: Any
 
     def views(self) -> list[memoryview]:
         """The strings of all records, not copied."""
-        buffer = self.buffer
+        buffer = memoryview(self.buffer)
         return [buffer[start : start + length] for start, length in self.values.reshape(-1, 2).tolist()]
 
     def strings(self, dtype: DType) -> list[Any]:
         """The strings of all records, as bytes or str.
 
         Raises:
-            UnicodeDecodeError: A str is not UTF-8.
+            ParseError: A str is not UTF-8.
         """
         native = native_module("columns")
         if native is None:
-            raise RuntimeError("columns come from the compiled core only")
-        found: list[Any] = (native.copies if dtype is bytes else native.texts)(self.buffer, self.values.reshape(-1))
+            return [bytes(view) if dtype is bytes else decode_text(view) for view in self.views()]
+        try:
+            found: list[Any] = (native.copies if dtype is bytes else native.texts)(self.buffer, self.values.reshape(-1))
+        except UnicodeDecodeError as error:
+            raise ParseError(
+                f"expected UTF-8 text, got an invalid byte at {error.start} of {len(error.object)}"
+            ) from None
         return found
 
     def bounds(self) -> list[tuple[int, int]]:
@@ -108,21 +87,18 @@ class Column(NamedTuple):
         return list(pairwise(self.offsets.tolist()))
 
 
-class NativeReader(Reader, Protocol):
-    """A reader that also takes columns of the compiled core; ``wants`` None: not this one.
+class Reader(Protocol):
+    """Reads one feature.
 
-    Both methods may raise any TFRecordError or UnicodeDecodeError where a value does not fit: the records are then
-    read again one by one, for the error's words and position. A reader whose ``keyed`` is true takes the records' keys
-    (uint64 [N]) as one more argument in ``batch``, ``from_columns`` and ``rows``, and a record's in ``sample``.
+    It may raise any TFRecordError where a value does not fit: the records are then read again as batches of one, so
+    that the first bad record's error is raised. A reader with ``keyed = True`` takes the records' random keys (uint64
+    [N]) as one more argument. One with ``row_bytes`` needs so much for each record, which the parser reserves.
     """
 
-    wants: tuple[Want, ...] | None
+    wants: tuple[Want, ...]
 
-    def from_columns(self, columns: Sequence[Column]) -> Any:
-        """The column of several records, from what was wanted."""
-
-    def rows(self, columns: Sequence[Column]) -> list[Any]:
-        """The same as a list of what :meth:`sample` gives; tensors may be parts of one memory."""
+    def read(self, columns: Sequence[Column]) -> Any:
+        """The batch's column of N records, of the columns of what is wanted."""
 
 
 def torch_dtype(dtype: DType) -> torch.dtype:
@@ -137,29 +113,27 @@ def key_of(name: str, spec: Feature) -> str:
     return name if spec.key is None else spec.key
 
 
-def list_lookup(name: str, key: str, dtype: DType) -> Lookup:
-    """The lookup of a list that holds a dtype."""
-    kind = list_kind(dtype)
-    if kind is None:
-        raise TypeError(f"no list holds {dtype_name(dtype)}")
-    return Lookup(name, key, kind, dtype_name(dtype))
-
-
-def labelled(lookup: Lookup, convert: Callable[..., Any], *args: Any) -> Any:
+def labelled(want: Want, convert: Callable[..., Any], *args: Any) -> Any:
     """Call ``convert``; its errors get the feature's label."""
     try:
         return convert(*args)
     except TFRecordError as error:
-        raise lookup.labelled(error) from error.__cause__
+        raise want.labelled(error) from error.__cause__
 
 
-def reserve_for(lookup: Lookup, num_bytes: int, lengths: Sequence[int] = ()) -> None:
+def reserve_for(want: Want, num_bytes: int, lengths: Sequence[int] = ()) -> None:
     """`reserve` for a feature, whose name its error gets; with how long each record is, the longest one's number."""
     try:
         reserve(num_bytes)
     except LimitExceededError as error:
-        longest = lengths.index(max(lengths)) if lengths else None
-        raise lookup.labelled(error).locate(position=longest) from None
+        longest = int(np.argmax(lengths)) if len(lengths) else None
+        raise want.labelled(error).locate(position=longest) from None
+
+
+def reserve_for_values(want: Want, num_bytes: int, counts: Sequence[int]) -> None:
+    """`reserve_for` of values that the records hold themselves: one alone needs no more than its bytes allow."""
+    if len(counts) > 1:
+        reserve_for(want, num_bytes, counts)
 
 
 def read_each(read: Callable[[Any], Any], records: Sequence[Any]) -> list[Any]:
@@ -173,62 +147,71 @@ def read_each(read: Callable[[Any], Any], records: Sequence[Any]) -> list[Any]:
     return values
 
 
-def strings(lookup: Lookup, found: Any, dtype: DType) -> list[Any]:
-    """The values of a BytesList message, as bytes or str."""
-    if dtype is bytes:
-        return list(found.value)
-    return [labelled(lookup, decode_text, value) for value in found.value]
+def jagged_column(column: Column, want: Want, dtype: torch.dtype) -> torch.Tensor:
+    """Numbers of any count as a jagged nested tensor of a dtype."""
+    values = labelled(want, cast, column.values, dtype)
+    reserve_for_values(want, values.nbytes, np.diff(column.offsets))
+    return jagged_tensor(values, torch.from_numpy(column.offsets))
 
 
-def join(found: Sequence[Any], dtype: torch.dtype) -> Any:
-    """Join the values of several lists into one array, int64 or float32."""
-    if not found:
-        return np.zeros(0, np.int64 if list_kind(dtype) is INT64_LIST else np.float32)
-    return join_arrays(found)
+def string_rows(column: Column, want: Want, dtype: DType) -> list[list[Any]]:
+    """Strings of any count as a list for each record."""
+    values = labelled(want, column.strings, dtype)
+    return [values[begin:end] for begin, end in column.bounds()]
 
 
-def stack(samples: list[Any]) -> Any:
+# Put together, and taken apart.
+
+
+def stack(values: list[Any]) -> Any:
     """Stack tensors of one shape and dtype; everything else stays a list.
 
     Raises:
         LimitExceededError: As `reserve`.
     """
-    first = samples[0] if samples else None
+    first = values[0] if values else None
     if not isinstance(first, torch.Tensor):
-        return samples
-    if any(not isinstance(item, torch.Tensor) for item in samples):
-        return samples
-    if any(item.shape != first.shape or item.dtype != first.dtype for item in samples):
-        return samples
-    reserve(len(samples) * first.nbytes)
-    stacked = torch.stack(samples)
+        return values
+    if any(not isinstance(item, torch.Tensor) for item in values):
+        return values
+    if any(item.shape != first.shape or item.dtype != first.dtype for item in values):
+        return values
+    if len(values) > 1:
+        reserve(len(values) * first.nbytes)
+    stacked = torch.stack(values) if len(values) > 1 else first.as_subclass(torch.Tensor)[None]
     return tv_tensors.wrap(stacked, like=first) if isinstance(first, tv_tensors.TVTensor) else stacked
 
 
-def rows_of(column: Any) -> list[Any]:
-    """The samples' values of a column that :func:`stack` made, or that is a list."""
+def rows_of(column: Any) -> Sequence[Any]:
+    """What each sample has of a batch's column, without copying: views of its tensors, marked as ragged where it is."""
     if isinstance(column, list):
         return column
-    rows = column.as_subclass(torch.Tensor).unbind()
+    if isinstance(column, SparseList):
+        return _sparse_rows(column.indices, column.values, column.shape)
+    if not isinstance(column, torch.Tensor):
+        return [column[number] for number in range(len(column))]  # a RaggedTensor
+    if column.layout == torch.jagged:
+        parts = column.values().split(column.offsets().diff().tolist()) if len(column.offsets()) > 1 else ()
+        return [*map(mark_ragged, parts)]
+    if column.layout == torch.sparse_coo:
+        return _sparse_rows(column._indices(), column._values(), tuple(column.shape))
     if isinstance(column, tv_tensors.TVTensor):
-        return [tv_tensors.wrap(row, like=column) for row in rows]
-    return list(rows)
+        return [tv_tensors.wrap(row, like=column) for row in column.as_subclass(torch.Tensor).unbind()]
+    return column.unbind()
 
 
-def jagged_column(column: Column, dtype: torch.dtype) -> torch.Tensor:
-    """Numbers of any count as a jagged nested tensor of a dtype."""
-    reserve(column.values.size * dtype.itemsize)
-    return jagged_tensor(cast(column.values, dtype), torch.from_numpy(column.offsets))
+def _sparse_rows(indices: torch.Tensor, values: Any, shape: tuple[int, ...]) -> list[Any]:
+    """One sparse sample for each first index; those ascend."""
+    ends = torch.bincount(indices[0], minlength=shape[0]).cumsum(0).tolist()
+    return [
+        make_sparse(part := indices[1:, begin:end], values[begin:end], shape[1:], is_coalesced=is_ascending(part))
+        for begin, end in zip([0, *ends], ends, strict=False)
+    ]
 
 
-def jagged_rows(column: Column, dtype: torch.dtype) -> list[torch.Tensor]:
-    """Numbers of any count as 1-D tensors, marked as ragged."""
-    if len(column.offsets) < 2:
-        return []
-    return [mark_ragged(part) for part in torch.split(cast(column.values, dtype), np.diff(column.offsets).tolist())]
-
-
-def string_rows(column: Column, dtype: DType) -> list[list[Any]]:
-    """Strings of any count as a list for each record."""
-    values = column.strings(dtype)
-    return [values[begin:end] for begin, end in column.bounds()]
+def is_ascending(indices: torch.Tensor) -> bool:
+    """Whether indices [ndim, nnz] ascend, none of them twice: what torch calls coalesced."""
+    is_less = torch.zeros(max(indices.shape[1] - 1, 0), dtype=torch.bool)
+    for axis in reversed(indices):
+        is_less = (axis[:-1] < axis[1:]) | ((axis[:-1] == axis[1:]) & is_less)
+    return bool(is_less.all())

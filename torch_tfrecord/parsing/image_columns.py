@@ -12,14 +12,16 @@ from torch_tfrecord.batch_memory import empty_tensor
 from torch_tfrecord.features.specs import Image
 from torch_tfrecord.images.codec import DEFAULT_MAX_PIXELS, decode_image
 from torch_tfrecord.images.samples import CroppedImages, Normalization, check_image_shape
-from torch_tfrecord.parsing.columns import labelled, read_each, stack
+from torch_tfrecord.parsing.columns import Column, labelled
 from torch_tfrecord.parsing.value_columns import OneValue
 
 __all__ = ["ImageReader"]
 
 
 class ImageReader(OneValue):
-    """Reads an Image. With a random crop it takes the records' random keys: see `OneValue`."""
+    """Reads an Image. With a random crop it takes the records' random keys: see `Reader`."""
+
+    keyed = False
 
     def __init__(self, name: str, spec: Image) -> None:
         super().__init__(name, spec, spec.shape or ())
@@ -37,28 +39,15 @@ class ImageReader(OneValue):
                 max_pixels=self._max_pixels,
             )
 
-    def sample(self, record: Any, key: int = 0) -> Any:
-        """The value of one record."""
-        data, shape = self._find(record)
-        return labelled(self._lookup, self._convert, data, shape, key)
+    def read(self, columns: Sequence[Column], keys: Sequence[int] | None = None) -> Any:
+        """The batch's column: one tensor [N, C, H, W], or a list where sizes differ."""
+        values, shapes = columns[0].views(), self._shapes(columns)
+        if self._cropped is None:
+            return labelled(self._want, self.from_values, values, shapes)
+        found = labelled(self._want, self._cropped.batch, values, shapes, [0] * len(values) if keys is None else keys)
+        return tv_tensors.Image(found)
 
-    def batch(self, records: Sequence[Any], keys: Sequence[int] | None = None) -> Any:
-        """The column of several records."""
-        found = [self._find(record) for record in records]
-        values, shapes = [data for data, _ in found], [shape for _, shape in found]
-        return labelled(self._lookup, self.from_values, values, shapes, keys)
-
-    def from_values(
-        self, values: Sequence[Any], shapes: Sequence[tuple[Any, ...]], keys: Sequence[int] | None = None
-    ) -> Any:
-        """The column of several records: one tensor [B, C, H, W], or a list where sizes differ; see `OneValue`."""
-        if self._cropped is not None:
-            return tv_tensors.Image(self._cropped.batch(values, shapes, [0] * len(values) if keys is None else keys))
-        return stack(read_each(lambda found: self._convert(*found), list(zip(values, shapes, strict=True))))
-
-    def _convert(self, data: bytes | memoryview, shape: tuple[Any, ...], key: int = 0) -> Any:
-        if self._cropped is not None:
-            return tv_tensors.Image(self._cropped.batch([data], [shape], [key])[0])
+    def _convert(self, data: memoryview, shape: tuple[Any, ...]) -> Any:
         pixels = decode_image(data, self._mode, apply_orientation=self._apply_orientation, max_pixels=self._max_pixels)
         channels, height, width = pixels.shape
         check_image_shape(shape, (height, width, channels))

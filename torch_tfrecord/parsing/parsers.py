@@ -1,7 +1,7 @@
-"""Specs applied to messages: one record to a sample, several records to a batch of columns.
+"""Specs applied to records: several records to a batch of columns, one record to a sample, the row of a batch of one.
 
-Batches of Examples are read by the compiled core where there is one, the records are plain and nothing is wrong with
-them; all else goes through protobuf's messages, with the same values, and it is there that errors get their words.
+Where something is wrong with a batch its records are read again as batches of one, so that the error is the first bad
+record's. What is wrong with one record is worded by protobuf's messages (``message_columns``).
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from operator import attrgetter
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -17,11 +16,13 @@ import numpy.typing as npt
 import torch
 
 from torch_tfrecord.batch_memory import MAX_BATCH_BYTES, BatchBudget, check_max_batch_bytes, reserve
-from torch_tfrecord.errors import TFRecordError
+from torch_tfrecord.errors import LimitExceededError, TFRecordError
 from torch_tfrecord.features.specs import Feature
-from torch_tfrecord.features.structured_specs import SequenceFeatures
+from torch_tfrecord.features.structured_specs import FixedLenSequenceFeature, SequenceFeatures
 from torch_tfrecord.parsing.column_plan import ColumnPlan
-from torch_tfrecord.parsing.columns import Column
+from torch_tfrecord.parsing.columns import Column, reserve_for, rows_of
+from torch_tfrecord.parsing.message_columns import columns_of, read_one
+from torch_tfrecord.parsing.row_plan import RowPlan
 from torch_tfrecord.parsing.spec_readers import make_context_reader, make_reader, make_step_counter, make_step_reader
 from torch_tfrecord.protobuf.example import parse_message
 from torch_tfrecord.protobuf.messages import SequenceExample
@@ -33,15 +34,8 @@ __all__ = [
     "make_parser",
 ]
 
-# Fewer records than this are read faster one by one than taken out of columns.
-_FEW_RECORDS = 4
-
 _Bytes: TypeAlias = bytes | bytearray | memoryview
 _Keys: TypeAlias = "npt.NDArray[np.uint64]"
-# The method of a reader by which it is read.
-_Reading: TypeAlias = Callable[[Any], Callable[..., Any]]
-_FROM_COLUMNS: _Reading = attrgetter("from_columns")
-_BATCH: _Reading = attrgetter("batch")
 
 
 class _Parser:
@@ -73,45 +67,41 @@ class _Parser:
         Raises:
             TFRecordError: Of the lowest record that fails; ``position`` is its number among these.
         """
-        rows, keys = _rows_and_keys(records, keys)
-        try:
-            return self._columns(rows, keys)
-        except TFRecordError:
-            # Columns are read one by one: this error may not be the lowest record's.
-            for row, key, position in zip(rows, keys.tolist(), range(len(rows)), strict=True):
-                self._single_at(position, row, key)
-            raise
+        rows = _packed(records)
+        found: Any = self.batches(rows, keys, (0, len(rows)))[0]
+        return found
 
-    def batches(self, records: PackedRecords, keys: _Keys | None, borders: Sequence[int]) -> list[Any]:
+    def batches(
+        self, records: PackedRecords, keys: _Keys | None, borders: Sequence[int], *, num_batches: int = 1
+    ) -> list[Any]:
         """Several calls of :meth:`batch` at once.
 
         Args:
             records: The records of all batches, one behind the other.
             keys: As of :meth:`batch`, of all.
             borders: Where each batch begins, from 0 on, and where the last one ends.
+            num_batches: What is between two borders may need as much as so many batches.
+
+        Raises:
+            TFRecordError: As :meth:`batch`; ``position`` counts the records of all.
         """
-        return [
-            self.batch(records[begin:end], None if keys is None else keys[begin:end])
-            for begin, end in itertools.pairwise(borders)
-        ]
+        keys = _checked_keys(keys, len(records))
+        try:
+            return self._batches(records, keys, borders, num_batches)
+        except TFRecordError:
+            for position, (row, key) in enumerate(zip(records, keys.tolist(), strict=True)):
+                self._single_at(position, row, key)
+            raise
 
     def samples(self, records: Iterable[_Bytes], keys: _Keys | None = None, num_batches: int = 1) -> list[Any]:
-        """Parse several records into a list of what :meth:`single` gives of each; arguments as of :meth:`batch`.
+        """Parse several records into a list of what :meth:`single` gives of each; arguments as of :meth:`batches`.
 
-        Tensors of different samples may be parts of one memory. They may need as much as so many batches.
+        Tensors of different samples may be parts of one memory.
         """
-        with self.budget(num_batches):
-            return self._singles(*_rows_and_keys(records, keys))
-
-    def _columns(self, rows: Sequence[_Bytes], keys: _Keys) -> Any:
         raise NotImplementedError
 
-    def _singles(self, rows: Sequence[_Bytes], keys: _Keys) -> list[Any]:
-        positions = range(len(rows))
-        return [
-            self._single_at(position, row, key)
-            for position, row, key in zip(positions, rows, keys.tolist(), strict=True)
-        ]
+    def _batches(self, rows: PackedRecords, keys: _Keys, borders: Sequence[int], num_batches: int) -> list[Any]:
+        raise NotImplementedError
 
     def _single_at(self, position: int, row: _Bytes, key: int) -> Any:
         try:
@@ -125,6 +115,7 @@ class ExampleParser(_Parser):
 
     Args:
         features: Name of the output -> spec.
+        pads: Whether rows of a FixedLenSequenceFeature are padded in a batch, as TensorFlow does; else they are jagged.
         max_batch_bytes: What the values of a batch, or of a sample, may need; see `parse_example`.
 
     Raises:
@@ -139,21 +130,29 @@ class ExampleParser(_Parser):
         {'a': tensor(5)}
     """
 
-    def __init__(self, features: Mapping[str, Feature], *, max_batch_bytes: int = MAX_BATCH_BYTES) -> None:
+    def __init__(
+        self, features: Mapping[str, Feature], *, pads: bool = True, max_batch_bytes: int = MAX_BATCH_BYTES
+    ) -> None:
         super().__init__(max_batch_bytes)
         if features is None or (isinstance(features, Mapping) and not features):
             raise ValueError(f"Argument `features` cannot be None or empty, got {features!r}")
         if not isinstance(features, Mapping):
             raise TypeError(f"features must be a mapping of names to specs, got {type(features).__name__}")
         self.features = dict(features)
-        self._readers = [(name, make_reader(name, spec)) for name, spec in self.features.items()]
-        self._row_bytes = [getattr(reader, "row_bytes", 0) for _, reader in self._readers]
-        self._keyed = [getattr(reader, "keyed", False) for _, reader in self._readers]
-        self.needs_keys = any(self._keyed)
+        self._pads = pads
+        # Of samples, and of batches: they differ where rows are padded.
+        self._row_readers = [make_reader(name, spec) for name, spec in self.features.items()]
+        has_rows = pads and any(isinstance(spec, FixedLenSequenceFeature) for spec in self.features.values())
+        self._readers = self._row_readers
+        if has_rows:
+            self._readers = [make_reader(name, spec, pads=True) for name, spec in self.features.items()]
+        self._row_bytes = sum(getattr(reader, "row_bytes", 0) for reader in self._readers)
+        self.needs_keys = any(getattr(reader, "keyed", False) for reader in self._readers)
 
     def __reduce__(self) -> tuple[Callable[..., ExampleParser], tuple[dict[str, Feature]]]:
         """Pickle the specs; the readers are built again."""
-        return functools.partial(type(self), max_batch_bytes=self.max_batch_bytes), (self.features,)
+        options = {"pads": self._pads, "max_batch_bytes": self.max_batch_bytes}
+        return functools.partial(type(self), **options), (self.features,)
 
     def single(self, serialized: _Bytes, key: int = 0) -> dict[str, Any]:
         """Parse one serialized Example; see `parse_single_example`.
@@ -162,90 +161,65 @@ class ExampleParser(_Parser):
             serialized: The record's bytes.
             key: What specs that draw at random draw from, an unsigned number of 64 bits.
         """
-        record = parse_message(serialized).features.feature
-        with self.budget():
-            if not self.needs_keys:
-                return {name: reader.sample(record) for name, reader in self._readers}
-            readers: list[Any] = [reader for _, reader in self._readers]
-            values = [
-                reader.sample(record, key) if keyed else reader.sample(record)
-                for reader, keyed in zip(readers, self._keyed, strict=True)
-            ]
-        return dict(zip(self.features, values, strict=True))
+        found = self._row_plan.read(serialized, key)
+        if found is None:
+            record = parse_message(serialized).features.feature
+            with self.budget():
+                found = [read_one(reader, record, key) for reader in self._row_readers]
+        return dict(zip(self.features, found, strict=True))
 
     def samples(self, records: Iterable[_Bytes], keys: _Keys | None = None, num_batches: int = 1) -> list[Any]:
         """As of the base class."""
-        rows, keys = _rows_and_keys(records, keys)
-        found = None
-        if len(rows) >= _FEW_RECORDS:
-            readings: tuple[_Reading, _Reading] = (attrgetter("rows"), lambda reader: _each(reader.sample))
-            found = self._native(rows, keys, (0, len(rows)), *readings, num_batches=num_batches)
-        if found is None:
-            return super().samples(rows, keys, num_batches)
-        return [dict(zip(self.features, row, strict=True)) for row in zip(*found[0], strict=True)]
+        rows = _packed(records)
+        try:
+            columns = self._unpadded.batches(rows, keys, (0, len(rows)), num_batches=num_batches)[0]
+        except LimitExceededError:  # columns need more than the samples alone
+            numbers = _checked_keys(keys, len(rows)).tolist()
+            with self.budget(num_batches):
+                return [*map(self._single_at, range(len(rows)), rows, numbers)]
+        values = [rows_of(column) for column in columns.values()]
+        return [dict(zip(columns, row, strict=True)) for row in zip(*values, strict=True)]
 
-    def batches(self, records: PackedRecords, keys: _Keys | None, borders: Sequence[int]) -> list[dict[str, Any]]:
-        """Several calls of :meth:`batch` at once; see there, and the base class."""
-        found = self._native(*_rows_and_keys(records, keys), borders, _FROM_COLUMNS, _BATCH)
-        if found is None:
-            return super().batches(records, keys, borders)
-        return [dict(zip(self.features, values, strict=True)) for values in found]
-
-    def _columns(self, rows: Sequence[_Bytes], keys: _Keys) -> dict[str, Any]:
-        found = self._native(rows, keys, (0, len(rows)), _FROM_COLUMNS, _BATCH)
-        if found is None:
-            with self.budget():
-                found = [self._read([None] * len(self._readers), rows, keys, None, _BATCH)]
-        return dict(zip(self.features, found[0], strict=True))
+    @functools.cached_property
+    def _unpadded(self) -> ExampleParser:
+        if self._readers is self._row_readers:
+            return self
+        return ExampleParser(self.features, pads=False, max_batch_bytes=self.max_batch_bytes)
 
     @functools.cached_property
     def _plan(self) -> ColumnPlan:
-        return ColumnPlan([reader for _, reader in self._readers])
+        return ColumnPlan(self._readers)
 
-    def _native(
-        self, rows: Sequence[_Bytes], keys: _Keys, borders: Sequence[int], *readings: _Reading, num_batches: int = 1
-    ) -> list[list[Any]] | None:
-        """For each batch every feature's values by the compiled core; None where it cannot, or something is wrong.
+    @functools.cached_property
+    def _row_plan(self) -> RowPlan:
+        return RowPlan(self._row_readers, self.budget)
 
-        What is between two borders may need as much as ``num_batches``.
-        """
-        if not self._plan.is_useful:
-            return None
-        found = self._plan.read(rows if isinstance(rows, PackedRecords) else _pack(rows), borders)
-        if found is None:
-            return None
-        try:
-            values = []
-            for columns, (begin, end) in zip(found, itertools.pairwise(borders), strict=True):
-                with self.budget(num_batches):
-                    values.append(self._read(columns, rows[begin:end], keys[begin:end], *readings))
-            return values
-        except (TFRecordError, UnicodeDecodeError):
-            return None
+    def _batches(
+        self, rows: PackedRecords, keys: _Keys, borders: Sequence[int], num_batches: int
+    ) -> list[dict[str, Any]]:
+        batches = []
+        for columns, (begin, end) in zip(self._plan.read(rows, borders), itertools.pairwise(borders), strict=True):
+            with self.budget(num_batches):
+                batches.append(self._read(columns, end - begin, keys[begin:end]))
+        return batches
 
-    def _read(
-        self,
-        found: Sequence[Sequence[Column] | None],
-        rows: Sequence[_Bytes],
-        keys: _Keys,
-        of_columns: _Reading | None,
-        of_messages: _Reading,
-    ) -> list[Any]:
-        """Read every feature: from its columns, or from the records' messages where it has none."""
-        records: list[Any] | None = None
-        values = []
-        if of_columns is not None:
-            reserve(len(rows) * sum(itertools.compress(self._row_bytes, found)))
-        for (_, reader), columns, keyed in zip(self._readers, found, self._keyed, strict=True):
-            if columns is not None and of_columns is not None:
-                read = of_columns(reader)
-                values.append(read(columns, keys) if keyed else read(columns))
-                continue
-            if records is None:
-                records = [parse_message(row).features.feature for row in rows]
-            read = of_messages(reader)
-            values.append(read(records, keys) if keyed else read(records))
+    def _read(self, columns: Sequence[Sequence[Column]], num_records: int, keys: _Keys) -> dict[str, Any]:
+        """Read every feature from its columns."""
+        self._reserve(num_records)
+        values: dict[str, Any] = {}
+        for name, reader, found in zip(self.features, self._readers, columns, strict=True):
+            read: Any = reader.read
+            values[name] = read(found, keys) if self.needs_keys and getattr(reader, "keyed", False) else read(found)
         return values
+
+    def _reserve(self, num_records: int) -> None:
+        """Reserve what columns of numbers need, at once; where it is too much, for the label of the error."""
+        try:
+            reserve(num_records * self._row_bytes)
+        except LimitExceededError:
+            for reader in self._readers:
+                reserve_for(reader.wants[0], num_records * getattr(reader, "row_bytes", 0))
+            raise
 
 
 class SequenceExampleParser(_Parser):
@@ -293,18 +267,26 @@ class SequenceExampleParser(_Parser):
         context = record.context.feature
         with self.budget():
             return (
-                {name: reader.sample(context) for name, reader in self._context},
+                {name: read_one(reader, context) for name, reader in self._context},
                 {name: reader.sample(record) for name, reader in self._steps},
             )
 
-    def _columns(
-        self, rows: Sequence[_Bytes], keys: _Keys
-    ) -> tuple[dict[str, Any], dict[str, Any], dict[str, torch.Tensor]]:
+    def samples(self, records: Iterable[_Bytes], keys: _Keys | None = None, num_batches: int = 1) -> list[Any]:
+        """As of the base class."""
+        with self.budget(num_batches):
+            return [self._single_at(position, row, 0) for position, row in enumerate(_packed(records))]
+
+    def _batches(
+        self, rows: PackedRecords, keys: _Keys, borders: Sequence[int], num_batches: int
+    ) -> list[tuple[dict[str, Any], dict[str, Any], dict[str, torch.Tensor]]]:
         records = [parse_message(row, SequenceExample) for row in rows]
+        return [self._batch_of(records[begin:end]) for begin, end in itertools.pairwise(borders)]
+
+    def _batch_of(self, records: Sequence[Any]) -> tuple[dict[str, Any], dict[str, Any], dict[str, torch.Tensor]]:
         contexts = [record.context.feature for record in records]
         with self.budget():
             return (
-                {name: reader.batch(contexts) for name, reader in self._context},
+                {name: reader.read(columns_of(reader.wants, contexts)) for name, reader in self._context},
                 {name: reader.batch(records) for name, reader in self._steps},
                 {name: torch.tensor([*map(count, records)], dtype=torch.int64) for name, count in self._counters},
             )
@@ -316,7 +298,7 @@ class SequenceExampleParser(_Parser):
 
 
 def make_parser(
-    features: Mapping[str, Feature] | SequenceFeatures, *, max_batch_bytes: int = MAX_BATCH_BYTES
+    features: Mapping[str, Feature] | SequenceFeatures, *, pads: bool = True, max_batch_bytes: int = MAX_BATCH_BYTES
 ) -> ExampleParser | SequenceExampleParser:
     """The parser of the records that ``features`` speaks of.
 
@@ -326,29 +308,23 @@ def make_parser(
     if isinstance(features, SequenceFeatures):
         own = features.context_features, features.sequence_features
         return SequenceExampleParser(*own, max_batch_bytes=max_batch_bytes)
-    return ExampleParser(features, max_batch_bytes=max_batch_bytes)
+    return ExampleParser(features, pads=pads, max_batch_bytes=max_batch_bytes)
 
 
-def _each(read: Callable[..., Any]) -> Callable[..., list[Any]]:
-    """Several records by what reads one."""
-    return lambda records, *keys: [
-        read(record, *key) for record, *key in zip(records, *(one.tolist() for one in keys), strict=True)
-    ]
-
-
-def _pack(rows: Sequence[_Bytes]) -> PackedRecords:
-    parts = [row if isinstance(row, bytes) else bytes(row) for row in rows]
+def _packed(records: Any) -> PackedRecords:
+    if isinstance(records, PackedRecords):
+        return records
+    parts = [row if isinstance(row, bytes) else bytes(row) for row in _rows(records)]
     ends = np.cumsum([0, *map(len, parts)], dtype=np.int64)
     return PackedRecords(b"".join(parts), ends[:-1], np.diff(ends))
 
 
-def _rows_and_keys(records: Any, keys: _Keys | None) -> tuple[Sequence[Any], _Keys]:
-    rows = records if isinstance(records, PackedRecords) else _rows(records)
+def _checked_keys(keys: _Keys | None, num_records: int) -> _Keys:
     if keys is None:
-        return rows, np.zeros(len(rows), np.uint64)
-    if len(keys) != len(rows):
-        raise ValueError(f"expected a key for each of {len(rows)} records, got {len(keys)}")
-    return rows, np.asarray(keys, np.uint64)
+        return np.zeros(num_records, np.uint64)
+    if len(keys) != num_records:
+        raise ValueError(f"expected a key for each of {num_records} records, got {len(keys)}")
+    return np.asarray(keys, np.uint64)
 
 
 def _rows(serialized_list: Any) -> list[Any]:

@@ -13,7 +13,6 @@ import torch
 
 from torch_tfrecord.batch_memory import reserve
 from torch_tfrecord.errors import LimitExceededError, ParseError
-from torch_tfrecord.features.specs import mark_ragged
 from torch_tfrecord.features.structured_specs import (
     Partition,
     RaggedFeature,
@@ -24,28 +23,13 @@ from torch_tfrecord.features.structured_specs import (
     UniformRowLength,
     ValueRowIds,
 )
-from torch_tfrecord.parsing.columns import (
-    Column,
-    Want,
-    jagged_column,
-    jagged_rows,
-    join,
-    key_of,
-    labelled,
-    list_lookup,
-    read_each,
-    reserve_for,
-    string_rows,
-    strings,
-    torch_dtype,
-)
-from torch_tfrecord.parsing.lookup import Lookup
-from torch_tfrecord.protobuf.example import to_array
+from torch_tfrecord.parsing.columns import Column, key_of, labelled, read_each, reserve_for, string_rows, torch_dtype
+from torch_tfrecord.parsing.wants import Want, list_want
 from torch_tfrecord.values.containers import Nested, join_nested, split_lists, wrap_nested
 from torch_tfrecord.values.dtypes import INT64_LIST, cast
 from torch_tfrecord.values.tensors import MAX_FILL_BYTES
 
-__all__ = ["Partitions", "RaggedNumbers", "RaggedStrings", "needs", "value_key"]
+__all__ = ["RaggedNumbers", "RaggedStrings", "needs", "value_key"]
 
 _Ints: TypeAlias = "npt.NDArray[np.int64]"
 
@@ -54,6 +38,7 @@ _MAX_EMPTY_ROWS = MAX_FILL_BYTES // 8
 _LIST_BYTES = 112  # of an empty list among others, and where it ends
 # More than a record can hold, since protobuf reads no message from 2 GiB on.
 _MAX_LENGTH = 1 << 33
+_NOTHING = np.zeros(0, np.int64)
 
 
 def value_key(name: str, spec: RaggedFeature) -> str:
@@ -61,26 +46,39 @@ def value_key(name: str, spec: RaggedFeature) -> str:
     return key_of(name, spec) if spec.value_key is None else spec.value_key
 
 
-class Partitions:
-    """The row splits of one record, as the partitions of a spec tell them."""
+class _Partitions:
+    """The row splits of records, as the partitions of a spec tell them."""
 
     def __init__(self, name: str, spec: RaggedFeature) -> None:
         self._validate = spec.validate
         self._splits_of = _SPLITS if spec.validate else _SPLITS | {ValueRowIds: _from_row_ids}
-        self._all = [(partition, _lookup(name, partition)) for partition in spec.partitions]
+        self._all = [(partition, _want(name, partition)) for partition in spec.partitions]
+        self.wants = tuple(want for partition, want in self._all if not isinstance(partition, UniformRowLength))
 
-    def read(self, record: Any, num_values: int) -> list[_Ints]:
-        """Row splits of every partition, outermost first.
+    def read(self, columns: Sequence[Column], counts: Sequence[int]) -> list[list[_Ints]]:
+        """Row splits of every partition, outermost first, of each record.
+
+        Args:
+            columns: Of what is wanted.
+            counts: How many values each record has.
 
         Raises:
             ParseError: They do not fit the values.
             LimitExceededError: A few row ids stand for a huge number of rows.
         """
+        bounds = [column.bounds() for column in columns]
+
+        def one(row: int) -> list[_Ints]:
+            places = zip(columns, bounds, strict=True)
+            return self._levels([column.values[slice(*places[row])] for column, places in places], counts[row])
+
+        return read_each(one, range(len(counts)))
+
+    def _levels(self, stored: list[_Ints], count: int) -> list[_Ints]:
         levels: list[_Ints] = []
-        count = num_values
-        for partition, lookup in reversed(self._all):
-            stored = _stored(partition, lookup, record)
-            levels.insert(0, labelled(lookup, self._splits, partition, stored, count))
+        for partition, want in reversed(self._all):
+            own = _NOTHING if isinstance(partition, UniformRowLength) else stored.pop()
+            levels.insert(0, labelled(want, self._splits, partition, own, count))
             count = len(levels[0]) - 1
         return levels if self._validate else _trimmed(levels)
 
@@ -91,15 +89,36 @@ class Partitions:
         _check(splits, count)
         return splits
 
+    def read_together(self, columns: Sequence[Column], ends: _Ints) -> tuple[_Ints, _Ints] | None:
+        """Of one partition by lengths or splits the row splits of all records together: of records to rows, of rows to
+        values. None where they do not fit, or for other partitions.
 
-def _lookup(name: str, partition: Partition) -> Lookup:
+        Args:
+            columns: Of what is wanted.
+            ends: Where each record's values begin and end.
+        """
+        if not self._validate or len(self._all) != 1 or type(self._all[0][0]) not in (RowLengths, RowSplits):
+            return None
+        stored, bounds = columns[0].values, columns[0].offsets
+        if isinstance(self._all[0][0], RowSplits):
+            return _splits_together(stored, bounds, ends)
+        splits = np.concatenate([[0], np.clip(stored, -1, _MAX_LENGTH).cumsum()])
+        return None if (stored < 0).any() or (splits[bounds] != ends).any() else (bounds, splits)
+
+
+def _splits_together(stored: _Ints, bounds: _Ints, ends: _Ints) -> tuple[_Ints, _Ints] | None:
+    sizes = np.diff(bounds)
+    if not sizes.all():
+        return None  # a missing list is no rows
+    splits = np.concatenate([[0], np.delete(stored + np.repeat(ends[:-1], sizes), bounds[:-1])])
+    rows = np.concatenate([[0], (sizes - 1).cumsum()])
+    fits = not stored[bounds[:-1]].any() and (splits[rows] == ends).all() and (splits[1:] >= splits[:-1]).all()
+    return (rows, splits) if fits else None
+
+
+def _want(name: str, partition: Partition) -> Want:
     key = name if isinstance(partition, UniformRowLength) else vars(partition)["key"]
-    return Lookup(name, key, INT64_LIST, type(partition).__name__)
-
-
-def _stored(partition: Partition, lookup: Lookup, record: Any) -> _Ints:
-    found = None if isinstance(partition, UniformRowLength) else lookup.find(record)
-    return np.zeros(0, np.int64) if found is None else to_array(found).astype(np.int64, copy=False)
+    return Want(name, key, INT64_LIST, type(partition).__name__)
 
 
 def _invalid(reason: str) -> ParseError:
@@ -189,53 +208,55 @@ def _num_uniform(partitions: Sequence[Partition]) -> int:
     return len(partitions) - max(ragged, default=0)
 
 
-def _wants(lookup: Lookup, spec: RaggedFeature) -> tuple[Want, ...] | None:
-    """What a spec without partitions wants: it reads as a VarLenFeature does. Partitions are read one by one."""
-    return None if spec.partitions else (Want(lookup.key, lookup.kind, None, False),)
-
-
 class RaggedNumbers:
     """Reads a RaggedFeature of numbers."""
 
     def __init__(self, name: str, spec: RaggedFeature) -> None:
-        self._lookup = list_lookup(name, value_key(name, spec), spec.dtype)
-        self.wants = _wants(self._lookup, spec)
+        self._want = list_want(name, value_key(name, spec), spec.dtype)
+        self._partitions = _Partitions(name, spec)
+        self.wants = (self._want, *self._partitions.wants)
         self._dtype = torch_dtype(spec.dtype)
-        self._partitions = Partitions(name, spec)
         self._depth = len(spec.partitions) - _num_uniform(spec.partitions)
         self._inner = tuple(vars(partition)["length"] for partition in spec.partitions[self._depth :])
-        self.empty = self.nested({})
+        nothing = torch.empty(0, *self._inner, dtype=self._dtype)
+        self.empty = Nested(nothing, (torch.zeros(1, dtype=torch.int64),) * self._depth)
 
-    def sample(self, record: Any) -> Any:
-        """The rows of one record."""
-        value = wrap_nested(self.nested(record))
-        return value if self._depth else mark_ragged(value)
-
-    def batch(self, records: Sequence[Any]) -> Any:
-        """The rows of several records: one ragged dimension more."""
-        parts = read_each(self.nested, records)
-        reserve_for(self._lookup, *needs(parts))
+    def read(self, columns: Sequence[Column]) -> Any:
+        """The batch's column: one ragged dimension more than a record has."""
+        together = self._together(columns)
+        if together is not None:
+            return wrap_nested(together)
+        parts = self.parts(columns)
+        reserve_for(self._want, *needs(parts))
         return wrap_nested(join_nested(parts, self.empty))
 
-    def from_columns(self, columns: Sequence[Column]) -> Any:
-        """The rows of several records, from the compiled core."""
-        return jagged_column(columns[0], self._dtype)
+    def parts(self, columns: Sequence[Column]) -> list[Nested]:
+        """The values of each record and their row splits."""
+        bounds = columns[0].bounds()
+        levels = self._partitions.read(columns[1:], [end - begin for begin, end in bounds])
+        return [self._nested(columns[0].values[slice(*ends)], rows) for ends, rows in zip(bounds, levels, strict=True)]
 
-    def rows(self, columns: Sequence[Column]) -> list[torch.Tensor]:
-        """The values of several records, from the compiled core."""
-        return jagged_rows(columns[0], self._dtype)
-
-    def nested(self, record: Any) -> Nested:
-        """The values of one record and their row splits."""
-        found = self._lookup.find(record)
-        values = join([] if found is None else [found], self._dtype)
-        levels = self._partitions.read(record, len(values))
+    def _nested(self, values: Any, levels: list[_Ints]) -> Nested:
         if levels:
             values = values[: levels[-1][-1]]
-        tensor = labelled(self._lookup, cast, values, self._dtype)
+        tensor = labelled(self._want, cast, values, self._dtype)
         if self._inner:
             tensor = tensor.reshape(len(tensor) // math.prod(self._inner), *self._inner)
         return Nested(tensor, tuple(torch.from_numpy(splits) for splits in levels[: self._depth]))
+
+    def _together(self, columns: Sequence[Column]) -> Nested | None:
+        """The values of all records, where no record needs to be looked at alone."""
+        values, ends, _, _ = columns[0]
+        if len(columns) == 1 and not self._inner:
+            splits: tuple[_Ints, ...] | None = (ends,)
+        else:
+            splits = None if self._inner else self._partitions.read_together(columns[1:], ends)
+        if splits is None:
+            return None
+        num_bytes = values.size * self._dtype.itemsize + 8 * sum(len(level) - 1 for level in splits[1:])
+        reserve_for(self._want, num_bytes, np.diff(ends))
+        tensor = labelled(self._want, cast, values, self._dtype)
+        return Nested(tensor, tuple(torch.from_numpy(level) for level in splits))
 
 
 def needs(parts: Sequence[Nested]) -> tuple[int, list[int]]:
@@ -248,27 +269,17 @@ class RaggedStrings:
     """Reads a RaggedFeature of bytes or str: nested lists."""
 
     def __init__(self, name: str, spec: RaggedFeature) -> None:
-        self._lookup = list_lookup(name, value_key(name, spec), spec.dtype)
-        self.wants = _wants(self._lookup, spec)
+        self._want = list_want(name, value_key(name, spec), spec.dtype)
+        self._partitions = _Partitions(name, spec)
+        self.wants = (self._want, *self._partitions.wants)
         self._dtype = spec.dtype
-        self._partitions = Partitions(name, spec)
 
-    def sample(self, record: Any) -> list[Any]:
-        """The rows of one record."""
-        found = self._lookup.find(record)
-        values = [] if found is None else strings(self._lookup, found, self._dtype)
-        levels = self._partitions.read(record, len(values))
-        reserve_for(self._lookup, sum(map(len, levels)) * _LIST_BYTES)
+    def read(self, columns: Sequence[Column]) -> list[Any]:
+        """The batch's column: a list of N nested lists."""
+        rows = string_rows(columns[0], self._want, self._dtype)
+        levels = self._partitions.read(columns[1:], [*map(len, rows)])
+        return read_each(lambda pair: self._nested(*pair), list(zip(rows, levels, strict=True)))
+
+    def _nested(self, values: list[Any], levels: list[_Ints]) -> list[Any]:
+        reserve_for(self._want, sum(map(len, levels)) * _LIST_BYTES)
         return split_lists(values, [splits.tolist() for splits in levels])
-
-    def batch(self, records: Sequence[Any]) -> list[Any]:
-        """The rows of several records."""
-        return read_each(self.sample, records)
-
-    def from_columns(self, columns: Sequence[Column]) -> list[Any]:
-        """The rows of several records, from the compiled core."""
-        return string_rows(columns[0], self._dtype)
-
-    def rows(self, columns: Sequence[Column]) -> list[Any]:
-        """The values of several records, from the compiled core."""
-        return self.from_columns(columns)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -18,13 +19,13 @@ from torch_tfrecord.features.specs import (
     VarLenFeature,
 )
 from torch_tfrecord.features.structured_specs import FixedLenSequenceFeature, RaggedFeature, SparseFeature
-from torch_tfrecord.parsing.columns import Reader, key_of, list_lookup
+from torch_tfrecord.parsing.columns import Column, Reader
 from torch_tfrecord.parsing.image_columns import ImageReader
-from torch_tfrecord.parsing.padded_columns import PaddedNumbers, PaddedStrings, RowFinder, row_lists
+from torch_tfrecord.parsing.padded_columns import RowNumbers, RowStrings
 from torch_tfrecord.parsing.plain_columns import FixedNumbers, FixedStrings, VarLenNumbers, VarLenStrings
 from torch_tfrecord.parsing.ragged_columns import RaggedNumbers, RaggedStrings
 from torch_tfrecord.parsing.sparse_columns import SparseReader
-from torch_tfrecord.parsing.step_columns import RaggedSteps, ValueSteps, VarLenSteps, step_lists
+from torch_tfrecord.parsing.step_columns import PaddedSteps, RaggedSteps, StepReader, ValueSteps, VarLenSteps
 from torch_tfrecord.parsing.value_columns import RawTensorReader, SerializedTensorReader, TextReader
 
 __all__ = ["make_context_reader", "make_reader", "make_step_counter", "make_step_reader"]
@@ -40,12 +41,9 @@ def _var_len(name: str, spec: VarLenFeature) -> Reader:
     return VarLenNumbers(name, spec) if isinstance(spec.dtype, torch.dtype) else VarLenStrings(name, spec)
 
 
-def _padded(lists: RowFinder, spec: FixedLenSequenceFeature) -> Reader:
-    return PaddedNumbers(lists, spec) if isinstance(spec.dtype, torch.dtype) else PaddedStrings(lists, spec)
-
-
-def _fixed_len_sequence(name: str, spec: FixedLenSequenceFeature) -> Reader:
-    return _padded(row_lists(name, spec), spec)
+def _rows(name: str, spec: FixedLenSequenceFeature, *, pads: bool = False) -> Reader:
+    kind = RowNumbers if isinstance(spec.dtype, torch.dtype) else RowStrings
+    return kind(name, spec, pads=pads)
 
 
 def _ragged(name: str, spec: RaggedFeature) -> Reader:
@@ -61,39 +59,34 @@ _VALUES: _Table = {
 _EXAMPLE: _Table = {
     **_VALUES,
     FixedLenFeature: _fixed_len,
-    FixedLenSequenceFeature: _fixed_len_sequence,
+    FixedLenSequenceFeature: _rows,
     RaggedFeature: _ragged,
     SparseFeature: SparseReader,
     VarLenFeature: _var_len,
 }
+_PADDED: _Table = {**_EXAMPLE, FixedLenSequenceFeature: functools.partial(_rows, pads=True)}
 
 
 class _ContextFixedLen:
     """A FixedLenFeature of a context: a feature whose kind is not set is an error, also where there is a default."""
 
     def __init__(self, name: str, spec: FixedLenFeature) -> None:
-        self._lookup = list_lookup(name, key_of(name, spec), spec.dtype)
         self._reader = _fixed_len(name, spec)
+        [want] = self._reader.wants
+        self._is_required = want.is_required
+        want.is_required = False
+        self.wants = (want,)
 
-    def sample(self, record: Any) -> Any:
-        self._check(record)
-        return self._reader.sample(record)
-
-    def batch(self, records: Sequence[Any]) -> Any:
-        for record in records:
-            self._check(record)
-        return self._reader.batch(records)
-
-    def _check(self, record: Any) -> None:
-        if self._lookup.key in record and self._lookup.find(record) is None:
-            raise self._lookup.error("Unexpected number of elements: the feature is there without a value")
-
-
-def _step_sequence(name: str, spec: FixedLenSequenceFeature) -> Reader:
-    return _padded(step_lists(name, spec), spec)
+    def read(self, columns: Sequence[Column]) -> Any:
+        missing = columns[0].missing
+        if missing is not None and (missing == 2).any():
+            raise self.wants[0].error("Unexpected number of elements: the feature is there without a value")
+        if missing is not None and self._is_required:
+            raise self.wants[0].lacking()
+        return self._reader.read(columns)
 
 
-def _step_ragged(name: str, spec: RaggedFeature) -> Reader:
+def _step_ragged(name: str, spec: RaggedFeature) -> StepReader:
     return RaggedSteps(name, spec) if spec.partitions else VarLenSteps(name, spec)
 
 
@@ -106,7 +99,7 @@ def _fixed_image(name: str, spec: Image) -> Reader:
     return ImageReader(name, spec)
 
 
-def _step_value(name: str, spec: Feature) -> Reader:
+def _step_value(name: str, spec: Feature) -> StepReader:
     return ValueSteps(name, spec, _build({**_VALUES, Image: _fixed_image}, name, spec, "the feature list"))
 
 
@@ -117,22 +110,27 @@ _CONTEXT: _Table = {
     RaggedFeature: _ragged,
     VarLenFeature: _var_len,
 }
-_STEPS: _Table = {
+_STEPS: Mapping[type[Feature], Callable[[str, Any], StepReader]] = {
     **dict.fromkeys(_VALUES, _step_value),
-    FixedLenSequenceFeature: _step_sequence,
+    FixedLenSequenceFeature: PaddedSteps,
     RaggedFeature: _step_ragged,
     VarLenFeature: VarLenSteps,
 }
 
 
-def make_reader(name: str, spec: Feature) -> Reader:
+def make_reader(name: str, spec: Feature, *, pads: bool = False) -> Reader:
     """Build the reader of one output of an Example.
+
+    Args:
+        name: Of the output.
+        spec: What to read.
+        pads: Whether the rows of a FixedLenSequenceFeature are padded in a batch; else they are jagged.
 
     Raises:
         TypeError: The name is not str, or the spec is none of the known ones.
         ValueError: A spec that no Example can have.
     """
-    return _build(_EXAMPLE, name, spec, "an Example")
+    return _build(_PADDED if pads else _EXAMPLE, name, spec, "an Example")
 
 
 def make_context_reader(name: str, spec: Feature) -> Reader:
@@ -140,17 +138,17 @@ def make_context_reader(name: str, spec: Feature) -> Reader:
     return _build(_CONTEXT, name, spec, "a context")
 
 
-def make_step_reader(name: str, spec: Feature) -> Reader:
+def make_step_reader(name: str, spec: Feature) -> StepReader:
     """As :func:`make_reader`, for a feature list of a SequenceExample; other specs are a ValueError."""
     return _build(_STEPS, name, spec, "a feature list")
 
 
 def make_step_counter(name: str, spec: Feature) -> Callable[[Any], int] | None:
     """What counts the steps of a SequenceExample, for the specs that a batch pads; None for others."""
-    return step_lists(name, spec).count if isinstance(spec, FixedLenSequenceFeature) else None
+    return PaddedSteps(name, spec).count if isinstance(spec, FixedLenSequenceFeature) else None
 
 
-def _build(table: _Table, name: str, spec: Feature, where: str) -> Reader:
+def _build(table: Mapping[type[Feature], Callable[[str, Any], Any]], name: str, spec: Feature, where: str) -> Any:
     if not isinstance(name, str):
         raise TypeError(f"a name in features must be str, got {type(name).__name__}")
     build = next((table[kind] for kind in type(spec).__mro__ if kind in table), None)

@@ -19,7 +19,7 @@ from torchvision import tv_tensors
 from torch_tfrecord.errors import ImageDecodeError, LimitExceededError, ParseError
 from torch_tfrecord.features.specs import mark_ragged
 from torch_tfrecord.images.codec import image_size
-from torch_tfrecord.parsing.lookup import Lookup
+from torch_tfrecord.parsing.wants import Want
 from torch_tfrecord.protobuf.example import to_array
 from torch_tfrecord.tfds.elements import Element, EncodedTensor
 from torch_tfrecord.values.containers import Nested, offsets_of, split_lists, wrap_nested
@@ -50,12 +50,12 @@ class Leaf:
     ) -> None:
         self.key, self.element, self.lengths = key, element, lengths
         self._is_optional, self._default = is_optional, default
-        self._list = Lookup(key, key, element.kind, element.what)
-        self._flat = Lookup(key, f"{key}/ragged_flat_values", element.kind, element.what)
+        self._list = Want(key, key, element.kind, element.what)
+        self._flat = Want(key, f"{key}/ragged_flat_values", element.kind, element.what)
         levels = range(len(lengths) - 1)
-        self._row_lengths = [Lookup(key, f"{key}/ragged_row_lengths_{level}", INT64_LIST, "sizes") for level in levels]
-        self._shapes = Lookup(key, f"{key}/shape", INT64_LIST, "sizes")
-        self._values = Lookup(key, f"{key}/value", BYTES_LIST, element.what)
+        self._row_lengths = [Want(key, f"{key}/ragged_row_lengths_{level}", INT64_LIST, "sizes") for level in levels]
+        self._shapes = Want(key, f"{key}/shape", INT64_LIST, "sizes")
+        self._values = Want(key, f"{key}/value", BYTES_LIST, element.what)
 
     @property
     def keys(self) -> list[str]:
@@ -195,7 +195,7 @@ class BoxLeaf(Leaf):
     ) -> None:
         super().__init__(key, element, lengths)
         self._format = bbox_format
-        self._image = None if image_key is None else Lookup(key, image_key, BYTES_LIST, "Image")
+        self._image = None if image_key is None else Want(key, image_key, BYTES_LIST, "Image")
 
     @property
     def keys(self) -> list[str]:

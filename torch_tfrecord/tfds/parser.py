@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch_tfrecord.tfds.features as f
 from torch_tfrecord.batch_memory import MAX_BATCH_BYTES, BatchBudget, check_max_batch_bytes
 from torch_tfrecord.errors import TFRecordError
 from torch_tfrecord.features.specs import Feature
+from torch_tfrecord.parsing.message_columns import read_one
 from torch_tfrecord.parsing.parsers import ExampleParser
 from torch_tfrecord.parsing.spec_readers import make_reader
 from torch_tfrecord.protobuf.example import parse_message
@@ -68,10 +70,10 @@ class TFDSParser:
         specs = {leaf.path: spec for leaf in self.leaves if (spec := plain_spec(leaf, decoding)) is not None}
         others = [make_leaf(leaf, decoding, path) for leaf in self.leaves if leaf.path not in specs]
         self._plain = ExampleParser(specs) if specs else None
-        self._others = [(leaf.key, leaf) for leaf in others]
+        self._others = others
         self._readers: list[tuple[str, Any]] = [
-            *((path, make_reader(path, spec)) for path, spec in specs.items()),
-            *self._others,
+            *((path, partial(read_one, make_reader(path, spec))) for path, spec in specs.items()),
+            *((leaf.key, leaf.sample) for leaf in others),
         ]
         wanted = {key for leaf in others for key in leaf.keys} | set(specs)
         self._wanted = frozenset(key.encode() for key in wanted) if len(self.leaves) < len(places) else None
@@ -91,7 +93,7 @@ class TFDSParser:
             if self._plain is not None and not self._others:
                 return self._nest(self._plain.single(serialized))
             record = self._record(serialized)
-            return self._nest({path: reader.sample(record) for path, reader in self._readers})
+            return self._nest({path: read(record) for path, read in self._readers})
 
     def samples(
         self,

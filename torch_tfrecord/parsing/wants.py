@@ -1,4 +1,4 @@
-"""Finds one feature's list in a record, and words what is wrong with it."""
+"""One key of a record that a reader wants; finds its list in protobuf's messages, and words what is wrong with it."""
 
 from __future__ import annotations
 
@@ -6,46 +6,73 @@ from operator import attrgetter
 from typing import Any
 
 from torch_tfrecord.errors import ParseError, TFRecordError
-from torch_tfrecord.values.dtypes import BYTES_LIST, FLOAT_LIST, INT64_LIST, ListKind
+from torch_tfrecord.values.dtypes import BYTES_LIST, FLOAT_LIST, INT64_LIST, DType, ListKind, dtype_name, list_kind
 
-__all__ = ["Lookup", "at_step"]
+__all__ = ["LackingError", "Want", "at_step", "list_want"]
 
 _SHOWN_KEYS = 8
 _TF_NAMES = {kind.field: kind.tf_name for kind in (BYTES_LIST, FLOAT_LIST, INT64_LIST)}
 
 
-class Lookup:
-    """One feature of a record: its key, the list that should hold it, and the label that begins its errors.
-
-    A record is the map of key to Feature message.
+class Want:
+    """What a reader wants of each record: a key's list, its number of values, and whether it must be there.
 
     Args:
         name: Name of the output.
         key: Name in the record.
         kind: The list that should hold the values.
         what: The dtype or spec, as the label shows it.
+        num_values: How many each record has; None for any number.
+        is_required: Whether a record that lacks it is an error.
+        shape: Of the values, as errors show it.
+
+    Attributes:
+        label: What begins the errors.
     """
 
-    def __init__(self, name: str, key: str, kind: ListKind, what: str) -> None:
+    def __init__(
+        self,
+        name: str,
+        key: str,
+        kind: ListKind,
+        what: str,
+        *,
+        num_values: int | None = None,
+        is_required: bool = False,
+        shape: tuple[int, ...] = (),
+    ) -> None:
         self.key = key
-        self.kind = kind
+        self.kind, self.what = kind, what
+        self.num_values, self.is_required, self.shape = num_values, is_required, shape
         self.label = f"feature {name!r} ({what})" if name == key else f"feature {name!r} ({what}, key {key!r})"
         self._field = kind.field
         self._list_of = attrgetter(kind.field)
 
+    def take(self, record: Any) -> Any | None:
+        """The list message of a record, which is the map of key to Feature message.
+
+        Returns:
+            None where the record lacks the key, or its kind is not set.
+
+        Raises:
+            ParseError: The record does not fit what is wanted.
+        """
+        found = self.find(record)
+        if found is None:
+            if self.is_required:
+                raise self.missing(record)
+        elif self.num_values is not None and len(found.value) != self.num_values:
+            raise self.wrong_count(len(found.value))
+        return found
+
     def find(self, record: Any) -> Any | None:
-        """The list message, maybe empty; None where the key is missing or its kind is not set.
+        """As :meth:`take`, of any number of values, and none.
 
         Raises:
             ParseError: The values are in another kind of list.
         """
         feature = record.get(self.key)
-        if feature is None:
-            return None
-        if feature.HasField(self._field):
-            return self._list_of(feature)
-        self._check_unset(feature)
-        return None
+        return None if feature is None else self.list_in(feature)
 
     def list_in(self, feature: Any) -> Any | None:
         """The list message of a Feature message, maybe empty; None where its kind is not set.
@@ -55,15 +82,12 @@ class Lookup:
         """
         if feature.HasField(self._field):
             return self._list_of(feature)
-        self._check_unset(feature)
-        return None
-
-    def _check_unset(self, feature: Any) -> None:
         stored = feature.WhichOneof("kind")
         if stored is not None:
             raise self.error(
                 f"Data types don't match. Data type: {_TF_NAMES[stored]} but expected type: {self.kind.tf_name}"
             )
+        return None
 
     def require(self, record: Any) -> Any:
         """The list message.
@@ -76,21 +100,14 @@ class Lookup:
             raise self.missing(record)
         return found
 
-    def one(self, record: Any) -> Any:
-        """The only value of the list.
-
-        Raises:
-            ParseError: As :meth:`require`, or there is not exactly one value.
-        """
-        values = self.require(record).value
-        if len(values) != 1:
-            raise self.wrong_count(len(values), 1, ())
-        return values[0]
-
     def missing(self, record: Any) -> ParseError:
         """The error for a record that lacks the feature; it names the record's keys, since a misspelt key is common."""
         there = "it is there without a value" if self.key in record else f"the record has {_shown_keys(record)}"
         return self.error(f"key {self.key!r} is required but could not be found: {there}")
+
+    def lacking(self) -> LackingError:
+        """The error for whoever sees the columns only: the parser, which sees the record, makes it `missing`."""
+        return LackingError(self)
 
     def missing_list(self, lists: Any) -> ParseError:
         """The error for a SequenceExample that lacks the feature list."""
@@ -99,11 +116,11 @@ class Lookup:
             f"{_shown_keys(lists)}. Did you mean to give allow_missing=True?"
         )
 
-    def wrong_count(self, found: int, expected: int, shape: tuple[int, ...]) -> ParseError:
+    def wrong_count(self, found: int) -> ParseError:
         """The error for a list with another number of values."""
-        counted = self.kind.counted
         return self.error(
-            f"Number of {counted} values != expected: got {found}, expected {expected} for shape {[*shape]}"
+            f"Number of {self.kind.counted} values != expected: got {found}, expected {self.num_values} "
+            f"for shape {[*self.shape]}"
         )
 
     def error(self, text: str) -> ParseError:
@@ -113,6 +130,22 @@ class Lookup:
     def labelled(self, error: TFRecordError) -> TFRecordError:
         """The same error, with this feature's label before its text."""
         return type(error)(f"{self.label}: {error.args[0]}", position=error.position)
+
+
+class LackingError(ParseError):
+    """A record lacks what a reader needs, as columns show it: without the record's keys."""
+
+    def __init__(self, want: Want) -> None:
+        super().__init__(f"{want.label}: key {want.key!r} is required but could not be found")
+        self.want = want
+
+
+def list_want(name: str, key: str, dtype: DType, **options: Any) -> Want:
+    """The Want of a list that holds a dtype; options as of `Want`."""
+    kind = list_kind(dtype)
+    if kind is None:
+        raise TypeError(f"no list holds {dtype_name(dtype)}")
+    return Want(name, key, kind, dtype_name(dtype), **options)
 
 
 def at_step(error: TFRecordError, step: int) -> TFRecordError:
