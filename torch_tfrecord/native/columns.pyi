@@ -17,6 +17,19 @@ class Plan:
         canonical: Callable[[int], bytes] | None = None,
     ) -> tuple[list[Memory], list[bool] | None, list[bytes]] | None: ...
 
+class SequencePlan:
+    def __init__(self, slots: list[tuple[bytes, int]]) -> None: ...
+    def parse(
+        self,
+        buffer: Any,
+        starts: Any,
+        lengths: Any,
+        contexts: Any,
+        borders: Any,
+        missing: Any,
+        canonical: Callable[[int], bytes] | None = None,
+    ) -> tuple[list[tuple[Memory, Memory]], list[bytes]] | None: ...
+
 def copies(buffer: Any, spans: Any) -> list[bytes]: ...
 def texts(buffer: Any, spans: Any) -> list[str]: ...
 def varints(buffer: Any, values: Any, level: int) -> bool | None: ...

@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate, pairwise
 from operator import itemgetter
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from torch_tfrecord.batch_memory import empty_bytes
 from torch_tfrecord.errors import ParseError
 from torch_tfrecord.native import native_module
-from torch_tfrecord.parsing.columns import Column, Reader
+from torch_tfrecord.parsing.columns import Column
 from torch_tfrecord.parsing.message_columns import columns_of
 from torch_tfrecord.parsing.wants import Want
 from torch_tfrecord.protobuf.example import parse_message
+from torch_tfrecord.protobuf.messages import Example
 from torch_tfrecord.records.packed_records import PackedRecords
 from torch_tfrecord.values.dtypes import BYTES_LIST, FLOAT_LIST, INT64_LIST, ListKind
 
-__all__ = ["ColumnPlan", "PlanPart", "Scan", "canonical_form"]
+__all__ = ["FIELDS", "ColumnPlan", "PlanPart", "Scan", "Wanting", "canonical_form", "from_memory", "ways"]
 
 # Field numbers in a Feature message, and what the core writes for one value.
-_FIELDS: dict[ListKind, int] = {BYTES_LIST: 1, FLOAT_LIST: 2, INT64_LIST: 3}
+FIELDS: dict[ListKind, int] = {BYTES_LIST: 1, FLOAT_LIST: 2, INT64_LIST: 3}
 _ARRAYS: dict[ListKind, Any] = {BYTES_LIST: np.int64, FLOAT_LIST: np.float32, INT64_LIST: np.int64}
 _WIDTHS: dict[ListKind, int] = {BYTES_LIST: 2, FLOAT_LIST: 1, INT64_LIST: 1}
 # Dense columns may be that much larger than what they are read from, plus 64 MiB: an int64 of one byte becomes eight,
@@ -30,6 +31,14 @@ _WIDTHS: dict[ListKind, int] = {BYTES_LIST: 2, FLOAT_LIST: 1, INT64_LIST: 1}
 _MAX_GROWTH = 16
 _FREE_BYTES = 1 << 26
 _NO_OFFSETS = np.zeros(0, np.int64)
+
+
+class Wanting(Protocol):
+    """Who wants something of records, as every `Reader`."""
+
+    @property
+    def wants(self) -> tuple[Want, ...]:
+        """What."""
 
 
 class Scan(NamedTuple):
@@ -65,9 +74,9 @@ class ColumnPlan:
         parts: One for each time that the records are gone through.
     """
 
-    def __init__(self, readers: Sequence[Reader]) -> None:
+    def __init__(self, readers: Sequence[Wanting]) -> None:
         native = native_module("columns")
-        self.parts = [PlanPart(wants, native) for wants in _ways(readers)]
+        self.parts = [PlanPart(wants, native) for wants in ways(readers)]
         slots = [_slot(want) for part in self.parts for want in part.wants]
         place = {slot: number for number, slot in enumerate(slots)}
         self.places = [[place[_slot(want)] for want in reader.wants] for reader in readers]
@@ -156,14 +165,14 @@ class PlanPart:
         missing = scan.missing[place] if place in scan.lacking else None
         if want.num_values is None:
             number = self._any_places.index(place)
-            return Column(_from_memory(scan.memories[number], want.kind), scan.offsets[number], missing, scan.buffer)
+            return Column(from_memory(scan.memories[number], want.kind), scan.offsets[number], missing, scan.buffer)
         values = scan.block[self.begins[place] : self.begins[place + 1]].view(_ARRAYS[want.kind])
         return Column(values.reshape(1, *_tail(want)), _NO_OFFSETS, missing, scan.buffer)
 
     def _columns(self, scan: Scan, num_records: int, borders: Sequence[int]) -> list[list[Column]]:
         dense, buffer = self._dense(scan.block, num_records), scan.buffer
         kinds = [self.wants[place].kind for place in self._any_places]
-        values = [*map(_from_memory, scan.memories, kinds)]
+        values = [*map(from_memory, scan.memories, kinds)]
         found = []
         # Forty columns of a small batch: what is done for each of them counts.
         for begin, end in pairwise(borders):
@@ -189,19 +198,19 @@ class PlanPart:
         return parts
 
 
-def canonical_form(record: Any) -> bytes:
+def canonical_form(record: Any, message_class: Any = Example) -> bytes:
     """The record as every writer makes it, which the core reads.
 
     Raises:
-        ParseError: It is no Example.
+        ParseError: It is no such message.
     """
-    message = parse_message(record)
+    message = parse_message(record, message_class)
     message.DiscardUnknownFields()
     form: bytes = message.SerializeToString(deterministic=True)
     return form
 
 
-def _ways(readers: Sequence[Reader]) -> list[list[Want]]:
+def ways(readers: Iterable[Wanting]) -> list[list[Want]]:
     """The wants, each once, such that no key is in a list twice."""
     ways: list[dict[str, Want]] = [{}]
     for want in (want for reader in readers for want in reader.wants):
@@ -218,7 +227,7 @@ def _slot(want: Want) -> tuple[Any, ...]:
 
 
 def _core_slot(want: Want) -> tuple[bytes, int, int, bool]:
-    return want.key.encode(), _FIELDS[want.kind], _count(want), want.is_required
+    return want.key.encode(), FIELDS[want.kind], _count(want), want.is_required
 
 
 def _order(want: Want) -> tuple[Any, ...]:
@@ -277,6 +286,7 @@ def _groups(wants: Sequence[Want]) -> list[tuple[int, Want]]:
     return groups
 
 
-def _from_memory(memory: Any, kind: ListKind) -> Any:
+def from_memory(memory: Any, kind: ListKind) -> Any:
+    """The array of a list's values in the core's Memory."""
     array = np.frombuffer(memory, _ARRAYS[kind]) if memoryview(memory).nbytes else np.zeros(0, _ARRAYS[kind])
     return array.reshape(-1, 2) if kind is BYTES_LIST else array
