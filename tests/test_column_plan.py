@@ -25,10 +25,11 @@ from torch_tfrecord.features.specs import (
 )
 from torch_tfrecord.features.structured_specs import FixedLenSequenceFeature, RaggedFeature, SparseFeature
 from torch_tfrecord.native import native_module
+from torch_tfrecord.parsing import column_plan, parsers
 from torch_tfrecord.parsing.column_plan import ColumnPlan
 from torch_tfrecord.parsing.parsers import ExampleParser, SequenceExampleParser
 from torch_tfrecord.parsing.value_columns import OneValue
-from torch_tfrecord.protobuf.example import encode_example
+from torch_tfrecord.protobuf.example import encode_example, parse_message
 from torch_tfrecord.records.packed_records import PackedRecords
 from torch_tfrecord.values.containers import RaggedTensor, SparseList
 from torch_tfrecord.values.tensors import serialize_tensor
@@ -41,8 +42,26 @@ needs_core = pytest.mark.skipif(native_module("columns") is None, reason="the co
 def twin_of(features):
     """A parser that does not use the compiled core."""
     parser = ExampleParser(features)
-    parser.__dict__["_plan"] = ColumnPlan([])
+    for one in {id(part): part for part in (parser, parser._unpadded)}.values():
+        one.__dict__["_plan"], one.__dict__["_row_plan"] = twin_plan(one._readers), NO_ROWS
     return parser
+
+
+def twin_plan(readers):
+    plan = ColumnPlan(readers)
+    for part in plan.parts:
+        part._core = None
+    return plan
+
+
+class NoRows:
+    """A RowPlan without the core."""
+
+    def read(self, record, key):
+        return None
+
+
+NO_ROWS = NoRows()
 
 
 def packed(records, gap=b"\x00garbage"):
@@ -93,7 +112,8 @@ def check(features, records):
     native, twin = ExampleParser(features), twin_of(features)
     for rows in (records, packed(records)):
         assert outcome(lambda rows=rows: native.batch(rows)) == outcome(lambda rows=rows: twin.batch(rows))
-        wanted = outcome(lambda rows=rows: twin._singles(rows, np.zeros(len(rows), np.uint64)))
+        wanted = outcome(lambda rows=rows: [twin._single_at(*item, 0) for item in enumerate(rows)])
+        assert outcome(lambda rows=rows: [native._single_at(*item, 0) for item in enumerate(rows)]) == wanted
         assert outcome(lambda rows=rows: native.samples(rows)) == wanted
         assert outcome(lambda rows=rows: twin.samples(rows)) == wanted
 
@@ -186,26 +206,78 @@ def test_images_and_arrays_of_different_sizes():
 
 
 @needs_core
-def test_plain_records_are_read_by_the_core():
+def test_plain_records_are_read_by_the_core(monkeypatch):
     # Else all of the above would compare the twin with itself.
     rng = np.random.default_rng(0)
-    parser = ExampleParser({name: spec for name, spec in FEATURES.items() if name not in ("one", "whole", "parts")})
-    [found] = parser._plan.read(packed([row(rng) for _ in range(5)]), (0, 5))
-    readers = dict(zip(parser.features, found, strict=True))
-    assert [name for name, columns in readers.items() if columns is None] == ["sparse"]
+    records = packed([row(rng) for _ in range(5)])
+    seen = counted_protobuf(monkeypatch)
+    ExampleParser(FEATURES).batch(records)
+    features = {name: spec for name, spec in FEATURES.items() if spec.key != "ints?"}
+    ExampleParser(features).single(records[0])
+    assert not seen
+
+
+def counted_protobuf(monkeypatch):
+    """The records that protobuf sees from now on."""
+    seen = []
+
+    def parse(record, *message):
+        seen.append(bytes(record))
+        return parse_message(record, *message)
+
+    for module in (column_plan, parsers):
+        monkeypatch.setattr(module, "parse_message", parse)
+    return seen
+
+
+def odd(record):
+    """The record with an unknown field: of no other value, but not what every writer makes."""
+    return record + b"\x10\x01"
 
 
 @needs_core
-def test_one_key_is_read_in_one_way_by_the_core():
+@pytest.mark.parametrize("where", [[0], [4], [1, 2], [0, 3, 4], [0, 1, 2, 3, 4]])
+def test_protobuf_sees_records_that_are_not_plain_and_no_other(monkeypatch, where):
+    rng = np.random.default_rng(0)
+    plain = [row(rng) for _ in range(5)]
+    features = {name: spec for name, spec in FEATURES.items() if name != "u16"}
+    wanted = outcome(lambda: ExampleParser(features).batch(plain))
+    records = [odd(record) if number in where else record for number, record in enumerate(plain)]
+    seen = counted_protobuf(monkeypatch)
+    for rows in (records, packed(records)):
+        assert outcome(lambda rows=rows: ExampleParser(features).batch(rows)) == wanted
+        assert seen == [records[number] for number in where]
+        seen.clear()
+    check(features, records)
+
+
+@needs_core
+def test_the_first_bad_record_is_the_error_among_odd_ones(monkeypatch):
+    good, bad = encode_example({"a": 1, "t": "x"}), encode_example({"a": [1, 2], "t": "x"})
+    late = encode_example({"a": 1, "t": b"\xff"})
+    parser = ExampleParser({"a": FixedLenFeature((), I64), "t": Text()})
+    seen = counted_protobuf(monkeypatch)
+    for records, text in (
+        ([good, odd(good), bad, odd(late)], r"^record 2: feature 'a' \(int64\): Number of int64 values"),
+        ([odd(good), late, odd(bad), b"\xff"], r"^record 1: feature 't' \(Text\): expected UTF-8 text"),
+        ([good, good, b"\xff", bad], r"^record 2: Could not parse example input"),
+    ):
+        with pytest.raises(ParseError, match=text) as caught:
+            parser.batch(records)
+        assert good not in seen
+        assert str(caught.value) == outcome(lambda records=records: parser.samples(records))[1]
+        seen.clear()
+
+
+@needs_core
+def test_one_key_is_read_in_several_ways():
     features = {"a": FixedLenFeature((2,), I64), "b": FixedLenFeature((2,), torch.int32, [1, 2], key="a"),
-                "c": VarLenFeature(I64, key="a"), "d": FixedLenFeature((), I64, 3)}  # fmt: skip
-    parser = ExampleParser(features)
+                "c": VarLenFeature(I64, key="a"), "d": FixedLenFeature((), I64, 3),
+                "e": VarLenFeature(F32, key="f"), "f": VarLenFeature(bytes)}  # fmt: skip
     records = [encode_example({"a": [number, 5]}) for number in range(5)]
-    found = dict(zip(features, parser._plan.read(packed(records), (0, 5))[0], strict=True))
-    assert [name for name, columns in found.items() if columns is None] == ["c"]
-    assert parser._plan.read(packed([*records, encode_example({"d": 1})]), (0, 6)) is None  # "a" must be there
     check(features, records)
     check(features, [*records, encode_example({"d": 1})])
+    check(features, [*records, encode_example({"a": [1, 2], "f": 0.5})])
     check({"x": RawTensor(("raw", 1), torch.uint8, key="raw")}, [encode_example({"raw": b"1"})])
 
 
@@ -351,22 +423,15 @@ class Keyed(OneValue):
 
     keyed = True
 
-    def sample(self, record, key=0):
-        return torch.tensor(self._lookup.one(record)[0] + key)
-
-    def batch(self, records, keys):
-        return torch.stack([self.sample(record, int(key)) for record, key in zip(records, keys, strict=True)])
-
-    def from_values(self, values, shapes, keys):
-        return torch.tensor([value[0] + int(key) for value, key in zip(values, keys, strict=True)])
+    def read(self, columns, keys):
+        return torch.tensor([view[0] + int(key) for view, key in zip(columns[0].views(), keys, strict=True)])
 
 
 @pytest.mark.parametrize("make", [ExampleParser, twin_of])
 def test_readers_that_draw_get_their_records_keys(make):
     parser = make({"x": Text(), "a": FixedLenFeature((), I64)})
     assert not parser.needs_keys
-    parser._readers[0] = ("x", Keyed("x", Text()))
-    parser._keyed, parser.needs_keys = [True, False], True
+    parser._readers[0], parser.needs_keys = Keyed("x", Text()), True
     records = packed([encode_example({"x": chr(65 + number), "a": number}) for number in range(5)])
     keys = np.array([100, 0, 1 << 40, 3, 4], np.uint64)
     wanted = [65 + 100, 66, 67 + (1 << 40), 68 + 3, 69 + 4]

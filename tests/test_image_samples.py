@@ -258,7 +258,8 @@ def test_a_sample_is_the_row_of_the_batch():
         assert batch.is_contiguous(memory_format=order)
         for row, value, key in zip(batch, values, keys.tolist(), strict=True):
             record = {"image": bytes(value)}
-            sample = images._convert(record["image"], (), key)
+            sample = images.from_values([record["image"]], [()], [key])[0]
+            sample = tv_tensors.wrap(sample, like=batch)
             assert type(sample) is tv_tensors.Image and torch.equal(sample, row)
     assert reader(crop=CROP).from_values([], [], []).shape == (0, 3, 24, 20)
 

@@ -37,8 +37,10 @@ def run(slots, records, gap=b"\x8f\x0a"):
     found = core.Plan(slots).parse(np.frombuffer(buffer, np.uint8), starts, lengths, block, offsets, missing)
     if found is None:
         return None
-    memories, has_missing = found
-    assert has_missing == missing.any(axis=1).tolist()
+    memories, has_missing, extras = found
+    assert (has_missing or [False] * len(slots)) == missing.any(axis=1).tolist()
+    assert (has_missing is None) == (not missing.any())
+    assert not extras
     dense = iter(np.split(block, np.cumsum(sizes)))
     ragged = iter(zip(memories, offsets, strict=True))
     columns = {}
@@ -396,5 +398,5 @@ def test_slots_that_add_to_their_own_list_are_those_at_the_call():
     one, block = np.array([0], np.int64), np.zeros(8, np.uint8)
     record = encode_example({"key": 7})
     missing, offsets = np.zeros((1, 1), np.uint8), np.zeros((0, 2), np.int64)
-    assert plan.parse(record, one, one + len(record), block, offsets, missing) == ([], [False])
+    assert plan.parse(record, one, one + len(record), block, offsets, missing) == ([], None, [])
     assert block.view(np.int64).tolist() == [7]

@@ -1,6 +1,7 @@
 """Keys for random draws: a function of (epoch, position) alone, and they reach the parser that asks for them."""
 
 import pickle
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from torch_tfrecord import FixedLenFeature, TFRecordDataset, TFRecordIterableDat
 from torch_tfrecord.order.ordering import RandomStream
 from torch_tfrecord.order.position_batch import PositionBatch
 from torch_tfrecord.order.record_keys import record_keys
-from torch_tfrecord.parsing.parsers import ExampleParser, _Parser
+from torch_tfrecord.parsing.parsers import ExampleParser
 
 
 def keys_of(positions, *seeds):
@@ -62,8 +63,9 @@ def path(tmp_path, monkeypatch):
     def single(parser, record, key=0):
         return {"key": torch.tensor(key >> 1)}
 
-    def batch(parser, records, keys=None):
-        return {"key": torch.from_numpy((keys >> np.uint64(1)).astype(np.int64))}
+    def batches(parser, records, keys, borders):
+        numbers = torch.from_numpy((keys >> np.uint64(1)).astype(np.int64))
+        return [{"key": numbers[begin:end]} for begin, end in pairwise(borders)]
 
     monkeypatch.setattr(ExampleParser, "single", single)
 
@@ -71,8 +73,7 @@ def path(tmp_path, monkeypatch):
         return [single(parser, None, key) for key in keys.tolist()]
 
     monkeypatch.setattr(ExampleParser, "samples", samples)
-    monkeypatch.setattr(ExampleParser, "batches", lambda parser, *given: _Parser.batches(parser, *given))
-    monkeypatch.setattr(ExampleParser, "batch", batch)
+    monkeypatch.setattr(ExampleParser, "batches", batches)
     build = ExampleParser.__init__
 
     def keyed(parser, features, **options):

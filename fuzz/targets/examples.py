@@ -35,7 +35,9 @@ _SPECS = [
 
 def _parsers(features):
     compiled, twin = ExampleParser(features), ExampleParser(features)
-    twin._plan._core = None
+    for part in (*twin._plan.parts, twin._row_plan._part):
+        part._core = None
+    twin._row_plan._is_useful = False
     return compiled, twin
 
 

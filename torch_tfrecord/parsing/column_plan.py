@@ -20,7 +20,17 @@ from torch_tfrecord.protobuf.messages import Example
 from torch_tfrecord.records.packed_records import PackedRecords
 from torch_tfrecord.values.dtypes import BYTES_LIST, FLOAT_LIST, INT64_LIST, ListKind
 
-__all__ = ["FIELDS", "ColumnPlan", "PlanPart", "Scan", "Wanting", "canonical_form", "from_memory", "ways"]
+__all__ = [
+    "FIELDS",
+    "FREE_BYTES",
+    "ColumnPlan",
+    "PlanPart",
+    "Scan",
+    "Wanting",
+    "canonical_form",
+    "from_memory",
+    "ways",
+]
 
 # Field numbers in a Feature message, and what the core writes for one value.
 FIELDS: dict[ListKind, int] = {BYTES_LIST: 1, FLOAT_LIST: 2, INT64_LIST: 3}
@@ -29,7 +39,7 @@ _WIDTHS: dict[ListKind, int] = {BYTES_LIST: 2, FLOAT_LIST: 1, INT64_LIST: 1}
 # Dense columns may be that much larger than what they are read from, plus 64 MiB: an int64 of one byte becomes eight,
 # and records may lack a feature that has a default. Beyond, it is first looked whether the records fit.
 _MAX_GROWTH = 16
-_FREE_BYTES = 1 << 26
+FREE_BYTES = 1 << 26
 _NO_OFFSETS = np.zeros(0, np.int64)
 
 
@@ -113,11 +123,11 @@ class PlanPart:
     def __init__(self, wants: Sequence[Want], native: Any) -> None:
         # By size of a value, so that each column is aligned in the block, and columns of one shape lie side by side.
         self.wants = sorted(wants, key=_order)
-        self._core = None if native is None else native.Plan([*map(_core_slot, self.wants)])
+        self._core: Any = None if native is None else native.Plan([*map(_core_slot, self.wants)])
         self._dense_places = [number for number, want in enumerate(self.wants) if want.num_values is not None]
         self._any_places = [number for number, want in enumerate(self.wants) if want.num_values is None]
         sizes = [_row_bytes(want) for want in self.wants]
-        self._row_bytes = sum(sizes)
+        self.row_bytes = sum(sizes)
         self.begins = [0, *accumulate(sizes)]
         self._groups = _groups(self.wants)
 
@@ -131,7 +141,7 @@ class PlanPart:
         if self._core is None:
             messages = [parse_message(record).features.feature for record in records]
             return [columns_of(self.wants, messages[begin:end]) for begin, end in pairwise(borders)]
-        if self._row_bytes * len(records) > _MAX_GROWTH * records.buffer.nbytes + _FREE_BYTES:
+        if self.row_bytes * len(records) > _MAX_GROWTH * records.buffer.nbytes + FREE_BYTES:
             for record in records:
                 columns_of(self.wants, [parse_message(record).features.feature])
         starts, lengths = np.ascontiguousarray(records.starts), np.ascontiguousarray(records.lengths)
@@ -145,7 +155,7 @@ class PlanPart:
     ) -> Scan | None:
         """Read records by the core; arguments, errors and None as of the core's `parse`."""
         num_records = len(starts)
-        block = empty_bytes(self._row_bytes * num_records)
+        block = empty_bytes(self.row_bytes * num_records)
         offsets = np.empty((len(self._any_places), num_records + 1), np.int64)
         missing = np.zeros((len(self.wants), num_records), np.uint8)
         found = self._core.parse(buffer, starts, lengths, block, offsets, missing, canonical)

@@ -22,7 +22,7 @@ from torch_tfrecord.errors import LimitExceededError, ParseError, TFRecordError
 from torch_tfrecord.features.specs import Feature, mark_ragged
 from torch_tfrecord.native import native_module
 from torch_tfrecord.parsing.wants import Want
-from torch_tfrecord.values.containers import SparseList, jagged_tensor, make_sparse
+from torch_tfrecord.values.containers import Nested, RaggedTensor, SparseList, make_sparse
 from torch_tfrecord.values.dtypes import DType, cast, decode_text, dtype_name
 
 __all__ = [
@@ -95,10 +95,12 @@ class Reader(Protocol):
     [N]) as one more argument. One with ``row_bytes`` needs so much for each record, which the parser reserves.
     """
 
-    wants: tuple[Want, ...]
+    @property
+    def wants(self) -> tuple[Want, ...]:
+        """What it wants of each record."""
 
     def read(self, columns: Sequence[Column]) -> Any:
-        """The batch's column of N records, of the columns of what is wanted."""
+        """The batch's column of N records, of the columns of what is wanted; of ragged numbers a `Nested`."""
 
 
 def torch_dtype(dtype: DType) -> torch.dtype:
@@ -121,7 +123,7 @@ def labelled(want: Want, convert: Callable[..., Any], *args: Any) -> Any:
         raise want.labelled(error) from error.__cause__
 
 
-def reserve_for(want: Want, num_bytes: int, lengths: Sequence[int] = ()) -> None:
+def reserve_for(want: Want, num_bytes: int, lengths: Any = ()) -> None:
     """`reserve` for a feature, whose name its error gets; with how long each record is, the longest one's number."""
     try:
         reserve(num_bytes)
@@ -130,7 +132,7 @@ def reserve_for(want: Want, num_bytes: int, lengths: Sequence[int] = ()) -> None
         raise want.labelled(error).locate(position=longest) from None
 
 
-def reserve_for_values(want: Want, num_bytes: int, counts: Sequence[int]) -> None:
+def reserve_for_values(want: Want, num_bytes: int, counts: Any) -> None:
     """`reserve_for` of values that the records hold themselves: one alone needs no more than its bytes allow."""
     if len(counts) > 1:
         reserve_for(want, num_bytes, counts)
@@ -147,11 +149,11 @@ def read_each(read: Callable[[Any], Any], records: Sequence[Any]) -> list[Any]:
     return values
 
 
-def jagged_column(column: Column, want: Want, dtype: torch.dtype) -> torch.Tensor:
-    """Numbers of any count as a jagged nested tensor of a dtype."""
+def jagged_column(column: Column, want: Want, dtype: torch.dtype) -> Nested:
+    """Numbers of any count, of a dtype."""
     values = labelled(want, cast, column.values, dtype)
     reserve_for_values(want, values.nbytes, np.diff(column.offsets))
-    return jagged_tensor(values, torch.from_numpy(column.offsets))
+    return Nested(values, (torch.from_numpy(column.offsets),))
 
 
 def string_rows(column: Column, want: Want, dtype: DType) -> list[list[Any]]:
@@ -182,22 +184,31 @@ def stack(values: list[Any]) -> Any:
     return tv_tensors.wrap(stacked, like=first) if isinstance(first, tv_tensors.TVTensor) else stacked
 
 
-def rows_of(column: Any) -> Sequence[Any]:
-    """What each sample has of a batch's column, without copying: views of its tensors, marked as ragged where it is."""
+def rows_of(column: Any) -> Any:
+    """What each sample has of a reader's column, without copying: views of its tensors, marked as ragged where it is."""
     if isinstance(column, list):
         return column
+    if isinstance(column, Nested):
+        return _nested_rows(column)
     if isinstance(column, SparseList):
         return _sparse_rows(column.indices, column.values, column.shape)
-    if not isinstance(column, torch.Tensor):
-        return [column[number] for number in range(len(column))]  # a RaggedTensor
+    if isinstance(column, RaggedTensor):
+        return _nested_rows(Nested(column.flat_values, column.row_splits))
     if column.layout == torch.jagged:
-        parts = column.values().split(column.offsets().diff().tolist()) if len(column.offsets()) > 1 else ()
-        return [*map(mark_ragged, parts)]
+        return _nested_rows(Nested(column.values(), (column.offsets(),)))
     if column.layout == torch.sparse_coo:
         return _sparse_rows(column._indices(), column._values(), tuple(column.shape))
     if isinstance(column, tv_tensors.TVTensor):
         return [tv_tensors.wrap(row, like=column) for row in column.as_subclass(torch.Tensor).unbind()]
     return column.unbind()
+
+
+def _nested_rows(column: Nested) -> list[Any]:
+    if len(column.row_splits) > 1:
+        ragged = RaggedTensor(*column)
+        return [ragged[number] for number in range(len(ragged))]
+    bounds = pairwise(column.row_splits[0].tolist())
+    return [mark_ragged(column.values[begin:end]) for begin, end in bounds]
 
 
 def _sparse_rows(indices: torch.Tensor, values: Any, shape: tuple[int, ...]) -> list[Any]:

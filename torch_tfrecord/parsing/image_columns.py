@@ -41,11 +41,15 @@ class ImageReader(OneValue):
 
     def read(self, columns: Sequence[Column], keys: Sequence[int] | None = None) -> Any:
         """The batch's column: one tensor [N, C, H, W], or a list where sizes differ."""
-        values, shapes = columns[0].views(), self._shapes(columns)
+        return labelled(self._want, self.from_values, columns[0].views(), self._shapes(columns), keys)
+
+    def from_values(
+        self, values: Sequence[Any], shapes: Sequence[tuple[Any, ...]], keys: Sequence[int] | None = None
+    ) -> Any:
+        """The column of several encoded images; arguments as of `OneValue`, and the records' keys."""
         if self._cropped is None:
-            return labelled(self._want, self.from_values, values, shapes)
-        found = labelled(self._want, self._cropped.batch, values, shapes, [0] * len(values) if keys is None else keys)
-        return tv_tensors.Image(found)
+            return super().from_values(values, shapes)
+        return tv_tensors.Image(self._cropped.batch(values, shapes, [0] * len(values) if keys is None else keys))
 
     def _convert(self, data: memoryview, shape: tuple[Any, ...]) -> Any:
         pixels = decode_image(data, self._mode, apply_orientation=self._apply_orientation, max_pixels=self._max_pixels)

@@ -13,7 +13,7 @@ import torch
 from torch_tfrecord.features.structured_specs import FixedLenSequenceFeature
 from torch_tfrecord.parsing.columns import Column, key_of, labelled, reserve_for, reserve_for_values, torch_dtype
 from torch_tfrecord.parsing.wants import Want, list_want
-from torch_tfrecord.values.containers import jagged_tensor
+from torch_tfrecord.values.containers import Nested
 from torch_tfrecord.values.dtypes import cast, nest
 
 __all__ = ["RowNumbers", "RowStrings", "pad_numbers", "pad_strings"]
@@ -60,15 +60,15 @@ class _Rows:
 class RowNumbers(_Rows):
     """Reads a FixedLenSequenceFeature of numbers."""
 
-    def read(self, columns: Sequence[Column]) -> torch.Tensor:
-        """The batch's column: [N, longest T, *shape], or jagged [N, *, *shape]."""
+    def read(self, columns: Sequence[Column]) -> torch.Tensor | Nested:
+        """The batch's column: [N, longest T, *shape], or [N, *, *shape]."""
         ends, dtype = self._row_ends(columns[0]), torch_dtype(self._spec.dtype)
         values: torch.Tensor = labelled(self._want, cast, columns[0].values, dtype)
         values = values.reshape(int(ends[-1]), *self._spec.shape)
         if self._pads:
             return pad_numbers(self._want, values, np.diff(ends), self._spec.default_value or 0)
         reserve_for_values(self._want, values.nbytes, np.diff(ends))
-        return jagged_tensor(values, torch.from_numpy(ends))
+        return Nested(values, (torch.from_numpy(ends),))
 
 
 class RowStrings(_Rows):

@@ -26,7 +26,7 @@ from torch_tfrecord.parsing.message_columns import read_one
 from torch_tfrecord.parsing.row_plan import RowPlan
 from torch_tfrecord.parsing.sequence_plan import SequenceColumns, SequencePlan
 from torch_tfrecord.parsing.spec_readers import make_context_reader, make_reader, make_step_reader
-from torch_tfrecord.parsing.step_columns import StepReader, only_row, read_steps
+from torch_tfrecord.parsing.step_columns import StepReader, read_steps
 from torch_tfrecord.protobuf.example import parse_message
 from torch_tfrecord.protobuf.messages import SequenceExample
 from torch_tfrecord.records.packed_records import PackedRecords
@@ -155,8 +155,8 @@ class ExampleParser(_Parser):
 
     def __reduce__(self) -> tuple[Callable[..., ExampleParser], tuple[dict[str, Feature]]]:
         """Pickle the specs; the readers are built again."""
-        options = {"pads": self._pads, "max_batch_bytes": self.max_batch_bytes}
-        return functools.partial(type(self), **options), (self.features,)
+        build = functools.partial(type(self), pads=self._pads, max_batch_bytes=self.max_batch_bytes)
+        return build, (self.features,)
 
     def single(self, serialized: _Bytes, key: int = 0) -> dict[str, Any]:
         """Parse one serialized Example; see `parse_single_example`.
@@ -213,7 +213,8 @@ class ExampleParser(_Parser):
         values: dict[str, Any] = {}
         for name, reader, found in zip(self.features, self._readers, columns, strict=True):
             read: Any = reader.read
-            values[name] = read(found, keys) if self.needs_keys and getattr(reader, "keyed", False) else read(found)
+            column = read(found, keys) if self.needs_keys and getattr(reader, "keyed", False) else read(found)
+            values[name] = _wrapped(column)
         return values
 
     def _reserve(self, num_records: int) -> None:
@@ -267,9 +268,8 @@ class SequenceExampleParser(_Parser):
 
     def __reduce__(self) -> tuple[Callable[..., SequenceExampleParser], tuple[Any, Any]]:
         """Pickle the specs; the readers are built again."""
-        arguments = self.features.context_features, self.features.sequence_features
-        options = {"pads": self._pads, "max_batch_bytes": self.max_batch_bytes}
-        return functools.partial(type(self), **options), arguments
+        build = functools.partial(type(self), pads=self._pads, max_batch_bytes=self.max_batch_bytes)
+        return build, (self.features.context_features, self.features.sequence_features)
 
     def single(self, serialized: _Bytes, key: int = 0) -> tuple[dict[str, Any], dict[str, Any]]:
         """Parse one serialized SequenceExample; see `parse_single_sequence_example`."""
@@ -295,7 +295,7 @@ class SequenceExampleParser(_Parser):
             return None
         return (
             {name: rows_of(column)[0] for name, column in context.items()},
-            {name: only_row(column) for name, column in sequences.items()},
+            {name: rows_of(column)[0] for name, column in sequences.items()},
         )
 
     def samples(self, records: Iterable[_Bytes], keys: _Keys | None = None, num_batches: int = 1) -> list[Any]:
@@ -318,7 +318,10 @@ class SequenceExampleParser(_Parser):
         for found in self._plan.read(rows, borders):
             with self.budget(num_batches):
                 context, sequences = self._read(found, self._padded if self._pads else self._steps)
-            columns = context, {name: _column(column) for name, column in sequences.items()}
+            columns = (
+                {name: _wrapped(column) for name, column in context.items()},
+                {name: _wrapped(column) for name, column in sequences.items()},
+            )
             batches.append((*columns, self._lengths(found)) if self._pads else columns)
         return batches
 
@@ -354,8 +357,8 @@ def make_parser(
     return ExampleParser(features, pads=pads, max_batch_bytes=max_batch_bytes)
 
 
-def _column(found: Any) -> Any:
-    return wrap_nested(found) if isinstance(found, Nested) else found
+def _wrapped(column: Any) -> Any:
+    return wrap_nested(column) if type(column) is Nested else column
 
 
 def _rows_of(columns: Mapping[str, Any], num_rows: int) -> list[dict[str, Any]]:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from torch_tfrecord.errors import TFRecordError
-from torch_tfrecord.parsing.column_plan import ColumnPlan, Scan
+from torch_tfrecord.parsing.column_plan import FREE_BYTES, ColumnPlan, Scan
 from torch_tfrecord.parsing.columns import Reader, rows_of
 
 __all__ = ["RowPlan"]
@@ -43,7 +43,7 @@ class RowPlan:
         plan = ColumnPlan(readers)
         self._readers, self._budget, self._places = readers, budget, plan.places
         self._part = plan.parts[0]
-        self._is_useful = self._part.is_compiled and len(plan.parts) == 1
+        self._is_useful = self._part.is_compiled and len(plan.parts) == 1 and self._part.row_bytes <= FREE_BYTES
         if not self._is_useful:
             return
         users = [number for places in plan.places for number in places]

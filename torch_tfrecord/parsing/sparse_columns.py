@@ -45,7 +45,7 @@ class SparseReader:
         ascending = np.lexsort(indices[::-1])
         self._check_unique(indices[:, ascending])
         order = np.arange(len(rows)) if self._spec.already_sorted else ascending
-        place = torch.from_numpy(indices[:, order])
+        place = torch.from_numpy(np.take(indices, order, axis=1))
         return make_sparse(place, self._in_order(columns[0], order), shape, is_coalesced=is_ascending(place))
 
     def _check(self, want: Want, column: Column, size: int, counts: _Ints) -> None:

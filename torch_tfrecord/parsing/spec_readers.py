@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 
@@ -27,9 +27,11 @@ from torch_tfrecord.parsing.ragged_columns import RaggedNumbers, RaggedStrings
 from torch_tfrecord.parsing.sparse_columns import SparseReader
 from torch_tfrecord.parsing.step_columns import RaggedSteps, RowSteps, StepReader, ValueSteps, VarLenSteps
 from torch_tfrecord.parsing.value_columns import RawTensorReader, SerializedTensorReader, TextReader
+from torch_tfrecord.parsing.wants import Want
 
 __all__ = ["make_context_reader", "make_reader", "make_step_reader"]
 
+_R = TypeVar("_R")
 _Table: TypeAlias = Mapping[type[Feature], Callable[[str, Any], Reader]]
 
 
@@ -75,7 +77,7 @@ class _ContextFixedLen:
         [want] = self._reader.wants
         self._is_required = want.is_required
         want.is_required = False
-        self.wants = (want,)
+        self.wants: tuple[Want, ...] = (want,)
 
     def read(self, columns: Sequence[Column]) -> Any:
         missing = columns[0].missing
@@ -149,7 +151,7 @@ def make_step_reader(name: str, spec: Feature, *, pads: bool = False) -> StepRea
     return _build(_PADDED_STEPS if pads else _STEPS, name, spec, "a feature list")
 
 
-def _build(table: Mapping[type[Feature], Callable[[str, Any], Any]], name: str, spec: Feature, where: str) -> Any:
+def _build(table: Mapping[type[Feature], Callable[[str, Any], _R]], name: str, spec: Feature, where: str) -> _R:
     if not isinstance(name, str):
         raise TypeError(f"a name in features must be str, got {type(name).__name__}")
     build = next((table[kind] for kind in type(spec).__mro__ if kind in table), None)

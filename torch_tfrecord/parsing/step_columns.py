@@ -18,14 +18,23 @@ import torch
 from torchvision import tv_tensors
 
 from torch_tfrecord.errors import LimitExceededError, ParseError, TFRecordError
-from torch_tfrecord.features.specs import Feature, Image, VarLenFeature, mark_ragged
+from torch_tfrecord.features.specs import Feature, Image, VarLenFeature
 from torch_tfrecord.features.structured_specs import FixedLenSequenceFeature, RaggedFeature
-from torch_tfrecord.parsing.columns import Column, Reader, key_of, labelled, reserve_for, stack, torch_dtype
+from torch_tfrecord.parsing.columns import (
+    Column,
+    Reader,
+    key_of,
+    labelled,
+    read_each,
+    reserve_for_values,
+    rows_of,
+    stack,
+)
 from torch_tfrecord.parsing.message_columns import columns_of
 from torch_tfrecord.parsing.padded_columns import pad_numbers, pad_strings
 from torch_tfrecord.parsing.ragged_columns import RaggedNumbers, RaggedStrings, value_key
 from torch_tfrecord.parsing.wants import Want, at_step, list_want
-from torch_tfrecord.values.containers import Nested, as_nested, split_lists, wrap_nested
+from torch_tfrecord.values.containers import Nested, split_lists
 from torch_tfrecord.values.dtypes import DType, cast, nest
 
 __all__ = [
@@ -35,7 +44,6 @@ __all__ = [
     "StepReader",
     "ValueSteps",
     "VarLenSteps",
-    "only_row",
     "read_steps",
     "steps_of",
 ]
@@ -74,7 +82,7 @@ class StepReader(Protocol):
     is_required: bool
 
     def read(self, lists: Sequence[StepColumn], context: Callable[[], Sequence[Column]]) -> Any:
-        """The batch's column of N records; what `wrap_nested` makes a column is a Nested still."""
+        """The batch's column of N records; of ragged numbers a `Nested`."""
 
 
 class RowSteps:
@@ -93,8 +101,8 @@ class RowSteps:
         self._want = list_want(name, key_of(name, spec), spec.dtype, num_values=size, shape=spec.shape)
         self._spec, self._pads = spec, pads
         self.is_required = not spec.allow_missing
-        self.step_wants = (self._want,)
-        self.wants = (_of_any_number(self._want),)
+        self.step_wants: tuple[Want, ...] = (self._want,)
+        self.wants: tuple[Want, ...] = (_of_any_number(self._want),)
 
     def read(self, lists: Sequence[StepColumn], context: Callable[[], Sequence[Column]]) -> Any:
         """The batch's column; strings are lists of N lists."""
@@ -108,7 +116,7 @@ class RowSteps:
             values = values.reshape(int(borders[-1]), *shape)
             if self._pads:
                 return pad_numbers(self._want, values, np.diff(borders), 0)
-            reserve_for(self._want, values.nbytes, np.diff(borders))
+            reserve_for_values(self._want, values.nbytes, np.diff(borders))
             return Nested(values, (torch.from_numpy(borders),))
         strings = nest(labelled(self._want, steps.strings, dtype), (int(borders[-1]), *shape))
         rows = split_lists(strings, [borders.tolist()])
@@ -124,7 +132,8 @@ class VarLenSteps:
     def __init__(self, name: str, spec: VarLenFeature | RaggedFeature) -> None:
         key = value_key(name, spec) if isinstance(spec, RaggedFeature) else key_of(name, spec)
         self._want = list_want(name, key, spec.dtype)
-        self.wants = self.step_wants = (self._want,)
+        self.wants: tuple[Want, ...] = (self._want,)
+        self.step_wants: tuple[Want, ...] = self.wants
         self._dtype: DType = spec.dtype
 
     def read(self, lists: Sequence[StepColumn], context: Callable[[], Sequence[Column]]) -> Any:
@@ -133,9 +142,8 @@ class VarLenSteps:
         if not isinstance(self._dtype, torch.dtype):
             strings = labelled(self._want, steps.strings, self._dtype)
             return split_lists(strings, [borders.tolist(), steps.offsets.tolist()])
-        num_bytes = steps.values.size * self._dtype.itemsize + 8 * len(steps.offsets)
-        reserve_for(self._want, num_bytes, np.diff(borders))
-        values = labelled(self._want, cast, steps.values, torch_dtype(self._dtype))
+        values = labelled(self._want, cast, steps.values, self._dtype)
+        reserve_for_values(self._want, values.nbytes + 8 * len(steps.offsets), np.diff(borders))
         return Nested(values, (torch.from_numpy(borders), torch.from_numpy(steps.offsets)))
 
 
@@ -148,7 +156,8 @@ class RaggedSteps:
     def __init__(self, name: str, spec: RaggedFeature) -> None:
         is_numbers = isinstance(spec.dtype, torch.dtype)
         self._reader: Reader = RaggedNumbers(name, spec) if is_numbers else RaggedStrings(name, spec)
-        self.wants = self.step_wants = self._reader.wants
+        self.wants: tuple[Want, ...] = self._reader.wants
+        self.step_wants: tuple[Want, ...] = self.wants
         self._validate = spec.validate
 
     def read(self, lists: Sequence[StepColumn], context: Callable[[], Sequence[Column]]) -> Any:
@@ -156,11 +165,11 @@ class RaggedSteps:
         lengths = np.stack([np.diff(column.borders) for column in lists])
         self._check_lengths(lengths, np.stack([column.missing for column in lists]))
         borders = np.concatenate([[0], lengths.max(axis=0).cumsum()])
-        found = _read_steps(self._reader, [_with_empty_steps(column, borders) for column in lists], borders)
+        columns = [_with_empty_steps(column, borders) for column in lists]
+        found = _read_steps(self._reader, columns) if len(borders) == 2 else _read_all(self._reader, columns, borders)
         if isinstance(found, list):
             return split_lists(found, [borders.tolist()])
-        nested = as_nested(found)
-        return Nested(nested.values, (torch.from_numpy(borders), *nested.row_splits))
+        return Nested(found.values, (torch.from_numpy(borders), *found.row_splits))
 
     def _check_lengths(self, lengths: _Ints, missing: npt.NDArray[np.uint8]) -> None:
         """Lists that a record has are of one length; those that it lacks have no values in any step."""
@@ -198,29 +207,18 @@ class ValueSteps:
         want, borders = self.step_wants[0], lists[0].borders
         _check_all_there(want, lists[0])
         _check_counts(want, lists[0])
-        steps = lists[0].steps
-        sizes = [
-            _sizes(self.step_wants[place], lists[place], borders, context, place - 1) for place in range(1, len(lists))
-        ]
-        values = steps._replace(offsets=_NO_OFFSETS)
-        found = _read_steps(self._reader, [values, *sizes], borders)
-        samples = [self._sample(found[begin:end]) for begin, end in pairwise(borders.tolist())]
+        pairs = enumerate(zip(self.step_wants[1:], lists[1:], strict=True))
+        sizes = [_sizes(want, column, borders, context, place) for place, (want, column) in pairs]
+        columns = [lists[0].steps._replace(offsets=_NO_OFFSETS), *sizes]
+        samples = read_each(lambda ends: self._sample(columns, *ends), list(pairwise(borders.tolist())))
         return labelled(want, stack, samples) if self._pads else samples
 
-    def _sample(self, steps: Any) -> Any:
-        if isinstance(steps, torch.Tensor):
-            stacked = steps.as_subclass(torch.Tensor) if len(steps) else []
-        else:
-            stacked = labelled(self.step_wants[0], stack, steps)
-        return tv_tensors.Video(stacked) if self._is_image and isinstance(stacked, torch.Tensor) else stacked
-
-
-def only_row(column: Any) -> Any:
-    """The value of the record of a batch of one, of what a reader of steps made of it."""
-    if not isinstance(column, Nested):
-        return column[0]
-    inner = column.row_splits[1:]
-    return wrap_nested(Nested(column.values, inner)) if inner else mark_ragged(column.values)
+    def _sample(self, columns: Sequence[Column], begin: int, end: int) -> Any:
+        """One record's steps, as records of a batch."""
+        if begin == end:
+            return []
+        found = _read_steps(self._reader, [_part(column, begin, end) for column in columns])
+        return tv_tensors.Video(found) if self._is_image and isinstance(found, torch.Tensor) else found
 
 
 def _of_any_number(want: Want) -> Want:
@@ -257,7 +255,7 @@ def _with_empty_steps(column: StepColumn, borders: _Ints) -> Column:
 def _sizes(
     want: Want, column: StepColumn, borders: _Ints, context: Callable[[], Sequence[Column]], place: int
 ) -> Column:
-    """A number for each step: that of the step where the record has the list and it is long enough, else the context's.
+    """A number for each step: that of the step where the record's list has so many, else that of the context.
 
     Raises:
         ParseError: There is not exactly one.
@@ -281,8 +279,8 @@ def _one_each(want: Want, column: Column, rows: _Ints) -> _Ints:
     return found
 
 
-def _read_steps(reader: Reader, columns: Sequence[Column], borders: _Ints) -> Any:
-    """All steps as records of a batch; the error of a record alone names the step."""
+def _read_all(reader: Reader, columns: Sequence[Column], borders: _Ints) -> Any:
+    """The steps of several records as records of a batch; what is too large for a batch is found in its record."""
     try:
         return reader.read(columns)
     except LimitExceededError as error:
@@ -290,22 +288,33 @@ def _read_steps(reader: Reader, columns: Sequence[Column], borders: _Ints) -> An
             raise
         record = int(np.searchsorted(borders, error.position, side="right")) - 1
         raise at_step(error, error.position - int(borders[record])).locate(position=record) from error.__cause__
+
+
+def _read_steps(reader: Reader, columns: Sequence[Column]) -> Any:
+    """The steps of one record as records of a batch; errors name the step."""
+    try:
+        return _read_all(reader, columns, np.array([0, _num_steps(columns[0])]))
+    except LimitExceededError:
+        raise
     except TFRecordError:
-        if len(borders) == 2:
-            for number in range(int(borders[-1])):
-                try:
-                    reader.read([_step(column, number) for column in columns])
-                except TFRecordError as error:
-                    raise at_step(error, number) from error.__cause__
+        for number in range(_num_steps(columns[0])):
+            try:
+                reader.read([_part(column, number, number + 1) for column in columns])
+            except TFRecordError as error:
+                raise at_step(error, number) from error.__cause__
         raise
 
 
-def _step(column: Column, number: int) -> Column:
-    """One step's column."""
+def _num_steps(column: Column) -> int:
+    return len(column.offsets) - 1 if len(column.offsets) else len(column.values)
+
+
+def _part(column: Column, begin: int, end: int) -> Column:
+    """Some steps of a column."""
     if not len(column.offsets):
-        return column._replace(values=column.values[number : number + 1])
-    begin, end = column.offsets[number : number + 2]
-    return column._replace(values=column.values[begin:end], offsets=np.array([0, end - begin]))
+        return column._replace(values=column.values[begin:end])
+    offsets = column.offsets[begin : end + 1]
+    return column._replace(values=column.values[offsets[0] : offsets[-1]], offsets=offsets - offsets[0])
 
 
 # On messages: the twin of the compiled core, and the words of errors.
@@ -350,7 +359,7 @@ def read_steps(reader: StepReader, message: Any) -> Any:
     def context() -> list[Column]:
         return columns_of(reader.context_wants, [message.context.feature])
 
-    return only_row(reader.read([steps_of(want, [message]) for want in reader.wants], context))
+    return rows_of(reader.read([steps_of(want, [message]) for want in reader.wants], context))[0]
 
 
 def _check(reader: StepReader, message: Any) -> None:

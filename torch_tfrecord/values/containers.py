@@ -17,7 +17,6 @@ __all__ = [
     "Nested",
     "RaggedTensor",
     "SparseList",
-    "as_nested",
     "jagged_tensor",
     "join_nested",
     "make_sparse",
@@ -245,15 +244,14 @@ def stack_samples(samples: Sequence[Any]) -> Any:
     first = samples[0]
     if isinstance(first, SparseList) or (isinstance(first, torch.Tensor) and first.layout == torch.sparse_coo):
         return _stack_sparse(samples)
-    parts = [as_nested(sample) for sample in samples]
+    parts = [_as_nested(sample) for sample in samples]
     depths = {(len(part.row_splits), part.values.shape[1:]) for part in parts}
     if len(depths) > 1:
         raise ValueError(f"expected samples with as many ragged dimensions, got {sorted(depths)}")
     return wrap_nested(join_nested(parts, parts[0]))
 
 
-def as_nested(sample: Any) -> Nested:
-    """The values and row splits of a tensor, a jagged nested tensor, or a RaggedTensor."""
+def _as_nested(sample: Any) -> Nested:
     if isinstance(sample, RaggedTensor):
         return Nested(sample.flat_values, sample.row_splits)
     if sample.is_nested:
