@@ -131,6 +131,8 @@ def _may_differ(columns: Any) -> bool:
 
 def _samples(columns: Any, num_samples: int) -> list[Any]:
     if isinstance(columns, dict):
+        if not columns:
+            return [{} for _ in range(num_samples)]
         parts = [_samples(column, num_samples) for column in columns.values()]
         return [dict(zip(columns, values, strict=True)) for values in zip(*parts, strict=True)]
     if isinstance(columns, tuple):

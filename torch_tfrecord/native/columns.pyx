@@ -28,6 +28,7 @@ cdef extern from "varints.h" nogil:
     int64_t tfr_count_varints(const uint8_t *p, int64_t n)
     bint tfr_are_varints(const uint8_t *p, int64_t n)
     bint tfr_is_utf8(const uint8_t *p, int64_t n)
+    void tfr_prefetch "__builtin_prefetch"(const void *p)
 
 __all__ = ["Memory", "Plan", "SequencePlan", "copies", "texts", "varints"]
 
@@ -924,6 +925,8 @@ cdef const uint8_t *parse_feature_list(
             return NULL
         p += 1
         length = read_length(&p, end)
+        if 4 * length < end - p:
+            tfr_prefetch(p + 4 * length)  # steps are mostly of one size: a later one's begin lies there, or near
         if length < 0 or not parse_step(call, steps, slot, p, p + length):
             return NULL
         p += length

@@ -19,7 +19,6 @@ from torch_tfrecord.batch_memory import MAX_BATCH_BYTES, BatchBudget, check_max_
 from torch_tfrecord.errors import LimitExceededError, TFRecordError
 from torch_tfrecord.features.specs import Feature
 from torch_tfrecord.features.structured_specs import FixedLenSequenceFeature, SequenceFeatures
-from torch_tfrecord.native import native_module
 from torch_tfrecord.parsing.column_plan import ColumnPlan
 from torch_tfrecord.parsing.columns import Column, reserve_for, rows_of
 from torch_tfrecord.parsing.message_columns import read_one
@@ -285,7 +284,7 @@ class SequenceExampleParser(_Parser):
 
     def _compiled(self, serialized: _Bytes) -> tuple[dict[str, Any], dict[str, Any]] | None:
         """One sample by the compiled core; None where it cannot, or something is wrong: messages word that."""
-        if native_module("columns") is None or not isinstance(serialized, (bytes, bytearray, memoryview)):
+        if not self._plan.is_compiled or not isinstance(serialized, (bytes, bytearray, memoryview)):
             return None
         try:
             [found] = self._plan.read(_packed([serialized]), (0, 1))

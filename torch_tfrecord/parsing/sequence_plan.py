@@ -50,7 +50,9 @@ class _Found(NamedTuple):
     buffer: Any
 
     def part(self, begin: int, end: int) -> StepColumn:
-        """Of some of the records, in memory of its own."""
+        """Of some of the records."""
+        if end - begin == len(self.missing):
+            return StepColumn(Column(self.values, self.offsets, None, self.buffer), self.borders, self.missing)
         borders = self.borders[begin : end + 1]
         offsets = self.offsets[borders[0] : borders[-1] + 1]
         values = self.values[offsets[0] : offsets[-1]]
@@ -82,9 +84,14 @@ class SequencePlan:
         slots = [(want.key, want.kind) for way in self._ways for want in way]
         self._places = [[slots.index((want.key, want.kind)) for want in reader.wants] for reader in steps]
 
+    @property
+    def is_compiled(self) -> bool:
+        """Whether there is a compiled core."""
+        return bool(self._cores)
+
     def read(self, records: PackedRecords, borders: Sequence[int]) -> list[SequenceColumns]:
         """Read records; arguments, what is returned for each batch and errors as of `ColumnPlan.read`."""
-        if not self._cores:
+        if not self.is_compiled:
             messages = [parse_message(record, SequenceExample) for record in records]
             return [self._of_messages(messages[begin:end]) for begin, end in pairwise(borders)]
         contexts, lists = self._scan(records, *zip(self._cores, self._ways, strict=True))
@@ -149,4 +156,5 @@ def _core_slot(want: Want) -> tuple[bytes, int]:
 
 
 def _copied(column: StepColumn) -> StepColumn:
-    return column._replace(steps=column.steps._replace(values=column.steps.values.copy()))
+    steps = column.steps._replace(values=column.steps.values.copy(), offsets=column.steps.offsets.copy())
+    return StepColumn(steps, column.borders.copy(), column.missing)
