@@ -113,6 +113,7 @@ cdef struct Call:
     Column *columns
     Guess *guesses
     int num_guesses
+    int most_guesses  # none for a single record
     int64_t row
     int num_settled  # slots that this record had
 
@@ -147,6 +148,8 @@ cdef class Plan:
     cdef int num_slots
     cdef int *table
     cdef uint64_t table_mask
+    cdef object row_bytes  # of all dense columns; of Python, since it may be large
+    cdef int num_any
 
     def __cinit__(self, slots):
         cdef int i
@@ -158,6 +161,7 @@ cdef class Plan:
         if len(set(self.keys)) < len(self.keys):
             raise ValueError("a key occurs twice")
         self.num_slots = len(self.keys)
+        self.row_bytes, self.num_any = 0, 0
         while size < <uint64_t>(2 * self.num_slots):
             size *= 2
         self.table_mask = size - 1
@@ -180,6 +184,8 @@ cdef class Plan:
             has_floats |= kind == FLOAT and count >= 0
             self.slots[i].itemsize = 16 if kind == BYTES else 4 if kind == FLOAT else 8
             self.slots[i].is_required = is_required
+            self.num_any += count < 0
+            self.row_bytes += max(count, 0) * self.slots[i].itemsize
             place = hash_of(self.slots[i].key, self.slots[i].key_length) & self.table_mask
             while self.table[place] != NOT_ASKED:
                 place = (place + 1) & self.table_mask
@@ -240,7 +246,7 @@ cdef class Plan:
             raise MemoryError
         call.slots, call.num_slots = self.slots, self.num_slots
         call.table, call.table_mask = self.table, self.table_mask
-        call.num_guesses = 0
+        call.num_guesses, call.most_guesses = 0, MAX_GUESSES if num_rows > 1 else 0
         call.row = call.shift = 0
         self._begin(columns, num_rows, block, offsets, missing)
         try:
@@ -279,28 +285,24 @@ cdef class Plan:
             PyMem_Free(columns)
         return memories, lacking, extras
 
-    cdef void _open(self, Call *call, Memory columns, Memory guesses):
+    cdef void _open(self, Call *call, Memory columns, Memory guesses, int most_guesses):
         call.slots, call.num_slots = self.slots, self.num_slots
         call.table, call.table_mask = self.table, self.table_mask
         call.columns, call.guesses = <Column *>columns.data, <Guess *>guesses.data
-        call.num_guesses = 0
-        call.row = 0
+        call.num_guesses, call.most_guesses = 0, most_guesses
+        call.row = call.shift = 0
 
     cdef int _check(
         self, buffer, const int64_t[::1] starts, const int64_t[::1] lengths, uint8_t[::1] block, offsets, missing
     ) except -1:
-        cdef int64_t i
-        cdef int64_t num_any = 0, num_rows = starts.shape[0]
+        cdef int64_t num_rows = starts.shape[0]
         check_records(buffer.shape[0], starts, lengths)
-        wanted = 0  # of Python: it may be large
-        for i in range(self.num_slots):
-            num_any += self.slots[i].count < 0
-            wanted += (<object>max(self.slots[i].count, 0)) * num_rows * self.slots[i].itemsize
+        wanted = self.row_bytes * num_rows
         if block.shape[0] != wanted:
             raise ValueError(f"expected a block of {wanted} bytes, got {block.shape[0]}")
         if wanted and <size_t>&block[0] & 7:
             raise ValueError("expected a block at an address that eight divides")
-        if tuple(offsets.shape)[:2] != (num_any, num_rows + 1) or tuple(missing.shape)[:2] != (self.num_slots, num_rows):
+        if tuple(offsets.shape)[:2] != (self.num_any, num_rows + 1) or tuple(missing.shape)[:2] != (self.num_slots, num_rows):
             raise ValueError("the shape of offsets or missing does not fit the plan and the records")
         return 0
 
@@ -378,7 +380,7 @@ cdef class SequencePlan:
         """
         cdef int64_t num_rows = starts.shape[0]
         cdef int num_slots = self.lists.num_slots
-        cdef int i
+        cdef int i, most_guesses
         cdef Call lists, context
         cdef Steps *steps
         cdef bint is_plain = True
@@ -390,10 +392,11 @@ cdef class SequencePlan:
         if tuple(borders.shape)[:2] != (num_slots, num_rows + 1):
             raise ValueError("the shape of borders does not fit the plan and the records")
         # Freed with these, however the call ends.
-        columns, list_guesses = room(num_slots * sizeof(Column)), room(MAX_GUESSES * sizeof(Guess))
-        guesses, all_steps = room(MAX_GUESSES * sizeof(Guess)), room(num_slots * sizeof(Steps))
-        self.lists._open(&lists, columns, list_guesses)
-        self.context._open(&context, guesses, guesses)
+        most_guesses = MAX_GUESSES if num_rows > 1 else 0
+        columns, list_guesses = room(num_slots * sizeof(Column)), room(most_guesses * sizeof(Guess))
+        all_steps, guesses = room(num_slots * sizeof(Steps)), room(most_guesses * sizeof(Guess))
+        self.lists._open(&lists, columns, list_guesses, most_guesses)
+        self.context._open(&context, guesses, guesses, most_guesses)  # it has no columns
         steps = <Steps *>(<Memory>all_steps).data
         for i in range(num_slots):
             memset(&lists.columns[i], 0, sizeof(Column))
@@ -693,7 +696,7 @@ cdef int slot_of(Call *call, const uint8_t *key, int64_t length, int place, uint
     slot = find_slot(call, key, length)
     if slot == NOT_ASKED and not tfr_is_utf8(key, length):
         return NOT_UTF8
-    if place <= call.num_guesses and place < MAX_GUESSES:
+    if place <= call.num_guesses and place < call.most_guesses:
         learn(&call.guesses[place], slot, key, length)
         expect_kind(call, &call.guesses[place], kind_tag)
         if place == call.num_guesses:

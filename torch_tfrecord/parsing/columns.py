@@ -32,6 +32,7 @@ __all__ = [
     "jagged_column",
     "key_of",
     "labelled",
+    "read_columns",
     "read_each",
     "reserve_for",
     "reserve_for_values",
@@ -103,6 +104,12 @@ class Reader(Protocol):
         """The batch's column of N records, of the columns of what is wanted; of ragged numbers a `Nested`."""
 
 
+def read_columns(reader: Reader, columns: Sequence[Column], keys: Any) -> Any:
+    """What a reader makes of its columns, with the records' random keys (uint64 [N], or the only one's) if it draws."""
+    read: Any = reader.read
+    return read(columns, np.atleast_1d(np.uint64(keys))) if getattr(reader, "keyed", False) else read(columns)
+
+
 def torch_dtype(dtype: DType) -> torch.dtype:
     """The dtype, which is known to be a torch dtype."""
     if not isinstance(dtype, torch.dtype):
@@ -123,19 +130,19 @@ def labelled(want: Want, convert: Callable[..., Any], *args: Any) -> Any:
         raise want.labelled(error) from error.__cause__
 
 
-def reserve_for(want: Want, num_bytes: int, lengths: Any = ()) -> None:
-    """`reserve` for a feature, whose name its error gets; with how long each record is, the longest one's number."""
+def reserve_for(want: Want, num_bytes: int, offsets: Any = ()) -> None:
+    """`reserve` for a feature, whose name its error gets; with where each record ends, the longest one's number."""
     try:
         reserve(num_bytes)
     except LimitExceededError as error:
-        longest = int(np.argmax(lengths)) if len(lengths) else None
+        longest = int(np.diff(offsets).argmax()) if len(offsets) > 1 else None
         raise want.labelled(error).locate(position=longest) from None
 
 
-def reserve_for_values(want: Want, num_bytes: int, counts: Any) -> None:
+def reserve_for_values(want: Want, num_bytes: int, offsets: npt.NDArray[np.int64]) -> None:
     """`reserve_for` of values that the records hold themselves: one alone needs no more than its bytes allow."""
-    if len(counts) > 1:
-        reserve_for(want, num_bytes, counts)
+    if len(offsets) > 2:
+        reserve_for(want, num_bytes, offsets)
 
 
 def read_each(read: Callable[[Any], Any], records: Sequence[Any]) -> list[Any]:
@@ -152,7 +159,7 @@ def read_each(read: Callable[[Any], Any], records: Sequence[Any]) -> list[Any]:
 def jagged_column(column: Column, want: Want, dtype: torch.dtype) -> Nested:
     """Numbers of any count, of a dtype."""
     values = labelled(want, cast, column.values, dtype)
-    reserve_for_values(want, values.nbytes, np.diff(column.offsets))
+    reserve_for_values(want, values.nbytes, column.offsets)
     return Nested(values, (torch.from_numpy(column.offsets),))
 
 
@@ -185,7 +192,7 @@ def stack(values: list[Any]) -> Any:
 
 
 def rows_of(column: Any) -> Any:
-    """What each sample has of a reader's column, without copying: views of its tensors, marked as ragged where it is."""
+    """What each sample has of a reader's column, without copying: views of its tensors."""
     if isinstance(column, list):
         return column
     if isinstance(column, Nested):

@@ -66,8 +66,8 @@ class RowNumbers(_Rows):
         values: torch.Tensor = labelled(self._want, cast, columns[0].values, dtype)
         values = values.reshape(int(ends[-1]), *self._spec.shape)
         if self._pads:
-            return pad_numbers(self._want, values, np.diff(ends), self._spec.default_value or 0)
-        reserve_for_values(self._want, values.nbytes, np.diff(ends))
+            return pad_numbers(self._want, values, ends, self._spec.default_value or 0)
+        reserve_for_values(self._want, values.nbytes, ends)
         return Nested(values, (torch.from_numpy(ends),))
 
 
@@ -83,15 +83,16 @@ class RowStrings(_Rows):
         return pad_strings(self._want, rows, self._spec) if self._pads else rows
 
 
-def pad_numbers(want: Want, values: torch.Tensor, lengths: npt.NDArray[np.int64], padding: float) -> torch.Tensor:
-    """Rows of values, each record's behind those of the one before, padded to [N, longest, ...].
+def pad_numbers(want: Want, values: torch.Tensor, ends: npt.NDArray[np.int64], padding: float) -> torch.Tensor:
+    """Rows of values, where each record's begin and end, padded to [N, longest, ...].
 
     Raises:
         LimitExceededError: As `reserve`.
     """
-    longest, shape = int(lengths.max(initial=0)), values.shape[1:]
+    lengths, shape = np.diff(ends), values.shape[1:]
+    longest = int(lengths.max(initial=0))
     num_values = len(lengths) * longest * math.prod(shape)
-    reserve_for(want, num_values * values.dtype.itemsize, lengths)
+    reserve_for(want, num_values * values.dtype.itemsize, ends)
     if len(lengths) and lengths.min() == longest:
         return values.reshape(len(lengths), longest, *shape)
     padded = torch.tensor(padding, dtype=values.dtype).expand(len(lengths), longest, *shape).clone()
@@ -108,7 +109,7 @@ def pad_strings(want: Want, samples: list[list[Any]], spec: FixedLenSequenceFeat
     """
     lengths = [*map(len, samples)]
     longest, size = max(lengths, default=0), math.prod(spec.shape)
-    reserve_for(want, len(samples) * longest * size * _POINTER_BYTES, lengths)
+    reserve_for(want, len(samples) * longest * size * _POINTER_BYTES, np.cumsum([0, *lengths]))
     nothing: Any = b"" if spec.dtype is bytes else ""
     padding = nothing if spec.default_value is None else spec.default_value
     return [rows + _rows_of_one(padding, longest - len(rows), spec.shape) for rows in samples]

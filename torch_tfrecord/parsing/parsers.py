@@ -20,7 +20,7 @@ from torch_tfrecord.errors import LimitExceededError, TFRecordError
 from torch_tfrecord.features.specs import Feature
 from torch_tfrecord.features.structured_specs import FixedLenSequenceFeature, SequenceFeatures
 from torch_tfrecord.parsing.column_plan import ColumnPlan
-from torch_tfrecord.parsing.columns import Column, reserve_for, rows_of
+from torch_tfrecord.parsing.columns import Column, read_columns, reserve_for, rows_of
 from torch_tfrecord.parsing.message_columns import read_one
 from torch_tfrecord.parsing.row_plan import RowPlan
 from torch_tfrecord.parsing.sequence_plan import SequenceColumns, SequencePlan
@@ -211,8 +211,7 @@ class ExampleParser(_Parser):
         self._reserve(num_records)
         values: dict[str, Any] = {}
         for name, reader, found in zip(self.features, self._readers, columns, strict=True):
-            read: Any = reader.read
-            column = read(found, keys) if self.needs_keys and getattr(reader, "keyed", False) else read(found)
+            column = read_columns(reader, found, keys) if self.needs_keys else reader.read(found)
             values[name] = _wrapped(column)
         return values
 

@@ -254,15 +254,15 @@ class RaggedNumbers:
         if splits is None:
             return None
         num_bytes = values.size * self._dtype.itemsize + 8 * sum(len(level) - 1 for level in splits[1:])
-        reserve_for(self._want, num_bytes, np.diff(ends))
+        reserve_for(self._want, num_bytes, ends)
         tensor = labelled(self._want, cast, values, self._dtype)
         return Nested(tensor, tuple(torch.from_numpy(level) for level in splits))
 
 
-def needs(parts: Sequence[Nested]) -> tuple[int, list[int]]:
-    """What parts need when they are joined, and how large each is."""
+def needs(parts: Sequence[Nested]) -> tuple[int, _Ints]:
+    """What parts need when they are joined, and where each would begin and end."""
     sizes = [part.values.nbytes + sum(8 * (len(splits) - 1) for splits in part.row_splits) for part in parts]
-    return sum(sizes), sizes
+    return sum(sizes), np.cumsum([0, *sizes])
 
 
 class RaggedStrings:

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from torch_tfrecord.errors import ParseError
 from torch_tfrecord.native import native_module
-from torch_tfrecord.parsing.column_plan import FIELDS, ColumnPlan, canonical_form, from_memory, ways
+from torch_tfrecord.parsing.column_plan import ColumnPlan, Slot, plain_form_of, ways
 from torch_tfrecord.parsing.columns import Column, Reader
 from torch_tfrecord.parsing.message_columns import columns_of
 from torch_tfrecord.parsing.step_columns import StepColumn, StepReader, steps_of
@@ -78,11 +78,12 @@ class SequencePlan:
         self._context_readers, self._steps = context, steps
         self._context = ColumnPlan(context) if context else None
         self._sizes = [ColumnPlan([_Wants(one.context_wants)]) if one.context_wants else None for one in steps]
+        self._ways = [[*way] for way in ways(want for reader in steps for want in reader.wants)]
         native = native_module("columns")
-        self._ways = ways(steps)
-        self._cores = [] if native is None else [native.SequencePlan([*map(_core_slot, way)]) for way in self._ways]
-        slots = [(want.key, want.kind) for way in self._ways for want in way]
-        self._places = [[slots.index((want.key, want.kind)) for want in reader.wants] for reader in steps]
+        slots = [[slot.of_core[:2] for slot in way] for way in self._ways]
+        self._cores = [] if native is None else [*map(native.SequencePlan, slots)]
+        keys = [slot.key for way in self._ways for slot in way]
+        self._places = [[keys.index(Slot(want).key) for want in reader.wants] for reader in steps]
 
     @property
     def is_compiled(self) -> bool:
@@ -101,25 +102,25 @@ class SequencePlan:
             for columns, (begin, end) in zip(context, pairwise(borders), strict=True)
         ]
 
-    def _scan(self, records: PackedRecords, *cores: tuple[Any, Sequence[Want]]) -> tuple[PackedRecords, list[_Found]]:
+    def _scan(self, records: PackedRecords, *cores: tuple[Any, Sequence[Slot]]) -> tuple[PackedRecords, list[_Found]]:
         """The contexts, and the feature lists of all wants."""
         lists: list[_Found] = []
-        for core, wants in cores:
+        for core, slots in cores:
             contexts = np.empty((len(records), 2), np.int64)
-            borders = np.empty((len(wants), len(records) + 1), np.int64)
-            missing = np.zeros((len(wants), len(records)), np.uint8)
+            borders = np.empty((len(slots), len(records) + 1), np.int64)
+            missing = np.zeros((len(slots), len(records)), np.uint8)
             places = np.ascontiguousarray(records.starts), np.ascontiguousarray(records.lengths)
             arrays = contexts, borders, missing
             found = core.parse(
-                records.buffer, *places, *arrays, lambda row: canonical_form(records[row], SequenceExample)
+                records.buffer, *places, *arrays, lambda row: plain_form_of(records[row], SequenceExample)
             )
             if found is None:
                 raise ParseError("expected records that fit the features")
             parts, extras = found
             buffer = b"".join([records.buffer, *extras]) if extras else records.buffer
-            for want, (values, ends), rows, lacks in zip(wants, parts, borders, missing, strict=True):
+            for slot, (values, ends), rows, lacks in zip(slots, parts, borders, missing, strict=True):
                 offsets = np.frombuffer(ends, np.int64)
-                lists.append(_Found(from_memory(values, want.kind), offsets, rows, lacks, buffer))
+                lists.append(_Found(slot.from_memory(values), offsets, rows, lacks, buffer))
         return PackedRecords(buffer, contexts[:, 0], contexts[:, 1]), lists
 
     def _pick(self, lists: Sequence[_Found], begin: int, end: int) -> list[list[StepColumn]]:
@@ -149,10 +150,6 @@ class SequencePlan:
             [[steps_of(want, messages) for want in reader.wants] for reader in self._steps],
             [*map(reading, self._steps)],
         )
-
-
-def _core_slot(want: Want) -> tuple[bytes, int]:
-    return want.key.encode(), FIELDS[want.kind]
 
 
 def _copied(column: StepColumn) -> StepColumn:

@@ -115,8 +115,8 @@ class RowSteps:
             values: torch.Tensor = labelled(self._want, cast, steps.values, dtype)
             values = values.reshape(int(borders[-1]), *shape)
             if self._pads:
-                return pad_numbers(self._want, values, np.diff(borders), 0)
-            reserve_for_values(self._want, values.nbytes, borders[1:] - borders[:-1])
+                return pad_numbers(self._want, values, borders, 0)
+            reserve_for_values(self._want, values.nbytes, borders)
             return Nested(values, (torch.from_numpy(borders),))
         strings = nest(labelled(self._want, steps.strings, dtype), (int(borders[-1]), *shape))
         rows = split_lists(strings, [borders.tolist()])
@@ -143,7 +143,7 @@ class VarLenSteps:
             strings = labelled(self._want, steps.strings, self._dtype)
             return split_lists(strings, [borders.tolist(), steps.offsets.tolist()])
         values = labelled(self._want, cast, steps.values, self._dtype)
-        reserve_for_values(self._want, values.nbytes + 8 * len(steps.offsets), np.diff(borders))
+        reserve_for_values(self._want, values.nbytes + 8 * len(steps.offsets), borders)
         return Nested(values, (torch.from_numpy(borders), torch.from_numpy(steps.offsets)))
 
 
