@@ -13,7 +13,7 @@ import numpy as np
 from torch_tfrecord.batch_memory import empty_bytes
 from torch_tfrecord.errors import ParseError
 from torch_tfrecord.native import native_module
-from torch_tfrecord.parsing.columns import Column
+from torch_tfrecord.parsing.columns import Column, reserve_for
 from torch_tfrecord.parsing.message_columns import columns_of
 from torch_tfrecord.parsing.wants import Want
 from torch_tfrecord.protobuf.example import parse_message
@@ -150,17 +150,22 @@ class PlanPart:
 
     def read(self, records: PackedRecords, borders: Sequence[int]) -> list[list[Column]]:
         """As of `ColumnPlan.read`: for each batch the columns of the wants."""
+        if self.begins[-1] * len(records) > _MAX_GROWTH * records.buffer.nbytes + FREE_BYTES:
+            self._check_growth(records)
         if self._core is None:
             messages = [parse_message(record).features.feature for record in records]
             return [columns_of(self._wants, messages[begin:end]) for begin, end in pairwise(borders)]
-        if self.begins[-1] * len(records) > _MAX_GROWTH * records.buffer.nbytes + FREE_BYTES:
-            for record in records:
-                columns_of(self._wants, [parse_message(record).features.feature])
         starts, lengths = np.ascontiguousarray(records.starts), np.ascontiguousarray(records.lengths)
         scan = self.scan(records.buffer, starts, lengths, lambda row: plain_form_of(records[row]))
         if scan is None:
             raise ParseError("expected records that fit the features")
         return self._columns(scan, borders)
+
+    def _check_growth(self, records: PackedRecords) -> None:
+        for record in records:
+            columns_of(self._wants, [parse_message(record).features.feature])
+        for slot in self.slots:
+            reserve_for(slot.want, slot.row_bytes * len(records))
 
     def scan(
         self, buffer: Any, starts: Any, lengths: Any, plain_form: Callable[[int], bytes] | None = None

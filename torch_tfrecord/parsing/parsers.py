@@ -20,7 +20,7 @@ from torch_tfrecord.errors import LimitExceededError, TFRecordError
 from torch_tfrecord.features.specs import Feature
 from torch_tfrecord.features.structured_specs import FixedLenSequenceFeature, SequenceFeatures
 from torch_tfrecord.parsing.column_plan import ColumnPlan
-from torch_tfrecord.parsing.columns import Column, read_columns, reserve_for, rows_of
+from torch_tfrecord.parsing.columns import Column, Reader, read_columns, reserve_for, rows_of
 from torch_tfrecord.parsing.message_columns import read_one
 from torch_tfrecord.parsing.row_plan import RowPlan
 from torch_tfrecord.parsing.sequence_plan import SequenceColumns, SequencePlan
@@ -149,7 +149,7 @@ class ExampleParser(_Parser):
         self._readers = self._row_readers
         if has_rows:
             self._readers = [make_reader(name, spec, pads=True) for name, spec in self.features.items()]
-        self._row_bytes = sum(getattr(reader, "row_bytes", 0) for reader in self._readers)
+        self._row_bytes = _row_bytes(self._readers)
         self.needs_keys = any(getattr(reader, "keyed", False) for reader in self._readers)
 
     def __reduce__(self) -> tuple[Callable[..., ExampleParser], tuple[dict[str, Feature]]]:
@@ -201,28 +201,25 @@ class ExampleParser(_Parser):
         self, rows: PackedRecords, keys: _Keys, borders: Sequence[int], num_batches: int
     ) -> list[dict[str, Any]]:
         batches = []
-        for columns, (begin, end) in zip(self._plan.read(rows, borders), itertools.pairwise(borders), strict=True):
-            with self.budget(num_batches):
-                batches.append(self._read(columns, end - begin, keys[begin:end]))
+        with self.budget(num_batches * (len(borders) - 1)):
+            found = self._plan.read(rows, borders)
+        for columns, (begin, end) in zip(found, itertools.pairwise(borders), strict=True):
+            try:
+                with self.budget(num_batches):
+                    batches.append(self._read(columns, end - begin, keys[begin:end]))
+            except LimitExceededError as error:
+                error.position = None if error.position is None else error.position + begin
+                raise
         return batches
 
     def _read(self, columns: Sequence[Sequence[Column]], num_records: int, keys: _Keys) -> dict[str, Any]:
         """Read every feature from its columns."""
-        self._reserve(num_records)
+        _reserve(self._readers, self._row_bytes, num_records)
         values: dict[str, Any] = {}
         for name, reader, found in zip(self.features, self._readers, columns, strict=True):
             column = read_columns(reader, found, keys) if self.needs_keys else reader.read(found)
             values[name] = _wrapped(column)
         return values
-
-    def _reserve(self, num_records: int) -> None:
-        """Reserve what columns of numbers need, at once; where it is too much, for the label of the error."""
-        try:
-            reserve(num_records * self._row_bytes)
-        except LimitExceededError:
-            for reader in self._readers:
-                reserve_for(reader.wants[0], num_records * getattr(reader, "row_bytes", 0))
-            raise
 
 
 class SequenceExampleParser(_Parser):
@@ -260,6 +257,7 @@ class SequenceExampleParser(_Parser):
         context, steps = self.features.context_features or {}, self.features.sequence_features or {}
         self._pads = pads
         self._context = {name: make_context_reader(name, spec) for name, spec in context.items()}
+        self._row_bytes = _row_bytes([*self._context.values()])
         self._steps = {name: make_step_reader(name, spec) for name, spec in steps.items()}
         self._padded = {name: make_step_reader(name, spec, pads=True) for name, spec in steps.items()}
         self._counted = [name for name, spec in steps.items() if isinstance(spec, FixedLenSequenceFeature)]
@@ -288,7 +286,7 @@ class SequenceExampleParser(_Parser):
         try:
             [found] = self._plan.read(_packed([serialized]), (0, 1))
             with self.budget():
-                context, sequences = self._read(found, self._steps)
+                context, sequences = self._read(found, self._steps, 1)
         except TFRecordError:
             return None
         return (
@@ -313,17 +311,24 @@ class SequenceExampleParser(_Parser):
 
     def _batches(self, rows: PackedRecords, keys: _Keys, borders: Sequence[int], num_batches: int) -> list[Any]:
         batches: list[Any] = []
-        for found in self._plan.read(rows, borders):
-            with self.budget(num_batches):
-                context, sequences = self._read(found, self._padded if self._pads else self._steps)
-            columns = (
-                {name: _wrapped(column) for name, column in context.items()},
-                {name: _wrapped(column) for name, column in sequences.items()},
-            )
+        with self.budget(num_batches * (len(borders) - 1)):
+            parts = self._plan.read(rows, borders)
+        steps = self._padded if self._pads else self._steps
+        for found, (begin, end) in zip(parts, itertools.pairwise(borders), strict=True):
+            try:
+                with self.budget(num_batches):
+                    context, sequences = self._read(found, steps, end - begin)
+            except LimitExceededError as error:
+                error.position = None if error.position is None else error.position + begin
+                raise
+            columns = _wrapped_all(context), _wrapped_all(sequences)
             batches.append((*columns, self._lengths(found)) if self._pads else columns)
         return batches
 
-    def _read(self, found: SequenceColumns, steps: Mapping[str, StepReader]) -> tuple[dict[str, Any], dict[str, Any]]:
+    def _read(
+        self, found: SequenceColumns, steps: Mapping[str, StepReader], num_records: int
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        _reserve([*self._context.values()], self._row_bytes, num_records)
         context = zip(self._context.items(), found.context, strict=True)
         lists = zip(steps.items(), found.lists, found.sizes, strict=True)
         return (
@@ -355,8 +360,26 @@ def make_parser(
     return ExampleParser(features, pads=pads, max_batch_bytes=max_batch_bytes)
 
 
+def _row_bytes(readers: Sequence[Reader]) -> int:
+    return sum(getattr(reader, "row_bytes", 0) for reader in readers)
+
+
+def _reserve(readers: Sequence[Reader], row_bytes: int, num_records: int) -> None:
+    """Reserve what columns of numbers need, at once; where it is too much one by one, for the error's label."""
+    try:
+        reserve(num_records * row_bytes)
+    except LimitExceededError:
+        for reader in readers:
+            reserve_for(reader.wants[0], num_records * _row_bytes([reader]))
+        raise
+
+
 def _wrapped(column: Any) -> Any:
     return wrap_nested(column) if type(column) is Nested else column
+
+
+def _wrapped_all(columns: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: _wrapped(column) for name, column in columns.items()}
 
 
 def _rows_of(columns: Mapping[str, Any], num_rows: int) -> list[dict[str, Any]]:
