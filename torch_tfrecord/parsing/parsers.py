@@ -259,7 +259,6 @@ class SequenceExampleParser(_Parser):
         self._context = {name: make_context_reader(name, spec) for name, spec in context.items()}
         self._row_bytes = _row_bytes([*self._context.values()])
         self._steps = {name: make_step_reader(name, spec) for name, spec in steps.items()}
-        self._padded = {name: make_step_reader(name, spec, pads=True) for name, spec in steps.items()}
         self._counted = [name for name, spec in steps.items() if isinstance(spec, FixedLenSequenceFeature)]
 
     def __reduce__(self) -> tuple[Callable[..., SequenceExampleParser], tuple[Any, Any]]:
@@ -284,15 +283,16 @@ class SequenceExampleParser(_Parser):
         if not self._plan.is_compiled or not isinstance(serialized, (bytes, bytearray, memoryview)):
             return None
         try:
-            [found] = self._plan.read(_packed([serialized]), (0, 1))
+            record, found = self._plan.read_one(serialized)
             with self.budget():
-                context, sequences = self._read(found, self._steps, 1)
+                context = self._row_plan.read(record, 0) if self._context else ()
+                lists = zip(self._steps.values(), found.lists, found.sizes, strict=True)
+                sequences = [rows_of(reader.read(columns, sizes))[0] for reader, columns, sizes in lists]
         except TFRecordError:
             return None
-        return (
-            {name: rows_of(column)[0] for name, column in context.items()},
-            {name: rows_of(column)[0] for name, column in sequences.items()},
-        )
+        if context is None:
+            return None
+        return dict(zip(self._context, context, strict=True)), dict(zip(self._steps, sequences, strict=True))
 
     def samples(self, records: Iterable[_Bytes], keys: _Keys | None = None, num_batches: int = 1) -> list[Any]:
         """As of the base class."""
@@ -308,6 +308,15 @@ class SequenceExampleParser(_Parser):
     @functools.cached_property
     def _plan(self) -> SequencePlan:
         return SequencePlan([*self._context.values()], [*self._steps.values()])
+
+    @functools.cached_property
+    def _row_plan(self) -> RowPlan:
+        return RowPlan([*self._context.values()], self.budget)
+
+    @functools.cached_property
+    def _padded(self) -> dict[str, StepReader]:
+        specs = self.features.sequence_features or {}
+        return {name: make_step_reader(name, spec, pads=True) for name, spec in specs.items()}
 
     def _batches(self, rows: PackedRecords, keys: _Keys, borders: Sequence[int], num_batches: int) -> list[Any]:
         batches: list[Any] = []

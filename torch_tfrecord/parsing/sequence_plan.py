@@ -5,6 +5,7 @@ With its tag and length a SequenceExample's context is an Example of the same fe
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -24,6 +25,8 @@ from torch_tfrecord.protobuf.messages import SequenceExample
 from torch_tfrecord.records.packed_records import PackedRecords
 
 __all__ = ["SequenceColumns", "SequencePlan"]
+
+_START = np.zeros(1, np.int64)
 
 
 class SequenceColumns(NamedTuple):
@@ -76,7 +79,6 @@ class SequencePlan:
 
     def __init__(self, context: Sequence[Reader], steps: Sequence[StepReader]) -> None:
         self._context_readers, self._steps = context, steps
-        self._context = ColumnPlan(context) if context else None
         self._sizes = [ColumnPlan([_Wants(one.context_wants)]) if one.context_wants else None for one in steps]
         self._ways = [[*way] for way in ways(want for reader in steps for want in reader.wants)]
         native = native_module("columns")
@@ -84,6 +86,10 @@ class SequencePlan:
         self._cores = [] if native is None else [*map(native.SequencePlan, slots)]
         keys = [slot.key for way in self._ways for slot in way]
         self._places = [[keys.index(Slot(want).key) for want in reader.wants] for reader in steps]
+
+    @functools.cached_property
+    def _context(self) -> ColumnPlan:
+        return ColumnPlan(self._context_readers)
 
     @property
     def is_compiled(self) -> bool:
@@ -95,17 +101,23 @@ class SequencePlan:
         if not self.is_compiled:
             messages = [parse_message(record, SequenceExample) for record in records]
             return [self._of_messages(messages[begin:end]) for begin, end in pairwise(borders)]
-        contexts, lists = self._scan(records, *zip(self._cores, self._ways, strict=True))
-        context = self._context.read(contexts, borders) if self._context is not None else [[]] * (len(borders) - 1)
+        contexts, lists = self._scan(records)
+        context = self._context.read(contexts, borders) if self._context_readers else [[]] * (len(borders) - 1)
         return [
             SequenceColumns(columns, self._pick(lists, begin, end), self._sizes_of(contexts[begin:end]))
             for columns, (begin, end) in zip(context, pairwise(borders), strict=True)
         ]
 
-    def _scan(self, records: PackedRecords, *cores: tuple[Any, Sequence[Slot]]) -> tuple[PackedRecords, list[_Found]]:
+    def read_one(self, record: bytes | bytearray | memoryview) -> tuple[Any, SequenceColumns]:
+        """One record by the core: its context's bytes, an Example, and the rest of what :meth:`read` gives."""
+        contexts, lists = self._scan(PackedRecords(record, _START, np.array([len(record)])))
+        columns = SequenceColumns([], self._pick(lists, 0, 1), self._sizes_of(contexts))
+        return contexts[0], columns
+
+    def _scan(self, records: PackedRecords) -> tuple[PackedRecords, list[_Found]]:
         """The contexts, and the feature lists of all wants."""
         lists: list[_Found] = []
-        for core, slots in cores:
+        for core, slots in zip(self._cores, self._ways, strict=True):
             contexts = np.empty((len(records), 2), np.int64)
             borders = np.empty((len(slots), len(records) + 1), np.int64)
             missing = np.zeros((len(slots), len(records)), np.uint8)

@@ -355,12 +355,15 @@ def steps_of(want: Want, messages: Sequence[Any]) -> StepColumn:
 
 def read_steps(reader: StepReader, message: Any) -> Any:
     """The value of one SequenceExample message; as ``message_columns.read_one``."""
-    _check(reader, message)
 
     def context() -> list[Column]:
         return columns_of(reader.context_wants, [message.context.feature])
 
-    return rows_of(reader.read([steps_of(want, [message]) for want in reader.wants], context))[0]
+    try:
+        return rows_of(reader.read([steps_of(want, [message]) for want in reader.wants], context))[0]
+    except TFRecordError:
+        _check(reader, message)
+        raise
 
 
 def _check(reader: StepReader, message: Any) -> None:
