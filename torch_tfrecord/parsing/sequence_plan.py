@@ -110,6 +110,8 @@ class SequencePlan:
 
     def read_one(self, record: bytes | bytearray | memoryview) -> tuple[Any, SequenceColumns]:
         """One record by the core: its context's bytes, an Example, and the rest of what :meth:`read` gives."""
+        if type(record) is not bytes:
+            record = bytes(record)  # a view may be of other items, or change meanwhile
         contexts, lists = self._scan(PackedRecords(record, _START, np.array([len(record)])))
         columns = SequenceColumns([], self._pick(lists, 0, 1), self._sizes_of(contexts))
         return contexts[0], columns
