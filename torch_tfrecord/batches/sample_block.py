@@ -81,7 +81,7 @@ class SampleBlock:
             return {name: self.value(name, row) for name in self.columns}
         if self._rows is None:
             self._rows = list(zip(*map(self._values, self.columns), strict=True))
-        return dict(zip(self.columns, self._rows[row], strict=True))
+        return dict(zip(self.columns, self._rows[row], strict=True)) if self.columns else {}
 
     def dense(self, name: Any) -> _Dense | None:
         """The column, if it is dense."""
