@@ -472,3 +472,42 @@ def test_image_orientation_is_applied_only_when_asked_for():
     assert stored.tolist() == [[[255, 0]], [[0, 0]], [[0, 255]]]
     assert turned.tolist() == [[[255], [0]], [[0], [0]], [[0], [255]]]
     assert repr(Image(apply_orientation=True)) == "Image(apply_orientation=True)"
+
+
+# Parsers are kept between calls.
+
+
+def test_specs_that_changed_between_calls_count():
+    record = encode_example({"a": [1, 2], "b": [3]})
+    features = {"a": VarLenFeature(torch.int64)}
+    assert parse_single_example(record, features)["a"].tolist() == [1, 2]
+    features["b"] = FixedLenFeature((), torch.int32)
+    assert list(parse_single_example(record, features)) == ["a", "b"]
+    features["a"] = FixedLenFeature((2,), torch.int32)
+    assert parse_single_example(record, features)["a"].dtype == torch.int32
+    other_order = {"b": features["b"], "a": features["a"]}
+    assert list(parse_single_example(record, other_order)) == ["b", "a"]
+    assert parse_example([record], features, max_batch_bytes=100)["b"].tolist() == [3]
+    with pytest.raises(LimitExceededError):
+        parse_example([record], features, max_batch_bytes=1)
+    with pytest.raises(TypeError, match="max_batch_bytes"):
+        parse_example([record], features, max_batch_bytes=True)
+
+
+def test_a_parser_is_built_once_for_the_same_specs(monkeypatch):
+    from torch_tfrecord.parsing import functions
+
+    built = []
+    monkeypatch.setattr(functions.ExampleParser, "__init__", _counted(functions.ExampleParser.__init__, built))
+    features = {"a": VarLenFeature(torch.int64)}
+    for number in range(20):
+        assert parse_single_example(encode_example({"a": [number]}), features)["a"].tolist() == [number]
+    assert len(built) == 1
+
+
+def _counted(function, calls):
+    def counted(*args, **kwargs):
+        calls.append(args)
+        return function(*args, **kwargs)
+
+    return counted

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Mapping
+from operator import is_
 from typing import Any, TypeAlias
 
 import torch
@@ -19,12 +21,35 @@ __all__ = [
 ]
 
 _Bytes: TypeAlias = bytes | bytearray | memoryview
+_Specs: TypeAlias = tuple[Mapping[str, Feature] | None, ...]
+
+# The parsers built last: people call these functions for each record, with the same specs.
+_kept: deque[tuple[Any, _Specs, int, Any]] = deque(maxlen=8)
+
+
+def _parser(kind: Any, specs: _Specs, max_batch_bytes: int) -> Any:
+    """The parser of some specs; again the same one for the same specs, which cannot change."""
+    for known, others, limit, parser in tuple(_kept):
+        is_same = known is kind and type(limit) is type(max_batch_bytes) and limit == max_batch_bytes
+        if is_same and all(map(_are_same, specs, others)):
+            return parser
+    parser = kind(*specs, max_batch_bytes=max_batch_bytes)
+    copies = tuple(None if each is None else dict(each) for each in specs)
+    _kept.append((kind, copies, max_batch_bytes, parser))
+    return parser
+
+
+def _are_same(specs: Mapping[str, Feature] | None, others: Mapping[str, Feature] | None) -> bool:
+    """Whether these are the same objects by the same names, in one order."""
+    if not isinstance(specs, Mapping) or others is None:
+        return specs is others
+    return list(specs) == list(others) and all(map(is_, specs.values(), others.values()))
 
 
 def parse_single_example(serialized: _Bytes, features: Mapping[str, Feature]) -> dict[str, Any]:
     """Parse one serialized tf.train.Example by a mapping of specs, as ``tf.io.parse_single_example`` does.
 
-    Whoever parses many records builds an :class:`~torch_tfrecord.parsing.parsers.ExampleParser` once.
+    Specs are prepared at their first use: call it with the same spec objects for each record.
 
     Args:
         serialized: The record's bytes.
@@ -46,7 +71,8 @@ def parse_single_example(serialized: _Bytes, features: Mapping[str, Feature]) ->
         >>> parse_single_example(bytes.fromhex("0a0c0a0a0a016112051a030a0105"), {"a": VarLenFeature(torch.int64)})
         {'a': tensor([5])}
     """
-    return ExampleParser(features).single(serialized)
+    parser: ExampleParser = _parser(ExampleParser, (features,), MAX_BATCH_BYTES)
+    return parser.single(serialized)
 
 
 def parse_example(
@@ -75,7 +101,7 @@ def parse_example(
         TypeError: As :func:`parse_single_example`, or ``serialized_list`` is no list of bytes.
         ValueError: ``features`` is empty or None.
     """
-    parser = ExampleParser(features, max_batch_bytes=max_batch_bytes)
+    parser: ExampleParser = _parser(ExampleParser, (features,), max_batch_bytes)
     if isinstance(serialized_list, (bytes, bytearray, memoryview)):
         return parser.single(serialized_list)
     batch: dict[str, Any] = parser.batch(serialized_list)
@@ -89,7 +115,7 @@ def parse_single_sequence_example(
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Parse one serialized tf.train.SequenceExample, as ``tf.io.parse_single_sequence_example`` does.
 
-    Whoever parses many records builds a :class:`~torch_tfrecord.parsing.parsers.SequenceExampleParser` once.
+    Specs are prepared at their first use: call it with the same spec objects for each record.
 
     Args:
         serialized: The record's bytes.
@@ -118,7 +144,9 @@ def parse_single_sequence_example(
         >>> parse_single_sequence_example(record, None, {"x": FixedLenSequenceFeature((), torch.int64)})
         ({}, {'x': tensor([5])})
     """
-    return SequenceExampleParser(context_features, sequence_features).single(serialized)
+    specs = context_features, sequence_features
+    parser: SequenceExampleParser = _parser(SequenceExampleParser, specs, MAX_BATCH_BYTES)
+    return parser.single(serialized)
 
 
 def parse_sequence_example(
@@ -148,7 +176,8 @@ def parse_sequence_example(
         TypeError: As there, or ``serialized_list`` is no list of bytes.
         ValueError: As there.
     """
-    parser = SequenceExampleParser(context_features, sequence_features, max_batch_bytes=max_batch_bytes)
+    specs = context_features, sequence_features
+    parser: SequenceExampleParser = _parser(SequenceExampleParser, specs, max_batch_bytes)
     if isinstance(serialized_list, (bytes, bytearray, memoryview)):
         return parser.scalar(serialized_list)
     batch: tuple[dict[str, Any], dict[str, Any], dict[str, torch.Tensor]] = parser.batch(serialized_list)
