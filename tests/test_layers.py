@@ -128,7 +128,6 @@ ORDER = [
     "loading.loader",
     "loading",
     "tfds.elements",
-    "tfds.entries",
     "tfds.episode_cache",
     "tfds.example_layout",
     "tfds.feature_base",

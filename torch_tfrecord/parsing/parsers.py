@@ -20,7 +20,7 @@ from torch_tfrecord.errors import LimitExceededError, TFRecordError
 from torch_tfrecord.features.specs import Feature
 from torch_tfrecord.features.structured_specs import FixedLenSequenceFeature, SequenceFeatures
 from torch_tfrecord.parsing.column_plan import ColumnPlan
-from torch_tfrecord.parsing.columns import Column, reserve_for, rows_of
+from torch_tfrecord.parsing.columns import Column, Reader, reserve_for, rows_of
 from torch_tfrecord.parsing.message_columns import columns_of, read_one
 from torch_tfrecord.parsing.row_plan import RowPlan
 from torch_tfrecord.parsing.spec_readers import make_context_reader, make_reader, make_step_counter, make_step_reader
@@ -138,14 +138,25 @@ class ExampleParser(_Parser):
             raise ValueError(f"Argument `features` cannot be None or empty, got {features!r}")
         if not isinstance(features, Mapping):
             raise TypeError(f"features must be a mapping of names to specs, got {type(features).__name__}")
-        self.features = dict(features)
+        self.features: dict[str, Any] = dict(features)
         self._pads = pads
         # Of samples, and of batches: they differ where rows are padded.
-        self._row_readers = [make_reader(name, spec) for name, spec in self.features.items()]
+        row_readers = [make_reader(name, spec) for name, spec in self.features.items()]
         has_rows = pads and any(isinstance(spec, FixedLenSequenceFeature) for spec in self.features.values())
-        self._readers = self._row_readers
-        if has_rows:
-            self._readers = [make_reader(name, spec, pads=True) for name, spec in self.features.items()]
+        readers = [make_reader(name, spec, pads=True) for name, spec in self.features.items()] if has_rows else None
+        self._set_readers(row_readers, readers or row_readers)
+
+    @classmethod
+    def of_readers(cls, readers: Mapping[str, Reader], *, max_batch_bytes: int = MAX_BATCH_BYTES) -> ExampleParser:
+        """A parser by readers of its caller's, which must not be pickled."""
+        parser = cls.__new__(cls)
+        _Parser.__init__(parser, max_batch_bytes)
+        parser.features = dict(readers)
+        parser._set_readers([*readers.values()], [*readers.values()])
+        return parser
+
+    def _set_readers(self, row_readers: list[Reader], readers: list[Reader]) -> None:
+        self._row_readers, self._readers = row_readers, readers
         self._row_bytes = sum(getattr(reader, "row_bytes", 0) for reader in self._readers)
         self.needs_keys = any(getattr(reader, "keyed", False) for reader in self._readers)
 
