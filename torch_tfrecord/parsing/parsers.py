@@ -151,8 +151,8 @@ class ExampleParser(_Parser):
         """A parser by readers of its caller's, which must not be pickled."""
         parser = cls.__new__(cls)
         _Parser.__init__(parser, max_batch_bytes)
-        parser.features = dict(readers)
-        parser._set_readers([*readers.values()], [*readers.values()])
+        parser.features, own = dict(readers), [*readers.values()]
+        parser._set_readers(own, own)
         return parser
 
     def _set_readers(self, row_readers: list[Reader], readers: list[Reader]) -> None:
