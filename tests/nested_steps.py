@@ -55,7 +55,11 @@ def make_step(number, at):
 def make_episode(number, length):
     return {
         "steps": [make_step(number, at) for at in range(length)],
-        "about": {"name": f"episode {number}", "tags": ["x", "ü"][:number], "rows": [[1, 2], [], [number]][: number + 1]},
+        "about": {
+            "name": f"episode {number}",
+            "tags": ["x", "ü"][:number],
+            "rows": [[1, 2], [], [number]][: number + 1],
+        },
         "box": [1.0, 2.0, 3.0, 4.0],
         "goal": picture([number], 6, 7),
     }

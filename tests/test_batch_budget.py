@@ -136,6 +136,28 @@ def test_a_batch_needs_at_most_its_budget(name, is_pure):
     assert place in str(error.value)
 
 
+@pytest.mark.parametrize("is_pure", [False, True])
+def test_a_default_that_is_far_larger_than_the_records(is_pure):
+    records = [encode_example({})] * 100
+    spec = FixedLenFeature((1 << 17,), torch.int8, default_value=[7] * (1 << 17))
+    with pure_python(is_pure):
+        assert parse_example(records, {"x": spec})["x"].sum().item() == 700 << 17
+        text = r"^feature 'x' \(int8\): expected a batch of at most 50000000 bytes .* needs 104857600$"
+        with pytest.raises(LimitExceededError, match=text):
+            parse_example(records, {"x": spec}, max_batch_bytes=50_000_000)
+        wrong = [*records, encode_example({"x": 5})]
+        with pytest.raises(ParseError, match=r"^record 100: feature 'x' \(int8\): Number of int64 values"):
+            parse_example(wrong, {"x": spec})
+
+
+def test_defaults_of_a_context_count():
+    spec = {"x": FixedLenFeature((1000,), torch.float32, default_value=[0.5] * 1000)}
+    records = [encode_sequence_example({}, {})] * 100
+    parse_sequence_example(records, spec, max_batch_bytes=400_000)
+    with pytest.raises(LimitExceededError, match=r"^feature 'x' \(float32\): .* needs 400000$"):
+        parse_sequence_example(records, spec, max_batch_bytes=399_999)
+
+
 def test_the_sum_over_columns_counts():
     records = [encode_example({"x": [1] * 10, "y": [1] * 10})] * 10
     specs = {"x": ROWS, "y": ROWS}

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from test_column_plan import bits as bits_of
 
 from torch_tfrecord import (
     FixedLenFeature,
@@ -26,6 +27,8 @@ from torch_tfrecord import (
     parse_single_example,
     parse_single_sequence_example,
 )
+from torch_tfrecord.parsing.columns import rows_of
+from torch_tfrecord.parsing.parsers import ExampleParser
 
 CASES = json.loads(gzip.decompress((Path(__file__).parent / "data" / "example_cases.json.gz").read_bytes()))["cases"]
 
@@ -326,6 +329,37 @@ def test_every_stored_result_of_tensorflow(capsys):
     assert len(CASES) == 1135
     assert verdicts == {"same": len(CASES) - len(deliberate), "deliberate": len(deliberate)}
     assert {case["name"] for case in CASES} >= deliberate.keys()
+
+
+def test_a_sample_is_the_row_of_a_batch():
+    """Each record of each case alone, in a batch of one and in a batch of three: the same values and errors."""
+    seen = Counter()
+    for case in CASES:
+        try:
+            parser = ExampleParser(golden_specs(case, "features"), pads=False) if "features" in case else None
+        except (ValueError, TypeError):
+            continue
+        if parser is None or case["serialized_rank"] == 2:
+            continue
+        for row in map(unbase64, case["serialized"]):
+            single = sample_or_error(lambda row=row, parser=parser: parser.single(row))
+            for count in (1, 3):
+                batch = sample_or_error(lambda n=count, row=row, parser=parser: last_row(parser.batch([row] * n)))
+                assert batch == single, case["name"]
+            seen[type(single)] += 1
+    assert seen[tuple] > 50
+    assert seen[dict] > 600
+
+
+def sample_or_error(read):
+    try:
+        return bits_of(read())
+    except TFRecordError as error:
+        return type(error), error.args
+
+
+def last_row(batch):
+    return {name: rows_of(column)[-1] for name, column in batch.items()}
 
 
 def test_what_tensorflow_questions_is_read_or_listed():

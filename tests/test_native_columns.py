@@ -20,7 +20,7 @@ KINDS = {"bytes_list": 1, "float_list": 2, "int64_list": 3}
 DTYPES = {1: np.int64, 2: np.float32, 3: np.int64}
 
 
-def run(slots, records, gap=b"\x8f\x0a"):
+def run(slots, records, gap=b"\x8f\x0a", canonical=None):
     """Column by key: (values of each record, missing), or None where the core leaves the records to protobuf.
 
     The last record ends where the buffer ends.
@@ -34,13 +34,14 @@ def run(slots, records, gap=b"\x8f\x0a"):
     block = np.full(sum(sizes), 0xEE, np.uint8)
     offsets = np.full((sum(slot[2] < 0 for slot in slots), count + 1), -9, np.int64)
     missing = np.zeros((len(slots), count), np.uint8)
-    found = core.Plan(slots).parse(np.frombuffer(buffer, np.uint8), starts, lengths, block, offsets, missing)
+    found = core.Plan(slots).parse(np.frombuffer(buffer, np.uint8), starts, lengths, block, offsets, missing, canonical)
     if found is None:
         return None
     memories, has_missing, extras = found
     assert (has_missing or [False] * len(slots)) == missing.any(axis=1).tolist()
     assert (has_missing is None) == (not missing.any())
-    assert not extras
+    assert canonical or not extras
+    buffer += b"".join(extras)
     dense = iter(np.split(block, np.cumsum(sizes)))
     ragged = iter(zip(memories, offsets, strict=True))
     columns = {}
@@ -281,6 +282,36 @@ def test_keys_are_strict_utf_8(text):
         assert run([ANY_INTS], [record]) is None
     else:
         assert check([ANY_INTS], [record, record])
+
+
+@pytest.mark.parametrize("where", [[0], [3], [1, 2], [0, 1, 2, 3]])
+def test_a_plain_form_is_read_in_place_of_a_record(where):
+    values = [{"i": [number, 300], "b": ["text" * number, "x"], "f": 0.5, "s": number} for number in range(4)]
+    values[2].pop("i")
+    plain = [encode_example(value) for value in values]
+    records = [record + b"\x0b" if number in where else record for number, record in enumerate(plain)]
+    asked = []
+
+    def canonical(row):
+        asked.append(row)
+        return plain[row]
+
+    slots = [ANY_INTS, (b"b", 1, 2, True), ANY_FLOATS, (b"s", 3, 1, False), (b"none", 1, -1, False)]
+    found = run(slots, records, canonical=canonical)
+    assert asked == where
+    wanted = run(slots, plain)
+    assert {key: [*map(repr, column)] for key, column in found.items()} == {
+        key: [*map(repr, column)] for key, column in wanted.items()
+    }
+    assert run(slots, records, canonical=lambda row: b"\x0b") is None
+
+    def refuse(row):
+        raise LookupError(f"row {row}")
+
+    with pytest.raises(LookupError, match=f"^row {where[0]}$"):
+        run(slots, records, canonical=refuse)
+    with pytest.raises(TypeError):
+        run(slots, records, canonical=lambda row: 5)
 
 
 # --- any bytes -----------------------------------------------------------------------------------------------------

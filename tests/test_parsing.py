@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image as PillowImage
+from test_example import length_delimited
 from torchvision import tv_tensors
 
 from torch_tfrecord.errors import ImageDecodeError, LimitExceededError, ParseError, TFRecordError
@@ -26,7 +27,7 @@ from torch_tfrecord.features.specs import (
 from torch_tfrecord.images.codec import encode_image
 from torch_tfrecord.parsing.functions import parse_example, parse_single_example
 from torch_tfrecord.parsing.parsers import ExampleParser
-from torch_tfrecord.protobuf.example import encode_example
+from torch_tfrecord.protobuf.example import decode_example, encode_example
 from torch_tfrecord.values.tensors import serialize_tensor
 
 I64, F32 = torch.int64, torch.float32
@@ -113,6 +114,30 @@ def test_float_bits_pass():
     batch = parse_example(records, spec)
     assert bits(batch["s"]) == patterns.tobytes()
     assert bits(batch["v"]) == patterns.tobytes() * 5
+
+
+@pytest.mark.parametrize("count", [1, 2, 40])
+@pytest.mark.parametrize("form", ["packed", "one by one", "with unknown fields"])
+@pytest.mark.parametrize("tail", [b"", b"\x10\x01"])  # an unknown field, as no writer makes it
+def test_signalling_nans_keep_their_bits_in_every_form(count, form, tail):
+    patterns = np.resize(np.array([0x7F800001, 0xFF800001, 0x7FA00001, 0x7FC12345], np.uint32), count)
+    payload = patterns.astype("<u4").tobytes()
+    values = {
+        "packed": length_delimited(1, payload),
+        "one by one": b"".join(b"\x0d" + payload[place : place + 4] for place in range(0, len(payload), 4)),
+        "with unknown fields": b"\x10\x01" + length_delimited(1, payload) + b"\x18\x05",
+    }[form]
+    entry = length_delimited(1, b"v") + length_delimited(2, length_delimited(2, values))
+    record = length_delimited(1, length_delimited(1, entry)) + tail
+    fixed, var = {"v": FixedLenFeature(count, F32)}, {"v": VarLenFeature(F32)}
+    for got in (
+        parse_single_example(record, fixed)["v"],
+        parse_single_example(record, var)["v"],
+        parse_example([record, b""], {"v": FixedLenFeature(count, F32, [0.0] * count)})["v"][0],
+        parse_example([record] * 2, var)["v"].values()[:count],
+        decode_example(record)["v"],
+    ):
+        assert bits(got) == patterns.tobytes()
 
 
 def test_short_and_long_lists_take_the_same_way():

@@ -245,6 +245,39 @@ def test_a_batch_of_ragged_rows_is_its_samples(rows, how):
         assert [lists(got[number]) for number in range(len(samples))] == [sample.to_list() for sample in samples]
 
 
+ROWS = st.lists(st.lists(st.integers(-9, 9), max_size=3), max_size=4)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(ROWS, min_size=1, max_size=4), st.booleans(), st.data())
+def test_rows_of_a_batch_by_lengths_or_splits_are_those_of_each_record(rows, by_splits, data):
+    spec = R(I64, "v", [R.RowSplits("p") if by_splits else R.RowLengths("p")])
+    records = []
+    for row in rows:
+        stored = np.array([len(values) for values in row], np.int64)
+        if by_splits:
+            stored = np.concatenate([[0], stored.cumsum()])
+        if len(stored) and data.draw(st.booleans()):
+            stored[data.draw(st.integers(0, len(stored) - 1))] += data.draw(st.sampled_from([0, 0, -1, 1, 1 << 62]))
+        if by_splits and not row and data.draw(st.booleans()):
+            stored = np.zeros(0, np.int64)
+        records.append(encode_example({"v": np.array([v for values in row for v in values], np.int64), "p": stored}))
+    samples, error = [], None
+    for number, record in enumerate(records):
+        try:
+            samples.append(lists(parse_single_example(record, {"x": spec})["x"]))
+        except ParseError as found:
+            error = f"record {number}: {found}"
+            break
+    if error is None:
+        assert samples == rows
+        assert lists(parse_example(records, {"x": spec})["x"]) == rows
+    else:
+        with pytest.raises(ParseError) as caught:
+            parse_example(records, {"x": spec})
+        assert str(caught.value) == error
+
+
 # --- containers -----------------------------------------------------------------------------------------------------
 
 

@@ -105,9 +105,17 @@ def one_batch(core, rng):
     missing = array(ctypes.c_uint8, len(slots) * count).cast("B", (len(slots), count)) if slots else None
     if offsets is None or missing is None:
         return False  # a memoryview has no empty dimensions
-    found = core.Plan(slots).parse(buffer, ints(starts), ints(lengths), block, offsets, missing)
+    others = [
+        damage(rng, random_example(rng, keys)) if rng.random() < 0.1 else random_example(rng, keys) for _ in records
+    ]
+    canonical = rng.choice([None, others.__getitem__])
+    found = core.Plan(slots).parse(buffer, ints(starts), ints(lengths), block, offsets, missing, canonical)
     if found is None:
         return False
+    if found[2]:
+        whole = bytes(buffer) + b"".join(found[2])
+        buffer = array(ctypes.c_uint8, len(whole))
+        buffer[:] = whole
     for memory, (_, kind, _, _) in zip(found[0], [slot for slot in slots if slot[2] < 0], strict=True):
         values = memoryview(memory)
         if kind == 1:

@@ -112,6 +112,7 @@ cdef struct Call:
     Column *columns
     Guess *guesses
     int num_guesses
+    int most_guesses  # none for a single record
     int64_t row
     int num_settled  # slots that this record had
 
@@ -146,6 +147,8 @@ cdef class Plan:
     cdef int num_slots
     cdef int *table
     cdef uint64_t table_mask
+    cdef object row_bytes  # of all dense columns; of Python, since it may be large
+    cdef int num_any
 
     def __cinit__(self, slots):
         cdef int i
@@ -157,6 +160,7 @@ cdef class Plan:
         if len(set(self.keys)) < len(self.keys):
             raise ValueError("a key occurs twice")
         self.num_slots = len(self.keys)
+        self.row_bytes, self.num_any = 0, 0
         while size < <uint64_t>(2 * self.num_slots):
             size *= 2
         self.table_mask = size - 1
@@ -179,6 +183,8 @@ cdef class Plan:
             has_floats |= kind == FLOAT and count >= 0
             self.slots[i].itemsize = 16 if kind == BYTES else 4 if kind == FLOAT else 8
             self.slots[i].is_required = is_required
+            self.num_any += count < 0
+            self.row_bytes += max(count, 0) * self.slots[i].itemsize
             place = hash_of(self.slots[i].key, self.slots[i].key_length) & self.table_mask
             while self.table[place] != NOT_ASKED:
                 place = (place + 1) & self.table_mask
@@ -239,7 +245,7 @@ cdef class Plan:
             raise MemoryError
         call.slots, call.num_slots = self.slots, self.num_slots
         call.table, call.table_mask = self.table, self.table_mask
-        call.num_guesses = 0
+        call.num_guesses, call.most_guesses = 0, MAX_GUESSES if num_rows > 1 else 0
         call.row = call.shift = 0
         self._begin(columns, num_rows, block, offsets, missing)
         try:
@@ -282,22 +288,19 @@ cdef class Plan:
         self, buffer, const int64_t[::1] starts, const int64_t[::1] lengths, uint8_t[::1] block, offsets, missing
     ) except -1:
         cdef int64_t size = buffer.shape[0]
-        cdef int64_t row, i
-        cdef int64_t needed = 0, num_any = 0, num_rows = starts.shape[0]
+        cdef int64_t row
+        cdef int64_t num_rows = starts.shape[0]
         if lengths.shape[0] != num_rows:
             raise ValueError(f"expected as many lengths as starts, {num_rows}, got {lengths.shape[0]}")
         for row in range(num_rows):
             if starts[row] < 0 or lengths[row] < 0 or lengths[row] > size or starts[row] > size - lengths[row]:
                 raise ValueError(f"record {row} lies outside the buffer of {size} bytes")
-        wanted = 0  # of Python: it may be large
-        for i in range(self.num_slots):
-            num_any += self.slots[i].count < 0
-            wanted += (<object>max(self.slots[i].count, 0)) * num_rows * self.slots[i].itemsize
+        wanted = self.row_bytes * num_rows
         if block.shape[0] != wanted:
             raise ValueError(f"expected a block of {wanted} bytes, got {block.shape[0]}")
         if wanted and <size_t>&block[0] & 7:
             raise ValueError("expected a block at an address that eight divides")
-        if tuple(offsets.shape)[:2] != (num_any, num_rows + 1) or tuple(missing.shape)[:2] != (self.num_slots, num_rows):
+        if tuple(offsets.shape)[:2] != (self.num_any, num_rows + 1) or tuple(missing.shape)[:2] != (self.num_slots, num_rows):
             raise ValueError("the shape of offsets or missing does not fit the plan and the records")
         return 0
 
@@ -546,7 +549,7 @@ cdef int slot_of(Call *call, const uint8_t *key, int64_t length, int place, uint
     slot = find_slot(call, key, length)
     if slot == NOT_ASKED and not tfr_is_utf8(key, length):
         return NOT_UTF8
-    if place <= call.num_guesses and place < MAX_GUESSES:
+    if place <= call.num_guesses and place < call.most_guesses:
         learn(&call.guesses[place], slot, key, length)
         expect_kind(call, &call.guesses[place], kind_tag)
         if place == call.num_guesses:

@@ -1,9 +1,10 @@
-"""The plan by which a batch of Examples is read: what the readers want, and where the compiled core puts it."""
+"""The plan by which records are read: what the readers want, and where the compiled core puts it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from itertools import accumulate, pairwise
+import math
+from collections.abc import Callable, Iterable, Sequence
+from itertools import accumulate, groupby, pairwise
 from operator import itemgetter
 from typing import Any, NamedTuple
 
@@ -12,24 +13,49 @@ import numpy as np
 from torch_tfrecord.batch_memory import empty_bytes
 from torch_tfrecord.errors import ParseError
 from torch_tfrecord.native import native_module
-from torch_tfrecord.parsing.columns import Column, Reader
+from torch_tfrecord.parsing.columns import Column, Reader, reserve_for
 from torch_tfrecord.parsing.message_columns import columns_of
 from torch_tfrecord.parsing.wants import Want
 from torch_tfrecord.protobuf.example import parse_message
 from torch_tfrecord.records.packed_records import PackedRecords
 from torch_tfrecord.values.dtypes import BYTES_LIST, FLOAT_LIST, INT64_LIST, ListKind
 
-__all__ = ["FREE_BYTES", "ColumnPlan", "PlanPart", "Scan", "canonical_form"]
+__all__ = ["FREE_BYTES", "ColumnPlan", "PlanPart", "Scan", "Slot"]
 
-# Field numbers in a Feature message, and what the core writes for one value.
+# Field numbers in a Feature message.
 _FIELDS: dict[ListKind, int] = {BYTES_LIST: 1, FLOAT_LIST: 2, INT64_LIST: 3}
-_ARRAYS: dict[ListKind, Any] = {BYTES_LIST: np.int64, FLOAT_LIST: np.float32, INT64_LIST: np.int64}
-_WIDTHS: dict[ListKind, int] = {BYTES_LIST: 2, FLOAT_LIST: 1, INT64_LIST: 1}
 # Dense columns may be that much larger than what they are read from, plus 64 MiB: an int64 of one byte becomes eight,
 # and records may lack a feature that has a default. Beyond, it is first looked whether the records fit.
 _MAX_GROWTH = 16
 FREE_BYTES = 1 << 26
 _NO_OFFSETS = np.zeros(0, np.int64)
+
+
+class Slot:
+    """A column of a plan.
+
+    Attributes:
+        want: What it holds.
+        key: What makes it another column than others.
+        dtype: Of its array.
+        tail: Shape of one record's values, of a known number.
+        row_bytes: Of these.
+    """
+
+    def __init__(self, want: Want) -> None:
+        self.want, count = want, want.num_values
+        self.key = want.key, want.kind, count
+        self.dtype: Any = np.dtype(np.float32 if want.kind is FLOAT_LIST else np.int64)
+        self.tail = (() if count in (1, None) else (count,)) + ((2,) if want.kind is BYTES_LIST else ())
+        self.row_bytes = 0 if count is None else math.prod(self.tail) * self.dtype.itemsize
+        self.of_core = want.key.encode(), _FIELDS[want.kind], -1 if count is None else count, want.is_required
+        # By size of a value, so that each is aligned in the block, and those of one shape lie side by side.
+        self.order = want.kind is FLOAT_LIST, *self.of_core[1:3], want.shape, want.what
+
+    def from_memory(self, memory: Any) -> Any:
+        """The values of any number that the core found."""
+        array = np.frombuffer(memory, self.dtype) if memoryview(memory).nbytes else np.zeros(0, self.dtype)
+        return array.reshape(-1, *self.tail)
 
 
 class Scan(NamedTuple):
@@ -63,16 +89,18 @@ class ColumnPlan:
 
     Attributes:
         parts: One for each time that the records are gone through.
+        places: For each reader the numbers of its columns among those of all parts.
     """
 
     def __init__(self, readers: Sequence[Reader]) -> None:
-        native = native_module("columns")
-        self.parts = [PlanPart(wants, native) for wants in _ways(readers)]
-        slots = [_slot(want) for part in self.parts for want in part.wants]
-        place = {slot: number for number, slot in enumerate(slots)}
-        self.places = [[place[_slot(want)] for want in reader.wants] for reader in readers]
-        shared = _repeats(self.places)
-        self._picks = [_picker(places, is_shared=repeats) for places, repeats in zip(self.places, shared, strict=True)]
+        self.parts = [PlanPart(way) for way in _ways(want for reader in readers for want in reader.wants)]
+        place = {slot.key: number for number, slot in enumerate(slot for part in self.parts for slot in part.slots)}
+        self.places = [[place[Slot(want).key] for want in reader.wants] for reader in readers]
+        seen: set[int] = set()
+        self._picks = []
+        for places in self.places:
+            self._picks.append(_picker(places, is_shared=not seen.isdisjoint(places)))
+            seen.update(places)
 
     def read(self, records: PackedRecords, borders: Sequence[int]) -> list[list[Sequence[Column]]]:
         """Read records.
@@ -94,23 +122,17 @@ class ColumnPlan:
 
 
 class PlanPart:
-    """Of a plan the wants of different keys, which are read by one call of the core, or by its twin.
+    """Of a plan the wants of different keys, which are read by one call of the core, or by its twin."""
 
-    Args:
-        wants: The wants.
-        native: The core; None for the twin.
-    """
-
-    def __init__(self, wants: Sequence[Want], native: Any) -> None:
-        # By size of a value, so that each column is aligned in the block, and columns of one shape lie side by side.
-        self.wants = sorted(wants, key=_order)
-        self._core: Any = None if native is None else native.Plan([*map(_core_slot, self.wants)])
-        self._dense_places = [number for number, want in enumerate(self.wants) if want.num_values is not None]
-        self._any_places = [number for number, want in enumerate(self.wants) if want.num_values is None]
-        sizes = [_row_bytes(want) for want in self.wants]
-        self.row_bytes = sum(sizes)
-        self.begins = [0, *accumulate(sizes)]
-        self._groups = _groups(self.wants)
+    def __init__(self, slots: Iterable[Slot]) -> None:
+        self.slots = sorted(slots, key=lambda slot: slot.order)
+        self._wants = [slot.want for slot in self.slots]
+        native = native_module("columns")
+        self._core: Any = None if native is None else native.Plan([slot.of_core for slot in self.slots])
+        self._any_places = [number for number, slot in enumerate(self.slots) if slot.want.num_values is None]
+        self._dense_places = [number for number in range(len(self.slots)) if number not in self._any_places]
+        self.begins = [0, *accumulate(slot.row_bytes for slot in self.slots)]
+        self._groups = _groups([slot for slot in self.slots if slot.want.num_values is not None])
 
     @property
     def is_compiled(self) -> bool:
@@ -119,120 +141,89 @@ class PlanPart:
 
     def read(self, records: PackedRecords, borders: Sequence[int]) -> list[list[Column]]:
         """As of `ColumnPlan.read`: for each batch the columns of the wants."""
+        if self.begins[-1] * len(records) > _MAX_GROWTH * records.buffer.nbytes + FREE_BYTES:
+            self._check_growth(records)
         if self._core is None:
             messages = [parse_message(record).features.feature for record in records]
-            return [columns_of(self.wants, messages[begin:end]) for begin, end in pairwise(borders)]
-        if self.row_bytes * len(records) > _MAX_GROWTH * records.buffer.nbytes + FREE_BYTES:
-            for record in records:
-                columns_of(self.wants, [parse_message(record).features.feature])
+            return [columns_of(self._wants, messages[begin:end]) for begin, end in pairwise(borders)]
         starts, lengths = np.ascontiguousarray(records.starts), np.ascontiguousarray(records.lengths)
-        scan = self.scan(records.buffer, starts, lengths, lambda row: canonical_form(records[row]))
+        scan = self.scan(records.buffer, starts, lengths, lambda row: _plain_form(records[row]))
         if scan is None:
             raise ParseError("expected records that fit the features")
-        return self._columns(scan, len(records), borders)
+        return self._columns(scan, borders)
+
+    def _check_growth(self, records: PackedRecords) -> None:
+        for record in records:
+            columns_of(self._wants, [parse_message(record).features.feature])
+        for slot in self.slots:
+            reserve_for(slot.want, slot.row_bytes * len(records))
 
     def scan(
-        self, buffer: Any, starts: Any, lengths: Any, canonical: Callable[[int], bytes] | None = None
+        self, buffer: Any, starts: Any, lengths: Any, plain_form: Callable[[int], bytes] | None = None
     ) -> Scan | None:
         """Read records by the core; arguments, errors and None as of the core's `parse`."""
         num_records = len(starts)
-        block = empty_bytes(self.row_bytes * num_records)
+        block = empty_bytes(self.begins[-1] * num_records)
         offsets = np.empty((len(self._any_places), num_records + 1), np.int64)
-        missing = np.zeros((len(self.wants), num_records), np.uint8)
-        found = self._core.parse(buffer, starts, lengths, block, offsets, missing, canonical)
+        missing = np.zeros((len(self.slots), num_records), np.uint8)
+        found = self._core.parse(buffer, starts, lengths, block, offsets, missing, plain_form)
         if found is None:
             return None
         memories, lacks, extras = found
         lacking = [] if lacks is None else [place for place, is_lacking in enumerate(lacks) if is_lacking]
         return Scan(block, offsets, memories, missing, lacking, b"".join([buffer, *extras]) if extras else buffer)
 
-    def dtype_of(self, place: int) -> Any:
-        """The numpy dtype of a column's values."""
-        return _ARRAYS[self.wants[place].kind]
-
     def row_column(self, scan: Scan, place: int) -> Column:
         """One column of a scan of one record."""
-        want = self.wants[place]
+        slot = self.slots[place]
         missing = scan.missing[place] if place in scan.lacking else None
-        if want.num_values is None:
+        if place in self._any_places:
             number = self._any_places.index(place)
-            return Column(_from_memory(scan.memories[number], want.kind), scan.offsets[number], missing, scan.buffer)
-        values = scan.block[self.begins[place] : self.begins[place + 1]].view(_ARRAYS[want.kind])
-        return Column(values.reshape(1, *_tail(want)), _NO_OFFSETS, missing, scan.buffer)
+            return Column(slot.from_memory(scan.memories[number]), scan.offsets[number], missing, scan.buffer)
+        values = scan.block[self.begins[place] : self.begins[place + 1]].view(slot.dtype)
+        return Column(values.reshape(1, *slot.tail), _NO_OFFSETS, missing, scan.buffer)
 
-    def _columns(self, scan: Scan, num_records: int, borders: Sequence[int]) -> list[list[Column]]:
-        dense, buffer = self._dense(scan.block, num_records), scan.buffer
-        kinds = [self.wants[place].kind for place in self._any_places]
-        values = [*map(_from_memory, scan.memories, kinds)]
+    def _columns(self, scan: Scan, borders: Sequence[int]) -> list[list[Column]]:
+        dense, buffer = self._dense(scan.block, borders[-1]), scan.buffer
+        pairs = zip(self._any_places, scan.memories, strict=True)
+        values = [self.slots[place].from_memory(memory) for place, memory in pairs]
         found = []
         # Forty columns of a small batch: what is done for each of them counts.
         for begin, end in pairwise(borders):
-            columns: list[Any] = [None] * len(self.wants)
-            for place, array in zip(self._dense_places, dense, strict=True):
+            columns: list[Any] = [None] * len(self.slots)
+            for place, array in dense:
                 columns[place] = Column(array[begin:end], _NO_OFFSETS, None, buffer)
             for place, array, ends in zip(self._any_places, values, scan.offsets, strict=True):
                 first, last = ends[begin], ends[end]
                 columns[place] = Column(array[first:last], ends[begin : end + 1] - first, None, buffer)
             for place in scan.lacking:
-                columns[place] = columns[place]._replace(missing=_if_any(scan.missing[place, begin:end]))
+                missing = scan.missing[place, begin:end]
+                columns[place] = columns[place]._replace(missing=missing if missing.any() else None)
             found.append(columns)
         return found
 
-    def _dense(self, block: Any, num_records: int) -> list[Any]:
-        """The block's parts, one for each dense column; of columns of one shape it is taken apart at once."""
+    def _dense(self, block: Any, num_records: int) -> list[tuple[int, Any]]:
+        """The numbers and arrays of the dense columns; of those of one shape the block is taken apart at once."""
         parts: list[Any] = []
         begin = 0
-        for number, want in self._groups:
-            end = begin + number * num_records * _row_bytes(want)
-            parts.extend(block[begin:end].view(_ARRAYS[want.kind]).reshape(number, num_records, *_tail(want)))
+        for number, slot in self._groups:
+            end = begin + number * num_records * slot.row_bytes
+            parts.extend(block[begin:end].view(slot.dtype).reshape(number, num_records, *slot.tail))
             begin = end
-        return parts
+        return list(zip(self._dense_places, parts, strict=True))
 
 
-def canonical_form(record: Any) -> bytes:
-    """The record as every writer makes it, which the core reads.
-
-    Raises:
-        ParseError: It is no Example.
-    """
-    message = parse_message(record)
-    message.DiscardUnknownFields()
-    form: bytes = message.SerializeToString(deterministic=True)
-    return form
-
-
-def _ways(readers: Sequence[Reader]) -> list[list[Want]]:
+def _ways(wants: Iterable[Want]) -> list[Iterable[Slot]]:
     """The wants, each once, such that no key is in a list twice."""
-    ways: list[dict[str, Want]] = [{}]
-    for want in (want for reader in readers for want in reader.wants):
-        way = next((way for way in ways if _slot(way.get(want.key, want)) == _slot(want)), None)
+    ways: list[dict[str, Slot]] = [{}]
+    for slot in map(Slot, wants):
+        name = slot.want.key
+        way = next((way for way in ways if way.get(name, slot).key == slot.key), None)
         if way is None:
             ways.append(way := {})
-        if want.key not in way or want.is_required:
-            way[want.key] = want
-    return [list(way.values()) for way in ways]
-
-
-def _slot(want: Want) -> tuple[Any, ...]:
-    return want.key, want.kind, want.num_values
-
-
-def _core_slot(want: Want) -> tuple[bytes, int, int, bool]:
-    return want.key.encode(), _FIELDS[want.kind], _count(want), want.is_required
-
-
-def _order(want: Want) -> tuple[Any, ...]:
-    return want.kind is FLOAT_LIST, want.kind.field, _count(want), want.shape, want.what
-
-
-def _repeats(places: Sequence[Sequence[int]]) -> list[bool]:
-    """For each reader whether one before it has some of its columns."""
-    seen: set[int] = set()
-    repeats = []
-    for found in places:
-        repeats.append(not seen.isdisjoint(found))
-        seen.update(found)
-    return repeats
+        if name not in way or slot.want.is_required:
+            way[name] = slot
+    return [way.values() for way in ways]
 
 
 def _picker(places: Sequence[int], *, is_shared: bool) -> Callable[[Sequence[Column]], Sequence[Column]]:
@@ -245,38 +236,19 @@ def _copied(column: Column) -> Column:
     return column._replace(values=column.values.copy(), offsets=column.offsets.copy())
 
 
-def _if_any(missing: Any) -> Any:
-    return missing if missing.any() else None
+def _groups(slots: Iterable[Slot]) -> list[tuple[int, Slot]]:
+    """Neighbours of one kind and count: how many, and one of them."""
+    groups = [list(group) for _, group in groupby(slots, key=lambda slot: slot.order[:3])]
+    return [(len(group), group[0]) for group in groups]
 
 
-def _count(want: Want) -> int:
-    return -1 if want.num_values is None else want.num_values
+def _plain_form(record: Any) -> bytes:
+    """The record as every writer makes it, which the core reads.
 
-
-def _tail(want: Want) -> tuple[int, ...]:
-    """The shape of a dense want's values in one record."""
-    count = () if want.num_values == 1 else (want.num_values or 0,)
-    return (*count, 2) if want.kind is BYTES_LIST else count
-
-
-def _row_bytes(want: Want) -> int:
-    itemsize: int = np.dtype(_ARRAYS[want.kind]).itemsize
-    return (want.num_values or 0) * _WIDTHS[want.kind] * itemsize
-
-
-def _groups(wants: Sequence[Want]) -> list[tuple[int, Want]]:
-    """Neighbours of one kind and count: how many, and one of them; dense ones only."""
-    groups: list[tuple[int, Want]] = []
-    for want in wants:
-        if want.num_values is None:
-            continue
-        if groups and _order(groups[-1][1])[:3] == _order(want)[:3]:
-            groups[-1] = (groups[-1][0] + 1, want)
-        else:
-            groups.append((1, want))
-    return groups
-
-
-def _from_memory(memory: Any, kind: ListKind) -> Any:
-    array = np.frombuffer(memory, _ARRAYS[kind]) if memoryview(memory).nbytes else np.zeros(0, _ARRAYS[kind])
-    return array.reshape(-1, 2) if kind is BYTES_LIST else array
+    Raises:
+        ParseError: It is no Example.
+    """
+    message = parse_message(record)
+    message.DiscardUnknownFields()
+    form: bytes = message.SerializeToString(deterministic=True)
+    return form

@@ -22,7 +22,7 @@ from torch_tfrecord.errors import LimitExceededError, ParseError, TFRecordError
 from torch_tfrecord.features.specs import Feature, mark_ragged
 from torch_tfrecord.native import native_module
 from torch_tfrecord.parsing.wants import Want
-from torch_tfrecord.values.containers import RaggedTensor, SparseList, jagged_tensor, make_sparse
+from torch_tfrecord.values.containers import Nested, RaggedTensor, SparseList, make_sparse
 from torch_tfrecord.values.dtypes import DType, cast, decode_text, dtype_name
 
 __all__ = [
@@ -32,6 +32,7 @@ __all__ = [
     "jagged_column",
     "key_of",
     "labelled",
+    "read_columns",
     "read_each",
     "reserve_for",
     "reserve_for_values",
@@ -100,7 +101,13 @@ class Reader(Protocol):
         """What it wants of each record."""
 
     def read(self, columns: Sequence[Column]) -> Any:
-        """The batch's column of N records, of the columns of what is wanted."""
+        """The batch's column of N records, of the columns of what is wanted; of ragged numbers a `Nested`."""
+
+
+def read_columns(reader: Reader, columns: Sequence[Column], keys: Any) -> Any:
+    """What a reader makes of its columns, with the records' random keys (uint64 [N], or the only one's) if it draws."""
+    read: Any = reader.read
+    return read(columns, np.atleast_1d(np.uint64(keys))) if getattr(reader, "keyed", False) else read(columns)
 
 
 def torch_dtype(dtype: DType) -> torch.dtype:
@@ -123,19 +130,19 @@ def labelled(want: Want, convert: Callable[..., Any], *args: Any) -> Any:
         raise want.labelled(error) from error.__cause__
 
 
-def reserve_for(want: Want, num_bytes: int, lengths: Any = ()) -> None:
-    """`reserve` for a feature, whose name its error gets; with how long each record is, the longest one's number."""
+def reserve_for(want: Want, num_bytes: int, offsets: Any = ()) -> None:
+    """`reserve` for a feature, whose name its error gets; with where each record ends, the longest one's number."""
     try:
         reserve(num_bytes)
     except LimitExceededError as error:
-        longest = int(np.argmax(lengths)) if len(lengths) else None
+        longest = int(np.diff(offsets).argmax()) if len(offsets) > 1 else None
         raise want.labelled(error).locate(position=longest) from None
 
 
-def reserve_for_values(want: Want, num_bytes: int, counts: Any) -> None:
+def reserve_for_values(want: Want, num_bytes: int, offsets: npt.NDArray[np.int64]) -> None:
     """`reserve_for` of values that the records hold themselves: one alone needs no more than its bytes allow."""
-    if len(counts) > 1:
-        reserve_for(want, num_bytes, counts)
+    if len(offsets) > 2:
+        reserve_for(want, num_bytes, offsets)
 
 
 def read_each(read: Callable[[Any], Any], records: Sequence[Any]) -> list[Any]:
@@ -149,11 +156,11 @@ def read_each(read: Callable[[Any], Any], records: Sequence[Any]) -> list[Any]:
     return values
 
 
-def jagged_column(column: Column, want: Want, dtype: torch.dtype) -> torch.Tensor:
-    """Numbers of any count as a jagged nested tensor of a dtype."""
+def jagged_column(column: Column, want: Want, dtype: torch.dtype) -> Nested:
+    """Numbers of any count, of a dtype."""
     values = labelled(want, cast, column.values, dtype)
-    reserve_for_values(want, values.nbytes, np.diff(column.offsets))
-    return jagged_tensor(values, torch.from_numpy(column.offsets))
+    reserve_for_values(want, values.nbytes, column.offsets)
+    return Nested(values, (torch.from_numpy(column.offsets),))
 
 
 def string_rows(column: Column, want: Want, dtype: DType) -> list[list[Any]]:
@@ -185,21 +192,30 @@ def stack(values: list[Any]) -> Any:
 
 
 def rows_of(column: Any) -> Any:
-    """What each sample has of a batch's column, without copying: views of its tensors, marked as ragged where it is."""
+    """What each sample has of a reader's column, without copying: views of its tensors."""
     if isinstance(column, list):
         return column
+    if isinstance(column, Nested):
+        return _nested_rows(column)
     if isinstance(column, SparseList):
         return _sparse_rows(column.indices, column.values, column.shape)
     if isinstance(column, RaggedTensor):
-        return [column[number] for number in range(len(column))]
+        return _nested_rows(Nested(column.flat_values, column.row_splits))
     if column.layout == torch.jagged:
-        parts = torch.split(column.values(), column.offsets().diff().tolist()) if len(column) else ()
-        return [*map(mark_ragged, parts)]
+        return _nested_rows(Nested(column.values(), (column.offsets(),)))
     if column.layout == torch.sparse_coo:
         return _sparse_rows(column._indices(), column._values(), tuple(column.shape))
     if isinstance(column, tv_tensors.TVTensor):
         return [tv_tensors.wrap(row, like=column) for row in column.as_subclass(torch.Tensor).unbind()]
     return column.unbind()
+
+
+def _nested_rows(column: Nested) -> list[Any]:
+    if len(column.row_splits) > 1:
+        ragged = RaggedTensor(*column)
+        return [ragged[number] for number in range(len(ragged))]
+    bounds = pairwise(column.row_splits[0].tolist())
+    return [mark_ragged(column.values[begin:end]) for begin, end in bounds]
 
 
 def _sparse_rows(indices: torch.Tensor, values: Any, shape: tuple[int, ...]) -> list[Any]:

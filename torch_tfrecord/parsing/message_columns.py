@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from torch_tfrecord.errors import TFRecordError
-from torch_tfrecord.parsing.columns import Column, Reader, rows_of
+from torch_tfrecord.parsing.columns import Column, Reader, read_columns, rows_of
 from torch_tfrecord.parsing.wants import LackingError, Want
 from torch_tfrecord.protobuf.example import join_arrays
 from torch_tfrecord.values.dtypes import BYTES_LIST, FLOAT_LIST
@@ -41,9 +41,8 @@ def read_one(reader: Reader, record: Any, key: int = 0) -> Any:
         key: What a reader that draws at random draws from, an unsigned number of 64 bits.
     """
     columns = columns_of(reader.wants, [record])
-    read: Any = reader.read
     try:
-        column = read(columns, np.array([key], np.uint64)) if getattr(reader, "keyed", False) else read(columns)
+        column = read_columns(reader, columns, key)
     except LackingError as error:
         raise error.want.missing(record) from None
     except TFRecordError as error:

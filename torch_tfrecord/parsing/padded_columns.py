@@ -13,7 +13,7 @@ import torch
 from torch_tfrecord.features.structured_specs import FixedLenSequenceFeature
 from torch_tfrecord.parsing.columns import Column, key_of, labelled, reserve_for, reserve_for_values, torch_dtype
 from torch_tfrecord.parsing.wants import Want, list_want
-from torch_tfrecord.values.containers import jagged_tensor
+from torch_tfrecord.values.containers import Nested
 from torch_tfrecord.values.dtypes import cast, nest
 
 __all__ = ["RowNumbers", "RowStrings", "pad_numbers", "pad_strings"]
@@ -60,15 +60,15 @@ class _Rows:
 class RowNumbers(_Rows):
     """Reads a FixedLenSequenceFeature of numbers."""
 
-    def read(self, columns: Sequence[Column]) -> torch.Tensor:
-        """The batch's column: [N, longest T, *shape], or jagged [N, *, *shape]."""
+    def read(self, columns: Sequence[Column]) -> torch.Tensor | Nested:
+        """The batch's column: [N, longest T, *shape], or [N, *, *shape]."""
         ends, dtype = self._row_ends(columns[0]), torch_dtype(self._spec.dtype)
         values: torch.Tensor = labelled(self._want, cast, columns[0].values, dtype)
         values = values.reshape(int(ends[-1]), *self._spec.shape)
         if self._pads:
-            return pad_numbers(self._want, values, np.diff(ends), self._spec.default_value or 0)
-        reserve_for_values(self._want, values.nbytes, np.diff(ends))
-        return jagged_tensor(values, torch.from_numpy(ends))
+            return pad_numbers(self._want, values, ends, self._spec.default_value or 0)
+        reserve_for_values(self._want, values.nbytes, ends)
+        return Nested(values, (torch.from_numpy(ends),))
 
 
 class RowStrings(_Rows):
@@ -83,15 +83,16 @@ class RowStrings(_Rows):
         return pad_strings(self._want, rows, self._spec) if self._pads else rows
 
 
-def pad_numbers(want: Want, values: torch.Tensor, lengths: npt.NDArray[np.int64], padding: float) -> torch.Tensor:
-    """Rows of values, each record's behind those of the one before, padded to [N, longest, ...].
+def pad_numbers(want: Want, values: torch.Tensor, ends: npt.NDArray[np.int64], padding: float) -> torch.Tensor:
+    """Rows of values, where each record's begin and end, padded to [N, longest, ...].
 
     Raises:
         LimitExceededError: As `reserve`.
     """
-    longest, shape = int(lengths.max(initial=0)), values.shape[1:]
+    lengths, shape = np.diff(ends), values.shape[1:]
+    longest = int(lengths.max(initial=0))
     num_values = len(lengths) * longest * math.prod(shape)
-    reserve_for(want, num_values * values.dtype.itemsize, lengths)
+    reserve_for(want, num_values * values.dtype.itemsize, ends)
     if len(lengths) and lengths.min() == longest:
         return values.reshape(len(lengths), longest, *shape)
     padded = torch.tensor(padding, dtype=values.dtype).expand(len(lengths), longest, *shape).clone()
@@ -108,7 +109,7 @@ def pad_strings(want: Want, samples: list[list[Any]], spec: FixedLenSequenceFeat
     """
     lengths = [*map(len, samples)]
     longest, size = max(lengths, default=0), math.prod(spec.shape)
-    reserve_for(want, len(samples) * longest * size * _POINTER_BYTES, lengths)
+    reserve_for(want, len(samples) * longest * size * _POINTER_BYTES, np.cumsum([0, *lengths]))
     nothing: Any = b"" if spec.dtype is bytes else ""
     padding = nothing if spec.default_value is None else spec.default_value
     return [rows + _rows_of_one(padding, longest - len(rows), spec.shape) for rows in samples]

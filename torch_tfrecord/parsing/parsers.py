@@ -20,13 +20,14 @@ from torch_tfrecord.errors import LimitExceededError, TFRecordError
 from torch_tfrecord.features.specs import Feature
 from torch_tfrecord.features.structured_specs import FixedLenSequenceFeature, SequenceFeatures
 from torch_tfrecord.parsing.column_plan import ColumnPlan
-from torch_tfrecord.parsing.columns import Column, Reader, reserve_for, rows_of
+from torch_tfrecord.parsing.columns import Column, Reader, read_columns, reserve_for, rows_of
 from torch_tfrecord.parsing.message_columns import columns_of, read_one
 from torch_tfrecord.parsing.row_plan import RowPlan
 from torch_tfrecord.parsing.spec_readers import make_context_reader, make_reader, make_step_counter, make_step_reader
 from torch_tfrecord.protobuf.example import parse_message
 from torch_tfrecord.protobuf.messages import SequenceExample
 from torch_tfrecord.records.packed_records import PackedRecords
+from torch_tfrecord.values.containers import Nested, wrap_nested
 
 __all__ = [
     "ExampleParser",
@@ -141,24 +142,24 @@ class ExampleParser(_Parser):
         self.features: dict[str, Any] = dict(features)
         self._pads = pads
         # Of samples, and of batches: they differ where rows are padded.
-        row_readers = [make_reader(name, spec) for name, spec in self.features.items()]
+        self._row_readers = [make_reader(name, spec) for name, spec in self.features.items()]
         has_rows = pads and any(isinstance(spec, FixedLenSequenceFeature) for spec in self.features.values())
-        readers = [make_reader(name, spec, pads=True) for name, spec in self.features.items()] if has_rows else None
-        self._set_readers(row_readers, readers or row_readers)
+        self._readers = self._row_readers
+        if has_rows:
+            self._readers = [make_reader(name, spec, pads=True) for name, spec in self.features.items()]
+        self._row_bytes = _row_bytes(self._readers)
+        self.needs_keys = any(getattr(reader, "keyed", False) for reader in self._readers)
 
     @classmethod
     def of_readers(cls, readers: Mapping[str, Reader], *, max_batch_bytes: int = MAX_BATCH_BYTES) -> ExampleParser:
-        """A parser by readers of its caller's, which must not be pickled."""
+        """A parser by readers of its caller's, who does not pickle it."""
         parser = cls.__new__(cls)
         _Parser.__init__(parser, max_batch_bytes)
-        parser.features, own = dict(readers), [*readers.values()]
-        parser._set_readers(own, own)
+        parser.features = dict(readers)
+        parser._row_readers = parser._readers = [*readers.values()]
+        parser._row_bytes = _row_bytes(parser._readers)
+        parser.needs_keys = any(getattr(reader, "keyed", False) for reader in parser._readers)
         return parser
-
-    def _set_readers(self, row_readers: list[Reader], readers: list[Reader]) -> None:
-        self._row_readers, self._readers = row_readers, readers
-        self._row_bytes = sum(getattr(reader, "row_bytes", 0) for reader in self._readers)
-        self.needs_keys = any(getattr(reader, "keyed", False) for reader in self._readers)
 
     def __reduce__(self) -> tuple[Callable[..., ExampleParser], tuple[dict[str, Feature]]]:
         """Pickle the specs; the readers are built again."""
@@ -209,28 +210,25 @@ class ExampleParser(_Parser):
         self, rows: PackedRecords, keys: _Keys, borders: Sequence[int], num_batches: int
     ) -> list[dict[str, Any]]:
         batches = []
-        for columns, (begin, end) in zip(self._plan.read(rows, borders), itertools.pairwise(borders), strict=True):
-            with self.budget(num_batches):
-                batches.append(self._read(columns, end - begin, keys[begin:end]))
+        with self.budget(num_batches * (len(borders) - 1)):
+            found = self._plan.read(rows, borders)
+        for columns, (begin, end) in zip(found, itertools.pairwise(borders), strict=True):
+            try:
+                with self.budget(num_batches):
+                    batches.append(self._read(columns, end - begin, keys[begin:end]))
+            except LimitExceededError as error:
+                error.position = None if error.position is None else error.position + begin
+                raise
         return batches
 
     def _read(self, columns: Sequence[Sequence[Column]], num_records: int, keys: _Keys) -> dict[str, Any]:
         """Read every feature from its columns."""
-        self._reserve(num_records)
+        _reserve(self._readers, self._row_bytes, num_records)
         values: dict[str, Any] = {}
         for name, reader, found in zip(self.features, self._readers, columns, strict=True):
-            read: Any = reader.read
-            values[name] = read(found, keys) if self.needs_keys and getattr(reader, "keyed", False) else read(found)
+            column = read_columns(reader, found, keys) if self.needs_keys else reader.read(found)
+            values[name] = _wrapped(column)
         return values
-
-    def _reserve(self, num_records: int) -> None:
-        """Reserve what columns of numbers need, at once; where it is too much, for the label of the error."""
-        try:
-            reserve(num_records * self._row_bytes)
-        except LimitExceededError:
-            for reader in self._readers:
-                reserve_for(reader.wants[0], num_records * getattr(reader, "row_bytes", 0))
-            raise
 
 
 class SequenceExampleParser(_Parser):
@@ -296,8 +294,10 @@ class SequenceExampleParser(_Parser):
     def _batch_of(self, records: Sequence[Any]) -> tuple[dict[str, Any], dict[str, Any], dict[str, torch.Tensor]]:
         contexts = [record.context.feature for record in records]
         with self.budget():
+            readers = [reader for _, reader in self._context]
+            _reserve(readers, _row_bytes(readers), len(records))
             return (
-                {name: reader.read(columns_of(reader.wants, contexts)) for name, reader in self._context},
+                {name: _wrapped(reader.read(columns_of(reader.wants, contexts))) for name, reader in self._context},
                 {name: reader.batch(records) for name, reader in self._steps},
                 {name: torch.tensor([*map(count, records)], dtype=torch.int64) for name, count in self._counters},
             )
@@ -320,6 +320,24 @@ def make_parser(
         own = features.context_features, features.sequence_features
         return SequenceExampleParser(*own, max_batch_bytes=max_batch_bytes)
     return ExampleParser(features, pads=pads, max_batch_bytes=max_batch_bytes)
+
+
+def _row_bytes(readers: Sequence[Reader]) -> int:
+    return sum(getattr(reader, "row_bytes", 0) for reader in readers)
+
+
+def _reserve(readers: Sequence[Reader], row_bytes: int, num_records: int) -> None:
+    """Reserve what columns of numbers need, at once; where it is too much one by one, for the error's label."""
+    try:
+        reserve(num_records * row_bytes)
+    except LimitExceededError:
+        for reader in readers:
+            reserve_for(reader.wants[0], num_records * _row_bytes([reader]))
+        raise
+
+
+def _wrapped(column: Any) -> Any:
+    return wrap_nested(column) if type(column) is Nested else column
 
 
 def _packed(records: Any) -> PackedRecords:

@@ -11,6 +11,7 @@ import torch
 from torch_tfrecord.features.specs import FixedLenFeature, VarLenFeature
 from torch_tfrecord.parsing.columns import Column, jagged_column, key_of, labelled, string_rows, torch_dtype
 from torch_tfrecord.parsing.wants import list_want
+from torch_tfrecord.values.containers import Nested
 from torch_tfrecord.values.dtypes import cast, nest
 
 __all__ = ["FixedNumbers", "FixedStrings", "VarLenNumbers", "VarLenStrings"]
@@ -83,8 +84,8 @@ class VarLenNumbers:
         self._dtype = torch_dtype(spec.dtype)
         self.wants = (self._want,)
 
-    def read(self, columns: Sequence[Column]) -> torch.Tensor:
-        """The batch's column, jagged [N, *]."""
+    def read(self, columns: Sequence[Column]) -> Nested:
+        """The batch's column, [N, *]."""
         return jagged_column(columns[0], self._want, self._dtype)
 
 

@@ -25,7 +25,7 @@ from torch_tfrecord.features.structured_specs import (
 )
 from torch_tfrecord.parsing.columns import Column, key_of, labelled, read_each, reserve_for, string_rows, torch_dtype
 from torch_tfrecord.parsing.wants import Want, list_want
-from torch_tfrecord.values.containers import Nested, join_nested, split_lists, wrap_nested
+from torch_tfrecord.values.containers import Nested, join_nested, split_lists
 from torch_tfrecord.values.dtypes import INT64_LIST, cast
 from torch_tfrecord.values.tensors import MAX_FILL_BYTES
 
@@ -221,14 +221,14 @@ class RaggedNumbers:
         nothing = torch.empty(0, *self._inner, dtype=self._dtype)
         self.empty = Nested(nothing, (torch.zeros(1, dtype=torch.int64),) * self._depth)
 
-    def read(self, columns: Sequence[Column]) -> Any:
+    def read(self, columns: Sequence[Column]) -> Nested:
         """The batch's column: one ragged dimension more than a record has."""
         together = self._together(columns)
         if together is not None:
-            return wrap_nested(together)
+            return together
         parts = self.parts(columns)
         reserve_for(self._want, *needs(parts))
-        return wrap_nested(join_nested(parts, self.empty))
+        return join_nested(parts, self.empty)
 
     def parts(self, columns: Sequence[Column]) -> list[Nested]:
         """The values of each record and their row splits."""
@@ -254,15 +254,15 @@ class RaggedNumbers:
         if splits is None:
             return None
         num_bytes = values.size * self._dtype.itemsize + 8 * sum(len(level) - 1 for level in splits[1:])
-        reserve_for(self._want, num_bytes, np.diff(ends))
+        reserve_for(self._want, num_bytes, ends)
         tensor = labelled(self._want, cast, values, self._dtype)
         return Nested(tensor, tuple(torch.from_numpy(level) for level in splits))
 
 
-def needs(parts: Sequence[Nested]) -> tuple[int, list[int]]:
-    """What parts need when they are joined, and how large each is."""
+def needs(parts: Sequence[Nested]) -> tuple[int, _Ints]:
+    """What parts need when they are joined, and where each would begin and end."""
     sizes = [part.values.nbytes + sum(8 * (len(splits) - 1) for splits in part.row_splits) for part in parts]
-    return sum(sizes), sizes
+    return sum(sizes), np.cumsum([0, *sizes])
 
 
 class RaggedStrings:

@@ -4,28 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from itertools import groupby
 from operator import itemgetter
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 
 from torch_tfrecord.errors import TFRecordError
 from torch_tfrecord.parsing.column_plan import FREE_BYTES, ColumnPlan, Scan
-from torch_tfrecord.parsing.columns import Reader, rows_of
+from torch_tfrecord.parsing.columns import Reader, read_columns, rows_of
 
 __all__ = ["RowPlan"]
 
 _START = np.zeros(1, np.int64)
-
-
-class _Block(NamedTuple):
-    """Columns that lie side by side, of one shape and dtype, and become tensors as they are."""
-
-    begin: int
-    end: int
-    dtype: Any
-    shape: tuple[int, ...]
 
 
 class RowPlan:
@@ -43,21 +35,18 @@ class RowPlan:
         plan = ColumnPlan(readers)
         self._readers, self._budget, self._places = readers, budget, plan.places
         self._part = plan.parts[0]
-        self._is_useful = self._part.is_compiled and len(plan.parts) == 1 and self._part.row_bytes <= FREE_BYTES
-        if not self._is_useful:
-            return
-        users = [number for places in plan.places for number in places]
+        self._is_useful = self._part.is_compiled and len(plan.parts) == 1 and self._part.begins[-1] <= FREE_BYTES
+        users = [place for places in plan.places for place in places]
         plain = {
             places[0]: number
             for number, (reader, places) in enumerate(zip(readers, plan.places, strict=True))
-            if getattr(reader, "is_plain", False) and users.count(places[0]) == 1
+            if self._is_useful and getattr(reader, "is_plain", False) and users.count(places[0]) == 1
         }
-        self._reader_of = plain
-        self._blocks = self._join(sorted(plain))
+        self._plain, self._blocks = plain, [*map(self._block, _runs(self._part.slots, sorted(plain)))]
         self._others = [number for number in range(len(readers)) if number not in plain.values()]
-        made = [*(plain[place] for place in sorted(plain)), *self._others]
-        order = sorted(range(len(made)), key=made.__getitem__)
-        self._in_order: Callable[[list[Any]], Sequence[Any]] = itemgetter(*order) if len(order) > 1 else list
+        found = [*(plain[place] for place in sorted(plain)), *self._others]
+        order = sorted(range(len(found)), key=found.__getitem__)
+        self._in_order: Callable[[list[Any]], Any] = list if order == sorted(order) else itemgetter(*order)
 
     def read(self, record: Any, key: int) -> Sequence[Any] | None:
         """The values of a record, in the order of the readers.
@@ -77,41 +66,36 @@ class RowPlan:
             return None
         values: list[Any] = []
         for begin, end, dtype, shape in self._blocks:
-            values += torch.from_numpy(scan.block[begin:end].view(dtype)).view(shape).unbind()
+            block = torch.from_numpy(scan.block[begin:end].view(dtype))
+            values += (block if len(shape) == 1 else block.view(shape)).unbind()
         if not self._others and not scan.lacking:
-            return self._in_order(values)
+            found: Sequence[Any] = self._in_order(values)
+            return found
         try:
             with self._budget():
-                values += [self._value(number, scan, key) for number in self._others]
-                found = list(self._in_order(values))
-                for place in scan.lacking:
-                    if place in self._reader_of:
-                        number = self._reader_of[place]
-                        found[number] = self._value(number, scan, key)
+                return self._completed(values, scan, key)
         except TFRecordError:
             return None
+
+    def _completed(self, values: list[Any], scan: Scan, key: int) -> list[Any]:
+        found = list(self._in_order(values + [self._value(number, scan, key) for number in self._others]))
+        for number in (self._plain[place] for place in scan.lacking if place in self._plain):
+            found[number] = self._value(number, scan, key)
         return found
 
     def _value(self, number: int, scan: Scan, key: int) -> Any:
-        reader: Any = self._readers[number]
         columns = [self._part.row_column(scan, place) for place in self._places[number]]
-        keys = (np.array([key], np.uint64),) if getattr(reader, "keyed", False) else ()
-        return rows_of(reader.read(columns, *keys))[0]
+        return rows_of(read_columns(self._readers[number], columns, key))[0]
 
-    def _join(self, places: Sequence[int]) -> list[_Block]:
-        """The blocks of the columns at these places, ascending."""
-        blocks: list[_Block] = []
-        last = None
-        for place in places:
-            want, (begin, end) = self._part.wants[place], self._part.begins[place : place + 2]
-            if (
-                last is not None
-                and place == last + 1
-                and blocks[-1].shape[1:] == want.shape
-                and blocks[-1].dtype is self._part.dtype_of(place)
-            ):
-                blocks[-1] = blocks[-1]._replace(end=end, shape=(blocks[-1].shape[0] + 1, *want.shape))
-            else:
-                blocks.append(_Block(begin, end, self._part.dtype_of(place), (1, *want.shape)))
-            last = place
-        return blocks
+    def _block(self, places: Sequence[int]) -> tuple[int, int, Any, tuple[int, ...]]:
+        """Of neighbours first byte, end, dtype and shape."""
+        first = self._part.slots[places[0]]
+        begins = self._part.begins
+        return begins[places[0]], begins[places[-1] + 1], first.dtype, (len(places), *first.want.shape)
+
+
+def _runs(slots: Sequence[Any], places: Sequence[int]) -> list[list[int]]:
+    """Places, ascending, of which neighbours are of one shape and dtype."""
+    numbered = enumerate(places)
+    runs = groupby(numbered, key=lambda item: (item[1] - item[0], slots[item[1]].order[:4]))
+    return [[place for _, place in run] for _, run in runs]

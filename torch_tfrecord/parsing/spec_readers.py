@@ -75,6 +75,7 @@ class _ContextFixedLen:
     def __init__(self, name: str, spec: FixedLenFeature) -> None:
         self._reader = _fixed_len(name, spec)
         [want] = self._reader.wants
+        self.row_bytes = getattr(self._reader, "row_bytes", 0)
         self._is_required = want.is_required
         want.is_required = False
         self.wants: tuple[Want, ...] = (want,)

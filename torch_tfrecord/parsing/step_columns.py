@@ -101,9 +101,9 @@ class PaddedSteps:
         if not isinstance(self._spec.dtype, torch.dtype):
             return pad_strings(self._want, [self.sample(record) for record in records], self._spec)
         found = [self._find(record) for record in records]
-        lengths = np.array([rows for _, rows in found], np.int64)
-        values = self._rows([item for items, _ in found for item in items], int(lengths.sum()))
-        return pad_numbers(self._want, values, lengths, 0)
+        ends = np.cumsum([0, *(rows for _, rows in found)], dtype=np.int64)
+        values = self._rows([item for items, _ in found for item in items], int(ends[-1]))
+        return pad_numbers(self._want, values, ends, 0)
 
     def count(self, record: Any) -> int:
         """The number of rows of a record that is known to be right."""

@@ -11,7 +11,6 @@ The wire format is protobuf's: what protobuf reads is read with the same values,
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -200,10 +199,11 @@ def _float_bytes(message: Any) -> bytes:
     if packed[:2] == bytes((0x0A, len(packed) - 2 & 0x7F)) and len(packed) < 130:  # tag, one byte of length, values
         return packed[2:]
     size = 4 * len(message.value)
-    start = len(packed) - size
-    if size and packed[0] == 0x0A and start == 1 + (size.bit_length() + 6) // 7:
-        return packed[start:]
-    return struct.pack(f"<{size // 4}f", *message.value)  # empty, or with unknown fields around the values
+    if len(packed) != size + 1 + (size.bit_length() + 6) // 7:  # unknown fields around the values
+        known = FloatList.FromString(packed)
+        known.DiscardUnknownFields()
+        packed = known.SerializeToString()
+    return packed[len(packed) - size :]
 
 
 def _decode_map(features: Any) -> dict[str, Values]:

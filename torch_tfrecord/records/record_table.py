@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable
 from typing import NamedTuple, TypeAlias
 
@@ -41,6 +42,7 @@ class RecordTable:
         # Of each file the offsets of its records, then that of its end: record i of file f is entry i + f.
         borders = [_borders(index) for index in indexes]
         self._ends = np.cumsum([len(of_file) - 1 for of_file in borders], dtype=np.int64)
+        self._ends_list: list[int] = self._ends.tolist()  # faster for one record
         self._borders = np.concatenate(borders) if borders else np.empty(0, np.int64)
 
     def __len__(self) -> int:
@@ -69,9 +71,11 @@ class RecordTable:
 
     def find_one(self, position: int) -> tuple[int, int, int, int]:
         """Number of the file, number in that file, offset and length of one record."""
-        file = int(np.searchsorted(self._ends, position, side="right"))
-        offset, end = self._borders[position + file : position + file + 2].tolist()
-        return file, position - (int(self._ends[file - 1]) if file else 0), offset, end - offset - OVERHEAD_BYTES
+        ends, entry = self._ends_list, self._borders.item
+        file = bisect_right(ends, position)
+        offset = entry(position + file)
+        number = position - (ends[file - 1] if file else 0)
+        return file, number, offset, entry(position + file + 1) - offset - OVERHEAD_BYTES
 
     def block_starts(self, positions: range | _Integers, block_bytes: int) -> _Integers:
         """Of a sequence of positions, the first place in it of each block; see `block_shuffle.block_starts`."""

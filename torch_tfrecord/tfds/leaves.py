@@ -24,7 +24,7 @@ from torch_tfrecord.images.codec import image_size
 from torch_tfrecord.parsing.columns import Column, read_each, reserve_for_values, rows_of
 from torch_tfrecord.parsing.wants import Want
 from torch_tfrecord.tfds.elements import Element, EncodedTensor
-from torch_tfrecord.values.containers import Nested, jagged_tensor, split_lists, wrap_nested
+from torch_tfrecord.values.containers import Nested, split_lists
 from torch_tfrecord.values.dtypes import BYTES_LIST, INT64_LIST
 
 __all__ = ["MAX_LENGTH", "BoxLeaf", "Leaf"]
@@ -115,7 +115,7 @@ class Leaf:
         values = column.strings(bytes) if self.element.kind == BYTES_LIST else column.values
         counts = np.diff(column.offsets)
         if isinstance(values, np.ndarray):
-            reserve_for_values(self.wants[0], values.nbytes, counts)
+            reserve_for_values(self.wants[0], values.nbytes, column.offsets)
         if not self.lengths:
             return self._ones(values, counts, column)
         if len(self.lengths) == 1 and not self.element.is_joint:
@@ -142,7 +142,7 @@ class Leaf:
         if isinstance(rows, list):
             return split_lists(rows, [_splits(totals).tolist()])
         if self.lengths[0] is None and rows.dim() == 1:
-            return jagged_tensor(rows, _splits(totals))
+            return Nested(rows, (_splits(totals),))
         if (totals == totals[0]).all():
             return rows.reshape(len(totals), totals[0], *rows.shape[1:])
         return list(torch.split(rows, totals.tolist()))
@@ -228,7 +228,7 @@ def _nest(rows: Any, outer: _Ints, row_lengths: Sequence[_Ints]) -> Any:
     """Rows of rows of several records, from how many outermost rows each has, and the lengths of all rows."""
     splits = [_splits(outer), *map(_splits, row_lengths)]
     if isinstance(rows, torch.Tensor):
-        return wrap_nested(Nested(rows.as_subclass(torch.Tensor), tuple(splits)))
+        return Nested(rows.as_subclass(torch.Tensor), tuple(splits))
     return split_lists(rows, [split.tolist() for split in splits])
 
 
