@@ -282,15 +282,15 @@ class BoxLeaf(Leaf):
         bbox_format = str(self._format)
         if sizes[0] is None and not bbox_format.startswith("REL_"):
             return [*rows]
-        counts = [row.numel() // 4 for row in rows]
-        boxes = torch.cat([row.reshape(-1, 4) for row in rows])
+        parts = [row.numpy().reshape(-1, 4) for row in rows]
+        counts, boxes = [*map(len, parts)], np.concatenate(parts)
         if bbox_format.endswith("YXYX"):
             boxes = boxes[:, [1, 0, 3, 2]]
         if bbox_format.startswith("REL_") and sizes[0] is not None:
-            scales = torch.tensor([size[::-1] * 2 for size in sizes if size is not None], dtype=boxes.dtype)
-            boxes *= scales.repeat_interleave(torch.tensor(counts), 0)
+            scales = np.array([size[::-1] * 2 for size in sizes if size is not None], boxes.dtype)
+            boxes = boxes * scales.repeat(counts, axis=0)
         kind = "XYWH" if bbox_format == "XYWH" else "XYXY"
-        found = zip(torch.split(boxes, counts), sizes, strict=True)
+        found = zip(torch.split(torch.from_numpy(boxes), counts), sizes, strict=True)
         return [tv_tensors.BoundingBoxes(part, format=kind, canvas_size=size or (1, 1)) for part, size in found]
 
 
