@@ -94,7 +94,8 @@ def _cut(leaf: Leaf, lists: Mapping[str, Any], num_steps: int) -> dict[str, _Par
         want = Want(key, f"{key}/ragged_row_lengths_{level}", INT64_LIST, "sizes")
         rows = _of_kind(want, _found(want, lists))
         if len(rows) != at[-1] or (rows < 0).any():
-            raise ParseError(f"expected {at[-1]} row lengths of level {level}, of at least 0, got {len(rows)} of any")
+            least = f" with {rows.min()}" if (rows < 0).any() else ""
+            raise ParseError(f"expected {at[-1]} row lengths of level {level}, of at least 0, got {len(rows)}{least}")
         if level:
             parts[f"{key}/ragged_row_lengths_{level - 1}"] = _Part(rows, at)
         at = np.concatenate([[0], np.minimum(rows, MAX_LENGTH).cumsum()])[at]
