@@ -27,7 +27,7 @@ from torch_tfrecord.tfds.elements import Element, EncodedTensor
 from torch_tfrecord.values.containers import Nested, split_lists
 from torch_tfrecord.values.dtypes import BYTES_LIST, INT64_LIST
 
-__all__ = ["MAX_LENGTH", "BoxLeaf", "Leaf"]
+__all__ = ["MAX_LENGTH", "BoxLeaf", "Leaf", "running_sum"]
 
 _Ints: TypeAlias = "npt.NDArray[np.int64]"
 _THERE, _LACKING = 0, 1  # as of Column.missing
@@ -86,14 +86,18 @@ class Leaf:
 
     def _read(self, columns: Sequence[Column]) -> Any:
         num_records = len(columns[0].offsets) - 1
+        if num_records == 1:
+            return self._together(columns, [0 if item.missing is None else int(item.missing[0]) for item in columns])
+        is_joint = self.element.is_joint or len(self.lengths) < 2
+        if is_joint and num_records and columns[0].missing is None:
+            return self._plain(columns[0])
         missing = np.zeros((len(columns), num_records), np.uint8)
         for place, column in enumerate(columns):
             if column.missing is not None:
                 missing[place] = column.missing
         if self.lengths and len(columns) == 1:
             missing[missing == _LACKING] = _THERE  # as TFDS: a sequence that is missing is empty
-        is_joint = self.element.is_joint or len(self.lengths) < 2
-        if num_records == 1 or (num_records and is_joint and (missing == missing[:, :1]).all()):
+        if is_joint and num_records and (missing == missing[:, :1]).all():
             return self._together(columns, missing[:, 0].tolist())
         return read_each(lambda row: rows_of(self._read(_row(columns, row)))[0], range(num_records))
 
@@ -113,7 +117,7 @@ class Leaf:
 
     def _plain(self, column: Column) -> Any:
         values = column.strings(bytes) if self.element.kind == BYTES_LIST else column.values
-        counts = np.diff(column.offsets)
+        counts = _counts(column)
         if isinstance(values, np.ndarray):
             reserve_for_values(self.wants[0], values.nbytes, column.offsets)
         if not self.lengths:
@@ -175,11 +179,11 @@ class Leaf:
     def _ragged(self, columns: Sequence[Column], missing: Sequence[int]) -> Any:
         flat, *row_lengths = columns
         values = flat.strings(bytes) if self.element.kind == BYTES_LIST else flat.values
-        rows, totals = self._rows(values, np.diff(flat.offsets))
+        rows, totals = self._rows(values, _counts(flat))
         for place, is_missing in enumerate(missing[1:], 2):
             if is_missing:
                 raise self.wants[place].lacking()
-        counts = [np.diff(column.offsets) for column in row_lengths]
+        counts = [_counts(column) for column in row_lengths]
         for level, (column, found) in enumerate(zip(row_lengths, [*counts[1:], totals], strict=True)):
             _check_row_lengths(level, column.values, column.offsets, found)
             self._check_lengths(column.values, level + 1)
@@ -218,8 +222,8 @@ class Leaf:
 def _check_row_lengths(level: int, lengths: _Ints, bounds: _Ints, counts: _Ints) -> None:
     """Check that each record's row lengths are of as many rows as it has in the next level; worded for one record."""
     # Bounded before they are added up, since a sum that wraps around might look right.
-    sums = np.concatenate([[0], np.clip(lengths, 0, MAX_LENGTH).cumsum()])[bounds]
-    if (np.diff(sums) != counts).any() or (lengths < 0).any():
+    sums = running_sum(np.minimum(lengths, MAX_LENGTH))[bounds]
+    if (sums[1:] - sums[:-1] != counts).any() or (lengths < 0).any():
         found = sum(lengths.tolist())
         raise ParseError(f"expected row lengths of level {level} that sum to {counts.sum()}, got {found}")
 
@@ -232,8 +236,21 @@ def _nest(rows: Any, outer: _Ints, row_lengths: Sequence[_Ints]) -> Any:
     return split_lists(rows, [split.tolist() for split in splits])
 
 
+def _counts(column: Column) -> _Ints:
+    """How many values each record has."""
+    found: _Ints = column.offsets[1:] - column.offsets[:-1]
+    return found
+
+
+def running_sum(lengths: _Ints) -> _Ints:
+    """Where rows of these lengths begin and end."""
+    ends = np.zeros(len(lengths) + 1, np.int64)
+    lengths.cumsum(out=ends[1:])
+    return ends
+
+
 def _splits(lengths: _Ints) -> torch.Tensor:
-    return torch.from_numpy(np.concatenate([[0], lengths.cumsum()]))
+    return torch.from_numpy(running_sum(lengths))
 
 
 def _row(columns: Sequence[Column], row: int) -> list[Column]:

@@ -14,7 +14,7 @@ from torch_tfrecord.parsing.columns import Column, rows_of
 from torch_tfrecord.parsing.wants import LackingError, Want
 from torch_tfrecord.tfds.episode_reader import Frames
 from torch_tfrecord.tfds.leaf_table import LeafPlace, make_element
-from torch_tfrecord.tfds.leaves import MAX_LENGTH, Leaf
+from torch_tfrecord.tfds.leaves import MAX_LENGTH, Leaf, running_sum
 from torch_tfrecord.values.dtypes import BYTES_LIST, FLOAT_LIST, INT64_LIST
 
 __all__ = ["LeafLists", "list_keys", "values_per_step"]
@@ -40,10 +40,22 @@ def list_keys(leaf: LeafPlace) -> list[str]:
 
 
 class _Part(NamedTuple):
-    """Of a list what each record has: from where to where."""
+    """Of a list what each record has: rows of equally many values.
+
+    Attributes:
+        values: The list.
+        row_values: Values of a row.
+        ends: Where each record's rows begin and end; None for one row each.
+    """
 
     values: Any
-    bounds: _Ints
+    row_values: int
+    ends: _Ints | None = None
+
+    def bounds(self, first: int, stop: int) -> _Ints:
+        """Where the values of the records `first` to `stop` - 1 begin and end."""
+        rows = np.arange(first, stop + 1) if self.ends is None else self.ends[first : stop + 1]
+        return rows * self.row_values
 
 
 class LeafLists:
@@ -61,7 +73,7 @@ class LeafLists:
     def __init__(self, leaf: Leaf, lists: Mapping[str, Any], num_steps: int | None = None) -> None:
         self._leaf, self._lists = leaf, lists
         if num_steps is None:
-            self._parts = {key: _Part(values, np.array([0, len(values)])) for key, values in lists.items()}
+            self._parts = {key: _Part(values, len(values)) for key, values in lists.items()}
         else:
             self._parts = _cut(leaf, lists, num_steps)
 
@@ -85,41 +97,37 @@ class LeafLists:
 
 def _cut(leaf: Leaf, lists: Mapping[str, Any], num_steps: int) -> dict[str, _Part]:
     """Each step's part of the lists, by the keys that a record would have that held this step alone."""
-    key, at = leaf.key, np.arange(num_steps + 1)
+    key, ends, total = leaf.key, None, num_steps
     if key in lists or f"{key}/ragged_row_lengths_0" not in lists:
         keys = (key, f"{key}/shape", f"{key}/value")
-        return {each: _shares(lists[each], at) for each in keys if each in lists}
+        return {each: _shares(lists[each], total) for each in keys if each in lists}
     parts: dict[str, _Part] = {}
     for level in range(len(leaf.lengths)):
-        want = Want(key, f"{key}/ragged_row_lengths_{level}", INT64_LIST, "sizes")
-        rows = _of_kind(want, _found(want, lists))
-        if len(rows) != at[-1] or (rows < 0).any():
-            least = f" with {rows.min()}" if (rows < 0).any() else ""
-            raise ParseError(f"expected {at[-1]} row lengths of level {level}, of at least 0, got {len(rows)}{least}")
+        lengths = _found(Want(key, f"{key}/ragged_row_lengths_{level}", INT64_LIST, "sizes"), lists)
+        if len(lengths) != total or (lengths < 0).any():
+            least = f" with {lengths.min()}" if (lengths < 0).any() else ""
+            raise ParseError(f"expected {total} row lengths of level {level}, of at least 0, got {len(lengths)}{least}")
         if level:
-            parts[f"{key}/ragged_row_lengths_{level - 1}"] = _Part(rows, at)
-        at = np.concatenate([[0], np.minimum(rows, MAX_LENGTH).cumsum()])[at]
+            parts[f"{key}/ragged_row_lengths_{level - 1}"] = _Part(lengths, 1, ends)
+        below = running_sum(np.minimum(lengths, MAX_LENGTH))
+        ends, total = below if ends is None else below[ends], int(below[-1])
     flat = Want(key, f"{key}/ragged_flat_values", leaf.element.kind, leaf.element.what)
-    return {**parts, flat.key if parts else key: _shares(_found(flat, lists), at)}
+    if flat.key not in lists:
+        raise flat.missing(lists)
+    return {**parts, flat.key if parts else key: _shares(lists[flat.key], total, ends)}
 
 
 def _found(want: Want, lists: Mapping[str, Any]) -> Any:
     if want.key not in lists:
         raise want.missing(lists)
-    return lists[want.key]
+    return _of_kind(want, lists[want.key])
 
 
-def _shares(values: Any, at: _Ints) -> _Part:
-    """A list that holds rows of equally many values: where those of each record begin and end.
-
-    Args:
-        values: The list.
-        at: Where each record's rows begin and end.
-    """
-    total = int(at[-1])
-    if len(values) % total if total and len(values) else total:
+def _shares(values: Any, total: int, ends: _Ints | None = None) -> _Part:
+    """A list that holds so many rows of equally many values; `ends` as of `_Part`."""
+    if total and len(values) % total:
         raise ParseError(f"expected a multiple of {total} values, got {len(values)}")
-    return _Part(values, at * (len(values) // total if total else 0))
+    return _Part(values, len(values) // total if total else 0, ends)
 
 
 def _column(want: Want, part: _Part | None, first: int, stop: int) -> Column:
@@ -127,14 +135,17 @@ def _column(want: Want, part: _Part | None, first: int, stop: int) -> Column:
         num_records = stop - first
         values = np.zeros((0, 2) if want.kind == BYTES_LIST else 0, np.float32 if want.kind == FLOAT_LIST else np.int64)
         return Column(values, np.zeros(num_records + 1, np.int64), np.ones(num_records, np.uint8), b"")
-    begin, end = part.bounds[[first, stop]].tolist()
-    offsets = part.bounds[first : stop + 1] - begin
+    offsets = part.bounds(first, stop)
+    begin, end = offsets[[0, -1]].tolist()
+    offsets = offsets - begin
     found = _of_kind(want, part.values)
     if want.kind != BYTES_LIST:
         return Column(found[begin:end].copy(), offsets, None, b"")
     strings = found.read(begin, end) if isinstance(found, Frames) else found[begin:end]
-    lengths = np.array([*map(len, strings)], np.int64)
-    return Column(np.stack([lengths.cumsum() - lengths, lengths], axis=1), offsets, None, b"".join(strings))
+    spans = np.empty((len(strings), 2), np.int64)
+    spans[:, 1] = [*map(len, strings)]
+    spans[:, 0] = spans[:, 1].cumsum() - spans[:, 1]
+    return Column(spans, offsets, None, b"".join(strings))
 
 
 def _of_kind(want: Want, values: Any) -> Any:
