@@ -4,6 +4,7 @@
     python benchmarks/environments.py                    # the peers, each in a virtual environment of its own
     python benchmarks/compare.py all --photos PHOTOS     # or one of the tables: tabular, tokens, embeddings, raw, ...
     python benchmarks/compare.py all --photos PHOTOS --update-docs
+    python benchmarks/compare.py doors --rows ds_i,tokens    # every way into training; rows as doors.py names them
 
 Before the clock starts every side runs an epoch whose output is compared with ours: the same values, dtypes, shapes;
 for random crops the same layout, mean and deviation. A peer that is not installed is reported as missing. Results go to
@@ -20,12 +21,14 @@ from typing import Any
 
 from chart import draw_comparison, draw_scaling
 from corpus import Corpora
+from door_report import door_table
+from doors import only_rows
 from environments import DEFAULT_FOLDER, Environments
 from report import NAMES, provenance, replace_block, side_table, summary_table
 from runner import Pace, run_workload
 from scaling import measure_scaling, scaling_table
 from startup import measure_startup, startup_table
-from workloads import WORKLOADS
+from workloads import WORKLOADS, Workload
 
 _ROOT = Path(__file__).parent.parent
 _TABLES = sorted({workload.table for workload in WORKLOADS.values()})
@@ -48,6 +51,9 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--fraction", type=float, default=1.0, help="of the records, for trying it out (default 1)")
     parser.add_argument("--sides", nargs="+", choices=[*NAMES], default=[*NAMES], help="only these (default all)")
     parser.add_argument("--variants", type=int, default=99, help="only the first of each side (default all)")
+    parser.add_argument(
+        "--rows", type=lambda text: text.split(","), help="of doors and random: only these (see doors.py)"
+    )
     parser.add_argument("--update-docs", action="store_true", help="write tables and charts into docs/")
     return parser.parse_args()
 
@@ -60,12 +66,15 @@ def main() -> None:
     environments = Environments(arguments.environments, dict(one.split("=", 1) for one in arguments.python))
     pace = Pace(arguments.rounds, arguments.seconds, 4 * arguments.seconds, os.cpu_count() or 1)
     chosen = dict.fromkeys(arguments.sides, arguments.variants)
-    for name, workload in WORKLOADS.items():
-        if workload.table in wanted:
-            print(f"\n== {name}", flush=True)
-            results[name] = run_workload(workload, corpora, environments, pace, chosen)
-            print(summary_table({name: results[name]}), side_table({name: results[name]}), sep="\n\n", flush=True)
-            save(arguments.results, results)
+    for name, workload in chosen_workloads(wanted, arguments.rows).items():
+        print(f"\n== {name}", flush=True)
+        result = run_workload(workload, corpora, environments, pace, chosen)
+        summary = door_table({name: result}) if workload.has_doors else summary_table({name: result})
+        print(summary, side_table({name: result}), sep="\n\n", flush=True)
+        if arguments.rows and workload.has_doors:  # a part of a table replaces none
+            continue
+        results[name] = result
+        save(arguments.results, results)
     for name, measure in {"scaling": measure_scaling, "startup": measure_startup}.items():
         if name in wanted:
             print(f"\n== {name}", flush=True)
@@ -75,8 +84,23 @@ def main() -> None:
         update_docs(results)
 
 
+def chosen_workloads(wanted: set[str], rows: list[str] | None) -> dict[str, Workload]:
+    """The workloads of the tables, of those with rows of their own only the rows that were asked for."""
+    workloads = {name: workload for name, workload in WORKLOADS.items() if workload.table in wanted}
+    if rows is None:
+        return workloads
+    found = {name: only_rows(one, rows) if one.has_doors else one for name, one in workloads.items()}
+    if not any(found.values()):
+        raise SystemExit(f"--rows: expected rows or workloads of doors.py, got {', '.join(rows)}")
+    return {name: workload for name, workload in found.items() if workload is not None}
+
+
 def save(path: Path, results: dict[str, Any]) -> None:
     path.write_text(json.dumps(results, indent=1) + "\n")
+
+
+def has_doors(name: str) -> bool:
+    return name in WORKLOADS and WORKLOADS[name].has_doors
 
 
 def update_docs(results: dict[str, Any]) -> None:
@@ -85,7 +109,9 @@ def update_docs(results: dict[str, Any]) -> None:
     page = docs / "performance.md"
     draw_comparison(results, docs / "comparison.png")
     replace_block(page, "summary", f"{summary_table(results)}\n\n{provenance(results)}")
-    replace_block(page, "sides", side_table(results))
+    replace_block(page, "sides", side_table({name: one for name, one in results.items() if not has_doors(name)}))
+    if any(map(has_doors, results)):
+        replace_block(page, "doors", f"{door_table(results)}\n\n{provenance(results, doors=True)}")
     if "scaling" in results:
         draw_scaling(results["scaling"], docs / "scaling.png")
         replace_block(page, "scaling", scaling_table(results["scaling"]))

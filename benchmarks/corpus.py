@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from door_corpora import DOOR_COUNTS, DOOR_MAKERS, write_tfds
 from pictures import encoded_pictures
 
 from torch_tfrecord import TFRecordWriter, build_index, encode_example
@@ -16,7 +17,8 @@ from torch_tfrecord.records.sidecar import sidecar_path, write_sidecar
 __all__ = ["COUNTS", "Corpora", "repeat_file", "write_records"]
 
 # Records of each file at full size.
-COUNTS = {"tabular": 200_000, "tokens": 5_000, "embeddings": 20_000, "images": 2_048}
+COUNTS = {"tabular": 200_000, "tokens": 5_000, "embeddings": 20_000, "images": 2_048, **DOOR_COUNTS}
+_PICTURES = ("images", "few-images")
 
 
 class Corpora:
@@ -36,12 +38,17 @@ class Corpora:
     def count(self, name: str) -> int:
         """Records of a file; whole batches of images, since DALI fills its last batch up."""
         count = max(int(COUNTS[name] * self.fraction), 64)
-        return count // 64 * 64 if name == "images" else count
+        return count // 64 * 64 if name in _PICTURES else count
 
     def path(self, name: str) -> Path:
-        """The file, its index beside it, and the text index that DALI and the package tfrecord read."""
+        """The file, its index beside it, and the text index that DALI and the package tfrecord read.
+
+        Of "tfds" the directory, of one version.
+        """
         count = self.count(name)
-        source = f"-{_digest_of(self.photos)}" if name == "images" else ""
+        if name == "tfds":
+            return self._tfds(count)
+        source = f"-{_digest_of(self.photos)}" if name in _PICTURES else ""
         path = self.folder / f"{name}-{count}{source}.tfrecord"
         if not path.exists():
             print(f"writing {path}", flush=True)
@@ -49,8 +56,15 @@ class Corpora:
             write_records(path, self._records(name, count))
         return path
 
+    def _tfds(self, count: int) -> Path:
+        directory = self.folder / f"drawn_{count}" / "1.0.0"
+        if not directory.exists():
+            print(f"writing {directory}", flush=True)
+            write_tfds(directory, count)
+        return directory
+
     def _records(self, name: str, count: int) -> Iterator[bytes]:
-        if name == "images":
+        if name in _PICTURES:
             return _images(count, self.photos)
         return _MAKERS[name](np.random.default_rng(0), count)
 
@@ -109,7 +123,9 @@ def _images(count: int, photos: Path | None) -> Iterator[bytes]:
 _MAKERS: dict[str, Callable[[np.random.Generator, int], Iterator[bytes]]] = {
     "tabular": _tabular,
     "tokens": _tokens,
+    "many-tokens": _tokens,
     "embeddings": _embeddings,
+    **DOOR_MAKERS,
 }
 
 

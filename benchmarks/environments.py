@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
+import tempfile
 import venv
 from functools import cache
 from pathlib import Path
@@ -21,16 +23,24 @@ __all__ = ["DEFAULT_FOLDER", "Environments", "versions_in"]
 DEFAULT_FOLDER = Path("~/.cache/torch_tfrecord_benchmarks/environments").expanduser()
 
 REQUIREMENTS = {
-    "tensorflow": ["tensorflow-cpu==2.21.*"],
+    "tensorflow": ["tensorflow-cpu==2.21.*", "tensorflow-datasets==4.9.*"],
     "dali": ["nvidia-dali-cuda120==2.*", "numpy"],
     "tfrecord": ["tfrecord==1.14.6", "torch", "torchvision", "pillow"],
+    "random": ["tfr-reader==1.1.0", "tfd-utils==1.3.0", "array-record==0.8.*"],
 }
+# Sides that share an environment.
+_HOMES = {"tfr_reader": "random", "tfd_utils": "random", "array_record": "random"}
+# tfr-reader is built where it is installed, and not by the newest Cython.
+_CONSTRAINTS = {"random": "cython<3.1"}
 # The packages whose versions belong into the results; the first one is the peer itself.
 _PACKAGES = {
     "ours": ["torch-tfrecord", "torch", "torchvision", "torchcodec", "numpy", "protobuf", "pillow"],
-    "tensorflow": ["tensorflow-cpu", "numpy"],
+    "tensorflow": ["tensorflow-cpu", "tensorflow-datasets", "numpy"],
     "dali": ["nvidia-dali-cuda120", "nvidia-nvimgcodec-cu12", "numpy"],
     "tfrecord": ["tfrecord", "torch", "protobuf", "numpy"],
+    "tfr_reader": ["tfr-reader"],
+    "tfd_utils": ["tfd-utils", "protobuf"],
+    "array_record": ["array-record"],
 }
 _ASK = """
 import importlib.metadata, json, platform, sys
@@ -60,7 +70,9 @@ class Environments:
         """The interpreter, or None where the peer is not installed anywhere."""
         if side == "ours":
             return sys.executable
-        for candidate in (self._given.get(side), str(self._folder / side / "bin" / "python"), sys.executable):
+        home = _HOMES.get(side, side)
+        given = self._given.get(side, self._given.get(home))
+        for candidate in (given, str(self._folder / home / "bin" / "python"), sys.executable):
             if candidate and Path(candidate).exists() and _PACKAGES[side][0] in versions_in(candidate, side):
                 return candidate
         return None
@@ -79,7 +91,12 @@ def make(peer: str, folder: Path) -> None:
     path = folder / peer
     print(f"{path}: {' '.join(REQUIREMENTS[peer])}", flush=True)
     venv.create(path, with_pip=True)
-    subprocess.run([str(path / "bin" / "python"), "-m", "pip", "install", "--quiet", *REQUIREMENTS[peer]], check=True)
+    with tempfile.NamedTemporaryFile("w", suffix=".txt") as constraints:
+        constraints.write(_CONSTRAINTS.get(peer, ""))
+        constraints.flush()
+        command = [str(path / "bin" / "python"), "-m", "pip", "install", "--quiet", *REQUIREMENTS[peer]]
+        also = {"PIP_CONSTRAINT": constraints.name} if peer in _CONSTRAINTS else {}  # for the builds, too
+        subprocess.run(command, check=True, env={**os.environ, **also})
 
 
 def main() -> None:

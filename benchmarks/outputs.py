@@ -9,20 +9,20 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["Outputs", "differences"]
+__all__ = ["MARK", "Columns", "Outputs", "differences"]
 
 Columns = Mapping[str, "np.ndarray | Sequence[Any]"]
 
 # By how much the mean and deviation of random crops may differ between sides, in units of the deviation.
 _TOLERANCE = 0.05
-_MARK = 1024
+MARK = 1024
 
 
 class Outputs:
     """Sums up an epoch of batches.
 
     A row (one record's values of all columns) is hashed to 64 bits. "ordered" has a digest of the rows so far, at each
-    `_MARK` rows and at the end; "unordered" is the sum of all mixed hashes, the same in any order.
+    `MARK` rows and at the end; "unordered" is the sum of all mixed hashes, the same in any order.
 
     Args:
         random_columns: Left out of the hashes; their mean and standard deviation are kept instead.
@@ -34,7 +34,7 @@ class Outputs:
         self._digest = hashlib.blake2b(digest_size=16)
         self._marks: dict[str, str] = {}
         self._sum = 0
-        self._count = 0
+        self.count = 0
         self._moments: dict[str, list[float]] = {name: [0.0, 0.0, 0.0] for name in random_columns}
 
     def add(self, columns: Columns) -> None:
@@ -49,10 +49,10 @@ class Outputs:
             hashes = _row_hashes(column, zlib.crc32(name.encode()))
             rows = hashes if rows is None else _mix(rows) + hashes
         if rows is not None:
-            self._count += len(rows)
+            self.count += len(rows)
             self._digest.update(rows.tobytes())
-            if self._count % _MARK == 0:
-                self._marks[str(self._count)] = self._digest.hexdigest()
+            if self.count % MARK == 0:
+                self._marks[str(self.count)] = self._digest.hexdigest()
             self._sum = (self._sum + int(_mix(rows).sum(dtype=np.uint64))) % (1 << 64)
 
     def summary(self) -> dict[str, Any]:
@@ -62,9 +62,9 @@ class Outputs:
             mean = total / number
             statistics[name] = {"mean": mean, "std": float(np.sqrt(squares / number - mean**2))}
         return {
-            "count": self._count,
+            "count": self.count,
             "layout": self._layout,
-            "ordered": {**self._marks, str(self._count): self._digest.hexdigest()},
+            "ordered": {**self._marks, str(self.count): self._digest.hexdigest()},
             "unordered": f"{self._sum:016x}",
             "statistics": statistics,
         }

@@ -9,9 +9,20 @@ from typing import Any
 
 from workloads import WORKLOADS, Workload
 
-__all__ = ["NAMES", "bar_rows", "best_of", "provenance", "replace_block", "side_table", "summary_table"]
+__all__ = [
+    "NAMES",
+    "bar_rows",
+    "best_of",
+    "provenance",
+    "replace_block",
+    "round_rate",
+    "side_table",
+    "summary_table",
+]
 
-NAMES = {"ours": "torch_tfrecord", "tensorflow": "tf.data", "dali": "DALI", "tfrecord": "tfrecord"}
+# The columns of the summary, and those that only "random" has.
+_COLUMNS = {"ours": "torch_tfrecord", "tensorflow": "tf.data", "dali": "DALI", "tfrecord": "tfrecord"}
+NAMES = {**_COLUMNS, "tfr_reader": "tfr-reader", "tfd_utils": "tfd-utils", "array_record": "ArrayRecord"}
 
 
 def best_of(result: dict[str, Any], side: str) -> dict[str, Any] | None:
@@ -39,16 +50,17 @@ def bar_rows(workload: Workload, result: dict[str, Any]) -> list[tuple[str, floa
 
 def summary_table(results: dict[str, Any]) -> str:
     """One row a workload: every side's best, the ratios and the bars."""
-    lines = ["| work | " + " | ".join(NAMES.values()) + " | ratio | bar | met |", "|---|" + "---|" * (len(NAMES) + 3)]
+    titles = " | ".join(_COLUMNS.values())
+    lines = [f"| work | {titles} | ratio | bar | met |", "|---|" + "---|" * (len(_COLUMNS) + 3)]
     for name, workload in WORKLOADS.items():
-        if name in results:
+        if name in results and not workload.has_doors:
             lines.append(_summary_row(workload, results[name]))
     return "\n".join(lines)
 
 
-def provenance(results: dict[str, Any]) -> str:
+def provenance(results: dict[str, Any], *, doors: bool = False) -> str:
     """When, where and with which versions the tables were measured, and how busy the machine was before."""
-    measured = [results[name] for name in WORKLOADS if name in results]
+    measured = [results[name] for name, one in WORKLOADS.items() if name in results and one.has_doors == doors]
     if not measured:
         return "Nothing was measured yet."
     machines = [result["machine"] for result in measured]
@@ -59,7 +71,8 @@ def provenance(results: dict[str, Any]) -> str:
             versions |= side["versions"]
     last = machines[-1]
     rounds = sorted({len(side["rounds"]) for result in measured for side in result["sides"]})
-    names = ("torch-tfrecord", "tensorflow-cpu", "nvidia-dali-cuda120", "tfrecord", "torch", "torchvision", "protobuf")
+    names = ["torch-tfrecord", "tensorflow-cpu", "nvidia-dali-cuda120", "tfrecord", "torch", "torchvision", "protobuf"]
+    names += ["tensorflow-datasets", "tfr-reader", "tfd-utils", "array-record"]
     listed = ", ".join(f"{name} {versions[name]}" for name in names if name in versions)
     return (
         f"{last['date'][:10]}, {last['processor']}, {last['cores']} cores, Python {last['python']}, {listed}; "
@@ -70,7 +83,7 @@ def provenance(results: dict[str, Any]) -> str:
 
 def _summary_row(workload: Workload, result: dict[str, Any]) -> str:
     cells = []
-    for side in NAMES:
+    for side in _COLUMNS:
         one = best_of(result, side)
         missing = "missing" if side in result["missing"] else "-"
         cells.append(missing if one is None else _rate(workload, result, one))
@@ -89,7 +102,7 @@ def _summary_row(workload: Workload, result: dict[str, Any]) -> str:
 
 
 def _rate(workload: Workload, result: dict[str, Any], one: dict[str, Any]) -> str:
-    rate = f"{_round(one['per_second']):,}/s"
+    rate = f"{round_rate(one['per_second']):,}/s"
     return f"{rate}, {_gigabytes(result, one):.1f} GB/s" if workload.table in ("raw", "index") else rate
 
 
@@ -97,7 +110,7 @@ def _gigabytes(result: dict[str, Any], one: dict[str, Any]) -> float:
     return float(one["per_second"]) * float(result["file_bytes"]) / float(result["records"]) / 1e9
 
 
-def _round(rate: float) -> int:
+def round_rate(rate: float) -> int:
     """Three digits: more would not be repeatable."""
     digits = max(len(str(int(rate))) - 3, 0)
     return int(round(rate, -digits))
@@ -120,8 +133,8 @@ def _side_row(name: str, one: dict[str, Any]) -> str:
         name,
         NAMES[one["side"]],
         one["variant"],
-        f"{_round(one['per_second']):,}",
-        f"{_round(min(rates)):,} to {_round(max(rates)):,}",
+        f"{round_rate(one['per_second']):,}",
+        f"{round_rate(min(rates)):,} to {round_rate(max(rates)):,}",
         f"{one['cpu_seconds_per_1000']:.3g}",
         f"{one['peak_mib']:,.0f}",
         f"{one['worker_peak_mib']:,.0f}" if one["worker_peak_mib"] else "-",

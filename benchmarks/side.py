@@ -47,6 +47,7 @@ class Side:
         drain: One epoch as fast as it goes, for sides that hand out single records; the count is known.
         prepare: Called before the clock starts.
         ordered: Whether the records come in the order of the file.
+        is_single: Whether an item is one sample, which stays as it is while the next ones are made.
     """
 
     items: Callable[[], Iterable[Any]]
@@ -55,3 +56,4 @@ class Side:
     drain: Callable[[], Any] | None = None
     prepare: Callable[[], None] = do_nothing
     ordered: bool = True
+    is_single: bool = False

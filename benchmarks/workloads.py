@@ -1,8 +1,9 @@
-"""What is measured: the records, the batch, and by how much we want to be ahead. Read by every side; no imports."""
+"""What is measured: the records, the batch, and by how much we want to be ahead. Read by every side."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from doors import DOORS
+from workload import Workload
 
 __all__ = ["CROP", "MEAN", "PEERS", "STD", "WORKLOADS", "Workload", "columns_of"]
 
@@ -11,34 +12,7 @@ MEAN = (0.485, 0.456, 0.406)
 STD = (0.229, 0.224, 0.225)
 CROP = 224
 
-PEERS = ("tensorflow", "dali", "tfrecord")
-
-
-@dataclass(frozen=True)
-class Workload:
-    """One row of the table.
-
-    Args:
-        name: What ``compare.py`` calls it.
-        table: The table it belongs to; "index" has three.
-        corpus: Name of the files it reads.
-        title: The row's text.
-        batch_size: Records in a batch; 0 where there are none.
-        variants: By side, the ways it is run; the first of "ours" is the one that the bars are about.
-        bars: By peer, the ratio to its best variant that we want; "best" is the best of all peers.
-        gigabytes_bar: Gigabytes a second that we want, or 0.
-        random_columns: Outputs that are compared by their statistics, since each side draws its own crops.
-    """
-
-    name: str
-    table: str
-    corpus: str
-    title: str
-    batch_size: int
-    variants: dict[str, tuple[str, ...]]
-    bars: dict[str, float] = field(default_factory=dict)
-    gigabytes_bar: float = 0
-    random_columns: tuple[str, ...] = ()
+PEERS = ("tensorflow", "dali", "tfrecord", "random")
 
 
 _LOADERS = {
@@ -47,7 +21,12 @@ _LOADERS = {
     "tfrecord": ("0 workers", "1 worker", "2 workers"),
 }
 _IMAGES = {
-    "ours": ("fused crop, in process", "fused crop, 2 workers", "v2 transforms, 2 workers"),
+    "ours": (
+        "fused crop, in process",
+        "fused crop, 2 workers",
+        "v2 transforms, in process",
+        "v2 transforms, 2 workers",
+    ),
     "dali": ("2 threads",),
 }
 _INDEXES = {"ours": ("build_index",), "tfrecord": ("create_index",)}
@@ -101,17 +80,17 @@ _ALL = (
         random_columns=("image",),
     ),
 )
-WORKLOADS = {workload.name: workload for workload in _ALL}
+WORKLOADS = {workload.name: workload for workload in (*_ALL, *DOORS)}
 
 
 def columns_of(corpus: str) -> dict[str, tuple[str, tuple[int, ...]]]:
     """By feature: "float", "int" or "byte", and its shape."""
     if corpus == "tabular":
         return {f"f{n:02}": ("float", ()) for n in range(13)} | {f"i{n:02}": ("int", ()) for n in range(27)}
-    if corpus == "tokens":
+    if corpus in ("tokens", "many-tokens"):
         return {"tokens": ("int", (2048,))}
     if corpus == "embeddings":
         return {"id": ("int", ()), "embedding": ("float", (1024,))}
-    if corpus == "images":
+    if corpus in ("images", "few-images"):
         return {"image": ("byte", ()), "label": ("int", ())}
     raise ValueError(f"no corpus {corpus!r}")

@@ -19,10 +19,9 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from tqdm import tqdm
-
 from index_tools._arguments import default_jobs
 from torch_tfrecord.errors import TFRecordError
+from torch_tfrecord.progress import ProgressBar
 from torch_tfrecord.records.storage import FileSource, is_remote, open_file
 
 __all__ = ["FileTask", "Outcome", "exit_code", "work_on_files"]
@@ -73,7 +72,7 @@ def work_on_files(
     if num_jobs is None:
         num_jobs = default_jobs() if total_bytes >= _MIN_PARALLEL_BYTES else 1
     num_jobs = min(num_jobs, len(paths))
-    with tqdm(total=total_bytes or None, desc=description, unit="B", unit_scale=True, disable=None, leave=False) as bar:
+    with ProgressBar(total=total_bytes or None, desc=description, unit="B", unit_scale=True) as bar:
         if num_jobs == 1:
             return [_work(task, path, bar.update) for path in paths]
         try:

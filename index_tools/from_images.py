@@ -13,14 +13,13 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from tqdm import tqdm
-
 from index_tools._arguments import add_jobs, add_verb, byte_size, default_jobs, integer
 from index_tools._image_folder import ImageFile, LoadedImage, find_images, load_image
 from index_tools._image_shards import check_output, write_shards
 from index_tools._text import counted, error_text, escape, format_table
 from torch_tfrecord.errors import ImageDecodeError
 from torch_tfrecord.order.ordering import shuffled
+from torch_tfrecord.progress import ProgressBar
 
 __all__ = ["Conversion", "FormatCount", "add_parser", "print_report", "run"]
 
@@ -139,7 +138,7 @@ def run(
     result = Conversion(content.classes, content.num_outside)
     files = shuffled(content.files, seed) if shuffle else list(content.files)
     load = functools.partial(_load_or_error, jpeg_quality=jpeg_quality, drop_alpha=drop_alpha)
-    with tqdm(total=len(files), desc="converting", unit="image", disable=None, leave=False) as bar:
+    with ProgressBar(total=len(files), desc="converting", unit="image") as bar:
         images = _written(_parallel(load, files, num_jobs or default_jobs()), result, bar)
         result.paths, result.labels_path = write_shards(
             images,

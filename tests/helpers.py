@@ -134,3 +134,4 @@ def pure_python(wanted=True):
 def _forget_choice():
     native._is_forced_off.cache_clear()
     native.native_module.cache_clear()
+    native.optional_module.cache_clear()

@@ -27,7 +27,7 @@ def compare(tmp_path, *arguments):
     command += ["--seconds", "0.01", "--cache", tmp_path / "cache", "--environments", tmp_path / "none"]
     done = subprocess.run([*command, "--results", results], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    return done.stdout, json.loads(results.read_text())
+    return done.stdout, json.loads(results.read_text()) if results.exists() else None
 
 
 @pytest.mark.slow
@@ -45,11 +45,21 @@ def test_tables_of_our_side(tmp_path):
     assert compared[0]["layout"] == {"tokens": "int64[2048]"}
 
 
+@pytest.mark.slow
+def test_rows_of_the_doors(tmp_path):
+    output, results = compare(tmp_path, "doors", "random", "--rows", "texts.ds_i,random-100B.raw_64")
+    assert "| `ds[i]` | torch_tfrecord |" in output
+    assert "| 64 raw records | torch_tfrecord |" in output
+    assert "make_dataloader" not in output
+    assert results is None  # a part of a table replaces none
+
+
 @pytest.mark.exhaustive
 @pytest.mark.timeout(900)
 def test_all_other_tables(tmp_path):
     names = ["tabular", "embeddings", "raw", "index", "images", "images-uint8", "scaling", "startup"]
-    output, results = compare(tmp_path, *names)
+    output, results = compare(tmp_path, *names, "doors", "random")
+    assert results["doors-sequences"]["failed"] == {}
     assert {"index-tabular", "index-embeddings", "index-images"} < set(results)
     assert results["index-images"]["sides"][0]["compared"]["layout"] == {"length": "int64[]", "offset": "int64[]"}
     for name, dtype in {"images": "float32", "images-uint8": "uint8"}.items():
@@ -130,6 +140,92 @@ def test_a_side_that_gives_something_else_is_an_error(tmp_path, monkeypatch):
 
     with pytest.raises(runner.SideFailedError, match=r"peer \(v\) on raw differs: count: 3 and 4"):
         runner._check_all([Process(3), Process(4)])
+
+
+def test_a_door_that_fails_is_noted_and_the_others_are_measured(monkeypatch):
+    monkeypatch.syspath_prepend(str(FOLDER))
+    runner, workloads = importlib.import_module("runner"), importlib.import_module("workloads")
+
+    class Process:
+        def __init__(self, variant, digest):
+            workload = workloads.WORKLOADS["random-100B"]
+            names = {"side": "ours", "variant": variant, "workload_name": "random-100B", "workload": workload}
+            self.job, self.digest = type("Job", (), names), digest
+
+        def check(self, most):
+            if self.digest is None:
+                raise runner.SideFailedError("Traceback:\n  of many lines\nValueError: why\n")
+            same = {"layout": {}, "statistics": {}, "ordered_run": True, "whole": True, "count": 3}
+            return {**same, "ordered": {"3": self.digest}}
+
+    raw, parsed, failing, other = (
+        Process("raw", "a"),
+        Process("example", "b"),
+        Process("raw_64", None),
+        Process("raw_1024", "b"),
+    )
+    sides, failed = [raw, parsed, failing, other], {}
+    assert len(runner._check_doors(sides, failed)) == 2
+    assert sides == [raw, parsed]
+    assert failed["ours, raw_64"] == "ValueError: why"
+    assert failed["ours, raw_1024"] == "ours (raw_1024) on random-100B differs: the first 3 rows"
+
+
+class TestDoors:
+    """Which rows run, and what is said of them."""
+
+    @pytest.fixture
+    def modules(self, monkeypatch):
+        monkeypatch.syspath_prepend(str(FOLDER))
+        return {name: importlib.import_module(name) for name in ("doors", "door_report", "workload", "workloads")}
+
+    def test_rows_bring_what_they_are_held_against(self, modules):
+        only_rows, scalars = modules["doors"].only_rows, modules["workloads"].WORKLOADS["doors-scalars"]
+        chosen = only_rows(scalars, ["ds_i", "tokens"])
+        singles = ("parse_single_example", "parse_single_example, batched")
+        assert chosen.variants == {"ours": ("ds_i", "its_tensors"), "tensorflow": singles}
+        assert len(chosen.doors) == 2
+        assert only_rows(scalars, ["scalars"]) == scalars
+        assert only_rows(scalars, ["scalars.collate"]).variants["ours"] == ("collate",)
+        assert only_rows(scalars, ["tokens", "tokens.ds_i"]) is None
+
+    def test_every_bar_names_variants_that_there_are(self, modules):
+        for workload in modules["workloads"].WORKLOADS.values():
+            for bar in workload.doors:
+                assert {*bar.ours} <= {*workload.variants["ours"]}
+                assert {*bar.variants} <= {*workload.variants[bar.side]}
+
+    @pytest.mark.parametrize(
+        ("arguments", "said"),
+        [
+            ((("a",), "tensorflow", ("x", "y"), 5), "at least 5 times tf.data (x or y): 10x ok"),
+            ((("a",), "tensorflow", ("y",), 20.5), "at least 20.5 times tf.data (y): 20x missed"),
+            ((("a", "b"), "dali", ("z",), 1.2), None),
+            ((("b",), "tensorflow", ("x",), 2), "at least 2 times tf.data (x): failed"),
+            (
+                (("a",), "ours", ("its_tensors",), 1 / 1.5, True),
+                "at most 1.5 times the cost of only making the tensors of `ds[i]`: 2.0x missed",
+            ),
+        ],
+    )
+    def test_a_bar_in_words(self, modules, arguments, said):
+        rates = {("ours", "a"): 1000, ("ours", "its_tensors"): 2000, ("tensorflow", "x"): 100, ("tensorflow", "y"): 50}
+        assert modules["door_report"].judge(modules["workload"].Bar(*arguments), rates) == said
+
+    def test_the_table(self, modules):
+        def side(name, variant, rate):
+            return {"side": name, "variant": variant, "per_second": rate, "cpu_seconds_per_1000": 0.0123}
+
+        sides = [side("ours", "make_dataloader", 123_456), side("tensorflow", "ragged", 1000)]
+        result = {"sides": sides, "missing": [], "failed": {"ours, torch_collate": "ValueError: why"}}
+        lines = modules["door_report"].door_table({"doors-texts": result, "scaling": {}}).splitlines()
+        held = "at least 3 times tf.data (ragged or sparse)"
+        assert lines[2] == f"| `make_dataloader(num_workers=0)` | torch_tfrecord | 123,000 | 12.3 | {held}: 123x ok |"
+        assert (
+            lines[3]
+            == f"| `DataLoader(TFRecordDataset)`, torch's collate | torch_tfrecord | failed | - | {held}: failed |"
+        )
+        assert lines[4:] == ["| ragged | tf.data | 1,000 | 12.3 |  |"]
 
 
 def test_the_report(tmp_path, monkeypatch):

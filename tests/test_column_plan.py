@@ -50,7 +50,7 @@ def twin_of(features):
 def twin_plan(readers):
     plan = ColumnPlan(readers)
     for part in plan.parts:
-        part._core = None
+        part.core = None
     return plan
 
 

@@ -233,3 +233,96 @@ print([file.read(1, 0) for file in files] == [b"%d" % number for number in range
 """
     done = run(program, tmp_path)
     assert done.stdout == "True\n", done.stderr
+
+
+ELSEWHERE = """
+import os, resource, sys, warnings
+import torch, torch_tfrecord as tfr
+from torch_tfrecord import tfds
+warnings.simplefilter("ignore")
+folder = sys.argv[1]
+def write_one(name):
+    with tfr.TFRecordWriter(f"{folder}/{name}") as writer:
+        writer.write({"a": 1})
+def write_set(name):
+    with tfr.ShardedTFRecordWriter(f"{folder}/{name}-set", num_shards=2) as writer:
+        writer.write({"a": 1})
+def write_tfds(name):
+    tfds.write(f"{folder}/{name}-tfds/1.0.0", {"train": [{"a": 1}]}, {"a": tfds.features.Scalar("int64")}, name="toy")
+actions = {
+    "writer": write_one,
+    "shards": write_set,
+    "index": lambda name: index.save(f"{folder}/{name}-index"),
+    "folder": lambda name: tfr.TFRecordIterableDataset(f"{folder}/data"),
+    "glob": lambda name: tfr.TFRecordIterableDataset(f"{folder}/data/*.tfrecord"),
+    "tfds.write": write_tfds,
+    "tfds.info": lambda name: tfds.info(f"{folder}/toy-tfds"),
+}
+os.mkdir(f"{folder}/data")
+write_one("data/one.tfrecord")
+write_tfds("toy")
+index = tfr.build_index(f"{folder}/data/one.tfrecord")
+for action in actions.values():  # what they import is imported
+    action("before")
+resource.setrlimit(resource.RLIMIT_NOFILE, (32, 32))
+found = {}
+for name, action in actions.items():
+    taken = []
+    try:
+        while True:
+            taken.append(os.open("/dev/null", os.O_RDONLY))
+    except OSError:
+        pass
+    try:
+        action("after")
+        found[name] = "no error"
+    except OSError as error:
+        found[name] = str(error)
+    finally:
+        [os.close(number) for number in taken]
+for name, text in found.items():
+    print(name, text)
+print(sorted(os.listdir(folder)))
+"""
+
+
+def test_who_writes_or_lists_names_the_limit(tmp_path):
+    done = run(ELSEWHERE, tmp_path)
+    assert done.returncode == 0, done.stderr
+    *lines, left = done.stdout.splitlines()
+    limit = "[Errno 24] Too many open files (this process may open 32: RLIMIT_NOFILE, `ulimit -n`, up to 32)"
+    assert [line.split()[0] for line in lines] == [
+        "writer", "shards", "index", "folder", "glob", "tfds.write", "tfds.info",
+    ]  # fmt: skip
+    for line in lines:
+        name, text = line.split(" ", 1)
+        assert text.startswith(f"{limit}: '{tmp_path}"), (name, text)
+    assert "after" not in left.replace("'after-tfds'", "")  # its folder, empty
+
+
+RLDS = """
+import resource, sys, threading
+import numpy as np, torch
+from torch_tfrecord import ReadAheadLoader, tfds
+f = tfds.features
+features = {"steps": f.Dataset({"number": f.Scalar("int64"), "frame": f.Tensor((200,), "uint8", encoding="bytes")})}
+def episode(number):
+    frames = np.full((100, 200), number, np.uint8)
+    return {"steps": {"number": np.arange(100) + 100 * number, "frame": frames}}
+resource.setrlimit(resource.RLIMIT_NOFILE, (32, 32))
+samples = {"train": (episode(number) for number in range(80))}
+tfds.write(sys.argv[1] + "/toy/1.0.0", samples, features, name="toy", num_shards=80)
+ds = tfds.RLDSDataset(sys.argv[1] + "/toy", "train", cache_bytes=0)
+loader = ReadAheadLoader(ds, batch_size=64, shuffle=True, num_threads=8)
+found = {}
+for batch in loader:
+    for number, frame in zip(batch["number"].tolist(), batch["frame"]):
+        assert (frame == number // 100).all()
+        found[number] = True
+assert len(found) == 8000, len(found)
+"""
+
+
+def test_32_descriptors_are_enough_for_episodes(tmp_path):
+    done = run(RLDS, tmp_path)
+    assert done.returncode == 0, done.stderr[-2000:]

@@ -356,34 +356,59 @@ NO_COLLATE = (
 )
 
 
+def change(sample):
+    sample["more"] = 1
+    return sample
+
+
 @pytest.mark.parametrize("transform", [None, same])
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_no_collate_fn(folder, transform, num_workers):
+    """torch's own makes what ours makes of samples as a dataset gives them."""
     ds = TFRecordDataset(folder / "?", FEATURES, transform=transform)
+    stream = TFRecordIterableDataset(folder / "?", FEATURES, transform=transform)
+    for loader in (
+        DataLoader(ds, 5, num_workers=num_workers),
+        DataLoader(Subset(ds, range(12)), 5, num_workers=num_workers),
+        DataLoader(stream, 5, num_workers=num_workers),
+        ReadAheadLoader(ds, batch_size=5, collate_fn=default_collate),
+        DataLoader(ds, 5, num_workers=num_workers, collate_fn=collate),
+    ):
+        rows = next(iter(loader))["ids"]
+        assert [row.tolist() for row in rows.unbind()] == [[], [0], [0, 1], [], [0]]  # as the README says
+        assert rows.to_padded_tensor(0).tolist() == [[0, 0], [0, 0], [0, 1], [0, 0], [0, 0]]
+        assert rows.offsets().diff().tolist() == [0, 1, 2, 0, 1]
+    batch = next(iter(DataLoader(ds, 5, num_workers=num_workers, collate_fn=PaddedCollate())))
+    assert [row.tolist()[: n % 3] for n, row in enumerate(batch["ids"].unbind())] == [[], [0], [0, 1], [], [0]]
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_no_collate_fn_for_changed_samples(folder, num_workers):
+    """Those are the user's dicts, of which torch stacks what is of one size."""
+    ds = TFRecordDataset(folder / "?", FEATURES, transform=change)
     where = rf" \({place(folder, 1)}\)"
     for dataset in (ds, Subset(ds, range(12))):
         with pytest.raises(ValueError, match=NO_COLLATE.format(0, 1, 1, where)):
             exhaust(DataLoader(dataset, 5, num_workers=num_workers))
     with pytest.raises(ValueError, match=NO_COLLATE.format(0, 1, 1, "")):
-        stream = TFRecordIterableDataset(folder / "?", FEATURES, transform=transform)
-        exhaust(DataLoader(stream, 5, num_workers=num_workers))
+        exhaust(
+            DataLoader(TFRecordIterableDataset(folder / "?", FEATURES, transform=change), 5, num_workers=num_workers)
+        )
     with pytest.raises(ValueError, match=NO_COLLATE.format(0, 1, 1, where)):
         exhaust(ReadAheadLoader(ds, batch_size=5, collate_fn=default_collate))
-    rows = next(iter(DataLoader(ds, 5, num_workers=num_workers, collate_fn=collate)))["ids"]  # as the error says
-    assert [row.tolist() for row in rows.unbind()] == [[], [0], [0, 1], [], [0]]  # as the README says
-    assert rows.to_padded_tensor(0).tolist() == [[0, 0], [0, 0], [0, 1], [0, 0], [0, 0]]
-    assert rows.offsets().diff().tolist() == [0, 1, 2, 0, 1]
-    for collate_fn in (collate, PaddedCollate()):
+    for collate_fn in (collate, PaddedCollate()):  # as the error says
         batch = next(iter(DataLoader(ds, 5, num_workers=num_workers, collate_fn=collate_fn)))
         assert [row.tolist()[: n % 3] for n, row in enumerate(batch["ids"].unbind())] == [[], [0], [0, 1], [], [0]]
+    batch = next(iter(DataLoader(Subset(ds, [1, 4, 7]), 3)))
+    assert (batch["ids"].tolist(), batch["more"].tolist()) == ([[0]] * 3, [1] * 3)
 
 
 def test_no_collate_fn_where_sizes_are_equal(folder):
-    """As before: the third of each batch of three has two ids, and so on."""
+    """Jagged all the same: the third of each batch of three has two ids, and so on."""
     ds = TFRecordDataset(folder / "?", FEATURES)
     order = [1, 4, 7, 2, 5, 8]
     batches = list(DataLoader(Subset(ds, order), 3))
-    assert [batch["ids"].tolist() for batch in batches] == [[[0]] * 3, [[0, 1]] * 3]
+    assert [[row.tolist() for row in batch["ids"].unbind()] for batch in batches] == [[[0]] * 3, [[0, 1]] * 3]
     assert [batch["id"].tolist() for batch in batches] == [order[:3], order[3:]]
     assert len(list(DataLoader(ds, 1))) == 12
     assert len(list(DataLoader(TFRecordIterableDataset(folder / "?", FEATURES), 1))) == 12
@@ -391,15 +416,13 @@ def test_no_collate_fn_where_sizes_are_equal(folder):
     assert [batch["id"].tolist() for batch in DataLoader(stream, 6)] == [[*range(6)], [*range(6, 12)]]
 
 
-def test_no_collate_fn_with_strings_and_tuples(tmp_path):
+def test_no_collate_fn_with_strings(tmp_path):
     write(tmp_path / "a", [{"words": ["x"] * n, "n": n} for n in (2, 2, 3)])
     features = {"words": VarLenFeature(bytes), "n": FixedLenFeature((), torch.int64)}
+    (batch,) = DataLoader(TFRecordDataset(tmp_path / "a", features), 3)
+    assert batch["words"] == [[b"x"] * 2, [b"x"] * 2, [b"x"] * 3]
+    ds = TFRecordDataset(tmp_path / "a", features, transform=change)
     with pytest.raises(ValueError, match=r"^\['words'\]: .* got \[2\] in sample 0, \[3\] in sample 2 \("):
-        exhaust(DataLoader(TFRecordDataset(tmp_path / "a", features), 3))
-    ds = TFRecordDataset(
-        tmp_path / "a", features, transform=lambda sample: (sample["n"], torch.zeros(int(sample["n"])))
-    )
-    with pytest.raises(ValueError, match=r"^\[1\]: .* got \[2\] in sample 0, \[3\] in sample 2 \("):
         exhaust(DataLoader(ds, 3))
 
 
@@ -424,7 +447,8 @@ def test_no_collate_fn_with_strings_and_tuples(tmp_path):
     ],
 )
 def test_wrong_kinds_of_arguments_of_make_dataloader(folder, name, value):
-    kind = "True or False" if name == "drop_last" else "an integer"
+    kinds = {"drop_last": "True or False", "num_threads": "an integer of at least 0"}
+    kind = kinds.get(name, "an integer")
     with pytest.raises(TypeError, match=f"^{name} must be {kind}, got {value!r}"):
         make_dataloader(folder / "?", **({"batch_size": 2} | {name: value}))
 
@@ -444,18 +468,18 @@ def test_wrong_kinds_of_arguments(folder):
         (lambda: TFRecordIterableDataset(folder / "?", drop_last="x"), "drop_last must be True or False, got 'x'"),
         (lambda: TFRecordIterableDataset(folder / "?", rank="0", world_size=2), f"rank {number}, got '0'"),
         (lambda: ReadAheadLoader(ds, num_workers="2"), f"num_workers {number}, got '2'"),
-        (lambda: ReadAheadLoader(ds, num_threads=1.5), f"num_threads {number}, got 1.5"),
+        (lambda: ReadAheadLoader(ds, num_threads=1.5), f"num_threads {number} of at least 0, got 1.5"),
         (lambda: Mixture([ds], seed="a"), f"seed {number}, got 'a'"),
         (lambda: Mixture([ds], shuffle="yes"), "shuffle must be True or False, got 'yes'"),
         (lambda: IterableMixture([ds], seed=None), f"seed {number}, got None"),
+        (lambda: TFRecordIterableDataset(folder / "?", batch_size="3"), f"batch_size {number} of at least 1, got '3'"),
+        (lambda: Mixture([ds], num_samples=1.5), f"num_samples {number} of at least 0, got 1.5"),
     ]:
         with pytest.raises(TypeError, match=f"^{text}"):
             build()
     with pytest.raises(TypeError, match=f"^cache_bytes {number}, got '1'"):
         tfds.RLDSDataset(folder, cache_bytes="1")
     for build, name in [
-        (lambda: TFRecordIterableDataset(folder / "?", batch_size=64.0), "batch_size"),
-        (lambda: Mixture([ds], num_samples=1.5), "num_samples"),
         (lambda: ReadAheadLoader(ds, batch_size=64.0), "batch_size"),
         (lambda: ReadAheadLoader(ds, drop_last="no"), "drop_last"),
         (lambda: ReadAheadLoader(ds, num_threads=-1), "num_threads"),

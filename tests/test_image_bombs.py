@@ -2,6 +2,7 @@
 
 import io
 import re
+import resource
 import struct
 import zlib
 
@@ -287,6 +288,17 @@ def test_normalised_whole_images_have_a_quarter_of_that():
             ImageDecodeError, match=r"at most 44739242 pixels \(max_pixels\), got an image of 6700 x 6700"
         ):
             read()
+
+
+@pytest.mark.parametrize("options", [{}, {"crop": CENTRE}, {"crop": RandomResizedCrop(4)}, {"normalize": NORMAL}])
+def test_the_largest_jpeg_that_a_header_can_claim_takes_no_memory(by, options):
+    data = claiming(65_500, 65_500)
+    assert len(data) < 631
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # KiB
+    for read in [*readings(Image(**options), data), lambda: decode_image(data)]:
+        with pytest.raises(ImageDecodeError, match=r"\(max_pixels\), got an image of 65500 x 65500 = 4290250000"):
+            read()
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 64 << 10
 
 
 def test_images_of_sequences_have_max_pixels_at_most():

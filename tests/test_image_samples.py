@@ -1,6 +1,5 @@
 """Images cropped while they are decoded: decoding the whole image and torchvision's transforms are the oracle."""
 
-import io
 import pickle
 import random
 import sys
@@ -12,8 +11,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from image_kinds import EVERY_KIND, JPEG_KINDS, PHOTO, WHOLE_KINDS, draw, encode, exif
 from PIL import Image as PillowImage
-from PIL import ImageDraw
 from torchvision import tv_tensors
 from torchvision.transforms import InterpolationMode, v2
 from torchvision.transforms.v2 import functional
@@ -50,59 +49,6 @@ NEEDS_LIBJPEG = pytest.mark.skipif(optional_module("jpeg") is None, reason="buil
 NEEDS_NVIMGCODEC = pytest.mark.skipif(image_nvimgcodec.nvimgcodec() is None, reason="nvImageCodec is not installed")
 REGION_DECODERS = [pytest.param("libjpeg", marks=NEEDS_LIBJPEG), pytest.param("nvimgcodec", marks=NEEDS_NVIMGCODEC)]
 CROP = RandomResizedCrop((24, 20), horizontal_flip=0.5, seed=4)
-
-
-# Pictures
-
-
-def draw(height, width, seed=0):
-    """As photographs are: smooth light, a few edges, a little noise."""
-    rng = np.random.default_rng(seed)
-    rows, columns = np.mgrid[:height, :width] / max(height, width)
-    waves = [rng.uniform(1, 6, 4) for _ in range(3)]
-    pixels = np.stack([np.sin(a * rows + b) + np.cos(c * columns * rows + d) for a, b, c, d in waves], -1)
-    pixels = 128 + 60 * pixels + rng.normal(0, 3, (height, width, 3))
-    picture = PillowImage.fromarray(pixels.clip(0, 255).astype(np.uint8))
-    pen = ImageDraw.Draw(picture)
-    for _ in range(6):
-        x, y, size = rng.integers(0, width), rng.integers(0, height), rng.integers(3, 40)
-        pen.ellipse((x, y, x + size, y + size // 2), fill=tuple(map(int, rng.integers(0, 256, 3))))
-    return picture
-
-
-def encode(picture, kind="jpeg", **options):
-    buffer = io.BytesIO()
-    picture.save(buffer, kind, **options)
-    return buffer.getvalue()
-
-
-def exif(orientation):
-    tags = PillowImage.Exif()
-    tags[0x0112] = orientation
-    return tags.tobytes()
-
-
-PHOTO = draw(75, 101)
-JPEG_KINDS = {
-    "4:2:0": encode(PHOTO, quality=93),
-    "4:2:2": encode(PHOTO, subsampling=1),
-    "4:4:4": encode(PHOTO, subsampling=0, quality=60),
-    "4:1:1": encode(PHOTO, subsampling="4:1:1"),
-    "RGB": encode(PHOTO, keep_rgb=True),
-    "gray": encode(PHOTO.convert("L")),
-    "restarts": encode(PHOTO, restart_marker_blocks=3),
-    "EXIF": encode(PHOTO, exif=exif(6)),
-    "long header": encode(PHOTO, comment=b"\xff\xd9" * 4000),
-}
-WHOLE_KINDS = {
-    "progressive": encode(PHOTO, progressive=True),
-    "CMYK": encode(PHOTO.convert("CMYK")),
-    "PNG": encode(PHOTO, "png"),
-    "PNG with alpha": encode(PHOTO.convert("RGBA"), "png"),
-    "WebP": encode(PHOTO, "webp"),
-    "GIF": encode(PHOTO, "gif"),
-}
-EVERY_KIND = {**JPEG_KINDS, **WHOLE_KINDS}
 
 
 @pytest.fixture(params=[*REGION_DECODERS, "none"])
@@ -496,7 +442,7 @@ def test_placing_pixels_with_and_without_the_compiled_core(monkeypatch, compiled
     pixels = torch.from_numpy(np.random.default_rng(1).integers(0, 256, (3, 7, 11), np.uint8))
     mirrored = functional.horizontal_flip(pixels) if flip else pixels
     row = torch.empty(7, 11, 3, dtype=torch.uint8).permute(2, 0, 1)
-    image_samples._place(pixels.permute(1, 2, 0).numpy(), row, flip=flip)
+    image_samples.place_pixels(pixels.permute(1, 2, 0).numpy(), row, flip=flip)
     assert torch.equal(row, mirrored)
     result = Normalization(MEAN, STD).write(pixels.permute(1, 2, 0).numpy(), torch.empty(3, 7, 11), flip=flip)
     transform = v2.Compose([v2.ToDtype(torch.float32, scale=True), v2.Normalize(MEAN, STD)])

@@ -6,7 +6,7 @@ import torch
 from torch.utils.data import ConcatDataset, Subset, random_split
 
 from torch_tfrecord import Mixture
-from torch_tfrecord.order.leaves import leaf_batches, leaves, read_leaf
+from torch_tfrecord.order.leaves import leaf_batches, leaves, read_leaf, salted
 from torch_tfrecord.order.position_batch import PositionBatch
 
 A, B = list(range(100, 110)), list(range(200, 206))
@@ -104,3 +104,42 @@ class Alone(Together):
 def test_a_method_that_is_newer_counts():
     assert read_leaf(Together(A), [1]) == [1101]
     assert read_leaf(Alone(A), [1]) == [-101]
+
+
+class Drawing(list):
+    """A dataset with random draws, which goes by the epoch that was chosen or by the salt of a batch."""
+
+    draws_at_random = True
+
+    def __init__(self, needs_salt):
+        super().__init__(range(4))
+        self.needs_salt = needs_salt
+
+    def __getitems__(self, positions):
+        return [getattr(positions, "salt", None)] * len(positions)
+
+
+def test_a_chosen_epoch_wins_over_the_salt_of_others():
+    chosen, free = Drawing(False), Drawing(True)
+    both = ConcatDataset([Subset(chosen, [1, 2]), free])
+    batch = salted(both, [0, 2, 1], lambda: 7)
+    found = {id(leaf): positions for leaf, positions, _ in leaf_batches(both, batch)}
+    assert found[id(free)].salt == 7
+    assert found[id(chosen)] == [1, 2]
+    assert not hasattr(found[id(chosen)], "salt")
+    # One that tells the epoch wins over both.
+    found = leaf_batches(both, PositionBatch([0, 2, 1], epoch=3))
+    assert [positions.epoch for _, positions, _ in found] == [3, 3]
+
+
+def test_a_chosen_mixture_wins_over_the_salt_of_others():
+    mixture = Mixture([Drawing(True), range(8)], shuffle=False, stop="never", num_samples=6)
+    both = ConcatDataset([mixture, Drawing(True)])
+    mixture.set_epoch(2)
+    expected = leaf_batches(mixture, PositionBatch(range(6), epoch=2))
+    found = leaf_batches(both, salted(both, range(8), lambda: 7))
+    for (leaf, positions, _), (known, others, _) in zip(expected, found[:-1], strict=True):
+        assert leaf is known
+        assert (positions, positions.epoch) == (others, others.epoch)
+        assert getattr(others, "salt", None) is None
+    assert found[-1].positions.salt == 7

@@ -34,13 +34,17 @@ def run(slots, records, gap=b"\x8f\x0a", canonical=None):
     block = np.full(sum(sizes), 0xEE, np.uint8)
     offsets = np.full((sum(slot[2] < 0 for slot in slots), count + 1), -9, np.int64)
     missing = np.zeros((len(slots), count), np.uint8)
-    found = core.Plan(slots).parse(np.frombuffer(buffer, np.uint8), starts, lengths, block, offsets, missing, canonical)
+    plan = core.Plan(slots)
+    found = plan.parse(np.frombuffer(buffer, np.uint8), starts, lengths, block, offsets, missing, canonical)
     if found is None:
+        assert len(records) != 1 or plan.parse_one(records[0]) is None
         return None
     memories, has_missing, extras = found
     assert (has_missing or [False] * len(slots)) == missing.any(axis=1).tolist()
     assert (has_missing is None) == (not missing.any())
     assert canonical or not extras
+    if len(records) == 1 and not extras:
+        check_one(plan, slots, records[0], block, [*map(memoryview, memories)], missing)
     buffer += b"".join(extras)
     dense = iter(np.split(block, np.cumsum(sizes)))
     ragged = iter(zip(memories, offsets, strict=True))
@@ -56,6 +60,15 @@ def run(slots, records, gap=b"\x8f\x0a", canonical=None):
         rows = [values[begin:end] for begin, end in pairwise(ends)]
         columns[key.decode()] = [None if lack else row for row, lack in zip(rows, lacks, strict=True)]
     return columns
+
+
+def check_one(plan, slots, record, block, memories, missing):
+    """A record alone is read to the same bytes, but for where its strings begin."""
+    dense, others, lacking = plan.parse_one(record)
+    assert lacking == (bytes(missing) if missing.any() else None)
+    if all(slot[1] != 1 for slot in slots):
+        assert bytes(memoryview(dense)) == block.tobytes()
+        assert [*map(bytes, others)] == [*map(bytes, memories)]
 
 
 def same_values(got, feature):

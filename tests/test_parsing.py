@@ -397,6 +397,15 @@ def test_bytes_likes(kind):
     assert parse_example(record, spec)["a"].tolist() == 1  # as TensorFlow: a scalar parses as by parse_single_example
 
 
+def test_a_view_of_other_items_is_its_bytes():
+    record = encode_example({"a": [1, 2], "t": "xx"})
+    assert len(record) % 2 == 0
+    spec = {"a": VarLenFeature(I64), "t": Text()}
+    for view in (memoryview(record).cast("H"), memoryview(np.repeat(np.frombuffer(record, np.uint8), 2))[::2]):
+        got = parse_single_example(view, spec)
+        assert (got["a"].tolist(), got["t"]) == ([1, 2], "xx")
+
+
 def test_a_parser_pickles():
     parser = pickle.loads(pickle.dumps(ExampleParser({"a": FixedLenFeature((), I64, key="b")})))
     assert parser.single(encode_example({"b": 3})) == {"a": torch.tensor(3)}

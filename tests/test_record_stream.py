@@ -147,6 +147,85 @@ def test_going_on_from_every_place(sizes, options):
         assert sorted(taken(left)) == sorted(whole[count:])
 
 
+class DamagedFiles(Files):
+    """Files of which one ends with an error."""
+
+    def __init__(self, sizes, damaged):
+        super().__init__(sizes)
+        self.damaged = damaged
+
+    def __call__(self, file):
+        yield from super().__call__(file)
+        if file == self.damaged:
+            raise OSError(f"no more of {file}")
+
+
+def one_by_one(found, size=None):
+    """The records, the place before each, and how it ends: read no further than they are taken."""
+    records, places = [], [found.place()]
+    try:
+        for record in islice(found.records(), size):
+            records.append(record)
+            places.append(found.place())
+    except OSError as error:
+        return records, [*places, found.place()], str(error)
+    return records, [*places, found.place()], None
+
+
+def in_parts(found):
+    """The same of records that are read ahead."""
+    records, places = [], [found.place()]
+    try:
+        for part in found.parts():
+            for row, payload in enumerate(part.records.tolist()):
+                assert found.place() == places[-1]
+                found.num_taken += 1
+                records.append((payload, *part.place(row)))
+                places.append(found.place())
+    except OSError as error:
+        return records, [*places, found.place()], str(error)
+    return records, [*places, found.place()], None
+
+
+MIXED = OPTIONS.filter(lambda options: options["cycle_length"] > 1 or options["buffer_size"])
+
+
+@given(st.lists(st.integers(0, 40), max_size=5), MIXED, st.integers(0, 60), st.none() | st.integers(0, 4))
+@settings(max_examples=60)
+def test_records_read_ahead_are_not_taken(sizes, options, before, damaged):
+    """The place is the same as if nobody had read ahead, at every record, from wherever it went on."""
+    files = DamagedFiles(sizes, damaged)
+    expected = one_by_one(stream(files, **options))
+    assert in_parts(stream(files, **options)) == expected
+    begin = expected[1][before % (len(expected[1]) - 1)]
+    streams = [stream(Files(sizes), **options) for _ in range(2)]
+    for each in streams:
+        each.go_to(begin)
+    assert in_parts(streams[1]) == one_by_one(streams[0])
+
+
+def test_parts_grow_and_stay_small():
+    plain, mixed = stream(Files([0]), cycle_length=1), stream(Files([5000]), buffer_size=3)
+    assert [len(part.numbers) for part in mixed.parts()] == [16, 32, 64, 128, 256, 512, 1024, 1024, 1024, 920]
+    payloads = [bytes(size) for size in [100] * 40 + [600_000] * 3 + [2_000_000] + [100] * 3]
+    lengths = np.array([*map(len, payloads)], dtype=np.int64)
+    packed = PackedRecords(b"".join(payloads), np.cumsum(lengths) - lengths, lengths)
+    block = Block(0, np.arange(len(payloads)), lengths, packed)
+    for options in ({}, {"cycle_length": 2}):
+        found = RecordStream(
+            [Piece(0)],
+            lambda _: iter([block]),
+            **({"cycle_length": 1, "block_length": 1, "buffer_size": 0} | options),
+            random=RandomStream(0),
+        )
+        parts = [part.records.tolist() for part in found.parts()]
+        assert [payload for part in parts for payload in part] == payloads
+        assert all(sum(map(len, part[:-1])) <= 1 << 20 for part in parts)
+        assert len(parts[0]) == 16
+        assert max(map(len, parts)) <= 32
+    assert list(plain.parts()) == []
+
+
 @given(
     st.lists(st.integers(0, 12), max_size=6), OPTIONS, st.lists(st.integers(1, 5), min_size=1, max_size=4), st.data()
 )

@@ -64,6 +64,7 @@ def test_arguments(episodes, wrong):
     ]
     for call in calls:
         with pytest.raises(
-            ValueError, match=f"^max_batch_bytes must be an integer of at least 1, got {re.escape(str(wrong))}"
+            ValueError if type(wrong) is int else TypeError,
+            match=f"^max_batch_bytes must be an integer of at least 1, got {re.escape(str(wrong))}",
         ):
             call()

@@ -14,6 +14,7 @@ from torch_tfrecord.tfds.example_layout import (
     decode_integers,
     find_lists,
     split_values,
+    value_head_bytes,
     value_starts,
 )
 
@@ -28,7 +29,8 @@ EXAMPLES = st.dictionaries(st.text(max_size=20), st.one_of(INTEGERS, NUMBERS, ST
 def values_at(payload, place):
     content = payload[place.start : place.start + place.num_bytes]
     if place.kind == BYTES:
-        starts = value_starts(place.start, np.array(place.lengths, np.int64)).tolist()
+        lengths = np.array(place.lengths, np.int64)
+        starts = value_starts(place.start, lengths, value_head_bytes(lengths)).tolist()
         values = [payload[start : start + length] for start, length in zip(starts, place.lengths, strict=True)]
         assert split_values(content) == values
         return values

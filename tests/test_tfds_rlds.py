@@ -244,12 +244,14 @@ def half(sample):
 
 def assert_same(found, expected):
     """Equal in values, kinds and the order of names."""
-    assert type(found) is type(expected)
     if isinstance(expected, dict):
+        assert isinstance(found, dict)  # a sample of a batch is a dict of a class of its own
         assert list(found) == list(expected)
         for name in expected:
             assert_same(found[name], expected[name])
-    elif isinstance(expected, torch.Tensor):
+        return
+    assert type(found) is type(expected)
+    if isinstance(expected, torch.Tensor):
         assert found.dtype == expected.dtype
         assert torch.equal(found, expected)
     elif isinstance(expected, (list, tuple)):
@@ -534,7 +536,7 @@ def test_a_damaged_frame_in_a_batch(many_files, tmp_path, kind):
     good = [*range(before), *range(before + 5, len(ds))]
     assert_same(list(ds.__getitems__(good)), [ds[position] for position in good])
     if kind in ("another file", "no file"):
-        ds._store._reader._data._max_open = 1
+        ds._store._reader._data._max_size = 1
     ds[before + 1]  # its short columns are kept from here on
     ds[0]  # closes the file where only one may be open
     if kind == "the end":
@@ -559,7 +561,7 @@ def test_a_damaged_frame_comes_before_a_file_that_is_gone(many_files, tmp_path):
     path, at = place_of(own, 7, "steps/observation/image", 1)
     damage(path, at + 100)
     ds = pictures_alone(own)
-    ds._store._reader._data._max_open = 1
+    ds._store._reader._data._max_size = 1
     bad, gone = sum(LONG[:7]) + 1, sum(LONG[:10])
     ds[gone], ds[bad - 1]  # their short columns are kept from here on
     place_of(own, 10, "steps/observation/image", 0)[0].unlink()
@@ -584,12 +586,12 @@ def test_what_is_kept_is_bounded(drawn):
     for position in range(len(ds)):
         ds[position]
     cache = ds._store._cache
-    assert len(cache._state.episodes) == 1
+    assert len(cache) == 1
     ds = RLDSDataset(drawn)
     for position in range(len(ds)):
         ds[position]
-    assert len(ds._store._cache._state.episodes) == 4
-    assert ds._store._cache._state.num_bytes == sum(ds._store.episode(number).num_bytes for number in range(4))
+    assert len(ds._store._cache) == 4
+    assert ds._store._cache.size == sum(ds._store.episode(number).num_bytes for number in range(4))
 
 
 # Transforms.

@@ -61,10 +61,10 @@ def test_span_without_padding():
 @pytest.mark.parametrize(
     ("arguments", "kind", "text"),
     [
-        ({"window_size": 0}, ValueError, "window_size must be at least 1, got 0"),
-        ({"action_horizon": -1}, ValueError, "action_horizon must be at least 1, got -1"),
-        ({"window_size": 1.5}, TypeError, "window_size must be an int, got float"),
-        ({"action_horizon": True}, TypeError, "action_horizon must be an int, got bool"),
+        ({"window_size": 0}, ValueError, "window_size must be an integer of at least 1, got 0"),
+        ({"action_horizon": -1}, ValueError, "action_horizon must be an integer of at least 1, got -1"),
+        ({"window_size": 1.5}, TypeError, r"window_size must be an integer of at least 1, got 1.5 \(float\)"),
+        ({"action_horizon": True}, TypeError, r"action_horizon must be an integer of at least 1, got True \(bool\)"),
         ({"pad": "reflect"}, ValueError, "pad must be 'repeat', 'zero' or None, got 'reflect'"),
     ],
 )

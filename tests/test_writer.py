@@ -832,7 +832,8 @@ def test_an_index_written_beside_a_file_is_that_of_a_second_pass(kind, count, tm
     ],
 )
 def test_wrong_options_of_shards(options, text, tmp_path):
-    with pytest.raises(ValueError, match=re.escape(text)):
+    kind = TypeError if options.get("num_shards") in (True, 2.0) and len(options) == 1 else ValueError
+    with pytest.raises(kind, match=re.escape(text)):
         ShardedTFRecordWriter(tmp_path / "x", **options)
     assert os.listdir(tmp_path) == []
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -10,9 +9,6 @@ __all__ = [
     "Places",
     "SampleList",
     "check_for_torch",
-    "check_next_for_torch",
-    "is_asked_by_torch",
-    "is_fetched_for_torch",
     "place_of",
     "transform_each",
     "transform_one",
@@ -40,12 +36,6 @@ class SampleList(list[Any]):
         """By numbers in the list as it was made; None once it was changed."""
         is_same = len(self) == len(self._before) and all(map(_is, self, self._before))
         return self._places if is_same else None
-
-    def __getitem__(self, number: Any) -> Any:
-        """As of a list; torch's own collate_fn, which begins so, is told where it cannot go on."""
-        if number == 0 and is_asked_by_torch(sys._getframe(1)):
-            check_for_torch(self, self.places)
-        return super().__getitem__(number)
 
     def __reduce__(self) -> tuple[type[list[Any]], tuple[list[Any]]]:
         return list, (list(self),)
@@ -95,12 +85,6 @@ def _note_place(error: Exception, places: Places | None, number: int) -> None:
 # torch's own collate_fn.
 
 
-def is_asked_by_torch(frame: Any) -> bool:
-    """Whether this is torch's ``default_collate`` at work on a batch."""
-    module = sys.modules.get("torch.utils.data._utils.collate")
-    return module is not None and frame.f_code is module.collate.__code__
-
-
 def check_for_torch(samples: Sequence[Any], places: Places | None) -> None:
     """ValueError where samples have features of different sizes, which ``default_collate`` cannot stack.
 
@@ -120,21 +104,6 @@ def _check_sizes(sizes: Mapping[str, list[int]], sample: Any, number: int, place
                 f"0, {size} in sample {number}{where}: give the DataLoader collate_fn=torch_tfrecord.collate, for "
                 "jagged tensors and lists, or collate_fn=torch_tfrecord.PaddedCollate(), for padded ones"
             )
-
-
-def is_fetched_for_torch(frame: Any) -> bool:
-    """Whether this is a DataLoader that takes samples of a stream, to give them to ``default_collate``."""
-    module = sys.modules.get("torch.utils.data._utils.collate")
-    fetcher = frame.f_locals.get("self") if frame.f_code.co_name == "fetch" else None
-    is_default = module is not None and getattr(fetcher, "collate_fn", None) is module.default_collate
-    return is_default and bool(getattr(fetcher, "auto_collation", False))
-
-
-def check_next_for_torch(frame: Any, sample: Any) -> None:
-    """`check_for_torch` of a stream's next sample and those that the DataLoader has for the batch."""
-    waiting = frame.f_locals.get("data")
-    if waiting:
-        _check_sizes(dict(_sizes(waiting[0], "")), sample, len(waiting), None)
 
 
 def _sizes(value: Any, name: str) -> Iterable[tuple[str, list[int]]]:

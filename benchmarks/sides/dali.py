@@ -49,7 +49,7 @@ def _pipeline(job: Job) -> Any:
             "label": tfrec.FixedLenFeature((), tfrec.int64, -1),
         },
     )
-    in_float = job.workload.name == "images"
+    in_float = job.workload.name != "images-uint8"
     image = fn.decoders.image_random_crop(
         values["image"], output_type=types.RGB, random_area=(0.08, 1.0), random_aspect_ratio=(3 / 4, 4 / 3)
     )

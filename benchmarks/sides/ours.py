@@ -11,6 +11,8 @@ import torchvision.transforms.v2 as v2
 from side import Job, Side
 from workloads import CROP, MEAN, STD, columns_of
 
+from sides.ours_doors import open_door
+from sides.ours_random import open_random
 from torch_tfrecord import FixedLenFeature, Image, RandomResizedCrop, build_index, make_dataloader, read_records
 
 __all__ = ["open_side"]
@@ -20,6 +22,10 @@ _DTYPES = {"float": torch.float32, "int": torch.int64}
 
 def open_side(job: Job) -> Side:
     """The workload as a user of the library would write it."""
+    if job.workload.table == "doors":
+        return open_door(job)
+    if job.workload.table == "random":
+        return open_random(job)
     if job.workload.table == "index":
         return _index(job)
     if job.workload.table == "raw":

@@ -11,6 +11,8 @@ import tensorflow as tf
 from side import Job, Side
 from workloads import CROP, MEAN, STD, columns_of
 
+from sides.tensorflow_doors import open_door
+
 __all__ = ["open_side"]
 
 _KINDS = {"float": tf.float32, "int": tf.int64, "byte": tf.string}
@@ -18,6 +20,8 @@ _KINDS = {"float": tf.float32, "int": tf.int64, "byte": tf.string}
 
 def open_side(job: Job) -> Side:
     """The best pipeline we know for the workload."""
+    if job.workload.table == "doors":
+        return open_door(job)
     if job.workload.table == "raw":
         return _raw(job)
     dataset = _images(job) if job.workload.corpus == "images" else _examples(job)

@@ -110,6 +110,10 @@ def one_batch(core, rng):
     ]
     canonical = rng.choice([None, others.__getitem__])
     found = core.Plan(slots).parse(buffer, ints(starts), ints(lengths), block, offsets, missing, canonical)
+    for record in records:
+        one = array(ctypes.c_uint8, len(record))
+        one[:] = record
+        core.Plan(slots).parse_one(one)
     if found is None:
         return False
     if found[2]:

@@ -42,10 +42,9 @@ def seeds():
 
 def mutate(rng, data):
     try:
-        value = damage_json(rng, json.loads(data[1:]))
-    except ValueError:
-        value = json.loads(_TRUE[b"f"])
-    text = json.dumps(value)
+        text = json.dumps(damage_json(rng, json.loads(data[1:])))
+    except (ValueError, RecursionError):  # nested by an earlier mutation deeper than Python's json goes
+        text = _TRUE[b"f"].decode()
     if rng.random() < 0.05:
         text = text.replace("{", '{"feature": {' * rng.choice([2, 90, 400, 3000]), 1)
     if rng.random() < 0.05:

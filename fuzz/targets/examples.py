@@ -36,7 +36,7 @@ _SPECS = [
 def _parsers(features):
     compiled, twin = ExampleParser(features), ExampleParser(features)
     for part in (*twin._plan.parts, twin._row_plan._part):
-        part._core = None
+        part.core = None
     twin._row_plan._is_useful = False
     return compiled, twin
 

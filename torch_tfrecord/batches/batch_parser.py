@@ -35,19 +35,13 @@ class BatchParser:
         self._parser = make_parser(features, pads=False, max_batch_bytes=max_batch_bytes)
         self.features: Mapping[str, Any] | SequenceFeatures = self._parser.features
         self.needs_keys: bool = self._parser.needs_keys
+        self.max_batch_bytes = max_batch_bytes
 
     def single(self, record: bytes, key: int = 0) -> Any:
         """One sample."""
         return self._parser.single(record, key)
 
-    def samples(
-        self, records: PackedRecords, keys: npt.NDArray[np.uint64] | None = None, num_batches: int = 1
-    ) -> list[Any]:
-        """Several samples, of so many batches."""
-        samples: list[Any] = self._parser.samples(records, keys, num_batches)
-        return samples
-
-    def batch(self, records: PackedRecords, keys: npt.NDArray[np.uint64] | None = None) -> Any:
+    def batch(self, records: PackedRecords, keys: npt.NDArray[np.uint64] | None = None) -> Sequence[Any]:
         """Several samples, as columns where they can be."""
         return self.batches(records, keys, (0, len(records)))[0]
 
@@ -56,7 +50,7 @@ class BatchParser:
     ) -> list[Sequence[Any]]:
         """Several calls of `batch` at once: their records one behind the other, and where each begins and ends."""
         if isinstance(self.features, SequenceFeatures):  # a batch of these is padded, one of samples is not
-            samples = self.samples(records, keys, len(borders) - 1)
+            samples: list[Any] = self._parser.samples(records, keys, len(borders) - 1)
             return [samples[begin:end] for begin, end in pairwise(borders)]
         sizes = (end - begin for begin, end in pairwise(borders))
         return [*map(ColumnBatch, self._parser.batches(records, keys, borders), sizes)]

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch.utils import _pytree
 from torch.utils.data import default_collate
+from torch.utils.data._utils import collate as torchs
 from torchvision import tv_tensors
 
-from torch_tfrecord.batches.column_batch import ColumnBatch
+from torch_tfrecord.batches.sample import Sample
+from torch_tfrecord.batches.sample_block import join_samples
 from torch_tfrecord.batches.transport import LARGE_BYTES, for_transport
 from torch_tfrecord.features.specs import is_ragged
-from torch_tfrecord.samples import place_of
+from torch_tfrecord.samples import check_for_torch, place_of
 from torch_tfrecord.shown import shown_list, shown_value
 from torch_tfrecord.values.containers import RaggedTensor, SparseList, stack_samples
 
-__all__ = ["collate", "keep_type"]
+__all__ = ["collate", "keep_type", "register_samples"]
 
 
 def collate(samples: Sequence[Any]) -> Any:
@@ -30,8 +34,10 @@ def collate(samples: Sequence[Any]) -> Any:
     - jagged, ragged and sparse samples become one with the sample's number as first dimension;
     - mappings, tuples and lists are taken apart, each part made a batch; None stays a list.
 
-    What a dataset read as columns already (its `__getitems__`, without a transform) is handed on as it is. In a
-    DataLoader worker the batch travels in one piece of shared memory and arrives as a plain dict, tuple or list.
+    What a dataset read as columns already (its `__getitems__`, without a transform) is handed on as it is, and samples
+    that are still as a dataset gave them are joined without being looked at. torch's own ``default_collate`` does the
+    same with those. In a DataLoader worker the batch travels in one piece of shared memory and arrives as a plain dict,
+    tuple or list.
 
     Args:
         samples: What a dataset returned for each position; at least one.
@@ -51,12 +57,58 @@ def collate(samples: Sequence[Any]) -> Any:
     """
     if not samples:
         raise ValueError("a batch needs at least one sample, got none")
+    return for_transport(_batch(samples, _columns(samples)))
+
+
+def _columns(samples: Sequence[Any]) -> Any | None:
+    """The samples' columns, for this batch alone; None where the samples count."""
+    take_columns = getattr(samples, "take_columns", None)
+    columns = None if take_columns is None else take_columns()
+    return join_samples(samples) if columns is None else columns
+
+
+def _batch(samples: Sequence[Any], columns: Any | None) -> Any:
     try:
-        if isinstance(samples, ColumnBatch) and samples.is_columns:
-            return for_transport(_finish(samples.columns, ""))
-        return for_transport(_collate(list(samples), ""))
+        return _collate(list(samples), "") if columns is None else _finish(columns, "")
     except _UnlikeError as error:
         raise ValueError(f"{error}{_records(samples, error.number)}") from None
+
+
+# torch's own.
+
+
+def register_samples() -> None:
+    """Tell torch what to do with a `Sample`, where its functions ask for the very class."""
+    if Sample not in torchs.default_collate_fn_map:
+        of_dict = _pytree.SUPPORTED_NODES[dict]
+        with contextlib.suppress(ValueError):  # another thread has done it in this moment
+            _pytree.register_pytree_node(
+                Sample,
+                of_dict.flatten_fn,
+                of_dict.unflatten_fn,
+                serialized_type_name="torch_tfrecord.Sample",
+                flatten_with_keys_fn=of_dict.flatten_with_keys_fn,
+            )
+        torchs.default_collate_fn_map[Sample] = _collate_for_torch
+
+
+def _collate_for_torch(samples: Sequence[Any], *, collate_fn_map: Any = None) -> Any:
+    """What ``default_collate`` makes of samples: `collate`'s batch, with images as the plain tensors that torch makes.
+
+    Where somebody changed a sample they are plain dicts, of which torch makes what it can.
+    """
+    columns = _columns(samples)
+    if columns is not None:
+        return for_transport(_untyped(_batch(samples, columns)))
+    check_for_torch(samples, getattr(samples, "places", None))
+    plain = [sample.copy() if isinstance(sample, Sample) else sample for sample in samples]
+    return torchs.collate(plain, collate_fn_map=collate_fn_map)
+
+
+def _untyped(batch: Any) -> Any:
+    if isinstance(batch, dict):
+        return {name: _untyped(part) for name, part in batch.items()}
+    return batch.as_subclass(torch.Tensor) if isinstance(batch, _BATCHED_KINDS) else batch
 
 
 class _UnlikeError(ValueError):
@@ -112,7 +164,10 @@ def _check_kind(values: list[Any], kind: type | tuple[type, ...], name: str) -> 
             )
 
 
-def _mapping(values: list[Any], name: str) -> dict[Any, Any]:
+def _mapping(values: list[Any], name: str) -> Any:
+    columns = join_samples(values)
+    if columns is not None:
+        return _finish(columns, name)
     _check_keys(values, name)
     return {key: _collate([value[key] for value in values], f"{name}[{key!r}]") for key in values[0]}
 

@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, MutableSequence
+from collections.abc import Callable, MutableSequence, Sequence
 from typing import Any
 
-import torch
-from torchvision import tv_tensors
+from torch_tfrecord.batches.collate import register_samples
+from torch_tfrecord.batches.sample import Sample
+from torch_tfrecord.batches.sample_block import SampleBlock, take_apart
+from torch_tfrecord.samples import Places, SampleList
 
-from torch_tfrecord.features.specs import mark_ragged
-from torch_tfrecord.samples import Places, SampleList, check_for_torch, is_asked_by_torch
-from torch_tfrecord.values.containers import SparseList, make_sparse
-
-__all__ = ["ColumnBatch", "ColumnTransform"]
+__all__ = ["ChainedTransforms", "ColumnBatch", "ColumnTransform", "columns_of"]
 
 
 class ColumnBatch(MutableSequence[Any]):
     """What `TFRecordDataset.__getitems__` returns: the samples of several positions, held as columns.
 
-    `collate` takes the columns as they are. Everything else sees a list of samples, which are made at the first look:
-    sample i is what the dataset gives for position i alone. Tensors of samples are views of their column. From then
-    on the samples count, since a collate function may change them, sort them or take some out.
+    `collate` and torch's ``default_collate`` take the columns as they are. Everything else sees a list of samples,
+    which are made when they are asked for: sample i is what the dataset gives for position i alone. Tensors of samples
+    are views of their column. Then the list counts, since a collate function may sort it or take some out; of a
+    `Sample` that nobody has changed the columns still say all.
 
     Args:
         columns: Columns by name, or a tuple of such mappings and columns, nested as one sample is. A column is what
@@ -39,16 +37,27 @@ class ColumnBatch(MutableSequence[Any]):
         self._columns = columns
         self._num_samples = num_samples
         self._places = places
+        self._block = SampleBlock(columns, num_samples) if isinstance(columns, dict) else None
+        self._single: dict[int, Sample] = {}  # samples that were asked for by their number
         self._samples: list[Any] | None = None
+        self._is_taken = False
+        register_samples()
 
     @property
     def is_columns(self) -> bool:
         """Whether nobody has looked at the samples, so that the columns still say all."""
-        return self._samples is None
+        return self._samples is None and all(sample.is_unseen for sample in self._single.values())
 
     @property
     def columns(self) -> Any:
         """The columns as they were made."""
+        return self._columns
+
+    def take_columns(self) -> Any | None:
+        """The columns for a batch, once: a second batch must not share their memory; None where the samples count."""
+        if self._is_taken or not self.is_columns:
+            return None
+        self._is_taken = True
         return self._columns
 
     def __len__(self) -> int:
@@ -65,8 +74,12 @@ class ColumnBatch(MutableSequence[Any]):
         return self
 
     def __getitem__(self, number: Any) -> Any:
-        if number == 0 and is_asked_by_torch(sys._getframe(1)) and _may_differ(self._columns):
-            check_for_torch(self._all(), self.places)
+        if self._samples is None and self._block is not None and type(number) is int:
+            row = number + len(self) if number < 0 else number
+            if 0 <= row < len(self):  # torch's collate function begins so: the others are not made
+                if row not in self._single:
+                    self._single[row] = self._block.samples([row])[0]
+                return self._single[row]
         return self._all()[number]
 
     def __setitem__(self, number: Any, sample: Any) -> None:
@@ -96,18 +109,37 @@ class ColumnBatch(MutableSequence[Any]):
 
     def _all(self) -> list[Any]:
         if self._samples is None:
-            self._samples = SampleList(_samples(self._columns, self._num_samples), self._places)
+            samples = list(
+                take_apart(self._columns, self._num_samples) if self._block is None else self._block.samples()
+            )
+            for number, sample in self._single.items():
+                samples[number] = sample
+            self._samples = SampleList(samples, self._places)
         return self._samples
 
     def map(self, function: Callable[[Any], Any]) -> ColumnBatch:
         """The batch of other columns that a function makes of these."""
         return ColumnBatch(function(self._columns), self._num_samples, self._places)
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_places": None}  # in another process nobody knows the records
+    def __reduce__(self) -> tuple[Any, ...]:
+        # In another process nobody knows the records. Samples become dicts.
+        return ColumnBatch, (self._columns, self._num_samples), None if self.is_columns else list(self)
+
+    def __setstate__(self, samples: list[Any]) -> None:
+        self._samples = SampleList(samples, None)
 
     def __repr__(self) -> str:
         return f"ColumnBatch({len(self)} samples)"
+
+
+def columns_of(samples: Sequence[Any]) -> Any:
+    """The columns of a batch where they still say all, else the samples in a list.
+
+    Example:
+        >>> columns_of(ColumnBatch({"x": [4, 5]}, 2)), columns_of([{"x": 4}, {"x": 5}])
+        ({'x': [4, 5]}, [{'x': 4}, {'x': 5}])
+    """
+    return samples.columns if isinstance(samples, ColumnBatch) and samples.is_columns else list(samples)
 
 
 class ColumnTransform:
@@ -122,43 +154,16 @@ class ColumnTransform:
         raise NotImplementedError
 
 
-def _may_differ(columns: Any) -> bool:
-    """Whether samples may have values of different sizes."""
-    if isinstance(columns, (dict, tuple)):
-        return any(map(_may_differ, columns.values() if isinstance(columns, dict) else columns))
-    return not isinstance(columns, torch.Tensor) or columns.layout != torch.strided
+class ChainedTransforms:
+    """One transform, then another.
 
+    Args:
+        first, second: Called with a sample, and with what came of it.
+    """
 
-def _samples(columns: Any, num_samples: int) -> list[Any]:
-    if isinstance(columns, dict):
-        parts = [_samples(column, num_samples) for column in columns.values()]
-        return [dict(zip(columns, values, strict=True)) for values in zip(*parts, strict=True)]
-    if isinstance(columns, tuple):
-        return list(zip(*(_samples(column, num_samples) for column in columns), strict=True))
-    if isinstance(columns, list):
-        return columns
-    if isinstance(columns, SparseList):
-        return _sparse_rows(columns.indices, columns.values, columns.shape, True)
-    if isinstance(columns, torch.Tensor):
-        return _rows(columns)
-    return [columns[number] for number in range(num_samples)]
+    def __init__(self, first: Callable[[Any], Any], second: Callable[[Any], Any]) -> None:
+        self.first, self.second = first, second
 
-
-def _rows(column: Any) -> list[Any]:
-    if column.layout == torch.jagged:
-        return [mark_ragged(row) for row in column.values().split(column.offsets().diff().tolist())]
-    if column.layout == torch.sparse_coo:
-        return _sparse_rows(column._indices(), column._values(), tuple(column.shape), column.is_coalesced())
-    rows = column.as_subclass(torch.Tensor).unbind()
-    if isinstance(column, tv_tensors.TVTensor):
-        return [tv_tensors.wrap(row, like=column) for row in rows]
-    return list(rows)
-
-
-def _sparse_rows(indices: torch.Tensor, values: Any, shape: tuple[int, ...], is_coalesced: bool) -> list[Any]:
-    """One sparse sample for each first index; those ascend."""
-    ends = torch.bincount(indices[0], minlength=shape[0]).cumsum(0).tolist()
-    return [
-        make_sparse(indices[1:, begin:end], values[begin:end], shape[1:], is_coalesced=is_coalesced)
-        for begin, end in zip([0, *ends], ends, strict=False)
-    ]
+    def __call__(self, sample: Any) -> Any:
+        """Apply both to a sample."""
+        return self.second(self.first(sample))

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain
 from typing import Any, TypeAlias
 
-__all__ = ["list_sizes", "pad_list", "scalars"]
+__all__ = ["flat_sizes", "list_sizes", "pad_lists", "scalars"]
 
 _Shape: TypeAlias = tuple[int, ...]
 
@@ -22,6 +23,19 @@ def scalars(value: Any) -> Iterator[Any]:
             yield from scalars(item)
     else:
         yield value
+
+
+def flat_sizes(values: list[Any], kind: type) -> list[_Shape] | None:
+    """The shape of each of several lists of one type of scalars, or of such scalars themselves; None of anything else.
+
+    Example:
+        >>> flat_sizes([["a", "b"], []], str), flat_sizes(["a"], str), flat_sizes([[["a"]]], str)
+        ([(2,), (0,)], [()], None)
+    """
+    types = set(map(type, values))
+    if types == {list} and set(map(type, chain.from_iterable(values))) <= {kind}:
+        return [(len(value),) for value in values]
+    return [()] * len(values) if types == {kind} else None
 
 
 def list_sizes(values: list[Any]) -> list[_Shape]:
@@ -51,16 +65,15 @@ def _list_size(value: Any) -> _Shape:
     return len(value), *inner
 
 
-def pad_list(value: Any, size: _Shape, fill: Any) -> Any:
-    """A nested list padded at the end of each dimension to a shape that is nowhere smaller.
+def pad_lists(values: list[Any], size: _Shape, fill: Any) -> list[Any]:
+    """Several nested lists, each padded at the end of each dimension to a shape that is nowhere smaller.
 
     Example:
-        >>> pad_list([["a"], ["b"]], (2, 2), "")
-        [['a', ''], ['b', '']]
+        >>> pad_lists([[["a"], ["b"]]], (2, 2), "")
+        [[['a', ''], ['b', '']]]
     """
-    if not size:
-        return value
-    rest = size[1:]
-    padded = [pad_list(item, rest, fill) for item in value]
-    padded += [pad_list([], rest, fill) if rest else fill for _ in range(size[0] - len(value))]
-    return padded
+    if len(size) < 2:
+        fills = [fill] * sum(size)
+        return [[*value, *fills[len(value) :]] for value in values] if size else list(values)
+    rows = [[*value, *[[]] * (size[0] - len(value))] for value in values]
+    return [pad_lists(row, size[1:], fill) for row in rows]

@@ -6,7 +6,7 @@ uint8, and written straight to its row of the batch. A sample is the row of a ba
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -17,19 +17,46 @@ from torchvision.transforms.v2 import functional
 from torch_tfrecord.batch_memory import empty_tensor
 from torch_tfrecord.errors import ImageDecodeError, ParseError
 from torch_tfrecord.images.codec import DEFAULT_MAX_PIXELS, decode_opened, open_image, turn_upright
-from torch_tfrecord.images.crops import Crop, CropPlan
-from torch_tfrecord.images.headers import ImageHeader
+from torch_tfrecord.images.crops import Crop
 from torch_tfrecord.images.regions import Region, Scratch, decode_region
 from torch_tfrecord.native import optional_module
 
-__all__ = ["CroppedImages", "Normalization", "check_image_shape"]
+__all__ = ["CroppedImages", "Normalization", "StoredImage", "ValueTable", "check_image_shape", "place_pixels"]
 
 _Pixels: TypeAlias = "np.ndarray[Any, Any]"  # uint8 [H, W, C]
 
 _CHANNELS = {"RGB": 3, "L": 1, "RGBA": 4}
 
 
-class Normalization:
+class ValueTable:
+    """What a transform that looks at one value at a time makes of uint8: float32 for each channel and value.
+
+    Args:
+        transform: From an image [C, H, W] to one of as many channels.
+        channels: C.
+
+    Raises:
+        ValueError: It gives something else than float32 [C, H, W].
+    """
+
+    def __init__(self, transform: Callable[[torch.Tensor], torch.Tensor], channels: int) -> None:
+        every_value = torch.arange(256, dtype=torch.uint8, device="cpu").repeat(channels, 1, 1)
+        result = transform(every_value)
+        if result.dtype != torch.float32 or result.shape != every_value.shape:
+            raise ValueError(f"expected float32 {list(every_value.shape)}, got {result.dtype} {list(result.shape)}")
+        self._table = result.reshape(channels, 256).numpy()
+
+    def write(self, pixels: _Pixels, out: torch.Tensor, *, flip: bool = False) -> torch.Tensor:
+        """Write uint8 [H, W, C], mirrored where flip says so, to contiguous float32 [C, H, W]."""
+        native = optional_module("pixels")
+        if native is None:
+            out.numpy()[:] = self._table[np.arange(len(out)), _flipped(pixels, flip)].transpose(2, 0, 1)
+        else:
+            native.place_normalized(np.ascontiguousarray(pixels), flip, self._table, out.numpy())
+        return out
+
+
+class Normalization(ValueTable):
     """torchvision's ``ToDtype(torch.float32, scale=True)`` and ``Normalize(mean, std)``, with the same bits.
 
     Args:
@@ -37,21 +64,59 @@ class Normalization:
     """
 
     def __init__(self, mean: Sequence[float], std: Sequence[float]) -> None:
-        self._mean = torch.tensor(mean, dtype=torch.float32).reshape(-1, 1, 1)
-        self._std = torch.tensor(std, dtype=torch.float32).reshape(-1, 1, 1)
-        every_value = torch.arange(256, dtype=torch.uint8).expand(len(self._mean), 1, 256)
-        self._table = self._with_torch(every_value, torch.empty(every_value.shape)).reshape(-1, 256).numpy()
+        def normalized(image: torch.Tensor) -> torch.Tensor:
+            image = functional.to_dtype_image(image, torch.float32, scale=True)
+            result: torch.Tensor = functional.normalize_image(image, list(mean), list(std))
+            return result
 
-    def write(self, pixels: _Pixels, out: torch.Tensor, *, flip: bool = False) -> torch.Tensor:
-        """Write uint8 [H, W, C], mirrored where flip says so, to contiguous float32 [C, H, W]."""
-        native = optional_module("pixels")
-        if native is None:
-            return self._with_torch(torch.from_numpy(_flipped(pixels, flip)).permute(2, 0, 1), out)
-        native.place_normalized(np.ascontiguousarray(pixels), flip, self._table, out.numpy())
-        return out
+        super().__init__(normalized, len(mean))
 
-    def _with_torch(self, pixels: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-        return out.copy_(pixels).mul_(1.0 / 255).sub_(self._mean).div_(self._std)
+
+class StoredImage:
+    """An encoded image whose size is known, and whose regions can be decoded.
+
+    Args:
+        data: The encoded image; not copied.
+        mode: "RGB", "L" or "RGBA".
+        shape: What (height, width, channels) must be; see :func:`check_image_shape`.
+        apply_orientation: Turn it upright, and then tell its size and regions.
+        max_pixels: The largest height times width.
+
+    Raises:
+        ImageDecodeError, ParseError: As `open_image` and `check_image_shape`.
+    """
+
+    def __init__(
+        self,
+        data: Any,
+        mode: str,
+        *,
+        shape: tuple[Any, ...] = (),
+        apply_orientation: bool = False,
+        max_pixels: int = DEFAULT_MAX_PIXELS,
+    ) -> None:
+        self._encoded, self._header = open_image(data, max_pixels)
+        self._mode, self._orientation = mode, self._header.orientation if apply_orientation else 1
+        self.height, self.width = self._header.height, self._header.width
+        if self._orientation >= 5:
+            self.height, self.width = self.width, self.height
+        check_image_shape(shape, (self.height, self.width, _CHANNELS[mode]))
+
+    def pixels(self, region: Region, scratch: Scratch) -> _Pixels:
+        """Decode a region as uint8 [height, width, C], perhaps in ``scratch``.
+
+        Raises:
+            ImageDecodeError: The image cannot be decoded, or is of another size than its header says.
+        """
+        if self._orientation == 1:
+            pixels = decode_region(self._encoded, self._header, self._mode, region, scratch)
+            if pixels is not None:
+                return pixels
+        image = decode_opened(self._encoded, self._header, self._mode)
+        whole = _pixels(image if self._orientation == 1 else turn_upright(image, self._orientation))
+        if whole.shape[:2] != (self.height, self.width):
+            raise ImageDecodeError(f"expected an image of {self.height} x {self.width} pixels, got {whole.shape[:2]}")
+        return whole[region.top : region.top + region.height, region.left : region.left + region.width]
 
 
 class CroppedImages:
@@ -99,28 +164,19 @@ class CroppedImages:
         return out
 
     def _write(self, data: Any, shape: tuple[Any, ...], key: int, row: torch.Tensor, scratch: Scratch) -> None:
-        encoded, header = open_image(data, self._max_pixels)
-        whole = None
-        height, width = header.height, header.width
-        if self._apply_orientation and header.orientation != 1:
-            whole = _pixels(turn_upright(decode_opened(encoded, header, self._mode), header.orientation))
-            height, width, _ = whole.shape
-        check_image_shape(shape, (height, width, _CHANNELS[self._mode]))
-        plan = self._crop.plan(height, width, key)
-        pixels = self._cropped(encoded, header, plan, scratch) if whole is None else _cut(whole, plan)
+        image = StoredImage(
+            data, self._mode, shape=shape, apply_orientation=self._apply_orientation, max_pixels=self._max_pixels
+        )
+        plan = self._crop.plan(image.height, image.width, key)
+        pixels = image.pixels(Region(plan.top, plan.left, plan.height, plan.width), scratch)
         pixels = _resize(pixels, plan.resized, self._crop, self._max_pixels)
         if plan.resized != self._crop.size:
             (height, width), top, left = self._crop.size, plan.window_top, plan.window_left
             pixels = pixels[top : top + height, left : left + width]
         if self._normalization is None:
-            _place(pixels, row, flip=plan.flip)
+            place_pixels(pixels, row, flip=plan.flip)
         else:
             self._normalization.write(pixels, row, flip=plan.flip)
-
-    def _cropped(self, encoded: Any, header: ImageHeader, plan: CropPlan, scratch: Scratch) -> _Pixels:
-        region = Region(plan.top, plan.left, plan.height, plan.width)
-        pixels = decode_region(encoded, header, self._mode, region, scratch)
-        return _cut(_pixels(decode_opened(encoded, header, self._mode)), plan) if pixels is None else pixels
 
 
 def check_image_shape(expected: tuple[Any, ...], stored: tuple[int, ...]) -> None:
@@ -133,7 +189,7 @@ def check_image_shape(expected: tuple[Any, ...], stored: tuple[int, ...]) -> Non
         raise ParseError(f"expected an image of (height, width, channels) {expected}, got {stored}")
 
 
-def _place(pixels: _Pixels, row: torch.Tensor, *, flip: bool) -> None:
+def place_pixels(pixels: _Pixels, row: torch.Tensor, *, flip: bool) -> None:
     """Copy [H, W, C] to [C, H, W] that lies as [H, W, C] in memory."""
     native = optional_module("pixels")
     if native is None:
@@ -150,10 +206,6 @@ def _pixels(image: torch.Tensor) -> _Pixels:
 
 def _flipped(pixels: _Pixels, flip: bool) -> _Pixels:
     return pixels[:, ::-1].copy() if flip else pixels
-
-
-def _cut(pixels: _Pixels, plan: CropPlan) -> _Pixels:
-    return pixels[plan.top : plan.top + plan.height, plan.left : plan.left + plan.width]
 
 
 def _resize(pixels: _Pixels, size: tuple[int, int], crop: Crop, max_pixels: int) -> _Pixels:

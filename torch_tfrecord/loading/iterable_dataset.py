@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from itertools import islice
 from typing import Any
 
@@ -12,13 +13,13 @@ import numpy as np
 import numpy.typing as npt
 from torch.utils.data import IterableDataset, get_worker_info
 
-from torch_tfrecord.arguments import at_least, check_callable, integer, true_or_false
-from torch_tfrecord.batch_memory import MAX_BATCH_BYTES, check_max_batch_bytes
+from torch_tfrecord.arguments import OnCorrupt, at_least, check_callable, integer, true_or_false
+from torch_tfrecord.batch_memory import MAX_BATCH_BYTES, BatchBudget, check_max_batch_bytes
 from torch_tfrecord.batches.batch_parser import BatchParser
 from torch_tfrecord.batches.collate import collate
 from torch_tfrecord.batches.column_batch import ColumnBatch
+from torch_tfrecord.batches.crop_reader import CropReader, NotCroppedError, UncroppedBatch
 from torch_tfrecord.errors import LimitExceededError, TFRecordError
-from torch_tfrecord.features.specs import FixedLenFeature
 from torch_tfrecord.features.structured_specs import SequenceFeatures
 from torch_tfrecord.loading.record_groups import RecordGroup, StreamRecord, regroup
 from torch_tfrecord.loading.record_stream import RecordStream
@@ -40,9 +41,6 @@ from torch_tfrecord.samples import Places, SampleList, transform_each, transform
 from torch_tfrecord.shown import shown_features, shown_files, shown_transform
 
 __all__ = ["TFRecordIterableDataset"]
-
-# Parsing so many records together takes half the time of parsing each; more gain nothing, and take memory.
-_SAMPLES_AT_ONCE = 128
 
 
 class TFRecordIterableDataset(IterableDataset[Any]):
@@ -102,7 +100,7 @@ class TFRecordIterableDataset(IterableDataset[Any]):
         drop_last: bool = False,
         compression_type: str | None = "auto",
         verify_crc: bool = True,
-        on_corrupt: str = "raise",
+        on_corrupt: OnCorrupt = "raise",
         max_batch_bytes: int = MAX_BATCH_BYTES,
     ) -> None:
         super().__init__()
@@ -113,8 +111,10 @@ class TFRecordIterableDataset(IterableDataset[Any]):
         check_on_corrupt(on_corrupt)
         self._compression_type = check_compression_type(compression_type)
         check_max_batch_bytes(max_batch_bytes)
+        self._max_batch_bytes = max_batch_bytes
         self._parser = None if features is None else BatchParser(features, max_batch_bytes=max_batch_bytes)
         self._transform = transform
+        self._crops = CropReader(self._parser)
         self._batch_size = None if batch_size is None else at_least(1, "batch_size", batch_size)
         self._shuffle = shuffle
         self._buffer_size = at_least(0, "shuffle_buffer_size", shuffle_buffer_size)
@@ -256,11 +256,10 @@ class TFRecordIterableDataset(IterableDataset[Any]):
     def _items(self, stream: RecordStream, epoch: int) -> Iterator[Any]:
         """Samples or batches of a stream."""
         size = self._batch_size
-        if stream.is_plain:
-            return self._batches(stream, stream.groups(), size, epoch) if size else self._samples(stream, epoch)
-        if size:
-            return self._batches(stream, _grouped(stream.records(), size), size, epoch)
-        return (self._sample(record, epoch) for record in stream.records())
+        if not size:
+            return self._samples(stream, epoch)
+        groups = stream.groups() if stream.is_plain else _grouped(stream.records(), size)
+        return self._batches(stream, groups, size, epoch)
 
     # Samples and batches.
 
@@ -274,40 +273,71 @@ class TFRecordIterableDataset(IterableDataset[Any]):
             yield batch
 
     def _samples(self, stream: RecordStream, epoch: int) -> Iterator[Any]:
-        """Samples one by one, parsed some at a time."""
-        pieces = (
-            group.part(slice(low, low + _SAMPLES_AT_ONCE))
-            for group in stream.groups()
-            for low in range(0, len(group.numbers), _SAMPLES_AT_ONCE)
-        )
-        for group in pieces:
-            samples: Iterable[Any]
-            try:
-                samples = self._parse(group, epoch)
-            except TFRecordError:
-                samples = self._one_by_one(group, epoch)
-            else:
-                samples = samples if self._transform is None else self._transformed(samples, group)
-            for sample in samples:
+        """Samples one by one, parsed some at a time; a transform is called when its sample is asked for."""
+        for group in stream.parts():
+            for sample in self._ready(group, epoch):
                 stream.num_taken += 1
                 yield sample
 
+    def _ready(self, group: RecordGroup, epoch: int) -> Iterator[Any]:
+        """The transformed samples of a part of the stream."""
+        uncropped = self._uncropped(group)
+        if uncropped is not None:
+            return self._cropped(uncropped, group, epoch)
+        samples = self._parsed(group, epoch)
+        return samples if self._transform is None else self._transformed(samples, group)
+
+    def _parsed(self, group: RecordGroup, epoch: int) -> Iterator[Any]:
+        """The samples of a part of the stream; those before a bad record come before its error."""
+        try:
+            samples = self._parse(group, epoch)
+        except TFRecordError:
+            half = len(group.numbers) // 2
+            if not half:
+                yield self._untransformed((group.records.tolist()[0], *group.place(0)), epoch)
+                return
+            yield from self._parsed(group.part(slice(half)), epoch)
+            yield from self._parsed(group.part(slice(half, None)), epoch)
+        else:
+            yield from samples
+
+    def _cropped(self, uncropped: UncroppedBatch, group: RecordGroup, epoch: int) -> Iterator[Any]:
+        """Each sample cropped and transformed when it is asked for."""
+        for row in range(len(uncropped)):
+            try:
+                sample = uncropped.transform_row(self._transform, row)
+            except NotCroppedError:
+                (payload,) = group.records[row : row + 1].tolist()
+                sample = self._sample((payload, *group.place(row)), epoch)
+            yield sample
+
+    def _uncropped(self, group: RecordGroup) -> UncroppedBatch | None:
+        """The samples with the image still encoded; None where it is to be decoded."""
+        found = self._crops.batches(self._transform, group.records, (0, len(group.numbers)), in_turn=True)
+        return None if found is None else found[0].located(self._places(group), list)
+
     def _load(self, group: RecordGroup, epoch: int) -> Sequence[Any]:
         """The samples of a batch."""
+        uncropped = self._uncropped(group)
+        if uncropped is not None:
+            with suppress(NotCroppedError):
+                return uncropped.transformed(self._transform)
         places = self._places(group)
         try:
-            samples = self._parse(group, epoch, as_columns=self._transform is None)
+            samples = self._parse(group, epoch)
         except TFRecordError as error:
             # For the error of the first bad record.
-            if isinstance(error, LimitExceededError):  # of the batch, where no record alone is too large
-                for row, payload in enumerate(group.records.tolist()):
-                    self._untransformed((payload, *group.place(row)), epoch)
-                raise self._located_error(error, group) from error.__cause__
-            return SampleList(self._one_by_one(group, epoch), places)
-        if isinstance(samples, ColumnBatch):
-            return samples.located(places)
-        samples = SampleList(samples, places)
-        return samples if self._transform is None else transform_each(self._transform, samples)
+            if not isinstance(error, LimitExceededError):
+                return SampleList(self._one_by_one(group, epoch), places)
+            if self._transform is not None:  # no columns are needed, which take memory beside the samples
+                with BatchBudget(self._max_batch_bytes):
+                    each = SampleList(self._each(group, epoch), places)
+                return transform_each(self._transform, each)
+            for _ in self._each(group, epoch):  # the error is of the batch, where no record alone is too large
+                pass
+            raise self._located_error(error, group) from error.__cause__
+        located = samples.located(places) if isinstance(samples, ColumnBatch) else SampleList(samples, places)
+        return located if self._transform is None else transform_each(self._transform, located)
 
     def _located_error(self, error: TFRecordError, group: RecordGroup) -> TFRecordError:
         """The error of a batch, which knows now the file and place of the record that it names by number."""
@@ -329,12 +359,15 @@ class TFRecordIterableDataset(IterableDataset[Any]):
         """The record, as errors name it."""
         return f"{printable(self.files[file])}: record {number} at byte {offset}"
 
-    def _parse(self, group: RecordGroup, epoch: int, as_columns: bool = False) -> Sequence[Any]:
+    def _parse(self, group: RecordGroup, epoch: int) -> Sequence[Any]:
         if self._parser is None:
             return group.records.tolist()
         keys = record_keys(_unique(group.files, group.numbers), self._seed, epoch) if self._parser.needs_keys else None
-        parse = self._parser.batch if as_columns else self._parser.samples
-        return parse(group.records, keys)
+        return self._parser.batch(group.records, keys)
+
+    def _each(self, group: RecordGroup, epoch: int) -> Iterator[Any]:
+        for row, payload in enumerate(group.records.tolist()):
+            yield self._untransformed((payload, *group.place(row)), epoch)
 
     def _one_by_one(self, group: RecordGroup, epoch: int) -> Iterator[Any]:
         for row, payload in enumerate(group.records.tolist()):
@@ -351,25 +384,21 @@ class TFRecordIterableDataset(IterableDataset[Any]):
             raise
 
     def _sample(self, record: StreamRecord, epoch: int) -> Any:
-        _, file, offset, number = record
+        payload, file, offset, number = record
+
+        def place(_: int) -> str:
+            return self._place(file, offset, number)
+
+        if self._crops.takes(self._transform):
+            with suppress(NotCroppedError):
+                return self._crops.sample(self._transform, payload, place)
         sample = self._untransformed(record, epoch)
-        if self._transform is None:
-            return sample
-        return transform_one(self._transform, sample, lambda _: self._place(file, offset, number), 0)
+        return sample if self._transform is None else transform_one(self._transform, sample, place, 0)
 
     def _key(self, file: int, number: int, epoch: int) -> int:
         if self._parser is None or not self._parser.needs_keys:
             return 0
         return int(record_keys(_unique(np.array([file]), np.array([number])), self._seed, epoch)[0])
-
-    @property
-    def _sizes_vary(self) -> bool:
-        if self._transform is not None or self._parser is None:
-            return self._transform is not None
-        features = self._parser.features
-        return not isinstance(features, Mapping) or not all(
-            isinstance(spec, FixedLenFeature) for spec in features.values()
-        )
 
     def __getstate__(self) -> dict[str, Any]:
         state = {**self.__dict__, "_last": None}

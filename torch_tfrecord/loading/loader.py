@@ -12,10 +12,10 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from torch_tfrecord.arguments import check_callable, integer, true_or_false
+from torch_tfrecord.arguments import IndexPolicy, Shuffle, at_least, check_callable, integer, true_or_false
 from torch_tfrecord.batch_memory import MAX_BATCH_BYTES
 from torch_tfrecord.batches.collate import collate
-from torch_tfrecord.batches.column_batch import ColumnTransform
+from torch_tfrecord.batches.column_batch import ChainedTransforms, ColumnTransform
 from torch_tfrecord.callers import outer_level
 from torch_tfrecord.features.structured_specs import SequenceFeatures
 from torch_tfrecord.loading.map_dataset import TFRecordDataset
@@ -50,7 +50,7 @@ def make_dataloader(
     *,
     label_key: str | None = None,
     transform: Callable[[Any], Any] | None = None,
-    shuffle: bool | str = True,
+    shuffle: Shuffle = True,
     seed: int = 0,
     num_epochs: int | None = 1,
     drop_last: bool = False,
@@ -60,7 +60,7 @@ def make_dataloader(
     world_size: int | None = None,
     compression_type: str | None = "auto",
     verify_crc: bool = True,
-    index: str = "auto",
+    index: IndexPolicy = "auto",
     index_dir: str | os.PathLike[str] | None = None,
     max_batch_bytes: int = MAX_BATCH_BYTES,
     **dataloader_kwargs: Any,
@@ -127,8 +127,8 @@ def make_dataloader(
         ...     ...
     """
     _check_arguments(batch_size, shuffle, num_epochs, dataloader_kwargs)
-    if num_threads is not None and integer("num_threads", num_threads) < 0:
-        raise ValueError(f"num_threads must be at least 0, or None, got {num_threads}")
+    if num_threads is not None:
+        at_least(0, "num_threads", num_threads)
     check_callable("transform", transform)
     check_rank(rank, world_size)
     seed, drop_last = integer("seed", seed), true_or_false("drop_last", drop_last)
@@ -216,7 +216,7 @@ def _check_dataset(dataset: Any, **of_dataset: Any) -> None:
             raise ValueError(f"{name} cannot be given with a dataset: give it to the dataset, got a {kind}")
 
 
-def _shuffle_of(dataset: Any, shuffle: bool | str) -> bool | str:
+def _shuffle_of(dataset: Any, shuffle: Shuffle) -> Shuffle:
     """What the order shall be: compressed files are not read at random."""
     compressed = [leaf for leaf in leaves(dataset) if getattr(leaf, "is_compressed", False)]
     if not compressed:
@@ -247,7 +247,7 @@ def _with_label(transform: Callable[[Any], Any] | None, label_key: str | None) -
     if label_key is None:
         return transform
     split = _SplitLabel(label_key)
-    return split if transform is None else _Chain(transform, split)
+    return split if transform is None else ChainedTransforms(transform, split)
 
 
 class _SplitLabel(ColumnTransform):
@@ -268,14 +268,3 @@ class _SplitLabel(ColumnTransform):
     def columns(self, columns: Any) -> tuple[dict[str, Any], Any]:
         """Take the label's column out."""
         return self(columns)
-
-
-class _Chain:
-    """One transform, then another."""
-
-    def __init__(self, first: Callable[[Any], Any], second: Callable[[Any], Any]) -> None:
-        self._first, self._second = first, second
-
-    def __call__(self, sample: Any) -> Any:
-        """Apply both to a sample."""
-        return self._second(self._first(sample))

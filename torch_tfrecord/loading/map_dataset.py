@@ -6,6 +6,8 @@ import os
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
 from itertools import accumulate, pairwise
 from operator import index as as_integer
 from typing import Any, TypeAlias, overload
@@ -15,11 +17,12 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import Dataset
 
-from torch_tfrecord.arguments import at_least, check_callable
-from torch_tfrecord.batch_memory import MAX_BATCH_BYTES, check_max_batch_bytes
+from torch_tfrecord.arguments import IndexPolicy, at_least, check_callable
+from torch_tfrecord.batch_memory import MAX_BATCH_BYTES, BatchBudget, check_max_batch_bytes
 from torch_tfrecord.batches.batch_parser import BatchParser
 from torch_tfrecord.batches.collate import collate
 from torch_tfrecord.batches.column_batch import ColumnBatch, ColumnTransform
+from torch_tfrecord.batches.crop_reader import CropReader, NotCroppedError, UncroppedBatch
 from torch_tfrecord.callers import outer_level
 from torch_tfrecord.errors import LimitExceededError, TFRecordError
 from torch_tfrecord.features.structured_specs import SequenceFeatures
@@ -31,6 +34,7 @@ from torch_tfrecord.order.record_keys import record_keys, salted_keys
 from torch_tfrecord.printable import printable
 from torch_tfrecord.records.compression import ByteSource, check_compression_type, open_stream
 from torch_tfrecord.records.index import RecordIndex
+from torch_tfrecord.records.packed_records import PackedRecords
 from torch_tfrecord.records.paths import Paths, find_files
 from torch_tfrecord.records.reader import RecordReader
 from torch_tfrecord.records.record_table import RecordTable
@@ -91,7 +95,7 @@ class TFRecordDataset(Dataset[Any]):
         transform: Callable[[Any], Any] | None = None,
         compression_type: str | None = "auto",
         verify_crc: bool = True,
-        index: str = "auto",
+        index: IndexPolicy = "auto",
         index_dir: str | os.PathLike[str] | None = None,
         max_batch_bytes: int = MAX_BATCH_BYTES,
     ) -> None:
@@ -120,7 +124,8 @@ class TFRecordDataset(Dataset[Any]):
         Args:
             files: The paths; not sorted.
             indexes: One for each file.
-            features: As of the class; or an object that parses records, with `single`, `batch` and `samples`.
+            features: As of the class; or an object that parses records, with `single`, `batches`
+                and `max_batch_bytes`.
             positions: Those of the dataset, counted over all files: a range or an int64 array; None for all.
             transform: Called with each sample.
             verify_crc: Check the payloads' checksums.
@@ -143,6 +148,7 @@ class TFRecordDataset(Dataset[Any]):
     ) -> None:
         self._parser = parser
         self._transform = transform
+        self._crops = CropReader(parser)
         self.files: list[str] = files
         facts: list[RecordIndex] = []  # an index goes into the table and is dropped: 16 bytes for each of its records
         self._table = RecordTable(_noting(indexes, facts))
@@ -175,6 +181,9 @@ class TFRecordDataset(Dataset[Any]):
         absolute, key = self._absolute(position), 0
         if self.draws_at_random:
             key = int(self._keys(salted(self, [position]), np.array([absolute]))[0])
+        if self._crops.takes(self._transform):
+            with suppress(NotCroppedError):
+                return self._crops.sample(self._transform, self._read(absolute), lambda _: self._place(absolute))
         sample = self._sample(absolute, key)
         return sample if self._transform is None else transform_one(self._transform, sample, self._place, absolute)
 
@@ -190,7 +199,10 @@ class TFRecordDataset(Dataset[Any]):
         return self.transform_samples(self.load_samples(positions))
 
     def load_samples(self, positions: Sequence[int]) -> Sequence[Any]:
-        """`__getitems__` without the transform: reads, verifies, parses and decodes. Safe from several threads."""
+        """`__getitems__` without the transform: reads, verifies, parses and decodes. Safe from several threads.
+
+        An image that the transform crops first is decoded by `transform_samples`.
+        """
         if not len(positions):
             return []
         positions = salted(self, positions)
@@ -221,10 +233,42 @@ class TFRecordDataset(Dataset[Any]):
         keys = None
         if self.draws_at_random:
             keys = np.concatenate([*map(self._keys, (salted(self, positions) for positions in batches), absolutes)])
-        if not self.has_user_transform:
-            found: list[Sequence[Any]] = self._parser.batches(records, keys, borders)
-            return self._located(found, absolutes)
-        return self._located(_parts(self._parser.samples(records, keys, len(batches)), borders), absolutes)
+        if self.has_user_transform:
+            # Threads decode ahead what would else be decoded, sample after sample, by the one that transforms.
+            in_turn = threading.current_thread() is threading.main_thread()
+            cropped = self._crops.batches(self._transform, records, borders, in_turn=in_turn)
+            if cropped is not None:
+                pairs = zip(cropped, absolutes, strict=True)
+                return [batch.located(self._places(each), partial(self._decoded, each)) for batch, each in pairs]
+        found: list[Sequence[Any]]
+        try:
+            found = self._parser.batches(records, keys, borders)
+        except LimitExceededError:
+            if not self.has_user_transform:
+                raise
+            found = self._without_columns(records, keys, borders)  # which need memory beside the samples
+        return self._located(found, absolutes)
+
+    def _without_columns(
+        self, records: PackedRecords, keys: npt.NDArray[np.uint64] | None, borders: Sequence[int]
+    ) -> list[Sequence[Any]]:
+        """The samples of batches, each parsed alone."""
+        payloads = records.tolist()
+        found: list[Sequence[Any]] = []
+        for begin, end in pairwise(borders):
+            samples: list[Any] = []
+            with BatchBudget(self._parser.max_batch_bytes):
+                for row in range(begin, end):
+                    try:
+                        samples.append(self._parser.single(payloads[row], 0 if keys is None else int(keys[row])))
+                    except TFRecordError as error:
+                        raise error.locate(position=row) from error.__cause__
+            found.append(samples)
+        return found
+
+    def _decoded(self, absolutes: _Integers) -> SampleList:
+        """Samples whose image was not decoded by `load_samples`."""
+        return SampleList([self._sample(absolute, 0) for absolute in absolutes.tolist()], self._places(absolutes))
 
     def _located_error(self, error: TFRecordError, absolutes: _Integers) -> TFRecordError:
         """The error of a batch, which knows now the file and place of the record that it names by number."""
@@ -270,6 +314,11 @@ class TFRecordDataset(Dataset[Any]):
         transform = self._transform
         if transform is None:
             return samples
+        if isinstance(samples, UncroppedBatch):
+            try:
+                return samples.transformed(transform)
+            except NotCroppedError:
+                samples = samples.whole
         if isinstance(transform, ColumnTransform) and isinstance(samples, ColumnBatch):
             return samples.map(transform.columns)
         return transform_each(transform, samples)

@@ -19,6 +19,7 @@ from torch_tfrecord.arguments import at_least, integer
 from torch_tfrecord.batches.collate import collate
 from torch_tfrecord.batches.padding import PaddedCollate
 from torch_tfrecord.callers import outer_level
+from torch_tfrecord.images.leading_crops import helped_by
 from torch_tfrecord.loading.nested_dataset import NestedDataset, loads_ahead
 from torch_tfrecord.native import has_native
 from torch_tfrecord.order.leaves import leaves, salted
@@ -96,11 +97,7 @@ class ReadAheadLoader(DataLoader[Any]):
         integer("num_workers", dataloader_kwargs.get("num_workers", 0))  # torch compares it without a look
         dataset = dataset if loads_ahead(dataset) else NestedDataset(dataset)
         super().__init__(dataset, **dataloader_kwargs)
-        self.num_threads = (
-            usual_num_threads()
-            if num_threads is None
-            else at_least(0, "num_threads", integer("num_threads", num_threads))
-        )
+        self.num_threads = usual_num_threads() if num_threads is None else at_least(0, "num_threads", num_threads)
         self._pace = _Pace()
         if self.num_threads and not self.num_workers:
             innermost = leaves(dataset.dataset if isinstance(dataset, NestedDataset) else dataset)
@@ -209,8 +206,12 @@ class _ReadAheadIterator(_SingleProcessDataLoaderIter):
         loaded, error = self._loaded.popleft()
         if error is not None:
             raise error
-        batch = loaded if self._ahead is not None else self._collate_fn(self._dataset.transform_samples(loaded))
+        batch = loaded if self._ahead is not None else self._collate_fn(self._transformed(loaded))
         return pin_memory(batch, self._pin_memory_device) if self._pin_memory else batch  # type: ignore[no-untyped-call]
+
+    def _transformed(self, loaded: Any) -> Any:
+        with helped_by(self._pool):
+            return self._dataset.transform_samples(loaded)
 
     def _start(self) -> None:
         """Start the threads; in a forked process, which has none of them, once more for what was under way."""

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from torch_tfrecord.loading.record_groups import RecordGroup, StreamRecord
+from torch_tfrecord.loading.stream_marks import AheadMarks, GroupMarks, Mark
 from torch_tfrecord.loading.stream_pieces import MOST_RECORDS, Piece, picked_pieces
 from torch_tfrecord.order.random_stream import RandomStream
 from torch_tfrecord.records.packed_records import PackedRecords
@@ -19,6 +18,12 @@ from torch_tfrecord.records.scan import Block
 from torch_tfrecord.shown import shown_value
 
 __all__ = ["RecordStream"]
+
+# So many records are handed out from a group, as many as twice those before it: the first does not wait for many, and
+# the rest are parsed together, in half the time or less. Or fewer, of so many bytes: what is parsed takes memory.
+_FEWEST_TOGETHER = 16
+_MOST_TOGETHER = 1024
+_MOST_BYTES = 1 << 20
 
 
 class RecordStream:
@@ -38,7 +43,7 @@ class RecordStream:
         random: Draws from the buffer.
 
     Attributes:
-        num_taken: Of a plain stream, how many records of `groups` were given out: whoever does that counts here.
+        num_taken: How many records of `groups` or `parts` were given out: whoever does that counts here.
     """
 
     def __init__(
@@ -57,25 +62,33 @@ class RecordStream:
         # In groups, not record by record, where nothing is mixed.
         self.is_plain = cycle_length == 1 and not buffer_size
         self._next_piece = 0
-        self._slots: list[_Slot | None] = [None] * cycle_length
+        self._slots: list[Iterator[StreamRecord] | None] = [None] * cycle_length
+        # Of each open slot the piece, and from which record on nothing is taken of it.
+        self._slot_places: list[tuple[int, int] | None] = [None] * cycle_length
         self._slot = 0  # whose turn it is
         self._turn = 0  # records taken in this turn
         self._buffer: list[StreamRecord] = []
         self._num_draws = 0
-        self._marks = _Marks()
+        self._drawn, self._was_replaced = -1, False  # the last draw
+        self._marks = GroupMarks()
+        self._ahead: AheadMarks | None = None
         self.num_taken = 0
 
     # Where it is.
 
     def place(self) -> dict[str, Any]:
         """Where the taker is, as JSON knows it: behind the record taken last."""
-        next_piece, slots = self._next_piece, [slot and [slot.piece, slot.first] for slot in self._slots]
+        if self._ahead is not None:
+            return self._ahead.place(self.num_taken, self._buffer)
+        place = self._mark().place(self._buffer)
         if self.is_plain and self.num_taken:
             piece, number = self._marks.last(self.num_taken)
-            next_piece, slots = piece + 1, [[piece, number + 1]]
-        waiting = [[file, number] for _, file, _, number in self._buffer]
-        numbers = {"next_piece": next_piece, "slot": self._slot, "turn": self._turn, "draws": self._num_draws}
-        return {**numbers, "slots": slots, "waiting": waiting}
+            place.update(next_piece=piece + 1, slots=[[piece, number + 1]])
+        return place
+
+    def _mark(self) -> Mark:
+        slots, draw = tuple(self._slot_places), (self._num_draws, self._drawn, self._was_replaced)
+        return Mark(self._next_piece, self._slot, self._turn, slots, *draw)
 
     def check(self, place: Mapping[str, Any], num_files: int) -> None:
         """ValueError unless this is a place of a stream of these pieces."""
@@ -114,7 +127,8 @@ class RecordStream:
     def go_to(self, place: Mapping[str, Any]) -> None:
         """Go on where another stream of the same pieces was; before anything is taken."""
         self._next_piece, self._slot, self._turn = place["next_piece"], place["slot"], place["turn"]
-        self._slots = [slot and self._open(*slot) for slot in place["slots"]]
+        self._slot_places = [slot and tuple(slot) for slot in place["slots"]]
+        self._slots = [slot and self._open(*slot) for slot in self._slot_places]
         self._num_draws = place["draws"]
         self._random.skip(self._num_draws)
         self._buffer = self._again(place["waiting"])
@@ -140,9 +154,9 @@ class RecordStream:
 
     def groups(self) -> Iterator[RecordGroup]:
         """All records, of a plain stream; the user keeps count in `num_taken`."""
-        slot = self._slots[0]
-        if slot is not None:
-            yield from self._marked(slot.piece, slot.first)
+        place = self._slot_places[0]
+        if place is not None:
+            yield from self._marked(*place)
         for number in range(self._next_piece, len(self._pieces)):
             yield from self._marked(number, self._pieces[number].first)
 
@@ -157,28 +171,30 @@ class RecordStream:
         """All records."""
         return self._mixed() if self._buffer_size else self._interleaved()
 
-    def _open(self, number: int, first: int) -> _Slot:
-        return _Slot(number, first, _records(self._read, self._pieces[number]._replace(first=first)))
+    def _open(self, number: int, first: int) -> Iterator[StreamRecord]:
+        return _records(self._read, self._pieces[number]._replace(first=first))
 
     def _interleaved(self) -> Iterator[StreamRecord]:
-        slots = self._slots
+        slots, places = self._slots, self._slot_places
         num_open = sum(slot is not None for slot in slots)
         block_length = self._block_length if len(slots) > 1 else sys.maxsize  # alone, turns make no difference
         while self._next_piece < len(self._pieces) or num_open:
-            slot = slots[self._slot]
+            number = self._slot
+            slot, place = slots[number], places[number]
             if slot is None and self._next_piece < len(self._pieces):
-                slot = slots[self._slot] = self._open(self._next_piece, self._pieces[self._next_piece].first)
+                place = places[number] = self._next_piece, self._pieces[self._next_piece].first
+                slot = slots[number] = self._open(*place)
                 self._next_piece += 1
                 num_open += 1
-            if slot is not None:
-                for record in islice(slot.records, block_length - self._turn):
+            if slot is not None and place is not None:
+                for record in islice(slot, block_length - self._turn):
                     self._turn += 1
-                    slot.last = record
+                    places[number] = place[0], record[3] + 1
                     yield record
                 if self._turn < block_length:
-                    slots[self._slot] = None
+                    slots[number] = places[number] = None
                     num_open -= 1
-            self._turn, self._slot = 0, (self._slot + 1) % len(slots)
+            self._turn, self._slot = 0, (number + 1) % len(slots)
 
     def _mixed(self) -> Iterator[StreamRecord]:
         buffer, size, below = self._buffer, self._buffer_size, self._random.below
@@ -188,52 +204,58 @@ class RecordStream:
                 continue
             chosen = below(size)
             self._num_draws += 1
+            self._drawn, self._was_replaced = chosen, True
             given, buffer[chosen] = buffer[chosen], record
             yield given
         while buffer:
             chosen = below(len(buffer))
             self._num_draws += 1
+            self._drawn, self._was_replaced = chosen, False
             buffer[chosen], buffer[-1] = buffer[-1], buffer[chosen]
             yield buffer.pop()
 
+    # In parts, to be handed out one by one.
 
-class _Slot:
-    """An open piece: its number, its records, and the one taken last."""
+    def parts(self) -> Iterator[RecordGroup]:
+        """All records, some at a time; the user keeps count in `num_taken`, and the place is behind those counted."""
+        size = _FEWEST_TOGETHER
+        if not self.is_plain:
+            yield from self._parts_ahead()
+            return
+        for group in self.groups():
+            low, ends = 0, np.cumsum(group.records.lengths)
+            while low < len(ends):
+                most = int(np.searchsorted(ends, _MOST_BYTES + (ends[low - 1] if low else 0), side="right"))
+                high = min(low + size, max(low + 1, most), len(ends))
+                yield group.part(slice(low, high))
+                low, size = high, min(2 * size, _MOST_TOGETHER)
 
-    __slots__ = ("_first", "last", "piece", "records")
+    def _parts_ahead(self) -> Iterator[RecordGroup]:
+        records, size = self.records(), _FEWEST_TOGETHER
+        while True:
+            self._ahead = ahead = AheadMarks(self._mark(), len(self._buffer), self.num_taken)
+            error = self._read_ahead(records, ahead, size)
+            if ahead.records:
+                yield RecordGroup.of(ahead.records)
+            self._ahead = None
+            if error is not None:
+                raise error
+            if not ahead.records:
+                return
+            size = min(2 * size, _MOST_TOGETHER)
 
-    def __init__(self, piece: int, first: int, records: Iterator[StreamRecord]) -> None:
-        self.piece, self._first, self.records = piece, first, records
-        self.last: StreamRecord | None = None
-
-    @property
-    def first(self) -> int:
-        """The number from which its records are not taken yet."""
-        return self._first if self.last is None else self.last[3] + 1
-
-
-class _Marks:
-    """Which record of the groups of a stream is where, from the one taken last on."""
-
-    def __init__(self) -> None:
-        self._marks: deque[tuple[int, int, npt.NDArray[np.int64]]] = deque()  # end, piece, numbers of a group
-        self._num_read = 0
-
-    def add(self, piece: int, numbers: npt.NDArray[np.int64], num_taken: int) -> None:
-        """A group was read, when so many records were taken."""
-        self._forget_before(num_taken)
-        self._num_read += len(numbers)
-        self._marks.append((self._num_read, piece, numbers))
-
-    def _forget_before(self, num_taken: int) -> None:
-        while self._marks and self._marks[0][0] < num_taken:
-            self._marks.popleft()
-
-    def last(self, num_taken: int) -> tuple[int, int]:
-        """Number of the piece of the record taken last, at least the first one, and its number in the file."""
-        self._forget_before(num_taken)
-        end, piece, numbers = self._marks[0]
-        return piece, int(numbers[len(numbers) - 1 - (end - num_taken)])
+    def _read_ahead(self, records: Iterator[StreamRecord], ahead: AheadMarks, size: int) -> Exception | None:
+        """Read the next part; an error comes behind the records before it."""
+        num_bytes = 0
+        try:
+            for record in islice(records, size):
+                ahead.add(record, self._mark())
+                num_bytes += len(record[0])
+                if num_bytes > _MOST_BYTES:
+                    break
+        except Exception as error:
+            return error
+        return None
 
 
 def _are_pairs(pairs: Any, limit: int) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import sys
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
@@ -17,7 +16,6 @@ from torch_tfrecord.loading.stream_pieces import Piece, deal_out
 from torch_tfrecord.loading.stream_states import StreamStates
 from torch_tfrecord.order.epoch_count import EpochCount
 from torch_tfrecord.order.epochs import STATE_VERSION
-from torch_tfrecord.samples import check_next_for_torch, is_fetched_for_torch
 from torch_tfrecord.shown import shown_value
 
 __all__ = ["LastIteration", "LoadedStates", "StreamIteration", "check_states"]
@@ -40,10 +38,6 @@ class _Source(Protocol):
     def _items(self, stream: RecordStream, epoch: int) -> Iterator[Any]:
         """Samples or batches of them."""
 
-    @property
-    def _sizes_vary(self) -> bool:
-        """Whether samples may differ in the sizes of their features."""
-
     def _begun(self) -> None:
         """Called before the first of them."""
 
@@ -61,7 +55,6 @@ class StreamIteration(Iterator[Any]):
         self._source = source
         self._consumer, self._num_consumers = consumer
         self._items: Iterator[Any] | None = None
-        self._is_for_torch = False
         self._epochs: EpochCount | None = None
         self._has_begun = False
         self._begin(epoch, None)
@@ -84,11 +77,7 @@ class StreamIteration(Iterator[Any]):
         if self._items is None:
             self._count()
             self._items = self._source._items(self._stream, self.epoch)
-            self._is_for_torch = self._source._sizes_vary and is_fetched_for_torch(sys._getframe(1))
-        item = next(self._items)
-        if self._is_for_torch:
-            check_next_for_torch(sys._getframe(1), item)
-        return item
+        return next(self._items)
 
     def _count(self) -> None:
         if self._epochs is None:

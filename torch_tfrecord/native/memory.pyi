@@ -1,5 +1,9 @@
+from typing import Any
+
 __all__: list[str]
 
 class Block:
     def __init__(self, size: int) -> None: ...
     def __buffer__(self, flags: int, /) -> memoryview: ...
+
+def pad(values: Any, offsets: Any, itemsize: int, fill: Any, out: Any) -> None: ...

@@ -1,9 +1,11 @@
 # cython: boundscheck=False, wraparound=False, initializedcheck=False
-"""Memory that is used again; the twin in `batch_memory` takes fresh memory each time."""
+"""Memory that is used again, and rows padded in it; the twins are `batch_memory`, which takes fresh memory each time, and
+`values.padded`."""
 
 from cpython.buffer cimport PyBuffer_FillInfo
 from libc.stddef cimport size_t
-from libc.stdint cimport uint8_t
+from libc.stdint cimport int64_t, uint8_t
+from libc.string cimport memcpy
 
 cdef extern from "blocks.h":
     ctypedef struct block_header:
@@ -12,7 +14,7 @@ cdef extern from "blocks.h":
     void block_give_back(block_header *block) nogil
     uint8_t *block_data(block_header *block) nogil
 
-__all__ = ["Block"]
+__all__ = ["Block", "pad"]
 
 
 cdef class Block:
@@ -42,3 +44,50 @@ cdef class Block:
     def __dealloc__(self):
         if self.block != NULL:
             block_give_back(self.block)
+
+
+def pad(
+    const uint8_t[::1] values not None,
+    const int64_t[::1] offsets not None,
+    Py_ssize_t itemsize,
+    const uint8_t[::1] fill not None,
+    uint8_t[:, ::1] out not None,
+):
+    """Copy values[offsets[i] * itemsize : offsets[i + 1] * itemsize] to out[i], and fill up the rest of it.
+
+    Args:
+        values: The rows, one behind the other.
+        offsets: Where each begins, and where the last one ends, in items.
+        itemsize: Bytes of an item, at least 0.
+        fill: Repeated behind a row: at least one byte; a whole number of it fits there.
+        out: A row of it for each row.
+
+    Raises:
+        ValueError: Offsets that descend or leave the values, a row longer than its place, no place for each.
+    """
+    cdef Py_ssize_t rows = out.shape[0], width = out.shape[1], period = fill.shape[0], row, length, done
+    cdef int64_t begin, end
+    cdef uint8_t *target
+    if offsets.shape[0] != rows + 1 or period < 1 or itemsize < 0:
+        raise ValueError(f"expected {rows + 1} offsets, fill and itemsize, got {offsets.shape[0]}, {period}, {itemsize}")
+    for row in range(rows):
+        begin, end = offsets[row], offsets[row + 1]
+        if begin < 0 or begin > end or (itemsize and end > values.shape[0] // itemsize):
+            raise ValueError(f"expected offsets that ascend within the values, got {begin} to {end} of row {row}")
+        if (end - begin) * itemsize > width or (width - (end - begin) * itemsize) % period:
+            raise ValueError(f"expected rows of at most {width} bytes and whole fills, got another one, row {row}")
+    if not width:
+        return
+    with nogil:
+        for row in range(rows):
+            target = &out[row, 0]
+            length = (offsets[row + 1] - offsets[row]) * itemsize
+            if length:
+                memcpy(target, &values[offsets[row] * itemsize], <size_t> length)
+            if length == width:
+                continue
+            memcpy(target + length, &fill[0], <size_t> period)
+            done = period  # each copy doubles what is filled
+            while length + done < width:
+                memcpy(target + length + done, target + length, <size_t> min(done, width - length - done))
+                done *= 2

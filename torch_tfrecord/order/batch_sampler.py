@@ -10,7 +10,7 @@ from typing import Any
 import numpy.typing as npt
 from torch.utils.data import Sampler, SequentialSampler
 
-from torch_tfrecord.arguments import at_least, integer, true_or_false
+from torch_tfrecord.arguments import Shuffle, at_least, integer, true_or_false
 from torch_tfrecord.order.batch_plan import Place, Plan
 from torch_tfrecord.order.epochs import STATE_VERSION, Epochs, check_state
 from torch_tfrecord.order.leaves import draws_at_random
@@ -64,7 +64,7 @@ class RecordBatchSampler(Sampler[list[int]]):
         dataset: Sized,
         batch_size: int,
         *,
-        shuffle: bool | str = True,
+        shuffle: Shuffle = True,
         seed: int = 0,
         num_epochs: int | None = 1,
         rank: int | None = None,

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from torch.utils.data import Sampler
 
-from torch_tfrecord.arguments import at_least, integer
+from torch_tfrecord.arguments import Shuffle, at_least, integer
 from torch_tfrecord.order.block_shuffle import BlockShuffle, block_starts
 from torch_tfrecord.order.file_shuffle import FileShuffle, Lanes, plan_lanes
 from torch_tfrecord.order.leaves import has_places, leaves, record_places
@@ -42,7 +42,7 @@ class Epochs:
         self,
         dataset: Sized,
         *,
-        shuffle: bool | str,
+        shuffle: Shuffle,
         seed: int,
         weights: npt.ArrayLike | None,
         block_bytes: int,

@@ -76,10 +76,9 @@ def leaf_batches(dataset: Any, positions: Sequence[int]) -> list[LeafBatch]:
         [LeafBatch(leaf='abc', positions=[0, 2], places=[0, 2]), LeafBatch(leaf='xyz', positions=[1], places=[1])]
     """
     found: dict[_Key, LeafBatch] = {}
-    _collect(
-        Inner(dataset, list(positions), range(len(positions)), epoch_of(positions), getattr(positions, "salt", None)),
-        found,
-    )
+    salt = getattr(positions, "salt", None)
+    epoch = epoch_of(positions) if salt is None else None  # one is in place of the other
+    _collect(Inner(dataset, list(positions), range(len(positions)), epoch, salt), found)
     for batch in found.values():
         if any(before > after for before, after in pairwise(batch.places)):  # the leaf was met several times
             pairs = sorted(zip(batch.places, batch.positions, strict=True), key=itemgetter(0))
@@ -88,11 +87,14 @@ def leaf_batches(dataset: Any, positions: Sequence[int]) -> list[LeafBatch]:
 
 
 def _collect(part: Inner, found: dict[_Key, LeafBatch]) -> None:
+    if part.epoch is None and part.salt is not None and not needs_salt(part.dataset):
+        part = part._replace(salt=None)  # the salt is for others: here an epoch was chosen
     inner = _inner(part)
     if inner is None:
         key = id(part.dataset), part.epoch, part.salt
         if key not in found:
-            positions = [] if part.epoch is None else PositionBatch(epoch=part.epoch, salt=part.salt)
+            is_known = part.epoch is not None or part.salt is not None
+            positions = PositionBatch(epoch=part.epoch or 0, salt=part.salt) if is_known else []
             found[key] = LeafBatch(part.dataset, positions, [])
         found[key].positions.extend(part.positions)
         found[key].places.extend(part.places)

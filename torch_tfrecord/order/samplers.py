@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy.typing as npt
 
-from torch_tfrecord.arguments import at_least, true_or_false
+from torch_tfrecord.arguments import Shuffle, at_least, true_or_false
 from torch_tfrecord.order.epochs import STATE_VERSION, Epochs, check_state
 from torch_tfrecord.order.position_batch import EpochPosition
 from torch_tfrecord.order.prepared import Prepared, check_loaded_epoch, check_num_received, other_epoch, prepared_loader
@@ -80,7 +80,7 @@ class RecordSampler(RankSampler):
         self,
         dataset: Sized,
         *,
-        shuffle: bool | str = True,
+        shuffle: Shuffle = True,
         seed: int = 0,
         rank: int | None = None,
         world_size: int | None = None,

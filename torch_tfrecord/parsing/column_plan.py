@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate, groupby, pairwise
 from operator import itemgetter
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -20,14 +20,14 @@ from torch_tfrecord.protobuf.example import parse_message
 from torch_tfrecord.records.packed_records import PackedRecords
 from torch_tfrecord.values.dtypes import BYTES_LIST, FLOAT_LIST, INT64_LIST, ListKind
 
-__all__ = ["FREE_BYTES", "ColumnPlan", "PlanPart", "Scan", "Slot"]
+__all__ = ["ColumnPlan", "PlanPart", "Slot"]
 
 # Field numbers in a Feature message.
 _FIELDS: dict[ListKind, int] = {BYTES_LIST: 1, FLOAT_LIST: 2, INT64_LIST: 3}
 # Dense columns may be that much larger than what they are read from, plus 64 MiB: an int64 of one byte becomes eight,
 # and records may lack a feature that has a default. Beyond, it is first looked whether the records fit.
 _MAX_GROWTH = 16
-FREE_BYTES = 1 << 26
+_FREE_BYTES = 1 << 26
 _NO_OFFSETS = np.zeros(0, np.int64)
 
 
@@ -56,26 +56,6 @@ class Slot:
         """The values of any number that the core found."""
         array = np.frombuffer(memory, self.dtype) if memoryview(memory).nbytes else np.zeros(0, self.dtype)
         return array.reshape(-1, *self.tail)
-
-
-class Scan(NamedTuple):
-    """What the core found in N records.
-
-    Attributes:
-        block: The dense columns, one behind the other.
-        offsets: int64 [columns of any count, N + 1].
-        memories: The values of each column of any count.
-        missing: uint8 [all columns, N].
-        lacking: The numbers of the columns that some record lacks.
-        buffer: The records' bytes, then those that protobuf wrote again.
-    """
-
-    block: Any
-    offsets: Any
-    memories: Sequence[Any]
-    missing: Any
-    lacking: Sequence[int]
-    buffer: Any
 
 
 class ColumnPlan:
@@ -128,29 +108,48 @@ class PlanPart:
         self.slots = sorted(slots, key=lambda slot: slot.order)
         self._wants = [slot.want for slot in self.slots]
         native = native_module("columns")
-        self._core: Any = None if native is None else native.Plan([slot.of_core for slot in self.slots])
-        self._any_places = [number for number, slot in enumerate(self.slots) if slot.want.num_values is None]
-        self._dense_places = [number for number in range(len(self.slots)) if number not in self._any_places]
+        self.core: Any = None if native is None else native.Plan([slot.of_core for slot in self.slots])
+        self.any_places = [number for number, slot in enumerate(self.slots) if slot.want.num_values is None]
+        self._dense_places = [number for number in range(len(self.slots)) if number not in self.any_places]
         self.begins = [0, *accumulate(slot.row_bytes for slot in self.slots)]
         self._groups = _groups([slot for slot in self.slots if slot.want.num_values is not None])
 
-    @property
-    def is_compiled(self) -> bool:
-        """Whether there is a compiled core."""
-        return self._core is not None
-
     def read(self, records: PackedRecords, borders: Sequence[int]) -> list[list[Column]]:
         """As of `ColumnPlan.read`: for each batch the columns of the wants."""
-        if self.begins[-1] * len(records) > _MAX_GROWTH * records.buffer.nbytes + FREE_BYTES:
+        if self.begins[-1] * len(records) > _MAX_GROWTH * records.buffer.nbytes + _FREE_BYTES:
             self._check_growth(records)
-        if self._core is None:
+        if self.core is None:
             messages = [parse_message(record).features.feature for record in records]
             return [columns_of(self._wants, messages[begin:end]) for begin, end in pairwise(borders)]
         starts, lengths = np.ascontiguousarray(records.starts), np.ascontiguousarray(records.lengths)
-        scan = self.scan(records.buffer, starts, lengths, lambda row: _plain_form(records[row]))
-        if scan is None:
+        num_records = len(records)
+        buffer: Any = records.buffer
+        block = empty_bytes(self.begins[-1] * num_records)
+        offsets = np.empty((len(self.any_places), num_records + 1), np.int64)
+        missing = np.zeros((len(self.slots), num_records), np.uint8)
+        found = self.core.parse(buffer, starts, lengths, block, offsets, missing, lambda row: _plain_form(records[row]))
+        if found is None:
             raise ParseError("expected records that fit the features")
-        return self._columns(scan, borders)
+        memories, lacks, extras = found
+        lacking = [] if lacks is None else [place for place, is_lacking in enumerate(lacks) if is_lacking]
+        buffer = b"".join([buffer, *extras]) if extras else buffer
+        dense = self._dense(block, num_records)
+        pairs = zip(self.any_places, memories, strict=True)
+        values = [self.slots[place].from_memory(memory) for place, memory in pairs]
+        batches = []
+        # Forty columns of a small batch: what is done for each of them counts.
+        for begin, end in pairwise(borders):
+            columns: list[Any] = [None] * len(self.slots)
+            for place, array in dense:
+                columns[place] = Column(array[begin:end], _NO_OFFSETS, None, buffer)
+            for place, array, ends in zip(self.any_places, values, offsets, strict=True):
+                first, last = ends[begin], ends[end]
+                columns[place] = Column(array[first:last], ends[begin : end + 1] - first, None, buffer)
+            for place in lacking:
+                lacks = missing[place, begin:end]
+                columns[place] = columns[place]._replace(missing=lacks if lacks.any() else None)
+            batches.append(columns)
+        return batches
 
     def _check_growth(self, records: PackedRecords) -> None:
         for record in records:
@@ -158,49 +157,17 @@ class PlanPart:
         for slot in self.slots:
             reserve_for(slot.want, slot.row_bytes * len(records))
 
-    def scan(
-        self, buffer: Any, starts: Any, lengths: Any, plain_form: Callable[[int], bytes] | None = None
-    ) -> Scan | None:
-        """Read records by the core; arguments, errors and None as of the core's `parse`."""
-        num_records = len(starts)
-        block = empty_bytes(self.begins[-1] * num_records)
-        offsets = np.empty((len(self._any_places), num_records + 1), np.int64)
-        missing = np.zeros((len(self.slots), num_records), np.uint8)
-        found = self._core.parse(buffer, starts, lengths, block, offsets, missing, plain_form)
-        if found is None:
-            return None
-        memories, lacks, extras = found
-        lacking = [] if lacks is None else [place for place, is_lacking in enumerate(lacks) if is_lacking]
-        return Scan(block, offsets, memories, missing, lacking, b"".join([buffer, *extras]) if extras else buffer)
-
-    def row_column(self, scan: Scan, place: int) -> Column:
-        """One column of a scan of one record."""
-        slot = self.slots[place]
-        missing = scan.missing[place] if place in scan.lacking else None
-        if place in self._any_places:
-            number = self._any_places.index(place)
-            return Column(slot.from_memory(scan.memories[number]), scan.offsets[number], missing, scan.buffer)
-        values = scan.block[self.begins[place] : self.begins[place + 1]].view(slot.dtype)
-        return Column(values.reshape(1, *slot.tail), _NO_OFFSETS, missing, scan.buffer)
-
-    def _columns(self, scan: Scan, borders: Sequence[int]) -> list[list[Column]]:
-        dense, buffer = self._dense(scan.block, borders[-1]), scan.buffer
-        pairs = zip(self._any_places, scan.memories, strict=True)
-        values = [self.slots[place].from_memory(memory) for place, memory in pairs]
-        found = []
-        # Forty columns of a small batch: what is done for each of them counts.
-        for begin, end in pairwise(borders):
-            columns: list[Any] = [None] * len(self.slots)
-            for place, array in dense:
-                columns[place] = Column(array[begin:end], _NO_OFFSETS, None, buffer)
-            for place, array, ends in zip(self._any_places, values, scan.offsets, strict=True):
-                first, last = ends[begin], ends[end]
-                columns[place] = Column(array[first:last], ends[begin : end + 1] - first, None, buffer)
-            for place in scan.lacking:
-                missing = scan.missing[place, begin:end]
-                columns[place] = columns[place]._replace(missing=missing if missing.any() else None)
-            found.append(columns)
-        return found
+    def row_column(self, found: tuple[Any, Sequence[Any], bytes | None], place: int, record: Any) -> Column:
+        """One column of a record that the core's `parse_one` read, of what it found."""
+        slot, (block, memories, lacking) = self.slots[place], found
+        missing = None if lacking is None or not lacking[place] else np.frombuffer(lacking, np.uint8, 1, place)
+        if slot.want.num_values is None:
+            values = slot.from_memory(memories[self.any_places.index(place)])
+            return Column(values, np.array([0, len(values)]), missing, record)
+        if not slot.row_bytes:
+            return Column(np.zeros((1, *slot.tail), slot.dtype), _NO_OFFSETS, missing, record)
+        values = np.frombuffer(block, slot.dtype, slot.row_bytes // slot.dtype.itemsize, self.begins[place])
+        return Column(values.reshape(1, *slot.tail), _NO_OFFSETS, missing, record)
 
     def _dense(self, block: Any, num_records: int) -> list[tuple[int, Any]]:
         """The numbers and arrays of the dense columns; of those of one shape the block is taken apart at once."""

@@ -22,7 +22,7 @@ from torch_tfrecord.errors import LimitExceededError, ParseError, TFRecordError
 from torch_tfrecord.features.specs import Feature, mark_ragged
 from torch_tfrecord.native import native_module
 from torch_tfrecord.parsing.wants import Want
-from torch_tfrecord.values.containers import Nested, RaggedTensor, SparseList, make_sparse
+from torch_tfrecord.values.containers import Nested, RaggedTensor, SparseList, make_sparse, wrap_nested
 from torch_tfrecord.values.dtypes import DType, cast, decode_text, dtype_name
 
 __all__ = [
@@ -211,6 +211,12 @@ def rows_of(column: Any) -> Any:
 
 
 def _nested_rows(column: Nested) -> list[Any]:
+    if len(column.row_splits[0]) == 2:  # a batch of one
+        return [
+            wrap_nested(Nested(column.values, column.row_splits[1:]))
+            if column.row_splits[1:]
+            else mark_ragged(column.values)
+        ]
     if len(column.row_splits) > 1:
         ragged = RaggedTensor(*column)
         return [ragged[number] for number in range(len(ragged))]

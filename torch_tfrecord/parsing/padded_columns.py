@@ -15,6 +15,7 @@ from torch_tfrecord.parsing.columns import Column, key_of, labelled, reserve_for
 from torch_tfrecord.parsing.wants import Want, list_want
 from torch_tfrecord.values.containers import Nested
 from torch_tfrecord.values.dtypes import cast, nest
+from torch_tfrecord.values.padded import pad_rows
 
 __all__ = ["RowNumbers", "RowStrings", "pad_numbers", "pad_strings"]
 
@@ -95,10 +96,7 @@ def pad_numbers(want: Want, values: torch.Tensor, ends: npt.NDArray[np.int64], p
     reserve_for(want, num_values * values.dtype.itemsize, ends)
     if len(lengths) and lengths.min() == longest:
         return values.reshape(len(lengths), longest, *shape)
-    padded = torch.tensor(padding, dtype=values.dtype).expand(len(lengths), longest, *shape).clone()
-    for row, part in zip(padded, torch.split(values, lengths.tolist()) if len(lengths) else (), strict=True):
-        row[: len(part)] = part
-    return padded
+    return pad_rows(values, torch.from_numpy(ends), longest, torch.tensor(padding, dtype=values.dtype))
 
 
 def pad_strings(want: Want, samples: list[list[Any]], spec: FixedLenSequenceFeature) -> list[Any]:

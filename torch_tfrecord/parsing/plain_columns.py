@@ -46,6 +46,8 @@ class FixedNumbers:
         values, _, missing, _ = columns[0]
         if self._is_column and missing is None:
             return torch.from_numpy(values)
+        if missing is not None and self._default is not None and missing.all():
+            return self._default.expand(len(values), *self._shape).clone(memory_format=torch.contiguous_format)
         tensor: torch.Tensor = labelled(self._want, cast, values, self._dtype).reshape(len(values), *self._shape)
         if missing is not None and self._default is not None:
             bits = _BITS[self._dtype.itemsize]

@@ -6,18 +6,18 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from itertools import groupby
 from operator import itemgetter
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 
 from torch_tfrecord.errors import TFRecordError
-from torch_tfrecord.parsing.column_plan import FREE_BYTES, ColumnPlan, Scan
+from torch_tfrecord.parsing.column_plan import ColumnPlan
 from torch_tfrecord.parsing.columns import Reader, read_columns, rows_of
 
 __all__ = ["RowPlan"]
 
-_START = np.zeros(1, np.int64)
+_Found: TypeAlias = "tuple[Any, list[Any], bytes | None]"  # of the core's `parse_one`
 
 
 class RowPlan:
@@ -35,12 +35,14 @@ class RowPlan:
         plan = ColumnPlan(readers)
         self._readers, self._budget, self._places = readers, budget, plan.places
         self._part = plan.parts[0]
-        self._is_useful = self._part.is_compiled and len(plan.parts) == 1 and self._part.begins[-1] <= FREE_BYTES
+        self._is_useful = self._part.core is not None and len(plan.parts) == 1
+        if not self._is_useful:
+            return
         users = [place for places in plan.places for place in places]
         plain = {
             places[0]: number
             for number, (reader, places) in enumerate(zip(readers, plan.places, strict=True))
-            if self._is_useful and getattr(reader, "is_plain", False) and users.count(places[0]) == 1
+            if getattr(reader, "is_plain", False) and reader.wants[0].num_values and users.count(places[0]) == 1
         }
         self._plain, self._blocks = plain, [*map(self._block, _runs(self._part.slots, sorted(plain)))]
         self._others = [number for number in range(len(readers)) if number not in plain.values()]
@@ -61,37 +63,45 @@ class RowPlan:
         """
         if not self._is_useful or not isinstance(record, (bytes, bytearray, memoryview)):
             return None
-        scan = self._part.scan(record, _START, np.array([len(record)]))
-        if scan is None:
+        if type(record) is not bytes:
+            record = bytes(record)  # a view may be of other items, or change meanwhile
+        found: _Found | None = self._part.core.parse_one(record)
+        if found is None:
             return None
         values: list[Any] = []
-        for begin, end, dtype, shape in self._blocks:
-            block = torch.from_numpy(scan.block[begin:end].view(dtype))
+        for begin, count, dtype, shape in self._blocks:
+            block = torch.frombuffer(found[0], dtype=dtype, count=count, offset=begin)
             values += (block if len(shape) == 1 else block.view(shape)).unbind()
-        if not self._others and not scan.lacking:
-            found: Sequence[Any] = self._in_order(values)
-            return found
+        if not self._others and found[2] is None:
+            ordered: Sequence[Any] = self._in_order(values)
+            return ordered
         try:
             with self._budget():
-                return self._completed(values, scan, key)
+                values += [self._value(number, found, record, key) for number in self._others]
+                return self._completed(self._in_order(values), found, record, key)
         except TFRecordError:
             return None
 
-    def _completed(self, values: list[Any], scan: Scan, key: int) -> list[Any]:
-        found = list(self._in_order(values + [self._value(number, scan, key) for number in self._others]))
-        for number in (self._plain[place] for place in scan.lacking if place in self._plain):
-            found[number] = self._value(number, scan, key)
-        return found
+    def _completed(self, values: Sequence[Any], found: _Found, record: Any, key: int) -> Sequence[Any]:
+        """The values, with the defaults of plain features that the record lacks."""
+        if found[2] is None:
+            return values
+        completed = list(values)
+        for place, number in self._plain.items():
+            if found[2][place]:
+                completed[number] = self._value(number, found, record, key)
+        return completed
 
-    def _value(self, number: int, scan: Scan, key: int) -> Any:
-        columns = [self._part.row_column(scan, place) for place in self._places[number]]
+    def _value(self, number: int, found: _Found, record: Any, key: int) -> Any:
+        columns = [self._part.row_column(found, place, record) for place in self._places[number]]
         return rows_of(read_columns(self._readers[number], columns, key))[0]
 
-    def _block(self, places: Sequence[int]) -> tuple[int, int, Any, tuple[int, ...]]:
-        """Of neighbours first byte, end, dtype and shape."""
-        first = self._part.slots[places[0]]
-        begins = self._part.begins
-        return begins[places[0]], begins[places[-1] + 1], first.dtype, (len(places), *first.want.shape)
+    def _block(self, places: Sequence[int]) -> tuple[int, int, torch.dtype, tuple[int, ...]]:
+        """Of neighbours first byte, number of values, dtype and shape."""
+        first, begins = self._part.slots[places[0]], self._part.begins
+        count = (begins[places[-1] + 1] - begins[places[0]]) // first.dtype.itemsize
+        dtype = torch.float32 if first.dtype == np.float32 else torch.int64
+        return begins[places[0]], count, dtype, (len(places), *first.want.shape)
 
 
 def _runs(slots: Sequence[Any], places: Sequence[int]) -> list[list[int]]:

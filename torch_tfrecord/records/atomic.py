@@ -14,6 +14,7 @@ import os
 import stat
 from pathlib import Path
 
+from torch_tfrecord.records.descriptors import opened
 from torch_tfrecord.records.temporaries import claim, clear_dead, sync_directory, temporary_names
 
 __all__ = ["AtomicFile", "write_atomically"]
@@ -50,13 +51,13 @@ class AtomicFile:
                 raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
             if self._direct:
                 # O_NONBLOCK: a FIFO without a reader is an error, not a wait.
-                fd = os.open(self._target, os.O_WRONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+                fd = opened(os.open, self._target, os.O_WRONLY | os.O_CLOEXEC | os.O_NONBLOCK)
                 os.set_blocking(fd, True)
                 return fd
             clear_dead(temporary_names(self._target))
             if hasattr(os, "O_TMPFILE"):
                 try:
-                    fd = os.open(self._target.parent, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o666)
+                    fd = opened(os.open, self._target.parent, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o666)
                     if os.path.lexists(_fd_path(fd)):
                         return fd
                     os.close(fd)  # without /proc it could never get its name
@@ -70,7 +71,7 @@ class AtomicFile:
 
     def _open_named(self) -> int:
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-        self._temporary, fd = claim(temporary_names(self._target), lambda path: os.open(path, flags, 0o666))
+        self._temporary, fd = claim(temporary_names(self._target), lambda path: opened(os.open, path, flags, 0o666))
         return fd
 
     @property

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from crc32c import crc32c
 
-__all__ = ["crc32c", "mask", "mask_array", "masked_crc32c", "unmask"]
+__all__ = ["crc32c", "mask", "mask_array", "masked_crc32c", "unmask", "unmask_array"]
 
 _MASK_DELTA = 0xA282EAD8
 _UINT32 = 0xFFFFFFFF
@@ -34,6 +34,13 @@ def mask_array(crcs: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint32]:
     """Mask many CRC-32Cs at once; uint32 in, uint32 out, same shape."""
     masked: npt.NDArray[np.uint32] = ((crcs >> np.uint32(15)) | (crcs << np.uint32(17))) + np.uint32(_MASK_DELTA)
     return masked
+
+
+def unmask_array(masked: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint32]:
+    """Undo `mask_array`."""
+    rotated = masked - np.uint32(_MASK_DELTA)
+    crcs: npt.NDArray[np.uint32] = (rotated << np.uint32(15)) | (rotated >> np.uint32(17))
+    return crcs
 
 
 def masked_crc32c(data: Any) -> int:

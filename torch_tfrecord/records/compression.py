@@ -131,6 +131,9 @@ class SequentialSource(ABC):
     Bytes from the last requested offset on are kept, and `kept_bytes` before it, so that a caller may ask for the same
     ones again; an earlier offset starts over, where that is possible. Memory is bounded by the bytes that are really
     there, whatever is asked for. Safe to call from threads.
+
+    Attributes:
+        keep_from: Bytes from here on are kept, too, whatever is read; set by who looks ahead.
     """
 
     def __init__(self, path: str, max_record_bytes: int, kept_bytes: int = 0) -> None:
@@ -139,6 +142,7 @@ class SequentialSource(ABC):
         self.max_record_bytes: int | None = max_record_bytes
         self.chunk_bytes = 1 << 19
         self._lock = threading.Lock()
+        self.keep_from: int | None = None
         self._kept_bytes = kept_bytes
         self._kept = bytearray()
         self._offset = 0  # of the first kept byte
@@ -159,6 +163,8 @@ class SequentialSource(ABC):
 
     def _drop(self, offset: int) -> None:
         """Forget what lies further before an offset than is kept."""
+        if self.keep_from is not None:
+            offset = min(offset, self.keep_from)
         excess = min(offset - self._kept_bytes - self._offset, len(self._kept))
         if excess > 0:
             del self._kept[:excess]  # moves nothing but the beginning

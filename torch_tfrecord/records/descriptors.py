@@ -14,9 +14,12 @@ import threading
 import time
 import weakref
 from collections import deque
-from typing import Protocol
+from collections.abc import Callable
+from typing import Any, Protocol, TypeVar
 
-__all__ = ["Descriptor", "Owner", "open_descriptor", "open_if_free"]
+__all__ = ["Descriptor", "Owner", "open_descriptor", "open_if_free", "opened"]
+
+_Opened = TypeVar("_Opened")
 
 _MOST_OPEN = 256
 _WAIT_SECONDS = 0.001
@@ -145,19 +148,31 @@ def open_if_free(path: str, owner: Owner) -> Descriptor | None:
 
 def _open(path: str, held: Descriptor) -> Descriptor:
     flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
+    held.number = opened(os.open, path, flags)
+    return held
+
+
+def opened(function: Callable[..., _Opened], path: str | os.PathLike[str], *arguments: Any) -> _Opened:
+    """What a function that opens a path returns; where too many files are open, those that nobody reads are closed.
+
+    Raises:
+        OSError: as the function does; where the process has too many files open still, it names the limit.
+
+    Example:
+        >>> opened(os.listdir, "/dev/fd")  # doctest: +SKIP
+    """
     try:
-        held.number = os.open(path, flags)
+        return function(path, *arguments)
     except OSError as error:
         if error.errno not in _TOO_MANY:
             raise
-        _pool().close_all()
-        try:
-            held.number = os.open(path, flags)
-        except OSError as again:
-            if again.errno in _TOO_MANY:
-                raise OSError(again.errno, f"{os.strerror(again.errno)} ({_limit()})", path) from again
+    _pool().close_all()
+    try:
+        return function(path, *arguments)
+    except OSError as error:
+        if error.errno not in _TOO_MANY:
             raise
-    return held
+        raise OSError(error.errno, f"{os.strerror(error.errno)} ({_limit()})", os.fspath(path)) from error
 
 
 def _limit() -> str:

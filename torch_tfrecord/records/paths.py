@@ -19,6 +19,7 @@ from typing import Any, NamedTuple, TypeAlias
 from torch_tfrecord.errors import TFRecordError
 from torch_tfrecord.printable import printable
 from torch_tfrecord.records.compression import open_stream
+from torch_tfrecord.records.descriptors import opened
 from torch_tfrecord.records.file_set import check_whole
 from torch_tfrecord.records.framing import HEADER_BYTES, guess_content, is_header
 from torch_tfrecord.records.sidecar import SIDECAR_SUFFIX
@@ -151,10 +152,12 @@ class _Local:
         return os.path.isdir(path)
 
     def glob(self, pattern: str) -> list[str]:
+        with opened(lambda _: os.scandir(os.curdir), pattern):  # glob takes what it cannot open for an empty folder
+            pass
         return [match for match in glob.glob(pattern, recursive=True) if not os.path.isdir(match)]
 
     def listing(self, path: str) -> list[str]:
-        with os.scandir(path) as entries:
+        with opened(os.scandir, path) as entries:
             return [entry.path for entry in entries if entry.is_file()]
 
 

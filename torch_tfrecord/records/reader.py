@@ -6,11 +6,12 @@ import os
 import warnings
 from collections.abc import Callable, Iterator
 from itertools import chain, pairwise
-from typing import Any, BinaryIO, TypeAlias
+from typing import Any, BinaryIO, TypeAlias, get_args
 
 import numpy as np
 import numpy.typing as npt
 
+from torch_tfrecord.arguments import OnCorrupt, one_of
 from torch_tfrecord.errors import CorruptRecordError, IndexMismatchError, LimitExceededError, TFRecordError
 from torch_tfrecord.printable import printable
 from torch_tfrecord.records.compression import ByteSource, check_compression_type, offset_note, open_stream
@@ -38,7 +39,7 @@ def read_records(
     *,
     compression_type: str | None = "auto",
     verify_crc: bool = True,
-    on_corrupt: str = "raise",
+    on_corrupt: OnCorrupt = "raise",
 ) -> Iterator[bytes]:
     """All records of a file, in order.
 
@@ -70,10 +71,9 @@ def read_records(
     return chain.from_iterable(block.payloads or () for block in blocks)
 
 
-def check_on_corrupt(on_corrupt: str) -> None:
+def check_on_corrupt(on_corrupt: OnCorrupt) -> None:
     """ValueError unless "raise" or "skip"."""
-    if on_corrupt not in ("raise", "skip"):
-        raise ValueError(f"on_corrupt must be 'raise' or 'skip', got {on_corrupt!r}")
+    one_of("on_corrupt", on_corrupt, *get_args(OnCorrupt))
 
 
 def read_blocks(
@@ -81,7 +81,7 @@ def read_blocks(
     compression_type: str,
     *,
     verify_crc: bool,
-    on_corrupt: str,
+    on_corrupt: OnCorrupt,
     reuse_buffer: bool = False,
 ) -> Iterator[Block]:
     """`read_records` block by block, with the offsets; the file is opened at the first block.

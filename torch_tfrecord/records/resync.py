@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 
-from torch_tfrecord.records.checksum import crc32c, mask, mask_array
-from torch_tfrecord.records.compression import ByteSource
+from torch_tfrecord.records.checksum import unmask_array
+from torch_tfrecord.records.compression import ByteSource, SequentialSource
 from torch_tfrecord.records.framing import (
     FOOTER_BYTES,
     HEADER_BYTES,
     OVERHEAD_BYTES,
     find_headers,
     is_header,
-    payload_error,
     payload_length,
 )
-from torch_tfrecord.records.range_checksums import range_checksums
+from torch_tfrecord.records.running_checksums import MARK_BYTES, RunningChecksums, moved, moved_by
 
-__all__ = ["end_of_stream", "find_record", "whole_record_at"]
+__all__ = ["RecordSearch", "end_of_stream", "whole_record_at"]
 
-# Bytes searched at a time for the next record behind a damaged header. A damaged record up to this long is never
-# mistaken for records that its payload may hold.
+_Integers = npt.NDArray[np.int64]
+_Checksums = npt.NDArray[np.uint32]
+
+# A damaged record up to this long is never mistaken for records that its payload may hold.
 _RESYNC_BYTES = 1 << 22
+# Bytes searched for headers at a time.
+_PIECE_BYTES = 1 << 21
 
 
 def end_of_stream(source: ByteSource, offset: int) -> int:
@@ -44,65 +48,176 @@ def whole_record_at(source: ByteSource, offset: int) -> int | None:
     return length if len(record) == length + OVERHEAD_BYTES else None
 
 
-def find_record(source: ByteSource, begin: int) -> int:
-    """Offset of the next record behind one with a damaged header at `begin`; the stream's end where there is none.
+class _Piece:
+    """The headers that were found in a part of the stream, and the numbers of `running_checksums` that belong to them.
 
-    That is the first place with a header whose payload has its checksum, unless it lies inside the payload of the
-    damaged record: a later place, in front of which stands the checksum of everything since `begin`, wins. The last
-    such place, since a header that begins the payload is itself eight bytes and their checksum.
+    Attributes:
+        begin, content: The bytes, and some of the next piece's.
+        end: Where the next piece begins.
+        places, ends, keys: int64, int64, uint32 [N]: offset of each header that may begin a whole record, the end of
+            its payload, and the number of the payload's beginning.
+        closings, closed: uint32, int64 [M]: the numbers of what stands in front of headers, as ends of payloads,
+            ascending, and the headers' offsets.
+        is_settled: Whether `places` are only of good records: those that go beyond `content` were checked, too.
     """
-    chunk = source.read(_RESYNC_BYTES, begin)
-    places = [begin + 1 + at for at in find_headers(chunk[1:])]
-    if len(chunk) < _RESYNC_BYTES:
-        places.append(begin + len(chunk))
-    is_good = _within(chunk, [place - begin for place in places])
-    found: int | None = None
-    closed: int | None = None
-    payload_crc, checked = 0, HEADER_BYTES
-    for place in places:
-        payload_end = place - begin - FOOTER_BYTES
-        if payload_end >= HEADER_BYTES:
-            payload_crc, checked = crc32c(chunk[checked:payload_end], payload_crc), payload_end
-            if mask(payload_crc) == int.from_bytes(chunk[payload_end : payload_end + FOOTER_BYTES], "little"):
-                closed = place
-        if found is None and closed is None and is_good.get(place - begin, True) and _is_good_record(source, place):
-            found = place
-    if closed is not None:
-        return closed
-    return _find_record_beyond(source, begin, chunk) if found is None else found
+
+    def __init__(self, begin: int, content: bytes, end: int) -> None:
+        self.begin, self.content, self.end = begin, content, end
+        self.places = self.ends = self.closed = np.zeros(0, np.int64)
+        self.keys = self.closings = np.zeros(0, np.uint32)
+        self.is_settled = False
+
+    def last_closed(self, key: int, limit: int) -> int | None:
+        """The last header up to `limit` in front of which a payload ends whose beginning has this number."""
+        first = int(np.searchsorted(self.closings, np.uint32(key)))
+        if first == len(self.closings) or self.closings[first] != key:
+            return None
+        last = int(np.searchsorted(self.closings, np.uint32(key), "right"))
+        place = first + int(np.searchsorted(self.closed[first:last], limit, "right")) - 1
+        return int(self.closed[place]) if place >= first else None
 
 
-def _find_record_beyond(source: ByteSource, begin: int, chunk: bytes) -> int:
-    """Go on where `chunk`, the bytes at `begin`, held no record."""
-    while len(chunk) == _RESYNC_BYTES:
-        begin += len(chunk) - HEADER_BYTES + 1
-        chunk = source.read(_RESYNC_BYTES, begin)
-        places = find_headers(chunk)
-        is_good = _within(chunk, places)
-        for at in places:
-            if is_good.get(at, True) and _is_good_record(source, begin + at):
-                return begin + at
-    return begin + len(chunk)
+class RecordSearch:
+    """Finds the next records of a stream, each behind a damaged one that lies no further in front than the last find.
 
-
-def _within(chunk: bytes, places: list[int]) -> dict[int, bool]:
-    """Of the headers at these places whose records end within the chunk: whether the payload has its checksum.
-
-    All at once: headers that each claim what follows would else have the same bytes checked again for each of them.
+    What was found out for one place serves the next: all searches of a stream together go over its bytes a constant
+    number of times, however many places are damaged and whatever lengths stand in headers.
     """
-    starts = np.array([place for place in places if place <= len(chunk) - OVERHEAD_BYTES], dtype=np.int64)
-    lengths = np.array([payload_length(chunk[at : at + HEADER_BYTES]) for at in starts.tolist()], dtype=np.int64)
-    inside = lengths <= len(chunk) - OVERHEAD_BYTES - starts
-    starts, ends = starts[inside], starts[inside] + lengths[inside] + HEADER_BYTES
-    crcs = range_checksums(chunk, starts + HEADER_BYTES, ends)
-    stored = [int.from_bytes(chunk[end : end + FOOTER_BYTES], "little") for end in ends.tolist()]
-    is_good = mask_array(crcs) == np.array(stored, dtype=np.uint32)
-    return dict(zip(starts.tolist(), is_good.tolist(), strict=True))
 
+    def __init__(self, source: ByteSource) -> None:
+        self._source = source
+        self._sums = RunningChecksums(self._read)
+        self._pieces: list[_Piece] = []
+        self._begin = self._end = 0  # the range of the stream that was searched for headers
+        self._stream_end: int | None = None
+        self._closing_at_end: int | None = None
 
-def _is_good_record(source: ByteSource, offset: int) -> bool:
-    length = whole_record_at(source, offset)
-    if length is None:
-        return False
-    record = source.read(length + OVERHEAD_BYTES, offset)
-    return payload_error(record[HEADER_BYTES:-FOOTER_BYTES], record[-FOOTER_BYTES:]) is None
+    def find(self, begin: int) -> int:
+        """Offset of the next record behind one with a damaged header at `begin`; the stream's end where there is none.
+
+        That is the first place with a header whose payload has its checksum, unless it lies inside the payload of the
+        damaged record: a later place, in front of which stands the checksum of everything since `begin`, wins. The last
+        such place, since a header that begins the payload is itself eight bytes and their checksum.
+        """
+        self._keep_from(begin)
+        try:
+            # A header that begins right behind a piece is still one of its own.
+            self._pieces = [piece for piece in self._pieces if piece.end + FOOTER_BYTES > begin]
+            if not self._pieces or self._end < begin:
+                self._pieces.clear()
+                self._sums.start(begin)
+                self._begin = self._end = begin
+            while self._stream_end is None and self._end < begin + _RESYNC_BYTES:
+                self._add_piece()
+            closed = self._last_closed(begin)
+            return self._first_record(begin) if closed is None else closed
+        finally:
+            self._keep_from(None)
+
+    def _keep_from(self, offset: int | None) -> None:
+        if isinstance(self._source, SequentialSource):
+            self._source.keep_from = offset
+
+    def _read(self, num_bytes: int, offset: int) -> bytes:
+        for piece in self._pieces:
+            at, end = offset - piece.begin, piece.begin + len(piece.content)
+            if at >= 0 and (offset + num_bytes <= end or end == self._stream_end):
+                return piece.content[at : at + num_bytes]
+        return self._source.read(num_bytes, offset)
+
+    # Headers, and what belongs to each.
+
+    def _add_piece(self) -> None:
+        begin = self._end
+        end = (begin + _PIECE_BYTES) // MARK_BYTES * MARK_BYTES
+        wanted = end - begin + OVERHEAD_BYTES - 1  # what a header may need that has its footer's place before `end`
+        content = self._source.read(wanted, begin)
+        if len(content) < wanted:
+            end = self._stream_end = begin + len(content)
+        piece = _Piece(begin, content, end)
+        self._pieces.append(piece)
+        self._sums.extend(end)  # while its bytes are at hand
+        places = begin + np.array(find_headers(content), dtype=np.int64)
+        if begin > self._begin:  # the first of them are the last piece's
+            places = places[places >= begin + FOOTER_BYTES]
+        self._note_closings(piece, places[places >= self._begin + FOOTER_BYTES])
+        self._note_records(piece, places)
+        self._end = end
+
+    def _note_closings(self, piece: _Piece, places: _Integers) -> None:
+        closings = self._end_keys(places - FOOTER_BYTES)
+        order = np.argsort(closings, kind="stable")
+        piece.closings, piece.closed = closings[order], places[order]
+        if self._stream_end is not None and self._stream_end >= self._begin + OVERHEAD_BYTES:
+            self._closing_at_end = int(self._end_keys(np.array([self._stream_end - FOOTER_BYTES]))[0])
+
+    def _note_records(self, piece: _Piece, places: _Integers) -> None:
+        fields = np.frombuffer(piece.content, np.uint8)[(places - piece.begin)[:, None] + np.arange(8)]
+        lengths = np.ascontiguousarray(fields).view("<i8")[:, 0].astype(np.int64)
+        ends = places + HEADER_BYTES + lengths
+        limit, size = self._source.max_record_bytes, self._source.size
+        if size is not None:
+            is_possible = ends + FOOTER_BYTES <= size
+        else:
+            is_possible = lengths <= (lengths if limit is None else limit)
+        places, ends = places[is_possible], ends[is_possible]
+        keys = self._begin_keys(places + HEADER_BYTES)
+        is_inside = ends + FOOTER_BYTES <= piece.begin + len(piece.content)
+        is_good = ~is_inside
+        is_good[is_inside] = self._end_keys(ends[is_inside]) == keys[is_inside]
+        piece.places, piece.ends, piece.keys = places[is_good], ends[is_good], keys[is_good]
+
+    def _settle(self, piece: _Piece) -> None:
+        """Find out which of a piece's headers begin good records that go beyond it."""
+        is_good = piece.ends + FOOTER_BYTES <= piece.begin + len(piece.content)
+        open_ones = np.flatnonzero(~is_good)
+        stream_end = self._sums.extend(int(piece.ends[open_ones].max()) + FOOTER_BYTES)
+        open_ones = open_ones[piece.ends[open_ones] + FOOTER_BYTES <= stream_end]
+        is_good[open_ones] = self._end_keys(piece.ends[open_ones]) == piece.keys[open_ones]
+        piece.places, piece.ends, piece.keys = piece.places[is_good], piece.ends[is_good], piece.keys[is_good]
+        piece.is_settled = True
+
+    def _begin_keys(self, points: _Integers) -> _Checksums:
+        return moved(self._sums.up_to(points), -points)
+
+    def _end_keys(self, points: _Integers) -> _Checksums:
+        footers = b"".join(self._read(FOOTER_BYTES, point) for point in points.tolist())
+        stored = unmask_array(np.frombuffer(footers, "<u4").astype(np.uint32))
+        return moved(self._sums.up_to(points) ^ stored, -points)
+
+    # The answers.
+
+    def _last_closed(self, begin: int) -> int | None:
+        end, first = self._stream_end, begin + OVERHEAD_BYTES
+        if end is not None and end < first:
+            return None
+        start = np.array([begin + HEADER_BYTES])
+        key = moved_by(int(self._sums.up_to(start)[0]), -begin - HEADER_BYTES)
+        if end is not None and end < begin + _RESYNC_BYTES and key == self._closing_at_end:
+            return end
+        for piece in reversed(self._pieces):
+            place = piece.last_closed(key, begin + _RESYNC_BYTES - HEADER_BYTES)
+            if place is not None:
+                return place if place >= first else None
+        return None
+
+    def _first_record(self, begin: int) -> int:
+        while True:
+            for piece in self._pieces:
+                place = self._first_record_in(piece, begin)
+                if place is not None:
+                    return place
+            if self._stream_end is not None:
+                return self._stream_end
+            self._pieces.clear()  # there is nothing in them, neither for this place nor for later ones
+            self._keep_from(self._end)
+            self._add_piece()
+
+    def _first_record_in(self, piece: _Piece, begin: int) -> int | None:
+        number = int(np.searchsorted(piece.places, begin, "right"))
+        if number == len(piece.places):
+            return None
+        if piece.is_settled or piece.ends[number] + FOOTER_BYTES <= piece.begin + len(piece.content):
+            return int(piece.places[number])
+        self._settle(piece)
+        return self._first_record_in(piece, begin)

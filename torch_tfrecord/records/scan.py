@@ -22,7 +22,7 @@ from torch_tfrecord.records.framing import (
     is_header,
 )
 from torch_tfrecord.records.packed_records import PackedRecords
-from torch_tfrecord.records.resync import end_of_stream, find_record, whole_record_at
+from torch_tfrecord.records.resync import RecordSearch, end_of_stream, whole_record_at
 from torch_tfrecord.records.storage import LocalFile
 from torch_tfrecord.records.walk import Walk, walk
 
@@ -35,6 +35,8 @@ _QUICK_RECORDS = 1 << 14
 _QUICK_BYTES = 1 << 24
 # Where only the headers of long records are wanted, this much is read for each.
 _PEEK_BYTES = 1 << 12
+# Behind damage so many bytes are walked first, then twice as many: more damage may follow.
+_FIRST_STEP_BYTES = 1 << 9
 
 
 class Block(NamedTuple):
@@ -111,7 +113,9 @@ class RecordScanner:
         self._usual = max(source.chunk_bytes, OVERHEAD_BYTES)  # less could never hold a record
         self._read_into = getattr(source, "read_into", None) if reuse_buffer or not keep_payloads else None
         self._buffer = bytearray()
-        self._held = (0, 0)  # the half-open range of the stream that lies in it
+        self._held = memoryview(b"")  # what was read last
+        self._held_begin = 0  # its offset
+        self._search: RecordSearch | None = None  # for what comes behind damage
         self._offset = 0  # of the next record
         self._position = 0  # its number
 
@@ -121,24 +125,27 @@ class RecordScanner:
         return self._offset
 
     def __iter__(self) -> Iterator[Block]:
-        wanted = self._usual
+        wanted = step = ahead = self._usual
         while True:
-            yield from self._quick_blocks()
-            chunk = self._read(wanted, self._offset)
+            if step == self._usual:
+                yield from self._quick_blocks()
+            chunk = self._read(wanted, self._offset, ahead)
             at_end = len(chunk) < wanted
             found = walk(chunk, verify_crc=self._verify)
             if len(found.starts):
                 yield self._small_records(chunk, found)
             left = len(chunk) - found.used
             problem: TFRecordError | None = found.problem
-            length, wanted = found.next_length, self._usual
+            step, ahead = min(2 * step, self._usual), self._usual
+            length, wanted = found.next_length, step
             if problem is None and length is not None:
                 problem = self._check_next(length, left, at_end)
                 if problem is None and self._is_large(length):
                     block, problem = self._large_record(length)
                     if block is not None:
                         yield self._advance(block)
-                        wanted = self._wanted_behind(length)
+                        if self._passes_over(length):
+                            wanted, ahead = _PEEK_BYTES, 0
                 elif problem is None:
                     wanted = max(wanted, length + OVERHEAD_BYTES)
             elif problem is None and at_end:
@@ -151,6 +158,7 @@ class RecordScanner:
                     raise problem
                 if not self._skip(problem, self._skipped):
                     return
+                wanted = step = min(_FIRST_STEP_BYTES, self._usual)
 
     def _quick_blocks(self) -> Iterator[Block]:
         """Blocks of good records of a local file whose payloads are only checked: by few calls of the compiled core."""
@@ -159,7 +167,7 @@ class RecordScanner:
             return
         if len(self._buffer) < self._usual:
             self._buffer = bytearray(self._usual)
-        self._held = (0, 0)
+        self._held = memoryview(b"")
         offsets, lengths = np.empty((2, _QUICK_RECORDS), np.int64)
         while True:
             end = min(self._source.file_size, self._offset + _QUICK_BYTES)
@@ -170,19 +178,28 @@ class RecordScanner:
                 return
             yield self._advance(Block(self._position, offsets[:found].copy(), lengths[:found].copy(), None))
 
-    def _read(self, num_bytes: int, offset: int) -> Any:
-        """As `ByteSource.read`; where the buffer is reused, what it holds already is moved in it and not read again."""
+    def _read(self, num_bytes: int, offset: int, ahead: int = 0) -> Any:
+        """As `ByteSource.read`; what is held already is not read again, and up to `ahead` bytes are held."""
+        at = offset - self._held_begin
+        if at < 0 or at + num_bytes > len(self._held):
+            self._hold(max(num_bytes, ahead), offset)
+            at = 0
+        return self._held[at : at + num_bytes]
+
+    def _hold(self, num_bytes: int, offset: int) -> None:
+        """Read so many bytes; where the buffer is reused, what it holds already is moved in it and not read again."""
         if self._read_into is None:
-            return self._source.read(num_bytes, offset)
+            self._held, self._held_begin = memoryview(self._source.read(num_bytes, offset)), offset
+            return
+        kept = self._held[offset - self._held_begin :] if offset >= self._held_begin else self._held[:0]
+        have = min(len(kept), num_bytes)
         if len(self._buffer) < num_bytes:
-            self._buffer, self._held = bytearray(num_bytes), (0, 0)
-        content, (begin, end) = memoryview(self._buffer), self._held
-        have = min(end - offset, num_bytes) if begin <= offset < end else 0
-        content[:have] = content[offset - begin : offset - begin + have] if have else b""
-        self._held = offset, offset + have  # what is true if reading fails
+            self._buffer, self._held, kept, have = bytearray(num_bytes), memoryview(b""), self._held[:0], 0
+        content = memoryview(self._buffer)
+        content[:have] = kept[:have]
+        self._held, self._held_begin = content[:have], offset  # what is true if reading fails
         have += self._read_into(content[have:num_bytes], offset + have)
-        self._held = offset, offset + have
-        return content[:have]
+        self._held = content[:have]
 
     def _small_records(self, chunk: Any, found: Walk) -> Block:
         offsets = found.starts + (self._offset - HEADER_BYTES)
@@ -228,9 +245,9 @@ class RecordScanner:
             return b"", self._check_end(HEADER_BYTES + got + len(footer))
         return payload, checksum_error(crc, footer, length) if self._verify else None
 
-    def _wanted_behind(self, length: int) -> int:
-        """Bytes to read next: where payloads are passed over, as little as the next one may need."""
-        return _PEEK_BYTES if length > 4 * _PEEK_BYTES and not self._reads_payloads() else self._usual
+    def _passes_over(self, length: int) -> bool:
+        """Whether only the headers are wanted of records so long: as little is read as the next one may need."""
+        return length > 4 * _PEEK_BYTES and not self._reads_payloads()
 
     # What ends a scan.
 
@@ -279,11 +296,12 @@ class RecordScanner:
         that looks like a record belongs to its payload. Behind a damaged header the next record is searched for.
         """
         begin = self._offset
-        if is_header(self._source.read(HEADER_BYTES, begin)):
+        if is_header(bytes(self._read(HEADER_BYTES, begin))):
             length = whole_record_at(self._source, begin)
             self._offset = end_of_stream(self._source, begin) if length is None else begin + length + OVERHEAD_BYTES
         else:
-            self._offset = find_record(self._source, begin)
+            self._search = self._search or RecordSearch(self._source)
+            self._offset = self._search.find(begin)
         self._position += 1
         skipped.add(begin, self._offset, error)
         return self._offset > begin

@@ -14,12 +14,13 @@ import shutil
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Generic, TypeAlias, TypeVar, get_args
 
-from tqdm import tqdm
-
+from torch_tfrecord.arguments import IndexPolicy, one_of
 from torch_tfrecord.callers import outer_level
 from torch_tfrecord.errors import IndexMismatchError
 from torch_tfrecord.printable import printable
+from torch_tfrecord.progress import ProgressBar
 from torch_tfrecord.records.atomic import write_atomically
 from torch_tfrecord.records.index import RecordIndex, index_source, load_fresh
 from torch_tfrecord.records.sidecar_file import check_replaceable, is_own
@@ -29,6 +30,7 @@ __all__ = [
     "SIDECAR_FOLDER",
     "SIDECAR_SUFFIX",
     "IndexKeeper",
+    "SidecarKeeper",
     "about_data",
     "cache_dir",
     "in_sidecar_folder",
@@ -42,8 +44,13 @@ __all__ = [
     "write_sidecar",
 ]
 
+_MOST_TRIES = 20  # against other processes that remove the folder, each time just before it is used
+_Index = TypeVar("_Index")
+Content: TypeAlias = Callable[[_Index], bytes]
+
 SIDECAR_FOLDER = ".torch_index"
 SIDECAR_SUFFIX = ".index.safetensors"
+_MOST_TRIES = 20  # against other processes that remove the folder, each time just before it is used
 
 
 def sidecar_path(data_path: str, index_dir: str | None = None) -> str:
@@ -96,12 +103,12 @@ def write_sidecar(place: str, content: bytes) -> None:
 
 def in_sidecar_folder(place: str, write: Callable[[], None]) -> None:
     """Call what writes an index, in its folder; again where another process removed the folder, which was empty."""
-    for is_last in (False, True):
+    for tries_left in reversed(range(_MOST_TRIES)):
         with sidecar_folder(place):
             try:
                 return write()
             except FileNotFoundError:
-                if is_last:
+                if not tries_left:
                     raise
 
 
@@ -163,33 +170,117 @@ def _made_hidden(folder: Path) -> bool:
     return True
 
 
-class IndexKeeper:
-    """Finds the indexes of data files, builds what is missing or stale, and keeps what it built.
+class SidecarKeeper(Generic[_Index]):
+    """Finds what is kept beside data files, builds what is missing or stale, and keeps what it built.
 
     Args:
         policy: "auto" (use a fresh sidecar, else build and keep), "require" (never build), "memory" (build, keep
             nothing and look at no sidecar).
         index_dir: A folder to keep indexes in; without it they lie beside the data, or in the user's cache where that
             cannot be written.
+        kind: What is kept, for errors: "index"; and how to build it, where it is required.
+    """
+
+    _reloads = False
+    """Whether what was kept is loaded again, since parts of it stay in the file."""
+
+    def __init__(
+        self, policy: IndexPolicy, index_dir: str | os.PathLike[str] | None, kind: str = "index", advice: str = ""
+    ) -> None:
+        one_of("index", policy, *get_args(IndexPolicy))
+        self._policy = policy
+        self._index_dir = None if index_dir is None else os.fspath(index_dir)
+        self._kind, self._advice = kind, advice
+        self._displaced: list[tuple[str, str | None, str]] = []
+
+    def find(
+        self, path: str, name: str, load: Callable[[str], _Index], build: Callable[[], _Index], content: Content[_Index]
+    ) -> _Index:
+        """What is kept of a data file, or is built.
+
+        Args:
+            path: The data file.
+            name: The path that the sidecar is kept for: the data file's, or one beside it.
+            load: Loads it from a place; IndexMismatchError where it is not of the data, OSError where it is not there.
+            build: Builds it.
+            content: The bytes to keep.
+
+        Raises:
+            IndexMismatchError: with the policy "require", where no place has a fresh one.
+        """
+        if self._policy == "memory":
+            return build()
+        stale: IndexMismatchError | None = None
+        for place in places(name, self._index_dir):
+            try:
+                return load(place)
+            except IndexMismatchError as error:
+                stale = stale or about_data(error, path)
+            except OSError:
+                continue
+        if self._policy == "require":
+            raise stale or IndexMismatchError(
+                f"expected an {self._kind} at {' or '.join(places(name, self._index_dir))}, got none ({self._advice})",
+                path=path,
+            )
+        found = build()
+        kept = self._keep(content(found), path, name)
+        if kept is not None and self._reloads:
+            with contextlib.suppress(OSError, IndexMismatchError):  # another process may have put there another one
+                return load(kept)
+        return found
+
+    def _keep(self, content: bytes, path: str, name: str) -> str | None:
+        """The place where it is kept now; None where none can be written."""
+        reason = ""
+        for number, place in enumerate(new_places(name, self._index_dir)):
+            try:
+                write_sidecar(place, content)
+            except OSError as error:
+                reason = reason or _reason(error)
+                continue
+            if number:
+                self._displaced.append((path, place, reason))
+            return place
+        self._displaced.append((path, None, reason))
+        return None
+
+    def warn_of_displaced(self) -> None:
+        """Say once where sidecars are kept that could not be kept where they belong."""
+        if not self._displaced:
+            return
+        path, place, reason = self._displaced[0]
+        failed = f"no {self._kind} could be kept, it is built again each time"
+        kept = f"its {self._kind} is kept at {place}" if place else failed
+        warnings.warn(
+            f"{printable(path)}: {reason}: {kept} ({len(self._displaced)} such files). "
+            "Give index_dir= to choose a place, or index='memory' if none is wanted.",
+            stacklevel=outer_level(),
+        )
+        self._displaced.clear()
+
+
+class IndexKeeper(SidecarKeeper[RecordIndex]):
+    """The indexes of records.
+
+    Args:
+        policy: See `SidecarKeeper`.
+        index_dir: See there.
         verify_crc: Check all payloads' checksums while building.
         compression_type: Of all the files; "auto" detects it for each.
     """
 
     def __init__(
         self,
-        policy: str = "auto",
+        policy: IndexPolicy = "auto",
         *,
         index_dir: str | os.PathLike[str] | None = None,
         verify_crc: bool = True,
         compression_type: str = "auto",
     ) -> None:
-        if policy not in ("auto", "require", "memory"):
-            raise ValueError(f"index must be 'auto', 'require' or 'memory', got {policy!r}")
-        self._policy = policy
-        self._index_dir = None if index_dir is None else os.fspath(index_dir)
+        super().__init__(policy, index_dir, advice="build it with `tfrecord index`, or use index='auto'")
         self._verify = verify_crc
         self._compression_type = compression_type
-        self._displaced: list[tuple[str, str | None, str]] = []
 
     def indexes(self, paths: Sequence[str]) -> list[RecordIndex]:
         """The index of each file, in order; see `each`."""
@@ -205,65 +296,26 @@ class IndexKeeper:
             TFRecordError: a data file that must be indexed is damaged.
             OSError: a data file cannot be opened.
         """
-        progress = tqdm(paths, "indexing", unit="file", delay=1.0, disable=None, leave=False)
-        for path in progress:
-            yield self._index(path)
-        if self._displaced:
-            path, place, reason = self._displaced[0]
-            kept = f"its index is kept at {place}" if place else "no index could be kept, it is built again each time"
-            warnings.warn(
-                f"{printable(path)}: {reason}: {kept} ({len(self._displaced)} such files). "
-                "Give index_dir= to choose a place, or index='memory' if none is wanted.",
-                stacklevel=outer_level(),
-            )
-            self._displaced.clear()
+        for path in ProgressBar(paths, "indexing", unit="file", delay=1.0):
+            yield self._index(open_file(path))
+        self.warn_of_displaced()
 
-    def _index(self, path: str) -> RecordIndex:
-        data = open_file(path)
-        if self._policy == "memory":
-            return self._build(data)
-        stale: IndexMismatchError | None = None
-        for place in places(path, self._index_dir):
-            try:
-                index = load_fresh(place, data)
-                self._check(index, data)
-                return index
-            except IndexMismatchError as error:
-                stale = stale or about_data(error, path)
-            except OSError:
-                continue
-        if self._policy == "require":
-            raise stale or IndexMismatchError(
-                f"expected an index at {' or '.join(places(path, self._index_dir))}, got none "
-                "(build it with `tfrecord index`, or use index='auto')",
-                path=path,
-            )
-        index = self._build(data)
-        self._keep(index, path)
-        return index
+    def _index(self, data: FileSource) -> RecordIndex:
+        return self.find(
+            data.path,
+            data.path,
+            lambda place: self._checked(load_fresh(place, data), data),
+            lambda: index_source(data, verify_crc=self._verify, compression_type=self._compression_type),
+            RecordIndex.to_bytes,
+        )
 
-    def _check(self, index: RecordIndex, data: FileSource) -> None:
+    def _checked(self, index: RecordIndex, data: FileSource) -> RecordIndex:
         if self._compression_type not in ("auto", index.compression_type):
             raise IndexMismatchError(
                 f"expected compression {self._compression_type!r}, got {index.compression_type!r} in the index",
                 path=data.path,
             )
-
-    def _build(self, data: FileSource) -> RecordIndex:
-        return index_source(data, verify_crc=self._verify, compression_type=self._compression_type)
-
-    def _keep(self, index: RecordIndex, path: str) -> None:
-        reason = ""
-        for number, place in enumerate(new_places(path, self._index_dir)):
-            try:
-                write_sidecar(place, index.to_bytes())
-            except OSError as error:
-                reason = reason or _reason(error)
-                continue
-            if number:
-                self._displaced.append((path, place, reason))
-            return
-        self._displaced.append((path, None, reason))
+        return index
 
 
 def _reason(error: OSError) -> str:

@@ -287,6 +287,8 @@ def check_replaceable(path: str) -> None:
         raise OSError(errno.EINVAL, "expected a regular file at the place of the index", path)
     try:
         is_foreign = status.st_size > 0 and not _is_marked(path)
+    except FileNotFoundError:  # another process removed it
+        return
     except OSError as error:
         raise OSError(error.errno, error.strerror, path) from error
     if is_foreign:

@@ -9,8 +9,6 @@ from __future__ import annotations
 import errno
 import os
 import stat
-import threading
-from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any, BinaryIO, TypeAlias
 
@@ -19,6 +17,7 @@ import numpy.typing as npt
 
 from torch_tfrecord.errors import CorruptRecordError
 from torch_tfrecord.native import native_module
+from torch_tfrecord.process_cache import ProcessCache
 from torch_tfrecord.records.checksum import crc32c
 from torch_tfrecord.records.compression import MAX_INFLATED_RECORD_BYTES, ByteSource, SequentialSource
 from torch_tfrecord.records.descriptors import Descriptor, open_descriptor, open_if_free
@@ -293,7 +292,7 @@ def open_file(path: str) -> FileSource:
     return RemoteFile(path) if is_remote(path) else LocalFile(path)
 
 
-class SourceCache:
+class SourceCache(ProcessCache[ByteSource]):
     """Keeps a few sources, with what they hold in memory; their descriptors are few in any case (`Descriptor`).
 
     Opened lazily in each process (nothing is shared after a fork), safe from threads: a source that is dropped here
@@ -305,30 +304,9 @@ class SourceCache:
     """
 
     def __init__(self, open_source: Callable[[int], ByteSource], max_open: int | None = None) -> None:
+        super().__init__(max_open or _MOST_SOURCES)
         self._open_source = open_source
-        self._max_open = max_open
-        self._state = _CacheState()
 
     def get(self, file: int) -> ByteSource:
         """The source of a file, opened if it is not open yet."""
-        state = self._state
-        if state.pid != os.getpid():  # a fork may have copied a lock that another thread held
-            state = self._state = _CacheState()
-        with state.lock:
-            source = state.sources.get(file)
-            if source is not None:
-                state.sources.move_to_end(file)
-                return source
-            while len(state.sources) >= (self._max_open or _MOST_SOURCES):
-                state.sources.popitem(last=False)
-            source = state.sources[file] = self._open_source(file)
-            return source
-
-
-class _CacheState:
-    """What belongs to one process, replaced as a whole: threads may meet the change in the middle of `get`."""
-
-    def __init__(self) -> None:
-        self.pid = os.getpid()
-        self.lock = threading.Lock()
-        self.sources: OrderedDict[int, ByteSource] = OrderedDict()
+        return self.find(file, self._open_source)

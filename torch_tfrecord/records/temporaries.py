@@ -16,6 +16,8 @@ import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from torch_tfrecord.records.descriptors import opened
+
 __all__ = [
     "claim",
     "claim_folder",
@@ -75,7 +77,7 @@ def claim_folder(names: Iterator[Path]) -> tuple[Path, int]:
 def _make_folder(path: Path) -> int:
     path.mkdir()
     try:
-        return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        return opened(os.open, path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except BaseException:
         remove_folder(path)
         raise
@@ -120,7 +122,7 @@ def lock_dead(path: Path) -> int | None:
     Raises:
         OSError: it cannot be opened.
     """
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    descriptor = opened(os.open, path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if _is_at(descriptor, path):
@@ -159,7 +161,7 @@ def sync_directory(folder: Path) -> None:
         OSError: the disk failed; names the folder.
     """
     try:
-        descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = opened(os.open, folder, os.O_RDONLY | os.O_CLOEXEC)
     except PermissionError:
         return
     except OSError as error:

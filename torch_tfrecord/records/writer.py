@@ -13,6 +13,7 @@ from multiprocessing import util
 from types import TracebackType
 from typing import Any, TypeVar
 
+from torch_tfrecord.arguments import at_least
 from torch_tfrecord.protobuf.example import encode_example
 from torch_tfrecord.records.atomic import AtomicFile
 from torch_tfrecord.records.compression import check_compression_type
@@ -246,9 +247,8 @@ class ShardedTFRecordWriter(_Writer):
         self.prefix = _checked_path(prefix)
         if (num_shards is None) == (max_shard_bytes is None):
             raise ValueError("exactly one of num_shards and max_shard_bytes must be given")
-        for name, value in (("num_shards", num_shards), ("max_shard_bytes", max_shard_bytes)):
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-                raise ValueError(f"{name} must be an integer of at least 1, got {value!r}")
+        num_shards = None if num_shards is None else at_least(1, "num_shards", num_shards)
+        max_shard_bytes = None if max_shard_bytes is None else at_least(1, "max_shard_bytes", max_shard_bytes)
         self.paths: list[str] = []
         self._suffix = suffix
         self._compression_type = _resolve_compression(suffix, compression_type)

@@ -11,6 +11,7 @@ import numpy.typing as npt
 import torch
 from torchvision import tv_tensors
 
+from torch_tfrecord.arguments import Pad
 from torch_tfrecord.batch_memory import reserve
 from torch_tfrecord.errors import ParseError, TFRecordError
 from torch_tfrecord.features.specs import is_ragged
@@ -46,7 +47,7 @@ class Column(Protocol):
     def at(self, step: int) -> Any:
         """The value of one step."""
 
-    def take(self, span: Span, pad: str | None) -> Any:
+    def take(self, span: Span, pad: Pad) -> Any:
         """The values of neighbouring steps; those that are missing are repeated or zero."""
 
 
@@ -75,7 +76,7 @@ class NumberColumn:
         """[*shape]."""
         return _tensor(self.values[step : step + 1])[0]
 
-    def take(self, span: Span, pad: str | None) -> torch.Tensor:
+    def take(self, span: Span, pad: Pad) -> torch.Tensor:
         """[steps, *shape]."""
         real = self.values[span.first : span.stop]
         reserve((span.before + len(real) + span.behind) * math.prod(real.shape[1:]) * real.itemsize)
@@ -128,7 +129,7 @@ class ListColumn:
         """The value."""
         return self.values[step]
 
-    def take(self, span: Span, pad: str | None) -> list[Any]:
+    def take(self, span: Span, pad: Pad) -> list[Any]:
         """A list of values."""
         return _padded(list(self.values[span.first : span.stop]), span, pad, self._empty)
 
@@ -137,7 +138,7 @@ def _size(value: Any) -> int:
     return len(value) if isinstance(value, (bytes, str)) else 64
 
 
-def _padded(real: list[Any], span: Span, pad: str | None, empty: Any) -> list[Any]:
+def _padded(real: list[Any], span: Span, pad: Pad, empty: Any) -> list[Any]:
     front, back = (real[0], real[-1]) if pad == "repeat" else (empty, empty)
     return [front] * span.before + real + [back] * span.behind
 
@@ -167,7 +168,7 @@ class TextColumn(ListColumn):
         except ParseError as error:
             raise self._locate(_at_step(error, self._path, step)) from error.__cause__
 
-    def take(self, span: Span, pad: str | None) -> list[str]:
+    def take(self, span: Span, pad: Pad) -> list[str]:
         """A list of str."""
         return _padded([self.at(step) for step in range(span.first, span.stop)], span, pad, "")
 
@@ -224,7 +225,7 @@ class EncodedColumn:
         """The value; of an image a `tv_tensors.Image` [C, H, W]; bytes where nothing is decoded."""
         return self._read(step, step + 1)[0]
 
-    def take(self, span: Span, pad: str | None) -> Any:
+    def take(self, span: Span, pad: Pad) -> Any:
         """Images: a `tv_tensors.Video` [steps, C, H, W], a list where sizes differ. Tensors: stacked. Else a list.
 
         Padding repeats what was decoded once.
@@ -297,7 +298,7 @@ class NestedColumn:
         except TFRecordError as error:
             raise self._locate(_at_step(error, self._path, step)) from error.__cause__
 
-    def take(self, span: Span, pad: str | None) -> Any:
+    def take(self, span: Span, pad: Pad) -> Any:
         """Stacked where they are tensors of one shape, else a list."""
         try:
             real = self._values(span.first, span.stop)

@@ -32,9 +32,10 @@ from torch_tfrecord.tfds.example_layout import (
     UNSET,
     ListLayout,
     canonical,
-    entry_head_bytes,
+    entry_head,
     example_head_bytes,
     find_entries,
+    key_head,
     value_head_bytes,
     value_starts,
 )
@@ -73,7 +74,10 @@ class ListPlace(NamedTuple):
         crc: CRC-32C of these bytes; 0 for `FRAMES`, where each value has its own.
         starts: int64 [num_values], of `FRAMES` each value's first byte in the payload; else empty.
         lengths: int64 [num_values]: bytes of each.
+        heads: int64 [num_values]: bytes of the tag and the length in front of each.
         crcs: int64 [num_values]: CRC-32C of each, with its tag and its length in front of it.
+        head: What stands before the list in its record, from the start of its entry; empty where nothing is held
+            against it.
     """
 
     kind: int
@@ -83,7 +87,9 @@ class ListPlace(NamedTuple):
     crc: int
     starts: npt.NDArray[np.int64]
     lengths: npt.NDArray[np.int64]
+    heads: npt.NDArray[np.int64]
     crcs: npt.NDArray[np.int64]
+    head: bytes = b""
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,10 +113,10 @@ class EpisodeIndex:
     tables: bytes | None
     tables_path: str = ""
     tables_offset: int = 0
-    _key_bytes: list[int] = field(init=False, repr=False)
+    _key_heads: list[bytes] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "_key_bytes", [len(key.encode()) for key in self.keys])
+        object.__setattr__(self, "_key_heads", [key_head(key.encode()) for key in self.keys])
 
     def __len__(self) -> int:
         return len(self.num_steps)
@@ -136,7 +142,7 @@ class EpisodeIndex:
             )
         if not table:
             return None
-        places = _read_table(table, self.keys, self._key_bytes, payload_bytes, number)
+        places = _read_table(table, self.keys, self._key_heads, payload_bytes, number)
         try:
             self.check_steps(number, places)
         except ParseError as error:
@@ -226,21 +232,22 @@ def _place(payload: memoryview, found: ListLayout) -> ListPlace:
     is_large = found.num_bytes >= _MIN_FRAMES_BYTES and found.num_bytes >= _MIN_FRAME_BYTES * found.num_values
     if found.kind != BYTES or not is_large:
         crc = crc32c(payload[found.start : found.start + found.num_bytes])
-        return ListPlace(found.kind, found.num_values, found.start, found.num_bytes, crc, _NONE, _NONE, _NONE)
+        return ListPlace(found.kind, found.num_values, found.start, found.num_bytes, crc, _NONE, _NONE, _NONE, _NONE)
     lengths = np.array(found.lengths, np.int64)
-    starts = value_starts(found.start, lengths)
+    heads = value_head_bytes(lengths)
+    starts = value_starts(found.start, lengths, heads)
     ends = (starts + lengths).tolist()
     crcs = np.array([crc32c(payload[start:end]) for start, end in zip([found.start, *ends], ends, strict=False)])
-    return ListPlace(FRAMES, found.num_values, found.start, found.num_bytes, 0, starts, lengths, crcs.astype(np.int64))
+    crcs = crcs.astype(np.int64)
+    return ListPlace(FRAMES, found.num_values, found.start, found.num_bytes, 0, starts, lengths, heads, crcs)
 
 
 def _fill(places: Mapping[str, ListPlace], payload_bytes: int) -> bool:
     """Whether the lists lie where their sizes alone say: an empty list may be written in two ways."""
     at = example_head_bytes(payload_bytes)
     for key, place in places.items():
-        if at is None or place.start != at + entry_head_bytes(
-            len(key.encode()), _wire_kind(place.kind), place.num_bytes
-        ):
+        head = entry_head(key_head(key.encode()), _wire_kind(place.kind), place.num_bytes)
+        if at is None or place.start != at + len(head):
             return False
         at = place.start + place.num_bytes
     return at == payload_bytes
@@ -324,7 +331,7 @@ def _write_table(places: Mapping[str, ListPlace], numbers: Mapping[str, int]) ->
 
 
 def _read_table(
-    table: bytes, keys: Sequence[str], key_bytes: Sequence[int], payload_bytes: int, number: int
+    table: bytes, keys: Sequence[str], key_heads: Sequence[bytes], payload_bytes: int, number: int
 ) -> dict[str, ListPlace]:
     words = np.frombuffer(table, "<u4", len(table) // 4)
     num_rows = int(words[0]) if len(words) else 0
@@ -338,15 +345,17 @@ def _read_table(
     for key, kind, count, num_bytes, crc in words[1:end].reshape(-1, _ROW_WORDS).tolist():
         if key >= len(keys) or keys[key] in places or not _is_possible(kind, count, num_bytes):
             raise _bad_table("lists of one key each", f"key {key}, kind {kind}, {count} in {num_bytes} bytes", number)
-        start += entry_head_bytes(key_bytes[key], _wire_kind(kind), num_bytes)
-        starts = lengths = crcs = _NONE
+        head = entry_head(key_heads[key], _wire_kind(kind), num_bytes)
+        start += len(head)
+        starts = lengths = heads = crcs = _NONE
         if kind == FRAMES:
             lengths, crcs = rest[at : at + count], rest[at + count : at + 2 * count]
             at += 2 * count
-            if len(crcs) != count or int((value_head_bytes(lengths) + lengths).sum()) != num_bytes:
+            heads = value_head_bytes(lengths)
+            starts = value_starts(start, lengths, heads)
+            if len(crcs) != count or starts[-1] + lengths[-1] != start + num_bytes:
                 raise _bad_table(f"{count} values of {keys[key]!r} in {num_bytes} bytes", "others", number)
-            starts = value_starts(start, lengths)
-        places[keys[key]] = ListPlace(kind, count, start, num_bytes, crc, starts, lengths, crcs)
+        places[keys[key]] = ListPlace(kind, count, start, num_bytes, crc, starts, lengths, heads, crcs, head)
         start += num_bytes
     if start != payload_bytes or at != len(rest):
         raise _bad_table(f"lists that fill {payload_bytes} bytes", f"an end of {start}", number)

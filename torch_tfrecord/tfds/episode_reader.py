@@ -25,15 +25,12 @@ from torch_tfrecord.records.reader import RecordReader
 from torch_tfrecord.records.storage import FileSource, SourceCache, open_file
 from torch_tfrecord.tfds.episode_index import FRAMES, EpisodeIndex, ListPlace, find_places
 from torch_tfrecord.tfds.example_layout import (
-    BYTES,
     FLOATS,
     INTEGERS,
     UNSET,
     decode_integers,
-    entry_head,
     split_values,
     value_head,
-    value_head_bytes,
 )
 from torch_tfrecord.tfds.windows import Span
 
@@ -191,7 +188,7 @@ class Frames:
         self.key = key
         self.part = part
         self._begin = part.reader.payload_begin(part.file, part.record) if part.payload is None else 0
-        self._heads = value_head_bytes(place.lengths)
+        self._heads = place.heads
         starts, lengths = place.starts - self._heads + self._begin, place.lengths + self._heads
         self.places = np.stack([starts, lengths, place.crcs], axis=1)
         self.num_bytes = self.places.nbytes + (0 if part.payload is None else len(part.payload))
@@ -289,7 +286,7 @@ def _read_short(
     part: _Part, places: Mapping[str, ListPlace], wanted: Callable[[str], bool]
 ) -> Iterator[tuple[str, Any]]:
     """The wanted lists that are read as a whole; of all lists what stands before them is held against their places."""
-    pieces = [_Piece(key, place, part.payload is None, wanted(key)) for key, place in places.items()]
+    pieces = [_Piece(key, place, wanted(key)) for key, place in places.items()]
     at = 0
     while at < len(pieces):
         begin = end = pieces[at].begin
@@ -313,12 +310,11 @@ class _Piece:
 
     __slots__ = ("_head", "_is_read", "_place", "begin", "end", "key")
 
-    def __init__(self, key: str, place: ListPlace, has_head: bool, is_wanted: bool) -> None:
-        kind = BYTES if place.kind == FRAMES else place.kind
+    def __init__(self, key: str, place: ListPlace, is_wanted: bool) -> None:
         self.key = key
         self._place = place
         self._is_read = is_wanted and place.kind not in (FRAMES, UNSET)
-        self._head = entry_head(key.encode(), kind, place.num_bytes) if has_head else b""
+        self._head = place.head
         self.begin = place.start - len(self._head)
         self.end = place.start + (place.num_bytes if self._is_read else 0)
 

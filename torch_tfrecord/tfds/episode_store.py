@@ -6,6 +6,7 @@ import functools
 import os
 import posixpath
 from collections.abc import Callable, Iterator, Mapping
+from operator import attrgetter
 from operator import index as as_integer
 from typing import Any, NamedTuple
 
@@ -14,13 +15,14 @@ import numpy.typing as npt
 import torch
 
 import torch_tfrecord.tfds.features as f
+from torch_tfrecord.arguments import IndexPolicy
 from torch_tfrecord.errors import ParseError, TFRecordError
+from torch_tfrecord.process_cache import ProcessCache
 from torch_tfrecord.records.sidecar import IndexKeeper
 from torch_tfrecord.samples import transform_one
 from torch_tfrecord.shown import shown_list
 from torch_tfrecord.tfds.dataset_info import FEATURES_FILE, DatasetInfo, info
 from torch_tfrecord.tfds.elements import BytesElement, NumberElement, StringElement, TextElement
-from torch_tfrecord.tfds.episode_cache import EpisodeCache
 from torch_tfrecord.tfds.episode_columns import (
     Column,
     EncodedColumn,
@@ -90,7 +92,7 @@ class EpisodeStore:
         features: Chosen = None,
         decode_images: DecodeImages = True,
         transform: Callable[[dict[str, Any]], Mapping[str, Any]] | None = None,
-        index: str = "auto",
+        index: IndexPolicy = "auto",
         index_dir: str | os.PathLike[str] | None = None,
         cache_bytes: int = 32 << 20,
     ) -> None:
@@ -113,7 +115,7 @@ class EpisodeStore:
         self.num_steps: npt.NDArray[np.int64] = np.concatenate([item.num_steps for item in episodes])[
             np.asarray(files.positions, dtype=np.int64)
         ]
-        self._cache = EpisodeCache(cache_bytes)
+        self._cache: ProcessCache[Episode] = ProcessCache(cache_bytes, attrgetter("num_bytes"))
 
     def _check_steps(self) -> None:
         steps = self.info.features.features.get(STEPS)
@@ -133,8 +135,7 @@ class EpisodeStore:
         Raises:
             TFRecordError: a damaged or unfitting record; names the file, the record and the feature.
         """
-        found: Episode = self._cache.get(number, self._load)
-        return found
+        return self._cache.find(number, self._load)
 
     def identity(self) -> list[Any]:
         """What tells this split of these files from any other: as JSON can hold it."""
@@ -170,7 +171,7 @@ class EpisodeStore:
         """An error in an episode, with its file, byte and record."""
         return self._reader.locate_record(*self.locate(number), error)
 
-    def _load(self, number: int) -> tuple[Episode, int]:
+    def _load(self, number: int) -> Episode:
         file, record = self.locate(number)
         num_steps = int(self.num_steps[number])
         lists = self._reader.lists(file, record, self._keys.__contains__)
@@ -192,7 +193,7 @@ class EpisodeStore:
             transform = self.episode_transform
             episode = _transformed(episode, lambda given: transform_one(transform, given, self.place, number))
         num_bytes = 1024 + sum(column.num_bytes for column in _leaves_of(episode.steps))
-        return episode._replace(num_bytes=num_bytes), num_bytes
+        return episode._replace(num_bytes=num_bytes)
 
 
 def _is_step(leaf: LeafPlace) -> bool:
@@ -221,6 +222,7 @@ class _ColumnMaker:
 
     def __init__(self, leaf: LeafPlace, is_decoded: bool, path: str) -> None:
         self._leaf = leaf
+        self._keys = list_keys(leaf)
         self._is_decoded = is_decoded
         if _is_step(leaf):
             leaf = LeafPlace(leaf.path, leaf.names, leaf.feature, leaf.lengths[1:], None)
@@ -231,7 +233,7 @@ class _ColumnMaker:
     def __call__(
         self, lists: Mapping[str, Any], num_steps: int, locate: Callable[[TFRecordError], TFRecordError]
     ) -> Any:
-        own = {key: lists[key] for key in list_keys(self._leaf) if key in lists}
+        own = {key: lists[key] for key in self._keys if key in lists}
         if not _is_step(self._leaf):
             return LeafLists(self._reader, own).values()[0]
         path = self._leaf.path

@@ -32,10 +32,10 @@ __all__ = [
     "canonical",
     "decode_integers",
     "entry_head",
-    "entry_head_bytes",
     "example_head_bytes",
     "find_entries",
     "find_lists",
+    "key_head",
     "split_values",
     "value_head",
     "value_head_bytes",
@@ -51,6 +51,8 @@ _TAGS = {kind: tag for tag, kind in _KINDS.items()}
 _FLOAT_BYTES = 4
 _MAX_VARINT_BYTES = 10
 _LENGTH_LIMIT = 1 << 31  # protobuf reads no longer message
+# From each length on it takes a byte more.
+_HEAD_BORDERS = np.array([1 << 7, 1 << 14, 1 << 21, 1 << 28], np.int64)
 
 
 class ListLayout(NamedTuple):
@@ -192,26 +194,26 @@ def example_head_bytes(payload_bytes: int) -> int | None:
     return next((n for n in range(2, 8) if payload_bytes >= n == 1 + _varint_bytes(payload_bytes - n)), None)
 
 
-def entry_head_bytes(key_bytes: int, kind: int, num_bytes: int) -> int:
-    """How many bytes `entry_head` has, of a key of so many bytes."""
-    feature_bytes = sum(_feature_heads(kind, num_bytes)) + num_bytes
-    own = 1 + _varint_bytes(key_bytes) + key_bytes + 1 + _varint_bytes(feature_bytes) + feature_bytes
-    return 1 + _varint_bytes(own) + own - num_bytes
+def key_head(key: bytes) -> bytes:
+    """A key in its entry, with its tag and length."""
+    return _head(_FIRST_FIELD, len(key)) + key
 
 
 def entry_head(key: bytes, kind: int, num_bytes: int) -> bytes:
     """What stands before a list in an Example: from the start of its entry to the first byte of its values.
 
+    Args:
+        key: What `key_head` gives.
+
     Example:
-        >>> entry_head(b"a", INTEGERS, 1).hex()
+        >>> entry_head(key_head(b"a"), INTEGERS, 1).hex()
         '0a0a0a016112051a030a01'
     """
-    heads = _feature_heads(kind, num_bytes)
     feature = b""
-    if heads:
-        inner = _head(_FIRST_FIELD, num_bytes) if len(heads) > 1 else b""
+    if kind != UNSET:
+        inner = _head(_FIRST_FIELD, num_bytes) if kind != BYTES and num_bytes else b""
         feature = _head(_TAGS[kind], len(inner) + num_bytes) + inner
-    named = _head(_FIRST_FIELD, len(key)) + key + _head(_SECOND_FIELD, len(feature) + num_bytes) + feature
+    named = key + _head(_SECOND_FIELD, len(feature) + num_bytes) + feature
     return _head(_FIRST_FIELD, len(named) + num_bytes) + named
 
 
@@ -220,16 +222,13 @@ def value_head(length: int) -> bytes:
     return _head(_FIRST_FIELD, length)
 
 
-def _feature_heads(kind: int, num_bytes: int) -> list[int]:
-    """Bytes of the tags and lengths around a list in its Feature, the innermost first."""
-    if kind == UNSET:
-        return []
-    inner = [1 + _varint_bytes(num_bytes)] if kind != BYTES and num_bytes else []
-    return [*inner, 1 + _varint_bytes(num_bytes + sum(inner))]
-
-
 def _head(tag: int, length: int) -> bytes:
-    encoded = bytearray([tag])
+    if length < 0x80:  # most of them, and there are some for each list of each episode
+        return bytes((tag, length))
+    if length < 0x4000:
+        return bytes((tag, length & 0x7F | 0x80, length >> 7))
+    encoded = bytearray((tag, length & 0x7F | 0x80, length >> 7 & 0x7F | 0x80))
+    length >>= 14
     while length >= 0x80:
         encoded.append(length & 0x7F | 0x80)
         length >>= 7
@@ -243,20 +242,18 @@ def _varint_bytes(number: int) -> int:
 
 def value_head_bytes(lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     """How many bytes stand before each value of a bytes_list: its tag and its length."""
-    heads = np.full(lengths.shape, 2, np.int64)
-    for bits in (7, 14, 21, 28):
-        heads += lengths >= (1 << bits)
-    return heads
+    return _HEAD_BORDERS.searchsorted(lengths, "right") + 2
 
 
-def value_starts(start: int, lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """First byte of each value of a bytes_list that begins at `start`: before each stand its tag and its length.
+def value_starts(start: int, lengths: npt.NDArray[np.int64], heads: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """First byte of each value of a bytes_list that begins at `start`; `heads` is their `value_head_bytes`.
 
     Example:
-        >>> value_starts(100, np.array([3, 200, 0]))
+        >>> lengths = np.array([3, 200, 0])
+        >>> value_starts(100, lengths, value_head_bytes(lengths))
         array([102, 108, 310])
     """
-    return start + np.cumsum(value_head_bytes(lengths) + lengths) - lengths
+    return start + np.cumsum(heads + lengths) - lengths
 
 
 def split_values(content: bytes) -> list[bytes]:

@@ -7,6 +7,7 @@ import os
 import posixpath
 import re
 
+from torch_tfrecord.records.descriptors import opened
 from torch_tfrecord.records.storage import filesystem, is_remote
 from torch_tfrecord.shown import shown_list
 from torch_tfrecord.tfds.json_fields import JsonFields, read_json
@@ -65,6 +66,6 @@ def _default_config(folder: str) -> str | None:
 def list_folder(folder: str) -> list[str]:
     """Names in a folder, sorted."""
     if not is_remote(folder):
-        return sorted(os.listdir(folder))
+        return sorted(opened(os.listdir, folder))
     system, path = filesystem(folder)
     return sorted(posixpath.basename(str(name).rstrip("/")) for name in system.ls(path, detail=False))

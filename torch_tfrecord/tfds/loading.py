@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from torch_tfrecord.arguments import check_callable
+from torch_tfrecord.arguments import IndexPolicy, check_callable
 from torch_tfrecord.batch_memory import MAX_BATCH_BYTES
 from torch_tfrecord.errors import IndexMismatchError
 from torch_tfrecord.loading.map_dataset import TFRecordDataset
@@ -40,7 +40,7 @@ def load(
     decoders: Mapping[str, Callable[[bytes], Any] | None] | None = None,
     defaults: Mapping[str, Any] | None = None,
     verify_crc: bool = True,
-    index: str = "auto",
+    index: IndexPolicy = "auto",
     index_dir: str | os.PathLike[str] | None = None,
     max_batch_bytes: int = MAX_BATCH_BYTES,
 ) -> TFRecordDataset:

@@ -81,10 +81,6 @@ class TFDSParser:
         """
         return self._nest(self._parser.single(serialized))
 
-    def samples(self, records: Any, keys: Any = None, num_batches: int = 1) -> list[Any]:
-        """The sample of each record, of so many batches."""
-        return [*map(self._nest, self._parser.samples(records, None, num_batches))]
-
     def batch(self, records: Any, keys: Any = None) -> ColumnBatch:
         """Several samples, as columns that are nested as they are."""
         return ColumnBatch(self._nest(self._parser.batch(records)), len(records))

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
-from torch_tfrecord.arguments import check_callable, integer
+from torch_tfrecord.arguments import IndexPolicy, Pad, check_callable, integer
 from torch_tfrecord.batch_memory import MAX_BATCH_BYTES, BatchBudget, check_max_batch_bytes
 from torch_tfrecord.batches.collate import collate
 from torch_tfrecord.batches.column_batch import ColumnBatch
@@ -100,12 +100,12 @@ class RLDSDataset(Dataset[Any]):
         *,
         window_size: int = 1,
         action_horizon: int = 1,
-        pad: str | None = "repeat",
+        pad: Pad = "repeat",
         decode_images: DecodeImages = True,
         features: Chosen = None,
         step_transform: Callable[[dict[str, Any]], Any] | None = None,
         episode_transform: Callable[[dict[str, Any]], Mapping[str, Any]] | None = None,
-        index: str = "auto",
+        index: IndexPolicy = "auto",
         index_dir: str | os.PathLike[str] | None = None,
         cache_bytes: int = 32 << 20,
         max_batch_bytes: int = MAX_BATCH_BYTES,
@@ -336,7 +336,7 @@ class RLDSEpisodes(Dataset[Any]):
         decode_images: DecodeImages = True,
         features: Chosen = None,
         transform: Callable[[dict[str, Any]], Any] | None = None,
-        index: str = "auto",
+        index: IndexPolicy = "auto",
         index_dir: str | os.PathLike[str] | None = None,
         max_batch_bytes: int = MAX_BATCH_BYTES,
     ) -> None:
@@ -404,7 +404,7 @@ def _own_each(values: list[Any]) -> list[Any]:
     return [_own(value) for value in values]
 
 
-def _take(tree: Any, span: Span, pad: str | None) -> Any:
+def _take(tree: Any, span: Span, pad: Pad) -> Any:
     if isinstance(tree, Mapping):
         return {name: _take(item, span, pad) for name, item in tree.items()}
     return tree.take(span, pad)

@@ -12,9 +12,10 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from tqdm import tqdm
 
+from torch_tfrecord.arguments import IndexPolicy
 from torch_tfrecord.errors import IndexMismatchError, ParseError
+from torch_tfrecord.progress import ProgressBar
 from torch_tfrecord.records.sidecar import cache_dir, write_sidecar
 from torch_tfrecord.records.sidecar_file import Sidecar, SidecarFormat, pack, read_sidecar
 from torch_tfrecord.records.storage import is_remote, open_file
@@ -48,7 +49,7 @@ def dataset_statistics(
     action: str | Sequence[str] | None = None,
     proprio: str | Sequence[str] | None = None,
     episode_transform: Callable[[dict[str, Any]], Mapping[str, Any]] | None = None,
-    index: str = "auto",
+    index: IndexPolicy = "auto",
     index_dir: str | os.PathLike[str] | None = None,
     cache: bool = True,
 ) -> dict[str, Any]:
@@ -146,7 +147,7 @@ def _compute(store: EpisodeStore, columns: Mapping[str, Sequence[str]]) -> dict[
         raise ValueError(f"{store.info.directory}: the split has no steps")
     values: dict[str, npt.NDArray[np.float32]] = {}
     done = 0
-    for number in tqdm(range(len(store)), "statistics", unit="episode", delay=1.0, disable=None, leave=False):
+    for number in ProgressBar(range(len(store)), "statistics", unit="episode", delay=1.0):
         episode = store.episode(number)
         for name, paths in columns.items():
             parts = [_numbers(episode.steps, path, store) for path in paths]

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torchvision import tv_tensors
 
+from torch_tfrecord.arguments import Pad
 from torch_tfrecord.batch_memory import reserve
 from torch_tfrecord.images.stacks import decode_stack
 from torch_tfrecord.tfds.episode_columns import EncodedColumn, NumberColumn, read_encoded
@@ -62,7 +63,7 @@ class StepBatch:
         pad: What stands for missing steps: "repeat", "zero" or None.
     """
 
-    def __init__(self, spans: Sequence[Span], order: Sequence[int], pad: str | None) -> None:
+    def __init__(self, spans: Sequence[Span], order: Sequence[int], pad: Pad) -> None:
         self._spans = spans
         self._order = order
         self._pad = pad

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
-from operator import index as as_integer
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+
+from torch_tfrecord.arguments import Pad, at_least, one_of
 
 __all__ = ["Span", "Windows", "masks", "repeated_steps"]
 
@@ -84,19 +85,14 @@ class Windows:
 
     window_size: int = 1
     action_horizon: int = 1
-    pad: str | None = "repeat"
+    pad: Pad = "repeat"
 
     def __post_init__(self) -> None:
         """Check the fields."""
         for name in ("window_size", "action_horizon"):
             value = getattr(self, name)
-            if isinstance(value, bool) or not hasattr(value, "__index__"):
-                raise TypeError(f"{name} must be an int, got {type(value).__name__}")
-            if as_integer(value) < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}")
-            object.__setattr__(self, name, as_integer(value))
-        if self.pad not in ("repeat", "zero", None):
-            raise ValueError(f"pad must be 'repeat', 'zero' or None, got {self.pad!r}")
+            object.__setattr__(self, name, at_least(1, name, value))
+        one_of("pad", self.pad, "repeat", "zero", None)
 
     def num_positions(self, num_steps: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """How many steps of episodes of these lengths are positions, int64 of the same shape."""

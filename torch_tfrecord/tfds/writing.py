@@ -12,6 +12,7 @@ from typing import Any
 
 import torch_tfrecord.tfds.features as f
 from torch_tfrecord.records.atomic import write_atomically
+from torch_tfrecord.records.descriptors import opened
 from torch_tfrecord.records.framing import OVERHEAD_BYTES
 from torch_tfrecord.records.reader import read_records
 from torch_tfrecord.records.storage import is_remote, local_path
@@ -129,7 +130,7 @@ def _target(directory: str | os.PathLike[str]) -> Path:
     if is_remote(path):
         raise ValueError(f"datasets are written to local directories (copy them afterwards), got {path!r}")
     target = Path(os.path.abspath(os.path.expanduser(path)))
-    if target.is_dir() and not any(target.iterdir()):
+    if target.is_dir() and not opened(os.listdir, target):
         return target
     if os.path.lexists(target):
         raise FileExistsError(errno.EEXIST, "there is something already", str(target))

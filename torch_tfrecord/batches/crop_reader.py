@@ -1,0 +1,219 @@
+"""Records whose image stays encoded until torchvision's transform has drawn its crop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cached_property, partial, reduce
+from typing import Any
+
+import torch
+
+from torch_tfrecord.batches.batch_parser import BatchParser
+from torch_tfrecord.batches.column_batch import ChainedTransforms, ColumnBatch, ColumnTransform
+from torch_tfrecord.errors import TFRecordError
+from torch_tfrecord.features.specs import FixedLenFeature, Image
+from torch_tfrecord.images.codec import DEFAULT_MAX_PIXELS
+from torch_tfrecord.images.leading_crops import LeadingCrop, find_leading_crop
+from torch_tfrecord.images.samples import StoredImage
+from torch_tfrecord.records.packed_records import PackedRecords
+from torch_tfrecord.samples import Places, transform_each, transform_one
+
+__all__ = ["CropReader", "NotCroppedError", "UncroppedBatch"]
+
+_CHANNELS = {"RGB": 3, "L": 1, "RGBA": 4}
+
+
+class CropReader:
+    """Reads records for a transform that begins with a crop, where the features have one Image.
+
+    Args:
+        parser: What reads the records otherwise.
+    """
+
+    def __init__(self, parser: Any) -> None:
+        self._parser = parser
+
+    def batches(
+        self, transform: Any, records: PackedRecords, borders: Sequence[int], *, in_turn: bool
+    ) -> list[UncroppedBatch] | None:
+        """Read several batches: their records one behind the other, and where each begins and ends.
+
+        Args:
+            transform: The dataset's.
+            records: Of all batches.
+            borders: As of `BatchParser.batches`.
+            in_turn: Also where others follow the crop that may draw, so that sample after sample is decoded and
+                transformed by one thread.
+
+        Returns:
+            None where images are to be decoded first: for this transform and these features, or since something is
+            wrong with a record.
+        """
+        if not self.takes(transform) or not (in_turn or _is_known(*_crop_of(transform))):
+            return None
+        name, spec = self._image  # type: ignore[misc]
+        try:
+            batches: list[Any] = self._encoded.batches(records, None, borders)
+            return [UncroppedBatch(batch.map(self._opened), name, _CHANNELS[spec.mode]) for batch in batches]
+        except TFRecordError:
+            return None
+
+    def takes(self, transform: Any) -> bool:
+        """Whether a transform begins with a crop of the features' image."""
+        return transform is not None and self._image is not None and _taken_apart(transform)[0] is not None
+
+    def sample(self, transform: Any, record: bytes, place: Callable[[int], str]) -> Any:
+        """The transform, one that it takes, applied to one record's sample; an error of it names the place.
+
+        Raises:
+            NotCroppedError: The image is to be decoded first; then nothing was drawn.
+        """
+        name, _ = self._image  # type: ignore[misc]
+        try:
+            sample = self._encoded.single(record)
+            sample[name] = self._open(sample[name])
+        except TFRecordError as error:
+            raise NotCroppedError from error
+        with _draws_undone():
+            return transform_one(partial(_apply, *_crop_of(transform), name), sample, place, 0)
+
+    @cached_property
+    def _image(self) -> tuple[str, Image] | None:
+        """The Image and its name."""
+        features = self._parser.features if type(self._parser) is BatchParser else None
+        images = (
+            [item for item in features.items() if isinstance(item[1], Image)] if isinstance(features, Mapping) else []
+        )
+        if len(images) != 1:
+            return None
+        spec = images[0][1]
+        is_usual = type(spec) is Image and spec.mode in _CHANNELS and spec.crop is None and spec.normalize is None
+        return images[0] if is_usual and not any(isinstance(size, str) for size in spec.shape or ()) else None
+
+    @cached_property
+    def _encoded(self) -> BatchParser:
+        """Reads the image's bytes in place of the image."""
+        name, spec = self._image  # type: ignore[misc]
+        features = {**self._parser.features, name: FixedLenFeature((), bytes, key=spec.key)}
+        return BatchParser(features, max_batch_bytes=self._parser.max_batch_bytes)
+
+    def _opened(self, columns: dict[str, Any]) -> dict[str, Any]:
+        name, _ = self._image  # type: ignore[misc]
+        return {**columns, name: [*map(self._open, columns[name])]}
+
+    def _open(self, data: bytes) -> StoredImage:
+        _, spec = self._image  # type: ignore[misc]
+        return StoredImage(
+            data,
+            spec.mode,
+            shape=spec.shape or (),
+            apply_orientation=spec.apply_orientation,
+            max_pixels=DEFAULT_MAX_PIXELS if spec.max_pixels is None else spec.max_pixels,
+        )
+
+
+class UncroppedBatch(Sequence[Any]):
+    """Samples that wait for their transform, with an image that is still encoded. To whoever looks, it is decoded.
+
+    Args:
+        batch: The columns, with StoredImages.
+        name: The image's.
+        channels: Of the decoded image.
+    """
+
+    def __init__(self, batch: ColumnBatch, name: str, channels: int) -> None:
+        self._batch, self._name, self._channels = batch, name, channels
+        self._read: Callable[[], Sequence[Any]] = list
+
+    def located(self, places: Places, read: Callable[[], Sequence[Any]]) -> UncroppedBatch:
+        """This batch, with the record of each sample, and what reads the samples with their images decoded."""
+        self._batch, self._read = self._batch.located(places), read
+        return self
+
+    def __len__(self) -> int:
+        return len(self._batch)
+
+    def __getitem__(self, number: Any) -> Any:
+        return self.whole[number]
+
+    @cached_property
+    def whole(self) -> Sequence[Any]:
+        """The samples with their images decoded."""
+        return self._read()
+
+    def transformed(self, transform: Any) -> Sequence[Any]:
+        """The transform applied to each sample, with the draws, values and errors that it has for decoded images.
+
+        Raises:
+            NotCroppedError: The images are to be decoded first; then nothing was drawn.
+        """
+        with _draws_undone():
+            crop, others = _crop_of(transform)
+            if _is_known(crop, others):
+                return self._at_once(crop, others)
+            return transform_each(partial(_apply, crop, others, self._name), self._batch)
+
+    def transform_row(self, transform: Any, number: int) -> Any:
+        """The transform applied to one sample.
+
+        Raises:
+            NotCroppedError: The image is to be decoded first; then nothing was drawn.
+        """
+        with _draws_undone():
+            apply, places = partial(_apply, *_crop_of(transform), self._name), self._batch.places
+            return transform_one(apply, self._batch[number], places or str, number)
+
+    def _at_once(self, crop: LeadingCrop, others: Sequence[ColumnTransform]) -> ColumnBatch:
+        columns = self._batch.columns
+        try:
+            batch = self._batch.map(lambda _: {**columns, self._name: crop.batch(columns[self._name], self._channels)})
+        except Exception as error:
+            raise NotCroppedError from error
+        for transform in others:
+            batch = batch.map(transform.columns)
+        return batch
+
+
+def _apply(crop: LeadingCrop, others: Sequence[Any], name: str, sample: dict[str, Any]) -> Any:
+    """Crop and transform one sample."""
+    try:
+        image = crop.image(sample[name])
+    except TFRecordError as error:
+        raise NotCroppedError from error
+    steps: list[Callable[[Any], Any]] = [*crop.rest, *others]
+    return reduce(lambda value, step: step(value), steps, {**sample, name: image})
+
+
+class NotCroppedError(Exception):
+    """Something is wrong with an image or a transform: done as ever, it gives the error that it always gave."""
+
+
+@contextmanager
+def _draws_undone() -> Iterator[None]:
+    """Where images are to be decoded first, the transform draws again."""
+    state = torch.get_rng_state()
+    try:
+        yield
+    except NotCroppedError:
+        torch.set_rng_state(state)
+        raise
+
+
+def _taken_apart(transform: Any) -> tuple[LeadingCrop | None, Sequence[Any]]:
+    """The crop that a transform begins with, if any, and the transforms of ours that come after the user's."""
+    if isinstance(transform, ChainedTransforms):
+        crop, others = _taken_apart(transform.first)
+        return crop, [*others, transform.second]
+    return find_leading_crop(transform), []
+
+
+def _crop_of(transform: Any) -> tuple[LeadingCrop, Sequence[Any]]:
+    crop, others = _taken_apart(transform)
+    if crop is None:  # any more
+        raise NotCroppedError
+    return crop, others
+
+
+def _is_known(crop: LeadingCrop, others: Sequence[Any]) -> bool:
+    return crop.is_all and all(isinstance(transform, ColumnTransform) for transform in others)

@@ -1,0 +1,279 @@
+"""Columns and their rows: taken apart to samples, and joined again from samples that nobody has changed."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torchvision import tv_tensors
+
+from torch_tfrecord.batch_memory import empty_bytes
+from torch_tfrecord.batches.sample import UNSEEN, Sample, make_samples
+from torch_tfrecord.features.specs import mark_ragged
+from torch_tfrecord.values.containers import SparseList, jagged_tensor, make_sparse
+
+__all__ = ["SampleBlock", "join_samples", "take_apart"]
+
+_Integers: TypeAlias = "npt.NDArray[np.int64]"
+
+
+class _Dense(NamedTuple):
+    """A dense column as NumPy's array, as integers where NumPy has no such dtype."""
+
+    kind: type[torch.Tensor]
+    dtype: torch.dtype
+    inner: tuple[int, ...]
+    array: npt.NDArray[Any]
+
+
+class SampleBlock:
+    """The columns of several samples, by name. Values of samples are made at the first look at them, and kept.
+
+    Tensors of samples are views of their column, so that what is done to one in place is done to the column.
+    Those of one sample are views of their own; from the second sample on, the whole column is taken apart at once.
+
+    Args:
+        columns: As of `ColumnBatch`, by name.
+        num_rows: How many samples there are.
+    """
+
+    __slots__ = ("_apart", "_dense", "_looked", "_rows", "columns", "lock", "num_rows", "template")
+
+    def __init__(self, columns: dict[Any, Any], num_rows: int) -> None:
+        self.columns, self.num_rows = columns, num_rows
+        self.lock = threading.Lock()
+        self.template: dict[Any, object] = dict.fromkeys(columns, UNSEEN)
+        self._apart: dict[Any, Sequence[Any]] = {}
+        self._dense: dict[Any, _Dense | None] = {}
+        self._looked: set[Any] = set()  # names of columns of which one value was looked at; None for a row
+        self._rows: list[tuple[Any, ...]] | None = None
+
+    def samples(self, rows: Iterable[int] | None = None) -> list[Sample]:
+        """New samples of some rows, or of all."""
+        return make_samples(self, range(self.num_rows) if rows is None else rows)
+
+    def value(self, name: Any, row: int) -> Any:
+        """One value."""
+        values = self._apart.get(name)
+        if values is None:
+            column = self.columns[name]
+            if name not in self._looked and isinstance(column, torch.Tensor) and column.layout == torch.strided:
+                self._looked.add(name)
+                return _like(column.as_subclass(torch.Tensor)[row], column)
+            values = self._values(name)
+        return values[row]
+
+    def _values(self, name: Any) -> Sequence[Any]:
+        values = self._apart.get(name)
+        if values is None:  # of two threads one's values count
+            values = self._apart.setdefault(name, take_apart(self.columns[name], self.num_rows))
+        return values
+
+    def row(self, row: int) -> dict[Any, Any]:
+        """All values of one row."""
+        if self._rows is None and None not in self._looked:
+            self._looked.add(None)
+            return {name: self.value(name, row) for name in self.columns}
+        if self._rows is None:
+            self._rows = list(zip(*map(self._values, self.columns), strict=True))
+        return dict(zip(self.columns, self._rows[row], strict=True))
+
+    def dense(self, name: Any) -> _Dense | None:
+        """The column, if it is dense."""
+        if name not in self._dense:
+            self._dense[name] = _dense(self.columns[name])
+        return self._dense[name]
+
+
+# Apart.
+
+
+def take_apart(columns: Any, num_rows: int) -> Sequence[Any]:
+    """The value of each row; of columns by name, or a tuple of columns, the samples."""
+    if isinstance(columns, dict):
+        return SampleBlock(columns, num_rows).samples()
+    if isinstance(columns, tuple):
+        return list(zip(*(take_apart(column, num_rows) for column in columns), strict=True))
+    if isinstance(columns, list):
+        return columns
+    if isinstance(columns, SparseList):
+        return _sparse_rows(columns.indices, columns.values, columns.shape, True)
+    if isinstance(columns, torch.Tensor):
+        return _rows(columns)
+    return [columns[number] for number in range(num_rows)]
+
+
+def _rows(column: Any) -> Sequence[Any]:
+    if column.layout == torch.jagged:
+        return [mark_ragged(row) for row in column.values().split(column.offsets().diff().tolist())]
+    if column.layout == torch.sparse_coo:
+        return _sparse_rows(column._indices(), column._values(), tuple(column.shape), column.is_coalesced())
+    rows: Sequence[torch.Tensor] = column.as_subclass(torch.Tensor).unbind()
+    return [_like(row, column) for row in rows] if isinstance(column, tv_tensors.TVTensor) else rows
+
+
+def _like(tensor: torch.Tensor, column: torch.Tensor) -> torch.Tensor:
+    """A tensor as the tv_tensor that the column is, if it is one."""
+    if not isinstance(column, tv_tensors.TVTensor):
+        return tensor
+    wrapped: torch.Tensor = tv_tensors.wrap(tensor, like=column)
+    return wrapped
+
+
+def _sparse_rows(indices: torch.Tensor, values: Any, shape: tuple[int, ...], is_coalesced: bool) -> list[Any]:
+    """One sparse sample for each first index; those ascend."""
+    ends = torch.bincount(indices[0], minlength=shape[0]).cumsum(0).tolist()
+    return [
+        make_sparse(indices[1:, begin:end], values[begin:end], shape[1:], is_coalesced=is_coalesced)
+        for begin, end in zip([0, *ends], ends, strict=False)
+    ]
+
+
+# Joined again.
+
+
+def join_samples(samples: Sequence[Any]) -> dict[Any, Any] | None:
+    """The columns that samples are rows of, copied; None where not all are samples that nobody has changed.
+
+    A feature that somebody looked at is the list of the samples' values: whatever was done to those counts.
+    """
+    if set(map(type, samples)) != {Sample}:
+        return None
+    blocks = [sample._block for sample in samples]
+    distinct: dict[int, Any] = {id(block): block for block in blocks}
+    names = None if id(None) in distinct else list(distinct[id(blocks[0])].columns)
+    if names is None or any(block.columns.keys() != set(names) for block in distinct.values()):
+        return None
+    rows = np.array([sample._row for sample in samples], np.int64)
+    looked = _looked(samples, names, rows)
+    chosen = _chosen(blocks, distinct, np.where(rows < 0, ~rows, rows)) if len(looked) < len(names) else None
+    columns: dict[Any, Any] = {}
+    for name in names:
+        column = None
+        if chosen is not None and name not in looked:
+            column = _joined([*distinct.values()], name, chosen)
+        columns[name] = [sample[name] for sample in samples] if column is None else column
+    return columns
+
+
+def _looked(samples: Sequence[Sample], names: Sequence[Any], rows: _Integers) -> set[Any]:
+    """The names of which a value was looked at."""
+    looked: set[Any] = set()
+    get = dict.__getitem__
+    for number in np.flatnonzero(rows < 0).tolist():
+        looked.update([name for name in names if get(samples[number], name) is not UNSEEN])
+        if len(looked) == len(names):
+            break
+    return looked
+
+
+class _Chosen(NamedTuple):
+    """Rows of several blocks: of each block which, and their places among all; slices where they are neighbours."""
+
+    num_rows: int
+    rows: list[slice | _Integers]
+    places: list[slice | _Integers]
+
+
+def _chosen(blocks: Sequence[Any], distinct: dict[int, Any], rows: _Integers) -> _Chosen:
+    if len(distinct) == 1:
+        return _Chosen(len(rows), [_neighbours(rows)], [slice(0, len(rows))])
+    numbers = {key: number for number, key in enumerate(distinct)}
+    of_block = np.array([numbers[id(block)] for block in blocks], np.int64)
+    ends = np.bincount(of_block).cumsum()[:-1]
+    places = np.split(np.argsort(of_block, kind="stable"), ends)
+    return _Chosen(len(rows), [_neighbours(rows[each]) for each in places], [*map(_neighbours, places)])
+
+
+def _neighbours(numbers: _Integers) -> slice | _Integers:
+    is_slice = int(numbers[-1]) - int(numbers[0]) + 1 == len(numbers) and bool((np.diff(numbers) == 1).all())
+    return slice(int(numbers[0]), int(numbers[-1]) + 1) if is_slice else numbers
+
+
+def _joined(blocks: Sequence[SampleBlock], name: Any, chosen: _Chosen) -> Any:
+    """The chosen rows of one feature; None where only the values can be put together."""
+    dense = _same([block.dense(name) for block in blocks])
+    columns = [block.columns[name] for block in blocks]
+    if dense is not None:
+        return _like(_joined_rows(dense, chosen), columns[0])
+    if all(isinstance(column, list) for column in columns):
+        return _joined_lists(columns, chosen)
+    if all(isinstance(column, torch.Tensor) and column.layout == torch.jagged for column in columns):
+        return _joined_jagged(columns, chosen)
+    return None
+
+
+def _same(parts: Sequence[_Dense | None]) -> list[_Dense] | None:
+    """The columns, if all are dense and of one kind."""
+    first = parts[0]
+    if first is None:
+        return None
+    same = [part for part in parts if part is not None and part[:3] == first[:3]]
+    return same if len(same) == len(parts) else None
+
+
+def _joined_lists(columns: Sequence[list[Any]], chosen: _Chosen) -> list[Any]:
+    values: list[Any] = [None] * chosen.num_rows
+    for column, rows, places in zip(columns, chosen.rows, chosen.places, strict=True):
+        picked = column[rows] if isinstance(rows, slice) else [column[row] for row in rows.tolist()]
+        if isinstance(places, slice):
+            values[places] = picked
+        else:
+            for place, value in zip(places.tolist(), picked, strict=True):
+                values[place] = value
+    return values
+
+
+def _joined_rows(parts: Sequence[_Dense], chosen: _Chosen) -> torch.Tensor:
+    """The rows of dense columns, in new memory. By NumPy: torch's threads take longer to meet than one to copy."""
+    _, dtype, inner, first = parts[0]
+    shape = (chosen.num_rows, *inner)
+    joined = empty_bytes(math.prod(shape) * first.itemsize).view(first.dtype).reshape(shape)
+    for part, rows, places in zip(parts, chosen.rows, chosen.places, strict=True):
+        joined[places] = part.array[rows]
+    tensor = torch.from_numpy(joined)
+    return tensor if tensor.dtype == dtype else tensor.view(dtype)
+
+
+def _dense(column: Any) -> _Dense | None:
+    """A column, if it is dense and in this process' memory."""
+    if not isinstance(column, torch.Tensor) or column.layout != torch.strided or column.device.type != "cpu":
+        return None
+    if column.is_nested or column.requires_grad or column.is_conj() or column.is_neg():
+        return None
+    plain = column.as_subclass(torch.Tensor)
+    array = (plain if plain.dtype in _NUMPYS else plain.view(_INTEGERS[plain.itemsize])).numpy()
+    return _Dense(type(column), column.dtype, tuple(column.shape[1:]), array)
+
+
+_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_NUMPYS = {torch.float32, torch.float64, torch.float16, torch.complex64, torch.complex128, torch.bool, torch.uint8}
+_NUMPYS |= {torch.uint16, torch.uint32, torch.uint64, *_INTEGERS.values()}
+
+
+def _joined_jagged(columns: Sequence[Any], chosen: _Chosen) -> torch.Tensor | None:
+    values = _same([_dense(column.values()) for column in columns])
+    if values is None or any(column._lengths is not None or column._ragged_idx != 1 for column in columns):
+        return None
+    offsets = [column.offsets().numpy() for column in columns]
+    joined = np.zeros(chosen.num_rows + 1, np.int64)
+    for each, rows, places in zip(offsets, chosen.rows, chosen.places, strict=True):
+        joined[1:][places] = np.diff(each)[rows]
+    np.cumsum(joined, out=joined)
+    wanted = [*map(_ragged, offsets, chosen.rows)], [_ragged(joined, places) for places in chosen.places]
+    return jagged_tensor(_joined_rows(values, _Chosen(int(joined[-1]), *wanted)), torch.from_numpy(joined))
+
+
+def _ragged(offsets: _Integers, rows: slice | _Integers) -> slice | _Integers:
+    """The values of some rows."""
+    if isinstance(rows, slice):
+        return slice(int(offsets[rows.start]), int(offsets[rows.stop]))
+    begins, lengths = offsets[rows], offsets[rows + 1] - offsets[rows]
+    ends = lengths.cumsum()
+    numbers: _Integers = np.repeat(begins - ends + lengths, lengths) + np.arange(ends[-1])
+    return numbers

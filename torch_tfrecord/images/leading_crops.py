@@ -1,0 +1,218 @@
+"""torchvision transforms that begin with a crop: drawn by themselves from an image's size, before it is decoded.
+
+::
+
+    Compose([RandomResizedCrop, RandomHorizontalFlip, ToDtype, Normalize])
+             └── crop ───────┘  └── rest: flips, then a table of values ─┘
+
+The transforms' own ``make_params`` and ``transform`` do the work, so that draws and pixels are theirs; only what
+they are given is smaller. What is not exactly one of torchvision's, as torchvision made it, is left alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, NamedTuple
+
+import torch
+from torchvision import tv_tensors
+from torchvision.transforms import v2
+
+from torch_tfrecord.batch_memory import empty_tensor
+from torch_tfrecord.images.regions import Region, Scratch
+from torch_tfrecord.images.samples import StoredImage, ValueTable, place_pixels
+
+__all__ = ["LeadingCrop", "find_leading_crop", "helped_by"]
+
+_CROPS = (v2.RandomResizedCrop, v2.RandomCrop, v2.CenterCrop)
+_FLIPS = (v2.RandomHorizontalFlip, v2.RandomVerticalFlip)
+# They draw nothing and look at one value at a time; of an Image, ToImage and Identity are the same.
+_OF_VALUES = (v2.ToDtype, v2.ConvertImageDtype, v2.Normalize, v2.ToImage, v2.Identity)
+_IMAGES_AT_ONCE = 8  # by one thread
+
+_HELPERS: ContextVar[Executor | None] = ContextVar("torch_tfrecord_helpers", default=None)
+
+
+@contextmanager
+def helped_by(threads: Executor) -> Iterator[None]:
+    """Inside of ``with``, in this thread, batches are decoded by these threads."""
+    token = _HELPERS.set(threads)
+    try:
+        yield
+    finally:
+        _HELPERS.reset(token)
+
+
+def find_leading_crop(transform: Any) -> LeadingCrop | None:
+    """The crop that a transform begins with; None where it begins with something else.
+
+    It is looked for anew for each batch: transforms may be changed at any time.
+    """
+    steps = list(_steps(transform))
+    while steps and _does_nothing(steps[0]):
+        del steps[0]
+    count = 2 if steps and type(steps[0]) is v2.Resize else 1
+    kinds = ((v2.Resize,), (v2.CenterCrop,)) if count == 2 else (_CROPS,)
+    if len(steps) < count or not all(map(_is_plain, steps, kinds)):
+        return None
+    return LeadingCrop(steps[:count], steps[count:])
+
+
+def _steps(transform: Any) -> Iterator[Any]:
+    if not _is_plain(transform, (v2.Compose,)):
+        yield transform
+        return
+    for each in transform.transforms:
+        yield from _steps(each)
+
+
+def _is_plain(step: Any, kinds: Sequence[type]) -> bool:
+    """Whether it is one of torchvision's, without hooks, and with no method of its own, as a compiled one has."""
+    return (
+        type(step) in kinds
+        and not any(map(callable, vars(step).values()))
+        and not step._forward_hooks
+        and not step._forward_pre_hooks
+    )
+
+
+def _does_nothing(step: Any) -> bool:
+    """Whether it leaves a uint8 Image as it is."""
+    return _is_plain(step, (v2.ToImage, v2.Identity)) or (_is_plain(step, (v2.ToDtype,)) and step.dtype == torch.uint8)
+
+
+class _Draw(NamedTuple):
+    """What to decode of an image, and what to do with that."""
+
+    region: Region
+    params: Sequence[dict[str, Any]]  # for the `transform` of each of the crop's steps
+    flips: tuple[bool, bool]  # of the width, of the height
+
+
+class LeadingCrop:
+    """A crop, and the transforms behind it.
+
+    Args:
+        steps: A crop of torchvision's, or Resize and CenterCrop.
+        rest: What follows, any callables.
+    """
+
+    def __init__(self, steps: Sequence[Any], rest: Sequence[Callable[[Any], Any]]) -> None:
+        self._steps = steps
+        self.rest = rest
+
+    @property
+    def is_all(self) -> bool:
+        """Whether all that follows is known here, so that :meth:`batch` does it, too."""
+        return all(_is_plain(step, _FLIPS + _OF_VALUES) for step in (self.rest[:-1] if self._is_pure else self.rest))
+
+    @property
+    def _is_pure(self) -> bool:
+        """Whether the result is no Image any more; further ahead that would make others take other tensors for one."""
+        return bool(self.rest) and _is_plain(self.rest[-1], (v2.ToPureTensor,))
+
+    def image(self, stored: StoredImage) -> torch.Tensor:
+        """The crop of one image, without what follows: an Image, uint8 [C, H, W], contiguous, in memory of its own.
+
+        Raises:
+            ImageDecodeError: It cannot be decoded.
+            Exception: Whatever the transforms raise.
+        """
+        image: torch.Tensor = tv_tensors.Image(
+            _crop(self._steps, stored, self._draw(stored, []), Scratch()).contiguous()
+        )
+        return image
+
+    def batch(self, stored: Sequence[StoredImage], channels: int) -> torch.Tensor:
+        """The crops of several images, and all that follows; all is drawn first, image by image.
+
+        Returns:
+            Contiguous [B, C, H, W], an Image but behind ToPureTensor.
+
+        Raises:
+            ImageDecodeError: One cannot be decoded.
+            Exception: Whatever the transforms raise.
+        """
+        flips = [step for step in self.rest if type(step) in _FLIPS]
+        draws = [self._draw(image, flips) for image in stored]
+        (height, width), number, table = self._steps[-1].size, len(stored), self._table(channels)
+        if table is None:
+            out = empty_tensor((number, height, width, channels), torch.uint8).permute(0, 3, 1, 2)
+        else:
+            out = empty_tensor((number, channels, height, width), torch.float32)
+
+        def write(part: slice) -> None:
+            scratch = Scratch()
+            for image, draw, row in zip(stored[part], draws[part], out[part], strict=True):
+                _write(_crop(self._steps, image, draw, scratch), draw.flips, row, table)
+
+        _in_parts(write, number)
+        if table is None:
+            return self._of_values(tv_tensors.Image(out.contiguous()))
+        return out if self._is_pure else tv_tensors.Image(out)
+
+    def _draw(self, stored: StoredImage, flips: Sequence[Any]) -> _Draw:
+        """Draw what the transforms draw for one image, in their order."""
+        size = torch.empty((0, stored.height, stored.width), device="cpu")  # all that is asked for
+        params = [step.make_params([size]) for step in self._steps]
+        region = _region(self._steps[0], params[0], stored)
+        if region is not None:
+            params = [{**params[0], "top": 0, "left": 0} if params[0] else {}]
+        drawn = [type(step) for step in flips if not torch.rand(1) >= step.p]
+        odd = tuple(drawn.count(kind) % 2 == 1 for kind in _FLIPS)
+        return _Draw(region or Region(0, 0, stored.height, stored.width), params, odd)  # type: ignore[arg-type]
+
+    def _table(self, channels: int) -> ValueTable | None:
+        """What follows, as a table; None where it does not give float32, or fails."""
+        try:
+            return ValueTable(lambda image: self._of_values(tv_tensors.Image(image)), channels)
+        except Exception:
+            return None
+
+    def _of_values(self, image: torch.Tensor) -> torch.Tensor:
+        for step in self.rest:
+            if type(step) not in _FLIPS:
+                image = step(image)
+        return image
+
+
+def _region(crop: Any, params: dict[str, Any], stored: StoredImage) -> Region | None:
+    """What a crop needs of an image; None for all of it."""
+    if type(crop) is v2.RandomResizedCrop or (type(crop) is v2.RandomCrop and not params["needs_pad"]):
+        return Region(params["top"], params["left"], params["height"], params["width"])
+    if type(crop) is v2.CenterCrop:
+        height, width = crop.size
+        if height <= stored.height and width <= stored.width:
+            # As torchvision rounds: half to even.
+            return Region(round((stored.height - height) / 2), round((stored.width - width) / 2), height, width)
+    return None
+
+
+def _crop(steps: Sequence[Any], stored: StoredImage, draw: _Draw, scratch: Scratch) -> torch.Tensor:
+    """uint8 [C, H, W], perhaps in ``scratch``."""
+    pixels = stored.pixels(draw.region, scratch)
+    image = tv_tensors.Image(torch.from_numpy(pixels).permute(2, 0, 1))
+    for step, params in zip(steps, draw.params, strict=True):
+        image = step.transform(image, params)
+    return image  # type: ignore[no-any-return]
+
+
+def _write(image: torch.Tensor, flips: tuple[bool, bool], row: torch.Tensor, table: ValueTable | None) -> None:
+    pixels = image.permute(1, 2, 0).numpy()[:: -1 if flips[1] else 1]
+    if table is None:
+        place_pixels(pixels, row, flip=flips[0])
+    else:
+        table.write(pixels, row, flip=flips[0])
+
+
+def _in_parts(write: Callable[[slice], None], number: int) -> None:
+    """Call it for all of so many images, by the threads that help here, if any."""
+    threads = _HELPERS.get()
+    if threads is None:
+        write(slice(0, number))
+        return
+    parts = [slice(begin, begin + _IMAGES_AT_ONCE) for begin in range(0, number, _IMAGES_AT_ONCE)]
+    list(threads.map(write, parts))
