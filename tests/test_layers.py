@@ -149,6 +149,7 @@ ORDER = [
     "tfds.features",
     "tfds.folders",
     "tfds.leaves",
+    "tfds.boxes",
     "tfds.episode_reader",
     "tfds.features_json",
     "tfds.features_to_json",

@@ -12,8 +12,9 @@ import torch_tfrecord.tfds.features as f
 from torch_tfrecord.errors import ParseError
 from torch_tfrecord.features.specs import Feature, FixedLenFeature, Image, Text, VarLenFeature
 from torch_tfrecord.parsing.wants import Want
+from torch_tfrecord.tfds.boxes import BoxLeaf
 from torch_tfrecord.tfds.elements import BytesElement, Element, EncodedTensor, NumberElement, StringElement, TextElement
-from torch_tfrecord.tfds.leaves import BoxLeaf, Leaf
+from torch_tfrecord.tfds.leaves import Leaf
 from torch_tfrecord.tfds.pictures import PictureElement, SoundElement
 from torch_tfrecord.values.dtypes import BYTES_LIST
 

@@ -17,17 +17,15 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 import torch
-from torchvision import tv_tensors
 
 from torch_tfrecord.errors import ImageDecodeError, LimitExceededError, ParseError
-from torch_tfrecord.images.codec import image_size
 from torch_tfrecord.parsing.columns import Column, read_each, reserve_for_values, rows_of
 from torch_tfrecord.parsing.wants import Want
 from torch_tfrecord.tfds.elements import Element, EncodedTensor
 from torch_tfrecord.values.containers import Nested, split_lists
 from torch_tfrecord.values.dtypes import BYTES_LIST, INT64_LIST
 
-__all__ = ["MAX_LENGTH", "BoxLeaf", "Leaf", "running_sum"]
+__all__ = ["MAX_LENGTH", "Leaf", "running_sum"]
 
 _Ints: TypeAlias = "npt.NDArray[np.int64]"
 _THERE, _LACKING = 0, 1  # as of Column.missing
@@ -82,9 +80,10 @@ class Leaf:
             raise self.wants[0].labelled(error) from (error.__cause__ or error)
 
     def _column(self, columns: Sequence[Column]) -> Any:
-        return self._read(columns)
+        return self.read_own(columns)
 
-    def _read(self, columns: Sequence[Column]) -> Any:
+    def read_own(self, columns: Sequence[Column]) -> Any:
+        """As `read`, with errors that do not name the feature."""
         num_records = len(columns[0].offsets) - 1
         if num_records == 1:
             return self._together(columns, [0 if item.missing is None else int(item.missing[0]) for item in columns])
@@ -99,7 +98,7 @@ class Leaf:
             missing[missing == _LACKING] = _THERE  # as TFDS: a sequence that is missing is empty
         if is_joint and num_records and (missing == missing[:, :1]).all():
             return self._together(columns, missing[:, 0].tolist())
-        return read_each(lambda row: rows_of(self._read(_row(columns, row)))[0], range(num_records))
+        return read_each(lambda row: rows_of(self.read_own(_row(columns, row)))[0], range(num_records))
 
     def _together(self, columns: Sequence[Column], missing: list[int]) -> Any:
         """The column of records that hold it in one way."""
@@ -261,64 +260,3 @@ def _row(columns: Sequence[Column], row: int) -> list[Column]:
         is_missing = None if missing is None else missing[row : row + 1]
         found.append(Column(values[begin:end], np.array([0, end - begin]), is_missing, buffer))
     return found
-
-
-class BoxLeaf(Leaf):
-    """Reads boxes as `tv_tensors.BoundingBoxes`, in pixels of an image of the same record.
-
-    The image's size is read from its header: the image need not be asked for, and is not decoded. Without an image
-    relative boxes are in a canvas of (1, 1), and others the plain four numbers.
-
-    Args:
-        key: As of `Leaf`.
-        element: As of `Leaf`.
-        lengths: As of `Leaf`.
-        bbox_format: TFDS's name; None where it is not known.
-        image: What is wanted of the image: any number of values, or one; None where there is none.
-    """
-
-    def __init__(
-        self, key: str, element: Element, lengths: tuple[int | None, ...], bbox_format: str | None, image: Want | None
-    ) -> None:
-        super().__init__(key, element, lengths)
-        self._format, self._image = bbox_format, image
-        self.wants = self.wants if image is None else (*self.wants, image)
-
-    def _column(self, columns: Sequence[Column]) -> Any:
-        boxes = self._read(columns if self._image is None else columns[:-1])
-        if self._format is None or len(self.lengths) > 1:
-            return boxes
-        rows = rows_of(boxes)
-        sizes = [None] * len(rows) if self._image is None else read_each(_size_of, _only_values(columns[-1]))
-        if None in sizes and any(sizes):
-            return [self._in_pixels([row], [size])[0] for row, size in zip(rows, sizes, strict=True)]
-        return boxes if None in sizes and not self._format.startswith("REL_") else self._in_pixels(rows, sizes)
-
-    def _in_pixels(self, rows: Sequence[torch.Tensor], sizes: Sequence[tuple[int, int] | None]) -> list[Any]:
-        """Boxes of several records: of images whose sizes are all known, or relative ones of none."""
-        bbox_format = str(self._format)
-        if sizes[0] is None and not bbox_format.startswith("REL_"):
-            return [*rows]
-        parts = [row.numpy().reshape(-1, 4) for row in rows]
-        counts, boxes = [*map(len, parts)], np.concatenate(parts)
-        if bbox_format.endswith("YXYX"):
-            boxes = boxes[:, [1, 0, 3, 2]]
-        if bbox_format.startswith("REL_") and sizes[0] is not None:
-            scales = np.array([size[::-1] * 2 for size in sizes if size is not None], boxes.dtype)
-            boxes = boxes * scales.repeat(counts, axis=0)
-        kind = "XYWH" if bbox_format == "XYWH" else "XYXY"
-        found = zip(torch.split(torch.from_numpy(boxes), counts), sizes, strict=True)
-        return [tv_tensors.BoundingBoxes(part, format=kind, canvas_size=size or (1, 1)) for part, size in found]
-
-
-def _size_of(encoded: memoryview | None) -> tuple[int, int] | None:
-    return None if encoded is None else image_size(encoded)
-
-
-def _only_values(column: Column) -> list[memoryview | None]:
-    """Each record's string; None where it has none or several."""
-    views: list[memoryview | None] = [*column.views()]
-    if len(column.offsets):
-        return [views[begin] if end - begin == 1 else None for begin, end in column.bounds()]
-    missing = np.zeros(len(views)) if column.missing is None else column.missing
-    return [None if is_missing else view for view, is_missing in zip(views, missing.tolist(), strict=True)]
