@@ -108,6 +108,7 @@ ORDER = [
     "parsing.step_columns",
     "parsing.column_plan",
     "parsing.row_plan",
+    "parsing.sequence_plan",
     "parsing.spec_readers",
     "parsing.parsers",
     "parsing.functions",

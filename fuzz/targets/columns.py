@@ -128,6 +128,48 @@ def one_batch(core, rng):
     return True
 
 
+def random_lists(rng, keys):
+    """The feature lists of a SequenceExample."""
+    entries = []
+    for key, (kind, count) in keys.items():
+        steps = b"".join(field(1, random_feature(rng, kind, count)) for _ in range(rng.choice([0, 1, 3, 80])))
+        entries.append(field(1, field(1, key) + field(2, steps)))
+    return field(2, b"".join(entries))
+
+
+def one_sequence_batch(core, rng):
+    keys = {name: (rng.randrange(1, 4), rng.choice([-1, 1, 2])) for name in (b"a", b"step/image", b"k" * 60)}
+
+    def one():
+        parts = [random_example(rng, keys), random_lists(rng, keys)]
+        return b"".join(parts[: rng.choice([1, 2, 2, 2])])
+
+    records = [damage(rng, one()) if rng.random() < 0.5 else one() for _ in range(rng.randrange(1, 5))]
+    slots = [(key, kind) for key, (kind, _) in keys.items() if rng.random() < 0.7] or [(b"a", 1)]
+    count, lengths = len(records), [len(record) for record in records]
+    buffer = array(ctypes.c_uint8, sum(lengths))
+    buffer[:] = b"".join(records)
+    contexts = array(ctypes.c_int64, 2 * count).cast("B").cast("q", (count, 2))
+    borders = array(ctypes.c_int64, len(slots) * (count + 1)).cast("B").cast("q", (len(slots), count + 1))
+    missing = array(ctypes.c_uint8, len(slots) * count).cast("B", (len(slots), count))
+    starts = ints([sum(lengths[:place]) for place in range(count)])
+    others = [damage(rng, one()) if rng.random() < 0.1 else one() for _ in records]
+    canonical = rng.choice([None, others.__getitem__])
+    found = core.SequencePlan(slots).parse(buffer, starts, ints(lengths), contexts, borders, missing, canonical)
+    if found is None:
+        return False
+    whole = bytes(buffer) + b"".join(found[1])
+    assert all(0 <= contexts[row, 0] <= contexts[row, 0] + contexts[row, 1] <= len(whole) for row in range(count))
+    for number, ((_, kind), (values, ends)) in enumerate(zip(slots, found[0], strict=True)):
+        ends = memoryview(ends).cast("q").tolist()
+        steps = [borders[number, row] for row in range(count + 1)]
+        assert steps == sorted(steps) and steps[0] == ends[0] == 0 and steps[-1] == len(ends) - 1
+        assert ends == sorted(ends) and ends[-1] * {1: 16, 2: 4, 3: 8}[kind] == memoryview(values).nbytes
+        if kind == 1 and ends[-1]:
+            assert sum(map(len, core.copies(whole, memoryview(values).cast("q")))) <= len(whole)
+    return True
+
+
 def seeds():
     return [b"0"]
 
@@ -137,7 +179,8 @@ def mutate(rng, _):
 
 
 def check(data):
-    one_batch(_CORE, random.Random(data))
+    rng = random.Random(data)
+    (one_batch if rng.random() < 0.6 else one_sequence_batch)(_CORE, rng)
 
 
 _CORE = load()

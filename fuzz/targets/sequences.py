@@ -1,4 +1,4 @@
-"""SequenceExamples: each spec by a few lines over protobuf's own messages, by the single parser, and in a batch."""
+"""SequenceExamples: each spec by a few lines over protobuf's own messages; one, a batch by the core and by its twin."""
 
 import torch
 from google.protobuf.message import DecodeError
@@ -17,11 +17,13 @@ _STEPS = {
     "f": FixedLenSequenceFeature((), torch.float32),
     "t": Text(),
     "b": FixedLenSequenceFeature((), bytes),
+    "w": VarLenFeature(torch.int64),
 }
-_KINDS = {"i": 3, "v": 2, "s": 3, "f": 2, "t": 1, "b": 1}
-_PARSER = SequenceExampleParser(_CONTEXT, _STEPS)
+_KINDS = {"i": 3, "v": 2, "s": 3, "f": 2, "t": 1, "b": 1, "w": 3}
+_PARSER, _TWIN = SequenceExampleParser(_CONTEXT, _STEPS), SequenceExampleParser(_CONTEXT, _STEPS)
+_TWIN._plan._cores = []
 _RECORD = encode_sequence_example(
-    {"i": 4, "v": [0.5]}, {"s": [[1, 2], [3, 400]], "f": [1.0, 2.0], "t": ["ü", "x"], "b": [b"", b"yz"]}
+    {"i": 4, "v": [0.5]}, {"s": [[1, 2], [3, 400]], "f": [1.0, 2.0], "t": ["ü", "x"], "b": [b"", b"yz"], "w": [[1, 2]]}
 )
 
 
@@ -45,24 +47,30 @@ def _feature(rng, key):
     kind = _KINDS[key] if rng.random() < 0.97 else rng.randrange(1, 4)
     if kind == 1 and rng.random() < 0.9:
         return field(1, field(1, rng.choice([b"text", b"", "ü".encode()])))
-    return random_feature(rng, kind, 2 if key == "s" else 1)
+    return random_feature(rng, kind, {"s": 2, "w": rng.randrange(4)}.get(key, 1))
 
 
 def check(data):
     wanted = _expected(data)
     single, error = outcome(_PARSER.single, data)
     assert (wanted is None) == (error is not None)
-    batch, error = outcome(_PARSER.batch, [_RECORD, data, _RECORD])
-    assert (wanted is None) == (error is not None)
+    _, batch_error = outcome(_PARSER.batch, [_RECORD, data, _RECORD])
+    assert (wanted is None) == (batch_error is not None)
     if wanted is None:
-        assert error.position == 1
+        assert batch_error.position == 1 and str(batch_error) == f"record 1: {error}"
         return
+    single[1]["w"] = list(single[1]["w"].unbind())
     assert same([_plain(each) for each in single], [_plain(each) for each in wanted])
+    for parser in (_PARSER, _TWIN):
+        _check_batch(parser.batch([_RECORD, data, _RECORD]), wanted)
+
+
+def _check_batch(batch, wanted):
     context, sequences, lengths = batch
     assert all(same(_plain(context[name].unbind()[1]), _plain(wanted[0][name])) for name in _CONTEXT)
     for name in _STEPS:
         steps = wanted[1][name]
-        own = sequences[name][1][: len(steps)]
+        own = list(sequences[name][1].unbind()) if name == "w" else sequences[name][1][: len(steps)]
         assert name not in lengths or lengths[name][1] == len(steps)
         assert same(_plain(own), _plain(steps)), name
 
@@ -78,6 +86,8 @@ def _expected(data):
 
 
 def _steps(lists, name, spec):
+    if name == "w":
+        return [_value({name: feature}, name, spec) for feature in (lists[name].feature if name in lists else ())]
     if name not in lists:
         raise ValueError("missing")
     one = FixedLenFeature(spec.shape, spec.dtype) if name != "t" else spec

@@ -49,8 +49,5 @@ class BatchParser:
         self, records: PackedRecords, keys: npt.NDArray[np.uint64] | None, borders: Sequence[int]
     ) -> list[Sequence[Any]]:
         """Several calls of `batch` at once: their records one behind the other, and where each begins and ends."""
-        if isinstance(self.features, SequenceFeatures):  # a batch of these is padded, one of samples is not
-            samples: list[Any] = self._parser.samples(records, keys, len(borders) - 1)
-            return [samples[begin:end] for begin, end in pairwise(borders)]
         sizes = (end - begin for begin, end in pairwise(borders))
         return [*map(ColumnBatch, self._parser.batches(records, keys, borders), sizes)]

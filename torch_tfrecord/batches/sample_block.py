@@ -14,8 +14,8 @@ from torchvision import tv_tensors
 
 from torch_tfrecord.batch_memory import empty_bytes
 from torch_tfrecord.batches.sample import UNSEEN, Sample, make_samples
-from torch_tfrecord.features.specs import mark_ragged
-from torch_tfrecord.values.containers import SparseList, jagged_tensor, make_sparse
+from torch_tfrecord.parsing.columns import rows_of
+from torch_tfrecord.values.containers import RaggedTensor, SparseList, jagged_tensor
 
 __all__ = ["SampleBlock", "join_samples", "take_apart"]
 
@@ -81,7 +81,7 @@ class SampleBlock:
             return {name: self.value(name, row) for name in self.columns}
         if self._rows is None:
             self._rows = list(zip(*map(self._values, self.columns), strict=True))
-        return dict(zip(self.columns, self._rows[row], strict=True))
+        return dict(zip(self.columns, self._rows[row], strict=True)) if self.columns else {}
 
     def dense(self, name: Any) -> _Dense | None:
         """The column, if it is dense."""
@@ -99,22 +99,10 @@ def take_apart(columns: Any, num_rows: int) -> Sequence[Any]:
         return SampleBlock(columns, num_rows).samples()
     if isinstance(columns, tuple):
         return list(zip(*(take_apart(column, num_rows) for column in columns), strict=True))
-    if isinstance(columns, list):
-        return columns
-    if isinstance(columns, SparseList):
-        return _sparse_rows(columns.indices, columns.values, columns.shape, True)
-    if isinstance(columns, torch.Tensor):
-        return _rows(columns)
+    if isinstance(columns, (list, torch.Tensor, RaggedTensor, SparseList)):
+        rows: Sequence[Any] = rows_of(columns)
+        return rows
     return [columns[number] for number in range(num_rows)]
-
-
-def _rows(column: Any) -> Sequence[Any]:
-    if column.layout == torch.jagged:
-        return [mark_ragged(row) for row in column.values().split(column.offsets().diff().tolist())]
-    if column.layout == torch.sparse_coo:
-        return _sparse_rows(column._indices(), column._values(), tuple(column.shape), column.is_coalesced())
-    rows: Sequence[torch.Tensor] = column.as_subclass(torch.Tensor).unbind()
-    return [_like(row, column) for row in rows] if isinstance(column, tv_tensors.TVTensor) else rows
 
 
 def _like(tensor: torch.Tensor, column: torch.Tensor) -> torch.Tensor:
@@ -123,15 +111,6 @@ def _like(tensor: torch.Tensor, column: torch.Tensor) -> torch.Tensor:
         return tensor
     wrapped: torch.Tensor = tv_tensors.wrap(tensor, like=column)
     return wrapped
-
-
-def _sparse_rows(indices: torch.Tensor, values: Any, shape: tuple[int, ...], is_coalesced: bool) -> list[Any]:
-    """One sparse sample for each first index; those ascend."""
-    ends = torch.bincount(indices[0], minlength=shape[0]).cumsum(0).tolist()
-    return [
-        make_sparse(indices[1:, begin:end], values[begin:end], shape[1:], is_coalesced=is_coalesced)
-        for begin, end in zip([0, *ends], ends, strict=False)
-    ]
 
 
 # Joined again.

@@ -209,13 +209,11 @@ class TFRecordDataset(Dataset[Any]):
         try:
             return self.load_batches([positions])[0]
         except TFRecordError as error:
-            # One after another, for the error of the first bad position.
             absolutes = self._absolutes(positions)
-            keys = self._keys(positions, absolutes).tolist() if self.draws_at_random else [0] * len(absolutes)
-            if isinstance(error, LimitExceededError):  # of the batch, where no record alone is too large
-                for absolute, key in zip(absolutes.tolist(), keys, strict=True):
-                    self._sample(absolute, key)
+            if error.path is None and (error.position is not None or isinstance(error, LimitExceededError)):
                 raise self._located_error(error, absolutes) from error.__cause__
+            # A record cannot be read: one after another, since one before it may not fit the features.
+            keys = self._keys(positions, absolutes).tolist() if self.draws_at_random else [0] * len(absolutes)
             return SampleList([*map(self._sample, absolutes.tolist(), keys)], self._places(absolutes))
 
     def load_batches(self, batches: Sequence[Sequence[int]]) -> list[Sequence[Any]]:

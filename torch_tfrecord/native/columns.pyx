@@ -1,5 +1,5 @@
 # cython: boundscheck=False, wraparound=False, initializedcheck=False, cdivision=True
-"""Serialized tf.train.Examples to columns, for a plan of the keys asked for; the GIL is released.
+"""Serialized tf.train.Examples and SequenceExamples to columns, for a plan of the keys asked for; the GIL is released.
 
 Only the plain form of an Example is read here, the one every writer makes: known fields with minimal tags, in the order
 key, value; each key once in a record; one list in a feature. All of a record is checked, also what is skipped. For a
@@ -28,8 +28,9 @@ cdef extern from "varints.h" nogil:
     int64_t tfr_count_varints(const uint8_t *p, int64_t n)
     bint tfr_are_varints(const uint8_t *p, int64_t n)
     bint tfr_is_utf8(const uint8_t *p, int64_t n)
+    void tfr_prefetch "__builtin_prefetch"(const void *p)
 
-__all__ = ["Memory", "Plan", "copies", "texts", "varints"]
+__all__ = ["Memory", "Plan", "SequencePlan", "copies", "texts", "varints"]
 
 # The kinds of a Feature's list, by their field numbers.
 cdef enum:
@@ -292,6 +293,13 @@ cdef class Plan:
             PyMem_Free(columns)
         return memories, lacking, extras
 
+    cdef void _open(self, Call *call, Memory columns, Memory guesses, int most_guesses):
+        call.slots, call.num_slots = self.slots, self.num_slots
+        call.table, call.table_mask = self.table, self.table_mask
+        call.columns, call.guesses = <Column *>columns.data, <Guess *>guesses.data
+        call.num_guesses, call.most_guesses = 0, most_guesses
+        call.row = call.shift = 0
+
     def parse_one(self, const uint8_t[::1] record not None):
         """Parse one record alone: quicker than `parse`.
 
@@ -345,14 +353,8 @@ cdef class Plan:
     cdef int _check(
         self, buffer, const int64_t[::1] starts, const int64_t[::1] lengths, uint8_t[::1] block, offsets, missing
     ) except -1:
-        cdef int64_t size = buffer.shape[0]
-        cdef int64_t row
         cdef int64_t num_rows = starts.shape[0]
-        if lengths.shape[0] != num_rows:
-            raise ValueError(f"expected as many lengths as starts, {num_rows}, got {lengths.shape[0]}")
-        for row in range(num_rows):
-            if starts[row] < 0 or lengths[row] < 0 or lengths[row] > size or starts[row] > size - lengths[row]:
-                raise ValueError(f"record {row} lies outside the buffer of {size} bytes")
+        check_records(buffer.shape[0], starts, lengths)
         wanted = self.row_bytes * num_rows
         if block.shape[0] != wanted:
             raise ValueError(f"expected a block of {wanted} bytes, got {block.shape[0]}")
@@ -378,6 +380,138 @@ cdef class Plan:
             elif block != NULL:
                 columns[i].data = block + place
                 place += self.slots[i].count * num_rows * self.slots[i].itemsize
+
+
+cdef struct Steps:
+    # The steps of one key's feature lists, during one call; their values are in the slot's Column.
+    int64_t *offsets  # where each step's values begin and end
+    int64_t size
+    int64_t capacity
+    int64_t *borders  # where each record's steps begin and end
+
+
+cdef class SequencePlan:
+    """The feature lists to read of SequenceExamples. As a Plan it never changes.
+
+    Args:
+        slots: (key in UTF-8, field number of the list's kind), one for each key.
+
+    Raises:
+        ValueError: As a Plan.
+    """
+
+    cdef Plan lists
+    cdef Plan context  # asks for nothing, checks all
+
+    def __cinit__(self, slots):
+        self.lists = Plan([(key, kind, -1, False) for key, kind in slots])
+        self.context = Plan([])
+
+    def parse(
+        self,
+        const uint8_t[::1] buffer not None,
+        const int64_t[::1] starts not None,
+        const int64_t[::1] lengths not None,
+        int64_t[:, ::1] contexts not None,
+        int64_t[:, ::1] borders not None,
+        uint8_t[:, ::1] missing not None,
+        canonical=None,
+    ):
+        """Parse the feature lists of N records into columns.
+
+        Args:
+            buffer: Where the records are.
+            starts: [N], first byte of each.
+            lengths: [N].
+            contexts: [N, 2], receives where each record's context is: first byte, number of bytes. As it stands in the
+                record, with its tag and length, it is an Example of those features.
+            borders: [slots, N + 1], receives where each record's steps begin and end.
+            missing: [slots, N], zeros; receives 1 where a record lacks the feature list.
+            canonical: As of a Plan.
+
+        Returns:
+            None as a Plan. Else for every slot the values of all steps, and int64 [steps + 1], where each step's begin
+            and end, both Memory; and the plain forms, as a Plan.
+
+        Raises:
+            ValueError: As a Plan.
+        """
+        cdef int64_t num_rows = starts.shape[0]
+        cdef int num_slots = self.lists.num_slots
+        cdef int i, most_guesses
+        cdef Call lists, context
+        cdef Steps *steps
+        cdef bint is_plain = True
+        cdef list extras = [], parts = []
+        cdef bytes extra
+        check_records(buffer.shape[0], starts, lengths)
+        if tuple(contexts.shape)[:2] != (num_rows, 2) or tuple(missing.shape)[:2] != (num_slots, num_rows):
+            raise ValueError("the shape of contexts or missing does not fit the plan and the records")
+        if tuple(borders.shape)[:2] != (num_slots, num_rows + 1):
+            raise ValueError("the shape of borders does not fit the plan and the records")
+        # Freed with these, however the call ends.
+        most_guesses = MAX_GUESSES if num_rows > 1 else 0
+        columns, list_guesses = room(num_slots * sizeof(Column)), room(most_guesses * sizeof(Guess))
+        all_steps, guesses = room(num_slots * sizeof(Steps)), room(most_guesses * sizeof(Guess))
+        self.lists._open(&lists, columns, list_guesses, most_guesses)
+        self.context._open(&context, guesses, guesses, most_guesses)  # it has no columns
+        steps = <Steps *>(<Memory>all_steps).data
+        for i in range(num_slots):
+            memset(&lists.columns[i], 0, sizeof(Column))
+            memset(&steps[i], 0, sizeof(Steps))
+            lists.columns[i].last_row = -1
+            lists.columns[i].missing = &missing[i, 0] if num_rows else NULL
+            steps[i].borders = &borders[i, 0]
+            steps[i].borders[0] = 0
+        try:
+            for i in range(num_slots):
+                if not grow_steps(&steps[i]):
+                    raise MemoryError
+                steps[i].offsets[0] = 0
+            set_bytes(&lists, &context, buffer, 0)
+            while lists.row < num_rows:
+                with nogil:
+                    while lists.row < num_rows and parse_sequence(
+                        &lists, &context, steps, starts[lists.row], lengths[lists.row], &contexts[lists.row, 0]
+                    ):
+                        lists.row += 1
+                if lists.row < num_rows:
+                    forget_steps(&lists, steps)
+                    if canonical is None:
+                        return None
+                    extra = canonical(lists.row)
+                    set_bytes(&lists, &context, extra, buffer.shape[0] + sum(map(len, extras)))
+                    extras.append(extra)
+                    if not parse_sequence(&lists, &context, steps, 0, len(extra), &contexts[lists.row, 0]):
+                        return None
+                    lists.row += 1
+                    set_bytes(&lists, &context, buffer, 0)
+        finally:
+            for i in range(num_slots):
+                values = owner(lists.columns[i].data, lists.columns[i].size * self.lists.slots[i].itemsize)
+                parts.append((values, owner(<uint8_t *>steps[i].offsets, (steps[i].size + 1) * sizeof(int64_t))))
+        return parts, extras
+
+
+cdef void set_bytes(Call *lists, Call *context, const uint8_t[::1] buffer, int64_t shift):
+    # What is parsed next lies in this buffer.
+    lists.buffer = &buffer[0] if buffer.shape[0] else NULL
+    lists.limit = lists.buffer + buffer.shape[0]
+    lists.shift = shift
+    context.buffer, context.limit = lists.buffer, lists.limit
+
+
+cdef Memory room(int64_t size):
+    cdef uint8_t *data = <uint8_t *>malloc(max(size, 1))
+    if data == NULL:
+        raise MemoryError
+    return owner(data, size)
+
+
+cdef Memory owner(uint8_t *data, int64_t size):
+    cdef Memory memory = Memory()
+    memory.data, memory.size = data, size
+    return memory
 
 
 cdef uint64_t hash_of(const uint8_t *key, int64_t length) noexcept nogil:
@@ -564,35 +698,48 @@ cdef bint is_chunk(int kind, const uint8_t *p, int64_t length) noexcept nogil:
 
 
 cdef const uint8_t *parse_entry(Call *call, const uint8_t *p, const uint8_t *end, int place) noexcept nogil:
-    # An entry of the map: its key, then its value. Returns its end, NULL where it is not plain.
-    cdef const uint8_t *key
-    cdef int64_t length, key_length
+    # An entry of Features. Returns its end, NULL where it is not plain.
+    cdef const uint8_t *key = NULL
+    cdef int64_t key_length = 0
     cdef int slot
-    if p[0] != FIELD_1:
-        return NULL
-    p += 1
-    length = read_length(&p, end)
-    if length < 0:
-        return NULL
-    end = p + length
-    if p == end or p[0] != FIELD_1:
-        return NULL
-    p += 1
-    key_length = read_length(&p, end)
-    if key_length < 0:
-        return NULL
-    key = p
-    p += key_length
-    if p == end or p[0] != FIELD_2:
-        return NULL
-    p += 1
-    length = read_length(&p, end)
-    if length < 0 or p + length != end:
+    if not open_entry(&p, &end, &key, &key_length):
         return NULL
     slot = slot_of(call, key, key_length, place, p[0] if p < end else 0)
     if slot == NOT_UTF8 or not parse_feature(call, slot, p, end):
         return NULL
     return end
+
+
+cdef bint open_entry(
+    const uint8_t **start, const uint8_t **stop, const uint8_t **key, int64_t *key_length
+) noexcept nogil:
+    # An entry of a map: its key, then its value, between whose bounds start and stop are afterwards.
+    cdef const uint8_t *p = start[0]
+    cdef const uint8_t *end = stop[0]
+    cdef int64_t length
+    if p[0] != FIELD_1:
+        return False
+    p += 1
+    length = read_length(&p, end)
+    if length < 0:
+        return False
+    end = p + length
+    if p == end or p[0] != FIELD_1:
+        return False
+    p += 1
+    key_length[0] = read_length(&p, end)
+    if key_length[0] < 0:
+        return False
+    key[0] = p
+    p += key_length[0]
+    if p == end or p[0] != FIELD_2:
+        return False
+    p += 1
+    length = read_length(&p, end)
+    if length < 0 or p + length != end:
+        return False
+    start[0], stop[0] = p, end
+    return True
 
 
 cdef int slot_of(Call *call, const uint8_t *key, int64_t length, int place, uint8_t kind_tag) noexcept nogil:
@@ -644,22 +791,30 @@ cdef void learn(Guess *guess, int slot, const uint8_t *key, int64_t length) noex
 
 cdef bint parse_feature(Call *call, int slot, const uint8_t *p, const uint8_t *end) noexcept nogil:
     # A Feature: nothing, or one list.
-    cdef int kind
-    cdef int64_t length
-    if p == end:
-        return slot == NOT_ASKED or settle_missing(call, slot, LACKS_KIND)
-    kind = p[0] >> 3
-    if p[0] & 7 != 2 or kind < BYTES or kind > INT64:
-        return False
-    p += 1
-    length = read_length(&p, end)
-    if length < 0 or p + length != end:
-        return False
+    cdef int kind = open_feature(&p, end)
+    if kind <= 0:
+        return kind == 0 and (slot == NOT_ASKED or settle_missing(call, slot, LACKS_KIND))
     if slot == NOT_ASKED:
         return skip_list(kind, p, end)
     if kind != call.slots[slot].kind or not settle(call, slot):
         return False
     return parse_list(call, slot, p, end)
+
+
+cdef int open_feature(const uint8_t **start, const uint8_t *end) noexcept nogil:
+    # The kind of a Feature's list, at which start is afterwards; 0 where it has none, -1 where it is not plain.
+    cdef const uint8_t *p = start[0]
+    cdef int kind
+    cdef int64_t length
+    if p == end:
+        return 0
+    kind = p[0] >> 3
+    if p[0] & 7 != 2 or kind < BYTES or kind > INT64:
+        return -1
+    p += 1
+    length = read_length(&p, end)
+    start[0] = p
+    return kind if length >= 0 and p + length == end else -1
 
 
 cdef bint skip_list(int kind, const uint8_t *p, const uint8_t *end) noexcept nogil:
@@ -753,6 +908,125 @@ cdef bint grow(Column *column, int64_t count, int64_t itemsize) noexcept nogil:
         return False
     column.data, column.capacity = data, capacity
     return True
+
+
+cdef bint parse_sequence(
+    Call *lists, Call *context, Steps *steps, int64_t start, int64_t size, int64_t *found
+) noexcept nogil:
+    # SequenceExample: field 1, Features; field 2, FeatureLists: field 1, an entry for each key.
+    cdef const uint8_t *p = lists.buffer + start
+    cdef const uint8_t *end = p + size
+    cdef const uint8_t *stop
+    cdef int64_t length
+    cdef int place = 0, list_place = 0
+    cdef uint8_t tag
+    found[0], found[1] = start + lists.shift, 0
+    lists.num_settled, context.num_settled = 0, 0
+    if size > MAX_LENGTH:
+        return False
+    while p < end:
+        stop = p
+        tag = p[0]
+        p += 1
+        length = read_length(&p, end)
+        if length < 0:
+            return False
+        if tag == FIELD_1 and found[1] == 0:  # one piece, or they would have to be merged
+            found[0], found[1] = stop - lists.buffer + lists.shift, p + length - stop
+            stop = p + length
+            while p < stop:
+                p = parse_guessed(context, p, stop, place)
+                if p == NULL:
+                    return False
+                place += 1
+        elif tag == FIELD_2:
+            stop = p + length
+            while p < stop:
+                p = parse_feature_list(lists, steps, p, stop, list_place)
+                if p == NULL:
+                    return False
+                list_place += 1
+        else:
+            return False
+    return finish_steps(lists, steps)
+
+
+cdef bint finish_steps(Call *call, Steps *steps) noexcept nogil:
+    cdef int slot
+    for slot in range(call.num_slots):
+        if call.columns[slot].last_row != call.row:
+            call.columns[slot].missing[call.row] = 1
+        steps[slot].borders[call.row + 1] = steps[slot].size
+    return True
+
+
+cdef void forget_steps(Call *call, Steps *steps) noexcept nogil:
+    # What the record of this row gave, as far as it was parsed.
+    cdef int slot
+    for slot in range(call.num_slots):
+        call.columns[slot].last_row = -1
+        steps[slot].size = steps[slot].borders[call.row]
+        call.columns[slot].size = steps[slot].offsets[steps[slot].size]
+
+
+cdef const uint8_t *parse_feature_list(
+    Call *call, Steps *steps, const uint8_t *p, const uint8_t *end, int place
+) noexcept nogil:
+    # An entry of FeatureLists, whose value is a FeatureList: field 1, a Feature for each step. As parse_entry.
+    cdef const uint8_t *key = NULL
+    cdef int64_t length, key_length = 0
+    cdef int slot
+    if not open_entry(&p, &end, &key, &key_length):
+        return NULL
+    slot = slot_of(call, key, key_length, place, 0)
+    if slot == NOT_UTF8 or (slot != NOT_ASKED and not settle(call, slot)):
+        return NULL
+    while p < end:
+        if p[0] != FIELD_1:
+            return NULL
+        p += 1
+        length = read_length(&p, end)
+        if 4 * length < end - p:
+            tfr_prefetch(p + 4 * length)  # steps are mostly of one size: a later one's begin lies there, or near
+        if length < 0 or not parse_step(call, steps, slot, p, p + length):
+            return NULL
+        p += length
+    return end
+
+
+cdef bint parse_step(Call *call, Steps *steps, int slot, const uint8_t *p, const uint8_t *end) noexcept nogil:
+    # A step's Feature; where its kind is not set the step has no values.
+    cdef int kind = open_feature(&p, end)
+    if kind < 0:
+        return False
+    if slot == NOT_ASKED:
+        return kind == 0 or skip_list(kind, p, end)
+    if kind and (kind != call.slots[slot].kind or not parse_list(call, slot, p, end)):
+        return False
+    if steps[slot].size >= steps[slot].capacity and not grow_steps(&steps[slot]):
+        return False
+    steps[slot].size += 1
+    steps[slot].offsets[steps[slot].size] = call.columns[slot].size
+    return True
+
+
+cdef bint grow_steps(Steps *steps) noexcept nogil:
+    cdef int64_t capacity = max(2 * steps.capacity, 64)
+    cdef int64_t *offsets = <int64_t *>realloc(steps.offsets, (capacity + 1) * sizeof(int64_t))
+    if offsets == NULL:
+        return False
+    steps.offsets, steps.capacity = offsets, capacity
+    return True
+
+
+cdef int check_records(int64_t size, const int64_t[::1] starts, const int64_t[::1] lengths) except -1:
+    cdef int64_t row, num_rows = starts.shape[0]
+    if lengths.shape[0] != num_rows:
+        raise ValueError(f"expected as many lengths as starts, {num_rows}, got {lengths.shape[0]}")
+    for row in range(num_rows):
+        if starts[row] < 0 or lengths[row] < 0 or lengths[row] > size or starts[row] > size - lengths[row]:
+            raise ValueError(f"record {row} lies outside the buffer of {size} bytes")
+    return 0
 
 
 def copies(const uint8_t[::1] buffer not None, const int64_t[::1] spans not None):

@@ -6,21 +6,22 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate, groupby, pairwise
 from operator import itemgetter
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from torch_tfrecord.batch_memory import empty_bytes
 from torch_tfrecord.errors import ParseError
 from torch_tfrecord.native import native_module
-from torch_tfrecord.parsing.columns import Column, Reader, reserve_for
+from torch_tfrecord.parsing.columns import Column, reserve_for
 from torch_tfrecord.parsing.message_columns import columns_of
 from torch_tfrecord.parsing.wants import Want
 from torch_tfrecord.protobuf.example import parse_message
+from torch_tfrecord.protobuf.messages import Example
 from torch_tfrecord.records.packed_records import PackedRecords
 from torch_tfrecord.values.dtypes import BYTES_LIST, FLOAT_LIST, INT64_LIST, ListKind
 
-__all__ = ["ColumnPlan", "PlanPart", "Slot"]
+__all__ = ["ColumnPlan", "PlanPart", "Slot", "Wanting", "plain_form_of", "ways"]
 
 # Field numbers in a Feature message.
 _FIELDS: dict[ListKind, int] = {BYTES_LIST: 1, FLOAT_LIST: 2, INT64_LIST: 3}
@@ -58,6 +59,14 @@ class Slot:
         return array.reshape(-1, *self.tail)
 
 
+class Wanting(Protocol):
+    """Who wants something of records, as every `Reader`."""
+
+    @property
+    def wants(self) -> tuple[Want, ...]:
+        """What."""
+
+
 class ColumnPlan:
     """What several readers want, each key once. Never changes once built; threads may share it.
 
@@ -72,8 +81,8 @@ class ColumnPlan:
         places: For each reader the numbers of its columns among those of all parts.
     """
 
-    def __init__(self, readers: Sequence[Reader]) -> None:
-        self.parts = [PlanPart(way) for way in _ways(want for reader in readers for want in reader.wants)]
+    def __init__(self, readers: Sequence[Wanting]) -> None:
+        self.parts = [PlanPart(way) for way in ways(want for reader in readers for want in reader.wants)]
         place = {slot.key: number for number, slot in enumerate(slot for part in self.parts for slot in part.slots)}
         self.places = [[place[Slot(want).key] for want in reader.wants] for reader in readers]
         seen: set[int] = set()
@@ -127,7 +136,9 @@ class PlanPart:
         block = empty_bytes(self.begins[-1] * num_records)
         offsets = np.empty((len(self.any_places), num_records + 1), np.int64)
         missing = np.zeros((len(self.slots), num_records), np.uint8)
-        found = self.core.parse(buffer, starts, lengths, block, offsets, missing, lambda row: _plain_form(records[row]))
+        found = self.core.parse(
+            buffer, starts, lengths, block, offsets, missing, lambda row: plain_form_of(records[row])
+        )
         if found is None:
             raise ParseError("expected records that fit the features")
         memories, lacks, extras = found
@@ -180,7 +191,7 @@ class PlanPart:
         return list(zip(self._dense_places, parts, strict=True))
 
 
-def _ways(wants: Iterable[Want]) -> list[Iterable[Slot]]:
+def ways(wants: Iterable[Want]) -> list[Iterable[Slot]]:
     """The wants, each once, such that no key is in a list twice."""
     ways: list[dict[str, Slot]] = [{}]
     for slot in map(Slot, wants):
@@ -209,13 +220,13 @@ def _groups(slots: Iterable[Slot]) -> list[tuple[int, Slot]]:
     return [(len(group), group[0]) for group in groups]
 
 
-def _plain_form(record: Any) -> bytes:
+def plain_form_of(record: Any, message_class: Any = Example) -> bytes:
     """The record as every writer makes it, which the core reads.
 
     Raises:
-        ParseError: It is no Example.
+        ParseError: It is no such message.
     """
-    message = parse_message(record)
+    message = parse_message(record, message_class)
     message.DiscardUnknownFields()
     form: bytes = message.SerializeToString(deterministic=True)
     return form

@@ -220,8 +220,7 @@ def _nested_rows(column: Nested) -> list[Any]:
     if len(column.row_splits) > 1:
         ragged = RaggedTensor(*column)
         return [ragged[number] for number in range(len(ragged))]
-    bounds = pairwise(column.row_splits[0].tolist())
-    return [mark_ragged(column.values[begin:end]) for begin, end in bounds]
+    return [mark_ragged(row) for row in torch.split(column.values, column.row_splits[0].diff().tolist())]
 
 
 def _sparse_rows(indices: torch.Tensor, values: Any, shape: tuple[int, ...]) -> list[Any]:

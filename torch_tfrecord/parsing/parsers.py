@@ -21,9 +21,11 @@ from torch_tfrecord.features.specs import Feature
 from torch_tfrecord.features.structured_specs import FixedLenSequenceFeature, SequenceFeatures
 from torch_tfrecord.parsing.column_plan import ColumnPlan
 from torch_tfrecord.parsing.columns import Column, Reader, read_columns, reserve_for, rows_of
-from torch_tfrecord.parsing.message_columns import columns_of, read_one
+from torch_tfrecord.parsing.message_columns import read_one
 from torch_tfrecord.parsing.row_plan import RowPlan
-from torch_tfrecord.parsing.spec_readers import make_context_reader, make_reader, make_step_counter, make_step_reader
+from torch_tfrecord.parsing.sequence_plan import SequenceColumns, SequencePlan
+from torch_tfrecord.parsing.spec_readers import make_context_reader, make_reader, make_step_reader
+from torch_tfrecord.parsing.step_columns import StepReader, read_steps
 from torch_tfrecord.protobuf.example import parse_message
 from torch_tfrecord.protobuf.messages import SequenceExample
 from torch_tfrecord.records.packed_records import PackedRecords
@@ -237,6 +239,9 @@ class SequenceExampleParser(_Parser):
     Args:
         context_features: Name of the output -> spec, for the context.
         sequence_features: Name of the output -> spec, for the feature lists.
+        pads: Whether batches are those of `parse_sequence_example`, padded, with the numbers of steps; else they are
+            what `collate` makes of samples, or the list of them where it has to decide.
+        max_batch_bytes: As of :class:`ExampleParser`.
 
     Raises:
         TypeError: One of them is not a mapping of str to specs.
@@ -255,57 +260,110 @@ class SequenceExampleParser(_Parser):
         context_features: Mapping[str, Feature] | None = None,
         sequence_features: Mapping[str, Feature] | None = None,
         *,
+        pads: bool = True,
         max_batch_bytes: int = MAX_BATCH_BYTES,
     ) -> None:
         super().__init__(max_batch_bytes)
         self.features = SequenceFeatures(context_features, sequence_features)
         context, steps = self.features.context_features or {}, self.features.sequence_features or {}
-        self._context = [(name, make_context_reader(name, spec)) for name, spec in context.items()]
-        self._steps = [(name, make_step_reader(name, spec)) for name, spec in steps.items()]
-        counters = [(name, make_step_counter(name, spec)) for name, spec in steps.items()]
-        self._counters = [(name, count) for name, count in counters if count is not None]
+        self._pads = pads
+        self._context = {name: make_context_reader(name, spec) for name, spec in context.items()}
+        self._row_bytes = _row_bytes([*self._context.values()])
+        self._steps = {name: make_step_reader(name, spec) for name, spec in steps.items()}
+        self._counted = [name for name, spec in steps.items() if isinstance(spec, FixedLenSequenceFeature)]
 
     def __reduce__(self) -> tuple[Callable[..., SequenceExampleParser], tuple[Any, Any]]:
         """Pickle the specs; the readers are built again."""
-        arguments = self.features.context_features, self.features.sequence_features
-        return functools.partial(type(self), max_batch_bytes=self.max_batch_bytes), arguments
+        build = functools.partial(type(self), pads=self._pads, max_batch_bytes=self.max_batch_bytes)
+        return build, (self.features.context_features, self.features.sequence_features)
 
     def single(self, serialized: _Bytes, key: int = 0) -> tuple[dict[str, Any], dict[str, Any]]:
         """Parse one serialized SequenceExample; see `parse_single_sequence_example`."""
-        record = parse_message(serialized, SequenceExample)
-        context = record.context.feature
+        sample = self._compiled(serialized)
+        if sample is not None:
+            return sample
+        message = parse_message(serialized, SequenceExample)
         with self.budget():
             return (
-                {name: read_one(reader, context) for name, reader in self._context},
-                {name: reader.sample(record) for name, reader in self._steps},
+                {name: read_one(reader, message.context.feature) for name, reader in self._context.items()},
+                {name: read_steps(reader, message) for name, reader in self._steps.items()},
             )
+
+    def _compiled(self, serialized: _Bytes) -> tuple[dict[str, Any], dict[str, Any]] | None:
+        """One sample by the compiled core; None where it cannot, or something is wrong: messages word that."""
+        if not self._plan.is_compiled or not isinstance(serialized, (bytes, bytearray, memoryview)):
+            return None
+        try:
+            record, found = self._plan.read_one(serialized)
+            with self.budget():
+                context = self._row_plan.read(record, 0) if self._context else ()
+                lists = zip(self._steps.values(), found.lists, found.sizes, strict=True)
+                sequences = [rows_of(reader.read(columns, sizes))[0] for reader, columns, sizes in lists]
+        except TFRecordError:
+            return None
+        if context is None:
+            return None
+        return dict(zip(self._context, context, strict=True)), dict(zip(self._steps, sequences, strict=True))
 
     def samples(self, records: Iterable[_Bytes], keys: _Keys | None = None, num_batches: int = 1) -> list[Any]:
         """As of the base class."""
-        with self.budget(num_batches):
-            return [self._single_at(position, row, 0) for position, row in enumerate(_packed(records))]
+        rows = _packed(records)
+        context, sequences = self._unpadded.batches(rows, keys, (0, len(rows)), num_batches=num_batches)[0]
+        return [*zip(_rows_of(context, len(rows)), _rows_of(sequences, len(rows)), strict=True)]
 
-    def _batches(
-        self, rows: PackedRecords, keys: _Keys, borders: Sequence[int], num_batches: int
-    ) -> list[tuple[dict[str, Any], dict[str, Any], dict[str, torch.Tensor]]]:
-        records = [parse_message(row, SequenceExample) for row in rows]
-        return [self._batch_of(records[begin:end]) for begin, end in itertools.pairwise(borders)]
+    @functools.cached_property
+    def _unpadded(self) -> SequenceExampleParser:
+        own = self.features.context_features, self.features.sequence_features
+        return SequenceExampleParser(*own, pads=False, max_batch_bytes=self.max_batch_bytes) if self._pads else self
 
-    def _batch_of(self, records: Sequence[Any]) -> tuple[dict[str, Any], dict[str, Any], dict[str, torch.Tensor]]:
-        contexts = [record.context.feature for record in records]
-        with self.budget():
-            readers = [reader for _, reader in self._context]
-            _reserve(readers, _row_bytes(readers), len(records))
-            return (
-                {name: _wrapped(reader.read(columns_of(reader.wants, contexts))) for name, reader in self._context},
-                {name: reader.batch(records) for name, reader in self._steps},
-                {name: torch.tensor([*map(count, records)], dtype=torch.int64) for name, count in self._counters},
-            )
+    @functools.cached_property
+    def _plan(self) -> SequencePlan:
+        return SequencePlan([*self._context.values()], [*self._steps.values()])
+
+    @functools.cached_property
+    def _row_plan(self) -> RowPlan:
+        return RowPlan([*self._context.values()], self.budget)
+
+    @functools.cached_property
+    def _padded(self) -> dict[str, StepReader]:
+        specs = self.features.sequence_features or {}
+        return {name: make_step_reader(name, spec, pads=True) for name, spec in specs.items()}
+
+    def _batches(self, rows: PackedRecords, keys: _Keys, borders: Sequence[int], num_batches: int) -> list[Any]:
+        batches: list[Any] = []
+        with self.budget(num_batches * (len(borders) - 1)):
+            parts = self._plan.read(rows, borders)
+        steps = self._padded if self._pads else self._steps
+        for found, (begin, end) in zip(parts, itertools.pairwise(borders), strict=True):
+            try:
+                with self.budget(num_batches):
+                    context, sequences = self._read(found, steps, end - begin)
+            except LimitExceededError as error:
+                error.position = None if error.position is None else error.position + begin
+                raise
+            columns = _wrapped_all(context), _wrapped_all(sequences)
+            batches.append((*columns, self._lengths(found)) if self._pads else columns)
+        return batches
+
+    def _read(
+        self, found: SequenceColumns, steps: Mapping[str, StepReader], num_records: int
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        _reserve([*self._context.values()], self._row_bytes, num_records)
+        context = zip(self._context.items(), found.context, strict=True)
+        lists = zip(steps.items(), found.lists, found.sizes, strict=True)
+        return (
+            {name: reader.read(columns) for (name, reader), columns in context},
+            {name: reader.read(columns, sizes) for (name, reader), columns, sizes in lists},
+        )
+
+    def _lengths(self, found: SequenceColumns) -> dict[str, torch.Tensor]:
+        lists = dict(zip(self._steps, found.lists, strict=True))
+        return {name: torch.from_numpy(np.diff(lists[name][0].borders)) for name in self._counted}
 
     def scalar(self, serialized: _Bytes) -> tuple[dict[str, Any], dict[str, Any], dict[str, torch.Tensor]]:
         """One record as a batch without the batch dimension, as TensorFlow gives it."""
         context, sequences = self.single(serialized)
-        return context, sequences, {name: torch.tensor(len(sequences[name])) for name, _ in self._counters}
+        return context, sequences, {name: torch.tensor(len(sequences[name])) for name in self._counted}
 
 
 def make_parser(
@@ -318,7 +376,7 @@ def make_parser(
     """
     if isinstance(features, SequenceFeatures):
         own = features.context_features, features.sequence_features
-        return SequenceExampleParser(*own, max_batch_bytes=max_batch_bytes)
+        return SequenceExampleParser(*own, pads=pads, max_batch_bytes=max_batch_bytes)
     return ExampleParser(features, pads=pads, max_batch_bytes=max_batch_bytes)
 
 
@@ -338,6 +396,18 @@ def _reserve(readers: Sequence[Reader], row_bytes: int, num_records: int) -> Non
 
 def _wrapped(column: Any) -> Any:
     return wrap_nested(column) if type(column) is Nested else column
+
+
+def _wrapped_all(columns: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: _wrapped(column) for name, column in columns.items()}
+
+
+def _rows_of(columns: Mapping[str, Any], num_rows: int) -> list[dict[str, Any]]:
+    """What each of so many samples has of a batch's columns."""
+    if not columns:
+        return [{} for _ in range(num_rows)]
+    rows = zip(*map(rows_of, columns.values()), strict=True)
+    return [dict(zip(columns, row, strict=True)) for row in rows]
 
 
 def _packed(records: Any) -> PackedRecords:

@@ -25,11 +25,11 @@ from torch_tfrecord.parsing.padded_columns import RowNumbers, RowStrings
 from torch_tfrecord.parsing.plain_columns import FixedNumbers, FixedStrings, VarLenNumbers, VarLenStrings
 from torch_tfrecord.parsing.ragged_columns import RaggedNumbers, RaggedStrings
 from torch_tfrecord.parsing.sparse_columns import SparseReader
-from torch_tfrecord.parsing.step_columns import PaddedSteps, RaggedSteps, StepReader, ValueSteps, VarLenSteps
+from torch_tfrecord.parsing.step_columns import RaggedSteps, RowSteps, StepReader, ValueSteps, VarLenSteps
 from torch_tfrecord.parsing.value_columns import RawTensorReader, SerializedTensorReader, TextReader
 from torch_tfrecord.parsing.wants import Want
 
-__all__ = ["make_context_reader", "make_reader", "make_step_counter", "make_step_reader"]
+__all__ = ["make_context_reader", "make_reader", "make_step_reader"]
 
 _R = TypeVar("_R")
 _Table: TypeAlias = Mapping[type[Feature], Callable[[str, Any], Reader]]
@@ -76,6 +76,7 @@ class _ContextFixedLen:
         self._reader = _fixed_len(name, spec)
         [want] = self._reader.wants
         self.row_bytes = getattr(self._reader, "row_bytes", 0)
+        self.is_plain = getattr(self._reader, "is_plain", False)
         self._is_required = want.is_required
         want.is_required = False
         self.wants: tuple[Want, ...] = (want,)
@@ -102,8 +103,9 @@ def _fixed_image(name: str, spec: Image) -> Reader:
     return ImageReader(name, spec)
 
 
-def _step_value(name: str, spec: Feature) -> StepReader:
-    return ValueSteps(name, spec, _build({**_VALUES, Image: _fixed_image}, name, spec, "the feature list"))
+def _step_value(name: str, spec: Feature, *, pads: bool = False) -> StepReader:
+    reader = _build({**_VALUES, Image: _fixed_image}, name, spec, "the feature list")
+    return ValueSteps(name, spec, reader, pads=pads)
 
 
 _CONTEXT: _Table = {
@@ -115,9 +117,14 @@ _CONTEXT: _Table = {
 }
 _STEPS: Mapping[type[Feature], Callable[[str, Any], StepReader]] = {
     **dict.fromkeys(_VALUES, _step_value),
-    FixedLenSequenceFeature: PaddedSteps,
+    FixedLenSequenceFeature: functools.partial(RowSteps, pads=False),
     RaggedFeature: _step_ragged,
     VarLenFeature: VarLenSteps,
+}
+_PADDED_STEPS: Mapping[type[Feature], Callable[[str, Any], StepReader]] = {
+    **_STEPS,
+    **dict.fromkeys(_VALUES, functools.partial(_step_value, pads=True)),
+    FixedLenSequenceFeature: functools.partial(RowSteps, pads=True),
 }
 
 
@@ -141,14 +148,9 @@ def make_context_reader(name: str, spec: Feature) -> Reader:
     return _build(_CONTEXT, name, spec, "a context")
 
 
-def make_step_reader(name: str, spec: Feature) -> StepReader:
+def make_step_reader(name: str, spec: Feature, *, pads: bool = False) -> StepReader:
     """As :func:`make_reader`, for a feature list of a SequenceExample; other specs are a ValueError."""
-    return _build(_STEPS, name, spec, "a feature list")
-
-
-def make_step_counter(name: str, spec: Feature) -> Callable[[Any], int] | None:
-    """What counts the steps of a SequenceExample, for the specs that a batch pads; None for others."""
-    return PaddedSteps(name, spec).count if isinstance(spec, FixedLenSequenceFeature) else None
+    return _build(_PADDED_STEPS if pads else _STEPS, name, spec, "a feature list")
 
 
 def _build(table: Mapping[type[Feature], Callable[[str, Any], _R]], name: str, spec: Feature, where: str) -> _R:

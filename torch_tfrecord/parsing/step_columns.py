@@ -1,167 +1,324 @@
 """Readers of feature lists: the same specs, one step after another.
 
-A record is a SequenceExample message here.
+A feature list's column is that of an Example whose records are the steps, and where each record's steps begin and end.
+So the readers of Examples read the steps of all records at once.
 """
 
 from __future__ import annotations
 
+import copy
 import math
-from collections.abc import Iterator, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torchvision import tv_tensors
 
-from torch_tfrecord.errors import ParseError, TFRecordError
-from torch_tfrecord.features.specs import Feature, Image, VarLenFeature, mark_ragged
-from torch_tfrecord.features.structured_specs import FixedLenSequenceFeature, RaggedFeature, UniformRowLength
-from torch_tfrecord.parsing.columns import Reader, key_of, labelled, read_each, reserve_for, stack, torch_dtype
-from torch_tfrecord.parsing.message_columns import columns_of, read_one
+from torch_tfrecord.errors import LimitExceededError, ParseError, TFRecordError
+from torch_tfrecord.features.specs import Feature, Image, VarLenFeature
+from torch_tfrecord.features.structured_specs import FixedLenSequenceFeature, RaggedFeature
+from torch_tfrecord.parsing.columns import (
+    Column,
+    Reader,
+    key_of,
+    labelled,
+    read_each,
+    reserve_for_values,
+    rows_of,
+    stack,
+)
+from torch_tfrecord.parsing.message_columns import columns_of
 from torch_tfrecord.parsing.padded_columns import pad_numbers, pad_strings
-from torch_tfrecord.parsing.ragged_columns import RaggedNumbers, RaggedStrings, needs, value_key
+from torch_tfrecord.parsing.ragged_columns import RaggedNumbers, RaggedStrings, value_key
 from torch_tfrecord.parsing.wants import Want, at_step, list_want
-from torch_tfrecord.protobuf.example import join_arrays
-from torch_tfrecord.values.containers import Nested, join_nested, offsets_of, wrap_nested
-from torch_tfrecord.values.dtypes import BYTES_LIST, INT64_LIST, DType, cast, decode_text, list_kind, nest
+from torch_tfrecord.values.containers import Nested, split_lists
+from torch_tfrecord.values.dtypes import DType, cast, nest
 
-__all__ = ["PaddedSteps", "RaggedSteps", "StepReader", "ValueSteps", "VarLenSteps"]
+__all__ = [
+    "RaggedSteps",
+    "RowSteps",
+    "StepColumn",
+    "StepReader",
+    "ValueSteps",
+    "VarLenSteps",
+    "read_steps",
+    "steps_of",
+]
+
+_Ints: TypeAlias = "npt.NDArray[np.int64]"
+_NO_OFFSETS = np.zeros(0, np.int64)
+
+
+class StepColumn(NamedTuple):
+    """What the feature lists of N records have of a Want, whatever its number of values.
+
+    Attributes:
+        steps: The values of all steps: a Column of any count, whose records are the steps.
+        borders: int64 [N + 1], where each record's steps begin and end.
+        missing: uint8 [N], 1 where a record lacks the feature list.
+    """
+
+    steps: Column
+    borders: _Ints
+    missing: npt.NDArray[np.uint8]
 
 
 class StepReader(Protocol):
-    """Reads one feature list."""
+    """Reads one feature list; as a `Reader`, by the columns of its wants, which are of any number of values.
 
-    def sample(self, record: Any) -> Any:
-        """The value of one record."""
-
-    def batch(self, records: Sequence[Any]) -> Any:
-        """The column of several records."""
-
-
-def _lists(record: Any) -> Any:
-    """The map of key to FeatureList message."""
-    return record.feature_lists.feature_list
-
-
-def _steps(want: Want, record: Any) -> Any | None:
-    """The Feature messages of a list's steps; None where the record lacks the list."""
-    found = _lists(record).get(want.key)
-    return None if found is None else found.feature
-
-
-def _list_messages(want: Want, steps: Any) -> Iterator[Any | None]:
-    """Each step's list message; None where the kind is not set.
-
-    Raises:
-        ParseError: A step's values are in another kind of list.
+    Attributes:
+        wants: Of the feature lists; the first one is that of the values.
+        step_wants: The same, as each step has to fit them.
+        context_wants: Of the context, for steps that lack the others.
+        is_required: Whether a record that lacks the first list is an error.
     """
-    for number, feature in enumerate(steps):
-        try:
-            yield want.list_in(feature)
-        except ParseError as error:
-            raise at_step(error, number) from None
+
+    wants: tuple[Want, ...]
+    step_wants: tuple[Want, ...]
+    context_wants: tuple[Want, ...]
+    is_required: bool
+
+    def read(self, lists: Sequence[StepColumn], context: Callable[[], Sequence[Column]]) -> Any:
+        """The batch's column of N records; of ragged numbers a `Nested`."""
 
 
-def _strings(want: Want, found: Any, dtype: DType) -> list[Any]:
-    if dtype is bytes:
-        return list(found.value)
-    return [labelled(want, decode_text, value) for value in found.value]
-
-
-def _join(found: Sequence[Any], dtype: torch.dtype) -> Any:
-    if not found:
-        return np.zeros(0, np.int64 if list_kind(dtype) is INT64_LIST else np.float32)
-    return join_arrays(found)
-
-
-class PaddedSteps:
-    """Reads the steps of a FixedLenSequenceFeature.
+class RowSteps:
+    """Reads the steps of a FixedLenSequenceFeature: [N, longest T, *shape] if it pads, else jagged [N, *, *shape].
 
     Raises:
         ValueError: The spec has a default value, which only an Example has.
     """
 
-    def __init__(self, name: str, spec: FixedLenSequenceFeature) -> None:
+    context_wants: tuple[Want, ...] = ()
+
+    def __init__(self, name: str, spec: FixedLenSequenceFeature, *, pads: bool) -> None:
         if spec.default_value is not None:
             raise ValueError(f"Value feature_list.dense_defaults[{name}] must be None: a feature list is padded with 0")
         size = math.prod(spec.shape)
         self._want = list_want(name, key_of(name, spec), spec.dtype, num_values=size, shape=spec.shape)
-        self._spec = spec
+        self._spec, self._pads = spec, pads
+        self.is_required = not spec.allow_missing
+        self.step_wants: tuple[Want, ...] = (self._want,)
+        self.wants: tuple[Want, ...] = (_of_any_number(self._want),)
 
-    def sample(self, record: Any) -> Any:
-        """The rows of one record: [T, *shape], or a list of T."""
-        found, rows = self._find(record)
-        if isinstance(self._spec.dtype, torch.dtype):
-            return mark_ragged(self._rows(found, rows))
-        values = [value for item in found for value in _strings(self._want, item, self._spec.dtype)]
-        return nest(values, (rows, *self._spec.shape))
-
-    def batch(self, records: Sequence[Any]) -> Any:
-        """The rows of several records, [B, longest T, *shape], or lists of the longest T."""
-        if not isinstance(self._spec.dtype, torch.dtype):
-            return pad_strings(self._want, [self.sample(record) for record in records], self._spec)
-        found = [self._find(record) for record in records]
-        ends = np.cumsum([0, *(rows for _, rows in found)], dtype=np.int64)
-        values = self._rows([item for items, _ in found for item in items], int(ends[-1]))
-        return pad_numbers(self._want, values, ends, 0)
-
-    def count(self, record: Any) -> int:
-        """The number of rows of a record that is known to be right."""
-        return len(_steps(self._want, record) or ())
-
-    def _find(self, record: Any) -> tuple[list[Any], int]:
-        """The list messages that hold the values, and the number of rows."""
-        steps = _steps(self._want, record)
-        if steps is None:
-            if not self._spec.allow_missing:
-                raise self._want.missing_list(_lists(record))
-            return [], 0
-        found = []
-        for number, message in enumerate(_list_messages(self._want, steps)):
-            count = 0 if message is None else len(message.value)
-            if count != self._want.num_values:
-                raise at_step(self._want.wrong_count(count), number)
-            if count:
-                found.append(message)
-        return found, len(steps)
-
-    def _rows(self, found: Sequence[Any], rows: int) -> torch.Tensor:
-        dtype = torch_dtype(self._spec.dtype)
-        values: torch.Tensor = labelled(self._want, cast, _join(found, dtype), dtype)
-        return values.reshape(rows, *self._spec.shape)
+    def read(self, lists: Sequence[StepColumn], context: Callable[[], Sequence[Column]]) -> Any:
+        """The batch's column; strings are lists of N lists."""
+        if self.is_required:
+            _check_all_there(self._want, lists[0])
+        _check_counts(self._want, lists[0])
+        steps, borders, _ = lists[0]
+        shape, dtype = self._spec.shape, self._spec.dtype
+        if isinstance(dtype, torch.dtype):
+            values: torch.Tensor = labelled(self._want, cast, steps.values, dtype)
+            values = values.reshape(int(borders[-1]), *shape)
+            if self._pads:
+                return pad_numbers(self._want, values, borders, 0)
+            reserve_for_values(self._want, values.nbytes, borders)
+            return Nested(values, (torch.from_numpy(borders),))
+        strings = nest(labelled(self._want, steps.strings, dtype), (int(borders[-1]), *shape))
+        rows = split_lists(strings, [borders.tolist()])
+        return pad_strings(self._want, rows, self._spec) if self._pads else rows
 
 
 class VarLenSteps:
     """Reads the steps of a VarLenFeature, or of a RaggedFeature without partitions."""
 
+    context_wants: tuple[Want, ...] = ()
+    is_required = False
+
     def __init__(self, name: str, spec: VarLenFeature | RaggedFeature) -> None:
         key = value_key(name, spec) if isinstance(spec, RaggedFeature) else key_of(name, spec)
         self._want = list_want(name, key, spec.dtype)
+        self.wants: tuple[Want, ...] = (self._want,)
+        self.step_wants: tuple[Want, ...] = self.wants
         self._dtype: DType = spec.dtype
 
-    def sample(self, record: Any) -> Any:
-        """The rows of one record: jagged [T, *], or a list of T lists."""
-        messages = self._messages(record)
-        if isinstance(self._dtype, torch.dtype):
-            return wrap_nested(self._nested(messages))
-        return [[] if message is None else _strings(self._want, message, self._dtype) for message in messages]
-
-    def batch(self, records: Sequence[Any]) -> Any:
-        """The rows of several records: a RaggedTensor [B, *, *], or a list of samples."""
+    def read(self, lists: Sequence[StepColumn], context: Callable[[], Sequence[Column]]) -> Any:
+        """The batch's column: [N, *, *], or a list of N lists of lists."""
+        steps, borders, _ = lists[0]
         if not isinstance(self._dtype, torch.dtype):
-            return [self.sample(record) for record in records]
-        parts = [self._nested(self._messages(record)) for record in records]
-        reserve_for(self._want, *needs(parts))
-        return wrap_nested(join_nested(parts, self._nested([])))
+            strings = labelled(self._want, steps.strings, self._dtype)
+            return split_lists(strings, [borders.tolist(), steps.offsets.tolist()])
+        values = labelled(self._want, cast, steps.values, self._dtype)
+        reserve_for_values(self._want, values.nbytes + 8 * len(steps.offsets), borders)
+        return Nested(values, (torch.from_numpy(borders), torch.from_numpy(steps.offsets)))
 
-    def _messages(self, record: Any) -> list[Any]:
-        return list(_list_messages(self._want, _steps(self._want, record) or ()))
 
-    def _nested(self, messages: Sequence[Any]) -> Nested:
-        dtype = torch_dtype(self._dtype)
-        values = _join([message for message in messages if message is not None], dtype)
-        lengths = [0 if message is None else len(message.value) for message in messages]
-        return Nested(labelled(self._want, cast, values, dtype), (offsets_of(lengths),))
+class RaggedSteps:
+    """Reads the steps of a RaggedFeature with partitions: each step has its own values and partitions."""
+
+    context_wants: tuple[Want, ...] = ()
+    is_required = False
+
+    def __init__(self, name: str, spec: RaggedFeature) -> None:
+        is_numbers = isinstance(spec.dtype, torch.dtype)
+        self._reader: Reader = RaggedNumbers(name, spec) if is_numbers else RaggedStrings(name, spec)
+        self.wants: tuple[Want, ...] = self._reader.wants
+        self.step_wants: tuple[Want, ...] = self.wants
+        self._validate = spec.validate
+
+    def read(self, lists: Sequence[StepColumn], context: Callable[[], Sequence[Column]]) -> Any:
+        """The batch's column: two ragged dimensions more than a step of an Example has, or nested lists."""
+        lengths = np.stack([np.diff(column.borders) for column in lists])
+        self._check_lengths(lengths, np.stack([column.missing for column in lists]))
+        borders = np.concatenate([[0], lengths.max(axis=0).cumsum()])
+        columns = [_with_empty_steps(column, borders) for column in lists]
+        found = _read_steps(self._reader, columns) if len(borders) == 2 else _read_all(self._reader, columns, borders)
+        if isinstance(found, list):
+            return split_lists(found, [borders.tolist()])
+        return Nested(found.values, (torch.from_numpy(borders), *found.row_splits))
+
+    def _check_lengths(self, lengths: _Ints, missing: npt.NDArray[np.uint8]) -> None:
+        """Lists that a record has are of one length; those that it lacks have no values in any step."""
+        wrong = ((lengths != lengths.max(axis=0)) & (missing == 0)).any(axis=0)
+        if self._validate and wrong.any():
+            row = wrong.argmax()
+            each = zip(self.wants, lengths[:, row].tolist(), missing[:, row].tolist(), strict=True)
+            found = {want.key: length for want, length, is_missing in each if not is_missing}
+            raise self.wants[0].error(f"expected feature lists of one length, got {found}")
+
+
+class ValueSteps:
+    """Reads the steps of a spec of one bytes value: images, arrays, text. Sizes are those of the step or the context.
+
+    A sample is stacked where all steps are of one shape and dtype (images to a ``tv_tensors.Video``), else a list.
+
+    Args:
+        name: Name of the output.
+        spec: Its spec.
+        reader: Reads the spec from an Example.
+        pads: Whether samples that are alike are stacked once more; else the column is a list of samples.
+    """
+
+    is_required = True
+
+    def __init__(self, name: str, spec: Feature, reader: Reader, *, pads: bool) -> None:
+        self._reader, self._pads = reader, pads
+        self.step_wants = reader.wants
+        self.wants = tuple(map(_of_any_number, reader.wants))
+        self.context_wants = self.wants[1:]
+        self._is_image = isinstance(spec, Image)
+
+    def read(self, lists: Sequence[StepColumn], context: Callable[[], Sequence[Column]]) -> Any:
+        """The batch's column."""
+        want, borders = self.step_wants[0], lists[0].borders
+        _check_all_there(want, lists[0])
+        _check_counts(want, lists[0])
+        pairs = enumerate(zip(self.step_wants[1:], lists[1:], strict=True))
+        sizes = [_sizes(want, column, borders, context, place) for place, (want, column) in pairs]
+        columns = [lists[0].steps._replace(offsets=_NO_OFFSETS), *sizes]
+        samples = read_each(lambda ends: self._sample(columns, *ends), list(pairwise(borders.tolist())))
+        return labelled(want, stack, samples) if self._pads else samples
+
+    def _sample(self, columns: Sequence[Column], begin: int, end: int) -> Any:
+        """One record's steps, as records of a batch."""
+        if begin == end:
+            return []
+        found = _read_steps(self._reader, [_part(column, begin, end) for column in columns])
+        return tv_tensors.Video(found) if self._is_image and isinstance(found, torch.Tensor) else found
+
+
+def _of_any_number(want: Want) -> Want:
+    found = copy.copy(want)
+    found.num_values, found.is_required = None, False
+    return found
+
+
+def _check_all_there(want: Want, column: StepColumn) -> None:
+    if np.count_nonzero(column.missing):
+        raise want.error(f"Feature list {want.key!r} is required but could not be found")
+
+
+def _check_counts(want: Want, column: StepColumn) -> None:
+    """Whether each step has as many values as are wanted."""
+    offsets = column.steps.offsets
+    counts = offsets[1:] - offsets[:-1]
+    wrong = counts != want.num_values
+    if np.count_nonzero(wrong):  # for one record it counts that this is faster than any()
+        step = int(wrong.argmax())
+        record = int(np.searchsorted(column.borders, step, side="right")) - 1
+        raise at_step(want.wrong_count(int(counts[step])), step - int(column.borders[record]))
+
+
+def _with_empty_steps(column: StepColumn, borders: _Ints) -> Column:
+    """The steps, with empty ones behind those of each record that has fewer than others say."""
+    steps, own, _ = column
+    if (own == borders).all():
+        return steps
+    counts = np.zeros(borders[-1], np.int64)
+    counts[np.arange(own[-1]) + np.repeat(borders[:-1] - own[:-1], np.diff(own))] = np.diff(steps.offsets)
+    return steps._replace(offsets=np.concatenate([[0], counts.cumsum()]))
+
+
+def _sizes(
+    want: Want, column: StepColumn, borders: _Ints, context: Callable[[], Sequence[Column]], place: int
+) -> Column:
+    """A number for each step: that of the step where the record's list has so many, else that of the context.
+
+    Raises:
+        ParseError: There is not exactly one.
+    """
+    lengths = np.diff(borders)
+    record = np.repeat(np.arange(len(lengths)), lengths)
+    number = np.arange(borders[-1]) - borders[record]
+    is_own = number < np.diff(column.borders)[record]
+    values = np.zeros(len(record), np.int64)
+    values[is_own] = _one_each(want, column.steps, (column.borders[record] + number)[is_own])
+    if not is_own.all():
+        values[~is_own] = _one_each(want, context()[place], record[~is_own])
+    return Column(values, _NO_OFFSETS, None, b"")
+
+
+def _one_each(want: Want, column: Column, rows: _Ints) -> _Ints:
+    begins = column.offsets[rows]
+    if (column.offsets[rows + 1] - begins != 1).any():
+        raise want.error("expected one value")
+    found: _Ints = column.values[begins]
+    return found
+
+
+def _read_all(reader: Reader, columns: Sequence[Column], borders: _Ints) -> Any:
+    """The steps of several records as records of a batch; what is too large for a batch is found in its record."""
+    try:
+        return reader.read(columns)
+    except LimitExceededError as error:
+        if error.position is None:
+            raise
+        record = int(np.searchsorted(borders, error.position, side="right")) - 1
+        raise at_step(error, error.position - int(borders[record])).locate(position=record) from error.__cause__
+
+
+def _read_steps(reader: Reader, columns: Sequence[Column]) -> Any:
+    """The steps of one record as records of a batch; errors name the step."""
+    try:
+        return _read_all(reader, columns, np.array([0, _num_steps(columns[0])]))
+    except LimitExceededError:
+        raise
+    except TFRecordError:
+        for number in range(_num_steps(columns[0])):
+            try:
+                reader.read([_part(column, number, number + 1) for column in columns])
+            except TFRecordError as error:
+                raise at_step(error, number) from error.__cause__
+        raise
+
+
+def _num_steps(column: Column) -> int:
+    return len(column.offsets) - 1 if len(column.offsets) else len(column.values)
+
+
+def _part(column: Column, begin: int, end: int) -> Column:
+    """Some steps of a column."""
+    if not len(column.offsets):
+        return column._replace(values=column.values[begin:end])
+    offsets = column.offsets[begin : end + 1]
+    return column._replace(values=column.values[offsets[0] : offsets[-1]], offsets=offsets - offsets[0])
+
+
+# On messages: the twin of the compiled core, and the words of errors.
 
 
 class _Step:
@@ -183,78 +340,42 @@ class _Step:
         return iter({*self._lists, *self._context})
 
 
-class RaggedSteps:
-    """Reads the steps of a RaggedFeature with partitions: each step has its own values and partitions."""
+def steps_of(want: Want, messages: Sequence[Any]) -> StepColumn:
+    """What SequenceExample messages have of a want of any number of values.
 
-    def __init__(self, name: str, spec: RaggedFeature) -> None:
-        self._numbers = RaggedNumbers(name, spec) if isinstance(spec.dtype, torch.dtype) else None
-        self._reader: Reader = self._numbers or RaggedStrings(name, spec)
-        self._want = list_want(name, value_key(name, spec), spec.dtype)
-        partitions = [partition for partition in spec.partitions if not isinstance(partition, UniformRowLength)]
-        self._keys = [self._want.key, *(vars(partition)["key"] for partition in partitions)]
-        self._validate = spec.validate
-
-    def sample(self, record: Any) -> Any:
-        """The rows of one record: one ragged dimension more than an Example has."""
-        if self._numbers is None:
-            return self._read(record, lambda step: read_one(self._reader, step))
-        return wrap_nested(self._joined(record, self._numbers))
-
-    def batch(self, records: Sequence[Any]) -> Any:
-        """The rows of several records: two ragged dimensions more."""
-        if self._numbers is None:
-            return read_each(self.sample, records)
-        numbers = self._numbers
-        parts = read_each(lambda record: self._joined(record, numbers), records)
-        reserve_for(self._want, *needs(parts))
-        return wrap_nested(join_nested(parts, join_nested([], numbers.empty)))
-
-    def _joined(self, record: Any, numbers: RaggedNumbers) -> Nested:
-        parts = self._read(record, lambda step: numbers.parts(columns_of(numbers.wants, [step]))[0])
-        reserve_for(self._want, needs(parts)[0])
-        return join_nested(parts, numbers.empty)
-
-    def _read(self, record: Any, read: Any) -> list[Any]:
-        lists = _lists(record)
-        lengths = {key: len(lists[key].feature) for key in self._keys if key in lists}
-        if self._validate and len(set(lengths.values())) > 1:
-            raise self._want.error(f"expected feature lists of one length, got {lengths}")
-        return _each_step(read, (_Step(lists, {}, number) for number in range(max(lengths.values(), default=0))))
-
-
-class ValueSteps:
-    """Reads the steps of a spec of one bytes value: images, arrays, text. Sizes are those of the step or the context.
-
-    A sample is stacked where all steps are of one shape and dtype (images to a ``tv_tensors.Video``), else a list.
+    Raises:
+        ParseError: A step's values are in another kind of list.
     """
-
-    def __init__(self, name: str, spec: Feature, reader: Reader) -> None:
-        self._reader = reader
-        self._want = Want(name, key_of(name, spec), BYTES_LIST, type(spec).__name__)
-        self._is_image = isinstance(spec, Image)
-
-    def sample(self, record: Any) -> Any:
-        """The steps of one record."""
-        steps = _steps(self._want, record)
-        if steps is None:
-            raise self._want.missing_list(_lists(record))
-        lists, context = _lists(record), record.context.feature
-        values = _each_step(
-            lambda step: read_one(self._reader, step), (_Step(lists, context, number) for number in range(len(steps)))
-        )
-        stacked = labelled(self._want, stack, values)
-        return tv_tensors.Video(stacked) if self._is_image and isinstance(stacked, torch.Tensor) else stacked
-
-    def batch(self, records: Sequence[Any]) -> Any:
-        """The steps of several records: stacked once more where all samples are alike."""
-        return labelled(self._want, stack, read_each(self.sample, records))
+    lists = [message.feature_lists.feature_list for message in messages]
+    found = [each[want.key].feature if want.key in each else () for each in lists]
+    [steps] = columns_of([want], [{want.key: feature} for features in found for feature in features])
+    borders = np.cumsum([0, *map(len, found)], dtype=np.int64)
+    return StepColumn(steps, borders, np.array([want.key not in each for each in lists], np.uint8))
 
 
-def _each_step(read: Any, steps: Iterator[_Step]) -> list[Any]:
-    values = []
-    for number, step in enumerate(steps):
+def read_steps(reader: StepReader, message: Any) -> Any:
+    """The value of one SequenceExample message; as ``message_columns.read_one``."""
+
+    def context() -> list[Column]:
+        return columns_of(reader.context_wants, [message.context.feature])
+
+    try:
+        return rows_of(reader.read([steps_of(want, [message]) for want in reader.wants], context))[0]
+    except TFRecordError:
+        _check(reader, message)
+        raise
+
+
+def _check(reader: StepReader, message: Any) -> None:
+    """Whether a message has what a reader wants; here the errors have their words."""
+    lists = message.feature_lists.feature_list
+    first = reader.step_wants[0]
+    if reader.is_required and first.key not in lists:
+        raise first.missing_list(lists)
+    context = message.context.feature if reader.context_wants else {}
+    found = [lists[want.key].feature for want in reader.step_wants if want.key in lists]
+    for number in range(max(map(len, found), default=0)):
         try:
-            values.append(read(step))
-        except TFRecordError as error:
-            raise at_step(error, number) from error.__cause__
-    return values
+            columns_of(reader.step_wants, [_Step(lists, context, number)])
+        except ParseError as error:
+            raise at_step(error, number) from None
