@@ -20,7 +20,6 @@ from torch_tfrecord import (
     encode_example,
     tfds,
 )
-from torch_tfrecord.tfds.entries import select_entries
 from torch_tfrecord.tfds.parser import TFDSParser
 
 SPLITS = [(name, split) for name in ("drawings", "kinds") for split in EXPECTED[name]["examples"]]
@@ -329,15 +328,3 @@ def test_a_record_that_does_not_fit_is_named(tmp_path):
     ds = tfds.load(folder, "test", index="memory")
     with pytest.raises(ParseError, match=rf"{shard.name}: record 1 at byte \d+: feature 'id'"):
         ds[4]
-
-
-def test_select_entries_gives_what_protobuf_gives():
-    record = load("kinds").raw(3)
-    keys = {b"text", b"seq", b"deep/er/number"}
-    small = select_entries(record, keys)
-    tree = tfds.info(directory("kinds")).features
-    parser = TFDSParser(tree, ["text", "seq", "deep/er/number"])
-    assert len(small) < len(record) / 10
-    assert_same(parser.single(small), parser.single(record))
-    assert select_entries(record[:-1], keys) is None
-    assert select_entries(b"", keys) is None

@@ -74,12 +74,14 @@ def strings(value):
 
 def assert_same(one, two, where=""):
     """Two samples of our own, to the last bit."""
-    assert type(one) is type(two), where
-    if isinstance(one, dict):
+    if isinstance(one, dict):  # a sample of a batch is one of its own kind
+        assert isinstance(two, dict), where
         assert one.keys() == two.keys(), where
         for name in one:
             assert_same(one[name], two[name], f"{where}/{name}")
-    elif isinstance(one, (list, tuple)):
+        return
+    assert type(one) is type(two), where
+    if isinstance(one, (list, tuple)):
         assert len(one) == len(two), where
         for left, right in zip(one, two, strict=True):
             assert_same(left, right, where)

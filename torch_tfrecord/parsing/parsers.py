@@ -141,7 +141,7 @@ class ExampleParser(_Parser):
             raise ValueError(f"Argument `features` cannot be None or empty, got {features!r}")
         if not isinstance(features, Mapping):
             raise TypeError(f"features must be a mapping of names to specs, got {type(features).__name__}")
-        self.features = dict(features)
+        self.features: dict[str, Any] = dict(features)
         self._pads = pads
         # Of samples, and of batches: they differ where rows are padded.
         self._row_readers = [make_reader(name, spec) for name, spec in self.features.items()]
@@ -151,6 +151,17 @@ class ExampleParser(_Parser):
             self._readers = [make_reader(name, spec, pads=True) for name, spec in self.features.items()]
         self._row_bytes = _row_bytes(self._readers)
         self.needs_keys = any(getattr(reader, "keyed", False) for reader in self._readers)
+
+    @classmethod
+    def of_readers(cls, readers: Mapping[str, Reader], *, max_batch_bytes: int = MAX_BATCH_BYTES) -> ExampleParser:
+        """A parser by readers of its caller's, who does not pickle it."""
+        parser = cls.__new__(cls)
+        _Parser.__init__(parser, max_batch_bytes)
+        parser.features = dict(readers)
+        parser._row_readers = parser._readers = [*readers.values()]
+        parser._row_bytes = _row_bytes(parser._readers)
+        parser.needs_keys = any(getattr(reader, "keyed", False) for reader in parser._readers)
+        return parser
 
     def __reduce__(self) -> tuple[Callable[..., ExampleParser], tuple[dict[str, Feature]]]:
         """Pickle the specs; the readers are built again."""

@@ -11,7 +11,7 @@ from torch_tfrecord.values.dtypes import BYTES_LIST, FLOAT_LIST, INT64_LIST, DTy
 __all__ = ["LackingError", "Want", "at_step", "list_want"]
 
 _SHOWN_KEYS = 8
-_TF_NAMES = {kind.field: kind.tf_name for kind in (BYTES_LIST, FLOAT_LIST, INT64_LIST)}
+_KINDS = {kind.field: kind for kind in (BYTES_LIST, FLOAT_LIST, INT64_LIST)}
 
 
 class Want:
@@ -84,9 +84,7 @@ class Want:
             return self._list_of(feature)
         stored = feature.WhichOneof("kind")
         if stored is not None:
-            raise self.error(
-                f"Data types don't match. Data type: {_TF_NAMES[stored]} but expected type: {self.kind.tf_name}"
-            )
+            raise self.wrong_kind(_KINDS[stored])
         return None
 
     def require(self, record: Any) -> Any:
@@ -122,6 +120,10 @@ class Want:
             f"Number of {self.kind.counted} values != expected: got {found}, expected {self.num_values} "
             f"for shape {[*self.shape]}"
         )
+
+    def wrong_kind(self, found: ListKind) -> ParseError:
+        """The error for values in another kind of list."""
+        return self.error(f"Data types don't match. Data type: {found.tf_name} but expected type: {self.kind.tf_name}")
 
     def error(self, text: str) -> ParseError:
         """An error of this feature."""

@@ -1,6 +1,6 @@
 """One value of a TFDS feature: from what a list of the record holds to a tensor, str or bytes.
 
-An element knows which list holds it, how many of the list's values it takes, and how to make one or many of it. What
+An element knows which list holds it, how many of the list's values it takes, and how to make elements of values. What
 lies around it (sequences, ragged rows) is `leaves`'s. Source: the ``decode_example`` of each class of
 ``tensorflow_datasets.core.features``, 4.9.10.
 """
@@ -17,6 +17,7 @@ import torch
 
 from torch_tfrecord.batch_memory import reserve
 from torch_tfrecord.errors import LimitExceededError, ParseError
+from torch_tfrecord.parsing.columns import read_each
 from torch_tfrecord.records.compression import MAX_INFLATED_RECORD_BYTES
 from torch_tfrecord.values.dtypes import (
     BYTES_LIST,
@@ -41,14 +42,20 @@ class Element:
         kind: The list that holds it.
         count: Values of the list for one element; None where a size is not known and the list tells it.
         what: What it is, for errors.
+        is_joint: Whether the elements of several lists may be made as those of one: they do not depend on each other.
     """
 
     kind: ListKind
     count: int | None
     what: str
+    is_joint = True
 
-    def one(self, values: Any) -> Any:
-        """One element, from all values of a list."""
+    def each(self, values: Any, num_lists: int) -> Any:
+        """The one element of each of some lists of equal length, whose values lie one behind the other.
+
+        Returns:
+            A tensor [num_lists, ...], or a list.
+        """
         raise NotImplementedError
 
     def many(self, values: Any) -> Any:
@@ -70,9 +77,9 @@ class NumberElement(Element):
         self.count = None if None in shape else math.prod(size for size in shape if size is not None)
         self.what = str(dtype).removeprefix("torch.")
 
-    def one(self, values: npt.NDArray[Any]) -> torch.Tensor:
-        """A tensor of the shape."""
-        return self._cast(values).reshape(known_shape(self.shape, len(values)))
+    def each(self, values: npt.NDArray[Any], num_lists: int) -> torch.Tensor:
+        """A tensor [num_lists, *shape]."""
+        return self._cast(values).reshape(num_lists, *known_shape(self.shape, len(values) // num_lists))
 
     def many(self, values: npt.NDArray[Any]) -> torch.Tensor:
         """A tensor [n, *shape]."""
@@ -104,16 +111,16 @@ class StringElement(Element):
         self.shape = shape
         self.count = None if None in shape else math.prod(size for size in shape if size is not None)
 
-    def one(self, values: Sequence[bytes]) -> Any:
-        """Nested as the shape says."""
-        return nest(values, known_shape(self.shape, len(values)))
+    def each(self, values: Sequence[bytes], num_lists: int) -> list[Any]:
+        """A list of elements, nested as the shape says."""
+        nested: list[Any] = nest(values, (num_lists, *known_shape(self.shape, len(values) // num_lists)))
+        return nested
 
     def many(self, values: Sequence[bytes]) -> list[Any]:
         """A list of elements."""
         if not self.count or len(values) % self.count:
             raise ParseError(f"expected a multiple of {self.count} values for shape {self.shape}, got {len(values)}")
-        parts = [values[start : start + self.count] for start in range(0, len(values), self.count)]
-        return [nest(part, known_shape(self.shape, self.count)) for part in parts]
+        return self.each(values, len(values) // self.count) if len(values) else []
 
 
 class BytesElement(Element):
@@ -126,6 +133,7 @@ class BytesElement(Element):
 
     kind = BYTES_LIST
     count = 1
+    is_joint = False
 
     def __init__(self, decode: Callable[[bytes], Any] | None = None, what: str = "bytes") -> None:
         self._decode = decode
@@ -135,11 +143,11 @@ class BytesElement(Element):
         """One value."""
         return data if self._decode is None else self._decode(data)
 
-    def one(self, values: Sequence[bytes]) -> Any:
-        """The value."""
-        if len(values) != 1:
-            raise ParseError(f"expected 1 value, got {len(values)}")
-        return self.decode(values[0])
+    def each(self, values: Sequence[bytes], num_lists: int) -> list[Any]:
+        """The values, which are not stacked."""
+        if len(values) != num_lists:
+            raise ParseError(f"expected 1 value, got {len(values) // num_lists}")
+        return read_each(self.decode, values)
 
     def many(self, values: Sequence[bytes]) -> Any:
         """All of them."""
@@ -152,6 +160,8 @@ class BytesElement(Element):
 
 class TextElement(BytesElement):
     """A str."""
+
+    is_joint = True
 
     def __init__(self) -> None:
         super().__init__(decode_text, "Text")

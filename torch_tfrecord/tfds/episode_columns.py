@@ -269,7 +269,7 @@ class NestedColumn:
     Args:
         num_steps: The number of steps.
         num_bytes: Memory that it keeps.
-        value: From a step to its value.
+        values: From a step and the one behind the last to the values of all of them.
         path: Of the feature, for errors.
         locate: Adds file and record to an error.
     """
@@ -278,13 +278,13 @@ class NestedColumn:
         self,
         num_steps: int,
         num_bytes: int,
-        value: Callable[[int], Any],
+        values: Callable[[int, int], list[Any]],
         path: str,
         locate: Callable[[TFRecordError], TFRecordError],
     ) -> None:
         self.num_bytes = num_bytes
         self._num_steps = num_steps
-        self._value = value
+        self._values = values
         self._path = path
         self._locate = locate
 
@@ -294,13 +294,16 @@ class NestedColumn:
     def at(self, step: int) -> Any:
         """The value."""
         try:
-            return self._value(step)
+            return self._values(step, step + 1)[0]
         except TFRecordError as error:
             raise self._locate(_at_step(error, self._path, step)) from error.__cause__
 
     def take(self, span: Span, pad: Pad) -> Any:
         """Stacked where they are tensors of one shape, else a list."""
-        real = [self.at(step) for step in range(span.first, span.stop)]
+        try:
+            real = self._values(span.first, span.stop)
+        except TFRecordError:  # one after another, for the error of the first bad step
+            real = [self.at(step) for step in range(span.first, span.stop)]
         return stacked(_padded(real, span, pad, _zero_like(real[0]) if real and pad == "zero" else None))
 
 

@@ -22,7 +22,7 @@ from torch_tfrecord.records.sidecar import IndexKeeper
 from torch_tfrecord.samples import transform_one
 from torch_tfrecord.shown import shown_list
 from torch_tfrecord.tfds.dataset_info import FEATURES_FILE, DatasetInfo, info
-from torch_tfrecord.tfds.elements import BytesElement, Element, NumberElement, StringElement, TextElement
+from torch_tfrecord.tfds.elements import BytesElement, NumberElement, StringElement, TextElement
 from torch_tfrecord.tfds.episode_columns import (
     Column,
     EncodedColumn,
@@ -34,11 +34,11 @@ from torch_tfrecord.tfds.episode_columns import (
 )
 from torch_tfrecord.tfds.episode_reader import EpisodeReader, Frames
 from torch_tfrecord.tfds.episode_sidecar import EpisodeIndexKeeper
-from torch_tfrecord.tfds.leaf_table import LeafPlace, list_leaves, make_element, make_leaf
+from torch_tfrecord.tfds.leaf_table import LeafPlace, list_leaves, make_leaf
 from torch_tfrecord.tfds.loading import open_split
 from torch_tfrecord.tfds.parser import Chosen, choose_leaves
 from torch_tfrecord.tfds.splits import Split
-from torch_tfrecord.tfds.step_lists import as_record, list_keys, one_step, values_per_step
+from torch_tfrecord.tfds.step_lists import LeafLists, list_keys, values_per_step
 
 __all__ = ["STEPS", "DecodeImages", "Episode", "EpisodeStore"]
 
@@ -224,12 +224,10 @@ class _ColumnMaker:
         self._leaf = leaf
         self._keys = list_keys(leaf)
         self._is_decoded = is_decoded
-        if not _is_step(leaf):
-            self._reader = make_leaf(leaf, path=path)
-            return
-        self._element: Element = make_element(leaf, path=path)
-        inner = LeafPlace(leaf.path, leaf.names, leaf.feature, leaf.lengths[1:], None)
-        self._reader = make_leaf(inner, path=path)
+        if _is_step(leaf):
+            leaf = LeafPlace(leaf.path, leaf.names, leaf.feature, leaf.lengths[1:], None)
+        self._reader = make_leaf(leaf, path=path)
+        self._element = self._reader.element
         self._pictures = _plain_pictures(leaf.feature) if is_decoded else None
 
     def __call__(
@@ -237,7 +235,7 @@ class _ColumnMaker:
     ) -> Any:
         own = {key: lists[key] for key in self._keys if key in lists}
         if not _is_step(self._leaf):
-            return self._reader.sample(as_record(_read_all(own)))
+            return LeafLists(self._reader, own).values()[0]
         path = self._leaf.path
         if not own and getattr(self._leaf.feature, "optional", False):
             return ListColumn([None] * num_steps, None)
@@ -247,9 +245,8 @@ class _ColumnMaker:
             column = self._plain(own[path], locate)
             if column is not None:
                 return column
-        num_bytes = sum(getattr(values, "nbytes", 64 * len(values)) for values in own.values())
-        value = functools.partial(self._value, own, num_steps)
-        return NestedColumn(num_steps, num_bytes, value, path, locate)
+        parts = LeafLists(self._reader, own, num_steps)
+        return NestedColumn(num_steps, parts.num_bytes, parts.values, path, locate)
 
     def _plain(self, values: Any, locate: Callable[[TFRecordError], TFRecordError]) -> Column | None:
         element, path = self._element, self._leaf.path
@@ -267,19 +264,12 @@ class _ColumnMaker:
             return EncodedColumn(values, decode, path, locate, pictures)
         return None
 
-    def _value(self, lists: Mapping[str, Any], num_steps: int, step: int) -> Any:
-        return self._reader.sample(as_record(one_step(self._leaf, lists, step, num_steps)))
-
 
 def _plain_pictures(feature: Any) -> Pictures | None:
     """Where all that decoding does is `decode_image`."""
     if type(feature) is not f.Image or feature.dtype != "uint8" or feature.shape[-1] not in _MODES:
         return None
     return Pictures(_MODES[feature.shape[-1]], tuple(feature.shape))
-
-
-def _read_all(lists: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: item.read(0, len(item)) if isinstance(item, Frames) else item for key, item in lists.items()}
 
 
 def _column_makers(leaves: list[LeafPlace], decode_images: DecodeImages, path: str) -> dict[str, _ColumnMaker]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,9 +11,12 @@ import torch
 import torch_tfrecord.tfds.features as f
 from torch_tfrecord.errors import ParseError
 from torch_tfrecord.features.specs import Feature, FixedLenFeature, Image, Text, VarLenFeature
+from torch_tfrecord.parsing.wants import Want
+from torch_tfrecord.tfds.boxes import BoxLeaf
 from torch_tfrecord.tfds.elements import BytesElement, Element, EncodedTensor, NumberElement, StringElement, TextElement
-from torch_tfrecord.tfds.leaves import BoxLeaf, Leaf
+from torch_tfrecord.tfds.leaves import Leaf
 from torch_tfrecord.tfds.pictures import PictureElement, SoundElement
+from torch_tfrecord.values.dtypes import BYTES_LIST
 
 __all__ = ["Decoding", "LeafPlace", "list_leaves", "make_element", "make_leaf", "plain_spec"]
 
@@ -120,20 +123,27 @@ def _is_complex(dtype: Any) -> bool:
     return isinstance(dtype, torch.dtype) and dtype.is_complex
 
 
-def make_leaf(place: LeafPlace, decoding: Decoding = Decoding(), path: str | None = None) -> Leaf:
+def make_leaf(
+    place: LeafPlace, decoding: Decoding = Decoding(), path: str | None = None, plain: Collection[str] = ()
+) -> Leaf:
     """What reads a leaf.
 
     Args:
         place: The leaf.
         decoding: How.
         path: Of features.json, for errors.
+        plain: The paths of what the same records' plain specs read.
 
     Raises:
         ParseError: A feature of a class that is not known, or a dtype that torch has not; names the field.
     """
     element = make_element(place, decoding, path)
     if isinstance(place.feature, f.BBoxFeature) and not decoding.as_numpy_layout:
-        return BoxLeaf(place.path, element, place.lengths, place.feature.bbox_format, place.image_key)
+        key = place.image_key
+        # Wanted as the image's own reader does, so that one pass over the records finds it.
+        num_values = 1 if key in plain else None
+        image = None if key is None else Want(place.path, key, BYTES_LIST, "Image", num_values=num_values)
+        return BoxLeaf(place.path, element, place.lengths, place.feature.bbox_format, image)
     is_optional = getattr(place.feature, "optional", False)
     return Leaf(place.path, element, place.lengths, is_optional=is_optional, default=decoding.defaults.get(place.path))
 

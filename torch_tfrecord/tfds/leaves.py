@@ -1,35 +1,40 @@
-"""One leaf of the feature tree, read from a record: an element alone, in a sequence, or in ragged rows.
+"""One leaf of the feature tree, read from records: an element alone, in a sequence, or in ragged rows.
 
 Where the values lie is decided by the keys that are in the record, since TFDS itself does not tell::
 
     k                                                        one list: an element, or those of a sequence
     k/ragged_flat_values, k/ragged_row_lengths_0, ...        sequences in sequences, outermost lengths first
     k/shape, k/value                                         tensors of two or more unknown sizes, and their shapes
+
+Records that hold it in one way are read together, others one by one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 import torch
-from torchvision import tv_tensors
 
 from torch_tfrecord.errors import ImageDecodeError, LimitExceededError, ParseError
-from torch_tfrecord.features.specs import mark_ragged
-from torch_tfrecord.images.codec import image_size
+from torch_tfrecord.parsing.columns import Column, read_each, reserve_for_values, rows_of
 from torch_tfrecord.parsing.wants import Want
-from torch_tfrecord.protobuf.example import to_array
 from torch_tfrecord.tfds.elements import Element, EncodedTensor
-from torch_tfrecord.values.containers import Nested, offsets_of, split_lists, wrap_nested
+from torch_tfrecord.values.containers import Nested, split_lists
 from torch_tfrecord.values.dtypes import BYTES_LIST, INT64_LIST
 
-__all__ = ["BoxLeaf", "Leaf"]
+__all__ = ["MAX_LENGTH", "Leaf", "running_sum"]
+
+_Ints: TypeAlias = "npt.NDArray[np.int64]"
+_THERE, _LACKING = 0, 1  # as of Column.missing
+MAX_LENGTH = 1 << 33
+"""More than a record can hold, since protobuf reads no message from 2 GiB on."""
 
 
 class Leaf:
-    """Reads one leaf.
+    """Reads one leaf: a `Reader`, whose column is a tensor where `collate` would make that of the records' values.
 
     Args:
         key: Its key in the record: the names from the root, joined by "/".
@@ -37,6 +42,9 @@ class Leaf:
         lengths: One for each sequence around it, outermost first: a fixed length, or None.
         is_optional: Whether a record may lack it.
         default: The value where an optional one is lacking.
+
+    Attributes:
+        wants: All keys of a record that may hold it.
     """
 
     def __init__(
@@ -50,176 +58,205 @@ class Leaf:
     ) -> None:
         self.key, self.element, self.lengths = key, element, lengths
         self._is_optional, self._default = is_optional, default
-        self._list = Want(key, key, element.kind, element.what)
-        self._flat = Want(key, f"{key}/ragged_flat_values", element.kind, element.what)
-        levels = range(len(lengths) - 1)
-        self._row_lengths = [Want(key, f"{key}/ragged_row_lengths_{level}", INT64_LIST, "sizes") for level in levels]
-        self._shapes = Want(key, f"{key}/shape", INT64_LIST, "sizes")
-        self._values = Want(key, f"{key}/value", BYTES_LIST, element.what)
+        is_shaped, levels = isinstance(element, EncodedTensor), range(len(lengths) - 1)
+        ragged = [Want(key, f"{key}/ragged_flat_values", element.kind, element.what)] if levels else []
+        ragged += [Want(key, f"{key}/ragged_row_lengths_{level}", INT64_LIST, "sizes") for level in levels]
+        shaped = (Want(key, f"{key}/shape", INT64_LIST, "sizes"), Want(key, f"{key}/value", BYTES_LIST, element.what))
+        self.wants: tuple[Want, ...] = (Want(key, key, element.kind, element.what), *ragged, *shaped[: 2 * is_shaped])
+        self._ragged_places = slice(1, 1 + len(ragged))
+        self._shape_place = 1 + len(ragged) if is_shaped else None
 
-    @property
-    def keys(self) -> list[str]:
-        """All keys of a record that may hold it."""
-        lookups = (self._list, self._flat, *self._row_lengths, self._shapes, self._values)
-        return [lookup.key for lookup in lookups]
-
-    def sample(self, record: Mapping[str, Any]) -> Any:
-        """The value of a record, which is the map of key to Feature message.
+    def read(self, columns: Sequence[Column]) -> Any:
+        """The batch's column.
 
         Raises:
-            TFRecordError: The record lacks it, or holds something else; names the feature.
+            TFRecordError: A record lacks it, or holds something else; names the feature.
         """
         try:
-            return self._read(record)
+            return self._column(columns)
         except (ParseError, ImageDecodeError, LimitExceededError) as error:
             if str(error.args[0]).startswith("feature "):
                 raise
-            raise self._list.labelled(error) from (error.__cause__ or error)
+            raise self.wants[0].labelled(error) from (error.__cause__ or error)
 
-    def _read(self, record: Mapping[str, Any]) -> Any:
-        found = self._list.find(record)
-        if found is not None:
-            return self._plain(self._values_of(found))
-        if len(self.lengths) > 1 and self._row_lengths[0].key in record:
-            return self._ragged(record)
-        if self._shapes.key in record:
-            return self._shaped(record)
+    def _column(self, columns: Sequence[Column]) -> Any:
+        return self.read_own(columns)
+
+    def read_own(self, columns: Sequence[Column]) -> Any:
+        """As `read`, with errors that do not name the feature."""
+        num_records = len(columns[0].offsets) - 1
+        if num_records == 1:
+            return self._together(columns, [0 if item.missing is None else int(item.missing[0]) for item in columns])
+        is_joint = self.element.is_joint or len(self.lengths) < 2
+        if is_joint and num_records and columns[0].missing is None:
+            return self._plain(columns[0])
+        missing = np.zeros((len(columns), num_records), np.uint8)
+        for place, column in enumerate(columns):
+            if column.missing is not None:
+                missing[place] = column.missing
+        if self.lengths and len(columns) == 1:
+            missing[missing == _LACKING] = _THERE  # as TFDS: a sequence that is missing is empty
+        if is_joint and num_records and (missing == missing[:, :1]).all():
+            return self._together(columns, missing[:, 0].tolist())
+        return read_each(lambda row: rows_of(self.read_own(_row(columns, row)))[0], range(num_records))
+
+    def _together(self, columns: Sequence[Column], missing: list[int]) -> Any:
+        """The column of records that hold it in one way."""
+        if missing[0] == _THERE:
+            return self._plain(columns[0])
+        if len(self.lengths) > 1 and missing[2] != _LACKING:
+            return self._ragged(columns[self._ragged_places], missing[self._ragged_places])
+        if self._shape_place is not None and missing[self._shape_place] != _LACKING:
+            return self._shaped(columns[self._shape_place :], missing[self._shape_place :])
         if self._is_optional and not self.lengths:
-            return self._default
-        if self.lengths and self.key not in record:
-            return self._plain(self._values_of(None))  # as TFDS: a sequence that is missing is empty
-        raise self._list.missing(record)
+            return [self._default] * (len(columns[0].offsets) - 1)
+        if self.lengths and missing[0] == _LACKING:
+            return self._plain(columns[0])
+        raise self.wants[0].lacking()
 
-    def _values_of(self, found: Any) -> Any:
-        if self.element.kind is BYTES_LIST:
-            return [] if found is None else list(found.value)
-        if found is None:
-            return np.zeros(0, np.int64 if self.element.kind is INT64_LIST else np.float32)
-        return to_array(found)
-
-    def _plain(self, values: Any) -> Any:
+    def _plain(self, column: Column) -> Any:
+        values = column.strings(bytes) if self.element.kind == BYTES_LIST else column.values
+        counts = _counts(column)
+        if isinstance(values, np.ndarray):
+            reserve_for_values(self.wants[0], values.nbytes, column.offsets)
         if not self.lengths:
-            return self.element.one(values)
-        rows = self._many(values)
+            return self._ones(values, counts, column)
+        if len(self.lengths) == 1 and not self.element.is_joint:
+            return read_each(lambda bounds: self._sequence(values[slice(*bounds)]), column.bounds())
+        rows, totals = self._rows(values, counts)
         if len(self.lengths) > 1:
-            return self._nest_static(rows)
-        self._check_length(len(rows), self.lengths[0])
-        if self.lengths[0] is None and isinstance(rows, torch.Tensor) and rows.dim() == 1:
-            return mark_ragged(rows)
+            return _nest(rows, *self._static_lengths(totals))
+        self._check_lengths(totals)
+        return self._sequences(rows, totals)
+
+    def _ones(self, values: Any, counts: _Ints, column: Column) -> Any:
+        """Elements without a sequence around them."""
+        if (counts == counts[0]).all():
+            return self.element.each(values, len(counts))
+        return [self.element.each(values[begin:end], 1)[0] for begin, end in column.bounds()]
+
+    def _sequence(self, values: Any) -> Any:
+        rows = self.element.many(values)
+        self._check_lengths(np.array([len(rows)]))
         return rows
 
-    def _many(self, values: Any) -> Any:
-        if self.element.count is None and not len(values):
-            return self._no_rows()
-        return self.element.many(values)
+    def _sequences(self, rows: Any, totals: _Ints) -> Any:
+        """Elements of several records, each with a sequence around its own."""
+        if isinstance(rows, list):
+            return split_lists(rows, [_splits(totals).tolist()])
+        if self.lengths[0] is None and rows.dim() == 1:
+            return Nested(rows, (_splits(totals),))
+        if (totals == totals[0]).all():
+            return rows.reshape(len(totals), totals[0], *rows.shape[1:])
+        return list(torch.split(rows, totals.tolist()))
 
-    def _no_rows(self) -> Any:
-        shape = getattr(self.element, "shape", ())
-        dtype = getattr(self.element, "dtype", None)
-        return [] if dtype is None else torch.empty(0, *(size or 0 for size in shape), dtype=dtype)
+    def _rows(self, values: Any, counts: _Ints) -> tuple[Any, _Ints]:
+        """All elements of the records, and how many each has."""
+        count = self.element.count
+        if count is None and not len(values):
+            dtype, shape = getattr(self.element, "dtype", None), getattr(self.element, "shape", ())
+            return [] if dtype is None else torch.empty(0, *(size or 0 for size in shape), dtype=dtype), counts
+        wrong = counts[counts % count != 0] if count else counts[:0]
+        return self.element.many(values[: wrong[0]] if len(wrong) else values), counts // (count or 1)
 
-    def _nest_static(self, rows: Any) -> Any:
-        """Sequences in sequences in one list: the lengths must be those of the tree."""
-        splits: list[list[int]] = []
-        total = len(rows)
+    def _static_lengths(self, totals: _Ints) -> tuple[_Ints, list[_Ints]]:
+        """Of sequences in sequences in one list, whose lengths must be those of the tree: the records', and the rows'.
+
+        Args:
+            totals: How many elements each record has.
+        """
+        levels: list[_Ints] = []
+        found = totals
         for length in reversed(self.lengths[1:]):
-            if (not length or total % length) and total:
-                raise ParseError(f"expected rows of the lengths {self.lengths}, got {len(rows)} values")
-            total = total // length if length else 0
-            splits.insert(0, [length or 0] * total)
-        self._check_length(total, self.lengths[0])
-        return self._nest(rows, splits)
+            if (found % length if length else found).any():
+                raise ParseError(f"expected rows of the lengths {self.lengths}, got {totals.max()} values")
+            found = found // length if length else np.zeros_like(found)
+            levels.insert(0, np.full(found.sum(), length or 0))
+        self._check_lengths(found)
+        return found, levels
 
-    def _ragged(self, record: Mapping[str, Any]) -> Any:
-        rows = self._many(self._values_of(self._flat.find(record)))
-        row_lengths = [to_array(lookup.require(record)).tolist() for lookup in self._row_lengths]
-        counts = [len(lengths) for lengths in row_lengths[1:]] + [len(rows)]
-        for level, (lengths, count) in enumerate(zip(row_lengths, counts, strict=True)):
-            if min(lengths, default=0) < 0 or sum(lengths) != count:
-                raise ParseError(f"expected row lengths of level {level} that sum to {count}, got {sum(lengths)}")
-            for length in lengths if self.lengths[level + 1] is not None else ():
-                self._check_length(length, self.lengths[level + 1])
-        self._check_length(len(row_lengths[0]), self.lengths[0])
-        return self._nest(rows, row_lengths)
+    def _ragged(self, columns: Sequence[Column], missing: Sequence[int]) -> Any:
+        flat, *row_lengths = columns
+        values = flat.strings(bytes) if self.element.kind == BYTES_LIST else flat.values
+        rows, totals = self._rows(values, _counts(flat))
+        for place, is_missing in enumerate(missing[1:], 2):
+            if is_missing:
+                raise self.wants[place].lacking()
+        counts = [_counts(column) for column in row_lengths]
+        for level, (column, found) in enumerate(zip(row_lengths, [*counts[1:], totals], strict=True)):
+            _check_row_lengths(level, column.values, column.offsets, found)
+            self._check_lengths(column.values, level + 1)
+        self._check_lengths(counts[0])
+        return _nest(rows, counts[0], [column.values for column in row_lengths])
 
-    def _nest(self, rows: Any, row_lengths: Sequence[Sequence[int]]) -> Any:
-        splits = [offsets_of(lengths) for lengths in row_lengths]
-        if isinstance(rows, torch.Tensor):
-            return wrap_nested(Nested(rows.as_subclass(torch.Tensor), tuple(splits)))
-        return split_lists(rows, [split.tolist() for split in splits])
+    def _shaped(self, columns: Sequence[Column], missing: Sequence[int]) -> Any:
+        if missing[1]:
+            raise self.wants[-1].lacking()
+        sizes, values = columns
+        found = zip(sizes.bounds(), values.bounds(), strict=True)
+        strings = values.strings(bytes)
+        return read_each(lambda own: self._decoded(sizes.values[slice(*own[0])], strings[slice(*own[1])]), [*found])
 
-    def _shaped(self, record: Mapping[str, Any]) -> Any:
-        element = self.element
-        if not isinstance(element, EncodedTensor):
-            raise ParseError(f"expected a list under {self.key!r}, got a shape and a value")
-        values = list(self._values.require(record).value)
+    def _decoded(self, sizes: _Ints, values: list[bytes]) -> Any:
+        element: Any = self.element
         rank = len(element.shape)
-        sizes = to_array(self._shapes.require(record)).reshape(-1)
         if len(sizes) != rank * len(values) or (not self.lengths and len(values) != 1) or (sizes < 0).any():
             raise ParseError(f"expected {rank} sizes for each value, got {len(sizes)} for {len(values)} values")
-        shapes = [tuple(map(int, shape)) for shape in sizes.reshape(len(values), rank)]
+        shapes = map(tuple, sizes.reshape(len(values), rank).tolist())
         items = [element.decode_shaped(value, shape) for value, shape in zip(values, shapes, strict=True)]
         if not self.lengths:
             return items[0]
         if len(self.lengths) > 1:
             raise ParseError("expected tensors of unknown shape in one sequence at most")
-        self._check_length(len(items), self.lengths[0])
+        self._check_lengths(np.array([len(items)]))
         return element.join(items)
 
-    def _check_length(self, found: int, expected: int | None) -> None:
-        if expected is not None and found != expected:
-            raise ParseError(f"expected {expected} values in the sequence, got {found}")
+    def _check_lengths(self, found: _Ints, depth: int = 0) -> None:
+        expected = self.lengths[depth]
+        wrong = found[found != expected] if expected is not None else found[:0]
+        if len(wrong):
+            raise ParseError(f"expected {expected} values in the sequence, got {wrong[0]}")
 
 
-class BoxLeaf(Leaf):
-    """Reads boxes as `tv_tensors.BoundingBoxes`, in pixels of an image of the same record.
+def _check_row_lengths(level: int, lengths: _Ints, bounds: _Ints, counts: _Ints) -> None:
+    """Check that each record's row lengths are of as many rows as it has in the next level; worded for one record."""
+    # Bounded before they are added up, since a sum that wraps around might look right.
+    sums = running_sum(np.minimum(lengths, MAX_LENGTH))[bounds]
+    if (sums[1:] - sums[:-1] != counts).any() or (lengths < 0).any():
+        found = sum(lengths.tolist())
+        raise ParseError(f"expected row lengths of level {level} that sum to {counts.sum()}, got {found}")
 
-    The image's size is read from its header: the image need not be asked for, and is not decoded. Without an image
-    relative boxes are in a canvas of (1, 1), and others the plain four numbers.
 
-    Args:
-        key: As of `Leaf`.
-        element: As of `Leaf`.
-        lengths: As of `Leaf`.
-        bbox_format: TFDS's name; None where it is not known.
-        image_key: Of the image; None where there is none.
-    """
+def _nest(rows: Any, outer: _Ints, row_lengths: Sequence[_Ints]) -> Any:
+    """Rows of rows of several records, from how many outermost rows each has, and the lengths of all rows."""
+    splits = [_splits(outer), *map(_splits, row_lengths)]
+    if isinstance(rows, torch.Tensor):
+        return Nested(rows.as_subclass(torch.Tensor), tuple(splits))
+    return split_lists(rows, [split.tolist() for split in splits])
 
-    def __init__(
-        self,
-        key: str,
-        element: Element,
-        lengths: tuple[int | None, ...],
-        bbox_format: str | None,
-        image_key: str | None,
-    ) -> None:
-        super().__init__(key, element, lengths)
-        self._format = bbox_format
-        self._image = None if image_key is None else Want(key, image_key, BYTES_LIST, "Image")
 
-    @property
-    def keys(self) -> list[str]:
-        """Also the image's."""
-        return super().keys if self._image is None else [*super().keys, self._image.key]
+def _counts(column: Column) -> _Ints:
+    """How many values each record has."""
+    found: _Ints = column.offsets[1:] - column.offsets[:-1]
+    return found
 
-    def _read(self, record: Mapping[str, Any]) -> Any:
-        boxes = super()._read(record)
-        if self._format is None or boxes.is_nested or len(self.lengths) > 1:
-            return boxes
-        relative = self._format.startswith("REL_")
-        size = self._canvas(record)
-        if size is None and not relative:
-            return boxes
-        height, width = size or (1, 1)
-        if self._format.endswith("YXYX"):
-            boxes = boxes[..., [1, 0, 3, 2]]
-        if relative and size is not None:
-            boxes = boxes * torch.tensor([width, height, width, height], dtype=boxes.dtype)
-        kind = "XYWH" if self._format == "XYWH" else "XYXY"
-        return tv_tensors.BoundingBoxes(boxes, format=kind, canvas_size=(height, width))
 
-    def _canvas(self, record: Mapping[str, Any]) -> tuple[int, int] | None:
-        found = None if self._image is None else self._image.find(record)
-        if found is None or len(found.value) != 1:
-            return None
-        return image_size(found.value[0])
+def running_sum(lengths: _Ints) -> _Ints:
+    """Where rows of these lengths begin and end."""
+    ends = np.zeros(len(lengths) + 1, np.int64)
+    lengths.cumsum(out=ends[1:])
+    return ends
+
+
+def _splits(lengths: _Ints) -> torch.Tensor:
+    return torch.from_numpy(running_sum(lengths))
+
+
+def _row(columns: Sequence[Column], row: int) -> list[Column]:
+    """The columns of one record."""
+    found = []
+    for values, offsets, missing, buffer in columns:
+        begin, end = offsets[row : row + 2].tolist()
+        is_missing = None if missing is None else missing[row : row + 1]
+        found.append(Column(values[begin:end], np.array([0, end - begin]), is_missing, buffer))
+    return found

@@ -3,27 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
 from itertools import pairwise
 from typing import Any
 
 import torch_tfrecord.tfds.features as f
-from torch_tfrecord.batch_memory import MAX_BATCH_BYTES, BatchBudget, check_max_batch_bytes
-from torch_tfrecord.errors import TFRecordError
+from torch_tfrecord.batch_memory import MAX_BATCH_BYTES, check_max_batch_bytes
+from torch_tfrecord.batches.column_batch import ColumnBatch
 from torch_tfrecord.features.specs import Feature
-from torch_tfrecord.parsing.message_columns import read_one
+from torch_tfrecord.parsing.columns import Reader
 from torch_tfrecord.parsing.parsers import ExampleParser
 from torch_tfrecord.parsing.spec_readers import make_reader
-from torch_tfrecord.protobuf.example import parse_message
 from torch_tfrecord.records.packed_records import PackedRecords
 from torch_tfrecord.shown import shown_list
-from torch_tfrecord.tfds.entries import select_entries
 from torch_tfrecord.tfds.leaf_table import Decoding, LeafPlace, list_leaves, make_leaf, plain_spec
 
 __all__ = ["Chosen", "TFDSParser", "choose_leaves"]
-
-# Below, protobuf parses everything faster than Python finds the entries that are asked for.
-_SELECT_BYTES = 4096
 
 Chosen = Any
 """Names of features: paths such as "image" or "objects/label", or a nested mapping {"objects": {"label"}}."""
@@ -68,15 +62,11 @@ class TFDSParser:
         self.leaves = choose_leaves(features, places, chosen)
         self._supervised_keys = supervised_keys
         specs = {leaf.path: spec for leaf in self.leaves if (spec := plain_spec(leaf, decoding)) is not None}
-        others = [make_leaf(leaf, decoding, path) for leaf in self.leaves if leaf.path not in specs]
-        self._plain = ExampleParser(specs) if specs else None
-        self._others = others
-        self._readers: list[tuple[str, Any]] = [
-            *((path, partial(read_one, make_reader(path, spec))) for path, spec in specs.items()),
-            *((leaf.key, leaf.sample) for leaf in others),
-        ]
-        wanted = {key for leaf in others for key in leaf.keys} | set(specs)
-        self._wanted = frozenset(key.encode() for key in wanted) if len(self.leaves) < len(places) else None
+        self._specs = specs if len(specs) == len(self.leaves) else None
+        readers: dict[str, Reader] = {key: make_reader(key, spec) for key, spec in specs.items()}
+        others = (leaf for leaf in self.leaves if leaf.path not in specs)
+        readers.update({leaf.path: make_leaf(leaf, decoding, path, specs) for leaf in others})
+        self._parser = ExampleParser.of_readers(readers, max_batch_bytes=self.max_batch_bytes)
 
     def __reduce__(self) -> tuple[Callable[..., TFDSParser], tuple[Any, ...]]:
         """Pickle the arguments; the readers are built again."""
@@ -89,53 +79,27 @@ class TFDSParser:
             ImageDecodeError: An image that cannot be decoded.
             ParseError: The bytes are no Example, or do not fit the features.
         """
-        with BatchBudget(self.max_batch_bytes):
-            if self._plain is not None and not self._others:
-                return self._nest(self._plain.single(serialized))
-            record = self._record(serialized)
-            return self._nest({path: read(record) for path, read in self._readers})
+        return self._nest(self._parser.single(serialized))
 
-    def samples(
-        self,
-        records: Iterable[bytes | bytearray | memoryview],
-        keys: Sequence[int] | None = None,
-        num_batches: int = 1,
-    ) -> list[Any]:
-        """The sample of each record, of so many batches."""
-        samples = []
-        with BatchBudget(self.max_batch_bytes * num_batches):
-            for position, record in enumerate(records):
-                try:
-                    samples.append(self.single(record))
-                except TFRecordError as error:
-                    raise error.locate(position=position) from error.__cause__
-        return samples
+    def batch(self, records: Any, keys: Any = None) -> ColumnBatch:
+        """Several samples, as columns that are nested as they are."""
+        return ColumnBatch(self._nest(self._parser.batch(records)), len(records))
 
-    def batch(self, records: Iterable[bytes | bytearray | memoryview], keys: Sequence[int] | None = None) -> list[Any]:
-        """As `samples`: nested samples have no columns of their own; `collate` makes them."""
-        return self.samples(records, keys)
-
-    def batches(self, records: PackedRecords, keys: Any, borders: Sequence[int]) -> list[list[Any]]:
-        """The samples of several batches: their records one behind the other, and where each begins and ends."""
-        samples = self.samples(records, num_batches=len(borders) - 1)
-        return [samples[begin:end] for begin, end in pairwise(borders)]
+    def batches(self, records: PackedRecords, keys: Any, borders: Sequence[int]) -> list[ColumnBatch]:
+        """Several calls of `batch`: their records one behind the other, and where each begins and ends."""
+        sizes = (end - begin for begin, end in pairwise(borders))
+        return [*map(ColumnBatch, map(self._nest, self._parser.batches(records, None, borders)), sizes)]
 
     @property
     def plain_features(self) -> Mapping[str, Feature] | None:
         """The specs that read the same samples, where all leaves are plain and nothing is nested; else None."""
         is_flat = all(len(leaf.names) == 1 for leaf in self.leaves) and self._supervised_keys is None
-        return self._plain.features if self._plain is not None and not self._others and is_flat else None
+        return self._specs if is_flat else None
 
     @property
     def features(self) -> list[str]:
         """The paths of what is read."""
         return [leaf.path for leaf in self.leaves]
-
-    def _record(self, serialized: bytes | bytearray | memoryview) -> Any:
-        data: Any = serialized
-        if self._wanted is not None and len(serialized) >= _SELECT_BYTES:
-            data = select_entries(serialized, self._wanted) or serialized
-        return parse_message(data).features.feature
 
     def _nest(self, values: Mapping[str, Any]) -> Any:
         nested: dict[str, Any] = {}

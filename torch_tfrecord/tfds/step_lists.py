@@ -1,17 +1,25 @@
-"""One step's part of the lists of an episode, and what tells the number of steps: pure, no files."""
+"""The lists of an episode as columns with a record for each step, and what tells the number of steps: no files."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 import torch_tfrecord.tfds.features as f
-from torch_tfrecord.protobuf.example import encode_example, parse_message
+from torch_tfrecord.errors import ParseError
+from torch_tfrecord.parsing.columns import Column, rows_of
+from torch_tfrecord.parsing.wants import LackingError, Want
+from torch_tfrecord.tfds.episode_reader import Frames
 from torch_tfrecord.tfds.leaf_table import LeafPlace, make_element
+from torch_tfrecord.tfds.leaves import MAX_LENGTH, Leaf, running_sum
+from torch_tfrecord.values.dtypes import BYTES_LIST, FLOAT_LIST, INT64_LIST
 
-__all__ = ["as_record", "list_keys", "one_step", "values_per_step"]
+__all__ = ["LeafLists", "list_keys", "values_per_step"]
+
+_Ints: TypeAlias = "npt.NDArray[np.int64]"
 
 
 def values_per_step(leaves: Sequence[LeafPlace]) -> dict[str, int]:
@@ -31,41 +39,122 @@ def list_keys(leaf: LeafPlace) -> list[str]:
     return [leaf.path, f"{leaf.path}/ragged_flat_values", *rows, f"{leaf.path}/shape", f"{leaf.path}/value"]
 
 
-def one_step(leaf: LeafPlace, lists: Mapping[str, Any], step: int, num_steps: int) -> dict[str, Any]:
-    """The lists that a record would have that held this step alone, without the sequence of steps around it."""
-    path = leaf.path
-    if path in lists:
-        return {path: _share(lists[path], step, step + 1, num_steps)}
-    if f"{path}/ragged_row_lengths_0" in lists:
-        return _ragged_step(leaf, lists, step)
-    names = (f"{path}/shape", f"{path}/value")
-    return {name: _share(lists[name], step, step + 1, num_steps) for name in names if name in lists}
+class _Part(NamedTuple):
+    """Of a list what each record has: rows of equally many values.
+
+    Attributes:
+        values: The list.
+        row_values: Values of a row.
+        ends: Where each record's rows begin and end; None for one row each.
+    """
+
+    values: Any
+    row_values: int
+    ends: _Ints | None = None
+
+    def bounds(self, first: int, stop: int) -> _Ints:
+        """Where the values of the records `first` to `stop` - 1 begin and end."""
+        rows = np.arange(first, stop + 1) if self.ends is None else self.ends[first : stop + 1]
+        return rows * self.row_values
 
 
-def _ragged_step(leaf: LeafPlace, lists: Mapping[str, Any], step: int) -> dict[str, Any]:
-    path = leaf.path
-    found: dict[str, Any] = {}
-    first, stop, total = step, step + 1, 0
-    for level in range(len(leaf.lengths) - 1):
-        rows = np.asarray(lists[f"{path}/ragged_row_lengths_{level}"])
+class LeafLists:
+    """The lists of one feature of an episode, by key: int64 or float32 arrays, lists of bytes, or `Frames`.
+
+    Args:
+        leaf: What reads one record; of a feature of the steps one step, without the sequence of steps around it.
+        lists: The feature's lists.
+        num_steps: How many records they are cut into; None where they are those of one record.
+
+    Raises:
+        ParseError: The lists do not fit the number of steps.
+    """
+
+    def __init__(self, leaf: Leaf, lists: Mapping[str, Any], num_steps: int | None = None) -> None:
+        self._leaf, self._lists = leaf, lists
+        if num_steps is None:
+            self._parts = {key: _Part(values, len(values)) for key, values in lists.items()}
+        else:
+            self._parts = _cut(leaf, lists, num_steps)
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory that they keep."""
+        return sum(getattr(values, "nbytes", 64 * len(values)) for values in self._lists.values())
+
+    def values(self, first: int = 0, stop: int = 1) -> list[Any]:
+        """The values of the records `first` to `stop` - 1, in memory of their own.
+
+        Raises:
+            TFRecordError: They do not fit; names the feature.
+        """
+        columns = [_column(want, self._parts.get(want.key), first, stop) for want in self._leaf.wants]
+        try:
+            return list(rows_of(self._leaf.read(columns)))
+        except LackingError as error:
+            raise error.want.missing(self._lists) from None
+
+
+def _cut(leaf: Leaf, lists: Mapping[str, Any], num_steps: int) -> dict[str, _Part]:
+    """Each step's part of the lists, by the keys that a record would have that held this step alone."""
+    key, ends, total = leaf.key, None, num_steps
+    if key in lists or f"{key}/ragged_row_lengths_0" not in lists:
+        keys = (key, f"{key}/shape", f"{key}/value")
+        return {each: _shares(lists[each], total) for each in keys if each in lists}
+    parts: dict[str, _Part] = {}
+    for level in range(len(leaf.lengths)):
+        lengths = _found(Want(key, f"{key}/ragged_row_lengths_{level}", INT64_LIST, "sizes"), lists)
+        if len(lengths) != total or (lengths < 0).any():
+            least = f" with {lengths.min()}" if (lengths < 0).any() else ""
+            raise ParseError(f"expected {total} row lengths of level {level}, of at least 0, got {len(lengths)}{least}")
         if level:
-            found[f"{path}/ragged_row_lengths_{level - 1}"] = rows[first:stop]
-        ends = np.concatenate([[0], np.cumsum(rows)])
-        first, stop, total = int(ends[first]), int(ends[stop]), int(ends[-1])
-    flat = _share(lists[f"{path}/ragged_flat_values"], first, stop, total)
-    return {**found, (f"{path}/ragged_flat_values" if found else path): flat}
+            parts[f"{key}/ragged_row_lengths_{level - 1}"] = _Part(lengths, 1, ends)
+        below = running_sum(np.minimum(lengths, MAX_LENGTH))
+        ends, total = below if ends is None else below[ends], int(below[-1])
+    flat = Want(key, f"{key}/ragged_flat_values", leaf.element.kind, leaf.element.what)
+    if flat.key not in lists:
+        raise flat.missing(lists)
+    return {**parts, flat.key if parts else key: _shares(lists[flat.key], total, ends)}
 
 
-def _share(values: Any, first: int, stop: int, total: int) -> Any:
-    """Of a list that holds `total` rows of equally many values those of some rows."""
-    per_row = len(values) // total if total else 0
-    cut = slice(first * per_row, stop * per_row)
-    return values.read(cut.start, cut.stop) if hasattr(values, "read") else values[cut]
+def _found(want: Want, lists: Mapping[str, Any]) -> Any:
+    if want.key not in lists:
+        raise want.missing(lists)
+    return _of_kind(want, lists[want.key])
 
 
-def as_record(lists: Mapping[str, Any]) -> Any:
-    """Lists as the map of key to Feature message that leaves read; an empty list of bytes has its kind."""
-    typed = {
-        key: np.zeros(0, "S1") if isinstance(values, list) and not values else values for key, values in lists.items()
-    }
-    return parse_message(encode_example(typed)).features.feature
+def _shares(values: Any, total: int, ends: _Ints | None = None) -> _Part:
+    """A list that holds so many rows of equally many values; `ends` as of `_Part`."""
+    if total and len(values) % total:
+        raise ParseError(f"expected a multiple of {total} values, got {len(values)}")
+    return _Part(values, len(values) // total if total else 0, ends)
+
+
+def _column(want: Want, part: _Part | None, first: int, stop: int) -> Column:
+    if part is None:
+        num_records = stop - first
+        values = np.zeros((0, 2) if want.kind == BYTES_LIST else 0, np.float32 if want.kind == FLOAT_LIST else np.int64)
+        return Column(values, np.zeros(num_records + 1, np.int64), np.ones(num_records, np.uint8), b"")
+    offsets = part.bounds(first, stop)
+    begin, end = offsets[[0, -1]].tolist()
+    offsets = offsets - begin
+    found = _of_kind(want, part.values)
+    if want.kind != BYTES_LIST:
+        return Column(found[begin:end].copy(), offsets, None, b"")
+    strings = found.read(begin, end) if isinstance(found, Frames) else found[begin:end]
+    spans = np.empty((len(strings), 2), np.int64)
+    spans[:, 1] = [*map(len, strings)]
+    spans[:, 0] = spans[:, 1].cumsum() - spans[:, 1]
+    return Column(spans, offsets, None, b"".join(strings))
+
+
+def _of_kind(want: Want, values: Any) -> Any:
+    """A list.
+
+    Raises:
+        ParseError: It is of another kind.
+    """
+    kind = BYTES_LIST if not isinstance(values, np.ndarray) else FLOAT_LIST if values.dtype.kind == "f" else INT64_LIST
+    if kind != want.kind:
+        raise want.wrong_kind(kind)
+    return values
