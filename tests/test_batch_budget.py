@@ -244,9 +244,9 @@ def test_make_dataloader(bombs, num_threads):
 
 def test_batches_read_together_count_each_alone(bombs):
     ds = TFRecordDataset(bombs, TENSORS, max_batch_bytes=50_000)
-    assert [len(batch) for batch in ds.load_batches([[0, 1], [2, 3], [4, 5]])] == [2, 2, 2]
+    assert [len(batch) for batch in ds._load_batches([[0, 1], [2, 3], [4, 5]])] == [2, 2, 2]
     ds = TFRecordDataset(bombs, TENSORS, transform=dict, max_batch_bytes=50_000)
-    assert [len(batch) for batch in ds.load_batches([[0, 1, 2], [3, 4, 5], [6, 7, 8]])] == [3, 3, 3]
+    assert [len(batch) for batch in ds._load_batches([[0, 1, 2], [3, 4, 5], [6, 7, 8]])] == [3, 3, 3]
 
 
 def test_padded_collate():

@@ -161,14 +161,14 @@ several_batches = st.lists(st.lists(st.integers(-COUNT, COUNT - 1), min_size=1, 
 def test_several_batches_at_once_are_each_as_if_alone(folder, name, transform, batches):
     features = None if name is None else SPECS if name == "all" else {name: SPECS[name]}
     ds = TFRecordDataset(folder / "part-*", features, transform=None if features is None else transform)
-    found = ds.load_batches(batches)
+    found = ds._load_batches(batches)
     assert len(found) == len(batches)
     for samples, positions in zip(found, batches, strict=True):
-        alone = ds.load_samples(positions)
+        alone = ds._load_samples(positions)
         if features is not None:
             assert_same(collate(list(samples)), collate(list(alone)))
-            samples = ds.load_batches(batches)[batches.index(positions)]
-            alone = ds.load_samples(positions)
+            samples = ds._load_batches(batches)[batches.index(positions)]
+            alone = ds._load_samples(positions)
         assert_same(collate(samples), collate(alone))
 
 
@@ -179,7 +179,7 @@ def test_random_draws_of_several_batches_go_by_their_epochs(tmp_path):
             writer.write({"image": encode_image(picture, "jpeg")})
     ds = TFRecordDataset(tmp_path / "a", {"image": Image(crop=RandomResizedCrop(16))})
     batches = [PositionBatch([0, 1], 0), PositionBatch([1, 2, 0], 3), PositionBatch([0], 4)]
-    for samples, positions in zip(ds.load_batches(batches), batches, strict=True):
+    for samples, positions in zip(ds._load_batches(batches), batches, strict=True):
         ds.set_epoch(positions.epoch)
         expected = [ds[position]["image"] for position in positions]
         assert (collate(samples)["image"] == torch.stack(expected)).all()
@@ -187,8 +187,8 @@ def test_random_draws_of_several_batches_go_by_their_epochs(tmp_path):
 
 def test_a_batch_may_be_changed_without_the_others(folder):
     ds = TFRecordDataset(folder / "part-*", {name: SPECS[name] for name in ("scalar", "matrix", "ids")})
-    first, second = map(collate, ds.load_batches([[0, 1], [2, 3]]))
-    expected = collate(ds.load_samples([2, 3]))
+    first, second = map(collate, ds._load_batches([[0, 1], [2, 3]]))
+    expected = collate(ds._load_samples([2, 3]))
     for column in (first["scalar"], first["matrix"], first["ids"].values()):
         column.fill_(77)
     assert_same(second, expected)

@@ -13,6 +13,7 @@ from PIL import Image as PillowImage
 from test_example import UNKNOWN, WIRE_EXAMPLE
 from torchvision import tv_tensors
 
+from torch_tfrecord.batches.sample_block import take_apart
 from torch_tfrecord.errors import ParseError, TFRecordError
 from torch_tfrecord.features.specs import (
     FixedLenFeature,
@@ -39,12 +40,16 @@ I64, F32 = torch.int64, torch.float32
 needs_core = pytest.mark.skipif(native_module("columns") is None, reason="the compiled core was not built")
 
 
-def twin_of(features):
+def twin_of(features, **options):
     """A parser that does not use the compiled core."""
-    parser = ExampleParser(features)
-    for one in {id(part): part for part in (parser, parser._unpadded)}.values():
-        one.__dict__["_plan"], one.__dict__["_row_plan"] = twin_plan(one._readers), NO_ROWS
+    parser = ExampleParser(features, **options)
+    parser.__dict__["_plan"], parser.__dict__["_row_plan"] = twin_plan(parser._readers), NO_ROWS
     return parser
+
+
+def rows_of_batch(parser, records, keys=None):
+    """Each record's part of a batch, as datasets hand it out."""
+    return [dict(row) for row in take_apart(parser.batch(records, keys), len(records))]
 
 
 def twin_plan(readers):
@@ -114,8 +119,8 @@ def check(features, records):
         assert outcome(lambda rows=rows: native.batch(rows)) == outcome(lambda rows=rows: twin.batch(rows))
         wanted = outcome(lambda rows=rows: [twin._single_at(*item, 0) for item in enumerate(rows)])
         assert outcome(lambda rows=rows: [native._single_at(*item, 0) for item in enumerate(rows)]) == wanted
-        assert outcome(lambda rows=rows: native.samples(rows)) == wanted
-        assert outcome(lambda rows=rows: twin.samples(rows)) == wanted
+        for parser in (ExampleParser(features, pads=False), twin_of(features, pads=False)):
+            assert outcome(lambda rows=rows, parser=parser: rows_of_batch(parser, rows)) == wanted
 
 
 def picture(height, width):
@@ -265,7 +270,7 @@ def test_the_first_bad_record_is_the_error_among_odd_ones(monkeypatch):
         with pytest.raises(ParseError, match=text) as caught:
             parser.batch(records)
         assert good not in seen
-        assert str(caught.value) == outcome(lambda records=records: parser.samples(records))[1]
+        assert str(caught.value) == outcome(lambda records=records: rows_of_batch(parser, records))[1]
         seen.clear()
 
 
@@ -305,7 +310,7 @@ def test_errors_are_those_of_the_lowest_record(batch):
         with pytest.raises(ParseError, match=rf"^record {batch - 1}: "):
             ExampleParser(features).batch(records)
         with pytest.raises(ParseError, match=rf"^record {batch - 1}: "):
-            ExampleParser(features).samples(records)
+            rows_of_batch(ExampleParser(features, pads=False), records)
 
 
 PARTS = {
@@ -354,7 +359,7 @@ def test_results_own_their_memory():
     records = PackedRecords(buffer, records.starts, records.lengths)
     parser = ExampleParser({"a": FixedLenFeature((2,), I64), "b": FixedLenFeature((), F32), "v": VarLenFeature(I64),
                             "raw": RawTensor((4,), torch.uint8), "n": FixedLenFeature((), I64, 7)})  # fmt: skip
-    batch, samples = parser.batch(records), parser.samples(records)
+    batch, samples = parser.batch(records), rows_of_batch(parser, records)
     buffer[:] = bytes(len(buffer))
     for got in (batch["a"][3], samples[3]["a"]):
         assert got.tolist() == [1, 2]
@@ -438,7 +443,7 @@ def test_readers_that_draw_get_their_records_keys(make):
     assert parser.batch(records, keys)["x"].tolist() == wanted
     assert parser.batch(records)["x"].tolist() == [65, 66, 67, 68, 69]
     for count in (2, 5):
-        samples = parser.samples(records[:count], keys[:count])
+        samples = rows_of_batch(parser, records[:count], keys[:count])
         assert [sample["x"].item() for sample in samples] == wanted[:count]
         assert [sample["a"].item() for sample in samples] == [*range(count)]
     assert parser.single(records[2], 5)["x"] == 67 + 5
@@ -447,16 +452,16 @@ def test_readers_that_draw_get_their_records_keys(make):
 
 
 def test_samples_of_sequence_examples():
-    parser = SequenceExampleParser(None, {"x": FixedLenSequenceFeature((), I64)})
+    parser = SequenceExampleParser(None, {"x": FixedLenSequenceFeature((), I64)}, pads=False)
     record = bytes.fromhex("120e0a0c0a017812070a051a030a0105")
-    assert parser.samples([record] * 2) == [({}, {"x": torch.tensor([5])})] * 2
+    assert [*take_apart(parser.batch([record] * 2), 2)] == [({}, {"x": torch.tensor([5])})] * 2
     with pytest.raises(ParseError, match=r"^record 1: "):
-        parser.samples([record, b"\xff"])
+        parser.batch([record, b"\xff"])
 
 
 def test_images_come_as_images():
     records = [encode_example({"image": picture(2, 3)})] * 5
-    samples = ExampleParser({"image": Image()}).samples(records)
+    samples = rows_of_batch(ExampleParser({"image": Image()}), records)
     assert {type(sample["image"]) for sample in samples} == {tv_tensors.Image}
 
 
@@ -494,8 +499,8 @@ def test_outputs_of_one_key_have_memory_of_their_own(read, first, second):
     records = [
         encode_example({"two": [n, -n], "float": [n, 0.5], "one": n, "any": np.arange(n % 4)}) for n in range(1, 9)
     ]
-    parser = ExampleParser(features)
-    found = getattr(parser, read)(records)
+    parser = ExampleParser(features, pads=read == "batch")
+    found = parser.batch(records) if read == "batch" else rows_of_batch(parser, records)
     columns = {name: [row[name] for row in found] if read == "samples" else found[name] for name in features}
     before = {name: [part.clone() for part in memory_of(value)] for name, value in columns.items()}
     expected = {name: memory_of([parser.single(record)[name] for record in records]) for name in features}

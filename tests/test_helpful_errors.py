@@ -294,7 +294,7 @@ def test_unequal_images(pictures, transform):
         with pytest.raises(ValueError, match=unequal(pictures, 4, (2, 3))):
             exhaust(collate(batch) for batch in map(ds.__getitems__, batches))
         with pytest.raises(ValueError, match=unequal(pictures, 4, (2, 3))):
-            exhaust(collate(ds.transform_samples(batch)) for batch in ds.load_batches(batches))
+            exhaust(collate(ds._transform_samples(batch)) for batch in ds._load_batches(batches))
     padded = next(iter(DataLoader(ds, 5, collate_fn=PaddedCollate())))  # as the error says
     assert padded["image"].shape == (5, 3, 6, 5)
 

@@ -319,15 +319,15 @@ def test_a_transform_that_changes_while_a_batch_waits(records, monkeypatch):
     def load():
         transform = v2.Compose([v2.RandomResizedCrop(24)])
         ds = TFRecordDataset(records, FEATURES, transform=transform)
-        loaded = ds.load_samples([4, 2])
+        loaded = ds._load_samples([4, 2])
         transform.transforms[:] = [v2.RandomVerticalFlip(), v2.Resize((10, 12))]
-        return [collate(ds.transform_samples(loaded))]
+        return [collate(ds._transform_samples(loaded))]
 
     assert_equal(load, monkeypatch, decodes=True)
 
 
 def test_loaded_samples_are_decoded_for_whoever_looks(records):
-    loaded = TFRecordDataset(records, FEATURES, transform=USUAL).load_samples([0, 5])
+    loaded = TFRecordDataset(records, FEATURES, transform=USUAL)._load_samples([0, 5])
     plain = TFRecordDataset(records, FEATURES)
     assert len(loaded) == 2
     assert_same(list(loaded), [plain[0], plain[5]])

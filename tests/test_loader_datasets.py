@@ -172,8 +172,8 @@ def test_columns_stay_where_one_leaf_serves_the_batch(ds):
     assert isinstance(found, ColumnBatch)
     assert found.is_columns
     assert collate(found)["id"].tolist() == [int(ds[position]["id"]) for position in (1, 30, 2)]
-    together = nested.load_batches([[1, 30], [2]])
-    assert [collate(nested.transform_samples(batch))["id"].tolist() for batch in together] == [
+    together = nested._load_batches([[1, 30], [2]])
+    assert [collate(nested._transform_samples(batch))["id"].tolist() for batch in together] == [
         [int(ds[1]["id"]), int(ds[30]["id"])],
         [int(ds[2]["id"])],
     ]
@@ -181,9 +181,11 @@ def test_columns_stay_where_one_leaf_serves_the_batch(ds):
 
 def test_each_leaf_is_read_once_for_a_batch(ds, monkeypatch):
     seen = []
-    load = TFRecordDataset.load_batches
+    load = TFRecordDataset._load_batches
     monkeypatch.setattr(
-        TFRecordDataset, "load_batches", lambda self, batches: seen.append([*map(list, batches)]) or load(self, batches)
+        TFRecordDataset,
+        "_load_batches",
+        lambda self, batches: seen.append([*map(list, batches)]) or load(self, batches),
     )
     both = ConcatDataset([ds[:10], Subset(ds[10:], range(30))])
     assert len(ids(make_dataloader(both, 40, shuffle=False, num_threads=0))) == 1

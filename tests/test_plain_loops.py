@@ -239,7 +239,7 @@ def test_a_batch_that_is_read_again_one_by_one_has_the_same_draws(ds, monkeypatc
     for fails in (False, True):
         torch.manual_seed(3)
         if fails:
-            monkeypatch.setattr(type(ds), "load_batches", _fail)
+            monkeypatch.setattr(type(ds), "_load_batches", _fail)
         runs.append(
             ([tuple(sample["image"].flatten().tolist()) for sample in ds.__getitems__([4, 1, 4])], torch.rand(()))
         )

@@ -125,8 +125,10 @@ def test_the_users_collate_fn_runs_in_this_thread(path):
 @pytest.mark.parametrize("most", [1, 4])
 def test_reads_a_bounded_number_of_batches_ahead(path, most, monkeypatch):
     begun = []
-    load = TFRecordDataset.load_batches
-    monkeypatch.setattr(TFRecordDataset, "load_batches", lambda ds, batches: begun.extend(batches) or load(ds, batches))
+    load = TFRecordDataset._load_batches
+    monkeypatch.setattr(
+        TFRecordDataset, "_load_batches", lambda ds, batches: begun.extend(batches) or load(ds, batches)
+    )
     monkeypatch.setattr(read_ahead, "_MOST_BATCHES", most)
     monkeypatch.setattr(read_ahead, "_TASK_SECONDS", 1000)  # whatever else the machine does
     running = iter(make_dataloader(path, 1, FEATURES, num_threads=2))
@@ -161,14 +163,14 @@ def test_what_a_sampler_gave_before_it_failed_is_not_lost(path, monkeypatch):
 
 def test_slow_batches_are_loaded_one_by_one(path, monkeypatch):
     sizes = []
-    load = TFRecordDataset.load_batches
+    load = TFRecordDataset._load_batches
 
     def slowly(dataset, batches):
         sizes.append(len(batches))
         time.sleep(0.01)
         return load(dataset, batches)
 
-    monkeypatch.setattr(TFRecordDataset, "load_batches", slowly)
+    monkeypatch.setattr(TFRecordDataset, "_load_batches", slowly)
     loader = make_dataloader(path, 7, FEATURES, num_threads=2)
     assert [len(batch["n"]) for batch in loader] == [7] * (NUM_RECORDS // 7) + [NUM_RECORDS % 7] * (NUM_RECORDS % 7 > 0)
     assert set(sizes) == {1}
@@ -350,13 +352,13 @@ def test_pins_what_arrives(path, monkeypatch, num_workers):
 @pytest.mark.parametrize("num_threads", [0, 1])
 def test_epochs_of_batches_reach_the_dataset(path, num_threads, monkeypatch):
     seen = []
-    load = TFRecordDataset.load_batches
+    load = TFRecordDataset._load_batches
 
     def look(ds, batches):
         seen.extend(positions.epoch for positions in batches)
         return load(ds, batches)
 
-    monkeypatch.setattr(TFRecordDataset, "load_batches", look)
+    monkeypatch.setattr(TFRecordDataset, "_load_batches", look)
     list(make_dataloader(path, 20, FEATURES, num_epochs=3, num_threads=num_threads))
     assert seen == [0, 0, 1, 1, 2, 2]
 

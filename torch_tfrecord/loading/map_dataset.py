@@ -196,18 +196,18 @@ class TFRecordDataset(Dataset[Any]):
         """
         if not defines_last(self, "__getitems__"):  # a user's class has another __getitem__, which counts
             return [self[position] for position in positions]
-        return self.transform_samples(self.load_samples(positions))
+        return self._transform_samples(self._load_samples(positions))
 
-    def load_samples(self, positions: Sequence[int]) -> Sequence[Any]:
+    def _load_samples(self, positions: Sequence[int]) -> Sequence[Any]:
         """`__getitems__` without the transform: reads, verifies, parses and decodes. Safe from several threads.
 
-        An image that the transform crops first is decoded by `transform_samples`.
+        An image that the transform crops first is decoded by `_transform_samples`.
         """
         if not len(positions):
             return []
         positions = salted(self, positions)
         try:
-            return self.load_batches([positions])[0]
+            return self._load_batches([positions])[0]
         except TFRecordError as error:
             absolutes = self._absolutes(positions)
             if error.path is None and (error.position is not None or isinstance(error, LimitExceededError)):
@@ -216,11 +216,11 @@ class TFRecordDataset(Dataset[Any]):
             keys = self._keys(positions, absolutes).tolist() if self.draws_at_random else [0] * len(absolutes)
             return SampleList([*map(self._sample, absolutes.tolist(), keys)], self._places(absolutes))
 
-    def load_batches(self, batches: Sequence[Sequence[int]]) -> list[Sequence[Any]]:
-        """`load_samples` of several batches, whose records are read and parsed together.
+    def _load_batches(self, batches: Sequence[Sequence[int]]) -> list[Sequence[Any]]:
+        """`_load_samples` of several batches, whose records are read and parsed together.
 
         Raises:
-            TFRecordError: Of some record; `load_samples` of each batch tells which.
+            TFRecordError: Of some record; `_load_samples` of each batch tells which.
         """
         absolutes = [self._absolutes(positions) for positions in batches]
         absolute = absolutes[0] if len(batches) == 1 else np.concatenate(absolutes)
@@ -231,7 +231,7 @@ class TFRecordDataset(Dataset[Any]):
         keys = None
         if self.draws_at_random:
             keys = np.concatenate([*map(self._keys, (salted(self, positions) for positions in batches), absolutes)])
-        if self.has_user_transform:
+        if self._has_user_transform:
             # Threads decode ahead what would else be decoded, sample after sample, by the one that transforms.
             in_turn = threading.current_thread() is threading.main_thread()
             cropped = self._crops.batches(self._transform, records, borders, in_turn=in_turn)
@@ -242,7 +242,7 @@ class TFRecordDataset(Dataset[Any]):
         try:
             found = self._parser.batches(records, keys, borders)
         except LimitExceededError:
-            if not self.has_user_transform:
+            if not self._has_user_transform:
                 raise
             found = self._without_columns(records, keys, borders)  # which need memory beside the samples
         return self._located(found, absolutes)
@@ -265,7 +265,7 @@ class TFRecordDataset(Dataset[Any]):
         return found
 
     def _decoded(self, absolutes: _Integers) -> SampleList:
-        """Samples whose image was not decoded by `load_samples`."""
+        """Samples whose image was not decoded by `_load_samples`."""
         return SampleList([self._sample(absolute, 0) for absolute in absolutes.tolist()], self._places(absolutes))
 
     def _located_error(self, error: TFRecordError, absolutes: _Integers) -> TFRecordError:
@@ -303,12 +303,12 @@ class TFRecordDataset(Dataset[Any]):
         return self.draws_at_random and int(self._epoch) == _UNKNOWN
 
     @property
-    def has_user_transform(self) -> bool:
+    def _has_user_transform(self) -> bool:
         """Whether there is a transform that may do anything, such as draw from the global random state."""
         return self._transform is not None and not isinstance(self._transform, ColumnTransform)
 
-    def transform_samples(self, samples: Sequence[Any]) -> Sequence[Any]:
-        """The transform applied to each of the samples that `load_samples` gave."""
+    def _transform_samples(self, samples: Sequence[Any]) -> Sequence[Any]:
+        """The transform applied to each of the samples that `_load_samples` gave."""
         transform = self._transform
         if transform is None:
             return samples

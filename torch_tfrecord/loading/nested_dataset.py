@@ -29,7 +29,7 @@ def loads_ahead(dataset: Any) -> bool:
     """
     if isinstance(dataset, NestedDataset):
         return all(map(loads_ahead, leaves(dataset.dataset)))
-    return hasattr(dataset, "load_samples") and defines_last(dataset, "load_samples")
+    return hasattr(dataset, "_load_samples") and defines_last(dataset, "_load_samples")
 
 
 class _Loaded(NamedTuple):
@@ -64,33 +64,33 @@ class NestedDataset(Dataset[Any]):
 
     def __getitems__(self, positions: Sequence[int]) -> Sequence[Any]:
         """The samples of several positions, in that order."""
-        return self.transform_samples(self.load_samples(positions))
+        return self._transform_samples(self._load_samples(positions))
 
-    def load_samples(self, positions: Sequence[int]) -> Any:
+    def _load_samples(self, positions: Sequence[int]) -> Any:
         """`__getitems__` without the transforms, where `loads_ahead`."""
         batches = leaf_batches(self.dataset, positions)
         return _Loaded([(batch, _load(batch)) for batch in batches], len(positions))
 
-    def load_batches(self, batches: Sequence[Sequence[int]]) -> list[Any]:
-        """`load_samples` of several batches, together where all are of one leaf."""
+    def _load_batches(self, batches: Sequence[Sequence[int]]) -> list[Any]:
+        """`_load_samples` of several batches, together where all are of one leaf."""
         split = [leaf_batches(self.dataset, positions) for positions in batches]
         found = {id(batch.leaf): batch.leaf for parts in split for batch in parts}
         if len(found) != 1 or not all(len(parts) == 1 for parts in split):
-            return [self.load_samples(positions) for positions in batches]
+            return [self._load_samples(positions) for positions in batches]
         (leaf,) = found.values()
-        loaded = leaf.load_batches([parts[0].positions for parts in split])
+        loaded = leaf._load_batches([parts[0].positions for parts in split])
         sizes = map(len, batches)
         return [_Loaded([(part, item)], size) for (part,), item, size in zip(split, loaded, sizes, strict=True)]
 
     @property
-    def has_user_transform(self) -> bool:
+    def _has_user_transform(self) -> bool:
         """Whether there is a transform, here or of a leaf, that may do anything."""
         if self._transform is not None and not isinstance(self._transform, ColumnTransform):
             return True
-        return any(leaf.has_user_transform for leaf in leaves(self.dataset))
+        return any(leaf._has_user_transform for leaf in leaves(self.dataset))
 
-    def transform_samples(self, loaded: Any) -> Sequence[Any]:
-        """The transforms, the leaf's and then this one's, of what `load_samples` gave."""
+    def _transform_samples(self, loaded: Any) -> Sequence[Any]:
+        """The transforms, the leaf's and then this one's, of what `_load_samples` gave."""
         samples = _joined(loaded)
         transform = self._transform
         if transform is None:
@@ -110,14 +110,14 @@ class NestedDataset(Dataset[Any]):
 
 def _load(batch: LeafBatch) -> Sequence[Any]:
     if loads_ahead(batch.leaf):
-        found: Sequence[Any] = batch.leaf.load_samples(batch.positions)
+        found: Sequence[Any] = batch.leaf._load_samples(batch.positions)
         return found
     return read_leaf(batch.leaf, batch.positions)
 
 
 def _joined(loaded: _Loaded) -> Sequence[Any]:
     parts = [
-        (batch, batch.leaf.transform_samples(samples) if loads_ahead(batch.leaf) else samples)
+        (batch, batch.leaf._transform_samples(samples) if loads_ahead(batch.leaf) else samples)
         for batch, samples in loaded.parts
     ]
     if len(parts) == 1:

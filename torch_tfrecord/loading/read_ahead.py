@@ -53,16 +53,16 @@ class LoadsAhead(Protocol):
     """A dataset whose samples may be loaded by threads, before a transform that may not: our own map-style ones."""
 
     @property
-    def has_user_transform(self) -> bool:
+    def _has_user_transform(self) -> bool:
         """Whether there is a transform that must run in the thread that iterates."""
 
-    def load_samples(self, positions: Sequence[int]) -> Sequence[Any]:
+    def _load_samples(self, positions: Sequence[int]) -> Sequence[Any]:
         """The samples of several positions without the transform."""
 
-    def load_batches(self, batches: Sequence[Sequence[int]]) -> list[Sequence[Any]]:
-        """`load_samples` of several batches at once; where it raises, they are loaded one by one."""
+    def _load_batches(self, batches: Sequence[Sequence[int]]) -> list[Sequence[Any]]:
+        """`_load_samples` of several batches at once; where it raises, they are loaded one by one."""
 
-    def transform_samples(self, samples: Sequence[Any]) -> Sequence[Any]:
+    def _transform_samples(self, samples: Sequence[Any]) -> Sequence[Any]:
         """The transform applied to each."""
 
 
@@ -169,7 +169,7 @@ class _ReadAheadIterator(_SingleProcessDataLoaderIter):
         self._num_threads = loader.num_threads
         # The collate_fn, where it may run ahead: it is ours, and no transform of the user's comes before it.
         is_ours = self._collate_fn is collate or isinstance(self._collate_fn, PaddedCollate)
-        self._ahead = self._collate_fn if is_ours and not self._dataset.has_user_transform else None
+        self._ahead = self._collate_fn if is_ours and not self._dataset._has_user_transform else None
         self._tasks: deque[_Task] = deque()  # in order
         self._loaded: deque[_Outcome] = deque()  # of tasks that have ended, in order
         self._pace = loader._pace
@@ -211,7 +211,7 @@ class _ReadAheadIterator(_SingleProcessDataLoaderIter):
 
     def _transformed(self, loaded: Any) -> Any:
         with helped_by(self._pool):
-            return self._dataset.transform_samples(loaded)
+            return self._dataset._transform_samples(loaded)
 
     def _start(self) -> None:
         """Start the threads; in a forked process, which has none of them, once more for what was under way."""
@@ -273,17 +273,17 @@ def _load_together(
 ) -> list[_Outcome] | None:
     """None where one of the batches fails: each alone says which."""
     try:
-        return [(_finish(dataset, samples, collate_fn), None) for samples in dataset.load_batches(batches)]
+        return [(_finish(dataset, samples, collate_fn), None) for samples in dataset._load_batches(batches)]
     except Exception:
         return None
 
 
 def _load_one(dataset: LoadsAhead, positions: Sequence[int], collate_fn: Callable[[Any], Any] | None) -> _Outcome:
     try:
-        return _finish(dataset, dataset.load_samples(positions), collate_fn), None
+        return _finish(dataset, dataset._load_samples(positions), collate_fn), None
     except Exception as error:
         return None, error
 
 
 def _finish(dataset: LoadsAhead, samples: Sequence[Any], collate_fn: Callable[[Any], Any] | None) -> Any:
-    return samples if collate_fn is None else collate_fn(dataset.transform_samples(samples))
+    return samples if collate_fn is None else collate_fn(dataset._transform_samples(samples))

@@ -74,36 +74,26 @@ class _Parser:
         found: Any = self.batches(rows, keys, (0, len(rows)))[0]
         return found
 
-    def batches(
-        self, records: PackedRecords, keys: _Keys | None, borders: Sequence[int], *, num_batches: int = 1
-    ) -> list[Any]:
+    def batches(self, records: PackedRecords, keys: _Keys | None, borders: Sequence[int]) -> list[Any]:
         """Several calls of :meth:`batch` at once.
 
         Args:
             records: The records of all batches, one behind the other.
             keys: As of :meth:`batch`, of all.
             borders: Where each batch begins, from 0 on, and where the last one ends.
-            num_batches: What is between two borders may need as much as so many batches.
 
         Raises:
             TFRecordError: As :meth:`batch`; ``position`` counts the records of all.
         """
         keys = _checked_keys(keys, len(records))
         try:
-            return self._batches(records, keys, borders, num_batches)
+            return self._batches(records, keys, borders)
         except TFRecordError:
             for position, (row, key) in enumerate(zip(records, keys.tolist(), strict=True)):
                 self._single_at(position, row, key)
             raise
 
-    def samples(self, records: Iterable[_Bytes], keys: _Keys | None = None, num_batches: int = 1) -> list[Any]:
-        """Parse several records into a list of what :meth:`single` gives of each; arguments as of :meth:`batches`.
-
-        Tensors of different samples may be parts of one memory.
-        """
-        raise NotImplementedError
-
-    def _batches(self, rows: PackedRecords, keys: _Keys, borders: Sequence[int], num_batches: int) -> list[Any]:
+    def _batches(self, rows: PackedRecords, keys: _Keys, borders: Sequence[int]) -> list[Any]:
         raise NotImplementedError
 
     def _single_at(self, position: int, row: _Bytes, key: int) -> Any:
@@ -182,24 +172,6 @@ class ExampleParser(_Parser):
                 found = [read_one(reader, record, key) for reader in self._row_readers]
         return dict(zip(self.features, found, strict=True))
 
-    def samples(self, records: Iterable[_Bytes], keys: _Keys | None = None, num_batches: int = 1) -> list[Any]:
-        """As of the base class."""
-        rows = _packed(records)
-        try:
-            columns = self._unpadded.batches(rows, keys, (0, len(rows)), num_batches=num_batches)[0]
-        except LimitExceededError:  # columns need more than the samples alone
-            numbers = _checked_keys(keys, len(rows)).tolist()
-            with self.budget(num_batches):
-                return [*map(self._single_at, range(len(rows)), rows, numbers)]
-        values = [rows_of(column) for column in columns.values()]
-        return [dict(zip(columns, row, strict=True)) for row in zip(*values, strict=True)]
-
-    @functools.cached_property
-    def _unpadded(self) -> ExampleParser:
-        if self._readers is self._row_readers:
-            return self
-        return ExampleParser(self.features, pads=False, max_batch_bytes=self.max_batch_bytes)
-
     @functools.cached_property
     def _plan(self) -> ColumnPlan:
         return ColumnPlan(self._readers)
@@ -208,15 +180,13 @@ class ExampleParser(_Parser):
     def _row_plan(self) -> RowPlan:
         return RowPlan(self._row_readers, self.budget)
 
-    def _batches(
-        self, rows: PackedRecords, keys: _Keys, borders: Sequence[int], num_batches: int
-    ) -> list[dict[str, Any]]:
+    def _batches(self, rows: PackedRecords, keys: _Keys, borders: Sequence[int]) -> list[dict[str, Any]]:
         batches = []
-        with self.budget(num_batches * (len(borders) - 1)):
+        with self.budget(len(borders) - 1):
             found = self._plan.read(rows, borders)
         for columns, (begin, end) in zip(found, itertools.pairwise(borders), strict=True):
             try:
-                with self.budget(num_batches):
+                with self.budget():
                     batches.append(self._read(columns, end - begin, keys[begin:end]))
             except LimitExceededError as error:
                 error.position = None if error.position is None else error.position + begin
@@ -305,17 +275,6 @@ class SequenceExampleParser(_Parser):
             return None
         return dict(zip(self._context, context, strict=True)), dict(zip(self._steps, sequences, strict=True))
 
-    def samples(self, records: Iterable[_Bytes], keys: _Keys | None = None, num_batches: int = 1) -> list[Any]:
-        """As of the base class."""
-        rows = _packed(records)
-        context, sequences = self._unpadded.batches(rows, keys, (0, len(rows)), num_batches=num_batches)[0]
-        return [*zip(_rows_of(context, len(rows)), _rows_of(sequences, len(rows)), strict=True)]
-
-    @functools.cached_property
-    def _unpadded(self) -> SequenceExampleParser:
-        own = self.features.context_features, self.features.sequence_features
-        return SequenceExampleParser(*own, pads=False, max_batch_bytes=self.max_batch_bytes) if self._pads else self
-
     @functools.cached_property
     def _plan(self) -> SequencePlan:
         return SequencePlan([*self._context.values()], [*self._steps.values()])
@@ -329,14 +288,14 @@ class SequenceExampleParser(_Parser):
         specs = self.features.sequence_features or {}
         return {name: make_step_reader(name, spec, pads=True) for name, spec in specs.items()}
 
-    def _batches(self, rows: PackedRecords, keys: _Keys, borders: Sequence[int], num_batches: int) -> list[Any]:
+    def _batches(self, rows: PackedRecords, keys: _Keys, borders: Sequence[int]) -> list[Any]:
         batches: list[Any] = []
-        with self.budget(num_batches * (len(borders) - 1)):
+        with self.budget(len(borders) - 1):
             parts = self._plan.read(rows, borders)
         steps = self._padded if self._pads else self._steps
         for found, (begin, end) in zip(parts, itertools.pairwise(borders), strict=True):
             try:
-                with self.budget(num_batches):
+                with self.budget():
                     context, sequences = self._read(found, steps, end - begin)
             except LimitExceededError as error:
                 error.position = None if error.position is None else error.position + begin

@@ -164,9 +164,9 @@ class RLDSDataset(Dataset[Any]):
         """
         if not defines_last(self, "__getitems__"):  # a user's class has another __getitem__, which counts
             return [self[position] for position in positions]
-        return self.transform_samples(self.load_samples(positions))
+        return self._transform_samples(self._load_samples(positions))
 
-    def load_samples(self, positions: Sequence[int]) -> Sequence[Any]:
+    def _load_samples(self, positions: Sequence[int]) -> Sequence[Any]:
         """`__getitems__` without the step_transform: reads, verifies and decodes. Safe from several threads."""
         places = self._locate_all(positions)
         if not places:
@@ -179,17 +179,17 @@ class RLDSDataset(Dataset[Any]):
             with BatchBudget(self._max_batch_bytes):
                 return SampleList([self._one(position) for position in positions], self._places(positions))
 
-    def load_batches(self, batches: Sequence[Sequence[int]]) -> list[Sequence[Any]]:
-        """`load_samples` of several batches."""
-        return [self.load_samples(positions) for positions in batches]
+    def _load_batches(self, batches: Sequence[Sequence[int]]) -> list[Sequence[Any]]:
+        """`_load_samples` of several batches."""
+        return [self._load_samples(positions) for positions in batches]
 
     @property
-    def has_user_transform(self) -> bool:
+    def _has_user_transform(self) -> bool:
         """Whether there is a step_transform, which may do anything, such as draw from the global random state."""
         return self._step_transform is not None
 
-    def transform_samples(self, samples: Sequence[Any]) -> Sequence[Any]:
-        """The step_transform applied to each of the samples that `load_samples` gave."""
+    def _transform_samples(self, samples: Sequence[Any]) -> Sequence[Any]:
+        """The step_transform applied to each of the samples that `_load_samples` gave."""
         transform = self._step_transform
         return samples if transform is None else transform_each(transform, samples)
 
