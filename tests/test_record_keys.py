@@ -68,11 +68,6 @@ def path(tmp_path, monkeypatch):
         return [{"key": numbers[begin:end]} for begin, end in pairwise(borders)]
 
     monkeypatch.setattr(ExampleParser, "single", single)
-
-    def samples(parser, records, keys, num_batches=1):
-        return [single(parser, None, key) for key in keys.tolist()]
-
-    monkeypatch.setattr(ExampleParser, "samples", samples)
     monkeypatch.setattr(ExampleParser, "batches", batches)
     build = ExampleParser.__init__
 
