@@ -561,7 +561,7 @@ def seen_threads(monkeypatch, holder, name):
 
 @pytest.mark.parametrize("num_threads", [0, 2])
 def test_who_decodes(large, monkeypatch, num_threads):
-    wholes = seen_threads(monkeypatch, image_columns, "decode_image")
+    wholes = seen_threads(monkeypatch, image_columns, "decode_stack")
     regions = seen_threads(monkeypatch, StoredImage, "pixels")
     ahead, here = "tfrecord-read-ahead", threading.current_thread().name
     list(make_dataloader(large, 5, FEATURES, transform=USUAL, num_threads=num_threads))

@@ -35,6 +35,7 @@ def decode_stack(values: Sequence[bytes], mode: str, rows: Sequence[int], num_ro
 
     Raises:
         ImageDecodeError: As `decode_image`, not necessarily for the first bad image.
+        LimitExceededError: As `reserve`.
     """
     if not values:
         return None
@@ -44,9 +45,11 @@ def decode_stack(values: Sequence[bytes], mode: str, rows: Sequence[int], num_ro
     is_read = np.zeros(len(values), np.bool_) if native is None else native.find_plain(list(values), *size)
     # Reading a header costs more than all else but decoding, so only those of images in doubt are read: for all errors
     # and sizes to be known before memory is taken.
-    opened = {number: _open(values[number]) for number in np.flatnonzero(~is_read).tolist()}
-    if any((header.height, header.width) != size for _, header in opened.values()):
-        return None
+    opened: dict[int, tuple[bytes | memoryview, ImageHeader]] = {}
+    for number in np.flatnonzero(~is_read).tolist():
+        opened[number] = _, header = _open(values[number])
+        if (header.height, header.width) != size:
+            return None
     out = empty_tensor((num_rows, *size, _CHANNELS[mode]), torch.uint8)
     if native is not None:
         plain = list(compress(values, is_read.tolist()))

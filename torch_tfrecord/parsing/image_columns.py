@@ -9,9 +9,11 @@ import torch
 from torchvision import tv_tensors
 
 from torch_tfrecord.batch_memory import empty_tensor
+from torch_tfrecord.errors import ImageDecodeError, LimitExceededError
 from torch_tfrecord.features.specs import Image
 from torch_tfrecord.images.codec import DEFAULT_MAX_PIXELS, decode_image
 from torch_tfrecord.images.samples import CroppedImages, Normalization, check_image_shape
+from torch_tfrecord.images.stacks import decode_stack
 from torch_tfrecord.parsing.columns import Column, labelled
 from torch_tfrecord.parsing.value_columns import OneValue
 
@@ -48,8 +50,25 @@ class ImageReader(OneValue):
     ) -> Any:
         """The column of several encoded images; arguments as of `OneValue`, and the records' keys."""
         if self._cropped is None:
-            return super().from_values(values, shapes)
+            whole = self._stack(values, shapes)
+            return super().from_values(values, shapes) if whole is None else whole
         return tv_tensors.Image(self._cropped.batch(values, shapes, [0] * len(values) if keys is None else keys))
+
+    def _stack(self, values: Sequence[Any], shapes: Sequence[tuple[Any, ...]]) -> tv_tensors.Image | None:
+        """Images of one size, decoded together; None where they are not, or something is wrong with one of them."""
+        is_plain = self._normalization is None and not self._apply_orientation and self._mode in ("RGB", "L")
+        if len(values) < 2 or not is_plain or self._max_pixels != DEFAULT_MAX_PIXELS:
+            return None
+        try:
+            pixels = decode_stack([*map(bytes, values)], self._mode, range(len(values)), len(values))
+        except (ImageDecodeError, LimitExceededError):
+            return None
+        if pixels is None:
+            return None
+        _, channels, height, width = pixels.shape
+        for shape in shapes:
+            check_image_shape(shape, (height, width, channels))
+        return tv_tensors.Image(pixels)
 
     def _convert(self, data: memoryview, shape: tuple[Any, ...]) -> Any:
         pixels = decode_image(data, self._mode, apply_orientation=self._apply_orientation, max_pixels=self._max_pixels)

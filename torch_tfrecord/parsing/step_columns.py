@@ -295,7 +295,8 @@ def _read_steps(reader: Reader, columns: Sequence[Column]) -> Any:
     """The steps of one record as records of a batch; errors name the step."""
     try:
         return _read_all(reader, columns, np.array([0, _num_steps(columns[0])]))
-    except LimitExceededError:
+    except LimitExceededError as error:
+        error.position = None  # among others this record's is another
         raise
     except TFRecordError:
         for number in range(_num_steps(columns[0])):
