@@ -1,11 +1,11 @@
 """decode_stack: several images in one piece of memory, each with the pixels of decode_image, whatever its kind."""
 
-import io
 import random
 
 import numpy as np
 import pytest
 import torch
+from image_kinds import encode, exif
 from PIL import Image as PillowImage
 
 from torch_tfrecord import ImageDecodeError, decode_image
@@ -22,18 +22,6 @@ def draw(height, width):
     pixels = np.stack([np.sin(a * rows) + np.cos(b * columns * rows) for a, b in ((3, 9), (17, 2), (5, 5))], -1)
     noise = np.random.default_rng(0).normal(0, 6, pixels.shape)
     return PillowImage.fromarray((128 + 60 * pixels + noise).clip(0, 255).astype(np.uint8))
-
-
-def encode(picture, kind="jpeg", **options):
-    buffer = io.BytesIO()
-    picture.save(buffer, kind, **options)
-    return buffer.getvalue()
-
-
-def exif(orientation):
-    tags = PillowImage.Exif()
-    tags[0x0112] = orientation
-    return tags.tobytes()
 
 
 PHOTO = draw(45, 61)

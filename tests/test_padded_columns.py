@@ -20,6 +20,7 @@ from torch_tfrecord import (
     TFRecordDataset,
     TFRecordWriter,
     VarLenFeature,
+    collate,
     encode_example,
     make_dataloader,
 )
@@ -229,3 +230,12 @@ def test_gradients_pass(column):
     batch = PaddedCollate({"x": [4]})(ColumnBatch({"x": column}, 2))
     assert batch["x"].shape == (2, 4)
     assert batch["x"].requires_grad
+
+
+@pytest.mark.parametrize("first", [PaddedCollate(), collate])
+@pytest.mark.parametrize("second", [PaddedCollate(), collate])
+def test_two_batches_of_the_same_samples_share_no_memory(first, second):
+    samples = ColumnBatch({"x": torch.tensor([1.0, 2.0])}, 2)
+    one, other = first(samples), second(samples)
+    one["x"].zero_()
+    assert other["x"].tolist() == [1, 2]

@@ -20,7 +20,7 @@ from torch_tfrecord.samples import check_for_torch, place_of
 from torch_tfrecord.shown import shown_list, shown_value
 from torch_tfrecord.values.containers import RaggedTensor, SparseList, stack_samples
 
-__all__ = ["collate", "keep_type", "register_samples"]
+__all__ = ["collate", "keep_type", "register_samples", "take_columns"]
 
 
 def collate(samples: Sequence[Any]) -> Any:
@@ -57,13 +57,13 @@ def collate(samples: Sequence[Any]) -> Any:
     """
     if not samples:
         raise ValueError("a batch needs at least one sample, got none")
-    return for_transport(_batch(samples, _columns(samples)))
+    return for_transport(_batch(samples, take_columns(samples)))
 
 
-def _columns(samples: Sequence[Any]) -> Any | None:
+def take_columns(samples: Sequence[Any]) -> Any | None:
     """The samples' columns, for this batch alone; None where the samples count."""
-    take_columns = getattr(samples, "take_columns", None)
-    columns = None if take_columns is None else take_columns()
+    take = getattr(samples, "take_columns", None)
+    columns = None if take is None else take()
     return join_samples(samples) if columns is None else columns
 
 
@@ -97,7 +97,7 @@ def _collate_for_torch(samples: Sequence[Any], *, collate_fn_map: Any = None) ->
 
     Where somebody changed a sample they are plain dicts, of which torch makes what it can.
     """
-    columns = _columns(samples)
+    columns = take_columns(samples)
     if columns is not None:
         return for_transport(_untyped(_batch(samples, columns)))
     check_for_torch(samples, getattr(samples, "places", None))

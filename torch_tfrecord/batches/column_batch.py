@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, MutableSequence, Sequence
+from collections.abc import Callable, MutableSequence
 from typing import Any
 
 from torch_tfrecord.batches.collate import register_samples
@@ -10,7 +10,7 @@ from torch_tfrecord.batches.sample import Sample
 from torch_tfrecord.batches.sample_block import SampleBlock, take_apart
 from torch_tfrecord.samples import Places, SampleList
 
-__all__ = ["ChainedTransforms", "ColumnBatch", "ColumnTransform", "columns_of"]
+__all__ = ["ChainedTransforms", "ColumnBatch", "ColumnTransform"]
 
 
 class ColumnBatch(MutableSequence[Any]):
@@ -130,16 +130,6 @@ class ColumnBatch(MutableSequence[Any]):
 
     def __repr__(self) -> str:
         return f"ColumnBatch({len(self)} samples)"
-
-
-def columns_of(samples: Sequence[Any]) -> Any:
-    """The columns of a batch where they still say all, else the samples in a list.
-
-    Example:
-        >>> columns_of(ColumnBatch({"x": [4, 5]}, 2)), columns_of([{"x": 4}, {"x": 5}])
-        ({'x': [4, 5]}, [{'x': 4}, {'x': 5}])
-    """
-    return samples.columns if isinstance(samples, ColumnBatch) and samples.is_columns else list(samples)
 
 
 class ColumnTransform:

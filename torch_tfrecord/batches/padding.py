@@ -10,7 +10,8 @@ import numpy as np
 import torch
 
 from torch_tfrecord.batch_memory import MAX_BATCH_BYTES, BatchBudget, check_max_batch_bytes
-from torch_tfrecord.batches.column_batch import ColumnBatch, columns_of
+from torch_tfrecord.batches.collate import take_columns
+from torch_tfrecord.batches.column_batch import ColumnBatch
 from torch_tfrecord.batches.nested_lists import scalars
 from torch_tfrecord.batches.padded_sizes import check_shapes
 from torch_tfrecord.batches.padded_values import ColumnRows, Padded, column_rows, pad_column, pad_numbers, pad_strings
@@ -74,7 +75,8 @@ class PaddedCollate:
         everywhere = None if type(self.padding_values) is int and not self.padding_values else self.padding_values
         try:
             with BatchBudget(self.max_batch_bytes):
-                columns = _fillable(columns_of(samples), len(samples))
+                columns = take_columns(samples)
+                columns = list(samples) if columns is None else _fillable(columns, len(samples))
                 batch, lengths = _pad(columns, self.padded_shapes, everywhere, "")
         except LimitExceededError as error:
             place = None if error.position is None else place_of(samples, error.position)
