@@ -395,22 +395,6 @@ def test_whatever_a_batch_holds_arrives(folder):
     assert weight.grad.tolist() == [1.0, 1.0]
 
 
-def test_many_columns_in_one_piece_of_shared_memory(folder, monkeypatch):
-    ds = TFRecordDataset(folder / "part-*", {str(n): FixedLenFeature((), torch.int64, key="scalar") for n in range(30)})
-    assert type(collate(ds.__getitems__([1, 2]))) is dict  # outside of a worker
-    monkeypatch.setattr(torch.utils.data._utils.worker, "_worker_info", object())
-    batch = collate(ds.__getitems__([1, 2]))
-    buffer, _ = batch.__reduce_ex__(2)[1]
-    assert buffer.is_shared()
-    assert buffer.nbytes == 30 * 64
-    loaded = pickle.loads(pickle.dumps(batch))  # by value, for whoever pickles it in another way
-    assert type(loaded) is dict
-    assert_same(loaded, dict(batch))
-    copied = copy.copy(batch)  # what torch does before it pins what a mapping holds
-    assert copied is not batch
-    assert all(copied[key] is batch[key] for key in batch)
-
-
 @pytest.mark.parametrize("num_workers", [0, 1, 2])
 def test_all_specs_through_workers(folder, num_workers):
     ds = TFRecordDataset(folder / "part-*", SPECS)

@@ -23,6 +23,7 @@ ORDER = [
     "native",
     "process_cache",
     "progress",
+    "shared_memory",
     "batch_memory",
     "order.random_stream",
     "order.ordering",

@@ -17,6 +17,7 @@ import numpy.typing as npt
 from torch_tfrecord.arguments import at_least
 from torch_tfrecord.errors import LimitExceededError
 from torch_tfrecord.native import optional_module
+from torch_tfrecord.shared_memory import worker_memory
 
 if TYPE_CHECKING:
     import torch
@@ -95,13 +96,16 @@ def empty_bytes(size: int) -> _Bytes:
 
     Fresh memory is cleared by the operating system page by page, and lies in no cache: for normalised images that takes
     a tenth of the time of decoding them, for columns of numbers as much as parsing. So the compiled core keeps up to
-    128 MiB of what was given back, in each process. Safe from several threads.
+    128 MiB of what was given back, in each process. In a DataLoader worker it is memory that the trainer can read, too:
+    see `shared_memory`. Safe from several threads.
     """
-    native = optional_module("memory") if size >= _SMALL_BYTES else None
-    if native is None:
+    if size < _SMALL_BYTES:
         return np.empty(size, np.uint8)
-    block: Any = native.Block(size)
-    return np.frombuffer(block, np.uint8)
+    worker, native = worker_memory(), optional_module("memory")
+    block: Any = None if worker is None else worker.piece(size)
+    if block is None and native is not None:
+        block = native.Block(size)
+    return np.empty(size, np.uint8) if block is None else np.frombuffer(block, np.uint8)
 
 
 def empty_tensor(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:

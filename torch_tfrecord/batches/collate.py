@@ -12,9 +12,10 @@ from torch.utils.data import default_collate
 from torch.utils.data._utils import collate as torchs
 from torchvision import tv_tensors
 
+from torch_tfrecord.batch_memory import empty_tensor
 from torch_tfrecord.batches.sample import Sample
 from torch_tfrecord.batches.sample_block import join_samples
-from torch_tfrecord.batches.transport import LARGE_BYTES, for_transport
+from torch_tfrecord.batches.transport import for_transport, register_in_worker
 from torch_tfrecord.features.specs import is_ragged
 from torch_tfrecord.samples import check_for_torch, place_of
 from torch_tfrecord.shown import shown_list, shown_value
@@ -79,6 +80,7 @@ def _batch(samples: Sequence[Any], columns: Any | None) -> Any:
 
 def register_samples() -> None:
     """Tell torch what to do with a `Sample`, where its functions ask for the very class."""
+    register_in_worker()
     if Sample not in torchs.default_collate_fn_map:
         of_dict = _pytree.SUPPORTED_NODES[dict]
         with contextlib.suppress(ValueError):  # another thread has done it in this moment
@@ -249,10 +251,9 @@ def _stack(values: list[Any], name: str) -> torch.Tensor:
                 number,
             )
     plain = [value.as_subclass(torch.Tensor) for value in values]
-    # default_collate gives each tensor a piece of shared memory of its own: worth it for large ones.
-    small = len(values) * plain[0].nbytes < LARGE_BYTES
-    batch: torch.Tensor = torch.stack(plain) if small else default_collate(plain)
-    return batch
+    if any(value.requires_grad or value.device.type != "cpu" for value in plain) or not plain[0].nbytes:
+        return torch.stack(plain)
+    return torch.stack(plain, out=empty_tensor((len(plain), *shapes[0]), plain[0].dtype))
 
 
 _KINDS: tuple[tuple[type | tuple[type, ...], Callable[[list[Any], str], Any]], ...] = (

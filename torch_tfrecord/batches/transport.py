@@ -1,26 +1,33 @@
-"""Batches that leave a worker process: many small tensors travel in one piece of shared memory.
+"""Batches that leave a worker process: their columns stay where they were made, in memory that the trainer maps, too.
 
-A DataLoader worker sends every tensor in a segment of its own, which costs some 100 microseconds each. So a batch of 40
-columns is packed into one segment when it is pickled, and unpacked to views of that on the other side.
+torch sends every tensor in a shared-memory file of its own, which costs some 100 microseconds each, and 1 ms for each MB
+that both sides see for the first time. Here a message says where in the worker's memory (`shared_memory`) the columns
+lie; what lies elsewhere is copied there first. Where there is no such memory, small tensors travel by torch's way,
+together in one file, and large ones alone.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from multiprocessing.reduction import ForkingPickler
 from typing import Any, NamedTuple
 
 import torch
+from torch.multiprocessing.reductions import reduce_tensor
 from torch.utils.data import get_worker_info
 from torchvision import tv_tensors
 
+from torch_tfrecord.batches.sample import Sample
+from torch_tfrecord.native import optional_module
 from torch_tfrecord.records.packed_records import PackedRecords
+from torch_tfrecord.shared_memory import MemoryName, WorkerMemory, attach, worker_memory
 from torch_tfrecord.values.containers import RaggedTensor, jagged_tensor, make_sparse
 
-__all__ = ["LARGE_BYTES", "for_transport"]
+__all__ = ["for_transport", "register_in_worker"]
 
-# A larger tensor travels alone: a segment costs little beside its bytes.
-LARGE_BYTES = 1 << 20
+# By torch's way a larger tensor travels alone: a file of its own costs little beside its bytes.
+_LARGE_BYTES = 1 << 20
 # Lists of bytes go through a pipe up to this size together.
 _MANY_BYTES = 1 << 16
 _ALIGNMENT = 64
@@ -28,54 +35,97 @@ _IMAGE_KINDS = (tv_tensors.Image, tv_tensors.Video, tv_tensors.Mask)
 
 
 def for_transport(batch: Any) -> Any:
-    """In a worker a form of the batch (a dict, tuple or list) that pickles in one piece; elsewhere the batch itself.
+    """In a worker a form of the batch (a dict, tuple or list) that leaves it as one message; elsewhere the batch itself.
 
     It is a dict, tuple or list here, too, and arrives as a plain one.
     """
     form = _FORMS.get(type(batch))
-    return batch if form is None or get_worker_info() is None else form(batch)
+    if form is None or get_worker_info() is None:
+        return batch
+    register_in_worker()
+    return form(batch)
 
 
-class _PackedDict(dict[Any, Any]):
+def register_in_worker() -> None:
+    """Tell multiprocessing, in a worker, how batches, samples and their tensors leave it; elsewhere nothing.
+
+    What pickles for other reasons, and copies, see the plain things.
+    """
+    if get_worker_info() is not None and _SentDict not in ForkingPickler._extra_reducers:  # type: ignore[attr-defined]
+        for kind in (_SentDict, _SentTuple, _SentList):
+            ForkingPickler.register(kind, _reduce)
+        ForkingPickler.register(Sample, _reduce_sample)
+        ForkingPickler.register(torch.Tensor, _reduce_tensor)
+        for image in _IMAGE_KINDS:  # torch's way fails for uint16, uint32 and uint64
+            ForkingPickler.register(image, _reduce_tensor)
+
+
+class _SentDict(dict[Any, Any]):
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
-        return _reduce(dict(self))
+        return dict, (dict(self),)
 
-    def __copy__(self) -> _PackedDict:
-        return _PackedDict(self)
+    def __copy__(self) -> _SentDict:
+        return _SentDict(self)
 
 
-class _PackedTuple(tuple[Any, ...]):
+class _SentTuple(tuple[Any, ...]):
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
-        return _reduce(tuple(self))
+        return tuple, (list(self),)
 
 
-class _PackedList(list[Any]):
+class _SentList(list[Any]):
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
-        return _reduce(list(self))
+        return list, (tuple(self),)
 
 
-_FORMS: dict[type, Callable[[Any], Any]] = {dict: _PackedDict, tuple: _PackedTuple, list: _PackedList}
+_FORMS: dict[type, Callable[[Any], Any]] = {dict: _SentDict, tuple: _SentTuple, list: _SentList}
+_PLAIN: dict[type, Callable[[Any], Any]] = {_SentDict: dict, _SentTuple: tuple, _SentList: list}
 
 
 class _Place(NamedTuple):
-    """Where a tensor lies in the buffer."""
+    """A tensor: its number in the message."""
 
-    start: int
-    dtype: torch.dtype
-    shape: tuple[int, ...]
+    number: int
 
 
 class _Node(NamedTuple):
-    """A part of the batch that `make` builds from its unpacked parts."""
+    """A part of the batch that `make` builds from its parts, once those were received."""
 
     make: Callable[..., Any]
     parts: tuple[Any, ...]
 
 
+class _Source(NamedTuple):
+    """Where a tensor lies: in which of the message's memories, at which byte; no strides if it is contiguous."""
+
+    memory: int
+    offset: int
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    strides: tuple[int, ...] | None
+
+
 def _reduce(batch: Any) -> tuple[Any, ...]:
-    packer = _Packer()
-    node = packer.node(batch)
-    return (_unpack, (packer.buffer(), node)) if len(packer.tensors) > 1 else (_itself, (batch,))
+    plain = _PLAIN[type(batch)](batch)
+    packer = _Packer(worker_memory())
+    node = packer.node(plain)
+    return (_unpack, (*packer.message(), node)) if packer.is_worth_it else (_itself, (plain,))
+
+
+def _reduce_sample(sample: Sample) -> tuple[Any, ...]:
+    return _reduce(_SentDict(sample.copy()))
+
+
+def _reduce_tensor(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """A tensor outside of our batches, as in those of other collate functions: as torch does, if it is not ours."""
+    memory = worker_memory()
+    packer = _Packer(memory)
+    node = packer.node(tensor)
+    if memory is None or node is tensor or not (type(tensor) in _IMAGE_KINDS or memory.owns(tensor.data_ptr())):
+        image = type(tensor) in _IMAGE_KINDS
+        plain = tensor.as_subclass(torch.Tensor)
+        return (_make_image, (type(tensor), plain)) if image else reduce_tensor(tensor)
+    return _unpack, (*packer.message(), node)
 
 
 def _itself(batch: Any) -> Any:
@@ -83,11 +133,23 @@ def _itself(batch: Any) -> Any:
 
 
 class _Packer:
-    """Collects the small tensors of a batch, and gives each its place in a buffer."""
+    """Collects the tensors of a batch, and gives each its number.
 
-    def __init__(self) -> None:
-        self.tensors: list[tuple[torch.Tensor, _Place]] = []
-        self._num_bytes = 0
+    Args:
+        memory: The worker's; None to go torch's way.
+    """
+
+    def __init__(self, memory: WorkerMemory | None) -> None:
+        self._memory = memory
+        self._tensors: list[torch.Tensor] = []
+        self._starts: dict[int, int] = {}  # of pieces: which of the memories each is
+        self._memories: list[Any] = []
+        self._sources: list[_Source | None] = []
+
+    @property
+    def is_worth_it(self) -> bool:
+        """Whether torch's own way is not as good."""
+        return len(self._tensors) > (self._memory is None)
 
     def node(self, part: Any) -> Any:
         """What `_unpack` builds the part from; what cannot be packed stays as it is."""
@@ -95,13 +157,18 @@ class _Packer:
             return _Node(_make_dict, (tuple(part), *map(self.node, part.values())))
         if type(part) is tuple:
             return _Node(_make_tuple, tuple(map(self.node, part)))
-        if type(part) is list and part and isinstance(part[0], torch.Tensor):
-            return _Node(_make_list, tuple(map(self.node, part)))
-        if type(part) is list and set(map(type, part)) == {bytes}:
-            return self._bytes(part)
+        if type(part) is list:
+            return self._list(part, set(map(type, part)))
         if isinstance(part, RaggedTensor):
             return _Node(_make_ragged, tuple(map(self.node, (part.flat_values, *part.row_splits))))
         return self._tensor(part) if isinstance(part, torch.Tensor) else part
+
+    def _list(self, values: list[Any], kinds: set[type]) -> Any:
+        if kinds == {bytes}:
+            return self._bytes(values)
+        if any(issubclass(kind, (torch.Tensor, RaggedTensor)) for kind in kinds):
+            return _Node(_make_list, tuple(map(self.node, values)))
+        return values
 
     def _bytes(self, values: list[bytes]) -> Any:
         joined = bytearray().join(values)
@@ -120,47 +187,92 @@ class _Packer:
         if tensor.layout == torch.sparse_coo:
             parts = (self.node(tensor._indices()), self.node(tensor._values()), tuple(tensor.shape))
             return _Node(_make_sparse, (*parts, tensor.is_coalesced()))
-        if tensor.layout != torch.strided or tensor.is_nested or not 0 < tensor.nbytes < LARGE_BYTES:
+        if tensor.layout != torch.strided or tensor.is_nested or tensor.is_conj() or tensor.is_neg():
+            return tensor
+        if not 0 < tensor.nbytes < (_LARGE_BYTES if self._memory is None else math.inf):
             return tensor
         if type(tensor) in _IMAGE_KINDS:
             return _Node(_make_image, (type(tensor), self._place(tensor.as_subclass(torch.Tensor))))
-        if type(tensor) is not torch.Tensor or tensor.is_conj() or tensor.is_neg():
-            return tensor
-        return self._place(tensor)
+        return self._place(tensor) if type(tensor) is torch.Tensor else tensor
 
     def _place(self, tensor: torch.Tensor) -> _Place:
-        place = _Place(self._num_bytes, tensor.dtype, tuple(tensor.shape))
-        self.tensors.append((tensor, place))
-        self._num_bytes += -(-tensor.nbytes // _ALIGNMENT) * _ALIGNMENT
-        return place
+        self._tensors.append(tensor)
+        return _Place(len(self._tensors) - 1)
 
-    def buffer(self) -> torch.Tensor:
-        """All tensors, uint8 in shared memory."""
-        storage = torch.UntypedStorage._new_shared(self._num_bytes)  # type: ignore[no-untyped-call]
-        buffer = torch.empty(0, dtype=torch.uint8).set_(storage)
-        memory = buffer.numpy().data
-        for tensor, place in self.tensors:
-            _view(memory, place).copy_(tensor)
-        return buffer
+    def message(self) -> tuple[MemoryName | None, list[Any], list[_Source | None]]:
+        """Whose memory, which of its pieces (or tensors that travel by torch's way), and where each tensor lies."""
+        self._sources = [self._made_here(tensor) for tensor in self._tensors]
+        copied = [number for number, source in enumerate(self._sources) if source is None]
+        if copied:
+            self._copy(copied)
+        return None if self._memory is None else self._memory.name, self._memories, self._sources
+
+    def _made_here(self, tensor: torch.Tensor) -> _Source | None:
+        """Where it lies, if it may travel as it is."""
+        if self._memory is None:
+            return None
+        shape, strides = tuple(tensor.shape), tensor.stride()
+        span = 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
+        found = self._memory.send(tensor.data_ptr(), span * tensor.itemsize)
+        if found is None:
+            return None
+        start, offset = found
+        number = self._starts.get(start)
+        if number is None:
+            number = self._starts[start] = len(self._memories)
+            self._memories.append(self._memory.hold(start))
+        return _Source(number, offset, tensor.dtype, shape, None if tensor.is_contiguous() else strides)
+
+    def _copy(self, numbers: list[int]) -> None:
+        """Give tensors a place in new memory, one behind the other."""
+        tensors = [self._tensors[number] for number in numbers]
+        offsets = [0]
+        for tensor in tensors:
+            offsets.append(offsets[-1] + -(-tensor.nbytes // _ALIGNMENT) * _ALIGNMENT)
+        memory = self._new(offsets[-1])
+        for number, tensor, offset in zip(numbers, tensors, offsets, strict=False):
+            source = _Source(len(self._memories) - 1, offset, tensor.dtype, tuple(tensor.shape), None)
+            _view(memory, source).copy_(tensor)
+            self._sources[number] = source
+
+    def _new(self, num_bytes: int) -> memoryview:
+        piece = None if self._memory is None else self._memory.piece(num_bytes)
+        if self._memory is None or piece is None:
+            storage = torch.UntypedStorage._new_shared(num_bytes)  # type: ignore[no-untyped-call]
+            self._memories.append(torch.empty(0, dtype=torch.uint8).set_(storage))
+            return self._memories[-1].numpy().data
+        memory = memoryview(piece)
+        start, _ = self._memory.send(torch.frombuffer(memory, dtype=torch.uint8).data_ptr(), num_bytes)  # type: ignore[misc]
+        self._memories.append(self._memory.hold(start))
+        return memory
 
 
-def _unpack(buffer: torch.Tensor, node: Any) -> Any:
-    return _build(buffer.numpy().data, node)
+def _unpack(name: MemoryName | None, memories: list[Any], sources: list[_Source], node: Any) -> Any:
+    views = [memory.numpy().data if isinstance(memory, torch.Tensor) else _attached(name, *memory) for memory in memories]
+    return _build([_view(views[source.memory], source) for source in sources], node)
 
 
-def _build(memory: memoryview, node: Any) -> Any:
+def _attached(name: MemoryName, start: int, num_bytes: int) -> memoryview:
+    native: Any = optional_module("shared")
+    return memoryview(native.Piece(attach(name), start, num_bytes))
+
+
+def _build(tensors: list[torch.Tensor], node: Any) -> Any:
     if type(node) is _Place:
-        return _view(memory, node)
+        return tensors[node.number]
     if type(node) is _Node:
-        return node.make(*[_build(memory, part) for part in node.parts])
+        return node.make(*[_build(tensors, part) for part in node.parts])
     return node
 
 
-def _view(memory: memoryview, place: _Place) -> torch.Tensor:
+def _view(memory: memoryview, source: _Source) -> torch.Tensor:
     # Not slices of one tensor: those share a version counter, and writing to one would be an error in backward of all.
-    start, dtype, shape = place
-    flat = torch.frombuffer(memory, dtype=dtype, count=math.prod(shape), offset=start)
-    return flat if len(shape) == 1 else flat.view(shape)
+    _, offset, dtype, shape, strides = source
+    if strides is None:
+        flat = torch.frombuffer(memory, dtype=dtype, count=math.prod(shape), offset=offset)
+        return flat if len(shape) == 1 else flat.view(shape)
+    span = 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
+    return torch.frombuffer(memory, dtype=dtype, count=span, offset=offset).as_strided(shape, strides)
 
 
 def _make_dict(keys: tuple[Any, ...], *values: Any) -> dict[Any, Any]:
