@@ -28,7 +28,9 @@ __all__ = ["for_transport", "register_in_worker"]
 
 # By torch's way a larger tensor travels alone: a file of its own costs little beside its bytes.
 _LARGE_BYTES = 1 << 20
-# Lists of bytes go through a pipe up to this size together.
+# Smaller ones go through the pipe, in the message.
+_SMALL_BYTES = 1 << 14
+# Lists of bytes do up to this size together.
 _MANY_BYTES = 1 << 16
 _ALIGNMENT = 64
 _IMAGE_KINDS = (tv_tensors.Image, tv_tensors.Video, tv_tensors.Mask)
@@ -117,15 +119,14 @@ def _reduce_sample(sample: Sample) -> tuple[Any, ...]:
 
 
 def _reduce_tensor(tensor: torch.Tensor) -> tuple[Any, ...]:
-    """A tensor outside of our batches, as in those of other collate functions: as torch does, if it is not ours."""
-    memory = worker_memory()
-    packer = _Packer(memory)
+    """A tensor outside of our batches, as in those of other collate functions, or in a sample."""
+    packer = _Packer(worker_memory())
     node = packer.node(tensor)
-    if memory is None or node is tensor or not (type(tensor) in _IMAGE_KINDS or memory.owns(tensor.data_ptr())):
-        image = type(tensor) in _IMAGE_KINDS
-        plain = tensor.as_subclass(torch.Tensor)
-        return (_make_image, (type(tensor), plain)) if image else reduce_tensor(tensor)
-    return _unpack, (*packer.message(), node)
+    if node is not tensor and not tensor.is_shared():  # what somebody shares stays shared
+        return _unpack, (*packer.message(), node)
+    if type(tensor) in _IMAGE_KINDS:
+        return _make_image, (type(tensor), tensor.as_subclass(torch.Tensor))
+    return reduce_tensor(tensor)  # type: ignore[no-untyped-call,no-any-return]
 
 
 def _itself(batch: Any) -> Any:
@@ -236,6 +237,9 @@ class _Packer:
             self._sources[number] = source
 
     def _new(self, num_bytes: int) -> memoryview:
+        if num_bytes <= _SMALL_BYTES:
+            self._memories.append(bytearray(num_bytes))
+            return memoryview(self._memories[-1])
         piece = None if self._memory is None else self._memory.piece(num_bytes)
         if self._memory is None or piece is None:
             storage = torch.UntypedStorage._new_shared(num_bytes)  # type: ignore[no-untyped-call]
@@ -248,13 +252,17 @@ class _Packer:
 
 
 def _unpack(name: MemoryName | None, memories: list[Any], sources: list[_Source], node: Any) -> Any:
-    views = [memory.numpy().data if isinstance(memory, torch.Tensor) else _attached(name, *memory) for memory in memories]
+    views = [_memory(name, memory) for memory in memories]
     return _build([_view(views[source.memory], source) for source in sources], node)
 
 
-def _attached(name: MemoryName, start: int, num_bytes: int) -> memoryview:
+def _memory(name: MemoryName | None, memory: Any) -> memoryview:
+    if isinstance(memory, torch.Tensor):
+        return memory.numpy().data
+    if name is None or isinstance(memory, bytearray):
+        return memoryview(memory)
     native: Any = optional_module("shared")
-    return memoryview(native.Piece(attach(name), start, num_bytes))
+    return memoryview(native.Piece(attach(name), *memory))
 
 
 def _build(tensors: list[torch.Tensor], node: Any) -> Any:

@@ -1,0 +1,26 @@
+"""However a worker or its trainer ends, nothing stays of the memory that they shared: worker_ends_job.py."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+JOB = Path(__file__).with_name("worker_ends_job.py")
+
+
+def files():
+    return {name for name in os.listdir("/dev/shm") if name.startswith("torch_")}
+
+
+@pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="needs Linux")
+@pytest.mark.parametrize("what", ["workers", "trainers", "epochs"])
+@pytest.mark.parametrize(
+    "rounds", [pytest.param(20, marks=pytest.mark.slow), pytest.param(200, marks=pytest.mark.exhaustive)]
+)
+def test_nothing_stays(what, rounds):
+    before = files()
+    ran = subprocess.run([sys.executable, JOB, what, str(rounds)], capture_output=True, text=True, timeout=3000)
+    assert ran.returncode == 0, ran.stderr
+    assert files() <= before
