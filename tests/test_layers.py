@@ -153,7 +153,6 @@ ORDER = [
     "tfds.boxes",
     "tfds.episode_reader",
     "tfds.features_json",
-    "tfds.features_to_json",
     "tfds.pictures",
     "tfds.dataset_info",
     "tfds.episode_columns",

@@ -20,7 +20,7 @@ from torch_tfrecord.records.temporaries import claim_folder, remove_folder, sync
 from torch_tfrecord.records.writer import TFRecordWriter
 from torch_tfrecord.tfds.dataset_info import DatasetInfo, info, label_files
 from torch_tfrecord.tfds.encoding import SampleEncoder
-from torch_tfrecord.tfds.features_to_json import features_to_json
+from torch_tfrecord.tfds.features_json import features_to_json
 from torch_tfrecord.tfds.folders import FEATURES_FILE, INFO_FILE
 from torch_tfrecord.tfds.shards import DEFAULT_TEMPLATE, shard_borders, shard_count, shard_paths
 
