@@ -10,7 +10,7 @@ from tfds_values import DATA, EXPECTED, directory
 from torch_tfrecord import ParseError, tfds
 from torch_tfrecord.tfds import features as f
 from torch_tfrecord.tfds.features_json import features_from_json, features_to_json
-from torch_tfrecord.tfds.shards import shard_borders, shard_count, shard_paths
+from torch_tfrecord.tfds.files import shard_borders, shard_count, shard_paths
 
 CORE = "tensorflow_datasets.core.features."
 

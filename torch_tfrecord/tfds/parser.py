@@ -15,6 +15,7 @@ from torch_tfrecord.parsing.parsers import ExampleParser
 from torch_tfrecord.parsing.spec_readers import make_reader
 from torch_tfrecord.records.packed_records import PackedRecords
 from torch_tfrecord.shown import shown_list
+from torch_tfrecord.tfds.dataset_info import SupervisedKeys, flat_keys
 from torch_tfrecord.tfds.leaf_table import Decoding, LeafPlace, list_leaves, make_leaf, plain_spec
 
 __all__ = ["Chosen", "TFDSParser", "choose_leaves"]
@@ -48,7 +49,7 @@ class TFDSParser:
         chosen: Chosen = None,
         *,
         decoding: Decoding | None = None,
-        supervised_keys: Any = None,
+        supervised_keys: SupervisedKeys | None = None,
         path: str | None = None,
         max_batch_bytes: int = MAX_BATCH_BYTES,
     ) -> None:
@@ -58,7 +59,7 @@ class TFDSParser:
         places = list_leaves(features)
         _check_paths(decoding, places)
         if supervised_keys is not None and chosen is None:
-            chosen = list(_flat_keys(supervised_keys))
+            chosen = list(flat_keys(supervised_keys))
         self.leaves = choose_leaves(features, places, chosen)
         self._supervised_keys = supervised_keys
         specs = {leaf.path: spec for leaf in self.leaves if (spec := plain_spec(leaf, decoding)) is not None}
@@ -166,15 +167,7 @@ def _check_paths(decoding: Decoding, places: Sequence[LeafPlace]) -> None:
             raise ValueError(f"defaults: feature {path!r} is not optional")
 
 
-def _flat_keys(keys: Any) -> Iterable[str]:
-    if isinstance(keys, str):
-        yield keys
-    else:
-        for item in keys.values() if isinstance(keys, Mapping) else keys:
-            yield from _flat_keys(item)
-
-
-def _supervised(keys: Any, sample: Mapping[str, Any]) -> Any:
+def _supervised(keys: SupervisedKeys, sample: Mapping[str, Any]) -> Any:
     if isinstance(keys, str):
         value: Any = sample
         for name in (keys,) if keys in sample else keys.split("/"):
