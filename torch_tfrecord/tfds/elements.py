@@ -19,6 +19,7 @@ from torch_tfrecord.batch_memory import reserve
 from torch_tfrecord.errors import LimitExceededError, ParseError
 from torch_tfrecord.parsing.columns import read_each
 from torch_tfrecord.records.compression import MAX_INFLATED_RECORD_BYTES
+from torch_tfrecord.tfds.feature_base import Shape, fits
 from torch_tfrecord.values.dtypes import (
     BYTES_LIST,
     FLOAT_LIST,
@@ -31,8 +32,6 @@ from torch_tfrecord.values.dtypes import (
 )
 
 __all__ = ["BytesElement", "Element", "EncodedTensor", "NumberElement", "StringElement", "TextElement"]
-
-Shape = tuple[int | None, ...]
 
 
 class Element:
@@ -186,9 +185,7 @@ class EncodedTensor(BytesElement):
 
     def decode_shaped(self, data: bytes, shape: Shape) -> torch.Tensor:
         """The tensor of a shape that the record tells."""
-        if len(shape) != len(self.shape) or any(
-            size not in (None, found) for size, found in zip(self.shape, shape, strict=True)
-        ):
+        if not fits(shape, self.shape):
             raise ParseError(f"expected a shape like {self.shape}, got {shape}")
         fixed = None if None in shape else math.prod(size for size in shape if size is not None) * self.dtype.itemsize
         if self._is_zlib and fixed is not None:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 
-__all__ = ["STRING", "FeatureConnector", "Shape", "few", "set_fields", "torch_dtype_of"]
+__all__ = ["STRING", "FeatureConnector", "Shape", "few", "fits", "set_fields", "torch_dtype_of"]
 
 STRING = "string"
 _ENCODINGS = ("none", "bytes", "zlib")
@@ -70,6 +70,11 @@ def _checked_shape(shape: Iterable[int | None]) -> Shape:
     if math.prod(size or 1 for size in sizes) > _MAX_ELEMENTS:
         raise ValueError(f"shape has more than {_MAX_ELEMENTS} elements")
     return sizes
+
+
+def fits(found: Sequence[int | None], shape: Shape) -> bool:
+    """Whether sizes are those of a shape."""
+    return len(found) == len(shape) and all(size in (None, there) for size, there in zip(shape, found, strict=True))
 
 
 def _checked_dtype(dtype: Any) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -54,7 +55,15 @@ class TFDSParser:
         max_batch_bytes: int = MAX_BATCH_BYTES,
     ) -> None:
         self.max_batch_bytes = check_max_batch_bytes(max_batch_bytes)
-        self._arguments = (features, chosen, decoding, supervised_keys, path, max_batch_bytes)
+        self._again = partial(
+            TFDSParser,
+            features,
+            chosen,
+            decoding=decoding,
+            supervised_keys=supervised_keys,
+            path=path,
+            max_batch_bytes=max_batch_bytes,
+        )
         decoding = decoding or Decoding()
         places = list_leaves(features)
         _check_paths(decoding, places)
@@ -69,9 +78,9 @@ class TFDSParser:
         readers.update({leaf.path: make_leaf(leaf, decoding, path, specs) for leaf in others})
         self._parser = ExampleParser.of_readers(readers, max_batch_bytes=self.max_batch_bytes)
 
-    def __reduce__(self) -> tuple[Callable[..., TFDSParser], tuple[Any, ...]]:
+    def __reduce__(self) -> tuple[Callable[[], TFDSParser], tuple[()]]:
         """Pickle the arguments; the readers are built again."""
-        return _build, self._arguments
+        return self._again, ()
 
     def single(self, serialized: bytes | bytearray | memoryview, key: int = 0) -> Any:
         """The sample of one record.
@@ -110,12 +119,6 @@ class TFDSParser:
                 target = target.setdefault(name, {})
             target[leaf.names[-1]] = values[leaf.path]
         return nested if self._supervised_keys is None else _supervised(self._supervised_keys, nested)
-
-
-def _build(*arguments: Any) -> TFDSParser:
-    features, chosen, decoding, supervised_keys, path, max_batch_bytes = arguments
-    own = {"decoding": decoding, "supervised_keys": supervised_keys, "path": path, "max_batch_bytes": max_batch_bytes}
-    return TFDSParser(features, chosen, **own)
 
 
 def choose_leaves(features: f.FeaturesDict, places: Sequence[LeafPlace], chosen: Chosen) -> list[LeafPlace]:
