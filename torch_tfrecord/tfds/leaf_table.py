@@ -15,7 +15,7 @@ from torch_tfrecord.parsing.wants import Want
 from torch_tfrecord.tfds.elements import BytesElement, Element, EncodedTensor, NumberElement, StringElement, TextElement
 from torch_tfrecord.tfds.feature_base import Shape
 from torch_tfrecord.tfds.leaves import Leaf
-from torch_tfrecord.tfds.pictures import PIXEL_MODES, BoxLeaf, PictureElement, SoundElement
+from torch_tfrecord.tfds.pictures import PIXEL_MODES, BoxLeaf, PictureElement, sound_element
 from torch_tfrecord.values.dtypes import BYTES_LIST
 
 __all__ = ["Decoding", "LeafPlace", "list_leaves", "make_element", "make_leaf", "plain_spec"]
@@ -171,7 +171,7 @@ def _tensor_element(feature: f.Tensor | f.Scalar | f.Audio, place: LeafPlace, pa
     if dtype is None:
         raise ParseError(f"feature {place.path!r}: torch has no dtype {feature.dtype!r}", path=path)
     if isinstance(feature, f.Audio) and feature.lazy_decode:
-        return SoundElement(feature, dtype)
+        return sound_element(feature, dtype)
     if feature.encoding != "none":
         return EncodedTensor(dtype, feature.shape, feature.encoding == "zlib")
     if dtype.is_complex:

@@ -154,8 +154,7 @@ class Leaf:
         """All elements of the records, and how many each has."""
         count = self.element.count
         if count is None and not len(values):
-            dtype, shape = getattr(self.element, "dtype", None), getattr(self.element, "shape", ())
-            return [] if dtype is None else torch.empty(0, *(size or 0 for size in shape), dtype=dtype), counts
+            return self.element.none(), counts
         wrong = counts[counts % count != 0] if count else counts[:0]
         return self.element.many(values[: wrong[0]] if len(wrong) else values), counts // (count or 1)
 

@@ -18,11 +18,11 @@ from torch_tfrecord.errors import ParseError
 from torch_tfrecord.images.codec import decode_image, image_size
 from torch_tfrecord.parsing.columns import Column, read_each, rows_of
 from torch_tfrecord.parsing.wants import Want
-from torch_tfrecord.tfds.elements import BytesElement, Element, stack_alike
+from torch_tfrecord.tfds.elements import BytesElement, Element
 from torch_tfrecord.tfds.feature_base import Shape, fits
 from torch_tfrecord.tfds.leaves import Leaf
 
-__all__ = ["PIXEL_MODES", "BoxLeaf", "PictureElement", "SoundElement"]
+__all__ = ["PIXEL_MODES", "BoxLeaf", "PictureElement", "sound_element"]
 
 PIXEL_MODES = {1: "L", 3: "RGB", 4: "RGBA"}
 """Channels -> mode of `decode_image`, of uint8 pictures."""
@@ -70,16 +70,15 @@ class PictureElement(BytesElement):
 
     def join(self, items: list[Any]) -> Any:
         """Stacked where the sizes are equal; a tensor also where there are none."""
-        plain = [item.as_subclass(torch.Tensor) for item in items]
-        stacked = stack_alike(plain) if items else self._none()
+        stacked = super().join([item.as_subclass(torch.Tensor) for item in items])
         if not isinstance(stacked, torch.Tensor):
             return items
         return stacked if self._is_numpy_layout else self._many(stacked)
 
-    def _none(self) -> torch.Tensor:
-        height, width, channels = (size or 0 for size in self.shape)
-        sizes = (height, width, channels) if self._is_numpy_layout else (channels, height, width)
-        return torch.empty(0, *sizes, dtype=self.dtype)
+    def none(self) -> torch.Tensor:
+        """No pictures, laid out as some would be."""
+        pixels = torch.empty(0, *(size or 0 for size in self.shape), dtype=self.dtype)
+        return pixels if self._is_numpy_layout else pixels.permute(0, 3, 1, 2)
 
 
 def _with_channels(pixels: npt.NDArray[Any], channels: int | None) -> npt.NDArray[Any]:
@@ -95,16 +94,10 @@ def _with_channels(pixels: npt.NDArray[Any], channels: int | None) -> npt.NDArra
     return np.concatenate([color, opaque]) if channels in (2, 4) else np.ascontiguousarray(color)
 
 
-class SoundElement(BytesElement):
-    """The file of a sound, decoded to [T] or [T, channels]; WAV by Python itself, others stay bytes.
-
-    Args:
-        feature: Its shape and dtype.
-    """
-
-    def __init__(self, feature: f.Audio, dtype: torch.dtype) -> None:
-        decode = functools.partial(_decode_wav, shape=feature.shape, dtype=dtype)
-        super().__init__(decode if feature.file_format in ("wav", None) else None, "Audio")
+def sound_element(feature: f.Audio, dtype: torch.dtype) -> BytesElement:
+    """The file of a sound, decoded to [T] or [T, channels]; WAV by Python itself, others stay bytes."""
+    decode = functools.partial(_decode_wav, shape=feature.shape, dtype=dtype)
+    return BytesElement(decode if feature.file_format in ("wav", None) else None, "Audio")
 
 
 def _decode_wav(data: bytes, *, shape: Shape, dtype: torch.dtype) -> Any:
@@ -137,9 +130,7 @@ class BoxLeaf(Leaf):
     relative boxes are in a canvas of (1, 1), and others the plain four numbers.
 
     Args:
-        key: As of `Leaf`.
-        element: As of `Leaf`.
-        lengths: As of `Leaf`.
+        key, element, lengths: As of `Leaf`.
         bbox_format: TFDS's name; None where it is not known.
         image: What is wanted of the image: any number of values, or one; None where there is none.
     """
