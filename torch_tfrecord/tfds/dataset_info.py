@@ -24,9 +24,9 @@ from torch_tfrecord.tfds.files import (
 )
 from torch_tfrecord.tfds.json_fields import JsonFields, read_json, read_text
 
-__all__ = ["FEATURES_FILE", "DatasetInfo", "SplitInfo", "SupervisedKeys", "flat_keys", "info"]
+__all__ = ["FEATURES_FILE", "SPLIT_NAME", "DatasetInfo", "SplitInfo", "SupervisedKeys", "flat_keys", "info"]
 
-_SPLIT_NAME = re.compile(r"[\w-]+")
+SPLIT_NAME = re.compile(r"[\w-]+")
 _READABLE = "tfrecord"
 _MOST_SHARDS = 100_000  # TFDS makes up to some thousands
 _MAX_DEPTH = 64  # of supervised keys in one another
@@ -172,7 +172,7 @@ def _check_format(fields: JsonFields) -> None:
 
 def _split(fields: JsonFields) -> SplitInfo:
     name = fields.text("name")
-    if not _SPLIT_NAME.fullmatch(name):
+    if not SPLIT_NAME.fullmatch(name):
         raise fields.error("name", "a split's name", name)
     lengths = fields.integers("shardLengths")
     num_shards = len(lengths) or fields.integer("numShards")

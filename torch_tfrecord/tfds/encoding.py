@@ -19,6 +19,7 @@ from torchvision import tv_tensors
 
 import torch_tfrecord.tfds.features as f
 from torch_tfrecord.images.codec import encode_image
+from torch_tfrecord.parsing.columns import rows_of
 from torch_tfrecord.protobuf.example import encode_example
 from torch_tfrecord.tfds.feature_base import fits
 from torch_tfrecord.tfds.leaf_table import LeafPlace, list_leaves
@@ -171,12 +172,8 @@ def _flatten(value: Any, lengths: Sequence[int | None], row_lengths: list[list[i
 
 
 def _rows(value: Any) -> Any:
-    if isinstance(value, RaggedTensor):
-        return [value[row] for row in range(len(value))]
-    if isinstance(value, tv_tensors.BoundingBoxes):
-        return [tv_tensors.wrap(box, like=value) for box in value.as_subclass(torch.Tensor)]
-    if isinstance(value, torch.Tensor):
-        return list(value.unbind()) if value.is_nested else list(value)
+    if isinstance(value, RaggedTensor) or (isinstance(value, torch.Tensor) and value.dim()):
+        return rows_of(value)
     if isinstance(value, (str, bytes, Mapping)) or not hasattr(value, "__len__"):
         raise TypeError(f"expected a sequence, got {_kind(value)}")
     return value

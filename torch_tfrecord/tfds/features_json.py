@@ -56,7 +56,7 @@ def features_to_json(feature: f.FeatureConnector) -> dict[str, Any]:
     if name not in _CLASSES:
         raise ValueError(f"a feature of class {name} cannot be written")
     _, module, key, fields, constants = _CLASSES[name]
-    written = {kind.key or _camel_case(own): kind.write(getattr(feature, own)) for own, kind in fields.items()}
+    written = {key: kind.write(getattr(feature, kind.name or snake_case(key))) for key, kind in fields.items()}
     content = {**constants, **{name: value for name, value in written.items() if value is not None}}
     node = {"pythonClassName": f"{_PACKAGE}core.features.{module}.{name}", key: content}
     return {**node, "description": feature.doc} if feature.doc else node
@@ -152,7 +152,7 @@ def _feature(value: Any, place: _Place) -> f.FeatureConnector:
         return f.UnknownFeature(class_name, "texts of the old encoders")
     try:
         fields = known.fields.items()
-        built = known.feature(**{own: kind.read(content, kind.key or _camel_case(own)) for own, kind in fields})
+        built = known.feature(**{kind.name or snake_case(key): kind.read(content, key) for key, kind in fields})
     except (TypeError, ValueError) as error:
         raise place.error(f"{error}") from error
     description = value.get("description")
@@ -182,17 +182,12 @@ def _content(value: Mapping[str, Any], place: _Place) -> _Content:
     return _Content(found, place)
 
 
-def _camel_case(name: str) -> str:
-    first, *others = name.split("_")
-    return first + "".join(map(str.title, others))
-
-
 class _Kind(NamedTuple):
-    """How a field is read from the content by its key there, and how its value is written; None leaves it out."""
+    """How a field is read from the content by its key, and how its value is written; None leaves it out."""
 
     read: Callable[[_Content, str], Any]
     write: Callable[[Any], object] = lambda value: value
-    key: str = ""  # where it is not the class's name of the field
+    name: str = ""  # of the class's field, where it is not the key
 
 
 def _dtype(default: str | None = None) -> _Kind:
@@ -242,7 +237,7 @@ _FLAG = _Kind(_Content.flag, lambda flag: flag or None)
 _BOX_FORMAT = _Kind(_read_box_format)
 _NUM_CLASSES = _Kind(_Content.integer, lambda number: str(number or 0))
 _NAMES = _Kind(lambda content, name: content.texts(name) or None, lambda names: None)  # they have a file of their own
-_LABEL = _Kind(_read_label, lambda number: {"numClasses": str(number or 0)}, "label")
+_LABEL = _Kind(_read_label, lambda number: {"numClasses": str(number or 0)}, "num_classes")
 _RATE = _Kind(lambda content, name: content.integer(name) or None, lambda rate: str(rate) if rate else None)
 _LANGUAGES = _Kind(_Content.texts, list)
 _ANY = _Kind(lambda content, name: content.texts(name) or None, lambda languages: list(languages or ()))
@@ -258,7 +253,7 @@ class _Class(NamedTuple):
         feature: The class.
         module: Where TFDS has it.
         key: Of the content.
-        fields: What stands in the content, by the class's names.
+        fields: What stands in the content, by their keys there: the class's names in camelCase.
         constants: What is written of each feature of the class.
     """
 
@@ -270,26 +265,26 @@ class _Class(NamedTuple):
 
 
 _OPTIONS = {"encoding": _ENCODING, "minimum": _NUMBER, "maximum": _NUMBER, "optional": _FLAG}
-_PIXELS = {"shape": _SHAPE, "dtype": _dtype("uint8"), "encoding_format": _TEXT, "use_colormap": _FLAG}
+_PIXELS = {"shape": _SHAPE, "dtype": _dtype("uint8"), "encodingFormat": _TEXT, "useColormap": _FLAG}
 _AUDIO = {
     "shape": _SHAPE,
     "dtype": _dtype("int64"),
-    "file_format": _TEXT,
-    "sample_rate": _RATE,
+    "fileFormat": _TEXT,
+    "sampleRate": _RATE,
     "encoding": _Kind(_ENCODING.read, str.upper),
-    "lazy_decode": _Kind(_Content.flag),
+    "lazyDecode": _Kind(_Content.flag),
 }
 _SEQUENCE = {"length": _LENGTH, "feature": _INNER}
 _BOX = {"shape": {"dimensions": ["4"]}, "dtype": "float32"}
 _VARIABLE = {"variableLanguagesPerExample": True}
 _ROWS = (
     _Class(f.Audio, "audio_feature", "audio", _AUDIO),
-    _Class(f.BBoxFeature, "bounding_boxes", "boundingBox", {"bbox_format": _BOX_FORMAT}, _BOX),
-    _Class(f.ClassLabel, "class_label_feature", "classLabel", {"num_classes": _NUM_CLASSES, "names": _NAMES}),
+    _Class(f.BBoxFeature, "bounding_boxes", "boundingBox", {"bboxFormat": _BOX_FORMAT}, _BOX),
+    _Class(f.ClassLabel, "class_label_feature", "classLabel", {"numClasses": _NUM_CLASSES, "names": _NAMES}),
     _Class(f.Dataset, "dataset_feature", "sequence", _SEQUENCE),
     _Class(f.FeaturesDict, "features_dict", "featuresDict", {"features": _FEATURES}),
     _Class(f.Image, "image_feature", "image", _PIXELS),
-    _Class(f.LabeledImage, "labeled_image", "image", {"num_classes": _LABEL, **_PIXELS}),
+    _Class(f.LabeledImage, "labeled_image", "image", {"label": _LABEL, **_PIXELS}),
     _Class(f.Scalar, "scalar", "tensor", {"dtype": _dtype(), **_OPTIONS}, {"shape": {}}),
     _Class(f.Sequence, "sequence_feature", "sequence", _SEQUENCE),
     _Class(f.Tensor, "tensor_feature", "tensor", {"shape": _SHAPE, "dtype": _dtype(), **_OPTIONS}),

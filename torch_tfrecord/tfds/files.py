@@ -19,6 +19,7 @@ __all__ = [
     "DEFAULT_TEMPLATE",
     "FEATURES_FILE",
     "INFO_FILE",
+    "VERSION",
     "label_file",
     "list_folder",
     "shard_borders",
@@ -27,7 +28,7 @@ __all__ = [
     "version_folder",
 ]
 
-_VERSION = re.compile(r"\d+\.\d+\.\d+")
+VERSION = re.compile(r"\d+\.\d+\.\d+")
 INFO_FILE, FEATURES_FILE = "dataset_info.json", "features.json"
 DEFAULT_TEMPLATE = "{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_X_OF_Y}"
 _SHARD_VARIABLES = ("SHARD_INDEX", "NUM_SHARDS", "SHARD_X_OF_Y")
@@ -49,7 +50,7 @@ def version_folder(folder: str) -> str:
     entries = list_folder(folder)
     if INFO_FILE in entries:
         return folder
-    versions = [name for name in entries if _VERSION.fullmatch(name)]
+    versions = [name for name in entries if VERSION.fullmatch(name)]
     if versions:
         return posixpath.join(folder, max(versions, key=lambda name: [*map(int, name.split("."))]))
     unfinished = sorted(name for name in entries if name.startswith("incomplete."))
@@ -69,7 +70,7 @@ def version_folder(folder: str) -> str:
 
 def _has_version(folder: str, name: str) -> bool:
     try:
-        return any(map(_VERSION.fullmatch, list_folder(posixpath.join(folder, name))))
+        return any(map(VERSION.fullmatch, list_folder(posixpath.join(folder, name))))
     except NotADirectoryError:
         return False
 

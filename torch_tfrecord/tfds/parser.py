@@ -54,16 +54,8 @@ class TFDSParser:
         path: str | None = None,
         max_batch_bytes: int = MAX_BATCH_BYTES,
     ) -> None:
+        self._arguments = {name: value for name, value in locals().items() if name != "self"}
         self.max_batch_bytes = check_max_batch_bytes(max_batch_bytes)
-        self._again = partial(
-            TFDSParser,
-            features,
-            chosen,
-            decoding=decoding,
-            supervised_keys=supervised_keys,
-            path=path,
-            max_batch_bytes=max_batch_bytes,
-        )
         decoding = decoding or Decoding()
         places = list_leaves(features)
         _check_paths(decoding, places)
@@ -80,7 +72,7 @@ class TFDSParser:
 
     def __reduce__(self) -> tuple[Callable[[], TFDSParser], tuple[()]]:
         """Pickle the arguments; the readers are built again."""
-        return self._again, ()
+        return partial(TFDSParser, **self._arguments), ()
 
     def single(self, serialized: bytes | bytearray | memoryview, key: int = 0) -> Any:
         """The sample of one record.

@@ -18,13 +18,14 @@ from torch_tfrecord.records.reader import read_records
 from torch_tfrecord.records.storage import is_remote, local_path
 from torch_tfrecord.records.temporaries import claim_folder, remove_folder, sync_directory, temporary_names
 from torch_tfrecord.records.writer import TFRecordWriter
-from torch_tfrecord.tfds.dataset_info import DatasetInfo, SupervisedKeys, flat_keys, info
+from torch_tfrecord.tfds.dataset_info import SPLIT_NAME, DatasetInfo, SupervisedKeys, flat_keys, info
 from torch_tfrecord.tfds.encoding import SampleEncoder
 from torch_tfrecord.tfds.features_json import features_to_json
 from torch_tfrecord.tfds.files import (
     DEFAULT_TEMPLATE,
     FEATURES_FILE,
     INFO_FILE,
+    VERSION,
     label_file,
     shard_borders,
     shard_count,
@@ -35,8 +36,6 @@ from torch_tfrecord.tfds.leaf_table import list_leaves
 __all__ = ["write"]
 
 _NAME = re.compile(r"[a-zA-Z]\w*")
-_SPLIT = re.compile(r"[\w-]+")
-_VERSION = re.compile(r"\d+\.\d+\.\d+")
 
 
 def write(
@@ -90,9 +89,9 @@ def write(
     """
     tree = features if isinstance(features, f.FeaturesDict) else f.FeaturesDict(features)
     _check("name", name, _NAME)
-    _check("version", version, _VERSION)
+    _check("version", version, VERSION)
     for split in samples_by_split:
-        _check("a split's name", split, _SPLIT)
+        _check("a split's name", split, SPLIT_NAME)
     if not samples_by_split:
         raise ValueError("samples_by_split must have at least one split")
     _check_keys(supervised_keys, tree)
@@ -131,7 +130,7 @@ def write(
     return info(target)
 
 
-def _check(what: str, value: Any, pattern: re.Pattern[str]) -> None:
+def _check(what: str, value: object, pattern: re.Pattern[str]) -> None:
     if not isinstance(value, str) or not pattern.fullmatch(value):
         raise ValueError(f"{what} must be like {pattern.pattern}, got {value!r}")
 
