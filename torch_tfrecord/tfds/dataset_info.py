@@ -137,7 +137,13 @@ def info(directory: str | os.PathLike[str]) -> DatasetInfo:
     folder = version_folder(os.path.expanduser(local_path(directory)).rstrip("/") or "/")
     path = posixpath.join(folder, INFO_FILE)
     fields = JsonFields(read_json(path), path, "")
-    _check_format(fields)
+    file_format = fields.text("fileFormat") or _READABLE  # which old datasets do not name
+    if file_format != _READABLE:
+        raise ParseError(
+            f"fileFormat: expected {_READABLE!r}, got {file_format!r}: shards of that format are not read here "
+            "(TFDS converts them: `tfds convert_format`)",
+            path=path,
+        )
     name = fields.text("name") or posixpath.basename(posixpath.dirname(folder))
     features_path = posixpath.join(folder, FEATURES_FILE)
     features = features_from_json(read_json(features_path), features_path)
@@ -157,17 +163,6 @@ def info(directory: str | os.PathLike[str]) -> DatasetInfo:
         license=fields.inner("redistributionInfo").text("license"),
         raw=fields.values,
     )
-
-
-def _check_format(fields: JsonFields) -> None:
-    """Old datasets name no format: they are of tfrecord."""
-    found = fields.text("fileFormat") or _READABLE
-    if found != _READABLE:
-        raise ParseError(
-            f"fileFormat: expected {_READABLE!r}, got {found!r}: shards of that format are not read here "
-            "(TFDS converts them: `tfds convert_format`)",
-            path=fields.path,
-        )
 
 
 def _split(fields: JsonFields) -> SplitInfo:

@@ -199,7 +199,8 @@ class EncodedTensor(BytesElement):
         """The tensor of a shape that the record tells."""
         if not fits(shape, self.shape):
             raise ParseError(f"expected a shape like {self.shape}, got {shape}")
-        fixed = None if (count := _num_values(shape)) is None else count * self.dtype.itemsize
+        count = _num_values(shape)
+        fixed = None if count is None else count * self.dtype.itemsize
         if self._is_zlib and fixed is not None:
             reserve(fixed)
         raw = _inflate(data, fixed) if self._is_zlib else data

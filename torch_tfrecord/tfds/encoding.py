@@ -215,7 +215,7 @@ def _numpy_dtype(name: str) -> np.dtype[Any]:
 
 
 def _numbers(value: Any) -> npt.NDArray[Any]:
-    return value.numpy(force=True) if isinstance(value, torch.Tensor) else np.asarray(value)
+    return value.as_subclass(torch.Tensor).numpy(force=True) if isinstance(value, torch.Tensor) else np.asarray(value)
 
 
 def _array(value: Any, feature: f.Tensor | f.Scalar | f.Audio) -> npt.NDArray[Any]:
@@ -279,7 +279,7 @@ def _label(value: Any, feature: f.ClassLabel) -> npt.NDArray[np.int64]:
 
 
 def _box(value: Any, feature: f.BBoxFeature) -> npt.NDArray[np.float32]:
-    box = _numbers(value.as_subclass(torch.Tensor) if isinstance(value, torch.Tensor) else value)
+    box = _numbers(value)
     if box.size != 4:
         raise ValueError(f"expected four numbers, got {box.size}")
     box = box.reshape(4).astype(np.float64)
@@ -309,7 +309,7 @@ def _stored_box(box: npt.NDArray[Any], value: Any, bbox_format: str) -> npt.NDAr
 def _picture(value: Any, feature: f.Image | f.LabeledImage, as_numpy_layout: bool) -> bytes:
     if isinstance(value, (bytes, bytearray, memoryview, os.PathLike)):
         return _bytes(value)
-    pixels = _numbers(value.as_subclass(torch.Tensor) if isinstance(value, torch.Tensor) else value)
+    pixels = _numbers(value)
     if pixels.ndim != 3:
         raise ValueError(f"expected an image of three dimensions, got {pixels.shape}")
     if as_numpy_layout:

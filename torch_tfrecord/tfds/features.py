@@ -188,9 +188,7 @@ class LabeledImage(_Pixels, _Labels):
         num_classes: How many there are.
         names: Their names, in order.
         shape: (height, width, 1).
-        dtype: As of `Image`.
-        encoding_format: As of `Image`.
-        use_colormap: As of `Image`.
+        dtype, encoding_format, use_colormap: As of `Image`.
     """
 
     shape: Shape = (None, None, 1)
@@ -203,9 +201,7 @@ class Video(_Pixels):
 
     Args:
         shape: (frames, height, width, channels).
-        dtype: As of `Image`.
-        encoding_format: As of `Image`, for each frame.
-        use_colormap: As of `Image`.
+        dtype, encoding_format, use_colormap: As of `Image`, for each frame.
     """
 
     shape: Shape = (None, None, None, 3)

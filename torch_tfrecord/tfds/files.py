@@ -31,8 +31,7 @@ __all__ = [
 VERSION = re.compile(r"\d+\.\d+\.\d+")
 INFO_FILE, FEATURES_FILE = "dataset_info.json", "features.json"
 DEFAULT_TEMPLATE = "{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_X_OF_Y}"
-_SHARD_VARIABLES = ("SHARD_INDEX", "NUM_SHARDS", "SHARD_X_OF_Y")
-_VARIABLES = ("DATASET", "SPLIT", "FILEFORMAT", *_SHARD_VARIABLES)
+_VARIABLES = ("DATASET", "SPLIT", "FILEFORMAT", "SHARD_INDEX", "NUM_SHARDS", "SHARD_X_OF_Y")
 _MIN_DIGITS = 5
 _MIN_SHARD_BYTES = 64 << 20  # TFDS writes shards of 64 MiB to 1 GiB
 _MAX_SHARD_BYTES = 1 << 30
@@ -115,8 +114,7 @@ def shard_paths(directory: str, template: str, *, dataset: str, split: str, num_
         >>> shard_paths("d", "", dataset="mnist", split="train", num_shards=1)
         ['d/mnist-train.tfrecord-00000-of-00001']
     """
-    plain = (template or DEFAULT_TEMPLATE).rsplit("%", 1)[0] if "%" in template else template or DEFAULT_TEMPLATE
-    plain = re.sub(r"@(\d+|\*)", "-{SHARD_X_OF_Y}", plain)
+    plain = re.sub(r"@(\d+|\*)", "-{SHARD_X_OF_Y}", (template or DEFAULT_TEMPLATE).rsplit("%", 1)[0])
     try:
         used = [name for _, name, _, _ in string.Formatter().parse(plain) if name is not None]
     except ValueError:
@@ -126,16 +124,14 @@ def shard_paths(directory: str, template: str, *, dataset: str, split: str, num_
     if num_shards > 1 and not set(used) & {"SHARD_INDEX", "SHARD_X_OF_Y"}:
         raise ParseError(f"split {split!r}: filepathTemplate {template!r} has no number for {num_shards} shards")
     names = {"DATASET": dataset, "SPLIT": split, "FILEFORMAT": "tfrecord"}
-    found = [plain.format(**names, **_numbers(number, num_shards)) for number in range(num_shards)]
+    digits = max(_MIN_DIGITS, len(str(num_shards)))
+    total, found = f"{num_shards:0{digits}d}", []
+    for number in range(num_shards):
+        one = f"{number:0{digits}d}"
+        found.append(plain.format(**names, SHARD_INDEX=one, NUM_SHARDS=total, SHARD_X_OF_Y=f"{one}-of-{total}"))
     if found and (posixpath.isabs(found[0]) or ".." in found[0].split("/")):  # the others differ in digits alone
         raise ParseError(f"split {split!r}: filepathTemplate {template!r} leaves the dataset's folder: {found[0]!r}")
     return [posixpath.join(directory, name) for name in found]
-
-
-def _numbers(index: int, total: int) -> dict[str, str]:
-    digits = max(_MIN_DIGITS, len(str(total)))
-    one, all_ = f"{index:0{digits}d}", f"{total:0{digits}d}"
-    return {"SHARD_INDEX": one, "NUM_SHARDS": all_, "SHARD_X_OF_Y": f"{one}-of-{all_}"}
 
 
 def shard_count(num_bytes: int, num_examples: int) -> int:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
+from functools import partial, reduce
 from itertools import pairwise
+from operator import getitem
 from typing import Any
 
 import torch_tfrecord.tfds.features as f
@@ -164,10 +165,7 @@ def _check_paths(decoding: Decoding, places: Sequence[LeafPlace]) -> None:
 
 def _supervised(keys: SupervisedKeys, sample: Mapping[str, Any]) -> Any:
     if isinstance(keys, str):
-        value: Any = sample
-        for name in (keys,) if keys in sample else keys.split("/"):
-            value = value[name]
-        return value
+        return reduce(getitem, (keys,) if keys in sample else keys.split("/"), sample)
     if isinstance(keys, Mapping):
         return {name: _supervised(item, sample) for name, item in keys.items()}
     return tuple(_supervised(item, sample) for item in keys)

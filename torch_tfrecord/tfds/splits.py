@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
@@ -150,7 +150,9 @@ def resolve_split(split: Split, lengths: Mapping[str, Sequence[int]]) -> list[Sp
 
 def _ranges(split: Split, lengths: Mapping[str, Sequence[int]]) -> list[SplitRange]:
     if isinstance(split, str):
-        return [part for spec in re.split(r"\s*\+\s*", split.strip()) for part in _named(spec, split, lengths)]
+        names = {} if "all" in lengths else {"all": [*lengths]}
+        specs = [name for spec in re.split(r"\s*\+\s*", split.strip()) for name in names.get(spec, [spec])]
+        return [_absolute(_instruction(spec, split), lengths) for spec in specs]
     if isinstance(split, SplitSum):
         return [part for summand in split.parts for part in _ranges(summand, lengths)]
     if isinstance(split, EvenSplit):
@@ -158,12 +160,6 @@ def _ranges(split: Split, lengths: Mapping[str, Sequence[int]]) -> list[SplitRan
     if isinstance(split, ReadInstruction):
         return [_absolute(split, lengths)]
     raise TypeError(f"split must be str, ReadInstruction, or of even_splits, got {type(split).__name__}")
-
-
-def _named(spec: str, split: str, lengths: Mapping[str, Sequence[int]]) -> Iterable[SplitRange]:
-    if spec == "all" and "all" not in lengths:
-        return [SplitRange(name, 0, sum(found)) for name, found in lengths.items()]
-    return [_absolute(_instruction(spec, split), lengths)]
 
 
 def _instruction(spec: str, split: str) -> ReadInstruction:
