@@ -15,7 +15,6 @@ PACKAGE = Path(torch_tfrecord.__file__).parent
 # A module imports only from those above it.
 ORDER = [
     "shown",
-    "printable",
     "errors",
     "arguments",
     "callers",
@@ -51,12 +50,10 @@ ORDER = [
     "protobuf.encoding",
     "protobuf.example",
     "protobuf",
-    "records.packed_records",
     "records.read_plan",
     "records.checksum",
-    "records.running_checksums",
     "records.framing",
-    "records.walk",
+    "records.packed_records",
     "records.compression",
     "records.descriptors",
     "records.storage",

@@ -20,8 +20,7 @@ import os
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from torch_tfrecord.printable import printable
-from torch_tfrecord.shown import shown_text
+from torch_tfrecord.shown import printable, shown_text
 
 __all__ = [
     "CompressionError",

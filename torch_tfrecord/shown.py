@@ -1,4 +1,4 @@
-"""What errors and a `repr` show: bounded in length, and of a dataset or loader no secret."""
+"""What errors and a `repr` show: printable, bounded in length, and of a dataset or loader no secret."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 __all__ = [
+    "printable",
     "shown_features",
     "shown_files",
     "shown_items",
@@ -24,6 +25,27 @@ _MOST_BYTES = 1500  # of a text of an error, beside which stands the file
 # Of an address the name and password in front of the host, and what is asked behind `?`, where tokens stand.
 _USER = re.compile(r"(?<=://)[^/@]*@")
 _QUERY = re.compile(r"(?<=://)([^?]*)\?.*", re.DOTALL)
+
+
+def printable(text: str) -> str:
+    r"""The text as any terminal, log or JSON can take it: bytes of a file's name that are no UTF-8 as ``\xNN``.
+
+    Example:
+        >>> print(printable("caf" + chr(0xDCE9) + ".tfrecord"))
+        caf\xe9.tfrecord
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return "".join(map(_printable_letter, text))
+    return text
+
+
+def _printable_letter(letter: str) -> str:
+    number = ord(letter)
+    if 0xDC80 <= number <= 0xDCFF:  # how Python holds such a byte
+        return f"\\x{number - 0xDC00:02x}"
+    return f"\\u{number:04x}" if 0xD800 <= number <= 0xDFFF else letter
 
 
 class _Short(reprlib.Repr):

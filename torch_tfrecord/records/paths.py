@@ -17,13 +17,13 @@ from itertools import islice
 from typing import Any, NamedTuple, TypeAlias
 
 from torch_tfrecord.errors import TFRecordError
-from torch_tfrecord.printable import printable
 from torch_tfrecord.records.compression import open_stream
 from torch_tfrecord.records.descriptors import opened
 from torch_tfrecord.records.file_set import check_whole
 from torch_tfrecord.records.framing import HEADER_BYTES, guess_content, is_header
 from torch_tfrecord.records.sidecar import SIDECAR_SUFFIX
 from torch_tfrecord.records.storage import filesystem, is_remote, local_path, open_file
+from torch_tfrecord.shown import printable
 
 __all__ = ["Paths", "find_files", "is_companion", "labels_name", "shard_name"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from torch_tfrecord.records.checksum import unmask_array
+from torch_tfrecord.records.checksum import MARK_BYTES, RunningChecksums, moved, moved_by, unmask
 from torch_tfrecord.records.compression import ByteSource, SequentialSource
 from torch_tfrecord.records.framing import (
     FOOTER_BYTES,
@@ -15,7 +15,6 @@ from torch_tfrecord.records.framing import (
     is_header,
     payload_length,
 )
-from torch_tfrecord.records.running_checksums import MARK_BYTES, RunningChecksums, moved, moved_by
 
 __all__ = ["RecordSearch", "end_of_stream", "whole_record_at"]
 
@@ -49,7 +48,7 @@ def whole_record_at(source: ByteSource, offset: int) -> int | None:
 
 
 class _Piece:
-    """The headers that were found in a part of the stream, and the numbers of `running_checksums` that belong to them.
+    """The headers that were found in a part of the stream, and the numbers of `checksum` that belong to them.
 
     Attributes:
         begin, content: The bytes, and some of the next piece's.
@@ -182,7 +181,7 @@ class RecordSearch:
 
     def _end_keys(self, points: _Integers) -> _Checksums:
         footers = b"".join(self._read(FOOTER_BYTES, point) for point in points.tolist())
-        stored = unmask_array(np.frombuffer(footers, "<u4").astype(np.uint32))
+        stored = unmask(np.frombuffer(footers, "<u4").astype(np.uint32))
         return moved(self._sums.up_to(points) ^ stored, -points)
 
     # The answers.

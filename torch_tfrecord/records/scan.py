@@ -21,10 +21,9 @@ from torch_tfrecord.records.framing import (
     guess_content,
     is_header,
 )
-from torch_tfrecord.records.packed_records import PackedRecords
+from torch_tfrecord.records.packed_records import PackedRecords, Walk, walk
 from torch_tfrecord.records.resync import RecordSearch, end_of_stream, whole_record_at
 from torch_tfrecord.records.storage import LocalFile
-from torch_tfrecord.records.walk import Walk, walk
 
 __all__ = ["Block", "RecordScanner", "SkippedBytes"]
 

@@ -19,12 +19,12 @@ from typing import Generic, TypeAlias, TypeVar, get_args
 from torch_tfrecord.arguments import IndexPolicy, one_of
 from torch_tfrecord.callers import outer_level
 from torch_tfrecord.errors import IndexMismatchError
-from torch_tfrecord.printable import printable
 from torch_tfrecord.progress import ProgressBar
 from torch_tfrecord.records.atomic import write_atomically
 from torch_tfrecord.records.index import RecordIndex, index_source, load_fresh
 from torch_tfrecord.records.sidecar_file import check_replaceable, is_own
 from torch_tfrecord.records.storage import FileSource, is_remote, open_file
+from torch_tfrecord.shown import printable
 
 __all__ = [
     "SIDECAR_FOLDER",
