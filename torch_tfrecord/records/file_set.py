@@ -14,10 +14,11 @@ import functools
 import itertools
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from torch_tfrecord.records.atomic import AtomicFile, write_atomically
+from torch_tfrecord.records.descriptors import named, opened
 from torch_tfrecord.records.sidecar import SIDECAR_FOLDER, in_sidecar_folder, sidecar_folder
 from torch_tfrecord.records.temporaries import (
     claim_folder,
@@ -84,7 +85,7 @@ class FileSet:
         """Keep a prepared file, which is closed, for `publish`; the files are numbered from 0."""
         if self._folder is None:
             self._recover()  # from a writer that was killed meanwhile
-            with _named(self._path):
+            with named(self._path):
                 self._folder, self._descriptor = claim_folder(temporary_names(self._path))
         file.put(_new(self._folder, self._count))
         self._count += 1
@@ -135,12 +136,12 @@ class FileSet:
     def _rename(self, folder: Path, names: Sequence[str], replaces: Sequence[bool]) -> None:
         for number, (name, is_there) in enumerate(zip(names, replaces, strict=True)):
             if is_there:
-                with _named(self._parent / name):
+                with named(self._parent / name):
                     _keep(self._final(name), _old(folder, number))
         sync_directory(folder)
         for number, name in enumerate(names):
             final = self._final(name)
-            with _named(self._parent / name):
+            with named(self._parent / name):
                 move = functools.partial(os.replace, _new(folder, number), final)
                 in_sidecar_folder(str(final), move) if _is_index(name) else move()
         for path in {self._final(name).parent for name in names}:
@@ -169,10 +170,9 @@ class FileSet:
 
     def _recover(self) -> None:
         """Put back what a killed writer was replacing, and clear what it left."""
-        try:
-            content = self._marker.read_bytes()
-        except OSError:
-            content = b""
+        content = b""
+        with named(self._path), contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            content = opened(Path.read_bytes, self._marker)
         if content:
             self._recover_marked(content)
         clear_dead(temporary_names(self._path))
@@ -255,12 +255,3 @@ def _keep(path: Path, kept: Path) -> None:
         if error.errno not in _NO_HARD_LINKS:
             raise
         path.replace(kept)
-
-
-@contextlib.contextmanager
-def _named(path: Path) -> Iterator[None]:
-    """Errors of a temporary name as those of the final one."""
-    try:
-        yield
-    except OSError as error:
-        raise OSError(error.errno, error.strerror, str(path)) from error

@@ -20,7 +20,7 @@ from torch_tfrecord.native import native_module
 from torch_tfrecord.process_cache import ProcessCache
 from torch_tfrecord.records.checksum import crc32c
 from torch_tfrecord.records.compression import MAX_INFLATED_RECORD_BYTES, ByteSource, SequentialSource
-from torch_tfrecord.records.descriptors import Descriptor, open_descriptor, open_if_free
+from torch_tfrecord.records.descriptors import Descriptor, named, open_descriptor, open_if_free
 from torch_tfrecord.records.framing import OVERHEAD_BYTES
 
 __all__ = [
@@ -138,11 +138,8 @@ class LocalFile(FileSource):
         """The open file, for one read: it is not closed while its caller keeps this."""
         held = self._held
         if held is None:
-            try:
+            with named(self.path):
                 held = self._held = self._same(open_descriptor(self._place, self))
-            except OSError as error:
-                error.filename = self.path
-                raise
         held.is_used = True
         return held
 
@@ -180,22 +177,17 @@ class LocalFile(FileSource):
         fd = (held := self.hold()).number
         try:
             data = os.pread(fd, wanted if wanted < _MAX_READ_BYTES else _MAX_READ_BYTES, offset)
-            if len(data) == wanted or not data:
-                return data
-            pieces = [data]  # a signal or a full cache may cut a read short anywhere
-            have = len(data)
-            while have < wanted:
-                piece = os.pread(fd, min(wanted - have, _MAX_READ_BYTES), offset + have)
+            while len(data) < wanted:  # a signal or a full cache may cut a read short anywhere
+                piece = os.pread(fd, min(wanted - len(data), _MAX_READ_BYTES), offset + len(data))
                 if not piece:
                     break
-                pieces.append(piece)
-                have += len(piece)
+                data += piece
         except OSError as error:
             error.filename = self.path
             raise
         finally:
             del held
-        return b"".join(pieces)
+        return data
 
     def read_into(self, buffer: memoryview, offset: int) -> int:
         """Fill a writable buffer of bytes from `offset` on; how many came, fewer only at the end of the file."""
