@@ -17,7 +17,6 @@ ORDER = [
     "shown",
     "errors",
     "arguments",
-    "callers",
     "samples",
     "native",
     "process_cache",

@@ -175,7 +175,9 @@ def opened(
     except OSError as error:
         if error.errno not in _TOO_MANY:
             raise
-        raise OSError(error.errno, f"{os.strerror(error.errno)} ({_limit()})", str(path)) from error
+        soft_limit, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+        limit = f"this process may open {soft_limit}: RLIMIT_NOFILE, `ulimit -n`, up to {hard_limit}"
+        raise OSError(error.errno, f"{os.strerror(error.errno)} ({limit})", str(path)) from error
 
 
 @contextlib.contextmanager
@@ -186,11 +188,6 @@ def named(path: str | os.PathLike[str]) -> Iterator[None]:
     except OSError as error:
         # A new one: once the second name of a link is set, the text shows it even as None.
         raise OSError(error.errno, error.strerror, os.fspath(path)) from error
-
-
-def _limit() -> str:
-    soft_limit, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return f"this process may open {soft_limit}: RLIMIT_NOFILE, `ulimit -n`, up to {hard_limit}"
 
 
 def _most_open() -> int:

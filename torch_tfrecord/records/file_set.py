@@ -108,7 +108,8 @@ class FileSet:
                 if _is_index(name):  # what stands in its way is met before any file has its name
                     folders.enter_context(sidecar_folder(str(self._parent / name)))
             sync_directory(folder)
-            self._check_alone()
+            if self._marker.exists():
+                raise OSError(errno.EBUSY, "another writer is replacing this set of shards", str(self._path))
             try:
                 content = json.dumps({"folder": folder.name, "names": list(names), "replaces": replaces})
                 write_atomically(str(self._marker), content.encode("ascii"))
@@ -128,10 +129,6 @@ class FileSet:
     def _final(self, name: str) -> Path:
         path = self._parent / name
         return path if _is_index(name) else Path(os.path.realpath(path))  # a link stays one
-
-    def _check_alone(self) -> None:
-        if self._marker.exists():
-            raise OSError(errno.EBUSY, "another writer is replacing this set of shards", str(self._path))
 
     def _rename(self, folder: Path, names: Sequence[str], replaces: Sequence[bool]) -> None:
         for number, (name, is_there) in enumerate(zip(names, replaces, strict=True)):
@@ -196,8 +193,10 @@ class FileSet:
         try:
             fields = json.loads(content)
             folder, names, replaces = str(fields["folder"]), list(fields["names"]), list(fields["replaces"])
-            is_ours = len(names) == len(replaces) and folder in _first_names(self._path)
-            is_ours = is_ours and all(_is_plain(name) or _is_index(name) for name in names)
+            is_ours = self._parent / folder in itertools.islice(temporary_names(self._path), _MOST_WRITERS)
+            is_ours = (
+                is_ours and len(names) == len(replaces) and all(_is_plain(name) or _is_index(name) for name in names)
+            )
         except (ValueError, KeyError, TypeError, RecursionError):
             is_ours = False
         if not is_ours:
@@ -234,10 +233,6 @@ def _is_index(name: str) -> bool:
 
 def _is_plain(name: str) -> bool:
     return name not in ("", ".", "..") and "/" not in name and "\0" not in name
-
-
-def _first_names(path: Path) -> list[str]:
-    return [name.name for name in itertools.islice(temporary_names(path), _MOST_WRITERS)]
 
 
 def _is_same(one: Path, other: Path) -> bool:

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import struct
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -92,7 +91,7 @@ def payload_length(header: bytes) -> int:
     return int(length)
 
 
-def checksum_error(crc: int, footer: Any, length: int) -> CorruptRecordError | None:
+def checksum_error(crc: int, footer: bytes | memoryview, length: int) -> CorruptRecordError | None:
     """The error of a payload with this CRC-32C and length where that is not the checksum in its footer, or None."""
     expected, stored = mask(crc), _FOOTER.unpack(footer)[0]
     if stored == expected:
@@ -102,7 +101,7 @@ def checksum_error(crc: int, footer: Any, length: int) -> CorruptRecordError | N
     )
 
 
-def check_payload(payload: Any, footer: Any) -> None:
+def check_payload(payload: bytes | memoryview, footer: bytes | memoryview) -> None:
     """CorruptRecordError unless a payload has the checksum in its footer, 4 bytes."""
     error = checksum_error(crc32c(payload), footer, len(payload))
     if error is not None:

@@ -154,9 +154,9 @@ class RecordIndex:
             _, compression_type = open_stream(data, "auto")
             if compression_type:
                 raise IndexMismatchError(f"expected an uncompressed data file, got {compression_type}: {data.path}")
-            offsets, sizes = _parse_text(_read_all(name))
-            lengths = sizes - OVERHEAD_BYTES
-            return cls(offsets, lengths, data.file_size, "", data.mtime_ns, data.fingerprint())
+            text = open_file(name)
+            offsets, sizes = _parse_text(text.read(text.file_size, 0))
+            return cls(offsets, sizes - OVERHEAD_BYTES, data.file_size, "", data.mtime_ns, data.fingerprint())
         except IndexMismatchError as error:
             error.locate(path=name)
             raise
@@ -275,22 +275,17 @@ def load_fresh(path: str, data: FileSource) -> RecordIndex:
     index = _load(path, RecordIndex, data)
     index.check_fresh(data)
     # A plain file needs no look: its records would not fill it. What is empty is of any compression.
-    if index.compression_type and data.file_size and _compression_of(data) != index.compression_type:
+    if (
+        index.compression_type
+        and data.file_size
+        and detect_compression(data.read(HEADER_BYTES, 0)) != index.compression_type
+    ):
         raise IndexMismatchError(
             f"the index is not of this file as it is now: expected compression {index.compression_type!r}, "
             "got a file of another",
             path=data.path,
         )
     return index
-
-
-def _compression_of(data: FileSource) -> str:
-    return detect_compression(data.read(HEADER_BYTES, 0))
-
-
-def _read_all(path: str) -> bytes:
-    source = open_file(path)
-    return source.read(source.file_size, 0)
 
 
 def _parse_text(text: bytes) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:

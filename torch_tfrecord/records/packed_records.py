@@ -154,14 +154,11 @@ class PackedRecords(Sequence[memoryview]):
         if len(self) == 1 and type(whole) is bytes and self.starts[0] == 0 and self.lengths[0] == len(whole):
             return [whole]
         native = native_module("frames")
-        if native is None:
-            places = zip(self.starts.tolist(), self.lengths.tolist(), strict=True)
-            return [_part(self.buffer, start, length) for start, length in places]
-        parts: list[bytes] = native.slices(self.buffer, self.starts, self.lengths)
-        return parts
-
-
-def _part(buffer: memoryview, start: int, length: int) -> bytes:
-    if start < 0 or length < 0 or length > len(buffer) - start:
-        raise ValueError(f"expected parts of a buffer of {len(buffer)} bytes, got {length} bytes from {start}")
-    return bytes(buffer[start : start + length])
+        if native is not None:
+            parts: list[bytes] = native.slices(self.buffer, self.starts, self.lengths)
+            return parts
+        size = len(self.buffer)
+        for start, length in zip(self.starts.tolist(), self.lengths.tolist(), strict=True):
+            if start < 0 or length < 0 or length > size - start:
+                raise ValueError(f"expected parts of a buffer of {size} bytes, got {length} bytes from {start}")
+        return list(map(bytes, self))

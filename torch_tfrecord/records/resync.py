@@ -16,7 +16,7 @@ from torch_tfrecord.records.framing import (
     payload_length,
 )
 
-__all__ = ["RecordSearch", "end_of_stream", "whole_record_at"]
+__all__ = ["RecordSearch", "behind_record"]
 
 _Integers = npt.NDArray[np.int64]
 _Checksums = npt.NDArray[np.uint32]
@@ -27,24 +27,20 @@ _RESYNC_BYTES = 1 << 22
 _PIECE_BYTES = 1 << 21
 
 
-def end_of_stream(source: ByteSource, offset: int) -> int:
-    """Offset of the end, found by reading on from `offset`."""
-    while piece := source.read(_RESYNC_BYTES, offset):
-        offset += len(piece)
-    return offset
-
-
-def whole_record_at(source: ByteSource, offset: int) -> int | None:
-    """Payload length of a record with a good header whose bytes are all there; None where there is none."""
+def behind_record(source: ByteSource, offset: int) -> int | None:
+    """Offset behind a record with a good header, the stream's end where the record is cut; None where no header is."""
     header = source.read(HEADER_BYTES, offset)
     if not is_header(header):
         return None
     length = payload_length(header)
     limit = source.max_record_bytes if source.size is None else source.size - offset
-    if limit is not None and length > limit:
-        return None
-    record = source.read(length + OVERHEAD_BYTES, offset)
-    return length if len(record) == length + OVERHEAD_BYTES else None
+    if limit is None or length <= limit:
+        record = source.read(length + OVERHEAD_BYTES, offset)
+        if len(record) == length + OVERHEAD_BYTES:
+            return offset + len(record)
+    while piece := source.read(_RESYNC_BYTES, offset):
+        offset += len(piece)
+    return offset
 
 
 class _Piece:
