@@ -41,7 +41,10 @@ class AtomicFile:
         self._target = _target(path)
         self._temporary: Path | None = None
         self._pid = os.getpid()
-        self._direct = _is_special(self._target)
+        self._direct = False
+        # In one look, since another process may replace it.
+        with contextlib.suppress(OSError):
+            self._direct = not stat.S_ISREG(self._target.stat().st_mode)
         self._buffer = bytearray()
         with named(path):
             self._fd = self._open()
@@ -183,14 +186,6 @@ class AtomicFile:
 def _target(path: str) -> Path:
     # Not Path.resolve, for which a link to itself is a RuntimeError.
     return Path(os.path.realpath(path))
-
-
-def _is_special(path: Path) -> bool:
-    """Whether something is there that is no regular file; in one look, since another process may replace it."""
-    try:
-        return not stat.S_ISREG(path.stat().st_mode)
-    except OSError:
-        return False
 
 
 def _fd_path(fd: int) -> str:

@@ -121,11 +121,6 @@ class RecordScanner:
         self._offset = 0  # of the next record
         self._position = 0  # its number
 
-    @property
-    def end(self) -> int:
-        """Offset behind the last record handed out or skipped."""
-        return self._offset
-
     def __iter__(self) -> Iterator[Block]:
         wanted = step = ahead = self._usual
         while True:

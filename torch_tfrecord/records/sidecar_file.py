@@ -147,7 +147,11 @@ def _read(
         raise IndexMismatchError(
             f"expected {kind.what} that does not change while it is read, got {len(content)} bytes"
         )
-    _check_checksum(content, kind)
+    begin = _LENGTH_BYTES + len(_lead(kind))
+    stored = content[begin : begin + _CHECKSUM_DIGITS].decode("ascii", "backslashreplace")
+    got = _checksum(content, begin).decode()
+    if stored != got:
+        raise IndexMismatchError(f"expected {kind.what} with checksum {stored}, got {got}: it is damaged")
     return _arrays(content, kind, metadata, lengths, _LENGTH_BYTES + header_bytes)
 
 
@@ -186,14 +190,6 @@ def _length(described: object) -> int:
     if not isinstance(shape, list) or len(shape) != 1 or type(shape[0]) is not int or not 0 <= shape[0] < 1 << 60:
         raise IndexMismatchError("expected arrays of one dimension, got others")
     return shape[0]
-
-
-def _check_checksum(content: bytes, kind: SidecarFormat) -> None:
-    begin = _LENGTH_BYTES + len(_lead(kind))
-    expected, got = content[begin : begin + _CHECKSUM_DIGITS], _checksum(content, begin)
-    if expected != got:
-        stored = expected.decode("ascii", "backslashreplace")
-        raise IndexMismatchError(f"expected {kind.what} with checksum {stored}, got {got.decode()}: it is damaged")
 
 
 def _arrays(content: bytes, kind: SidecarFormat, metadata: dict[str, str], lengths: list[int], start: int) -> Sidecar:
