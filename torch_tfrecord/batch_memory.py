@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from contextvars import ContextVar, Token
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -64,7 +64,7 @@ class BatchBudget:
 _BUDGET: ContextVar[BatchBudget | None] = ContextVar("torch_tfrecord_batch_budget", default=None)
 
 
-def check_max_batch_bytes(value: Any) -> int:
+def check_max_batch_bytes(value: object) -> int:
     """The argument of that name.
 
     Raises:
@@ -100,8 +100,7 @@ def empty_bytes(size: int) -> _Bytes:
     native = optional_module("memory") if size >= _SMALL_BYTES else None
     if native is None:
         return np.empty(size, np.uint8)
-    block: Any = native.Block(size)
-    return np.frombuffer(block, np.uint8)
+    return np.frombuffer(native.Block(size), np.uint8)
 
 
 def empty_tensor(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
