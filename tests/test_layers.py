@@ -120,8 +120,6 @@ ORDER = [
     "batches.column_batch",
     "batches.batch_parser",
     "batches.crop_reader",
-    "batches.nested_lists",
-    "batches.padded_sizes",
     "batches.padded_values",
     "batches.padding",
     "batches",

@@ -12,9 +12,15 @@ import torch
 from torch_tfrecord.batch_memory import MAX_BATCH_BYTES, BatchBudget, check_max_batch_bytes
 from torch_tfrecord.batches.collate import take_columns
 from torch_tfrecord.batches.column_batch import ColumnBatch
-from torch_tfrecord.batches.nested_lists import scalars
-from torch_tfrecord.batches.padded_sizes import check_shapes
-from torch_tfrecord.batches.padded_values import ColumnRows, Padded, column_rows, pad_column, pad_numbers, pad_strings
+from torch_tfrecord.batches.padded_values import (
+    ColumnRows,
+    Padded,
+    column_rows,
+    pad_column,
+    pad_numbers,
+    pad_strings,
+    scalars,
+)
 from torch_tfrecord.errors import LimitExceededError
 from torch_tfrecord.samples import place_of
 
@@ -63,7 +69,7 @@ class PaddedCollate:
 
     def __post_init__(self) -> None:
         """Check what can be checked without samples."""
-        check_shapes(self.padded_shapes)
+        _check_shapes(self.padded_shapes)
         _check_paddings(self.padding_values)
         check_max_batch_bytes(self.max_batch_bytes)
 
@@ -95,6 +101,18 @@ def _fillable(columns: Any, num_samples: int) -> Any:
         return columns
     column = column_rows(columns) if isinstance(columns, torch.Tensor) else None
     return list(ColumnBatch(columns, num_samples)) if column is None else column
+
+
+def _check_shapes(shapes: Any) -> None:
+    if isinstance(shapes, Mapping):
+        shapes = list(shapes.values())
+    if isinstance(shapes, (list, tuple)):
+        for item in shapes:
+            _check_shapes(item)
+    elif shapes is not None and (isinstance(shapes, bool) or not isinstance(shapes, int)):
+        raise TypeError(f"padded_shapes holds ints, None and -1, in tuples and mappings, got {type(shapes).__name__}")
+    elif shapes is not None and shapes < -1:
+        raise ValueError(f"a size in padded_shapes must be at least 0, or None or -1 for the maximum, got {shapes}")
 
 
 def _check_paddings(paddings: Any) -> None:
