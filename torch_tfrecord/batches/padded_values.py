@@ -70,7 +70,7 @@ def _is_plain(values: torch.Tensor) -> bool:
     return values.device.type == "cpu" and not (values.requires_grad or values.is_conj() or values.is_neg())
 
 
-def pad_column(column: ColumnRows, shapes: Any, padding: Any, name: str) -> Padded:
+def pad_column(column: ColumnRows, shapes: object, padding: object, name: str) -> Padded:
     """Pad a column: the same as `pad_numbers` of its rows, errors too."""
     sizes, plain = column.sizes(), column.values.as_subclass(torch.Tensor)
     size, fill = _prepare(sizes, shapes, padding, plain.dtype, name)
@@ -92,7 +92,7 @@ def _pad_inner(values: torch.Tensor, inner: _Shape, fill: Any) -> torch.Tensor:
     return padded
 
 
-def pad_numbers(values: list[Any], shapes: Any, padding: Any, name: str) -> Padded:
+def pad_numbers(values: list[Any], shapes: object, padding: object, name: str) -> Padded:
     """Pad tensors, arrays, numbers or nested lists of numbers, one for each sample.
 
     Raises:
@@ -142,7 +142,7 @@ def _check_alike(tensors: list[Any], name: str) -> None:
             )
 
 
-def _prepare(sizes: _Sizes, shapes: Any, padding: Any, dtype: torch.dtype, name: str) -> tuple[_Shape, Any]:
+def _prepare(sizes: _Sizes, shapes: object, padding: object, dtype: torch.dtype, name: str) -> tuple[_Shape, Any]:
     """The size of a sample in the batch, and what it is filled with; the batch's bytes are reserved."""
     size = _padded_size(sizes, shapes, name)
     fill = _exact_number(padding, dtype, name) if size else 0
@@ -150,7 +150,7 @@ def _prepare(sizes: _Sizes, shapes: Any, padding: Any, dtype: torch.dtype, name:
     return size, fill
 
 
-def _exact_number(value: Any, dtype: torch.dtype, name: str) -> Any:
+def _exact_number(value: object, dtype: torch.dtype, name: str) -> Any:
     """The padding value, if the dtype holds it exactly."""
     if value is None:
         return 0
@@ -168,7 +168,7 @@ def _exact_number(value: Any, dtype: torch.dtype, name: str) -> Any:
     return held
 
 
-def pad_strings(values: list[Any], kind: type[bytes] | type[str], shape: Any, padding: Any, name: str) -> Padded:
+def pad_strings(values: list[Any], kind: type[bytes] | type[str], shape: object, padding: object, name: str) -> Padded:
     """Pad bytes or str, or nested lists of them, one for each sample; kind is the type of the first.
 
     Raises:
@@ -204,7 +204,7 @@ def _string_sizes(values: list[Any], kind: type[bytes] | type[str], name: str) -
     return [size + (0,) * (rank - len(size)) if 0 in size else size for size in sizes]
 
 
-def _list_size(value: Any) -> _Shape:
+def _list_size(value: object) -> _Shape:
     if not isinstance(value, list):
         return ()
     (inner,) = {_list_size(item) for item in value} or {()}
@@ -220,7 +220,7 @@ def _pad_lists(values: list[Any], size: _Shape, fill: Any) -> list[Any]:
     return [_pad_lists(row, size[1:], fill) for row in rows]
 
 
-def scalars(value: Any) -> Iterator[Any]:
+def scalars(value: object) -> Iterator[Any]:
     """What lies in nested lists, row-major.
 
     Example:
@@ -246,7 +246,7 @@ def _sizes_of(shapes: Sequence[_Shape], name: str) -> _Sizes:
     return np.array(shapes, np.int64).reshape(len(shapes), rank)
 
 
-def _padded_size(sizes: _Sizes, shape: Any, name: str) -> _Shape:
+def _padded_size(sizes: _Sizes, shape: object, name: str) -> _Shape:
     """The size of one sample in the batch; shape is the entry of padded_shapes."""
     wanted = _wanted(shape, sizes.shape[1], name)
     largest: list[int] = sizes.max(axis=0).tolist()

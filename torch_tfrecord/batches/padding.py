@@ -103,7 +103,7 @@ def _fillable(columns: Any, num_samples: int) -> Any:
     return list(ColumnBatch(columns, num_samples)) if column is None else column
 
 
-def _check_shapes(shapes: Any) -> None:
+def _check_shapes(shapes: object) -> None:
     if isinstance(shapes, Mapping):
         shapes = list(shapes.values())
     if isinstance(shapes, (list, tuple)):
@@ -115,7 +115,7 @@ def _check_shapes(shapes: Any) -> None:
         raise ValueError(f"a size in padded_shapes must be at least 0, or None or -1 for the maximum, got {shapes}")
 
 
-def _check_paddings(paddings: Any) -> None:
+def _check_paddings(paddings: object) -> None:
     if isinstance(paddings, (Mapping, list, tuple)):
         for item in paddings.values() if isinstance(paddings, Mapping) else paddings:
             _check_paddings(item)
@@ -126,7 +126,7 @@ def _check_paddings(paddings: Any) -> None:
         raise TypeError(f"a padding value must be a number, bytes, str or None, got {type(paddings).__name__}")
 
 
-def _pad(column: Any, shapes: Any, paddings: Any, name: str) -> Padded:
+def _pad(column: Any, shapes: object, paddings: object, name: str) -> Padded:
     """Pad a mapping or tuple of columns, or one: `ColumnRows`, or its values in a list."""
     if isinstance(column, dict):
         return _pad_mapping(column, shapes, paddings, name)
@@ -138,7 +138,7 @@ def _pad(column: Any, shapes: Any, paddings: Any, name: str) -> Padded:
     return _pad_values(column, shapes, paddings, name)
 
 
-def _pad_values(values: list[Any], shapes: Any, paddings: Any, name: str) -> Padded:
+def _pad_values(values: list[Any], shapes: object, paddings: object, name: str) -> Padded:
     first = values[0]
     if isinstance(first, Mapping):
         return _pad_mapping(_columns_of_mappings(values, name), shapes, paddings, name)
@@ -164,7 +164,7 @@ def _columns_of_mappings(values: list[Any], name: str) -> dict[Any, list[Any]]:
     return {key: [value[key] for value in values] for key in values[0]}
 
 
-def _pad_mapping(columns: dict[Any, Any], shapes: Any, paddings: Any, name: str) -> Padded:
+def _pad_mapping(columns: dict[Any, Any], shapes: object, paddings: object, name: str) -> Padded:
     keys = set(columns)
     for argument, given in (("padded_shapes", shapes), ("padding_values", paddings)):
         if isinstance(given, Mapping) and not set(given) <= keys:
@@ -184,7 +184,7 @@ def _names(keys: set[Any]) -> list[str]:
     return sorted(map(str, keys))
 
 
-def _pad_sequences(values: list[Any], shapes: Any, paddings: Any, name: str) -> Padded:
+def _pad_sequences(values: list[Any], shapes: object, paddings: object, name: str) -> Padded:
     first = values[0]
     for number, value in enumerate(values):
         if not isinstance(value, (list, tuple)) or len(value) != len(first):
@@ -195,7 +195,7 @@ def _pad_sequences(values: list[Any], shapes: Any, paddings: Any, name: str) -> 
     return batch, lengths
 
 
-def _pad_parts(columns: Sequence[Any], shapes: Any, paddings: Any, name: str) -> tuple[list[Any], list[Any]]:
+def _pad_parts(columns: Sequence[Any], shapes: object, paddings: object, name: str) -> tuple[list[Any], list[Any]]:
     count = len(columns)
     shapes = _parts("padded_shapes", [None] * count if shapes is None else shapes, count, name)
     several = isinstance(paddings, (list, tuple, Mapping))
@@ -205,7 +205,7 @@ def _pad_parts(columns: Sequence[Any], shapes: Any, paddings: Any, name: str) ->
     return [part[0] for part in parts], [part[1] for part in parts]
 
 
-def _parts(argument: str, given: Any, count: int, name: str) -> Any:
+def _parts(argument: str, given: object, count: int, name: str) -> Sequence[object]:
     if not isinstance(given, (list, tuple)) or len(given) != count:
         raise ValueError(f"{argument}{name}: expected {count} parts, nested as the samples, got {given!r}")
     return given

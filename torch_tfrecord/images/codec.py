@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -25,6 +25,7 @@ from torch_tfrecord.images.headers import ImageHeader, check_scans, detect_forma
 __all__ = [
     "CHANNELS",
     "DEFAULT_MAX_PIXELS",
+    "EncodedImage",
     "decode_image",
     "decode_opened",
     "encode_image",
@@ -35,7 +36,7 @@ __all__ = [
     "turn_upright",
 ]
 
-EncodedImage = bytes | bytearray | memoryview | torch.Tensor | np.ndarray[Any, Any]
+EncodedImage: TypeAlias = bytes | bytearray | memoryview | torch.Tensor | np.ndarray[Any, Any]
 
 DEFAULT_MAX_PIXELS = 178_956_970
 """Twice a quarter of a gibibyte of 24-bit pixels: where Pillow, too, takes an image for a decompression bomb."""

@@ -215,7 +215,7 @@ def _sides(name: str, value: Any) -> tuple[int, int]:
     return height, width
 
 
-def _limits(name: str, value: Any) -> tuple[float, float]:
+def _limits(name: str, value: object) -> tuple[float, float]:
     if not isinstance(value, Sequence) or isinstance(value, str) or len(value) != 2:
         raise TypeError(f"{name} must be (least, greatest), got {value!r}")
     low, high = (_number(name, limit) for limit in value)
@@ -224,19 +224,19 @@ def _limits(name: str, value: Any) -> tuple[float, float]:
     return low, high
 
 
-def _number(name: str, value: Any) -> float:
+def _number(name: str, value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise TypeError(f"{name} must be a number, got {type(value).__name__}")
     return float(value)
 
 
-def _flag(name: str, value: Any) -> bool:
+def _flag(name: str, value: object) -> bool:
     if value is not None and not isinstance(value, bool):
         raise TypeError(f"{name} must be True or False, got {value!r}")
     return bool(value)
 
 
-def _interpolation(value: Any) -> str:
+def _interpolation(value: object) -> str:
     name = value.value if isinstance(value, InterpolationMode) else value
     name = _PILLOW_NUMBERS.get(name, name) if isinstance(name, int) else name
     if name not in _INTERPOLATIONS:

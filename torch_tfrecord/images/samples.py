@@ -7,16 +7,24 @@ uint8, and written straight to its row of the batch. A sample is the row of a ba
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torchvision.transforms import InterpolationMode
 from torchvision.transforms.v2 import functional
 
 from torch_tfrecord.batch_memory import empty_tensor
 from torch_tfrecord.errors import ImageDecodeError, ParseError
-from torch_tfrecord.images.codec import CHANNELS, DEFAULT_MAX_PIXELS, decode_opened, open_image, turn_upright
+from torch_tfrecord.images.codec import (
+    CHANNELS,
+    DEFAULT_MAX_PIXELS,
+    EncodedImage,
+    decode_opened,
+    open_image,
+    turn_upright,
+)
 from torch_tfrecord.images.crops import Crop
 from torch_tfrecord.images.regions import Region, Scratch, decode_region
 from torch_tfrecord.native import optional_module
@@ -31,7 +39,7 @@ __all__ = [
     "place_pixels",
 ]
 
-_Pixels: TypeAlias = "np.ndarray[Any, Any]"  # uint8 [H, W, C]
+_Pixels: TypeAlias = "npt.NDArray[np.uint8]"  # [H, W, C]
 
 
 class ValueTable:
@@ -94,10 +102,10 @@ class StoredImage:
 
     def __init__(
         self,
-        data: Any,
+        data: EncodedImage,
         mode: str,
         *,
-        shape: tuple[Any, ...] = (),
+        shape: tuple[object, ...] = (),
         apply_orientation: bool = False,
         max_pixels: int = DEFAULT_MAX_PIXELS,
     ) -> None:
@@ -148,7 +156,9 @@ class CroppedImages:
         self._mode, self._crop, self._normalization = mode, crop, normalization
         self._apply_orientation, self._max_pixels = apply_orientation, max_pixels
 
-    def batch(self, values: Sequence[Any], shapes: Sequence[tuple[Any, ...]], keys: Sequence[int]) -> torch.Tensor:
+    def batch(
+        self, values: Sequence[EncodedImage], shapes: Sequence[tuple[object, ...]], keys: Sequence[int]
+    ) -> torch.Tensor:
         """Decode several images.
 
         Args:
@@ -165,7 +175,9 @@ class CroppedImages:
             self._write(data, shape, int(key), row, scratch)
         return out
 
-    def _write(self, data: Any, shape: tuple[Any, ...], key: int, row: torch.Tensor, scratch: Scratch) -> None:
+    def _write(
+        self, data: EncodedImage, shape: tuple[object, ...], key: int, row: torch.Tensor, scratch: Scratch
+    ) -> None:
         image = StoredImage(
             data, self._mode, shape=shape, apply_orientation=self._apply_orientation, max_pixels=self._max_pixels
         )
@@ -178,7 +190,7 @@ class CroppedImages:
         place_pixels(pixels, row, self._normalization, flip=plan.flip)
 
 
-def check_image_shape(expected: tuple[Any, ...], stored: tuple[int, ...]) -> None:
+def check_image_shape(expected: tuple[object, ...], stored: tuple[int, ...]) -> None:
     """Check (height, width, channels) against what a spec says; None matches everything, an empty shape too.
 
     Raises:
