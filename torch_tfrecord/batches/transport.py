@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -75,11 +76,7 @@ class _Node(NamedTuple):
 def _reduce(batch: Any) -> tuple[Any, ...]:
     packer = _Packer()
     node = packer.node(batch)
-    return (_unpack, (packer.buffer(), node)) if len(packer.tensors) > 1 else (_itself, (batch,))
-
-
-def _itself(batch: Any) -> Any:
-    return batch
+    return (_unpack, (packer.buffer(), node)) if len(packer.tensors) > 1 else (type(batch), (batch,))
 
 
 class _Packer:
@@ -96,11 +93,11 @@ class _Packer:
         if type(part) is tuple:
             return _Node(_make_tuple, tuple(map(self.node, part)))
         if type(part) is list and part and isinstance(part[0], torch.Tensor):
-            return _Node(_make_list, tuple(map(self.node, part)))
+            return _Node(list, (self.node(tuple(part)),))
         if type(part) is list and set(map(type, part)) == {bytes}:
             return self._bytes(part)
         if isinstance(part, RaggedTensor):
-            return _Node(_make_ragged, tuple(map(self.node, (part.flat_values, *part.row_splits))))
+            return _Node(RaggedTensor, (self.node(part.flat_values), self.node(tuple(part.row_splits))))
         return self._tensor(part) if isinstance(part, torch.Tensor) else part
 
     def _bytes(self, values: list[bytes]) -> Any:
@@ -119,11 +116,11 @@ class _Packer:
             return _Node(jagged_tensor, parts) if is_plain else tensor
         if tensor.layout == torch.sparse_coo:
             parts = (self.node(tensor._indices()), self.node(tensor._values()), tuple(tensor.shape))
-            return _Node(_make_sparse, (*parts, tensor.is_coalesced()))
+            return _Node(partial(make_sparse, is_coalesced=tensor.is_coalesced()), parts)
         if tensor.layout != torch.strided or tensor.is_nested or not 0 < tensor.nbytes < LARGE_BYTES:
             return tensor
         if type(tensor) in _IMAGE_KINDS:
-            return _Node(_make_image, (type(tensor), self._place(tensor.as_subclass(torch.Tensor))))
+            return _Node(type(tensor), (self._place(tensor.as_subclass(torch.Tensor)),))
         if type(tensor) is not torch.Tensor or tensor.is_conj() or tensor.is_neg():
             return tensor
         return self._place(tensor)
@@ -171,22 +168,5 @@ def _make_tuple(*values: Any) -> tuple[Any, ...]:
     return values
 
 
-def _make_list(*values: Any) -> list[Any]:
-    return list(values)
-
-
 def _make_bytes(joined: torch.Tensor, lengths: torch.Tensor) -> list[bytes]:
     return PackedRecords(joined.numpy(), (lengths.cumsum(0) - lengths).numpy(), lengths.numpy()).tolist()
-
-
-def _make_ragged(flat_values: torch.Tensor, *row_splits: torch.Tensor) -> RaggedTensor:
-    return RaggedTensor(flat_values, row_splits)
-
-
-def _make_sparse(indices: torch.Tensor, values: torch.Tensor, shape: tuple[int, ...], is_coalesced: bool) -> Any:
-    return make_sparse(indices, values, shape, is_coalesced=is_coalesced)
-
-
-def _make_image(kind: Any, pixels: torch.Tensor) -> torch.Tensor:
-    image: torch.Tensor = kind(pixels)
-    return image
