@@ -4,7 +4,7 @@
     python benchmarks/environments.py                    # the peers, each in a virtual environment of its own
     python benchmarks/compare.py all --photos PHOTOS     # or one of the tables: tabular, tokens, embeddings, raw, ...
     python benchmarks/compare.py all --photos PHOTOS --update-docs
-    python benchmarks/compare.py doors --rows ds_i,tokens    # every way into training; rows as doors.py names them
+    python benchmarks/compare.py doors --rows ds_i,tokens    # every way into training; rows as workloads.py names them
 
 Before the clock starts every side runs an epoch whose output is compared with ours: the same values, dtypes, shapes;
 for random crops the same layout, mean and deviation. A peer that is not installed is reported as missing. Results go to
@@ -21,18 +21,16 @@ from typing import Any
 
 from chart import draw_comparison, draw_scaling
 from corpus import Corpora
-from door_report import door_table
-from doors import only_rows
 from environments import DEFAULT_FOLDER, Environments
-from report import NAMES, provenance, replace_block, side_table, summary_table
+from report import NAMES, door_table, provenance, replace_block, side_table, summary_table
 from runner import Pace, run_workload
 from scaling import measure_scaling, scaling_table
 from startup import measure_startup, startup_table
-from workloads import WORKLOADS, Workload
+from workloads import WORKLOADS, Workload, only_rows
 
 _ROOT = Path(__file__).parent.parent
 _TABLES = sorted({workload.table for workload in WORKLOADS.values()})
-# The number changes with what corpus.py writes.
+# The number changes with what drawn.py draws.
 _CACHE = Path("~/.cache/torch_tfrecord_benchmarks/corpora-1").expanduser()
 
 
@@ -52,7 +50,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--sides", nargs="+", choices=[*NAMES], default=[*NAMES], help="only these (default all)")
     parser.add_argument("--variants", type=int, default=99, help="only the first of each side (default all)")
     parser.add_argument(
-        "--rows", type=lambda text: text.split(","), help="of doors and random: only these (see doors.py)"
+        "--rows", type=lambda text: text.split(","), help="of doors and random: only these (see workloads.py)"
     )
     parser.add_argument("--update-docs", action="store_true", help="write tables and charts into docs/")
     return parser.parse_args()
@@ -91,7 +89,7 @@ def chosen_workloads(wanted: set[str], rows: list[str] | None) -> dict[str, Work
         return workloads
     found = {name: only_rows(one, rows) if one.has_doors else one for name, one in workloads.items()}
     if not any(found.values()):
-        raise SystemExit(f"--rows: expected rows or workloads of doors.py, got {', '.join(rows)}")
+        raise SystemExit(f"--rows: expected rows or workloads of workloads.py, got {', '.join(rows)}")
     return {name: workload for name, workload in found.items() if workload is not None}
 
 

@@ -3,21 +3,33 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from door_corpora import DOOR_COUNTS, DOOR_MAKERS, write_tfds
-from pictures import encoded_pictures
+from drawn import MAKERS, images, write_tfds
+from workloads import RANDOM_SIZES
 
-from torch_tfrecord import TFRecordWriter, build_index, encode_example
+from torch_tfrecord import TFRecordWriter, build_index
 from torch_tfrecord.records.sidecar import sidecar_path, write_sidecar
 
 __all__ = ["COUNTS", "Corpora", "repeat_file", "write_records"]
 
 # Records of each file at full size.
-COUNTS = {"tabular": 200_000, "tokens": 5_000, "embeddings": 20_000, "images": 2_048, **DOOR_COUNTS}
+COUNTS = {
+    "tabular": 200_000,
+    "tokens": 5_000,
+    "embeddings": 20_000,
+    "images": 2_048,
+    "many-tokens": 20_000,
+    "ragged": 50_000,
+    "texts": 20_000,
+    "sequences": 1_000,
+    "tfds": 2_000,
+    "few-images": 1_024,
+}
+# About 64 MB, 128 MB and 256 MB.
+COUNTS |= {f"random-{name}": count for name, count in zip(RANDOM_SIZES, (500_000, 32_000, 2_560), strict=True)}
 _PICTURES = ("images", "few-images")
 
 
@@ -65,8 +77,8 @@ class Corpora:
 
     def _records(self, name: str, count: int) -> Iterator[bytes]:
         if name in _PICTURES:
-            return _images(count, self.photos)
-        return _MAKERS[name](np.random.default_rng(0), count)
+            return images(count, self.photos)
+        return MAKERS[name](np.random.default_rng(0), count)
 
 
 def write_records(path: Path, records: Iterator[bytes]) -> None:
@@ -91,42 +103,6 @@ def keep_indexes(path: Path) -> None:
     index = build_index(path)
     write_sidecar(sidecar_path(str(path)), index.to_bytes())
     index.to_tfrecord2idx(path.with_suffix(".idx"))
-
-
-def _tabular(generator: np.random.Generator, count: int) -> Iterator[bytes]:
-    """13 floats and 27 integers of 1 to 4 bytes on the wire: about 650 bytes a record, as of a click log."""
-    floats = generator.standard_normal((count, 13), dtype=np.float32)
-    # Small numbers are more frequent, as counts and categories are.
-    bits = generator.integers(1, 27, (count, 27))
-    integers = generator.integers(0, 1 << 27, (count, 27)) >> (27 - bits)
-    for row in range(count):
-        example: dict[str, Any] = {f"f{n:02}": value for n, value in enumerate(floats[row].tolist())}
-        example.update((f"i{n:02}", value) for n, value in enumerate(integers[row].tolist()))
-        yield encode_example(example)
-
-
-def _tokens(generator: np.random.Generator, count: int) -> Iterator[bytes]:
-    for _ in range(count):
-        yield encode_example({"tokens": generator.integers(0, 50_000, 2048)})
-
-
-def _embeddings(generator: np.random.Generator, count: int) -> Iterator[bytes]:
-    for number in range(count):
-        yield encode_example({"id": number, "embedding": generator.standard_normal(1024, dtype=np.float32)})
-
-
-def _images(count: int, photos: Path | None) -> Iterator[bytes]:
-    for number, data in enumerate(encoded_pictures(count, photos)):
-        yield encode_example({"image": data, "label": number % 1000})
-
-
-_MAKERS: dict[str, Callable[[np.random.Generator, int], Iterator[bytes]]] = {
-    "tabular": _tabular,
-    "tokens": _tokens,
-    "many-tokens": _tokens,
-    "embeddings": _embeddings,
-    **DOOR_MAKERS,
-}
 
 
 def _digest_of(photos: Path | None) -> str:

@@ -1,4 +1,4 @@
-"""Where each peer is installed: a virtual environment of its own, made on demand.
+"""What is measured on: the machine, and for each peer a virtual environment of its own, made on demand.
 
 python benchmarks/environments.py            # makes all of them, about 4 GB
 python benchmarks/environments.py dali       # this one
@@ -7,18 +7,21 @@ python benchmarks/environments.py dali       # this one
 from __future__ import annotations
 
 import argparse
+import datetime
 import json
 import os
+import platform
 import subprocess
 import sys
 import tempfile
 import venv
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from workloads import PEERS
 
-__all__ = ["DEFAULT_FOLDER", "Environments", "versions_in"]
+__all__ = ["DEFAULT_FOLDER", "Environments", "describe_machine", "versions_in"]
 
 DEFAULT_FOLDER = Path("~/.cache/torch_tfrecord_benchmarks/environments").expanduser()
 
@@ -84,6 +87,27 @@ def versions_in(python: str, side: str) -> dict[str, str]:
     command = [python, "-c", _ASK, *_PACKAGES[side]]
     versions: dict[str, str] = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
     return versions
+
+
+def describe_machine() -> dict[str, Any]:
+    """Processor, cores, memory, system, and how busy the machine was: JSON."""
+    now = datetime.datetime.now(datetime.timezone.utc)
+    return {
+        "processor": _first_value("/proc/cpuinfo", "model name") or platform.processor(),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / (1 << 30), 1),
+        "system": platform.platform(),
+        "python": platform.python_version(),
+        "load_average": round(os.getloadavg()[0], 2),
+        "date": now.isoformat(timespec="minutes"),
+    }
+
+
+def _first_value(path: str, key: str) -> str | None:
+    if not Path(path).exists():
+        return None
+    lines = (line.split(":", 1) for line in Path(path).read_text().splitlines() if line.startswith(key))
+    return next((parts[1].strip() for parts in lines), None)
 
 
 def make(peer: str, folder: Path) -> None:

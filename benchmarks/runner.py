@@ -1,24 +1,25 @@
-"""Runs all sides of one workload in turn."""
+"""Runs all sides of one workload in turn, each in a process of its own, in the environment it is installed in."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import statistics
-from dataclasses import dataclass
+import subprocess
+import tempfile
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from corpus import Corpora
-from environments import Environments, versions_in
-from machine import describe
+from environments import Environments, describe_machine, versions_in
 from outputs import differences
-from process import SideFailedError, SideProcess
 from side import Job
 from workloads import Workload
 
-__all__ = ["Pace", "run_workload"]
+__all__ = ["Pace", "SideFailedError", "SideProcess", "run_workload"]
 
-
+_FOLDER = Path(__file__).parent
 # A slow side's warm-up epoch is compared as far as it gets by then.
 _CHECK_SECONDS = 5.0
 # Where each variant of ours is a row, and the first one may be slow, too.
@@ -85,11 +86,74 @@ def run_workload(
     return {
         "records": corpora.count(workload.corpus),
         "file_bytes": sum(file.stat().st_size for file in _files(path)),
-        "machine": describe(),
+        "machine": describe_machine(),
         "missing": missing,
         "failed": failed,
         "sides": results,
     }
+
+
+class SideFailedError(Exception):
+    """A side's process ended with an error; the text has the end of what it printed."""
+
+
+class SideProcess:
+    """Talks to `serve.py`; one command at a time, and it is idle in between."""
+
+    def __init__(self, python: str, job: Job) -> None:
+        self.job = job
+        self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed by close()
+        self._process = subprocess.Popen(
+            [python, str(_FOLDER / "serve.py"), json.dumps(asdict(job))],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            text=True,
+            cwd=_FOLDER,
+        )
+        self._answer()
+
+    def check(self, most: float) -> dict[str, Any]:
+        """Run the warm-up epoch, for at most about `most` seconds if it can be cut off, and sum up its outputs."""
+        return self._ask(f"check {most}")
+
+    def round(self, least: float, most: float) -> dict[str, Any]:
+        """Run epochs for at least `least` seconds and at most about `most`."""
+        return self._ask(f"round {least} {most}")
+
+    def end(self) -> dict[str, Any]:
+        """Stop; gives the peak memory."""
+        memory = self._ask("end")
+        self.close()
+        return memory
+
+    def close(self) -> None:
+        """Make sure that the process is gone."""
+        if self._process.poll() is None:
+            try:
+                self._process.communicate(timeout=10)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.communicate()
+        self._log.close()
+
+    def _ask(self, command: str) -> dict[str, Any]:
+        stdin = self._process.stdin
+        if stdin is not None:
+            stdin.write(f"{command}\n")
+            stdin.flush()
+        return self._answer()
+
+    def _answer(self) -> dict[str, Any]:
+        stdout = self._process.stdout
+        line = stdout.readline() if stdout is not None else ""
+        if not line:
+            self._process.wait()
+            self._log.seek(0)
+            text = self._log.read()[-3000:]
+            raise SideFailedError(f"{self.job.side} ({self.job.variant}) on {self.job.workload_name}:\n{text}")
+        answer: dict[str, Any] = json.loads(line)
+        return answer
 
 
 def _check_all(sides: list[SideProcess]) -> list[dict[str, Any]]:

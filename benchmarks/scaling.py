@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from corpus import repeat_file, write_records
-from machine import describe
+from environments import describe_machine
 
 from torch_tfrecord import FixedLenFeature, TFRecordDataset, build_index, encode_example, make_dataloader, read_records
 from torch_tfrecord.records.sidecar import remove_sidecar
@@ -37,7 +37,7 @@ Calls = dict[str, Callable[[], Any]]
 def measure_scaling(folder: Path, rounds: int, fraction: float) -> dict[str, Any]:
     """Seconds a record, medians: JSON with a curve for each of the three questions."""
     folder.mkdir(parents=True, exist_ok=True)
-    curves = {"machine": describe()}
+    curves = {"machine": describe_machine()}
     for name, curve in {"records": _by_records, "features": _by_features, "size": _by_size, "batch": _by_batch}.items():
         curves[name] = curve(folder, rounds, fraction)
         print(scaling_table({name: curves[name]}), flush=True)
@@ -114,6 +114,7 @@ def _by_size(folder: Path, rounds: int, fraction: float) -> dict[str, Any]:
         loader = make_dataloader(path, max(1_000_000 // size, 4), features, shuffle=False)
         once: Calls = {
             "read in order, CRC": lambda path=path: deque(read_records(path), maxlen=0),
+            "read in order, no CRC": lambda path=path: deque(read_records(path, verify_crc=False), maxlen=0),
             "loader to tensors": lambda loader=loader: _drain(loader),
         }
         costs = _medians(once, count, rounds)

@@ -1,4 +1,4 @@
-"""The process of one side: answers "check", "round" and "end", a line of JSON each. Started by `process.py`."""
+"""The process of one side: answers "check", "round" and "end", a line of JSON each. Started by `runner.py`."""
 
 from __future__ import annotations
 

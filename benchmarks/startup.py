@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from corpus import Corpora, write_records
-from machine import describe
+from environments import describe_machine
 
 from torch_tfrecord import build_index, encode_example
 from torch_tfrecord.records.sidecar import sidecar_path, write_sidecar
@@ -27,7 +27,7 @@ def measure_startup(folder: Path, rounds: int, fraction: float) -> dict[str, Any
     shards = _shards(folder, max(int(_SHARDS * fraction), 2))
     embeddings = Corpora(folder, None, fraction).path("embeddings")
     found = {
-        "machine": describe(),
+        "machine": describe_machine(),
         "import": _median([_probe("import") for _ in range(rounds)]),
         "open": _median([_probe("open", str(shards)) for _ in range(rounds)]),
         "epochs": _probe("epochs", str(embeddings), str(_EPOCHS)),

@@ -1,11 +1,27 @@
-"""What is measured: the records, the batch, and by how much we want to be ahead. Read by every side."""
+"""What is measured: the records, the ways to read them, and by how much we want to be ahead. Read by every side.
+
+Of the tables "doors" (every way into training) and "random" a row is a variant of ours. ``compare.py doors --rows
+ds_i,tokens`` takes the rows of that name in all workloads, and all rows of that workload; ``scalars.ds_i`` is one row.
+"""
 
 from __future__ import annotations
 
-from doors import DOORS
-from workload import Workload
+from collections.abc import Collection
+from dataclasses import dataclass, field, replace
 
-__all__ = ["CROP", "MEAN", "PEERS", "STD", "WORKLOADS", "Workload", "columns_of"]
+__all__ = [
+    "CROP",
+    "MEAN",
+    "PEERS",
+    "RANDOM_SIZES",
+    "STD",
+    "TITLES",
+    "WORKLOADS",
+    "Bar",
+    "Workload",
+    "columns_of",
+    "only_rows",
+]
 
 # ImageNet's, for pixels in 0..1; the side of the square that is cut out.
 MEAN = (0.485, 0.456, 0.406)
@@ -14,13 +30,98 @@ CROP = 224
 
 PEERS = ("tensorflow", "dali", "tfrecord", "random")
 
+# What a variant's name stands for.
+TITLES = {
+    "make_dataloader": "`make_dataloader(num_workers=0)`",
+    "collate": "`DataLoader(TFRecordDataset, collate_fn=collate)`",
+    "torch_collate": "`DataLoader(TFRecordDataset)`, torch's collate",
+    "stream_collate": "`DataLoader(TFRecordIterableDataset, collate_fn=collate)`",
+    "stream_torch": "`DataLoader(TFRecordIterableDataset)`, torch's collate",
+    "ds_i": "`ds[i]`",
+    "its_tensors": "only making the tensors of `ds[i]`",
+    "jagged": "`make_dataloader`, a jagged batch",
+    "padded": "`make_dataloader(collate_fn=PaddedCollate())`",
+    "padded_plain": "`DataLoader(TFRecordDataset, collate_fn=PaddedCollate())`",
+    "sequence_function": "`parse_sequence_example` of raw records",
+    "v2_process": "v2 transforms, `DataLoader`, in process",
+    "v2_threads": "v2 transforms, `make_dataloader(num_threads=2)`",
+    "v2_workers": "v2 transforms, `make_dataloader(num_workers=2)`",
+    "crop_process": "`Image(crop=...)`, `DataLoader`, in process",
+    "crop_threads": "`Image(crop=...)`, `make_dataloader(num_threads=2)`",
+    "crop_workers": "`Image(crop=...)`, `make_dataloader(num_workers=2)`",
+    "raw": "`ds.raw(i)`",
+    "example": "`ds[i]`, one feature of bytes",
+    "raw_64": "64 raw records",
+    "raw_1024": "1,024 raw records",
+    "example_64": "64 parsed records",
+    "example_1024": "1,024 parsed records",
+}
+RANDOM_SIZES = {"100B": 100, "4KB": 4096, "100KB": 100_000}
+
+
+@dataclass(frozen=True)
+class Bar:
+    """How fast variants of ours should be beside variants of a side, which may be ours, too.
+
+    Args:
+        ours: Variants of "ours", of which the fastest counts.
+        side: Whom they are held against.
+        variants: Of that side; the fastest counts.
+        ratio: The least (records a second of ours) / (records a second of the other).
+        as_limit: Printed as "at most 1/ratio times the time".
+    """
+
+    ours: tuple[str, ...]
+    side: str
+    variants: tuple[str, ...]
+    ratio: float
+    as_limit: bool = False
+
+
+@dataclass(frozen=True)
+class Workload:
+    """One row of the table.
+
+    Args:
+        name: What ``compare.py`` calls it.
+        table: The table it belongs to; "index" has three.
+        corpus: Name of the files it reads.
+        title: The row's text.
+        batch_size: Records in a batch; 0 where there are none.
+        variants: By side, the ways it is run; the first of "ours" is the one that the bars are about.
+        bars: By peer, the ratio to its best variant that we want; "best" is the best of all peers.
+        gigabytes_bar: Gigabytes a second that we want, or 0.
+        random_columns: Outputs that are compared by their statistics, since each side draws its own crops.
+        doors: Where each variant of ours is a row: what we want of each.
+    """
+
+    name: str
+    table: str
+    corpus: str
+    title: str
+    batch_size: int
+    variants: dict[str, tuple[str, ...]]
+    bars: dict[str, float] = field(default_factory=dict)
+    gigabytes_bar: float = 0
+    random_columns: tuple[str, ...] = ()
+    doors: tuple[Bar, ...] = ()
+
+    @property
+    def has_doors(self) -> bool:
+        """Whether each variant of ours is a row of its own."""
+        return self.table in ("doors", "random")
+
+    def kind(self, variant: str) -> str:
+        """Variants of one kind hand out the same values: raw records are another than what is parsed from them."""
+        return variant.partition("_")[0] if self.table == "random" else ""
+
 
 _LOADERS = {
     "ours": ("in process", "2 workers", "shuffled", "shuffled, 2 workers"),
     "tensorflow": ("map, prefetch",),
     "tfrecord": ("0 workers", "1 worker", "2 workers"),
 }
-_IMAGES = {
+_IMAGE_SIDES = {
     "ours": (
         "fused crop, in process",
         "fused crop, 2 workers",
@@ -37,7 +138,7 @@ def _index(corpus: str, gigabytes_bar: float = 0) -> Workload:
     return Workload(f"index-{corpus}", "index", corpus, title, 0, _INDEXES, {"tfrecord": 10}, gigabytes_bar)
 
 
-_ALL = (
+_SUMMARY = (
     Workload("tabular", "tabular", "tabular", "tabular: 40 scalars, batch 1,024", 1024, _LOADERS, {"best": 5}),
     Workload("tokens", "tokens", "tokens", "tokens: 2,048 int64, batch 64", 64, _LOADERS, {"best": 3}),
     Workload(
@@ -65,7 +166,7 @@ _ALL = (
         "images",
         "images: random resized crop, flip, float32 [3, 224, 224], batch 64",
         64,
-        {**_IMAGES, "tensorflow": ("decode_and_crop",), "tfrecord": ("0 workers", "1 worker", "2 workers")},
+        {**_IMAGE_SIDES, "tensorflow": ("decode_and_crop",), "tfrecord": ("0 workers", "1 worker", "2 workers")},
         {"dali": 1.5, "tensorflow": 2},
         random_columns=("image",),
     ),
@@ -75,12 +176,132 @@ _ALL = (
         "images",
         "images: the same, uint8 [3, 224, 224]",
         64,
-        _IMAGES,
+        _IMAGE_SIDES,
         {"dali": 2},
         random_columns=("image",),
     ),
 )
-WORKLOADS = {workload.name: workload for workload in (*_ALL, *DOORS)}
+
+_IN_COLUMNS = ("make_dataloader", "collate", "torch_collate")
+_STREAMS = ("stream_collate", "stream_torch")
+_WAYS = (*_IN_COLUMNS, *_STREAMS, "ds_i")
+_TF_BATCHES = ("parse_example",)
+_TF_SINGLES = ("parse_single_example", "parse_single_example, batched")
+
+
+def _each(names: tuple[str, ...], side: str, variants: tuple[str, ...], ratio: float) -> tuple[Bar, ...]:
+    return tuple(Bar((name,), side, variants, ratio) for name in names)
+
+
+def _numbers(name: str, corpus: str, title: str, size: int, doors: tuple[Bar, ...], more: str = "") -> Workload:
+    variants = {"ours": (*_WAYS, *more.split()), "tensorflow": (*_TF_BATCHES, *_TF_SINGLES)}
+    return Workload(f"doors-{name}", "doors", corpus, title, size, variants, doors=doors)
+
+
+_SCALARS = (
+    *_each(_IN_COLUMNS, "tensorflow", _TF_BATCHES, 5),
+    *_each(_STREAMS, "tensorflow", _TF_BATCHES, 1.2),
+    Bar(("ds_i",), "ours", ("its_tensors",), 1 / 1.5, as_limit=True),
+    *_each(("ds_i",), "tensorflow", _TF_SINGLES, 0.7),
+)
+_TOKENS = (*_each(_IN_COLUMNS, "tensorflow", _TF_BATCHES, 3), *_each(_STREAMS, "tensorflow", _TF_BATCHES, 2))
+_IMAGES = {
+    "ours": ("v2_process", "v2_threads", "v2_workers", "crop_process", "crop_threads", "crop_workers"),
+    "dali": ("2 threads",),
+}
+_DOORS = (
+    _numbers("scalars", "tabular", "40 scalars, batches of 1,024", 1024, _SCALARS, "its_tensors"),
+    _numbers("tokens", "many-tokens", "2,048 tokens, batches of 256", 256, _TOKENS),
+    _numbers(
+        "floats",
+        "embeddings",
+        "1,024 floats, batches of 256",
+        256,
+        _each(_IN_COLUMNS, "tensorflow", _TF_BATCHES, 4),
+    ),
+    Workload(
+        "doors-padded",
+        "doors",
+        "ragged",
+        "3 features of 1 to 59 numbers, padded batches of 256",
+        256,
+        {"ours": ("padded", "padded_plain", "jagged"), "tensorflow": ("padded_batch", "parse_example, padded")},
+        doors=_each(("padded", "padded_plain"), "tensorflow", ("padded_batch",), 3),
+    ),
+    Workload(
+        "doors-texts",
+        "doors",
+        "texts",
+        "0 to 19 words as bytes, as many numbers, a text, batches of 256",
+        256,
+        {"ours": (*_IN_COLUMNS, "ds_i"), "tensorflow": ("ragged", "sparse", "ragged, to Python")},
+        doors=_each(_IN_COLUMNS, "tensorflow", ("ragged", "sparse"), 3),
+    ),
+    Workload(
+        "doors-sequences",
+        "doors",
+        "sequences",
+        "SequenceExamples of 20 to 100 frames of 1,024 bytes and 32 floats, batches of 32",
+        32,
+        {
+            "ours": ("make_dataloader", "collate", "sequence_function", "ds_i"),
+            "tensorflow": ("parse_sequence_example", "parse_single_sequence_example"),
+        },
+        doors=(
+            *_each(("make_dataloader", "collate", "sequence_function"), "tensorflow", ("parse_sequence_example",), 2),
+            *_each(("ds_i",), "tensorflow", ("parse_single_sequence_example",), 2),
+        ),
+    ),
+    Workload(
+        "doors-tfds",
+        "doors",
+        "tfds",
+        "TFDS: nested features, boxes, texts, a JPEG of 64 x 64, batches of 32",
+        32,
+        {"ours": ("make_dataloader", "collate", "ds_i"), "tensorflow": ("as_numpy", "as_numpy, ragged_batch")},
+        random_columns=("bbox", "image"),
+        doors=(
+            *_each(("make_dataloader", "collate", "ds_i"), "tensorflow", ("as_numpy",), 2),
+            *_each(("make_dataloader", "collate"), "tensorflow", ("as_numpy, ragged_batch",), 2),
+        ),
+    ),
+    Workload(
+        "doors-transforms",
+        "doors",
+        "few-images",
+        "images: random resized crop, flip, float32 [3, 224, 224], batches of 64",
+        64,
+        _IMAGES,
+        random_columns=("image",),
+        doors=(
+            Bar(("v2_process",), "ours", ("crop_process",), 0.7),
+            Bar(("v2_threads",), "ours", ("crop_threads",), 0.7),
+            Bar(("v2_workers", "v2_threads"), "dali", ("2 threads",), 1.2),
+        ),
+    ),
+)
+
+
+def _random(name: str) -> Workload:
+    singles, batches = ("raw", "example"), ("raw_64", "raw_1024", "example_64", "example_1024")
+    peers = {
+        "tfr_reader": (*singles, *batches),
+        "tfd_utils": tuple(variant for variant in (*singles, *batches) if variant.startswith("example")),
+        "array_record": tuple(variant for variant in (*singles, *batches) if variant.startswith("raw")),
+    }
+    doors = (Bar((variant,), side, (variant,), 1) for side, variants in peers.items() for variant in variants)
+    return Workload(
+        f"random-{name}",
+        "random",
+        f"random-{name}",
+        f"records of {name.replace('B', ' B').replace('K ', ' K')}, at random",
+        0,
+        {"ours": (*singles, *batches), **peers},
+        doors=tuple(doors),
+    )
+
+
+WORKLOADS = {workload.name: workload for workload in (*_SUMMARY, *_DOORS, *map(_random, RANDOM_SIZES))}
 
 
 def columns_of(corpus: str) -> dict[str, tuple[str, tuple[int, ...]]]:
@@ -94,3 +315,24 @@ def columns_of(corpus: str) -> dict[str, tuple[str, tuple[int, ...]]]:
     if corpus in ("images", "few-images"):
         return {"image": ("byte", ()), "label": ("int", ())}
     raise ValueError(f"no corpus {corpus!r}")
+
+
+def only_rows(workload: Workload, rows: Collection[str]) -> Workload | None:
+    """The workload with the rows of these names, and what they are held against; None where there is no such row."""
+    short = workload.name.removeprefix("doors-")
+    if short in rows:
+        return workload
+    wanted = [name for name in workload.variants["ours"] if {name, f"{short}.{name}"} & {*rows}]
+    if not wanted:
+        return None
+    doors = tuple(bar for bar in workload.doors if {*bar.ours} & {*wanted})
+    needed = {"ours": {*wanted}}
+    for bar in doors:
+        needed["ours"].update(bar.ours)
+        needed.setdefault(bar.side, set()).update(bar.variants)
+    variants = {
+        side: tuple(name for name in names if name in needed[side])
+        for side, names in workload.variants.items()
+        if side in needed
+    }
+    return replace(workload, variants=variants, doors=doors)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import os
 import re
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from typing import NoReturn, TypeAlias
 
 from index_tools._text import escape
 from torch_tfrecord.records.paths import find_files, is_companion
 
-__all__ = ["OneLineParser", "add_jobs", "add_paths", "add_verb", "byte_size", "data_files", "default_jobs", "integer"]
+__all__ = ["OneLineParser", "Verbs", "add_jobs", "add_paths", "add_verb", "byte_size", "data_files", "integer"]
+
+Verbs: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 EXIT_STATUS = """exit status:
   0    all well
@@ -35,10 +36,10 @@ class OneLineParser(argparse.ArgumentParser):
 
 
 def add_verb(
-    verbs: Any, name: str, summary: str, description: str, command: Callable[[argparse.Namespace], int]
+    verbs: Verbs, name: str, summary: str, description: str, command: Callable[[argparse.Namespace], int]
 ) -> argparse.ArgumentParser:
     """Add the parser of one verb, whose `command` gets the parsed arguments and returns the exit status."""
-    parser: argparse.ArgumentParser = verbs.add_parser(
+    parser = verbs.add_parser(
         name,
         help=summary,
         description=f"{summary[0].upper()}{summary[1:]}.",
@@ -72,11 +73,6 @@ def data_files(paths: Sequence[str]) -> list[str]:
     if paths and not wanted:
         raise ValueError(f"expected data files, got only index files or labels: {', '.join(paths[:3])}")
     return find_files(wanted)
-
-
-def default_jobs() -> int:
-    """Number of processors that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def integer(least: int, most: int | None = None) -> Callable[[str], int]:

@@ -17,17 +17,20 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeAlias, TypeVar
 
-from index_tools._arguments import default_jobs
 from torch_tfrecord.errors import TFRecordError
 from torch_tfrecord.progress import ProgressBar
 from torch_tfrecord.records.storage import FileSource, is_remote, open_file
 
-__all__ = ["FileTask", "Outcome", "exit_code", "work_on_files"]
+if TYPE_CHECKING:
+    from ctypes import c_byte
+    from multiprocessing.sharedctypes import Synchronized
+
+__all__ = ["Outcome", "default_jobs", "exit_code", "work_on_files"]
 
 _T = TypeVar("_T")
-FileTask = Callable[[FileSource], _T]
+_FileTask: TypeAlias = "Callable[[FileSource], _T]"
 
 # Starting processes takes a few seconds, in which one process reads more than this.
 _MIN_PARALLEL_BYTES = 1 << 30
@@ -43,6 +46,11 @@ class Outcome(Generic[_T]):
     error: Exception | None = None
 
 
+def default_jobs() -> int:
+    """Number of processors that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def exit_code(errors: Sequence[Exception | None]) -> int:
     """1 where data are bad (unreadable sectors too), else 2 where a file could not be used, else 0."""
     found = [error for error in errors if error is not None]
@@ -52,7 +60,7 @@ def exit_code(errors: Sequence[Exception | None]) -> int:
 
 
 def work_on_files(
-    task: FileTask[_T], paths: Sequence[str], *, num_jobs: int | None = None, description: str
+    task: _FileTask[_T], paths: Sequence[str], *, num_jobs: int | None = None, description: str
 ) -> list[Outcome[_T]]:
     """Call `task` with every file, opened; an error ends that file alone.
 
@@ -103,7 +111,7 @@ class _TrackedFile(FileSource):
             self._advance(step)
 
 
-def _work(task: FileTask[_T], path: str, advance: Callable[[int], object]) -> Outcome[_T]:
+def _work(task: _FileTask[_T], path: str, advance: Callable[[int], object]) -> Outcome[_T]:
     try:
         file = _TrackedFile(open_file(path), advance)
         try:
@@ -114,7 +122,7 @@ def _work(task: FileTask[_T], path: str, advance: Callable[[int], object]) -> Ou
         return Outcome(path, error=error)
 
 
-def _work_in_processes(task: FileTask[_T], paths: Sequence[str], num_jobs: int, bar: Any) -> list[Outcome[_T]]:
+def _work_in_processes(task: _FileTask[_T], paths: Sequence[str], num_jobs: int, bar: ProgressBar) -> list[Outcome[_T]]:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([__name__])
     num_read, stop = context.Value("q", 0), context.Value("b", 0, lock=False)
@@ -149,7 +157,7 @@ def _interrupts_ignored() -> Iterator[None]:
 _advance_worker: Callable[[int], object] = int  # of this worker process
 
 
-def _start_worker(num_read: Any, stop: Any) -> None:
+def _start_worker(num_read: Synchronized[int], stop: c_byte) -> None:
     parent = os.getppid()
 
     def advance(step: int) -> None:
@@ -162,7 +170,7 @@ def _start_worker(num_read: Any, stop: Any) -> None:
     _advance_worker = advance
 
 
-def _work_in_worker(task: FileTask[_T], path: str) -> Outcome[_T]:
+def _work_in_worker(task: _FileTask[_T], path: str) -> Outcome[_T]:
     return _work(task, path, _advance_worker)
 
 

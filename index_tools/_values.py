@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -137,7 +137,7 @@ def _shown(values: Values) -> str:
     return _joined([describe_bytes(value) for value in itertools.islice(values, _MAX_STRINGS)], len(values))
 
 
-def _number(value: Any) -> str:
+def _number(value: float) -> str:
     return f"{value:.7g}" if isinstance(value, float) else str(value)
 
 

@@ -11,23 +11,25 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from index_tools._arguments import add_jobs, add_verb, byte_size, default_jobs, integer
-from index_tools._image_folder import ImageFile, LoadedImage, find_images, load_image
-from index_tools._image_shards import check_output, write_shards
+from index_tools._arguments import Verbs, add_jobs, add_verb, byte_size, integer
+from index_tools._files import default_jobs
+from index_tools._images import ImageFile, LoadedImage, check_output, find_images, load_image, write_shards
 from index_tools._text import counted, error_text, escape, format_table
 from torch_tfrecord.errors import ImageDecodeError
 from torch_tfrecord.order.ordering import shuffled
 from torch_tfrecord.progress import ProgressBar
 
-__all__ = ["Conversion", "FormatCount", "add_parser", "print_report", "run"]
+__all__ = ["add_parser"]
 
 _T = TypeVar("_T")
 _R = TypeVar("_R")
 
 # Large enough that opening a shard costs nothing beside reading it, small enough to copy and to shuffle by file.
 _DEFAULT_SHARD_BYTES = 100_000_000
+
+_COLUMNS = ("images", "re-encoded", "bytes before", "bytes after")
 
 _DESCRIPTION = """\
 Each sub-folder of FOLDER is a class; its name's place in sorted order is the label, from 0, also where
@@ -53,24 +55,14 @@ examples:
 
 
 @dataclass
-class FormatCount:
-    """Images of one source format: how many, how many of them were re-encoded, and their bytes before and after."""
-
-    num_images: int = 0
-    num_reencoded: int = 0
-    bytes_before: int = 0
-    bytes_after: int = 0
-
-
-@dataclass
-class Conversion:
+class _Conversion:
     """What was written and what was left out.
 
     Attributes:
         classes: In the order of their labels.
         paths: The shards; empty where no image could be read.
         labels_path: The file of class names.
-        formats: Source format -> counts.
+        formats: Source format -> the numbers of the report's columns.
         kept: Reason -> number of images that --jpeg-quality left as they are.
         skipped: The errors of the files that were left out, in sorted order of the files.
         images_per_class: Label -> number of records.
@@ -81,78 +73,72 @@ class Conversion:
     num_outside: int
     paths: list[str] = field(default_factory=list)
     labels_path: str = ""
-    formats: defaultdict[str, FormatCount] = field(default_factory=lambda: defaultdict(FormatCount))
+    formats: defaultdict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
     kept: Counter[str] = field(default_factory=Counter)
     skipped: list[tuple[ImageFile, Exception]] = field(default_factory=list)
     images_per_class: Counter[int] = field(default_factory=Counter)
 
     def count(self, image: LoadedImage) -> None:
         """Count an image that was written."""
-        counts = self.formats[image.source_format]
-        counts.num_images += 1
-        counts.num_reencoded += image.format != image.source_format
-        counts.bytes_before += image.source_bytes
-        counts.bytes_after += len(image.encoded)
+        numbers = (1, image.format != image.source_format, image.source_bytes, len(image.encoded))
+        self.formats[image.source_format].update(dict(zip(_COLUMNS, numbers, strict=True)))
         if image.kept:
             self.kept[image.kept] += 1
         self.images_per_class[image.file.label] += 1
 
 
-def run(
-    folder: str,
-    prefix: str,
-    *,
-    num_shards: int | None = None,
-    max_shard_bytes: int | None = None,
-    compression_type: str | None = None,
-    jpeg_quality: int | None = None,
-    drop_alpha: bool = False,
-    shuffle: bool = True,
-    seed: int = 0,
-    num_jobs: int | None = None,
-) -> Conversion:
-    """Write an image folder as a set of shards; all files appear at the end, or none.
+def add_parser(verbs: Verbs, summary: str) -> None:
+    """Add the verb to the command line."""
+    parser = add_verb(verbs, "from-images", summary, _DESCRIPTION, _run)
+    parser.add_argument("folder", metavar="FOLDER", help="one sub-folder per class")
+    parser.add_argument("prefix", metavar="OUTPUT_PREFIX", help="path and first part of the names of what is written")
+    size = parser.add_mutually_exclusive_group()
+    size.add_argument("--num-shards", type=integer(1), metavar="N", help="write this many shards")
+    size.add_argument(
+        "--max-shard-bytes", type=byte_size, metavar="SIZE", help="of a shard, such as 200MB or 1GiB (default: 100MB)"
+    )
+    parser.add_argument(
+        "--compression", type=str.upper, choices=("GZIP", "ZLIB"), help="of the shards (default: none; images are)"
+    )
+    parser.add_argument(
+        "--jpeg-quality", type=integer(1, 100), metavar="Q", help="re-encode as JPEG what is not, 1 to 100"
+    )
+    parser.add_argument("--drop-alpha", action="store_true", help="re-encode images with alpha, too, without it")
+    parser.add_argument(
+        "--shuffle", action=argparse.BooleanOptionalAction, default=True, help="mix the classes (default: yes)"
+    )
+    parser.add_argument("--seed", type=int, default=0, metavar="S", help="of the order (default: %(default)s)")
+    add_jobs(parser, "threads that decode")
 
-    Args:
-        folder: One sub-folder per class.
-        prefix: Path and first part of the shards' names; missing folders are made.
-        num_shards: Write this many shards, in turn.
-        max_shard_bytes: Or begin a new one before this size is exceeded; without either, before 100 MB.
-        compression_type: None, "GZIP" or "ZLIB"; of little use, as images are compressed already.
-        jpeg_quality: 1 to 100: re-encode what is not JPEG. None keeps every file's bytes.
-        drop_alpha: Re-encode images with alpha, too.
-        shuffle: Put the files in an order that depends on `seed` alone; else they are sorted.
-        seed: Of that order.
-        num_jobs: Threads that decode; None is as many as there are processors.
 
-    Raises:
-        ValueError: no sub-folder with files; wrong arguments; shards of another set with this prefix are there.
-        OSError: the folder cannot be read, or the shards cannot be written.
-    """
+def _run(options: argparse.Namespace) -> int:
+    """All files appear at the end, or none."""
+    max_shard_bytes, jpeg_quality, drop_alpha = options.max_shard_bytes, options.jpeg_quality, options.drop_alpha
     if drop_alpha and jpeg_quality is None:
         raise ValueError("--drop-alpha needs --jpeg-quality: without it no image is re-encoded")
-    if num_shards is None and max_shard_bytes is None:
+    if options.num_shards is None and max_shard_bytes is None:
         max_shard_bytes = _DEFAULT_SHARD_BYTES
-    check_output(prefix, num_shards, compression_type)
-    content = find_images(folder)
-    result = Conversion(content.classes, content.num_outside)
-    files = shuffled(content.files, seed) if shuffle else list(content.files)
+    check_output(options.prefix, options.num_shards, options.compression)
+    content = find_images(options.folder)
+    result = _Conversion(content.classes, content.num_outside)
+    files = shuffled(content.files, options.seed) if options.shuffle else list(content.files)
     load = functools.partial(_load_or_error, jpeg_quality=jpeg_quality, drop_alpha=drop_alpha)
     with ProgressBar(total=len(files), desc="converting", unit="image") as bar:
-        images = _written(_parallel(load, files, num_jobs or default_jobs()), result, bar)
+        images = _written(_parallel(load, files, options.jobs or default_jobs()), result, bar)
         result.paths, result.labels_path = write_shards(
             images,
             content.classes,
-            prefix,
-            num_shards=num_shards,
+            options.prefix,
+            num_shards=options.num_shards,
             max_shard_bytes=max_shard_bytes,
-            compression_type=compression_type,
+            compression_type=options.compression,
         )
     result.skipped.sort(key=lambda skipped: os.fsencode(skipped[0].path))
-    return result
+    _print_report(result)
+    return 0 if result.paths else 1
 
 
-def print_report(result: Conversion) -> None:
+def _print_report(result: _Conversion) -> None:
     """What was written, the bytes per format before and after, what was left out; warnings on stderr."""
     num_records = sum(result.images_per_class.values())
     if result.paths:
@@ -182,58 +168,10 @@ def print_report(result: Conversion) -> None:
             print(f"warning: no images in class {label}: {escape(name)}", file=sys.stderr)
 
 
-def add_parser(verbs: Any, summary: str) -> None:
-    """Add the verb to the command line."""
-    parser = add_verb(verbs, "from-images", summary, _DESCRIPTION, _command)
-    parser.add_argument("folder", metavar="FOLDER", help="one sub-folder per class")
-    parser.add_argument("prefix", metavar="OUTPUT_PREFIX", help="path and first part of the names of what is written")
-    size = parser.add_mutually_exclusive_group()
-    size.add_argument("--num-shards", type=integer(1), metavar="N", help="write this many shards")
-    size.add_argument(
-        "--max-shard-bytes", type=byte_size, metavar="SIZE", help="of a shard, such as 200MB or 1GiB (default: 100MB)"
-    )
-    parser.add_argument(
-        "--compression", type=str.upper, choices=("GZIP", "ZLIB"), help="of the shards (default: none; images are)"
-    )
-    parser.add_argument(
-        "--jpeg-quality", type=integer(1, 100), metavar="Q", help="re-encode as JPEG what is not, 1 to 100"
-    )
-    parser.add_argument("--drop-alpha", action="store_true", help="re-encode images with alpha, too, without it")
-    parser.add_argument(
-        "--shuffle", action=argparse.BooleanOptionalAction, default=True, help="mix the classes (default: yes)"
-    )
-    parser.add_argument("--seed", type=int, default=0, metavar="S", help="of the order (default: %(default)s)")
-    add_jobs(parser, "threads that decode")
-
-
-def _command(options: argparse.Namespace) -> int:
-    result = run(
-        options.folder,
-        options.prefix,
-        num_shards=options.num_shards,
-        max_shard_bytes=options.max_shard_bytes,
-        compression_type=options.compression,
-        jpeg_quality=options.jpeg_quality,
-        drop_alpha=options.drop_alpha,
-        shuffle=options.shuffle,
-        seed=options.seed,
-        num_jobs=options.jobs,
-    )
-    print_report(result)
-    return 0 if result.paths else 1
-
-
-def _rows(result: Conversion) -> list[tuple[str, ...]]:
+def _rows(result: _Conversion) -> list[tuple[str, ...]]:
     """The table: one row a source format, and the total."""
-    formats = sorted(result.formats.items())
-    total = FormatCount(
-        *(sum(getattr(counts, name) for _, counts in formats) for name in FormatCount.__dataclass_fields__)
-    )
-    rows = [
-        (name, str(counts.num_images), str(counts.num_reencoded), str(counts.bytes_before), str(counts.bytes_after))
-        for name, counts in [*formats, ("total", total)]
-    ]
-    return [("format", "images", "re-encoded", "bytes before", "bytes after"), *rows]
+    formats = [*sorted(result.formats.items()), ("total", sum(result.formats.values(), Counter()))]
+    return [("format", *_COLUMNS), *((name, *(str(counts[column]) for column in _COLUMNS)) for name, counts in formats)]
 
 
 def _load_or_error(
@@ -246,7 +184,7 @@ def _load_or_error(
 
 
 def _written(
-    loaded: Iterator[LoadedImage | tuple[ImageFile, Exception]], result: Conversion, bar: Any
+    loaded: Iterator[LoadedImage | tuple[ImageFile, Exception]], result: _Conversion, bar: ProgressBar
 ) -> Iterator[LoadedImage]:
     """The images, counted on their way; what could not be loaded is noted."""
     for item in loaded:

@@ -8,11 +8,10 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
-from index_tools._arguments import add_jobs, add_paths, add_verb, data_files
+from index_tools._arguments import Verbs, add_jobs, add_paths, add_verb, data_files
 from index_tools._files import Outcome, exit_code, work_on_files
 from index_tools._text import counted, error_text, escape
 from torch_tfrecord.errors import TFRecordError
@@ -21,9 +20,9 @@ from torch_tfrecord.records.index import RecordIndex, index_source, load_fresh
 from torch_tfrecord.records.sidecar import sidecar_path, write_sidecar
 from torch_tfrecord.records.storage import FileSource, is_remote
 
-__all__ = ["FORMATS", "IndexedFile", "add_parser", "print_report", "run"]
+__all__ = ["add_parser"]
 
-FORMATS = ("safetensors", "tfrecord2idx")
+_FORMATS = ("safetensors", "tfrecord2idx")
 
 _DESCRIPTION = """\
 With an index any record is one read away. TFRecordDataset builds missing ones itself; building them
@@ -39,8 +38,7 @@ example:
   tfrecord index data/ 'more/train-*.tfrecord' --jobs 8"""
 
 
-@dataclass(frozen=True)
-class IndexedFile:
+class _IndexedFile(NamedTuple):
     """One file with its index; `is_new` is False where a fresh one was there already."""
 
     path: str
@@ -50,35 +48,21 @@ class IndexedFile:
     is_new: bool
 
 
-def run(
-    paths: Sequence[str],
-    *,
-    format: str = "safetensors",
-    output_dir: str | None = None,
-    num_jobs: int | None = None,
-    verify_crc: bool = True,
-    force: bool = False,
-) -> list[Outcome[IndexedFile]]:
-    """Build the indexes of all files that are named; each appears complete or not at all.
+def add_parser(verbs: Verbs, summary: str) -> None:
+    """Add the verb to the command line."""
+    parser = add_verb(verbs, "index", summary, _DESCRIPTION, _run)
+    add_paths(parser)
+    parser.add_argument("--format", choices=_FORMATS, default="safetensors", help="of the index (default: %(default)s)")
+    parser.add_argument("--output-dir", metavar="DIR", help="where the indexes go (default: beside the data)")
+    add_jobs(parser, "parallel processes")
+    parser.add_argument("--no-crc", action="store_true", help="do not check the payloads' checksums (headers always)")
+    parser.add_argument("--force", action="store_true", help="build fresh indexes again, too")
 
-    Args:
-        paths: As for `find_files`; index files among them are left out.
-        format: "safetensors" or "tfrecord2idx".
-        output_dir: Where the indexes go, made where it is missing; None is beside the data.
-        num_jobs: Processes; None is as many as there are processors where it pays.
-        verify_crc: Check the payloads' checksums, too.
-        force: Also build indexes that are fresh.
 
-    Returns:
-        One outcome a file: a damaged one is an error there, and no exception.
-
-    Raises:
-        ValueError: an unknown format; two files whose indexes would have one name.
-        OSError: nothing is there, or the folder cannot be made.
-    """
-    if format not in FORMATS:
-        raise ValueError(f"format must be {' or '.join(map(repr, FORMATS))}, got {format!r}")
-    files = data_files(paths)
+def _run(options: argparse.Namespace) -> int:
+    """Each index appears complete or not at all."""
+    format, output_dir = options.format, options.output_dir
+    files = data_files(options.paths)
     places = [_index_path(path, format, output_dir) for path in files]
     repeated = [place for place, count in Counter(places).items() if count > 1]
     if repeated:
@@ -87,19 +71,20 @@ def run(
         Path(output_dir).mkdir(parents=True, exist_ok=True)
     elif any(map(is_remote, files)):
         raise ValueError("indexes are written to local files; give --output-dir for data elsewhere")
-    task = functools.partial(_index_file, format=format, output_dir=output_dir, verify_crc=verify_crc, force=force)
-    return work_on_files(task, files, num_jobs=num_jobs, description="indexing")
+    settings = {"verify_crc": not options.no_crc, "force": options.force}
+    task = functools.partial(_index_file, format=format, output_dir=output_dir, **settings)
+    outcomes = work_on_files(task, files, num_jobs=options.jobs, description="indexing")
+    _print_report(outcomes)
+    return exit_code([outcome.error for outcome in outcomes])
 
 
-def print_report(outcomes: Sequence[Outcome[IndexedFile]]) -> None:
+def _print_report(outcomes: Sequence[Outcome[_IndexedFile]]) -> None:
     """One line a file, errors on stderr, and a last line with the counts."""
     done = [outcome.value for outcome in outcomes if outcome.value is not None]
     for file in done:
         content = f"{counted(file.num_records, 'record')}, {counted(file.num_bytes, 'byte')}"
-        state = (
-            f"indexed {escape(file.path)}: {content} ->" if file.is_new else f"fresh {escape(file.path)}: {content},"
-        )
-        print(f"{state} {escape(file.index_path)}")
+        begin, end = ("indexed", " ->") if file.is_new else ("fresh", ",")
+        print(f"{begin} {escape(file.path)}: {content}{end} {escape(file.index_path)}")
     for outcome in outcomes:
         if outcome.error is not None:
             print(f"error: {error_text(outcome.error)}", file=sys.stderr)
@@ -111,30 +96,6 @@ def print_report(outcomes: Sequence[Outcome[IndexedFile]]) -> None:
     )
 
 
-def add_parser(verbs: Any, summary: str) -> None:
-    """Add the verb to the command line."""
-    parser = add_verb(verbs, "index", summary, _DESCRIPTION, _command)
-    add_paths(parser)
-    parser.add_argument("--format", choices=FORMATS, default="safetensors", help="of the index (default: %(default)s)")
-    parser.add_argument("--output-dir", metavar="DIR", help="where the indexes go (default: beside the data)")
-    add_jobs(parser, "parallel processes")
-    parser.add_argument("--no-crc", action="store_true", help="do not check the payloads' checksums (headers always)")
-    parser.add_argument("--force", action="store_true", help="build fresh indexes again, too")
-
-
-def _command(options: argparse.Namespace) -> int:
-    outcomes = run(
-        options.paths,
-        format=options.format,
-        output_dir=options.output_dir,
-        num_jobs=options.jobs,
-        verify_crc=not options.no_crc,
-        force=options.force,
-    )
-    print_report(outcomes)
-    return exit_code([outcome.error for outcome in outcomes])
-
-
 def _index_path(path: str, format: str, output_dir: str | None) -> str:
     if format == "safetensors":
         return sidecar_path(path, output_dir)
@@ -142,7 +103,9 @@ def _index_path(path: str, format: str, output_dir: str | None) -> str:
     return f"{path if output_dir is None else os.path.join(output_dir, os.path.basename(path))}.idx"
 
 
-def _index_file(file: FileSource, *, format: str, output_dir: str | None, verify_crc: bool, force: bool) -> IndexedFile:
+def _index_file(
+    file: FileSource, *, format: str, output_dir: str | None, verify_crc: bool, force: bool
+) -> _IndexedFile:
     place = _index_path(file.path, format, output_dir)
     _, compression_type = open_stream(file, "auto")
     if format == "tfrecord2idx" and compression_type:
@@ -158,7 +121,7 @@ def _index_file(file: FileSource, *, format: str, output_dir: str | None, verify
             write_sidecar(place, index.to_bytes())
         else:
             index.to_tfrecord2idx(place)
-    return IndexedFile(file.path, place, len(index), file.file_size, is_new)
+    return _IndexedFile(file.path, place, len(index), file.file_size, is_new)
 
 
 def _fresh_index(file: FileSource, place: str, format: str) -> RecordIndex | None:

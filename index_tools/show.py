@@ -6,17 +6,22 @@ import argparse
 import itertools
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import NamedTuple, TypeVar
 
-from index_tools._arguments import PATHS_HELP, add_verb, data_files, integer
-from index_tools._records import Record, absolute_position, records_from, stream_records
+from index_tools._arguments import PATHS_HELP, Verbs, add_verb, data_files, integer
 from index_tools._text import counted, error_text, escape
 from index_tools._values import describe_record, is_sequence_example
-from torch_tfrecord.errors import ParseError, TFRecordError
+from torch_tfrecord.errors import IndexMismatchError, ParseError, TFRecordError
 from torch_tfrecord.features.inference import format_features, infer_features_from_records
+from torch_tfrecord.records.compression import open_stream
+from torch_tfrecord.records.reader import RecordReader, read_blocks
+from torch_tfrecord.records.scan import RecordScanner
+from torch_tfrecord.records.sidecar import IndexKeeper
+from torch_tfrecord.records.storage import open_file
 
-__all__ = ["ShownRecord", "ShownRecords", "add_parser", "print_report", "run"]
+__all__ = ["add_parser"]
+
+_T = TypeVar("_T")
 
 _DEFAULT_RECORDS = 3
 # What features are inferred from: as many records as `infer_features` takes, but not gigabytes of them.
@@ -39,87 +44,9 @@ examples:
   tfrecord show train.tfrecord --position 500 -n 10 --no-features"""
 
 
-@dataclass(frozen=True)
-class ShownRecord:
-    """A record: its place (`position` over all files), what it is, and a line of text for each feature."""
-
-    position: int
-    path: str
-    offset: int
-    length: int
-    kind: str
-    lines: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class ShownRecords:
-    """The records asked for, the features as code (empty where not asked for), and the damage that was met, if any."""
-
-    records: tuple[ShownRecord, ...]
-    is_empty: bool = False  # there are no records at all
-    features: str = ""
-    damage: TFRecordError | None = None
-
-
-def run(
-    path: str, *, num_records: int | None = None, position: int | None = None, with_features: bool = True
-) -> ShownRecords:
-    """Read some records. Reads no further than needed, and writes nothing.
-
-    Args:
-        path: As for `find_files`, one of its forms.
-        num_records: How many; None is 3, or 1 with a position.
-        position: Of the first, over all files; a negative one counts from the end. None is from the front.
-        with_features: Infer features from the first 100 records.
-
-    Raises:
-        ValueError: there is no such position.
-        OSError: there is no such file.
-    """
-    files = data_files([path])
-    if num_records is None:
-        num_records = _DEFAULT_RECORDS if position is None else 1
-    shown: list[ShownRecord] = []
-    samples: list[bytes] = []
-    damage: TFRecordError | None = None
-    try:
-        if position is None:
-            records: Iterator[Record] = stream_records(files)
-        else:
-            records = records_from(files, absolute_position(files, position))
-        for record in itertools.islice(records, num_records):
-            shown.append(_shown(record))
-    except TFRecordError as error:
-        damage = error
-    is_empty = not shown and damage is None and num_records > 0
-    if not with_features:
-        return ShownRecords(tuple(shown), is_empty, damage=damage)
-    try:
-        for sample in _samples(stream_records(files)):
-            samples.append(sample)
-    except TFRecordError as error:
-        damage = damage or error
-    return ShownRecords(tuple(shown), is_empty, _features(samples), damage)
-
-
-def print_report(shown: ShownRecords) -> None:
-    """The records, the features, and on stderr the damage."""
-    for record in shown.records:
-        length = counted(record.length, "byte")
-        print(f"record {record.position}: {escape(record.path)}, offset {record.offset}, {length}, {record.kind}")
-        print("".join(f"{line}\n" for line in record.lines))
-    if shown.is_empty:
-        print("no records\n")
-    if shown.features:
-        print(shown.features)
-    if shown.damage is not None:
-        sys.stdout.flush()  # so that the order holds where both go to one terminal
-        print(f"tfrecord: {error_text(shown.damage)}", file=sys.stderr)
-
-
-def add_parser(verbs: Any, summary: str) -> None:
+def add_parser(verbs: Verbs, summary: str) -> None:
     """Add the verb to the command line."""
-    parser = add_verb(verbs, "show", summary, _DESCRIPTION, _command)
+    parser = add_verb(verbs, "show", summary, _DESCRIPTION, _run)
     parser.add_argument("path", metavar="PATH", help=PATHS_HELP)
     parser.add_argument(
         "-n",
@@ -134,23 +61,124 @@ def add_parser(verbs: Any, summary: str) -> None:
     parser.add_argument("--no-features", action="store_true", help="do not infer features")
 
 
-def _command(options: argparse.Namespace) -> int:
-    shown = run(
-        options.path,
-        num_records=options.num_records,
-        position=options.position,
-        with_features=not options.no_features,
-    )
-    print_report(shown)
-    return 0 if shown.damage is None else 1
+def _run(options: argparse.Namespace) -> int:
+    """Reads no further than needed, and writes nothing; damage is told behind what could be read, on stderr."""
+    files, position = data_files([options.path]), options.position
+    default = _DEFAULT_RECORDS if position is None else 1
+    num_records = default if options.num_records is None else options.num_records
+    wanted = _stream_records(files) if position is None else _records_from(files, _absolute_position(files, position))
+    shown, damage = _until_damage(map(_shown, itertools.islice(wanted, num_records)))
+    samples, later_damage = _until_damage(() if options.no_features else _samples(_stream_records(files)))
+    for text in shown:
+        print(text)
+    if not shown and damage is None and num_records > 0:
+        print("no records\n")
+    if not options.no_features:
+        print(_features(samples))
+    damage = damage or later_damage
+    if damage is None:
+        return 0
+    sys.stdout.flush()  # so that the order holds where both go to one terminal
+    print(f"tfrecord: {error_text(damage)}", file=sys.stderr)
+    return 1
 
 
-def _shown(record: Record) -> ShownRecord:
+def _until_damage(items: Iterable[_T]) -> tuple[list[_T], TFRecordError | None]:
+    found: list[_T] = []
+    try:
+        for item in items:
+            found.append(item)
+    except TFRecordError as error:
+        return found, error
+    return found, None
+
+
+def _shown(record: _Record) -> str:
     kind, lines = describe_record(record.payload)
-    return ShownRecord(record.position, record.path, record.offset, len(record.payload), kind, tuple(lines))
+    length = counted(len(record.payload), "byte")
+    head = f"record {record.position}: {escape(record.path)}, offset {record.offset}, {length}, {kind}"
+    return "\n".join([head, *lines, ""])
 
 
-def _samples(records: Iterable[Record]) -> Iterator[bytes]:
+# Records by their position over all files, from the front or from any place.
+
+
+class _Record(NamedTuple):
+    """A record and where it lies; `position` counts over all files, `offset` in the (decompressed) stream of one."""
+
+    position: int
+    path: str
+    offset: int
+    payload: bytes
+
+
+def _stream_records(files: Sequence[str]) -> Iterator[_Record]:
+    """All records from the front; reads little more than what is taken, and needs no index."""
+    base = 0
+    for path in files:
+        num_records = 0
+        for block in read_blocks(path, "auto", verify_crc=True, on_corrupt="raise"):
+            num_records = block.position + len(block.offsets)
+            for number, payload in enumerate(block.payloads or ()):
+                yield _Record(base + block.position + number, path, int(block.offsets[number]), payload)
+        base += num_records
+
+
+def _records_from(files: Sequence[str], position: int) -> Iterator[_Record]:
+    """The records from a position on, of which those before are not read, only passed over.
+
+    Raises:
+        ValueError: at the end, where there are fewer records; the message says how many.
+    """
+    base, reader = 0, RecordReader()
+    for path in files:
+        end, stream = base, None
+        for first, offsets, lengths in _places(path):
+            for number in range(max(position - base - first, 0), len(offsets)):
+                stream = stream or open_stream(open_file(path), "auto")[0]
+                payload = reader.read(stream, offsets[number], lengths[number])
+                yield _Record(base + first + number, path, offsets[number], payload)
+            end = base + first + len(offsets)
+        base = end
+    if position >= base:
+        raise ValueError(_out_of_range(position, base))
+
+
+def _absolute_position(files: Sequence[str], position: int) -> int:
+    """A position counted from the front, given one that may be negative and then counts from the end."""
+    if position >= 0:
+        return position
+    num_records = sum(len(offsets) for path in files for _, offsets, _ in _places(path))
+    if position < -num_records:
+        raise ValueError(_out_of_range(position, num_records))
+    return num_records + position
+
+
+def _out_of_range(position: int, num_records: int) -> str:
+    if not num_records:
+        return f"position {position} is out of range: there are no records"
+    return f"position must be from {-num_records} to {num_records - 1} ({num_records} records), got {position}"
+
+
+def _places(path: str) -> Iterator[tuple[int, Sequence[int], Sequence[int]]]:
+    """Number of the first record, offsets and lengths of neighbouring records: by a fresh index, else by their headers.
+
+    An index is not built here: looking at data should leave no file behind, and need not walk to a file's end.
+    """
+    try:
+        (index,) = IndexKeeper("require").indexes([path])
+    except IndexMismatchError:
+        stream, _ = open_stream(open_file(path), "auto")
+        for block in RecordScanner(stream, verify_crc=False, keep_payloads=False):
+            yield block.position, block.offsets.tolist(), block.lengths.tolist()
+        return
+    yield 0, index.offsets.tolist(), index.lengths.tolist()
+
+
+# Features.
+
+
+def _samples(records: Iterable[_Record]) -> Iterator[bytes]:
     num_bytes = 0
     for record in itertools.islice(records, _INFER_RECORDS):
         num_bytes += len(record.payload)

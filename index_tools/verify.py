@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 
-from index_tools._arguments import add_jobs, add_paths, add_verb, data_files
+from index_tools._arguments import Verbs, add_jobs, add_paths, add_verb, data_files
 from index_tools._files import Outcome, exit_code, work_on_files
 from index_tools._text import counted, error_text
 from torch_tfrecord.errors import IndexMismatchError, TFRecordError
@@ -19,7 +17,7 @@ from torch_tfrecord.records.scan import RecordScanner, SkippedBytes
 from torch_tfrecord.records.sidecar import about_data, old_sidecar_path, sidecar_path
 from torch_tfrecord.records.storage import FileSource
 
-__all__ = ["VerifiedFile", "add_parser", "print_report", "run"]
+__all__ = ["add_parser"]
 
 _DESCRIPTION = """\
 Checks the two checksums of every record, that the file ends where its last record ends, and the
@@ -35,8 +33,7 @@ example:
   tfrecord verify 'data/train-*.tfrecord' || echo damaged"""
 
 
-@dataclass(frozen=True)
-class VerifiedFile:
+class _VerifiedFile(NamedTuple):
     """What was found in one file that could be read.
 
     Attributes:
@@ -56,21 +53,16 @@ class VerifiedFile:
     index_problem: IndexMismatchError | None = None
 
 
-def run(paths: Sequence[str], *, num_jobs: int | None = None) -> list[Outcome[VerifiedFile]]:
-    """Check every record of all files that are named; nothing is written.
-
-    Args:
-        paths: As for `find_files`; index files among them are left out.
-        num_jobs: Processes; None is as many as there are processors where it pays.
-
-    Raises:
-        ValueError, OSError: as `find_files`.
-    """
-    return work_on_files(_verify_file, data_files(paths), num_jobs=num_jobs, description="verifying")
+def add_parser(verbs: Verbs, summary: str) -> None:
+    """Add the verb to the command line."""
+    parser = add_verb(verbs, "verify", summary, _DESCRIPTION, _run)
+    add_paths(parser)
+    add_jobs(parser, "parallel processes")
 
 
-def print_report(outcomes: Sequence[Outcome[VerifiedFile]]) -> None:
-    """One line for each bad file and each warning, and a last line with the counts."""
+def _run(options: argparse.Namespace) -> int:
+    """Nothing is written; one line for each bad file and each warning, and a last line with the counts."""
+    outcomes = work_on_files(_verify_file, data_files(options.paths), num_jobs=options.jobs, description="verifying")
     for outcome in outcomes:
         error, found = _error(outcome), outcome.value
         if error is not None:
@@ -78,38 +70,27 @@ def print_report(outcomes: Sequence[Outcome[VerifiedFile]]) -> None:
         if found and found.index_problem:
             print(f"warning: {error_text(found.index_problem)}")
     files = [outcome.value for outcome in outcomes if outcome.value is not None]
-    num_bad = sum(_error(outcome) is not None for outcome in outcomes)
+    errors = list(map(_error, outcomes))
     print(
         f"{counted(len(outcomes), 'file')}, {counted(sum(file.num_records for file in files), 'record')}, "
-        f"{counted(sum(file.num_bytes for file in files), 'byte')}, {counted(num_bad, 'bad file')}"
+        f"{counted(sum(file.num_bytes for file in files), 'byte')}, "
+        f"{counted(len(errors) - errors.count(None), 'bad file')}"
     )
+    return exit_code(errors)
 
 
-def add_parser(verbs: Any, summary: str) -> None:
-    """Add the verb to the command line."""
-    parser = add_verb(verbs, "verify", summary, _DESCRIPTION, _command)
-    add_paths(parser)
-    add_jobs(parser, "parallel processes")
-
-
-def _command(options: argparse.Namespace) -> int:
-    outcomes = run(options.paths, num_jobs=options.jobs)
-    print_report(outcomes)
-    return exit_code([_error(outcome) for outcome in outcomes])
-
-
-def _error(outcome: Outcome[VerifiedFile]) -> Exception | None:
+def _error(outcome: Outcome[_VerifiedFile]) -> Exception | None:
     return outcome.error or (outcome.value.damage if outcome.value else None)
 
 
-def _extent(found: VerifiedFile | None) -> str:
+def _extent(found: _VerifiedFile | None) -> str:
     if found is None or not found.num_damaged_places:
         return ""
     places, good = counted(found.num_damaged_places, "place"), counted(found.num_records, "good record")
     return f" ({counted(found.num_damaged_bytes, 'byte')} damaged in {places}, {good})"
 
 
-def _verify_file(file: FileSource) -> VerifiedFile:
+def _verify_file(file: FileSource) -> _VerifiedFile:
     try:
         index = index_source(file)
     except TFRecordError as error:
@@ -120,9 +101,9 @@ def _verify_file(file: FileSource) -> VerifiedFile:
         except OSError:  # there is none
             continue
         except IndexMismatchError as error:
-            return VerifiedFile(len(index), file.file_size, index_problem=about_data(error, file.path))
-        return VerifiedFile(len(index), file.file_size, _difference(index, stored, file.path))
-    return VerifiedFile(len(index), file.file_size)
+            return _VerifiedFile(len(index), file.file_size, index_problem=about_data(error, file.path))
+        return _VerifiedFile(len(index), file.file_size, _difference(index, stored, file.path))
+    return _VerifiedFile(len(index), file.file_size)
 
 
 def _difference(index: RecordIndex, stored: RecordIndex, path: str) -> IndexMismatchError | None:
@@ -135,11 +116,11 @@ def _difference(index: RecordIndex, stored: RecordIndex, path: str) -> IndexMism
     )
 
 
-def _measure_damage(file: FileSource, error: TFRecordError) -> VerifiedFile:
+def _measure_damage(file: FileSource, error: TFRecordError) -> _VerifiedFile:
     """Read a damaged file once more, past its damage: the fast walk over sound files stops at the first."""
     skipped = SkippedBytes()
     stream, _ = open_stream(file, "auto")
     num_records = sum(len(block.offsets) for block in RecordScanner(stream, keep_payloads=False, skipped=skipped))
     # Compression may break off between two records, and then nothing says how much is lost.
     lost = [end - begin for begin, end in skipped.ranges if end > begin]
-    return VerifiedFile(num_records, file.file_size, error, len(lost), sum(lost))
+    return _VerifiedFile(num_records, file.file_size, error, len(lost), sum(lost))

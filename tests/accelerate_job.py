@@ -235,12 +235,13 @@ def other_ranks(folder):
 JOBS = {job.__name__: job for job in (coverage, workers, settings, resume, resume_first, other_ranks)}
 
 
-def main(name, folder):
+def main(names, folder):
     warnings.simplefilter("ignore")
-    found = JOBS[name](folder)
-    here = accelerator()
-    with open(f"{folder}/{name}-{here.num_processes}-{here.process_index}.json", "w", encoding="utf-8") as file:
-        json.dump(found, file)
+    for name in names.split(","):
+        found = JOBS[name](folder)
+        here = accelerator()
+        with open(f"{folder}/{name}-{here.num_processes}-{here.process_index}.json", "w", encoding="utf-8") as file:
+            json.dump(found, file)
     here.wait_for_everyone()
     here.end_training()
 

@@ -1,5 +1,6 @@
 """Fixtures that every test gets."""
 
+import itertools
 import multiprocessing
 import os
 import random
@@ -12,6 +13,7 @@ from hypothesis import settings
 # The same cases each time: a change fails for what it changed. HYPOTHESIS_PROFILE=explore looks for new ones.
 settings.register_profile("same", derandomize=True, deadline=None)
 settings.register_profile("explore", deadline=None)
+_CACHES = itertools.count()
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 
 
@@ -29,8 +31,8 @@ def _no_waiting_for_the_disk():
 
 @pytest.fixture(autouse=True)
 def _own_cache_folder(tmp_path_factory, monkeypatch):
-    """Indexes that cannot lie beside their data must not end up in the real user's cache."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+    """Indexes that cannot lie beside their data must not end up in the real user's cache; few tests make the folder."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp() / f"cache-{next(_CACHES)}"))
 
 
 @pytest.fixture

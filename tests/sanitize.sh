@@ -20,7 +20,7 @@ export ASAN_OPTIONS=detect_leaks=0:halt_on_error=1:allocator_may_return_null=1
 export UBSAN_OPTIONS=print_stacktrace=1
 export PYTHONPATH="$work" PYTHONMALLOC=malloc
 LD_PRELOAD="$(gcc -print-file-name=libasan.so) $(gcc -print-file-name=libubsan.so)" "$python" -m pytest -q -x \
-    -p no:cacheprovider -k "not twin and not kept" tests/test_walk.py tests/test_native_reads.py tests/test_read_batch.py \
+    -p no:cacheprovider -k "not twin and not kept" tests/test_packed_records.py tests/test_native_reads.py tests/test_read_batch.py \
     tests/test_batch_memory.py tests/test_padded_rows.py tests/test_scan.py tests/test_native_columns.py tests/test_native_sequences.py \
     tests/test_image_stacks.py \
     tests/test_image_bombs.py "$@"

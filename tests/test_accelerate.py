@@ -66,9 +66,18 @@ def check_epochs(ranks, name, *, equal=True):
 
 
 @pytest.mark.slow
-def test_every_record_under_every_setting(folder):
-    torchrun(2, "accelerate_job.py", "coverage", folder)
-    ranks = results(folder, "coverage", 2)
+def test_on_two_ranks(folder):
+    """In one job: importing takes longer than any of them."""
+    torchrun(2, "accelerate_job.py", "coverage,settings,resume_first", folder)
+    check_every_record_under_every_setting(results(folder, "coverage", 2))
+    check_settings(results(folder, "settings", 2))
+    # Resumed after every batch of two epochs, in one way of those below; where two ranks stopped one goes on.
+    ranks = results(folder, "resume_first", 2)
+    check_one_rank_goes_on(folder, ranks, num_cases=2)
+    check_resumed(ranks, num_cases=1)
+
+
+def check_every_record_under_every_setting(ranks):
     configs = {"default", "dispatch", "no dispatch", "split", "dispatch and split", "uneven"}
     refused = {
         "batched_stream, no dispatch": "with dispatch_batches=False Accelerate deals out samples, and this loader has "
@@ -110,10 +119,7 @@ def test_workers(folder):
             )
 
 
-@pytest.mark.slow
-def test_settings(folder):
-    torchrun(2, "accelerate_job.py", "settings", folder)
-    ranks = results(folder, "settings", 2)
+def check_settings(ranks):
     for name in NAMES:
         for config in ("default", "dispatch", "split"):
             if (name, config) == ("batched_stream", "split"):
@@ -157,15 +163,6 @@ def check_few(ranks):
             )
     for part in (0, 1):  # the prepared loader, and the one that is not
         assert {number for rank in ranks for number in flat(rank["two loaders"][part])} == set(range(N))
-
-
-@pytest.mark.slow
-def test_resumed_after_every_batch_of_two_epochs(folder):
-    """In one way of those below; where two ranks stopped one goes on."""
-    torchrun(2, "accelerate_job.py", "resume_first", folder)
-    ranks = results(folder, "resume_first", 2)
-    check_one_rank_goes_on(folder, ranks, num_cases=2)
-    check_resumed(ranks, num_cases=1)
 
 
 @pytest.mark.exhaustive

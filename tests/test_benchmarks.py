@@ -177,10 +177,10 @@ class TestDoors:
     @pytest.fixture
     def modules(self, monkeypatch):
         monkeypatch.syspath_prepend(str(FOLDER))
-        return {name: importlib.import_module(name) for name in ("doors", "door_report", "workload", "workloads")}
+        return {name: importlib.import_module(name) for name in ("report", "workloads")}
 
     def test_rows_bring_what_they_are_held_against(self, modules):
-        only_rows, scalars = modules["doors"].only_rows, modules["workloads"].WORKLOADS["doors-scalars"]
+        only_rows, scalars = modules["workloads"].only_rows, modules["workloads"].WORKLOADS["doors-scalars"]
         chosen = only_rows(scalars, ["ds_i", "tokens"])
         singles = ("parse_single_example", "parse_single_example, batched")
         assert chosen.variants == {"ours": ("ds_i", "its_tensors"), "tensorflow": singles}
@@ -210,7 +210,7 @@ class TestDoors:
     )
     def test_a_bar_in_words(self, modules, arguments, said):
         rates = {("ours", "a"): 1000, ("ours", "its_tensors"): 2000, ("tensorflow", "x"): 100, ("tensorflow", "y"): 50}
-        assert modules["door_report"].judge(modules["workload"].Bar(*arguments), rates) == said
+        assert modules["report"].judge(modules["workloads"].Bar(*arguments), rates) == said
 
     def test_the_table(self, modules):
         def side(name, variant, rate):
@@ -218,7 +218,7 @@ class TestDoors:
 
         sides = [side("ours", "make_dataloader", 123_456), side("tensorflow", "ragged", 1000)]
         result = {"sides": sides, "missing": [], "failed": {"ours, torch_collate": "ValueError: why"}}
-        lines = modules["door_report"].door_table({"doors-texts": result, "scaling": {}}).splitlines()
+        lines = modules["report"].door_table({"doors-texts": result, "scaling": {}}).splitlines()
         held = "at least 3 times tf.data (ragged or sparse)"
         assert lines[2] == f"| `make_dataloader(num_workers=0)` | torch_tfrecord | 123,000 | 12.3 | {held}: 123x ok |"
         assert (

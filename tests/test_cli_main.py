@@ -105,7 +105,7 @@ def test_errors_become_a_line_and_a_status(error, status, text, monkeypatch, cap
     def fail(*arguments, **options):
         raise error
 
-    monkeypatch.setattr(show, "run", fail)
+    monkeypatch.setattr(show, "data_files", fail)
     assert main.main(["show", "x"]) == status
     assert capsys.readouterr().err == f"tfrecord: {text}\n"
 
@@ -114,7 +114,7 @@ def test_a_broken_pipe_is_quiet(monkeypatch, capsys):
     def fail(*arguments, **options):
         raise BrokenPipeError(errno.EPIPE, "Broken pipe")
 
-    monkeypatch.setattr(show, "run", fail)
+    monkeypatch.setattr(show, "data_files", fail)
     assert main.main(["show", "x"]) == 141
     assert capsys.readouterr().err == ""
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from index_tools import _records, show
+from index_tools import show
 from index_tools._values import describe_bytes, describe_record
 from index_tools.main import main
 from torch_tfrecord import (
@@ -212,7 +212,7 @@ def test_a_position_of_an_empty_file(position, capsys):
     assert capsys.readouterr().out.startswith("no records\n")
 
 
-def test_only_the_beginning_of_a_file_is_read(folder, monkeypatch):
+def test_only_the_beginning_of_a_file_is_read(folder, monkeypatch, capsys):
     write("a.tfrecord", [b"x" * 1000] * 20_000)
     num_read = []
     read = LocalFile.read
@@ -223,16 +223,18 @@ def test_only_the_beginning_of_a_file_is_read(folder, monkeypatch):
         return data
 
     monkeypatch.setattr(LocalFile, "read", counting)
-    assert len(show.run("a.tfrecord").records) == 3
+    assert main(["show", "a.tfrecord"]) == 0
+    assert positions(capsys.readouterr().out) == [0, 1, 2]
     assert sum(num_read) < 3 << 20
     num_read.clear()
-    assert len(show.run("a.tfrecord", position=3, with_features=False).records) == 1
+    assert main(["show", "a.tfrecord", "--position", "3", "--no-features"]) == 0
+    assert positions(capsys.readouterr().out) == [3]
     assert sum(num_read) < 3 << 20
 
 
 def test_inference_stops_before_gigabytes(monkeypatch):
     monkeypatch.setattr(show, "_INFER_BYTES", 30)
-    records = [_records.Record(number, "a", 0, b"x" * 20) for number in range(5)]
+    records = [show._Record(number, "a", 0, b"x" * 20) for number in range(5)]
     assert len(list(show._samples(records))) == 2
 
 

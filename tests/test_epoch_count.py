@@ -168,7 +168,7 @@ def make_loader(dataset, num_workers, **options):
 
 
 @pytest.mark.parametrize("persistent_workers", [False, True])
-@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow), "forkserver"])
+@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.exhaustive), "forkserver"])
 def test_in_a_loader(method, persistent_workers):
     dataset = Epochs()
     loader = make_loader(dataset, 2, persistent_workers=persistent_workers, multiprocessing_context=method)

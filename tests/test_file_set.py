@@ -22,6 +22,7 @@ from torch_tfrecord import (
 )
 from torch_tfrecord.records.file_set import FileSet
 from torch_tfrecord.records.paths import find_files
+from torch_tfrecord.records.temporaries import temporary_names
 
 pytestmark = pytest.mark.filterwarnings("ignore:This process.*is multi-threaded:DeprecationWarning")
 OPTIONS = [{"num_shards": 5}, {"max_shard_bytes": 200}]
@@ -257,6 +258,26 @@ def test_a_writer_that_is_alive_keeps_its_temporaries(tmp_path):
         [b"1"], [b"2"], [b"3"], [b"first"], [b"second"]
     ]  # fmt: skip
     assert hidden(tmp_path) == []
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.EIO, errno.EACCES])
+def test_a_marker_that_cannot_be_read_is_not_taken_for_none(number, tmp_path, monkeypatch):
+    files = FileSet(str(tmp_path / "x"), ".tfrecord")
+    kept = next(temporary_names(files._path))  # of a killed writer, with the old files in it
+    kept.mkdir()
+    (kept / "0.old").write_bytes(b"old")
+    files._marker.write_bytes(b'{"folder": "%s", "names": ["x"], "replaces": [true]}' % kept.name.encode())
+
+    def fail(path):
+        raise OSError(number, os.strerror(number), str(path))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "read_bytes", fail)
+        with pytest.raises(OSError, match=os.strerror(number)) as caught:
+            ShardedTFRecordWriter(tmp_path / "x", num_shards=1)
+    assert caught.value.filename == str(tmp_path / "x-*.tfrecord")
+    FileSet(str(tmp_path / "x"), ".tfrecord")
+    assert (tmp_path / "x").read_bytes() == b"old"
 
 
 @pytest.mark.parametrize(

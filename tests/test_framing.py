@@ -1,28 +1,19 @@
-"""Checksums, framing and the search for headers, against an independent implementation."""
+"""Framing and the search for headers, against an independent implementation."""
 
 import base64
 import json
 import random
 import struct
 
-import numpy as np
 import pytest
-from helpers import RECORDS, framed, header, slow_crc32c, slow_masked
+from helpers import RECORDS, framed, header, slow_masked
 from hypothesis import given
 from hypothesis import strategies as st
 
 from torch_tfrecord import CorruptRecordError
-from torch_tfrecord.records import checksum, framing
+from torch_tfrecord.records import framing
 
 GOLDEN = json.loads((RECORDS / "framing.json").read_text())
-
-
-@pytest.mark.parametrize("case", GOLDEN["crc32c"], ids=lambda case: case["crc32c"])
-def test_golden_checksums(case):  # robustness 3
-    data = base64.b64decode(case["data"])
-    assert f"{checksum.crc32c(data):08x}" == case["crc32c"]
-    assert f"{checksum.masked_crc32c(data):08x}" == case["masked"]
-    assert checksum.unmask(int(case["masked"], 16)) == int(case["crc32c"], 16)
 
 
 @pytest.mark.parametrize("case", GOLDEN["framed"], ids=lambda case: case["framed"][:24])
@@ -37,18 +28,6 @@ def test_golden_bytes_of_the_specification():
     assert framing.frame(b"").hex() == "000000000000000029039807d8ea82a2"
 
 
-@given(st.binary(max_size=300))
-def test_checksum_is_crc32c(data):
-    assert checksum.masked_crc32c(data) == slow_masked(data)
-    assert checksum.crc32c(data[5:], checksum.crc32c(data[:5])) == slow_crc32c(data)
-
-
-@given(st.integers(0, 2**32 - 1))
-def test_mask_and_unmask(crc):
-    assert checksum.unmask(checksum.mask(crc)) == crc
-    assert int(checksum.mask_array(np.array([crc], dtype=np.uint32))[0]) == checksum.mask(crc)
-
-
 @pytest.mark.parametrize("length", [0, 1, 2**31, 2**32 - 1, 2**32, 2**63, 2**64 - 1])
 def test_headers(length):
     assert framing.encode_header(length) == header(length)
@@ -61,13 +40,13 @@ def test_length_out_of_range():
         framing.encode_header(2**64)
 
 
-@pytest.mark.parametrize("bit", range(96))
-def test_a_flipped_bit_is_no_header(bit):
-    damaged = bytearray(header(3))
-    damaged[bit // 8] ^= 1 << bit % 8
-    assert not framing.is_header(bytes(damaged))
-    with pytest.raises(CorruptRecordError, match=r"corrupted record: expected length checksum 0x[0-9a-f]{8} \(of len"):
-        framing.payload_length(bytes(damaged))
+def test_a_flipped_bit_is_no_header():
+    for bit in range(96):
+        damaged = bytearray(header(3))
+        damaged[bit // 8] ^= 1 << bit % 8
+        assert not framing.is_header(bytes(damaged))
+        with pytest.raises(CorruptRecordError, match=r"expected length checksum 0x[0-9a-f]{8} \(of len"):
+            framing.payload_length(bytes(damaged))
 
 
 @pytest.mark.parametrize("size", [0, 1, 11, 13])

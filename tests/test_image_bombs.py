@@ -21,10 +21,10 @@ from torch_tfrecord import (
     parse_sequence_example,
     parse_single_example,
 )
-from torch_tfrecord.images import backends, regions, scans, stacks
+from torch_tfrecord.images import backends, headers, regions
 from torch_tfrecord.images.crops import RandomResizedCrop, ResizedCenterCrop
+from torch_tfrecord.images.regions import decode_stack
 from torch_tfrecord.images.samples import CroppedImages
-from torch_tfrecord.images.stacks import decode_stack
 
 HAS_TORCHCODEC = backends.torchcodec_decoders() is not None
 BACKENDS = ["pillow", "auto", *(["torchcodec"] if HAS_TORCHCODEC else [])]
@@ -73,8 +73,7 @@ def chunk(name, content):
 def by(request, monkeypatch):
     """With and without the compiled decoder of JPEGs."""
     if request.param == "without":
-        for module in (regions, stacks):
-            monkeypatch.setattr(module, "optional_module", lambda _: None)
+        monkeypatch.setattr(regions, "optional_module", lambda _: None)
     return request.param
 
 
@@ -151,7 +150,7 @@ def test_counting_stops_at_the_limit(monkeypatch):
             found.append(position)
             return re.compile(rb"\xff[\xc0-\xcf\xd8-\xfe]").search(data, position)
 
-    monkeypatch.setattr(scans, "_MARKER", Counting())
+    monkeypatch.setattr(headers, "_MARKER", Counting())
     with pytest.raises(ImageDecodeError):
         decode_image(with_scans(8000))
     assert len(found) < 250  # the tables of scans are markers, too

@@ -34,7 +34,7 @@ from torch_tfrecord import (
     parse_single_example,
     parse_single_sequence_example,
 )
-from torch_tfrecord.images import nvimgcodec as image_nvimgcodec
+from torch_tfrecord.images import backends as image_backends
 from torch_tfrecord.images import regions as image_regions
 from torch_tfrecord.images import samples as image_samples
 from torch_tfrecord.images.headers import has_end_marker, read_header
@@ -46,7 +46,7 @@ from torch_tfrecord.parsing.parsers import ExampleParser
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 NEEDS_LIBJPEG = pytest.mark.skipif(optional_module("jpeg") is None, reason="built without libjpeg-turbo's headers")
-NEEDS_NVIMGCODEC = pytest.mark.skipif(image_nvimgcodec.nvimgcodec() is None, reason="nvImageCodec is not installed")
+NEEDS_NVIMGCODEC = pytest.mark.skipif(image_backends.nvimgcodec() is None, reason="nvImageCodec is not installed")
 REGION_DECODERS = [pytest.param("libjpeg", marks=NEEDS_LIBJPEG), pytest.param("nvimgcodec", marks=NEEDS_NVIMGCODEC)]
 CROP = RandomResizedCrop((24, 20), horizontal_flip=0.5, seed=4)
 
@@ -377,7 +377,7 @@ def test_nvimgcodec_says_what_it_does_not_read():
 
 def test_without_nvimgcodec(monkeypatch):
     monkeypatch.setitem(sys.modules, "nvidia.nvimgcodec", None)
-    image_nvimgcodec.nvimgcodec.cache_clear()
+    image_backends.nvimgcodec.cache_clear()
     try:
         with pytest.raises(ImportError) as caught:
             decode_image(JPEG_KINDS["4:2:0"], backend="nvimgcodec")
@@ -385,7 +385,7 @@ def test_without_nvimgcodec(monkeypatch):
             "backend='nvimgcodec' needs nvImageCodec: pip install \"torch-tfrecord[nvimgcodec]\""
         )
     finally:
-        image_nvimgcodec.nvimgcodec.cache_clear()
+        image_backends.nvimgcodec.cache_clear()
 
 
 # Through the library
@@ -444,7 +444,8 @@ def test_placing_pixels_with_and_without_the_compiled_core(monkeypatch, compiled
     row = torch.empty(7, 11, 3, dtype=torch.uint8).permute(2, 0, 1)
     image_samples.place_pixels(pixels.permute(1, 2, 0).numpy(), row, flip=flip)
     assert torch.equal(row, mirrored)
-    result = Normalization(MEAN, STD).write(pixels.permute(1, 2, 0).numpy(), torch.empty(3, 7, 11), flip=flip)
+    result = torch.empty(3, 7, 11)
+    image_samples.place_pixels(pixels.permute(1, 2, 0).numpy(), result, Normalization(MEAN, STD), flip=flip)
     transform = v2.Compose([v2.ToDtype(torch.float32, scale=True), v2.Normalize(MEAN, STD)])
     assert torch.equal(result, transform(mirrored))
 

@@ -9,9 +9,9 @@ from image_kinds import encode, exif
 from PIL import Image as PillowImage
 
 from torch_tfrecord import ImageDecodeError, decode_image
-from torch_tfrecord.images import stacks as image_stacks
+from torch_tfrecord.images import regions as image_regions
 from torch_tfrecord.images.headers import has_end_marker, read_header
-from torch_tfrecord.images.stacks import decode_stack
+from torch_tfrecord.images.regions import decode_stack
 from torch_tfrecord.native import optional_module
 
 NEEDS_LIBJPEG = pytest.mark.skipif(optional_module("jpeg") is None, reason="built without libjpeg-turbo's headers")
@@ -50,7 +50,7 @@ KINDS = {
 def by(request, monkeypatch):
     """With and without the compiled decoder."""
     if request.param == "without":
-        monkeypatch.setattr(image_stacks, "optional_module", lambda _: None)
+        monkeypatch.setattr(image_regions, "optional_module", lambda _: None)
     elif optional_module("jpeg") is None:
         pytest.skip("built without libjpeg-turbo's headers")
     return request.param
@@ -158,8 +158,8 @@ def test_changed_headers_give_what_decode_image_gives(by):
 
 def test_headers_are_read_where_there_is_doubt(by, monkeypatch):
     opened = []
-    real = image_stacks.open_image
-    monkeypatch.setattr(image_stacks, "open_image", lambda data, most: opened.append(data) or real(data, most))
+    real = image_regions.open_image
+    monkeypatch.setattr(image_regions, "open_image", lambda data, most: opened.append(data) or real(data, most))
     kinds = ["4:2:0", "gray", "EXIF", "PNG", "progressive", "RGB", "CMYK"]
     stack = decode_stack([KINDS[name] for name in kinds], "RGB", range(7), 7)
     for row, name in enumerate(kinds):
@@ -173,7 +173,7 @@ def test_no_memory_is_taken_before_all_sizes_are_known(by, monkeypatch):
     def refuse(*_):
         raise AssertionError("memory was taken")
 
-    monkeypatch.setattr(image_stacks, "empty_tensor", refuse)
+    monkeypatch.setattr(image_regions, "empty_tensor", refuse)
     data = KINDS["4:2:0"]
     at = data.index(b"\xff\xc0") + 5
     huge = data[:at] + (13_000).to_bytes(2, "big") * 2 + data[at + 4 :]

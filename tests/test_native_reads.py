@@ -83,7 +83,7 @@ def test_the_compiled_read_stays_inside_file_and_buffer(tmp_path):
 
     def read(ranges, *, size=40, facts=None, places=(12, 32), first=0, last=None):
         buffer, ranges = np.zeros(size, np.uint8), np.array(ranges, np.int64).T.copy()
-        facts = [(source.descriptor, source.file_size)] if facts is None else facts
+        facts = [(source.hold().number, source.file_size)] if facts is None else facts
         last = ranges.shape[1] if last is None else last
         return frames.read_records(facts, 0, ranges, first, last, buffer, np.array(places, np.int64), lengths, True)
 
@@ -91,7 +91,7 @@ def test_the_compiled_read_stays_inside_file_and_buffer(tmp_path):
     assert read([(0, 0, 20, 0), (0, 20, 20, 20)])
     assert not read([(0, 0, 40, 0)], places=(12, 31))  # no record there
     assert not read([(0, 0, 40, 0)], places=(11, 12))  # would begin before the buffer
-    assert not read([(0, 0, 20, 0)], facts=[(source.descriptor, 19)], places=())
+    assert not read([(0, 0, 20, 0)], facts=[(source.hold().number, 19)], places=())
     for outside in [
         (0, 0, 41, 0),
         (0, 1, 40, 0),
@@ -108,7 +108,7 @@ def test_the_compiled_read_stays_inside_file_and_buffer(tmp_path):
     with pytest.raises(ValueError, match="do not fit"):
         read([(0, 0, 40, 0)], last=2)
     with pytest.raises(ValueError, match="do not fit"):
-        read([(0, 0, 40, 0)], facts=[(source.descriptor, 40)] * 9)
+        read([(0, 0, 40, 0)], facts=[(source.hold().number, 40)] * 9)
 
 
 @pytest.mark.parametrize("sizes", [[5], [0, 3, 0, 0, 2], [0], [], [0, 0, 4]])
@@ -186,7 +186,7 @@ def test_values_are_the_bytes_of_the_files(tmp_path):
         [(9, 20_000), (3, 17), (9, 20_000), (1, 1 << 18), (1, (1 << 18) + 1), ((1 << 19) - 4, 4)],
     ]
     places = np.concatenate([places_of(content, own) for content, own in zip(contents, spans, strict=True)])
-    facts = [(source.descriptor, source.file_size, len(own)) for source, own in zip(sources, spans, strict=True)]
+    facts = [(source.hold().number, source.file_size, len(own)) for source, own in zip(sources, spans, strict=True)]
     expected = [
         content[begin : begin + size] for content, own in zip(contents, spans, strict=True) for begin, size in own
     ]
@@ -203,7 +203,9 @@ def test_values_in_any_doubt(tmp_path):
     source = open_file(str(tmp_path / "0"))
     good = places_of(content, [(0, 400), (400, 600), (1000, 0)])
 
-    def read(places, *, fd=source.descriptor, file_size=1000):
+    own = source.hold().number
+
+    def read(places, *, fd=own, file_size=1000):
         return frames.read_values([(fd, file_size, len(places))], places)
 
     def changed(row, field, value):
@@ -222,7 +224,7 @@ def test_values_in_any_doubt(tmp_path):
         assert read(changed(2, 0, outside)) is None
     assert read(good, file_size=999) is None  # more than the file has, by what was said of it
     assert read(good, fd=-1) is None
-    closed = os.dup(source.descriptor)
+    closed = os.dup(source.hold().number)
     os.close(closed)
     assert read(good, fd=closed) is None
     folder = os.open(tmp_path, os.O_RDONLY)
@@ -235,7 +237,7 @@ def test_values_of_a_file_that_was_cut_or_changed_meanwhile(tmp_path):
     path = tmp_path / "0"
     source = open_file(str(path))
     places = places_of(content, [(0, 100), (100, 399_900)])
-    facts = [(source.descriptor, source.file_size, 2)]
+    facts = [(source.hold().number, source.file_size, 2)]
     assert frames.read_values(facts, places) == [content[:100], content[100:]]
     os.truncate(path, 399_999)
     assert frames.read_values(facts, places) is None
@@ -250,7 +252,7 @@ def test_values_need_arrays_that_fit(tmp_path):
     (content,) = write_files(tmp_path, 1, 1000)
     source = open_file(str(tmp_path / "0"))
     places = places_of(content, [(0, 400), (400, 600)])
-    fact = (source.descriptor, 1000)
+    fact = (source.hold().number, 1000)
     for counts in ([], [1], [3], [-1, 3], [3, -1], [1, 1, 1], [2**62], [-(2**62)]):
         with pytest.raises(ValueError, match="expected sources of 2 parts in all"):
             frames.read_values([(*fact, count) for count in counts], places)

@@ -109,7 +109,8 @@ def test_every_epoch_has_its_own_crops(ds, loader):
 
 @pytest.mark.parametrize("persistent_workers", [False, True])
 @pytest.mark.parametrize(
-    "method", ["fork", *(pytest.param(method, marks=pytest.mark.slow) for method in ("forkserver", "spawn"))]
+    "method",
+    ["fork", pytest.param("forkserver", marks=pytest.mark.slow), pytest.param("spawn", marks=pytest.mark.exhaustive)],
 )
 @pytest.mark.parametrize("kind", ["records", "stream"])
 def test_with_workers(path, kind, method, persistent_workers):

@@ -164,7 +164,7 @@ def test_set_epoch_counts_iterations_of_several_epochs(loaders, num_processes):
     )
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("num_workers", [0, 1])
 def test_crops(loaders, ds, num_workers):  # noqa: F811
     """New in each epoch, though Accelerate sets none of a dataset; those of the epoch where our samplers know it."""
     options = {"collate_fn": collate, "num_workers": num_workers}

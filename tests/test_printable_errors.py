@@ -11,7 +11,7 @@ from helpers import framed
 
 from torch_tfrecord import FixedLenFeature, TFRecordDataset, TFRecordIterableDataset, read_records
 from torch_tfrecord.errors import CorruptRecordError
-from torch_tfrecord.printable import printable
+from torch_tfrecord.shown import printable
 
 NAME = os.fsdecode(b"caf\xe9.tfrecord")
 

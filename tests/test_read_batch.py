@@ -158,7 +158,7 @@ def test_a_file_that_was_cut_since(tmp_path):
 def test_a_closed_descriptor_is_an_error_with_the_path(tmp_path):
     files = Files(tmp_path, [([b"abc"] * 3, "")])
     source = files(0)
-    os.close(source.descriptor)
+    os.close(source.hold().number)
     with pytest.raises(OSError, match="f0"):
         RecordReader().read_batch(lambda _: source, *files.places([(0, 1)]))
     with pytest.raises(OSError, match="f0"):

@@ -6,7 +6,7 @@ import pytest
 from helpers import compressed, framed, header
 
 from torch_tfrecord import read_records
-from torch_tfrecord.records import resync, running_checksums
+from torch_tfrecord.records import checksum, resync
 from torch_tfrecord.records.compression import InflatedSource
 from torch_tfrecord.records.resync import RecordSearch
 from torch_tfrecord.records.storage import LocalFile, PipeSource
@@ -92,7 +92,7 @@ def small(monkeypatch):
         monkeypatch.setattr(resync, "_RESYNC_BYTES", window)
         monkeypatch.setattr(resync, "_PIECE_BYTES", piece)
         monkeypatch.setattr(resync, "MARK_BYTES", mark)
-        monkeypatch.setattr(running_checksums, "MARK_BYTES", mark)
+        monkeypatch.setattr(checksum, "MARK_BYTES", mark)
         return window
 
     return change
@@ -174,8 +174,8 @@ def test_skipping_goes_over_the_bytes_a_few_times(tmp_path, monkeypatch, recwarn
     into = count("read", LocalFile.read_into, lambda file, buffer, offset: len(buffer))
     monkeypatch.setattr(LocalFile, "read_into", into)
     monkeypatch.setattr(resync, "find_headers", count("headers", resync.find_headers, len))
-    sums = count("sums", running_checksums.crc32c, lambda data, *before: len(data))
-    monkeypatch.setattr(running_checksums, "crc32c", sums)
+    sums = count("sums", checksum.crc32c, lambda data, *before: len(data))
+    monkeypatch.setattr(checksum, "crc32c", sums)
     for size in (400, 1600):
         data = make(size)
         (tmp_path / "a").write_bytes(data)

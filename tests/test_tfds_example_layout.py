@@ -12,7 +12,7 @@ from torch_tfrecord.tfds.example_layout import (
     FLOATS,
     canonical,
     decode_integers,
-    find_lists,
+    find_entries,
     split_values,
     value_head_bytes,
     value_starts,
@@ -52,7 +52,7 @@ def assert_same(payload, lists):
 @given(EXAMPLES)
 def test_the_values_are_protobufs(features):
     payload = encode_example(features)
-    assert_same(payload, find_lists(payload))
+    assert_same(payload, find_entries(payload))
 
 
 @given(EXAMPLES, st.data())
@@ -60,7 +60,7 @@ def test_damage_is_no_crash_and_no_place_outside(features, data):
     payload = bytearray(encode_example(features) + b"\0")
     at = data.draw(st.integers(0, len(payload) - 1))
     payload[at] = data.draw(st.integers(0, 255))
-    for key, place in (find_lists(bytes(payload)) or {}).items():
+    for key, place in (find_entries(bytes(payload)) or {}).items():
         assert isinstance(key, str)
         assert 0 <= place.start <= place.start + place.num_bytes <= len(payload)
 
@@ -95,9 +95,9 @@ def _unpacked():
 @pytest.mark.parametrize("name", list(other_forms()))
 def test_other_forms_are_left_to_protobuf(name):
     payload = other_forms()[name]
-    assert find_lists(payload) is None
+    assert find_entries(payload) is None
     usual = canonical(payload)
-    assert_same(usual, find_lists(usual))
+    assert_same(usual, find_entries(usual))
     found, expected = decode_example(usual), decode_example(payload)
     assert {key: list(values) for key, values in found.items()} == {
         key: list(values) for key, values in expected.items()
@@ -110,8 +110,8 @@ def test_what_is_no_example():
 
 
 def test_an_empty_example():
-    assert find_lists(encode_example({})) == {}
-    assert find_lists(canonical(b"")) == {}
+    assert find_entries(encode_example({})) == {}
+    assert find_entries(canonical(b"")) == {}
 
 
 def test_integers_cut_in_the_middle():

@@ -5,13 +5,12 @@ import os
 import shutil
 
 import pytest
-from tfds_values import DATA, EXPECTED, directory
+from tfds_values import DATA, directory
 
 from torch_tfrecord import ParseError, tfds
 from torch_tfrecord.tfds import features as f
-from torch_tfrecord.tfds.features_json import features_from_json
-from torch_tfrecord.tfds.features_to_json import features_to_json
-from torch_tfrecord.tfds.shards import shard_borders, shard_count, shard_paths
+from torch_tfrecord.tfds.features_json import features_from_json, features_to_json
+from torch_tfrecord.tfds.files import shard_borders, shard_count, shard_paths
 
 CORE = "tensorflow_datasets.core.features."
 
@@ -365,7 +364,3 @@ def test_shards_as_tfds_chooses_them():
     assert shard_count(5000 * mib, 3) == 1 or shard_count(5000 * mib, 10) == 8
     assert shard_count(3000 * 1024 * mib, 100_000) == 3072
     assert shard_borders(127, 4) == [32, 64, 95, 127]
-
-
-def test_expected_features_print_like_ours():
-    assert EXPECTED["drawings"]["features"].startswith("FeaturesDict({")

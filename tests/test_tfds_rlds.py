@@ -651,7 +651,7 @@ def test_transform_of_whole_episodes(drawn):
 # Processes and threads.
 
 
-@pytest.mark.parametrize("context", ["fork", "spawn"])
+@pytest.mark.parametrize("context", ["fork", "forkserver"])
 def test_workers(drawn, context):
     ds = RLDSDataset(drawn, window_size=2, action_horizon=2, step_transform=half)
     expected = [sample["action"] for sample in ds]  # files are open, and episodes kept, when the workers start

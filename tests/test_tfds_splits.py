@@ -1,24 +1,12 @@
 """Split strings as numbers alone; against TFDS itself they are tested in test_tfds_load."""
 
-from dataclasses import dataclass
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from torch_tfrecord.tfds.splits import ReadInstruction, SplitRange, even_splits, resolve_split
 
-
-@dataclass(frozen=True)
-class Sizes:
-    shard_lengths: tuple[int, ...]
-
-    @property
-    def num_examples(self):
-        return sum(self.shard_lengths)
-
-
-SIZES = {"train": Sizes((4, 3, 4)), "test-b": Sizes((5,))}
+SIZES = {"train": (4, 3, 4), "test-b": (5,)}
 lengths = st.lists(st.integers(0, 40), min_size=1, max_size=6).filter(sum).map(tuple)
 
 
@@ -85,7 +73,7 @@ def test_wrong_arguments():
 
 @given(lengths, st.integers(1, 7))
 def test_even_splits_cover_all_in_order(shards, n):
-    sizes = {"a": Sizes(shards)}
+    sizes = {"a": shards}
     total = sum(shards)
     parts = []
     for part in even_splits("a", n):
@@ -101,7 +89,7 @@ def test_even_splits_cover_all_in_order(shards, n):
 
 @given(lengths, st.floats(0, 100, allow_nan=False))
 def test_two_parts_by_percent_are_the_whole(shards, percent):
-    sizes = {"a": Sizes(shards)}
+    sizes = {"a": shards}
     text = f"{percent:.4f}"
     found = []
     for split in (f"a[:{text}%]", f"a[{text}%:]"):
@@ -115,7 +103,7 @@ def test_two_parts_by_percent_are_the_whole(shards, percent):
 @given(lengths, st.integers(-50, 50), st.integers(-50, 50))
 def test_slices_are_pythons_or_an_error(shards, start, stop):
     total = sum(shards)
-    sizes = {"a": Sizes(shards)}
+    sizes = {"a": shards}
     expected = list(range(total))[start:stop] if stop else list(range(total))[start:0]
     try:
         (part,) = resolve_split(f"a[{start}:{stop}]", sizes)

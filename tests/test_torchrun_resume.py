@@ -32,17 +32,17 @@ def logged(folder, run):
 
 
 # Ranks, which one is killed, after which step.
-UP = [(2, 1, 10), (4, -1, 0)]
+UP = [(2, 1, 10), (3, -1, 0)]
 DOWN = [(4, 2, 8), (2, -1, 0)]
-UP_AND_DOWN = [(2, 1, 10), (4, 2, 8), (2, -1, 0)]
+UP_AND_DOWN = [(2, 1, 10), (3, 2, 8), (2, -1, 0)]
 LATE = [(2, 0, 31), (4, 3, 5), (2, -1, 0)]  # in the second epoch; then once more
 
 
 @pytest.mark.parametrize(
     ("runs", "kind"),
     [
-        pytest.param(UP_AND_DOWN, "position", marks=pytest.mark.slow, id="2 to 4 to 2"),
-        pytest.param(UP, "stream", marks=pytest.mark.slow, id="stream, 2 to 4"),
+        pytest.param(UP_AND_DOWN, "position", marks=pytest.mark.slow, id="2 to 3 to 2"),
+        pytest.param(UP, "stream", marks=pytest.mark.slow, id="stream, 2 to 3"),
         pytest.param(DOWN, "stream", marks=pytest.mark.exhaustive, id="stream, 4 to 2"),
         pytest.param(LATE, "position", marks=pytest.mark.exhaustive, id="late, 2 to 4 to 2"),
         pytest.param(LATE, "stream", marks=pytest.mark.exhaustive, id="stream, late, 2 to 4 to 2"),

@@ -225,7 +225,7 @@ LIST_SPECS = {
 NUMBERS = st.lists(st.one_of(st.integers(-1, 5), EXTREMES["int64_list"]), max_size=4)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.dictionaries(st.sampled_from("abc"), NUMBERS), st.data())
 def test_mutated_bytes_raise_only_our_errors_in_bounded_time_and_memory(row, data):
     step = {key: np.array(values, dtype=np.int64) for key, values in row.items()}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from operator import index as as_integer
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 from torch_tfrecord.shown import shown_value
 
@@ -32,7 +32,7 @@ Shuffle: TypeAlias = bool | Literal["blocks"]
 """A new order in each epoch; "blocks" is one that reads nearly in sequence."""
 
 
-def at_least(least: int, name: str, value: Any) -> int:
+def at_least(least: int, name: str, value: object) -> int:
     """The value as int; NumPy's integers are integers, True is none.
 
     Raises:
@@ -43,12 +43,13 @@ def at_least(least: int, name: str, value: Any) -> int:
         >>> at_least(1, "batch_size", 2)
         2
     """
-    if integer(name, value, f"an integer of at least {least}") < least:
+    number = integer(name, value, f"an integer of at least {least}")
+    if number < least:
         raise ValueError(f"{name} must be an integer of at least {least}, got {shown_value(value)}")
-    return as_integer(value)
+    return number
 
 
-def integer(name: str, value: Any, wanted: str = "an integer") -> int:
+def integer(name: str, value: object, wanted: str = "an integer") -> int:
     """The value as int, of any size; NumPy's integers are integers, True is none.
 
     Raises:
@@ -59,7 +60,7 @@ def integer(name: str, value: Any, wanted: str = "an integer") -> int:
     return as_integer(value)
 
 
-def true_or_false(name: str, value: Any) -> bool:
+def true_or_false(name: str, value: object) -> bool:
     """The value as bool; NumPy's are bools, numbers are none.
 
     Raises:
@@ -70,7 +71,7 @@ def true_or_false(name: str, value: Any) -> bool:
     return bool(value)
 
 
-def one_of(name: str, value: Any, *choices: Any) -> None:
+def one_of(name: str, value: object, *choices: str | None) -> None:
     """ValueError unless the value is one of some strings, or None where that is one of them.
 
     Example:
@@ -84,7 +85,7 @@ def one_of(name: str, value: Any, *choices: Any) -> None:
         raise ValueError(f"{name} must be {', '.join(others)} or {last}, got {shown_value(value)}")
 
 
-def check_callable(name: str, value: Any) -> None:
+def check_callable(name: str, value: object) -> None:
     """TypeError unless the value can be called, or is None."""
     if value is not None and not callable(value):
         raise TypeError(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from contextvars import ContextVar, Token
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -65,7 +65,7 @@ class BatchBudget:
 _BUDGET: ContextVar[BatchBudget | None] = ContextVar("torch_tfrecord_batch_budget", default=None)
 
 
-def check_max_batch_bytes(value: Any) -> int:
+def check_max_batch_bytes(value: object) -> int:
     """The argument of that name.
 
     Raises:

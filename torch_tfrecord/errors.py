@@ -1,4 +1,4 @@
-"""All exceptions of the package.
+"""All exceptions of the package, and whom its warnings are for.
 
 ::
 
@@ -17,11 +17,11 @@ Wrong arguments are ``ValueError`` or ``TypeError``; a file that cannot be opene
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from torch_tfrecord.printable import printable
-from torch_tfrecord.shown import shown_text
+from torch_tfrecord.shown import printable, shown_text
 
 __all__ = [
     "CompressionError",
@@ -31,9 +31,12 @@ __all__ = [
     "LimitExceededError",
     "ParseError",
     "TFRecordError",
+    "outer_level",
 ]
 
 _MOST_BYTES = 2048
+_FOLDER = os.path.dirname(__file__)
+_TORCH_LOADER = os.path.join(os.sep, "torch", "utils", "data", "")
 
 _Error = TypeVar("_Error", bound="TFRecordError")
 
@@ -102,7 +105,7 @@ class TFRecordError(Exception):
         shortened = (shown_text(printable(path), 400), place, shown_text(printable(str(self.args[0]))))
         return ": ".join(part for part in shortened if part)
 
-    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    def __reduce__(self) -> tuple[Callable[..., TFRecordError], tuple[object, ...]]:
         return _rebuild, (type(self), self.args[0], self.path, self.offset, self.position)
 
 
@@ -134,3 +137,19 @@ class ImageDecodeError(TFRecordError):
 
 class LimitExceededError(TFRecordError):
     """A size that no honest file has; nothing was allocated for it."""
+
+
+# Warnings.
+
+
+def outer_level() -> int:
+    """The `stacklevel`, for a warning of the calling function, of the nearest caller outside this package.
+
+    Frames of torch's DataLoader and Subset are passed over, too: nobody can change those.
+    """
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back is not None and (
+        frame.f_code.co_filename.startswith(_FOLDER) or _TORCH_LOADER in frame.f_code.co_filename
+    ):
+        level, frame = level + 1, frame.f_back
+    return level

@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
-__all__ = [
-    "Places",
-    "SampleList",
-    "check_for_torch",
-    "place_of",
-    "transform_each",
-    "transform_one",
-]
+__all__ = ["Places", "SampleList", "check_for_torch", "place_of", "transform_each", "transform_one"]
 
 Places: TypeAlias = Callable[[int], str]
 """From a sample's number in its batch to the record: ``<path>: record <n> at byte <offset>``."""
@@ -34,18 +28,14 @@ class SampleList(list[Any]):
     @property
     def places(self) -> Places | None:
         """By numbers in the list as it was made; None once it was changed."""
-        is_same = len(self) == len(self._before) and all(map(_is, self, self._before))
+        is_same = len(self) == len(self._before) and all(map(operator.is_, self, self._before))
         return self._places if is_same else None
 
     def __reduce__(self) -> tuple[type[list[Any]], tuple[list[Any]]]:
         return list, (list(self),)
 
 
-def _is(left: Any, right: Any) -> bool:
-    return left is right
-
-
-def place_of(samples: Any, number: int) -> str | None:
+def place_of(samples: object, number: int) -> str | None:
     """The record of a sample of a batch; None where nobody knows."""
     places: Places | None = getattr(samples, "places", None)
     return None if places is None else places(number)
@@ -85,7 +75,7 @@ def _note_place(error: Exception, places: Places | None, number: int) -> None:
 # torch's own collate_fn.
 
 
-def check_for_torch(samples: Sequence[Any], places: Places | None) -> None:
+def check_for_torch(samples: Sequence[object], places: Places | None) -> None:
     """ValueError where samples have features of different sizes, which ``default_collate`` cannot stack.
 
     It would say that "stack expects each tensor to be equal size", and not what to do about it.
@@ -95,7 +85,7 @@ def check_for_torch(samples: Sequence[Any], places: Places | None) -> None:
         _check_sizes(sizes, samples[number], number, places)
 
 
-def _check_sizes(sizes: Mapping[str, list[int]], sample: Any, number: int, places: Places | None) -> None:
+def _check_sizes(sizes: Mapping[str, list[int]], sample: object, number: int, places: Places | None) -> None:
     for name, size in _sizes(sample, ""):
         if sizes.get(name, size) != size:
             where = "" if places is None else f" ({places(number)})"
@@ -106,7 +96,7 @@ def _check_sizes(sizes: Mapping[str, list[int]], sample: Any, number: int, place
             )
 
 
-def _sizes(value: Any, name: str) -> Iterable[tuple[str, list[int]]]:
+def _sizes(value: object, name: str) -> Iterable[tuple[str, list[int]]]:
     """The shape of each tensor, and the length of each list, of a sample."""
     if isinstance(value, Mapping):
         for key, part in value.items():

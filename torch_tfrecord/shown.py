@@ -1,13 +1,14 @@
-"""What errors and a `repr` show: bounded in length, and of a dataset or loader no secret."""
+"""What errors and a `repr` show: printable, bounded in length, and of a dataset or loader no secret."""
 
 from __future__ import annotations
 
 import re
 import reprlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TypeVar
 
 __all__ = [
+    "printable",
     "shown_features",
     "shown_files",
     "shown_items",
@@ -17,6 +18,8 @@ __all__ = [
     "shown_value",
 ]
 
+_T = TypeVar("_T")
+
 _MOST_NAMES = 8
 _MOST_LETTERS = 120
 _MOST_BYTES = 1500  # of a text of an error, beside which stands the file
@@ -24,6 +27,27 @@ _MOST_BYTES = 1500  # of a text of an error, beside which stands the file
 # Of an address the name and password in front of the host, and what is asked behind `?`, where tokens stand.
 _USER = re.compile(r"(?<=://)[^/@]*@")
 _QUERY = re.compile(r"(?<=://)([^?]*)\?.*", re.DOTALL)
+
+
+def printable(text: str) -> str:
+    r"""The text as any terminal, log or JSON can take it: bytes of a file's name that are no UTF-8 as ``\xNN``.
+
+    Example:
+        >>> print(printable("caf" + chr(0xDCE9) + ".tfrecord"))
+        caf\xe9.tfrecord
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return "".join(map(_printable_letter, text))
+    return text
+
+
+def _printable_letter(letter: str) -> str:
+    number = ord(letter)
+    if 0xDC80 <= number <= 0xDCFF:  # how Python holds such a byte
+        return f"\\x{number - 0xDC00:02x}"
+    return f"\\u{number:04x}" if 0xD800 <= number <= 0xDFFF else letter
 
 
 class _Short(reprlib.Repr):
@@ -39,7 +63,7 @@ class _Short(reprlib.Repr):
         return repr(x) if x.bit_length() <= 4 * _MOST_LETTERS else f"an integer of {x.bit_length()} bits"
 
 
-def shown_value(value: Any, limit: int = 4 * _MOST_LETTERS) -> str:
+def shown_value(value: object, limit: int = 4 * _MOST_LETTERS) -> str:
     """The repr of a value that may be anything, as of a damaged file: long, nested deeply, a number of many digits.
 
     Example:
@@ -57,10 +81,12 @@ def shown_files(files: Sequence[str]) -> str:
         "2 files, 's3://...@bucket/a', ..."
     """
     first = _USER.sub("...@", _QUERY.sub(r"\1?...", files[0])) if files else None
-    return f"{len(files)} files, {_end_of(repr(first))}, ..."
+    text = repr(first)
+    limit = 4 * _MOST_LETTERS
+    return f"{len(files)} files, {text if len(text) <= limit else f'...{text[3 - limit :]}'}, ..."
 
 
-def shown_transform(name: str, transform: Any) -> str:
+def shown_transform(name: str, transform: object) -> str:
     """A transform by its name alone: its arguments may be secrets, or long; empty where there is none."""
     if transform is None:
         return ""
@@ -68,27 +94,24 @@ def shown_transform(name: str, transform: Any) -> str:
     return f", {name}={_start_of(getattr(inner, '__qualname__', type(inner).__qualname__))}"
 
 
-def shown_features(features: Any) -> str:
+def shown_features(features: object) -> str:
     """The specs by name, or the names, of features; empty where there are none."""
     if features is None:
         return ""
     if isinstance(features, Mapping):
-        return f", features={{{shown_list(list(features.items()), _shown_spec)}}}"
+        shown = shown_list(list(features.items()), lambda item: ": ".join(map(_shown_start, item)))
+        return f", features={{{shown}}}"
     if isinstance(features, (list, tuple)):
         return f", features=[{shown_list(features, _shown_start)}]"
     return f", features={_shown_start(features)}"
 
 
-def _shown_spec(item: tuple[Any, Any]) -> str:
-    return f"{_shown_start(item[0])}: {_shown_start(item[1])}"
-
-
-def shown_items(datasets: Sequence[Any]) -> str:
+def shown_items(datasets: Sequence[object]) -> str:
     """The first few of several datasets: ours by their repr, others, which may hold anything, by class."""
     return shown_list(datasets, _shown_item)
 
 
-def _shown_item(item: Any) -> str:
+def _shown_item(item: object) -> str:
     kind = type(item)
     is_ours = kind.__module__.startswith("torch_tfrecord.")
     return _start_of(repr(item), 4 * _MOST_LETTERS) if is_ours else kind.__name__
@@ -103,20 +126,15 @@ def shown_text(text: str, limit: int = _MOST_BYTES) -> str:
     return f"{start.decode(errors='ignore')} ... {end.decode(errors='ignore')}"
 
 
-def shown_list(items: Sequence[Any], show: Callable[[Any], str] = str) -> str:
+def shown_list(items: Sequence[_T], show: Callable[[_T], str] = str) -> str:
     """The first few of some items."""
     shown = ", ".join(map(show, items[:_MOST_NAMES]))
     return shown if len(items) <= _MOST_NAMES else f"{shown}, and {len(items) - _MOST_NAMES} more"
 
 
-def _shown_start(value: Any) -> str:
+def _shown_start(value: object) -> str:
     return _start_of(repr(value))
 
 
 def _start_of(text: str, limit: int = _MOST_LETTERS) -> str:
     return text if len(text) <= limit else f"{text[: limit - 3]}..."
-
-
-def _end_of(text: str) -> str:
-    limit = 4 * _MOST_LETTERS
-    return text if len(text) <= limit else f"...{text[3 - limit :]}"

@@ -1,19 +1,39 @@
-"""torch_tfrecord, through its public names."""
+"""torch_tfrecord, through its public names: by every way into training that people write."""
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 import torchvision.transforms.v2 as v2
 from side import Job, Side
+from torch.utils.data import DataLoader
 from workloads import CROP, MEAN, STD, columns_of
 
-from sides.ours_doors import open_door
-from sides.ours_random import open_random
-from torch_tfrecord import FixedLenFeature, Image, RandomResizedCrop, build_index, make_dataloader, read_records
+from sides.at_random import positions_of, side_at_random
+from torch_tfrecord import (
+    FixedLenFeature,
+    FixedLenSequenceFeature,
+    Image,
+    PaddedCollate,
+    RandomResizedCrop,
+    SequenceFeatures,
+    Text,
+    TFRecordDataset,
+    TFRecordIterableDataset,
+    VarLenFeature,
+    build_index,
+    collate,
+    make_dataloader,
+    parse_sequence_example,
+    read_records,
+    tfds,
+)
 
 __all__ = ["open_side"]
 
@@ -23,9 +43,9 @@ _DTYPES = {"float": torch.float32, "int": torch.int64}
 def open_side(job: Job) -> Side:
     """The workload as a user of the library would write it."""
     if job.workload.table == "doors":
-        return open_door(job)
+        return _door(job)
     if job.workload.table == "random":
-        return open_random(job)
+        return _random(job)
     if job.workload.table == "index":
         return _index(job)
     if job.workload.table == "raw":
@@ -71,15 +91,174 @@ def _loader(job: Job) -> Side:
     )
 
 
-def _features(job: Job) -> tuple[Mapping[str, Any], Any]:
+def _features(job: Job) -> tuple[Any, Any]:
     if job.workload.corpus != "images":
-        columns = columns_of(job.workload.corpus)
-        return {name: FixedLenFeature(shape, _DTYPES[kind]) for name, (kind, shape) in columns.items()}, None
+        return _features_of(job.workload.corpus), None
+    return _image_features(fused=job.variant.startswith("fused"), in_float=job.workload.name == "images")
+
+
+def _image_features(*, fused: bool, in_float: bool = True) -> tuple[dict[str, Any], Any]:
+    """The features, and the transform, if it is not fused into them."""
     label = FixedLenFeature((), torch.int64)
-    in_float = job.workload.name == "images"
-    if job.variant.startswith("fused"):
+    if fused:
         crop = RandomResizedCrop(CROP, horizontal_flip=0.5)
         return {"image": Image(crop=crop, normalize=(MEAN, STD) if in_float else None), "label": label}, None
     to_float = [v2.ToDtype(torch.float32, scale=True), v2.Normalize(MEAN, STD)] if in_float else []
     steps = [v2.RandomResizedCrop(CROP), v2.RandomHorizontalFlip(), *to_float]
     return {"image": Image(), "label": label}, v2.Compose(steps)
+
+
+def _random(job: Job) -> Side:
+    """Raw records, or the feature "data" of parsed ones."""
+    if job.variant.startswith("raw"):
+        dataset = TFRecordDataset(job.path)
+        return side_at_random(job, dataset.raw, dataset.__getitems__, positions_of(job))
+    dataset = TFRecordDataset(job.path, {"data": FixedLenFeature((), bytes)})
+    return side_at_random(
+        job,
+        lambda position: dataset[position]["data"],
+        lambda positions: collate(dataset.__getitems__(positions))["data"],
+        positions_of(job),
+    )
+
+
+def _door(job: Job) -> Side:
+    """A variant of a workload of the table "doors"."""
+    if job.workload.corpus == "few-images":
+        return _image_ways(job)
+    if job.workload.corpus == "tfds":
+        return _ways(job, tfds.load(job.path, "train"), lambda: iter(()), _detection)
+    features = _features_of(job.workload.corpus)
+    dataset = TFRecordDataset(job.path, features)
+    if job.variant == "its_tensors":
+        return _its_tensors(job, dataset)
+    if job.variant == "sequence_function":
+        return _sequence_function(job, features)
+    columns = (
+        _sequence if isinstance(features, SequenceFeatures) else partial(_flat, padded=job.workload.corpus == "ragged")
+    )
+    return _ways(job, dataset, lambda: TFRecordIterableDataset(job.path, features), columns)
+
+
+def _features_of(corpus: str) -> Any:
+    ints, label = VarLenFeature(torch.int64), FixedLenFeature((), torch.int64)
+    if corpus == "ragged":
+        return {"ids": ints, "weights": VarLenFeature(torch.float32), "kinds": ints, "label": label}
+    if corpus == "texts":
+        return {"words": VarLenFeature(bytes), "ids": ints, "title": Text(), "label": label}
+    if corpus == "sequences":
+        state = FixedLenSequenceFeature((32,), torch.float32)
+        return SequenceFeatures({"id": label}, {"frame": FixedLenSequenceFeature((), bytes), "state": state})
+    return {name: FixedLenFeature(shape, _DTYPES[kind]) for name, (kind, shape) in columns_of(corpus).items()}
+
+
+def _ways(job: Job, dataset: Any, stream: Callable[[], Any], columns: Callable[[Any], Mapping[str, Any]]) -> Side:
+    size = job.workload.batch_size
+    if job.variant == "ds_i":
+        return Side(lambda: map(dataset.__getitem__, range(len(dataset))), _of_one(columns), is_single=True)
+    plain = {"num_workers": 0, "batch_size": size}
+    loaders: dict[str, Callable[[], Iterable[Any]]] = {
+        "make_dataloader": lambda: make_dataloader(dataset, size, shuffle=False),
+        "jagged": lambda: make_dataloader(dataset, size, shuffle=False),
+        "padded": lambda: make_dataloader(dataset, size, shuffle=False, collate_fn=PaddedCollate()),
+        "collate": lambda: DataLoader(dataset, collate_fn=collate, **plain),
+        "padded_plain": lambda: DataLoader(dataset, collate_fn=PaddedCollate(), **plain),
+        "torch_collate": lambda: DataLoader(dataset, **plain),
+        "stream_collate": lambda: DataLoader(stream(), collate_fn=collate, **plain),
+        "stream_torch": lambda: DataLoader(stream(), **plain),
+    }
+    loader = loaders[job.variant]()
+    return Side(lambda: loader, columns, _rows_of)
+
+
+def _rows_of(batch: Any) -> int:
+    """Rows of a batch, whatever it is made of."""
+    while isinstance(batch, (tuple, Mapping)):
+        batch = batch[0] if isinstance(batch, tuple) else next(iter(batch.values()))
+    return len(batch)
+
+
+def _of_one(columns: Callable[[Any], Mapping[str, Any]]) -> Callable[[Any], Mapping[str, Any]]:
+    """The columns of a sample: of a batch of one."""
+    return lambda sample: columns(collate([sample]))
+
+
+def _flat(batch: Mapping[str, Any], *, padded: bool = False) -> dict[str, Any]:
+    return {name: _column(column, padded) for name, column in batch.items()}
+
+
+def _column(column: Any, padded: bool = False) -> Any:
+    """Rows of several sizes as bytes, or padded."""
+    if isinstance(column, torch.Tensor):
+        if column.is_nested:
+            column = column.to_padded_tensor(0) if padded else column
+            return [row.numpy().tobytes() for row in column.unbind()]
+        return [row.tobytes() for row in column.numpy()] if padded and column.ndim > 1 else column.numpy()
+    if column and isinstance(column[0], list):
+        return [b"\n".join(row) for row in column]
+    return [text.encode() if isinstance(text, str) else text for text in column]
+
+
+def _sequence(batch: Any) -> dict[str, Any]:
+    context, sequences = batch[:2]
+    columns = _flat({**context, **sequences})
+    if isinstance(columns["state"], np.ndarray):  # padded, by parse_sequence_example
+        lengths = batch[2]["state"].tolist()
+        columns["state"] = [row[:length].tobytes() for row, length in zip(columns["state"], lengths, strict=True)]
+        frames = zip(sequences["frame"], lengths, strict=True)
+        columns["frame"] = [b"\n".join(row[:length]) for row, length in frames]
+    return columns
+
+
+def _detection(batch: Mapping[str, Any]) -> dict[str, Any]:
+    objects, author = batch["objects"], batch["meta"]["author"]
+    return {
+        "image": np.moveaxis(batch["image"].numpy(), 1, -1),
+        "bbox": np.concatenate([np.asarray(boxes)[:, [1, 0, 3, 2]] / 64 for boxes in objects["bbox"]]),
+        "label": _column(objects["label"]),
+        "area": _column(objects["area"]),
+        "caption": _column(batch["caption"]),
+        "id": _column(batch["meta"]["id"]),
+        "author": _column(author["name"]),
+        "score": _column(author["score"]),
+    }
+
+
+def _its_tensors(job: Job, dataset: TFRecordDataset) -> Side:
+    """The scalars of `ds[i]` as tensors, from a row of floats and one of integers that are ready: torch's own cost."""
+    names = [[name for name in columns_of(job.workload.corpus) if name[0] == kind] for kind in "fi"]
+    rows: tuple[list[torch.Tensor], list[torch.Tensor]] = ([], [])
+    for batch in make_dataloader(dataset, 1024, shuffle=False):
+        for part, columns in zip(rows, names, strict=True):
+            part.extend(torch.stack([batch[name] for name in columns], 1).unbind())
+
+    def items() -> Iterable[dict[str, torch.Tensor]]:
+        floats, integers = names
+        for first, second in zip(*rows, strict=True):
+            sample = dict(zip(floats, first.unbind(), strict=True))
+            sample.update(zip(integers, second.unbind(), strict=True))
+            yield sample
+
+    return Side(items, _of_one(_flat), is_single=True)
+
+
+def _sequence_function(job: Job, features: SequenceFeatures) -> Side:
+    def items() -> Iterable[Any]:
+        records = read_records(job.path)
+        while block := [*itertools.islice(records, job.workload.batch_size)]:
+            yield parse_sequence_example(block, features.context_features, features.sequence_features)
+
+    return Side(items, _sequence, _rows_of)
+
+
+def _image_ways(job: Job) -> Side:
+    features, transform = _image_features(fused=job.variant.startswith("crop"))
+    dataset, size = TFRecordDataset(job.path, features, transform=transform), job.workload.batch_size
+    way = job.variant.partition("_")[2]
+    if way == "process":
+        loader: Any = DataLoader(dataset, size, num_workers=0, collate_fn=collate)
+    elif way == "threads":
+        loader = make_dataloader(dataset, size, shuffle=False, num_threads=2)
+    else:
+        loader = make_dataloader(dataset, size, shuffle=False, num_workers=2, persistent_workers=True)
+    return Side(lambda: loader, _flat, _rows_of)

@@ -2,30 +2,33 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
+import numpy as np
 import tensorflow as tf
 from side import Job, Side
 from workloads import CROP, MEAN, STD, columns_of
 
-from sides.tensorflow_doors import open_door
-
 __all__ = ["open_side"]
 
+_AUTO = tf.data.AUTOTUNE
 _KINDS = {"float": tf.float32, "int": tf.int64, "byte": tf.string}
 
 
 def open_side(job: Job) -> Side:
     """The best pipeline we know for the workload."""
     if job.workload.table == "doors":
-        return open_door(job)
+        return _door(job)
     if job.workload.table == "raw":
         return _raw(job)
     dataset = _images(job) if job.workload.corpus == "images" else _examples(job)
-    dataset = dataset.prefetch(tf.data.AUTOTUNE)
+    dataset = dataset.prefetch(_AUTO)
     first = next(iter(columns_of(job.workload.corpus)))
     return Side(
         items=lambda: dataset,
@@ -34,14 +37,9 @@ def open_side(job: Job) -> Side:
     )
 
 
-def _spec(job: Job) -> dict[str, Any]:
-    columns = columns_of(job.workload.corpus)
-    return {name: tf.io.FixedLenFeature(shape, _KINDS[kind]) for name, (kind, shape) in columns.items()}
-
-
 def _raw(job: Job) -> Side:
     # Record by record its Python iterator is several times slower, and so is reduce(), which hands nothing out.
-    dataset = _records(job).batch(1024).prefetch(tf.data.AUTOTUNE)
+    dataset = _records(job).batch(1024).prefetch(_AUTO)
     return Side(
         items=lambda: dataset,
         columns=lambda batch: {"record": batch.numpy().tolist()},
@@ -55,11 +53,7 @@ def _records(job: Job) -> tf.data.Dataset:
 
 def _examples(job: Job) -> tf.data.Dataset:
     spec = _spec(job)
-    return (
-        _records(job)
-        .batch(job.workload.batch_size)
-        .map(lambda batch: tf.io.parse_example(batch, spec), num_parallel_calls=tf.data.AUTOTUNE)
-    )
+    return _records(job).batch(job.workload.batch_size).map(lambda batch: tf.io.parse_example(batch, spec), _AUTO)
 
 
 def _images(job: Job) -> tf.data.Dataset:
@@ -69,7 +63,7 @@ def _images(job: Job) -> tf.data.Dataset:
         values = tf.io.parse_single_example(record, spec)
         return {"image": _augment(values["image"]), "label": values["label"]}
 
-    return _records(job).map(sample, num_parallel_calls=tf.data.AUTOTUNE).batch(job.workload.batch_size)
+    return _records(job).map(sample, _AUTO).batch(job.workload.batch_size)
 
 
 def _augment(data: tf.Tensor) -> tf.Tensor:
@@ -87,3 +81,145 @@ def _augment(data: tf.Tensor) -> tf.Tensor:
     image = tf.image.random_flip_left_right(image)
     image = (image / 255 - tf.constant(MEAN)) / tf.constant(STD)
     return tf.transpose(image, (2, 0, 1))
+
+
+def _door(job: Job) -> Side:
+    """A variant of a workload of the table "doors"."""
+    if job.workload.corpus == "tfds":
+        return _tfds(job)
+    if job.workload.corpus == "sequences":
+        return _sequences(job)
+    spec = _spec(job)
+    singles = _records(job).map(lambda record: tf.io.parse_single_example(record, spec), _AUTO)
+    if job.variant == "parse_single_example":
+        return _singles(singles.prefetch(_AUTO))
+    if job.variant == "parse_single_example, batched":
+        dataset = singles.batch(job.workload.batch_size)
+    elif job.variant == "padded_batch":
+        dataset = singles.padded_batch(job.workload.batch_size)
+    else:
+        dataset = _examples(job)
+    dataset = dataset.prefetch(_AUTO)
+    if job.variant == "ragged, to Python":
+        return Side(lambda: map(_to_python, dataset), _flat, lambda batch: len(batch["label"]))
+    columns = _padded if job.workload.corpus == "ragged" else _flat
+    return Side(lambda: dataset, columns, lambda batch: next(reversed(batch.values())).shape[0])
+
+
+def _spec(job: Job) -> dict[str, Any]:
+    label = tf.io.FixedLenFeature([], tf.int64)
+    if job.workload.corpus == "ragged":
+        ints, floats = (tf.io.FixedLenSequenceFeature([], kind, allow_missing=True) for kind in (tf.int64, tf.float32))
+        return {"ids": ints, "weights": floats, "kinds": ints, "label": label}
+    if job.workload.corpus == "texts":
+        several = tf.io.VarLenFeature if job.variant == "sparse" else tf.io.RaggedFeature
+        title = tf.io.FixedLenFeature([], tf.string)
+        return {"words": several(tf.string), "ids": several(tf.int64), "title": title, "label": label}
+    columns = columns_of(job.workload.corpus)
+    return {name: tf.io.FixedLenFeature(shape, _KINDS[kind]) for name, (kind, shape) in columns.items()}
+
+
+def _singles(dataset: tf.data.Dataset) -> Side:
+    return Side(lambda: dataset, lambda sample: {k: v.numpy()[None] for k, v in sample.items()}, is_single=True)
+
+
+def _to_python(batch: Mapping[str, Any]) -> dict[str, Any]:
+    """Lists of bytes, as Python programs take texts; numbers stay."""
+    words = batch["words"]
+    return {**batch, "words": words.to_list(), "title": batch["title"].numpy().tolist()}
+
+
+def _flat(batch: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: _column(column) for name, column in batch.items()}
+
+
+def _padded(batch: Mapping[str, Any]) -> dict[str, Any]:
+    """A padded row as bytes: the batches are of several widths."""
+    columns = {name: column.numpy() for name, column in batch.items()}
+    return {name: one if one.ndim == 1 else [row.tobytes() for row in one] for name, one in columns.items()}
+
+
+def _column(column: Any) -> Any:
+    """As `ours` shows it: rows of several sizes as bytes."""
+    if isinstance(column, list):
+        return [b"\n".join(row) for row in column] if isinstance(column[0], list) else column
+    if isinstance(column, tf.SparseTensor):
+        column = tf.RaggedTensor.from_sparse(column)
+    if isinstance(column, tf.RaggedTensor):
+        if column.dtype == tf.string:
+            return [b"\n".join(row) for row in column.to_list()]
+        values, splits = column.flat_values.numpy(), column.row_splits.numpy().tolist()
+        return [values[begin:end].tobytes() for begin, end in itertools.pairwise(splits)]
+    return column.numpy().tolist() if column.dtype == tf.string else column.numpy()
+
+
+def _sequences(job: Job) -> Side:
+    context = {"id": tf.io.FixedLenFeature([], tf.int64)}
+    frames = {
+        "frame": tf.io.FixedLenSequenceFeature([], tf.string),
+        "state": tf.io.FixedLenSequenceFeature([32], tf.float32),
+    }
+
+    def columns(batch: Any) -> dict[str, Any]:
+        ids, values, lengths = batch[0]["id"].numpy(), batch[1], batch[2]["state"].numpy().tolist()
+        pairs = zip(values["frame"].numpy().tolist(), values["state"].numpy(), lengths, strict=True)
+        rows = [(b"\n".join(frame[:length]), state[:length].tobytes()) for frame, state, length in pairs]
+        return {"id": ids, "frame": [row[0] for row in rows], "state": [row[1] for row in rows]}
+
+    def column_of_one(sample: Any) -> dict[str, Any]:
+        frame, state = sample[1]["frame"].numpy().tolist(), sample[1]["state"].numpy()
+        return {"id": sample[0]["id"].numpy()[None], "frame": [b"\n".join(frame)], "state": [state.tobytes()]}
+
+    if job.variant == "parse_sequence_example":
+        dataset = _records(job).batch(job.workload.batch_size)
+        dataset = dataset.map(lambda batch: tf.io.parse_sequence_example(batch, context, frames), _AUTO)
+        dataset = dataset.prefetch(_AUTO)
+        return Side(lambda: dataset, columns, lambda batch: batch[0]["id"].shape[0])
+    singles = _records(job).map(lambda one: tf.io.parse_single_sequence_example(one, context, frames), _AUTO)
+    singles = singles.prefetch(_AUTO)
+    return Side(lambda: singles, column_of_one, is_single=True)
+
+
+def _tfds(job: Job) -> Side:
+    import tensorflow_datasets as tfds
+
+    builder = tfds.builder_from_directory(str(Path(job.path)))
+    dataset = builder.as_dataset(split="train", shuffle_files=False)
+    if job.variant == "as_numpy":
+        return Side(lambda: tfds.as_numpy(dataset.prefetch(_AUTO)), _detection, is_single=True)
+    batches = dataset.ragged_batch(job.workload.batch_size).prefetch(_AUTO)
+    return Side(lambda: tfds.as_numpy(batches), _detections, lambda batch: len(batch["caption"]))
+
+
+def _detection(sample: Mapping[str, Any]) -> dict[str, Any]:
+    objects, author = sample["objects"], sample["meta"]["author"]
+    return {
+        "image": sample["image"][None],
+        "bbox": objects["bbox"],
+        "label": [objects["label"].tobytes()],
+        "area": [objects["area"].tobytes()],
+        "caption": [sample["caption"]],
+        "id": sample["meta"]["id"][None],
+        "author": [author["name"]],
+        "score": author["score"][None],
+    }
+
+
+def _detections(batch: Mapping[str, Any]) -> dict[str, Any]:
+    """A batch, whose ragged values are TensorFlow's."""
+    objects, author = batch["objects"], batch["meta"]["author"]
+    return {
+        "image": np.asarray(batch["image"]),
+        "bbox": np.asarray(objects["bbox"].flat_values),
+        "label": _rows(objects["label"]),
+        "area": _rows(objects["area"]),
+        "caption": batch["caption"].tolist(),
+        "id": batch["meta"]["id"],
+        "author": author["name"].tolist(),
+        "score": np.asarray(author["score"]),
+    }
+
+
+def _rows(ragged: Any) -> list[bytes]:
+    values, splits = np.asarray(ragged.flat_values), np.asarray(ragged.row_splits).tolist()
+    return [values[begin:end].tobytes() for begin, end in itertools.pairwise(splits)]

@@ -10,8 +10,7 @@ from pathlib import Path
 from tools import FOLDER, damage, damage_json, outcome
 
 from torch_tfrecord import tfds
-from torch_tfrecord.tfds.features_json import features_from_json
-from torch_tfrecord.tfds.features_to_json import features_to_json
+from torch_tfrecord.tfds.features_json import features_from_json, features_to_json
 
 COMPILED = False
 f = tfds.features

@@ -12,8 +12,7 @@ from tools import damage, outcome
 
 from torch_tfrecord import ImageDecodeError, decode_image
 from torch_tfrecord.images.codec import image_size, open_image
-from torch_tfrecord.images.regions import Region, Scratch, decode_region
-from torch_tfrecord.images.stacks import decode_stack
+from torch_tfrecord.images.regions import Region, Scratch, decode_region, decode_stack
 
 COMPILED = True
 _MOST_PIXELS = 1 << 16  # larger sizes are refused by the header

@@ -13,15 +13,13 @@ from torch_tfrecord.batches.batch_parser import BatchParser
 from torch_tfrecord.batches.column_batch import ChainedTransforms, ColumnBatch, ColumnTransform
 from torch_tfrecord.errors import TFRecordError
 from torch_tfrecord.features.specs import FixedLenFeature, Image
-from torch_tfrecord.images.codec import DEFAULT_MAX_PIXELS
+from torch_tfrecord.images.codec import CHANNELS, DEFAULT_MAX_PIXELS
 from torch_tfrecord.images.leading_crops import LeadingCrop, find_leading_crop
 from torch_tfrecord.images.samples import StoredImage
 from torch_tfrecord.records.packed_records import PackedRecords
 from torch_tfrecord.samples import Places, transform_each, transform_one
 
 __all__ = ["CropReader", "NotCroppedError", "UncroppedBatch"]
-
-_CHANNELS = {"RGB": 3, "L": 1, "RGBA": 4}
 
 
 class CropReader:
@@ -55,7 +53,7 @@ class CropReader:
         name, spec = self._image  # type: ignore[misc]
         try:
             batches: list[Any] = self._encoded.batches(records, None, borders)
-            return [UncroppedBatch(batch.map(self._opened), name, _CHANNELS[spec.mode]) for batch in batches]
+            return [UncroppedBatch(batch.map(self._opened), name, CHANNELS[spec.mode]) for batch in batches]
         except TFRecordError:
             return None
 
@@ -88,7 +86,7 @@ class CropReader:
         if len(images) != 1:
             return None
         spec = images[0][1]
-        is_usual = type(spec) is Image and spec.mode in _CHANNELS and spec.crop is None and spec.normalize is None
+        is_usual = type(spec) is Image and spec.mode in CHANNELS and spec.crop is None and spec.normalize is None
         return images[0] if is_usual and not any(isinstance(size, str) for size in spec.shape or ()) else None
 
     @cached_property

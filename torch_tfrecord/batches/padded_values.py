@@ -2,24 +2,39 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch.utils.data import default_collate
 
+from torch_tfrecord.batch_memory import reserve
 from torch_tfrecord.batches.collate import keep_type
-from torch_tfrecord.batches.nested_lists import flat_sizes, list_sizes, pad_lists, scalars
-from torch_tfrecord.batches.padded_sizes import Sizes, lengths_of, padded_size, reserve_padded, sizes_of
+from torch_tfrecord.errors import LimitExceededError
 from torch_tfrecord.values.containers import offsets_of
 from torch_tfrecord.values.dtypes import dtype_name
 from torch_tfrecord.values.padded import pad_rows
 
-__all__ = ["ColumnRows", "Padded", "column_rows", "pad_column", "pad_numbers", "pad_strings"]
+__all__ = [
+    "ColumnRows",
+    "Padded",
+    "column_rows",
+    "pad_column",
+    "pad_numbers",
+    "pad_strings",
+    "scalars",
+]
 
 Padded: TypeAlias = tuple[Any, Any]
 """A batch and its lengths, nested alike."""
+
+_Shape: TypeAlias = tuple[int, ...]
+_Sizes: TypeAlias = "npt.NDArray[np.int64]"  # the shapes of a batch's samples: [B, rank]
 
 _POINTER_BYTES = 8  # of one entry in a Python list
 
@@ -31,7 +46,7 @@ class ColumnRows:
     values: torch.Tensor
     offsets: torch.Tensor | None
 
-    def sizes(self) -> Sizes:
+    def sizes(self) -> _Sizes:
         """The shapes of the rows."""
         inner = np.array(self.values.shape[1:], np.int64)
         if self.offsets is None:
@@ -55,20 +70,20 @@ def _is_plain(values: torch.Tensor) -> bool:
     return values.device.type == "cpu" and not (values.requires_grad or values.is_conj() or values.is_neg())
 
 
-def pad_column(column: ColumnRows, shapes: Any, padding: Any, name: str) -> Padded:
+def pad_column(column: ColumnRows, shapes: object, padding: object, name: str) -> Padded:
     """Pad a column: the same as `pad_numbers` of its rows, errors too."""
     sizes, plain = column.sizes(), column.values.as_subclass(torch.Tensor)
     size, fill = _prepare(sizes, shapes, padding, plain.dtype, name)
     if column.offsets is None:
-        return keep_type(_pad_inner(plain, size, fill), column.values), lengths_of(sizes)
-    return _fill_rows(plain, column.offsets, size, fill), lengths_of(sizes)
+        return keep_type(_pad_inner(plain, size, fill), column.values), _lengths_of(sizes)
+    return _fill_rows(plain, column.offsets, size, fill), _lengths_of(sizes)
 
 
-def _fill_rows(values: torch.Tensor, offsets: torch.Tensor, size: tuple[int, ...], fill: Any) -> torch.Tensor:
+def _fill_rows(values: torch.Tensor, offsets: torch.Tensor, size: _Shape, fill: Any) -> torch.Tensor:
     return pad_rows(_pad_inner(values, size[1:], fill), offsets, size[0], values.new_full((), fill))
 
 
-def _pad_inner(values: torch.Tensor, inner: tuple[int, ...], fill: Any) -> torch.Tensor:
+def _pad_inner(values: torch.Tensor, inner: _Shape, fill: Any) -> torch.Tensor:
     """Values [N, ...] as [N, *inner], which is nowhere smaller."""
     if values.shape[1:] == inner:
         return values
@@ -77,16 +92,16 @@ def _pad_inner(values: torch.Tensor, inner: tuple[int, ...], fill: Any) -> torch
     return padded
 
 
-def pad_numbers(values: list[Any], shapes: Any, padding: Any, name: str) -> Padded:
+def pad_numbers(values: list[Any], shapes: object, padding: object, name: str) -> Padded:
     """Pad tensors, arrays, numbers or nested lists of numbers, one for each sample.
 
     Raises:
         TypeError: Something else among them, other dtypes, or a padding value that the dtype does not hold.
-        ValueError: As `padded_size`.
+        ValueError: Samples of several ranks, or one larger than asked for.
     """
     tensors = _tensors(values, name)
     _check_alike(tensors, name)
-    sizes = sizes_of([tuple(tensor.shape) for tensor in tensors], name)
+    sizes = _sizes_of([tuple(tensor.shape) for tensor in tensors], name)
     plain = [tensor.as_subclass(torch.Tensor) for tensor in tensors]
     size, fill = _prepare(sizes, shapes, padding, plain[0].dtype, name)
     if tuple(sizes.min(axis=0)) == size:
@@ -97,7 +112,7 @@ def pad_numbers(values: list[Any], shapes: Any, padding: Any, name: str) -> Padd
         batch = plain[0].new_full((len(plain), *size), fill)
         for number, tensor in enumerate(plain):
             batch[number][tuple(map(slice, tensor.shape))] = tensor
-    return keep_type(batch, tensors[0]), lengths_of(sizes)
+    return keep_type(batch, tensors[0]), _lengths_of(sizes)
 
 
 def _tensors(values: list[Any], name: str) -> list[torch.Tensor]:
@@ -127,15 +142,15 @@ def _check_alike(tensors: list[Any], name: str) -> None:
             )
 
 
-def _prepare(sizes: Sizes, shapes: Any, padding: Any, dtype: torch.dtype, name: str) -> tuple[tuple[int, ...], Any]:
+def _prepare(sizes: _Sizes, shapes: object, padding: object, dtype: torch.dtype, name: str) -> tuple[_Shape, Any]:
     """The size of a sample in the batch, and what it is filled with; the batch's bytes are reserved."""
-    size = padded_size(sizes, shapes, name)
+    size = _padded_size(sizes, shapes, name)
     fill = _exact_number(padding, dtype, name) if size else 0
-    reserve_padded(sizes, size, dtype.itemsize, name)
+    _reserve_padded(sizes, size, dtype.itemsize, name)
     return size, fill
 
 
-def _exact_number(value: Any, dtype: torch.dtype, name: str) -> Any:
+def _exact_number(value: object, dtype: torch.dtype, name: str) -> Any:
     """The padding value, if the dtype holds it exactly."""
     if value is None:
         return 0
@@ -153,30 +168,124 @@ def _exact_number(value: Any, dtype: torch.dtype, name: str) -> Any:
     return held
 
 
-def pad_strings(values: list[Any], kind: type[bytes] | type[str], shape: Any, padding: Any, name: str) -> Padded:
+def pad_strings(values: list[Any], kind: type[bytes] | type[str], shape: object, padding: object, name: str) -> Padded:
     """Pad bytes or str, or nested lists of them, one for each sample; kind is the type of the first.
 
     Raises:
         TypeError: Something else among them, or a padding value of another type.
-        ValueError: As `padded_size`, or lists of unequal length within a sample.
+        ValueError: The same, or lists of unequal length within a sample.
     """
-    shapes = flat_sizes(values, kind)  # mostly rows of strings, or strings
-    if shapes is None:
-        shapes = _string_sizes(values, kind, name)
-    sizes = sizes_of(shapes, name)
-    size = padded_size(sizes, shape, name)
+    sizes = _sizes_of(_string_sizes(values, kind, name), name)
+    size = _padded_size(sizes, shape, name)
     if padding is not None and not isinstance(padding, kind) and size and any(scalars(values)):
         raise TypeError(f"{name or 'samples'}: Invalid `padding_values`. {kind.__name__} cannot hold {padding!r}")
     fill = kind() if padding is None else padding
-    reserve_padded(sizes, size, _POINTER_BYTES, name)
-    return pad_lists(values, size, fill), lengths_of(sizes)
+    _reserve_padded(sizes, size, _POINTER_BYTES, name)
+    return _pad_lists(values, size, fill), _lengths_of(sizes)
 
 
-def _string_sizes(values: list[Any], kind: type[bytes] | type[str], name: str) -> list[tuple[int, ...]]:
+def _string_sizes(values: list[Any], kind: type[bytes] | type[str], name: str) -> list[_Shape]:
+    """The shape of each of several nested lists; an empty one has as many dimensions as the others."""
+    types = set(map(type, values))
+    if types == {list} and set(map(type, chain.from_iterable(values))) <= {kind}:  # most are rows of strings,
+        return [(len(value),) for value in values]
+    if types == {kind}:  # or strings
+        return [()] * len(values)
     for scalar in scalars(values):
         if not isinstance(scalar, kind):
             raise TypeError(f"{name or 'samples'}: expected {kind.__name__} alone, got {type(scalar).__name__}, too")
+    sizes = []
+    for number, value in enumerate(values):
+        try:
+            sizes.append(_list_size(value))
+        except ValueError:
+            raise ValueError(f"{name or 'samples'}: expected lists of equal length within sample {number}") from None
+    rank = max(map(len, sizes))
+    return [size + (0,) * (rank - len(size)) if 0 in size else size for size in sizes]
+
+
+def _list_size(value: object) -> _Shape:
+    if not isinstance(value, list):
+        return ()
+    (inner,) = {_list_size(item) for item in value} or {()}
+    return len(value), *inner
+
+
+def _pad_lists(values: list[Any], size: _Shape, fill: Any) -> list[Any]:
+    """Several nested lists, each padded at the end of each dimension to a shape that is nowhere smaller."""
+    if len(size) < 2:
+        fills = [fill] * sum(size)
+        return [[*value, *fills[len(value) :]] for value in values] if size else list(values)
+    rows = [[*value, *[[]] * (size[0] - len(value))] for value in values]
+    return [_pad_lists(row, size[1:], fill) for row in rows]
+
+
+def scalars(value: object) -> Iterator[Any]:
+    """What lies in nested lists, row-major.
+
+    Example:
+        >>> list(scalars([[b"a"], [], [b"b"]]))
+        [b'a', b'b']
+    """
+    if isinstance(value, list):
+        for item in value:
+            yield from scalars(item)
+    else:
+        yield value
+
+
+def _sizes_of(shapes: Sequence[_Shape], name: str) -> _Sizes:
+    """The shapes of samples, of which there is at least one; ValueError for those of several ranks."""
+    rank = len(shapes[0])
+    if len(set(map(len, shapes))) > 1:
+        number = next(number for number, shape in enumerate(shapes) if len(shape) != rank)
+        raise ValueError(
+            f"{name or 'samples'}: expected tensors of one rank, got shape {list(shapes[0])} in sample 0, "
+            f"{list(shapes[number])} in sample {number}"
+        )
+    return np.array(shapes, np.int64).reshape(len(shapes), rank)
+
+
+def _padded_size(sizes: _Sizes, shape: object, name: str) -> _Shape:
+    """The size of one sample in the batch; shape is the entry of padded_shapes."""
+    wanted = _wanted(shape, sizes.shape[1], name)
+    largest: list[int] = sizes.max(axis=0).tolist()
+    padded = tuple(most if size is None else size for size, most in zip(wanted, largest, strict=True))
+    if any(most > allowed for most, allowed in zip(largest, padded, strict=True)):
+        number = int((sizes > np.minimum(padded, largest)).any(axis=1).argmax())
+        raise ValueError(
+            f"{name or 'samples'}: sample {number}: Attempted to pad to a smaller size than the input element. "
+            f"Its shape is {sizes[number].tolist()}, padded_shapes asks for {list(wanted)}"
+        )
+    return padded
+
+
+def _wanted(shape: Any, rank: int, name: str) -> tuple[int | None, ...]:
+    """A shape as asked for, with None for the maximum in the batch."""
+    if shape is None:
+        return (None,) * rank
+    entries = (shape,) if isinstance(shape, int) else shape
+    if isinstance(entries, Mapping) or any(isinstance(entry, (Mapping, list, tuple)) for entry in entries):
+        raise ValueError(f"padded_shapes{name}: expected a shape, nested as the samples, got {shape!r}")
+    wanted = tuple(None if entry == -1 else entry for entry in entries)
+    if len(wanted) != rank:
+        raise ValueError(
+            f"{name or 'samples'}: The padded shape {wanted!r} is not compatible with the shape {(None,) * rank!r} of "
+            "the corresponding input component"
+        )
+    return wanted
+
+
+def _reserve_padded(sizes: _Sizes, size: _Shape, itemsize: int, name: str) -> None:
+    """`reserve` a padded column; the error's position is the number of the largest sample."""
     try:
-        return list_sizes(values)
-    except ValueError as error:
-        raise ValueError(f"{name or 'samples'}: {error}") from None
+        reserve(len(sizes) * math.prod(size) * itemsize)
+    except LimitExceededError as error:
+        largest = max(range(len(sizes)), key=lambda number: math.prod(sizes[number].tolist()))
+        raise LimitExceededError(f"{name or 'samples'}: {error.args[0]}", position=largest) from None
+
+
+def _lengths_of(sizes: _Sizes) -> torch.Tensor | None:
+    """The sizes as PaddedCollate returns them: [B] of one dimension, [B, R] of R, None of none."""
+    rank = sizes.shape[1]
+    return torch.from_numpy(sizes[:, 0].copy() if rank == 1 else sizes) if rank else None

@@ -12,9 +12,15 @@ import torch
 from torch_tfrecord.batch_memory import MAX_BATCH_BYTES, BatchBudget, check_max_batch_bytes
 from torch_tfrecord.batches.collate import take_columns
 from torch_tfrecord.batches.column_batch import ColumnBatch
-from torch_tfrecord.batches.nested_lists import scalars
-from torch_tfrecord.batches.padded_sizes import check_shapes
-from torch_tfrecord.batches.padded_values import ColumnRows, Padded, column_rows, pad_column, pad_numbers, pad_strings
+from torch_tfrecord.batches.padded_values import (
+    ColumnRows,
+    Padded,
+    column_rows,
+    pad_column,
+    pad_numbers,
+    pad_strings,
+    scalars,
+)
 from torch_tfrecord.errors import LimitExceededError
 from torch_tfrecord.samples import place_of
 
@@ -63,7 +69,7 @@ class PaddedCollate:
 
     def __post_init__(self) -> None:
         """Check what can be checked without samples."""
-        check_shapes(self.padded_shapes)
+        _check_shapes(self.padded_shapes)
         _check_paddings(self.padding_values)
         check_max_batch_bytes(self.max_batch_bytes)
 
@@ -97,7 +103,19 @@ def _fillable(columns: Any, num_samples: int) -> Any:
     return list(ColumnBatch(columns, num_samples)) if column is None else column
 
 
-def _check_paddings(paddings: Any) -> None:
+def _check_shapes(shapes: object) -> None:
+    if isinstance(shapes, Mapping):
+        shapes = list(shapes.values())
+    if isinstance(shapes, (list, tuple)):
+        for item in shapes:
+            _check_shapes(item)
+    elif shapes is not None and (isinstance(shapes, bool) or not isinstance(shapes, int)):
+        raise TypeError(f"padded_shapes holds ints, None and -1, in tuples and mappings, got {type(shapes).__name__}")
+    elif shapes is not None and shapes < -1:
+        raise ValueError(f"a size in padded_shapes must be at least 0, or None or -1 for the maximum, got {shapes}")
+
+
+def _check_paddings(paddings: object) -> None:
     if isinstance(paddings, (Mapping, list, tuple)):
         for item in paddings.values() if isinstance(paddings, Mapping) else paddings:
             _check_paddings(item)
@@ -108,7 +126,7 @@ def _check_paddings(paddings: Any) -> None:
         raise TypeError(f"a padding value must be a number, bytes, str or None, got {type(paddings).__name__}")
 
 
-def _pad(column: Any, shapes: Any, paddings: Any, name: str) -> Padded:
+def _pad(column: Any, shapes: object, paddings: object, name: str) -> Padded:
     """Pad a mapping or tuple of columns, or one: `ColumnRows`, or its values in a list."""
     if isinstance(column, dict):
         return _pad_mapping(column, shapes, paddings, name)
@@ -120,7 +138,7 @@ def _pad(column: Any, shapes: Any, paddings: Any, name: str) -> Padded:
     return _pad_values(column, shapes, paddings, name)
 
 
-def _pad_values(values: list[Any], shapes: Any, paddings: Any, name: str) -> Padded:
+def _pad_values(values: list[Any], shapes: object, paddings: object, name: str) -> Padded:
     first = values[0]
     if isinstance(first, Mapping):
         return _pad_mapping(_columns_of_mappings(values, name), shapes, paddings, name)
@@ -146,7 +164,7 @@ def _columns_of_mappings(values: list[Any], name: str) -> dict[Any, list[Any]]:
     return {key: [value[key] for value in values] for key in values[0]}
 
 
-def _pad_mapping(columns: dict[Any, Any], shapes: Any, paddings: Any, name: str) -> Padded:
+def _pad_mapping(columns: dict[Any, Any], shapes: object, paddings: object, name: str) -> Padded:
     keys = set(columns)
     for argument, given in (("padded_shapes", shapes), ("padding_values", paddings)):
         if isinstance(given, Mapping) and not set(given) <= keys:
@@ -166,7 +184,7 @@ def _names(keys: set[Any]) -> list[str]:
     return sorted(map(str, keys))
 
 
-def _pad_sequences(values: list[Any], shapes: Any, paddings: Any, name: str) -> Padded:
+def _pad_sequences(values: list[Any], shapes: object, paddings: object, name: str) -> Padded:
     first = values[0]
     for number, value in enumerate(values):
         if not isinstance(value, (list, tuple)) or len(value) != len(first):
@@ -177,7 +195,7 @@ def _pad_sequences(values: list[Any], shapes: Any, paddings: Any, name: str) -> 
     return batch, lengths
 
 
-def _pad_parts(columns: Sequence[Any], shapes: Any, paddings: Any, name: str) -> tuple[list[Any], list[Any]]:
+def _pad_parts(columns: Sequence[Any], shapes: object, paddings: object, name: str) -> tuple[list[Any], list[Any]]:
     count = len(columns)
     shapes = _parts("padded_shapes", [None] * count if shapes is None else shapes, count, name)
     several = isinstance(paddings, (list, tuple, Mapping))
@@ -187,7 +205,7 @@ def _pad_parts(columns: Sequence[Any], shapes: Any, paddings: Any, name: str) ->
     return [part[0] for part in parts], [part[1] for part in parts]
 
 
-def _parts(argument: str, given: Any, count: int, name: str) -> Any:
+def _parts(argument: str, given: object, count: int, name: str) -> Sequence[object]:
     if not isinstance(given, (list, tuple)) or len(given) != count:
         raise ValueError(f"{argument}{name}: expected {count} parts, nested as the samples, got {given!r}")
     return given

@@ -1,7 +1,8 @@
-"""The two decoders behind :func:`torch_tfrecord.images.codec.decode_image`: torchcodec, and its twin, Pillow.
+"""The decoders behind :func:`torch_tfrecord.images.codec.decode_image`: torchcodec, its twin, Pillow, and nvImageCodec.
 
-Both take bytes whose header was read, whose size was checked and whose EXIF segments were cut out, and give the same
+All take bytes whose header was read and whose size was checked, the first two without EXIF segments, and give the same
 uint8 (or uint16) [C, H, W]. They raise whatever their libraries raise; the caller turns that into ImageDecodeError.
+NVIDIA's nvImageCodec decodes JPEG images, whole or by regions, with libjpeg-turbo: on the CPU, without a GPU.
 """
 
 from __future__ import annotations
@@ -9,6 +10,10 @@ from __future__ import annotations
 import functools
 import importlib
 import io
+import os
+import threading
+from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -25,12 +30,22 @@ from PIL import (
 )
 
 from torch_tfrecord.errors import ImageDecodeError
-from torch_tfrecord.images.headers import ImageHeader
+from torch_tfrecord.images.headers import ImageHeader, has_end_marker
 
-__all__ = ["TORCHCODEC_PIP", "decode_with_pillow", "decode_with_torchcodec", "torchcodec_decoders"]
+__all__ = [
+    "DECODERS",
+    "NVIMGCODEC_PIP",
+    "TORCHCODEC_PIP",
+    "nvimgcodec",
+    "region_with_nvimgcodec",
+    "torchcodec_decoders",
+]
 
 _TORCHCODEC_MODES = {"RGB": "RGB", "L": "GRAY", "RGBA": "RGB_ALPHA", "unchanged": "UNCHANGED"}
 TORCHCODEC_PIP = 'pip install "torchcodec>=0.16"'  # the first version with image decoders
+NVIMGCODEC_PIP = 'pip install "torch-tfrecord[nvimgcodec]"'
+_NVIMGCODEC_MARGIN = 8
+_local = threading.local()
 
 # Pillow fills up the rows of these in Python, half a microsecond a pixel, where two bytes of a row suffice.
 _MOST_RUN_LENGTH_PIXELS = 1 << 22
@@ -49,14 +64,26 @@ _PILLOW_PLUGINS: dict[str, type[ImageFile.ImageFile]] = {
 @functools.cache
 def torchcodec_decoders() -> Any:
     """Return torchcodec's decoders, or None where they are missing; a failing import is tried once only."""
-    try:
-        decoders = importlib.import_module("torchcodec.decoders")
-    except (ImportError, OSError, RuntimeError):  # older versions raise RuntimeError where FFmpeg is missing
-        return None
+    decoders = _imported("torchcodec.decoders")
     return decoders if hasattr(decoders, "decode_jpeg") and hasattr(decoders, "decode_png") else None
 
 
-def decode_with_torchcodec(data: bytes | memoryview, header: ImageHeader, mode: str) -> torch.Tensor:
+@functools.cache
+def nvimgcodec() -> Any:
+    """Return the package nvidia.nvimgcodec, or None where it is missing; a failing import is tried once only."""
+    package = _imported("nvidia.nvimgcodec")
+    reads_regions = hasattr(getattr(package, "CodeStream", None), "get_sub_code_stream")
+    return package if reads_regions and hasattr(package, "NVIMGCODEC_DEVICE_CPU_ONLY") else None
+
+
+def _imported(name: str) -> ModuleType | None:
+    try:
+        return importlib.import_module(name)
+    except (ImportError, OSError, RuntimeError):  # older torchcodecs raise RuntimeError where FFmpeg is missing
+        return None
+
+
+def _decode_with_torchcodec(data: bytes | memoryview, header: ImageHeader, mode: str) -> torch.Tensor:
     """Decode a JPEG or PNG image by torchcodec; ``data`` must hold no EXIF, which torchcodec would always apply."""
     decoders = torchcodec_decoders()
     # Read-only bytes are copied, since torch warns of them, and torchcodec would quiet that by touching global filters.
@@ -84,7 +111,7 @@ def decode_with_torchcodec(data: bytes | memoryview, header: ImageHeader, mode: 
     return image
 
 
-def decode_with_pillow(data: bytes | memoryview, header: ImageHeader, mode: str) -> torch.Tensor:
+def _decode_with_pillow(data: bytes | memoryview, header: ImageHeader, mode: str) -> torch.Tensor:
     """Decode an image by Pillow, with the plugin of the header's format and no other."""
     picture = _open_pillow(data, header)
     if header.format == "png" and header.bits == 16:
@@ -166,3 +193,75 @@ def _append_png16_alpha(pixels: np.ndarray[Any, Any], transparent: Any) -> np.nd
         return pixels
     opaque = (pixels != np.asarray(transparent, dtype=np.uint16)).any(axis=2, keepdims=True)
     return np.concatenate([pixels, np.where(opaque, 0xFFFF, 0).astype(np.uint16)], axis=2)
+
+
+def _decode_with_nvimgcodec(data: bytes | memoryview, header: ImageHeader, mode: str) -> torch.Tensor:
+    """Decode a whole JPEG image by nvImageCodec, which is told to leave EXIF alone."""
+    if header.format != "jpeg" or header.channels not in (1, 3):
+        kind = f"{header.format.upper()} of {header.channels} channels" if header.channels else header.format.upper()
+        raise ImageDecodeError(
+            f"expected a JPEG image of 1 or 3 channels for backend='nvimgcodec', got {kind}; "
+            "backend='auto' and 'pillow' read it"
+        )
+    is_gray = mode == "L" or (mode == "unchanged" and header.channels == 1)
+    pixels = region_with_nvimgcodec(data, header, "L" if is_gray else "RGB", None)
+    if pixels is None:
+        raise ValueError("nvImageCodec reads no such image, or it is cut")
+    image = torch.from_numpy(pixels.copy()).permute(2, 0, 1)  # its memory is nvImageCodec's own
+    return torch.cat([image, torch.full_like(image[:1], 255)]) if mode == "RGBA" else image
+
+
+def region_with_nvimgcodec(
+    data: bytes | memoryview, header: ImageHeader, mode: str, region: tuple[int, int, int, int] | None
+) -> np.ndarray[Any, Any] | None:
+    """Decode a region (top, left, height, width) of a JPEG image, None meaning all of it.
+
+    Returns:
+        uint8 [height, width, C], C 1 for mode "L" and 3 for "RGB"; None where that cannot be, or the file is cut.
+    """
+    if not has_end_marker(data, header):  # what is cut, it may fill with gray
+        return None
+    package = nvimgcodec()
+    stream = package.CodeStream(np.frombuffer(data, np.uint8))
+    top, left, height, width = region or (0, 0, header.height, header.width)
+    # It does not smooth the chroma of a single column: a few more are read.
+    first, end = max(0, left - _NVIMGCODEC_MARGIN), min(header.width, left + width + _NVIMGCODEC_MARGIN)
+    if width >= _NVIMGCODEC_MARGIN:
+        first, end = left, left + width
+    if region is not None:
+        stream = stream.get_sub_code_stream(region=package.Region(top, first, top + height, end))
+    image = _decoder(package).decode(stream, params=_params(mode))
+    if image is None:
+        return None
+    pixels = np.asarray(image)
+    if pixels.shape != (height, end - first, 1 if mode == "L" else 3) or pixels.dtype != np.uint8:
+        return None
+    return pixels[:, left - first : left - first + width]
+
+
+def _decoder(package: Any) -> Any:
+    # One for each thread, made anew in a forked process: a decoder has locks and a thread of its own.
+    if getattr(_local, "process", None) != os.getpid():
+        _local.decoder = package.Decoder(
+            device_id=package.NVIMGCODEC_DEVICE_CPU_ONLY,
+            max_num_cpu_threads=1,
+            backends=[package.Backend(package.CPU_ONLY)],
+            options=":fancy_upsampling=1",
+        )
+        _local.process = os.getpid()
+    return _local.decoder
+
+
+@functools.cache
+def _params(mode: str) -> Any:
+    package = nvimgcodec()
+    color = package.ColorSpec.GRAY if mode == "L" else package.ColorSpec.SRGB
+    return package.DecodeParams(color_spec=color, apply_exif_orientation=False, allow_any_depth=False)
+
+
+DECODERS: dict[str, Callable[[bytes | memoryview, ImageHeader, str], torch.Tensor]] = {
+    "torchcodec": _decode_with_torchcodec,
+    "pillow": _decode_with_pillow,
+    "nvimgcodec": _decode_with_nvimgcodec,
+}
+"""By the backend's name: (data, header, mode) to [C, H, W]."""

@@ -9,8 +9,8 @@ be called from several threads.
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -19,18 +19,13 @@ from torchvision import tv_tensors  # torchvision ships no types
 
 from torch_tfrecord.batch_memory import reserve
 from torch_tfrecord.errors import ImageDecodeError
-from torch_tfrecord.images.backends import (
-    TORCHCODEC_PIP,
-    decode_with_pillow,
-    decode_with_torchcodec,
-    torchcodec_decoders,
-)
-from torch_tfrecord.images.headers import ImageHeader, detect_format, read_header
-from torch_tfrecord.images.nvimgcodec import NVIMGCODEC_PIP, decode_with_nvimgcodec, nvimgcodec
-from torch_tfrecord.images.scans import check_scans
+from torch_tfrecord.images.backends import DECODERS, NVIMGCODEC_PIP, TORCHCODEC_PIP, nvimgcodec, torchcodec_decoders
+from torch_tfrecord.images.headers import ImageHeader, check_scans, detect_format, read_header
 
 __all__ = [
+    "CHANNELS",
     "DEFAULT_MAX_PIXELS",
+    "EncodedImage",
     "decode_image",
     "decode_opened",
     "encode_image",
@@ -41,14 +36,14 @@ __all__ = [
     "turn_upright",
 ]
 
-EncodedImage = bytes | bytearray | memoryview | torch.Tensor | np.ndarray[Any, Any]
+EncodedImage: TypeAlias = bytes | bytearray | memoryview | torch.Tensor | np.ndarray[Any, Any]
 
 DEFAULT_MAX_PIXELS = 178_956_970
 """Twice a quarter of a gibibyte of 24-bit pixels: where Pillow, too, takes an image for a decompression bomb."""
 
-_BACKENDS = ("auto", "torchcodec", "pillow", "nvimgcodec")
 _MODES = ("RGB", "L", "RGBA", "unchanged")
-_CHANNELS = {"RGB": 3, "L": 1, "RGBA": 4}
+CHANNELS = {"RGB": 3, "L": 1, "RGBA": 4}
+"""Of the modes that say them."""
 
 _ENCODE_CHANNELS = {"bmp": (1, 3), "gif": (1, 3), "jpeg": (1, 3), "png": (1, 2, 3, 4), "webp": (3, 4)}
 
@@ -99,14 +94,14 @@ def decode_image(
         torch.Size([3, 4, 6])
     """
     _check_choice("mode", mode, _MODES)
-    _check_choice("backend", backend, _BACKENDS)
+    _check_choice("backend", backend, ("auto", *DECODERS))
     _check_positive("max_pixels", max_pixels)
     encoded, header = open_image(data, max_pixels)
     if backend == "torchcodec" and torchcodec_decoders() is None:
         raise ImportError(f"backend='torchcodec' needs torchcodec 0.16 or newer: {TORCHCODEC_PIP}")
     if backend == "nvimgcodec" and nvimgcodec() is None:
         raise ImportError(f"backend='nvimgcodec' needs nvImageCodec: {NVIMGCODEC_PIP}")
-    reserve(header.height * header.width * (_CHANNELS.get(mode) or max(header.channels, 1)))
+    reserve(header.height * header.width * (CHANNELS.get(mode) or max(header.channels, 1)))
     image = decode_opened(encoded, header, mode, backend)
     return turn_upright(image, header.orientation) if apply_orientation else image
 
@@ -139,7 +134,7 @@ def decode_opened(encoded: bytes | memoryview, header: ImageHeader, mode: str, b
     if header.exif and backend != "nvimgcodec":  # which is told to leave it alone
         encoded = _without(encoded, header.exif)
     try:
-        return _decode(backend)(encoded, header, mode)
+        return DECODERS[backend](encoded, header, mode)
     except ImageDecodeError:
         raise
     except Exception as exc:  # decoders raise OSError, SyntaxError, ValueError, struct.error, MemoryError, ...
@@ -147,12 +142,6 @@ def decode_opened(encoded: bytes | memoryview, header: ImageHeader, mode: str, b
             f"expected a whole {header.format.upper()} image of {header.height} x {header.width} pixels, got "
             f"{len(encoded)} bytes that {backend} cannot decode ({type(exc).__name__})"
         ) from exc
-
-
-def _decode(backend: str) -> Callable[[bytes | memoryview, ImageHeader, str], torch.Tensor]:
-    if backend == "nvimgcodec":
-        return decode_with_nvimgcodec
-    return decode_with_torchcodec if backend == "torchcodec" else decode_with_pillow
 
 
 def _without(encoded: bytes | memoryview, ranges: Sequence[tuple[int, int]]) -> bytes:

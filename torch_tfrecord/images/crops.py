@@ -42,7 +42,7 @@ class CropPlan(NamedTuple):
 
 
 class Crop:
-    """The base of all crops; the arguments are torchvision's, and mean the same.
+    """The base of all crops, which are dataclasses; the arguments are torchvision's, and mean the same.
 
     Args:
         size: Height and width of the result; an int means a square.
@@ -55,6 +55,15 @@ class Crop:
     interpolation: str
     antialias: bool
     is_random = False
+
+    def __post_init__(self) -> None:
+        """Check the fields that all have."""
+        self._set(size=_sides("size", self.size), interpolation=_interpolation(self.interpolation))
+        self._set(antialias=_flag("antialias", self.antialias))
+
+    def _set(self, **fields: object) -> None:
+        for name, value in fields.items():
+            object.__setattr__(self, name, value)
 
     def plan(self, height: int, width: int, key: int) -> CropPlan:
         """The plan for an image of this size; ``key`` is the sample's own random number, 0 to 2^64 - 1."""
@@ -103,18 +112,14 @@ class RandomResizedCrop(Crop):
 
     def __post_init__(self) -> None:
         """Check the fields."""
-        object.__setattr__(self, "size", _sides("size", self.size))
-        object.__setattr__(self, "scale", _limits("scale", self.scale))
-        object.__setattr__(self, "ratio", _limits("ratio", self.ratio))
-        object.__setattr__(self, "interpolation", _interpolation(self.interpolation))
-        object.__setattr__(self, "antialias", _flag("antialias", self.antialias))
-        object.__setattr__(self, "horizontal_flip", _number("horizontal_flip", self.horizontal_flip))
-        object.__setattr__(self, "seed", operator.index(self.seed))
+        super().__post_init__()
+        self._set(scale=_limits("scale", self.scale), ratio=_limits("ratio", self.ratio))
+        self._set(horizontal_flip=_number("horizontal_flip", self.horizontal_flip), seed=operator.index(self.seed))
         if not 0 <= self.horizontal_flip <= 1:
             raise ValueError(f"horizontal_flip must be from 0 to 1, got {self.horizontal_flip}")
 
     def plan(self, height: int, width: int, key: int) -> CropPlan:
-        """The plan for an image of this size; ``key`` is the sample's own random number, 0 to 2^64 - 1."""
+        """As :class:`Crop` says."""
         random = RandomStream(self.seed, key)
         region = self._draw_region(random, height, width) or self._central_region(height, width)
         flip = self.horizontal_flip > 0 and _uniform(random) < self.horizontal_flip
@@ -167,12 +172,9 @@ class ResizedCenterCrop(Crop):
 
     def __post_init__(self) -> None:
         """Check the fields."""
-        object.__setattr__(self, "size", _sides("size", self.size))
-        one_side = isinstance(self.resize, int)
+        super().__post_init__()
         resize = _sides("resize", self.resize)
-        object.__setattr__(self, "resize", resize[0] if one_side else resize)
-        object.__setattr__(self, "interpolation", _interpolation(self.interpolation))
-        object.__setattr__(self, "antialias", _flag("antialias", self.antialias))
+        self._set(resize=resize[0] if isinstance(self.resize, int) else resize)
         if resize[0] < self.size[0] or resize[1] < self.size[1]:
             raise ValueError(f"resize must not be below size {self.size}, got {self.resize}")
 
@@ -213,7 +215,7 @@ def _sides(name: str, value: Any) -> tuple[int, int]:
     return height, width
 
 
-def _limits(name: str, value: Any) -> tuple[float, float]:
+def _limits(name: str, value: object) -> tuple[float, float]:
     if not isinstance(value, Sequence) or isinstance(value, str) or len(value) != 2:
         raise TypeError(f"{name} must be (least, greatest), got {value!r}")
     low, high = (_number(name, limit) for limit in value)
@@ -222,19 +224,19 @@ def _limits(name: str, value: Any) -> tuple[float, float]:
     return low, high
 
 
-def _number(name: str, value: Any) -> float:
+def _number(name: str, value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise TypeError(f"{name} must be a number, got {type(value).__name__}")
     return float(value)
 
 
-def _flag(name: str, value: Any) -> bool:
+def _flag(name: str, value: object) -> bool:
     if value is not None and not isinstance(value, bool):
         raise TypeError(f"{name} must be True or False, got {value!r}")
     return bool(value)
 
 
-def _interpolation(value: Any) -> str:
+def _interpolation(value: object) -> str:
     name = value.value if isinstance(value, InterpolationMode) else value
     name = _PILLOW_NUMBERS.get(name, name) if isinstance(name, int) else name
     if name not in _INTERPOLATIONS:

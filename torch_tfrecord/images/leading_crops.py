@@ -21,9 +21,8 @@ import torch
 from torchvision import tv_tensors
 from torchvision.transforms import v2
 
-from torch_tfrecord.batch_memory import empty_tensor
 from torch_tfrecord.images.regions import Region, Scratch
-from torch_tfrecord.images.samples import StoredImage, ValueTable, place_pixels
+from torch_tfrecord.images.samples import StoredImage, ValueTable, empty_batch, place_pixels
 
 __all__ = ["LeadingCrop", "find_leading_crop", "helped_by"]
 
@@ -138,18 +137,16 @@ class LeadingCrop:
         """
         flips = [step for step in self.rest if type(step) in _FLIPS]
         draws = [self._draw(image, flips) for image in stored]
-        (height, width), number, table = self._steps[-1].size, len(stored), self._table(channels)
-        if table is None:
-            out = empty_tensor((number, height, width, channels), torch.uint8).permute(0, 3, 1, 2)
-        else:
-            out = empty_tensor((number, channels, height, width), torch.float32)
+        table = self._table(channels)
+        out = empty_batch(len(stored), tuple(self._steps[-1].size), channels, table)
 
         def write(part: slice) -> None:
             scratch = Scratch()
             for image, draw, row in zip(stored[part], draws[part], out[part], strict=True):
-                _write(_crop(self._steps, image, draw, scratch), draw.flips, row, table)
+                pixels = _crop(self._steps, image, draw, scratch).permute(1, 2, 0).numpy()
+                place_pixels(pixels[:: -1 if draw.flips[1] else 1], row, table, flip=draw.flips[0])
 
-        _in_parts(write, number)
+        _in_parts(write, len(stored))
         if table is None:
             return self._of_values(tv_tensors.Image(out.contiguous()))
         return out if self._is_pure else tv_tensors.Image(out)
@@ -198,14 +195,6 @@ def _crop(steps: Sequence[Any], stored: StoredImage, draw: _Draw, scratch: Scrat
     for step, params in zip(steps, draw.params, strict=True):
         image = step.transform(image, params)
     return image  # type: ignore[no-any-return]
-
-
-def _write(image: torch.Tensor, flips: tuple[bool, bool], row: torch.Tensor, table: ValueTable | None) -> None:
-    pixels = image.permute(1, 2, 0).numpy()[:: -1 if flips[1] else 1]
-    if table is None:
-        place_pixels(pixels, row, flip=flips[0])
-    else:
-        table.write(pixels, row, flip=flips[0])
 
 
 def _in_parts(write: Callable[[slice], None], number: int) -> None:

@@ -1,22 +1,27 @@
-"""Regions of JPEG images decoded without the rest: by libjpeg-turbo where its headers were found when the package was
-built, else by nvImageCodec where that is installed.
+"""JPEG images decoded to memory that is there: regions without the rest, or several images of one size.
 
-Rows above a region are passed over, rows below it never read. The pixels are those of the whole image: chroma at the
-region's edges too, since a little more than the region is decoded. Both release the interpreter's lock.
+By libjpeg-turbo where its headers were found when the package was built, regions else by nvImageCodec where that is
+installed. Rows above a region are passed over, rows below it never read. The pixels are those of the whole image:
+chroma at the region's edges too, since a little more than the region is decoded. Both release the interpreter's lock.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from itertools import compress
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 
+from torch_tfrecord.batch_memory import empty_tensor
+from torch_tfrecord.images.backends import nvimgcodec, region_with_nvimgcodec
+from torch_tfrecord.images.codec import CHANNELS, DEFAULT_MAX_PIXELS, decode_opened, open_image
 from torch_tfrecord.images.headers import ImageHeader, has_end_marker
-from torch_tfrecord.images.nvimgcodec import nvimgcodec, region_with_nvimgcodec
 from torch_tfrecord.native import optional_module
 
-__all__ = ["Region", "Scratch", "decode_region", "region_decoder"]
+__all__ = ["Region", "Scratch", "decode_region", "decode_stack", "region_decoder"]
 
 
 class Region(NamedTuple):
@@ -71,3 +76,45 @@ def decode_region(
     except Exception:  # whatever it is: whole decoding finds the words for it
         return None
     return out if is_read else None
+
+
+def decode_stack(values: Sequence[bytes], mode: str, rows: Sequence[int], num_rows: int) -> torch.Tensor | None:
+    """Decode images to rows of one tensor, each with the pixels of `decode_image`.
+
+    JPEG images are decoded by libjpeg-turbo, all of them without the interpreter's lock, where it was there when the
+    package was built; of other kinds each is decoded and copied.
+
+    Args:
+        values: Encoded images.
+        mode: "RGB", "L" or "RGBA".
+        rows: For each image its row.
+        num_rows: How many rows; those without an image are not cleared.
+
+    Returns:
+        uint8 [num_rows, C, H, W] in [num_rows, H, W, C] memory; None where there are no images, or of several sizes.
+
+    Raises:
+        ImageDecodeError: As `decode_image`, not necessarily for the first bad image.
+        LimitExceededError: As `reserve`.
+    """
+    if not values:
+        return None
+    _, first = open_image(values[0], DEFAULT_MAX_PIXELS)
+    size = (first.height, first.width)
+    native = None if mode == "RGBA" else optional_module("jpeg")
+    is_read = np.zeros(len(values), np.bool_) if native is None else native.find_plain(list(values), *size)
+    # Reading a header costs more than all else but decoding, so only those of images in doubt are read: for all errors
+    # and sizes to be known before memory is taken.
+    opened: dict[int, tuple[bytes | memoryview, ImageHeader]] = {}
+    for number in np.flatnonzero(~is_read).tolist():
+        opened[number] = _, header = open_image(values[number], DEFAULT_MAX_PIXELS)
+        if (header.height, header.width) != size:
+            return None
+    out = empty_tensor((num_rows, *size, CHANNELS[mode]), torch.uint8)
+    if native is not None:
+        plain = list(compress(values, is_read.tolist()))
+        is_read[is_read] = native.read_images(plain, np.asarray(rows, np.int64)[is_read], out.numpy())
+    for number in np.flatnonzero(~is_read).tolist():
+        encoded, header = opened.get(number) or open_image(values[number], DEFAULT_MAX_PIXELS)
+        out[rows[number]] = decode_opened(encoded, header, mode).permute(1, 2, 0)
+    return out.permute(0, 3, 1, 2)

@@ -7,25 +7,39 @@ uint8, and written straight to its row of the batch. A sample is the row of a ba
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torchvision.transforms import InterpolationMode
 from torchvision.transforms.v2 import functional
 
 from torch_tfrecord.batch_memory import empty_tensor
 from torch_tfrecord.errors import ImageDecodeError, ParseError
-from torch_tfrecord.images.codec import DEFAULT_MAX_PIXELS, decode_opened, open_image, turn_upright
+from torch_tfrecord.images.codec import (
+    CHANNELS,
+    DEFAULT_MAX_PIXELS,
+    EncodedImage,
+    decode_opened,
+    open_image,
+    turn_upright,
+)
 from torch_tfrecord.images.crops import Crop
 from torch_tfrecord.images.regions import Region, Scratch, decode_region
 from torch_tfrecord.native import optional_module
 
-__all__ = ["CroppedImages", "Normalization", "StoredImage", "ValueTable", "check_image_shape", "place_pixels"]
+__all__ = [
+    "CroppedImages",
+    "Normalization",
+    "StoredImage",
+    "ValueTable",
+    "check_image_shape",
+    "empty_batch",
+    "place_pixels",
+]
 
-_Pixels: TypeAlias = "np.ndarray[Any, Any]"  # uint8 [H, W, C]
-
-_CHANNELS = {"RGB": 3, "L": 1, "RGBA": 4}
+_Pixels: TypeAlias = "npt.NDArray[np.uint8]"  # [H, W, C]
 
 
 class ValueTable:
@@ -50,7 +64,7 @@ class ValueTable:
         """Write uint8 [H, W, C], mirrored where flip says so, to contiguous float32 [C, H, W]."""
         native = optional_module("pixels")
         if native is None:
-            out.numpy()[:] = self._table[np.arange(len(out)), _flipped(pixels, flip)].transpose(2, 0, 1)
+            out.numpy()[:] = self._table[np.arange(len(out)), pixels[:, :: -1 if flip else 1]].transpose(2, 0, 1)
         else:
             native.place_normalized(np.ascontiguousarray(pixels), flip, self._table, out.numpy())
         return out
@@ -88,10 +102,10 @@ class StoredImage:
 
     def __init__(
         self,
-        data: Any,
+        data: EncodedImage,
         mode: str,
         *,
-        shape: tuple[Any, ...] = (),
+        shape: tuple[object, ...] = (),
         apply_orientation: bool = False,
         max_pixels: int = DEFAULT_MAX_PIXELS,
     ) -> None:
@@ -100,7 +114,7 @@ class StoredImage:
         self.height, self.width = self._header.height, self._header.width
         if self._orientation >= 5:
             self.height, self.width = self.width, self.height
-        check_image_shape(shape, (self.height, self.width, _CHANNELS[mode]))
+        check_image_shape(shape, (self.height, self.width, CHANNELS[mode]))
 
     def pixels(self, region: Region, scratch: Scratch) -> _Pixels:
         """Decode a region as uint8 [height, width, C], perhaps in ``scratch``.
@@ -142,7 +156,9 @@ class CroppedImages:
         self._mode, self._crop, self._normalization = mode, crop, normalization
         self._apply_orientation, self._max_pixels = apply_orientation, max_pixels
 
-    def batch(self, values: Sequence[Any], shapes: Sequence[tuple[Any, ...]], keys: Sequence[int]) -> torch.Tensor:
+    def batch(
+        self, values: Sequence[EncodedImage], shapes: Sequence[tuple[object, ...]], keys: Sequence[int]
+    ) -> torch.Tensor:
         """Decode several images.
 
         Args:
@@ -153,17 +169,15 @@ class CroppedImages:
         Returns:
             uint8 [B, C, H, W] in [B, H, W, C] memory ("channels last"), or float32 [B, C, H, W], contiguous.
         """
-        (height, width), channels = self._crop.size, _CHANNELS[self._mode]
-        if self._normalization is None:
-            out = empty_tensor((len(values), height, width, channels), torch.uint8).permute(0, 3, 1, 2)
-        else:
-            out = empty_tensor((len(values), channels, height, width), torch.float32)
+        out = empty_batch(len(values), self._crop.size, CHANNELS[self._mode], self._normalization)
         scratch = Scratch()
         for row, data, shape, key in zip(out.unbind(), values, shapes, keys, strict=True):
             self._write(data, shape, int(key), row, scratch)
         return out
 
-    def _write(self, data: Any, shape: tuple[Any, ...], key: int, row: torch.Tensor, scratch: Scratch) -> None:
+    def _write(
+        self, data: EncodedImage, shape: tuple[object, ...], key: int, row: torch.Tensor, scratch: Scratch
+    ) -> None:
         image = StoredImage(
             data, self._mode, shape=shape, apply_orientation=self._apply_orientation, max_pixels=self._max_pixels
         )
@@ -173,13 +187,10 @@ class CroppedImages:
         if plan.resized != self._crop.size:
             (height, width), top, left = self._crop.size, plan.window_top, plan.window_left
             pixels = pixels[top : top + height, left : left + width]
-        if self._normalization is None:
-            place_pixels(pixels, row, flip=plan.flip)
-        else:
-            self._normalization.write(pixels, row, flip=plan.flip)
+        place_pixels(pixels, row, self._normalization, flip=plan.flip)
 
 
-def check_image_shape(expected: tuple[Any, ...], stored: tuple[int, ...]) -> None:
+def check_image_shape(expected: tuple[object, ...], stored: tuple[int, ...]) -> None:
     """Check (height, width, channels) against what a spec says; None matches everything, an empty shape too.
 
     Raises:
@@ -189,11 +200,20 @@ def check_image_shape(expected: tuple[Any, ...], stored: tuple[int, ...]) -> Non
         raise ParseError(f"expected an image of (height, width, channels) {expected}, got {stored}")
 
 
-def place_pixels(pixels: _Pixels, row: torch.Tensor, *, flip: bool) -> None:
-    """Copy [H, W, C] to [C, H, W] that lies as [H, W, C] in memory."""
+def empty_batch(number: int, size: tuple[int, int], channels: int, table: ValueTable | None) -> torch.Tensor:
+    """Memory for `place_pixels`: [B, C, H, W], float32, or uint8 that lies as [B, H, W, C]."""
+    if table is None:
+        return empty_tensor((number, *size, channels), torch.uint8).permute(0, 3, 1, 2)
+    return empty_tensor((number, channels, *size), torch.float32)
+
+
+def place_pixels(pixels: _Pixels, row: torch.Tensor, table: ValueTable | None = None, *, flip: bool) -> None:
+    """Copy uint8 [H, W, C], mirrored where flip says so, to a row of an `empty_batch`."""
     native = optional_module("pixels")
-    if native is None:
-        _pixels(row)[:] = pixels[:, ::-1] if flip else pixels
+    if table is not None:
+        table.write(pixels, row, flip=flip)
+    elif native is None:
+        _pixels(row)[:] = pixels[:, :: -1 if flip else 1]
     else:
         native.place(np.ascontiguousarray(pixels), flip, _pixels(row))
 
@@ -202,10 +222,6 @@ def _pixels(image: torch.Tensor) -> _Pixels:
     """View [C, H, W] as [H, W, C]."""
     pixels: _Pixels = image.permute(1, 2, 0).numpy()
     return pixels
-
-
-def _flipped(pixels: _Pixels, flip: bool) -> _Pixels:
-    return pixels[:, ::-1].copy() if flip else pixels
 
 
 def _resize(pixels: _Pixels, size: tuple[int, int], crop: Crop, max_pixels: int) -> _Pixels:

@@ -32,13 +32,12 @@ from torch_tfrecord.order.prepared import check_loaded_epoch, prepared_loader
 from torch_tfrecord.order.random_stream import RandomStream
 from torch_tfrecord.order.ranks import check_rank, consumer, in_process_group, resolve_rank
 from torch_tfrecord.order.record_keys import record_keys
-from torch_tfrecord.printable import printable
 from torch_tfrecord.records.compression import check_compression_type
 from torch_tfrecord.records.paths import Paths, find_files
 from torch_tfrecord.records.reader import check_on_corrupt, read_blocks
 from torch_tfrecord.records.scan import Block
 from torch_tfrecord.samples import Places, SampleList, transform_each, transform_one
-from torch_tfrecord.shown import shown_features, shown_files, shown_transform
+from torch_tfrecord.shown import printable, shown_features, shown_files, shown_transform
 
 __all__ = ["TFRecordIterableDataset"]
 

@@ -23,15 +23,13 @@ from torch_tfrecord.batches.batch_parser import BatchParser
 from torch_tfrecord.batches.collate import collate
 from torch_tfrecord.batches.column_batch import ColumnBatch, ColumnTransform
 from torch_tfrecord.batches.crop_reader import CropReader, NotCroppedError, UncroppedBatch
-from torch_tfrecord.callers import outer_level
-from torch_tfrecord.errors import LimitExceededError, TFRecordError
+from torch_tfrecord.errors import LimitExceededError, TFRecordError, outer_level
 from torch_tfrecord.features.structured_specs import SequenceFeatures
 from torch_tfrecord.native import native_module
 from torch_tfrecord.order.file_shuffle import Lanes, plan_lanes
 from torch_tfrecord.order.leaves import defines_last, salted
 from torch_tfrecord.order.position_batch import epoch_of, is_batch_of_positions, list_of_positions
 from torch_tfrecord.order.record_keys import record_keys, salted_keys
-from torch_tfrecord.printable import printable
 from torch_tfrecord.records.compression import ByteSource, check_compression_type, open_stream
 from torch_tfrecord.records.index import RecordIndex
 from torch_tfrecord.records.packed_records import PackedRecords
@@ -41,7 +39,7 @@ from torch_tfrecord.records.record_table import RecordTable
 from torch_tfrecord.records.sidecar import IndexKeeper
 from torch_tfrecord.records.storage import SourceCache, open_file
 from torch_tfrecord.samples import Places, SampleList, transform_each, transform_one
-from torch_tfrecord.shown import shown_features, shown_files, shown_transform
+from torch_tfrecord.shown import printable, shown_features, shown_files, shown_transform
 
 __all__ = ["TFRecordDataset"]
 

@@ -1,7 +1,7 @@
 # cython: boundscheck=False, wraparound=False, initializedcheck=False, cdivision=True
 """Loops over frames and checksums of TFRecord files, and reads of them.
 
-The twins are in `walk`, `read_plan`, `reader`, `record_table`, `packed_records`.
+The twins are in `packed_records`, `read_plan`, `reader`, `record_table`.
 
 Nothing in the bytes is trusted: a length is held against what is left of the buffer before it is used, in a form that
 cannot overflow. Errors are not worded here: these functions say where they stopped, and Python says what is wrong.

@@ -12,8 +12,8 @@ from torch_tfrecord.batch_memory import empty_tensor
 from torch_tfrecord.errors import ImageDecodeError, LimitExceededError
 from torch_tfrecord.features.specs import Image
 from torch_tfrecord.images.codec import DEFAULT_MAX_PIXELS, decode_image
+from torch_tfrecord.images.regions import decode_stack
 from torch_tfrecord.images.samples import CroppedImages, Normalization, check_image_shape
-from torch_tfrecord.images.stacks import decode_stack
 from torch_tfrecord.parsing.columns import Column, labelled
 from torch_tfrecord.parsing.value_columns import OneValue
 

@@ -14,7 +14,7 @@ import os
 import stat
 from pathlib import Path
 
-from torch_tfrecord.records.descriptors import opened
+from torch_tfrecord.records.descriptors import named, opened
 from torch_tfrecord.records.temporaries import claim, clear_dead, sync_directory, temporary_names
 
 __all__ = ["AtomicFile", "write_atomically"]
@@ -41,36 +41,34 @@ class AtomicFile:
         self._target = _target(path)
         self._temporary: Path | None = None
         self._pid = os.getpid()
-        self._direct = _is_special(self._target)
-        self._fd = self._open()
+        self._direct = False
+        # In one look, since another process may replace it.
+        with contextlib.suppress(OSError):
+            self._direct = not stat.S_ISREG(self._target.stat().st_mode)
         self._buffer = bytearray()
+        with named(path):
+            self._fd = self._open()
 
     def _open(self) -> int:
-        try:
-            if self._target.is_dir():
-                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-            if self._direct:
-                # O_NONBLOCK: a FIFO without a reader is an error, not a wait.
-                fd = opened(os.open, self._target, os.O_WRONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-                os.set_blocking(fd, True)
-                return fd
-            clear_dead(temporary_names(self._target))
-            if hasattr(os, "O_TMPFILE"):
-                try:
-                    fd = opened(os.open, self._target.parent, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o666)
-                    if os.path.lexists(_fd_path(fd)):
-                        return fd
-                    os.close(fd)  # without /proc it could never get its name
-                except OSError as error:
-                    if error.errno not in _NO_TMPFILE or not self._target.parent.is_dir():
-                        raise
-            return self._open_named()
-        except OSError as error:
-            # A new one: once the second name of a link is set, the text shows it even as None.
-            raise OSError(error.errno, error.strerror, self.path) from error
-
-    def _open_named(self) -> int:
-        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        if self._target.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        if self._direct:
+            # O_NONBLOCK: a FIFO without a reader is an error, not a wait.
+            fd = opened(os.open, self._target, os.O_WRONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+            os.set_blocking(fd, True)
+            return fd
+        clear_dead(temporary_names(self._target))
+        flags = os.O_RDWR | os.O_CLOEXEC
+        if hasattr(os, "O_TMPFILE"):
+            try:
+                fd = opened(os.open, self._target.parent, flags | os.O_TMPFILE, 0o666)
+                if os.path.lexists(_fd_path(fd)):
+                    return fd
+                os.close(fd)  # without /proc it could never get its name
+            except OSError as error:
+                if error.errno not in _NO_TMPFILE or not self._target.parent.is_dir():
+                    raise
+        flags |= os.O_CREAT | os.O_EXCL
         self._temporary, fd = claim(temporary_names(self._target), lambda path: opened(os.open, path, flags, 0o666))
         return fd
 
@@ -95,34 +93,25 @@ class AtomicFile:
         self._write_all(memoryview(buffer))
 
     def _write_all(self, data: memoryview) -> None:
-        try:
+        with named(self.path):
             while data:
                 data = data[os.write(self._fd, data) :]
-        except OSError as error:
-            error.filename = self.path
-            raise
 
     def read(self, num_bytes: int, offset: int) -> bytes:
         """What was handed to the operating system; fewer bytes only at its end."""
         data = b""
-        try:
+        with named(self.path):
             while piece := os.pread(self._fd, num_bytes - len(data), offset + len(data)):
                 data += piece
-        except OSError as error:
-            error.filename = self.path
-            raise
         return data
 
     def prepare(self) -> os.stat_result:
         """Flush and sync to the disk; returns the file's status. Nothing has appeared under the final path yet."""
         self.flush()
-        try:
+        with named(self.path):
             if not self._direct:
                 os.fsync(self._fd)
             return os.fstat(self._fd)
-        except OSError as error:
-            error.filename = self.path
-            raise
 
     def publish(self, path: str | None = None) -> None:
         """Give the prepared file its name, replacing what was there in one step; then sync the directory.
@@ -136,22 +125,17 @@ class AtomicFile:
         """
         if path is not None:
             self.path, self._target = path, _target(path)
-        try:
-            if not self._direct:
-                self._publish()
-        except OSError as error:
-            raise OSError(error.errno, error.strerror, self.path) from error
+        if not self._direct:
+            with named(self.path):
+                clear_dead(temporary_names(self._target))
+                is_new = self._link(self._target)
+                try:
+                    sync_directory(self._target.parent)
+                except OSError:
+                    if is_new:  # nothing was there, and nothing is
+                        self._target.unlink()
+                    raise
         self._close_fd()
-
-    def _publish(self) -> None:
-        clear_dead(temporary_names(self._target))
-        is_new = self._link(self._target)
-        try:
-            sync_directory(self._target.parent)
-        except OSError:
-            if is_new:  # nothing was there, and nothing is
-                self._target.unlink()
-            raise
 
     def put(self, place: Path) -> None:
         """Give the prepared file a name on the same disk, and close it; nothing is synced.
@@ -159,10 +143,8 @@ class AtomicFile:
         Raises:
             OSError: nothing was changed at that name.
         """
-        try:
+        with named(self.path):
             self._link(place)
-        except OSError as error:
-            raise OSError(error.errno, error.strerror, self.path) from error
         self._close_fd()
 
     def _link(self, place: Path) -> bool:
@@ -204,14 +186,6 @@ class AtomicFile:
 def _target(path: str) -> Path:
     # Not Path.resolve, for which a link to itself is a RuntimeError.
     return Path(os.path.realpath(path))
-
-
-def _is_special(path: Path) -> bool:
-    """Whether something is there that is no regular file; in one look, since another process may replace it."""
-    try:
-        return not stat.S_ISREG(path.stat().st_mode)
-    except OSError:
-        return False
 
 
 def _fd_path(fd: int) -> str:

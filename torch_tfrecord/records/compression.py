@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 import zlib
 from abc import ABC, abstractmethod
-from typing import Any, Protocol
+from typing import Protocol
 
 from torch_tfrecord.errors import CompressionError
 from torch_tfrecord.records.framing import HEADER_BYTES, is_header
@@ -86,7 +86,7 @@ def _is_zlib_header(first_bytes: bytes) -> bool:
     return method & 0x0F == 8 and method >> 4 <= 7 and (method * 256 + flags) % 31 == 0 and not flags & 0x20
 
 
-def compressor(compression_type: str, level: int | None) -> Any:
+def compressor(compression_type: str, level: int | None) -> zlib._Compress:
     """A zlib compression object for "GZIP" or "ZLIB"; reproducible, as its gzip header has no time and no name."""
     return zlib.compressobj(-1 if level is None else level, zlib.DEFLATED, _WINDOW_BITS[compression_type], 9)
 
@@ -202,7 +202,7 @@ class InflatedSource(SequentialSource):
         self._restart()
 
     def _restart(self) -> None:
-        self._inflater: Any = None  # none between two members
+        self._inflater: zlib._Decompress | None = None  # none between two members
         self._input = b""
         self._consumed = 0  # compressed bytes taken from the source
         self._error: CompressionError | None = None
@@ -219,23 +219,24 @@ class InflatedSource(SequentialSource):
                 self._input = self._source.read(_INPUT_BYTES, self._consumed)
                 self._consumed += len(self._input)
             at_end = not self._input
-            if self._inflater is None and (at_end or not self._begin_member()):
+            if self._inflater is None and not at_end:
+                self._inflater = self._next_member()
+            if self._inflater is None:
                 return b""
-            if piece := self._inflate():  # at the end, too: zlib may have kept some back
+            if piece := self._inflate(self._inflater):  # at the end, too: zlib may have kept some back
                 return piece
             if at_end and self._inflater is not None:
                 self._fail("the stream is cut: expected its end marker and checksum, got the end of the file")
         return b""
 
-    def _begin_member(self) -> bool:
+    def _next_member(self) -> zlib._Decompress | None:
         magic = _GZIP_MAGIC[:2] if self._type == "GZIP" else b""
         matches = self._input[:2] == magic[: len(self._input)] if magic else _is_zlib_header(self._peek(2))
         if self._members and not matches:
             self._fail(f"expected the end of the file or another {self._type} stream behind the data, got other bytes")
-            return False
+            return None
         self._members += 1
-        self._inflater = zlib.decompressobj(_WINDOW_BITS[self._type])
-        return True
+        return zlib.decompressobj(_WINDOW_BITS[self._type])
 
     def _peek(self, num_bytes: int) -> bytes:
         if len(self._input) < num_bytes:
@@ -244,21 +245,21 @@ class InflatedSource(SequentialSource):
             self._input += more
         return self._input[:num_bytes]
 
-    def _inflate(self) -> bytes:
-        before = self._inflater.copy()
+    def _inflate(self, inflater: zlib._Decompress) -> bytes:
+        before = inflater.copy()
         data = self._input
         try:
-            piece: bytes = self._inflater.decompress(data, _OUTPUT_BYTES)
+            piece = inflater.decompress(data, _OUTPUT_BYTES)
         except zlib.error as error:
             return self._salvage(before, data, error)
-        if self._inflater.eof:
-            self._input = self._inflater.unused_data
+        if inflater.eof:
+            self._input = inflater.unused_data
             self._inflater = None
         else:
-            self._input = self._inflater.unconsumed_tail
+            self._input = inflater.unconsumed_tail
         return piece
 
-    def _salvage(self, inflater: Any, data: bytes, error: zlib.error) -> bytes:
+    def _salvage(self, inflater: zlib._Decompress, data: bytes, error: zlib.error) -> bytes:
         """What lies in front of the damage: zlib drops it with the call that fails, so feed it byte by byte."""
         pieces = []
         position = 0

@@ -14,12 +14,14 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable
-from typing import Any, Protocol, TypeVar
+from collections.abc import Callable, Iterator
+from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
-__all__ = ["Descriptor", "Owner", "open_descriptor", "open_if_free", "opened"]
+__all__ = ["Descriptor", "Owner", "named", "open_descriptor", "open_if_free", "opened"]
 
 _Opened = TypeVar("_Opened")
+_Path = TypeVar("_Path", bound="str | os.PathLike[str]")
+_Rest = ParamSpec("_Rest")
 
 _MOST_OPEN = 256
 _WAIT_SECONDS = 0.001
@@ -147,12 +149,13 @@ def open_if_free(path: str, owner: Owner) -> Descriptor | None:
 
 
 def _open(path: str, held: Descriptor) -> Descriptor:
-    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
-    held.number = opened(os.open, path, flags)
+    held.number = opened(os.open, path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     return held
 
 
-def opened(function: Callable[..., _Opened], path: str | os.PathLike[str], *arguments: Any) -> _Opened:
+def opened(
+    function: Callable[Concatenate[_Path, _Rest], _Opened], path: _Path, *arguments: _Rest.args, **options: _Rest.kwargs
+) -> _Opened:
     """What a function that opens a path returns; where too many files are open, those that nobody reads are closed.
 
     Raises:
@@ -162,22 +165,29 @@ def opened(function: Callable[..., _Opened], path: str | os.PathLike[str], *argu
         >>> opened(os.listdir, "/dev/fd")  # doctest: +SKIP
     """
     try:
-        return function(path, *arguments)
+        return function(path, *arguments, **options)
     except OSError as error:
         if error.errno not in _TOO_MANY:
             raise
     _pool().close_all()
     try:
-        return function(path, *arguments)
+        return function(path, *arguments, **options)
     except OSError as error:
         if error.errno not in _TOO_MANY:
             raise
-        raise OSError(error.errno, f"{os.strerror(error.errno)} ({_limit()})", os.fspath(path)) from error
+        soft_limit, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+        limit = f"this process may open {soft_limit}: RLIMIT_NOFILE, `ulimit -n`, up to {hard_limit}"
+        raise OSError(error.errno, f"{os.strerror(error.errno)} ({limit})", str(path)) from error
 
 
-def _limit() -> str:
-    soft_limit, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return f"this process may open {soft_limit}: RLIMIT_NOFILE, `ulimit -n`, up to {hard_limit}"
+@contextlib.contextmanager
+def named(path: str | os.PathLike[str]) -> Iterator[None]:
+    """OSErrors inside of ``with``, of whatever name, as those of the path that the user knows."""
+    try:
+        yield
+    except OSError as error:
+        # A new one: once the second name of a link is set, the text shows it even as None.
+        raise OSError(error.errno, error.strerror, os.fspath(path)) from error
 
 
 def _most_open() -> int:

@@ -14,10 +14,11 @@ import functools
 import itertools
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from torch_tfrecord.records.atomic import AtomicFile, write_atomically
+from torch_tfrecord.records.descriptors import named, opened
 from torch_tfrecord.records.sidecar import SIDECAR_FOLDER, in_sidecar_folder, sidecar_folder
 from torch_tfrecord.records.temporaries import (
     claim_folder,
@@ -84,7 +85,7 @@ class FileSet:
         """Keep a prepared file, which is closed, for `publish`; the files are numbered from 0."""
         if self._folder is None:
             self._recover()  # from a writer that was killed meanwhile
-            with _named(self._path):
+            with named(self._path):
                 self._folder, self._descriptor = claim_folder(temporary_names(self._path))
         file.put(_new(self._folder, self._count))
         self._count += 1
@@ -107,7 +108,8 @@ class FileSet:
                 if _is_index(name):  # what stands in its way is met before any file has its name
                     folders.enter_context(sidecar_folder(str(self._parent / name)))
             sync_directory(folder)
-            self._check_alone()
+            if self._marker.exists():
+                raise OSError(errno.EBUSY, "another writer is replacing this set of shards", str(self._path))
             try:
                 content = json.dumps({"folder": folder.name, "names": list(names), "replaces": replaces})
                 write_atomically(str(self._marker), content.encode("ascii"))
@@ -128,19 +130,15 @@ class FileSet:
         path = self._parent / name
         return path if _is_index(name) else Path(os.path.realpath(path))  # a link stays one
 
-    def _check_alone(self) -> None:
-        if self._marker.exists():
-            raise OSError(errno.EBUSY, "another writer is replacing this set of shards", str(self._path))
-
     def _rename(self, folder: Path, names: Sequence[str], replaces: Sequence[bool]) -> None:
         for number, (name, is_there) in enumerate(zip(names, replaces, strict=True)):
             if is_there:
-                with _named(self._parent / name):
+                with named(self._parent / name):
                     _keep(self._final(name), _old(folder, number))
         sync_directory(folder)
         for number, name in enumerate(names):
             final = self._final(name)
-            with _named(self._parent / name):
+            with named(self._parent / name):
                 move = functools.partial(os.replace, _new(folder, number), final)
                 in_sidecar_folder(str(final), move) if _is_index(name) else move()
         for path in {self._final(name).parent for name in names}:
@@ -169,10 +167,9 @@ class FileSet:
 
     def _recover(self) -> None:
         """Put back what a killed writer was replacing, and clear what it left."""
-        try:
-            content = self._marker.read_bytes()
-        except OSError:
-            content = b""
+        content = b""
+        with named(self._path), contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            content = opened(Path.read_bytes, self._marker)
         if content:
             self._recover_marked(content)
         clear_dead(temporary_names(self._path))
@@ -196,8 +193,10 @@ class FileSet:
         try:
             fields = json.loads(content)
             folder, names, replaces = str(fields["folder"]), list(fields["names"]), list(fields["replaces"])
-            is_ours = len(names) == len(replaces) and folder in _first_names(self._path)
-            is_ours = is_ours and all(_is_plain(name) or _is_index(name) for name in names)
+            is_ours = self._parent / folder in itertools.islice(temporary_names(self._path), _MOST_WRITERS)
+            is_ours = (
+                is_ours and len(names) == len(replaces) and all(_is_plain(name) or _is_index(name) for name in names)
+            )
         except (ValueError, KeyError, TypeError, RecursionError):
             is_ours = False
         if not is_ours:
@@ -236,10 +235,6 @@ def _is_plain(name: str) -> bool:
     return name not in ("", ".", "..") and "/" not in name and "\0" not in name
 
 
-def _first_names(path: Path) -> list[str]:
-    return [name.name for name in itertools.islice(temporary_names(path), _MOST_WRITERS)]
-
-
 def _is_same(one: Path, other: Path) -> bool:
     try:
         return os.path.samestat(os.lstat(one), os.lstat(other))
@@ -255,12 +250,3 @@ def _keep(path: Path, kept: Path) -> None:
         if error.errno not in _NO_HARD_LINKS:
             raise
         path.replace(kept)
-
-
-@contextlib.contextmanager
-def _named(path: Path) -> Iterator[None]:
-    """Errors of a temporary name as those of the final one."""
-    try:
-        yield
-    except OSError as error:
-        raise OSError(error.errno, error.strerror, str(path)) from error

@@ -17,13 +17,12 @@ from __future__ import annotations
 
 import struct
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from torch_tfrecord.errors import CorruptRecordError
-from torch_tfrecord.records.checksum import crc32c, mask, mask_array, masked_crc32c
+from torch_tfrecord.records.checksum import crc32c, crc_table, mask, masked_crc32c
 
 __all__ = [
     "FOOTER_BYTES",
@@ -37,7 +36,6 @@ __all__ = [
     "frame",
     "guess_content",
     "is_header",
-    "payload_error",
     "payload_length",
 ]
 
@@ -93,13 +91,8 @@ def payload_length(header: bytes) -> int:
     return int(length)
 
 
-def payload_error(payload: Any, footer: Any) -> CorruptRecordError | None:
-    """The error of a payload (bytes-like) whose checksum is not the 4 bytes of `footer`; None where it is."""
-    return checksum_error(crc32c(payload), footer, len(payload))
-
-
-def checksum_error(crc: int, footer: Any, length: int) -> CorruptRecordError | None:
-    """`payload_error` of a payload of which only the CRC-32C and the length are known."""
+def checksum_error(crc: int, footer: bytes | memoryview, length: int) -> CorruptRecordError | None:
+    """The error of a payload with this CRC-32C and length where that is not the checksum in its footer, or None."""
     expected, stored = mask(crc), _FOOTER.unpack(footer)[0]
     if stored == expected:
         return None
@@ -108,9 +101,9 @@ def checksum_error(crc: int, footer: Any, length: int) -> CorruptRecordError | N
     )
 
 
-def check_payload(payload: Any, footer: Any) -> None:
-    """Raise `payload_error`, if there is one."""
-    error = payload_error(payload, footer)
+def check_payload(payload: bytes | memoryview, footer: bytes | memoryview) -> None:
+    """CorruptRecordError unless a payload has the checksum in its footer, 4 bytes."""
+    error = checksum_error(crc32c(payload), footer, len(payload))
     if error is not None:
         raise error
 
@@ -132,23 +125,15 @@ def find_headers(buffer: bytes) -> list[int]:
 def _find_headers(content: npt.NDArray[np.uint8]) -> list[int]:
     count = len(content) - HEADER_BYTES + 1
     places = np.flatnonzero((content[6 : 6 + count] | content[7 : 7 + count]) == 0)
-    table = _crc_table()
+    table = crc_table()
     crc = np.full(len(places), 0xFFFFFFFF, dtype=np.uint32)
     for shift in range(_LENGTH.size):  # the checksum of all 8-byte windows at once
         crc = table[(crc ^ content[places + shift]) & np.uint32(0xFF)] ^ (crc >> np.uint32(8))
-    masked = mask_array(~crc)
+    masked = mask(~crc)
     stored = np.zeros(len(places), dtype=np.uint32)
     for shift in range(FOOTER_BYTES):
         stored |= content[places + _LENGTH.size + shift].astype(np.uint32) << np.uint32(8 * shift)
     return [int(position) for position in places[masked == stored]]
-
-
-@lru_cache(maxsize=1)
-def _crc_table() -> npt.NDArray[np.uint32]:
-    crc = np.arange(256, dtype=np.uint32)
-    for _ in range(8):
-        crc = np.where(crc & 1, (crc >> np.uint32(1)) ^ np.uint32(0x82F63B78), crc >> np.uint32(1)).astype(np.uint32)
-    return crc
 
 
 # First bytes of what people take for TFRecord files. Compressed streams are told apart in `compression`.

@@ -137,7 +137,7 @@ class RecordIndex:
             IndexMismatchError: damaged, of another format or version, or records that do not lie one behind the other.
             OSError: the file cannot be opened.
         """
-        return _load(local_path(path), cls, None)
+        return _load(local_path(path), None)
 
     @classmethod
     def from_tfrecord2idx(cls, path: str | os.PathLike[str], data_path: str | os.PathLike[str]) -> RecordIndex:
@@ -154,9 +154,9 @@ class RecordIndex:
             _, compression_type = open_stream(data, "auto")
             if compression_type:
                 raise IndexMismatchError(f"expected an uncompressed data file, got {compression_type}: {data.path}")
-            offsets, sizes = _parse_text(_read_all(name))
-            lengths = sizes - OVERHEAD_BYTES
-            return cls(offsets, lengths, data.file_size, "", data.mtime_ns, data.fingerprint())
+            text = open_file(name)
+            offsets, sizes = _parse_text(text.read(text.file_size, 0))
+            return cls(offsets, sizes - OVERHEAD_BYTES, data.file_size, "", data.mtime_ns, data.fingerprint())
         except IndexMismatchError as error:
             error.locate(path=name)
             raise
@@ -234,7 +234,7 @@ def _check_contiguous(offsets: npt.NDArray[np.int64], lengths: npt.NDArray[np.in
         raise IndexMismatchError(f"expected records up to the end of the file ({size} bytes), got an end of {end}")
 
 
-def _load(path: str, cls: type[RecordIndex], data: FileSource | None) -> RecordIndex:
+def _load(path: str, data: FileSource | None) -> RecordIndex:
     def most_bytes(metadata: Mapping[str, str]) -> int:
         file_size = stored_number(metadata["file_size"], "file_size")
         if data is not None and file_size != data.file_size:  # before its arrays are read
@@ -252,7 +252,7 @@ def _load(path: str, cls: type[RecordIndex], data: FileSource | None) -> RecordI
     try:
         if metadata["compression_type"] not in ("", "GZIP", "ZLIB"):
             raise IndexMismatchError("expected the compression '', 'GZIP' or 'ZLIB', got another")
-        return cls(
+        return RecordIndex(
             found.arrays["offsets"],
             found.arrays["lengths"],
             stored_number(metadata["file_size"], "file_size"),
@@ -272,25 +272,20 @@ def load_fresh(path: str, data: FileSource) -> RecordIndex:
         IndexMismatchError: it is not, or is none; nothing larger than an index of that file is read.
         OSError: the index cannot be opened.
     """
-    index = _load(path, RecordIndex, data)
+    index = _load(path, data)
     index.check_fresh(data)
     # A plain file needs no look: its records would not fill it. What is empty is of any compression.
-    if index.compression_type and data.file_size and _compression_of(data) != index.compression_type:
+    if (
+        index.compression_type
+        and data.file_size
+        and detect_compression(data.read(HEADER_BYTES, 0)) != index.compression_type
+    ):
         raise IndexMismatchError(
             f"the index is not of this file as it is now: expected compression {index.compression_type!r}, "
             "got a file of another",
             path=data.path,
         )
     return index
-
-
-def _compression_of(data: FileSource) -> str:
-    return detect_compression(data.read(HEADER_BYTES, 0))
-
-
-def _read_all(path: str) -> bytes:
-    source = open_file(path)
-    return source.read(source.file_size, 0)
 
 
 def _parse_text(text: bytes) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:

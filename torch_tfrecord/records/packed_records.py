@@ -1,16 +1,105 @@
-"""Several records in one buffer: what readers hand to parsers, so that no record becomes an object of its own."""
+"""The records of one buffer: where they begin, whether their checksums are right, and their payloads for parsers."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import NamedTuple, TypeAlias, overload
 
 import numpy as np
 import numpy.typing as npt
 
+from torch_tfrecord.errors import CorruptRecordError
 from torch_tfrecord.native import native_module
+from torch_tfrecord.records.framing import (
+    FOOTER_BYTES,
+    HEADER_BYTES,
+    OVERHEAD_BYTES,
+    check_payload,
+    encode_footer,
+    encode_header,
+    payload_length,
+)
 
-__all__ = ["PackedRecords"]
+__all__ = ["PackedRecords", "Walk", "first_bad_record", "walk"]
+
+_Integers: TypeAlias = "npt.NDArray[np.int64]"
+_Bytes: TypeAlias = "bytes | bytearray | memoryview"
+
+
+class Walk(NamedTuple):
+    """The complete, undamaged records at the front of a buffer, and why there are no more.
+
+    Attributes:
+        starts: int64 [N]: first byte of each payload in the buffer.
+        lengths: int64 [N]: its bytes.
+        used: Bytes that these records fill.
+        next_length: Payload length of the incomplete record behind them; None where its header is cut, too, or bad.
+        problem: The error of the record behind them; None where nothing but the end of the buffer ended the walk.
+    """
+
+    starts: _Integers
+    lengths: _Integers
+    used: int
+    next_length: int | None
+    problem: CorruptRecordError | None
+
+
+def walk(buffer: _Bytes, *, verify_crc: bool) -> Walk:
+    """Walk the records of a buffer (bytes-like) that begins with a header.
+
+    Args:
+        verify_crc: Check the payloads' checksums; those of the lengths are always checked.
+    """
+    native = native_module("frames")
+    if native is None:
+        return _walk(bytes(buffer), verify_crc)
+    starts, lengths = np.empty((2, native.max_records(buffer)), dtype=np.int64)
+    count, used, why, length = native.walk(buffer, starts, lengths, verify_crc)
+    problem = None
+    if why in (native.BAD_HEADER, native.BAD_PAYLOAD):
+        size = HEADER_BYTES if why == native.BAD_HEADER else length + OVERHEAD_BYTES
+        problem = _walk(bytes(memoryview(buffer)[used : used + size]), verify_crc).problem
+    return Walk(starts[:count], lengths[:count], used, length if why == native.INCOMPLETE else None, problem)
+
+
+def _walk(buffer: bytes, verify: bool) -> Walk:
+    """The twin."""
+    starts: list[int] = []
+    lengths: list[int] = []
+    at, size = 0, len(buffer)
+    next_length = problem = None
+    try:
+        while at <= size - HEADER_BYTES:
+            start = at + HEADER_BYTES
+            length = payload_length(buffer[at:start])
+            end = start + length
+            if end + FOOTER_BYTES > size:
+                next_length = length
+                break
+            if verify:
+                check_payload(buffer[start:end], buffer[end : end + FOOTER_BYTES])
+            starts.append(start)
+            lengths.append(length)
+            at = end + FOOTER_BYTES
+    except CorruptRecordError as error:
+        problem = error
+    return Walk(np.array(starts, dtype=np.int64), np.array(lengths, dtype=np.int64), at, next_length, problem)
+
+
+def first_bad_record(buffer: memoryview, places: _Integers, lengths: _Integers, *, verify_crc: bool) -> int | None:
+    """Number of the first of some places in a buffer at which no good record of the given length stands, or None."""
+    native = native_module("frames")
+    if native is not None:
+        bad = native.first_bad(buffer, places, lengths, verify_crc)
+        return None if bad < 0 else int(bad)
+    for number, (place, length) in enumerate(zip(places.tolist(), lengths.tolist(), strict=True)):
+        start, end = place + HEADER_BYTES, place + HEADER_BYTES + length
+        is_inside = place >= 0 and 0 <= length <= len(buffer) - place - OVERHEAD_BYTES
+        if not is_inside or buffer[place:start] != encode_header(length):
+            return number
+        if verify_crc and buffer[end : end + FOOTER_BYTES] != encode_footer(buffer[start:end]):
+            return number
+    return None
 
 
 class PackedRecords(Sequence[memoryview]):
@@ -27,15 +116,23 @@ class PackedRecords(Sequence[memoryview]):
         [b'c', b'ab']
     """
 
-    def __init__(self, buffer: Any, starts: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]) -> None:
-        self.buffer = memoryview(buffer).cast("B")
+    def __init__(
+        self, buffer: _Bytes | npt.NDArray[np.uint8], starts: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]
+    ) -> None:
+        self.buffer = memoryview(buffer).cast("B")  # type: ignore[arg-type]  # NumPy tells of buffers from Python 3.12 on
         self.starts = starts
         self.lengths = lengths
 
     def __len__(self) -> int:
         return len(self.starts)
 
-    def __getitem__(self, number: Any) -> Any:
+    @overload
+    def __getitem__(self, number: int) -> memoryview: ...
+
+    @overload
+    def __getitem__(self, number: slice) -> PackedRecords: ...
+
+    def __getitem__(self, number: int | slice) -> memoryview | PackedRecords:
         """The payload of a record, not copied; for a slice the PackedRecords of those."""
         if isinstance(number, slice):
             return PackedRecords(self.buffer, self.starts[number], self.lengths[number])
@@ -57,14 +154,11 @@ class PackedRecords(Sequence[memoryview]):
         if len(self) == 1 and type(whole) is bytes and self.starts[0] == 0 and self.lengths[0] == len(whole):
             return [whole]
         native = native_module("frames")
-        if native is None:
-            places = zip(self.starts.tolist(), self.lengths.tolist(), strict=True)
-            return [_part(self.buffer, start, length) for start, length in places]
-        parts: list[bytes] = native.slices(self.buffer, self.starts, self.lengths)
-        return parts
-
-
-def _part(buffer: memoryview, start: int, length: int) -> bytes:
-    if start < 0 or length < 0 or length > len(buffer) - start:
-        raise ValueError(f"expected parts of a buffer of {len(buffer)} bytes, got {length} bytes from {start}")
-    return bytes(buffer[start : start + length])
+        if native is not None:
+            parts: list[bytes] = native.slices(self.buffer, self.starts, self.lengths)
+            return parts
+        size = len(self.buffer)
+        for start, length in zip(self.starts.tolist(), self.lengths.tolist(), strict=True):
+            if start < 0 or length < 0 or length > size - start:
+                raise ValueError(f"expected parts of a buffer of {size} bytes, got {length} bytes from {start}")
+        return list(map(bytes, self))

@@ -14,16 +14,16 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from torch_tfrecord.errors import TFRecordError
-from torch_tfrecord.printable import printable
 from torch_tfrecord.records.compression import open_stream
 from torch_tfrecord.records.descriptors import opened
 from torch_tfrecord.records.file_set import check_whole
 from torch_tfrecord.records.framing import HEADER_BYTES, guess_content, is_header
 from torch_tfrecord.records.sidecar import SIDECAR_SUFFIX
 from torch_tfrecord.records.storage import filesystem, is_remote, local_path, open_file
+from torch_tfrecord.shown import printable
 
 __all__ = ["Paths", "find_files", "is_companion", "labels_name", "shard_name"]
 
@@ -102,13 +102,14 @@ def find_files(paths: Paths) -> list[str]:
         found += _expand(local_path(item))  # type: ignore[arg-type]
     if not found:
         raise ValueError("paths must name at least one file, got an empty list")
-    repeated = [path for path, count in Counter(map(_identity, found)).items() if count > 1]
+    counts = Counter(path if is_remote(path) else os.path.abspath(path) for path in found)
+    repeated = [path for path, count in counts.items() if count > 1]
     if repeated:
         raise ValueError(f"each file may be named once, got {len(repeated)} of them more than once: {_some(repeated)}")
     return sorted(found, key=os.fsencode)
 
 
-def _checked(paths: Any) -> Iterable[str | os.PathLike[str]]:
+def _checked(paths: object) -> Iterable[str | os.PathLike[str]]:
     if isinstance(paths, (bytes, bytearray)) or not isinstance(paths, Iterable):
         raise TypeError(f"paths must be a path or a list of paths, got {type(paths).__name__}")
     items = list(paths)
@@ -118,10 +119,6 @@ def _checked(paths: Any) -> Iterable[str | os.PathLike[str]]:
                 f"paths must be a flat list of str or os.PathLike, got an item of type {type(item).__name__}"
             )
     return items
-
-
-def _identity(path: str) -> str:
-    return path if is_remote(path) else os.path.abspath(path)
 
 
 def _expand(path: str) -> list[str]:
@@ -251,15 +248,10 @@ def _check_shards(found: list[str], asked: str, pattern: str = "*") -> list[str]
         if extra:
             raise ValueError(f"{printable(asked)}: expected shards 0 to {total - 1} of {total}, got {_some(extra)}")
         name = posixpath.basename(base)  # missing ones would lie where the others do
-        if len(numbers) == total:
-            continue
-        _raise_missing(
-            base,
-            suffix,
-            _missing(name, suffix, total, numbers, pattern),
-            total,
-            sorted(shard_name(base, number, total, suffix) for number in numbers),
-        )
+        if len(numbers) < total:
+            missing = _missing(name, suffix, total, numbers, pattern)
+            present = sorted(shard_name(base, number, total, suffix) for number in numbers)
+            _raise_missing(base, suffix, missing, total, present)
     return found
 
 
@@ -291,13 +283,9 @@ def _counted_shards(files: _Local, asked: str, counted: re.Match[str]) -> list[s
     if not shards:
         if any_number or not total:
             raise FileNotFoundError(errno.ENOENT, "no shard of this set", asked)
-        _raise_missing(base, suffix, range(total), total, _near(files, base, suffix))
+        near = filter(_shard_of, files.glob(f"{glob.escape(base)}-*-of-*{glob.escape(suffix)}"))  # in other sets
+        _raise_missing(base, suffix, range(total), total, sorted(near))
     return _check_shards(list(shards), asked)
-
-
-def _near(files: _Local, base: str, suffix: str) -> list[str]:
-    """Shards of that name in sets of another size."""
-    return sorted(name for name in files.glob(f"{glob.escape(base)}-*-of-*{glob.escape(suffix)}") if _shard_of(name))
 
 
 def _raise_missing(base: str, suffix: str, numbers: Iterable[int], total: int, present: Sequence[str]) -> None:

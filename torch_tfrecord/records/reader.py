@@ -13,15 +13,14 @@ import numpy.typing as npt
 
 from torch_tfrecord.arguments import OnCorrupt, one_of
 from torch_tfrecord.errors import CorruptRecordError, IndexMismatchError, LimitExceededError, TFRecordError
-from torch_tfrecord.printable import printable
 from torch_tfrecord.records.compression import ByteSource, check_compression_type, offset_note, open_stream
 from torch_tfrecord.records.framing import FOOTER_BYTES, HEADER_BYTES, OVERHEAD_BYTES, check_payload, payload_length
 from torch_tfrecord.records.local_reads import read_local_batch
-from torch_tfrecord.records.packed_records import PackedRecords
+from torch_tfrecord.records.packed_records import PackedRecords, first_bad_record
 from torch_tfrecord.records.read_plan import ReadPlan, plan_reads
 from torch_tfrecord.records.scan import Block, RecordScanner, SkippedBytes
 from torch_tfrecord.records.storage import FileSource, LocalFile, PipeSource, local_path, open_file
-from torch_tfrecord.records.walk import first_bad_record
+from torch_tfrecord.shown import printable
 
 __all__ = ["RecordReader", "check_on_corrupt", "read_blocks", "read_records"]
 

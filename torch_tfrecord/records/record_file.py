@@ -74,20 +74,20 @@ class RecordFile:
             self._file.write(self._deflater.flush())
         status = self._file.prepare()
         if self._lengths is not None:
-            index = self._index(self._lengths, status)
+            sizes = np.array(self._lengths, dtype=np.int64) + OVERHEAD_BYTES
+            index = RecordIndex(
+                np.cumsum(sizes) - sizes,
+                sizes - OVERHEAD_BYTES,
+                status.st_size,
+                self._compression_type,
+                status.st_mtime_ns,
+                fingerprint(self._file.read, status.st_size),
+            )
             # In the data's own folder until `publish`, so that a failure before leaves no folder for indexes behind.
             place = Path(self._file.path).parent / Path(sidecar_path(self._file.path)).name
             self._index_file = AtomicFile(str(place))
             self._index_file.write(index.to_bytes())
             self._index_file.prepare()
-
-    def _index(self, lengths: array[int], status: os.stat_result) -> RecordIndex:
-        sizes = np.array(lengths, dtype=np.int64) + OVERHEAD_BYTES
-        offsets = np.cumsum(sizes) - sizes
-        content = fingerprint(self._file.read, status.st_size)
-        return RecordIndex(
-            offsets, sizes - OVERHEAD_BYTES, status.st_size, self._compression_type, status.st_mtime_ns, content
-        )
 
     def publish(self) -> None:
         """Give the prepared file, then its index, its name.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from torch_tfrecord.records.checksum import unmask_array
+from torch_tfrecord.records.checksum import MARK_BYTES, RunningChecksums, moved, moved_by, unmask
 from torch_tfrecord.records.compression import ByteSource, SequentialSource
 from torch_tfrecord.records.framing import (
     FOOTER_BYTES,
@@ -15,9 +15,8 @@ from torch_tfrecord.records.framing import (
     is_header,
     payload_length,
 )
-from torch_tfrecord.records.running_checksums import MARK_BYTES, RunningChecksums, moved, moved_by
 
-__all__ = ["RecordSearch", "end_of_stream", "whole_record_at"]
+__all__ = ["RecordSearch", "behind_record"]
 
 _Integers = npt.NDArray[np.int64]
 _Checksums = npt.NDArray[np.uint32]
@@ -28,28 +27,24 @@ _RESYNC_BYTES = 1 << 22
 _PIECE_BYTES = 1 << 21
 
 
-def end_of_stream(source: ByteSource, offset: int) -> int:
-    """Offset of the end, found by reading on from `offset`."""
-    while piece := source.read(_RESYNC_BYTES, offset):
-        offset += len(piece)
-    return offset
-
-
-def whole_record_at(source: ByteSource, offset: int) -> int | None:
-    """Payload length of a record with a good header whose bytes are all there; None where there is none."""
+def behind_record(source: ByteSource, offset: int) -> int | None:
+    """Offset behind a record with a good header, the stream's end where the record is cut; None where no header is."""
     header = source.read(HEADER_BYTES, offset)
     if not is_header(header):
         return None
     length = payload_length(header)
     limit = source.max_record_bytes if source.size is None else source.size - offset
-    if limit is not None and length > limit:
-        return None
-    record = source.read(length + OVERHEAD_BYTES, offset)
-    return length if len(record) == length + OVERHEAD_BYTES else None
+    if limit is None or length <= limit:
+        record = source.read(length + OVERHEAD_BYTES, offset)
+        if len(record) == length + OVERHEAD_BYTES:
+            return offset + len(record)
+    while piece := source.read(_RESYNC_BYTES, offset):
+        offset += len(piece)
+    return offset
 
 
 class _Piece:
-    """The headers that were found in a part of the stream, and the numbers of `running_checksums` that belong to them.
+    """The headers that were found in a part of the stream, and the numbers of `checksum` that belong to them.
 
     Attributes:
         begin, content: The bytes, and some of the next piece's.
@@ -182,7 +177,7 @@ class RecordSearch:
 
     def _end_keys(self, points: _Integers) -> _Checksums:
         footers = b"".join(self._read(FOOTER_BYTES, point) for point in points.tolist())
-        stored = unmask_array(np.frombuffer(footers, "<u4").astype(np.uint32))
+        stored = unmask(np.frombuffer(footers, "<u4").astype(np.uint32))
         return moved(self._sums.up_to(points) ^ stored, -points)
 
     # The answers.

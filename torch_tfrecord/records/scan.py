@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -21,12 +21,13 @@ from torch_tfrecord.records.framing import (
     guess_content,
     is_header,
 )
-from torch_tfrecord.records.packed_records import PackedRecords
-from torch_tfrecord.records.resync import RecordSearch, end_of_stream, whole_record_at
+from torch_tfrecord.records.packed_records import PackedRecords, walk
+from torch_tfrecord.records.resync import RecordSearch, behind_record
 from torch_tfrecord.records.storage import LocalFile
-from torch_tfrecord.records.walk import Walk, walk
 
 __all__ = ["Block", "RecordScanner", "SkippedBytes"]
+
+_Integers: TypeAlias = "npt.NDArray[np.int64]"
 
 # Bytes looked at to tell what a file is that is no TFRecord file.
 _GUESS_BYTES = 64
@@ -50,8 +51,8 @@ class Block(NamedTuple):
     """
 
     position: int
-    offsets: npt.NDArray[np.int64]
-    lengths: npt.NDArray[np.int64]
+    offsets: _Integers
+    lengths: _Integers
     records: PackedRecords | None
 
     @property
@@ -109,6 +110,7 @@ class RecordScanner:
         self._source = source
         self._verify = verify_crc
         self._keep = keep_payloads
+        self._reads_payloads = keep_payloads or verify_crc
         self._skipped = skipped
         self._usual = max(source.chunk_bytes, OVERHEAD_BYTES)  # less could never hold a record
         self._read_into = getattr(source, "read_into", None) if reuse_buffer or not keep_payloads else None
@@ -119,11 +121,6 @@ class RecordScanner:
         self._offset = 0  # of the next record
         self._position = 0  # its number
 
-    @property
-    def end(self) -> int:
-        """Offset behind the last record handed out or skipped."""
-        return self._offset
-
     def __iter__(self) -> Iterator[Block]:
         wanted = step = ahead = self._usual
         while True:
@@ -133,7 +130,8 @@ class RecordScanner:
             at_end = len(chunk) < wanted
             found = walk(chunk, verify_crc=self._verify)
             if len(found.starts):
-                yield self._small_records(chunk, found)
+                records = PackedRecords(chunk, found.starts, found.lengths) if self._keep else None
+                yield self._block(found.starts + (self._offset - HEADER_BYTES), found.lengths, records)
             left = len(chunk) - found.used
             problem: TFRecordError | None = found.problem
             step, ahead = min(2 * step, self._usual), self._usual
@@ -141,10 +139,12 @@ class RecordScanner:
             if problem is None and length is not None:
                 problem = self._check_next(length, left, at_end)
                 if problem is None and self._is_large(length):
-                    block, problem = self._large_record(length)
-                    if block is not None:
-                        yield self._advance(block)
-                        if self._passes_over(length):
+                    payload, problem = self._large_payload(length)
+                    if problem is None:
+                        lengths = np.array([length], dtype=np.int64)
+                        records = PackedRecords(payload, np.zeros(1, np.int64), lengths) if self._keep else None
+                        yield self._block(np.array([self._offset], dtype=np.int64), lengths, records)
+                        if length > 4 * _PEEK_BYTES and not self._reads_payloads:  # no more than the next header
                             wanted, ahead = _PEEK_BYTES, 0
                 elif problem is None:
                     wanted = max(wanted, length + OVERHEAD_BYTES)
@@ -176,9 +176,9 @@ class RecordScanner:
             del held  # not while the records are used
             if not found:
                 return
-            yield self._advance(Block(self._position, offsets[:found].copy(), lengths[:found].copy(), None))
+            yield self._block(offsets[:found].copy(), lengths[:found].copy(), None)
 
-    def _read(self, num_bytes: int, offset: int, ahead: int = 0) -> Any:
+    def _read(self, num_bytes: int, offset: int, ahead: int = 0) -> memoryview:
         """As `ByteSource.read`; what is held already is not read again, and up to `ahead` bytes are held."""
         at = offset - self._held_begin
         if at < 0 or at + num_bytes > len(self._held):
@@ -201,14 +201,11 @@ class RecordScanner:
         have += self._read_into(content[have:num_bytes], offset + have)
         self._held = content[:have]
 
-    def _small_records(self, chunk: Any, found: Walk) -> Block:
-        offsets = found.starts + (self._offset - HEADER_BYTES)
-        records = PackedRecords(chunk, found.starts, found.lengths) if self._keep else None
-        return self._advance(Block(self._position, offsets, found.lengths, records))
-
-    def _advance(self, block: Block) -> Block:
-        self._offset = int(block.offsets[-1] + block.lengths[-1]) + OVERHEAD_BYTES
-        self._position += len(block.offsets)
+    def _block(self, offsets: _Integers, lengths: _Integers, records: PackedRecords | None) -> Block:
+        """The next block, behind which the scan goes on."""
+        block = Block(self._position, offsets, lengths, records)
+        self._offset = int(offsets[-1] + lengths[-1]) + OVERHEAD_BYTES
+        self._position += len(offsets)
         return block
 
     # Records longer than a chunk: each is read alone, and where it is not kept in pieces or not at all.
@@ -216,26 +213,19 @@ class RecordScanner:
     def _is_large(self, length: int) -> bool:
         if self._source.size is None:
             return False
-        return not self._reads_payloads() or length + OVERHEAD_BYTES > self._usual
-
-    def _reads_payloads(self) -> bool:
-        return self._keep or self._verify
-
-    def _large_record(self, length: int) -> tuple[Block | None, TFRecordError | None]:
-        """The record at the current offset as a block of its own, or what is wrong with it."""
-        payload, problem = self._large_payload(length) if self._reads_payloads() else (b"", None)
-        if problem is not None:
-            return None, problem
-        lengths = np.array([length], dtype=np.int64)
-        records = PackedRecords(payload, np.zeros(1, np.int64), lengths) if self._keep else None
-        return Block(self._position, np.array([self._offset], dtype=np.int64), lengths, records), None
+        return not self._reads_payloads or length + OVERHEAD_BYTES > self._usual
 
     def _large_payload(self, length: int) -> tuple[bytes, TFRecordError | None]:
+        """The payload at the current offset, where it is kept; or what is wrong with the record."""
+        if not self._reads_payloads:
+            return b"", None
         begin, crc, got, payload = self._offset + HEADER_BYTES, 0, 0, b""
         step = length if self._keep else self._usual
         for at in range(0, length, step):
             wanted = min(step, length - at)
-            piece = payload = self._source.read(wanted, begin) if self._keep else self._read(wanted, begin + at)
+            if self._keep:
+                payload = self._source.read(wanted, begin)
+            piece = payload if self._keep else self._read(wanted, begin + at)
             crc = crc32c(piece, crc) if self._verify else 0
             got += len(piece)
             if len(piece) < wanted:
@@ -244,10 +234,6 @@ class RecordScanner:
         if len(footer) < FOOTER_BYTES:
             return b"", self._check_end(HEADER_BYTES + got + len(footer))
         return payload, checksum_error(crc, footer, length) if self._verify else None
-
-    def _passes_over(self, length: int) -> bool:
-        """Whether only the headers are wanted of records so long: as little is read as the next one may need."""
-        return length > 4 * _PEEK_BYTES and not self._reads_payloads()
 
     # What ends a scan.
 
@@ -296,12 +282,11 @@ class RecordScanner:
         that looks like a record belongs to its payload. Behind a damaged header the next record is searched for.
         """
         begin = self._offset
-        if is_header(bytes(self._read(HEADER_BYTES, begin))):
-            length = whole_record_at(self._source, begin)
-            self._offset = end_of_stream(self._source, begin) if length is None else begin + length + OVERHEAD_BYTES
-        else:
+        end = behind_record(self._source, begin)
+        if end is None:
             self._search = self._search or RecordSearch(self._source)
-            self._offset = self._search.find(begin)
+            end = self._search.find(begin)
+        self._offset = end
         self._position += 1
         skipped.add(begin, self._offset, error)
         return self._offset > begin

@@ -14,17 +14,16 @@ import shutil
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Generic, TypeAlias, TypeVar, get_args
+from typing import Generic, TypeVar, get_args
 
 from torch_tfrecord.arguments import IndexPolicy, one_of
-from torch_tfrecord.callers import outer_level
-from torch_tfrecord.errors import IndexMismatchError
-from torch_tfrecord.printable import printable
+from torch_tfrecord.errors import IndexMismatchError, outer_level
 from torch_tfrecord.progress import ProgressBar
 from torch_tfrecord.records.atomic import write_atomically
 from torch_tfrecord.records.index import RecordIndex, index_source, load_fresh
 from torch_tfrecord.records.sidecar_file import check_replaceable, is_own
 from torch_tfrecord.records.storage import FileSource, is_remote, open_file
+from torch_tfrecord.shown import printable
 
 __all__ = [
     "SIDECAR_FOLDER",
@@ -44,9 +43,7 @@ __all__ = [
     "write_sidecar",
 ]
 
-_MOST_TRIES = 20  # against other processes that remove the folder, each time just before it is used
 _Index = TypeVar("_Index")
-Content: TypeAlias = Callable[[_Index], bytes]
 
 SIDECAR_FOLDER = ".torch_index"
 SIDECAR_SUFFIX = ".index.safetensors"
@@ -194,7 +191,12 @@ class SidecarKeeper(Generic[_Index]):
         self._displaced: list[tuple[str, str | None, str]] = []
 
     def find(
-        self, path: str, name: str, load: Callable[[str], _Index], build: Callable[[], _Index], content: Content[_Index]
+        self,
+        path: str,
+        name: str,
+        load: Callable[[str], _Index],
+        build: Callable[[], _Index],
+        content: Callable[[_Index], bytes],
     ) -> _Index:
         """What is kept of a data file, or is built.
 
@@ -301,21 +303,19 @@ class IndexKeeper(SidecarKeeper[RecordIndex]):
         self.warn_of_displaced()
 
     def _index(self, data: FileSource) -> RecordIndex:
-        return self.find(
-            data.path,
-            data.path,
-            lambda place: self._checked(load_fresh(place, data), data),
-            lambda: index_source(data, verify_crc=self._verify, compression_type=self._compression_type),
-            RecordIndex.to_bytes,
-        )
+        compression_type = self._compression_type
 
-    def _checked(self, index: RecordIndex, data: FileSource) -> RecordIndex:
-        if self._compression_type not in ("auto", index.compression_type):
-            raise IndexMismatchError(
-                f"expected compression {self._compression_type!r}, got {index.compression_type!r} in the index",
-                path=data.path,
-            )
-        return index
+        def load(place: str) -> RecordIndex:
+            index = load_fresh(place, data)
+            if compression_type not in ("auto", index.compression_type):
+                text = f"expected compression {compression_type!r}, got {index.compression_type!r} in the index"
+                raise IndexMismatchError(text, path=data.path)
+            return index
+
+        def build() -> RecordIndex:
+            return index_source(data, verify_crc=self._verify, compression_type=compression_type)
+
+        return self.find(data.path, data.path, load, build, RecordIndex.to_bytes)
 
 
 def _reason(error: OSError) -> str:

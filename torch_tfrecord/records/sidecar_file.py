@@ -147,7 +147,11 @@ def _read(
         raise IndexMismatchError(
             f"expected {kind.what} that does not change while it is read, got {len(content)} bytes"
         )
-    _check_checksum(content, kind)
+    begin = _LENGTH_BYTES + len(_lead(kind))
+    stored = content[begin : begin + _CHECKSUM_DIGITS].decode("ascii", "backslashreplace")
+    got = _checksum(content, begin).decode()
+    if stored != got:
+        raise IndexMismatchError(f"expected {kind.what} with checksum {stored}, got {got}: it is damaged")
     return _arrays(content, kind, metadata, lengths, _LENGTH_BYTES + header_bytes)
 
 
@@ -181,19 +185,11 @@ def _parse_header(header: bytes, kind: SidecarFormat) -> tuple[dict[str, str], l
     return {name: metadata[name] for name in kind.fields}, lengths
 
 
-def _length(described: Any) -> int:
+def _length(described: object) -> int:
     shape = described.get("shape") if isinstance(described, dict) else None
     if not isinstance(shape, list) or len(shape) != 1 or type(shape[0]) is not int or not 0 <= shape[0] < 1 << 60:
         raise IndexMismatchError("expected arrays of one dimension, got others")
     return shape[0]
-
-
-def _check_checksum(content: bytes, kind: SidecarFormat) -> None:
-    begin = _LENGTH_BYTES + len(_lead(kind))
-    expected, got = content[begin : begin + _CHECKSUM_DIGITS], _checksum(content, begin)
-    if expected != got:
-        stored = expected.decode("ascii", "backslashreplace")
-        raise IndexMismatchError(f"expected {kind.what} with checksum {stored}, got {got.decode()}: it is damaged")
 
 
 def _arrays(content: bytes, kind: SidecarFormat, metadata: dict[str, str], lengths: list[int], start: int) -> Sidecar:
@@ -216,7 +212,7 @@ def _lead(kind: SidecarFormat) -> bytes:
 
 def _header(kind: SidecarFormat, metadata: Mapping[str, str], lengths: Mapping[str, int]) -> bytes:
     own = {"format": kind.name, "version": kind.version, "checksum": "0" * _CHECKSUM_DIGITS}
-    header: dict[str, Any] = {_METADATA: own | {name: metadata[name] for name in kind.fields}}
+    header: dict[str, object] = {_METADATA: own | {name: metadata[name] for name in kind.fields}}
     at = 0
     for name, dtype in kind.arrays.items():
         end = at + lengths[name] * _stored(dtype).itemsize
@@ -258,8 +254,6 @@ def is_own(path: str) -> bool:
 def _is_marked(path: str) -> bool:
     source = open_file(path)
     head = source.read(_FIRST_READ_BYTES, 0)
-    if head[_LENGTH_BYTES:].startswith(f'{{"{_METADATA}":{{"format":"{_MARK}'.encode()):
-        return True
     size = min(int.from_bytes(head[:_LENGTH_BYTES], "little"), _MOST_HEADER_BYTES)
     return _has_mark(head if size <= len(head) else source.read(size, 0))
 

@@ -10,7 +10,7 @@ import errno
 import os
 import stat
 from collections.abc import Callable
-from typing import Any, BinaryIO, TypeAlias
+from typing import TYPE_CHECKING, BinaryIO, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -20,8 +20,11 @@ from torch_tfrecord.native import native_module
 from torch_tfrecord.process_cache import ProcessCache
 from torch_tfrecord.records.checksum import crc32c
 from torch_tfrecord.records.compression import MAX_INFLATED_RECORD_BYTES, ByteSource, SequentialSource
-from torch_tfrecord.records.descriptors import Descriptor, open_descriptor, open_if_free
+from torch_tfrecord.records.descriptors import Descriptor, named, open_descriptor, open_if_free
 from torch_tfrecord.records.framing import OVERHEAD_BYTES
+
+if TYPE_CHECKING:
+    from fsspec import AbstractFileSystem
 
 __all__ = [
     "FileSource",
@@ -92,7 +95,8 @@ class FileSource:
         for begin, size, start in zip(begins.tolist(), sizes.tolist(), starts.tolist(), strict=True):
             piece = self.read(size, begin)
             if len(piece) < size:
-                raise _cut(begin + size, begin + len(piece), self.path)
+                text = f"truncated file: expected {begin + size} bytes, got {begin + len(piece)}"
+                raise CorruptRecordError(text, path=self.path)
             buffer[start : start + size] = piece
 
     def check_end(self) -> None:
@@ -138,11 +142,8 @@ class LocalFile(FileSource):
         """The open file, for one read: it is not closed while its caller keeps this."""
         held = self._held
         if held is None:
-            try:
+            with named(self.path):
                 held = self._held = self._same(open_descriptor(self._place, self))
-            except OSError as error:
-                error.filename = self.path
-                raise
         held.is_used = True
         return held
 
@@ -166,11 +167,6 @@ class LocalFile(FileSource):
             raise CorruptRecordError("expected the file that was opened, got another one in its place", path=self.path)
         return held
 
-    @property
-    def descriptor(self) -> int:
-        """The open file's number; `hold` keeps it open."""
-        return self.hold().number
-
     def read(self, num_bytes: int, offset: int) -> bytes:
         """Up to `num_bytes` from `offset`; fewer only at the end of the file."""
         left = self.file_size - offset
@@ -180,22 +176,17 @@ class LocalFile(FileSource):
         fd = (held := self.hold()).number
         try:
             data = os.pread(fd, wanted if wanted < _MAX_READ_BYTES else _MAX_READ_BYTES, offset)
-            if len(data) == wanted or not data:
-                return data
-            pieces = [data]  # a signal or a full cache may cut a read short anywhere
-            have = len(data)
-            while have < wanted:
-                piece = os.pread(fd, min(wanted - have, _MAX_READ_BYTES), offset + have)
+            while len(data) < wanted:  # a signal or a full cache may cut a read short anywhere
+                piece = os.pread(fd, min(wanted - len(data), _MAX_READ_BYTES), offset + len(data))
                 if not piece:
                     break
-                pieces.append(piece)
-                have += len(piece)
+                data += piece
         except OSError as error:
             error.filename = self.path
             raise
         finally:
             del held
-        return b"".join(pieces)
+        return data
 
     def read_into(self, buffer: memoryview, offset: int) -> int:
         """Fill a writable buffer of bytes from `offset` on; how many came, fewer only at the end of the file."""
@@ -243,13 +234,10 @@ class RemoteFile(FileSource):
         if info["size"] is None:
             raise OSError(errno.ESPIPE, "expected a file whose size the storage tells, got none", path)
         self.size = self.file_size = int(info["size"])
-        self.mtime_ns = self._modified()
-
-    def _modified(self) -> int:
         try:
-            return int(self._filesystem.modified(self._name).timestamp() * 1_000_000_000)
+            self.mtime_ns = int(self._filesystem.modified(self._name).timestamp() * 1_000_000_000)
         except (NotImplementedError, KeyError, AttributeError):
-            return 0
+            self.mtime_ns = 0
 
     def read(self, num_bytes: int, offset: int) -> bytes:
         """Up to `num_bytes` from `offset`; fewer only at the end of the file."""
@@ -276,11 +264,7 @@ class PipeSource(SequentialSource):
         raise OSError(errno.ESPIPE, os.strerror(errno.ESPIPE), self.path)
 
 
-def _cut(expected: int, got: int, path: str) -> CorruptRecordError:
-    return CorruptRecordError(f"truncated file: expected {expected} bytes, got {got}", path=path)
-
-
-def filesystem(path: str) -> tuple[Any, str]:
+def filesystem(path: str) -> tuple[AbstractFileSystem, str]:
     """The fsspec file system of a path, and the path as that file system calls it."""
     import fsspec.core  # takes 50 ms, and most paths are local
 

@@ -16,7 +16,7 @@ import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from torch_tfrecord.records.descriptors import opened
+from torch_tfrecord.records.descriptors import named, opened
 
 __all__ = [
     "claim",
@@ -98,22 +98,15 @@ def clear_dead(names: Iterator[Path]) -> None:
 
 def _remove_dead(path: Path) -> bool:
     """Remove a file or folder that nobody has locked; whether it was removed."""
-    try:
+    with contextlib.suppress(OSError):
         descriptor = lock_dead(path)
-    except OSError:
-        return False
-    if descriptor is None:
-        return False
-    try:
-        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
-            shutil.rmtree(path)
-        else:
-            path.unlink()
-        return True
-    except OSError:
-        return False
-    finally:
-        os.close(descriptor)
+        if descriptor is not None:
+            try:
+                shutil.rmtree(path) if stat.S_ISDIR(os.fstat(descriptor).st_mode) else path.unlink()
+                return True
+            finally:
+                os.close(descriptor)
+    return False
 
 
 def lock_dead(path: Path) -> int | None:
@@ -160,16 +153,15 @@ def sync_directory(folder: Path) -> None:
     Raises:
         OSError: the disk failed; names the folder.
     """
-    try:
-        descriptor = opened(os.open, folder, os.O_RDONLY | os.O_CLOEXEC)
-    except PermissionError:
-        return
-    except OSError as error:
-        raise OSError(error.errno, error.strerror, str(folder)) from error
-    try:
-        os.fsync(descriptor)
-    except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # file systems that cannot sync a directory
-            raise OSError(error.errno, error.strerror, str(folder)) from error
-    finally:
-        os.close(descriptor)
+    with named(folder):
+        try:
+            descriptor = opened(os.open, folder, os.O_RDONLY | os.O_CLOEXEC)
+        except PermissionError:
+            return
+        try:
+            os.fsync(descriptor)
+        except OSError as error:
+            if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # file systems that cannot sync a directory
+                raise
+        finally:
+            os.close(descriptor)

@@ -8,7 +8,7 @@ import os
 import warnings
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from multiprocessing import util
 from types import TracebackType
 from typing import Any, TypeVar
@@ -32,6 +32,7 @@ class _Writer(ABC):
     """The life of a writer: open, then closed or failed; what failed once stays failed."""
 
     _closed = True  # until the files are open; also where __init__ was called with wrong arguments
+    _name: str  # for warnings
 
     def __init__(self) -> None:
         self._failure: BaseException | None = None
@@ -91,7 +92,7 @@ class _Writer(ABC):
             raise ValueError("a writer cannot be used in a forked process: open one there, or only in the parent")
 
     @contextlib.contextmanager
-    def _failing(self) -> Any:
+    def _failing(self) -> Iterator[None]:
         try:
             yield
         except BaseException as error:
@@ -125,13 +126,10 @@ class _Writer(ABC):
         self._discard()
         if self._failure is None and self._pid == os.getpid():  # an error told of it, and a forked child has a copy
             warnings.warn(
-                f"{self._name()}: the writer was dropped without close(): its file is given up "
+                f"{self._name}: the writer was dropped without close(): its file is given up "
                 f"(records lost: {self._count}). Write inside `with`, or call close().",
                 stacklevel=3,
             )
-
-    @abstractmethod
-    def _name(self) -> str: ...
 
     @abstractmethod
     def _write(self, payload: bytes | bytearray | memoryview) -> None: ...
@@ -180,17 +178,17 @@ class TFRecordWriter(_Writer):
         write_index: bool = False,
     ) -> None:
         super().__init__()
-        self.path = _checked_path(path)
+        self.path = self._name = _checked_path(path)
         compression = _resolve_compression(self.path, compression_type)
-        _check_level(compression_level)
+        if compression_level is not None and (
+            isinstance(compression_level, bool) or compression_level not in range(-1, 10)
+        ):
+            raise ValueError(f"compression_level must be None or -1 to 9, got {compression_level!r}")
         self._file = RecordFile(self.path, compression, compression_level, write_index)
         self._closed = False
 
     def __repr__(self) -> str:
         return f"TFRecordWriter({self.path!r})"
-
-    def _name(self) -> str:
-        return self.path
 
     def _write(self, payload: bytes | bytearray | memoryview) -> None:
         self._file.write(payload)
@@ -251,6 +249,7 @@ class ShardedTFRecordWriter(_Writer):
         max_shard_bytes = None if max_shard_bytes is None else at_least(1, "max_shard_bytes", max_shard_bytes)
         self.paths: list[str] = []
         self._suffix = suffix
+        self._name = f"{self.prefix}-*{suffix}"
         self._compression_type = _resolve_compression(suffix, compression_type)
         self._max_shard_bytes = max_shard_bytes
         self._write_index = write_index
@@ -263,9 +262,6 @@ class ShardedTFRecordWriter(_Writer):
 
     def __repr__(self) -> str:
         return f"ShardedTFRecordWriter({self.prefix!r})"
-
-    def _name(self) -> str:
-        return f"{self.prefix}-*{self._suffix}"
 
     def _open_shard(self) -> None:
         name = f"{self.prefix}-{len(self._shards):05d}{self._suffix}"  # how many there will be is not known yet
@@ -323,7 +319,7 @@ def _give_up(writer: Callable[[], _Writer | None]) -> None:
         left._give_up()
 
 
-def _payload(record: Any) -> bytes | bytearray | memoryview:
+def _payload(record: object) -> bytes | bytearray | memoryview:
     if isinstance(record, (bytes, bytearray)):
         return record
     if isinstance(record, memoryview):
@@ -347,8 +343,3 @@ def _resolve_compression(name: str, compression_type: str | None) -> str:
     if checked != "auto":
         return checked
     return "GZIP" if name.endswith(".gz") else "ZLIB" if name.endswith(".zlib") else ""
-
-
-def _check_level(level: int | None) -> None:
-    if level is not None and (isinstance(level, bool) or level not in range(-1, 10)):
-        raise ValueError(f"compression_level must be None or -1 to 9, got {level!r}")

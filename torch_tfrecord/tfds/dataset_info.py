@@ -5,24 +5,34 @@ from __future__ import annotations
 import os
 import posixpath
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch_tfrecord.tfds.features as f
 from torch_tfrecord.errors import ParseError
 from torch_tfrecord.records.storage import local_path
 from torch_tfrecord.tfds.features_json import features_from_json
-from torch_tfrecord.tfds.folders import FEATURES_FILE, INFO_FILE, list_folder, version_folder
+from torch_tfrecord.tfds.files import (
+    DEFAULT_TEMPLATE,
+    FEATURES_FILE,
+    INFO_FILE,
+    label_file,
+    list_folder,
+    shard_paths,
+    version_folder,
+)
 from torch_tfrecord.tfds.json_fields import JsonFields, read_json, read_text
-from torch_tfrecord.tfds.shards import DEFAULT_TEMPLATE, shard_paths
 
-__all__ = ["FEATURES_FILE", "DatasetInfo", "SplitInfo", "info", "iter_leaves", "label_files", "map_leaves"]
+__all__ = ["FEATURES_FILE", "SPLIT_NAME", "DatasetInfo", "SplitInfo", "SupervisedKeys", "flat_keys", "info"]
 
-_SPLIT_NAME = re.compile(r"[\w-]+")
+SPLIT_NAME = re.compile(r"[\w-]+")
 _READABLE = "tfrecord"
 _MOST_SHARDS = 100_000  # TFDS makes up to some thousands
 _MAX_DEPTH = 64  # of supervised keys in one another
+
+SupervisedKeys: TypeAlias = "str | tuple[SupervisedKeys, ...] | Mapping[str, SupervisedKeys]"
+"""Names of features, or nested tuples and dicts of them."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +85,7 @@ class DatasetInfo:
     description: str
     splits: Mapping[str, SplitInfo]
     features: f.FeaturesDict
-    supervised_keys: tuple[Any, ...] | None
+    supervised_keys: tuple[SupervisedKeys, ...] | None
     citation: str = ""
     license: str = ""
     raw: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
@@ -127,7 +137,13 @@ def info(directory: str | os.PathLike[str]) -> DatasetInfo:
     folder = version_folder(os.path.expanduser(local_path(directory)).rstrip("/") or "/")
     path = posixpath.join(folder, INFO_FILE)
     fields = JsonFields(read_json(path), path, "")
-    _check_format(fields)
+    file_format = fields.text("fileFormat") or _READABLE  # which old datasets do not name
+    if file_format != _READABLE:
+        raise ParseError(
+            f"fileFormat: expected {_READABLE!r}, got {file_format!r}: shards of that format are not read here "
+            "(TFDS converts them: `tfds convert_format`)",
+            path=path,
+        )
     name = fields.text("name") or posixpath.basename(posixpath.dirname(folder))
     features_path = posixpath.join(folder, FEATURES_FILE)
     features = features_from_json(read_json(features_path), features_path)
@@ -141,7 +157,7 @@ def info(directory: str | os.PathLike[str]) -> DatasetInfo:
         config_name=fields.text("configName") or None,
         description=fields.text("description"),
         splits={split.name: split for split in splits},
-        features=_with_names(features, folder),
+        features=_with_names(features, folder, frozenset(list_folder(folder))),
         supervised_keys=_supervised_keys(fields),
         citation=fields.text("citation"),
         license=fields.inner("redistributionInfo").text("license"),
@@ -149,20 +165,9 @@ def info(directory: str | os.PathLike[str]) -> DatasetInfo:
     )
 
 
-def _check_format(fields: JsonFields) -> None:
-    """Old datasets name no format: they are of tfrecord."""
-    found = fields.text("fileFormat") or _READABLE
-    if found != _READABLE:
-        raise ParseError(
-            f"fileFormat: expected {_READABLE!r}, got {found!r}: shards of that format are not read here "
-            "(TFDS converts them: `tfds convert_format`)",
-            path=fields.path,
-        )
-
-
 def _split(fields: JsonFields) -> SplitInfo:
     name = fields.text("name")
-    if not _SPLIT_NAME.fullmatch(name):
+    if not SPLIT_NAME.fullmatch(name):
         raise fields.error("name", "a split's name", name)
     lengths = fields.integers("shardLengths")
     num_shards = len(lengths) or fields.integer("numShards")
@@ -174,22 +179,17 @@ def _split(fields: JsonFields) -> SplitInfo:
     return SplitInfo(name, lengths if known else None, fields.integer("numBytes"), template, num_shards)
 
 
-def _supervised_keys(fields: JsonFields) -> tuple[Any, ...] | None:
-    value = fields.get("supervisedKeys")
-    if value is None:
-        return None
+def _supervised_keys(fields: JsonFields) -> tuple[SupervisedKeys, ...] | None:
     keys = fields.inner("supervisedKeys")
-    if keys.get("tuple") is None and keys.get("input") is not None:
-        return keys.text("input"), keys.text("output")
     if keys.get("tuple") is None:
-        return None
-    found = _keys(value, fields)
+        return None if keys.get("input") is None else (keys.text("input"), keys.text("output"))
+    found = _keys(keys.values, fields)
     if not isinstance(found, tuple):
-        raise fields.error("supervisedKeys", "a tuple", value)
+        raise fields.error("supervisedKeys", "a tuple", keys.values)
     return found
 
 
-def _keys(value: Any, fields: JsonFields, depth: int = 0) -> Any:
+def _keys(value: object, fields: JsonFields, depth: int = 0) -> SupervisedKeys:
     """One of {"featureKey": name}, {"tuple": {"items": [...]}}, {"dict": {"dict": {...}}}."""
     if isinstance(value, Mapping) and depth <= _MAX_DEPTH:
         name = value.get("featureKey", value.get("feature_key"))
@@ -204,60 +204,34 @@ def _keys(value: Any, fields: JsonFields, depth: int = 0) -> Any:
     raise fields.error("supervisedKeys", "featureKey, tuple or dict", value)
 
 
-def _with_names(features: f.FeaturesDict, folder: str) -> f.FeaturesDict:
-    """The tree with the names of the labels' files, where there are such."""
-    there = set(list_folder(folder))
+def flat_keys(keys: SupervisedKeys) -> Iterator[str]:
+    """The names in supervised keys.
 
-    def fill(path: str, feature: f.FeatureConnector) -> f.FeatureConnector:
-        file = f"{path}.labels.txt"
-        if not isinstance(feature, (f.ClassLabel, f.LabeledImage)) or feature.names is not None or file not in there:
-            return feature
-        text = read_text(posixpath.join(folder, file))
-        names = tuple(line.strip() for line in text.split("\n") if line.strip())
-        try:
-            return replace(feature, names=names)
-        except ValueError as error:
-            raise ParseError(f"feature {path!r}: {error}", path=posixpath.join(folder, file)) from error
-
-    return map_leaves(features, fill)
-
-
-def label_files(features: f.FeaturesDict) -> dict[str, str]:
-    """Name -> content of the files that hold the names of classes."""
-    files: dict[str, str] = {}
-
-    def collect(path: str, feature: f.FeatureConnector) -> f.FeatureConnector:
-        if isinstance(feature, (f.ClassLabel, f.LabeledImage)) and feature.names is not None:
-            files[f"{path}.labels.txt"] = "\n".join(feature.names) + "\n"
-        return feature
-
-    map_leaves(features, collect)
-    return files
-
-
-def map_leaves(
-    features: f.FeaturesDict, change: Callable[[str, f.FeatureConnector], f.FeatureConnector]
-) -> f.FeaturesDict:
-    """The tree with each leaf changed; `change` gets the leaf's path as in the names of files, joined by "-"."""
-
-    def walk(feature: Any, parts: tuple[str, ...]) -> Any:
-        if isinstance(feature, f.FeaturesDict):
-            changed = {name: walk(item, (*parts, name.replace("/", "."))) for name, item in feature.items()}
-            return replace(feature, features=changed)
-        if isinstance(feature, f.Sequence):
-            return replace(feature, feature=walk(feature.feature, parts))
-        return change("-".join(parts), feature)
-
-    tree: f.FeaturesDict = walk(features, ())
-    return tree
-
-
-def iter_leaves(feature: Any, path: str = "") -> Iterator[tuple[str, f.FeatureConnector]]:
-    """Paths, joined by "/" as the keys of records, and leaves of a tree."""
-    if isinstance(feature, f.FeaturesDict):
-        for name, item in feature.items():
-            yield from iter_leaves(item, f"{path}/{name}" if path else name)
-    elif isinstance(feature, f.Sequence):
-        yield from iter_leaves(feature.feature, path)
+    Raises:
+        TypeError: Neither a name, nor a tuple or dict.
+    """
+    if isinstance(keys, str):
+        yield keys
+    elif isinstance(keys, (tuple, Mapping)):
+        for item in keys.values() if isinstance(keys, Mapping) else keys:
+            yield from flat_keys(item)
     else:
-        yield path, feature
+        raise TypeError(f"supervised_keys must be names, tuples and dicts, got {type(keys).__name__}")
+
+
+def _with_names(feature: Any, folder: str, there: Collection[str], names: tuple[str, ...] = ()) -> Any:
+    """The tree with the names of the labels' files, where there are such."""
+    if isinstance(feature, f.FeaturesDict):
+        named = {name: _with_names(item, folder, there, (*names, name)) for name, item in feature.items()}
+        return replace(feature, features=named)
+    if isinstance(feature, f.Sequence):
+        return replace(feature, feature=_with_names(feature.feature, folder, there, names))
+    file = label_file(names)
+    if not isinstance(feature, (f.ClassLabel, f.LabeledImage)) or feature.names is not None or file not in there:
+        return feature
+    path = posixpath.join(folder, file)
+    lines = read_text(path).split("\n")
+    try:
+        return replace(feature, names=tuple(line.strip() for line in lines if line.strip()))
+    except ValueError as error:
+        raise ParseError(f"feature {file.removesuffix('.labels.txt')!r}: {error}", path=path) from error

@@ -19,6 +19,7 @@ from torch_tfrecord.batch_memory import reserve
 from torch_tfrecord.errors import LimitExceededError, ParseError
 from torch_tfrecord.parsing.columns import read_each
 from torch_tfrecord.records.compression import MAX_INFLATED_RECORD_BYTES
+from torch_tfrecord.tfds.feature_base import Shape, fits
 from torch_tfrecord.values.dtypes import (
     BYTES_LIST,
     FLOAT_LIST,
@@ -32,8 +33,6 @@ from torch_tfrecord.values.dtypes import (
 
 __all__ = ["BytesElement", "Element", "EncodedTensor", "NumberElement", "StringElement", "TextElement"]
 
-Shape = tuple[int | None, ...]
-
 
 class Element:
     """One value.
@@ -43,12 +42,16 @@ class Element:
         count: Values of the list for one element; None where a size is not known and the list tells it.
         what: What it is, for errors.
         is_joint: Whether the elements of several lists may be made as those of one: they do not depend on each other.
+        dtype: Of its tensors; None where it is none.
+        shape: Of one element.
     """
 
     kind: ListKind
     count: int | None
     what: str
     is_joint = True
+    dtype: torch.dtype | None = None
+    shape: Shape = ()
 
     def each(self, values: Any, num_lists: int) -> Any:
         """The one element of each of some lists of equal length, whose values lie one behind the other.
@@ -62,6 +65,10 @@ class Element:
         """All elements of a list: a tensor [n, ...] where they are alike, else a list."""
         raise NotImplementedError
 
+    def none(self) -> Any:
+        """No elements: a tensor [0, ...], or a list."""
+        return [] if self.dtype is None else torch.empty(0, *(size or 0 for size in self.shape), dtype=self.dtype)
+
 
 class NumberElement(Element):
     """Numbers in a list of their own: ints and bools in an int64_list, floats in a float_list.
@@ -71,10 +78,12 @@ class NumberElement(Element):
         shape: Of one element; at most one None.
     """
 
+    dtype: torch.dtype
+
     def __init__(self, dtype: torch.dtype, shape: Shape) -> None:
         self.dtype, self.shape = dtype, shape
         self.kind = FLOAT_LIST if dtype.is_floating_point else INT64_LIST
-        self.count = None if None in shape else math.prod(size for size in shape if size is not None)
+        self.count = _num_values(shape)
         self.what = str(dtype).removeprefix("torch.")
 
     def each(self, values: npt.NDArray[Any], num_lists: int) -> torch.Tensor:
@@ -109,7 +118,7 @@ class StringElement(Element):
 
     def __init__(self, shape: Shape) -> None:
         self.shape = shape
-        self.count = None if None in shape else math.prod(size for size in shape if size is not None)
+        self.count = _num_values(shape)
 
     def each(self, values: Sequence[bytes], num_lists: int) -> list[Any]:
         """A list of elements, nested as the shape says."""
@@ -155,7 +164,7 @@ class BytesElement(Element):
 
     def join(self, items: list[Any]) -> Any:
         """Make one thing of decoded elements."""
-        return stack_alike(items)
+        return _stack_alike(items) if items else self.none()
 
 
 class TextElement(BytesElement):
@@ -176,6 +185,8 @@ class EncodedTensor(BytesElement):
         is_zlib: Whether the bytes are compressed.
     """
 
+    dtype: torch.dtype
+
     def __init__(self, dtype: torch.dtype, shape: Shape, is_zlib: bool) -> None:
         super().__init__(what=f"{str(dtype).removeprefix('torch.')}, {'zlib' if is_zlib else 'bytes'}")
         self.dtype, self.shape, self._is_zlib = dtype, shape, is_zlib
@@ -186,11 +197,10 @@ class EncodedTensor(BytesElement):
 
     def decode_shaped(self, data: bytes, shape: Shape) -> torch.Tensor:
         """The tensor of a shape that the record tells."""
-        if len(shape) != len(self.shape) or any(
-            size not in (None, found) for size, found in zip(self.shape, shape, strict=True)
-        ):
+        if not fits(shape, self.shape):
             raise ParseError(f"expected a shape like {self.shape}, got {shape}")
-        fixed = None if None in shape else math.prod(size for size in shape if size is not None) * self.dtype.itemsize
+        count = _num_values(shape)
+        fixed = None if count is None else count * self.dtype.itemsize
         if self._is_zlib and fixed is not None:
             reserve(fixed)
         raw = _inflate(data, fixed) if self._is_zlib else data
@@ -201,11 +211,10 @@ class EncodedTensor(BytesElement):
             reserve(len(raw))
         return from_bytes(raw, self.dtype, known_shape(shape, len(raw) // self.dtype.itemsize))
 
-    def join(self, items: list[Any]) -> Any:
-        """A tensor also where there are none."""
-        if not items:
-            return torch.empty(0, *(size or 0 for size in self.shape), dtype=self.dtype)
-        return stack_alike(items)
+
+def _num_values(shape: Shape) -> int | None:
+    """How many values an element has; None where a size is not known."""
+    return None if None in shape else math.prod(size for size in shape if size is not None)
 
 
 def known_shape(shape: Shape, num_values: int) -> tuple[int, ...]:
@@ -224,7 +233,7 @@ def known_shape(shape: Shape, num_values: int) -> tuple[int, ...]:
     return tuple((num_values // fixed if fixed else 0) if size is None else size for size in shape)
 
 
-def stack_alike(items: list[Any]) -> Any:
+def _stack_alike(items: list[Any]) -> Any:
     """Stack tensors of one shape; everything else stays a list."""
     first = items[0] if items else None
     if not isinstance(first, torch.Tensor) or any(

@@ -19,7 +19,9 @@ from torchvision import tv_tensors
 
 import torch_tfrecord.tfds.features as f
 from torch_tfrecord.images.codec import encode_image
+from torch_tfrecord.parsing.columns import rows_of
 from torch_tfrecord.protobuf.example import encode_example
+from torch_tfrecord.tfds.feature_base import fits
 from torch_tfrecord.tfds.leaf_table import LeafPlace, list_leaves
 from torch_tfrecord.values.containers import RaggedTensor
 
@@ -41,7 +43,8 @@ class SampleEncoder:
 
     def __init__(self, features: f.FeaturesDict, *, as_numpy_layout: bool = False) -> None:
         self._features = features
-        self._leaves = [(leaf, _make_encoder(leaf, as_numpy_layout)) for leaf in list_leaves(features)]
+        self._places = list_leaves(features)
+        self._encoders = [_LeafEncoder(leaf, as_numpy_layout) for leaf in self._places]
 
     def encode(self, sample: Mapping[str, Any]) -> bytes:
         """The serialized Example of one sample.
@@ -50,9 +53,9 @@ class SampleEncoder:
             TypeError, ValueError: A value that its feature does not have; names the feature.
         """
         values: dict[str, Any] = {}
-        _collect(self._features, sample, (), values)
-        record: dict[str, Any] = {}
-        for leaf, encoder in self._leaves:
+        self._collect(self._features, sample, (), values)
+        record: dict[str, _Values] = {}
+        for leaf, encoder in zip(self._places, self._encoders, strict=True):
             try:
                 record.update(encoder.entries(values[leaf.path]))
             except TypeError as error:
@@ -61,60 +64,43 @@ class SampleEncoder:
                 raise ValueError(f"feature {leaf.path!r}: {error}") from error
         return encode_example(record)
 
+    def _collect(self, feature: Any, value: Any, names: tuple[str, ...], values: dict[str, Any]) -> None:
+        """Each leaf's value, nested by the sequences around it."""
+        if isinstance(feature, f.FeaturesDict):
+            _check_names(feature, value, names)
+            for name, item in feature.items():
+                self._collect(item, value.get(name), (*names, name), values)
+        elif isinstance(feature, f.Translation):
+            _check_names(dict.fromkeys(feature.languages), value, names)
+            values.update({"/".join((*names, language)): value[language] for language in feature.languages})
+        elif isinstance(feature, f.TranslationVariableLanguages):
+            _collect_languages(value, names, values)
+        elif isinstance(feature, f.Sequence) and not _is_leaf(feature.feature):
+            self._collect_sequence(feature.feature, value, names, values)
+        else:
+            values["/".join(names)] = value
 
-def _collect(feature: Any, value: Any, names: tuple[str, ...], values: dict[str, Any]) -> None:
-    """Each leaf's value, nested by the sequences around it."""
-    if isinstance(feature, f.FeaturesDict):
-        _check_names(feature, value, names)
-        for name, item in feature.items():
-            _collect(item, value.get(name), (*names, name), values)
-    elif isinstance(feature, f.Translation):
-        _check_names(dict.fromkeys(feature.languages), value, names)
-        values.update({"/".join((*names, language)): value[language] for language in feature.languages})
-    elif isinstance(feature, f.TranslationVariableLanguages):
-        _collect_languages(value, names, values)
-    elif isinstance(feature, f.Sequence) and not _is_leaf(feature.feature):
-        _collect_sequence(feature.feature, value, names, values)
-    else:
-        values["/".join(names)] = value
+    def _collect_sequence(self, inner: Any, value: Any, names: tuple[str, ...], values: dict[str, Any]) -> None:
+        if isinstance(value, Mapping):  # columns, as they are read
+            self._collect(inner, value, names, values)
+            return
+        if not isinstance(value, Sequence):
+            raise TypeError(
+                f"feature {'/'.join(names)!r}: expected a list of dicts or a dict of lists, got {_kind(value)}"
+            )
+        rows: list[dict[str, Any]] = [{} for _ in value]
+        for item, row in zip(value, rows, strict=True):
+            self._collect(inner, item, names, row)
+        for leaf in self._places:
+            if leaf.names[: len(names)] == names:
+                values[leaf.path] = [row[leaf.path] for row in rows]
 
 
-def _is_leaf(feature: Any) -> bool:
+def _is_leaf(feature: object) -> bool:
     """Whether values lie in no dict: a leaf, or sequences of one."""
     while isinstance(feature, f.Sequence):
         feature = feature.feature
     return not isinstance(feature, (f.FeaturesDict, f.Translation, f.TranslationVariableLanguages))
-
-
-def _collect_sequence(inner: Any, value: Any, names: tuple[str, ...], values: dict[str, Any]) -> None:
-    if isinstance(value, Mapping):  # columns, as they are read
-        _collect(inner, value, names, values)
-        return
-    if not isinstance(value, Sequence):
-        raise TypeError(f"feature {'/'.join(names)!r}: expected a list of dicts or a dict of lists, got {_kind(value)}")
-    rows: list[dict[str, Any]] = []
-    for item in value:
-        rows.append({})
-        _collect(inner, item, names, rows[-1])
-    paths = rows[0] if rows else _leaf_paths(inner, names)
-    values.update({path: [row[path] for row in rows] for path in paths})
-
-
-def _leaf_paths(inner: Any, names: tuple[str, ...]) -> list[str]:
-    prefix = "/".join(names)
-    return [f"{prefix}/{leaf.path}" if leaf.path else prefix for leaf in _leaves_of(inner)]
-
-
-def _leaves_of(inner: Any) -> list[LeafPlace]:
-    while isinstance(inner, f.Sequence):
-        inner = inner.feature
-    if isinstance(inner, f.FeaturesDict):
-        return list_leaves(inner)
-    return [LeafPlace(leaf.path.split("/", 1)[1], leaf.names[1:], leaf.feature) for leaf in list_leaves(_wrap(inner))]
-
-
-def _wrap(feature: Any) -> f.FeaturesDict:
-    return f.FeaturesDict({"_": feature})
 
 
 def _collect_languages(value: Any, names: tuple[str, ...], values: dict[str, Any]) -> None:
@@ -129,7 +115,7 @@ def _collect_languages(value: Any, names: tuple[str, ...], values: dict[str, Any
         values["/".join((*names, name))] = [pair[number] for pair in pairs]
 
 
-def _check_names(expected: Mapping[str, Any], value: Any, names: tuple[str, ...]) -> None:
+def _check_names(expected: Mapping[str, object], value: object, names: tuple[str, ...]) -> None:
     where = f"feature {'/'.join(names)!r}" if names else "the sample"
     if not isinstance(value, Mapping):
         raise TypeError(f"{where}: expected a dict, got {_kind(value)}")
@@ -140,21 +126,17 @@ def _check_names(expected: Mapping[str, Any], value: Any, names: tuple[str, ...]
 
 
 class _LeafEncoder:
-    """Makes the entries of one leaf.
+    """Makes the entries of one leaf."""
 
-    Args:
-        place: The leaf.
-        encode: From one value to what a list of the record holds of it: an array, or a list of bytes.
-    """
-
-    def __init__(self, place: LeafPlace, encode: Callable[[Any], _Values]) -> None:
-        self._place, self._encode = place, encode
+    def __init__(self, place: LeafPlace, as_numpy_layout: bool) -> None:
+        self._place = place
+        self._encode, dtype = _value_encoder(place, as_numpy_layout)
+        self._empty = np.zeros(0, dtype)
         shape = getattr(place.feature, "shape", ())
         self._has_shapes = getattr(place.feature, "encoding", "none") != "none" and shape.count(None) > 1
         self._depth = len(place.lengths)
-        self._empty = _empty_of(place.feature)
 
-    def entries(self, value: Any) -> dict[str, Any]:
+    def entries(self, value: Any) -> dict[str, _Values]:
         """Key -> values."""
         key = self._place.path
         if value is None and not self._depth:
@@ -169,17 +151,13 @@ class _LeafEncoder:
             return {f"{key}/shape": np.array(shapes, np.int64).ravel(), f"{key}/value": values}
         if self._depth < 2:
             return {key: values}
-        entries = {f"{key}/ragged_flat_values": values}
-        levels = enumerate(row_lengths[1:])
-        return entries | {f"{key}/ragged_row_lengths_{level}": np.array(rows, np.int64) for level, rows in levels}
+        levels = {f"{key}/ragged_row_lengths_{at}": np.array(rows, np.int64) for at, rows in enumerate(row_lengths[1:])}
+        return {f"{key}/ragged_flat_values": values, **levels}
 
-    def _join(self, parts: list[_Values]) -> Any:
-        if not parts:
-            return self._empty
-        if isinstance(parts[0], list):
-            joined = [item for part in parts for item in part]
-            return joined if joined else self._empty
-        return np.concatenate([part.ravel() for part in parts])  # type: ignore[union-attr]
+    def _join(self, parts: list[_Values]) -> _Values:
+        if parts and isinstance(parts[0], list):
+            return [item for part in parts for item in part] or self._empty
+        return np.concatenate([self._empty, *parts])
 
 
 def _flatten(value: Any, lengths: Sequence[int | None], row_lengths: list[list[int]]) -> list[Any]:
@@ -194,62 +172,39 @@ def _flatten(value: Any, lengths: Sequence[int | None], row_lengths: list[list[i
 
 
 def _rows(value: Any) -> Any:
-    if isinstance(value, RaggedTensor):
-        return [value[row] for row in range(len(value))]
-    if isinstance(value, tv_tensors.BoundingBoxes):
-        return [tv_tensors.wrap(box, like=value) for box in value.as_subclass(torch.Tensor)]
-    if isinstance(value, torch.Tensor):
-        return list(value.unbind()) if value.is_nested else list(value)
+    if isinstance(value, RaggedTensor) or (isinstance(value, torch.Tensor) and value.dim()):
+        return rows_of(value)
     if isinstance(value, (str, bytes, Mapping)) or not hasattr(value, "__len__"):
         raise TypeError(f"expected a sequence, got {_kind(value)}")
     return value
 
 
-def _empty_of(feature: Any) -> npt.NDArray[Any]:
-    """An empty list of the kind that holds a feature."""
-    dtype = getattr(feature, "dtype", "int64")
-    is_number = isinstance(feature, (f.Tensor, f.Scalar)) and feature.encoding == "none" and dtype != f.STRING
-    is_sound = isinstance(feature, f.Audio) and feature.encoding == "none" and not feature.lazy_decode
-    if is_number or is_sound:
-        return np.zeros(0, np.float32 if dtype.startswith("float") else np.int64)
-    if isinstance(feature, f.BBoxFeature):
-        return np.zeros(0, np.float32)
-    return np.zeros(0, np.int64) if isinstance(feature, f.ClassLabel) else np.zeros(0, "S1")
-
-
-def _make_encoder(place: LeafPlace, as_numpy_layout: bool) -> _LeafEncoder:
-    return _LeafEncoder(place, _value_encoder(place, as_numpy_layout))
-
-
-def _value_encoder(place: LeafPlace, as_numpy_layout: bool) -> Callable[[Any], _Values]:
+def _value_encoder(place: LeafPlace, as_numpy_layout: bool) -> tuple[Callable[[Any], _Values], npt.DTypeLike]:
+    """From one value to what a list of the record holds of it; and the dtype of an empty list of that kind."""
     feature = place.feature
     if isinstance(feature, f.Video):
         feature = feature.frame
     if isinstance(feature, (f.Image, f.LabeledImage)):
-        return lambda value: [_picture(value, feature, as_numpy_layout)]
+        return lambda value: [_picture(value, feature, as_numpy_layout)], "S1"
     if isinstance(feature, f.Text):
-        return lambda value: [_text(value)]
+        return lambda value: [_text(value)], "S1"
     if isinstance(feature, f.ClassLabel):
-        return lambda value: _label(value, feature)
+        return lambda value: _label(value, feature), np.int64
     if isinstance(feature, f.BBoxFeature):
-        return lambda value: _box(value, feature)
+        return lambda value: _box(value, feature), np.float32
     if isinstance(feature, f.Audio) and feature.lazy_decode:
-        return lambda value: [_sound(value)]
-    if isinstance(feature, (f.Tensor, f.Scalar, f.Audio)):
-        return _tensor_encoder(feature, place)
-    raise ValueError(f"feature {place.path!r}: cannot write {feature!r}")
-
-
-def _tensor_encoder(feature: f.Tensor | f.Scalar | f.Audio, place: LeafPlace) -> Callable[[Any], _Values]:
+        return lambda value: [_sound(value)], "S1"
+    if not isinstance(feature, (f.Tensor, f.Scalar, f.Audio)):
+        raise ValueError(f"feature {place.path!r}: cannot write {feature!r}")
     if feature.dtype == f.STRING:
-        return lambda value: _strings(value, feature.shape)
+        return lambda value: _strings(value, feature.shape), "S1"
     if feature.encoding != "none":
-        return lambda value: [_raw(value, feature)]
+        return lambda value: [_raw(value, feature)], "S1"
     if feature.shape.count(None) > 1:
         raise ValueError(f"feature {place.path!r}: two unknown sizes need encoding 'bytes' or 'zlib'")
     if not np.issubdtype(_numpy_dtype(feature.dtype), np.number) and feature.dtype != "bool":
         raise ValueError(f"feature {place.path!r}: cannot write {feature.dtype} without an encoding")
-    return lambda value: _list_numbers(value, feature)
+    return lambda value: _list_numbers(value, feature), np.float32 if feature.dtype.startswith("float") else np.int64
 
 
 def _numpy_dtype(name: str) -> np.dtype[Any]:
@@ -260,15 +215,13 @@ def _numpy_dtype(name: str) -> np.dtype[Any]:
 
 
 def _numbers(value: Any) -> npt.NDArray[Any]:
-    return value.numpy(force=True) if isinstance(value, torch.Tensor) else np.asarray(value)
+    return value.as_subclass(torch.Tensor).numpy(force=True) if isinstance(value, torch.Tensor) else np.asarray(value)
 
 
 def _array(value: Any, feature: f.Tensor | f.Scalar | f.Audio) -> npt.NDArray[Any]:
     """The value in the feature's dtype and shape; integers must not change."""
     found, dtype = _numbers(value), _numpy_dtype(feature.dtype)
-    if len(found.shape) != len(feature.shape) or any(
-        size not in (None, there) for size, there in zip(feature.shape, found.shape, strict=True)
-    ):
+    if not fits(found.shape, feature.shape):
         raise ValueError(f"expected shape {feature.shape}, got {found.shape}")
     array = found.astype(dtype)
     if dtype.kind in "iub" and not np.array_equal(array, found):
@@ -298,7 +251,7 @@ def _strings(value: Any, shape: tuple[int | None, ...]) -> list[bytes]:
     return [_bytes(item.encode() if isinstance(item, str) else item) for item in flat]
 
 
-def _bytes(value: Any) -> bytes:
+def _bytes(value: object) -> bytes:
     if isinstance(value, os.PathLike):
         return Path(value).read_bytes()
     if not isinstance(value, (bytes, bytearray, memoryview)):
@@ -306,13 +259,13 @@ def _bytes(value: Any) -> bytes:
     return bytes(value)
 
 
-def _sound(value: Any) -> bytes:
+def _sound(value: object) -> bytes:
     if isinstance(value, (torch.Tensor, np.ndarray)):
         raise TypeError(f"expected the bytes or the path of a sound file (lazy_decode), got {_kind(value)}")
     return _bytes(value)
 
 
-def _text(value: Any) -> bytes:
+def _text(value: object) -> bytes:
     data = value.encode() if isinstance(value, str) else _bytes(value)
     data.decode()  # TFDS writes any bytes, and nothing reads them as text then
     return data
@@ -326,7 +279,7 @@ def _label(value: Any, feature: f.ClassLabel) -> npt.NDArray[np.int64]:
 
 
 def _box(value: Any, feature: f.BBoxFeature) -> npt.NDArray[np.float32]:
-    box = _numbers(value.as_subclass(torch.Tensor) if isinstance(value, torch.Tensor) else value)
+    box = _numbers(value)
     if box.size != 4:
         raise ValueError(f"expected four numbers, got {box.size}")
     box = box.reshape(4).astype(np.float64)
@@ -356,13 +309,13 @@ def _stored_box(box: npt.NDArray[Any], value: Any, bbox_format: str) -> npt.NDAr
 def _picture(value: Any, feature: f.Image | f.LabeledImage, as_numpy_layout: bool) -> bytes:
     if isinstance(value, (bytes, bytearray, memoryview, os.PathLike)):
         return _bytes(value)
-    pixels = _numbers(value.as_subclass(torch.Tensor) if isinstance(value, torch.Tensor) else value)
+    pixels = _numbers(value)
     if pixels.ndim != 3:
         raise ValueError(f"expected an image of three dimensions, got {pixels.shape}")
     if as_numpy_layout:
         pixels = pixels.transpose(2, 0, 1)
     stored = (*pixels.shape[1:], pixels.shape[0])
-    if any(size not in (None, found) for size, found in zip(feature.shape, stored, strict=True)):
+    if not fits(stored, feature.shape):
         raise ValueError(f"expected an image of (height, width, channels) {feature.shape}, got {stored}")
     if str(pixels.dtype) != feature.dtype:
         raise ValueError(f"expected pixels of {feature.dtype}, got {pixels.dtype}")
@@ -380,5 +333,5 @@ def _as_rgba(pixels: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
     return np.ascontiguousarray(raw.transpose(2, 0, 1))
 
 
-def _kind(value: Any) -> str:
+def _kind(value: object) -> str:
     return type(value).__name__

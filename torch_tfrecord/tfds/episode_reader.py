@@ -15,7 +15,6 @@ import numpy as np
 import numpy.typing as npt
 
 from torch_tfrecord.errors import CorruptRecordError, IndexMismatchError, ParseError, TFRecordError
-from torch_tfrecord.printable import printable
 from torch_tfrecord.records.checksum import crc32c
 from torch_tfrecord.records.compression import ByteSource, open_stream
 from torch_tfrecord.records.framing import HEADER_BYTES
@@ -23,6 +22,7 @@ from torch_tfrecord.records.index import RecordIndex
 from torch_tfrecord.records.local_reads import read_local_values
 from torch_tfrecord.records.reader import RecordReader
 from torch_tfrecord.records.storage import FileSource, SourceCache, open_file
+from torch_tfrecord.shown import printable
 from torch_tfrecord.tfds.episode_index import FRAMES, EpisodeIndex, ListPlace, find_places
 from torch_tfrecord.tfds.example_layout import (
     FLOATS,

@@ -34,7 +34,6 @@ __all__ = [
     "entry_head",
     "example_head_bytes",
     "find_entries",
-    "find_lists",
     "key_head",
     "split_values",
     "value_head",
@@ -78,7 +77,7 @@ class _OtherForm(Exception):  # noqa: N818 - not an error: protobuf is asked ins
 
 
 def canonical(payload: bytes) -> bytes:
-    """The same Example in the form that `find_lists` reads.
+    """The same Example in the form that `find_entries` reads.
 
     Raises:
         ParseError: The bytes are no Example.
@@ -89,19 +88,13 @@ def canonical(payload: bytes) -> bytes:
     return bytes(message.SerializeToString(deterministic=True))
 
 
-def find_lists(payload: bytes) -> dict[str, ListLayout] | None:
-    """Key -> place of its list; None where the bytes are of another form. Keys whose kind is not set are left out.
+def find_entries(payload: bytes) -> dict[str, ListLayout] | None:
+    """Key -> place of its list, in the order of the bytes; None where the bytes are of another form.
 
     Example:
-        >>> find_lists(bytes.fromhex("0a0c0a0a0a016112051a030a0105"))
+        >>> find_entries(bytes.fromhex("0a0c0a0a0a016112051a030a0105"))
         {'a': ListLayout(kind=3, num_values=1, start=13, num_bytes=1, lengths=())}
     """
-    entries = find_entries(payload)
-    return entries and {key: found for key, found in entries.items() if found.kind != UNSET}
-
-
-def find_entries(payload: bytes) -> dict[str, ListLayout] | None:
-    """As `find_lists`, with the keys whose kind is not set; in the order of the bytes."""
     try:
         return dict(_lists(payload))
     except (_OtherForm, IndexError, UnicodeDecodeError):
@@ -130,21 +123,19 @@ def _list(payload: bytes, at: int, end: int) -> ListLayout:
     if kind is None or stop != end:
         raise _OtherForm
     if kind == BYTES:
-        lengths = tuple(_value_lengths(payload, start, end))
-        return ListLayout(BYTES, len(lengths), start, end - start, lengths)
+        lengths, at = [], start
+        while at < end:
+            first, at = _field(payload, at, end, _FIRST_FIELD)
+            lengths.append(at - first)
+        return ListLayout(BYTES, len(lengths), start, end - start, tuple(lengths))
     if start == end:  # an empty list: the field is left out
         return ListLayout(kind, 0, start, 0)
     start, stop = _field(payload, start, end, _FIRST_FIELD)
     if stop != end or (kind == FLOATS and (end - start) % _FLOAT_BYTES):
         raise _OtherForm
-    count = (end - start) // _FLOAT_BYTES if kind == FLOATS else _count_varints(payload[start:end])
+    content = np.frombuffer(payload, np.uint8, end - start, start)
+    count = len(content) // _FLOAT_BYTES if kind == FLOATS else len(_varint_ends(content))
     return ListLayout(kind, count, start, end - start)
-
-
-def _value_lengths(payload: bytes, at: int, end: int) -> Iterator[int]:
-    while at < end:
-        start, at = _field(payload, at, end, _FIRST_FIELD)
-        yield at - start
 
 
 def _field(payload: bytes, at: int, end: int, tag: int) -> tuple[int, int]:
@@ -172,13 +163,12 @@ def _field(payload: bytes, at: int, end: int, tag: int) -> tuple[int, int]:
     return start, start + length
 
 
-def _count_varints(content: bytes) -> int:
-    """How many varints fill these bytes."""
-    ends = np.flatnonzero(np.frombuffer(content, np.uint8) < 0x80)
-    sizes = np.diff(ends, prepend=-1)
-    if not len(ends) or ends[-1] != len(content) - 1 or sizes.max() > _MAX_VARINT_BYTES:
+def _varint_ends(data: npt.NDArray[np.uint8]) -> npt.NDArray[np.int64]:
+    """The last byte of each of the varints, one or more, that fill these bytes."""
+    ends = np.flatnonzero(data < 0x80)
+    if not len(ends) or ends[-1] != len(data) - 1 or np.diff(ends, prepend=-1).max() > _MAX_VARINT_BYTES:
         raise _OtherForm
-    return len(ends)
+    return ends
 
 
 # What stands before a list, and before each value of a bytes_list: their lengths alone tell it.
@@ -196,7 +186,7 @@ def example_head_bytes(payload_bytes: int) -> int | None:
 
 def key_head(key: bytes) -> bytes:
     """A key in its entry, with its tag and length."""
-    return _head(_FIRST_FIELD, len(key)) + key
+    return value_head(len(key)) + key
 
 
 def entry_head(key: bytes, kind: int, num_bytes: int) -> bytes:
@@ -211,18 +201,14 @@ def entry_head(key: bytes, kind: int, num_bytes: int) -> bytes:
     """
     feature = b""
     if kind != UNSET:
-        inner = _head(_FIRST_FIELD, num_bytes) if kind != BYTES and num_bytes else b""
-        feature = _head(_TAGS[kind], len(inner) + num_bytes) + inner
-    named = key + _head(_SECOND_FIELD, len(feature) + num_bytes) + feature
-    return _head(_FIRST_FIELD, len(named) + num_bytes) + named
+        inner = value_head(num_bytes) if kind != BYTES and num_bytes else b""
+        feature = value_head(len(inner) + num_bytes, _TAGS[kind]) + inner
+    named = key + value_head(len(feature) + num_bytes, _SECOND_FIELD) + feature
+    return value_head(len(named) + num_bytes) + named
 
 
-def value_head(length: int) -> bytes:
-    """What stands before a value of a bytes_list: its tag and its length."""
-    return _head(_FIRST_FIELD, length)
-
-
-def _head(tag: int, length: int) -> bytes:
+def value_head(length: int, tag: int = _FIRST_FIELD) -> bytes:
+    """What stands before so many bytes, of a value of a bytes_list and of all else: a tag and the length."""
     if length < 0x80:  # most of them, and there are some for each list of each episode
         return bytes((tag, length))
     if length < 0x4000:
@@ -294,13 +280,13 @@ def decode_integers(content: bytes | memoryview) -> npt.NDArray[np.int64]:
         array([  5, 256])
     """
     data = np.frombuffer(content, np.uint8)
-    ends = np.flatnonzero(data < 0x80)
-    if len(ends) == len(data):
+    if (data < 0x80).all():
         return data.astype(np.int64)
+    try:
+        ends = _varint_ends(data)
+    except _OtherForm:
+        raise ParseError(f"expected packed integers, got {len(data)} bytes that are none") from None
     starts = np.concatenate([[0], ends[:-1] + 1])
-    sizes = ends + 1 - starts
-    if not len(ends) or ends[-1] != len(data) - 1 or sizes.max() > _MAX_VARINT_BYTES:
-        raise ParseError(f"expected packed integers, got {len(data)} bytes that are none")
-    places = np.arange(len(data)) - np.repeat(starts, sizes)
+    places = np.arange(len(data)) - np.repeat(starts, ends + 1 - starts)
     parts = (data & 0x7F).astype(np.uint64) << (7 * places).astype(np.uint64)
     return np.add.reduceat(parts, starts).view(np.int64)

@@ -3,23 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 
-__all__ = [
-    "STRING",
-    "FeatureConnector",
-    "Shape",
-    "checked_dtype",
-    "checked_encoding",
-    "checked_shape",
-    "few",
-    "set_fields",
-    "torch_dtype_of",
-]
+__all__ = ["STRING", "FeatureConnector", "Shape", "few", "fits", "set_fields", "torch_dtype_of"]
 
 STRING = "string"
 _ENCODINGS = ("none", "bytes", "zlib")
@@ -38,6 +29,11 @@ class FeatureConnector:
 
     doc: str = field(default="", kw_only=True)
 
+    def __post_init__(self) -> None:
+        """Check and normalise what many features have: a shape, a dtype, an encoding."""
+        own = vars(self)
+        set_fields(self, **{name: check(own[name]) for name, check in _CHECKS.items() if name in own})
+
     def __repr__(self) -> str:
         """Print as the code that builds it, without what is default."""
         shown = [
@@ -48,25 +44,21 @@ class FeatureConnector:
         return f"{type(self).__name__}({', '.join(shown)})"
 
 
-_TORCH_DTYPES = {
-    str(dtype).removeprefix("torch."): dtype
-    for dtype in vars(torch).values()
-    if isinstance(dtype, torch.dtype) and not str(dtype).startswith(("torch.q", "torch.bits"))
-}
-
-
 def torch_dtype_of(name: str) -> torch.dtype | None:
     """The torch dtype of a numpy name; None for "string" and for what torch has not."""
-    return _TORCH_DTYPES.get(name)
+    found = vars(torch).get(name)
+    if not isinstance(found, torch.dtype) or str(found) != f"torch.{name}" or name.startswith(("q", "bits")):
+        return None
+    return found
 
 
-def set_fields(feature: FeatureConnector, /, **values: Any) -> None:
+def set_fields(feature: FeatureConnector, /, **values: object) -> None:
     """Set fields of a frozen feature while it is built."""
     for name, value in values.items():
         object.__setattr__(feature, name, value)
 
 
-def checked_shape(shape: Any) -> Shape:
+def _checked_shape(shape: Iterable[int | None]) -> Shape:
     """The sizes as a tuple, None for -1.
 
     Raises:
@@ -80,7 +72,12 @@ def checked_shape(shape: Any) -> Shape:
     return sizes
 
 
-def checked_dtype(dtype: Any) -> str:
+def fits(found: Sequence[int | None], shape: Shape) -> bool:
+    """Whether sizes are those of a shape."""
+    return len(found) == len(shape) and all(size in (None, there) for size, there in zip(shape, found, strict=True))
+
+
+def _checked_dtype(dtype: Any) -> str:
     """The name of a dtype of numpy, torch or Python."""
     if dtype in (bytes, str, object, "object", "bytes", "str", STRING):
         return STRING
@@ -91,7 +88,7 @@ def checked_dtype(dtype: Any) -> str:
     return str(np.dtype(dtype).name)
 
 
-def checked_encoding(encoding: Any) -> str:
+def _checked_encoding(encoding: object) -> str:
     """The name in small letters.
 
     Raises:
@@ -103,12 +100,19 @@ def checked_encoding(encoding: Any) -> str:
     return name
 
 
+_CHECKS: dict[str, Callable[[Any], object]] = {
+    "shape": _checked_shape,
+    "dtype": _checked_dtype,
+    "encoding": _checked_encoding,
+}
+
+
 def few(names: tuple[str, ...]) -> str:
     """The first eight names, for errors."""
     return ", ".join(map(repr, names[:8])) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
 
 
-def _code(value: Any) -> str:
+def _code(value: object) -> str:
     if isinstance(value, tuple) and len(value) > 8:
         return f"({few(value)})"
     return repr(value)

@@ -16,22 +16,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 
-from torch_tfrecord.tfds.feature_base import (
-    STRING,
-    FeatureConnector,
-    Shape,
-    checked_dtype,
-    checked_encoding,
-    checked_shape,
-    few,
-    set_fields,
-    torch_dtype_of,
-)
+from torch_tfrecord.tfds.feature_base import STRING, FeatureConnector, Shape, few, set_fields, torch_dtype_of
 
 __all__ = [
     "STRING",
@@ -60,7 +50,17 @@ _BBOX_FORMATS = (None, "REL_YXYX", "REL_XYXY", "YXYX", "XYXY", "XYWH")
 
 
 @dataclass(frozen=True, repr=False)
-class Tensor(FeatureConnector):
+class _Values(FeatureConnector):
+    """How numbers, bools and bytes are stored."""
+
+    encoding: str = field(default="none", kw_only=True)
+    minimum: float | None = field(default=None, kw_only=True)
+    maximum: float | None = field(default=None, kw_only=True)
+    optional: bool = field(default=False, kw_only=True)
+
+
+@dataclass(frozen=True, repr=False)
+class Tensor(_Values):
     """Numbers, bools or bytes of a shape.
 
     Args:
@@ -75,34 +75,13 @@ class Tensor(FeatureConnector):
 
     shape: Shape
     dtype: str
-    encoding: str = field(default="none", kw_only=True)
-    minimum: float | None = field(default=None, kw_only=True)
-    maximum: float | None = field(default=None, kw_only=True)
-    optional: bool = field(default=False, kw_only=True)
-
-    def __post_init__(self) -> None:
-        """Check and normalise."""
-        set_fields(
-            self,
-            shape=checked_shape(self.shape),
-            dtype=checked_dtype(self.dtype),
-            encoding=checked_encoding(self.encoding),
-        )
 
 
 @dataclass(frozen=True, repr=False)
-class Scalar(FeatureConnector):
+class Scalar(_Values):
     """One number, bool or bytes; arguments as those of `Tensor`."""
 
     dtype: str
-    encoding: str = field(default="none", kw_only=True)
-    minimum: float | None = field(default=None, kw_only=True)
-    maximum: float | None = field(default=None, kw_only=True)
-    optional: bool = field(default=False, kw_only=True)
-
-    def __post_init__(self) -> None:
-        """Check and normalise."""
-        set_fields(self, dtype=checked_dtype(self.dtype), encoding=checked_encoding(self.encoding))
 
     @property
     def shape(self) -> Shape:
@@ -125,6 +104,7 @@ class _Labels(FeatureConnector):
         if names is not None and self.num_classes not in (None, len(names)):
             raise ValueError(f"num_classes must be the number of names, {len(names)}, got {self.num_classes}")
         set_fields(self, names=names, num_classes=len(names) if names is not None else self.num_classes)
+        super().__post_init__()
 
     def int2str(self, label: int | torch.Tensor) -> str:
         """The name of a class.
@@ -167,7 +147,29 @@ class ClassLabel(_Labels):
 
 
 @dataclass(frozen=True, repr=False)
-class Image(FeatureConnector):
+class _Pixels(FeatureConnector):
+    """What encoded pictures are of."""
+
+    shape: Shape = (None, None, 3)
+    dtype: str = "uint8"
+    encoding_format: str | None = None
+    use_colormap: bool = False
+
+    _num_dimensions: ClassVar[int] = 3
+
+    def __post_init__(self) -> None:
+        """Check and normalise."""
+        super().__post_init__()
+        if len(self.shape) != self._num_dimensions:
+            raise ValueError(f"shape must have {self._num_dimensions} entries, got {self.shape}")
+        if self.dtype not in ("uint8", "uint16", "float32"):
+            raise ValueError(f"dtype must be uint8, uint16 or float32, got {self.dtype}")
+        if self.encoding_format not in _IMAGE_FORMATS:
+            raise ValueError(f"encoding_format must be one of {_IMAGE_FORMATS}, got {self.encoding_format!r}")
+
+
+@dataclass(frozen=True, repr=False)
+class Image(_Pixels):
     """An encoded picture.
 
     Args:
@@ -177,62 +179,34 @@ class Image(FeatureConnector):
         use_colormap: Whether people are shown it in colours.
     """
 
-    shape: Shape = (None, None, 3)
-    dtype: str = "uint8"
-    encoding_format: str | None = None
-    use_colormap: bool = False
-
-    def __post_init__(self) -> None:
-        """Check and normalise."""
-        set_fields(self, shape=checked_shape(self.shape), dtype=checked_dtype(self.dtype))
-        _check_pixels(self, 3)
-
 
 @dataclass(frozen=True, repr=False)
-class LabeledImage(_Labels):
+class LabeledImage(_Pixels, _Labels):
     """A picture whose pixels are numbers of classes (a segmentation).
 
     Args:
         num_classes: How many there are.
         names: Their names, in order.
         shape: (height, width, 1).
-        dtype: As of `Image`.
-        encoding_format: As of `Image`.
-        use_colormap: As of `Image`.
+        dtype, encoding_format, use_colormap: As of `Image`.
     """
 
     shape: Shape = (None, None, 1)
-    dtype: str = "uint8"
-    encoding_format: str | None = None
     use_colormap: bool = True
-
-    def __post_init__(self) -> None:
-        """Check and normalise."""
-        super().__post_init__()
-        set_fields(self, shape=checked_shape(self.shape), dtype=checked_dtype(self.dtype))
-        _check_pixels(self, 3)
 
 
 @dataclass(frozen=True, repr=False)
-class Video(FeatureConnector):
+class Video(_Pixels):
     """Encoded pictures, one after another.
 
     Args:
         shape: (frames, height, width, channels).
-        dtype: As of `Image`.
-        encoding_format: As of `Image`, for each frame.
-        use_colormap: As of `Image`.
+        dtype, encoding_format, use_colormap: As of `Image`, for each frame.
     """
 
     shape: Shape = (None, None, None, 3)
-    dtype: str = "uint8"
-    encoding_format: str | None = None
-    use_colormap: bool = False
 
-    def __post_init__(self) -> None:
-        """Check and normalise."""
-        set_fields(self, shape=checked_shape(self.shape), dtype=checked_dtype(self.dtype))
-        _check_pixels(self, 4)
+    _num_dimensions: ClassVar[int] = 4
 
     @property
     def frame(self) -> Image:
@@ -262,12 +236,7 @@ class Audio(FeatureConnector):
 
     def __post_init__(self) -> None:
         """Check and normalise."""
-        set_fields(
-            self,
-            shape=checked_shape(self.shape),
-            dtype=checked_dtype(self.dtype),
-            encoding=checked_encoding(self.encoding),
-        )
+        super().__post_init__()
         if len(self.shape) not in (1, 2):
             raise ValueError(f"shape must be (length,) or (length, channels), got {self.shape}")
 
@@ -399,7 +368,7 @@ class UnknownFeature(FeatureConnector):
     reason: str = "an unknown feature class"
 
 
-def as_feature(value: Any) -> FeatureConnector:
+def as_feature(value: object) -> FeatureConnector:
     """A feature as it is; a mapping as FeaturesDict; a dtype as Scalar.
 
     Raises:
@@ -412,12 +381,3 @@ def as_feature(value: Any) -> FeatureConnector:
     if isinstance(value, (torch.dtype, np.dtype, type)):
         return Scalar(value)  # type: ignore[arg-type]
     raise TypeError(f"a feature must be of torch_tfrecord.tfds.features, a mapping or a dtype, got {value!r}")
-
-
-def _check_pixels(feature: Any, num_dimensions: int) -> None:
-    if len(feature.shape) != num_dimensions:
-        raise ValueError(f"shape must have {num_dimensions} entries, got {feature.shape}")
-    if feature.dtype not in ("uint8", "uint16", "float32"):
-        raise ValueError(f"dtype must be uint8, uint16 or float32, got {feature.dtype}")
-    if feature.encoding_format not in _IMAGE_FORMATS:
-        raise ValueError(f"encoding_format must be one of {_IMAGE_FORMATS}, got {feature.encoding_format!r}")

@@ -1,4 +1,4 @@
-"""features.json to a feature tree: all generations of the format.
+"""features.json to a feature tree, of all generations of the format; and a tree to the form that TFDS 4.9 writes.
 
 ::
 
@@ -7,37 +7,26 @@
     between   {"type": ..., "content": <the new form's content, or its JSON as a string>, "proto_cls": ...}
 
 Numbers may be JSON numbers or strings; names camelCase or snake_case. Source: tensorflow_datasets 4.9.10,
-``core/proto/feature.proto`` and the ``from_json_content`` of each class.
+``core/proto/feature.proto`` and the ``from_json_content`` and ``to_json_content`` of each class.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch_tfrecord.tfds.features as f
 from torch_tfrecord.errors import ParseError
 from torch_tfrecord.shown import shown_value
-from torch_tfrecord.tfds.json_fields import json_integer
+from torch_tfrecord.tfds.feature_base import Shape, set_fields
+from torch_tfrecord.tfds.json_fields import json_field, json_integer, snake_case
 
-__all__ = ["features_from_json"]
+__all__ = ["features_from_json", "features_to_json"]
 
 _PACKAGE = "tensorflow_datasets."
 _MAX_DEPTH = 64  # of features in features: far above any, far below where Python stops
-_CONTENT_KEYS = (
-    "featuresDict",
-    "tensor",
-    "classLabel",
-    "image",
-    "video",
-    "audio",
-    "boundingBox",
-    "text",
-    "translation",
-    "sequence",
-    "jsonFeature",
-)
 
 
 def features_from_json(value: Any, path: str) -> f.FeaturesDict:
@@ -55,6 +44,22 @@ def features_from_json(value: Any, path: str) -> f.FeaturesDict:
     if isinstance(root, f.FeaturesDict):
         return root
     raise _Place(path, ()).error(f"expected a FeaturesDict, got {type(root).__name__}")
+
+
+def features_to_json(feature: f.FeatureConnector) -> dict[str, Any]:
+    """The new form of a tree, as TFDS 4.9 writes it.
+
+    Raises:
+        ValueError: An `UnknownFeature`.
+    """
+    name = type(feature).__name__
+    if name not in _CLASSES:
+        raise ValueError(f"a feature of class {name} cannot be written")
+    _, module, key, fields, constants = _CLASSES[name]
+    written = {key: kind.write(getattr(feature, kind.name or snake_case(key))) for key, kind in fields.items()}
+    content = {**constants, **{name: value for name, value in written.items() if value is not None}}
+    node = {"pythonClassName": f"{_PACKAGE}core.features.{module}.{name}", key: content}
+    return {**node, "description": feature.doc} if feature.doc else node
 
 
 class _Place(NamedTuple):
@@ -81,8 +86,7 @@ class _Content:
 
     def get(self, name: str) -> Any:
         """The value, None where there is none."""
-        found = self.values.get(name)
-        return self.values.get(_snake(name)) if found is None else found
+        return json_field(self.values, name)
 
     def integer(self, name: str) -> int | None:
         """A number, written as number or string."""
@@ -121,21 +125,14 @@ class _Content:
             raise self.place.error(f"expected {name} as a list of strings, got {shown_value(value)}")
         return tuple(value)
 
-    def shape(self) -> tuple[int | None, ...]:
+    def shape(self, name: str) -> Shape:
         """The shape: a list with null, or {"dimensions": [...]} with -1."""
-        value = self.get("shape")
+        value = self.get(name)
         sizes = value.get("dimensions", []) if isinstance(value, Mapping) else [] if value is None else value
         found = [-1 if size is None else json_integer(size) for size in sizes] if isinstance(sizes, list) else [None]
         if any(size is None or size < -1 for size in found):
             raise self.place.error(f"expected shape as a list of sizes, got {shown_value(value)}")
         return tuple(None if size == -1 else size for size in found)
-
-    def dtype(self, default: str | None = None) -> str:
-        """The dtype's name."""
-        name = self.text("dtype") or default
-        if name is None:
-            raise self.place.error("expected a dtype, got none")
-        return name
 
 
 def _feature(value: Any, place: _Place) -> f.FeatureConnector:
@@ -147,28 +144,30 @@ def _feature(value: Any, place: _Place) -> f.FeatureConnector:
     if not isinstance(class_name, str):
         raise place.error("expected the feature's class (pythonClassName), got none")
     content = _content(value, place)
-    build = _BUILDERS.get(class_name.rsplit(".", 1)[-1]) if class_name.startswith(_PACKAGE) else None
-    if build is None:
+    name = class_name.rsplit(".", 1)[-1]
+    known = _CLASSES.get("BBoxFeature" if name == "BBox" else name) if class_name.startswith(_PACKAGE) else None
+    if known is None:
         return f.UnknownFeature(class_name)
     if content.get("useEncoder") is not None:
         return f.UnknownFeature(class_name, "texts of the old encoders")
     try:
-        built = build(content)
+        fields = known.fields.items()
+        built = known.feature(**{kind.name or snake_case(key): kind.read(content, key) for key, kind in fields})
     except (TypeError, ValueError) as error:
         raise place.error(f"{error}") from error
     description = value.get("description")
     if isinstance(description, Mapping):
         description = description.get("text", description.get("description"))
     if isinstance(description, str) and description:
-        object.__setattr__(built, "doc", description)
+        set_fields(built, doc=description)
     return built
 
 
 def _content(value: Mapping[str, Any], place: _Place) -> _Content:
     if "pythonClassName" in value:
-        keys = [key for key in _CONTENT_KEYS if key in value or _snake(key) in value]
-        found = value.get(keys[0], value.get(_snake(keys[0]))) if len(keys) == 1 else None if keys else {}
-        if keys == ["jsonFeature"] and isinstance(found, Mapping):
+        keys = [key for key in value if key in _CONTENT_KEYS]
+        found = value[keys[0]] if len(keys) == 1 else None if keys else {}
+        if keys in (["jsonFeature"], ["json_feature"]) and isinstance(found, Mapping):
             found = found.get("json")
     else:
         found = value.get("content")
@@ -183,102 +182,116 @@ def _content(value: Mapping[str, Any], place: _Place) -> _Content:
     return _Content(found, place)
 
 
-def _features_dict(content: _Content) -> f.FeaturesDict:
-    inner = content.values.get("features")
+class _Kind(NamedTuple):
+    """How a field is read from the content by its key, and how its value is written; None leaves it out."""
+
+    read: Callable[[_Content, str], Any]
+    write: Callable[[Any], object] = lambda value: value
+    name: str = ""  # of the class's field, where it is not the key
+
+
+def _dtype(default: str | None = None) -> _Kind:
+    def read(content: _Content, name: str) -> str:
+        found = content.text(name) or default
+        if found is None:
+            raise content.place.error("expected a dtype, got none")
+        return found
+
+    return _Kind(read)
+
+
+def _read_features(content: _Content, name: str) -> dict[str, f.FeatureConnector]:
+    inner = content.values.get(name)
     wrapped = isinstance(inner, Mapping) and not isinstance(inner.get("type", inner.get("pythonClassName")), str)
     named = inner if wrapped and len(content.values) == 1 and inner is not None else content.values
-    return f.FeaturesDict({name: _feature(named[name], content.place.below(str(name))) for name in sorted(named)})
+    return {name: _feature(named[name], content.place.below(str(name))) for name in sorted(named)}
 
 
-def _tensor(content: _Content) -> f.Tensor:
-    return f.Tensor(content.shape(), content.dtype(), **_tensor_options(content))
+def _read_length(content: _Content, name: str) -> int | None:
+    length = content.integer(name)
+    if length is not None and length < -1:
+        raise content.place.error(f"expected length as a number or -1, got {length}")
+    return length
 
 
-def _scalar(content: _Content) -> f.Scalar:
-    return f.Scalar(content.dtype(), **_tensor_options(content))
-
-
-def _tensor_options(content: _Content) -> dict[str, Any]:
-    return {
-        "encoding": content.text("encoding") or "none",
-        "minimum": content.number("minimum"),
-        "maximum": content.number("maximum"),
-        "optional": content.flag("optional"),
-    }
-
-
-def _class_label(content: _Content) -> f.ClassLabel:
-    return f.ClassLabel(content.integer("numClasses"), content.texts("names") or None)
-
-
-def _pixels(content: _Content, dtype: str = "uint8") -> dict[str, Any]:
-    return {
-        "shape": content.shape(),
-        "dtype": content.dtype(dtype),
-        "encoding_format": content.text("encodingFormat"),
-        "use_colormap": content.flag("useColormap"),
-    }
-
-
-def _labeled_image(content: _Content) -> f.LabeledImage:
-    label = content.get("label")
+def _read_label(content: _Content, name: str) -> int | None:
+    label = content.get(name)
     label = label if isinstance(label, Mapping) else {"numClasses": content.get("labels")}
-    return f.LabeledImage(_Content(label, content.place).integer("numClasses"), **_pixels(content))
+    return _Content(label, content.place).integer("numClasses")
 
 
-def _audio(content: _Content) -> f.Audio:
-    return f.Audio(
-        content.shape(),
-        content.dtype("int64"),
-        file_format=content.text("fileFormat"),
-        sample_rate=content.integer("sampleRate") or None,
-        encoding=content.text("encoding") or "none",
-        lazy_decode=content.flag("lazyDecode"),
-    )
-
-
-def _bbox(content: _Content) -> f.BBoxFeature:
+def _read_box_format(content: _Content, name: str) -> str | None:
     # Before there were formats all boxes were of this one; a proto without one means that it is not known.
-    old = "bboxFormat" not in content.values and "dtype" not in content.values
-    return f.BBoxFeature("REL_YXYX" if old else content.text("bboxFormat"))
+    old = name not in content.values and "dtype" not in content.values
+    return "REL_YXYX" if old else content.text(name)
 
 
-def _translation(content: _Content) -> f.Translation:
-    return f.Translation(content.texts("languages"))
+_SHAPE = _Kind(
+    _Content.shape,
+    lambda shape: {"dimensions": [str(-1 if size is None else size) for size in shape]} if shape else {},
+)
+_ENCODING = _Kind(lambda content, name: content.text(name) or "none")
+_NUMBER = _Kind(_Content.number)
+_TEXT = _Kind(_Content.text, lambda text: text or None)
+_FLAG = _Kind(_Content.flag, lambda flag: flag or None)
+_BOX_FORMAT = _Kind(_read_box_format)
+_NUM_CLASSES = _Kind(_Content.integer, lambda number: str(number or 0))
+_NAMES = _Kind(lambda content, name: content.texts(name) or None, lambda names: None)  # they have a file of their own
+_LABEL = _Kind(_read_label, lambda number: {"numClasses": str(number or 0)}, "num_classes")
+_RATE = _Kind(lambda content, name: content.integer(name) or None, lambda rate: str(rate) if rate else None)
+_LANGUAGES = _Kind(_Content.texts, list)
+_ANY = _Kind(lambda content, name: content.texts(name) or None, lambda languages: list(languages or ()))
+_FEATURES = _Kind(_read_features, lambda features: {name: features_to_json(item) for name, item in features.items()})
+_INNER = _Kind(lambda content, name: _feature(content.get(name), content.place.below()), features_to_json)
+_LENGTH = _Kind(_read_length, lambda length: "-1" if length is None else str(length))
 
 
-def _translations(content: _Content) -> f.TranslationVariableLanguages:
-    return f.TranslationVariableLanguages(content.texts("languages") or None)
+class _Class(NamedTuple):
+    """A class of features, and how TFDS writes it.
+
+    Attributes:
+        feature: The class.
+        module: Where TFDS has it.
+        key: Of the content.
+        fields: What stands in the content, by their keys there: the class's names in camelCase.
+        constants: What is written of each feature of the class.
+    """
+
+    feature: type[f.FeatureConnector]
+    module: str
+    key: str
+    fields: Mapping[str, _Kind] = MappingProxyType({})
+    constants: Mapping[str, object] = MappingProxyType({})
 
 
-def _sequence_of(kind: type[f.Sequence]) -> Callable[[_Content], f.Sequence]:
-    def build(content: _Content) -> f.Sequence:
-        length = content.integer("length")
-        if length is not None and length < -1:
-            raise content.place.error(f"expected length as a number or -1, got {length}")
-        return kind(_feature(content.get("feature"), content.place.below()), length)
-
-    return build
-
-
-_BUILDERS: dict[str, Callable[[_Content], f.FeatureConnector]] = {
-    "Audio": _audio,
-    "BBox": _bbox,
-    "BBoxFeature": _bbox,
-    "ClassLabel": _class_label,
-    "Dataset": _sequence_of(f.Dataset),
-    "FeaturesDict": _features_dict,
-    "Image": lambda content: f.Image(**_pixels(content)),
-    "LabeledImage": _labeled_image,
-    "Scalar": _scalar,
-    "Sequence": _sequence_of(f.Sequence),
-    "Tensor": _tensor,
-    "Text": lambda content: f.Text(),
-    "Translation": _translation,
-    "TranslationVariableLanguages": _translations,
-    "Video": lambda content: f.Video(**_pixels(content)),
+_OPTIONS = {"encoding": _ENCODING, "minimum": _NUMBER, "maximum": _NUMBER, "optional": _FLAG}
+_PIXELS = {"shape": _SHAPE, "dtype": _dtype("uint8"), "encodingFormat": _TEXT, "useColormap": _FLAG}
+_AUDIO = {
+    "shape": _SHAPE,
+    "dtype": _dtype("int64"),
+    "fileFormat": _TEXT,
+    "sampleRate": _RATE,
+    "encoding": _Kind(_ENCODING.read, str.upper),
+    "lazyDecode": _Kind(_Content.flag),
 }
-
-
-def _snake(name: str) -> str:
-    return "".join(f"_{letter.lower()}" if letter.isupper() else letter for letter in name)
+_SEQUENCE = {"length": _LENGTH, "feature": _INNER}
+_BOX = {"shape": {"dimensions": ["4"]}, "dtype": "float32"}
+_VARIABLE = {"variableLanguagesPerExample": True}
+_ROWS = (
+    _Class(f.Audio, "audio_feature", "audio", _AUDIO),
+    _Class(f.BBoxFeature, "bounding_boxes", "boundingBox", {"bboxFormat": _BOX_FORMAT}, _BOX),
+    _Class(f.ClassLabel, "class_label_feature", "classLabel", {"numClasses": _NUM_CLASSES, "names": _NAMES}),
+    _Class(f.Dataset, "dataset_feature", "sequence", _SEQUENCE),
+    _Class(f.FeaturesDict, "features_dict", "featuresDict", {"features": _FEATURES}),
+    _Class(f.Image, "image_feature", "image", _PIXELS),
+    _Class(f.LabeledImage, "labeled_image", "image", {"label": _LABEL, **_PIXELS}),
+    _Class(f.Scalar, "scalar", "tensor", {"dtype": _dtype(), **_OPTIONS}, {"shape": {}}),
+    _Class(f.Sequence, "sequence_feature", "sequence", _SEQUENCE),
+    _Class(f.Tensor, "tensor_feature", "tensor", {"shape": _SHAPE, "dtype": _dtype(), **_OPTIONS}),
+    _Class(f.Text, "text_feature", "text"),
+    _Class(f.Translation, "translation_feature", "translation", {"languages": _LANGUAGES}),
+    _Class(f.TranslationVariableLanguages, "translation_feature", "translation", {"languages": _ANY}, _VARIABLE),
+    _Class(f.Video, "video_feature", "video", _PIXELS),
+)
+_CLASSES = {row.feature.__name__: row for row in _ROWS}
+_CONTENT_KEYS = {name for key in (*(row.key for row in _ROWS), "jsonFeature") for name in (key, snake_case(key))}

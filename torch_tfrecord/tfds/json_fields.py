@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from torch_tfrecord.errors import ParseError
 from torch_tfrecord.records.storage import open_file
 from torch_tfrecord.shown import shown_value
 
-__all__ = ["JsonFields", "json_integer", "read_json", "read_text"]
+__all__ = ["JsonFields", "json_field", "json_integer", "read_json", "read_text", "snake_case"]
 
 _INTEGER = re.compile(r"-?[0-9]{1,19}")
 _MAX_INT64 = (1 << 63) - 1
@@ -27,11 +27,10 @@ class JsonFields:
         self.values = values
 
     def get(self, name: str) -> Any:
-        """The value, of the camelCase name or the proto's own."""
-        own = re.sub("[A-Z]", lambda letter: f"_{letter[0].lower()}", name)
-        return self.values.get(name, self.values.get(own))
+        """The value, None where there is none."""
+        return json_field(self.values, name)
 
-    def error(self, name: str, expected: str, found: Any) -> ParseError:
+    def error(self, name: str, expected: str, found: object) -> ParseError:
         """An error that names the field."""
         return ParseError(f"{self.where}{name}: expected {expected}, got {shown_value(found, 80)}", path=self.path)
 
@@ -44,14 +43,19 @@ class JsonFields:
 
     def integer(self, name: str) -> int:
         """An int64, which proto3's JSON writes as a string."""
-        return _integer(self.get(name) or 0, lambda value: self.error(name, "an integer of at least 0", value))
+        value = self.get(name) or 0
+        number = json_integer(value)
+        if number is None or number < 0:
+            raise self.error(name, "an integer of at least 0", value)
+        return number
 
     def integers(self, name: str) -> tuple[int, ...]:
         """A list of int64."""
         values = self.get(name) or []
-        if not isinstance(values, list):
+        numbers = [json_integer(item) for item in values] if isinstance(values, list) else [None]
+        if any(number is None or number < 0 for number in numbers):
             raise self.error(name, "a list of integers", values)
-        return tuple(_integer(item, lambda _: self.error(name, "a list of integers", values)) for item in values)
+        return tuple(number for number in numbers if number is not None)
 
     def objects(self, name: str) -> list[JsonFields]:
         """A list of objects."""
@@ -66,14 +70,18 @@ class JsonFields:
         return JsonFields({} if value is None else value, self.path, f"{self.where}{name}.")
 
 
-def _integer(value: Any, error: Callable[[Any], ParseError]) -> int:
-    number = json_integer(value)
-    if number is None or number < 0:
-        raise error(value)
-    return number
+def json_field(values: Mapping[str, Any], name: str) -> Any:
+    """The value of a camelCase name, or of the proto's own with underscores; None where there is none."""
+    found = values.get(name)
+    return values.get(snake_case(name)) if found is None else found
 
 
-def json_integer(value: Any) -> int | None:
+def snake_case(name: str) -> str:
+    """A camelCase name with underscores."""
+    return re.sub("[A-Z]", lambda letter: f"_{letter[0].lower()}", name)
+
+
+def json_integer(value: object) -> int | None:
     """The int64 that is written as a number or as a string of one; None for everything else, as 1.5 and Infinity.
 
     Example:

@@ -12,15 +12,13 @@ import torch_tfrecord.tfds.features as f
 from torch_tfrecord.errors import ParseError
 from torch_tfrecord.features.specs import Feature, FixedLenFeature, Image, Text, VarLenFeature
 from torch_tfrecord.parsing.wants import Want
-from torch_tfrecord.tfds.boxes import BoxLeaf
 from torch_tfrecord.tfds.elements import BytesElement, Element, EncodedTensor, NumberElement, StringElement, TextElement
+from torch_tfrecord.tfds.feature_base import Shape
 from torch_tfrecord.tfds.leaves import Leaf
-from torch_tfrecord.tfds.pictures import PictureElement, SoundElement
+from torch_tfrecord.tfds.pictures import PIXEL_MODES, BoxLeaf, PictureElement, sound_element
 from torch_tfrecord.values.dtypes import BYTES_LIST
 
 __all__ = ["Decoding", "LeafPlace", "list_leaves", "make_element", "make_leaf", "plain_spec"]
-
-_MODES = {1: "L", 3: "RGB", 4: "RGBA"}
 
 
 @dataclass(frozen=True)
@@ -53,7 +51,7 @@ class LeafPlace:
     path: str
     names: tuple[str, ...]
     feature: f.FeatureConnector
-    lengths: tuple[int | None, ...] = ()
+    lengths: Shape = ()
     image_key: str | None = None
 
 
@@ -62,7 +60,7 @@ def list_leaves(tree: f.FeaturesDict) -> list[LeafPlace]:
     return list(_walk(tree, (), (), None))
 
 
-def _walk(feature: Any, names: tuple[str, ...], lengths: tuple[int | None, ...], image: str | None) -> list[LeafPlace]:
+def _walk(feature: Any, names: tuple[str, ...], lengths: Shape, image: str | None) -> list[LeafPlace]:
     if isinstance(feature, f.FeaturesDict):
         image = image if lengths else _image_of(feature, names) or image
         return [leaf for name, item in feature.items() for leaf in _walk(item, (*names, name), lengths, image)]
@@ -90,37 +88,23 @@ def plain_spec(place: LeafPlace, decoding: Decoding) -> Feature | None:
     feature, key = place.feature, place.path
     if key in decoding.decoders or len(place.lengths) > 1 or any(length is not None for length in place.lengths):
         return None
-    if place.lengths:
-        return _plain_sequence(feature, key)
+    is_list = bool(place.lengths)
     if isinstance(feature, f.ClassLabel):
-        return FixedLenFeature((), torch.int64, key=key)
+        return VarLenFeature(torch.int64, key=key) if is_list else FixedLenFeature((), torch.int64, key=key)
     if isinstance(feature, f.Text):
-        return Text(key=key)
-    if isinstance(feature, f.Image) and feature.dtype == "uint8" and not decoding.as_numpy_layout:
-        mode = _MODES.get(feature.shape[-1] or 0)
+        return VarLenFeature(str, key=key) if is_list else Text(key=key)
+    if isinstance(feature, f.Image) and feature.dtype == "uint8" and not is_list and not decoding.as_numpy_layout:
+        mode = PIXEL_MODES.get(feature.shape[-1] or 0)
         return None if mode is None else Image(mode, key=key, shape=feature.shape)
-    if not isinstance(feature, (f.Tensor, f.Scalar)) or feature.optional or feature.encoding != "none":
+    if not isinstance(feature, (f.Tensor, f.Scalar)) or feature.encoding != "none":
         return None
     dtype = bytes if feature.dtype == f.STRING else f.torch_dtype_of(feature.dtype)
-    shape = tuple(size for size in feature.shape if size is not None)
-    if dtype in (None, torch.uint64) or len(shape) < len(feature.shape) or _is_complex(dtype) or 0 in shape:
+    if dtype in (None, torch.uint64) or (isinstance(dtype, torch.dtype) and dtype.is_complex):
         return None
-    return FixedLenFeature(shape, dtype, key=key)
-
-
-def _plain_sequence(feature: f.FeatureConnector, key: str) -> Feature | None:
-    if isinstance(feature, f.ClassLabel):
-        return VarLenFeature(torch.int64, key=key)
-    if isinstance(feature, f.Text):
-        return VarLenFeature(str, key=key)
-    if not isinstance(feature, (f.Tensor, f.Scalar)) or feature.encoding != "none" or feature.shape:
-        return None
-    dtype = bytes if feature.dtype == f.STRING else f.torch_dtype_of(feature.dtype)
-    return None if dtype in (None, torch.uint64) or _is_complex(dtype) else VarLenFeature(dtype, key=key)
-
-
-def _is_complex(dtype: Any) -> bool:
-    return isinstance(dtype, torch.dtype) and dtype.is_complex
+    if is_list:
+        return None if feature.shape else VarLenFeature(dtype, key=key)
+    shape = tuple(size for size in feature.shape if size)
+    return None if feature.optional or len(shape) < len(feature.shape) else FixedLenFeature(shape, dtype, key=key)
 
 
 def make_leaf(
@@ -172,8 +156,9 @@ def _own_element(place: LeafPlace, decoding: Decoding, path: str | None) -> Elem
         return NumberElement(torch.float32, (4,))
     if isinstance(feature, (f.Tensor, f.Scalar, f.Audio)):
         return _tensor_element(feature, place, path)
-    reason = feature.reason if isinstance(feature, f.UnknownFeature) else "a class that is not read"
-    name = feature.class_name if isinstance(feature, f.UnknownFeature) else type(feature).__name__
+    reason, name = "a class that is not read", type(feature).__name__
+    if isinstance(feature, f.UnknownFeature):
+        reason, name = feature.reason, feature.class_name
     raise ParseError(
         f"feature {place.path!r}: {reason}, {name!r}; leave it out by naming the features you want", path=path
     )
@@ -186,7 +171,7 @@ def _tensor_element(feature: f.Tensor | f.Scalar | f.Audio, place: LeafPlace, pa
     if dtype is None:
         raise ParseError(f"feature {place.path!r}: torch has no dtype {feature.dtype!r}", path=path)
     if isinstance(feature, f.Audio) and feature.lazy_decode:
-        return SoundElement(feature, dtype)
+        return sound_element(feature, dtype)
     if feature.encoding != "none":
         return EncodedTensor(dtype, feature.shape, feature.encoding == "zlib")
     if dtype.is_complex:

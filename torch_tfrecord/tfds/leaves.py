@@ -125,7 +125,7 @@ class Leaf:
             return read_each(lambda bounds: self._sequence(values[slice(*bounds)]), column.bounds())
         rows, totals = self._rows(values, counts)
         if len(self.lengths) > 1:
-            return _nest(rows, *self._static_lengths(totals))
+            return _nest(rows, self._static_lengths(totals))
         self._check_lengths(totals)
         return self._sequences(rows, totals)
 
@@ -142,10 +142,8 @@ class Leaf:
 
     def _sequences(self, rows: Any, totals: _Ints) -> Any:
         """Elements of several records, each with a sequence around its own."""
-        if isinstance(rows, list):
-            return split_lists(rows, [_splits(totals).tolist()])
-        if self.lengths[0] is None and rows.dim() == 1:
-            return Nested(rows, (_splits(totals),))
+        if isinstance(rows, list) or (self.lengths[0] is None and rows.dim() == 1):
+            return _nest(rows, [totals])
         if (totals == totals[0]).all():
             return rows.reshape(len(totals), totals[0], *rows.shape[1:])
         return list(torch.split(rows, totals.tolist()))
@@ -154,13 +152,12 @@ class Leaf:
         """All elements of the records, and how many each has."""
         count = self.element.count
         if count is None and not len(values):
-            dtype, shape = getattr(self.element, "dtype", None), getattr(self.element, "shape", ())
-            return [] if dtype is None else torch.empty(0, *(size or 0 for size in shape), dtype=dtype), counts
+            return self.element.none(), counts
         wrong = counts[counts % count != 0] if count else counts[:0]
         return self.element.many(values[: wrong[0]] if len(wrong) else values), counts // (count or 1)
 
-    def _static_lengths(self, totals: _Ints) -> tuple[_Ints, list[_Ints]]:
-        """Of sequences in sequences in one list, whose lengths must be those of the tree: the records', and the rows'.
+    def _static_lengths(self, totals: _Ints) -> list[_Ints]:
+        """Lengths as of `_nest` of sequences in sequences in one list, which must be those of the tree.
 
         Args:
             totals: How many elements each record has.
@@ -173,7 +170,7 @@ class Leaf:
             found = found // length if length else np.zeros_like(found)
             levels.insert(0, np.full(found.sum(), length or 0))
         self._check_lengths(found)
-        return found, levels
+        return [found, *levels]
 
     def _ragged(self, columns: Sequence[Column], missing: Sequence[int]) -> Any:
         flat, *row_lengths = columns
@@ -187,7 +184,7 @@ class Leaf:
             _check_row_lengths(level, column.values, column.offsets, found)
             self._check_lengths(column.values, level + 1)
         self._check_lengths(counts[0])
-        return _nest(rows, counts[0], [column.values for column in row_lengths])
+        return _nest(rows, [counts[0], *(column.values for column in row_lengths)])
 
     def _shaped(self, columns: Sequence[Column], missing: Sequence[int]) -> Any:
         if missing[1]:
@@ -227,9 +224,9 @@ def _check_row_lengths(level: int, lengths: _Ints, bounds: _Ints, counts: _Ints)
         raise ParseError(f"expected row lengths of level {level} that sum to {counts.sum()}, got {found}")
 
 
-def _nest(rows: Any, outer: _Ints, row_lengths: Sequence[_Ints]) -> Any:
-    """Rows of rows of several records, from how many outermost rows each has, and the lengths of all rows."""
-    splits = [_splits(outer), *map(_splits, row_lengths)]
+def _nest(rows: Any, lengths: Sequence[_Ints]) -> Any:
+    """Rows of several records, from how many outermost rows each has, and the lengths of all rows."""
+    splits = [torch.from_numpy(running_sum(level)) for level in lengths]
     if isinstance(rows, torch.Tensor):
         return Nested(rows.as_subclass(torch.Tensor), tuple(splits))
     return split_lists(rows, [split.tolist() for split in splits])
@@ -246,10 +243,6 @@ def running_sum(lengths: _Ints) -> _Ints:
     ends = np.zeros(len(lengths) + 1, np.int64)
     lengths.cumsum(out=ends[1:])
     return ends
-
-
-def _splits(lengths: _Ints) -> torch.Tensor:
-    return torch.from_numpy(running_sum(lengths))
 
 
 def _row(columns: Sequence[Column], row: int) -> list[Column]:

@@ -7,7 +7,7 @@ import os
 import posixpath
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,7 @@ from torch_tfrecord.records.sidecar import IndexKeeper
 from torch_tfrecord.records.storage import is_remote
 from torch_tfrecord.shown import shown_list, shown_text
 from torch_tfrecord.tfds.dataset_info import DatasetInfo, info
-from torch_tfrecord.tfds.folders import FEATURES_FILE
+from torch_tfrecord.tfds.files import FEATURES_FILE
 from torch_tfrecord.tfds.leaf_table import Decoding
 from torch_tfrecord.tfds.parser import Chosen, TFDSParser
 from torch_tfrecord.tfds.splits import Split, SplitRange, resolve_split
@@ -128,48 +128,40 @@ def open_split(info: DatasetInfo, split: Split, keeper: IndexKeeper) -> SplitFil
         FileNotFoundError, IndexMismatchError, ValueError: As `load`.
     """
     known: dict[str, RecordIndex] = {}
-    sizes = {name: _counted(info, name, keeper, known) for name in info.splits}
-    pieces = [piece for part in resolve_split(split, sizes) for piece in _pieces(part, info, sizes)]
+    counted = {name: _shard_lengths(info, name, keeper, known) for name in info.splits}
+    ranges = resolve_split(split, counted)
+    shards = {name: [*zip(info.files(name), found, strict=True)] for name, found in counted.items()}
+    pieces = [piece for part in ranges for piece in _pieces(part, shards[part.split])]
     files = list(dict.fromkeys(path for path, _, _ in pieces))
     _check_there(files)
     new = [path for path in files if path not in known]
     known.update(zip(new, keeper.indexes(new), strict=True))
-    lengths = {path: length for name in sizes for path, length in _shards(info, name, sizes)}
+    lengths = dict(shard for several in shards.values() for shard in several)
     for path in files:
-        _check_length(path, len(known[path]), lengths[path])
+        if len(known[path]) != lengths[path]:
+            raise IndexMismatchError(
+                f"expected {lengths[path]} records, as dataset_info.json says in shardLengths, got {len(known[path])} "
+                "in the shard",
+                path=path,
+            )
     return SplitFiles(files, [known[path] for path in files], _positions(pieces, files, lengths))
 
 
-@dataclass(frozen=True)
-class _Counted:
-    """A split whose shards' lengths are known."""
-
-    shard_lengths: tuple[int, ...]
-
-    @property
-    def num_examples(self) -> int:
-        return sum(self.shard_lengths)
-
-
-def _counted(info: DatasetInfo, name: str, keeper: IndexKeeper, known: dict[str, RecordIndex]) -> _Counted:
+def _shard_lengths(info: DatasetInfo, name: str, keeper: IndexKeeper, known: dict[str, RecordIndex]) -> tuple[int, ...]:
     lengths = info.splits[name].shard_lengths
     if lengths is None:  # an old dataset_info.json: the files have to be counted
         files = info.files(name)
         _check_there(files)
         known.update(zip(files, keeper.indexes(files), strict=True))
         lengths = tuple(len(known[path]) for path in files)
-    return _Counted(lengths)
+    return lengths
 
 
-def _shards(info: DatasetInfo, name: str, sizes: Mapping[str, _Counted]) -> list[tuple[str, int]]:
-    return list(zip(info.files(name), sizes[name].shard_lengths, strict=True))
-
-
-def _pieces(part: SplitRange, info: DatasetInfo, sizes: Mapping[str, _Counted]) -> list[tuple[str, int, int]]:
+def _pieces(part: SplitRange, shards: Sequence[tuple[str, int]]) -> list[tuple[str, int, int]]:
     """File, first record and one behind the last, of each shard that the range touches."""
     pieces = []
     begin = 0
-    for path, length in _shards(info, part.split, sizes):
+    for path, length in shards:
         start, stop = max(part.start - begin, 0), min(part.stop - begin, length)
         if start < stop:
             pieces.append((path, start, stop))
@@ -178,10 +170,7 @@ def _pieces(part: SplitRange, info: DatasetInfo, sizes: Mapping[str, _Counted]) 
 
 
 def _positions(pieces: Sequence[tuple[str, int, int]], files: Sequence[str], lengths: Mapping[str, int]) -> Any:
-    begins, total = {}, 0
-    for path in files:
-        begins[path] = total
-        total += lengths[path]
+    begins = dict(zip(files, accumulate([lengths[path] for path in files], initial=0), strict=False))
     ranges = [range(begins[path] + start, begins[path] + stop) for path, start, stop in pieces]
     if all(left.stop == right.start for left, right in pairwise(ranges)):
         return range(ranges[0].start, ranges[-1].stop)
@@ -197,11 +186,3 @@ def _check_there(files: Sequence[str]) -> None:
         names = shown_list([*map(posixpath.basename, missing)])
         text = f"a shard of the dataset is missing: {len(missing)} of {len(local)}: {names}; there are: {there}"
         raise FileNotFoundError(errno.ENOENT, shown_text(text), missing[0])
-
-
-def _check_length(path: str, found: int, expected: int) -> None:
-    if found != expected:
-        raise IndexMismatchError(
-            f"expected {expected} records, as dataset_info.json says in shardLengths, got {found} in the shard",
-            path=path,
-        )

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial, reduce
 from itertools import pairwise
+from operator import getitem
 from typing import Any
 
 import torch_tfrecord.tfds.features as f
@@ -15,6 +17,7 @@ from torch_tfrecord.parsing.parsers import ExampleParser
 from torch_tfrecord.parsing.spec_readers import make_reader
 from torch_tfrecord.records.packed_records import PackedRecords
 from torch_tfrecord.shown import shown_list
+from torch_tfrecord.tfds.dataset_info import SupervisedKeys, flat_keys
 from torch_tfrecord.tfds.leaf_table import Decoding, LeafPlace, list_leaves, make_leaf, plain_spec
 
 __all__ = ["Chosen", "TFDSParser", "choose_leaves"]
@@ -48,17 +51,17 @@ class TFDSParser:
         chosen: Chosen = None,
         *,
         decoding: Decoding | None = None,
-        supervised_keys: Any = None,
+        supervised_keys: SupervisedKeys | None = None,
         path: str | None = None,
         max_batch_bytes: int = MAX_BATCH_BYTES,
     ) -> None:
+        self._arguments = {name: value for name, value in locals().items() if name != "self"}
         self.max_batch_bytes = check_max_batch_bytes(max_batch_bytes)
-        self._arguments = (features, chosen, decoding, supervised_keys, path, max_batch_bytes)
         decoding = decoding or Decoding()
         places = list_leaves(features)
         _check_paths(decoding, places)
         if supervised_keys is not None and chosen is None:
-            chosen = list(_flat_keys(supervised_keys))
+            chosen = list(flat_keys(supervised_keys))
         self.leaves = choose_leaves(features, places, chosen)
         self._supervised_keys = supervised_keys
         specs = {leaf.path: spec for leaf in self.leaves if (spec := plain_spec(leaf, decoding)) is not None}
@@ -68,9 +71,9 @@ class TFDSParser:
         readers.update({leaf.path: make_leaf(leaf, decoding, path, specs) for leaf in others})
         self._parser = ExampleParser.of_readers(readers, max_batch_bytes=self.max_batch_bytes)
 
-    def __reduce__(self) -> tuple[Callable[..., TFDSParser], tuple[Any, ...]]:
+    def __reduce__(self) -> tuple[Callable[[], TFDSParser], tuple[()]]:
         """Pickle the arguments; the readers are built again."""
-        return _build, self._arguments
+        return partial(TFDSParser, **self._arguments), ()
 
     def single(self, serialized: bytes | bytearray | memoryview, key: int = 0) -> Any:
         """The sample of one record.
@@ -109,12 +112,6 @@ class TFDSParser:
                 target = target.setdefault(name, {})
             target[leaf.names[-1]] = values[leaf.path]
         return nested if self._supervised_keys is None else _supervised(self._supervised_keys, nested)
-
-
-def _build(*arguments: Any) -> TFDSParser:
-    features, chosen, decoding, supervised_keys, path, max_batch_bytes = arguments
-    own = {"decoding": decoding, "supervised_keys": supervised_keys, "path": path, "max_batch_bytes": max_batch_bytes}
-    return TFDSParser(features, chosen, **own)
 
 
 def choose_leaves(features: f.FeaturesDict, places: Sequence[LeafPlace], chosen: Chosen) -> list[LeafPlace]:
@@ -166,20 +163,9 @@ def _check_paths(decoding: Decoding, places: Sequence[LeafPlace]) -> None:
             raise ValueError(f"defaults: feature {path!r} is not optional")
 
 
-def _flat_keys(keys: Any) -> Iterable[str]:
+def _supervised(keys: SupervisedKeys, sample: Mapping[str, Any]) -> Any:
     if isinstance(keys, str):
-        yield keys
-    else:
-        for item in keys.values() if isinstance(keys, Mapping) else keys:
-            yield from _flat_keys(item)
-
-
-def _supervised(keys: Any, sample: Mapping[str, Any]) -> Any:
-    if isinstance(keys, str):
-        value: Any = sample
-        for name in (keys,) if keys in sample else keys.split("/"):
-            value = value[name]
-        return value
+        return reduce(getitem, (keys,) if keys in sample else keys.split("/"), sample)
     if isinstance(keys, Mapping):
         return {name: _supervised(item, sample) for name, item in keys.items()}
     return tuple(_supervised(item, sample) for item in keys)

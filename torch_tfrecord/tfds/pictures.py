@@ -1,24 +1,31 @@
-"""Pictures and sounds of TFDS features: encoded bytes to tensors."""
+"""Pictures and sounds of TFDS features, from their encoded bytes; and boxes in pictures, as torchvision takes them."""
 
 from __future__ import annotations
 
 import functools
 import io
 import wave
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torchvision import tv_tensors
 
 import torch_tfrecord.tfds.features as f
 from torch_tfrecord.errors import ParseError
-from torch_tfrecord.images.codec import decode_image
-from torch_tfrecord.tfds.elements import BytesElement, stack_alike
+from torch_tfrecord.images.codec import decode_image, image_size
+from torch_tfrecord.parsing.columns import Column, read_each, rows_of
+from torch_tfrecord.parsing.wants import Want
+from torch_tfrecord.tfds.elements import BytesElement, Element
+from torch_tfrecord.tfds.feature_base import Shape, fits
+from torch_tfrecord.tfds.leaves import Leaf
 
-__all__ = ["PictureElement", "SoundElement"]
+__all__ = ["PIXEL_MODES", "BoxLeaf", "PictureElement", "sound_element"]
 
-_MODES = {1: "L", 3: "RGB", 4: "RGBA"}
+PIXEL_MODES = {1: "L", 3: "RGB", 4: "RGBA"}
+"""Channels -> mode of `decode_image`, of uint8 pictures."""
 _WAV_DTYPES: dict[int, np.dtype[Any]] = {1: np.dtype("u1"), 2: np.dtype("<i2"), 4: np.dtype("<i4")}
 
 
@@ -43,7 +50,7 @@ class PictureElement(BytesElement):
         pixels = self._pixels(data)
         channels, height, width = pixels.shape
         stored = (height, width, channels)
-        if any(size not in (None, found) for size, found in zip(self.shape, stored, strict=True)):
+        if not fits(stored, self.shape):
             raise ParseError(f"expected an image of (height, width, channels) {self.shape}, got {stored}")
         return pixels.permute(1, 2, 0).contiguous() if self._is_numpy_layout else self._one(pixels)
 
@@ -52,8 +59,8 @@ class PictureElement(BytesElement):
         if self.dtype == torch.float32:
             rgba = decode_image(data, "RGBA").permute(1, 2, 0).contiguous()
             return rgba.view(torch.float32).permute(2, 0, 1)
-        if self.dtype == torch.uint8 and channels in _MODES:
-            return decode_image(data, _MODES[channels])
+        if self.dtype == torch.uint8 and channels in PIXEL_MODES:
+            return decode_image(data, PIXEL_MODES[channels])
         pixels = decode_image(data, "unchanged").numpy()
         if self.dtype == torch.uint16:
             pixels = pixels if pixels.dtype == np.uint16 else pixels.astype(np.uint16) * 257  # as libpng's expansion
@@ -63,19 +70,18 @@ class PictureElement(BytesElement):
 
     def join(self, items: list[Any]) -> Any:
         """Stacked where the sizes are equal; a tensor also where there are none."""
-        plain = [item.as_subclass(torch.Tensor) for item in items]
-        stacked = stack_alike(plain) if items else self._none()
+        stacked = super().join([item.as_subclass(torch.Tensor) for item in items])
         if not isinstance(stacked, torch.Tensor):
             return items
         return stacked if self._is_numpy_layout else self._many(stacked)
 
-    def _none(self) -> torch.Tensor:
-        height, width, channels = (size or 0 for size in self.shape)
-        sizes = (height, width, channels) if self._is_numpy_layout else (channels, height, width)
-        return torch.empty(0, *sizes, dtype=self.dtype)
+    def none(self) -> torch.Tensor:
+        """No pictures, laid out as some would be."""
+        pixels = torch.empty(0, *(size or 0 for size in self.shape), dtype=self.dtype)
+        return pixels if self._is_numpy_layout else pixels.permute(0, 3, 1, 2)
 
 
-def _with_channels(pixels: np.ndarray[Any, Any], channels: int | None) -> np.ndarray[Any, Any]:
+def _with_channels(pixels: npt.NDArray[Any], channels: int | None) -> npt.NDArray[Any]:
     """As TensorFlow does: gray is repeated, alpha dropped, and opaque where it is missing."""
     found = len(pixels)
     if channels is None or channels == found:
@@ -88,19 +94,13 @@ def _with_channels(pixels: np.ndarray[Any, Any], channels: int | None) -> np.nda
     return np.concatenate([color, opaque]) if channels in (2, 4) else np.ascontiguousarray(color)
 
 
-class SoundElement(BytesElement):
-    """The file of a sound, decoded to [T] or [T, channels]; WAV by Python itself, others stay bytes.
-
-    Args:
-        feature: Its shape and dtype.
-    """
-
-    def __init__(self, feature: f.Audio, dtype: torch.dtype) -> None:
-        decode = functools.partial(_decode_wav, shape=feature.shape, dtype=dtype)
-        super().__init__(decode if feature.file_format in ("wav", None) else None, "Audio")
+def sound_element(feature: f.Audio, dtype: torch.dtype) -> BytesElement:
+    """The file of a sound, decoded to [T] or [T, channels]; WAV by Python itself, others stay bytes."""
+    decode = functools.partial(_decode_wav, shape=feature.shape, dtype=dtype)
+    return BytesElement(decode if feature.file_format in ("wav", None) else None, "Audio")
 
 
-def _decode_wav(data: bytes, *, shape: tuple[int | None, ...], dtype: torch.dtype) -> Any:
+def _decode_wav(data: bytes, *, shape: Shape, dtype: torch.dtype) -> Any:
     if data[:4] != b"RIFF":
         return data
     try:
@@ -121,3 +121,62 @@ def _decode_wav(data: bytes, *, shape: tuple[int | None, ...], dtype: torch.dtyp
         raise ParseError(f"expected a sound of {wanted} channels, got {channels}")
     tensor = torch.from_numpy(numbers.copy())
     return (tensor.reshape(-1, channels) if len(shape) > 1 else tensor).to(dtype)
+
+
+class BoxLeaf(Leaf):
+    """Reads boxes as `tv_tensors.BoundingBoxes`, in pixels of an image of the same record.
+
+    The image's size is read from its header: the image need not be asked for, and is not decoded. Without an image
+    relative boxes are in a canvas of (1, 1), and others the plain four numbers.
+
+    Args:
+        key, element, lengths: As of `Leaf`.
+        bbox_format: TFDS's name; None where it is not known.
+        image: What is wanted of the image: any number of values, or one; None where there is none.
+    """
+
+    def __init__(
+        self, key: str, element: Element, lengths: tuple[int | None, ...], bbox_format: str | None, image: Want | None
+    ) -> None:
+        super().__init__(key, element, lengths)
+        self._format, self._image = bbox_format, image
+        self.wants = self.wants if image is None else (*self.wants, image)
+
+    def _column(self, columns: Sequence[Column]) -> Any:
+        boxes = self.read_own(columns if self._image is None else columns[:-1])
+        if self._format is None or len(self.lengths) > 1:
+            return boxes
+        rows = rows_of(boxes)
+        sizes = [None] * len(rows) if self._image is None else read_each(_size_of, _only_values(columns[-1]))
+        if None in sizes and any(sizes):
+            return [self._in_pixels([row], [size])[0] for row, size in zip(rows, sizes, strict=True)]
+        return boxes if None in sizes and not self._format.startswith("REL_") else self._in_pixels(rows, sizes)
+
+    def _in_pixels(self, rows: Sequence[torch.Tensor], sizes: Sequence[tuple[int, int] | None]) -> list[Any]:
+        """Boxes of several records: of images whose sizes are all known, or relative ones of none."""
+        bbox_format = str(self._format)
+        if sizes[0] is None and not bbox_format.startswith("REL_"):
+            return [*rows]
+        parts = [row.numpy().reshape(-1, 4) for row in rows]
+        counts, boxes = [*map(len, parts)], np.concatenate(parts)
+        if bbox_format.endswith("YXYX"):
+            boxes = boxes[:, [1, 0, 3, 2]]
+        if bbox_format.startswith("REL_") and sizes[0] is not None:
+            scales = np.array([size[::-1] * 2 for size in sizes if size is not None], boxes.dtype)
+            boxes = boxes * scales.repeat(counts, axis=0)
+        kind = "XYWH" if bbox_format == "XYWH" else "XYXY"
+        found = zip(torch.split(torch.from_numpy(boxes), counts), sizes, strict=True)
+        return [tv_tensors.BoundingBoxes(part, format=kind, canvas_size=size or (1, 1)) for part, size in found]
+
+
+def _size_of(encoded: memoryview | None) -> tuple[int, int] | None:
+    return None if encoded is None else image_size(encoded)
+
+
+def _only_values(column: Column) -> list[memoryview | None]:
+    """Each record's string; None where it has none or several."""
+    views: list[memoryview | None] = [*column.views()]
+    if len(column.offsets):
+        return [views[begin] if end - begin == 1 else None for begin, end in column.bounds()]
+    missing = np.zeros(len(views)) if column.missing is None else column.missing
+    return [None if is_missing else view for view, is_missing in zip(views, missing.tolist(), strict=True)]

@@ -14,9 +14,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from torch_tfrecord.shown import shown_list, shown_value
 
@@ -26,18 +26,6 @@ _UNITS = ("abs", "%", "shard")
 _ROUNDINGS = ("closest", "pct1_dropremainder")
 _SPEC = re.compile(r"(?P<name>[\w-]+)(\[(?P<slice>[\d\w%:.-]+)\])?")
 _BOUND = re.compile(r"((?P<value>-?[\d_.]+)(?P<unit>%|shard)?)?")
-
-
-class Sizes(Protocol):
-    """What is known of a split."""
-
-    @property
-    def num_examples(self) -> int:
-        """Of all shards."""
-
-    @property
-    def shard_lengths(self) -> Sequence[int]:
-        """Of each shard."""
 
 
 class SplitRange(NamedTuple):
@@ -135,7 +123,7 @@ def even_splits(split: Split, n: int, *, drop_remainder: bool = False) -> list[E
         ValueError: n is below 1.
 
     Example:
-        >>> [resolve_split(part, {"t": SplitInfo("t", (11,))}) for part in even_splits("t", 3)]  # doctest: +SKIP
+        >>> [resolve_split(part, {"t": (11,)}) for part in even_splits("t", 3)]  # doctest: +SKIP
         [[SplitRange('t', 0, 4)], [SplitRange('t', 4, 8)], [SplitRange('t', 8, 11)]]
     """
     if isinstance(n, bool) or not isinstance(n, int) or n < 1:
@@ -143,39 +131,35 @@ def even_splits(split: Split, n: int, *, drop_remainder: bool = False) -> list[E
     return [EvenSplit(split, index, n, drop_remainder) for index in range(n)]
 
 
-def resolve_split(split: Split, sizes: Mapping[str, Sizes]) -> list[SplitRange]:
+def resolve_split(split: Split, lengths: Mapping[str, Sequence[int]]) -> list[SplitRange]:
     """The ranges that a split stands for, in order, duplicates kept, without empty ones.
 
     Args:
         split: A split string or object.
-        sizes: All splits of the dataset, in their order.
+        lengths: The lengths of the shards of all splits of the dataset, in their order.
 
     Raises:
         TypeError: `split` is neither.
         ValueError: It cannot be read, names a split that is not there, leaves its bounds, or holds no example.
     """
-    ranges = [part for part in _ranges(split, sizes) if part.start < part.stop]
+    ranges = [part for part in _ranges(split, lengths) if part.start < part.stop]
     if not ranges:
         raise ValueError(f"split {split!r} holds no example")
     return ranges
 
 
-def _ranges(split: Split, sizes: Mapping[str, Sizes]) -> list[SplitRange]:
+def _ranges(split: Split, lengths: Mapping[str, Sequence[int]]) -> list[SplitRange]:
     if isinstance(split, str):
-        return [part for spec in re.split(r"\s*\+\s*", split.strip()) for part in _named(spec, split, sizes)]
+        names = {} if "all" in lengths else {"all": [*lengths]}
+        specs = [name for spec in re.split(r"\s*\+\s*", split.strip()) for name in names.get(spec, [spec])]
+        return [_absolute(_instruction(spec, split), lengths) for spec in specs]
     if isinstance(split, SplitSum):
-        return [part for summand in split.parts for part in _ranges(summand, sizes)]
+        return [part for summand in split.parts for part in _ranges(summand, lengths)]
     if isinstance(split, EvenSplit):
-        return [_even_part(part, split) for part in _ranges(split.split, sizes)]
+        return [_even_part(part, split) for part in _ranges(split.split, lengths)]
     if isinstance(split, ReadInstruction):
-        return [_absolute(split, sizes)]
+        return [_absolute(split, lengths)]
     raise TypeError(f"split must be str, ReadInstruction, or of even_splits, got {type(split).__name__}")
-
-
-def _named(spec: str, split: str, sizes: Mapping[str, Sizes]) -> Iterable[SplitRange]:
-    if spec == "all" and "all" not in sizes:
-        return [SplitRange(name, 0, info.num_examples) for name, info in sizes.items()]
-    return [_absolute(_instruction(spec, split), sizes)]
 
 
 def _instruction(spec: str, split: str) -> ReadInstruction:
@@ -212,24 +196,22 @@ def _unreadable(spec: str, split: str) -> ValueError:
     )
 
 
-def _absolute(part: ReadInstruction, sizes: Mapping[str, Sizes]) -> SplitRange:
-    if part.split_name not in sizes:
-        raise ValueError(f"unknown split {part.split_name!r}; there are {shown_list([*sizes], repr)}")
-    info = sizes[part.split_name]
-    total = info.num_examples
-    start, stop = _bounds(part, info)
+def _absolute(part: ReadInstruction, lengths: Mapping[str, Sequence[int]]) -> SplitRange:
+    if part.split_name not in lengths:
+        raise ValueError(f"unknown split {part.split_name!r}; there are {shown_list([*lengths], repr)}")
+    total = sum(lengths[part.split_name])
+    start, stop = _bounds(part, lengths[part.split_name], total)
     if abs(start) > total or abs(stop) > total:
         raise ValueError(f"{part!r}: slice [{start}:{stop}] is outside the {total} examples of the split")
     return SplitRange(part.split_name, start + total if start < 0 else start, stop + total if stop < 0 else stop)
 
 
-def _bounds(part: ReadInstruction, info: Sizes) -> tuple[int, int]:
-    total, from_, to = info.num_examples, part.from_, part.to
+def _bounds(part: ReadInstruction, lengths: Sequence[int], total: int) -> tuple[int, int]:
+    from_, to = part.from_, part.to
     if part.unit == "%":
         start = 0 if from_ is None else _percent(from_, total, part.rounding)
         return start, total if to is None else _percent(to, total, part.rounding)
     if part.unit == "shard":
-        lengths = info.shard_lengths
         last = len(lengths) if to is None else int(to) if to > 0 else len(lengths) + int(to)
         if last > len(lengths) or (from_ is not None and abs(from_) > len(lengths)):
             raise ValueError(f"{part!r}: outside the {len(lengths)} shards of the split")

@@ -13,7 +13,7 @@ from torchvision import tv_tensors
 
 from torch_tfrecord.arguments import Pad
 from torch_tfrecord.batch_memory import reserve
-from torch_tfrecord.images.stacks import decode_stack
+from torch_tfrecord.images.regions import decode_stack
 from torch_tfrecord.tfds.episode_columns import EncodedColumn, NumberColumn, read_encoded
 from torch_tfrecord.tfds.windows import Span
 

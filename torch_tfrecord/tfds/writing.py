@@ -18,17 +18,24 @@ from torch_tfrecord.records.reader import read_records
 from torch_tfrecord.records.storage import is_remote, local_path
 from torch_tfrecord.records.temporaries import claim_folder, remove_folder, sync_directory, temporary_names
 from torch_tfrecord.records.writer import TFRecordWriter
-from torch_tfrecord.tfds.dataset_info import DatasetInfo, info, label_files
+from torch_tfrecord.tfds.dataset_info import SPLIT_NAME, DatasetInfo, SupervisedKeys, flat_keys, info
 from torch_tfrecord.tfds.encoding import SampleEncoder
-from torch_tfrecord.tfds.features_to_json import features_to_json
-from torch_tfrecord.tfds.folders import FEATURES_FILE, INFO_FILE
-from torch_tfrecord.tfds.shards import DEFAULT_TEMPLATE, shard_borders, shard_count, shard_paths
+from torch_tfrecord.tfds.features_json import features_to_json
+from torch_tfrecord.tfds.files import (
+    DEFAULT_TEMPLATE,
+    FEATURES_FILE,
+    INFO_FILE,
+    VERSION,
+    label_file,
+    shard_borders,
+    shard_count,
+    shard_paths,
+)
+from torch_tfrecord.tfds.leaf_table import list_leaves
 
 __all__ = ["write"]
 
 _NAME = re.compile(r"[a-zA-Z]\w*")
-_SPLIT = re.compile(r"[\w-]+")
-_VERSION = re.compile(r"\d+\.\d+\.\d+")
 
 
 def write(
@@ -42,7 +49,7 @@ def write(
     description: str = "",
     citation: str = "",
     license: str = "",
-    supervised_keys: tuple[Any, ...] | None = None,
+    supervised_keys: tuple[SupervisedKeys, ...] | None = None,
     num_shards: int | Mapping[str, int] | None = None,
     as_numpy_layout: bool = False,
 ) -> DatasetInfo:
@@ -82,9 +89,9 @@ def write(
     """
     tree = features if isinstance(features, f.FeaturesDict) else f.FeaturesDict(features)
     _check("name", name, _NAME)
-    _check("version", version, _VERSION)
+    _check("version", version, VERSION)
     for split in samples_by_split:
-        _check("a split's name", split, _SPLIT)
+        _check("a split's name", split, SPLIT_NAME)
     if not samples_by_split:
         raise ValueError("samples_by_split must have at least one split")
     _check_keys(supervised_keys, tree)
@@ -96,7 +103,7 @@ def write(
         "description": description,
         "citation": citation,
         "redistributionInfo": {"license": license} if license else None,
-        "supervisedKeys": None if supervised_keys is None else _written_keys(tuple(supervised_keys)),
+        "supervisedKeys": None if supervised_keys is None else _written_keys(supervised_keys),
         "fileFormat": "tfrecord",
         "disableShuffling": True,  # the order is the caller's
     }
@@ -108,8 +115,11 @@ def write(
             for split, samples in samples_by_split.items()
         ]
         texts = {INFO_FILE: _json({**fields, "splits": splits}), FEATURES_FILE: _json(features_to_json(tree))}
-        for file, text in {**texts, **label_files(tree)}.items():
-            _write_text(folder / file, text)
+        for leaf in list_leaves(tree):
+            if isinstance(leaf.feature, (f.ClassLabel, f.LabeledImage)) and leaf.feature.names is not None:
+                texts[label_file(leaf.names)] = "\n".join(leaf.feature.names) + "\n"
+        for file, text in texts.items():
+            write_atomically(str(folder / file), text.encode())
         sync_directory(folder)
         _rename(folder, target)
     except BaseException:
@@ -120,7 +130,7 @@ def write(
     return info(target)
 
 
-def _check(what: str, value: Any, pattern: re.Pattern[str]) -> None:
+def _check(what: str, value: object, pattern: re.Pattern[str]) -> None:
     if not isinstance(value, str) or not pattern.fullmatch(value):
         raise ValueError(f"{what} must be like {pattern.pattern}, got {value!r}")
 
@@ -209,26 +219,17 @@ def _divide(whole: Path, paths: list[str], ends: list[int]) -> None:
     whole.unlink()
 
 
-def _check_keys(keys: Any, tree: f.FeaturesDict) -> None:
+def _check_keys(keys: tuple[SupervisedKeys, ...] | None, tree: f.FeaturesDict) -> None:
     if keys is None:
         return
     if not isinstance(keys, tuple) or len(keys) not in (2, 3):
         raise ValueError(f"supervised_keys must be a tuple of 2 or 3, got {keys!r}")
-    _walk_keys(keys, tree)
+    for key in flat_keys(keys):
+        if key not in tree:
+            raise KeyError(f"supervised_keys: no feature {key!r}; there are {', '.join(tree)}")
 
 
-def _walk_keys(keys: Any, tree: f.FeaturesDict) -> None:
-    if isinstance(keys, str):
-        if keys not in tree:
-            raise KeyError(f"supervised_keys: no feature {keys!r}; there are {', '.join(tree)}")
-        return
-    if not isinstance(keys, (tuple, Mapping)):
-        raise TypeError(f"supervised_keys must be names, tuples and dicts, got {type(keys).__name__}")
-    for item in keys.values() if isinstance(keys, Mapping) else keys:
-        _walk_keys(item, tree)
-
-
-def _written_keys(keys: Any) -> dict[str, Any]:
+def _written_keys(keys: SupervisedKeys) -> dict[str, object]:
     if isinstance(keys, str):
         return {"featureKey": keys}
     if isinstance(keys, Mapping):
@@ -239,7 +240,3 @@ def _written_keys(keys: Any) -> dict[str, Any]:
 def _json(fields: Mapping[str, Any]) -> str:
     kept = {name: value for name, value in fields.items() if value not in (None, "")}
     return json.dumps(kept, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
-
-
-def _write_text(path: Path, text: str) -> None:
-    write_atomically(str(path), text.encode("utf-8"))

@@ -1,13 +1,40 @@
-"""Checksums of a stream up to any of its bytes."""
+"""Checksums against an independent implementation, and those of a stream up to any of its bytes."""
+
+import base64
+import json
 
 import numpy as np
 import pytest
+from helpers import RECORDS, slow_crc32c, slow_masked
+from hypothesis import given
+from hypothesis import strategies as st
 
-from torch_tfrecord.records import running_checksums
-from torch_tfrecord.records.checksum import crc32c, mask_array, unmask_array
-from torch_tfrecord.records.running_checksums import RunningChecksums, moved, moved_by
+from torch_tfrecord.records import checksum
+from torch_tfrecord.records.checksum import RunningChecksums, crc32c, moved, moved_by
+
+GOLDEN = json.loads((RECORDS / "framing.json").read_text())
 
 BUFFER = np.random.default_rng(0).integers(0, 256, 5000, np.uint8).tobytes()
+
+
+@pytest.mark.parametrize("case", GOLDEN["crc32c"], ids=lambda case: case["crc32c"])
+def test_golden_checksums(case):  # robustness 3
+    data = base64.b64decode(case["data"])
+    assert f"{checksum.crc32c(data):08x}" == case["crc32c"]
+    assert f"{checksum.masked_crc32c(data):08x}" == case["masked"]
+    assert checksum.unmask(int(case["masked"], 16)) == int(case["crc32c"], 16)
+
+
+@given(st.binary(max_size=300))
+def test_checksum_is_crc32c(data):
+    assert checksum.masked_crc32c(data) == slow_masked(data)
+    assert checksum.crc32c(data[5:], checksum.crc32c(data[:5])) == slow_crc32c(data)
+
+
+@given(st.integers(0, 2**32 - 1))
+def test_mask_and_unmask(crc):
+    assert checksum.unmask(checksum.mask(crc)) == crc
+    assert int(checksum.mask(np.array([crc], dtype=np.uint32))[0]) == checksum.mask(crc)
 
 
 def read(num_bytes, offset):
@@ -16,7 +43,7 @@ def read(num_bytes, offset):
 
 @pytest.mark.parametrize("begin", [0, 1, 63, 64, 65, 4990, 5000])
 def test_up_to_any_points(monkeypatch, begin):
-    monkeypatch.setattr(running_checksums, "MARK_BYTES", 64)
+    monkeypatch.setattr(checksum, "MARK_BYTES", 64)
     sums = RunningChecksums(read)
     sums.start(begin)
     for seed in range(3):
@@ -28,7 +55,7 @@ def test_up_to_any_points(monkeypatch, begin):
 
 
 def test_beginning_later_keeps_what_is_known(monkeypatch):
-    monkeypatch.setattr(running_checksums, "MARK_BYTES", 64)
+    monkeypatch.setattr(checksum, "MARK_BYTES", 64)
     asked = []
     sums = RunningChecksums(lambda num_bytes, offset: asked.append(num_bytes) or read(num_bytes, offset))
     sums.extend(4500)
@@ -50,4 +77,6 @@ def test_zeros_are_added_and_taken_off():
         assert moved(there, -counts).tolist() == crcs.tolist()
         assert there.tolist() == [moved_by(crc, count) for crc in crcs.tolist()]
     assert moved_by(crc32c(b"ab"), 3) ^ crc32c(b"cde") == crc32c(b"abcde")
-    assert unmask_array(mask_array(crcs)).tolist() == crcs.tolist()
+    masked = checksum.mask(crcs)
+    assert masked.dtype == np.uint32
+    assert checksum.unmask(masked).tolist() == crcs.tolist()

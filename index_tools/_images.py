@@ -1,10 +1,13 @@
-"""An image folder, one sub-folder per class: its files, and each file made ready to be a record."""
+"""An image folder, one sub-folder per class, as records: its files, and the shards they go to with the class names."""
 
 from __future__ import annotations
 
+import contextlib
+import glob
+import itertools
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -12,10 +15,23 @@ import torch
 from torch_tfrecord.errors import ImageDecodeError
 from torch_tfrecord.images.codec import decode_image, encode_image, image_format, image_size
 from torch_tfrecord.images.headers import guess_content
+from torch_tfrecord.protobuf.example import encode_example
+from torch_tfrecord.records.atomic import AtomicFile
+from torch_tfrecord.records.paths import is_companion, labels_name
 from torch_tfrecord.records.storage import open_file
+from torch_tfrecord.records.writer import ShardedTFRecordWriter
 
-__all__ = ["ImageFile", "ImageFolder", "LoadedImage", "find_images", "load_image"]
+__all__ = [
+    "ImageFile",
+    "LoadedImage",
+    "check_output",
+    "encode_image_example",
+    "find_images",
+    "load_image",
+    "write_shards",
+]
 
+_SUFFIXES = {None: ".tfrecord", "GZIP": ".tfrecord.gz", "ZLIB": ".tfrecord.zlib"}
 _HEAD_BYTES = 64  # tell an image from anything else, so that no film is read whole
 
 
@@ -26,8 +42,7 @@ class ImageFile(NamedTuple):
     label: int
 
 
-@dataclass(frozen=True)
-class ImageFolder:
+class ImageFolder(NamedTuple):
     """What an image folder holds: the classes in the order of their labels, and the files, sorted."""
 
     classes: tuple[str, ...]
@@ -145,3 +160,104 @@ def _as_jpeg(encoded: bytes, pixels: torch.Tensor, quality: int, drop_alpha: boo
         return encode_image(pixels[:-1] if has_alpha else pixels, "jpeg", quality), ""
     except ValueError:
         return encoded, "too large"  # sides over 65,535 pixels
+
+
+# Shards.
+
+
+def check_output(prefix: str, num_shards: int | None, compression_type: str | None) -> None:
+    """Refuse to write beside a set of shards that would stay: two sets under one prefix pass for one damaged set.
+
+    Raises:
+        ValueError: a prefix without a name, or shards that are there and would not surely be replaced.
+    """
+    if not os.path.basename(prefix):
+        raise ValueError(f"OUTPUT_PREFIX must end in a name for the shards, such as {prefix}train, got {prefix!r}")
+    found = sorted(path for path in glob.glob(f"{glob.escape(prefix)}-*-of-*") if not is_companion(path))
+    replaced = None if num_shards is None else f"-of-{num_shards:05d}{_SUFFIXES[compression_type]}"
+    left = [path for path in found if replaced is None or not path.endswith(replaced)]
+    if left:
+        raise ValueError(f"another set of shards is there: {left[0]}; remove it, or choose another OUTPUT_PREFIX")
+
+
+def encode_image_example(image: LoadedImage, class_name: str) -> bytes:
+    """The record of an image, with the keys of TensorFlow's ImageNet files; names are bytes as on the disk."""
+    return encode_example(
+        {
+            "image/encoded": image.encoded,
+            "image/format": image.format.upper(),
+            "image/height": image.height,
+            "image/width": image.width,
+            "image/class/label": image.file.label,
+            "image/class/text": os.fsencode(class_name),
+            "image/filename": os.fsencode(os.path.basename(image.file.path)),
+        }
+    )
+
+
+def write_shards(
+    images: Iterator[LoadedImage],
+    classes: tuple[str, ...],
+    prefix: str,
+    *,
+    num_shards: int | None,
+    max_shard_bytes: int | None,
+    compression_type: str | None,
+) -> tuple[list[str], str]:
+    """Write shards with their indexes, and ``labels-<prefix's name>.txt``; missing folders are made.
+
+    Returns:
+        The shards' paths and that of the labels; none and "" where there is no image.
+
+    Raises:
+        OSError: nothing is left behind, nor after an interrupt.
+    """
+    first = next(images, None)
+    if first is None:
+        return [], ""
+    folder, name = os.path.split(prefix)
+    labels_path = os.path.join(folder, labels_name(name))
+    with _made_folders(folder):
+        labels = AtomicFile(labels_path)
+        try:
+            labels.write(b"".join(os.fsencode(name) + b"\n" for name in classes))
+            labels.prepare()
+            with _Writer(
+                prefix,
+                num_shards=num_shards,
+                max_shard_bytes=max_shard_bytes,
+                compression_type=compression_type,
+                suffix=_SUFFIXES[compression_type],
+                write_index=True,
+            ) as writer:
+                writer.labels = labels
+                for image in itertools.chain([first], images):
+                    writer.write(encode_image_example(image, classes[image.file.label]))
+        except BaseException:
+            labels.discard()
+            raise
+    return writer.paths, labels_path
+
+
+class _Writer(ShardedTFRecordWriter):
+    """Shards that appear together with the class names."""
+
+    labels: AtomicFile
+
+    def _beside(self) -> list[AtomicFile]:
+        return [self.labels]
+
+
+@contextlib.contextmanager
+def _made_folders(folder: str) -> Iterator[None]:
+    """Make a folder and those above it; after a failure those that were made are removed again."""
+    target = Path(folder)
+    missing = [path for path in (target, *target.parents) if not path.exists()]
+    target.mkdir(parents=True, exist_ok=True)
+    try:
+        yield
+    except BaseException:
+        for path in missing:
+            with contextlib.suppress(OSError):  # something else was put there meanwhile
+                path.rmdir()
+        raise

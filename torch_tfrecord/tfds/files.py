@@ -1,0 +1,161 @@
+"""The files of a dataset: the folder of its version, and the names of a split's shards by its template."""
+
+from __future__ import annotations
+
+import errno
+import os
+import posixpath
+import re
+import string
+from collections.abc import Iterable
+
+from torch_tfrecord.errors import ParseError
+from torch_tfrecord.records.descriptors import opened
+from torch_tfrecord.records.storage import filesystem, is_remote
+from torch_tfrecord.shown import shown_list
+from torch_tfrecord.tfds.json_fields import JsonFields, read_json
+
+__all__ = [
+    "DEFAULT_TEMPLATE",
+    "FEATURES_FILE",
+    "INFO_FILE",
+    "VERSION",
+    "label_file",
+    "list_folder",
+    "shard_borders",
+    "shard_count",
+    "shard_paths",
+    "version_folder",
+]
+
+VERSION = re.compile(r"\d+\.\d+\.\d+")
+INFO_FILE, FEATURES_FILE = "dataset_info.json", "features.json"
+DEFAULT_TEMPLATE = "{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_X_OF_Y}"
+_VARIABLES = ("DATASET", "SPLIT", "FILEFORMAT", "SHARD_INDEX", "NUM_SHARDS", "SHARD_X_OF_Y")
+_MIN_DIGITS = 5
+_MIN_SHARD_BYTES = 64 << 20  # TFDS writes shards of 64 MiB to 1 GiB
+_MAX_SHARD_BYTES = 1 << 30
+
+
+def version_folder(folder: str) -> str:
+    """The folder itself, or that of the highest version below it.
+
+    Raises:
+        FileNotFoundError: Neither.
+        ValueError: TFDS has not finished the folder, or there are several configs.
+    """
+    if posixpath.basename(folder).startswith("incomplete."):
+        raise ValueError(f"{folder}: TFDS has not finished this directory ('incomplete.'); prepare it again")
+    entries = list_folder(folder)
+    if INFO_FILE in entries:
+        return folder
+    versions = [name for name in entries if VERSION.fullmatch(name)]
+    if versions:
+        return posixpath.join(folder, max(versions, key=lambda name: [*map(int, name.split("."))]))
+    unfinished = sorted(name for name in entries if name.startswith("incomplete."))
+    configs = [name for name in entries if not name.startswith((".", "incomplete.")) and _has_version(folder, name)]
+    default = _default_config(folder) if ".config" in entries else None
+    if default in configs:
+        return version_folder(posixpath.join(folder, str(default)))
+    if len(configs) == 1:
+        return version_folder(posixpath.join(folder, configs[0]))
+    if configs:
+        raise ValueError(f"{folder}: several configs, choose one: {shown_list(sorted(configs))}")
+    hint = f"; {unfinished[0]} was never finished" if unfinished else ""
+    raise FileNotFoundError(
+        errno.ENOENT, f"no {INFO_FILE}: not a directory of a TFDS dataset{hint}", posixpath.join(folder, INFO_FILE)
+    )
+
+
+def _has_version(folder: str, name: str) -> bool:
+    try:
+        return any(map(VERSION.fullmatch, list_folder(posixpath.join(folder, name))))
+    except NotADirectoryError:
+        return False
+
+
+def _default_config(folder: str) -> str | None:
+    path = posixpath.join(folder, ".config", "metadata.json")
+    try:
+        return JsonFields(read_json(path), path, "").text("default_config_name") or None
+    except FileNotFoundError:
+        return None
+
+
+def list_folder(folder: str) -> list[str]:
+    """Names in a folder, sorted."""
+    if not is_remote(folder):
+        return sorted(opened(os.listdir, folder))
+    system, path = filesystem(folder)
+    return sorted(posixpath.basename(str(name).rstrip("/")) for name in system.ls(path, detail=False))
+
+
+def label_file(names: Iterable[str]) -> str:
+    """The file of the names of classes, by the names of the label's feature from the root of the tree."""
+    return f"{'-'.join(name.replace('/', '.') for name in names)}.labels.txt"
+
+
+def shard_paths(directory: str, template: str, *, dataset: str, split: str, num_shards: int) -> list[str]:
+    """The files of a split, in order.
+
+    Args:
+        directory: That of the dataset.
+        template: ``{SPLIT}/data.{FILEFORMAT}-{SHARD_INDEX}`` and the like, "" for TFDS's default. An ending from the
+            last ``%`` on is a hint at the coding and dropped; ``name@N`` is N shards, ``name@*`` any number.
+        dataset: Name of the dataset.
+        split: Name of the split.
+        num_shards: How many there are.
+
+    Raises:
+        ParseError: A template with other variables, one that leaves the dataset's folder, or one without a shard's
+            number where there are several.
+
+    Example:
+        >>> shard_paths("d", "", dataset="mnist", split="train", num_shards=1)
+        ['d/mnist-train.tfrecord-00000-of-00001']
+    """
+    plain = re.sub(r"@(\d+|\*)", "-{SHARD_X_OF_Y}", (template or DEFAULT_TEMPLATE).rsplit("%", 1)[0])
+    try:
+        used = [name for _, name, _, _ in string.Formatter().parse(plain) if name is not None]
+    except ValueError:
+        used = ["?"]
+    if any(name not in _VARIABLES for name in used):
+        raise ParseError(f"split {split!r}: cannot read filepathTemplate {template!r}, which knows {_VARIABLES}")
+    if num_shards > 1 and not set(used) & {"SHARD_INDEX", "SHARD_X_OF_Y"}:
+        raise ParseError(f"split {split!r}: filepathTemplate {template!r} has no number for {num_shards} shards")
+    names = {"DATASET": dataset, "SPLIT": split, "FILEFORMAT": "tfrecord"}
+    digits = max(_MIN_DIGITS, len(str(num_shards)))
+    total, found = f"{num_shards:0{digits}d}", []
+    for number in range(num_shards):
+        one = f"{number:0{digits}d}"
+        found.append(plain.format(**names, SHARD_INDEX=one, NUM_SHARDS=total, SHARD_X_OF_Y=f"{one}-of-{total}"))
+    if found and (posixpath.isabs(found[0]) or ".." in found[0].split("/")):  # the others differ in digits alone
+        raise ParseError(f"split {split!r}: filepathTemplate {template!r} leaves the dataset's folder: {found[0]!r}")
+    return [posixpath.join(directory, name) for name in found]
+
+
+def shard_count(num_bytes: int, num_examples: int) -> int:
+    """How many shards TFDS makes of so many records: the most of at least 64 MiB, up to 1024, none over 1 GiB.
+
+    Args:
+        num_bytes: Of all records, framed.
+        num_examples: How many records.
+
+    Source: ``shard_utils.ShardConfig.calculate_number_shards``.
+    """
+    most, fewest = num_bytes // _MIN_SHARD_BYTES, num_bytes // _MAX_SHARD_BYTES
+    if fewest > 1024:
+        enough = -(-fewest // 1024) * 1024
+        return max(2048, enough) if num_examples >= enough else max(num_examples, 1)
+    candidates = (1 << power for power in range(10, 0, -1))
+    return next((n for n in candidates if fewest <= n <= most and num_examples >= n), 1)
+
+
+def shard_borders(num_examples: int, num_shards: int) -> list[int]:
+    """One behind the last example of each shard, as TFDS rounds.
+
+    Example:
+        >>> shard_borders(127, 4)
+        [32, 64, 95, 127]
+    """
+    return [round(num_examples * number / num_shards) for number in range(1, num_shards + 1)]
