@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from torch_tfrecord.tfds.episode_columns import ListColumn, NumberColumn
-from torch_tfrecord.tfds.step_batches import DifferentNamesError, StepBatch, shared_names, together
-from torch_tfrecord.tfds.windows import Windows
+from torch_tfrecord.tfds.windows import DifferentNamesError, StepBatch, Windows, shared_names, together, window
 
 
 def windows_of(columns, size, pad, seed=0):
@@ -35,7 +34,7 @@ def test_numbers_of_a_batch_are_those_of_each_window(lengths, size, pad, shape, 
     arrays = [rng.integers(0, 100, (length, *shape)).astype(dtype) for length in lengths]
     columns = [NumberColumn(np.asfortranarray(array) if by_columns else array) for array in arrays]
     for spans, batch in windows_of(columns, size, pad):
-        expected = [column.take(span, pad) for column, span in zip(columns, spans, strict=True)]
+        expected = [window(column, span, pad) for column, span in zip(columns, spans, strict=True)]
         found = batch.take(columns)
         assert found.dtype == expected[0].dtype and found.is_contiguous()
         assert torch.equal(found, torch.stack(expected))
@@ -64,7 +63,7 @@ def test_columns_that_differ_give_a_list(other, pad):
             found = batch.take(columns)
             assert type(found) is list
             for value, column, span in zip(found, columns, spans, strict=True):
-                expected = column.take(span, pad)
+                expected = window(column, span, pad)
                 assert type(value) is type(expected)
                 assert torch.equal(value, expected) if isinstance(value, torch.Tensor) else value == expected
 

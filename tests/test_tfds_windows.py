@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torch_tfrecord.tfds.windows import Span, Windows, masks, repeated_steps
+from torch_tfrecord.tfds.windows import Span, Windows, laid_out
 
 SIZES = st.integers(1, 7)
 
@@ -30,10 +30,11 @@ def test_many_spans_are_each_of_them(size, chosen):
     seen = [windows.observations(step) for step, _ in places]
     done = [windows.actions(step, num_steps) for step, num_steps in places]
     for spans in (seen, done):
-        assert masks(spans).dtype == np.bool_ and repeated_steps(spans).dtype == np.int64
-        assert masks(spans).tolist() == [span.mask().tolist() for span in spans]
-        assert repeated_steps(spans).tolist() == [span.repeated().tolist() for span in spans]
-        assert masks(spans).flags.c_contiguous and repeated_steps(spans).flags.c_contiguous
+        repeated, masks = laid_out(spans)
+        assert masks.dtype == np.bool_ and repeated.dtype == np.int64
+        assert masks.tolist() == [span.mask().tolist() for span in spans]
+        assert repeated.tolist() == [span.repeated().tolist() for span in spans]
+        assert masks.flags.c_contiguous and repeated.flags.c_contiguous
 
 
 @given(SIZES, SIZES, st.lists(st.integers(0, 20), min_size=1))

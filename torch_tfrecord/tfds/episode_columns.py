@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torchvision import tv_tensors
 
-from torch_tfrecord.arguments import Pad
-from torch_tfrecord.batch_memory import reserve
 from torch_tfrecord.errors import ParseError, TFRecordError
-from torch_tfrecord.features.specs import is_ragged
 from torch_tfrecord.tfds.episode_reader import Frames, read_frames
-from torch_tfrecord.tfds.windows import Span
 from torch_tfrecord.values.dtypes import decode_text
 
 __all__ = [
@@ -27,32 +21,40 @@ __all__ = [
     "NumberColumn",
     "Pictures",
     "TextColumn",
+    "own_tensor",
     "read_encoded",
-    "stacked",
 ]
 
+_Locate: TypeAlias = Callable[[TFRecordError], TFRecordError]
 
-class Column(Protocol):
+
+class Column:
     """One value for each step of an episode.
 
     Attributes:
         num_bytes: Memory that it keeps, in the main.
     """
 
+    # A batch takes from many episodes that are in no cache: each look into a dict would be a wait for memory.
+    __slots__ = ("num_bytes",)
+
     num_bytes: int
 
     def __len__(self) -> int:
         """The number of steps."""
+        raise NotImplementedError
+
+    def read(self, first: int, stop: int) -> Any:
+        """The values of the steps `first` to `stop` - 1: a list, or a tensor of its own memory."""
+        raise NotImplementedError
 
     def at(self, step: int) -> Any:
         """The value of one step."""
-
-    def take(self, span: Span, pad: Pad) -> Any:
-        """The values of neighbouring steps; those that are missing are repeated or zero."""
+        return self.read(step, step + 1)[0]
 
 
-class NumberColumn:
-    """Numbers of one shape: each step's are a tensor of its own memory.
+class NumberColumn(Column):
+    """Numbers of one shape: `read` gives a tensor [steps, *shape].
 
     Args:
         values: [T, *shape], a tensor or array; not changed.
@@ -61,8 +63,7 @@ class NumberColumn:
         array: The same memory as an array; None where there is none, as of bfloat16.
     """
 
-    # A batch takes from many episodes that are in no cache: each look into a dict would be a wait for memory.
-    __slots__ = ("array", "num_bytes", "values")
+    __slots__ = ("array", "values")
 
     def __init__(self, values: npt.NDArray[Any] | torch.Tensor) -> None:
         self.values = values
@@ -72,19 +73,18 @@ class NumberColumn:
     def __len__(self) -> int:
         return len(self.values)
 
+    def read(self, first: int, stop: int) -> torch.Tensor:
+        """[steps, *shape]."""
+        return own_tensor(self.values[first:stop])
+
     def at(self, step: int) -> torch.Tensor:
         """[*shape]."""
-        return _tensor(self.values[step : step + 1])[0]
+        return own_tensor(self.values[step : step + 1])[0]
 
-    def take(self, span: Span, pad: Pad) -> torch.Tensor:
-        """[steps, *shape]."""
-        real = self.values[span.first : span.stop]
-        reserve((span.before + len(real) + span.behind) * math.prod(real.shape[1:]) * real.itemsize)
-        if not span.before and not span.behind:
-            return _tensor(real)
-        if pad == "repeat":
-            return _tensor(self.values[span.repeated()], is_own=True)
-        return _with_zeros(_tensor(real), span)
+
+def own_tensor(values: npt.NDArray[Any] | torch.Tensor) -> torch.Tensor:
+    """A copy."""
+    return values.clone() if isinstance(values, torch.Tensor) else torch.from_numpy(values.copy())
 
 
 def _as_array(values: torch.Tensor) -> npt.NDArray[Any] | None:
@@ -97,19 +97,7 @@ def _as_array(values: torch.Tensor) -> npt.NDArray[Any] | None:
     return array
 
 
-def _tensor(values: npt.NDArray[Any] | torch.Tensor, is_own: bool = False) -> torch.Tensor:
-    if isinstance(values, torch.Tensor):
-        return values.clone()
-    return torch.from_numpy(values if is_own else values.copy())
-
-
-def _with_zeros(real: torch.Tensor, span: Span) -> torch.Tensor:
-    padded = real.new_zeros((span.before + len(real) + span.behind, *real.shape[1:]))
-    padded[span.before : span.before + len(real)] = real
-    return padded
-
-
-class ListColumn:
+class ListColumn(Column):
     """Values that no tensor holds, such as bytes; a sample has a list of them.
 
     Args:
@@ -117,10 +105,12 @@ class ListColumn:
         empty: What stands for a missing one with pad="zero".
     """
 
-    def __init__(self, values: Sequence[Any], empty: Any = b"") -> None:
+    __slots__ = ("empty", "values")
+
+    def __init__(self, values: Sequence[Any], empty: object = b"") -> None:
         self.values = values
+        self.empty = empty
         self.num_bytes = 8 * len(values) + sum(map(_size, {id(value): value for value in values}.values()))
-        self._empty = empty
 
     def __len__(self) -> int:
         return len(self.values)
@@ -129,18 +119,13 @@ class ListColumn:
         """The value."""
         return self.values[step]
 
-    def take(self, span: Span, pad: Pad) -> list[Any]:
+    def read(self, first: int, stop: int) -> list[Any]:
         """A list of values."""
-        return _padded(list(self.values[span.first : span.stop]), span, pad, self._empty)
+        return [self.at(step) for step in range(first, stop)]
 
 
-def _size(value: Any) -> int:
+def _size(value: object) -> int:
     return len(value) if isinstance(value, (bytes, str)) else 64
-
-
-def _padded(real: list[Any], span: Span, pad: Pad, empty: Any) -> list[Any]:
-    front, back = (real[0], real[-1]) if pad == "repeat" else (empty, empty)
-    return [front] * span.before + real + [back] * span.behind
 
 
 class TextColumn(ListColumn):
@@ -152,7 +137,9 @@ class TextColumn(ListColumn):
         locate: Adds file and record to an error.
     """
 
-    def __init__(self, values: Sequence[bytes], path: str, locate: Callable[[TFRecordError], TFRecordError]) -> None:
+    __slots__ = ("_locate", "_path")
+
+    def __init__(self, values: Sequence[bytes], path: str, locate: _Locate) -> None:
         super().__init__(values, "")
         self._path = path
         self._locate = locate
@@ -168,9 +155,9 @@ class TextColumn(ListColumn):
         except ParseError as error:
             raise self._locate(_at_step(error, self._path, step)) from error.__cause__
 
-    def take(self, span: Span, pad: Pad) -> list[str]:
-        """A list of str."""
-        return _padded([self.at(step) for step in range(span.first, span.stop)], span, pad, "")
+
+def _at_step(error: TFRecordError, path: str, step: int) -> TFRecordError:
+    return type(error)(f"feature {path!r}, step {step}: {error.args[0]}")
 
 
 class Pictures:
@@ -190,7 +177,7 @@ class Pictures:
         return all(wanted in (None, found) for wanted, found in zip(self._shape, size, strict=False))
 
 
-class EncodedColumn:
+class EncodedColumn(Column):
     """Encoded values, such as images, read and decoded when a sample takes them.
 
     Args:
@@ -201,14 +188,14 @@ class EncodedColumn:
         pictures: What `decode` makes of them, where that is plain `tv_tensors.Image`.
     """
 
-    __slots__ = ("_decode", "_locate", "_path", "_values", "num_bytes", "pictures")
+    __slots__ = ("_decode", "_locate", "_path", "_values", "pictures")
 
     def __init__(
         self,
         values: Frames | Sequence[bytes],
         decode: Callable[[bytes], Any] | None,
         path: str,
-        locate: Callable[[TFRecordError], TFRecordError],
+        locate: _Locate,
         pictures: Pictures | None = None,
     ) -> None:
         self.pictures = pictures
@@ -221,23 +208,12 @@ class EncodedColumn:
     def __len__(self) -> int:
         return len(self._values)
 
-    def at(self, step: int) -> Any:
-        """The value; of an image a `tv_tensors.Image` [C, H, W]; bytes where nothing is decoded."""
-        return self._read(step, step + 1)[0]
-
-    def take(self, span: Span, pad: Pad) -> Any:
-        """Images: a `tv_tensors.Video` [steps, C, H, W], a list where sizes differ. Tensors: stacked. Else a list.
-
-        Padding repeats what was decoded once.
-        """
-        real = self._read(span.first, span.stop)
-        return stacked(_padded(real, span, pad, _zero_like(real[0]) if real and pad == "zero" else None))
-
     def encoded(self, first: int, stop: int) -> list[bytes]:
         """The bytes of the steps `first` to `stop` - 1, whose checksums were right."""
         return self._values.read(first, stop) if isinstance(self._values, Frames) else list(self._values[first:stop])
 
-    def _read(self, first: int, stop: int) -> list[Any]:
+    def read(self, first: int, stop: int) -> list[Any]:
+        """Of images each a `tv_tensors.Image` [C, H, W]; bytes where nothing is decoded."""
         encoded = self.encoded(first, stop)
         if self._decode is None:
             return encoded
@@ -250,20 +226,16 @@ class EncodedColumn:
         return values
 
 
-def read_encoded(columns: Sequence[EncodedColumn], spans: Sequence[Span]) -> list[bytes]:
-    """What `EncodedColumn.encoded` gives of each column's window, one after another."""
+def read_encoded(columns: Sequence[EncodedColumn], spans: Sequence[tuple[int, int, int, int]]) -> list[bytes]:
+    """What `EncodedColumn.encoded` gives of each column's `Span`, one after another."""
     frames = [column._values for column in columns if isinstance(column._values, Frames)]
     if frames and len(frames) == len(columns):
         return read_frames(frames, spans)
     windows = zip(columns, spans, strict=True)
-    return [value for column, span in windows for value in column.encoded(span.first, span.stop)]
+    return [value for column, (first, stop, _, _) in windows for value in column.encoded(first, stop)]
 
 
-def _at_step(error: TFRecordError, path: str, step: int) -> TFRecordError:
-    return type(error)(f"feature {path!r}, step {step}: {error.args[0]}")
-
-
-class NestedColumn:
+class NestedColumn(Column):
     """Values of any other feature, such as sequences in each step: decoded when a sample takes them.
 
     Args:
@@ -274,13 +246,10 @@ class NestedColumn:
         locate: Adds file and record to an error.
     """
 
+    __slots__ = ("_locate", "_num_steps", "_path", "_values")
+
     def __init__(
-        self,
-        num_steps: int,
-        num_bytes: int,
-        values: Callable[[int, int], list[Any]],
-        path: str,
-        locate: Callable[[TFRecordError], TFRecordError],
+        self, num_steps: int, num_bytes: int, values: Callable[[int, int], list[Any]], path: str, locate: _Locate
     ) -> None:
         self.num_bytes = num_bytes
         self._num_steps = num_steps
@@ -291,39 +260,12 @@ class NestedColumn:
     def __len__(self) -> int:
         return self._num_steps
 
-    def at(self, step: int) -> Any:
-        """The value."""
+    def read(self, first: int, stop: int) -> list[Any]:
+        """The values."""
         try:
-            return self._values(step, step + 1)[0]
+            return self._values(first, stop)
         except TFRecordError as error:
-            raise self._locate(_at_step(error, self._path, step)) from error.__cause__
-
-    def take(self, span: Span, pad: Pad) -> Any:
-        """Stacked where they are tensors of one shape, else a list."""
-        try:
-            real = self._values(span.first, span.stop)
-        except TFRecordError:  # one after another, for the error of the first bad step
-            real = [self.at(step) for step in range(span.first, span.stop)]
-        return stacked(_padded(real, span, pad, _zero_like(real[0]) if real and pad == "zero" else None))
-
-
-def _zero_like(value: Any) -> Any:
-    if not isinstance(value, torch.Tensor):
-        return type(value)()
-    zeros = torch.zeros_like(value)  # of a tv_tensor a plain one
-    return tv_tensors.wrap(zeros, like=value) if isinstance(value, tv_tensors.TVTensor) else zeros
-
-
-def stacked(values: list[Any]) -> Any:
-    """Tensors of one shape as one tensor, of images a `tv_tensors.Video`; everything else as the list it is."""
-    first = values[0] if values else None
-    if not isinstance(first, torch.Tensor) or first.is_nested or is_ragged(first):
-        return values
-    if any(value.is_nested or value.shape != first.shape or value.dtype != first.dtype for value in values):
-        return values
-    plain = [value.as_subclass(torch.Tensor) for value in values]
-    reserve(len(values) * first.nbytes if len(values) > 1 else 0)
-    together = plain[0][None] if len(plain) == 1 else torch.stack(plain)  # one needs no copy
-    if isinstance(first, tv_tensors.Image):
-        return tv_tensors.Video(together)
-    return tv_tensors.Mask(together) if isinstance(first, tv_tensors.Mask) else together
+            if stop == first + 1:
+                raise self._locate(_at_step(error, self._path, first)) from error.__cause__
+            # One after another, for the error of the first bad step.
+            return [value for step in range(first, stop) for value in self.read(step, step + 1)]

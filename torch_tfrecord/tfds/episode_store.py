@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import posixpath
 from collections.abc import Callable, Iterator, Mapping
@@ -32,8 +31,8 @@ from torch_tfrecord.tfds.episode_columns import (
     Pictures,
     TextColumn,
 )
-from torch_tfrecord.tfds.episode_reader import EpisodeReader, Frames
-from torch_tfrecord.tfds.episode_sidecar import EpisodeIndexKeeper
+from torch_tfrecord.tfds.episode_index import EpisodeIndexKeeper
+from torch_tfrecord.tfds.episode_reader import EpisodeReader, EpisodeRecord, Frames
 from torch_tfrecord.tfds.leaf_table import LeafPlace, list_leaves, make_leaf
 from torch_tfrecord.tfds.loading import open_split
 from torch_tfrecord.tfds.parser import Chosen, choose_leaves
@@ -147,11 +146,11 @@ class EpisodeStore:
         chosen = [positions.start, positions.stop] if isinstance(positions, range) else np.asarray(positions).tolist()
         return [files, chosen]
 
-    def locate(self, number: int) -> tuple[int, int]:
-        """Number of the file of an episode, and of the record in it."""
+    def record(self, number: int) -> EpisodeRecord:
+        """The record of the episode at a position."""
         absolute = int(self._positions[as_integer(number)])
         file = int(np.searchsorted(self._ends, absolute, side="right"))
-        return file, absolute - (int(self._ends[file - 1]) if file else 0)
+        return self._reader.record(file, absolute - (int(self._ends[file - 1]) if file else 0))
 
     @property
     def files(self) -> list[str]:
@@ -165,29 +164,25 @@ class EpisodeStore:
 
     def place(self, number: int) -> str:
         """The record of an episode, as errors name it."""
-        return self._reader.place(*self.locate(number))
-
-    def located(self, number: int, error: TFRecordError) -> TFRecordError:
-        """An error in an episode, with its file, byte and record."""
-        return self._reader.locate_record(*self.locate(number), error)
+        return str(self.record(number))
 
     def _load(self, number: int) -> Episode:
-        file, record = self.locate(number)
+        record = self.record(number)
         num_steps = int(self.num_steps[number])
-        lists = self._reader.lists(file, record, self._keys.__contains__)
-        locate = functools.partial(self._reader.locate_record, file, record)
+        lists = record.lists(self._keys.__contains__)
         steps: dict[str, Any] = {}
         metadata: dict[str, Any] = {}
-        for leaf in self._leaves:
+        for leaf, make in zip(self._leaves, self._columns, strict=True):
             try:
-                if _is_step(leaf):
-                    _put(steps, leaf.names[1:], self._columns[leaf.path](lists, num_steps, locate))
-                else:
-                    _put(metadata, leaf.names, self._columns[leaf.path](lists, num_steps, locate))
+                column = make(lists, num_steps, record.locate)
             except TFRecordError as error:
                 if not str(error.args[0]).startswith("feature "):
                     error.args = (f"feature {leaf.path!r}: {error.args[0]}",)
-                raise locate(error) from error.__cause__
+                raise record.locate(error) from error.__cause__
+            tree, names = (steps, leaf.names[1:]) if _is_step(leaf) else (metadata, leaf.names)
+            for name in names[:-1]:
+                tree = tree.setdefault(name, {})
+            tree[names[-1]] = column
         episode = Episode(number, num_steps, steps, metadata, 0)
         if self.episode_transform is not None:
             transform = self.episode_transform
@@ -198,12 +193,6 @@ class EpisodeStore:
 
 def _is_step(leaf: LeafPlace) -> bool:
     return leaf.names[0] == STEPS
-
-
-def _put(target: dict[str, Any], names: tuple[str, ...], value: Any) -> None:
-    for name in names[:-1]:
-        target = target.setdefault(name, {})
-    target[names[-1]] = value
 
 
 def _leaves_of(tree: Any) -> Iterator[Any]:
@@ -272,17 +261,13 @@ def _plain_pictures(feature: Any) -> Pictures | None:
     return Pictures(_MODES[feature.shape[-1]], tuple(feature.shape))
 
 
-def _column_makers(leaves: list[LeafPlace], decode_images: DecodeImages, path: str) -> dict[str, _ColumnMaker]:
+def _column_makers(leaves: list[LeafPlace], decode_images: DecodeImages, path: str) -> list[_ColumnMaker]:
     images = [leaf for leaf in leaves if _is_step(leaf) and isinstance(leaf.feature, (f.Image, f.LabeledImage))]
-    if isinstance(decode_images, bool):
-        decoded = {leaf.path for leaf in images if decode_images}
-    else:
-        decoded = {
-            _image_named(name, images)
-            for name in ([decode_images] if isinstance(decode_images, str) else decode_images)
-        }
-    kept = {leaf.path for leaf in images} - decoded
-    return {leaf.path: _ColumnMaker(leaf, leaf.path not in kept, path) for leaf in leaves}
+    kept: set[str] = set()
+    if decode_images is not True:
+        names = [] if decode_images is False else [decode_images] if isinstance(decode_images, str) else decode_images
+        kept = {leaf.path for leaf in images} - {_image_named(name, images) for name in names}
+    return [_ColumnMaker(leaf, leaf.path not in kept, path) for leaf in leaves]
 
 
 def _image_named(name: str, images: list[LeafPlace]) -> str:
@@ -332,6 +317,6 @@ def _wrapped(value: Any, name: str, episode: Episode) -> Any:
         )
     if isinstance(value, (np.ndarray, torch.Tensor)):
         return NumberColumn(value)
-    if hasattr(value, "take") and hasattr(value, "at"):
+    if isinstance(value, Column):
         return value
     return ListColumn(list(value), "" if value and isinstance(value[0], str) else b"")
