@@ -2,30 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from torch_tfrecord.errors import ParseError, TFRecordError
-from torch_tfrecord.tfds.episode_reader import Frames, read_frames
+from torch_tfrecord.tfds.episode_reader import Frames, Spans, read_frames
 from torch_tfrecord.values.dtypes import decode_text
 
 __all__ = [
     "Column",
     "EncodedColumn",
+    "FeaturePlace",
     "ListColumn",
-    "NestedColumn",
     "NumberColumn",
     "Pictures",
     "TextColumn",
+    "each_leaf",
     "own_tensor",
     "read_encoded",
 ]
 
-_Locate: TypeAlias = Callable[[TFRecordError], TFRecordError]
+
+class FeaturePlace(NamedTuple):
+    """A feature of one episode, for errors.
+
+    Attributes:
+        path: Of the feature.
+        locate: Adds file and record to an error.
+    """
+
+    path: str
+    locate: Callable[[TFRecordError], TFRecordError]
+
+    def at_step(self, error: TFRecordError, step: int) -> TFRecordError:
+        """The error of one step."""
+        return self.locate(type(error)(f"feature {self.path!r}, step {step}: {error.args[0]}"))
 
 
 class Column:
@@ -65,7 +80,7 @@ class NumberColumn(Column):
 
     __slots__ = ("array", "values")
 
-    def __init__(self, values: npt.NDArray[Any] | torch.Tensor) -> None:
+    def __init__(self, values: npt.NDArray[np.generic] | torch.Tensor) -> None:
         self.values = values
         self.array = values if isinstance(values, np.ndarray) else _as_array(values)
         self.num_bytes = values.nbytes
@@ -82,16 +97,16 @@ class NumberColumn(Column):
         return own_tensor(self.values[step : step + 1])[0]
 
 
-def own_tensor(values: npt.NDArray[Any] | torch.Tensor) -> torch.Tensor:
+def own_tensor(values: npt.NDArray[np.generic] | torch.Tensor) -> torch.Tensor:
     """A copy."""
     return values.clone() if isinstance(values, torch.Tensor) else torch.from_numpy(values.copy())
 
 
-def _as_array(values: torch.Tensor) -> npt.NDArray[Any] | None:
+def _as_array(values: torch.Tensor) -> npt.NDArray[np.generic] | None:
     if type(values) is not torch.Tensor:  # others must keep their kind
         return None
     try:
-        array: npt.NDArray[Any] = values.numpy()
+        array: npt.NDArray[np.generic] = values.numpy()
     except (RuntimeError, TypeError):
         return None
     return array
@@ -133,16 +148,14 @@ class TextColumn(ListColumn):
 
     Args:
         values: UTF-8, one for each step.
-        path: Of the feature, for errors.
-        locate: Adds file and record to an error.
+        place: Of the feature.
     """
 
-    __slots__ = ("_locate", "_path")
+    __slots__ = ("_place",)
 
-    def __init__(self, values: Sequence[bytes], path: str, locate: _Locate) -> None:
+    def __init__(self, values: Sequence[bytes], place: FeaturePlace) -> None:
         super().__init__(values, "")
-        self._path = path
-        self._locate = locate
+        self._place = place
 
     def at(self, step: int) -> str:
         """The text.
@@ -153,28 +166,23 @@ class TextColumn(ListColumn):
         try:
             return decode_text(self.values[step])
         except ParseError as error:
-            raise self._locate(_at_step(error, self._path, step)) from error.__cause__
+            raise self._place.at_step(error, step) from error.__cause__
 
 
-def _at_step(error: TFRecordError, path: str, step: int) -> TFRecordError:
-    return type(error)(f"feature {path!r}, step {step}: {error.args[0]}")
-
-
-class Pictures:
+class Pictures(NamedTuple):
     """How the pictures of a feature are decoded many at a time, where `decode_image` is all that decoding does.
 
-    Args:
+    Attributes:
         mode: As of `decode_image`.
         shape: (height, width, channels), None for any.
     """
 
-    def __init__(self, mode: str, shape: tuple[int | None, ...]) -> None:
-        self.mode = mode
-        self._shape = shape
+    mode: str
+    shape: tuple[int | None, ...]
 
     def fits(self, size: Sequence[int]) -> bool:
         """Whether pictures of (height, width) are of this shape."""
-        return all(wanted in (None, found) for wanted, found in zip(self._shape, size, strict=False))
+        return all(wanted in (None, found) for wanted, found in zip(self.shape, size, strict=False))
 
 
 class EncodedColumn(Column):
@@ -183,27 +191,24 @@ class EncodedColumn(Column):
     Args:
         values: One for each step.
         decode: From bytes to the value; None hands out the bytes.
-        path: Of the feature, for errors.
-        locate: Adds file and record to an error.
+        place: Of the feature.
         pictures: What `decode` makes of them, where that is plain `tv_tensors.Image`.
     """
 
-    __slots__ = ("_decode", "_locate", "_path", "_values", "pictures")
+    __slots__ = ("_decode", "_place", "_values", "pictures")
 
     def __init__(
         self,
         values: Frames | Sequence[bytes],
         decode: Callable[[bytes], Any] | None,
-        path: str,
-        locate: _Locate,
+        place: FeaturePlace,
         pictures: Pictures | None = None,
     ) -> None:
         self.pictures = pictures
         self.num_bytes = values.num_bytes if isinstance(values, Frames) else sum(map(len, values))
         self._values = values
         self._decode = decode
-        self._path = path
-        self._locate = locate
+        self._place = place
 
     def __len__(self) -> int:
         return len(self._values)
@@ -222,50 +227,29 @@ class EncodedColumn(Column):
             try:
                 values.append(self._decode(data))
             except TFRecordError as error:
-                raise self._locate(_at_step(error, self._path, step)) from error.__cause__
+                raise self._place.at_step(error, step) from error.__cause__
         return values
 
 
-def read_encoded(columns: Sequence[EncodedColumn], spans: Sequence[tuple[int, int, int, int]]) -> list[bytes]:
-    """What `EncodedColumn.encoded` gives of each column's `Span`, one after another."""
+def read_encoded(columns: Sequence[EncodedColumn], spans: Spans) -> list[bytes]:
+    """What `EncodedColumn.encoded` gives of each column's window, one after another."""
     frames = [column._values for column in columns if isinstance(column._values, Frames)]
-    if frames and len(frames) == len(columns):
-        return read_frames(frames, spans)
-    windows = zip(columns, spans, strict=True)
-    return [value for column, (first, stop, _, _) in windows for value in column.encoded(first, stop)]
+    values = read_frames(frames, spans) if frames and len(frames) == len(columns) else None
+    if values is None:
+        windows = zip(columns, spans, strict=True)
+        values = [value for column, (first, stop, _, _) in windows for value in column.encoded(first, stop)]
+    return values
 
 
-class NestedColumn(Column):
-    """Values of any other feature, such as sequences in each step: decoded when a sample takes them.
+def each_leaf(tree: Any, make: Callable[[Any], Any]) -> Any:
+    """A tree of columns or values, with what is made of each of them.
 
-    Args:
-        num_steps: The number of steps.
-        num_bytes: Memory that it keeps.
-        values: From a step and the one behind the last to the values of all of them.
-        path: Of the feature, for errors.
-        locate: Adds file and record to an error.
+    Example:
+        >>> each_leaf({"a": {"b": 1}}, str)
+        {'a': {'b': '1'}}
     """
-
-    __slots__ = ("_locate", "_num_steps", "_path", "_values")
-
-    def __init__(
-        self, num_steps: int, num_bytes: int, values: Callable[[int, int], list[Any]], path: str, locate: _Locate
-    ) -> None:
-        self.num_bytes = num_bytes
-        self._num_steps = num_steps
-        self._values = values
-        self._path = path
-        self._locate = locate
-
-    def __len__(self) -> int:
-        return self._num_steps
-
-    def read(self, first: int, stop: int) -> list[Any]:
-        """The values."""
-        try:
-            return self._values(first, stop)
-        except TFRecordError as error:
-            if stop == first + 1:
-                raise self._locate(_at_step(error, self._path, first)) from error.__cause__
-            # One after another, for the error of the first bad step.
-            return [value for step in range(first, stop) for value in self.read(step, step + 1)]
+    if isinstance(tree, Column):  # before the slower question
+        return make(tree)
+    if isinstance(tree, Mapping):
+        return {name: each_leaf(item, make) for name, item in tree.items()}
+    return make(tree)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -35,13 +35,13 @@ from torch_tfrecord.tfds.example_layout import (
     value_head,
 )
 
-__all__ = ["EpisodeReader", "EpisodeRecord", "Frames", "Values", "read_frames"]
+__all__ = ["EpisodeReader", "EpisodeRecord", "Frames", "Spans", "Values", "read_frames"]
 
 # Short lists this near to each other are read together: a call costs more than so many bytes.
 _MAX_GAP_BYTES = 1 << 12
 
 Values: TypeAlias = "npt.NDArray[np.int64] | npt.NDArray[np.float32] | list[bytes] | Frames"
-_Spans: TypeAlias = Sequence[tuple[int, int, int, int]]
+Spans: TypeAlias = Sequence[tuple[int, int, int, int]]
 """Windows' `Span`s, of which the first step and the one behind the last count here."""
 
 
@@ -136,7 +136,9 @@ class EpisodeRecord:
 
     def _short(self, places: Mapping[str, ListPlace], wanted: Callable[[str], bool]) -> Iterator[tuple[str, Values]]:
         """The wanted lists that are read as a whole; of all lists what stands before them is held against the index."""
-        pieces = [_Piece(key, place, wanted(key)) for key, place in places.items()]
+        pieces = [
+            _Piece(key, place, wanted(key) and place.kind not in (FRAMES, UNSET)) for key, place in places.items()
+        ]
         at = 0
         while at < len(pieces):
             begin = end = pieces[at].begin
@@ -248,20 +250,11 @@ class Frames:
         return found
 
 
-def read_frames(frames: Sequence[Frames], spans: _Spans) -> list[bytes]:
+def read_frames(frames: Sequence[Frames], spans: Spans) -> list[bytes] | None:
     """What `Frames.read` gives of each window, one after another, by a few calls in all.
 
-    Raises:
-        CorruptRecordError: As `Frames.read`, of the first window that is damaged.
+    None in any doubt: then each is read by itself, which also finds what is wrong.
     """
-    values = _read_local(frames, spans)
-    if values is None:  # each in its own way, which also finds what is wrong
-        windows = zip(frames, spans, strict=True)
-        values = [value for item, (first, stop, _, _) in windows for value in item.read(first, stop)]
-    return values
-
-
-def _read_local(frames: Sequence[Frames], spans: _Spans) -> list[bytes] | None:
     reader = frames[0].record.reader
     files: list[int] = []
     counts: list[int] = []
@@ -297,18 +290,20 @@ def _wrong_checksum(what: str, data: bytes, expected: int) -> CorruptRecordError
     )
 
 
-class _Piece:
+class _Piece(NamedTuple):
     """What is read of one list at once: its values where they are wanted and short, and what stands before them."""
 
-    __slots__ = ("_head", "_is_read", "_place", "begin", "end", "key")
+    key: str
+    place: ListPlace
+    is_read: bool
 
-    def __init__(self, key: str, place: ListPlace, is_wanted: bool) -> None:
-        self.key = key
-        self._place = place
-        self._is_read = is_wanted and place.kind not in (FRAMES, UNSET)
-        self._head = place.head
-        self.begin = place.start - len(self._head)
-        self.end = place.start + (place.num_bytes if self._is_read else 0)
+    @property
+    def begin(self) -> int:
+        return self.place.start - len(self.place.head)
+
+    @property
+    def end(self) -> int:
+        return self.place.start + (self.place.num_bytes if self.is_read else 0)
 
     def content(self, data: memoryview) -> Values | None:
         """The list's values; None where they are not read.
@@ -316,25 +311,24 @@ class _Piece:
         Raises:
             CorruptRecordError: Something differs from what the index of episodes says.
         """
-        head = len(self._head)
-        if data[:head] != self._head:
+        key, place = self.key, self.place
+        content = data[len(place.head) :]
+        if data[: len(place.head)] != place.head:
             raise CorruptRecordError(
-                f"corrupted record: expected feature {self.key!r} in {self._place.num_bytes} bytes (by the index of "
-                f"episodes) at byte {self._place.start} of the payload, got another"
+                f"corrupted record: expected feature {key!r} in {place.num_bytes} bytes (by the index of "
+                f"episodes) at byte {place.start} of the payload, got another"
             )
-        if not self._is_read:
+        if not self.is_read:
             return None
-        content = data[head:]
-        if crc32c(content) != self._place.crc:
-            raise _wrong_checksum(f"feature {self.key!r}", bytes(content), self._place.crc)
+        if crc32c(content) != place.crc:
+            raise _wrong_checksum(f"feature {key!r}", bytes(content), place.crc)
         try:
-            values = _decode(self._place, content)
+            values = _decode(place, content)
         except ParseError as error:
-            raise CorruptRecordError(f"feature {self.key!r}: {error.args[0]}") from error
-        if len(values) != self._place.num_values:
+            raise CorruptRecordError(f"feature {key!r}: {error.args[0]}") from error
+        if len(values) != place.num_values:
             raise CorruptRecordError(
-                f"feature {self.key!r}: expected {self._place.num_values} values (by the index of episodes), "
-                f"got {len(values)}"
+                f"feature {key!r}: expected {place.num_values} values (by the index of episodes), got {len(values)}"
             )
         return values
 

@@ -34,7 +34,6 @@ __all__ = [
     "entry_head",
     "example_head_bytes",
     "find_entries",
-    "find_lists",
     "key_head",
     "split_values",
     "value_head",
@@ -78,7 +77,7 @@ class _OtherForm(Exception):  # noqa: N818 - not an error: protobuf is asked ins
 
 
 def canonical(payload: bytes) -> bytes:
-    """The same Example in the form that `find_lists` reads.
+    """The same Example in the form that `find_entries` reads.
 
     Raises:
         ParseError: The bytes are no Example.
@@ -89,19 +88,13 @@ def canonical(payload: bytes) -> bytes:
     return bytes(message.SerializeToString(deterministic=True))
 
 
-def find_lists(payload: bytes) -> dict[str, ListLayout] | None:
-    """Key -> place of its list; None where the bytes are of another form. Keys whose kind is not set are left out.
+def find_entries(payload: bytes) -> dict[str, ListLayout] | None:
+    """Key -> place of its list, in the order of the bytes; None where these are of another form.
 
     Example:
-        >>> find_lists(bytes.fromhex("0a0c0a0a0a016112051a030a0105"))
+        >>> find_entries(bytes.fromhex("0a0c0a0a0a016112051a030a0105"))
         {'a': ListLayout(kind=3, num_values=1, start=13, num_bytes=1, lengths=())}
     """
-    entries = find_entries(payload)
-    return entries and {key: found for key, found in entries.items() if found.kind != UNSET}
-
-
-def find_entries(payload: bytes) -> dict[str, ListLayout] | None:
-    """As `find_lists`, with the keys whose kind is not set; in the order of the bytes."""
     try:
         return dict(_lists(payload))
     except (_OtherForm, IndexError, UnicodeDecodeError):

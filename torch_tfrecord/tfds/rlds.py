@@ -22,8 +22,8 @@ from torch_tfrecord.order.position_batch import is_batch_of_positions, list_of_p
 from torch_tfrecord.samples import Places, SampleList, transform_each, transform_one
 from torch_tfrecord.shown import shown_features, shown_files, shown_transform
 from torch_tfrecord.tfds.dataset_info import DatasetInfo
-from torch_tfrecord.tfds.episode_columns import Column
-from torch_tfrecord.tfds.episode_store import STEPS, DecodeImages, Episode, EpisodeStore
+from torch_tfrecord.tfds.episode_columns import each_leaf
+from torch_tfrecord.tfds.episode_store import STEPS, DecodeImages, Episode, EpisodeStore, EpisodeTransform
 from torch_tfrecord.tfds.parser import Chosen
 from torch_tfrecord.tfds.splits import Split
 from torch_tfrecord.tfds.windows import (
@@ -159,7 +159,7 @@ class RLDSDataset(_EpisodeDataset):
         decode_images: DecodeImages = True,
         features: Chosen = None,
         step_transform: Callable[[dict[str, Any]], Any] | None = None,
-        episode_transform: Callable[[dict[str, Any]], Mapping[str, Any]] | None = None,
+        episode_transform: EpisodeTransform | None = None,
         index: IndexPolicy = "auto",
         index_dir: str | os.PathLike[str] | None = None,
         cache_bytes: int = 32 << 20,
@@ -271,18 +271,18 @@ class RLDSDataset(_EpisodeDataset):
         sample: dict[str, Any] = {}
         for name, columns in episode.steps.items():
             if name == _OBSERVATION:
-                sample[name] = _each(columns, lambda column: window(column, seen, pad))
+                sample[name] = each_leaf(columns, lambda column: window(column, seen, pad))
             elif name == _ACTION:
-                sample[name] = _each(columns, lambda column: window(column, done, pad))
+                sample[name] = each_leaf(columns, lambda column: window(column, done, pad))
             else:
-                sample[name] = _each(columns, lambda column: column.at(step))
+                sample[name] = each_leaf(columns, lambda column: column.at(step))
         observation = sample.setdefault(_OBSERVATION, {})
         if isinstance(observation, dict):
             observation["timestep"] = torch.from_numpy(seen.repeated())
             observation["pad_mask"] = torch.from_numpy(seen.mask())
         sample["action_pad_mask"] = torch.from_numpy(done.mask())
         sample["task"] = {"language_instruction": _instruction(episode, step)}
-        sample.update(_each(episode.metadata, _own))
+        sample.update(each_leaf(episode.metadata, _own))
         sample["dataset_name"] = self.info.name
         sample["_len"], sample["_traj_index"], sample["_frame_index"] = episode.num_steps, episode.number, step
         return sample
@@ -399,8 +399,8 @@ class RLDSEpisodes(_EpisodeDataset):
 
     def _whole(self, episode: Episode) -> dict[str, Any]:
         batch = StepBatch([Span(0, episode.num_steps)], [0], None)
-        steps = _each(episode.steps, lambda column: take_apart(batch.take([column]), 1)[0])
-        metadata = _each(episode.metadata, _own)
+        steps = each_leaf(episode.steps, lambda column: take_apart(batch.take([column]), 1)[0])
+        metadata = each_leaf(episode.metadata, _own)
         return {STEPS: steps, **metadata, "_len": episode.num_steps, "_traj_index": episode.number}
 
     def __getitems__(self, positions: Sequence[int]) -> list[Any]:
@@ -413,15 +413,6 @@ class RLDSEpisodes(_EpisodeDataset):
 
 class _TooLargeError(Exception):
     """The episodes of a batch are too large to be held together."""
-
-
-def _each(tree: Any, make: Callable[[Any], Any]) -> Any:
-    """A tree, with what is made of each of its leaves."""
-    if isinstance(tree, Column):  # before the slower question
-        return make(tree)
-    if isinstance(tree, Mapping):
-        return {name: _each(item, make) for name, item in tree.items()}
-    return make(tree)
 
 
 def _own(value: Any) -> Any:

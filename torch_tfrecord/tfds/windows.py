@@ -188,7 +188,7 @@ class StepBatch:
         self._pad = pad
         self._size = spans[0].before + spans[0].stop - spans[0].first + spans[0].behind
 
-    def take(self, columns: list[Any]) -> Any:
+    def take(self, columns: Sequence[Column]) -> Any:
         """[B, steps, ...] of a number or picture; else a list of B windows, each stacked where its values can be."""
         batch = self._numbers(columns)
         if batch is None:
@@ -196,7 +196,7 @@ class StepBatch:
             batch = None if pictures is None else tv_tensors.Video(pictures)
         return self._each(columns, lambda column, span: window(column, span, self._pad)) if batch is None else batch
 
-    def at(self, columns: list[Any]) -> Any:
+    def at(self, columns: Sequence[Column]) -> Any:
         """[B, ...] of a number or picture, the first step of each window; else a list."""
         batch = self._numbers(columns)
         if batch is not None:
@@ -206,13 +206,13 @@ class StepBatch:
             return tv_tensors.Image(pictures[:, 0])
         return self._each(columns, lambda column, span: column.at(span.first))
 
-    def _each(self, columns: list[Any], read: Callable[[Column, Span], Any]) -> list[Any]:
+    def _each(self, columns: Sequence[Column], read: Callable[[Column, Span], Any]) -> list[Any]:
         values: list[Any] = [None] * len(columns)
         for number in self._order:
             values[number] = read(columns[number], self._spans[number])
         return values
 
-    def _numbers(self, columns: list[Any]) -> torch.Tensor | None:
+    def _numbers(self, columns: Sequence[Column]) -> torch.Tensor | None:
         first = columns[0].array if isinstance(columns[0], NumberColumn) else None
         if first is None:
             return None
@@ -221,7 +221,7 @@ class StepBatch:
             return None
         reserve(len(arrays) * self._size * math.prod(first.shape[1:]) * first.itemsize)
         out = np.empty((len(arrays), self._size, *first.shape[1:]), first.dtype)
-        pieces: list[Any] = []
+        pieces: list[npt.NDArray[np.generic]] = []
         for array, (begin, stop, before, behind) in zip(arrays, self._spans, strict=True):
             if before or behind:
                 pieces += self._padded(array, begin, stop, before, behind)
@@ -233,20 +233,23 @@ class StepBatch:
             return None
         return torch.from_numpy(out)
 
-    def _padded(self, array: Any, begin: int, stop: int, before: int, behind: int) -> list[Any]:
+    def _padded(
+        self, array: npt.NDArray[np.generic], begin: int, stop: int, before: int, behind: int
+    ) -> list[npt.NDArray[np.generic]]:
         real = array[begin:stop]
         if self._pad == "repeat":
             return [array[begin : begin + 1]] * before + [real] + [array[stop - 1 : stop]] * behind
         zeros = np.zeros((max(before, behind), *array.shape[1:]), array.dtype)
         return [zeros[:before], real, zeros[:behind]]
 
-    def _pictures(self, columns: list[Any]) -> torch.Tensor | None:
+    def _pictures(self, columns: Sequence[Column]) -> torch.Tensor | None:
         """uint8 [B, steps, C, H, W]; None where they are no plain pictures, or not all of the size expected."""
         plan = columns[0].pictures if isinstance(columns[0], EncodedColumn) else None
-        if plan is None or any(not isinstance(item, EncodedColumn) or item.pictures is not plan for item in columns):
+        alike = [item for item in columns if isinstance(item, EncodedColumn) and item.pictures is plan]
+        if plan is None or len(alike) < len(columns):
             return None
         spans = [self._spans[number] for number in self._order]
-        values = read_encoded([columns[number] for number in self._order], spans)
+        values = read_encoded([alike[number] for number in self._order], spans)
         try:
             stack = decode_stack(values, plan.mode, self._rows, len(columns) * self._size)
         except TFRecordError:  # does not say of which: decoded one by one
@@ -291,7 +294,7 @@ def window(column: Column, span: Span, pad: Pad) -> Any:
     return values if isinstance(column, ListColumn) else _stacked(values)
 
 
-def _numbers(values: npt.NDArray[Any] | torch.Tensor, span: Span, pad: Pad) -> torch.Tensor:
+def _numbers(values: npt.NDArray[np.generic] | torch.Tensor, span: Span, pad: Pad) -> torch.Tensor:
     first, stop, before, behind = span
     reserve((before + stop - first + behind) * math.prod(values.shape[1:]) * values.itemsize)
     if not before and not behind:
