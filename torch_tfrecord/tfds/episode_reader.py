@@ -136,9 +136,11 @@ class EpisodeRecord:
 
     def _short(self, places: Mapping[str, ListPlace], wanted: Callable[[str], bool]) -> Iterator[tuple[str, Values]]:
         """The wanted lists that are read as a whole; of all lists what stands before them is held against the index."""
-        pieces = [
-            _Piece(key, place, wanted(key) and place.kind not in (FRAMES, UNSET)) for key, place in places.items()
-        ]
+        pieces = []
+        for key, place in places.items():
+            is_read = place.kind not in (FRAMES, UNSET) and wanted(key)
+            end = place.start + (place.num_bytes if is_read else 0)
+            pieces.append(_Piece(place.start - len(place.head), end, key, place, is_read))
         at = 0
         while at < len(pieces):
             begin = end = pieces[at].begin
@@ -293,17 +295,11 @@ def _wrong_checksum(what: str, data: bytes, expected: int) -> CorruptRecordError
 class _Piece(NamedTuple):
     """What is read of one list at once: its values where they are wanted and short, and what stands before them."""
 
+    begin: int
+    end: int
     key: str
     place: ListPlace
     is_read: bool
-
-    @property
-    def begin(self) -> int:
-        return self.place.start - len(self.place.head)
-
-    @property
-    def end(self) -> int:
-        return self.place.start + (self.place.num_bytes if self.is_read else 0)
 
     def content(self, data: memoryview) -> Values | None:
         """The list's values; None where they are not read.
@@ -311,14 +307,14 @@ class _Piece(NamedTuple):
         Raises:
             CorruptRecordError: Something differs from what the index of episodes says.
         """
-        key, place = self.key, self.place
+        _, _, key, place, is_read = self
         content = data[len(place.head) :]
         if data[: len(place.head)] != place.head:
             raise CorruptRecordError(
                 f"corrupted record: expected feature {key!r} in {place.num_bytes} bytes (by the index of "
                 f"episodes) at byte {place.start} of the payload, got another"
             )
-        if not self.is_read:
+        if not is_read:
             return None
         if crc32c(content) != place.crc:
             raise _wrong_checksum(f"feature {key!r}", bytes(content), place.crc)
