@@ -6,6 +6,7 @@ import hashlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -19,6 +20,7 @@ from torch_tfrecord.batches.batch_parser import BatchParser
 from torch_tfrecord.batches.collate import collate
 from torch_tfrecord.batches.column_batch import ColumnBatch
 from torch_tfrecord.batches.crop_reader import CropReader, NotCroppedError, UncroppedBatch
+from torch_tfrecord.batches.sample_block import Origin, SampleBlock
 from torch_tfrecord.errors import LimitExceededError, TFRecordError
 from torch_tfrecord.features.structured_specs import SequenceFeatures
 from torch_tfrecord.loading.record_groups import RecordGroup, StreamRecord, regroup
@@ -274,31 +276,41 @@ class TFRecordIterableDataset(IterableDataset[Any]):
     def _samples(self, stream: RecordStream, epoch: int) -> Iterator[Any]:
         """Samples one by one, parsed some at a time; a transform is called when its sample is asked for."""
         for group in stream.parts():
-            for sample in self._ready(group, epoch):
+            for sample in self._ready(stream, group, epoch):
                 stream.num_taken += 1
                 yield sample
 
-    def _ready(self, group: RecordGroup, epoch: int) -> Iterator[Any]:
+    def _ready(self, stream: RecordStream, group: RecordGroup, epoch: int) -> Iterable[Any]:
         """The transformed samples of a part of the stream."""
         uncropped = self._uncropped(group)
         if uncropped is not None:
             return self._cropped(uncropped, group, epoch)
-        samples = self._parsed(group, epoch)
+        samples = self._parsed(stream, group, epoch)
         return samples if self._transform is None else self._transformed(samples, group)
 
-    def _parsed(self, group: RecordGroup, epoch: int) -> Iterator[Any]:
+    def _parsed(self, stream: RecordStream, group: RecordGroup, epoch: int) -> Iterable[Any]:
         """The samples of a part of the stream; those before a bad record come before its error."""
         try:
             samples = self._parse(group, epoch)
         except TFRecordError:
-            half = len(group.numbers) // 2
-            if not half:
-                yield self._untransformed((group.records.tolist()[0], *group.place(0)), epoch)
-                return
-            yield from self._parsed(group.part(slice(half)), epoch)
-            yield from self._parsed(group.part(slice(half, None)), epoch)
-        else:
-            yield from samples
+            return self._parsed_by_halves(stream, group, epoch)
+        if not isinstance(samples, ColumnBatch) or not isinstance(samples.columns, dict):
+            return samples
+        joined = partial(stream.sizes.learn, stream.num_taken)
+        return SampleBlock(samples.columns, len(samples), Origin(lambda: self._columns(group, epoch), joined)).samples()
+
+    def _parsed_by_halves(self, stream: RecordStream, group: RecordGroup, epoch: int) -> Iterator[Any]:
+        half = len(group.numbers) // 2
+        if not half:
+            yield self._untransformed((group.records.tolist()[0], *group.place(0)), epoch)
+            return
+        yield from self._parsed(stream, group.part(slice(half)), epoch)
+        yield from self._parsed(stream, group.part(slice(half, None)), epoch)
+
+    def _columns(self, group: RecordGroup, epoch: int) -> Any:
+        """The columns of records that were parsed before."""
+        samples = self._parse(group, epoch)
+        return samples.columns if isinstance(samples, ColumnBatch) else None
 
     def _cropped(self, uncropped: UncroppedBatch, group: RecordGroup, epoch: int) -> Iterator[Any]:
         """Each sample cropped and transformed when it is asked for."""
