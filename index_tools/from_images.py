@@ -18,7 +18,7 @@ from index_tools._image_folder import ImageFile, LoadedImage, find_images, load_
 from index_tools._image_shards import check_output, write_shards
 from index_tools._text import counted, error_text, escape, format_table
 from torch_tfrecord.errors import ImageDecodeError
-from torch_tfrecord.order.ordering import shuffled
+from torch_tfrecord.order.random_stream import shuffled
 from torch_tfrecord.progress import ProgressBar
 
 __all__ = ["Conversion", "FormatCount", "add_parser", "print_report", "run"]

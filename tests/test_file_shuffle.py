@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from torch_tfrecord.order import file_shuffle
-from torch_tfrecord.order.file_shuffle import FileShuffle, plan_lanes
+from torch_tfrecord.order import block_shuffle
+from torch_tfrecord.order.block_shuffle import FileShuffle, plan_lanes
 
 # Blocks of 3 records: file f has so many.
 BLOCKS = [4, 1, 7, 2, 5]
@@ -78,6 +78,6 @@ def test_lanes(files, records, num_bytes, window, lanes):
 
 
 def test_windows_are_bounded(monkeypatch):
-    assert plan_lanes(1, 10**6, 10**9, 1 << 40).run_bytes == file_shuffle.WINDOW_BYTES == 32 << 20
-    monkeypatch.setattr(file_shuffle, "WINDOW_BYTES", 1000)
+    assert plan_lanes(1, 10**6, 10**9, 1 << 40).run_bytes == block_shuffle.WINDOW_BYTES == 32 << 20
+    monkeypatch.setattr(block_shuffle, "WINDOW_BYTES", 1000)
     assert plan_lanes(1, 10**6, 10**9).run_bytes == 1000

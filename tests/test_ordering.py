@@ -5,8 +5,8 @@ from collections import Counter
 
 import pytest
 
-from torch_tfrecord.order.ordering import file_shares, shuffled
-from torch_tfrecord.order.random_stream import RandomStream
+from torch_tfrecord.order.random_stream import RandomStream, shuffled
+from torch_tfrecord.order.shares import file_shares
 
 pytestmark = pytest.mark.usefixtures("random_states_untouched")
 

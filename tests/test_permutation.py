@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torch_tfrecord.order.permutation import MAX_POSITIONS, Permutation
+from torch_tfrecord.order.orders import MAX_POSITIONS, Permutation
 from torch_tfrecord.order.random_stream import RandomStream
 
 pytestmark = pytest.mark.usefixtures("random_states_untouched")

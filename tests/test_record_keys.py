@@ -9,9 +9,8 @@ import torch
 from torch.utils.data import DataLoader
 
 from torch_tfrecord import FixedLenFeature, TFRecordDataset, TFRecordIterableDataset, TFRecordWriter, make_dataloader
-from torch_tfrecord.order.ordering import RandomStream
 from torch_tfrecord.order.position_batch import PositionBatch
-from torch_tfrecord.order.record_keys import record_keys
+from torch_tfrecord.order.random_stream import RandomStream, record_keys
 from torch_tfrecord.parsing.parsers import ExampleParser
 
 

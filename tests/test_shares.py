@@ -5,8 +5,8 @@ from collections import Counter
 import pytest
 from torch.utils.data import DistributedSampler
 
-from torch_tfrecord.order.permutation import Permutation
-from torch_tfrecord.order.shares import RankShare, Sequential
+from torch_tfrecord.order.orders import Permutation, Sequential
+from torch_tfrecord.order.shares import RankShare
 
 pytestmark = pytest.mark.usefixtures("random_states_untouched")
 SIZES = [0, 1, 2, 3, 7, 10, 1000, 10_007]

@@ -27,11 +27,9 @@ from torch_tfrecord.loading.stream_iteration import LastIteration, LoadedStates,
 from torch_tfrecord.loading.stream_pieces import Piece
 from torch_tfrecord.loading.stream_states import StreamStates
 from torch_tfrecord.order.epoch_count import EpochCount
-from torch_tfrecord.order.ordering import shuffled
 from torch_tfrecord.order.prepared import check_loaded_epoch, prepared_loader
-from torch_tfrecord.order.random_stream import RandomStream
+from torch_tfrecord.order.random_stream import RandomStream, record_keys, shuffled
 from torch_tfrecord.order.ranks import check_rank, consumer, in_process_group, resolve_rank
-from torch_tfrecord.order.record_keys import record_keys
 from torch_tfrecord.printable import printable
 from torch_tfrecord.records.compression import check_compression_type
 from torch_tfrecord.records.paths import Paths, find_files

@@ -27,10 +27,10 @@ from torch_tfrecord.callers import outer_level
 from torch_tfrecord.errors import LimitExceededError, TFRecordError
 from torch_tfrecord.features.structured_specs import SequenceFeatures
 from torch_tfrecord.native import native_module
-from torch_tfrecord.order.file_shuffle import Lanes, plan_lanes
+from torch_tfrecord.order.block_shuffle import Lanes, plan_lanes
 from torch_tfrecord.order.leaves import defines_last, salted
 from torch_tfrecord.order.position_batch import epoch_of, is_batch_of_positions, list_of_positions
-from torch_tfrecord.order.record_keys import record_keys, salted_keys
+from torch_tfrecord.order.random_stream import record_keys, salted_keys
 from torch_tfrecord.printable import printable
 from torch_tfrecord.records.compression import ByteSource, check_compression_type, open_stream
 from torch_tfrecord.records.index import RecordIndex

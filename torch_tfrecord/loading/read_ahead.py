@@ -22,9 +22,8 @@ from torch_tfrecord.callers import outer_level
 from torch_tfrecord.images.leading_crops import helped_by
 from torch_tfrecord.loading.nested_dataset import NestedDataset, loads_ahead
 from torch_tfrecord.native import has_native
-from torch_tfrecord.order.leaves import leaves, salted
+from torch_tfrecord.order.leaves import draw_salt, leaves, salted
 from torch_tfrecord.order.random_stream import RandomStream
-from torch_tfrecord.order.record_keys import draw_salt
 
 __all__ = ["LoadsAhead", "ReadAheadLoader", "usual_num_threads"]
 

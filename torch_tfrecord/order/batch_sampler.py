@@ -11,14 +11,13 @@ import numpy.typing as npt
 from torch.utils.data import Sampler, SequentialSampler
 
 from torch_tfrecord.arguments import Shuffle, at_least, integer, true_or_false
-from torch_tfrecord.order.batch_plan import Place, Plan
 from torch_tfrecord.order.epochs import STATE_VERSION, Epochs, check_state
 from torch_tfrecord.order.leaves import draws_at_random
 from torch_tfrecord.order.position_batch import EpochPosition, PositionBatch
 from torch_tfrecord.order.prepared import Prepared, check_num_received, is_automatic, other_epoch, prepared_loader
-from torch_tfrecord.order.rank_sampler import BatchedPositions, keeps_its_order
-from torch_tfrecord.order.ranks import check_rank, resolve_rank
+from torch_tfrecord.order.ranks import BatchedPositions, check_rank, keeps_its_order, resolve_rank
 from torch_tfrecord.order.samplers import BLOCK_BYTES, WINDOW_BLOCKS
+from torch_tfrecord.order.shares import Place, Plan
 
 __all__ = ["BatchIteration", "RecordBatchSampler"]
 

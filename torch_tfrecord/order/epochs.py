@@ -11,12 +11,9 @@ import numpy.typing as npt
 from torch.utils.data import Sampler
 
 from torch_tfrecord.arguments import Shuffle, at_least, integer
-from torch_tfrecord.order.block_shuffle import BlockShuffle, block_starts
-from torch_tfrecord.order.file_shuffle import FileShuffle, Lanes, plan_lanes
+from torch_tfrecord.order.block_shuffle import BlockShuffle, FileShuffle, Lanes, block_starts, plan_lanes
 from torch_tfrecord.order.leaves import has_places, leaves, record_places
-from torch_tfrecord.order.permutation import Permutation
-from torch_tfrecord.order.shares import Order, Renumbered, Sequential
-from torch_tfrecord.order.weighted_draws import WeightedDraws, cumulated
+from torch_tfrecord.order.orders import Order, Permutation, Renumbered, Sequential, WeightedDraws, cumulated
 from torch_tfrecord.shown import shown_value
 
 __all__ = ["STATE_VERSION", "Epochs", "check_number", "check_state", "digest", "find_lanes"]

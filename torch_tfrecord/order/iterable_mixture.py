@@ -13,9 +13,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 from torch_tfrecord.arguments import at_least, integer
 from torch_tfrecord.order.epoch_count import EpochCount
 from torch_tfrecord.order.epochs import STATE_VERSION, check_number, check_state, digest
-from torch_tfrecord.order.mixing import WeightedTurns
-from torch_tfrecord.order.mixture import check_stop, mixture_weights
-from torch_tfrecord.order.mixture_plan import checked_choices
+from torch_tfrecord.order.mixing import WeightedTurns, check_stop, checked_choices, mixture_weights
 from torch_tfrecord.order.ranks import consumer, resolve_rank
 from torch_tfrecord.shown import shown_items, shown_list, shown_value
 

@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from torch.utils.data import ConcatDataset, Subset
 
 from torch_tfrecord.order.position_batch import PositionBatch, epoch_of
-from torch_tfrecord.order.record_keys import draw_salt
 from torch_tfrecord.samples import SampleList, place_of
 
 __all__ = [
@@ -21,6 +21,7 @@ __all__ = [
     "LeafBatch",
     "RecordPlaces",
     "defines_last",
+    "draw_salt",
     "draws_at_random",
     "has_places",
     "join_samples",
@@ -188,6 +189,11 @@ def join_samples(parts: Sequence[tuple[LeafBatch, Sequence[Any]]], num_samples: 
 
 
 # Random draws.
+
+
+def draw_salt() -> int:
+    """A number of 63 bits from torch's default generator: the only place where global random state is used."""
+    return int(torch.empty((), dtype=torch.int64, device="cpu").random_())
 
 
 def draws_at_random(dataset: Any) -> bool:

@@ -13,13 +13,12 @@ from torch.utils.data import Dataset
 
 from torch_tfrecord.arguments import at_least, integer, true_or_false
 from torch_tfrecord.order.leaves import Inner, draws_at_random, join_samples, leaf_batches, read_leaf, salted
-from torch_tfrecord.order.mixing import whole_weights
-from torch_tfrecord.order.mixture_plan import STOPS, ChoicePlan, WeightedPlan
-from torch_tfrecord.order.permutation import Permutation
+from torch_tfrecord.order.mixing import ChoicePlan, WeightedPlan, check_stop, mixture_weights
+from torch_tfrecord.order.orders import Permutation
 from torch_tfrecord.order.random_stream import RandomStream
 from torch_tfrecord.shown import shown_items, shown_list
 
-__all__ = ["Mixture", "check_stop", "mixture_weights"]
+__all__ = ["Mixture"]
 
 _UNKNOWN = -1  # epoch: as epoch 0, but for the datasets' own random draws
 _MAX_ORDERS = 64  # kept at once: orders of passes over a dataset, each of at most 128 KiB
@@ -175,24 +174,3 @@ class Mixture(Dataset[Any]):
         length = "endless" if self._length is None else f"{self._length} samples"
         sizes = f"{len(self._datasets)} datasets of [{shown_list(self._sizes)}] samples"
         return f"Mixture({length} of {sizes}: {shown_items(self._datasets)})"
-
-
-def check_stop(stop: str) -> None:
-    """ValueError, naming the allowed values, for any other."""
-    if stop not in STOPS:
-        raise ValueError(f"stop must be one of {', '.join(map(repr, STOPS))}, got {stop!r}")
-
-
-def mixture_weights(
-    num_datasets: int, weights: Sequence[float | Fraction] | None, choices: npt.ArrayLike | None
-) -> list[int]:
-    """One whole number for each dataset; ValueError where the arguments do not fit together."""
-    if not num_datasets:
-        raise ValueError("datasets must hold at least one dataset")
-    if weights is not None and choices is not None:
-        raise ValueError("weights and choices cannot be given together")
-    if weights is None:
-        return [1] * num_datasets
-    if len(weights) != num_datasets:
-        raise ValueError(f"weights must be one for each of {num_datasets} datasets, got {len(weights)}")
-    return whole_weights(weights)

@@ -11,8 +11,7 @@ from torch_tfrecord.arguments import Shuffle, at_least, true_or_false
 from torch_tfrecord.order.epochs import STATE_VERSION, Epochs, check_state
 from torch_tfrecord.order.position_batch import EpochPosition
 from torch_tfrecord.order.prepared import Prepared, check_loaded_epoch, check_num_received, other_epoch, prepared_loader
-from torch_tfrecord.order.rank_sampler import RankSampler
-from torch_tfrecord.order.ranks import Rank, check_rank
+from torch_tfrecord.order.ranks import Rank, RankSampler, check_rank
 from torch_tfrecord.order.shares import RankShare, rank_size
 
 __all__ = ["BLOCK_BYTES", "WINDOW_BLOCKS", "RecordSampler"]
