@@ -118,6 +118,8 @@ ORDER = [
     "batches.padded_values",
     "batches.padding",
     "batches",
+    "loading.sample_maker",
+    "loading.record_files",
     "loading.map_dataset",
     "loading.record_groups",
     "loading.stream_pieces",

@@ -24,7 +24,7 @@ from torch_tfrecord.loading.read_ahead import usual_num_threads
 from torch_tfrecord.loading.record_loader import RecordLoader
 from torch_tfrecord.order.batch_sampler import RecordBatchSampler
 from torch_tfrecord.order.epochs import find_lanes
-from torch_tfrecord.order.leaves import leaves
+from torch_tfrecord.order.leaves import stores
 from torch_tfrecord.order.random_stream import RandomStream
 from torch_tfrecord.order.ranks import check_rank, resolve_rank
 from torch_tfrecord.records.paths import Paths
@@ -218,15 +218,15 @@ def _check_dataset(dataset: Any, **of_dataset: Any) -> None:
 
 def _shuffle_of(dataset: Any, shuffle: Shuffle) -> Shuffle:
     """What the order shall be: compressed files are not read at random."""
-    compressed = [leaf for leaf in leaves(dataset) if getattr(leaf, "is_compressed", False)]
+    compressed = [store for store in stores(dataset) if store.first_compressed is not None]
     if not compressed:
         return shuffle
     if shuffle is True and find_lanes(dataset) is None:  # of a Mixture: nothing better is known
-        for leaf in compressed:
-            leaf.warn_of_compression(outer_level())
+        for store in compressed:
+            store.warn()
         return True
-    for leaf in compressed:
-        leaf.keep_quiet_about_compression()
+    for store in compressed:
+        store.keep_quiet()
     if shuffle is True:
         warnings.warn(
             f"{compressed[0].first_compressed}: compressed files are shuffled within windows of up to 32 MiB, from up "

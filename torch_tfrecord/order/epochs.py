@@ -12,7 +12,7 @@ from torch.utils.data import Sampler
 
 from torch_tfrecord.arguments import Shuffle, at_least, integer
 from torch_tfrecord.order.block_shuffle import BlockShuffle, FileShuffle, Lanes, block_starts, plan_lanes
-from torch_tfrecord.order.leaves import has_places, leaves, record_places
+from torch_tfrecord.order.leaves import has_places, record_places, stores
 from torch_tfrecord.order.orders import Order, Permutation, Renumbered, Sequential, WeightedDraws, cumulated
 from torch_tfrecord.shown import shown_value
 
@@ -138,8 +138,8 @@ def find_blocks(dataset: Any, block_bytes: int, window_blocks: int) -> Blocks:
     lanes = find_lanes(dataset, block_bytes * window_blocks)
     if lanes is not None:
         block_bytes = lanes.run_bytes
-        for leaf in leaves(dataset):
-            leaf.keep_quiet_about_compression()
+        for store in stores(dataset):
+            store.keep_quiet()
     if hasattr(dataset, "block_starts") and (lanes is None or dataset.is_in_file_order):
         starts = np.asarray(dataset.block_starts(block_bytes), dtype=np.int64)
         files = None if lanes is None else dataset.record_places(starts)[0]
@@ -150,9 +150,10 @@ def find_blocks(dataset: Any, block_bytes: int, window_blocks: int) -> Blocks:
             'shuffle="blocks" needs to know where each record lies: expected a TFRecordDataset, '
             f"got {type(dataset).__name__} (Subset and ConcatDataset: of TFRecordDatasets alone)"
         )
-    by_file = np.lexsort((places.offsets, places.files))
-    files = places.files[by_file]
-    starts = block_starts(files, places.offsets[by_file], block_bytes)
+    files, offsets = places
+    by_file = np.lexsort((offsets, files))
+    files = files[by_file]
+    starts = block_starts(files, offsets[by_file], block_bytes)
     return Blocks(starts, by_file, None if lanes is None else files[starts], 0 if lanes is None else lanes.number)
 
 
@@ -161,10 +162,10 @@ def find_lanes(dataset: Any, window_bytes: int | None = None) -> Lanes | None:
 
     Also None for a dataset of which not all samples are known to be records of files.
     """
-    stores = {id(leaf.open_files): leaf for leaf in leaves(dataset) if hasattr(leaf, "open_files")}.values()
-    if not any(leaf.is_compressed for leaf in stores) or not has_places(dataset):
+    found = stores(dataset)
+    if not any(store.first_compressed for store in found) or not has_places(dataset):
         return None
-    extents = [leaf.extent for leaf in stores]
+    extents = [store.extent for store in found]
     files, records, num_bytes = map(sum, zip(*extents, strict=True))
     lanes = plan_lanes(files, records, num_bytes, window_bytes)
     # Of no file more than its dataset keeps.

@@ -6,7 +6,7 @@ import bisect
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from operator import itemgetter
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +19,7 @@ from torch_tfrecord.samples import SampleList, place_of
 __all__ = [
     "Inner",
     "LeafBatch",
-    "RecordPlaces",
+    "Store",
     "defines_last",
     "draw_salt",
     "draws_at_random",
@@ -31,6 +31,7 @@ __all__ = [
     "read_leaf",
     "record_places",
     "salted",
+    "stores",
 ]
 
 _Integers = npt.NDArray[np.int64]
@@ -58,11 +59,22 @@ class LeafBatch(NamedTuple):
     places: list[int]
 
 
-class RecordPlaces(NamedTuple):
-    """Where each of N samples lies: number of the file, and offset of the record in it; int64 [N] each."""
+class Store(Protocol):
+    """The files of a dataset of records, and of its slices."""
 
-    files: _Integers
-    offsets: _Integers
+    @property
+    def extent(self) -> tuple[int, int, int]:
+        """Files, records and decompressed bytes of all files, whatever positions are a dataset's."""
+
+    @property
+    def first_compressed(self) -> str | None:
+        """The first file that is compressed."""
+
+    def warn(self) -> None:
+        """Say, once, that random access is slow, where a file is compressed."""
+
+    def keep_quiet(self) -> None:
+        """Say no more that random access is slow."""
 
 
 def leaf_batches(dataset: Any, positions: Sequence[int]) -> list[LeafBatch]:
@@ -146,6 +158,12 @@ def _inside(dataset: Any) -> Sequence[Any] | None:
     return dataset.datasets if _is_mixture(dataset) else None
 
 
+def stores(dataset: Any) -> list[Store]:
+    """The files of the innermost datasets, each dataset's and its slices' once."""
+    found = [leaf.record_files for leaf in leaves(dataset) if hasattr(leaf, "record_files")]
+    return list({id(store): store for store in found}.values())
+
+
 def has_places(dataset: Any) -> bool:
     """Whether each sample is a record of a file, the same in each epoch."""
     inside = _inside(dataset)
@@ -224,21 +242,24 @@ def needs_salt(dataset: Any) -> bool:
     return any(map(needs_salt, inside))
 
 
-def record_places(dataset: Any) -> RecordPlaces | None:
+def record_places(dataset: Any) -> tuple[_Integers, _Integers] | None:
     """Where the samples of a dataset lie; None where that is not known of all of them, or not the same in each epoch.
 
-    Datasets that share their open files (a dataset and its slices) share the numbers of files.
+    Returns:
+        Number of the file, and offset of the record in it, of each sample; int64 [N] each. A dataset and its slices
+        share the numbers of files.
     """
     if not has_places(dataset):
         return None
-    innermost = leaves(dataset)
     firsts: dict[int, int] = {}
-    for leaf in innermost:
-        firsts.setdefault(id(leaf.open_files), sum(len(each.files) for each in innermost[: innermost.index(leaf)]))
+    num_files = 0
+    for leaf in leaves(dataset):
+        firsts.setdefault(id(leaf.record_files), num_files)
+        num_files += len(leaf.files)
     files, offsets = np.empty(len(dataset), np.int64), np.empty(len(dataset), np.int64)
     for begin in range(0, len(dataset), _POSITIONS_AT_ONCE):
         for leaf, positions, inside in leaf_batches(dataset, range(begin, len(dataset))[:_POSITIONS_AT_ONCE]):
             places = np.array(inside, np.int64) + begin
             files[places], offsets[places] = leaf.record_places(positions)
-            files[places] += firsts[id(leaf.open_files)]
-    return RecordPlaces(files, offsets)
+            files[places] += firsts[id(leaf.record_files)]
+    return files, offsets
