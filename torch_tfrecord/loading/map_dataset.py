@@ -38,7 +38,7 @@ from torch_tfrecord.records.compression import check_compression_type
 from torch_tfrecord.records.index import RecordIndex
 from torch_tfrecord.records.paths import Paths, find_files
 from torch_tfrecord.records.sidecar import IndexKeeper
-from torch_tfrecord.samples import SampleList
+from torch_tfrecord.samples import Places, SampleList
 from torch_tfrecord.shown import shown_features, shown_files, shown_transform
 
 __all__ = ["TFRecordDataset"]
@@ -207,7 +207,7 @@ class TFRecordDataset(Dataset[Any]):
                     self._maker.parsed(self.record_files.read(absolute), key, place, absolute)
                     for absolute, key in zip(absolutes.tolist(), keys, strict=True)
                 ],
-                lambda row: str(place(int(absolutes[row]))),
+                self._places(absolutes),
             )
 
     def _load_batches(self, batches: Sequence[Sequence[int]]) -> list[Sequence[Any]]:
@@ -223,22 +223,28 @@ class TFRecordDataset(Dataset[Any]):
         records, keys = files.read_batch(absolute), None
         if maker.draws_at_random:
             keys = np.concatenate([*map(self._keys, (salted(self, positions) for positions in batches), absolutes)])
-        rows = RecordRows(records, keys, lambda row: files.place(int(absolute[row])))
-        parts = [rows.part(begin, end) for begin, end in pairwise(borders)]
+
+        def parts() -> list[RecordRows]:
+            rows = RecordRows(records, keys, lambda row: files.place(int(absolute[row])))
+            return [rows.part(begin, end) for begin, end in pairwise(borders)]
+
         if maker.has_user_transform:
             # Threads decode ahead what would else be decoded, sample after sample, by the one that transforms.
             in_turn = threading.current_thread() is threading.main_thread()
             cropped = maker.crops.batches(maker.transform, records, borders, in_turn=in_turn)
             if cropped is not None:
-                pairs = zip(cropped, parts, strict=True)
+                pairs = zip(cropped, parts(), strict=True)
                 return [batch.located(part.places, partial(maker.one_by_one, part)) for batch, part in pairs]
         try:
             found = maker.batches(records, keys, borders)
         except LimitExceededError:
             if not maker.has_user_transform:
                 raise
-            return [*map(maker.without_columns, parts)]  # which need memory beside the samples
-        return [located(samples, part.places) for samples, part in zip(found, parts, strict=True)]
+            return [*map(maker.without_columns, parts())]  # which need memory beside the samples
+        return [located(samples, self._places(each)) for samples, each in zip(found, absolutes, strict=True)]
+
+    def _places(self, absolutes: _Integers) -> Places:
+        return lambda row: str(self.record_files.place(int(absolutes[row])))
 
     def _transform_samples(self, samples: Sequence[Any]) -> Sequence[Any]:
         """The transform applied to each of the samples that `_load_samples` gave."""

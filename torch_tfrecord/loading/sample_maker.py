@@ -81,6 +81,8 @@ class RecordRows(NamedTuple):
 
     def part(self, begin: int, end: int) -> RecordRows:
         """Some of them, not copied."""
+        if end - begin == len(self.records):
+            return self
         keys = None if self.keys is None else self.keys[begin:end]
         return RecordRows(self.records[begin:end], keys, lambda row: self.place(begin + row))
 
