@@ -324,7 +324,7 @@ class TFRecordIterableDataset(IterableDataset[Any]):
             try:
                 sample = uncropped.transform_row(self._maker.transform, row)
             except NotCroppedError:
-                sample = self._maker.sample(rows.record(row), rows.key(row), rows.place, row)
+                sample = self._maker.sample(*rows.row(row))
             yield sample
 
     def _uncropped(self, rows: RecordRows) -> UncroppedBatch | None:
@@ -349,8 +349,7 @@ class TFRecordIterableDataset(IterableDataset[Any]):
             samples = maker.without_columns(rows)
         except TFRecordError:
             # For the error of the first bad record.
-            each = (maker.sample(rows.record(row), rows.key(row), rows.place, row) for row in range(len(rows.records)))
-            return SampleList(each, rows.places)
+            return SampleList((maker.sample(*rows.row(row)) for row in range(len(rows.records))), rows.places)
         return transform_samples(maker.transform, located(samples, rows.places))
 
     def __getstate__(self) -> dict[str, Any]:

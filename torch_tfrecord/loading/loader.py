@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol, cast
 
 import numpy as np
@@ -185,7 +185,9 @@ def make_dataloader(
     )
 
 
-def _check_arguments(batch_size: Any, shuffle: Any, num_epochs: Any, dataloader_kwargs: Mapping[str, Any]) -> None:
+def _check_arguments(
+    batch_size: int, shuffle: object, num_epochs: int | None, dataloader_kwargs: Iterable[str]
+) -> None:
     if integer("batch_size", batch_size) < 1:
         raise ValueError(f"batch_size: Batch size must be greater than zero, got {batch_size}")
     if not isinstance(shuffle, bool) and shuffle != "blocks":
@@ -201,12 +203,12 @@ def _check_arguments(batch_size: Any, shuffle: Any, num_epochs: Any, dataloader_
             raise TypeError(f"{name} is no keyword of make_dataloader, nor of TFRecordDataset or DataLoader")
 
 
-def _is_paths(paths: Any) -> bool:
+def _is_paths(paths: object) -> bool:
     is_usual = isinstance(paths, (str, bytes, os.PathLike, list, tuple, set, frozenset, np.ndarray))
     return is_usual or not (isinstance(paths, Dataset) or hasattr(paths, "__getitem__"))
 
 
-def _check_dataset(dataset: Any, **of_dataset: Any) -> None:
+def _check_dataset(dataset: object, **of_dataset: object) -> None:
     """An error for a stream, and for what was to be said when the dataset was made."""
     kind = type(dataset).__name__
     if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
@@ -216,7 +218,7 @@ def _check_dataset(dataset: Any, **of_dataset: Any) -> None:
             raise ValueError(f"{name} cannot be given with a dataset: give it to the dataset, got a {kind}")
 
 
-def _shuffle_of(dataset: Any, shuffle: Shuffle) -> Shuffle:
+def _shuffle_of(dataset: object, shuffle: Shuffle) -> Shuffle:
     """What the order shall be: compressed files are not read at random."""
     compressed = [store for store in stores(dataset) if store.first_compressed is not None]
     if not compressed:
@@ -226,7 +228,7 @@ def _shuffle_of(dataset: Any, shuffle: Shuffle) -> Shuffle:
             store.warn()
         return True
     for store in compressed:
-        store.keep_quiet()
+        store.has_warned = True  # it is said below, or the user knows
     if shuffle is True:
         warnings.warn(
             f"{compressed[0].first_compressed}: compressed files are shuffled within windows of up to 32 MiB, from up "

@@ -325,14 +325,9 @@ class TFRecordDataset(Dataset[Any]):
             if native.integers(positions, len(self), numbers):
                 return self._chosen(numbers)
         numbers = np.asarray(positions)
-        if numbers.dtype != np.int64 or numbers.ndim != 1:  # other integers, or none
+        if numbers.dtype != np.int64 or numbers.ndim != 1 or numbers.min() < 0 or numbers.max() >= len(self):
+            # Other integers or none, some counted from the end, or out of range.
             return np.array([self._absolute(position) for position in positions], dtype=np.int64)
-        low, high = numbers.min(), numbers.max()
-        if low < 0 or high >= len(self):
-            wrong = numbers[(numbers < -len(self)) | (numbers >= len(self))]
-            if len(wrong):
-                self._absolute(wrong[0])
-            numbers = np.where(numbers < 0, numbers + len(self), numbers)
         return self._chosen(numbers)
 
     def _chosen(self, numbers: _Integers) -> _Integers:

@@ -22,7 +22,7 @@ from torch_tfrecord.order.leaves import (
 __all__ = ["NestedDataset", "loads_ahead"]
 
 
-def loads_ahead(dataset: Any) -> bool:
+def loads_ahead(dataset: object) -> bool:
     """Whether threads may load a dataset's samples: `TFRecordDataset`, `RLDSDataset`, `NestedDataset` of these.
 
     Not of a user's class made from one of these that reads in a way of its own.

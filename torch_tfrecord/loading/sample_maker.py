@@ -66,13 +66,9 @@ class RecordRows(NamedTuple):
     keys: _Keys | None
     place: Callable[[int], RecordPlace]
 
-    def record(self, row: int) -> bytes:
-        """One record's bytes."""
-        return bytes(self.records[row])
-
-    def key(self, row: int) -> int:
-        """For the random draws of one record."""
-        return 0 if self.keys is None else int(self.keys[row])
+    def row(self, row: int) -> tuple[bytes, int, Callable[[int], RecordPlace], int]:
+        """One record, as `SampleMaker` asks for it."""
+        return bytes(self.records[row]), 0 if self.keys is None else int(self.keys[row]), self.place, row
 
     @property
     def places(self) -> Places:
@@ -141,8 +137,7 @@ class SampleMaker:
 
     def each(self, rows: RecordRows) -> Iterator[Any]:
         """The samples of a batch, not transformed, each parsed alone."""
-        for row, record in enumerate(rows.records.tolist()):
-            yield self.parsed(record, rows.key(row), rows.place, row)
+        return (self.parsed(*rows.row(row)) for row in range(len(rows.records)))
 
     def one_by_one(self, rows: RecordRows) -> SampleList:
         """`each`, as a batch."""

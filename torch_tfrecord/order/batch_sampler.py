@@ -104,9 +104,7 @@ class RecordBatchSampler(Sampler[list[int]]):
         Raises:
             TypeError: The iteration never ends.
         """
-        if self._num_epochs is None:
-            raise TypeError("a sampler with num_epochs=None has no length: it never ends")
-        return self._plan(self._next).num_batches(self._num_epochs)
+        return self._plan(self._next).num_batches(self._finite_epochs())
 
     def __iter__(self) -> BatchIteration:
         self._last_iteration = BatchIteration(self)
@@ -114,9 +112,12 @@ class RecordBatchSampler(Sampler[list[int]]):
 
     def _num_positions(self) -> int:
         """Positions in the batches of the next iteration; TypeError where it never ends."""
+        return self._plan(self._next).num_positions(self._finite_epochs())
+
+    def _finite_epochs(self) -> int:
         if self._num_epochs is None:
             raise TypeError("a sampler with num_epochs=None has no length: it never ends")
-        return self._plan(self._next).num_positions(self._num_epochs)
+        return self._num_epochs
 
     @property
     def epoch(self) -> int:
@@ -286,10 +287,8 @@ class BatchIteration(Iterator[PositionBatch]):
 
     def __len__(self) -> int:
         """Batches of the whole iteration; TypeError where it never ends."""
-        if self._sampler._num_epochs is None:
-            raise TypeError("a sampler with num_epochs=None has no length: it never ends")
-        plan = self._plan or self._sampler._plan(self.place)
-        return plan.num_batches(self._sampler._num_epochs)
+        num_epochs = self._sampler._finite_epochs()
+        return (self._plan or self._sampler._plan(self.place)).num_batches(num_epochs)
 
     def __next__(self) -> PositionBatch:
         if self._plan is None:

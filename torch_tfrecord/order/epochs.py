@@ -139,7 +139,7 @@ def find_blocks(dataset: Any, block_bytes: int, window_blocks: int) -> Blocks:
     if lanes is not None:
         block_bytes = lanes.run_bytes
         for store in stores(dataset):
-            store.keep_quiet()
+            store.has_warned = True
     if hasattr(dataset, "block_starts") and (lanes is None or dataset.is_in_file_order):
         starts = np.asarray(dataset.block_starts(block_bytes), dtype=np.int64)
         files = None if lanes is None else dataset.record_places(starts)[0]
@@ -157,7 +157,7 @@ def find_blocks(dataset: Any, block_bytes: int, window_blocks: int) -> Blocks:
     return Blocks(starts, by_file, None if lanes is None else files[starts], 0 if lanes is None else lanes.number)
 
 
-def find_lanes(dataset: Any, window_bytes: int | None = None) -> Lanes | None:
+def find_lanes(dataset: object, window_bytes: int | None = None) -> Lanes | None:
     """How the files of a dataset are read side by side where some are compressed; None where none is.
 
     Also None for a dataset of which not all samples are known to be records of files.
@@ -205,7 +205,7 @@ def check_state(
         check_number(key, state[key], limit)
 
 
-def check_number(name: str, number: Any, limit: int | None = None) -> None:
+def check_number(name: str, number: object, limit: int | None = None) -> None:
     """ValueError unless a number of a state is an integer from 0 to a limit."""
     if type(number) is not int or not 0 <= number <= (_MOST if limit is None else limit):
         allowed = "at least 0" if limit is None else f"from 0 to {limit}"
@@ -213,11 +213,11 @@ def check_number(name: str, number: Any, limit: int | None = None) -> None:
         raise ValueError(f"{name} must be an integer {allowed} in the state, got {shown_value(number)}")
 
 
-def _is_same(found: Any, here: Any) -> bool:
+def _is_same(found: object, here: object) -> bool:
     """Whether they are equal and of one type, the items of lists, too (1, 1.0 and True are equal)."""
     if type(found) is not type(here):
         return False
-    if isinstance(here, list):
+    if isinstance(here, list) and isinstance(found, list):
         return len(found) == len(here) and all(map(_is_same, found, here))
     return bool(found == here)
 

@@ -226,7 +226,7 @@ class _Component:
         self._iterator = iterator
 
 
-def _check_component(name: str, dataset: Any, state: Any) -> None:
+def _check_component(name: str, dataset: object, state: object) -> None:
     if not isinstance(state, Mapping) or set(state) != _COMPONENT:
         raise ValueError(f"{name}: expected a dict with the keys {sorted(_COMPONENT)}, got {shown_value(state)}")
     check_number(f"{name}['passes']", state["passes"])
@@ -245,7 +245,7 @@ def _check_component(name: str, dataset: Any, state: Any) -> None:
         raise ValueError(f"{name}['state']: {error}") from error
 
 
-def _is_stateful(holder: Any) -> bool:
+def _is_stateful(holder: object) -> bool:
     return hasattr(holder, "state_dict") and hasattr(holder, "load_state_dict")
 
 

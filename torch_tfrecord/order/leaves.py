@@ -60,24 +60,17 @@ class LeafBatch(NamedTuple):
 
 
 class Store(Protocol):
-    """The files of a dataset of records, and of its slices."""
+    """The files of a dataset of records, and of its slices: see `RecordFiles`."""
 
-    @property
-    def extent(self) -> tuple[int, int, int]:
-        """Files, records and decompressed bytes of all files, whatever positions are a dataset's."""
-
-    @property
-    def first_compressed(self) -> str | None:
-        """The first file that is compressed."""
+    extent: tuple[int, int, int]
+    first_compressed: str | None
+    has_warned: bool
 
     def warn(self) -> None:
         """Say, once, that random access is slow, where a file is compressed."""
 
-    def keep_quiet(self) -> None:
-        """Say no more that random access is slow."""
 
-
-def leaf_batches(dataset: Any, positions: Sequence[int]) -> list[LeafBatch]:
+def leaf_batches(dataset: object, positions: Sequence[int]) -> list[LeafBatch]:
     """A batch, taken apart by innermost dataset; each is there once for each epoch.
 
     torch's `Subset` (so `random_split`) and `ConcatDataset` and our `Mixture` are looked into, but for classes of
@@ -141,7 +134,7 @@ def _of_concatenated(part: Inner) -> Iterator[Inner]:
     return iter(found.values())
 
 
-def leaves(dataset: Any) -> list[Any]:
+def leaves(dataset: object) -> list[Any]:
     """The innermost datasets, each once."""
     inside = _inside(dataset)
     if inside is None:
@@ -158,13 +151,13 @@ def _inside(dataset: Any) -> Sequence[Any] | None:
     return dataset.datasets if _is_mixture(dataset) else None
 
 
-def stores(dataset: Any) -> list[Store]:
+def stores(dataset: object) -> list[Store]:
     """The files of the innermost datasets, each dataset's and its slices' once."""
     found = [leaf.record_files for leaf in leaves(dataset) if hasattr(leaf, "record_files")]
     return list({id(store): store for store in found}.values())
 
 
-def has_places(dataset: Any) -> bool:
+def has_places(dataset: object) -> bool:
     """Whether each sample is a record of a file, the same in each epoch."""
     inside = _inside(dataset)
     if inside is None:
@@ -172,7 +165,7 @@ def has_places(dataset: Any) -> bool:
     return not _is_mixture(dataset) and all(map(has_places, inside))
 
 
-def _is_mixture(dataset: Any) -> bool:
+def _is_mixture(dataset: object) -> bool:
     return hasattr(dataset, "inner_batches") and defines_last(dataset, "inner_batches")
 
 
@@ -181,7 +174,7 @@ def _first_class(kind: type, names: Sequence[str]) -> type | None:
     return next((each for each in kind.__mro__ if any(name in vars(each) for name in names)), None)
 
 
-def defines_last(dataset: Any, name: str, others: Sequence[str] = _READS) -> bool:
+def defines_last(dataset: object, name: str, others: Sequence[str] = _READS) -> bool:
     """Whether no class overrides one of the other methods without this one, which would then read past it."""
     found = _first_class(type(dataset), [name, *others])
     return found is not None and name in vars(found)
@@ -214,12 +207,12 @@ def draw_salt() -> int:
     return int(torch.empty((), dtype=torch.int64, device="cpu").random_())
 
 
-def draws_at_random(dataset: Any) -> bool:
+def draws_at_random(dataset: object) -> bool:
     """Whether samples depend on the epoch: a feature of an innermost dataset has a random crop."""
     return any(getattr(leaf, "draws_at_random", False) for leaf in leaves(dataset))
 
 
-def salted(dataset: Any, positions: Sequence[int], draw: Callable[[], int] = draw_salt) -> Sequence[int]:
+def salted(dataset: object, positions: Sequence[int], draw: Callable[[], int] = draw_salt) -> Sequence[int]:
     """Positions whose random draws are decided: with a salt, where there are draws and nobody knows the epoch.
 
     Called in the thread that iterates, so that torch's seed decides all draws.
@@ -234,7 +227,7 @@ def salted(dataset: Any, positions: Sequence[int], draw: Callable[[], int] = dra
     return PositionBatch(positions, salt=draw())
 
 
-def needs_salt(dataset: Any) -> bool:
+def needs_salt(dataset: object) -> bool:
     """Whether a batch whose epoch nobody knows needs a salt for its random draws."""
     inside = _inside(dataset)
     if inside is None or _is_mixture(dataset):

@@ -45,6 +45,9 @@ class Mixture(Dataset[Any]):
             ``stop_on_empty_dataset=False``, torchdata's ALL_DATASETS_EXHAUSTED). "never": no length.
         num_samples: Stop after so many samples at the latest; gives "never" a length.
 
+    Attributes:
+        datasets: The datasets that are mixed.
+
     Raises:
         ValueError: No datasets, weights or choices that do not fit them, an empty dataset that must be repeated.
         TypeError: ``len`` of what never stops.
@@ -67,11 +70,11 @@ class Mixture(Dataset[Any]):
         num_samples: int | None = None,
     ) -> None:
         check_stop(stop)
-        self._datasets = list(datasets)
-        self._sizes = [len(dataset) for dataset in self._datasets]
+        self.datasets = list(datasets)
+        self._sizes = [len(dataset) for dataset in self.datasets]
         self._seed = integer("seed", seed)
         self._shuffle = true_or_false("shuffle", shuffle)
-        numbers = mixture_weights(len(self._datasets), weights, choices)
+        numbers = mixture_weights(len(self.datasets), weights, choices)
         self._plan: WeightedPlan | ChoicePlan
         if choices is None:
             self._plan = WeightedPlan(self._sizes, numbers, self._seed, stop)
@@ -125,11 +128,6 @@ class Mixture(Dataset[Any]):
         """Whether the datasets' random draws go by a salt: nobody has chosen an epoch."""
         return int(self._epoch) == _UNKNOWN and draws_at_random(self)
 
-    @property
-    def datasets(self) -> Sequence[Any]:
-        """The datasets that are mixed."""
-        return self._datasets
-
     def inner_batches(self, part: Inner) -> Iterator[Inner]:
         """Of part of a batch, what each dataset has of it."""
         asked: dict[tuple[int, int], tuple[list[int], list[int]]] = {}
@@ -140,7 +138,7 @@ class Mixture(Dataset[Any]):
             places.append(place)
         for (component, passes), (positions, places) in asked.items():
             salt = None if part.salt is None else RandomStream(part.salt, component, passes).below(1 << 63)
-            yield Inner(self._datasets[component], positions, places, passes, salt)
+            yield Inner(self.datasets[component], positions, places, passes, salt)
 
     def _checked(self, position: int) -> int:
         position = as_integer(position)
@@ -172,5 +170,5 @@ class Mixture(Dataset[Any]):
 
     def __repr__(self) -> str:
         length = "endless" if self._length is None else f"{self._length} samples"
-        sizes = f"{len(self._datasets)} datasets of [{shown_list(self._sizes)}] samples"
-        return f"Mixture({length} of {sizes}: {shown_items(self._datasets)})"
+        sizes = f"{len(self.datasets)} datasets of [{shown_list(self._sizes)}] samples"
+        return f"Mixture({length} of {sizes}: {shown_items(self.datasets)})"
