@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import islice
 from typing import Any
@@ -39,7 +39,7 @@ from torch_tfrecord.records.compression import check_compression_type
 from torch_tfrecord.records.paths import Paths, find_files
 from torch_tfrecord.records.reader import check_on_corrupt, read_blocks
 from torch_tfrecord.records.scan import Block
-from torch_tfrecord.samples import Places, SampleList, transform_one
+from torch_tfrecord.samples import SampleList, transform_one
 from torch_tfrecord.shown import shown_features, shown_files, shown_transform
 
 __all__ = ["TFRecordIterableDataset"]
@@ -273,9 +273,10 @@ class TFRecordIterableDataset(IterableDataset[Any]):
             yield batch
 
     def _samples(self, stream: RecordStream, epoch: int) -> Iterator[Any]:
-        """Samples one by one, parsed some at a time; a transform is called when its sample is asked for."""
+        """Samples one by one, parsed some at a time."""
+        ready = self._parsed if self._maker.transform is None else self._transformed
         for group in stream.parts():
-            for sample in self._ready(self._rows(group, epoch)):
+            for sample in ready(self._rows(group, epoch)):
                 stream.num_taken += 1
                 yield sample
 
@@ -291,14 +292,6 @@ class TFRecordIterableDataset(IterableDataset[Any]):
 
         return RecordRows(group.records, keys, place)
 
-    def _ready(self, rows: RecordRows) -> Iterator[Any]:
-        """The transformed samples of a part of the stream."""
-        uncropped = self._uncropped(rows)
-        if uncropped is not None:
-            return self._cropped(uncropped, rows)
-        samples = self._parsed(rows)
-        return samples if self._maker.transform is None else self._transformed(samples, rows.places)
-
     def _parsed(self, rows: RecordRows) -> Iterator[Any]:
         """The samples of a part of the stream; those before a bad record come before its error."""
         try:
@@ -313,18 +306,18 @@ class TFRecordIterableDataset(IterableDataset[Any]):
         else:
             yield from samples
 
-    def _transformed(self, samples: Iterable[Any], places: Places) -> Iterator[Any]:
-        """Each sample transformed when it is asked for."""
-        for row, sample in enumerate(samples):
-            yield transform_one(self._maker.transform, sample, places, row)  # type: ignore[arg-type]
-
-    def _cropped(self, uncropped: UncroppedBatch, rows: RecordRows) -> Iterator[Any]:
-        """Each sample cropped and transformed when it is asked for."""
+    def _transformed(self, rows: RecordRows) -> Iterator[Any]:
+        """The samples of a part of the stream, each transformed, or cropped first, when it is asked for."""
+        maker, uncropped, places = self._maker, self._uncropped(rows), rows.places
+        if uncropped is None:
+            for row, sample in enumerate(self._parsed(rows)):
+                yield transform_one(maker.transform, sample, places, row)  # type: ignore[arg-type]
+            return
         for row in range(len(uncropped)):
             try:
-                sample = uncropped.transform_row(self._maker.transform, row)
+                sample = uncropped.transform_row(maker.transform, row)
             except NotCroppedError:
-                sample = self._maker.sample(*rows.row(row))
+                sample = maker.sample(*rows.row(row))
             yield sample
 
     def _uncropped(self, rows: RecordRows) -> UncroppedBatch | None:

@@ -134,29 +134,24 @@ def make_dataloader(
     seed, drop_last = integer("seed", seed), true_or_false("drop_last", drop_last)
     here = resolve_rank(rank, world_size)
     dataset: Any = paths
+    of_dataset: dict[str, Any] = {
+        "compression_type": compression_type,
+        "verify_crc": verify_crc,
+        "index": index,
+        "index_dir": index_dir,
+        "max_batch_bytes": max_batch_bytes,
+    }
     if _is_paths(paths):
         _check_label(label_key, features)
         dataset = TFRecordDataset(
             cast("Paths", paths),
             features,
             transform=_with_label(transform, label_key),
-            compression_type=compression_type,
-            verify_crc=verify_crc,
-            index=index,
-            index_dir=index_dir,
-            max_batch_bytes=max_batch_bytes,
+            **of_dataset,
         )
         transform = None
     else:
-        _check_dataset(
-            dataset,
-            features=features,
-            compression_type=compression_type,
-            verify_crc=verify_crc,
-            index=index,
-            index_dir=index_dir,
-            max_batch_bytes=max_batch_bytes,
-        )
+        _check_dataset(dataset, features=features, **of_dataset)
         transform = _with_label(transform, label_key)
     batches = RecordBatchSampler(
         dataset,

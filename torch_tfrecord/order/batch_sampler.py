@@ -15,7 +15,7 @@ from torch_tfrecord.order.epochs import STATE_VERSION, Epochs, check_state
 from torch_tfrecord.order.leaves import draws_at_random
 from torch_tfrecord.order.position_batch import EpochPosition, PositionBatch
 from torch_tfrecord.order.prepared import Prepared, check_num_received, is_automatic, other_epoch, prepared_loader
-from torch_tfrecord.order.ranks import BatchedPositions, check_rank, keeps_its_order, resolve_rank
+from torch_tfrecord.order.ranks import RankSampler, check_rank, keeps_its_order, resolve_rank
 from torch_tfrecord.order.samplers import BLOCK_BYTES, WINDOW_BLOCKS
 from torch_tfrecord.order.shares import Place, Plan
 
@@ -96,7 +96,7 @@ class RecordBatchSampler(Sampler[list[int]]):
         self._running: BatchIteration | None = None
         self._loaded_epoch: int | None = None  # the first one of a loaded iteration, until a trainer says its number
         self._count_from = 0  # the epoch of the iteration that the trainer calls number 0
-        self.sampler = BatchedPositions(self)
+        self.sampler = _BatchedPositions(self)
 
     def __len__(self) -> int:
         """Batches of the next iteration: after `load_state_dict` what is left of the one that was interrupted.
@@ -255,6 +255,41 @@ class RecordBatchSampler(Sampler[list[int]]):
     def _plan(self, place: Place) -> Plan:
         rank = resolve_rank(self._rank, self._world_size)
         return Plan(place, self._epochs, rank, self.batch_size, self.drop_last)
+
+
+class _BatchedPositions(RankSampler):
+    """The positions of a batch sampler one by one: the `sampler` of a loader whose batches it makes.
+
+    Args:
+        batches: The batch sampler.
+    """
+
+    def __init__(self, batches: RecordBatchSampler) -> None:
+        self.batches = batches
+
+    @property
+    def _rank(self) -> int | None:  # type: ignore[override]
+        return self.batches._rank
+
+    @property
+    def _world_size(self) -> int | None:  # type: ignore[override]
+        return self.batches._world_size
+
+    def __len__(self) -> int:
+        return self.batches._num_positions()
+
+    def __iter__(self) -> Iterator[int]:
+        for batch in self.batches:
+            yield from batch
+
+    def set_epoch(self, epoch: int) -> None:
+        """Say which of the trainer's epochs, from 0, begins: iteration number `epoch` of the batch sampler.
+
+        Where a state was loaded, the next iteration goes on from it: with the number that it has (as Lightning's
+        Trainer counts), or with a smaller one, from which the trainer then counts on (as Fabric does). What a loader
+        that Accelerate prepared says by itself, always from 0, does nothing; its own `set_epoch` calls this, too.
+        """
+        self.batches._set_iteration(epoch)
 
 
 class BatchIteration(Iterator[PositionBatch]):

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch.distributed
 from torch.utils.data import DistributedSampler, get_worker_info
@@ -13,7 +12,6 @@ from torch_tfrecord.arguments import integer
 from torch_tfrecord.order.prepared import prepared_loader
 
 __all__ = [
-    "BatchedPositions",
     "Rank",
     "RankSampler",
     "check_rank",
@@ -120,54 +118,6 @@ class RankSampler(DistributedSampler[int]):
     def total_size(self) -> int:  # type: ignore[override]
         """Samples that the next iteration gives all ranks."""
         return len(self) * self.num_replicas
-
-
-class _Batches(Protocol):
-    """A `RecordBatchSampler`."""
-
-    _rank: int | None
-    _world_size: int | None
-
-    def __iter__(self) -> Iterator[list[int]]: ...
-
-    def _num_positions(self) -> int: ...
-
-    def _set_iteration(self, number: int) -> None: ...
-
-
-class BatchedPositions(RankSampler):
-    """The positions of a batch sampler one by one: the `sampler` of a loader whose batches it makes.
-
-    Args:
-        batches: The batch sampler.
-    """
-
-    def __init__(self, batches: _Batches) -> None:
-        self.batches = batches
-
-    @property
-    def _rank(self) -> int | None:  # type: ignore[override]
-        return self.batches._rank
-
-    @property
-    def _world_size(self) -> int | None:  # type: ignore[override]
-        return self.batches._world_size
-
-    def __len__(self) -> int:
-        return self.batches._num_positions()
-
-    def __iter__(self) -> Iterator[int]:
-        for batch in self.batches:
-            yield from batch
-
-    def set_epoch(self, epoch: int) -> None:
-        """Say which of the trainer's epochs, from 0, begins: iteration number `epoch` of the batch sampler.
-
-        Where a state was loaded, the next iteration goes on from it: with the number that it has (as Lightning's
-        Trainer counts), or with a smaller one, from which the trainer then counts on (as Fabric does). What a loader
-        that Accelerate prepared says by itself, always from 0, does nothing; its own `set_epoch` calls this, too.
-        """
-        self.batches._set_iteration(epoch)
 
 
 _T = TypeVar("_T", bound=type)
