@@ -340,14 +340,12 @@ class TFRecordDataset(Dataset[Any]):
 
     # Random draws.
 
-    def _epoch_of(self, positions: Sequence[int]) -> int | None:
-        epoch, chosen = epoch_of(positions), int(self._epoch)
-        return epoch if epoch is not None or chosen == _UNKNOWN else chosen
-
     def _keys(self, positions: Sequence[int], absolutes: _Integers) -> npt.NDArray[np.uint64]:
         """For the random draws of each record; of positions that were `salted`."""
-        salt, epoch = getattr(positions, "salt", None), self._epoch_of(positions)
-        if salt is not None or epoch is None:
+        salt, epoch = getattr(positions, "salt", None), epoch_of(positions)
+        if epoch is None:
+            epoch = int(self._epoch)
+        if salt is not None or epoch == _UNKNOWN:
             return salted_keys(len(absolutes), salt or 0)
         return record_keys(absolutes, epoch)
 
