@@ -18,7 +18,7 @@ from index_tools._files import default_jobs
 from index_tools._images import ImageFile, LoadedImage, check_output, find_images, load_image, write_shards
 from index_tools._text import counted, error_text, escape, format_table
 from torch_tfrecord.errors import ImageDecodeError
-from torch_tfrecord.order.ordering import shuffled
+from torch_tfrecord.order.random_stream import shuffled
 from torch_tfrecord.progress import ProgressBar
 
 __all__ = ["add_parser"]

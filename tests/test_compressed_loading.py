@@ -17,12 +17,13 @@ from torch_tfrecord import (
     collate,
     make_dataloader,
 )
-from torch_tfrecord.order import file_shuffle
+from torch_tfrecord.order import block_shuffle
 from torch_tfrecord.records.compression import InflatedSource
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:This DataLoader will create", "ignore:This process .* is multi-threaded"
 )
+
 FEATURES = {"id": FixedLenFeature((), torch.int64)}
 SIZES = [150, 40, 200, 90, 120]
 N = sum(SIZES)
@@ -44,7 +45,7 @@ def files(request, tmp_path_factory):
 @pytest.fixture
 def small_windows(monkeypatch):
     """About 100 records of the 600."""
-    monkeypatch.setattr(file_shuffle, "WINDOW_BYTES", 4000)
+    monkeypatch.setattr(block_shuffle, "WINDOW_BYTES", 4000)
 
 
 @pytest.fixture
@@ -94,7 +95,7 @@ def test_each_file_is_decompressed_once_an_epoch(files, inflations, make, way):
 
 
 def test_parts_of_one_dataset_share_its_files(files, inflations, monkeypatch):
-    monkeypatch.setattr(file_shuffle, "WINDOW_BYTES", 4000)
+    monkeypatch.setattr(block_shuffle, "WINDOW_BYTES", 4000)
     ds = TFRecordDataset(files, FEATURES)
     loader = make_dataloader(ConcatDataset([ds[:300], ds[300:]]), 4, shuffle="blocks", num_threads=0)
     assert sorted(joined(ids(loader))) == list(range(N))
@@ -111,11 +112,11 @@ def test_in_order_each_is_decompressed_once_without_a_warning(files, inflations)
 def test_memory_is_bounded(files):
     ds = TFRecordDataset(files, FEATURES)
     for _ in make_dataloader(ds, 4, shuffle="blocks", num_threads=0):
-        kept = [len(source._kept) - 8000 for source in ds.open_files._state.values.values()]
+        kept = [len(source._kept) - 8000 for source in ds.record_files._state.values.values()]
     # Two windows' share of each file, and what one call of zlib gives.
     assert len(kept) == len(SIZES)
-    assert max(kept) <= file_shuffle.plan_lanes(*ds.extent).kept_bytes
-    assert ds._lanes.kept_bytes == 2 * (4000 // len(SIZES))
+    assert max(kept) <= block_shuffle.plan_lanes(*ds.record_files.extent).kept_bytes
+    assert ds.record_files.lanes.kept_bytes == 2 * (4000 // len(SIZES))
 
 
 def test_small_data_is_shuffled_exactly_in_one_window(files, inflations):

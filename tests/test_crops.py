@@ -15,7 +15,7 @@ from torchvision.transforms import InterpolationMode, v2
 from torchvision.transforms.v2 import _geometry, functional
 
 from torch_tfrecord.images.crops import RandomResizedCrop, ResizedCenterCrop
-from torch_tfrecord.order.ordering import RandomStream
+from torch_tfrecord.order.random_stream import RandomStream
 
 SIZES = st.integers(1, 700)
 KEYS = st.integers(0, 2**64 - 1)

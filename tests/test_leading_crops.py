@@ -431,7 +431,7 @@ def test_what_follows_and_is_not_known(following):
 )
 def test_other_features(records, features):
     ds = TFRecordDataset(records, features, transform=v2.RandomResizedCrop(24))
-    assert ds._crops.batches(ds._transform, [], (0, 0), in_turn=True) is None
+    assert ds._maker.crops.batches(ds._maker.transform, [], (0, 0), in_turn=True) is None
 
 
 def test_sequence_examples(tmp_path):

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torch_tfrecord.order.permutation import MAX_POSITIONS, Permutation
+from torch_tfrecord.order.orders import MAX_POSITIONS, Permutation
 from torch_tfrecord.order.random_stream import RandomStream
 
 pytestmark = pytest.mark.usefixtures("random_states_untouched")
@@ -161,11 +161,3 @@ def test_near_sizes_and_seeds_give_unrelated_orders():
         found = other.positions(places)
         assert not (found == base).any()
         assert abs(np.corrcoef(base, found)[0, 1]) < 0.1
-
-
-def test_numbers_of_a_stream_by_place():
-    stream = RandomStream(4, 2)
-    ahead = stream.numbers_at(np.arange(6, dtype=np.uint64)).tolist()
-    assert ahead == [stream.number_at(place) for place in range(6)]
-    assert ahead[:2] == stream.next_numbers(2).tolist()
-    assert ahead[2:] == [stream._next() for _ in range(4)]

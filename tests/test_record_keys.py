@@ -9,41 +9,9 @@ import torch
 from torch.utils.data import DataLoader
 
 from torch_tfrecord import FixedLenFeature, TFRecordDataset, TFRecordIterableDataset, TFRecordWriter, make_dataloader
-from torch_tfrecord.order.ordering import RandomStream
 from torch_tfrecord.order.position_batch import PositionBatch
-from torch_tfrecord.order.record_keys import record_keys
+from torch_tfrecord.order.random_stream import record_keys
 from torch_tfrecord.parsing.parsers import ExampleParser
-
-
-def keys_of(positions, *seeds):
-    return record_keys(np.array(positions), *seeds).tolist()
-
-
-def test_frozen():
-    # Promised to users: a change changes what their augmentation draws.
-    assert keys_of([0, 1, 10**12], 0) == FROZEN
-
-
-FROZEN = [9451143353636776879, 2391539541053276776, 8084620723335325249]
-
-
-def test_a_function_of_position_and_seeds_alone():
-    whole = keys_of(range(1000), 3)
-    assert keys_of([999, 5, 5, 0], 3) == [whole[999], whole[5], whole[5], whole[0]]
-    assert len(set(whole) | set(keys_of(range(1000), 4)) | set(keys_of(range(1000), 3, 0))) == 3000
-
-
-def test_bits_are_even():
-    keys = record_keys(np.arange(4096), 7)
-    for bit in range(64):  # 6 standard deviations of 32
-        assert abs(int((keys >> np.uint64(bit) & np.uint64(1)).sum()) - 2048) < 192
-
-
-def test_the_numbers_of_splitmix64():
-    first = RandomStream(5).below(1 << 64)
-    stream = RandomStream()
-    stream._state = (first - 0x9E3779B97F4A7C15) % 2**64
-    assert keys_of(range(4), 5) == stream.next_numbers(4).tolist()
 
 
 def test_position_batch_is_a_list_that_pickles():
@@ -83,7 +51,7 @@ FEATURES = {"n": FixedLenFeature((), torch.int64)}
 
 
 def halves(positions, *seeds):
-    return [key >> 1 for key in keys_of(positions, *seeds)]
+    return [key >> 1 for key in record_keys(np.array(positions), *seeds).tolist()]
 
 
 @pytest.mark.parametrize("transform", [None, dict])

@@ -91,7 +91,7 @@ def test_the_core_alone_reads_plain_records(monkeypatch):
         for module in (column_plan, parsers):
             patch.setattr(module, "parse_message", no_protobuf)
         batch, sample = ds.__getitems__([0, 1, 2]).columns, ds[2]
-    assert len(ds._parser._parser._plan.parts) == 1  # of the image boxes and images want the same
+    assert len(ds._maker.parser._parser._plan.parts) == 1  # of the image boxes and images want the same
     assert batch["objects"]["label"].is_nested
     assert [len(boxes) for boxes in batch["objects"]["box"]] == [0, 1, 2]
     assert_same(batch["objects"]["box"][2], sample["objects"]["box"])

@@ -13,8 +13,8 @@ from rlds_episodes import LENGTHS, write_episodes
 
 from torch_tfrecord import IndexMismatchError
 from torch_tfrecord.records.sidecar import sidecar_path
-from torch_tfrecord.tfds import RLDSDataset, episode_sidecar
-from torch_tfrecord.tfds.episode_index import FRAMES
+from torch_tfrecord.tfds import RLDSDataset, episode_index
+from torch_tfrecord.tfds.episode_places import FRAMES
 
 
 @pytest.fixture(scope="module")
@@ -33,13 +33,13 @@ def own(drawn, tmp_path):
 def builds(monkeypatch):
     """The paths for which an index of episodes was built."""
     built = []
-    real = episode_sidecar.build_episode_index
+    real = episode_index.build_episode_index
 
     def build(stream, *arguments):
         built.append(Path(stream.path).name)
         return real(stream, *arguments)
 
-    monkeypatch.setattr(episode_sidecar, "build_episode_index", build)
+    monkeypatch.setattr(episode_index, "build_episode_index", build)
     return built
 
 
@@ -71,15 +71,11 @@ def test_its_file(own):
 
 def test_long_lists_are_frames(own):
     store = RLDSDataset(own)._store
-    index = store._reader._episodes[1]
-    start, size = index.table_range(0)
-    table = Path(index.tables_path).read_bytes()[index.tables_offset + start :][:size]
-    places = index.places(0, table, int(store._reader._records[1].lengths[0]))
-    kinds = {key: place.kind == FRAMES for key, place in places.items()}
+    kinds = {key: place.kind == FRAMES for key, place in store.record(2)._places().items()}
     assert kinds["steps/observation/image"]
     assert kinds["steps/observation/wrist_image"]
     assert not kinds["steps/language_instruction"]
-    assert index.tables is None
+    assert store._reader.episodes[1].tables is None
 
 
 def change_features(own):
@@ -161,7 +157,7 @@ def test_with_require_and_without_an_index(own):
 def test_a_table_that_changes_while_it_is_used(own):
     ds = RLDSDataset(own)
     content = bytearray(sidecar(own).read_bytes())
-    offset = ds._store._reader._episodes[1].tables_offset
+    offset = ds._store._reader.episodes[1].tables_offset
     content[offset + 6] ^= 1
     with open(sidecar(own), "r+b") as file:
         file.write(content)

@@ -10,6 +10,7 @@ from torch_tfrecord.protobuf.messages import Example
 from torch_tfrecord.tfds.example_layout import (
     BYTES,
     FLOATS,
+    UNSET,
     canonical,
     decode_integers,
     find_entries,
@@ -24,6 +25,12 @@ STRINGS = st.lists(
     st.one_of(st.binary(max_size=6), st.just(b"x" * 200), st.just(b"y" * 20_000)), min_size=1, max_size=9
 )
 EXAMPLES = st.dictionaries(st.text(max_size=20), st.one_of(INTEGERS, NUMBERS, STRINGS), max_size=6)
+
+
+def find_lists(payload):
+    """Without the keys whose kind is not set, which protobuf's readers leave out."""
+    entries = find_entries(payload)
+    return entries and {key: found for key, found in entries.items() if found.kind != UNSET}
 
 
 def values_at(payload, place):

@@ -21,7 +21,8 @@ from torch_tfrecord.records.checksum import crc32c
 from torch_tfrecord.records.index import RecordIndex
 from torch_tfrecord.records.sidecar import sidecar_path
 from torch_tfrecord.tfds import RLDSDataset
-from torch_tfrecord.tfds.episode_index import FRAMES, EpisodeIndex
+from torch_tfrecord.tfds.episode_index import EpisodeIndex
+from torch_tfrecord.tfds.episode_places import FRAMES
 from torch_tfrecord.tfds.example_layout import BYTES, UNSET
 
 LENGTHS = (3, 12, 1)
@@ -87,7 +88,7 @@ def same(left, right):
 def loaded(directory):
     """The index as it lies there, with what it is held against."""
     records = RecordIndex.load(sidecar_path(data_file(directory)))
-    step_lists = RLDSDataset(directory)._store._reader._episodes[0].step_lists
+    step_lists = RLDSDataset(directory)._store._reader.episodes[0].step_lists
     return records, step_lists
 
 

@@ -536,7 +536,7 @@ def test_a_damaged_frame_in_a_batch(many_files, tmp_path, kind):
     good = [*range(before), *range(before + 5, len(ds))]
     assert_same(list(ds.__getitems__(good)), [ds[position] for position in good])
     if kind in ("another file", "no file"):
-        ds._store._reader._data._max_size = 1
+        ds._store._reader.data._max_size = 1
     ds[before + 1]  # its short columns are kept from here on
     ds[0]  # closes the file where only one may be open
     if kind == "the end":
@@ -561,7 +561,7 @@ def test_a_damaged_frame_comes_before_a_file_that_is_gone(many_files, tmp_path):
     path, at = place_of(own, 7, "steps/observation/image", 1)
     damage(path, at + 100)
     ds = pictures_alone(own)
-    ds._store._reader._data._max_size = 1
+    ds._store._reader.data._max_size = 1
     bad, gone = sum(LONG[:7]) + 1, sum(LONG[:10])
     ds[gone], ds[bad - 1]  # their short columns are kept from here on
     place_of(own, 10, "steps/observation/image", 0)[0].unlink()
@@ -720,11 +720,7 @@ def damage(path, offset):
 def place_of(directory, number, key, step=0):
     """File of an episode, and the byte in it of a value."""
     ds = RLDSDataset(directory)
-    file, record = ds._store.locate(number)
-    index = ds._store._reader._episodes[file]
-    start, size = index.table_range(record)
-    table = Path(index.tables_path).read_bytes()[index.tables_offset + start :][:size]
-    place = index.places(record, table, int(ds._store._reader._records[file].lengths[record]))[key]
+    place = ds._store.record(number)._places()[key]
     path, offset = tfds.load(directory).locate(number)
     return Path(path), offset + 12 + (int(place.starts[step]) if len(place.starts) else place.start)
 
@@ -852,7 +848,7 @@ def test_records_in_another_form(own):
             writer.write(message.SerializeToString() + half.SerializeToString())
     ds = RLDSDataset(own, window_size=2)
     found = ds[30]
-    assert ds._store._reader._episodes[1].table_ends.tolist() == [0, 0]
+    assert ds._store._reader.episodes[1].table_ends.tolist() == [0, 0]
     assert torch.equal(found["observation"]["image"], expected["observation"]["image"])
     assert torch.equal(found["action"], expected["action"])
 

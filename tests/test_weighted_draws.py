@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from torch_tfrecord import balanced_weights
-from torch_tfrecord.order.weighted_draws import WeightedDraws, cumulated
+from torch_tfrecord.order.orders import WeightedDraws, cumulated
 
 pytestmark = pytest.mark.usefixtures("random_states_untouched")
 

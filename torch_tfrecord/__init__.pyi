@@ -28,8 +28,8 @@ from .native import has_native
 from .order.batch_sampler import RecordBatchSampler
 from .order.iterable_mixture import IterableMixture
 from .order.mixture import Mixture
+from .order.orders import balanced_weights
 from .order.samplers import RecordSampler
-from .order.weighted_draws import balanced_weights
 from .parsing.functions import (
     parse_example,
     parse_sequence_example,

@@ -18,9 +18,8 @@ from torch_tfrecord import IndexMismatchError, RecordIndex, build_index, encode_
 from torch_tfrecord.records.reader import RecordReader
 from torch_tfrecord.records.sidecar import sidecar_path
 from torch_tfrecord.records.storage import open_file
-from torch_tfrecord.tfds.episode_index import EpisodeIndex, build_episode_index
+from torch_tfrecord.tfds.episode_index import EpisodeIndex, EpisodeIndexKeeper, build_episode_index
 from torch_tfrecord.tfds.episode_reader import EpisodeReader
-from torch_tfrecord.tfds.episode_sidecar import EpisodeIndexKeeper
 
 COMPILED = True
 _STEP = {
@@ -59,7 +58,7 @@ _TRUE = {
 def _lists(episodes):
     """All lists of all episodes."""
     reader = EpisodeReader([_DATA], [_RECORDS], [episodes])
-    found = [reader.lists(0, number, lambda _: True) for number in range(len(_RECORDS))]
+    found = [reader.record(0, number).lists(lambda _: True) for number in range(len(_RECORDS))]
     return [
         {key: each.read(0, len(each)) if hasattr(each, "read") else each for key, each in sorted(lists.items())}
         for lists in found

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from operator import attrgetter
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -17,7 +18,7 @@ from torch_tfrecord.batches.sample import UNSEEN, Sample, make_samples
 from torch_tfrecord.parsing.columns import rows_of
 from torch_tfrecord.values.containers import RaggedTensor, SparseList, jagged_tensor
 
-__all__ = ["SampleBlock", "join_samples", "take_apart"]
+__all__ = ["Origin", "SampleBlock", "join_samples", "take_apart"]
 
 _Integers: TypeAlias = "npt.NDArray[np.int64]"
 
@@ -31,6 +32,18 @@ class _Dense(NamedTuple):
     array: npt.NDArray[Any]
 
 
+class Origin(NamedTuple):
+    """Of a block that a stream read on its way.
+
+    Attributes:
+        again: Parses the columns once more, into other memory.
+        joined: Told of each batch that ends in this block: of how many samples, and before which row it ends.
+    """
+
+    again: Callable[[], dict[Any, Any]]
+    joined: Callable[[int, int], None]
+
+
 class SampleBlock:
     """The columns of several samples, by name. Values of samples are made at the first look at them, and kept.
 
@@ -40,18 +53,51 @@ class SampleBlock:
     Args:
         columns: As of `ColumnBatch`, by name.
         num_rows: How many samples there are.
+        origin: Where there is one, a batch may `take` the columns.
     """
 
-    __slots__ = ("_apart", "_dense", "_looked", "_rows", "columns", "lock", "num_rows", "template")
+    __slots__ = (
+        "_apart",
+        "_columns",
+        "_dense",
+        "_is_read",
+        "_looked",
+        "_rows",
+        "lock",
+        "num_rows",
+        "origin",
+        "template",
+    )
 
-    def __init__(self, columns: dict[Any, Any], num_rows: int) -> None:
-        self.columns, self.num_rows = columns, num_rows
+    def __init__(self, columns: dict[Any, Any], num_rows: int, origin: Origin | None = None) -> None:
+        self._columns: dict[Any, Any] | None = columns
+        self.num_rows, self.origin = num_rows, origin
+        self._is_read = False
         self.lock = threading.Lock()
         self.template: dict[Any, object] = dict.fromkeys(columns, UNSEEN)
         self._apart: dict[Any, Sequence[Any]] = {}
         self._dense: dict[Any, _Dense | None] = {}
         self._looked: set[Any] = set()  # names of columns of which one value was looked at; None for a row
         self._rows: list[tuple[Any, ...]] | None = None
+
+    @property
+    def columns(self) -> dict[Any, Any]:
+        """The columns; parsed again where a batch took them."""
+        self._is_read = True  # before the look: `take` looks in the other order
+        columns = self._columns
+        if columns is None:
+            columns = self._columns = self.origin.again()  # type: ignore[union-attr]  # or they were not taken
+        return columns
+
+    def take(self) -> dict[Any, Any] | None:
+        """The columns for one batch alone; None where it must copy: another batch or a sample may have their memory."""
+        if self.origin is None or self._is_read:
+            return None
+        columns, self._columns = self._columns, None
+        if self._is_read and columns is not None:  # by another thread, in this moment
+            self._columns = columns
+            return None
+        return columns
 
     def samples(self, rows: Iterable[int] | None = None) -> list[Sample]:
         """New samples of some rows, or of all."""
@@ -117,18 +163,23 @@ def _like(tensor: torch.Tensor, column: torch.Tensor) -> torch.Tensor:
 
 
 def join_samples(samples: Sequence[Any]) -> dict[Any, Any] | None:
-    """The columns that samples are rows of, copied; None where not all are samples that nobody has changed.
+    """The columns that samples are rows of, for one batch alone; None where one is no sample, or was changed.
 
     A feature that somebody looked at is the list of the samples' values: whatever was done to those counts.
     """
     if set(map(type, samples)) != {Sample}:
         return None
-    blocks = [sample._block for sample in samples]
-    distinct: dict[int, Any] = {id(block): block for block in blocks}
-    names = None if id(None) in distinct else list(distinct[id(blocks[0])].columns)
-    if names is None or any(block.columns.keys() != set(names) for block in distinct.values()):
+    blocks = [*map(_BLOCK, samples)]
+    distinct: dict[int, Any] = dict(zip(map(id, blocks), blocks, strict=True))
+    names = None if id(None) in distinct else list(blocks[0].template)
+    if names is None or any(block.template.keys() != set(names) for block in distinct.values()):
         return None
-    rows = np.array([sample._row for sample in samples], np.int64)
+    rows = np.fromiter(map(_ROW, samples), np.int64, len(samples))
+    taken = _taken(blocks[-1], rows) if len(distinct) == 1 else None
+    if blocks[-1].origin is not None:
+        blocks[-1].origin.joined(len(rows), max(int(rows[-1]), ~int(rows[-1])) + 1)
+    if taken is not None:
+        return taken
     looked = _looked(samples, names, rows)
     chosen = _chosen(blocks, distinct, np.where(rows < 0, ~rows, rows)) if len(looked) < len(names) else None
     columns: dict[Any, Any] = {}
@@ -138,6 +189,15 @@ def join_samples(samples: Sequence[Any]) -> dict[Any, Any] | None:
             column = _joined([*distinct.values()], name, chosen)
         columns[name] = [sample[name] for sample in samples] if column is None else column
     return columns
+
+
+_BLOCK, _ROW = attrgetter("_block"), attrgetter("_row")
+
+
+def _taken(block: SampleBlock, rows: _Integers) -> dict[Any, Any] | None:
+    """The columns themselves, where these are all rows of the block, in order."""
+    is_whole = len(rows) == block.num_rows and bool((rows == np.arange(len(rows))).all())
+    return block.take() if is_whole else None
 
 
 def _looked(samples: Sequence[Sample], names: Sequence[Any], rows: _Integers) -> set[Any]:

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from torchvision.transforms import InterpolationMode
 
-from torch_tfrecord.order.ordering import RandomStream
+from torch_tfrecord.order.random_stream import RandomStream
 
 __all__ = ["Crop", "CropPlan", "RandomResizedCrop", "ResizedCenterCrop"]
 

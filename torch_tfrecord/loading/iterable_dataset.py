@@ -6,38 +6,44 @@ import hashlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from itertools import islice
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 from torch.utils.data import IterableDataset, get_worker_info
 
 from torch_tfrecord.arguments import OnCorrupt, at_least, check_callable, integer, true_or_false
-from torch_tfrecord.batch_memory import MAX_BATCH_BYTES, BatchBudget, check_max_batch_bytes
+from torch_tfrecord.batch_memory import MAX_BATCH_BYTES, check_max_batch_bytes
 from torch_tfrecord.batches.batch_parser import BatchParser
 from torch_tfrecord.batches.collate import collate
 from torch_tfrecord.batches.column_batch import ColumnBatch
-from torch_tfrecord.batches.crop_reader import CropReader, NotCroppedError, UncroppedBatch
+from torch_tfrecord.batches.crop_reader import NotCroppedError, UncroppedBatch
+from torch_tfrecord.batches.sample_block import Origin, SampleBlock
 from torch_tfrecord.errors import LimitExceededError, TFRecordError
 from torch_tfrecord.features.structured_specs import SequenceFeatures
 from torch_tfrecord.loading.record_groups import RecordGroup, StreamRecord, regroup
 from torch_tfrecord.loading.record_stream import RecordStream
+from torch_tfrecord.loading.sample_maker import (
+    RecordPlace,
+    RecordRows,
+    SampleMaker,
+    located,
+    located_error,
+    transform_samples,
+)
 from torch_tfrecord.loading.stream_iteration import LastIteration, LoadedStates, StreamIteration, check_states
 from torch_tfrecord.loading.stream_pieces import Piece
 from torch_tfrecord.loading.stream_states import StreamStates
 from torch_tfrecord.order.epoch_count import EpochCount
-from torch_tfrecord.order.ordering import shuffled
 from torch_tfrecord.order.prepared import check_loaded_epoch, prepared_loader
-from torch_tfrecord.order.random_stream import RandomStream
+from torch_tfrecord.order.random_stream import RandomStream, record_keys, shuffled
 from torch_tfrecord.order.ranks import check_rank, consumer, in_process_group, resolve_rank
-from torch_tfrecord.order.record_keys import record_keys
 from torch_tfrecord.records.compression import check_compression_type
 from torch_tfrecord.records.paths import Paths, find_files
 from torch_tfrecord.records.reader import check_on_corrupt, read_blocks
 from torch_tfrecord.records.scan import Block
-from torch_tfrecord.samples import Places, SampleList, transform_each, transform_one
-from torch_tfrecord.shown import printable, shown_features, shown_files, shown_transform
+from torch_tfrecord.samples import SampleList, transform_one
+from torch_tfrecord.shown import shown_features, shown_files, shown_transform
 
 __all__ = ["TFRecordIterableDataset"]
 
@@ -110,10 +116,8 @@ class TFRecordIterableDataset(IterableDataset[Any]):
         check_on_corrupt(on_corrupt)
         self._compression_type = check_compression_type(compression_type)
         check_max_batch_bytes(max_batch_bytes)
-        self._max_batch_bytes = max_batch_bytes
-        self._parser = None if features is None else BatchParser(features, max_batch_bytes=max_batch_bytes)
-        self._transform = transform
-        self._crops = CropReader(self._parser)
+        parser = None if features is None else BatchParser(features, max_batch_bytes=max_batch_bytes)
+        self._maker = SampleMaker(parser, transform)
         self._batch_size = None if batch_size is None else at_least(1, "batch_size", batch_size)
         self._shuffle = shuffle
         self._buffer_size = at_least(0, "shuffle_buffer_size", shuffle_buffer_size)
@@ -264,140 +268,95 @@ class TFRecordIterableDataset(IterableDataset[Any]):
 
     def _batches(self, stream: RecordStream, groups: Iterator[RecordGroup], size: int, epoch: int) -> Iterator[Any]:
         def check(group: RecordGroup) -> None:
-            self._load(group, epoch)  # an error in a record comes before one of a later record
+            self._load(self._rows(group, epoch))  # an error in a record comes before one of a later record
 
         for group in regroup(groups, size, drop_last=self._drop_last, before_error=check):
-            batch = collate(self._load(group, epoch))
+            batch = collate(self._load(self._rows(group, epoch)))
             stream.num_taken += len(group.numbers)
             yield batch
 
     def _samples(self, stream: RecordStream, epoch: int) -> Iterator[Any]:
-        """Samples one by one, parsed some at a time; a transform is called when its sample is asked for."""
+        """Samples one by one, parsed some at a time."""
+        ready = self._parsed if self._maker.transform is None else self._transformed
         for group in stream.parts():
-            for sample in self._ready(group, epoch):
+            for sample in ready(stream, self._rows(group, epoch)):
                 stream.num_taken += 1
                 yield sample
 
-    def _ready(self, group: RecordGroup, epoch: int) -> Iterator[Any]:
-        """The transformed samples of a part of the stream."""
-        uncropped = self._uncropped(group)
-        if uncropped is not None:
-            return self._cropped(uncropped, group, epoch)
-        samples = self._parsed(group, epoch)
-        return samples if self._transform is None else self._transformed(samples, group)
+    def _rows(self, group: RecordGroup, epoch: int) -> RecordRows:
+        keys = None
+        if self._maker.draws_at_random:
+            # A number for each record of all files, below 2^40 in each.
+            keys = record_keys((group.files << 40) + group.numbers, self._seed, epoch)
 
-    def _parsed(self, group: RecordGroup, epoch: int) -> Iterator[Any]:
+        def place(row: int) -> RecordPlace:
+            file, offset, number = group.place(row)
+            return RecordPlace(self.files[file], offset, number)
+
+        return RecordRows(group.records, keys, place)
+
+    def _parsed(self, stream: RecordStream, rows: RecordRows) -> Iterable[Any]:
         """The samples of a part of the stream; those before a bad record come before its error."""
         try:
-            samples = self._parse(group, epoch)
+            samples = self._maker.batch(rows)
         except TFRecordError:
-            half = len(group.numbers) // 2
-            if not half:
-                yield self._untransformed((group.records.tolist()[0], *group.place(0)), epoch)
-                return
-            yield from self._parsed(group.part(slice(half)), epoch)
-            yield from self._parsed(group.part(slice(half, None)), epoch)
-        else:
-            yield from samples
+            return self._parsed_by_halves(stream, rows)
+        if not isinstance(samples, ColumnBatch) or not isinstance(samples.columns, dict):
+            return samples
+        joined = partial(stream.sizes.learn, stream.num_taken)
+        return SampleBlock(samples.columns, len(samples), Origin(lambda: self._columns(rows), joined)).samples()
 
-    def _cropped(self, uncropped: UncroppedBatch, group: RecordGroup, epoch: int) -> Iterator[Any]:
-        """Each sample cropped and transformed when it is asked for."""
+    def _parsed_by_halves(self, stream: RecordStream, rows: RecordRows) -> Iterator[Any]:
+        size = len(rows.records)
+        if size == 1:
+            yield from self._maker.each(rows)
+            return
+        yield from self._parsed(stream, rows.part(0, size // 2))
+        yield from self._parsed(stream, rows.part(size // 2, size))
+
+    def _columns(self, rows: RecordRows) -> Any:
+        """The columns of records that were parsed before."""
+        samples = self._maker.batch(rows)
+        return samples.columns if isinstance(samples, ColumnBatch) else None
+
+    def _transformed(self, stream: RecordStream, rows: RecordRows) -> Iterator[Any]:
+        """The samples of a part of the stream, each transformed, or cropped first, when it is asked for."""
+        maker, uncropped, places = self._maker, self._uncropped(rows), rows.places
+        if uncropped is None:
+            for row, sample in enumerate(self._parsed(stream, rows)):
+                yield transform_one(maker.transform, sample, places, row)  # type: ignore[arg-type]
+            return
         for row in range(len(uncropped)):
             try:
-                sample = uncropped.transform_row(self._transform, row)
+                sample = uncropped.transform_row(maker.transform, row)
             except NotCroppedError:
-                (payload,) = group.records[row : row + 1].tolist()
-                sample = self._sample((payload, *group.place(row)), epoch)
+                sample = maker.sample(*rows.row(row))
             yield sample
 
-    def _uncropped(self, group: RecordGroup) -> UncroppedBatch | None:
+    def _uncropped(self, rows: RecordRows) -> UncroppedBatch | None:
         """The samples with the image still encoded; None where it is to be decoded."""
-        found = self._crops.batches(self._transform, group.records, (0, len(group.numbers)), in_turn=True)
-        return None if found is None else found[0].located(self._places(group), list)
+        maker = self._maker
+        found = maker.crops.batches(maker.transform, rows.records, (0, len(rows.records)), in_turn=True)
+        return None if found is None else found[0].located(rows.places, list)
 
-    def _load(self, group: RecordGroup, epoch: int) -> Sequence[Any]:
+    def _load(self, rows: RecordRows) -> Sequence[Any]:
         """The samples of a batch."""
-        uncropped = self._uncropped(group)
+        maker, uncropped = self._maker, self._uncropped(rows)
         if uncropped is not None:
             with suppress(NotCroppedError):
-                return uncropped.transformed(self._transform)
-        places = self._places(group)
+                return uncropped.transformed(maker.transform)
         try:
-            samples = self._parse(group, epoch)
-        except TFRecordError as error:
+            samples = maker.batch(rows)
+        except LimitExceededError as error:
+            if maker.transform is None:
+                for _ in maker.each(rows):  # the error is of the batch, where no record alone is too large
+                    pass
+                raise located_error(error, rows.place) from error.__cause__
+            samples = maker.without_columns(rows)
+        except TFRecordError:
             # For the error of the first bad record.
-            if not isinstance(error, LimitExceededError):
-                return SampleList(self._one_by_one(group, epoch), places)
-            if self._transform is not None:  # no columns are needed, which take memory beside the samples
-                with BatchBudget(self._max_batch_bytes):
-                    each = SampleList(self._each(group, epoch), places)
-                return transform_each(self._transform, each)
-            for _ in self._each(group, epoch):  # the error is of the batch, where no record alone is too large
-                pass
-            raise self._located_error(error, group) from error.__cause__
-        located = samples.located(places) if isinstance(samples, ColumnBatch) else SampleList(samples, places)
-        return located if self._transform is None else transform_each(self._transform, located)
-
-    def _located_error(self, error: TFRecordError, group: RecordGroup) -> TFRecordError:
-        """The error of a batch, which knows now the file and place of the record that it names by number."""
-        if error.path is None and error.position is not None:
-            file, error.offset, error.position = group.place(error.position)
-            error.path = self.files[file]
-        return error
-
-    def _transformed(self, samples: Iterable[Any], group: RecordGroup) -> Iterator[Any]:
-        """Each sample transformed when it is asked for."""
-        places = self._places(group)
-        for row, sample in enumerate(samples):
-            yield transform_one(self._transform, sample, places, row)  # type: ignore[arg-type]
-
-    def _places(self, group: RecordGroup) -> Places:
-        return lambda row: self._place(*group.place(row))
-
-    def _place(self, file: int, offset: int, number: int) -> str:
-        """The record, as errors name it."""
-        return f"{printable(self.files[file])}: record {number} at byte {offset}"
-
-    def _parse(self, group: RecordGroup, epoch: int) -> Sequence[Any]:
-        if self._parser is None:
-            return group.records.tolist()
-        keys = record_keys(_unique(group.files, group.numbers), self._seed, epoch) if self._parser.needs_keys else None
-        return self._parser.batch(group.records, keys)
-
-    def _each(self, group: RecordGroup, epoch: int) -> Iterator[Any]:
-        for row, payload in enumerate(group.records.tolist()):
-            yield self._untransformed((payload, *group.place(row)), epoch)
-
-    def _one_by_one(self, group: RecordGroup, epoch: int) -> Iterator[Any]:
-        for row, payload in enumerate(group.records.tolist()):
-            yield self._sample((payload, *group.place(row)), epoch)
-
-    def _untransformed(self, record: StreamRecord, epoch: int) -> Any:
-        payload, file, offset, number = record
-        if self._parser is None:
-            return payload
-        try:
-            return self._parser.single(payload, self._key(file, number, epoch))
-        except TFRecordError as error:
-            error.locate(path=self.files[file], offset=offset, position=number)
-            raise
-
-    def _sample(self, record: StreamRecord, epoch: int) -> Any:
-        payload, file, offset, number = record
-
-        def place(_: int) -> str:
-            return self._place(file, offset, number)
-
-        if self._crops.takes(self._transform):
-            with suppress(NotCroppedError):
-                return self._crops.sample(self._transform, payload, place)
-        sample = self._untransformed(record, epoch)
-        return sample if self._transform is None else transform_one(self._transform, sample, place, 0)
-
-    def _key(self, file: int, number: int, epoch: int) -> int:
-        if self._parser is None or not self._parser.needs_keys:
-            return 0
-        return int(record_keys(_unique(np.array([file]), np.array([number])), self._seed, epoch)[0])
+            return SampleList((maker.sample(*rows.row(row)) for row in range(len(rows.records))), rows.places)
+        return transform_samples(maker.transform, located(samples, rows.places))
 
     def __getstate__(self) -> dict[str, Any]:
         state = {**self.__dict__, "_last": None}
@@ -406,8 +365,8 @@ class TFRecordIterableDataset(IterableDataset[Any]):
         return state
 
     def __repr__(self) -> str:
-        features = shown_features(None if self._parser is None else self._parser.features)
-        transform = shown_transform("transform", self._transform)
+        features = shown_features(None if self._maker.parser is None else self._maker.parser.features)
+        transform = shown_transform("transform", self._maker.transform)
         size = "" if self._batch_size is None else f", batch_size={self._batch_size}"
         return f"TFRecordIterableDataset({shown_files(self.files)}{features}{transform}{size})"
 
@@ -431,8 +390,3 @@ def _grouped(records: Iterator[StreamRecord], size: int) -> Iterator[RecordGroup
         if not taken:
             return
         yield RecordGroup.of(taken)
-
-
-def _unique(files: npt.NDArray[np.int64], numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """A number for each record of all files, below 2^40 in each."""
-    return (files << 40) + numbers

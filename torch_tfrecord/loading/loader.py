@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol, cast
 
 import numpy as np
@@ -24,7 +24,7 @@ from torch_tfrecord.loading.read_ahead import usual_num_threads
 from torch_tfrecord.loading.record_loader import RecordLoader
 from torch_tfrecord.order.batch_sampler import RecordBatchSampler
 from torch_tfrecord.order.epochs import find_lanes
-from torch_tfrecord.order.leaves import leaves
+from torch_tfrecord.order.leaves import stores
 from torch_tfrecord.order.random_stream import RandomStream
 from torch_tfrecord.order.ranks import check_rank, resolve_rank
 from torch_tfrecord.records.paths import Paths
@@ -134,29 +134,24 @@ def make_dataloader(
     seed, drop_last = integer("seed", seed), true_or_false("drop_last", drop_last)
     here = resolve_rank(rank, world_size)
     dataset: Any = paths
+    of_dataset: dict[str, Any] = {
+        "compression_type": compression_type,
+        "verify_crc": verify_crc,
+        "index": index,
+        "index_dir": index_dir,
+        "max_batch_bytes": max_batch_bytes,
+    }
     if _is_paths(paths):
         _check_label(label_key, features)
         dataset = TFRecordDataset(
             cast("Paths", paths),
             features,
             transform=_with_label(transform, label_key),
-            compression_type=compression_type,
-            verify_crc=verify_crc,
-            index=index,
-            index_dir=index_dir,
-            max_batch_bytes=max_batch_bytes,
+            **of_dataset,
         )
         transform = None
     else:
-        _check_dataset(
-            dataset,
-            features=features,
-            compression_type=compression_type,
-            verify_crc=verify_crc,
-            index=index,
-            index_dir=index_dir,
-            max_batch_bytes=max_batch_bytes,
-        )
+        _check_dataset(dataset, features=features, **of_dataset)
         transform = _with_label(transform, label_key)
     batches = RecordBatchSampler(
         dataset,
@@ -185,7 +180,9 @@ def make_dataloader(
     )
 
 
-def _check_arguments(batch_size: Any, shuffle: Any, num_epochs: Any, dataloader_kwargs: Mapping[str, Any]) -> None:
+def _check_arguments(
+    batch_size: int, shuffle: object, num_epochs: int | None, dataloader_kwargs: Iterable[str]
+) -> None:
     if integer("batch_size", batch_size) < 1:
         raise ValueError(f"batch_size: Batch size must be greater than zero, got {batch_size}")
     if not isinstance(shuffle, bool) and shuffle != "blocks":
@@ -201,12 +198,12 @@ def _check_arguments(batch_size: Any, shuffle: Any, num_epochs: Any, dataloader_
             raise TypeError(f"{name} is no keyword of make_dataloader, nor of TFRecordDataset or DataLoader")
 
 
-def _is_paths(paths: Any) -> bool:
+def _is_paths(paths: object) -> bool:
     is_usual = isinstance(paths, (str, bytes, os.PathLike, list, tuple, set, frozenset, np.ndarray))
     return is_usual or not (isinstance(paths, Dataset) or hasattr(paths, "__getitem__"))
 
 
-def _check_dataset(dataset: Any, **of_dataset: Any) -> None:
+def _check_dataset(dataset: object, **of_dataset: object) -> None:
     """An error for a stream, and for what was to be said when the dataset was made."""
     kind = type(dataset).__name__
     if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
@@ -216,17 +213,17 @@ def _check_dataset(dataset: Any, **of_dataset: Any) -> None:
             raise ValueError(f"{name} cannot be given with a dataset: give it to the dataset, got a {kind}")
 
 
-def _shuffle_of(dataset: Any, shuffle: Shuffle) -> Shuffle:
+def _shuffle_of(dataset: object, shuffle: Shuffle) -> Shuffle:
     """What the order shall be: compressed files are not read at random."""
-    compressed = [leaf for leaf in leaves(dataset) if getattr(leaf, "is_compressed", False)]
+    compressed = [store for store in stores(dataset) if store.first_compressed is not None]
     if not compressed:
         return shuffle
     if shuffle is True and find_lanes(dataset) is None:  # of a Mixture: nothing better is known
-        for leaf in compressed:
-            leaf.warn_of_compression(outer_level())
+        for store in compressed:
+            store.warn()
         return True
-    for leaf in compressed:
-        leaf.keep_quiet_about_compression()
+    for store in compressed:
+        store.has_warned = True  # it is said below, or the user knows
     if shuffle is True:
         warnings.warn(
             f"{compressed[0].first_compressed}: compressed files are shuffled within windows of up to 32 MiB, from up "

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import accumulate, pairwise
 from operator import index as as_integer
@@ -18,28 +16,30 @@ import torch
 from torch.utils.data import Dataset
 
 from torch_tfrecord.arguments import IndexPolicy, at_least, check_callable
-from torch_tfrecord.batch_memory import MAX_BATCH_BYTES, BatchBudget, check_max_batch_bytes
+from torch_tfrecord.batch_memory import MAX_BATCH_BYTES, check_max_batch_bytes
 from torch_tfrecord.batches.batch_parser import BatchParser
 from torch_tfrecord.batches.collate import collate
-from torch_tfrecord.batches.column_batch import ColumnBatch, ColumnTransform
-from torch_tfrecord.batches.crop_reader import CropReader, NotCroppedError, UncroppedBatch
-from torch_tfrecord.errors import LimitExceededError, TFRecordError, outer_level
+from torch_tfrecord.errors import LimitExceededError, TFRecordError
 from torch_tfrecord.features.structured_specs import SequenceFeatures
+from torch_tfrecord.loading.record_files import RecordFiles
+from torch_tfrecord.loading.sample_maker import (
+    RecordRows,
+    SampleMaker,
+    SampleParser,
+    located,
+    located_error,
+    transform_samples,
+)
 from torch_tfrecord.native import native_module
-from torch_tfrecord.order.file_shuffle import Lanes, plan_lanes
 from torch_tfrecord.order.leaves import defines_last, salted
 from torch_tfrecord.order.position_batch import epoch_of, is_batch_of_positions, list_of_positions
-from torch_tfrecord.order.record_keys import record_keys, salted_keys
-from torch_tfrecord.records.compression import ByteSource, check_compression_type, open_stream
+from torch_tfrecord.order.random_stream import record_keys, salted_keys
+from torch_tfrecord.records.compression import check_compression_type
 from torch_tfrecord.records.index import RecordIndex
-from torch_tfrecord.records.packed_records import PackedRecords
 from torch_tfrecord.records.paths import Paths, find_files
-from torch_tfrecord.records.reader import RecordReader
-from torch_tfrecord.records.record_table import RecordTable
 from torch_tfrecord.records.sidecar import IndexKeeper
-from torch_tfrecord.records.storage import SourceCache, open_file
-from torch_tfrecord.samples import Places, SampleList, transform_each, transform_one
-from torch_tfrecord.shown import printable, shown_features, shown_files, shown_transform
+from torch_tfrecord.samples import Places, SampleList
+from torch_tfrecord.shown import shown_features, shown_files, shown_transform
 
 __all__ = ["TFRecordDataset"]
 
@@ -140,20 +140,14 @@ class TFRecordDataset(Dataset[Any]):
         files: list[str],
         indexes: Iterable[RecordIndex],
         positions: Sequence[int] | None,
-        parser: Any,
+        parser: SampleParser | None,
         transform: Callable[[Any], Any] | None,
         verify_crc: bool,
     ) -> None:
-        self._parser = parser
-        self._transform = transform
-        self._crops = CropReader(parser)
+        self._maker = SampleMaker(parser, transform)
         self.files: list[str] = files
-        facts: list[RecordIndex] = []  # an index goes into the table and is dropped: 16 bytes for each of its records
-        self._table = RecordTable(_noting(indexes, facts))
-        self._positions: Any = range(len(self._table)) if positions is None else positions
-        self._reader = RecordReader(verify_crc)
-        self._opener = _FileOpener(files, facts, self._lanes.kept_bytes)
-        self._sources = self._new_sources()
+        self.record_files = RecordFiles(files, indexes, verify_crc)
+        self._positions: Any = range(len(self.record_files.table)) if positions is None else positions
         self._epoch = torch.tensor(_UNKNOWN)
         self._share_epoch()
 
@@ -176,14 +170,10 @@ class TFRecordDataset(Dataset[Any]):
             return self._part(self._positions[position])
         if is_batch_of_positions(position):
             return collate(self.__getitems__(list_of_positions(position)))
-        absolute, key = self._absolute(position), 0
-        if self.draws_at_random:
+        absolute, key, files = self._absolute(position), 0, self.record_files
+        if self._maker.draws_at_random:
             key = int(self._keys(salted(self, [position]), np.array([absolute]))[0])
-        if self._crops.takes(self._transform):
-            with suppress(NotCroppedError):
-                return self._crops.sample(self._transform, self._read(absolute), lambda _: self._place(absolute))
-        sample = self._sample(absolute, key)
-        return sample if self._transform is None else transform_one(self._transform, sample, self._place, absolute)
+        return self._maker.sample(files.read(absolute), key, files.place, absolute)
 
     def __getitems__(self, positions: Sequence[int]) -> Sequence[Any]:
         """The samples of several positions, in that order: what DataLoader asks for to make a batch.
@@ -207,12 +197,18 @@ class TFRecordDataset(Dataset[Any]):
         try:
             return self._load_batches([positions])[0]
         except TFRecordError as error:
-            absolutes = self._absolutes(positions)
-            if error.path is None and (error.position is not None or isinstance(error, LimitExceededError)):
-                raise self._located_error(error, absolutes) from error.__cause__
+            absolutes, place = self._absolutes(positions), self.record_files.place
+            if error.position is not None or (error.path is None and isinstance(error, LimitExceededError)):
+                raise located_error(error, lambda row: place(int(absolutes[row]))) from error.__cause__
             # A record cannot be read: one after another, since one before it may not fit the features.
             keys = self._keys(positions, absolutes).tolist() if self.draws_at_random else [0] * len(absolutes)
-            return SampleList([*map(self._sample, absolutes.tolist(), keys)], self._places(absolutes))
+            return SampleList(
+                [
+                    self._maker.parsed(self.record_files.read(absolute), key, place, absolute)
+                    for absolute, key in zip(absolutes.tolist(), keys, strict=True)
+                ],
+                self._places(absolutes),
+            )
 
     def _load_batches(self, batches: Sequence[Sequence[int]]) -> list[Sequence[Any]]:
         """`_load_samples` of several batches, whose records are read and parsed together.
@@ -220,113 +216,63 @@ class TFRecordDataset(Dataset[Any]):
         Raises:
             TFRecordError: Of some record; `_load_samples` of each batch tells which.
         """
+        maker, files = self._maker, self.record_files
         absolutes = [self._absolutes(positions) for positions in batches]
         absolute = absolutes[0] if len(batches) == 1 else np.concatenate(absolutes)
         borders = [0, *accumulate(map(len, batches))]
-        records = self._reader.read_batch(self._sources.get, *self._table.find(absolute))
-        if self._parser is None:
-            return self._located(_parts(records.tolist(), borders), absolutes)
-        keys = None
-        if self.draws_at_random:
+        records, keys = files.read_batch(absolute), None
+        if maker.draws_at_random:
             keys = np.concatenate([*map(self._keys, (salted(self, positions) for positions in batches), absolutes)])
-        if self._has_user_transform:
+
+        def parts() -> list[RecordRows]:
+            rows = RecordRows(records, keys, lambda row: files.place(int(absolute[row])))
+            return [rows.part(begin, end) for begin, end in pairwise(borders)]
+
+        if maker.has_user_transform:
             # Threads decode ahead what would else be decoded, sample after sample, by the one that transforms.
             in_turn = threading.current_thread() is threading.main_thread()
-            cropped = self._crops.batches(self._transform, records, borders, in_turn=in_turn)
+            cropped = maker.crops.batches(maker.transform, records, borders, in_turn=in_turn)
             if cropped is not None:
-                pairs = zip(cropped, absolutes, strict=True)
-                return [batch.located(self._places(each), partial(self._decoded, each)) for batch, each in pairs]
-        found: list[Sequence[Any]]
+                pairs = zip(cropped, parts(), strict=True)
+                return [batch.located(part.places, partial(maker.one_by_one, part)) for batch, part in pairs]
         try:
-            found = self._parser.batches(records, keys, borders)
+            found = maker.batches(records, keys, borders)
         except LimitExceededError:
-            if not self._has_user_transform:
+            if not maker.has_user_transform:
                 raise
-            found = self._without_columns(records, keys, borders)  # which need memory beside the samples
-        return self._located(found, absolutes)
-
-    def _without_columns(
-        self, records: PackedRecords, keys: npt.NDArray[np.uint64] | None, borders: Sequence[int]
-    ) -> list[Sequence[Any]]:
-        """The samples of batches, each parsed alone."""
-        payloads = records.tolist()
-        found: list[Sequence[Any]] = []
-        for begin, end in pairwise(borders):
-            samples: list[Any] = []
-            with BatchBudget(self._parser.max_batch_bytes):
-                for row in range(begin, end):
-                    try:
-                        samples.append(self._parser.single(payloads[row], 0 if keys is None else int(keys[row])))
-                    except TFRecordError as error:
-                        raise error.locate(position=row) from error.__cause__
-            found.append(samples)
-        return found
-
-    def _decoded(self, absolutes: _Integers) -> SampleList:
-        """Samples whose image was not decoded by `_load_samples`."""
-        return SampleList([self._sample(absolute, 0) for absolute in absolutes.tolist()], self._places(absolutes))
-
-    def _located_error(self, error: TFRecordError, absolutes: _Integers) -> TFRecordError:
-        """The error of a batch, which knows now the file and place of the record that it names by number."""
-        if error.path is None and error.position is not None:
-            file, number, offset, _ = self._table.find_one(int(absolutes[error.position]))
-            error.path, error.position, error.offset = self.files[file], number, offset
-        return error
-
-    def _located(self, batches: Sequence[Sequence[Any]], absolutes: Sequence[_Integers]) -> list[Sequence[Any]]:
-        """The batches, which know now where their samples are from."""
-        return [
-            batch.located(self._places(each))
-            if isinstance(batch, ColumnBatch)
-            else SampleList(batch, self._places(each))
-            for batch, each in zip(batches, absolutes, strict=True)
-        ]
+            return [*map(maker.without_columns, parts())]  # which need memory beside the samples
+        return [located(samples, self._places(each)) for samples, each in zip(found, absolutes, strict=True)]
 
     def _places(self, absolutes: _Integers) -> Places:
-        return lambda number: self._place(int(absolutes[number]))
+        return lambda row: str(self.record_files.place(int(absolutes[row])))
 
-    def _place(self, absolute: int) -> str:
-        """The record, as errors name it."""
-        file, number, offset, _ = self._table.find_one(absolute)
-        return f"{printable(self.files[file])}: record {number} at byte {offset}"
+    def _transform_samples(self, samples: Sequence[Any]) -> Sequence[Any]:
+        """The transform applied to each of the samples that `_load_samples` gave."""
+        return transform_samples(self._maker.transform, samples)
+
+    @property
+    def _has_user_transform(self) -> bool:
+        """Whether there is a transform that may do anything, such as draw from the global random state."""
+        return self._maker.has_user_transform
 
     @property
     def draws_at_random(self) -> bool:
         """Whether samples depend on the epoch: a feature has a random crop."""
-        return self._parser is not None and bool(self._parser.needs_keys)
+        return self._maker.draws_at_random
 
     @property
     def needs_salt(self) -> bool:
         """Whether random draws go by a salt: nobody has chosen an epoch."""
         return self.draws_at_random and int(self._epoch) == _UNKNOWN
 
-    @property
-    def _has_user_transform(self) -> bool:
-        """Whether there is a transform that may do anything, such as draw from the global random state."""
-        return self._transform is not None and not isinstance(self._transform, ColumnTransform)
-
-    def _transform_samples(self, samples: Sequence[Any]) -> Sequence[Any]:
-        """The transform applied to each of the samples that `_load_samples` gave."""
-        transform = self._transform
-        if transform is None:
-            return samples
-        if isinstance(samples, UncroppedBatch):
-            try:
-                return samples.transformed(transform)
-            except NotCroppedError:
-                samples = samples.whole
-        if isinstance(transform, ColumnTransform) and isinstance(samples, ColumnBatch):
-            return samples.map(transform.columns)
-        return transform_each(transform, samples)
-
     def raw(self, position: int) -> bytes:
         """The record's payload, unparsed."""
-        return self._read(self._absolute(position))
+        return self.record_files.read(self._absolute(position))
 
     def locate(self, position: int) -> tuple[str, int]:
         """File of a position, and byte offset of its record; in the decompressed stream for compressed files."""
-        file, _, offset, _ = self._table.find_one(self._absolute(position))
-        return self.files[file], offset
+        place = self.record_files.place(self._absolute(position))
+        return place.path, place.offset
 
     def block_starts(self, block_bytes: int) -> npt.NDArray[np.int64]:
         """The first position of each block of neighbouring records: what `shuffle="blocks"` shuffles.
@@ -336,29 +282,9 @@ class TFRecordDataset(Dataset[Any]):
         Returns:
             int64 [number of blocks], ascending, the first one 0; empty for an empty dataset.
         """
-        return self._table.block_starts(self._positions, block_bytes)
+        return self.record_files.table.block_starts(self._positions, block_bytes)
 
     # What orders ask for.
-
-    @property
-    def open_files(self) -> SourceCache:
-        """The open files: one object for a dataset and its slices."""
-        return self._sources
-
-    @property
-    def extent(self) -> tuple[int, int, int]:
-        """Files, records and decompressed bytes of all files, whatever positions are this dataset's."""
-        return len(self.files), len(self._table), self._table.num_bytes
-
-    @property
-    def is_compressed(self) -> bool:
-        """Whether one of the files is compressed."""
-        return self._opener.first_compressed is not None
-
-    @property
-    def first_compressed(self) -> str | None:
-        """The first file that is compressed."""
-        return self._opener.first_compressed
 
     @property
     def is_in_file_order(self) -> bool:
@@ -367,24 +293,8 @@ class TFRecordDataset(Dataset[Any]):
 
     def record_places(self, positions: Sequence[int]) -> tuple[_Integers, _Integers]:
         """Number of the file, and offset in it, of the records at several positions."""
-        files, offsets, _ = self._table.find(self._absolutes(positions))
+        files, offsets, _ = self.record_files.table.find(self._absolutes(positions))
         return files, offsets
-
-    def warn_of_compression(self, stacklevel: int) -> None:
-        """Say, once, that random access is slow, where a file is compressed."""
-        self._opener.warn(stacklevel + 1)
-
-    def keep_quiet_about_compression(self) -> None:
-        """Say no more that random access is slow: whoever calls this has said it, or reads in order."""
-        self._opener.has_warned = True
-
-    @property
-    def _lanes(self) -> Lanes:
-        return plan_lanes(*self.extent)
-
-    def _new_sources(self) -> SourceCache:
-        # Each compressed file that is open keeps some MiB.
-        return SourceCache(self._opener, 2 * self._lanes.number if self.is_compressed else None)
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch, from 0, that random draws of features (a fused crop) depend on from now on; workers follow.
@@ -415,14 +325,9 @@ class TFRecordDataset(Dataset[Any]):
             if native.integers(positions, len(self), numbers):
                 return self._chosen(numbers)
         numbers = np.asarray(positions)
-        if numbers.dtype != np.int64 or numbers.ndim != 1:  # other integers, or none
+        if numbers.dtype != np.int64 or numbers.ndim != 1 or numbers.min() < 0 or numbers.max() >= len(self):
+            # Other integers or none, some counted from the end, or out of range.
             return np.array([self._absolute(position) for position in positions], dtype=np.int64)
-        low, high = numbers.min(), numbers.max()
-        if low < 0 or high >= len(self):
-            wrong = numbers[(numbers < -len(self)) | (numbers >= len(self))]
-            if len(wrong):
-                self._absolute(wrong[0])
-            numbers = np.where(numbers < 0, numbers + len(self), numbers)
         return self._chosen(numbers)
 
     def _chosen(self, numbers: _Integers) -> _Integers:
@@ -433,46 +338,19 @@ class TFRecordDataset(Dataset[Any]):
         start, step = self._positions.start, self._positions.step
         return numbers if (start, step) == (0, 1) else numbers * step + start
 
-    # Reading and parsing.
-
-    def _epoch_of(self, positions: Sequence[int]) -> int | None:
-        epoch, chosen = epoch_of(positions), int(self._epoch)
-        return epoch if epoch is not None or chosen == _UNKNOWN else chosen
+    # Random draws.
 
     def _keys(self, positions: Sequence[int], absolutes: _Integers) -> npt.NDArray[np.uint64]:
         """For the random draws of each record; of positions that were `salted`."""
-        salt, epoch = getattr(positions, "salt", None), self._epoch_of(positions)
-        if salt is not None or epoch is None:
+        salt, epoch = getattr(positions, "salt", None), epoch_of(positions)
+        if epoch is None:
+            epoch = int(self._epoch)
+        if salt is not None or epoch == _UNKNOWN:
             return salted_keys(len(absolutes), salt or 0)
         return record_keys(absolutes, epoch)
 
-    def _sample(self, absolute: int, key: int) -> Any:
-        payload = self._read(absolute)
-        if self._parser is None:
-            return payload
-        try:
-            return self._parser.single(payload, key)
-        except TFRecordError as error:
-            file, number, offset, _ = self._table.find_one(absolute)
-            error.locate(path=self.files[file], offset=offset, position=number)
-            raise
-
-    def _read(self, absolute: int) -> bytes:
-        file, number, offset, length = self._table.find_one(absolute)
-        try:
-            return self._reader.read(self._sources.get(file), offset, length)
-        except TFRecordError as error:
-            error.locate(path=self.files[file], position=number)
-            raise
-
-    def __getstate__(self) -> dict[str, Any]:
-        state = self.__dict__.copy()
-        del state["_sources"]  # open files stay in their process
-        return state
-
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._sources = self._new_sources()
         self._share_epoch()  # plain pickle and copies do not keep it shared
 
     def _share_epoch(self) -> None:
@@ -481,59 +359,6 @@ class TFRecordDataset(Dataset[Any]):
             self._epoch.share_memory_()  # type: ignore[no-untyped-call]
 
     def __repr__(self) -> str:
-        features = shown_features(getattr(self._parser, "features", None))
-        transform = shown_transform("transform", self._transform)
+        features = shown_features(None if self._maker.parser is None else self._maker.parser.features)
+        transform = shown_transform("transform", self._maker.transform)
         return f"TFRecordDataset({len(self)} records in {shown_files(self.files)}{features}{transform})"
-
-
-def _noting(indexes: Iterable[RecordIndex], facts: list[RecordIndex]) -> Iterator[RecordIndex]:
-    for index in indexes:
-        facts.append(index.without_records())
-        yield index
-
-
-def _parts(samples: list[Any], borders: Sequence[int]) -> list[list[Any]]:
-    return [samples[begin:end] for begin, end in pairwise(borders)]
-
-
-class _FileOpener:
-    """Opens files by number. Apart from the dataset, which would else refer to itself and keep files open when dropped.
-
-    Args:
-        files: The paths.
-        indexes: One for each file, which must still be of that file; their records are of no matter.
-        kept_bytes: See `InflatedSource`.
-
-    Attributes:
-        first_compressed: The first file that is compressed, or None.
-        has_warned: Whether it was said that random access is slow there.
-    """
-
-    def __init__(self, files: Sequence[str], indexes: Sequence[RecordIndex], kept_bytes: int) -> None:
-        self._files = files
-        self._indexes = indexes
-        self._kept_bytes = kept_bytes
-        compressed = (file for file, index in zip(files, indexes, strict=True) if index.compression_type)
-        self.first_compressed = next(compressed, None)
-        self.has_warned = False
-
-    def __call__(self, file: int) -> ByteSource:
-        source = open_file(self._files[file])
-        index = self._indexes[file]
-        index.check_fresh(source)
-        # A thread of a loader has no line of the user's above it; whoever starts those warns.
-        if index.compression_type and threading.current_thread() is threading.main_thread():
-            self.warn(outer_level())
-        return open_stream(source, index.compression_type, self._kept_bytes)[0]
-
-    def warn(self, stacklevel: int) -> None:
-        """Say once that random access is slow, where a file is compressed."""
-        if self.first_compressed is not None and not self.has_warned:
-            self.has_warned = True
-            warnings.warn(
-                f"{printable(self.first_compressed)}: random access in a compressed file decompresses from its "
-                "beginning up to the record: slow unless read in order. Use make_dataloader or "
-                'RecordSampler(shuffle="blocks"), whose shuffle goes through each file once, stream with '
-                "TFRecordIterableDataset, or write it uncompressed.",
-                stacklevel=stacklevel + 1,
-            )

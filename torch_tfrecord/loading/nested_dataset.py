@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 
 from torch.utils.data import Dataset
 
-from torch_tfrecord.batches.column_batch import ColumnBatch, ColumnTransform
+from torch_tfrecord.batches.column_batch import ColumnTransform
+from torch_tfrecord.loading.sample_maker import transform_samples
 from torch_tfrecord.order.leaves import (
     LeafBatch,
     defines_last,
@@ -17,12 +18,11 @@ from torch_tfrecord.order.leaves import (
     needs_salt,
     read_leaf,
 )
-from torch_tfrecord.samples import transform_each
 
 __all__ = ["NestedDataset", "loads_ahead"]
 
 
-def loads_ahead(dataset: Any) -> bool:
+def loads_ahead(dataset: object) -> bool:
     """Whether threads may load a dataset's samples: `TFRecordDataset`, `RLDSDataset`, `NestedDataset` of these.
 
     Not of a user's class made from one of these that reads in a way of its own.
@@ -91,13 +91,7 @@ class NestedDataset(Dataset[Any]):
 
     def _transform_samples(self, loaded: Any) -> Sequence[Any]:
         """The transforms, the leaf's and then this one's, of what `_load_samples` gave."""
-        samples = _joined(loaded)
-        transform = self._transform
-        if transform is None:
-            return samples
-        if isinstance(transform, ColumnTransform) and isinstance(samples, ColumnBatch) and samples.is_columns:
-            return samples.map(transform.columns)
-        return transform_each(transform, samples)
+        return transform_samples(self._transform, _joined(loaded))
 
     @property
     def needs_salt(self) -> bool:

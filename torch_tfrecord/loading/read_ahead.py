@@ -18,13 +18,11 @@ from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
 from torch_tfrecord.arguments import at_least, integer
 from torch_tfrecord.batches.collate import collate
 from torch_tfrecord.batches.padding import PaddedCollate
-from torch_tfrecord.errors import outer_level
 from torch_tfrecord.images.leading_crops import helped_by
 from torch_tfrecord.loading.nested_dataset import NestedDataset, loads_ahead
 from torch_tfrecord.native import has_native
-from torch_tfrecord.order.leaves import leaves, salted
+from torch_tfrecord.order.leaves import draw_salt, leaves, salted, stores
 from torch_tfrecord.order.random_stream import RandomStream
-from torch_tfrecord.order.record_keys import draw_salt
 
 __all__ = ["LoadsAhead", "ReadAheadLoader", "usual_num_threads"]
 
@@ -100,13 +98,12 @@ class ReadAheadLoader(DataLoader[Any]):
         self.num_threads = usual_num_threads() if num_threads is None else at_least(0, "num_threads", num_threads)
         self._pace = _Pace()
         if self.num_threads and not self.num_workers:
-            innermost = leaves(dataset.dataset if isinstance(dataset, NestedDataset) else dataset)
-            _check_leaves(innermost)
-            if any(getattr(leaf, "is_compressed", False) for leaf in innermost):
+            read = dataset.dataset if isinstance(dataset, NestedDataset) else dataset
+            _check_leaves(leaves(read))
+            if any(store.first_compressed for store in stores(read)):
                 self.num_threads = 1  # several would read out of order, which in these files means to begin again
-            for leaf in innermost if isinstance(self.sampler, RandomSampler) else []:
-                if hasattr(leaf, "warn_of_compression"):  # here, since threads have no line of the user's
-                    leaf.warn_of_compression(outer_level())
+            for store in stores(read) if isinstance(self.sampler, RandomSampler) else []:
+                store.warn()  # here, since threads have no line of the user's
 
     def __repr__(self) -> str:
         size = self.batch_size if self.batch_size is not None else getattr(self.batch_sampler, "batch_size", None)

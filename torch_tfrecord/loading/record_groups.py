@@ -8,10 +8,11 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from torch_tfrecord.batch_memory import empty_bytes
 from torch_tfrecord.errors import TFRecordError
 from torch_tfrecord.records.packed_records import PackedRecords
 
-__all__ = ["RecordGroup", "StreamRecord", "regroup"]
+__all__ = ["GroupCutter", "PartSizes", "RecordGroup", "StreamRecord", "regroup"]
 
 _Integers: TypeAlias = "npt.NDArray[np.int64]"
 
@@ -19,6 +20,14 @@ _Integers: TypeAlias = "npt.NDArray[np.int64]"
 # One record: payload, number of its file, offset of its length field, and its number in the file. A plain tuple, since
 # making a named one takes longer than all else that is done to a small record in a stream.
 StreamRecord: TypeAlias = "tuple[bytes, int, int, int]"
+
+
+# So many records are parsed together, twice as many as those before: the first does not wait for many, and the rest
+# take half the time or less. Or fewer, of so many bytes: what is parsed takes memory, which a batch needs anyway.
+_FEWEST_TOGETHER = 16
+_MOST_TOGETHER = 1024
+_MOST_BYTES = 1 << 20
+_MOST_BATCH_BYTES = 1 << 26
 
 
 class RecordGroup(NamedTuple):
@@ -54,11 +63,12 @@ class RecordGroup(NamedTuple):
         for group in groups:
             records = group.records
             low, high = int(records.starts.min()), int((records.starts + records.lengths).max())
-            parts.append(records.buffer[low:high])
+            parts.append(np.frombuffer(records.buffer, np.uint8)[low:high])
             starts.append(records.starts + (end - low))
             end += high - low
         lengths = [group.records.lengths for group in groups]
-        packed = PackedRecords(b"".join(parts), np.concatenate(starts), np.concatenate(lengths))
+        joined = np.concatenate(parts, out=empty_bytes(end))
+        packed = PackedRecords(joined, np.concatenate(starts), np.concatenate(lengths))
         return cls(packed, *(np.concatenate(column) for column in zip(*(group[1:] for group in groups), strict=True)))
 
 
@@ -90,3 +100,79 @@ def regroup(
         raise
     if waiting and not drop_last:
         yield RecordGroup.join(waiting)
+
+
+class PartSizes:
+    """How many records of a stream are parsed together: those of a batch, once somebody makes batches of the samples.
+
+    Such a batch takes the columns as they are, where it would else copy the rows of several parts.
+    """
+
+    def __init__(self) -> None:
+        self._usual = _FEWEST_TOGETHER
+        self._batch = 0, 0  # samples of the last batch, and how many were taken with it
+
+    def learn(self, begin: int, num_samples: int, num_rows: int) -> None:
+        """A batch of samples ended so many rows behind where a part began."""
+        self._batch = num_samples, begin + num_rows
+
+    def after(self, num_taken: int) -> tuple[int, int, bool]:
+        """What `GroupCutter.cut` shall cut when so many were taken."""
+        size, end = self._batch
+        if 0 <= num_taken - end < size:  # else nobody makes batches any more
+            return size * max(1, _FEWEST_TOGETHER // size) + end - num_taken, _MOST_BATCH_BYTES, True
+        size, self._usual = self._usual, min(2 * self._usual, _MOST_TOGETHER)
+        return size, _MOST_BYTES, False
+
+
+class GroupCutter:
+    """Groups, cut anew.
+
+    Args:
+        groups: In order.
+    """
+
+    def __init__(self, groups: Iterator[RecordGroup]) -> None:
+        self._groups = groups
+        self._left: RecordGroup | None = None
+        self._error: Exception | None = None
+
+    def cut(self, size: int, most_bytes: int, joins: bool) -> RecordGroup | None:
+        """The next records; None at the end. An error of `groups` comes behind the records before it.
+
+        Args:
+            size: At most so many.
+            most_bytes: No more once they have so many bytes.
+            joins: Of several groups if need be.
+        """
+        parts: list[RecordGroup] = []
+        while size > 0 and most_bytes > 0 and (joins or not parts):
+            part = self._part(size, most_bytes, is_first=not parts)
+            if part is None:
+                break
+            parts.append(part)
+            size -= len(part.numbers)
+            most_bytes -= int(part.records.lengths.sum())
+        return RecordGroup.join(parts) if parts else None
+
+    def _part(self, size: int, most_bytes: int, *, is_first: bool) -> RecordGroup | None:
+        """Records of one group, at least one."""
+        try:
+            group = self._next()
+        except Exception as error:
+            if is_first:
+                raise
+            self._error = error
+            return None
+        if group is None:
+            return None
+        ends = np.cumsum(group.records.lengths[:size])
+        high = max(1, int(np.searchsorted(ends, most_bytes, side="right")))
+        self._left = group.part(slice(high, None))
+        return group.part(slice(high))
+
+    def _next(self) -> RecordGroup | None:
+        if self._error is not None:
+            raise self._error
+        group, self._left = self._left, None
+        return group if group is not None and len(group.numbers) else next(self._groups, None)

@@ -31,7 +31,7 @@ class RecordLoader(ReadAheadLoader):
         self, dataset: Any, *, batch_sampler: RecordBatchSampler, num_threads: int, **dataloader_kwargs: Any
     ) -> None:
         # Lightning's own batch sampler around ours, where it predicts, has our attributes.
-        self._order: RecordBatchSampler = batch_sampler.sampler.batches  # type: ignore[assignment]
+        self._order: RecordBatchSampler = batch_sampler.sampler.batches
         super().__init__(dataset, batch_sampler=batch_sampler, num_threads=num_threads, **dataloader_kwargs)
         # DataLoader has a SequentialSampler here, which it does not use, and refuses another one later.
         object.__setattr__(self, "sampler", self._order.sampler)

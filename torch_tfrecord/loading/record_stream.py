@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from torch_tfrecord.loading.record_groups import RecordGroup, StreamRecord
+from torch_tfrecord.loading.record_groups import GroupCutter, PartSizes, RecordGroup, StreamRecord
 from torch_tfrecord.loading.stream_marks import AheadMarks, GroupMarks, Mark
 from torch_tfrecord.loading.stream_pieces import MOST_RECORDS, Piece, picked_pieces
 from torch_tfrecord.order.random_stream import RandomStream
@@ -18,12 +18,6 @@ from torch_tfrecord.records.scan import Block
 from torch_tfrecord.shown import shown_value
 
 __all__ = ["RecordStream"]
-
-# So many records are handed out from a group, as many as twice those before it: the first does not wait for many, and
-# the rest are parsed together, in half the time or less. Or fewer, of so many bytes: what is parsed takes memory.
-_FEWEST_TOGETHER = 16
-_MOST_TOGETHER = 1024
-_MOST_BYTES = 1 << 20
 
 
 class RecordStream:
@@ -44,6 +38,7 @@ class RecordStream:
 
     Attributes:
         num_taken: How many records of `groups` or `parts` were given out: whoever does that counts here.
+        sizes: How many of `parts` come together.
     """
 
     def __init__(
@@ -73,6 +68,7 @@ class RecordStream:
         self._marks = GroupMarks()
         self._ahead: AheadMarks | None = None
         self.num_taken = 0
+        self.sizes = PartSizes()
 
     # Where it is.
 
@@ -218,23 +214,18 @@ class RecordStream:
 
     def parts(self) -> Iterator[RecordGroup]:
         """All records, some at a time; the user keeps count in `num_taken`, and the place is behind those counted."""
-        size = _FEWEST_TOGETHER
         if not self.is_plain:
             yield from self._parts_ahead()
             return
-        for group in self.groups():
-            low, ends = 0, np.cumsum(group.records.lengths)
-            while low < len(ends):
-                most = int(np.searchsorted(ends, _MOST_BYTES + (ends[low - 1] if low else 0), side="right"))
-                high = min(low + size, max(low + 1, most), len(ends))
-                yield group.part(slice(low, high))
-                low, size = high, min(2 * size, _MOST_TOGETHER)
+        groups = GroupCutter(self.groups())
+        while (group := groups.cut(*self.sizes.after(self.num_taken))) is not None:
+            yield group
 
     def _parts_ahead(self) -> Iterator[RecordGroup]:
-        records, size = self.records(), _FEWEST_TOGETHER
+        records = self.records()
         while True:
             self._ahead = ahead = AheadMarks(self._mark(), len(self._buffer), self.num_taken)
-            error = self._read_ahead(records, ahead, size)
+            error = self._read_ahead(records, ahead, *self.sizes.after(self.num_taken)[:2])
             if ahead.records:
                 yield RecordGroup.of(ahead.records)
             self._ahead = None
@@ -242,16 +233,17 @@ class RecordStream:
                 raise error
             if not ahead.records:
                 return
-            size = min(2 * size, _MOST_TOGETHER)
 
-    def _read_ahead(self, records: Iterator[StreamRecord], ahead: AheadMarks, size: int) -> Exception | None:
+    def _read_ahead(
+        self, records: Iterator[StreamRecord], ahead: AheadMarks, size: int, most_bytes: int
+    ) -> Exception | None:
         """Read the next part; an error comes behind the records before it."""
         num_bytes = 0
         try:
             for record in islice(records, size):
                 ahead.add(record, self._mark())
                 num_bytes += len(record[0])
-                if num_bytes > _MOST_BYTES:
+                if num_bytes > most_bytes:
                     break
         except Exception as error:
             return error

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from torch_tfrecord.order.ordering import file_shares
+from torch_tfrecord.order.shares import file_shares
 from torch_tfrecord.shown import shown_value
 
 __all__ = ["MOST_RECORDS", "Piece", "deal_out", "picked_pieces"]

@@ -11,14 +11,13 @@ import numpy.typing as npt
 from torch.utils.data import Sampler, SequentialSampler
 
 from torch_tfrecord.arguments import Shuffle, at_least, integer, true_or_false
-from torch_tfrecord.order.batch_plan import Place, Plan
 from torch_tfrecord.order.epochs import STATE_VERSION, Epochs, check_state
 from torch_tfrecord.order.leaves import draws_at_random
 from torch_tfrecord.order.position_batch import EpochPosition, PositionBatch
 from torch_tfrecord.order.prepared import Prepared, check_num_received, is_automatic, other_epoch, prepared_loader
-from torch_tfrecord.order.rank_sampler import BatchedPositions, keeps_its_order
-from torch_tfrecord.order.ranks import check_rank, resolve_rank
+from torch_tfrecord.order.ranks import RankSampler, check_rank, keeps_its_order, resolve_rank
 from torch_tfrecord.order.samplers import BLOCK_BYTES, WINDOW_BLOCKS
+from torch_tfrecord.order.shares import Place, Plan
 
 __all__ = ["BatchIteration", "RecordBatchSampler"]
 
@@ -97,7 +96,7 @@ class RecordBatchSampler(Sampler[list[int]]):
         self._running: BatchIteration | None = None
         self._loaded_epoch: int | None = None  # the first one of a loaded iteration, until a trainer says its number
         self._count_from = 0  # the epoch of the iteration that the trainer calls number 0
-        self.sampler = BatchedPositions(self)
+        self.sampler = _BatchedPositions(self)
 
     def __len__(self) -> int:
         """Batches of the next iteration: after `load_state_dict` what is left of the one that was interrupted.
@@ -105,9 +104,7 @@ class RecordBatchSampler(Sampler[list[int]]):
         Raises:
             TypeError: The iteration never ends.
         """
-        if self._num_epochs is None:
-            raise TypeError("a sampler with num_epochs=None has no length: it never ends")
-        return self._plan(self._next).num_batches(self._num_epochs)
+        return self._plan(self._next).num_batches(self._finite_epochs())
 
     def __iter__(self) -> BatchIteration:
         self._last_iteration = BatchIteration(self)
@@ -115,9 +112,12 @@ class RecordBatchSampler(Sampler[list[int]]):
 
     def _num_positions(self) -> int:
         """Positions in the batches of the next iteration; TypeError where it never ends."""
+        return self._plan(self._next).num_positions(self._finite_epochs())
+
+    def _finite_epochs(self) -> int:
         if self._num_epochs is None:
             raise TypeError("a sampler with num_epochs=None has no length: it never ends")
-        return self._plan(self._next).num_positions(self._num_epochs)
+        return self._num_epochs
 
     @property
     def epoch(self) -> int:
@@ -257,6 +257,41 @@ class RecordBatchSampler(Sampler[list[int]]):
         return Plan(place, self._epochs, rank, self.batch_size, self.drop_last)
 
 
+class _BatchedPositions(RankSampler):
+    """The positions of a batch sampler one by one: the `sampler` of a loader whose batches it makes.
+
+    Args:
+        batches: The batch sampler.
+    """
+
+    def __init__(self, batches: RecordBatchSampler) -> None:
+        self.batches = batches
+
+    @property
+    def _rank(self) -> int | None:  # type: ignore[override]
+        return self.batches._rank
+
+    @property
+    def _world_size(self) -> int | None:  # type: ignore[override]
+        return self.batches._world_size
+
+    def __len__(self) -> int:
+        return self.batches._num_positions()
+
+    def __iter__(self) -> Iterator[int]:
+        for batch in self.batches:
+            yield from batch
+
+    def set_epoch(self, epoch: int) -> None:
+        """Say which of the trainer's epochs, from 0, begins: iteration number `epoch` of the batch sampler.
+
+        Where a state was loaded, the next iteration goes on from it: with the number that it has (as Lightning's
+        Trainer counts), or with a smaller one, from which the trainer then counts on (as Fabric does). What a loader
+        that Accelerate prepared says by itself, always from 0, does nothing; its own `set_epoch` calls this, too.
+        """
+        self.batches._set_iteration(epoch)
+
+
 class BatchIteration(Iterator[PositionBatch]):
     """One iteration of a sampler. It begins with its first batch: loaders make iterators that they throw away."""
 
@@ -287,10 +322,8 @@ class BatchIteration(Iterator[PositionBatch]):
 
     def __len__(self) -> int:
         """Batches of the whole iteration; TypeError where it never ends."""
-        if self._sampler._num_epochs is None:
-            raise TypeError("a sampler with num_epochs=None has no length: it never ends")
-        plan = self._plan or self._sampler._plan(self.place)
-        return plan.num_batches(self._sampler._num_epochs)
+        num_epochs = self._sampler._finite_epochs()
+        return (self._plan or self._sampler._plan(self.place)).num_batches(num_epochs)
 
     def __next__(self) -> PositionBatch:
         if self._plan is None:

@@ -11,12 +11,9 @@ import numpy.typing as npt
 from torch.utils.data import Sampler
 
 from torch_tfrecord.arguments import Shuffle, at_least, integer
-from torch_tfrecord.order.block_shuffle import BlockShuffle, block_starts
-from torch_tfrecord.order.file_shuffle import FileShuffle, Lanes, plan_lanes
-from torch_tfrecord.order.leaves import has_places, leaves, record_places
-from torch_tfrecord.order.permutation import Permutation
-from torch_tfrecord.order.shares import Order, Renumbered, Sequential
-from torch_tfrecord.order.weighted_draws import WeightedDraws, cumulated
+from torch_tfrecord.order.block_shuffle import BlockShuffle, FileShuffle, Lanes, block_starts, plan_lanes
+from torch_tfrecord.order.leaves import has_places, record_places, stores
+from torch_tfrecord.order.orders import Order, Permutation, Renumbered, Sequential, WeightedDraws, cumulated
 from torch_tfrecord.shown import shown_value
 
 __all__ = ["STATE_VERSION", "Epochs", "check_number", "check_state", "digest", "find_lanes"]
@@ -141,8 +138,8 @@ def find_blocks(dataset: Any, block_bytes: int, window_blocks: int) -> Blocks:
     lanes = find_lanes(dataset, block_bytes * window_blocks)
     if lanes is not None:
         block_bytes = lanes.run_bytes
-        for leaf in leaves(dataset):
-            leaf.keep_quiet_about_compression()
+        for store in stores(dataset):
+            store.has_warned = True
     if hasattr(dataset, "block_starts") and (lanes is None or dataset.is_in_file_order):
         starts = np.asarray(dataset.block_starts(block_bytes), dtype=np.int64)
         files = None if lanes is None else dataset.record_places(starts)[0]
@@ -153,21 +150,22 @@ def find_blocks(dataset: Any, block_bytes: int, window_blocks: int) -> Blocks:
             'shuffle="blocks" needs to know where each record lies: expected a TFRecordDataset, '
             f"got {type(dataset).__name__} (Subset and ConcatDataset: of TFRecordDatasets alone)"
         )
-    by_file = np.lexsort((places.offsets, places.files))
-    files = places.files[by_file]
-    starts = block_starts(files, places.offsets[by_file], block_bytes)
+    files, offsets = places
+    by_file = np.lexsort((offsets, files))
+    files = files[by_file]
+    starts = block_starts(files, offsets[by_file], block_bytes)
     return Blocks(starts, by_file, None if lanes is None else files[starts], 0 if lanes is None else lanes.number)
 
 
-def find_lanes(dataset: Any, window_bytes: int | None = None) -> Lanes | None:
+def find_lanes(dataset: object, window_bytes: int | None = None) -> Lanes | None:
     """How the files of a dataset are read side by side where some are compressed; None where none is.
 
     Also None for a dataset of which not all samples are known to be records of files.
     """
-    stores = {id(leaf.open_files): leaf for leaf in leaves(dataset) if hasattr(leaf, "open_files")}.values()
-    if not any(leaf.is_compressed for leaf in stores) or not has_places(dataset):
+    found = stores(dataset)
+    if not any(store.first_compressed for store in found) or not has_places(dataset):
         return None
-    extents = [leaf.extent for leaf in stores]
+    extents = [store.extent for store in found]
     files, records, num_bytes = map(sum, zip(*extents, strict=True))
     lanes = plan_lanes(files, records, num_bytes, window_bytes)
     # Of no file more than its dataset keeps.
@@ -207,7 +205,7 @@ def check_state(
         check_number(key, state[key], limit)
 
 
-def check_number(name: str, number: Any, limit: int | None = None) -> None:
+def check_number(name: str, number: object, limit: int | None = None) -> None:
     """ValueError unless a number of a state is an integer from 0 to a limit."""
     if type(number) is not int or not 0 <= number <= (_MOST if limit is None else limit):
         allowed = "at least 0" if limit is None else f"from 0 to {limit}"
@@ -215,11 +213,11 @@ def check_number(name: str, number: Any, limit: int | None = None) -> None:
         raise ValueError(f"{name} must be an integer {allowed} in the state, got {shown_value(number)}")
 
 
-def _is_same(found: Any, here: Any) -> bool:
+def _is_same(found: object, here: object) -> bool:
     """Whether they are equal and of one type, the items of lists, too (1, 1.0 and True are equal)."""
     if type(found) is not type(here):
         return False
-    if isinstance(here, list):
+    if isinstance(here, list) and isinstance(found, list):
         return len(found) == len(here) and all(map(_is_same, found, here))
     return bool(found == here)
 

@@ -13,9 +13,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 from torch_tfrecord.arguments import at_least, integer
 from torch_tfrecord.order.epoch_count import EpochCount
 from torch_tfrecord.order.epochs import STATE_VERSION, check_number, check_state, digest
-from torch_tfrecord.order.mixing import WeightedTurns
-from torch_tfrecord.order.mixture import check_stop, mixture_weights
-from torch_tfrecord.order.mixture_plan import checked_choices
+from torch_tfrecord.order.mixing import WeightedTurns, check_stop, checked_choices, mixture_weights
 from torch_tfrecord.order.ranks import consumer, resolve_rank
 from torch_tfrecord.shown import shown_items, shown_list, shown_value
 
@@ -228,7 +226,7 @@ class _Component:
         self._iterator = iterator
 
 
-def _check_component(name: str, dataset: Any, state: Any) -> None:
+def _check_component(name: str, dataset: object, state: object) -> None:
     if not isinstance(state, Mapping) or set(state) != _COMPONENT:
         raise ValueError(f"{name}: expected a dict with the keys {sorted(_COMPONENT)}, got {shown_value(state)}")
     check_number(f"{name}['passes']", state["passes"])
@@ -247,7 +245,7 @@ def _check_component(name: str, dataset: Any, state: Any) -> None:
         raise ValueError(f"{name}['state']: {error}") from error
 
 
-def _is_stateful(holder: Any) -> bool:
+def _is_stateful(holder: object) -> bool:
     return hasattr(holder, "state_dict") and hasattr(holder, "load_state_dict")
 
 

@@ -6,21 +6,22 @@ import bisect
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from operator import itemgetter
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from torch.utils.data import ConcatDataset, Subset
 
 from torch_tfrecord.order.position_batch import PositionBatch, epoch_of
-from torch_tfrecord.order.record_keys import draw_salt
 from torch_tfrecord.samples import SampleList, place_of
 
 __all__ = [
     "Inner",
     "LeafBatch",
-    "RecordPlaces",
+    "Store",
     "defines_last",
+    "draw_salt",
     "draws_at_random",
     "has_places",
     "join_samples",
@@ -30,6 +31,7 @@ __all__ = [
     "read_leaf",
     "record_places",
     "salted",
+    "stores",
 ]
 
 _Integers = npt.NDArray[np.int64]
@@ -57,14 +59,18 @@ class LeafBatch(NamedTuple):
     places: list[int]
 
 
-class RecordPlaces(NamedTuple):
-    """Where each of N samples lies: number of the file, and offset of the record in it; int64 [N] each."""
+class Store(Protocol):
+    """The files of a dataset of records, and of its slices: see `RecordFiles`."""
 
-    files: _Integers
-    offsets: _Integers
+    extent: tuple[int, int, int]
+    first_compressed: str | None
+    has_warned: bool
+
+    def warn(self) -> None:
+        """Say, once, that random access is slow, where a file is compressed."""
 
 
-def leaf_batches(dataset: Any, positions: Sequence[int]) -> list[LeafBatch]:
+def leaf_batches(dataset: object, positions: Sequence[int]) -> list[LeafBatch]:
     """A batch, taken apart by innermost dataset; each is there once for each epoch.
 
     torch's `Subset` (so `random_split`) and `ConcatDataset` and our `Mixture` are looked into, but for classes of
@@ -128,7 +134,7 @@ def _of_concatenated(part: Inner) -> Iterator[Inner]:
     return iter(found.values())
 
 
-def leaves(dataset: Any) -> list[Any]:
+def leaves(dataset: object) -> list[Any]:
     """The innermost datasets, each once."""
     inside = _inside(dataset)
     if inside is None:
@@ -145,7 +151,13 @@ def _inside(dataset: Any) -> Sequence[Any] | None:
     return dataset.datasets if _is_mixture(dataset) else None
 
 
-def has_places(dataset: Any) -> bool:
+def stores(dataset: object) -> list[Store]:
+    """The files of the innermost datasets, each dataset's and its slices' once."""
+    found = [leaf.record_files for leaf in leaves(dataset) if hasattr(leaf, "record_files")]
+    return list({id(store): store for store in found}.values())
+
+
+def has_places(dataset: object) -> bool:
     """Whether each sample is a record of a file, the same in each epoch."""
     inside = _inside(dataset)
     if inside is None:
@@ -153,7 +165,7 @@ def has_places(dataset: Any) -> bool:
     return not _is_mixture(dataset) and all(map(has_places, inside))
 
 
-def _is_mixture(dataset: Any) -> bool:
+def _is_mixture(dataset: object) -> bool:
     return hasattr(dataset, "inner_batches") and defines_last(dataset, "inner_batches")
 
 
@@ -162,7 +174,7 @@ def _first_class(kind: type, names: Sequence[str]) -> type | None:
     return next((each for each in kind.__mro__ if any(name in vars(each) for name in names)), None)
 
 
-def defines_last(dataset: Any, name: str, others: Sequence[str] = _READS) -> bool:
+def defines_last(dataset: object, name: str, others: Sequence[str] = _READS) -> bool:
     """Whether no class overrides one of the other methods without this one, which would then read past it."""
     found = _first_class(type(dataset), [name, *others])
     return found is not None and name in vars(found)
@@ -190,12 +202,17 @@ def join_samples(parts: Sequence[tuple[LeafBatch, Sequence[Any]]], num_samples: 
 # Random draws.
 
 
-def draws_at_random(dataset: Any) -> bool:
+def draw_salt() -> int:
+    """A number of 63 bits from torch's default generator: the only place where global random state is used."""
+    return int(torch.empty((), dtype=torch.int64, device="cpu").random_())
+
+
+def draws_at_random(dataset: object) -> bool:
     """Whether samples depend on the epoch: a feature of an innermost dataset has a random crop."""
     return any(getattr(leaf, "draws_at_random", False) for leaf in leaves(dataset))
 
 
-def salted(dataset: Any, positions: Sequence[int], draw: Callable[[], int] = draw_salt) -> Sequence[int]:
+def salted(dataset: object, positions: Sequence[int], draw: Callable[[], int] = draw_salt) -> Sequence[int]:
     """Positions whose random draws are decided: with a salt, where there are draws and nobody knows the epoch.
 
     Called in the thread that iterates, so that torch's seed decides all draws.
@@ -210,7 +227,7 @@ def salted(dataset: Any, positions: Sequence[int], draw: Callable[[], int] = dra
     return PositionBatch(positions, salt=draw())
 
 
-def needs_salt(dataset: Any) -> bool:
+def needs_salt(dataset: object) -> bool:
     """Whether a batch whose epoch nobody knows needs a salt for its random draws."""
     inside = _inside(dataset)
     if inside is None or _is_mixture(dataset):
@@ -218,21 +235,24 @@ def needs_salt(dataset: Any) -> bool:
     return any(map(needs_salt, inside))
 
 
-def record_places(dataset: Any) -> RecordPlaces | None:
+def record_places(dataset: Any) -> tuple[_Integers, _Integers] | None:
     """Where the samples of a dataset lie; None where that is not known of all of them, or not the same in each epoch.
 
-    Datasets that share their open files (a dataset and its slices) share the numbers of files.
+    Returns:
+        Number of the file, and offset of the record in it, of each sample; int64 [N] each. A dataset and its slices
+        share the numbers of files.
     """
     if not has_places(dataset):
         return None
-    innermost = leaves(dataset)
     firsts: dict[int, int] = {}
-    for leaf in innermost:
-        firsts.setdefault(id(leaf.open_files), sum(len(each.files) for each in innermost[: innermost.index(leaf)]))
+    num_files = 0
+    for leaf in leaves(dataset):
+        firsts.setdefault(id(leaf.record_files), num_files)
+        num_files += len(leaf.files)
     files, offsets = np.empty(len(dataset), np.int64), np.empty(len(dataset), np.int64)
     for begin in range(0, len(dataset), _POSITIONS_AT_ONCE):
         for leaf, positions, inside in leaf_batches(dataset, range(begin, len(dataset))[:_POSITIONS_AT_ONCE]):
             places = np.array(inside, np.int64) + begin
             files[places], offsets[places] = leaf.record_places(positions)
-            files[places] += firsts[id(leaf.open_files)]
-    return RecordPlaces(files, offsets)
+            files[places] += firsts[id(leaf.record_files)]
+    return files, offsets

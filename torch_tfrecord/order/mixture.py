@@ -13,13 +13,12 @@ from torch.utils.data import Dataset
 
 from torch_tfrecord.arguments import at_least, integer, true_or_false
 from torch_tfrecord.order.leaves import Inner, draws_at_random, join_samples, leaf_batches, read_leaf, salted
-from torch_tfrecord.order.mixing import whole_weights
-from torch_tfrecord.order.mixture_plan import STOPS, ChoicePlan, WeightedPlan
-from torch_tfrecord.order.permutation import Permutation
+from torch_tfrecord.order.mixing import ChoicePlan, WeightedPlan, check_stop, mixture_weights
+from torch_tfrecord.order.orders import Permutation
 from torch_tfrecord.order.random_stream import RandomStream
 from torch_tfrecord.shown import shown_items, shown_list
 
-__all__ = ["Mixture", "check_stop", "mixture_weights"]
+__all__ = ["Mixture"]
 
 _UNKNOWN = -1  # epoch: as epoch 0, but for the datasets' own random draws
 _MAX_ORDERS = 64  # kept at once: orders of passes over a dataset, each of at most 128 KiB
@@ -46,6 +45,9 @@ class Mixture(Dataset[Any]):
             ``stop_on_empty_dataset=False``, torchdata's ALL_DATASETS_EXHAUSTED). "never": no length.
         num_samples: Stop after so many samples at the latest; gives "never" a length.
 
+    Attributes:
+        datasets: The datasets that are mixed.
+
     Raises:
         ValueError: No datasets, weights or choices that do not fit them, an empty dataset that must be repeated.
         TypeError: ``len`` of what never stops.
@@ -68,11 +70,11 @@ class Mixture(Dataset[Any]):
         num_samples: int | None = None,
     ) -> None:
         check_stop(stop)
-        self._datasets = list(datasets)
-        self._sizes = [len(dataset) for dataset in self._datasets]
+        self.datasets = list(datasets)
+        self._sizes = [len(dataset) for dataset in self.datasets]
         self._seed = integer("seed", seed)
         self._shuffle = true_or_false("shuffle", shuffle)
-        numbers = mixture_weights(len(self._datasets), weights, choices)
+        numbers = mixture_weights(len(self.datasets), weights, choices)
         self._plan: WeightedPlan | ChoicePlan
         if choices is None:
             self._plan = WeightedPlan(self._sizes, numbers, self._seed, stop)
@@ -126,11 +128,6 @@ class Mixture(Dataset[Any]):
         """Whether the datasets' random draws go by a salt: nobody has chosen an epoch."""
         return int(self._epoch) == _UNKNOWN and draws_at_random(self)
 
-    @property
-    def datasets(self) -> Sequence[Any]:
-        """The datasets that are mixed."""
-        return self._datasets
-
     def inner_batches(self, part: Inner) -> Iterator[Inner]:
         """Of part of a batch, what each dataset has of it."""
         asked: dict[tuple[int, int], tuple[list[int], list[int]]] = {}
@@ -141,7 +138,7 @@ class Mixture(Dataset[Any]):
             places.append(place)
         for (component, passes), (positions, places) in asked.items():
             salt = None if part.salt is None else RandomStream(part.salt, component, passes).below(1 << 63)
-            yield Inner(self._datasets[component], positions, places, passes, salt)
+            yield Inner(self.datasets[component], positions, places, passes, salt)
 
     def _checked(self, position: int) -> int:
         position = as_integer(position)
@@ -173,26 +170,5 @@ class Mixture(Dataset[Any]):
 
     def __repr__(self) -> str:
         length = "endless" if self._length is None else f"{self._length} samples"
-        sizes = f"{len(self._datasets)} datasets of [{shown_list(self._sizes)}] samples"
-        return f"Mixture({length} of {sizes}: {shown_items(self._datasets)})"
-
-
-def check_stop(stop: str) -> None:
-    """ValueError, naming the allowed values, for any other."""
-    if stop not in STOPS:
-        raise ValueError(f"stop must be one of {', '.join(map(repr, STOPS))}, got {stop!r}")
-
-
-def mixture_weights(
-    num_datasets: int, weights: Sequence[float | Fraction] | None, choices: npt.ArrayLike | None
-) -> list[int]:
-    """One whole number for each dataset; ValueError where the arguments do not fit together."""
-    if not num_datasets:
-        raise ValueError("datasets must hold at least one dataset")
-    if weights is not None and choices is not None:
-        raise ValueError("weights and choices cannot be given together")
-    if weights is None:
-        return [1] * num_datasets
-    if len(weights) != num_datasets:
-        raise ValueError(f"weights must be one for each of {num_datasets} datasets, got {len(weights)}")
-    return whole_weights(weights)
+        sizes = f"{len(self.datasets)} datasets of [{shown_list(self._sizes)}] samples"
+        return f"Mixture({length} of {sizes}: {shown_items(self.datasets)})"

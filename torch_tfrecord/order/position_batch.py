@@ -76,7 +76,7 @@ def epoch_of(positions: Any) -> int | None:
     return getattr(positions[0], "epoch", None) if epoch is None and len(positions) else epoch
 
 
-def is_batch_of_positions(positions: Any) -> bool:
+def is_batch_of_positions(positions: object) -> bool:
     """Whether something stands for several positions: a list, or a 1-D array or tensor."""
     return isinstance(positions, list) or getattr(positions, "ndim", 0) == 1
 

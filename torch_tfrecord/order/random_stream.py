@@ -1,18 +1,22 @@
-"""Seeded random numbers that stay the same on every machine and in every release."""
+"""Seeded random numbers, and keys for random draws, that stay the same on every machine and in every release."""
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["RandomStream"]
+__all__ = ["RandomStream", "record_keys", "salted_keys", "shuffled"]
 
 _UINT64 = (1 << 64) - 1
 _STEP = 0x9E3779B97F4A7C15
 _FIRST_FACTOR = 0xBF58476D1CE4E5B9
 _SECOND_FACTOR = 0x94D049BB133111EB
+
+_T = TypeVar("_T")
 
 
 class RandomStream:
@@ -43,11 +47,7 @@ class RandomStream:
 
     def numbers_at(self, places: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
         """The numbers that stand at these places of the stream, counted from 0 = the next one; the stream stays."""
-        z = places * np.uint64(_STEP) + np.uint64((self._state + _STEP) & _UINT64)
-        z = (z ^ z >> np.uint64(30)) * np.uint64(_FIRST_FACTOR)
-        z = (z ^ z >> np.uint64(27)) * np.uint64(_SECOND_FACTOR)
-        numbers: npt.NDArray[np.uint64] = z ^ z >> np.uint64(31)
-        return numbers
+        return _mixed_all(places * np.uint64(_STEP) + np.uint64((self._state + _STEP) & _UINT64))
 
     def number_at(self, place: int) -> int:
         """One of `numbers_at`, for a place of any size."""
@@ -68,8 +68,52 @@ def _mixed(z: int) -> int:
     return z ^ z >> 31
 
 
+def _mixed_all(z: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    z = (z ^ z >> np.uint64(30)) * np.uint64(_FIRST_FACTOR)
+    z = (z ^ z >> np.uint64(27)) * np.uint64(_SECOND_FACTOR)
+    mixed: npt.NDArray[np.uint64] = z ^ z >> np.uint64(31)
+    return mixed
+
+
 def _to_64_bits(seed: int) -> int:
     if 0 <= seed <= _UINT64:
         return seed
     # Negative and longer seeds: folded so that none falls together with a near one.
     return int.from_bytes(hashlib.blake2b(b"%d" % seed, digest_size=8).digest(), "little")
+
+
+def shuffled(items: Sequence[_T], *seeds: int) -> list[_T]:
+    """The items in an order that is a pure function of the seeds (Fisher-Yates).
+
+    Example:
+        >>> shuffled(range(5), 0, 0)
+        [1, 3, 0, 4, 2]
+    """
+    order = list(items)
+    random = RandomStream(*seeds)
+    for last in range(len(order) - 1, 0, -1):
+        chosen = random.below(last + 1)
+        order[last], order[chosen] = order[chosen], order[last]
+    return order
+
+
+def record_keys(positions: npt.NDArray[np.int64], *seeds: int) -> npt.NDArray[np.uint64]:
+    """The key of each position: number `position` of a SplitMix64 stream that the seeds choose.
+
+    Which worker or thread reads a record, and in which batch, is of no matter.
+
+    Args:
+        positions: int64 [N], from 0.
+        seeds: The epoch, and whatever else the stream shall depend on.
+
+    Example:
+        >>> record_keys(np.array([3, 0]), 0) == record_keys(np.array([0, 3]), 0)[::-1]
+        array([ True,  True])
+    """
+    first = np.uint64(RandomStream(*seeds).below(1 << 64))
+    return _mixed_all(positions.astype(np.uint64) * np.uint64(_STEP) + first)
+
+
+def salted_keys(count: int, salt: int) -> npt.NDArray[np.uint64]:
+    """The keys of a batch of no known epoch, by place in it: a record that stands in it twice is drawn twice."""
+    return record_keys(np.arange(count), salt, 0, 0)  # as many seeds as no keys of records have

@@ -1,17 +1,25 @@
-"""Which part of the data this process reads: its rank among the training processes, its worker within the rank."""
+"""Which part of the data this process reads: its rank, its worker within the rank, and what trainers see of that."""
 
 from __future__ import annotations
 
 import os
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch.distributed
-from torch.utils.data import get_worker_info
+from torch.utils.data import DistributedSampler, get_worker_info
 
 from torch_tfrecord.arguments import integer
 from torch_tfrecord.order.prepared import prepared_loader
 
-__all__ = ["Rank", "check_rank", "consumer", "in_process_group", "resolve_rank"]
+__all__ = [
+    "Rank",
+    "RankSampler",
+    "check_rank",
+    "consumer",
+    "in_process_group",
+    "keeps_its_order",
+    "resolve_rank",
+]
 
 
 class Rank(NamedTuple):
@@ -77,3 +85,54 @@ def consumer(rank: Rank) -> tuple[int, int]:
     number, count = (0, 1) if worker is None else (worker.id, worker.num_workers)
     # Rank first, so that the ranks get equal numbers of files, as near as files allow.
     return number * rank.world_size + rank.rank, count * rank.world_size
+
+
+class RankSampler(DistributedSampler[int]):
+    """A sampler of one rank's positions. Lightning leaves a DistributedSampler alone, and calls its `set_epoch`.
+
+    torch's own ``__init__`` is not called: it needs a process group, which may come after the sampler.
+    """
+
+    _rank: int | None
+    _world_size: int | None
+
+    def _here(self) -> Rank:
+        return resolve_rank(self._rank, self._world_size)
+
+    @property
+    def rank(self) -> int:  # type: ignore[override]
+        """The rank whose positions these are; that of now, where none was given."""
+        return self._here().rank
+
+    @property
+    def num_replicas(self) -> int:  # type: ignore[override]
+        """The world size."""
+        return self._here().world_size
+
+    @property
+    def num_samples(self) -> int:  # type: ignore[override]
+        """Samples that the next iteration gives this rank."""
+        return len(self)
+
+    @property
+    def total_size(self) -> int:  # type: ignore[override]
+        """Samples that the next iteration gives all ranks."""
+        return len(self) * self.num_replicas
+
+
+_T = TypeVar("_T", bound=type)
+
+
+def keeps_its_order(batch_sampler: _T) -> _T:
+    """Let Lightning keep a batch sampler where it puts a sampler of its own into a DataLoader.
+
+    It makes the batch sampler anew then, by the arguments that it keeps under these names, with its sampler among them;
+    ours decides itself what becomes of it, in its method `_for_sampler`.
+    """
+
+    def arguments(batches: Any) -> dict[str, Any]:
+        return {"sampler": None, "drop_last": None, "explicit_cls": batches._for_sampler}
+
+    for name, value in {"args": (), "arg_names": (), "default_kwargs": {}, "kwargs": property(arguments)}.items():
+        setattr(batch_sampler, f"__pl_saved_{name}", value)
+    return batch_sampler

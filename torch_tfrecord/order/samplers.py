@@ -11,8 +11,7 @@ from torch_tfrecord.arguments import Shuffle, at_least, true_or_false
 from torch_tfrecord.order.epochs import STATE_VERSION, Epochs, check_state
 from torch_tfrecord.order.position_batch import EpochPosition
 from torch_tfrecord.order.prepared import Prepared, check_loaded_epoch, check_num_received, other_epoch, prepared_loader
-from torch_tfrecord.order.rank_sampler import RankSampler
-from torch_tfrecord.order.ranks import Rank, check_rank
+from torch_tfrecord.order.ranks import Rank, RankSampler, check_rank
 from torch_tfrecord.order.shares import RankShare, rank_size
 
 __all__ = ["BLOCK_BYTES", "WINDOW_BLOCKS", "RecordSampler"]
@@ -162,9 +161,6 @@ class RecordSampler(RankSampler):
         self._epoch, self._start, self._running = state_dict["epoch"], state_dict["consumed"], None
         self._is_loaded = True
 
-    def _share(self, epoch: int, start: int, rank: Rank) -> RankShare:
-        return RankShare(self._epochs.order(epoch), *rank, start=start, drop_last=self._drop_last)
-
     def _state(self, epoch: int, consumed: int) -> dict[str, Any]:
         consumed = min(consumed, self._epochs.num_records)  # the last round may have gone on with the beginning
         return {"version": STATE_VERSION, "epoch": epoch, "consumed": consumed, **self._identity()}
@@ -211,9 +207,9 @@ class _Positions(Iterator[int]):
             if sampler._is_loaded:
                 raise other_epoch(sampler._epoch, self.prepared.epoch)
             self._place = (self.prepared.epoch, 0)
-        self._epoch, _ = self._place
-        self._rank = sampler._here()
-        self._share = sampler._share(*self._place, self._rank)
+        self._epoch, start = self._place
+        self._rank, order = sampler._here(), sampler._epochs.order(self._epoch)
+        self._share = RankShare(order, *self._rank, start=start, drop_last=sampler._drop_last)
         sampler._running = self
         sampler._start, sampler._is_loaded = 0, False  # used once
 

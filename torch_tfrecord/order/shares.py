@@ -1,15 +1,20 @@
-"""Which part of an epoch's order is whose: the split over ranks, of a whole epoch or of what is left of one."""
+"""Whose part of an epoch is what: positions for ranks, whole batches of them, files for the consumers of a stream."""
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-__all__ = ["Order", "RankShare", "Renumbered", "Sequential", "rank_size"]
+from torch_tfrecord.order.epochs import Epochs
+from torch_tfrecord.order.orders import Order
+from torch_tfrecord.order.position_batch import PositionBatch
+from torch_tfrecord.order.ranks import Rank
 
-_Positions = npt.NDArray[np.int64]
+__all__ = ["FileShare", "Place", "Plan", "RankShare", "file_shares", "rank_size"]
+
+_CHUNK_POSITIONS = 4096  # computed at once, in whole batches; at the beginning fewer
 
 
 def rank_size(num_positions: int, world_size: int, *, drop_last: bool = False) -> int:
@@ -20,50 +25,6 @@ def rank_size(num_positions: int, world_size: int, *, drop_last: bool = False) -
         (3, 2)
     """
     return num_positions // world_size if drop_last else -(-num_positions // world_size)
-
-
-class Order(Protocol):
-    """All positions of an epoch, in its order."""
-
-    def __len__(self) -> int: ...
-
-    def positions(self, places: _Positions) -> _Positions:
-        """The positions that stand at these places of the order."""
-        ...
-
-
-class Sequential:
-    """The order of the files: at each place the position of the same number."""
-
-    def __init__(self, num_positions: int) -> None:
-        self._num_positions = num_positions
-
-    def __len__(self) -> int:
-        return self._num_positions
-
-    def positions(self, places: _Positions) -> _Positions:
-        """The places."""
-        return places
-
-
-class Renumbered:
-    """An order of numbers that stand for positions.
-
-    Args:
-        order: Of 0 to N - 1.
-        positions: int64 [N]: the position that each number stands for.
-    """
-
-    def __init__(self, order: Order, positions: _Positions) -> None:
-        self._order, self._positions = order, positions
-
-    def __len__(self) -> int:
-        return len(self._order)
-
-    def positions(self, places: _Positions) -> _Positions:
-        """The positions at places of the order."""
-        found: _Positions = self._positions[self._order.positions(places)]
-        return found
 
 
 class RankShare:
@@ -82,6 +43,7 @@ class RankShare:
         drop_last: Leave out instead of repeating.
 
     Example:
+        >>> from torch_tfrecord.order.orders import Sequential
         >>> [RankShare(Sequential(5), rank, 2).numbers(0, 3) for rank in (0, 1)]
         [[0, 2, 4], [1, 3, 0]]
         >>> [RankShare(Sequential(5), rank, 3, start=2).numbers(0, 1) for rank in (0, 1, 2)]
@@ -102,3 +64,99 @@ class RankShare:
         places = self._first + np.arange(start, min(end, self._size), dtype=np.int64) * self._world_size
         numbers: list[int] = self._order.positions(places % max(len(self._order), 1)).tolist()
         return numbers
+
+
+class Place(NamedTuple):
+    """Where an iteration begins or stands: its first epoch, the epoch it is in, the places taken of its order."""
+
+    first_epoch: int
+    epoch: int
+    consumed: int
+
+
+class Plan:
+    """The batches of an iteration that begins at a place: arithmetic, nothing that moves."""
+
+    def __init__(self, begin: Place, epochs: Epochs, rank: Rank, batch_size: int, drop_last: bool) -> None:
+        self.begin = begin
+        self._epochs, self._rank, self._batch_size, self._drop_last = epochs, rank, batch_size, drop_last
+        self.batches_left = self._num_batches(begin.consumed)
+        self.batches_an_epoch = self._num_batches(0)
+
+    def _size(self, start: int) -> int:
+        left = self._epochs.num_records - start
+        return rank_size(left, self._rank.world_size, drop_last=self._drop_last)
+
+    def _num_batches(self, start: int) -> int:
+        size = self._size(start)
+        return size // self._batch_size if self._drop_last else -(-size // self._batch_size)
+
+    def num_batches(self, num_epochs: int) -> int:
+        """Batches up to the iteration's end; 0 where the state is beyond it."""
+        return self._sum(self.batches_left, self.batches_an_epoch, num_epochs)
+
+    def num_positions(self, num_epochs: int) -> int:
+        """Positions in those batches."""
+        first = min(self._size(self.begin.consumed), self.batches_left * self._batch_size)
+        return self._sum(first, min(self._size(0), self.batches_an_epoch * self._batch_size), num_epochs)
+
+    def _sum(self, first: int, whole: int, num_epochs: int) -> int:
+        epochs_left = self.begin.first_epoch + num_epochs - self.begin.epoch
+        return first + (epochs_left - 1) * whole if epochs_left > 0 else 0
+
+    def epoch_batches(self, epoch: int) -> Iterator[PositionBatch]:
+        """The batches of one epoch, or what is left of the one in which the iteration begins."""
+        first = epoch == self.begin.epoch
+        start = self.begin.consumed if first else 0
+        share = RankShare(self._epochs.order(epoch), *self._rank, start=start, drop_last=self._drop_last)
+        num_batches = self.batches_left if first else self.batches_an_epoch
+        size, begin, at_once = self._batch_size, 0, 1
+        while begin < num_batches:
+            end = min(begin + at_once, num_batches)
+            positions = share.numbers(begin * size, end * size)
+            for row in range(0, (end - begin) * size, size):
+                yield PositionBatch(positions[row : row + size], epoch)
+            begin, at_once = end, max(min(2 * at_once, _CHUNK_POSITIONS // size), 1)
+
+    def place_after(self, num_batches: int) -> Place:
+        """Where the iteration is after so many batches: never at the beginning of an epoch, but at the end of one."""
+        begin = self.begin
+        if num_batches <= self.batches_left:
+            epoch, start, batches = begin.epoch, begin.consumed, num_batches
+        else:
+            epochs_before, batch = divmod(num_batches - self.batches_left - 1, self.batches_an_epoch)
+            epoch, start, batches = begin.epoch + 1 + epochs_before, 0, batch + 1
+        consumed = start + min(batches * self._batch_size, self._size(start)) * self._rank.world_size
+        return Place(begin.first_epoch, epoch, consumed)
+
+
+class FileShare(NamedTuple):
+    """One consumer's part of a file: the records whose number modulo `parts` is `part`."""
+
+    file: int
+    part: int
+    parts: int
+
+
+def file_shares(num_files: int, consumer: int, num_consumers: int) -> list[FileShare]:
+    """Deal files out to consumers so that every record of every file goes to exactly one of them.
+
+    Whole files are dealt round robin, the same number to each consumer; the files that are left over (all of them,
+    where there are fewer files than consumers) are split by record, each among the consumers that share it.
+
+    Args:
+        num_files: Files, numbered from 0.
+        consumer: Number of this consumer, 0 <= consumer < num_consumers.
+        num_consumers: Ranks times workers.
+
+    Example:
+        >>> file_shares(5, 1, 4)
+        [FileShare(file=1, part=0, parts=1), FileShare(file=4, part=1, parts=4)]
+    """
+    rounds, left_over = divmod(num_files, num_consumers)
+    shares = [FileShare(turn * num_consumers + consumer, 0, 1) for turn in range(rounds)]
+    if left_over:
+        group = consumer % left_over
+        parts = len(range(group, num_consumers, left_over))
+        shares.append(FileShare(rounds * num_consumers + group, consumer // left_over, parts))
+    return shares

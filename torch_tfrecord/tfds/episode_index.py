@@ -1,50 +1,46 @@
 """The index of a file of episodes: how many steps each has, and where its lists lie, with a checksum of each part.
 
-It stands beside the record index and is built in one pass that checks every record's CRC. With it the length of a
-dataset in steps is known at once, and a sample reads its frames alone, each held against its own checksum, in place of
-records of many megabytes. The tables of places stay in the file and are read one by one.
-
-A table is uint32 words, little-endian: the number of lists; for each, in the order of the record's bytes, ``key, kind,
-count, num_bytes, crc``; then for each list of kind `FRAMES` its values' lengths and CRC-32Cs. Where the lists lie
-follows: they fill the record. It is empty for a record in another form than the usual one, or in a compressed file.
+It stands beside the record index, where that of a file named ``<data file>.steps`` would be, and is built in one pass
+that checks every record's CRC. With it the length of a dataset in steps is known at once, and a sample reads its frames
+alone, each held against its own checksum, in place of records of many megabytes. The tables of places stay in the file
+and are read one by one.
 """
 
 from __future__ import annotations
 
+import functools
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from torch_tfrecord.arguments import IndexPolicy
 from torch_tfrecord.errors import IndexMismatchError, ParseError, TFRecordError
+from torch_tfrecord.progress import ProgressBar
 from torch_tfrecord.records.checksum import crc32c
-from torch_tfrecord.records.compression import ByteSource
+from torch_tfrecord.records.compression import ByteSource, open_stream
 from torch_tfrecord.records.index import RecordIndex
 from torch_tfrecord.records.reader import RecordReader
+from torch_tfrecord.records.sidecar import SidecarKeeper
 from torch_tfrecord.records.sidecar_file import SidecarFormat, pack, read_sidecar
-from torch_tfrecord.tfds.example_layout import (
-    BYTES,
-    FLOATS,
-    INTEGERS,
-    UNSET,
-    ListLayout,
-    canonical,
-    entry_head,
-    example_head_bytes,
-    find_entries,
-    key_head,
-    value_head_bytes,
-    value_starts,
+from torch_tfrecord.records.storage import open_file
+from torch_tfrecord.tfds.episode_places import (
+    ROW_WORDS,
+    ListPlace,
+    count_steps,
+    find_places,
+    is_usual,
+    read_table,
+    write_table,
 )
+from torch_tfrecord.tfds.example_layout import UNSET, key_head
 
-__all__ = ["FRAMES", "EpisodeIndex", "ListPlace", "build_episode_index", "count_steps", "find_places"]
+__all__ = ["EpisodeIndex", "EpisodeIndexKeeper", "build_episode_index"]
 
-FRAMES = 4
-"""Kind of a bytes_list whose values are large enough to be read one by one."""
-
+_NAME = ".steps"
 _FORMAT = SidecarFormat(
     "torch_tfrecord.episodes",
     "2",
@@ -56,40 +52,6 @@ _FORMAT = SidecarFormat(
 _EPISODE_BYTES = 24  # of the arrays but the tables
 # The smallest list has 8 bytes in the record and 24 in the table, a frame at least 128 and 8.
 _MOST_TABLE_BYTES = 4
-_ROW_WORDS = 5
-
-# A list below the first, or with values below the second in the mean, is read as a whole: another read costs more.
-_MIN_FRAMES_BYTES = 1 << 14
-_MIN_FRAME_BYTES = 1 << 7
-
-
-class ListPlace(NamedTuple):
-    """Where a list lies in its record's payload, and the checksums of its parts.
-
-    Attributes:
-        kind: `BYTES`, `FLOATS`, `INTEGERS`, `FRAMES`, or `UNSET`.
-        num_values: How many.
-        start: First byte, in the payload.
-        num_bytes: Bytes of all values, of bytes with the tags between them.
-        crc: CRC-32C of these bytes; 0 for `FRAMES`, where each value has its own.
-        starts: int64 [num_values], of `FRAMES` each value's first byte in the payload; else empty.
-        lengths: int64 [num_values]: bytes of each.
-        heads: int64 [num_values]: bytes of the tag and the length in front of each.
-        crcs: int64 [num_values]: CRC-32C of each, with its tag and its length in front of it.
-        head: What stands before the list in its record, from the start of its entry; empty where nothing is held
-            against it.
-    """
-
-    kind: int
-    num_values: int
-    start: int
-    num_bytes: int
-    crc: int
-    starts: npt.NDArray[np.int64]
-    lengths: npt.NDArray[np.int64]
-    heads: npt.NDArray[np.int64]
-    crcs: npt.NDArray[np.int64]
-    head: bytes = b""
 
 
 @dataclass(frozen=True, eq=False)
@@ -142,7 +104,7 @@ class EpisodeIndex:
             )
         if not table:
             return None
-        places = _read_table(table, self.keys, self._key_heads, payload_bytes, number)
+        places = read_table(table, self.keys, self._key_heads, payload_bytes, number)
         try:
             self.check_steps(number, places)
         except ParseError as error:
@@ -205,114 +167,13 @@ def build_episode_index(stream: ByteSource, records: RecordIndex, step_lists: Ma
         try:
             payload = reader.read(stream, offset, length)
             places, placed = find_places(payload)
-            is_usual = placed is payload and not records.compression_type and _fill(places, length)
-            found.append((count_steps(places, step_lists), places if is_usual else None))
+            has_table = placed is payload and not records.compression_type and is_usual(places, length)
+            found.append((count_steps(places, step_lists), places if has_table else None))
         except TFRecordError as error:
             raise error.locate(path=stream.path, offset=offset, position=number) from error.__cause__
-    return _assemble(found, step_lists)
-
-
-def find_places(payload: bytes) -> tuple[dict[str, ListPlace], bytes]:
-    """The places of a record's lists, and the bytes that they lie in: its own, or those of its `canonical` form.
-
-    Keys whose kind is not set have a place of kind `UNSET`.
-
-    Raises:
-        ParseError: The bytes are no Example.
-    """
-    lists = find_entries(payload)
-    if lists is None:
-        payload = canonical(payload)
-        lists = find_entries(payload) or {}
-    view = memoryview(payload)
-    return {key: _place(view, found) for key, found in lists.items()}, payload
-
-
-def _place(payload: memoryview, found: ListLayout) -> ListPlace:
-    is_large = found.num_bytes >= _MIN_FRAMES_BYTES and found.num_bytes >= _MIN_FRAME_BYTES * found.num_values
-    if found.kind != BYTES or not is_large:
-        crc = crc32c(payload[found.start : found.start + found.num_bytes])
-        return ListPlace(found.kind, found.num_values, found.start, found.num_bytes, crc, _NONE, _NONE, _NONE, _NONE)
-    lengths = np.array(found.lengths, np.int64)
-    heads = value_head_bytes(lengths)
-    starts = value_starts(found.start, lengths, heads)
-    ends = (starts + lengths).tolist()
-    crcs = np.array([crc32c(payload[start:end]) for start, end in zip([found.start, *ends], ends, strict=False)])
-    crcs = crcs.astype(np.int64)
-    return ListPlace(FRAMES, found.num_values, found.start, found.num_bytes, 0, starts, lengths, heads, crcs)
-
-
-def _fill(places: Mapping[str, ListPlace], payload_bytes: int) -> bool:
-    """Whether the lists lie where their sizes alone say: an empty list may be written in two ways."""
-    at = example_head_bytes(payload_bytes)
-    for key, place in places.items():
-        head = entry_head(key_head(key.encode()), _wire_kind(place.kind), place.num_bytes)
-        if at is None or place.start != at + len(head):
-            return False
-        at = place.start + place.num_bytes
-    return at == payload_bytes
-
-
-def _wire_kind(kind: int) -> int:
-    return BYTES if kind == FRAMES else kind
-
-
-def count_steps(places: Mapping[str, ListPlace], step_lists: Mapping[str, int]) -> int:
-    """The number of steps of an episode: it is stored nowhere, so every list that tells it must tell the same.
-
-    A list tells it by its number of values; one of rows of different lengths by the number of its row lengths; one of
-    arrays of different shapes by the number of its arrays.
-
-    Raises:
-        ParseError: two lists disagree, a list ends inside a step, or none tells it.
-    """
-    first: tuple[str, int] | None = None
-    for key, per_step in step_lists.items():
-        steps = _steps_of(places, key, per_step)
-        if steps is None:
-            continue
-        if first is not None and first[1] != steps:
-            raise ParseError(
-                f"expected as many steps in each feature of an episode, got {first[1]} in {first[0]!r} and "
-                f"{steps} in {key!r}"
-            )
-        first = first or (key, steps)
-    if first is None:
-        raise ParseError(
-            f"expected a feature that tells the number of steps, got none of {', '.join(map(repr, step_lists))}"
-        )
-    return first[1]
-
-
-def _steps_of(places: Mapping[str, ListPlace], key: str, per_step: int) -> int | None:
-    for suffix in ("/ragged_row_lengths_0", "/value"):
-        if not _is_set(places, key) and _is_set(places, key + suffix):
-            return places[key + suffix].num_values
-    if not _is_set(places, key) or not per_step:
-        return None
-    steps, rest = divmod(places[key].num_values, per_step)
-    if rest:
-        raise ParseError(f"feature {key!r}: expected a multiple of {per_step} values, got {places[key].num_values}")
-    return steps
-
-
-def _is_set(places: Mapping[str, ListPlace], key: str) -> bool:
-    return key in places and places[key].kind != UNSET
-
-
-_NONE = np.zeros(0, np.int64)
-_NONE.flags.writeable = False
-
-
-# Tables.
-
-
-def _assemble(
-    found: Sequence[tuple[int, Mapping[str, ListPlace] | None]], step_lists: Mapping[str, int]
-) -> EpisodeIndex:
     keys = tuple(sorted({key for _, places in found for key in places or ()}))
     numbers = {key: number for number, key in enumerate(keys)}
-    tables = [b"" if places is None else _write_table(places, numbers) for _, places in found]
+    tables = [b"" if places is None else write_table(places, numbers) for _, places in found]
     return EpisodeIndex(
         np.array([steps for steps, _ in found], np.int64),
         keys,
@@ -323,57 +184,41 @@ def _assemble(
     )
 
 
-def _write_table(places: Mapping[str, ListPlace], numbers: Mapping[str, int]) -> bytes:
-    rows = [[numbers[key], place.kind, place.num_values, place.num_bytes, place.crc] for key, place in places.items()]
-    frames = [part for place in places.values() if place.kind == FRAMES for part in (place.lengths, place.crcs)]
-    words = np.concatenate([np.array([len(rows)]), np.array(rows, np.int64).reshape(-1), *frames])
-    return words.astype("<u4").tobytes()
+class EpisodeIndexKeeper(SidecarKeeper[EpisodeIndex]):
+    """The indexes of episodes.
 
+    Args:
+        policy: See `SidecarKeeper`.
+        index_dir: See there.
+    """
 
-def _read_table(
-    table: bytes, keys: Sequence[str], key_heads: Sequence[bytes], payload_bytes: int, number: int
-) -> dict[str, ListPlace]:
-    words = np.frombuffer(table, "<u4", len(table) // 4)
-    num_rows = int(words[0]) if len(words) else 0
-    end = 1 + _ROW_WORDS * num_rows
-    start = example_head_bytes(payload_bytes)
-    if len(table) % 4 or end > len(words) or start is None:
-        raise _bad_table(f"a table of an Example of {payload_bytes} bytes", f"{len(table)} bytes", number)
-    rest = words[end:].astype(np.int64)
-    places: dict[str, ListPlace] = {}
-    at = 0
-    for key, kind, count, num_bytes, crc in words[1:end].reshape(-1, _ROW_WORDS).tolist():
-        if key >= len(keys) or keys[key] in places or not _is_possible(kind, count, num_bytes):
-            raise _bad_table("lists of one key each", f"key {key}, kind {kind}, {count} in {num_bytes} bytes", number)
-        head = entry_head(key_heads[key], _wire_kind(kind), num_bytes)
-        start += len(head)
-        starts = lengths = heads = crcs = _NONE
-        if kind == FRAMES:
-            lengths, crcs = rest[at : at + count], rest[at + count : at + 2 * count]
-            at += 2 * count
-            heads = value_head_bytes(lengths)
-            starts = value_starts(start, lengths, heads)
-            if len(crcs) != count or starts[-1] + lengths[-1] != start + num_bytes:
-                raise _bad_table(f"{count} values of {keys[key]!r} in {num_bytes} bytes", "others", number)
-        places[keys[key]] = ListPlace(kind, count, start, num_bytes, crc, starts, lengths, heads, crcs, head)
-        start += num_bytes
-    if start != payload_bytes or at != len(rest):
-        raise _bad_table(f"lists that fill {payload_bytes} bytes", f"an end of {start}", number)
-    return places
+    _reloads = True
 
+    def __init__(self, policy: IndexPolicy = "auto", *, index_dir: str | os.PathLike[str] | None = None) -> None:
+        super().__init__(policy, index_dir, "index of episodes", "open the dataset once with index='auto'")
 
-def _is_possible(kind: int, count: int, num_bytes: int) -> bool:
-    if kind == FLOATS:
-        return num_bytes == 4 * count
-    if kind == INTEGERS:
-        return count <= num_bytes <= 10 * count
-    if kind in (BYTES, FRAMES) and count:
-        return num_bytes >= 2 * count
-    return kind in (BYTES, UNSET) and count == num_bytes == 0
+    def indexes(
+        self, files: Sequence[str], records: Sequence[RecordIndex], step_lists: Mapping[str, int]
+    ) -> list[EpisodeIndex]:
+        """The episode index of each file; a progress bar appears when building takes more than a second.
 
+        Raises:
+            IndexMismatchError: with the policy "require", for a file without a fresh index.
+            TFRecordError: a file that must be indexed is damaged, or an episode's features disagree.
+        """
+        pairs = zip(files, records, strict=True)
+        progress = ProgressBar(pairs, "indexing episodes", len(files), unit="file", delay=1.0)
+        found = [self._index(path, record_index, step_lists) for path, record_index in progress]
+        self.warn_of_displaced()
+        return found
 
-def _bad_table(expected: str, got: str, number: int) -> IndexMismatchError:
-    return IndexMismatchError(f"the index of episodes: expected {expected}, got {got}", position=number)
+    def _index(self, path: str, records: RecordIndex, step_lists: Mapping[str, int]) -> EpisodeIndex:
+        def build() -> EpisodeIndex:
+            stream, _ = open_stream(open_file(path), records.compression_type)
+            return build_episode_index(stream, records, step_lists)
+
+        load = functools.partial(EpisodeIndex.load, records=records, step_lists=step_lists)
+        return self.find(path, path + _NAME, load, build, lambda index: index.to_bytes(records))
 
 
 # The file.
@@ -443,10 +288,10 @@ def _check_tables(
     words = tables.view("<u4")
     there = np.flatnonzero(ends > begins)
     counts = words[begins[there] // 4].astype(np.int64)
-    if (1 + _ROW_WORDS * counts > (ends - begins)[there] // 4).any():
+    if (1 + ROW_WORDS * counts > (ends - begins)[there] // 4).any():
         raise IndexMismatchError("expected whole tables in the index of episodes, got others")
-    firsts = begins[there] // 4 + 1 - _ROW_WORDS * (np.cumsum(counts) - counts)
-    rows = np.repeat(firsts, counts) + _ROW_WORDS * np.arange(int(counts.sum()))
+    firsts = begins[there] // 4 + 1 - ROW_WORDS * (np.cumsum(counts) - counts)
+    rows = np.repeat(firsts, counts) + ROW_WORDS * np.arange(int(counts.sum()))
     keys, kinds, values = (words[rows + number].astype(np.int64) for number in range(3))
     if (keys >= len(per_step)).any():
         raise IndexMismatchError("expected tables of the keys in the index of episodes, got others")

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import posixpath
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from operator import attrgetter
 from operator import index as as_integer
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -26,26 +25,28 @@ from torch_tfrecord.tfds.elements import BytesElement, NumberElement, StringElem
 from torch_tfrecord.tfds.episode_columns import (
     Column,
     EncodedColumn,
+    FeaturePlace,
     ListColumn,
-    NestedColumn,
     NumberColumn,
     Pictures,
     TextColumn,
+    each_leaf,
 )
-from torch_tfrecord.tfds.episode_reader import EpisodeReader, Frames
-from torch_tfrecord.tfds.episode_sidecar import EpisodeIndexKeeper
+from torch_tfrecord.tfds.episode_index import EpisodeIndexKeeper
+from torch_tfrecord.tfds.episode_reader import EpisodeReader, EpisodeRecord, Frames, Values
 from torch_tfrecord.tfds.leaf_table import LeafPlace, list_leaves, make_leaf
 from torch_tfrecord.tfds.loading import open_split
 from torch_tfrecord.tfds.parser import Chosen, choose_leaves
 from torch_tfrecord.tfds.splits import Split
 from torch_tfrecord.tfds.step_lists import LeafLists, list_keys, values_per_step
 
-__all__ = ["STEPS", "DecodeImages", "Episode", "EpisodeStore"]
+__all__ = ["STEPS", "DecodeImages", "Episode", "EpisodeStore", "EpisodeTransform"]
 
 STEPS = "steps"
 _MODES = {1: "L", 3: "RGB", 4: "RGBA"}
-DecodeImages = Any
+DecodeImages: TypeAlias = bool | str | Collection[str]
 """True, False, or the names or paths of the images to decode."""
+EpisodeTransform: TypeAlias = Callable[[dict[str, Any]], Mapping[str, Any]]
 
 
 class Episode(NamedTuple):
@@ -69,15 +70,7 @@ class Episode(NamedTuple):
 class EpisodeStore:
     """Reads episodes by position. Pickles without open files; safe from threads and after fork.
 
-    Args:
-        directory: As of `tfds.info`.
-        split: As of `tfds.load`.
-        features: Paths of what to read, such as "steps/observation/image"; None for all.
-        decode_images: Whether to decode images, or which.
-        transform: Called with each episode that is read, as a nested dict; see `RLDSDataset`.
-        index: As of `TFRecordDataset`, for both indexes.
-        index_dir: As of `TFRecordDataset`.
-        cache_bytes: The most memory for episodes that were read, in each process; frames are not kept.
+    The arguments are those of `RLDSDataset`; `transform` is its `episode_transform`.
 
     Attributes:
         info: Of the dataset.
@@ -91,7 +84,7 @@ class EpisodeStore:
         *,
         features: Chosen = None,
         decode_images: DecodeImages = True,
-        transform: Callable[[dict[str, Any]], Mapping[str, Any]] | None = None,
+        transform: EpisodeTransform | None = None,
         index: IndexPolicy = "auto",
         index_dir: str | os.PathLike[str] | None = None,
         cache_bytes: int = 32 << 20,
@@ -147,11 +140,11 @@ class EpisodeStore:
         chosen = [positions.start, positions.stop] if isinstance(positions, range) else np.asarray(positions).tolist()
         return [files, chosen]
 
-    def locate(self, number: int) -> tuple[int, int]:
-        """Number of the file of an episode, and of the record in it."""
+    def record(self, number: int) -> EpisodeRecord:
+        """The record of the episode at a position."""
         absolute = int(self._positions[as_integer(number)])
         file = int(np.searchsorted(self._ends, absolute, side="right"))
-        return file, absolute - (int(self._ends[file - 1]) if file else 0)
+        return self._reader.record(file, absolute - (int(self._ends[file - 1]) if file else 0))
 
     @property
     def files(self) -> list[str]:
@@ -165,53 +158,36 @@ class EpisodeStore:
 
     def place(self, number: int) -> str:
         """The record of an episode, as errors name it."""
-        return self._reader.place(*self.locate(number))
-
-    def located(self, number: int, error: TFRecordError) -> TFRecordError:
-        """An error in an episode, with its file, byte and record."""
-        return self._reader.locate_record(*self.locate(number), error)
+        return str(self.record(number))
 
     def _load(self, number: int) -> Episode:
-        file, record = self.locate(number)
+        record = self.record(number)
         num_steps = int(self.num_steps[number])
-        lists = self._reader.lists(file, record, self._keys.__contains__)
-        locate = functools.partial(self._reader.locate_record, file, record)
+        lists = record.lists(self._keys.__contains__)
         steps: dict[str, Any] = {}
         metadata: dict[str, Any] = {}
-        for leaf in self._leaves:
+        for leaf, make in zip(self._leaves, self._columns, strict=True):
             try:
-                if _is_step(leaf):
-                    _put(steps, leaf.names[1:], self._columns[leaf.path](lists, num_steps, locate))
-                else:
-                    _put(metadata, leaf.names, self._columns[leaf.path](lists, num_steps, locate))
+                column = make(lists, num_steps, FeaturePlace(leaf.path, record.locate))
             except TFRecordError as error:
                 if not str(error.args[0]).startswith("feature "):
                     error.args = (f"feature {leaf.path!r}: {error.args[0]}",)
-                raise locate(error) from error.__cause__
+                raise record.locate(error) from error.__cause__
+            tree, names = (steps, leaf.names[1:]) if _is_step(leaf) else (metadata, leaf.names)
+            for name in names[:-1]:
+                tree = tree.setdefault(name, {})
+            tree[names[-1]] = column
         episode = Episode(number, num_steps, steps, metadata, 0)
         if self.episode_transform is not None:
             transform = self.episode_transform
             episode = _transformed(episode, lambda given: transform_one(transform, given, self.place, number))
-        num_bytes = 1024 + sum(column.num_bytes for column in _leaves_of(episode.steps))
-        return episode._replace(num_bytes=num_bytes)
+        columns: list[Column] = []
+        each_leaf(episode.steps, columns.append)
+        return episode._replace(num_bytes=1024 + sum(column.num_bytes for column in columns))
 
 
 def _is_step(leaf: LeafPlace) -> bool:
     return leaf.names[0] == STEPS
-
-
-def _put(target: dict[str, Any], names: tuple[str, ...], value: Any) -> None:
-    for name in names[:-1]:
-        target = target.setdefault(name, {})
-    target[names[-1]] = value
-
-
-def _leaves_of(tree: Any) -> Iterator[Any]:
-    if isinstance(tree, Mapping):
-        for item in tree.values():
-            yield from _leaves_of(item)
-    else:
-        yield tree
 
 
 # Columns of leaves.
@@ -227,29 +203,25 @@ class _ColumnMaker:
         if _is_step(leaf):
             leaf = LeafPlace(leaf.path, leaf.names, leaf.feature, leaf.lengths[1:], None)
         self._reader = make_leaf(leaf, path=path)
-        self._element = self._reader.element
         self._pictures = _plain_pictures(leaf.feature) if is_decoded else None
 
-    def __call__(
-        self, lists: Mapping[str, Any], num_steps: int, locate: Callable[[TFRecordError], TFRecordError]
-    ) -> Any:
+    def __call__(self, lists: Mapping[str, Values], num_steps: int, place: FeaturePlace) -> Any:
         own = {key: lists[key] for key in self._keys if key in lists}
         if not _is_step(self._leaf):
-            return LeafLists(self._reader, own).values()[0]
-        path = self._leaf.path
+            return LeafLists(self._reader, own, place).values()[0]
+        path = place.path
         if not own and getattr(self._leaf.feature, "optional", False):
             return ListColumn([None] * num_steps, None)
         if not own and num_steps:
             raise ParseError(f"key {path!r} is required but could not be found in the record")
         if len(self._leaf.lengths) == 1 and path in own:
-            column = self._plain(own[path], locate)
+            column = self._plain(own[path], place)
             if column is not None:
                 return column
-        parts = LeafLists(self._reader, own, num_steps)
-        return NestedColumn(num_steps, parts.num_bytes, parts.values, path, locate)
+        return LeafLists(self._reader, own, place, num_steps)
 
-    def _plain(self, values: Any, locate: Callable[[TFRecordError], TFRecordError]) -> Column | None:
-        element, path = self._element, self._leaf.path
+    def _plain(self, values: Any, place: FeaturePlace) -> Column | None:
+        element = self._reader.element
         if not isinstance(element, BytesElement) and isinstance(values, Frames):
             values = values.read(0, len(values))
         if isinstance(element, NumberElement):
@@ -257,11 +229,10 @@ class _ColumnMaker:
         if isinstance(element, StringElement):
             return ListColumn(element.many(values)) if element.count else None
         if isinstance(element, TextElement):
-            texts = values.read(0, len(values)) if isinstance(values, Frames) else values
-            return TextColumn(texts, path, locate)
+            return TextColumn(values, place)
         if isinstance(element, BytesElement):
             decode, pictures = (element.decode, self._pictures) if self._is_decoded else (None, None)
-            return EncodedColumn(values, decode, path, locate, pictures)
+            return EncodedColumn(values, decode, place, pictures)
         return None
 
 
@@ -272,17 +243,13 @@ def _plain_pictures(feature: Any) -> Pictures | None:
     return Pictures(_MODES[feature.shape[-1]], tuple(feature.shape))
 
 
-def _column_makers(leaves: list[LeafPlace], decode_images: DecodeImages, path: str) -> dict[str, _ColumnMaker]:
+def _column_makers(leaves: list[LeafPlace], decode_images: DecodeImages, path: str) -> list[_ColumnMaker]:
     images = [leaf for leaf in leaves if _is_step(leaf) and isinstance(leaf.feature, (f.Image, f.LabeledImage))]
-    if isinstance(decode_images, bool):
-        decoded = {leaf.path for leaf in images if decode_images}
-    else:
-        decoded = {
-            _image_named(name, images)
-            for name in ([decode_images] if isinstance(decode_images, str) else decode_images)
-        }
-    kept = {leaf.path for leaf in images} - decoded
-    return {leaf.path: _ColumnMaker(leaf, leaf.path not in kept, path) for leaf in leaves}
+    kept: set[str] = set()
+    if decode_images is not True:
+        names = [] if decode_images is False else [decode_images] if isinstance(decode_images, str) else decode_images
+        kept = {leaf.path for leaf in images} - {_image_named(name, images) for name in names}
+    return [_ColumnMaker(leaf, leaf.path not in kept, path) for leaf in leaves]
 
 
 def _image_named(name: str, images: list[LeafPlace]) -> str:
@@ -299,10 +266,9 @@ def _image_named(name: str, images: list[LeafPlace]) -> str:
 # Transforms of whole episodes.
 
 
-def _transformed(episode: Episode, transform: Callable[[dict[str, Any]], Mapping[str, Any]]) -> Episode:
+def _transformed(episode: Episode, transform: EpisodeTransform) -> Episode:
     """The episode with the columns that a function made of it."""
-    given = {**_unwrapped(episode.steps), **episode.metadata}
-    made = transform(given)
+    made = transform({**each_leaf(episode.steps, _unwrapped), **episode.metadata})
     if not isinstance(made, Mapping):
         raise TypeError(f"episode_transform must return a dict, got {type(made).__name__}")
     metadata = {name: made[name] for name in episode.metadata if name in made}
@@ -310,15 +276,9 @@ def _transformed(episode: Episode, transform: Callable[[dict[str, Any]], Mapping
     return episode._replace(steps=steps, metadata=metadata)
 
 
-def _unwrapped(tree: Any) -> Any:
-    """Columns as what people compute with: tensors, lists of str or bytes; encoded ones as they are, not read."""
-    if isinstance(tree, Mapping):
-        return {name: _unwrapped(item) for name, item in tree.items()}
-    if isinstance(tree, NumberColumn):
-        return tree.values.clone() if isinstance(tree.values, torch.Tensor) else torch.from_numpy(tree.values.copy())
-    if isinstance(tree, ListColumn):
-        return [tree.at(step) for step in range(len(tree))]
-    return tree
+def _unwrapped(column: Column) -> Any:
+    """A column as what people compute with: a tensor, a list of str or bytes; an encoded one as it is, not read."""
+    return column.read(0, len(column)) if isinstance(column, (NumberColumn, ListColumn)) else column
 
 
 def _wrapped(value: Any, name: str, episode: Episode) -> Any:
@@ -332,6 +292,6 @@ def _wrapped(value: Any, name: str, episode: Episode) -> Any:
         )
     if isinstance(value, (np.ndarray, torch.Tensor)):
         return NumberColumn(value)
-    if hasattr(value, "take") and hasattr(value, "at"):
+    if isinstance(value, Column):
         return value
     return ListColumn(list(value), "" if value and isinstance(value[0], str) else b"")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from operator import index as as_integer
-from typing import Any, overload
+from typing import Any, TypeVar, overload
 
 import numpy as np
 import torch
@@ -15,17 +15,27 @@ from torch_tfrecord.arguments import IndexPolicy, Pad, check_callable, integer
 from torch_tfrecord.batch_memory import MAX_BATCH_BYTES, BatchBudget, check_max_batch_bytes
 from torch_tfrecord.batches.collate import collate
 from torch_tfrecord.batches.column_batch import ColumnBatch
+from torch_tfrecord.batches.sample_block import take_apart
 from torch_tfrecord.errors import LimitExceededError, TFRecordError
 from torch_tfrecord.order.leaves import defines_last
 from torch_tfrecord.order.position_batch import is_batch_of_positions, list_of_positions
 from torch_tfrecord.samples import Places, SampleList, transform_each, transform_one
 from torch_tfrecord.shown import shown_features, shown_files, shown_transform
 from torch_tfrecord.tfds.dataset_info import DatasetInfo
-from torch_tfrecord.tfds.episode_store import STEPS, DecodeImages, Episode, EpisodeStore
+from torch_tfrecord.tfds.episode_columns import each_leaf
+from torch_tfrecord.tfds.episode_store import STEPS, DecodeImages, Episode, EpisodeStore, EpisodeTransform
 from torch_tfrecord.tfds.parser import Chosen
 from torch_tfrecord.tfds.splits import Split
-from torch_tfrecord.tfds.step_batches import DifferentNamesError, StepBatch, shared_names, together
-from torch_tfrecord.tfds.windows import Span, Windows, masks, repeated_steps
+from torch_tfrecord.tfds.windows import (
+    DifferentNamesError,
+    Span,
+    StepBatch,
+    Windows,
+    laid_out,
+    shared_names,
+    together,
+    window,
+)
 from torch_tfrecord.values.dtypes import decode_text
 
 __all__ = ["RLDSDataset", "RLDSEpisodes"]
@@ -35,8 +45,51 @@ _INSTRUCTIONS = ("language_instruction", "natural_language_instruction", "instru
 # Episodes that a batch reads are held together up to so many bytes: records that are read as a whole may be large.
 _MOST_HELD_BYTES = 256 << 20
 
+_Same = TypeVar("_Same", bound="_EpisodeDataset")
 
-class RLDSDataset(Dataset[Any]):
+
+class _EpisodeDataset(Dataset[Any]):
+    """Some positions of the episodes of a split, and what `RLDSDataset` and `RLDSEpisodes` share."""
+
+    _unit = "episodes"
+
+    def __init__(self, store: EpisodeStore, num_positions: int, max_batch_bytes: int) -> None:
+        self._store = store
+        self._max_batch_bytes = max_batch_bytes
+        self.info = store.info
+        self.num_steps = store.num_steps
+        self._positions = range(num_positions)
+
+    def __len__(self) -> int:
+        return len(self._positions)
+
+    def _part(self: _Same, positions: slice) -> _Same:
+        part = object.__new__(type(self))
+        part.__dict__.update(self.__dict__)
+        part._positions = self._positions[positions]
+        return part
+
+    def _absolute(self, position: int) -> int:
+        try:
+            return self._positions[as_integer(position)]
+        except IndexError:
+            raise IndexError(f"position {position} is out of range for {len(self)} {self._unit}") from None
+
+    def _of_episode(self, number: int, make: Callable[[Episode], dict[str, Any]]) -> dict[str, Any]:
+        """What is made of one episode, by its number, within the budget of a batch."""
+        try:
+            with BatchBudget(self._max_batch_bytes):
+                return make(self._store.episode(number))
+        except LimitExceededError as error:
+            raise error if error.path else self._store.record(number).locate(error) from error.__cause__
+
+    def _shown(self, what: str, windows: str, **transforms: object) -> str:
+        files, features = shown_files(self._store.files), shown_features(self._store.features)
+        shown = "".join(shown_transform(name, transform) for name, transform in transforms.items())
+        return f"{what} of {self.info.name}/{self.info.version}, {windows}{files}{features}{shown}"
+
+
+class RLDSDataset(_EpisodeDataset):
     """Steps of episodes by position, each with a window of past observations and a horizon of future actions.
 
     Position i is a step; episodes follow one another in the order of the files. A sample reads and decodes the frames
@@ -93,6 +146,8 @@ class RLDSDataset(Dataset[Any]):
         (torch.Size([2, 3, 256, 256]), torch.Size([4, 7]))
     """
 
+    _unit = "steps"
+
     def __init__(
         self,
         directory: str | os.PathLike[str] | DatasetInfo,
@@ -104,7 +159,7 @@ class RLDSDataset(Dataset[Any]):
         decode_images: DecodeImages = True,
         features: Chosen = None,
         step_transform: Callable[[dict[str, Any]], Any] | None = None,
-        episode_transform: Callable[[dict[str, Any]], Mapping[str, Any]] | None = None,
+        episode_transform: EpisodeTransform | None = None,
         index: IndexPolicy = "auto",
         index_dir: str | os.PathLike[str] | None = None,
         cache_bytes: int = 32 << 20,
@@ -113,9 +168,9 @@ class RLDSDataset(Dataset[Any]):
         check_callable("step_transform", step_transform)
         check_callable("episode_transform", episode_transform)
         integer("cache_bytes", cache_bytes)
-        self._max_batch_bytes = check_max_batch_bytes(max_batch_bytes)
+        check_max_batch_bytes(max_batch_bytes)
         self._windows = Windows(window_size, action_horizon, pad)
-        self._store = EpisodeStore(
+        store = EpisodeStore(
             directory,
             split,
             features=features,
@@ -126,15 +181,10 @@ class RLDSDataset(Dataset[Any]):
             cache_bytes=cache_bytes,
         )
         self._step_transform = step_transform
-        self.info = self._store.info
-        self.num_steps = self._store.num_steps
-        counts = self._windows.num_positions(self.num_steps)
+        counts = self._windows.num_positions(store.num_steps)
         self._ends = np.cumsum(counts)
         self._begins = self._ends - counts
-        self._positions = range(int(self._ends[-1]) if len(self._ends) else 0)
-
-    def __len__(self) -> int:
-        return len(self._positions)
+        super().__init__(store, int(self._ends[-1]) if len(self._ends) else 0, max_batch_bytes)
 
     @overload
     def __getitem__(self, position: slice) -> RLDSDataset: ...
@@ -148,7 +198,7 @@ class RLDSDataset(Dataset[Any]):
         For a list of positions, or a 1-D array or tensor of integers, the batch that `collate` makes of their samples.
         """
         if isinstance(position, slice):
-            return self._part(self._positions[position])
+            return self._part(position)
         if is_batch_of_positions(position):
             return collate(self.__getitems__(list_of_positions(position)))
         sample = self._one(position)
@@ -210,50 +260,35 @@ class RLDSDataset(Dataset[Any]):
         steps = (absolute - self._begins[numbers]).tolist()
         return list(zip(numbers.tolist(), map(self._windows.step, steps), strict=True))
 
-    def _absolute(self, position: int) -> int:
-        try:
-            return self._positions[as_integer(position)]
-        except IndexError:
-            raise IndexError(f"position {position} is out of range for {len(self)} steps") from None
-
-    def _part(self, positions: range) -> RLDSDataset:
-        part = object.__new__(type(self))
-        part.__dict__.update(self.__dict__)
-        part._positions = positions
-        return part
-
     def _one(self, position: int) -> dict[str, Any]:
         number, step = self.locate(position)
-        try:
-            with BatchBudget(self._max_batch_bytes):
-                return self._sample(self._store.episode(number), step)
-        except LimitExceededError as error:
-            raise error if error.path else self._store.located(number, error) from error.__cause__
+        return self._of_episode(number, lambda episode: self._sample(episode, step))
 
     def _sample(self, episode: Episode, step: int) -> dict[str, Any]:
-        windows = self._windows
-        seen, done = windows.observations(step), windows.actions(step, episode.num_steps)
+        """The row of `_columns` of this step alone, in less time."""
+        pad = self._windows.pad
+        seen, done = self._windows.observations(step), self._windows.actions(step, episode.num_steps)
         sample: dict[str, Any] = {}
-        for name, column in episode.steps.items():
+        for name, columns in episode.steps.items():
             if name == _OBSERVATION:
-                sample[name] = _take(column, seen, windows.pad)
+                sample[name] = each_leaf(columns, lambda column: window(column, seen, pad))
             elif name == _ACTION:
-                sample[name] = _take(column, done, windows.pad)
+                sample[name] = each_leaf(columns, lambda column: window(column, done, pad))
             else:
-                sample[name] = _at(column, step)
+                sample[name] = each_leaf(columns, lambda column: column.at(step))
         observation = sample.setdefault(_OBSERVATION, {})
         if isinstance(observation, dict):
             observation["timestep"] = torch.from_numpy(seen.repeated())
             observation["pad_mask"] = torch.from_numpy(seen.mask())
         sample["action_pad_mask"] = torch.from_numpy(done.mask())
         sample["task"] = {"language_instruction": _instruction(episode, step)}
-        sample.update(_own(episode.metadata))
+        sample.update(each_leaf(episode.metadata, _own))
         sample["dataset_name"] = self.info.name
         sample["_len"], sample["_traj_index"], sample["_frame_index"] = episode.num_steps, episode.number, step
         return sample
 
     def _columns(self, places: list[tuple[int, int]]) -> dict[str, Any]:
-        """What `_sample` gives for each episode and step, as columns."""
+        """The columns of the samples of each episode and step."""
         held = self._held({number for number, _ in places})
         episodes, steps = [held[number] for number, _ in places], [step for _, step in places]
         seen = [self._windows.observations(step) for step in steps]
@@ -269,13 +304,12 @@ class RLDSDataset(Dataset[Any]):
             columns[name] = together(trees, way)
         observation = columns.setdefault(_OBSERVATION, {})
         if isinstance(observation, dict):
-            observation["timestep"] = torch.from_numpy(repeated_steps(seen))
-            observation["pad_mask"] = torch.from_numpy(masks(seen))
-        columns["action_pad_mask"] = torch.from_numpy(masks(done))
+            observation["timestep"], observation["pad_mask"] = map(torch.from_numpy, laid_out(seen))
+        columns["action_pad_mask"] = torch.from_numpy(laid_out(done)[1])
         texts = [_instruction(episode, step) for episode, step in zip(episodes, steps, strict=True)]
         columns["task"] = {"language_instruction": texts}
         for name, trees in shared_names([episode.metadata for episode in episodes]):
-            columns[name] = together(trees, _own_each)
+            columns[name] = together(trees, lambda values: [*map(_own, values)])
         columns["dataset_name"] = [self.info.name] * len(places)
         # Lists, since a sample has an int of each.
         columns["_len"] = [episode.num_steps for episode in episodes]
@@ -294,17 +328,12 @@ class RLDSDataset(Dataset[Any]):
         return found
 
     def __repr__(self) -> str:
-        name = f"{self.info.name}/{self.info.version}"
-        files, features = shown_files(self._store.files), shown_features(self._store.features)
-        transforms = shown_transform("step_transform", self._step_transform)
-        transforms += shown_transform("episode_transform", self._store.episode_transform)
-        return (
-            f"RLDSDataset({len(self)} positions in {len(self.num_steps)} episodes of {name}, {self._windows}, "
-            f"{files}{features}{transforms})"
-        )
+        transforms = {"step_transform": self._step_transform, "episode_transform": self._store.episode_transform}
+        what = f"{len(self)} positions in {len(self.num_steps)} episodes"
+        return f"RLDSDataset({self._shown(what, f'{self._windows}, ', **transforms)})"
 
 
-class RLDSEpisodes(Dataset[Any]):
+class RLDSEpisodes(_EpisodeDataset):
     """Whole episodes: ``{"steps": {"observation": {...}, "action": [T, ...], ...}, "episode_metadata": ...}``.
 
     Args:
@@ -341,8 +370,8 @@ class RLDSEpisodes(Dataset[Any]):
         max_batch_bytes: int = MAX_BATCH_BYTES,
     ) -> None:
         check_callable("transform", transform)
-        self._max_batch_bytes = check_max_batch_bytes(max_batch_bytes)
-        self._store = EpisodeStore(
+        check_max_batch_bytes(max_batch_bytes)
+        store = EpisodeStore(
             directory,
             split,
             features=features,
@@ -352,12 +381,7 @@ class RLDSEpisodes(Dataset[Any]):
             cache_bytes=0,
         )
         self._transform = transform
-        self.info = self._store.info
-        self.num_steps = self._store.num_steps
-        self._positions = range(len(self.num_steps))
-
-    def __len__(self) -> int:
-        return len(self._positions)
+        super().__init__(store, len(store), max_batch_bytes)
 
     @overload
     def __getitem__(self, position: slice) -> RLDSEpisodes: ...
@@ -368,59 +392,32 @@ class RLDSEpisodes(Dataset[Any]):
     def __getitem__(self, position: int | slice) -> Any:
         """The episode at a position (negative ones count from the end), or for a slice a dataset of those positions."""
         if isinstance(position, slice):
-            part = object.__new__(type(self))
-            part.__dict__.update(self.__dict__)
-            part._positions = self._positions[position]
-            return part
-        try:
-            number = self._positions[as_integer(position)]
-        except IndexError:
-            raise IndexError(f"position {position} is out of range for {len(self)} episodes") from None
-        episode = self._store.episode(number)
-        try:
-            with BatchBudget(self._max_batch_bytes):
-                steps = _take(episode.steps, Span(0, episode.num_steps), None)
-        except LimitExceededError as error:
-            raise error if error.path else self._store.located(number, error) from error.__cause__
-        item = {STEPS: steps, **_own(episode.metadata), "_len": episode.num_steps, "_traj_index": number}
+            return self._part(position)
+        number = self._absolute(position)
+        item = self._of_episode(number, self._whole)
         return item if self._transform is None else transform_one(self._transform, item, self._store.place, number)
+
+    def _whole(self, episode: Episode) -> dict[str, Any]:
+        batch = StepBatch([Span(0, episode.num_steps)], [0], None)
+        steps = each_leaf(episode.steps, lambda column: take_apart(batch.take([column]), 1)[0])
+        metadata = each_leaf(episode.metadata, _own)
+        return {STEPS: steps, **metadata, "_len": episode.num_steps, "_traj_index": episode.number}
 
     def __getitems__(self, positions: Sequence[int]) -> list[Any]:
         """The episodes of several positions, in that order."""
         return [self[position] for position in positions]
 
     def __repr__(self) -> str:
-        files, features = shown_files(self._store.files), shown_features(self._store.features)
-        transform = shown_transform("transform", self._transform)
-        name = f"{self.info.name}/{self.info.version}"
-        return f"RLDSEpisodes({len(self)} episodes of {name}, {files}{features}{transform})"
+        return f"RLDSEpisodes({self._shown(f'{len(self)} episodes', '', transform=self._transform)})"
 
 
 class _TooLargeError(Exception):
     """The episodes of a batch are too large to be held together."""
 
 
-def _own_each(values: list[Any]) -> list[Any]:
-    return [_own(value) for value in values]
-
-
-def _take(tree: Any, span: Span, pad: Pad) -> Any:
-    if isinstance(tree, Mapping):
-        return {name: _take(item, span, pad) for name, item in tree.items()}
-    return tree.take(span, pad)
-
-
-def _at(tree: Any, step: int) -> Any:
-    if isinstance(tree, Mapping):
-        return {name: _at(item, step) for name, item in tree.items()}
-    return tree.at(step)
-
-
-def _own(tree: Any) -> Any:
-    """Metadata that a sample may change: tensors of its own, and dicts."""
-    if isinstance(tree, Mapping):
-        return {name: _own(item) for name, item in tree.items()}
-    return tree.clone() if isinstance(tree, torch.Tensor) else tree
+def _own(value: Any) -> Any:
+    """Metadata that a sample may change: a tensor of its own."""
+    return value.clone() if isinstance(value, torch.Tensor) else value
 
 
 def _instruction(episode: Episode, step: int) -> str:

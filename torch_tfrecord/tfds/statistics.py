@@ -7,7 +7,7 @@ import hashlib
 import json
 import os
 import posixpath
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,7 @@ from torch_tfrecord.records.storage import is_remote, open_file
 from torch_tfrecord.shown import shown_list
 from torch_tfrecord.tfds.dataset_info import FEATURES_FILE, DatasetInfo, info
 from torch_tfrecord.tfds.episode_columns import NumberColumn
-from torch_tfrecord.tfds.episode_store import STEPS, EpisodeStore
+from torch_tfrecord.tfds.episode_store import STEPS, EpisodeStore, EpisodeTransform
 from torch_tfrecord.tfds.leaf_table import list_leaves
 from torch_tfrecord.tfds.splits import Split
 
@@ -38,7 +38,6 @@ _FORMAT = SidecarFormat(
 _MOST_KEPT_BYTES = 1 << 24  # of 170,000 dimensions
 _ACTION = ("action",)
 _PROPRIO = ("observation/proprio", "observation/state")
-_COUNTS = ("num_transitions", "num_trajectories")
 _NAMES = ("mean", "std", "max", "min", "q01", "q99")
 
 
@@ -48,7 +47,7 @@ def dataset_statistics(
     *,
     action: str | Sequence[str] | None = None,
     proprio: str | Sequence[str] | None = None,
-    episode_transform: Callable[[dict[str, Any]], Mapping[str, Any]] | None = None,
+    episode_transform: EpisodeTransform | None = None,
     index: IndexPolicy = "auto",
     index_dir: str | os.PathLike[str] | None = None,
     cache: bool = True,
@@ -142,8 +141,8 @@ def _is_below(path: str, top: str) -> bool:
 
 
 def _compute(store: EpisodeStore, columns: Mapping[str, Sequence[str]]) -> dict[str, Any]:
-    total = int(store.num_steps.sum())
-    if not total:
+    counts = _counts(store)
+    if not counts["num_transitions"]:
         raise ValueError(f"{store.info.directory}: the split has no steps")
     values: dict[str, npt.NDArray[np.float32]] = {}
     done = 0
@@ -153,13 +152,16 @@ def _compute(store: EpisodeStore, columns: Mapping[str, Sequence[str]]) -> dict[
             parts = [_numbers(episode.steps, path, store) for path in paths]
             if not parts:
                 continue
-            rows = np.concatenate(parts, axis=1) if len(parts) > 1 else parts[0]
             if name not in values:
-                values[name] = np.empty((total, rows.shape[1]), np.float32)
-            values[name][done : done + episode.num_steps] = rows
+                width = sum(part.shape[1] for part in parts)
+                values[name] = np.empty((counts["num_transitions"], width), np.float32)
+            np.concatenate(parts, axis=1, out=values[name][done : done + episode.num_steps])
         done += episode.num_steps
-    result: dict[str, Any] = {name: _describe(rows, name, store) for name, rows in values.items()}
-    return {**result, "num_transitions": total, "num_trajectories": len(store)}
+    return {name: _describe(rows, name, store) for name, rows in values.items()} | counts
+
+
+def _counts(store: EpisodeStore) -> dict[str, int]:
+    return {"num_transitions": int(store.num_steps.sum()), "num_trajectories": len(store)}
 
 
 def _numbers(steps: Mapping[str, Any], path: str, store: EpisodeStore) -> npt.NDArray[np.float32]:
@@ -178,7 +180,7 @@ def _numbers(steps: Mapping[str, Any], path: str, store: EpisodeStore) -> npt.ND
 
 
 def _describe(rows: npt.NDArray[np.float32], name: str, store: EpisodeStore) -> dict[str, list[float]]:
-    described: dict[str, list[list[float]]] = {key: [] for key in _NAMES}
+    described = []
     for number in range(rows.shape[1]):
         column = rows[:, number].astype(np.float64)  # one at a time: twice the memory of one
         if not np.isfinite(column).all():
@@ -189,13 +191,15 @@ def _describe(rows: npt.NDArray[np.float32], name: str, store: EpisodeStore) -> 
                 path=store.info.directory,
             )
         shifted = column - column[0]
-        mean = float(shifted.mean())
-        std = float(np.sqrt(np.square(shifted - mean).mean()))
-        low, high = np.quantile(column, [0.01, 0.99])
-        numbers = (mean + column[0], std, column.max(), column.min(), low, high)
-        for key, value in zip(_NAMES, numbers, strict=True):
-            described[key].append(float(value))  # type: ignore[arg-type]
-    return described  # type: ignore[return-value]
+        mean = shifted.mean()
+        std = np.sqrt(np.square(shifted - mean).mean())
+        described.append([mean + column[0], std, column.max(), column.min(), *np.quantile(column, [0.01, 0.99])])
+    return _by_name(np.array(described, np.float64).T)
+
+
+def _by_name(values: npt.NDArray[np.float64]) -> dict[str, list[float]]:
+    """Of each name its numbers, one for each dimension."""
+    return dict(zip(_NAMES, values.reshape(len(_NAMES), -1).tolist(), strict=True))
 
 
 # The cache.
@@ -226,26 +230,20 @@ def _kept(places: Sequence[str], key: str, store: EpisodeStore) -> dict[str, Any
 
 
 def _unpacked(kept: Sidecar, key: str, store: EpisodeStore) -> dict[str, Any]:
-    counts = [int(store.num_steps.sum()), len(store)]
     rows = {name: kept.arrays[name] for name in ("action", "proprio")}
-    if kept.metadata["key"] != key or kept.arrays["counts"].tolist() != counts:
+    if kept.metadata["key"] != key or kept.arrays["counts"].tolist() != [*_counts(store).values()]:
         raise IndexMismatchError("expected statistics of this split, got others")
     if any(len(values) % len(_NAMES) or not np.isfinite(values).all() for values in rows.values()):
         raise IndexMismatchError(f"expected {len(_NAMES)} finite numbers for each dimension, got others")
-    result: dict[str, Any] = {
-        name: dict(zip(_NAMES, values.reshape(len(_NAMES), -1).tolist(), strict=True))
-        for name, values in rows.items()
-        if len(values)
-    }
-    return result | dict(zip(_COUNTS, counts, strict=True))
+    return {name: _by_name(values) for name, values in rows.items() if len(values)} | _counts(store)
 
 
 def _keep(places: Sequence[str], key: str, result: Mapping[str, Any]) -> None:
-    arrays: dict[str, npt.NDArray[Any]] = {
+    arrays: dict[str, npt.NDArray[np.generic]] = {
         name: np.array([result[name][part] for part in _NAMES] if name in result else [], np.float64).reshape(-1)
         for name in ("action", "proprio")
     }
-    arrays["counts"] = np.array([result[name] for name in _COUNTS], np.int64)
+    arrays["counts"] = np.array([result["num_transitions"], result["num_trajectories"]], np.int64)
     for place in places:
         if not is_remote(place):
             with contextlib.suppress(OSError):

@@ -9,10 +9,12 @@ import numpy as np
 import numpy.typing as npt
 
 import torch_tfrecord.tfds.features as f
-from torch_tfrecord.errors import ParseError
-from torch_tfrecord.parsing.columns import Column, rows_of
+from torch_tfrecord.errors import ParseError, TFRecordError
+from torch_tfrecord.parsing.columns import Column as ReadColumn
+from torch_tfrecord.parsing.columns import rows_of
 from torch_tfrecord.parsing.wants import LackingError, Want
-from torch_tfrecord.tfds.episode_reader import Frames
+from torch_tfrecord.tfds.episode_columns import Column, FeaturePlace
+from torch_tfrecord.tfds.episode_reader import Frames, Values
 from torch_tfrecord.tfds.leaf_table import LeafPlace, make_element
 from torch_tfrecord.tfds.leaves import MAX_LENGTH, Leaf, running_sum
 from torch_tfrecord.values.dtypes import BYTES_LIST, FLOAT_LIST, INT64_LIST
@@ -48,7 +50,7 @@ class _Part(NamedTuple):
         ends: Where each record's rows begin and end; None for one row each.
     """
 
-    values: Any
+    values: Values
     row_values: int
     ends: _Ints | None = None
 
@@ -58,36 +60,47 @@ class _Part(NamedTuple):
         return rows * self.row_values
 
 
-class LeafLists:
-    """The lists of one feature of an episode, by key: int64 or float32 arrays, lists of bytes, or `Frames`.
+class LeafLists(Column):
+    """A feature as its lists, by key: int64 or float32 arrays, lists of bytes, or `Frames`; decoded when it is read.
 
     Args:
         leaf: What reads one record; of a feature of the steps one step, without the sequence of steps around it.
         lists: The feature's lists.
+        place: Of the feature.
         num_steps: How many records they are cut into; None where they are those of one record.
 
     Raises:
         ParseError: The lists do not fit the number of steps.
     """
 
-    def __init__(self, leaf: Leaf, lists: Mapping[str, Any], num_steps: int | None = None) -> None:
-        self._leaf, self._lists = leaf, lists
+    __slots__ = ("_leaf", "_lists", "_num_steps", "_parts", "_place")
+
+    def __init__(
+        self, leaf: Leaf, lists: Mapping[str, Values], place: FeaturePlace, num_steps: int | None = None
+    ) -> None:
+        self._leaf, self._lists, self._place = leaf, lists, place
+        self.num_bytes = sum(getattr(values, "nbytes", 64 * len(values)) for values in lists.values())
+        self._num_steps = 1 if num_steps is None else num_steps
         if num_steps is None:
             self._parts = {key: _Part(values, len(values)) for key, values in lists.items()}
         else:
             self._parts = _cut(leaf, lists, num_steps)
 
-    @property
-    def num_bytes(self) -> int:
-        """Memory that they keep."""
-        return sum(getattr(values, "nbytes", 64 * len(values)) for values in self._lists.values())
+    def __len__(self) -> int:
+        return self._num_steps
+
+    def read(self, first: int, stop: int) -> list[Any]:
+        """The values of the steps `first` to `stop` - 1, in memory of their own."""
+        try:
+            return self.values(first, stop)
+        except TFRecordError as error:
+            if stop == first + 1:
+                raise self._place.at_step(error, first) from error.__cause__
+            # One after another, for the error of the first bad step.
+            return [value for step in range(first, stop) for value in self.read(step, step + 1)]
 
     def values(self, first: int = 0, stop: int = 1) -> list[Any]:
-        """The values of the records `first` to `stop` - 1, in memory of their own.
-
-        Raises:
-            TFRecordError: They do not fit; names the feature.
-        """
+        """As `read`, whose errors tell no step."""
         columns = [_column(want, self._parts.get(want.key), first, stop) for want in self._leaf.wants]
         try:
             return list(rows_of(self._leaf.read(columns)))
@@ -95,7 +108,7 @@ class LeafLists:
             raise error.want.missing(self._lists) from None
 
 
-def _cut(leaf: Leaf, lists: Mapping[str, Any], num_steps: int) -> dict[str, _Part]:
+def _cut(leaf: Leaf, lists: Mapping[str, Values], num_steps: int) -> dict[str, _Part]:
     """Each step's part of the lists, by the keys that a record would have that held this step alone."""
     key, ends, total = leaf.key, None, num_steps
     if key in lists or f"{key}/ragged_row_lengths_0" not in lists:
@@ -117,7 +130,7 @@ def _cut(leaf: Leaf, lists: Mapping[str, Any], num_steps: int) -> dict[str, _Par
     return {**parts, flat.key if parts else key: _shares(lists[flat.key], total, ends)}
 
 
-def _found(want: Want, lists: Mapping[str, Any]) -> Any:
+def _found(want: Want, lists: Mapping[str, Values]) -> Any:
     if want.key not in lists:
         raise want.missing(lists)
     return _of_kind(want, lists[want.key])
@@ -130,22 +143,22 @@ def _shares(values: Any, total: int, ends: _Ints | None = None) -> _Part:
     return _Part(values, len(values) // total if total else 0, ends)
 
 
-def _column(want: Want, part: _Part | None, first: int, stop: int) -> Column:
+def _column(want: Want, part: _Part | None, first: int, stop: int) -> ReadColumn:
     if part is None:
         num_records = stop - first
         values = np.zeros((0, 2) if want.kind == BYTES_LIST else 0, np.float32 if want.kind == FLOAT_LIST else np.int64)
-        return Column(values, np.zeros(num_records + 1, np.int64), np.ones(num_records, np.uint8), b"")
+        return ReadColumn(values, np.zeros(num_records + 1, np.int64), np.ones(num_records, np.uint8), b"")
     offsets = part.bounds(first, stop)
     begin, end = offsets[[0, -1]].tolist()
     offsets = offsets - begin
     found = _of_kind(want, part.values)
     if want.kind != BYTES_LIST:
-        return Column(found[begin:end].copy(), offsets, None, b"")
+        return ReadColumn(found[begin:end].copy(), offsets, None, b"")
     strings = found.read(begin, end) if isinstance(found, Frames) else found[begin:end]
     spans = np.empty((len(strings), 2), np.int64)
     spans[:, 1] = [*map(len, strings)]
     spans[:, 0] = spans[:, 1].cumsum() - spans[:, 1]
-    return Column(spans, offsets, None, b"".join(strings))
+    return ReadColumn(spans, offsets, None, b"".join(strings))
 
 
 def _of_kind(want: Want, values: Any) -> Any:

@@ -1,18 +1,43 @@
-"""Windows of steps: which steps of an episode a sample holds; integers in, integers out."""
+"""Windows of steps: which steps of an episode a sample holds, and those of several samples as columns of a batch."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import torch
+from torchvision import tv_tensors
 
 from torch_tfrecord.arguments import Pad, at_least, one_of
+from torch_tfrecord.batch_memory import reserve
+from torch_tfrecord.errors import TFRecordError
+from torch_tfrecord.features.specs import is_ragged
+from torch_tfrecord.images.regions import decode_stack
+from torch_tfrecord.tfds.episode_columns import (
+    Column,
+    EncodedColumn,
+    ListColumn,
+    NumberColumn,
+    own_tensor,
+    read_encoded,
+)
 
-__all__ = ["Span", "Windows", "masks", "repeated_steps"]
+__all__ = [
+    "DifferentNamesError",
+    "Span",
+    "StepBatch",
+    "Windows",
+    "laid_out",
+    "shared_names",
+    "together",
+    "window",
+]
 
 
 class Span(NamedTuple):
@@ -38,27 +63,19 @@ class Span(NamedTuple):
         return places
 
 
-def masks(spans: Sequence[Span]) -> npt.NDArray[np.bool_]:
-    """bool [N, steps]: `Span.mask` of spans of one size."""
-    first, stop, before, behind = _fields(spans)
-    places = np.arange((before + stop - first + behind)[0, 0])
-    mask: npt.NDArray[np.bool_] = (places >= before) & (places < len(places) - behind)
-    return mask
+def laid_out(spans: Sequence[Span]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
+    """`Span.repeated` and `Span.mask` of spans of one size: int64 and bool, each [N, steps].
 
-
-def repeated_steps(spans: Sequence[Span]) -> npt.NDArray[np.int64]:
-    """int64 [N, steps]: `Span.repeated` of spans of one size."""
-    first, stop, before, behind = _fields(spans)
-    places = np.arange((before + stop - first + behind)[0, 0]) + (first - before)
-    repeated: npt.NDArray[np.int64] = np.minimum(np.maximum(places, first), stop - 1)
-    return repeated
-
-
-def _fields(spans: Sequence[Span]) -> npt.NDArray[np.int64]:
-    """int64 [4, N, 1]."""
+    Example:
+        >>> laid_out([Span(4, 6, before=1)])
+        (array([[4, 4, 5]]), array([[False,  True,  True]]))
+    """
     rows = np.fromiter(chain.from_iterable(spans), np.int64, 4 * len(spans)).reshape(-1, 4)
-    fields: npt.NDArray[np.int64] = rows.T[:, :, None]
-    return fields
+    first, stop, before, _ = rows.T[:, :, None]
+    size = spans[0].before + spans[0].stop - spans[0].first + spans[0].behind
+    places = np.arange(size) + (first - before)
+    steps: npt.NDArray[np.int64] = np.minimum(np.maximum(places, first), stop - 1)
+    return steps, steps == places
 
 
 @dataclass(frozen=True)
@@ -113,3 +130,201 @@ class Windows:
         """The steps whose actions the sample of a step has."""
         stop = step + self.action_horizon
         return Span(step, min(stop, num_steps), behind=max(stop - num_steps, 0))
+
+
+# Batches.
+
+
+class DifferentNamesError(ValueError):
+    """The episodes of a batch have no columns in common."""
+
+
+def together(trees: Sequence[Any], join: Callable[[list[Any]], Any]) -> Any:
+    """Trees with the same names as one, each leaf made of all their leaves.
+
+    Raises:
+        DifferentNamesError: The names differ.
+
+    Example:
+        >>> together([{"x": 1}, {"x": 2}], sum)
+        {'x': 3}
+    """
+    if any(map(_is_tree, set(map(type, trees)))):
+        return {name: together(parts, join) for name, parts in shared_names(trees)}
+    return join(list(trees))
+
+
+def _is_tree(kind: type) -> bool:
+    return kind is dict or issubclass(kind, Mapping)
+
+
+def shared_names(trees: Sequence[Any]) -> Iterator[tuple[str, list[Any]]]:
+    """Each name, and what all mappings have by it.
+
+    Raises:
+        DifferentNamesError: The names differ.
+    """
+    if not all(map(_is_tree, set(map(type, trees)))):
+        raise DifferentNamesError
+    names = trees[0].keys()
+    if any(tree.keys() != names for tree in trees[1:]):
+        raise DifferentNamesError
+    for name in names:
+        yield name, [tree[name] for tree in trees]
+
+
+class StepBatch:
+    """Takes windows of equal size out of several episodes' columns.
+
+    Args:
+        spans: The window of each sample; columns are given in the same order.
+        order: The samples' numbers in the order in which frames are best read.
+        pad: What stands for missing steps: "repeat", "zero" or None.
+    """
+
+    def __init__(self, spans: Sequence[Span], order: Sequence[int], pad: Pad) -> None:
+        self._spans = spans
+        self._order = order
+        self._pad = pad
+        self._size = spans[0].before + spans[0].stop - spans[0].first + spans[0].behind
+
+    def take(self, columns: Sequence[Column]) -> Any:
+        """[B, steps, ...] of a number or picture; else a list of B windows, each stacked where its values can be."""
+        batch = self._numbers(columns)
+        if batch is None:
+            pictures = self._pictures(columns)
+            batch = None if pictures is None else tv_tensors.Video(pictures)
+        return self._each(columns, lambda column, span: window(column, span, self._pad)) if batch is None else batch
+
+    def at(self, columns: Sequence[Column]) -> Any:
+        """[B, ...] of a number or picture, the first step of each window; else a list."""
+        batch = self._numbers(columns)
+        if batch is not None:
+            return batch[:, 0]
+        pictures = self._pictures(columns)
+        if pictures is not None:
+            return tv_tensors.Image(pictures[:, 0])
+        return self._each(columns, lambda column, span: column.at(span.first))
+
+    def _each(self, columns: Sequence[Column], read: Callable[[Column, Span], Any]) -> list[Any]:
+        values: list[Any] = [None] * len(columns)
+        for number in self._order:
+            values[number] = read(columns[number], self._spans[number])
+        return values
+
+    def _numbers(self, columns: Sequence[Column]) -> torch.Tensor | None:
+        first = columns[0].array if isinstance(columns[0], NumberColumn) else None
+        if first is None:
+            return None
+        arrays = [item.array for item in columns if isinstance(item, NumberColumn) and item.array is not None]
+        if len(arrays) < len(columns):
+            return None
+        reserve(len(arrays) * self._size * math.prod(first.shape[1:]) * first.itemsize)
+        out = np.empty((len(arrays), self._size, *first.shape[1:]), first.dtype)
+        pieces: list[npt.NDArray[np.generic]] = []
+        for array, (begin, stop, before, behind) in zip(arrays, self._spans, strict=True):
+            if before or behind:
+                pieces += self._padded(array, begin, stop, before, behind)
+            else:
+                pieces.append(array[begin:stop])
+        try:  # one call: it says whether all are of one dtype and shape
+            np.concatenate(pieces, out=out.reshape(len(arrays) * self._size, *first.shape[1:]), casting="no")
+        except (TypeError, ValueError):
+            return None
+        return torch.from_numpy(out)
+
+    def _padded(
+        self, array: npt.NDArray[np.generic], begin: int, stop: int, before: int, behind: int
+    ) -> list[npt.NDArray[np.generic]]:
+        real = array[begin:stop]
+        if self._pad == "repeat":
+            return [array[begin : begin + 1]] * before + [real] + [array[stop - 1 : stop]] * behind
+        zeros = np.zeros((max(before, behind), *array.shape[1:]), array.dtype)
+        return [zeros[:before], real, zeros[:behind]]
+
+    def _pictures(self, columns: Sequence[Column]) -> torch.Tensor | None:
+        """uint8 [B, steps, C, H, W]; None where they are no plain pictures, or not all of the size expected."""
+        plan = columns[0].pictures if isinstance(columns[0], EncodedColumn) else None
+        alike = [item for item in columns if isinstance(item, EncodedColumn) and item.pictures is plan]
+        if plan is None or len(alike) < len(columns):
+            return None
+        spans = [self._spans[number] for number in self._order]
+        values = read_encoded([alike[number] for number in self._order], spans)
+        try:
+            stack = decode_stack(values, plan.mode, self._rows, len(columns) * self._size)
+        except TFRecordError:  # does not say of which: decoded one by one
+            return None
+        if stack is None or not plan.fits(stack.shape[2:]):
+            return None
+        # A view, though of [N, H, W, C] memory.
+        batch: torch.Tensor = stack.view(len(columns), self._size, *stack.shape[1:])
+        for number, span in enumerate(self._spans):
+            if span.before or span.behind:
+                self._pad_pictures(batch[number], span)
+        return batch
+
+    @functools.cached_property
+    def _rows(self) -> list[int]:
+        """Of each step that is read, in that order, its place among all steps."""
+        rows: list[int] = []
+        for number in self._order:
+            first, stop, before, _ = self._spans[number]
+            start = number * self._size + before
+            rows += range(start, start + stop - first)
+        return rows
+
+    def _pad_pictures(self, row: torch.Tensor, span: Span) -> None:
+        end = self._size - span.behind
+        row[: span.before] = row[span.before] if self._pad == "repeat" else 0
+        row[end:] = row[end - 1] if self._pad == "repeat" else 0
+
+
+# One window.
+
+
+def window(column: Column, span: Span, pad: Pad) -> Any:
+    """The values of a window: [steps, ...] where a tensor holds them, of images a `tv_tensors.Video`; else a list."""
+    if isinstance(column, NumberColumn):
+        return _numbers(column.values, span, pad)
+    values: list[Any] = column.read(span.first, span.stop)
+    if span.before or span.behind:
+        is_zero = pad == "zero"
+        front = _empty(column, values[0]) if is_zero else values[0]
+        values = [front] * span.before + values + [front if is_zero else values[-1]] * span.behind
+    return values if isinstance(column, ListColumn) else _stacked(values)
+
+
+def _numbers(values: npt.NDArray[np.generic] | torch.Tensor, span: Span, pad: Pad) -> torch.Tensor:
+    first, stop, before, behind = span
+    reserve((before + stop - first + behind) * math.prod(values.shape[1:]) * values.itemsize)
+    if not before and not behind:
+        return own_tensor(values[first:stop])
+    padded = torch.as_tensor(values[span.repeated()])  # memory of its own
+    if pad == "zero":
+        padded[~torch.from_numpy(span.mask())] = 0
+    return padded
+
+
+def _empty(column: Column, value: Any) -> Any:
+    """What stands for a missing value with pad="zero"."""
+    if isinstance(column, ListColumn):
+        return column.empty
+    if not isinstance(value, torch.Tensor):
+        return type(value)()
+    zeros = torch.zeros_like(value)  # of a tv_tensor a plain one
+    return tv_tensors.wrap(zeros, like=value) if isinstance(value, tv_tensors.TVTensor) else zeros
+
+
+def _stacked(values: list[Any]) -> Any:
+    """Tensors of one shape as one tensor, of images a `tv_tensors.Video`; everything else as the list it is."""
+    first = values[0] if values else None
+    if not isinstance(first, torch.Tensor) or first.is_nested or is_ragged(first):
+        return values
+    if any(value.is_nested or value.shape != first.shape or value.dtype != first.dtype for value in values):
+        return values
+    plain = [value.as_subclass(torch.Tensor) for value in values]
+    reserve(len(values) * first.nbytes if len(values) > 1 else 0)
+    together = plain[0][None] if len(plain) == 1 else torch.stack(plain)  # one needs no copy
+    if isinstance(first, tv_tensors.Image):
+        return tv_tensors.Video(together)
+    return tv_tensors.Mask(together) if isinstance(first, tv_tensors.Mask) else together

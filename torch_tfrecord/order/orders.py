@@ -1,13 +1,26 @@
-"""A random order of any number of positions, of which each place can be computed by itself."""
+"""Orders of an epoch, of which each place can be computed by itself."""
 
 from __future__ import annotations
+
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from torch_tfrecord.order.random_stream import RandomStream
 
-__all__ = ["MAX_POSITIONS", "Permutation"]
+__all__ = [
+    "MAX_POSITIONS",
+    "Order",
+    "Permutation",
+    "Renumbered",
+    "Sequential",
+    "WeightedDraws",
+    "balanced_weights",
+    "cumulated",
+]
+
+_Positions = npt.NDArray[np.int64]
 
 MAX_POSITIONS = 1 << 63
 """The most positions that there can be: positions are int64."""
@@ -20,6 +33,50 @@ _SECOND_FACTOR = 0xC4CEB9FE1A85EC53
 
 _UINT64 = (1 << 64) - 1
 _CHUNK_POSITIONS = 1 << 13  # computed at once: these arrays stay in the processor's cache
+
+
+class Order(Protocol):
+    """All positions of an epoch, in its order."""
+
+    def __len__(self) -> int: ...
+
+    def positions(self, places: _Positions) -> _Positions:
+        """The positions that stand at these places of the order."""
+        ...
+
+
+class Sequential:
+    """The order of the files: at each place the position of the same number."""
+
+    def __init__(self, num_positions: int) -> None:
+        self._num_positions = num_positions
+
+    def __len__(self) -> int:
+        return self._num_positions
+
+    def positions(self, places: _Positions) -> _Positions:
+        """The places."""
+        return places
+
+
+class Renumbered:
+    """An order of numbers that stand for positions.
+
+    Args:
+        order: Of 0 to N - 1.
+        positions: int64 [N]: the position that each number stands for.
+    """
+
+    def __init__(self, order: Order, positions: _Positions) -> None:
+        self._order, self._positions = order, positions
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+    def positions(self, places: _Positions) -> _Positions:
+        """The positions at places of the order."""
+        found: _Positions = self._positions[self._order.positions(places)]
+        return found
 
 
 class Permutation:
@@ -128,3 +185,70 @@ def _scramble_all(half: npt.NDArray[np.uint64], key: int) -> npt.NDArray[np.uint
     z ^= z >> np.uint64(32)
     z *= np.uint64(_SECOND_FACTOR)
     return z
+
+
+def cumulated(weights: npt.ArrayLike) -> npt.NDArray[np.float64]:
+    """The sums of the weights up to each position, which `WeightedDraws` takes.
+
+    Raises:
+        ValueError: Not one dimension, a weight that is negative or not finite, or no weight above 0.
+    """
+    array = np.asarray(weights, dtype=np.float64)
+    if array.ndim != 1:
+        raise ValueError(f"weights must have one dimension, got shape {list(array.shape)}")
+    wrong = np.flatnonzero(~(np.isfinite(array) & (array >= 0)))
+    if wrong.size:
+        raise ValueError(f"weights must be finite and at least 0, got {array[wrong[0]]} at position {wrong[0]}")
+    if array.size and not array.any():
+        raise ValueError("weights must not all be 0")
+    return np.cumsum(array)  # one after another, on every machine alike; sum() would add in another order
+
+
+class WeightedDraws:
+    """As many draws with replacement as there are positions; a pure function of the weights and the seeds.
+
+    Args:
+        sums: float64 [N], from `cumulated`.
+        seeds: Integers of any size.
+
+    Example:
+        >>> WeightedDraws(cumulated([1, 0, 3]), 0).positions(np.arange(3)).tolist()
+        [0, 2, 2]
+    """
+
+    def __init__(self, sums: npt.NDArray[np.float64], *seeds: int) -> None:
+        self._sums = sums
+        self._stream = RandomStream(*seeds)
+        # Rounding may bring a draw up to the whole sum: it goes to the last position that has a weight.
+        self._last = int(np.searchsorted(sums, sums[-1])) if sums.size else 0
+
+    def __len__(self) -> int:
+        return len(self._sums)
+
+    def positions(self, places: _Positions) -> _Positions:
+        """The positions drawn at these places: int64, of the same shape."""
+        uniform = (self._stream.numbers_at(places.astype(np.uint64)) >> np.uint64(11)) * 2.0**-53
+        drawn = np.searchsorted(self._sums, uniform * self._sums[-1], side="right")
+        positions: _Positions = np.minimum(drawn, self._last).astype(np.int64)
+        return positions
+
+
+def balanced_weights(labels: npt.ArrayLike) -> npt.NDArray[np.float64]:
+    """Weights with which every label is drawn as often as any other: 1 / how many records have the label.
+
+    Args:
+        labels: [N]: one label for each record, of any type that NumPy can sort.
+
+    Returns:
+        float64 [N], for ``RecordSampler(ds, weights=...)``.
+
+    Example:
+        >>> balanced_weights(["cat", "dog", "cat", "cat"]).round(3).tolist()
+        [0.333, 1.0, 0.333, 0.333]
+    """
+    array = np.asarray(labels)
+    if array.ndim != 1:
+        raise ValueError(f"labels must have one dimension, got shape {list(array.shape)}")
+    _, classes, counts = np.unique(array, return_inverse=True, return_counts=True)
+    weights: npt.NDArray[np.float64] = 1.0 / counts[classes]
+    return weights

@@ -1,12 +1,12 @@
-"""The order of data: frozen for ever, complete, uniform."""
+"""Seeded numbers, orders and keys: frozen for ever, complete, uniform."""
 
 import math
 from collections import Counter
 
+import numpy as np
 import pytest
 
-from torch_tfrecord.order.ordering import file_shares, shuffled
-from torch_tfrecord.order.random_stream import RandomStream
+from torch_tfrecord.order.random_stream import RandomStream, record_keys, shuffled
 
 pytestmark = pytest.mark.usefixtures("random_states_untouched")
 
@@ -84,32 +84,43 @@ def test_numbers_below_large_limits():
     assert max(stream.below(2**40) for _ in range(200)) > 2**39
 
 
-@pytest.mark.parametrize("num_consumers", range(1, 13))
-@pytest.mark.parametrize("num_files", range(13))
-def test_file_shares_deal_every_record_once(num_files, num_consumers):
-    lengths = [7 * file % 12 for file in range(num_files)]
-    seen = Counter(
-        (share.file, record)
-        for consumer in range(num_consumers)
-        for share in file_shares(num_files, consumer, num_consumers)
-        for record in range(share.part, lengths[share.file], share.parts)
-    )
-    assert seen == Counter((file, record) for file in range(num_files) for record in range(lengths[file]))
-    whole = [sum(share.parts == 1 for share in file_shares(num_files, c, num_consumers)) for c in range(num_consumers)]
-    assert max(whole) - min(whole) <= 1
+def test_numbers_of_a_stream_by_place():
+    stream = RandomStream(4, 2)
+    ahead = stream.numbers_at(np.arange(6, dtype=np.uint64)).tolist()
+    assert ahead == [stream.number_at(place) for place in range(6)]
+    assert ahead[:2] == stream.next_numbers(2).tolist()
+    assert ahead[2:] == [stream._next() for _ in range(4)]
 
 
-def test_file_shares_frozen():
-    assert [tuple(map(tuple, file_shares(5, consumer, 4))) for consumer in range(4)] == [
-        ((0, 0, 1), (4, 0, 4)),
-        ((1, 0, 1), (4, 1, 4)),
-        ((2, 0, 1), (4, 2, 4)),
-        ((3, 0, 1), (4, 3, 4)),
-    ]
-    assert [tuple(map(tuple, file_shares(2, consumer, 5))) for consumer in range(5)] == [
-        ((0, 0, 3),),
-        ((1, 0, 2),),
-        ((0, 1, 3),),
-        ((1, 1, 2),),
-        ((0, 2, 3),),
-    ]
+# Keys for random draws: a function of (epoch, position) alone.
+
+
+def keys_of(positions, *seeds):
+    return record_keys(np.array(positions), *seeds).tolist()
+
+
+def test_frozen_keys():
+    # Promised to users: a change changes what their augmentation draws.
+    assert keys_of([0, 1, 10**12], 0) == FROZEN_KEYS
+
+
+FROZEN_KEYS = [9451143353636776879, 2391539541053276776, 8084620723335325249]
+
+
+def test_a_function_of_position_and_seeds_alone():
+    whole = keys_of(range(1000), 3)
+    assert keys_of([999, 5, 5, 0], 3) == [whole[999], whole[5], whole[5], whole[0]]
+    assert len(set(whole) | set(keys_of(range(1000), 4)) | set(keys_of(range(1000), 3, 0))) == 3000
+
+
+def test_bits_are_even():
+    keys = record_keys(np.arange(4096), 7)
+    for bit in range(64):  # 6 standard deviations of 32
+        assert abs(int((keys >> np.uint64(bit) & np.uint64(1)).sum()) - 2048) < 192
+
+
+def test_the_numbers_of_splitmix64():
+    first = RandomStream(5).below(1 << 64)
+    stream = RandomStream()
+    stream._state = (first - 0x9E3779B97F4A7C15) % 2**64
+    assert keys_of(range(4), 5) == stream.next_numbers(4).tolist()

@@ -1,0 +1,114 @@
+"""The files of a map-style dataset: where each of their records lies, and reading them."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from torch_tfrecord.errors import TFRecordError, outer_level
+from torch_tfrecord.loading.sample_maker import RecordPlace
+from torch_tfrecord.order.block_shuffle import plan_lanes
+from torch_tfrecord.process_cache import ProcessCache
+from torch_tfrecord.records.compression import ByteSource, open_stream
+from torch_tfrecord.records.index import RecordIndex
+from torch_tfrecord.records.packed_records import PackedRecords
+from torch_tfrecord.records.reader import RecordReader
+from torch_tfrecord.records.record_table import RecordTable
+from torch_tfrecord.records.storage import open_file
+from torch_tfrecord.shown import printable
+
+__all__ = ["RecordFiles"]
+
+
+_MOST_OPEN = 256
+
+
+class RecordFiles(ProcessCache[ByteSource]):
+    """Reads records by their position among those of all files, and keeps what it reads from open.
+
+    One object for a dataset and its slices. Pickles without open files; may be used after fork and spawn, and from
+    threads.
+
+    Args:
+        paths: The files.
+        indexes: One for each file, which must still be of that file; gone through once, their records are not kept.
+        verify_crc: Check the payloads' checksums.
+
+    Attributes:
+        table: Where the records lie.
+        extent: Files, records and decompressed bytes.
+        lanes: How the files are read side by side where they are compressed.
+        first_compressed: The first file that is compressed, or None.
+        has_warned: Whether it was said that random access is slow there; or whoever sets this reads in order.
+    """
+
+    def __init__(self, paths: Sequence[str], indexes: Iterable[RecordIndex], verify_crc: bool) -> None:
+        self._paths = paths
+        self._facts: list[RecordIndex] = []
+        self.table = RecordTable(self._noting(indexes))
+        self._reader = RecordReader(verify_crc)
+        self.extent = len(paths), len(self.table), self.table.num_bytes
+        self.lanes = plan_lanes(*self.extent)
+        compressed = (path for path, index in zip(paths, self._facts, strict=True) if index.compression_type)
+        self.first_compressed = next(compressed, None)
+        self.has_warned = False
+        # Each compressed file that is open keeps some MiB.
+        super().__init__(_MOST_OPEN if self.first_compressed is None else 2 * self.lanes.number)
+
+    def _noting(self, indexes: Iterable[RecordIndex]) -> Iterator[RecordIndex]:
+        for index in indexes:
+            self._facts.append(index.without_records())  # the records go into the table: 16 bytes for each
+            yield index
+
+    def warn(self) -> None:
+        """Say, once, that random access is slow, where a file is compressed."""
+        if self.first_compressed is not None and not self.has_warned:
+            self.has_warned = True
+            warnings.warn(
+                f"{printable(self.first_compressed)}: random access in a compressed file decompresses from its "
+                "beginning up to the record: slow unless read in order. Use make_dataloader or "
+                'RecordSampler(shuffle="blocks"), whose shuffle goes through each file once, stream with '
+                "TFRecordIterableDataset, or write it uncompressed.",
+                stacklevel=outer_level(),
+            )
+
+    def read(self, position: int) -> bytes:
+        """The payload of one record.
+
+        Raises:
+            TFRecordError: It cannot be read; names it.
+        """
+        file, number, offset, length = self.table.find_one(position)
+        try:
+            return self._reader.read(self._source(file), offset, length)
+        except TFRecordError as error:
+            error.locate(path=self._paths[file], position=number)
+            raise
+
+    def read_batch(self, positions: npt.NDArray[np.int64]) -> PackedRecords:
+        """The payloads of several records, by few calls.
+
+        Raises:
+            TFRecordError: One of them cannot be read; `read` says which.
+        """
+        return self._reader.read_batch(self._source, *self.table.find(positions))
+
+    def place(self, position: int) -> RecordPlace:
+        """Where a record is."""
+        file, number, offset, _ = self.table.find_one(position)
+        return RecordPlace(self._paths[file], offset, number)
+
+    def _source(self, file: int) -> ByteSource:
+        return self.find(file, self._open)
+
+    def _open(self, file: int) -> ByteSource:
+        source, index = open_file(self._paths[file]), self._facts[file]
+        index.check_fresh(source)
+        # A thread of a loader has no line of the user's above it; whoever starts those warns.
+        if index.compression_type and threading.current_thread() is threading.main_thread():
+            self.warn()
+        return open_stream(source, index.compression_type, self.lanes.kept_bytes)[0]

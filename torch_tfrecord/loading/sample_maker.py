@@ -1,0 +1,175 @@
+"""Records to samples, for datasets of both kinds: parsed, cropped, transformed, and errors that name the record."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from itertools import pairwise
+from typing import Any, NamedTuple, Protocol, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from torch_tfrecord.batch_memory import BatchBudget
+from torch_tfrecord.batches.column_batch import ColumnBatch, ColumnTransform
+from torch_tfrecord.batches.crop_reader import CropReader, NotCroppedError, UncroppedBatch
+from torch_tfrecord.errors import TFRecordError
+from torch_tfrecord.records.packed_records import PackedRecords
+from torch_tfrecord.samples import Places, SampleList, transform_each, transform_one
+from torch_tfrecord.shown import printable
+
+__all__ = [
+    "RecordPlace",
+    "RecordRows",
+    "SampleMaker",
+    "SampleParser",
+    "located",
+    "located_error",
+    "transform_samples",
+]
+
+_Keys: TypeAlias = "npt.NDArray[np.uint64]"
+
+
+class SampleParser(Protocol):
+    """What a dataset parses its records by: `BatchParser`, or that of a layer above."""
+
+    needs_keys: bool
+    max_batch_bytes: int
+
+    @property
+    def features(self) -> Any:
+        """What it reads, to be shown."""
+
+    def single(self, record: bytes, key: int = 0, /) -> Any:
+        """One sample."""
+
+    def batches(self, records: PackedRecords, keys: _Keys | None, borders: Sequence[int]) -> Sequence[Sequence[Any]]:
+        """Several batches: their records one behind the other, and where each begins and ends."""
+
+
+class RecordPlace(NamedTuple):
+    """Where a record is; as text, what errors say of it."""
+
+    path: str
+    offset: int
+    position: int
+
+    def __str__(self) -> str:
+        return f"{printable(self.path)}: record {self.position} at byte {self.offset}"
+
+
+class RecordRows(NamedTuple):
+    """The records of a batch: their bytes, their keys for random draws, and from a row to where that record is."""
+
+    records: PackedRecords
+    keys: _Keys | None
+    place: Callable[[int], RecordPlace]
+
+    def row(self, row: int) -> tuple[bytes, int, Callable[[int], RecordPlace], int]:
+        """One record, as `SampleMaker` asks for it."""
+        return bytes(self.records[row]), 0 if self.keys is None else int(self.keys[row]), self.place, row
+
+    @property
+    def places(self) -> Places:
+        """As errors name the records."""
+        return lambda row: str(self.place(row))
+
+    def part(self, begin: int, end: int) -> RecordRows:
+        """Some of them, not copied."""
+        if end - begin == len(self.records):
+            return self
+        keys = None if self.keys is None else self.keys[begin:end]
+        return RecordRows(self.records[begin:end], keys, lambda row: self.place(begin + row))
+
+
+class SampleMaker:
+    """Makes samples of records.
+
+    Args:
+        parser: None gives the records' bytes.
+        transform: Called with each sample.
+
+    Attributes:
+        draws_at_random: Whether records need keys: a feature has a random crop.
+        has_user_transform: Whether there is a transform that may do anything, such as draw from the global random
+            state.
+    """
+
+    def __init__(self, parser: SampleParser | None, transform: Callable[[Any], Any] | None) -> None:
+        self.parser = parser
+        self.transform = transform
+        self.crops = CropReader(parser)
+        self.draws_at_random = parser is not None and parser.needs_keys
+        self.has_user_transform = transform is not None and not isinstance(transform, ColumnTransform)
+
+    def sample(self, record: bytes, key: int, place: Callable[[int], RecordPlace], number: int) -> Any:
+        """The sample of one record, which is at ``place(number)``."""
+        transform = self.transform
+        if self.crops.takes(transform):
+            with suppress(NotCroppedError):
+                return self.crops.sample(transform, record, lambda _: str(place(number)))
+        sample = self.parsed(record, key, place, number)
+        if transform is None:
+            return sample
+        return transform_one(transform, sample, lambda number: str(place(number)), number)
+
+    def parsed(self, record: bytes, key: int, place: Callable[[int], RecordPlace], number: int) -> Any:
+        """`sample` without the transform."""
+        if self.parser is None:
+            return record
+        try:
+            return self.parser.single(record, key)
+        except TFRecordError as error:
+            error.locate(**place(number)._asdict())
+            raise
+
+    def batches(self, records: PackedRecords, keys: _Keys | None, borders: Sequence[int]) -> Sequence[Sequence[Any]]:
+        """The samples of several batches, not transformed; an error has the number of its record."""
+        if self.parser is None:
+            payloads = records.tolist()
+            return [payloads[begin:end] for begin, end in pairwise(borders)]
+        return self.parser.batches(records, keys, borders)
+
+    def batch(self, rows: RecordRows) -> Sequence[Any]:
+        """The samples of a batch, not transformed; an error has the number of its record."""
+        return self.batches(rows.records, rows.keys, (0, len(rows.records)))[0]
+
+    def each(self, rows: RecordRows) -> Iterator[Any]:
+        """The samples of a batch, not transformed, each parsed alone."""
+        return (self.parsed(*rows.row(row)) for row in range(len(rows.records)))
+
+    def one_by_one(self, rows: RecordRows) -> SampleList:
+        """`each`, as a batch."""
+        return SampleList(self.each(rows), rows.places)
+
+    def without_columns(self, rows: RecordRows) -> SampleList:
+        """`one_by_one`, where the columns of a batch would need too much memory beside the samples."""
+        with BatchBudget(self.parser.max_batch_bytes):  # type: ignore[union-attr]
+            return self.one_by_one(rows)
+
+
+def transform_samples(transform: Callable[[Any], Any] | None, samples: Sequence[Any]) -> Sequence[Any]:
+    """The transform applied to each of a batch's samples, or to their columns."""
+    if transform is None:
+        return samples
+    if isinstance(samples, UncroppedBatch):
+        try:
+            return samples.transformed(transform)
+        except NotCroppedError:
+            samples = samples.whole
+    if isinstance(transform, ColumnTransform) and isinstance(samples, ColumnBatch) and samples.is_columns:
+        return samples.map(transform.columns)
+    return transform_each(transform, samples)
+
+
+def located(samples: Sequence[Any], places: Places) -> Sequence[Any]:
+    """A batch's samples, which know now where they are from."""
+    return samples.located(places) if isinstance(samples, ColumnBatch) else SampleList(samples, places)
+
+
+def located_error(error: TFRecordError, place: Callable[[int], RecordPlace]) -> TFRecordError:
+    """The error of a batch, which knows now the file and place of the record that it names by number."""
+    if error.path is None and error.position is not None:
+        error.path, error.offset, error.position = place(error.position)
+    return error
