@@ -55,7 +55,9 @@ def run(slots, records, gap=b"\x8f\x0a", canonical=None):
         raw = next(dense) if number < 0 else next(dense)[:size]
         values = np.frombuffer(memoryview(memory).tobytes() if number < 0 else raw.tobytes(), DTYPES[kind])
         if kind == 1:
+            in_rows = core.copies(buffer, values, ends)
             values = np.array([*map(bytes, core.copies(buffer, values))], dtype=object)
+            assert ends is None or in_rows == [values[begin:end].tolist() for begin, end in pairwise(ends)]
         ends = ends if number < 0 else np.arange(count + 1) * number
         rows = [values[begin:end] for begin, end in pairwise(ends)]
         columns[key.decode()] = [None if lack else row for row, lack in zip(rows, lacks, strict=True)]
@@ -415,6 +417,13 @@ def test_arguments_that_do_not_fit():
     assert core.texts(b"", np.array([0, 0])) == [""]
     with pytest.raises(UnicodeDecodeError):
         core.texts(b"a\xff", np.array([0, 1, 0, 2]))
+    spans = np.array([0, 1, 1, 3, 2, 0])
+    assert core.copies(b"abcd", spans, np.array([0, 2, 2, 3])) == [[b"a", b"bcd"], [], [b""]]
+    assert core.texts(b"abcd", spans, np.array([1, 3])) == [["bcd", ""]]
+    assert core.copies(b"abcd", spans, np.array([0])) == core.copies(b"abcd", spans, np.zeros(0, int)) == []
+    for ends in ([-1, 1], [0, 4], [2, 1], [0, huge], [-huge, 0]):
+        with pytest.raises(ValueError, match="list 0 lies outside the 3 values"):
+            core.copies(b"abcd", spans, np.array(ends))
 
 
 def test_damaged_bytes_do_no_harm():
