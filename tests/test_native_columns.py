@@ -68,6 +68,9 @@ def check_one(plan, slots, record, block, memories, missing):
     """A record alone is read to the same bytes, but for where its strings begin."""
     dense, others, lacking = plan.parse_one(record)
     assert lacking == (bytes(missing) if missing.any() else None)
+    spans = np.frombuffer(dense, np.int64, 2) if slots[0][1] == 1 and slots[0][2] == 1 else None
+    if spans is not None:
+        assert [core.string_at(record, dense, 0, False)] == core.copies(record, spans)
     if all(slot[1] != 1 for slot in slots):
         assert bytes(memoryview(dense)) == block.tobytes()
         assert [*map(bytes, others)] == [*map(bytes, memories)]
@@ -417,6 +420,16 @@ def test_arguments_that_do_not_fit():
     assert core.texts(b"", np.array([0, 0])) == [""]
     with pytest.raises(UnicodeDecodeError):
         core.texts(b"a\xff", np.array([0, 1, 0, 2]))
+    text = encode_example({"t": "ä"})
+    block, _, _ = core.Plan([(b"t", 1, 1, True)]).parse_one(text)
+    assert [core.string_at(text, block, 0, is_text) for is_text in (False, True)] == ["ä".encode(), "ä"]
+    with pytest.raises(UnicodeDecodeError):
+        core.string_at(text[:-1] + b"a", block, 0, True)
+    with pytest.raises(ValueError, match=f"a value lies outside the buffer of {len(text) - 1} bytes"):
+        core.string_at(text[:-1], block, 0, False)
+    for place in (-1, 1, huge):
+        with pytest.raises(ValueError, match="a span lies outside the block of 16 bytes"):
+            core.string_at(text, block, place, False)
     spans = np.array([0, 1, 1, 3, 2, 0])
     assert core.copies(b"abcd", spans, np.array([0, 2, 2, 3])) == [[b"a", b"bcd"], [], [b""]]
     assert core.texts(b"abcd", spans, np.array([1, 3])) == [["bcd", ""]]

@@ -32,7 +32,7 @@ cdef extern from "varints.h" nogil:
     bint tfr_is_utf8(const uint8_t *p, int64_t n)
     void tfr_prefetch "__builtin_prefetch"(const void *p)
 
-__all__ = ["Memory", "Plan", "SequencePlan", "copies", "texts", "varints"]
+__all__ = ["Memory", "Plan", "SequencePlan", "copies", "string_at", "texts", "varints"]
 
 # The kinds of a Feature's list, by their field numbers.
 cdef enum:
@@ -1095,6 +1095,10 @@ cdef list strings(const uint8_t[::1] buffer, const int64_t[::1] spans, const int
     return rows
 
 
+cdef inline object string_of(const char *p, int64_t length, bint is_text):
+    return PyUnicode_DecodeUTF8(p, length, "strict") if is_text else PyBytes_FromStringAndSize(p, length)
+
+
 cdef list strings_of(const uint8_t[::1] buffer, const int64_t[::1] spans, int64_t begin, int64_t end, bint is_text):
     cdef const char *base = <const char *>&buffer[0] if buffer.shape[0] else NULL
     cdef int64_t number, start, length
@@ -1102,13 +1106,25 @@ cdef list strings_of(const uint8_t[::1] buffer, const int64_t[::1] spans, int64_
     for number in range(begin, end):
         start, length = spans[2 * number], spans[2 * number + 1]  # read once: what is checked is what is used
         check_span(buffer.shape[0], start, length)
-        if is_text:
-            value = PyUnicode_DecodeUTF8(base + start, length, "strict")
-        else:
-            value = PyBytes_FromStringAndSize(base + start, length)
+        value = string_of(base + start, length, is_text)
         Py_INCREF(value)
         PyList_SET_ITEM(values, number - begin, value)
     return values
+
+
+def string_at(bytes record not None, Memory block not None, int64_t place, bint is_text):
+    """The string of a record whose span lies at a byte of a block that `Plan.parse_one` gave: bytes, or str.
+
+    Raises:
+        UnicodeDecodeError: As `texts`.
+        ValueError: The span lies outside the block, or the value outside the record.
+    """
+    cdef int64_t span[2]
+    if place < 0 or place > block.size - <int64_t>sizeof(span):
+        raise ValueError(f"a span lies outside the block of {block.size} bytes")
+    memcpy(span, block.data + place, sizeof(span))
+    check_span(len(record), span[0], span[1])
+    return string_of(<const char *>record + span[0], span[1], is_text)
 
 
 def varints(const uint8_t[::1] buffer not None, int64_t[::1] values not None, int level):

@@ -56,9 +56,15 @@ class FixedNumbers:
 
 
 class FixedStrings:
-    """Reads a FixedLenFeature of bytes or str."""
+    """Reads a FixedLenFeature of bytes or str.
+
+    Attributes:
+        is_plain: Whether the value is the only string of a record.
+        is_text: Whether that is str.
+    """
 
     def __init__(self, name: str, spec: FixedLenFeature) -> None:
+        self.is_plain, self.is_text = spec.shape == (), spec.dtype is str
         self._dtype, self._shape, self._count = spec.dtype, spec.shape, math.prod(spec.shape)
         default = spec.default_value
         self._default = None if default is None or not self._count else [default] if spec.shape == () else list(default)

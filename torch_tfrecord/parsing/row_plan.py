@@ -12,8 +12,10 @@ import numpy as np
 import torch
 
 from torch_tfrecord.errors import TFRecordError
+from torch_tfrecord.native import native_module
 from torch_tfrecord.parsing.column_plan import ColumnPlan
 from torch_tfrecord.parsing.columns import Reader, read_columns, rows_of
+from torch_tfrecord.values.dtypes import BYTES_LIST
 
 __all__ = ["RowPlan"]
 
@@ -24,7 +26,8 @@ class RowPlan:
     """Reads the row of a batch of one.
 
     Numbers that need no cast lie in blocks of one shape, which torch takes apart at once: that costs less than a tensor
-    for each. What else there is, and what the record lacks, is read as the columns of a batch are.
+    for each. Single strings are taken out of the record. What else there is, and what the record lacks, is read as the
+    columns of a batch are.
 
     Args:
         readers: The readers, in the order of the outputs.
@@ -38,13 +41,21 @@ class RowPlan:
         self._is_useful = self._part.core is not None and len(plan.parts) == 1
         if not self._is_useful:
             return
+        self._string_at = native_module("columns").string_at  # type: ignore[union-attr]
         users = [place for places in plan.places for place in places]
         plain = {
             places[0]: number
             for number, (reader, places) in enumerate(zip(readers, plan.places, strict=True))
             if getattr(reader, "is_plain", False) and reader.wants[0].num_values and users.count(places[0]) == 1
         }
-        self._plain, self._blocks = plain, [*map(self._block, _runs(self._part.slots, sorted(plain)))]
+        slots = self._part.slots
+        numbers = [place for place in sorted(plain) if slots[place].want.kind is not BYTES_LIST]
+        self._plain, self._blocks = plain, [*map(self._block, _runs(slots, numbers))]
+        # First among the slots, as in the values.
+        strings = sorted(plain.keys() - {*numbers})
+        self._strings = [
+            (self._part.begins[place], getattr(readers[plain[place]], "is_text", False)) for place in strings
+        ]
         self._others = [number for number in range(len(readers)) if number not in plain.values()]
         found = [*(plain[place] for place in sorted(plain)), *self._others]
         order = sorted(range(len(found)), key=found.__getitem__)
@@ -68,7 +79,11 @@ class RowPlan:
         found: _Found | None = self._part.core.parse_one(record)
         if found is None:
             return None
-        values: list[Any] = []
+        at = self._string_at
+        try:
+            values: list[Any] = [at(record, found[0], begin, is_text) for begin, is_text in self._strings]
+        except UnicodeDecodeError:
+            return None
         for begin, count, dtype, shape in self._blocks:
             block = torch.frombuffer(found[0], dtype=dtype, count=count, offset=begin)
             values += (block if len(shape) == 1 else block.view(shape)).unbind()
