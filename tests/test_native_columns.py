@@ -430,6 +430,14 @@ def test_arguments_that_do_not_fit():
     for place in (-1, 1, huge):
         with pytest.raises(ValueError, match="a span lies outside the block of 16 bytes"):
             core.string_at(text, block, place, False)
+    text = encode_example({"t": ["ä", ""]})
+    _, [spans], _ = core.Plan([(b"t", 1, -1, True)]).parse_one(text)
+    assert [core.strings_in(text, spans, is_text) for is_text in (False, True)] == [["ä".encode(), b""], ["ä", ""]]
+    assert core.strings_in(b"", core.Plan([(b"t", 1, -1, False)]).parse_one(b"")[1][0], True) == []
+    with pytest.raises(ValueError, match="a value lies outside the buffer of 5 bytes"):
+        core.strings_in(text[:5], spans, False)
+    with pytest.raises(UnicodeDecodeError):
+        core.strings_in(text.replace("ä".encode(), b"\xc3a"), spans, True)
     spans = np.array([0, 1, 1, 3, 2, 0])
     assert core.copies(b"abcd", spans, np.array([0, 2, 2, 3])) == [[b"a", b"bcd"], [], [b""]]
     assert core.texts(b"abcd", spans, np.array([1, 3])) == [["bcd", ""]]

@@ -32,7 +32,7 @@ cdef extern from "varints.h" nogil:
     bint tfr_is_utf8(const uint8_t *p, int64_t n)
     void tfr_prefetch "__builtin_prefetch"(const void *p)
 
-__all__ = ["Memory", "Plan", "SequencePlan", "copies", "string_at", "texts", "varints"]
+__all__ = ["Memory", "Plan", "SequencePlan", "copies", "string_at", "strings_in", "texts", "varints"]
 
 # The kinds of a Feature's list, by their field numbers.
 cdef enum:
@@ -1125,6 +1125,19 @@ def string_at(bytes record not None, Memory block not None, int64_t place, bint 
     memcpy(span, block.data + place, sizeof(span))
     check_span(len(record), span[0], span[1])
     return string_of(<const char *>record + span[0], span[1], is_text)
+
+
+def strings_in(bytes record not None, Memory spans not None, bint is_text):
+    """The strings of a record whose spans `Plan.parse_one` gave: a list; errors as of `string_at`."""
+    cdef int64_t *span = <int64_t *>spans.data
+    cdef int64_t number, count = spans.size // (2 * sizeof(int64_t))
+    cdef list values = PyList_New(count)
+    for number in range(count):
+        check_span(len(record), span[2 * number], span[2 * number + 1])
+        value = string_of(<const char *>record + span[2 * number], span[2 * number + 1], is_text)
+        Py_INCREF(value)  # the list takes one over
+        PyList_SET_ITEM(values, number, value)
+    return values
 
 
 def varints(const uint8_t[::1] buffer not None, int64_t[::1] values not None, int level):

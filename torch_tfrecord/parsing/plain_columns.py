@@ -85,11 +85,12 @@ class FixedStrings:
 
 
 class VarLenNumbers:
-    """Reads a VarLenFeature of numbers."""
+    """Reads a VarLenFeature of numbers; `is_plain` as of `FixedNumbers`."""
 
     def __init__(self, name: str, spec: VarLenFeature) -> None:
         self._want = list_want(name, key_of(name, spec), spec.dtype)
         self._dtype = torch_dtype(spec.dtype)
+        self.is_plain = self._dtype in (torch.int64, torch.float32)
         self.wants = (self._want,)
 
     def read(self, columns: Sequence[Column]) -> Nested:
@@ -98,9 +99,12 @@ class VarLenNumbers:
 
 
 class VarLenStrings:
-    """Reads a VarLenFeature of bytes or str."""
+    """Reads a VarLenFeature of bytes or str; see `FixedStrings`."""
+
+    is_plain = True
 
     def __init__(self, name: str, spec: VarLenFeature) -> None:
+        self.is_text = spec.dtype is str
         self._want = list_want(name, key_of(name, spec), spec.dtype)
         self._dtype = spec.dtype
         self.wants = (self._want,)
