@@ -168,7 +168,7 @@ class TFRecordDataset(Dataset[Any]):
         """
         if isinstance(position, slice):
             return self._part(self._positions[position])
-        if is_batch_of_positions(position):
+        if type(position) is not int and is_batch_of_positions(position):
             return collate(self.__getitems__(list_of_positions(position)))
         absolute, key, files = self._absolute(position), 0, self.record_files
         if self._maker.draws_at_random:

@@ -66,22 +66,23 @@ class Column(NamedTuple):
         buffer = memoryview(self.buffer)
         return [buffer[start : start + length] for start, length in self.values.reshape(-1, 2).tolist()]
 
-    def strings(self, dtype: DType) -> list[Any]:
-        """The strings of all records, as bytes or str.
+    def strings(self, dtype: DType, in_rows: bool = False) -> list[Any]:
+        """The strings of all records, as bytes or str; ``in_rows`` of any count, as a list for each record.
 
         Raises:
             ParseError: A str is not UTF-8.
         """
-        native = native_module("columns")
+        native, offsets = native_module("columns"), self.offsets if in_rows else None
         if native is None:
-            return [bytes(view) if dtype is bytes else decode_text(view) for view in self.views()]
+            values = [bytes(view) if dtype is bytes else decode_text(view) for view in self.views()]
+            return [values[begin:end] for begin, end in self.bounds()] if in_rows else values
         try:
-            found: list[Any] = (native.copies if dtype is bytes else native.texts)(self.buffer, self.values.reshape(-1))
+            read: Callable[..., list[Any]] = native.copies if dtype is bytes else native.texts
+            return read(self.buffer, self.values.reshape(-1), offsets)
         except UnicodeDecodeError as error:
             raise ParseError(
                 f"expected UTF-8 text, got an invalid byte at {error.start} of {len(error.object)}"
             ) from None
-        return found
 
     def bounds(self) -> list[tuple[int, int]]:
         """Where each record's values begin and end, for any count."""
@@ -165,8 +166,8 @@ def jagged_column(column: Column, want: Want, dtype: torch.dtype) -> Nested:
 
 def string_rows(column: Column, want: Want, dtype: DType) -> list[list[Any]]:
     """Strings of any count as a list for each record."""
-    values = labelled(want, column.strings, dtype)
-    return [values[begin:end] for begin, end in column.bounds()]
+    rows: list[list[Any]] = labelled(want, column.strings, dtype, True)
+    return rows
 
 
 # Put together, and taken apart.

@@ -56,9 +56,15 @@ class FixedNumbers:
 
 
 class FixedStrings:
-    """Reads a FixedLenFeature of bytes or str."""
+    """Reads a FixedLenFeature of bytes or str.
+
+    Attributes:
+        is_plain: Whether the value is the only string of a record.
+        is_text: Whether that is str.
+    """
 
     def __init__(self, name: str, spec: FixedLenFeature) -> None:
+        self.is_plain, self.is_text = spec.shape == (), spec.dtype is str
         self._dtype, self._shape, self._count = spec.dtype, spec.shape, math.prod(spec.shape)
         default = spec.default_value
         self._default = None if default is None or not self._count else [default] if spec.shape == () else list(default)
@@ -79,11 +85,12 @@ class FixedStrings:
 
 
 class VarLenNumbers:
-    """Reads a VarLenFeature of numbers."""
+    """Reads a VarLenFeature of numbers; `is_plain` as of `FixedNumbers`."""
 
     def __init__(self, name: str, spec: VarLenFeature) -> None:
         self._want = list_want(name, key_of(name, spec), spec.dtype)
         self._dtype = torch_dtype(spec.dtype)
+        self.is_plain = self._dtype in (torch.int64, torch.float32)
         self.wants = (self._want,)
 
     def read(self, columns: Sequence[Column]) -> Nested:
@@ -92,9 +99,12 @@ class VarLenNumbers:
 
 
 class VarLenStrings:
-    """Reads a VarLenFeature of bytes or str."""
+    """Reads a VarLenFeature of bytes or str; see `FixedStrings`."""
+
+    is_plain = True
 
     def __init__(self, name: str, spec: VarLenFeature) -> None:
+        self.is_text = spec.dtype is str
         self._want = list_want(name, key_of(name, spec), spec.dtype)
         self._dtype = spec.dtype
         self.wants = (self._want,)

@@ -76,7 +76,7 @@ class _ContextFixedLen:
         self._reader = _fixed_len(name, spec)
         [want] = self._reader.wants
         self.row_bytes = getattr(self._reader, "row_bytes", 0)
-        self.is_plain = getattr(self._reader, "is_plain", False)
+        self.is_plain, self.is_text = (getattr(self._reader, name, False) for name in ("is_plain", "is_text"))
         self._is_required = want.is_required
         want.is_required = False
         self.wants: tuple[Want, ...] = (want,)

@@ -59,7 +59,9 @@ class OneValue:
 
 
 class TextReader(OneValue):
-    """Reads a Text."""
+    """Reads a Text; see `FixedStrings`."""
+
+    is_plain = is_text = True
 
     def read(self, columns: Sequence[Column]) -> list[str]:
         """The batch's column: a list of N str."""
