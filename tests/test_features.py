@@ -9,20 +9,14 @@ import numpy as np
 import pytest
 import torch
 
-from torch_tfrecord.features import specs as module
-from torch_tfrecord.features import structured_specs as structured_module
-from torch_tfrecord.features.specs import (
-    Feature,
-    FixedLenFeature,
-    Image,
-    RawTensor,
-    SerializedTensor,
-    Text,
-    VarLenFeature,
-    is_ragged,
-    mark_ragged,
-)
-from torch_tfrecord.features.structured_specs import FixedLenSequenceFeature, RaggedFeature, SparseFeature
+from torch_tfrecord.features.feature import Feature
+from torch_tfrecord.features.image import Image
+from torch_tfrecord.features.lists import FixedLenFeature, VarLenFeature
+from torch_tfrecord.features.one_value import RawTensor, SerializedTensor, Text
+from torch_tfrecord.features.ragged import RaggedFeature
+from torch_tfrecord.features.rows import FixedLenSequenceFeature
+from torch_tfrecord.features.sparse import SparseFeature
+from torch_tfrecord.values.stacking import is_ragged, mark_ragged
 
 I64 = torch.int64
 SPECS = {
@@ -53,7 +47,7 @@ SPECS = {
 def test_a_spec_prints_as_the_code_that_builds_it(code):
     spec = SPECS[code]
     assert repr(spec) == code
-    again = eval(code, vars(structured_module) | vars(module))
+    again = eval(code, globals())
     assert again == spec
     assert hash(again) == hash(spec)
     assert pickle.loads(pickle.dumps(spec)) == spec

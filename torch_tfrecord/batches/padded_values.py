@@ -14,7 +14,7 @@ from torch_tfrecord.batches.nested_lists import flat_sizes, list_sizes, pad_list
 from torch_tfrecord.batches.padded_sizes import Sizes, lengths_of, padded_size, reserve_padded, sizes_of
 from torch_tfrecord.values.containers import offsets_of
 from torch_tfrecord.values.dtypes import dtype_name
-from torch_tfrecord.values.padded import pad_rows
+from torch_tfrecord.values.stacking import pad_rows
 
 __all__ = ["ColumnRows", "Padded", "column_rows", "pad_column", "pad_numbers", "pad_strings"]
 

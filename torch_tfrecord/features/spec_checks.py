@@ -7,45 +7,26 @@ import operator
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 
 from torch_tfrecord.values.dtypes import DType, dtype_name, list_kind, value_range
 
 __all__ = [
+    "check_dimension",
     "check_key",
     "check_list_dtype",
     "default_values",
     "fixed_shape",
-    "is_plain",
-    "mean_and_std",
-    "positive_size",
     "shape_with_names",
-    "spec_hint",
 ]
 
 _MAX_INT64 = (1 << 63) - 1
-
-
-def is_plain(dtype: Any) -> bool:
-    """Whether a dtype's elements are whole bytes that can be read as they are."""
-    if not isinstance(dtype, torch.dtype):
-        return False
-    return list_kind(dtype) is not None or dtype in (torch.complex32, torch.complex64, torch.complex128)
 
 
 def check_key(name: str, key: Any) -> None:
     """Check an argument that is the key of a feature."""
     if not isinstance(key, str):
         raise TypeError(f"{name} must be str, got {type(key).__name__}")
-
-
-def positive_size(name: str, size: Any) -> int:
-    """Check a size of at least 1."""
-    number = _dimension(size)
-    if number < 1:
-        raise ValueError(f"{name} must be at least 1, got {number}")
-    return number
 
 
 def check_list_dtype(dtype: Any) -> None:
@@ -56,37 +37,6 @@ def check_list_dtype(dtype: Any) -> None:
         raise TypeError(f"dtype must be a torch dtype, bytes or str, got {dtype!r}")
     if list_kind(dtype) is None:
         raise TypeError(f"dtype must be bool, an integer, a float, bytes or str, got {dtype_name(dtype)}")
-
-
-def spec_hint(value: Any) -> str:
-    """What to write in place of what is no spec: the end of an error's text, empty where there is nothing to say.
-
-    Example:
-        >>> spec_hint(torch.int64)
-        '; for one torch.int64 in each record: FixedLenFeature((), torch.int64)'
-    """
-    if type(value).__module__.partition(".")[0] == "tensorflow":
-        return "; this one is TensorFlow's: use torch_tfrecord's, with a torch dtype"
-    dtype = _meant_dtype(value)
-    if dtype is not None:
-        name = dtype.__name__ if isinstance(dtype, type) else str(dtype)
-        return f"; for one {name} in each record: FixedLenFeature((), {name})"
-    return "; for one integer in each record: FixedLenFeature((), torch.int64)"
-
-
-def _meant_dtype(value: Any) -> DType | None:
-    """The dtype that someone means who gives it, or its name, where a spec is expected."""
-    found = getattr(torch, value, None) if isinstance(value, str) else value
-    if isinstance(found, torch.dtype):
-        return found
-    if value is bytes or value is str:
-        return type(value())
-    if not isinstance(value, (type, np.dtype)):
-        return None
-    try:
-        return torch.from_numpy(np.zeros(0, value)).dtype  # numpy's, and Python's int, float and bool
-    except TypeError:
-        return None
 
 
 def fixed_shape(shape: Any) -> tuple[int, ...]:
@@ -121,10 +71,11 @@ def _dimensions(shape: Any) -> tuple[Any, ...]:
     """Make a shape a tuple of ints, names and None; a single int or name is one dimension."""
     if isinstance(shape, str) or not isinstance(shape, Iterable):
         shape = (shape,)
-    return tuple(size if size is None or isinstance(size, str) else _dimension(size) for size in shape)
+    return tuple(size if size is None or isinstance(size, str) else check_dimension(size) for size in shape)
 
 
-def _dimension(size: Any) -> int:
+def check_dimension(size: Any) -> int:
+    """Check an argument that is an int, of any library."""
     if isinstance(size, bool):
         raise TypeError("a dimension must be an int, got bool")
     try:
@@ -136,18 +87,6 @@ def _dimension(size: Any) -> int:
 def _check_count(sizes: Sequence[int]) -> None:
     if math.prod(size for size in sizes if size) > _MAX_INT64:
         raise ValueError(f"shape {tuple(sizes)!r} has more elements than an int64 counts")
-
-
-def mean_and_std(value: Any, channels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Check what normalises an image: (mean, std), one number for each channel, no deviation 0."""
-    if not isinstance(value, (tuple, list)) or len(value) != 2:
-        raise TypeError(f"normalize must be (mean, std), got {value!r}")
-    mean, std = (tuple(map(float, numbers)) for numbers in value)
-    if len(mean) != channels or len(std) != channels:
-        raise ValueError(f"normalize must have {channels} means and {channels} deviations, got {value!r}")
-    if not all(map(math.isfinite, mean + std)) or 0 in std:
-        raise ValueError(f"normalize must have finite means and deviations other than 0, got {value!r}")
-    return mean, std
 
 
 def default_values(value: Any, shape: tuple[int, ...], dtype: DType) -> Any:

@@ -25,7 +25,7 @@ from torch_tfrecord.batches.column_batch import ColumnBatch, ColumnTransform
 from torch_tfrecord.batches.crop_reader import CropReader, NotCroppedError, UncroppedBatch
 from torch_tfrecord.callers import outer_level
 from torch_tfrecord.errors import LimitExceededError, TFRecordError
-from torch_tfrecord.features.structured_specs import SequenceFeatures
+from torch_tfrecord.features.feature import SequenceFeatures
 from torch_tfrecord.native import native_module
 from torch_tfrecord.order.file_shuffle import Lanes, plan_lanes
 from torch_tfrecord.order.leaves import defines_last, salted

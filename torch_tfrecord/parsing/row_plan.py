@@ -12,8 +12,9 @@ import numpy as np
 import torch
 
 from torch_tfrecord.errors import TFRecordError
+from torch_tfrecord.features.columns import Reader, read_columns
 from torch_tfrecord.parsing.column_plan import ColumnPlan
-from torch_tfrecord.parsing.columns import Reader, read_columns, rows_of
+from torch_tfrecord.values.stacking import rows_of
 
 __all__ = ["RowPlan"]
 

@@ -9,11 +9,11 @@ import numpy as np
 import torch
 from torchvision import tv_tensors
 
+from torch_tfrecord.features.columns import Column, Want, read_each
 from torch_tfrecord.images.codec import image_size
-from torch_tfrecord.parsing.columns import Column, read_each, rows_of
-from torch_tfrecord.parsing.wants import Want
 from torch_tfrecord.tfds.elements import Element
 from torch_tfrecord.tfds.leaves import Leaf
+from torch_tfrecord.values.stacking import rows_of
 
 __all__ = ["BoxLeaf"]
 

@@ -14,10 +14,10 @@ from torchvision import tv_tensors
 from torch_tfrecord.arguments import Pad
 from torch_tfrecord.batch_memory import reserve
 from torch_tfrecord.errors import ParseError, TFRecordError
-from torch_tfrecord.features.specs import is_ragged
 from torch_tfrecord.tfds.episode_reader import Frames, read_frames
 from torch_tfrecord.tfds.windows import Span
 from torch_tfrecord.values.dtypes import decode_text
+from torch_tfrecord.values.stacking import is_ragged
 
 __all__ = [
     "Column",
