@@ -213,7 +213,7 @@ def read_columns(reader: Reader, columns: Sequence[Column], keys: Any) -> Any:
     return read(columns, np.atleast_1d(np.uint64(keys))) if getattr(reader, "keyed", False) else read(columns)
 
 
-def labelled(want: Want, convert: Callable[..., _T], *args: Any) -> _T:
+def labelled(want: Want, convert: Callable[..., _T], *args: object) -> _T:
     """Call ``convert``; its errors get the feature's label."""
     try:
         return convert(*args)

@@ -108,7 +108,7 @@ class Image(OneValueSpec, Feature):
             )
 
 
-def _check_max_pixels(max_pixels: Any, crop: Crop | None) -> None:
+def _check_max_pixels(max_pixels: object, crop: Crop | None) -> None:
     if isinstance(max_pixels, bool) or not isinstance(max_pixels, int):
         raise TypeError(f"max_pixels must be an int or None, got {max_pixels!r}")
     least = 1 if crop is None else crop.size[0] * crop.size[1]
@@ -117,7 +117,7 @@ def _check_max_pixels(max_pixels: Any, crop: Crop | None) -> None:
         raise ValueError(f"max_pixels must be at least {what}, got {max_pixels}")
 
 
-def _mean_and_std(value: Any, channels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
+def _mean_and_std(value: object, channels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Check what normalises an image: (mean, std), one number for each channel, no deviation 0."""
     if not isinstance(value, (tuple, list)) or len(value) != 2:
         raise TypeError(f"normalize must be (mean, std), got {value!r}")
@@ -135,7 +135,7 @@ class ImageReader(OneValueReader):
     keyed = False
 
     def __init__(self, name: str, spec: Image) -> None:
-        super().__init__(name, spec, spec.shape or ())
+        super().__init__(name, spec, self._read_one, spec.shape or ())
         self._mode, self._apply_orientation = spec.mode, spec.apply_orientation
         self._normalization = None if spec.normalize is None else Normalization(*spec.normalize)
         self._max_pixels = _max_pixels(spec)
@@ -177,7 +177,7 @@ class ImageReader(OneValueReader):
             check_image_shape(shape, (height, width, channels))
         return tv_tensors.Image(pixels)
 
-    def _convert(self, data: memoryview, shape: Shape) -> Any:
+    def _read_one(self, data: memoryview, shape: Shape) -> Any:
         pixels = decode_image(data, self._mode, apply_orientation=self._apply_orientation, max_pixels=self._max_pixels)
         channels, height, width = pixels.shape
         check_image_shape(shape, (height, width, channels))

@@ -39,8 +39,6 @@ _PLAUSIBLE_FLOAT = 1e15
 # A record's context and feature lists; an Example is a context without lists.
 _Sample: TypeAlias = tuple[dict[str, Values], dict[str, list[Values]]]
 
-_DTYPES: dict[type, Any] = {np.int64: torch.int64, np.float32: torch.float32, bytes: bytes}
-
 
 def infer_features(paths: Paths, *, num_records: int = 100) -> dict[str, Feature] | SequenceFeatures:
     """Propose a spec that reads the records of some files, for pasting into code.
@@ -153,19 +151,18 @@ def format_features(features: Mapping[str, Feature] | SequenceFeatures) -> str:
             "label": FixedLenFeature((), torch.int64),
         }
     """
-    body = ["features = " + "\n".join(_code_lines(features, ""))]
-    specs, names = _specs_and_names(features)
+    lines = ["features = " + "\n".join(_code_lines(features, ""))]
+    names = set()
+    if isinstance(features, SequenceFeatures):
+        names.add("SequenceFeatures")
+        specs = [*(features.context_features or {}).values(), *(features.sequence_features or {}).values()]
+    else:
+        specs = [*features.values()]
+    names.update(type(spec).__name__ for spec in specs)
     imports = ["import torch"] if any("torch." in repr(spec) for spec in specs) else []
     if names:
         imports.append(f"from torch_tfrecord import {', '.join(sorted(names))}")
-    return "\n".join([*imports, "", *body] if imports else body)
-
-
-def _specs_and_names(features: Mapping[str, Feature] | SequenceFeatures) -> tuple[list[Feature], set[str]]:
-    if not isinstance(features, SequenceFeatures):
-        return [*features.values()], {type(spec).__name__ for spec in features.values()}
-    specs = [*(features.context_features or {}).values(), *(features.sequence_features or {}).values()]
-    return specs, {type(spec).__name__ for spec in specs} | {"SequenceFeatures"}
+    return "\n".join([*imports, "", *lines] if imports else lines)
 
 
 def _code_lines(features: Mapping[str, Feature] | SequenceFeatures, indent: str) -> list[str]:
@@ -198,14 +195,13 @@ def _propose(key: str, samples: Sequence[Mapping[str, Values]]) -> Feature | Non
     # An empty list may be of any kind (kind not set), so it says nothing about the kind.
     kinds = {_kind(values) for values in stored if isinstance(values, np.ndarray) or values}
     if len(kinds) > 1:
-        names = sorted("bytes" if kind is bytes else kind.__name__ for kind in kinds)
-        raise ParseError(f"feature {key!r}: Data types don't match: {' and '.join(names)} in different records")
+        raise ParseError(f"feature {key!r}: Data types don't match: {' and '.join(sorted(kinds))} in different records")
     if not kinds:
         return None
     counts = {len(values) for values in stored} | ({0} if len(stored) < len(samples) else set())
     kind = kinds.pop()
-    dtype = _DTYPES[kind]
-    if kind is bytes:
+    dtype = bytes if kind == "bytes" else getattr(torch, kind)
+    if kind == "bytes":
         flat = [value for values in stored for value in values]
         if counts == {1}:
             return _propose_bytes(key, flat, samples)
@@ -216,8 +212,8 @@ def _propose(key: str, samples: Sequence[Mapping[str, Values]]) -> Feature | Non
     return FixedLenFeature(() if count == 1 else (count,), dtype)
 
 
-def _kind(values: Values) -> type:
-    return values.dtype.type if isinstance(values, np.ndarray) else bytes
+def _kind(values: Values) -> str:
+    return values.dtype.name if isinstance(values, np.ndarray) else "bytes"
 
 
 def _propose_bytes(key: str, values: Sequence[bytes], samples: Sequence[Mapping[str, Values]]) -> Feature:

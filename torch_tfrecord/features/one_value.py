@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, TypeAlias
@@ -17,7 +17,7 @@ from torch_tfrecord.features.columns import NO_OFFSETS, Column, Ints, Reader, Wa
 from torch_tfrecord.features.feature import Feature
 from torch_tfrecord.features.spec_checks import check_list_dtype, shape_with_names
 from torch_tfrecord.features.steps import ReadContext, StepColumn, StepReader, check_steps, part_of, read_record
-from torch_tfrecord.values.dtypes import BYTES_LIST, INT64_LIST, dtype_name, from_bytes, list_kind
+from torch_tfrecord.values.dtypes import BYTES_LIST, INT64_LIST, decode_text, dtype_name, from_bytes, list_kind
 from torch_tfrecord.values.stacking import stack
 from torch_tfrecord.values.tensors import parse_tensor
 
@@ -84,7 +84,16 @@ class RawTensor(OneValueSpec, Feature):
 
     def reader(self, name: str, *, pads: bool = False) -> OneValueReader:
         """What reads it from Examples."""
-        return _RawTensorReader(name, self)
+        return OneValueReader(name, self, self._read, self.shape)
+
+    def _read(self, data: memoryview, shape: Shape) -> torch.Tensor:
+        row_bytes = math.prod(size for size in shape if size != -1) * self.dtype.itemsize
+        if -1 in shape and row_bytes and len(data) % row_bytes == 0:
+            shape = tuple(len(data) // row_bytes if size == -1 else size for size in shape)
+        elif -1 in shape or len(data) != row_bytes:
+            wanted = f"{row_bytes} bytes" if -1 not in shape else f"a multiple of {row_bytes} bytes"
+            raise ParseError(f"expected {wanted} for shape {[*shape]} of {dtype_name(self.dtype)}, got {len(data)}")
+        return from_bytes(data, self.dtype, shape)
 
 
 @dataclass(frozen=True, repr=False)
@@ -100,7 +109,7 @@ class SerializedTensor(OneValueSpec, Feature):
 
     def reader(self, name: str, *, pads: bool = False) -> OneValueReader:
         """What reads it from Examples."""
-        return _SerializedTensorReader(name, self)
+        return OneValueReader(name, self, lambda data, shape: parse_tensor(data))
 
 
 @dataclass(frozen=True, repr=False)
@@ -113,13 +122,28 @@ class Text(OneValueSpec, Feature):
 
     def reader(self, name: str, *, pads: bool = False) -> OneValueReader:
         """What reads it from Examples."""
-        return _TextReader(name, self)
+        return _TextReader(name, self, lambda data, shape: decode_text(data))
 
 
 class OneValueReader:
-    """Reads a single bytes value; subclasses turn it into what the spec says."""
+    """Reads a single bytes value.
 
-    def __init__(self, name: str, spec: Feature, shape: Sequence[int | str | None] = ()) -> None:
+    Args:
+        name: Name of the output.
+        spec: Its spec.
+        convert: Makes a value of the stored bytes, parts of a buffer that may be used again after the call, and of the
+            record's shape.
+        shape: The spec's, whose names of other features give way to their values.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        spec: Feature,
+        convert: Callable[[memoryview, Shape], object],
+        shape: Sequence[int | str | None] = (),
+    ) -> None:
+        self._convert = convert
         self._want = Want(name, spec.key_of(name), BYTES_LIST, type(spec).__name__, **_ONE)
         self._shape = [
             Want(name, entry, INT64_LIST, "size", **_ONE) if isinstance(entry, str) else entry for entry in shape
@@ -131,12 +155,7 @@ class OneValueReader:
         return labelled(self._want, self.from_values, columns[0].views(), self._shapes(columns))
 
     def from_values(self, values: Sequence[memoryview], shapes: Sequence[Shape]) -> torch.Tensor | list[Any]:
-        """The column of several values.
-
-        Args:
-            values: The encoded values, parts of a buffer that may be used again after the call.
-            shapes: The spec's shape for each, with names of other features replaced by their values.
-        """
+        """The column of several values, each of its shape."""
         return stack(read_each(lambda found: self._convert(*found), zip(values, shapes, strict=True)))
 
     def _shapes(self, columns: Sequence[Column]) -> list[Shape]:
@@ -148,9 +167,6 @@ class OneValueReader:
             _sizes(entry, next(sizes)) if isinstance(entry, Want) else [entry] * num_records for entry in self._shape
         ]
         return list(zip(*entries, strict=True))
-
-    def _convert(self, data: memoryview, shape: Shape) -> Any:
-        raise NotImplementedError
 
 
 def _sizes(want: Want, column: Column) -> list[int]:
@@ -165,26 +181,6 @@ class _TextReader(OneValueReader):
 
     def read(self, columns: Sequence[Column]) -> list[str]:
         return labelled(self._want, columns[0].strings, str)
-
-
-class _SerializedTensorReader(OneValueReader):
-    def _convert(self, data: memoryview, shape: Shape) -> Any:
-        return parse_tensor(data)
-
-
-class _RawTensorReader(OneValueReader):
-    def __init__(self, name: str, spec: RawTensor) -> None:
-        super().__init__(name, spec, spec.shape)
-        self._dtype = spec.dtype
-
-    def _convert(self, data: memoryview, shape: Shape) -> torch.Tensor:
-        row_bytes = math.prod(size for size in shape if size != -1) * self._dtype.itemsize
-        if -1 in shape and row_bytes and len(data) % row_bytes == 0:
-            shape = tuple(len(data) // row_bytes if size == -1 else size for size in shape)
-        elif -1 in shape or len(data) != row_bytes:
-            wanted = f"{row_bytes} bytes" if -1 not in shape else f"a multiple of {row_bytes} bytes"
-            raise ParseError(f"expected {wanted} for shape {[*shape]} of {dtype_name(self._dtype)}, got {len(data)}")
-        return from_bytes(data, self._dtype, shape)
 
 
 class _ValueSteps(StepReader):

@@ -23,13 +23,13 @@ __all__ = [
 _MAX_INT64 = (1 << 63) - 1
 
 
-def check_key(name: str, key: Any) -> None:
+def check_key(name: str, key: object) -> None:
     """Check an argument that is the key of a feature."""
     if not isinstance(key, str):
         raise TypeError(f"{name} must be str, got {type(key).__name__}")
 
 
-def check_list_dtype(dtype: Any) -> None:
+def check_list_dtype(dtype: object) -> None:
     """Check that a list of a Feature holds this dtype."""
     if dtype is None:
         raise ValueError("Missing type: dtype must be a torch dtype, bytes or str")
@@ -39,7 +39,7 @@ def check_list_dtype(dtype: Any) -> None:
         raise TypeError(f"dtype must be bool, an integer, a float, bytes or str, got {dtype_name(dtype)}")
 
 
-def fixed_shape(shape: Any) -> tuple[int, ...]:
+def fixed_shape(shape: object) -> tuple[int, ...]:
     """Check a shape whose dimensions are all known; an int means one dimension."""
     if shape is None:
         raise ValueError("Missing shape: give a tuple, () for a scalar")
@@ -55,7 +55,7 @@ def fixed_shape(shape: Any) -> tuple[int, ...]:
     return tuple(sizes)
 
 
-def shape_with_names(shape: Any, allowed: str, *, unknown: int | None) -> tuple[int | str | None, ...]:
+def shape_with_names(shape: object, allowed: str, *, unknown: int | None) -> tuple[int | str | None, ...]:
     """Check a shape whose entries may name other features; ``unknown`` (None or -1) stands for an open entry."""
     sizes = _dimensions(shape)
     for size in sizes:
@@ -67,7 +67,7 @@ def shape_with_names(shape: Any, allowed: str, *, unknown: int | None) -> tuple[
     return sizes
 
 
-def _dimensions(shape: Any) -> tuple[Any, ...]:
+def _dimensions(shape: object) -> tuple[Any, ...]:
     """Make a shape a tuple of ints, names and None; a single int or name is one dimension."""
     if isinstance(shape, str) or not isinstance(shape, Iterable):
         shape = (shape,)
@@ -89,7 +89,7 @@ def _check_count(sizes: Sequence[int]) -> None:
         raise ValueError(f"shape {tuple(sizes)!r} has more elements than an int64 counts")
 
 
-def default_values(value: Any, shape: tuple[int, ...], dtype: DType) -> Any:
+def default_values(value: object, shape: tuple[int, ...], dtype: DType) -> Any:
     """Check a default and flatten it: a scalar for shape (), else a tuple of Python values in row-major order."""
     flat = tuple(_default_scalar(item, dtype) for item in _flatten(value))
     if len(flat) != math.prod(shape):
@@ -100,7 +100,7 @@ def default_values(value: Any, shape: tuple[int, ...], dtype: DType) -> Any:
     return flat[0] if shape == () else flat
 
 
-def _flatten(value: Any) -> Iterable[Any]:
+def _flatten(value: object) -> Iterable[object]:
     if not isinstance(value, (list, tuple, bytes, str)) and hasattr(value, "tolist"):
         value = value.tolist()
     if isinstance(value, (list, tuple)):
@@ -110,7 +110,7 @@ def _flatten(value: Any) -> Iterable[Any]:
         yield value
 
 
-def _default_scalar(value: Any, dtype: DType) -> Any:
+def _default_scalar(value: object, dtype: DType) -> Any:
     if not isinstance(dtype, torch.dtype):
         if not isinstance(value, (bytes, str)):
             raise TypeError(f"Cannot convert default_value {value!r} to dtype {dtype_name(dtype)}")

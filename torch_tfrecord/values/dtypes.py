@@ -57,7 +57,7 @@ _INTEGERS = (
 _WITH_INFINITY = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.float8_e5m2)
 _FLOATS = (*_WITH_INFINITY, torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz)
 
-_LISTS: dict[Any, ListKind] = {
+_LISTS: dict[object, ListKind] = {
     torch.bool: INT64_LIST,
     **dict.fromkeys(_INTEGERS, INT64_LIST),
     **dict.fromkeys(_FLOATS, FLOAT_LIST),
@@ -66,12 +66,12 @@ _LISTS: dict[Any, ListKind] = {
 }
 
 
-def list_kind(dtype: DType) -> ListKind | None:
+def list_kind(dtype: object) -> ListKind | None:
     """The list whose values a dtype is read from; None for a dtype that no list holds (complex, quantized, ...)."""
     return _LISTS.get(dtype)
 
 
-def dtype_name(dtype: DType) -> str:
+def dtype_name(dtype: object) -> str:
     """The dtype's short name: "int64", "bytes", "str"."""
     return dtype.__name__ if isinstance(dtype, type) else str(dtype).removeprefix("torch.")
 

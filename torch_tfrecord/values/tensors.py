@@ -67,7 +67,7 @@ _TYPES = (
     _Type(28, "float8_e5m2fnuz", torch.float8_e5m2fnuz, "float8_val", "u1"),
 )
 _BY_ENUM = {row.enum: row for row in _TYPES}
-_BY_DTYPE: dict[Any, _Type] = {row.dtype: row for row in _TYPES}
+_BY_DTYPE: dict[object, _Type] = {row.dtype: row for row in _TYPES}
 # What the repeated field itself holds, where that is not the element: low bits count, so values wrap.
 _FIELD_ELEMENT = {"int_val": "i4", "half_val": "i4", "scomplex_val": "f4", "dcomplex_val": "f8"}
 
