@@ -11,12 +11,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from torch_tfrecord.features.columns import Column, Ints, Reader, Want, labelled, list_want, reserve_for_values
+from torch_tfrecord.features.columns import Column, Reader, Want, labelled, list_want, reserve_for_values
 from torch_tfrecord.features.feature import Feature
 from torch_tfrecord.features.spec_checks import check_list_dtype, default_values, fixed_shape
 from torch_tfrecord.features.steps import StepColumn, StepReader
 from torch_tfrecord.values.containers import Nested, split_lists
-from torch_tfrecord.values.dtypes import DType, cast, nest
+from torch_tfrecord.values.dtypes import DType, cast, nest, torch_dtype
 
 __all__ = ["FixedLenFeature", "VarLenFeature", "VarLenSteps"]
 
@@ -62,58 +62,80 @@ class FixedLenFeature(Feature):
 
     def reader(self, name: str, *, pads: bool = False) -> Reader:
         """What reads it from Examples."""
-        return _FixedLenReader(name, self)
+        return _FixedNumbers(name, self) if isinstance(self.dtype, torch.dtype) else _FixedStrings(name, self)
 
     def context_reader(self, name: str) -> Reader:
         """As `reader`; a feature whose kind is not set is an error, also where there is a default."""
-        return _FixedLenReader(name, self, in_context=True)
+        kind = _FixedNumbers if isinstance(self.dtype, torch.dtype) else _FixedStrings
+        return kind(name, self, in_context=True)
 
 
 class _FixedLenReader:
-    """Reads a FixedLenFeature: [N, *shape], or a list of N values, nested by the shape."""
+    """What the readers of a FixedLenFeature share: what they want, and the default."""
 
     def __init__(self, name: str, spec: FixedLenFeature, *, in_context: bool = False) -> None:
-        self._dtype, self._shape, self._count = spec.dtype, spec.shape, math.prod(spec.shape)
-        self._default = spec.default_value if self._count else None  # an empty default is none, as in TensorFlow
+        self._shape, self._count = spec.shape, math.prod(spec.shape)
+        self._default: Any = spec.default_value if self._count else None  # an empty default is none, as in TensorFlow
         self._in_context, is_required = in_context, self._default is None
         wanted: Any = {"num_values": self._count, "is_required": is_required and not in_context, "shape": spec.shape}
         self._want = list_want(name, spec.key_of(name), spec.dtype, **wanted)
         self.wants = (self._want,)
-        self.is_plain = spec.dtype in (torch.int64, torch.float32)
-        self.row_bytes = self._count * spec.dtype.itemsize if isinstance(spec.dtype, torch.dtype) else 0
-        self._is_column = self.is_plain and spec.shape in ((), (self._count,)) and spec.shape != (1,)
-
-    def read(self, columns: Sequence[Column]) -> torch.Tensor | list[Any]:
-        """The batch's column."""
-        column = columns[0]
-        if column.missing is None:
-            if self._is_column:
-                return torch.from_numpy(column.values)
-        elif self._in_context:
-            self._check(column.missing)
-        return self._numbers(column, self._dtype) if isinstance(self._dtype, torch.dtype) else self._strings(column)
 
     def _check(self, missing: npt.NDArray[np.uint8]) -> None:
-        if (missing == 2).any():
+        """In a context, whether a record may lack it."""
+        if self._in_context and (missing == 2).any():
             raise self._want.error("Unexpected number of elements: the feature is there without a value")
-        if self._default is None:
+        if self._in_context and self._default is None:
             raise self._want.lacking()
 
-    def _numbers(self, column: Column, dtype: torch.dtype) -> torch.Tensor:
-        values, _, missing, _ = column
-        shape = (len(values), *self._shape)
-        if missing is None or self._default is None:
-            return labelled(self._want, cast, values, dtype).reshape(shape)
-        default = torch.tensor(self._default, dtype=dtype).reshape(self._shape)
-        if missing.all():
-            return default.expand(shape).clone(memory_format=torch.contiguous_format)
-        tensor = labelled(self._want, cast, values, dtype).reshape(shape)
-        bits = _BITS[dtype.itemsize]
-        tensor.view(bits)[torch.from_numpy(missing != 0)] = default.view(bits)
+
+class _FixedNumbers(_FixedLenReader):
+    """Reads a FixedLenFeature of numbers: [N, *shape].
+
+    Attributes:
+        is_plain: Whether the values are the core's, in the spec's shape.
+        row_bytes: What each record's values need.
+    """
+
+    def __init__(self, name: str, spec: FixedLenFeature, *, in_context: bool = False) -> None:
+        super().__init__(name, spec, in_context=in_context)
+        self._dtype = torch_dtype(spec.dtype)
+        if self._default is not None:
+            self._default = torch.tensor(self._default, dtype=self._dtype).reshape(spec.shape)
+        self.row_bytes = self._count * self._dtype.itemsize
+        self.is_plain = self._dtype in (torch.int64, torch.float32)
+        self._is_column = self.is_plain and spec.shape in ((), (self._count,)) and spec.shape != (1,)
+
+    def read(self, columns: Sequence[Column]) -> torch.Tensor:
+        """The batch's column."""
+        values, _, missing, _ = columns[0]
+        if missing is None:
+            if self._is_column:
+                return torch.from_numpy(values)
+        else:
+            self._check(missing)
+            if self._default is not None and missing.all():
+                default: torch.Tensor = self._default.expand(len(values), *self._shape)
+                return default.clone(memory_format=torch.contiguous_format)
+        tensor = labelled(self._want, cast, values, self._dtype).reshape(len(values), *self._shape)
+        if missing is not None and self._default is not None:
+            bits = _BITS[self._dtype.itemsize]
+            tensor.view(bits)[torch.from_numpy(missing != 0)] = self._default.view(bits)
         return tensor
 
-    def _strings(self, column: Column) -> list[Any]:
-        count, shape = self._count, self._shape
+
+class _FixedStrings(_FixedLenReader):
+    """Reads a FixedLenFeature of bytes or str: a list of N values, nested by the shape."""
+
+    def __init__(self, name: str, spec: FixedLenFeature, *, in_context: bool = False) -> None:
+        super().__init__(name, spec, in_context=in_context)
+        self._dtype = spec.dtype
+
+    def read(self, columns: Sequence[Column]) -> list[Any]:
+        """The batch's column."""
+        column, count, shape = columns[0], self._count, self._shape
+        if column.missing is not None:
+            self._check(column.missing)
         values: list[Any] = labelled(self._want, column.strings, self._dtype)
         if shape != ():
             values = [nest(values[row * count : (row + 1) * count], shape) for row in range(len(column.values))]
@@ -149,11 +171,12 @@ class VarLenFeature(Feature):
 
     def reader(self, name: str, *, pads: bool = False) -> Reader:
         """What reads it from Examples."""
-        return _VarLenReader(name, self)
+        is_numbers = isinstance(self.dtype, torch.dtype)
+        return (_VarLenNumbers if is_numbers else _VarLenStrings)(name, self)
 
     def context_reader(self, name: str) -> Reader:
         """As `reader`."""
-        return _VarLenReader(name, self)
+        return self.reader(name)
 
     def step_reader(self, name: str, *, pads: bool = False) -> StepReader:
         """What reads it from a feature list."""
@@ -161,15 +184,31 @@ class VarLenFeature(Feature):
 
 
 class _VarLenReader:
-    """Reads a VarLenFeature: [N, *], or a list of N lists."""
+    """What the readers of a VarLenFeature share."""
 
     def __init__(self, name: str, spec: VarLenFeature) -> None:
-        self._dtype = spec.dtype
-        self.wants = (list_want(name, spec.key_of(name), spec.dtype),)
+        self._want, self._dtype = list_want(name, spec.key_of(name), spec.dtype), spec.dtype
+        self.wants = (self._want,)
 
-    def read(self, columns: Sequence[Column]) -> Nested | list[Any]:
+
+class _VarLenNumbers(_VarLenReader):
+    """Reads a VarLenFeature of numbers: [N, *]."""
+
+    def read(self, columns: Sequence[Column]) -> Nested:
         """The batch's column."""
-        return _rows(columns[0], self.wants[0], self._dtype, (columns[0].offsets,))
+        column, want = columns[0], self._want
+        values = labelled(want, cast, column.values, self._dtype)
+        reserve_for_values(want, values.nbytes, column.offsets)
+        return Nested(values, (torch.from_numpy(column.offsets),))
+
+
+class _VarLenStrings(_VarLenReader):
+    """Reads a VarLenFeature of bytes or str: a list of N lists."""
+
+    def read(self, columns: Sequence[Column]) -> list[list[Any]]:
+        """The batch's column."""
+        values = labelled(self._want, columns[0].strings, self._dtype)
+        return [values[begin:end] for begin, end in columns[0].bounds()]
 
 
 class VarLenSteps(StepReader):
@@ -181,14 +220,10 @@ class VarLenSteps(StepReader):
 
     def read(self, lists: Sequence[StepColumn], context: object) -> Nested | list[Any]:
         """The batch's column."""
-        steps, borders, _ = lists[0]
-        return _rows(steps, self.wants[0], self._dtype, (borders, steps.offsets))
-
-
-def _rows(column: Column, want: Want, dtype: DType, row_splits: tuple[Ints, ...]) -> Nested | list[Any]:
-    """All values of a column in rows, or rows of rows: outermost splits first."""
-    if not isinstance(dtype, torch.dtype):
-        return split_lists(labelled(want, column.strings, dtype), [splits.tolist() for splits in row_splits])
-    values = labelled(want, cast, column.values, dtype)
-    reserve_for_values(want, values.nbytes + 8 * sum(map(len, row_splits[1:])), row_splits[0])
-    return Nested(values, tuple(map(torch.from_numpy, row_splits)))
+        want, (steps, borders, _) = self.wants[0], lists[0]
+        if not isinstance(self._dtype, torch.dtype):
+            strings = labelled(want, steps.strings, self._dtype)
+            return split_lists(strings, [borders.tolist(), steps.offsets.tolist()])
+        values = labelled(want, cast, steps.values, self._dtype)
+        reserve_for_values(want, values.nbytes + 8 * len(steps.offsets), borders)
+        return Nested(values, (torch.from_numpy(borders), torch.from_numpy(steps.offsets)))

@@ -24,6 +24,7 @@ __all__ = [
     "from_bytes",
     "list_kind",
     "nest",
+    "torch_dtype",
     "value_range",
 ]
 
@@ -74,6 +75,13 @@ def list_kind(dtype: object) -> ListKind | None:
 def dtype_name(dtype: object) -> str:
     """The dtype's short name: "int64", "bytes", "str"."""
     return dtype.__name__ if isinstance(dtype, type) else str(dtype).removeprefix("torch.")
+
+
+def torch_dtype(dtype: DType) -> torch.dtype:
+    """The dtype, which is known to be a torch dtype."""
+    if not isinstance(dtype, torch.dtype):
+        raise TypeError(f"no tensor holds {dtype_name(dtype)}")
+    return dtype
 
 
 def value_range(dtype: torch.dtype) -> tuple[int, int] | tuple[float, float]:

@@ -20,7 +20,7 @@ from torch_tfrecord.batch_memory import reserve
 from torch_tfrecord.errors import LimitExceededError, ParseError
 from torch_tfrecord.protobuf.example import parse_message
 from torch_tfrecord.protobuf.messages import TensorProto
-from torch_tfrecord.values.dtypes import DType, decode_text, dtype_name, from_bytes, nest
+from torch_tfrecord.values.dtypes import DType, decode_text, dtype_name, from_bytes, nest, torch_dtype
 
 __all__ = ["MAX_FILL_BYTES", "ParsedTensor", "parse_tensor", "serialize_tensor"]
 
@@ -155,10 +155,7 @@ def _shape_of(proto: Any) -> tuple[int, ...]:
 
 
 def _numbers(proto: Any, row: _Type, shape: tuple[int, ...], max_bytes: int | None) -> torch.Tensor:
-    dtype = row.dtype
-    if not isinstance(dtype, torch.dtype):
-        raise TypeError(f"no tensor holds {dtype_name(dtype)}")
-    count = math.prod(shape)
+    dtype, count = torch_dtype(row.dtype), math.prod(shape)
     wanted_bytes = count * dtype.itemsize
     if wanted_bytes > _MAX_INT64:
         raise ParseError(f"Cannot parse tensor from proto: shape {list(shape)} has more bytes than an int64 counts")
