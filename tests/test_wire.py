@@ -331,6 +331,7 @@ def test_unknown_groups():
         group = b"\x3b" * depth + b"\x3c" * depth
         for parse in (
             lambda group=group: parse_single_example(record + group, INTS)["a"],
+            lambda group=group: decode_example(group + record)["a"],
             lambda group=group: parse_single_sequence_example(group + record, INTS)[0]["a"],
         ):
             if is_read:
