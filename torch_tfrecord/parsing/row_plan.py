@@ -12,11 +12,11 @@ import numpy as np
 import torch
 
 from torch_tfrecord.errors import TFRecordError
-from torch_tfrecord.features.specs import mark_ragged
+from torch_tfrecord.features.columns import Reader, read_columns
 from torch_tfrecord.native import native_module
 from torch_tfrecord.parsing.column_plan import ColumnPlan, Slot
-from torch_tfrecord.parsing.columns import Reader, read_columns, rows_of
 from torch_tfrecord.values.dtypes import BYTES_LIST
+from torch_tfrecord.values.stacking import mark_ragged, rows_of
 
 __all__ = ["RowPlan"]
 
