@@ -1,8 +1,6 @@
 """Batches read as columns: equal to batches of single samples for every spec, and a list of samples for everybody."""
 
-import copy
 import itertools
-import pickle
 
 import numpy as np
 import pytest

@@ -15,24 +15,20 @@ from torchvision import tv_tensors
 
 from torch_tfrecord.batches.sample_block import take_apart
 from torch_tfrecord.errors import ParseError, TFRecordError
-from torch_tfrecord.features.specs import (
-    FixedLenFeature,
-    Image,
-    RawTensor,
-    SerializedTensor,
-    Text,
-    VarLenFeature,
-    is_ragged,
-)
-from torch_tfrecord.features.structured_specs import FixedLenSequenceFeature, RaggedFeature, SparseFeature
+from torch_tfrecord.features.image import Image
+from torch_tfrecord.features.lists import FixedLenFeature, VarLenFeature
+from torch_tfrecord.features.one_value import OneValueReader, RawTensor, SerializedTensor, Text
+from torch_tfrecord.features.ragged import RaggedFeature
+from torch_tfrecord.features.rows import FixedLenSequenceFeature
+from torch_tfrecord.features.sparse import SparseFeature
 from torch_tfrecord.native import native_module
 from torch_tfrecord.parsing import column_plan, parsers
 from torch_tfrecord.parsing.column_plan import ColumnPlan
 from torch_tfrecord.parsing.parsers import ExampleParser, SequenceExampleParser
-from torch_tfrecord.parsing.value_columns import OneValue
 from torch_tfrecord.protobuf.example import encode_example, parse_message
 from torch_tfrecord.records.packed_records import PackedRecords
 from torch_tfrecord.values.containers import RaggedTensor, SparseList
+from torch_tfrecord.values.stacking import is_ragged
 from torch_tfrecord.values.tensors import serialize_tensor
 
 I64, F32 = torch.int64, torch.float32
@@ -423,7 +419,7 @@ def test_a_parser_with_a_plan_pickles():
     assert pickle.loads(pickle.dumps(parser)).batch(records)["a"].tolist() == [0, 1, 2, 3, 4]
 
 
-class Keyed(OneValue):
+class Keyed(OneValueReader):
     """Adds the record's key to its first byte."""
 
     keyed = True
@@ -436,7 +432,7 @@ class Keyed(OneValue):
 def test_readers_that_draw_get_their_records_keys(make):
     parser = make({"x": Text(), "a": FixedLenFeature((), I64)})
     assert not parser.needs_keys
-    parser._readers[0], parser.needs_keys = Keyed("x", Text()), True
+    parser._readers[0], parser.needs_keys = Keyed("x", Text(), lambda data, shape: data), True
     records = packed([encode_example({"x": chr(65 + number), "a": number}) for number in range(5)])
     keys = np.array([100, 0, 1 << 40, 3, 4], np.uint64)
     wanted = [65 + 100, 66, 67 + (1 << 40), 68 + 3, 69 + 4]

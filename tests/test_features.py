@@ -4,25 +4,21 @@
 import inspect
 import multiprocessing
 import pickle
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
-from torch_tfrecord.features import specs as module
-from torch_tfrecord.features import structured_specs as structured_module
-from torch_tfrecord.features.specs import (
-    Feature,
-    FixedLenFeature,
-    Image,
-    RawTensor,
-    SerializedTensor,
-    Text,
-    VarLenFeature,
-    is_ragged,
-    mark_ragged,
-)
-from torch_tfrecord.features.structured_specs import FixedLenSequenceFeature, RaggedFeature, SparseFeature
+from torch_tfrecord import encode_example, parse_example, parse_single_example
+from torch_tfrecord.features.feature import Feature, make_context_reader, make_reader, make_step_reader
+from torch_tfrecord.features.image import Image
+from torch_tfrecord.features.lists import FixedLenFeature, VarLenFeature
+from torch_tfrecord.features.one_value import RawTensor, SerializedTensor, Text
+from torch_tfrecord.features.ragged import RaggedFeature
+from torch_tfrecord.features.rows import FixedLenSequenceFeature
+from torch_tfrecord.features.sparse import SparseFeature
+from torch_tfrecord.values.stacking import is_ragged, mark_ragged
 
 I64 = torch.int64
 SPECS = {
@@ -53,7 +49,7 @@ SPECS = {
 def test_a_spec_prints_as_the_code_that_builds_it(code):
     spec = SPECS[code]
     assert repr(spec) == code
-    again = eval(code, vars(structured_module) | vars(module))
+    again = eval(code, globals())
     assert again == spec
     assert hash(again) == hash(spec)
     assert pickle.loads(pickle.dumps(spec)) == spec
@@ -160,3 +156,39 @@ def test_the_ragged_mark():
     assert mark_ragged(tensor) is tensor
     assert is_ragged(tensor)
     assert not is_ragged(tensor + 1)
+
+
+ANYWHERE = "Image, RaggedFeature, RawTensor, SerializedTensor"
+PLACES = {
+    "reader": (make_reader, f"an Example: expected one of FixedLenFeature, FixedLenSequenceFeature, {ANYWHERE}, SparseFeature, Text, VarLenFeature"),
+    "context": (make_context_reader, f"a context: expected one of FixedLenFeature, {ANYWHERE}, Text, VarLenFeature"),
+    "steps": (make_step_reader, f"a feature list: expected one of FixedLenSequenceFeature, {ANYWHERE}, Text, VarLenFeature"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_what_may_stand_where(place):
+    make, text = PLACES[place]
+    with pytest.raises(TypeError) as caught:
+        make("x", 5)
+    assert str(caught.value) == (
+        f"Unsupported int for key 'x' of {text}; for one integer in each record: FixedLenFeature((), torch.int64)"
+    )
+
+
+class Doubled(Feature):
+    """A spec of somebody's own: it makes its reader, and no table knows it."""
+
+    def reader(self, name, *, pads=False):
+        reader = FixedLenFeature((), I64, key=self.key).reader(name)
+        return SimpleNamespace(wants=reader.wants, read=lambda columns: reader.read(columns) * 2)
+
+
+def test_a_spec_makes_its_own_reader():
+    records = [encode_example({"a": number}) for number in (3, 4)]
+    assert parse_example(records, {"x": Doubled(key="a"), "a": FixedLenFeature((), I64)})["x"].tolist() == [6, 8]
+    assert parse_single_example(records[1], {"a": Doubled()})["a"].tolist() == 8
+    with pytest.raises(
+        ValueError, match=r"^Unsupported Doubled for key 'x' of a context: expected one of FixedLenFeat"
+    ):
+        make_context_reader("x", Doubled())

@@ -27,8 +27,8 @@ from torch_tfrecord import (
     parse_single_example,
     parse_single_sequence_example,
 )
-from torch_tfrecord.parsing.columns import rows_of
 from torch_tfrecord.parsing.parsers import ExampleParser
+from torch_tfrecord.values.stacking import rows_of
 
 CASES = json.loads(gzip.decompress((Path(__file__).parent / "data" / "example_cases.json.gz").read_bytes()))["cases"]
 

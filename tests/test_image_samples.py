@@ -34,6 +34,7 @@ from torch_tfrecord import (
     parse_single_example,
     parse_single_sequence_example,
 )
+from torch_tfrecord.features.image import ImageReader
 from torch_tfrecord.images import backends as image_backends
 from torch_tfrecord.images import regions as image_regions
 from torch_tfrecord.images import samples as image_samples
@@ -41,7 +42,6 @@ from torch_tfrecord.images.headers import has_end_marker, read_header
 from torch_tfrecord.images.regions import Region, Scratch, decode_region
 from torch_tfrecord.images.samples import Normalization
 from torch_tfrecord.native import optional_module
-from torch_tfrecord.parsing.image_columns import ImageReader
 from torch_tfrecord.parsing.parsers import ExampleParser
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)

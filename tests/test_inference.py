@@ -10,9 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from torch_tfrecord.errors import ParseError
+from torch_tfrecord.features.feature import SequenceFeatures
+from torch_tfrecord.features.image import Image
 from torch_tfrecord.features.inference import format_features, infer_features, infer_features_from_records
-from torch_tfrecord.features.specs import FixedLenFeature, Image, RawTensor, SerializedTensor, Text, VarLenFeature
-from torch_tfrecord.features.structured_specs import FixedLenSequenceFeature, SequenceFeatures
+from torch_tfrecord.features.lists import FixedLenFeature, VarLenFeature
+from torch_tfrecord.features.one_value import RawTensor, SerializedTensor, Text
+from torch_tfrecord.features.rows import FixedLenSequenceFeature
 from torch_tfrecord.images.codec import encode_image
 from torch_tfrecord.parsing.functions import parse_example, parse_sequence_example
 from torch_tfrecord.protobuf.example import encode_example, encode_sequence_example

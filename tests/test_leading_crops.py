@@ -34,9 +34,9 @@ from torch_tfrecord import (
     make_dataloader,
 )
 from torch_tfrecord.batches import crop_reader
+from torch_tfrecord.features import image as image_columns
 from torch_tfrecord.images.leading_crops import find_leading_crop
 from torch_tfrecord.images.samples import StoredImage
-from torch_tfrecord.parsing import image_columns
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 FEATURES = {"image": Image(key="image/encoded"), "label": FixedLenFeature((), torch.int64)}

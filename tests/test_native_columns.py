@@ -56,7 +56,9 @@ def run(slots, records, gap=b"\x8f\x0a", canonical=None):
         raw = next(dense) if number < 0 else next(dense)[:size]
         values = np.frombuffer(memoryview(memory).tobytes() if number < 0 else raw.tobytes(), DTYPES[kind])
         if kind == 1:
+            in_rows = core.copies(buffer, values, ends)
             values = np.array([*map(bytes, core.copies(buffer, values))], dtype=object)
+            assert ends is None or in_rows == [values[begin:end].tolist() for begin, end in pairwise(ends)]
         ends = ends if number < 0 else np.arange(count + 1) * number
         rows = [values[begin:end] for begin, end in pairwise(ends)]
         columns[key.decode()] = [None if lack else row for row, lack in zip(rows, lacks, strict=True)]
@@ -67,6 +69,9 @@ def check_one(plan, slots, record, block, memories, missing):
     """A record alone is read to the same bytes, but for where its strings begin."""
     dense, others, lacking = plan.parse_one(record)
     assert lacking == (bytes(missing) if missing.any() else None)
+    spans = np.frombuffer(dense, np.int64, 2) if slots[0][1] == 1 and slots[0][2] == 1 else None
+    if spans is not None:
+        assert [core.string_at(record, dense, 0, False)] == core.copies(record, spans)
     if all(slot[1] != 1 for slot in slots):
         assert bytes(memoryview(dense)) == block.tobytes()
         assert [*map(bytes, others)] == [*map(bytes, memories)]
@@ -416,6 +421,31 @@ def test_arguments_that_do_not_fit():
     assert core.texts(b"", np.array([0, 0])) == [""]
     with pytest.raises(UnicodeDecodeError):
         core.texts(b"a\xff", np.array([0, 1, 0, 2]))
+    text = encode_example({"t": "ä"})
+    block, _, _ = core.Plan([(b"t", 1, 1, True)]).parse_one(text)
+    assert [core.string_at(text, block, 0, is_text) for is_text in (False, True)] == ["ä".encode(), "ä"]
+    with pytest.raises(UnicodeDecodeError):
+        core.string_at(text[:-1] + b"a", block, 0, True)
+    with pytest.raises(ValueError, match=f"a value lies outside the buffer of {len(text) - 1} bytes"):
+        core.string_at(text[:-1], block, 0, False)
+    for place in (-1, 1, huge):
+        with pytest.raises(ValueError, match="a span lies outside the block of 16 bytes"):
+            core.string_at(text, block, place, False)
+    text = encode_example({"t": ["ä", ""]})
+    _, [spans], _ = core.Plan([(b"t", 1, -1, True)]).parse_one(text)
+    assert [core.strings_in(text, spans, is_text) for is_text in (False, True)] == [["ä".encode(), b""], ["ä", ""]]
+    assert core.strings_in(b"", core.Plan([(b"t", 1, -1, False)]).parse_one(b"")[1][0], True) == []
+    with pytest.raises(ValueError, match="a value lies outside the buffer of 5 bytes"):
+        core.strings_in(text[:5], spans, False)
+    with pytest.raises(UnicodeDecodeError):
+        core.strings_in(text.replace("ä".encode(), b"\xc3a"), spans, True)
+    spans = np.array([0, 1, 1, 3, 2, 0])
+    assert core.copies(b"abcd", spans, np.array([0, 2, 2, 3])) == [[b"a", b"bcd"], [], [b""]]
+    assert core.texts(b"abcd", spans, np.array([1, 3])) == [["bcd", ""]]
+    assert core.copies(b"abcd", spans, np.array([0])) == core.copies(b"abcd", spans, np.zeros(0, int)) == []
+    for ends in ([-1, 1], [0, 4], [2, 1], [0, huge], [-huge, 0]):
+        with pytest.raises(ValueError, match="list 0 lies outside the 3 values"):
+            core.copies(b"abcd", spans, np.array(ends))
 
 
 def test_damaged_bytes_do_no_harm():

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from torch_tfrecord.native import optional_module
 from torch_tfrecord.values.containers import offsets_of
-from torch_tfrecord.values.padded import pad_rows
+from torch_tfrecord.values.stacking import pad_rows
 
 DTYPES = [torch.bool, torch.uint8, torch.int16, torch.uint32, torch.float32, torch.int64, torch.complex128]
 DTYPES += [torch.bfloat16, torch.float8_e5m2]

@@ -14,20 +14,15 @@ from test_example import length_delimited
 from torchvision import tv_tensors
 
 from torch_tfrecord.errors import ImageDecodeError, LimitExceededError, ParseError, TFRecordError
-from torch_tfrecord.features.specs import (
-    Feature,
-    FixedLenFeature,
-    Image,
-    RawTensor,
-    SerializedTensor,
-    Text,
-    VarLenFeature,
-    is_ragged,
-)
+from torch_tfrecord.features.feature import Feature
+from torch_tfrecord.features.image import Image
+from torch_tfrecord.features.lists import FixedLenFeature, VarLenFeature
+from torch_tfrecord.features.one_value import RawTensor, SerializedTensor, Text
 from torch_tfrecord.images.codec import encode_image
 from torch_tfrecord.parsing.functions import parse_example, parse_single_example
 from torch_tfrecord.parsing.parsers import ExampleParser
 from torch_tfrecord.protobuf.example import decode_example, encode_example
+from torch_tfrecord.values.stacking import is_ragged
 from torch_tfrecord.values.tensors import serialize_tensor
 
 I64, F32 = torch.int64, torch.float32

@@ -194,8 +194,6 @@ def test_the_first_bad_record_is_the_error(name):
 def test_words_of_what_does_not_fit():
     texts = {
         "no list": "feature 'x' (float32): Feature list 'x' is required but could not be found: the record has no feat",
-        "kind": "step 0: feature 'x' (float32): Data types don't match. Data type: int64 but expected type: float",
-        "count": "step 1: feature 'x' (float32): Number of float values != expected: got 1, expected 2 for shape [2]",
         "no id": "feature 'id' (int64): key 'id' is required but could not be found: the record has 'h'",
         "bytes": "step 1: feature 'raw' (RawTensor): expected a multiple of 4 bytes for shape [4, -1] of uint8, got 5",
         "no size": "step 0: feature 'raw' (size, key 'h'): key 'h' is required but could not be found: the record has",

@@ -31,8 +31,9 @@ from torch_tfrecord import (
     parse_single_sequence_example,
     serialize_tensor,
 )
-from torch_tfrecord.features.specs import Feature, is_ragged
+from torch_tfrecord.features.feature import Feature
 from torch_tfrecord.parsing.parsers import ExampleParser, SequenceExampleParser, make_parser
+from torch_tfrecord.values.stacking import is_ragged
 
 I64, F32 = torch.int64, torch.float32
 X = {"x": FixedLenSequenceFeature((), I64)}

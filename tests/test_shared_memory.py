@@ -171,7 +171,8 @@ def test_addresses_that_are_used_up(memory):
 def test_a_system_that_limits_addresses():
     code = (
         "import resource; resource.setrlimit(resource.RLIMIT_AS, (8 << 30, 8 << 30)); "
-        "from torch_tfrecord.shared_memory import WorkerMemory; m = WorkerMemory(); print(m.name.size); m.piece(1 << 20)"
+        "from torch_tfrecord.shared_memory import WorkerMemory; m = WorkerMemory(); "
+        "print(m.name.size); m.piece(1 << 20)"
     )
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert int(ran.stdout) == 1 << 32

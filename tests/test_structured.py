@@ -24,8 +24,7 @@ from torch_tfrecord import (
     parse_example,
     parse_single_example,
 )
-from torch_tfrecord.features.specs import is_ragged
-from torch_tfrecord.values.containers import stack_samples
+from torch_tfrecord.values.stacking import is_ragged, stack_samples
 
 I64, F32 = torch.int64, torch.float32
 R = RaggedFeature

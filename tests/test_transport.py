@@ -34,7 +34,9 @@ def tensors(draw, max_bytes=1 << 18):
     size = int(np.prod(shape, dtype=np.int64))
     if size * dtype.itemsize > max_bytes:
         shape, size = [11], 11
-    values = torch.from_numpy(np.random.default_rng(draw(st.integers(0, 1000))).integers(0, 2, size * dtype.itemsize, np.uint8))
+    values = torch.from_numpy(
+        np.random.default_rng(draw(st.integers(0, 1000))).integers(0, 2, size * dtype.itemsize, np.uint8)
+    )
     tensor = (values if dtype is torch.bool else values * 7).view(dtype)[:size].reshape(shape)
     how = draw(st.sampled_from(["as it is", "transposed", "every second", "expanded"]))
     if how == "transposed" and tensor.dim() > 1:
@@ -48,7 +50,9 @@ def tensors(draw, max_bytes=1 << 18):
 
 @st.composite
 def columns(draw):
-    kind = draw(st.sampled_from(["dense", "jagged", "sparse", "ragged", "sparse list", "bytes", "str", "image", "list", "none"]))
+    kind = draw(
+        st.sampled_from(["dense", "jagged", "sparse", "ragged", "sparse list", "bytes", "str", "image", "list", "none"])
+    )
     if kind == "dense":
         return draw(tensors())
     lengths = draw(st.lists(st.integers(0, 5), min_size=1, max_size=20))
@@ -187,7 +191,9 @@ def test_what_is_sent_twice_is_two(memory):
     assert [int(tensor.sum()) for tensor in received] == [0, 100_000, 200_000, 300_000]
 
 
-@pytest.mark.parametrize("batch", [{"x": torch.ones(3), "y": torch.zeros(1 << 17)}, (torch.ones(9000), [torch.ones(1)] * 3)])
+@pytest.mark.parametrize(
+    "batch", [{"x": torch.ones(3), "y": torch.zeros(1 << 17)}, (torch.ones(9000), [torch.ones(1)] * 3)]
+)
 def test_without_shared_memory_by_torchs_way(batch):
     packer = transport._Packer(None)
     node = packer.node(batch)
@@ -279,4 +285,4 @@ def test_batches_of_workers(num_workers, context, collate_fn):
             assert x[:, 4].tolist() == [-number] * 2 and x[0, 10:].tolist() == [*range(10, 50_000)]
     del loader, kept, batch, tensors, x
     gc.collect()
-    assert shared_memory._ATTACHED == before
+    assert before == shared_memory._ATTACHED

@@ -86,7 +86,10 @@ def kill_trainers(rounds):
         trainer = os.fork()
         if trainer == 0:
             batches = iter(loader())
-            next(batches), next(batches)  # of each worker: one that does not know its trainer yet waits for ever (torch's)
+            (
+                next(batches),
+                next(batches),
+            )  # of each worker: one that does not know its trainer yet waits for ever (torch's)
             os.write(begins, b"x")
             train(batches, time.monotonic() + 60, 2)
             os._exit(1)

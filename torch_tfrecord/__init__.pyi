@@ -10,14 +10,14 @@ from .errors import (
     ParseError,
     TFRecordError,
 )
+from .features.feature import SequenceFeatures
+from .features.image import Image
 from .features.inference import format_features, infer_features
-from .features.specs import FixedLenFeature, Image, RawTensor, SerializedTensor, Text, VarLenFeature
-from .features.structured_specs import (
-    FixedLenSequenceFeature,
-    RaggedFeature,
-    SequenceFeatures,
-    SparseFeature,
-)
+from .features.lists import FixedLenFeature, VarLenFeature
+from .features.one_value import RawTensor, SerializedTensor, Text
+from .features.ragged import RaggedFeature
+from .features.rows import FixedLenSequenceFeature
+from .features.sparse import SparseFeature
 from .images.codec import decode_image, encode_image, resize_with_crop_or_pad
 from .images.crops import RandomResizedCrop, ResizedCenterCrop
 from .loading.iterable_dataset import TFRecordIterableDataset

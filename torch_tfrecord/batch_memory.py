@@ -102,10 +102,10 @@ def empty_bytes(size: int) -> _Bytes:
     if size < _SMALL_BYTES:
         return np.empty(size, np.uint8)
     worker, native = worker_memory(), optional_module("memory")
-    block: Any = None if worker is None else worker.piece(size)
-    if block is None and native is not None:
-        block = native.Block(size)
-    return np.empty(size, np.uint8) if block is None else np.frombuffer(block, np.uint8)
+    piece = None if worker is None else worker.piece(size)
+    if piece is None and native is not None:
+        piece = native.Block(size)
+    return np.empty(size, np.uint8) if piece is None else np.frombuffer(piece, np.uint8)
 
 
 def empty_tensor(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:

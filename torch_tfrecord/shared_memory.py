@@ -161,7 +161,7 @@ class WorkerMemory:
 
     def owns(self, address: int) -> bool:
         """Whether that is this worker's memory."""
-        return 0 <= address - int(self._mapping.address) < self._mapping.size
+        return bool(0 <= address - self._mapping.address < self._mapping.size)
 
     def send(self, address: int, num_bytes: int) -> tuple[int, int] | None:
         """Where memory lies that a message may hand over as it is: the piece's start, and how far behind it.
@@ -226,7 +226,7 @@ def worker_memory() -> WorkerMemory | None:
     if data is None or data.get_worker_info() is None:
         return None
     pid = os.getpid()
-    if (_MEMORY is None or pid != _MEMORY.pid) and _FAILED_IN != pid:
+    if (_MEMORY is None or pid != _MEMORY.pid) and pid != _FAILED_IN:
         try:
             _MEMORY = WorkerMemory()
             _ATTACHED.clear()  # those of the trainer, where this process was forked from it
@@ -287,7 +287,7 @@ def _map(name: MemoryName) -> Any:
     return mapping
 
 
-def _gone(name: MemoryName, reason: str) -> RuntimeError:
+def _gone(name: MemoryName, reason: object) -> RuntimeError:
     return RuntimeError(f"DataLoader worker (pid {name.pid}) is gone, and a batch with it: {reason}")
 
 

@@ -7,6 +7,7 @@ bounds here; that they are right is what the target `examples` holds. An input i
 import ctypes
 import importlib.util
 import random
+from itertools import chain
 from pathlib import Path
 
 COMPILED = True
@@ -120,11 +121,15 @@ def one_batch(core, rng):
         whole = bytes(buffer) + b"".join(found[2])
         buffer = array(ctypes.c_uint8, len(whole))
         buffer[:] = whole
-    for memory, (_, kind, _, _) in zip(found[0], [slot for slot in slots if slot[2] < 0], strict=True):
+    of_any = [slot for slot in slots if slot[2] < 0]
+    for place, (memory, (_, kind, _, _)) in enumerate(zip(found[0], of_any, strict=True)):
         values = memoryview(memory)
         if kind == 1:
             spans = values.cast("q") if len(values) else memoryview(b"").cast("q")
-            assert sum(map(len, core.copies(buffer, spans))) <= len(buffer)
+            strings = core.copies(buffer, spans)
+            assert sum(map(len, strings)) <= len(buffer)
+            rows = core.copies(buffer, spans, ints([offsets[place, row] for row in range(count + 1)]))
+            assert [*chain(*rows)] == strings and len(rows) == count
     return True
 
 

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from torch_tfrecord.batch_memory import MAX_BATCH_BYTES
 from torch_tfrecord.batches.column_batch import ColumnBatch
-from torch_tfrecord.features.structured_specs import SequenceFeatures
+from torch_tfrecord.features.feature import SequenceFeatures
 from torch_tfrecord.parsing.parsers import make_parser
 from torch_tfrecord.records.packed_records import PackedRecords
 

@@ -16,10 +16,10 @@ from torch_tfrecord.batch_memory import empty_tensor
 from torch_tfrecord.batches.sample import Sample
 from torch_tfrecord.batches.sample_block import join_samples
 from torch_tfrecord.batches.transport import for_transport, register_in_worker
-from torch_tfrecord.features.specs import is_ragged
 from torch_tfrecord.samples import check_for_torch, place_of
 from torch_tfrecord.shown import shown_list, shown_value
-from torch_tfrecord.values.containers import RaggedTensor, SparseList, stack_samples
+from torch_tfrecord.values.containers import RaggedTensor, SparseList
+from torch_tfrecord.values.stacking import is_ragged, stack_samples
 
 __all__ = ["collate", "keep_type", "register_samples", "take_columns"]
 

@@ -12,7 +12,8 @@ import torch
 from torch_tfrecord.batches.batch_parser import BatchParser
 from torch_tfrecord.batches.column_batch import ChainedTransforms, ColumnBatch, ColumnTransform
 from torch_tfrecord.errors import TFRecordError
-from torch_tfrecord.features.specs import FixedLenFeature, Image
+from torch_tfrecord.features.image import Image
+from torch_tfrecord.features.lists import FixedLenFeature
 from torch_tfrecord.images.codec import CHANNELS, DEFAULT_MAX_PIXELS
 from torch_tfrecord.images.leading_crops import LeadingCrop, find_leading_crop
 from torch_tfrecord.images.samples import StoredImage

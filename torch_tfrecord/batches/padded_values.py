@@ -18,7 +18,7 @@ from torch_tfrecord.batches.collate import keep_type
 from torch_tfrecord.errors import LimitExceededError
 from torch_tfrecord.values.containers import offsets_of
 from torch_tfrecord.values.dtypes import dtype_name
-from torch_tfrecord.values.padded import pad_rows
+from torch_tfrecord.values.stacking import pad_rows
 
 __all__ = [
     "ColumnRows",

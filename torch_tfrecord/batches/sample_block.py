@@ -15,8 +15,8 @@ from torchvision import tv_tensors
 
 from torch_tfrecord.batch_memory import empty_bytes
 from torch_tfrecord.batches.sample import UNSEEN, Sample, make_samples
-from torch_tfrecord.parsing.columns import rows_of
 from torch_tfrecord.values.containers import RaggedTensor, SparseList, jagged_tensor
+from torch_tfrecord.values.stacking import rows_of
 
 __all__ = ["Origin", "SampleBlock", "join_samples", "take_apart"]
 

@@ -1,9 +1,9 @@
-"""Batches that leave a worker process: their columns stay where they were made, in memory that the trainer maps, too.
+"""Batches that leave a worker process: columns stay where they were made, in memory that the trainer maps, too.
 
-torch sends every tensor in a shared-memory file of its own, which costs some 100 microseconds each, and 1 ms for each MB
-that both sides see for the first time. Here a message says where in the worker's memory (`shared_memory`) the columns
-lie; what lies elsewhere is copied there first. Where there is no such memory, small tensors travel by torch's way,
-together in one file, and large ones alone.
+torch sends every tensor in a shared-memory file of its own, which costs some 100 microseconds each, and 1 ms for each
+MB that both sides see for the first time. Here a message says where in the worker's memory (`shared_memory`) the
+columns lie; what lies elsewhere is copied there first. Where there is no such memory, small tensors travel by torch's
+way, together in one file, and large ones alone.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _IMAGE_KINDS = (tv_tensors.Image, tv_tensors.Video, tv_tensors.Mask)
 
 
 def for_transport(batch: Any) -> Any:
-    """In a worker a form of the batch (a dict, tuple or list) that leaves it as one message; elsewhere the batch itself.
+    """In a worker a form of the batch (a dict, tuple or list) that leaves it as one message; elsewhere the batch.
 
     It is a dict, tuple or list here, too, and arrives as a plain one.
     """
@@ -122,7 +122,7 @@ def _reduce_tensor(tensor: torch.Tensor) -> tuple[Any, ...]:
     """A tensor outside of our batches, as in those of other collate functions, or in a sample."""
     packer = _Packer(worker_memory())
     node = packer.node(tensor)
-    if node is not tensor and not tensor.is_shared():  # what somebody shares stays shared
+    if node is not tensor and not tensor.is_shared():  # type: ignore[no-untyped-call]  # what somebody shares stays shared
         return _unpack, (*packer.message(), node)
     if type(tensor) in _IMAGE_KINDS:
         return _make_image, (type(tensor), tensor.as_subclass(torch.Tensor))
@@ -258,7 +258,7 @@ def _unpack(name: MemoryName | None, memories: list[Any], sources: list[_Source]
 
 def _memory(name: MemoryName | None, memory: Any) -> memoryview:
     if isinstance(memory, torch.Tensor):
-        return memory.numpy().data
+        return memoryview(memory.numpy())
     if name is None or isinstance(memory, bytearray):
         return memoryview(memory)
     native: Any = optional_module("shared")

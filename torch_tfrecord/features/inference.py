@@ -16,20 +16,16 @@ import numpy as np
 import torch
 
 from torch_tfrecord.errors import ParseError, TFRecordError
-from torch_tfrecord.features.specs import (
-    Feature,
-    FixedLenFeature,
-    Image,
-    RawTensor,
-    SerializedTensor,
-    Text,
-    VarLenFeature,
-)
-from torch_tfrecord.features.structured_specs import FixedLenSequenceFeature, SequenceFeatures
+from torch_tfrecord.features.feature import Feature, SequenceFeatures
+from torch_tfrecord.features.image import Image
+from torch_tfrecord.features.lists import FixedLenFeature, VarLenFeature
+from torch_tfrecord.features.one_value import RawTensor, SerializedTensor, Text
+from torch_tfrecord.features.rows import FixedLenSequenceFeature
 from torch_tfrecord.images.codec import image_size
 from torch_tfrecord.protobuf.example import Values, decode_sequence_example
 from torch_tfrecord.records.paths import Paths, find_files
 from torch_tfrecord.records.reader import read_records
+from torch_tfrecord.values.dtypes import decode_text
 from torch_tfrecord.values.tensors import parse_tensor
 
 __all__ = ["format_features", "infer_features", "infer_features_from_records"]
@@ -42,8 +38,6 @@ _PLAUSIBLE_FLOAT = 1e15
 
 # A record's context and feature lists; an Example is a context without lists.
 _Sample: TypeAlias = tuple[dict[str, Values], dict[str, list[Values]]]
-
-_DTYPES: dict[type, Any] = {np.int64: torch.int64, np.float32: torch.float32, bytes: bytes}
 
 
 def infer_features(paths: Paths, *, num_records: int = 100) -> dict[str, Feature] | SequenceFeatures:
@@ -74,11 +68,7 @@ def infer_features(paths: Paths, *, num_records: int = 100) -> dict[str, Feature
         # What short files leave over goes to the later ones.
         share = -(-(num_records - len(samples)) // (len(files) - number))
         for position, record in enumerate(islice(read_records(path), share)):
-            try:
-                samples.append(decode_sequence_example(record))
-            except TFRecordError as error:
-                error.locate(path=path, position=position)
-                raise
+            samples.append(_decode(record, position, path))
     if not samples:
         raise ValueError(f"expected at least one record to look at, got none in {len(files)} files: {files[0]}, ...")
     return _propose_all(samples)
@@ -161,19 +151,18 @@ def format_features(features: Mapping[str, Feature] | SequenceFeatures) -> str:
             "label": FixedLenFeature((), torch.int64),
         }
     """
-    body = ["features = " + "\n".join(_code_lines(features, ""))]
-    specs, names = _specs_and_names(features)
+    lines = ["features = " + "\n".join(_code_lines(features, ""))]
+    names = set()
+    if isinstance(features, SequenceFeatures):
+        names.add("SequenceFeatures")
+        specs = [*(features.context_features or {}).values(), *(features.sequence_features or {}).values()]
+    else:
+        specs = [*features.values()]
+    names.update(type(spec).__name__ for spec in specs)
     imports = ["import torch"] if any("torch." in repr(spec) for spec in specs) else []
     if names:
         imports.append(f"from torch_tfrecord import {', '.join(sorted(names))}")
-    return "\n".join([*imports, "", *body] if imports else body)
-
-
-def _specs_and_names(features: Mapping[str, Feature] | SequenceFeatures) -> tuple[list[Feature], set[str]]:
-    if not isinstance(features, SequenceFeatures):
-        return [*features.values()], {type(spec).__name__ for spec in features.values()}
-    specs = [*(features.context_features or {}).values(), *(features.sequence_features or {}).values()]
-    return specs, {type(spec).__name__ for spec in specs} | {"SequenceFeatures"}
+    return "\n".join([*imports, "", *lines] if imports else lines)
 
 
 def _code_lines(features: Mapping[str, Feature] | SequenceFeatures, indent: str) -> list[str]:
@@ -194,11 +183,11 @@ def _quoted(name: str) -> str:
     return f'"{text[1:-1]}"' if text[0] == "'" and '"' not in text else text
 
 
-def _decode(record: bytes, position: int) -> _Sample:
+def _decode(record: bytes, position: int, path: str | None = None) -> _Sample:
     try:
         return decode_sequence_example(record)
     except TFRecordError as error:
-        raise error.locate(position=position) from error.__cause__
+        raise error.locate(path=path, position=position) from error.__cause__
 
 
 def _propose(key: str, samples: Sequence[Mapping[str, Values]]) -> Feature | None:
@@ -206,65 +195,51 @@ def _propose(key: str, samples: Sequence[Mapping[str, Values]]) -> Feature | Non
     # An empty list may be of any kind (kind not set), so it says nothing about the kind.
     kinds = {_kind(values) for values in stored if isinstance(values, np.ndarray) or values}
     if len(kinds) > 1:
-        names = sorted("bytes" if kind is bytes else kind.__name__ for kind in kinds)
-        raise ParseError(f"feature {key!r}: Data types don't match: {' and '.join(names)} in different records")
+        raise ParseError(f"feature {key!r}: Data types don't match: {' and '.join(sorted(kinds))} in different records")
     if not kinds:
         return None
     counts = {len(values) for values in stored} | ({0} if len(stored) < len(samples) else set())
     kind = kinds.pop()
-    dtype = _DTYPES[kind]
-    if kind is bytes:
+    dtype = bytes if kind == "bytes" else getattr(torch, kind)
+    if kind == "bytes":
         flat = [value for values in stored for value in values]
         if counts == {1}:
             return _propose_bytes(key, flat, samples)
-        dtype = str if _all(_is_text, flat) else bytes
+        dtype = str if _all_read(_read_text, flat) else bytes
     if len(counts) > 1 or counts == {0}:
         return VarLenFeature(dtype)
     count = counts.pop()
     return FixedLenFeature(() if count == 1 else (count,), dtype)
 
 
-def _kind(values: Values) -> type:
-    return values.dtype.type if isinstance(values, np.ndarray) else bytes
+def _kind(values: Values) -> str:
+    return values.dtype.name if isinstance(values, np.ndarray) else "bytes"
 
 
 def _propose_bytes(key: str, values: Sequence[bytes], samples: Sequence[Mapping[str, Values]]) -> Feature:
-    if _all(_is_image, values):
+    if _all_read(image_size, values):
         return Image()
-    if _all(_is_tensor, values):
+    if _all_read(parse_tensor, values):
         return SerializedTensor()
     raw = _propose_raw(key, values, samples)
     if raw is not None:
         return raw
-    return Text() if _all(_is_text, values) else FixedLenFeature((), bytes)
+    return Text() if _all_read(_read_text, values) else FixedLenFeature((), bytes)
 
 
-def _is_image(value: bytes) -> bool:
+def _all_read(read: Callable[[bytes], object], values: Sequence[bytes]) -> bool:
+    """Whether something reads all values; none, or only empty ones, tell nothing."""
     try:
-        image_size(value)
+        for value in values:
+            read(value)
     except TFRecordError:
         return False
-    return True
+    return any(values)
 
 
-def _all(test: Callable[[bytes], Any], values: Sequence[bytes]) -> bool:
-    return any(values) and all(map(test, values))
-
-
-def _is_tensor(value: bytes) -> bool:
-    try:
-        parse_tensor(value)
-    except TFRecordError:
-        return False
-    return True
-
-
-def _is_text(value: bytes) -> bool:
-    try:
-        text = value.decode()
-    except UnicodeDecodeError:
-        return False
-    return all(character.isprintable() or character in "\t\n\r" for character in text)
+def _read_text(value: bytes) -> None:
+    if not all(character.isprintable() or character in "\t\n\r" for character in decode_text(value)):
+        raise ParseError("expected printable text")
 
 
 def _propose_raw(key: str, values: Sequence[bytes], samples: Sequence[Mapping[str, Values]]) -> RawTensor | None:

@@ -7,48 +7,29 @@ import operator
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 
 from torch_tfrecord.values.dtypes import DType, dtype_name, list_kind, value_range
 
 __all__ = [
+    "check_dimension",
     "check_key",
     "check_list_dtype",
     "default_values",
     "fixed_shape",
-    "is_plain",
-    "mean_and_std",
-    "positive_size",
     "shape_with_names",
-    "spec_hint",
 ]
 
 _MAX_INT64 = (1 << 63) - 1
 
 
-def is_plain(dtype: Any) -> bool:
-    """Whether a dtype's elements are whole bytes that can be read as they are."""
-    if not isinstance(dtype, torch.dtype):
-        return False
-    return list_kind(dtype) is not None or dtype in (torch.complex32, torch.complex64, torch.complex128)
-
-
-def check_key(name: str, key: Any) -> None:
+def check_key(name: str, key: object) -> None:
     """Check an argument that is the key of a feature."""
     if not isinstance(key, str):
         raise TypeError(f"{name} must be str, got {type(key).__name__}")
 
 
-def positive_size(name: str, size: Any) -> int:
-    """Check a size of at least 1."""
-    number = _dimension(size)
-    if number < 1:
-        raise ValueError(f"{name} must be at least 1, got {number}")
-    return number
-
-
-def check_list_dtype(dtype: Any) -> None:
+def check_list_dtype(dtype: object) -> None:
     """Check that a list of a Feature holds this dtype."""
     if dtype is None:
         raise ValueError("Missing type: dtype must be a torch dtype, bytes or str")
@@ -58,38 +39,7 @@ def check_list_dtype(dtype: Any) -> None:
         raise TypeError(f"dtype must be bool, an integer, a float, bytes or str, got {dtype_name(dtype)}")
 
 
-def spec_hint(value: Any) -> str:
-    """What to write in place of what is no spec: the end of an error's text, empty where there is nothing to say.
-
-    Example:
-        >>> spec_hint(torch.int64)
-        '; for one torch.int64 in each record: FixedLenFeature((), torch.int64)'
-    """
-    if type(value).__module__.partition(".")[0] == "tensorflow":
-        return "; this one is TensorFlow's: use torch_tfrecord's, with a torch dtype"
-    dtype = _meant_dtype(value)
-    if dtype is not None:
-        name = dtype.__name__ if isinstance(dtype, type) else str(dtype)
-        return f"; for one {name} in each record: FixedLenFeature((), {name})"
-    return "; for one integer in each record: FixedLenFeature((), torch.int64)"
-
-
-def _meant_dtype(value: Any) -> DType | None:
-    """The dtype that someone means who gives it, or its name, where a spec is expected."""
-    found = getattr(torch, value, None) if isinstance(value, str) else value
-    if isinstance(found, torch.dtype):
-        return found
-    if value is bytes or value is str:
-        return type(value())
-    if not isinstance(value, (type, np.dtype)):
-        return None
-    try:
-        return torch.from_numpy(np.zeros(0, value)).dtype  # numpy's, and Python's int, float and bool
-    except TypeError:
-        return None
-
-
-def fixed_shape(shape: Any) -> tuple[int, ...]:
+def fixed_shape(shape: object) -> tuple[int, ...]:
     """Check a shape whose dimensions are all known; an int means one dimension."""
     if shape is None:
         raise ValueError("Missing shape: give a tuple, () for a scalar")
@@ -105,7 +55,7 @@ def fixed_shape(shape: Any) -> tuple[int, ...]:
     return tuple(sizes)
 
 
-def shape_with_names(shape: Any, allowed: str, *, unknown: int | None) -> tuple[int | str | None, ...]:
+def shape_with_names(shape: object, allowed: str, *, unknown: int | None) -> tuple[int | str | None, ...]:
     """Check a shape whose entries may name other features; ``unknown`` (None or -1) stands for an open entry."""
     sizes = _dimensions(shape)
     for size in sizes:
@@ -117,14 +67,15 @@ def shape_with_names(shape: Any, allowed: str, *, unknown: int | None) -> tuple[
     return sizes
 
 
-def _dimensions(shape: Any) -> tuple[Any, ...]:
+def _dimensions(shape: object) -> tuple[Any, ...]:
     """Make a shape a tuple of ints, names and None; a single int or name is one dimension."""
     if isinstance(shape, str) or not isinstance(shape, Iterable):
         shape = (shape,)
-    return tuple(size if size is None or isinstance(size, str) else _dimension(size) for size in shape)
+    return tuple(size if size is None or isinstance(size, str) else check_dimension(size) for size in shape)
 
 
-def _dimension(size: Any) -> int:
+def check_dimension(size: Any) -> int:
+    """Check an argument that is an int, of any library."""
     if isinstance(size, bool):
         raise TypeError("a dimension must be an int, got bool")
     try:
@@ -138,19 +89,7 @@ def _check_count(sizes: Sequence[int]) -> None:
         raise ValueError(f"shape {tuple(sizes)!r} has more elements than an int64 counts")
 
 
-def mean_and_std(value: Any, channels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Check what normalises an image: (mean, std), one number for each channel, no deviation 0."""
-    if not isinstance(value, (tuple, list)) or len(value) != 2:
-        raise TypeError(f"normalize must be (mean, std), got {value!r}")
-    mean, std = (tuple(map(float, numbers)) for numbers in value)
-    if len(mean) != channels or len(std) != channels:
-        raise ValueError(f"normalize must have {channels} means and {channels} deviations, got {value!r}")
-    if not all(map(math.isfinite, mean + std)) or 0 in std:
-        raise ValueError(f"normalize must have finite means and deviations other than 0, got {value!r}")
-    return mean, std
-
-
-def default_values(value: Any, shape: tuple[int, ...], dtype: DType) -> Any:
+def default_values(value: object, shape: tuple[int, ...], dtype: DType) -> Any:
     """Check a default and flatten it: a scalar for shape (), else a tuple of Python values in row-major order."""
     flat = tuple(_default_scalar(item, dtype) for item in _flatten(value))
     if len(flat) != math.prod(shape):
@@ -161,7 +100,7 @@ def default_values(value: Any, shape: tuple[int, ...], dtype: DType) -> Any:
     return flat[0] if shape == () else flat
 
 
-def _flatten(value: Any) -> Iterable[Any]:
+def _flatten(value: object) -> Iterable[object]:
     if not isinstance(value, (list, tuple, bytes, str)) and hasattr(value, "tolist"):
         value = value.tolist()
     if isinstance(value, (list, tuple)):
@@ -171,7 +110,7 @@ def _flatten(value: Any) -> Iterable[Any]:
         yield value
 
 
-def _default_scalar(value: Any, dtype: DType) -> Any:
+def _default_scalar(value: object, dtype: DType) -> Any:
     if not isinstance(dtype, torch.dtype):
         if not isinstance(value, (bytes, str)):
             raise TypeError(f"Cannot convert default_value {value!r} to dtype {dtype_name(dtype)}")

@@ -20,7 +20,7 @@ from torch_tfrecord.batches.column_batch import ColumnBatch
 from torch_tfrecord.batches.crop_reader import NotCroppedError, UncroppedBatch
 from torch_tfrecord.batches.sample_block import Origin, SampleBlock
 from torch_tfrecord.errors import LimitExceededError, TFRecordError
-from torch_tfrecord.features.structured_specs import SequenceFeatures
+from torch_tfrecord.features.feature import SequenceFeatures
 from torch_tfrecord.loading.record_groups import RecordGroup, StreamRecord, regroup
 from torch_tfrecord.loading.record_stream import RecordStream
 from torch_tfrecord.loading.sample_maker import (

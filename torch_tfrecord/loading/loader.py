@@ -17,7 +17,7 @@ from torch_tfrecord.batch_memory import MAX_BATCH_BYTES
 from torch_tfrecord.batches.collate import collate
 from torch_tfrecord.batches.column_batch import ChainedTransforms, ColumnTransform
 from torch_tfrecord.errors import outer_level
-from torch_tfrecord.features.structured_specs import SequenceFeatures
+from torch_tfrecord.features.feature import SequenceFeatures
 from torch_tfrecord.loading.map_dataset import TFRecordDataset
 from torch_tfrecord.loading.nested_dataset import NestedDataset, loads_ahead
 from torch_tfrecord.loading.read_ahead import usual_num_threads

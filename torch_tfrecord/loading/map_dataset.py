@@ -20,7 +20,7 @@ from torch_tfrecord.batch_memory import MAX_BATCH_BYTES, check_max_batch_bytes
 from torch_tfrecord.batches.batch_parser import BatchParser
 from torch_tfrecord.batches.collate import collate
 from torch_tfrecord.errors import LimitExceededError, TFRecordError
-from torch_tfrecord.features.structured_specs import SequenceFeatures
+from torch_tfrecord.features.feature import SequenceFeatures
 from torch_tfrecord.loading.record_files import RecordFiles
 from torch_tfrecord.loading.sample_maker import (
     RecordRows,
@@ -168,7 +168,7 @@ class TFRecordDataset(Dataset[Any]):
         """
         if isinstance(position, slice):
             return self._part(self._positions[position])
-        if is_batch_of_positions(position):
+        if type(position) is not int and is_batch_of_positions(position):
             return collate(self.__getitems__(list_of_positions(position)))
         absolute, key, files = self._absolute(position), 0, self.record_files
         if self._maker.draws_at_random:

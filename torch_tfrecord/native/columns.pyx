@@ -13,7 +13,9 @@ where a feature is one packed chunk, so that one comparison more checks five tag
 
 from cpython.buffer cimport PyBuffer_FillInfo
 from cpython.bytes cimport PyBytes_FromStringAndSize
+from cpython.list cimport PyList_New, PyList_SET_ITEM
 from cpython.mem cimport PyMem_Free, PyMem_Malloc
+from cpython.ref cimport Py_INCREF
 from cpython.unicode cimport PyUnicode_DecodeUTF8
 from libc.stdint cimport int64_t, uint8_t, uint64_t
 from libc.stdlib cimport free, malloc, realloc
@@ -30,7 +32,7 @@ cdef extern from "varints.h" nogil:
     bint tfr_is_utf8(const uint8_t *p, int64_t n)
     void tfr_prefetch "__builtin_prefetch"(const void *p)
 
-__all__ = ["Memory", "Plan", "SequencePlan", "copies", "texts", "varints"]
+__all__ = ["Memory", "Plan", "SequencePlan", "copies", "string_at", "strings_in", "texts", "varints"]
 
 # The kinds of a Feature's list, by their field numbers.
 cdef enum:
@@ -540,6 +542,9 @@ cdef inline int64_t read_length(const uint8_t **p, const uint8_t *end) noexcept 
     cdef int64_t length = 0
     cdef int shift = 0
     cdef uint8_t byte = 0x80
+    if at < end and at[0] < 0x80:  # most often
+        p[0] = at + 1
+        return at[0] if at[0] < end - at else -1
     while byte >= 0x80:
         if at >= end or shift > 28:
             return -1
@@ -854,6 +859,8 @@ cdef bint parse_list(Call *call, int slot, const uint8_t *p, const uint8_t *end)
     cdef const Slot *wanted = &call.slots[slot]
     cdef int64_t length, count, written = 0
     cdef uint8_t tag
+    if wanted.kind == BYTES and wanted.count < 0:
+        return parse_strings(call, &call.columns[slot], p, end)
     while p < end:
         tag = p[0]
         p += 1
@@ -872,6 +879,24 @@ cdef bint parse_list(Call *call, int slot, const uint8_t *p, const uint8_t *end)
         written += count
         p += length
     return wanted.count < 0 or written == wanted.count
+
+
+cdef bint parse_strings(Call *call, Column *column, const uint8_t *p, const uint8_t *end) noexcept nogil:
+    # The values of a list of strings of any number: each is a chunk.
+    cdef int64_t length
+    cdef int64_t *target
+    while p < end:
+        if p[0] != FIELD_1:
+            return False
+        p += 1
+        length = read_length(&p, end)
+        if length < 0 or (column.size == column.capacity and not grow(column, 1, 2 * sizeof(int64_t))):
+            return False
+        target = <int64_t *>column.data + 2 * column.size
+        target[0], target[1] = p - call.buffer + call.shift, length
+        column.size += 1
+        p += length
+    return True
 
 
 cdef bint store(Call *call, int slot, const uint8_t *p, int64_t length, int64_t count, int64_t written) noexcept nogil:
@@ -1029,33 +1054,89 @@ cdef int check_records(int64_t size, const int64_t[::1] starts, const int64_t[::
     return 0
 
 
-def copies(const uint8_t[::1] buffer not None, const int64_t[::1] spans not None):
-    """Copy values out of the buffer: spans are pairs of first byte and number of bytes. Returns a list of bytes."""
-    cdef const char *base = <const char *>&buffer[0] if buffer.shape[0] else NULL
-    cdef Py_ssize_t i
-    cdef int64_t start, length
-    cdef list values = []
-    for i in range(0, spans.shape[0] - 1, 2):
-        start, length = spans[i], spans[i + 1]  # read once: what is checked is what is used
-        check_span(buffer.shape[0], start, length)
-        values.append(PyBytes_FromStringAndSize(base + start, length))
-    return values
+def copies(const uint8_t[::1] buffer not None, const int64_t[::1] spans not None, const int64_t[::1] offsets=None):
+    """Copy values out of the buffer.
+
+    Args:
+        buffer: Where the values are.
+        spans: Of each its first byte and number of bytes.
+        offsets: [N + 1], where the values of N lists begin and end.
+
+    Returns:
+        A list of bytes, or of N lists of them.
+    """
+    return strings(buffer, spans, offsets, False)
 
 
-def texts(const uint8_t[::1] buffer not None, const int64_t[::1] spans not None):
-    """As `copies`, decoded as strict UTF-8: a list of str.
+def texts(const uint8_t[::1] buffer not None, const int64_t[::1] spans not None, const int64_t[::1] offsets=None):
+    """As `copies`, decoded as strict UTF-8: str.
 
     Raises:
         UnicodeDecodeError: A value is not UTF-8.
     """
+    return strings(buffer, spans, offsets, True)
+
+
+cdef list strings(const uint8_t[::1] buffer, const int64_t[::1] spans, const int64_t[::1] offsets, bint is_text):
+    cdef Py_ssize_t row, num_rows
+    cdef int64_t begin, end
+    cdef list rows
+    if offsets is None:
+        return strings_of(buffer, spans, 0, spans.shape[0] // 2, is_text)
+    num_rows = max(offsets.shape[0] - 1, 0)
+    rows = PyList_New(num_rows)
+    for row in range(num_rows):
+        begin, end = offsets[row], offsets[row + 1]  # read once, as spans
+        if begin < 0 or end < begin or end > spans.shape[0] // 2:
+            raise ValueError(f"list {row} lies outside the {spans.shape[0] // 2} values")
+        values = strings_of(buffer, spans, begin, end, is_text)
+        Py_INCREF(values)  # the list takes one over
+        PyList_SET_ITEM(rows, row, values)
+    return rows
+
+
+cdef inline object string_of(const char *p, int64_t length, bint is_text):
+    return PyUnicode_DecodeUTF8(p, length, "strict") if is_text else PyBytes_FromStringAndSize(p, length)
+
+
+cdef list strings_of(const uint8_t[::1] buffer, const int64_t[::1] spans, int64_t begin, int64_t end, bint is_text):
     cdef const char *base = <const char *>&buffer[0] if buffer.shape[0] else NULL
-    cdef Py_ssize_t i
-    cdef int64_t start, length
-    cdef list values = []
-    for i in range(0, spans.shape[0] - 1, 2):
-        start, length = spans[i], spans[i + 1]  # read once: what is checked is what is used
+    cdef int64_t number, start, length
+    cdef list values = PyList_New(end - begin)
+    for number in range(begin, end):
+        start, length = spans[2 * number], spans[2 * number + 1]  # read once: what is checked is what is used
         check_span(buffer.shape[0], start, length)
-        values.append(PyUnicode_DecodeUTF8(base + start, length, "strict"))
+        value = string_of(base + start, length, is_text)
+        Py_INCREF(value)
+        PyList_SET_ITEM(values, number - begin, value)
+    return values
+
+
+def string_at(bytes record not None, Memory block not None, int64_t place, bint is_text):
+    """The string of a record whose span lies at a byte of a block that `Plan.parse_one` gave: bytes, or str.
+
+    Raises:
+        UnicodeDecodeError: As `texts`.
+        ValueError: The span lies outside the block, or the value outside the record.
+    """
+    cdef int64_t span[2]
+    if place < 0 or place > block.size - <int64_t>sizeof(span):
+        raise ValueError(f"a span lies outside the block of {block.size} bytes")
+    memcpy(span, block.data + place, sizeof(span))
+    check_span(len(record), span[0], span[1])
+    return string_of(<const char *>record + span[0], span[1], is_text)
+
+
+def strings_in(bytes record not None, Memory spans not None, bint is_text):
+    """The strings of a record whose spans `Plan.parse_one` gave: a list; errors as of `string_at`."""
+    cdef int64_t *span = <int64_t *>spans.data
+    cdef int64_t number, count = spans.size // (2 * sizeof(int64_t))
+    cdef list values = PyList_New(count)
+    for number in range(count):
+        check_span(len(record), span[2 * number], span[2 * number + 1])
+        value = string_of(<const char *>record + span[2 * number], span[2 * number + 1], is_text)
+        Py_INCREF(value)  # the list takes one over
+        PyList_SET_ITEM(values, number, value)
     return values
 
 

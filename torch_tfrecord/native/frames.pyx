@@ -403,18 +403,24 @@ def read_records(
 
 def read_record(int fd, int64_t offset, int64_t length, bint verify):
     """Payload of the record at an offset, which must be `length` bytes long; None in any doubt."""
-    cdef uint8_t header[_HEADER]
-    cdef uint8_t footer[_OVERHEAD - _HEADER]
+    cdef uint8_t small[_SMALL]
+    cdef uint8_t *header = small
+    cdef uint8_t *footer = small + _HEADER
     cdef iovec parts[3]
     cdef bint good
     cdef char *data
     if length < 0 or offset < 0:
         return None
+    if length <= _SMALL - _OVERHEAD:  # copying it costs less than reading three parts
+        with nogil:
+            good = (pread(fd, small, length + _OVERHEAD, offset) == length + _OVERHEAD
+                    and _is_record(small, length + _OVERHEAD, 0, length, verify))
+        return PyBytes_FromStringAndSize(<const char *>small + _HEADER, length) if good else None
     payload = PyBytes_FromStringAndSize(NULL, length)
     data = PyBytes_AS_STRING(payload)
     parts[0].iov_base, parts[0].iov_len = header, _HEADER
     parts[1].iov_base, parts[1].iov_len = data, length
-    parts[2].iov_base, parts[2].iov_len = footer, _OVERHEAD - _HEADER
+    parts[2].iov_base, parts[2].iov_len = footer, _FOOTER
     with nogil:
         good = (preadv(fd, parts, 3, offset) == length + _OVERHEAD
                 and load_le64(header) == <uint64_t>length and _is_header(header)

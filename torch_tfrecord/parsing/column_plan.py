@@ -12,10 +12,9 @@ import numpy as np
 
 from torch_tfrecord.batch_memory import empty_bytes
 from torch_tfrecord.errors import ParseError
+from torch_tfrecord.features.columns import NO_OFFSETS, Column, Want, reserve_for
 from torch_tfrecord.native import native_module
-from torch_tfrecord.parsing.columns import Column, reserve_for
 from torch_tfrecord.parsing.message_columns import columns_of
-from torch_tfrecord.parsing.wants import Want
 from torch_tfrecord.protobuf.example import parse_message
 from torch_tfrecord.protobuf.messages import Example
 from torch_tfrecord.records.packed_records import PackedRecords
@@ -29,7 +28,6 @@ _FIELDS: dict[ListKind, int] = {BYTES_LIST: 1, FLOAT_LIST: 2, INT64_LIST: 3}
 # and records may lack a feature that has a default. Beyond, it is first looked whether the records fit.
 _MAX_GROWTH = 16
 _FREE_BYTES = 1 << 26
-_NO_OFFSETS = np.zeros(0, np.int64)
 
 
 class Slot:
@@ -152,7 +150,7 @@ class PlanPart:
         for begin, end in pairwise(borders):
             columns: list[Any] = [None] * len(self.slots)
             for place, array in dense:
-                columns[place] = Column(array[begin:end], _NO_OFFSETS, None, buffer)
+                columns[place] = Column(array[begin:end], NO_OFFSETS, None, buffer)
             for place, array, ends in zip(self.any_places, values, offsets, strict=True):
                 first, last = ends[begin], ends[end]
                 columns[place] = Column(array[first:last], ends[begin : end + 1] - first, None, buffer)
@@ -176,9 +174,9 @@ class PlanPart:
             values = slot.from_memory(memories[self.any_places.index(place)])
             return Column(values, np.array([0, len(values)]), missing, record)
         if not slot.row_bytes:
-            return Column(np.zeros((1, *slot.tail), slot.dtype), _NO_OFFSETS, missing, record)
+            return Column(np.zeros((1, *slot.tail), slot.dtype), NO_OFFSETS, missing, record)
         values = np.frombuffer(block, slot.dtype, slot.row_bytes // slot.dtype.itemsize, self.begins[place])
-        return Column(values.reshape(1, *slot.tail), _NO_OFFSETS, missing, record)
+        return Column(values.reshape(1, *slot.tail), NO_OFFSETS, missing, record)
 
     def _dense(self, block: Any, num_records: int) -> list[tuple[int, Any]]:
         """The numbers and arrays of the dense columns; of those of one shape the block is taken apart at once."""

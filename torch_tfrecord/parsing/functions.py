@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import torch
 
 from torch_tfrecord.batch_memory import MAX_BATCH_BYTES
-from torch_tfrecord.features.specs import Feature
+from torch_tfrecord.features.feature import Feature
 from torch_tfrecord.parsing.parsers import ExampleParser, SequenceExampleParser
 
 __all__ = [
@@ -67,7 +67,7 @@ def parse_single_example(serialized: _Bytes, features: Mapping[str, Feature]) ->
 
     Example:
         >>> import torch
-        >>> from torch_tfrecord.features.specs import VarLenFeature
+        >>> from torch_tfrecord.features.lists import VarLenFeature
         >>> parse_single_example(bytes.fromhex("0a0c0a0a0a016112051a030a0105"), {"a": VarLenFeature(torch.int64)})
         {'a': tensor([5])}
     """
@@ -139,7 +139,7 @@ def parse_single_sequence_example(
 
     Example:
         >>> import torch
-        >>> from torch_tfrecord.features.structured_specs import FixedLenSequenceFeature
+        >>> from torch_tfrecord.features.rows import FixedLenSequenceFeature
         >>> record = bytes.fromhex("120e0a0c0a017812070a051a030a0105")
         >>> parse_single_sequence_example(record, None, {"x": FixedLenSequenceFeature((), torch.int64)})
         ({}, {'x': tensor([5])})

@@ -2,29 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from torch_tfrecord.errors import TFRecordError
-from torch_tfrecord.parsing.columns import Column, Reader, read_columns, rows_of
-from torch_tfrecord.parsing.wants import LackingError, Want
+from torch_tfrecord.errors import ParseError, TFRecordError
+from torch_tfrecord.features.columns import NO_OFFSETS, Column, Ints, LackingError, Reader, Want, at_step, read_columns
+from torch_tfrecord.features.steps import StepColumn, StepReader
 from torch_tfrecord.protobuf.example import join_arrays
-from torch_tfrecord.values.dtypes import BYTES_LIST, FLOAT_LIST
+from torch_tfrecord.values.dtypes import BYTES_LIST, FLOAT_LIST, INT64_LIST
+from torch_tfrecord.values.stacking import rows_of
 
-__all__ = ["columns_of", "read_one"]
+__all__ = ["columns_of", "read_one", "read_steps", "steps_of"]
 
-_NO_OFFSETS = np.zeros(0, np.int64)
+_Features: TypeAlias = "Mapping[str, Any] | _Step"
+"""A map of key to Feature message."""
+
+_KINDS = {kind.field: kind for kind in (BYTES_LIST, FLOAT_LIST, INT64_LIST)}
 
 
-def columns_of(wants: Sequence[Want], records: Sequence[Any]) -> list[Column]:
+def columns_of(wants: Sequence[Want], records: Sequence[_Features]) -> list[Column]:
     """What records have of several wants.
-
-    Args:
-        wants: What is wanted.
-        records: Each a map of key to Feature message.
 
     Raises:
         ParseError: Of some record that does not fit what is wanted.
@@ -32,12 +32,12 @@ def columns_of(wants: Sequence[Want], records: Sequence[Any]) -> list[Column]:
     return [_column(want, records) for want in wants]
 
 
-def read_one(reader: Reader, record: Any, key: int = 0) -> Any:
-    """The value of one record, the row of a batch of one; arguments and errors as of `columns_of` and the reader.
+def read_one(reader: Reader, record: _Features, key: int = 0) -> Any:
+    """The value of one record, the row of a batch of one; errors as of `columns_of` and the reader.
 
     Args:
         reader: What reads it.
-        record: A map of key to Feature message.
+        record: The record.
         key: What a reader that draws at random draws from, an unsigned number of 64 bits.
     """
     columns = columns_of(reader.wants, [record])
@@ -51,8 +51,8 @@ def read_one(reader: Reader, record: Any, key: int = 0) -> Any:
     return rows_of(column)[0]
 
 
-def _column(want: Want, records: Sequence[Any]) -> Column:
-    found = [want.take(record) for record in records]
+def _column(want: Want, records: Sequence[_Features]) -> Column:
+    found = [_list_of(want, record) for record in records]
     counts = np.array([0 if item is None else len(item.value) for item in found], np.int64)
     present = [item for item in found if item is not None]
     missing = None
@@ -61,15 +61,31 @@ def _column(want: Want, records: Sequence[Any]) -> Column:
         missing = np.array([item is None and (2 if want.key in record else 1) for item, record in pairs], np.uint8)
     values, buffer = _spans(present) if want.kind is BYTES_LIST else (_numbers(want, present), b"")
     if want.num_values is None:
-        return Column(values, np.concatenate([_NO_OFFSETS, [0], counts.cumsum()]), missing, buffer)
-    return Column(_dense(want, values, missing, len(records)), _NO_OFFSETS, missing, buffer)
+        return Column(values, np.concatenate([NO_OFFSETS, [0], counts.cumsum()]), missing, buffer)
+    return Column(_dense(want, values, missing, len(records)), NO_OFFSETS, missing, buffer)
+
+
+def _list_of(want: Want, record: _Features) -> Any | None:
+    """The list message; None where the record lacks the key, or its kind is not set."""
+    feature = record.get(want.key)
+    if feature is None or not feature.HasField(want.kind.field):
+        stored = None if feature is None else feature.WhichOneof("kind")
+        if stored is not None:
+            raise want.wrong_kind(_KINDS[stored])
+        if want.is_required:
+            raise want.missing(record)
+        return None
+    found = getattr(feature, want.kind.field)
+    if want.num_values is not None and len(found.value) != want.num_values:
+        raise want.wrong_count(len(found.value))
+    return found
 
 
 def _numbers(want: Want, found: Sequence[Any]) -> npt.NDArray[Any]:
     return join_arrays(found) if found else np.zeros(0, np.float32 if want.kind is FLOAT_LIST else np.int64)
 
 
-def _spans(found: Sequence[Any]) -> tuple[npt.NDArray[np.int64], bytes]:
+def _spans(found: Sequence[Any]) -> tuple[Ints, bytes]:
     values = [value for item in found for value in item.value]
     lengths = np.array([*map(len, values)], np.int64)
     return np.stack([lengths.cumsum() - lengths, lengths], axis=1), b"".join(values)
@@ -84,3 +100,63 @@ def _dense(
     dense = np.zeros(shape, values.dtype)
     dense[missing == 0] = values.reshape(-1, *shape[1:])
     return dense
+
+
+def steps_of(want: Want, messages: Sequence[Any]) -> StepColumn:
+    """What SequenceExample messages have of a want of any number of values.
+
+    Raises:
+        ParseError: A step's values are in another kind of list.
+    """
+    lists = [message.feature_lists.feature_list for message in messages]
+    found = [each[want.key].feature if want.key in each else () for each in lists]
+    [steps] = columns_of([want], [{want.key: feature} for features in found for feature in features])
+    borders = np.cumsum([0, *map(len, found)], dtype=np.int64)
+    return StepColumn(steps, borders, np.array([want.key not in each for each in lists], np.uint8))
+
+
+def read_steps(reader: StepReader, message: Any) -> Any:
+    """The value of one SequenceExample message; as `read_one`."""
+
+    def context() -> list[Column]:
+        return columns_of(reader.context_wants, [message.context.feature])
+
+    try:
+        return rows_of(reader.read([steps_of(want, [message]) for want in reader.wants], context))[0]
+    except TFRecordError:
+        _check(reader, message)
+        raise
+
+
+def _check(reader: StepReader, message: Any) -> None:
+    """Whether a message has what a reader wants; here the errors have their words."""
+    lists = message.feature_lists.feature_list
+    first = reader.step_wants[0]
+    if reader.is_required and first.key not in lists:
+        raise first.missing_list(lists)
+    context = message.context.feature if reader.context_wants else {}
+    found = [lists[want.key].feature for want in reader.step_wants if want.key in lists]
+    for number in range(max(map(len, found), default=0)):
+        try:
+            columns_of(reader.step_wants, [_Step(lists, context, number)])
+        except ParseError as error:
+            raise at_step(error, number) from None
+
+
+class _Step:
+    """One step of some feature lists as a record of its own: a map of key to Feature, as an Example has."""
+
+    def __init__(self, lists: Mapping[str, Any], context: Mapping[str, Any], number: int) -> None:
+        self._lists, self._context, self._number = lists, context, number
+
+    def get(self, key: str) -> Any | None:
+        found = self._lists.get(key)
+        if found is None or len(found.feature) <= self._number:
+            return self._context.get(key)
+        return found.feature[self._number]
+
+    def __contains__(self, key: str) -> bool:
+        return self.get(key) is not None
+
+    def __iter__(self) -> Iterator[str]:
+        return iter({*self._lists, *self._context})

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, Generic, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -17,19 +17,25 @@ import torch
 
 from torch_tfrecord.batch_memory import MAX_BATCH_BYTES, BatchBudget, check_max_batch_bytes, reserve
 from torch_tfrecord.errors import LimitExceededError, TFRecordError
-from torch_tfrecord.features.specs import Feature
-from torch_tfrecord.features.structured_specs import FixedLenSequenceFeature, SequenceFeatures
+from torch_tfrecord.features.columns import Column, Reader, read_columns, reserve_for
+from torch_tfrecord.features.feature import (
+    Feature,
+    SequenceFeatures,
+    make_context_reader,
+    make_reader,
+    make_step_reader,
+)
+from torch_tfrecord.features.rows import FixedLenSequenceFeature
+from torch_tfrecord.features.steps import StepReader
 from torch_tfrecord.parsing.column_plan import ColumnPlan
-from torch_tfrecord.parsing.columns import Column, Reader, read_columns, reserve_for, rows_of
-from torch_tfrecord.parsing.message_columns import read_one
+from torch_tfrecord.parsing.message_columns import read_one, read_steps
 from torch_tfrecord.parsing.row_plan import RowPlan
 from torch_tfrecord.parsing.sequence_plan import SequenceColumns, SequencePlan
-from torch_tfrecord.parsing.spec_readers import make_context_reader, make_reader, make_step_reader
-from torch_tfrecord.parsing.step_columns import StepReader, read_steps
 from torch_tfrecord.protobuf.example import parse_message
 from torch_tfrecord.protobuf.messages import SequenceExample
 from torch_tfrecord.records.packed_records import PackedRecords
 from torch_tfrecord.values.containers import Nested, wrap_nested
+from torch_tfrecord.values.stacking import rows_of
 
 __all__ = [
     "ExampleParser",
@@ -39,9 +45,12 @@ __all__ = [
 
 _Bytes: TypeAlias = bytes | bytearray | memoryview
 _Keys: TypeAlias = "npt.NDArray[np.uint64]"
+_Values: TypeAlias = dict[str, Any]
+_Sample = TypeVar("_Sample")
+_Batch = TypeVar("_Batch")
 
 
-class _Parser:
+class _Parser(Generic[_Sample, _Batch]):
     """What both parsers share: a batch reports the lowest position that fails."""
 
     needs_keys = False
@@ -54,11 +63,11 @@ class _Parser:
         """What so many batches may need; each ``with`` is another one."""
         return BatchBudget(self.max_batch_bytes * num_batches)
 
-    def single(self, serialized: _Bytes, key: int = 0) -> Any:
+    def single(self, serialized: _Bytes, key: int = 0) -> _Sample:
         """Parse one record."""
         raise NotImplementedError
 
-    def batch(self, records: Iterable[_Bytes], keys: _Keys | None = None) -> Any:
+    def batch(self, records: Iterable[_Bytes], keys: _Keys | None = None) -> _Batch:
         """Parse several records into columns.
 
         Dense columns of one batch may be neighbours in one block of memory, which lives as long as any of them.
@@ -71,10 +80,9 @@ class _Parser:
             TFRecordError: Of the lowest record that fails; ``position`` is its number among these.
         """
         rows = _packed(records)
-        found: Any = self.batches(rows, keys, (0, len(rows)))[0]
-        return found
+        return self.batches(rows, keys, (0, len(rows)))[0]
 
-    def batches(self, records: PackedRecords, keys: _Keys | None, borders: Sequence[int]) -> list[Any]:
+    def batches(self, records: PackedRecords, keys: _Keys | None, borders: Sequence[int]) -> list[_Batch]:
         """Several calls of :meth:`batch` at once.
 
         Args:
@@ -93,17 +101,36 @@ class _Parser:
                 self._single_at(position, row, key)
             raise
 
-    def _batches(self, rows: PackedRecords, keys: _Keys, borders: Sequence[int]) -> list[Any]:
-        raise NotImplementedError
-
-    def _single_at(self, position: int, row: _Bytes, key: int) -> Any:
+    def _single_at(self, position: int, row: _Bytes, key: int) -> _Sample:
         try:
             return self.single(row, key)
         except TFRecordError as error:
             raise error.locate(position=position) from error.__cause__
 
+    def _batches(self, rows: PackedRecords, keys: _Keys, borders: Sequence[int]) -> list[_Batch]:
+        batches = []
+        with self.budget(len(borders) - 1):
+            found = self._plan.read(rows, borders)
+        for columns, (begin, end) in zip(found, itertools.pairwise(borders), strict=True):
+            try:
+                with self.budget():
+                    batches.append(self._read(columns, end - begin, keys[begin:end]))
+            except LimitExceededError as error:
+                error.position = None if error.position is None else error.position + begin
+                raise
+        return batches
 
-class ExampleParser(_Parser):
+    @functools.cached_property
+    def _plan(self) -> Any:
+        """Of which ``read`` gives the columns of several batches."""
+        raise NotImplementedError
+
+    def _read(self, found: Any, num_records: int, keys: _Keys) -> _Batch:
+        """Read every feature of a batch from its columns."""
+        raise NotImplementedError
+
+
+class ExampleParser(_Parser[_Values, _Values]):
     """Reads records by a mapping of specs; built once, used for every record. Pickles; safe from several threads.
 
     Args:
@@ -117,7 +144,7 @@ class ExampleParser(_Parser):
 
     Example:
         >>> import torch
-        >>> from torch_tfrecord.features.specs import FixedLenFeature
+        >>> from torch_tfrecord.features.lists import FixedLenFeature
         >>> parser = ExampleParser({"a": FixedLenFeature((), torch.int64)})
         >>> parser.single(bytes.fromhex("0a0c0a0a0a016112051a030a0105"))
         {'a': tensor(5)}
@@ -131,16 +158,12 @@ class ExampleParser(_Parser):
             raise ValueError(f"Argument `features` cannot be None or empty, got {features!r}")
         if not isinstance(features, Mapping):
             raise TypeError(f"features must be a mapping of names to specs, got {type(features).__name__}")
-        self.features: dict[str, Any] = dict(features)
+        self.features: _Values = dict(features)
         self._pads = pads
         # Of samples, and of batches: they differ where rows are padded.
-        self._row_readers = [make_reader(name, spec) for name, spec in self.features.items()]
-        has_rows = pads and any(isinstance(spec, FixedLenSequenceFeature) for spec in self.features.values())
-        self._readers = self._row_readers
-        if has_rows:
+        self._use([make_reader(name, spec) for name, spec in self.features.items()])
+        if pads and any(isinstance(spec, FixedLenSequenceFeature) for spec in self.features.values()):
             self._readers = [make_reader(name, spec, pads=True) for name, spec in self.features.items()]
-        self._row_bytes = _row_bytes(self._readers)
-        self.needs_keys = any(getattr(reader, "keyed", False) for reader in self._readers)
 
     @classmethod
     def of_readers(cls, readers: Mapping[str, Reader], *, max_batch_bytes: int = MAX_BATCH_BYTES) -> ExampleParser:
@@ -148,17 +171,20 @@ class ExampleParser(_Parser):
         parser = cls.__new__(cls)
         _Parser.__init__(parser, max_batch_bytes)
         parser.features = dict(readers)
-        parser._row_readers = parser._readers = [*readers.values()]
-        parser._row_bytes = _row_bytes(parser._readers)
-        parser.needs_keys = any(getattr(reader, "keyed", False) for reader in parser._readers)
+        parser._use([*readers.values()])
         return parser
+
+    def _use(self, readers: list[Reader]) -> None:
+        self._row_readers = self._readers = readers
+        self._row_bytes = _row_bytes(readers)
+        self.needs_keys = any(getattr(reader, "keyed", False) for reader in readers)
 
     def __reduce__(self) -> tuple[Callable[..., ExampleParser], tuple[dict[str, Feature]]]:
         """Pickle the specs; the readers are built again."""
         build = functools.partial(type(self), pads=self._pads, max_batch_bytes=self.max_batch_bytes)
         return build, (self.features,)
 
-    def single(self, serialized: _Bytes, key: int = 0) -> dict[str, Any]:
+    def single(self, serialized: _Bytes, key: int = 0) -> _Values:
         """Parse one serialized Example; see `parse_single_example`.
 
         Args:
@@ -180,30 +206,17 @@ class ExampleParser(_Parser):
     def _row_plan(self) -> RowPlan:
         return RowPlan(self._row_readers, self.budget)
 
-    def _batches(self, rows: PackedRecords, keys: _Keys, borders: Sequence[int]) -> list[dict[str, Any]]:
-        batches = []
-        with self.budget(len(borders) - 1):
-            found = self._plan.read(rows, borders)
-        for columns, (begin, end) in zip(found, itertools.pairwise(borders), strict=True):
-            try:
-                with self.budget():
-                    batches.append(self._read(columns, end - begin, keys[begin:end]))
-            except LimitExceededError as error:
-                error.position = None if error.position is None else error.position + begin
-                raise
-        return batches
-
-    def _read(self, columns: Sequence[Sequence[Column]], num_records: int, keys: _Keys) -> dict[str, Any]:
+    def _read(self, columns: Sequence[Sequence[Column]], num_records: int, keys: _Keys) -> _Values:
         """Read every feature from its columns."""
         _reserve(self._readers, self._row_bytes, num_records)
-        values: dict[str, Any] = {}
+        values: _Values = {}
         for name, reader, found in zip(self.features, self._readers, columns, strict=True):
             column = read_columns(reader, found, keys) if self.needs_keys else reader.read(found)
             values[name] = _wrapped(column)
         return values
 
 
-class SequenceExampleParser(_Parser):
+class SequenceExampleParser(_Parser[tuple[_Values, _Values], Any]):
     """As :class:`ExampleParser`, for SequenceExamples.
 
     Args:
@@ -219,7 +232,7 @@ class SequenceExampleParser(_Parser):
 
     Example:
         >>> import torch
-        >>> from torch_tfrecord.features.structured_specs import FixedLenSequenceFeature
+        >>> from torch_tfrecord.features.rows import FixedLenSequenceFeature
         >>> parser = SequenceExampleParser(None, {"x": FixedLenSequenceFeature((), torch.int64)})
         >>> parser.single(bytes.fromhex("120e0a0c0a017812070a051a030a0105"))
         ({}, {'x': tensor([5])})
@@ -247,7 +260,7 @@ class SequenceExampleParser(_Parser):
         build = functools.partial(type(self), pads=self._pads, max_batch_bytes=self.max_batch_bytes)
         return build, (self.features.context_features, self.features.sequence_features)
 
-    def single(self, serialized: _Bytes, key: int = 0) -> tuple[dict[str, Any], dict[str, Any]]:
+    def single(self, serialized: _Bytes, key: int = 0) -> tuple[_Values, _Values]:
         """Parse one serialized SequenceExample; see `parse_single_sequence_example`."""
         sample = self._compiled(serialized)
         if sample is not None:
@@ -259,7 +272,7 @@ class SequenceExampleParser(_Parser):
                 {name: read_steps(reader, message) for name, reader in self._steps.items()},
             )
 
-    def _compiled(self, serialized: _Bytes) -> tuple[dict[str, Any], dict[str, Any]] | None:
+    def _compiled(self, serialized: _Bytes) -> tuple[_Values, _Values] | None:
         """One sample by the compiled core; None where it cannot, or something is wrong: messages word that."""
         if not self._plan.is_compiled or not isinstance(serialized, (bytes, bytearray, memoryview)):
             return None
@@ -288,38 +301,19 @@ class SequenceExampleParser(_Parser):
         specs = self.features.sequence_features or {}
         return {name: make_step_reader(name, spec, pads=True) for name, spec in specs.items()}
 
-    def _batches(self, rows: PackedRecords, keys: _Keys, borders: Sequence[int]) -> list[Any]:
-        batches: list[Any] = []
-        with self.budget(len(borders) - 1):
-            parts = self._plan.read(rows, borders)
-        steps = self._padded if self._pads else self._steps
-        for found, (begin, end) in zip(parts, itertools.pairwise(borders), strict=True):
-            try:
-                with self.budget():
-                    context, sequences = self._read(found, steps, end - begin)
-            except LimitExceededError as error:
-                error.position = None if error.position is None else error.position + begin
-                raise
-            columns = _wrapped_all(context), _wrapped_all(sequences)
-            batches.append((*columns, self._lengths(found)) if self._pads else columns)
-        return batches
-
-    def _read(
-        self, found: SequenceColumns, steps: Mapping[str, StepReader], num_records: int
-    ) -> tuple[dict[str, Any], dict[str, Any]]:
+    def _read(self, found: SequenceColumns, num_records: int, keys: _Keys) -> tuple[_Values, ...]:
         _reserve([*self._context.values()], self._row_bytes, num_records)
-        context = zip(self._context.items(), found.context, strict=True)
-        lists = zip(steps.items(), found.lists, found.sizes, strict=True)
-        return (
-            {name: reader.read(columns) for (name, reader), columns in context},
-            {name: reader.read(columns, sizes) for (name, reader), columns, sizes in lists},
-        )
-
-    def _lengths(self, found: SequenceColumns) -> dict[str, torch.Tensor]:
+        readers = zip(self._context.items(), found.context, strict=True)
+        context = {name: _wrapped(reader.read(columns)) for (name, reader), columns in readers}
+        steps = zip((self._padded if self._pads else self._steps).items(), found.lists, found.sizes, strict=True)
+        sequences = {name: _wrapped(reader.read(columns, sizes)) for (name, reader), columns, sizes in steps}
+        if not self._pads:
+            return context, sequences
         lists = dict(zip(self._steps, found.lists, strict=True))
-        return {name: torch.from_numpy(np.diff(lists[name][0].borders)) for name in self._counted}
+        lengths = {name: torch.from_numpy(np.diff(lists[name][0].borders)) for name in self._counted}
+        return context, sequences, lengths
 
-    def scalar(self, serialized: _Bytes) -> tuple[dict[str, Any], dict[str, Any], dict[str, torch.Tensor]]:
+    def scalar(self, serialized: _Bytes) -> tuple[_Values, _Values, dict[str, torch.Tensor]]:
         """One record as a batch without the batch dimension, as TensorFlow gives it."""
         context, sequences = self.single(serialized)
         return context, sequences, {name: torch.tensor(len(sequences[name])) for name in self._counted}
@@ -357,22 +351,19 @@ def _wrapped(column: Any) -> Any:
     return wrap_nested(column) if type(column) is Nested else column
 
 
-def _wrapped_all(columns: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: _wrapped(column) for name, column in columns.items()}
-
-
-def _rows_of(columns: Mapping[str, Any], num_rows: int) -> list[dict[str, Any]]:
-    """What each of so many samples has of a batch's columns."""
-    if not columns:
-        return [{} for _ in range(num_rows)]
-    rows = zip(*map(rows_of, columns.values()), strict=True)
-    return [dict(zip(columns, row, strict=True)) for row in rows]
-
-
 def _packed(records: Any) -> PackedRecords:
     if isinstance(records, PackedRecords):
         return records
-    parts = [row if isinstance(row, bytes) else bytes(row) for row in _rows(records)]
+    fixed_width = isinstance(records, np.ndarray) and records.dtype.kind == "S"  # drops trailing NULs
+    if fixed_width or isinstance(records, (bytes, bytearray, memoryview, str)):
+        raise TypeError("serialized must be a list of the records' bytes")
+    rows = list(records)
+    for position, row in enumerate(rows):
+        if not isinstance(row, (bytes, bytearray, memoryview)):
+            raise TypeError(
+                f"Expected serialized to be a scalar or vector: a list of bytes, got {type(row).__name__} at {position}"
+            )
+    parts = [row if isinstance(row, bytes) else bytes(row) for row in rows]
     ends = np.cumsum([0, *map(len, parts)], dtype=np.int64)
     return PackedRecords(b"".join(parts), ends[:-1], np.diff(ends))
 
@@ -383,16 +374,3 @@ def _checked_keys(keys: _Keys | None, num_records: int) -> _Keys:
     if len(keys) != num_records:
         raise ValueError(f"expected a key for each of {num_records} records, got {len(keys)}")
     return np.asarray(keys, np.uint64)
-
-
-def _rows(serialized_list: Any) -> list[Any]:
-    fixed_width = isinstance(serialized_list, np.ndarray) and serialized_list.dtype.kind == "S"  # drops trailing NULs
-    if fixed_width or isinstance(serialized_list, (bytes, bytearray, memoryview, str)):
-        raise TypeError("serialized must be a list of the records' bytes")
-    rows = list(serialized_list)
-    for position, row in enumerate(rows):
-        if not isinstance(row, (bytes, bytearray, memoryview)):
-            raise TypeError(
-                f"Expected serialized to be a scalar or vector: a list of bytes, got {type(row).__name__} at {position}"
-            )
-    return rows

@@ -12,8 +12,11 @@ import numpy as np
 import torch
 
 from torch_tfrecord.errors import TFRecordError
-from torch_tfrecord.parsing.column_plan import ColumnPlan
-from torch_tfrecord.parsing.columns import Reader, read_columns, rows_of
+from torch_tfrecord.features.columns import Reader, read_columns
+from torch_tfrecord.native import native_module
+from torch_tfrecord.parsing.column_plan import ColumnPlan, Slot
+from torch_tfrecord.values.dtypes import BYTES_LIST
+from torch_tfrecord.values.stacking import mark_ragged, rows_of
 
 __all__ = ["RowPlan"]
 
@@ -24,7 +27,8 @@ class RowPlan:
     """Reads the row of a batch of one.
 
     Numbers that need no cast lie in blocks of one shape, which torch takes apart at once: that costs less than a tensor
-    for each. What else there is, and what the record lacks, is read as the columns of a batch are.
+    for each. Single strings are taken out of the record, and lists of any number made of what the core found. What else
+    there is, and what the record lacks, is read as the columns of a batch are.
 
     Args:
         readers: The readers, in the order of the outputs.
@@ -38,15 +42,30 @@ class RowPlan:
         self._is_useful = self._part.core is not None and len(plan.parts) == 1
         if not self._is_useful:
             return
+        native: Any = native_module("columns")
+        self._string_at, self._strings_in = native.string_at, native.strings_in
         users = [place for places in plan.places for place in places]
-        plain = {
+        slots = self._part.slots
+        own = {
             places[0]: number
             for number, (reader, places) in enumerate(zip(readers, plan.places, strict=True))
-            if getattr(reader, "is_plain", False) and reader.wants[0].num_values and users.count(places[0]) == 1
+            if getattr(reader, "is_plain", False) and users.count(places[0]) == 1
         }
-        self._plain, self._blocks = plain, [*map(self._block, _runs(self._part.slots, sorted(plain)))]
-        self._others = [number for number in range(len(readers)) if number not in plain.values()]
-        found = [*(plain[place] for place in sorted(plain)), *self._others]
+        plain = {place: number for place, number in own.items() if slots[place].want.num_values}
+        numbers = [place for place in sorted(plain) if slots[place].want.kind is not BYTES_LIST]
+        self._plain, self._blocks = plain, [*map(self._block, _runs(slots, numbers))]
+        # First among the slots, as in the values.
+        strings = sorted(plain.keys() - {*numbers})
+        self._strings = [
+            (self._part.begins[place], getattr(readers[plain[place]], "is_text", False)) for place in strings
+        ]
+        lists = [(place, number) for place, number in own.items() if slots[place].want.num_values is None]
+        self._lists = [
+            (self._part.any_places.index(place), *self._list(readers[number], slots[place])) for place, number in lists
+        ]
+        quick = [*(plain[place] for place in sorted(plain)), *(number for _, number in lists)]
+        self._others = [number for number in range(len(readers)) if number not in quick]
+        found = [*quick, *self._others]
         order = sorted(range(len(found)), key=found.__getitem__)
         self._in_order: Callable[[list[Any]], Any] = list if order == sorted(order) else itemgetter(*order)
 
@@ -68,10 +87,21 @@ class RowPlan:
         found: _Found | None = self._part.core.parse_one(record)
         if found is None:
             return None
-        values: list[Any] = []
+        at = self._string_at
+        try:
+            values: list[Any] = [at(record, found[0], begin, is_text) for begin, is_text in self._strings]
+            lists = [
+                self._strings_in(record, found[1][place], is_text)
+                if dtype is None
+                else _numbers(found[1][place], dtype)
+                for place, dtype, is_text in self._lists
+            ]
+        except UnicodeDecodeError:
+            return None
         for begin, count, dtype, shape in self._blocks:
             block = torch.frombuffer(found[0], dtype=dtype, count=count, offset=begin)
             values += (block if len(shape) == 1 else block.view(shape)).unbind()
+        values += lists
         if not self._others and found[2] is None:
             ordered: Sequence[Any] = self._in_order(values)
             return ordered
@@ -100,8 +130,20 @@ class RowPlan:
         """Of neighbours first byte, number of values, dtype and shape."""
         first, begins = self._part.slots[places[0]], self._part.begins
         count = (begins[places[-1] + 1] - begins[places[0]]) // first.dtype.itemsize
-        dtype = torch.float32 if first.dtype == np.float32 else torch.int64
-        return begins[places[0]], count, dtype, (len(places), *first.want.shape)
+        return begins[places[0]], count, _dtype(first), (len(places), *first.want.shape)
+
+    def _list(self, reader: Any, slot: Slot) -> tuple[torch.dtype | None, bool]:
+        """Of a list of any number the dtype, None for strings, and whether these are str."""
+        return None if slot.want.kind is BYTES_LIST else _dtype(slot), getattr(reader, "is_text", False)
+
+
+def _dtype(slot: Slot) -> torch.dtype:
+    return torch.float32 if slot.dtype == np.float32 else torch.int64
+
+
+def _numbers(memory: Any, dtype: torch.dtype) -> torch.Tensor:
+    has_values = memoryview(memory).nbytes > 0
+    return mark_ragged(torch.frombuffer(memory, dtype=dtype) if has_values else torch.empty(0, dtype=dtype))
 
 
 def _runs(slots: Sequence[Any], places: Sequence[int]) -> list[list[int]]:

@@ -14,12 +14,11 @@ import numpy as np
 import numpy.typing as npt
 
 from torch_tfrecord.errors import ParseError
+from torch_tfrecord.features.columns import Column, Ints, Reader, Want
+from torch_tfrecord.features.steps import StepColumn, StepReader
 from torch_tfrecord.native import native_module
 from torch_tfrecord.parsing.column_plan import ColumnPlan, Slot, plain_form_of, ways
-from torch_tfrecord.parsing.columns import Column, Reader
-from torch_tfrecord.parsing.message_columns import columns_of
-from torch_tfrecord.parsing.step_columns import StepColumn, StepReader, steps_of
-from torch_tfrecord.parsing.wants import Want
+from torch_tfrecord.parsing.message_columns import columns_of, steps_of
 from torch_tfrecord.protobuf.example import parse_message
 from torch_tfrecord.protobuf.messages import SequenceExample
 from torch_tfrecord.records.packed_records import PackedRecords
@@ -47,8 +46,8 @@ class _Found(NamedTuple):
     """What the core found of a want in all records."""
 
     values: npt.NDArray[Any]
-    offsets: npt.NDArray[np.int64]
-    borders: npt.NDArray[np.int64]
+    offsets: Ints
+    borders: Ints
     missing: npt.NDArray[np.uint8]
     buffer: Any
 

@@ -30,7 +30,6 @@ __all__ = [
     "encode_sequence_example",
     "join_arrays",
     "parse_message",
-    "to_array",
 ]
 
 Values: TypeAlias = "npt.NDArray[np.int64] | npt.NDArray[np.float32] | list[bytes]"
@@ -174,23 +173,14 @@ def parse_message(
         ) from error
 
 
-def to_array(message: Any) -> npt.NDArray[np.int64] | npt.NDArray[np.float32]:
-    """Copy an Int64List or FloatList message into a 1-D int64 or float32 array of its own, bit for bit."""
-    if isinstance(message, FloatList):
-        return np.frombuffer(_float_bytes(message), dtype="<f4").astype(np.float32)
-    values = message.value
-    return np.array(values if len(values) > _SHORT_LIST else values[:], dtype=np.int64)
-
-
 def join_arrays(messages: Sequence[Any]) -> npt.NDArray[np.int64] | npt.NDArray[np.float32]:
-    """Copy one or more Int64List or FloatList messages of one kind, one after another, into a 1-D array of its own."""
-    if len(messages) == 1:
-        return to_array(messages[0])
+    """Copy Int64List or FloatList messages of one kind, one after another, into a 1-D array of its own, bit for bit."""
     if isinstance(messages[0], FloatList):
         return np.frombuffer(b"".join(map(_float_bytes, messages)), dtype="<f4").astype(np.float32)
     if max(len(message.value) for message in messages) > _SHORT_LIST:
-        return np.concatenate([to_array(message) for message in messages])
-    return np.array([value for message in messages for value in message.value], dtype=np.int64)
+        arrays = [np.array(message.value, dtype=np.int64) for message in messages]
+        return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
+    return np.array([value for message in messages for value in message.value[:]], dtype=np.int64)
 
 
 def _float_bytes(message: Any) -> bytes:
@@ -216,7 +206,7 @@ def _decode_feature(feature: Any) -> Values:
         return []
     if kind == "bytes_list":
         return list(feature.bytes_list.value)
-    return to_array(getattr(feature, kind))
+    return join_arrays([getattr(feature, kind)])
 
 
 def _fill_map(target: Any, features: Mapping[str, Any], what: str) -> None:

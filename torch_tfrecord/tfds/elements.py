@@ -17,7 +17,7 @@ import torch
 
 from torch_tfrecord.batch_memory import reserve
 from torch_tfrecord.errors import LimitExceededError, ParseError
-from torch_tfrecord.parsing.columns import read_each
+from torch_tfrecord.features.columns import read_each
 from torch_tfrecord.records.compression import MAX_INFLATED_RECORD_BYTES
 from torch_tfrecord.tfds.feature_base import Shape, fits
 from torch_tfrecord.values.dtypes import (

@@ -19,11 +19,11 @@ from torchvision import tv_tensors
 
 import torch_tfrecord.tfds.features as f
 from torch_tfrecord.images.codec import encode_image
-from torch_tfrecord.parsing.columns import rows_of
 from torch_tfrecord.protobuf.example import encode_example
 from torch_tfrecord.tfds.feature_base import fits
 from torch_tfrecord.tfds.leaf_table import LeafPlace, list_leaves
 from torch_tfrecord.values.containers import RaggedTensor
+from torch_tfrecord.values.stacking import rows_of
 
 __all__ = ["SampleEncoder"]
 

@@ -10,8 +10,11 @@ import torch
 
 import torch_tfrecord.tfds.features as f
 from torch_tfrecord.errors import ParseError
-from torch_tfrecord.features.specs import Feature, FixedLenFeature, Image, Text, VarLenFeature
-from torch_tfrecord.parsing.wants import Want
+from torch_tfrecord.features.columns import Want
+from torch_tfrecord.features.feature import Feature
+from torch_tfrecord.features.image import Image
+from torch_tfrecord.features.lists import FixedLenFeature, VarLenFeature
+from torch_tfrecord.features.one_value import Text
 from torch_tfrecord.tfds.elements import BytesElement, Element, EncodedTensor, NumberElement, StringElement, TextElement
 from torch_tfrecord.tfds.feature_base import Shape
 from torch_tfrecord.tfds.leaves import Leaf

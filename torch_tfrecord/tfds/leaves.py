@@ -19,11 +19,11 @@ import numpy.typing as npt
 import torch
 
 from torch_tfrecord.errors import ImageDecodeError, LimitExceededError, ParseError
-from torch_tfrecord.parsing.columns import Column, read_each, reserve_for_values, rows_of
-from torch_tfrecord.parsing.wants import Want
+from torch_tfrecord.features.columns import Column, Want, read_each, reserve_for_values
 from torch_tfrecord.tfds.elements import Element, EncodedTensor
 from torch_tfrecord.values.containers import Nested, split_lists
 from torch_tfrecord.values.dtypes import BYTES_LIST, INT64_LIST
+from torch_tfrecord.values.stacking import rows_of
 
 __all__ = ["MAX_LENGTH", "Leaf", "running_sum"]
 

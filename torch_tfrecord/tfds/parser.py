@@ -11,10 +11,9 @@ from typing import Any
 import torch_tfrecord.tfds.features as f
 from torch_tfrecord.batch_memory import MAX_BATCH_BYTES, check_max_batch_bytes
 from torch_tfrecord.batches.column_batch import ColumnBatch
-from torch_tfrecord.features.specs import Feature
-from torch_tfrecord.parsing.columns import Reader
+from torch_tfrecord.features.columns import Reader
+from torch_tfrecord.features.feature import Feature, make_reader
 from torch_tfrecord.parsing.parsers import ExampleParser
-from torch_tfrecord.parsing.spec_readers import make_reader
 from torch_tfrecord.records.packed_records import PackedRecords
 from torch_tfrecord.shown import shown_list
 from torch_tfrecord.tfds.dataset_info import SupervisedKeys, flat_keys

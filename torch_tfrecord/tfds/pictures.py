@@ -15,12 +15,12 @@ from torchvision import tv_tensors
 
 import torch_tfrecord.tfds.features as f
 from torch_tfrecord.errors import ParseError
+from torch_tfrecord.features.columns import Column, Want, read_each
 from torch_tfrecord.images.codec import decode_image, image_size
-from torch_tfrecord.parsing.columns import Column, read_each, rows_of
-from torch_tfrecord.parsing.wants import Want
 from torch_tfrecord.tfds.elements import BytesElement, Element
 from torch_tfrecord.tfds.feature_base import Shape, fits
 from torch_tfrecord.tfds.leaves import Leaf
+from torch_tfrecord.values.stacking import rows_of
 
 __all__ = ["PIXEL_MODES", "BoxLeaf", "PictureElement", "sound_element"]
 

@@ -10,14 +10,14 @@ import numpy.typing as npt
 
 import torch_tfrecord.tfds.features as f
 from torch_tfrecord.errors import ParseError, TFRecordError
-from torch_tfrecord.parsing.columns import Column as ReadColumn
-from torch_tfrecord.parsing.columns import rows_of
-from torch_tfrecord.parsing.wants import LackingError, Want
+from torch_tfrecord.features.columns import Column as ReadColumn
+from torch_tfrecord.features.columns import LackingError, Want
 from torch_tfrecord.tfds.episode_columns import Column, FeaturePlace
 from torch_tfrecord.tfds.episode_reader import Frames, Values
 from torch_tfrecord.tfds.leaf_table import LeafPlace, make_element
 from torch_tfrecord.tfds.leaves import MAX_LENGTH, Leaf, running_sum
 from torch_tfrecord.values.dtypes import BYTES_LIST, FLOAT_LIST, INT64_LIST
+from torch_tfrecord.values.stacking import rows_of
 
 __all__ = ["LeafLists", "list_keys", "values_per_step"]
 

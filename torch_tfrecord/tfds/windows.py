@@ -17,7 +17,6 @@ from torchvision import tv_tensors
 from torch_tfrecord.arguments import Pad, at_least, one_of
 from torch_tfrecord.batch_memory import reserve
 from torch_tfrecord.errors import TFRecordError
-from torch_tfrecord.features.specs import is_ragged
 from torch_tfrecord.images.regions import decode_stack
 from torch_tfrecord.tfds.episode_columns import (
     Column,
@@ -27,6 +26,7 @@ from torch_tfrecord.tfds.episode_columns import (
     own_tensor,
     read_encoded,
 )
+from torch_tfrecord.values.stacking import is_ragged
 
 __all__ = [
     "DifferentNamesError",

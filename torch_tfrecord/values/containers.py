@@ -1,4 +1,4 @@
-"""What torch has no tensor for: several ragged dimensions, and sparse strings; and how samples of these make a batch.
+"""What torch has no tensor for: several ragged dimensions, and sparse strings.
 
 torch holds one ragged dimension (a jagged nested tensor) and sparse numbers (``torch.sparse_coo``). Only what goes
 beyond has a class here. Strings with ragged dimensions are nested lists.
@@ -6,6 +6,7 @@ beyond has a class here. Strings with ragged dimensions are nested lists.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -22,7 +23,6 @@ __all__ = [
     "make_sparse",
     "offsets_of",
     "split_lists",
-    "stack_samples",
     "wrap_nested",
 ]
 
@@ -190,22 +190,24 @@ def jagged_tensor(values: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
 
     It knows the length of its longest row, without which ``to_padded_tensor`` makes rows of all rows' length together.
 
-    Made by the function below it, as torch's own ``nested_tensor``: that one first asks torch.fx whether it is being
-    traced, about which question torch writes a warning to stderr, once in each process.
+    Made by its class, as torch's operators make theirs: torch's function takes three times as long, and asks torch.fx
+    whether it is being traced, about which question torch writes a warning to stderr, once in each process.
     """
-    try:
-        from torch.nested._internal.nested_tensor import nested_view_from_values_offsets
-    except ImportError:  # it is not public
-        return torch.nested.nested_tensor_from_jagged(values, offsets, max_seqlen=_longest(offsets))
-    view: torch.Tensor = nested_view_from_values_offsets(values, offsets, max_seqlen=_longest(offsets))  # type: ignore[no-untyped-call]
-    return view
+    longest = _longest(offsets)
+    if not values.requires_grad:  # a gradient goes through torch's view only
+        with contextlib.suppress(ImportError):  # it is not public
+            from torch.nested._internal.nested_tensor import NestedTensor
+
+            return NestedTensor(values, offsets, _metadata_cache={"max_seqlen": torch.zeros(longest, 0)})
+    return torch.nested.nested_tensor_from_jagged(values, offsets, max_seqlen=longest)
 
 
 def _longest(offsets: torch.Tensor) -> int:
-    return int(offsets.diff().max()) if len(offsets) > 1 else 0
+    ends = offsets.numpy(force=True)  # quicker than torch for few rows
+    return int((ends[1:] - ends[:-1]).max(initial=0))
 
 
-def wrap_nested(nested: Nested) -> Any:
+def wrap_nested(nested: Nested) -> torch.Tensor | RaggedTensor:
     """The plainest thing that holds it: a tensor, a jagged nested tensor, or a RaggedTensor."""
     if not nested.row_splits:
         return nested.values
@@ -221,53 +223,10 @@ def split_lists(values: list[Any], row_splits: Sequence[Sequence[int]]) -> list[
     return values
 
 
-def make_sparse(indices: torch.Tensor, values: Any, shape: tuple[int, ...], *, is_coalesced: bool) -> Any:
+def make_sparse(
+    indices: torch.Tensor, values: torch.Tensor | list[Any], shape: tuple[int, ...], *, is_coalesced: bool
+) -> torch.Tensor | SparseList:
     """A ``torch.sparse_coo`` tensor, or a SparseList where the values are a list; nothing is checked or sorted."""
     if isinstance(values, list):
         return SparseList(indices, values, shape)
     return torch.sparse_coo_tensor(indices, values, shape, is_coalesced=is_coalesced, check_invariants=False)
-
-
-def stack_samples(samples: Sequence[Any]) -> Any:
-    """Make a batch of samples that ``torch.stack`` does not take: RaggedTensor, SparseList, jagged, sparse.
-
-    Args:
-        samples: At least one; all of one kind. Dense tensors [n, *inner] of any n make a jagged nested tensor.
-
-    Returns:
-        Of jagged samples and RaggedTensors a RaggedTensor of one dimension more; of sparse ones a sparse one, with the
-        sample's number as first index.
-
-    Raises:
-        ValueError: Samples of different depths or sizes.
-    """
-    first = samples[0]
-    if isinstance(first, SparseList) or (isinstance(first, torch.Tensor) and first.layout == torch.sparse_coo):
-        return _stack_sparse(samples)
-    parts = [_as_nested(sample) for sample in samples]
-    depths = {(len(part.row_splits), part.values.shape[1:]) for part in parts}
-    if len(depths) > 1:
-        raise ValueError(f"expected samples with as many ragged dimensions, got {sorted(depths)}")
-    return wrap_nested(join_nested(parts, parts[0]))
-
-
-def _as_nested(sample: Any) -> Nested:
-    if isinstance(sample, RaggedTensor):
-        return Nested(sample.flat_values, sample.row_splits)
-    if sample.is_nested:
-        return Nested(sample.values(), (sample.offsets(),))
-    return Nested(sample)
-
-
-def _stack_sparse(samples: Sequence[Any]) -> Any:
-    shapes = {tuple(sample.shape) for sample in samples}
-    if len(shapes) > 1:
-        raise ValueError(f"expected sparse samples of one size, got {sorted(shapes)}")
-    shape = (len(samples), *shapes.pop())
-    parts = [sample.indices if isinstance(sample, SparseList) else sample._indices() for sample in samples]
-    rows = torch.repeat_interleave(torch.tensor([part.shape[1] for part in parts]))
-    indices = torch.cat([rows[None], torch.cat(parts, dim=1)])
-    if isinstance(samples[0], SparseList):
-        return SparseList(indices, [value for sample in samples for value in sample.values], shape)
-    values = torch.cat([sample._values() for sample in samples])
-    return make_sparse(indices, values, shape, is_coalesced=all(sample.is_coalesced() for sample in samples))

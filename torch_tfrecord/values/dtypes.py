@@ -24,6 +24,7 @@ __all__ = [
     "from_bytes",
     "list_kind",
     "nest",
+    "torch_dtype",
     "value_range",
 ]
 
@@ -57,7 +58,7 @@ _INTEGERS = (
 _WITH_INFINITY = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.float8_e5m2)
 _FLOATS = (*_WITH_INFINITY, torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz)
 
-_LISTS: dict[Any, ListKind] = {
+_LISTS: dict[object, ListKind] = {
     torch.bool: INT64_LIST,
     **dict.fromkeys(_INTEGERS, INT64_LIST),
     **dict.fromkeys(_FLOATS, FLOAT_LIST),
@@ -66,14 +67,21 @@ _LISTS: dict[Any, ListKind] = {
 }
 
 
-def list_kind(dtype: DType) -> ListKind | None:
+def list_kind(dtype: object) -> ListKind | None:
     """The list whose values a dtype is read from; None for a dtype that no list holds (complex, quantized, ...)."""
     return _LISTS.get(dtype)
 
 
-def dtype_name(dtype: DType) -> str:
+def dtype_name(dtype: object) -> str:
     """The dtype's short name: "int64", "bytes", "str"."""
     return dtype.__name__ if isinstance(dtype, type) else str(dtype).removeprefix("torch.")
+
+
+def torch_dtype(dtype: DType) -> torch.dtype:
+    """The dtype, which is known to be a torch dtype."""
+    if not isinstance(dtype, torch.dtype):
+        raise TypeError(f"no tensor holds {dtype_name(dtype)}")
+    return dtype
 
 
 def value_range(dtype: torch.dtype) -> tuple[int, int] | tuple[float, float]:

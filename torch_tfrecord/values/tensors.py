@@ -20,7 +20,7 @@ from torch_tfrecord.batch_memory import reserve
 from torch_tfrecord.errors import LimitExceededError, ParseError
 from torch_tfrecord.protobuf.example import parse_message
 from torch_tfrecord.protobuf.messages import TensorProto
-from torch_tfrecord.values.dtypes import DType, decode_text, dtype_name, from_bytes, nest
+from torch_tfrecord.values.dtypes import DType, decode_text, dtype_name, from_bytes, nest, torch_dtype
 
 __all__ = ["MAX_FILL_BYTES", "ParsedTensor", "parse_tensor", "serialize_tensor"]
 
@@ -67,7 +67,7 @@ _TYPES = (
     _Type(28, "float8_e5m2fnuz", torch.float8_e5m2fnuz, "float8_val", "u1"),
 )
 _BY_ENUM = {row.enum: row for row in _TYPES}
-_BY_DTYPE: dict[Any, _Type] = {row.dtype: row for row in _TYPES}
+_BY_DTYPE: dict[object, _Type] = {row.dtype: row for row in _TYPES}
 # What the repeated field itself holds, where that is not the element: low bits count, so values wrap.
 _FIELD_ELEMENT = {"int_val": "i4", "half_val": "i4", "scomplex_val": "f4", "dcomplex_val": "f8"}
 
@@ -155,10 +155,7 @@ def _shape_of(proto: Any) -> tuple[int, ...]:
 
 
 def _numbers(proto: Any, row: _Type, shape: tuple[int, ...], max_bytes: int | None) -> torch.Tensor:
-    dtype = row.dtype
-    if not isinstance(dtype, torch.dtype):
-        raise TypeError(f"no tensor holds {dtype_name(dtype)}")
-    count = math.prod(shape)
+    dtype, count = torch_dtype(row.dtype), math.prod(shape)
     wanted_bytes = count * dtype.itemsize
     if wanted_bytes > _MAX_INT64:
         raise ParseError(f"Cannot parse tensor from proto: shape {list(shape)} has more bytes than an int64 counts")

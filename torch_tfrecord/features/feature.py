@@ -1,0 +1,206 @@
+"""The base of all specs, and which readers they make.
+
+::
+
+    Feature                         key: the name in the record, where it is not the output's name
+    ├── FixedLenFeature             a known number of values       -> tensor of a shape
+    ├── VarLenFeature               any number of values           -> 1-D tensor, batch: jagged
+    ├── FixedLenSequenceFeature     any number of rows of a shape  -> tensor [T, *shape]
+    ├── RaggedFeature               values and their partitions    -> tensor, jagged nested tensor, RaggedTensor
+    ├── SparseFeature               values and their indices       -> torch.sparse_coo
+    ├── Image                       encoded image                  -> tv_tensors.Image
+    ├── RawTensor                   bytes of an array              -> tensor
+    ├── SerializedTensor            TensorProto                    -> tensor
+    └── Text                        UTF-8 bytes                    -> str
+    SequenceFeatures                what to read from a SequenceExample: specs of its context and of its feature lists
+
+Specs are frozen classes that are checked when built; they hold no state, compare and hash by value, pickle, and print
+as the code that builds them. Each stands in one module with its readers.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, field, fields
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+
+from torch_tfrecord.features.columns import Reader
+from torch_tfrecord.features.steps import StepReader
+from torch_tfrecord.values.dtypes import DType
+
+__all__ = ["Feature", "SequenceFeatures", "make_context_reader", "make_reader", "make_step_reader"]
+
+
+@dataclass(frozen=True, repr=False)
+class Feature:
+    """The base of all specs.
+
+    Args:
+        key: Name of the feature in the record; None means the name of the output.
+    """
+
+    key: str | None = field(default=None, kw_only=True)
+
+    def __post_init__(self) -> None:
+        """Check the fields."""
+        if self.key is not None and not isinstance(self.key, str):
+            raise TypeError(f"key must be str or None, got {type(self.key).__name__}")
+
+    def __repr__(self) -> str:
+        """Print the Python code that builds this spec."""
+        shown = [
+            _code(value) if item.default is MISSING and item.kw_only is not True else f"{item.name}={_code(value)}"
+            for item in sorted(fields(self), key=lambda item: item.kw_only is True)
+            if (value := getattr(self, item.name)) != item.default
+        ]
+        return f"{type(self).__name__}({', '.join(shown)})"
+
+    def key_of(self, name: str) -> str:
+        """Its name in the record, where the output has this name."""
+        return name if self.key is None else self.key
+
+    # Which of these a spec has says where it may stand.
+
+    def reader(self, name: str, *, pads: bool = False) -> Reader:
+        """What reads it from Examples; see `make_reader`."""
+        raise NotImplementedError
+
+    def context_reader(self, name: str) -> Reader:
+        """What reads it from the context of SequenceExamples."""
+        raise NotImplementedError
+
+    def step_reader(self, name: str, *, pads: bool = False) -> StepReader:
+        """What reads it from a feature list of SequenceExamples."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class SequenceFeatures:
+    """What to read from SequenceExamples; give it to a dataset as ``features``.
+
+    A sample is then ``(context, sequences)``, two dicts as of ``parse_single_sequence_example``.
+
+    Args:
+        context_features: Name of the output -> spec, for the context.
+        sequence_features: Name of the output -> spec, for the feature lists.
+
+    Raises:
+        TypeError: One of them is not a mapping.
+        ValueError: Both are None or empty.
+
+    Example:
+        >>> from torch_tfrecord.features.image import Image
+        >>> SequenceFeatures(sequence_features={"frame": Image()})
+        SequenceFeatures(context_features={}, sequence_features={'frame': Image()})
+    """
+
+    context_features: Mapping[str, Feature] | None = None
+    sequence_features: Mapping[str, Feature] | None = None
+
+    def __post_init__(self) -> None:
+        """Check the fields, and copy them."""
+        for name in ("context_features", "sequence_features"):
+            features = getattr(self, name)
+            if features is not None and not isinstance(features, Mapping):
+                raise TypeError(f"{name} must be a mapping of names to specs, got {type(features).__name__}")
+            object.__setattr__(self, name, dict(features or {}))
+        if not self.context_features and not self.sequence_features:
+            raise ValueError(
+                "Both `context_features` and `sequence_features` argument are None, "
+                "but at least one should have values."
+            )
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def make_reader(name: str, spec: Feature, *, pads: bool = False) -> Reader:
+    """Build the reader of one output of an Example.
+
+    Args:
+        name: Of the output.
+        spec: What to read.
+        pads: Whether the rows of a FixedLenSequenceFeature are padded in a batch; else they are jagged.
+
+    Raises:
+        TypeError: The name is not str, or the spec is none of the known ones.
+        ValueError: A spec that no Example can have.
+    """
+    _check("reader", name, spec, "an Example")
+    return spec.reader(name, pads=pads)
+
+
+def make_context_reader(name: str, spec: Feature) -> Reader:
+    """As :func:`make_reader`, for the context of a SequenceExample; other specs are a ValueError."""
+    _check("context_reader", name, spec, "a context")
+    return spec.context_reader(name)
+
+
+def make_step_reader(name: str, spec: Feature, *, pads: bool = False) -> StepReader:
+    """As :func:`make_reader`, for a feature list of a SequenceExample; other specs are a ValueError."""
+    _check("step_reader", name, spec, "a feature list")
+    return spec.step_reader(name, pads=pads)
+
+
+_Method = Literal["reader", "context_reader", "step_reader"]
+
+
+def _check(method: _Method, name: object, spec: object, where: str) -> None:
+    if not isinstance(name, str):
+        raise TypeError(f"a name in features must be str, got {type(name).__name__}")
+    if not _makes(method, type(spec)):
+        hint = "" if isinstance(spec, Feature) else _hint(spec)
+        text = f"Unsupported {type(spec).__name__} for key {name!r} of {where}: expected one of {_kinds(method)}{hint}"
+        raise (ValueError if _makes("reader", type(spec)) else TypeError)(text)
+
+
+def _makes(method: _Method, kind: type) -> bool:
+    return issubclass(kind, Feature) and getattr(kind, method) is not getattr(Feature, method)
+
+
+def _kinds(method: _Method) -> str:
+    """The names of all specs of this folder that make such a reader."""
+    for module in pkgutil.iter_modules([str(Path(__file__).parent)], f"{__package__}."):
+        importlib.import_module(module.name)
+    known = [kind for kind in Feature.__subclasses__() if kind.__module__.startswith(f"{__package__}.")]
+    return ", ".join(sorted(kind.__name__ for kind in known if _makes(method, kind)))
+
+
+def _hint(value: object) -> str:
+    """What to write in place of what is no spec: the end of an error's text.
+
+    Example:
+        >>> _hint(torch.int64)
+        '; for one torch.int64 in each record: FixedLenFeature((), torch.int64)'
+    """
+    if type(value).__module__.partition(".")[0] == "tensorflow":
+        return "; this one is TensorFlow's: use torch_tfrecord's, with a torch dtype"
+    dtype = _meant_dtype(value)
+    if dtype is not None:
+        return f"; for one {_code(dtype)} in each record: FixedLenFeature((), {_code(dtype)})"
+    return "; for one integer in each record: FixedLenFeature((), torch.int64)"
+
+
+def _meant_dtype(value: object) -> DType | None:
+    """The dtype that someone means who gives it, or its name, where a spec is expected."""
+    found = getattr(torch, value, None) if isinstance(value, str) else value
+    if isinstance(found, torch.dtype):
+        return found
+    if value is bytes or value is str:
+        return type(value())
+    if not isinstance(value, (type, np.dtype)):
+        return None
+    try:
+        return torch.from_numpy(np.zeros(0, value)).dtype  # numpy's, and Python's int, float and bool
+    except TypeError:
+        return None
+
+
+def _code(value: object) -> str:
+    """The value as Python code: dtypes and types by their name, everything else by its repr."""
+    return value.__name__ if isinstance(value, type) else repr(value)

@@ -1,0 +1,116 @@
+"""What readers of feature lists share: the same specs, one step after another.
+
+A feature list's column is that of an Example whose records are the steps, and where each record's steps begin and end.
+So the readers of Examples read the steps of all records at once.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from torch_tfrecord.errors import LimitExceededError, TFRecordError
+from torch_tfrecord.features.columns import Column, Ints, Reader, Want, at_step
+
+__all__ = ["ReadContext", "StepColumn", "StepReader", "check_steps", "part_of", "read_record", "read_records"]
+
+
+class StepColumn(NamedTuple):
+    """What the feature lists of N records have of a Want, whatever its number of values.
+
+    Attributes:
+        steps: The values of all steps: a Column of any count, whose records are the steps.
+        borders: int64 [N + 1], where each record's steps begin and end.
+        missing: uint8 [N], 1 where a record lacks the feature list.
+    """
+
+    steps: Column
+    borders: Ints
+    missing: npt.NDArray[np.uint8]
+
+
+ReadContext: TypeAlias = Callable[[], Sequence[Column]]
+"""Reads what a StepReader wants of the contexts; not all need it."""
+
+
+class StepReader:
+    """Reads one feature list; as a `Reader`, by the columns of its wants, which are of any number of values.
+
+    Args:
+        step_wants: What each step has to fit; the first one is that of the values.
+
+    Attributes:
+        wants: The same, of feature lists: of any number of values.
+        context_wants: Of the context, for steps that lack the others.
+        is_required: Whether a record that lacks the first list is an error.
+    """
+
+    context_wants: tuple[Want, ...] = ()
+    is_required = False
+
+    def __init__(self, *step_wants: Want) -> None:
+        self.step_wants = step_wants
+        self.wants = tuple(map(_of_any_number, step_wants))
+
+    def read(self, lists: Sequence[StepColumn], context: ReadContext) -> Any:
+        """The batch's column of N records; of ragged numbers a `Nested`."""
+        raise NotImplementedError
+
+
+def _of_any_number(want: Want) -> Want:
+    found = copy.copy(want)
+    found.num_values, found.is_required = None, False
+    return found
+
+
+def check_steps(want: Want, column: StepColumn, *, is_required: bool) -> None:
+    """Whether the records that need the list have it, and each step as many values as are wanted."""
+    if is_required and np.count_nonzero(column.missing):
+        raise want.error(f"Feature list {want.key!r} is required but could not be found")
+    offsets = column.steps.offsets
+    counts = offsets[1:] - offsets[:-1]
+    wrong = counts != want.num_values
+    if np.count_nonzero(wrong):  # for one record it counts that this is faster than any()
+        step = int(wrong.argmax())
+        record = int(np.searchsorted(column.borders, step, side="right")) - 1
+        raise at_step(want.wrong_count(int(counts[step])), step - int(column.borders[record]))
+
+
+def read_records(reader: Reader, columns: Sequence[Column], borders: Ints) -> Any:
+    """The steps of several records as records of a batch; what is too large for a batch is found in its record."""
+    try:
+        return reader.read(columns)
+    except LimitExceededError as error:
+        if error.position is None:
+            raise
+        record = int(np.searchsorted(borders, error.position, side="right")) - 1
+        raise at_step(error, error.position - int(borders[record])).locate(position=record) from error.__cause__
+
+
+def read_record(reader: Reader, columns: Sequence[Column]) -> Any:
+    """The steps of one record as records of a batch; errors name the step."""
+    num_steps = len(columns[0].offsets) - 1 if len(columns[0].offsets) else len(columns[0].values)
+    try:
+        return read_records(reader, columns, np.array([0, num_steps]))
+    except LimitExceededError as error:
+        error.position = None  # among others this record's is another
+        raise
+    except TFRecordError:
+        for number in range(num_steps):
+            try:
+                reader.read([part_of(column, number, number + 1) for column in columns])
+            except TFRecordError as error:
+                raise at_step(error, number) from error.__cause__
+        raise
+
+
+def part_of(column: Column, begin: int, end: int) -> Column:
+    """Some steps of a column."""
+    if not len(column.offsets):
+        return column._replace(values=column.values[begin:end])
+    offsets = column.offsets[begin : end + 1]
+    return column._replace(values=column.values[offsets[0] : offsets[-1]], offsets=offsets - offsets[0])
