@@ -1,7 +1,7 @@
 """What is measured: the records, the ways to read them, and by how much we want to be ahead. Read by every side.
 
-Of the tables "doors" (every way into training) and "random" a row is a variant of ours. ``compare.py doors --rows
-ds_i,tokens`` takes the rows of that name in all workloads, and all rows of that workload; ``scalars.ds_i`` is one row.
+Of the tables "doors" (every way into training), "workers" and "random" a row is a variant of ours. ``compare.py doors
+--rows ds_i,tokens`` takes the rows of that name in all workloads, and all rows of that workload; ``scalars.ds_i`` is one row.
 """
 
 from __future__ import annotations
@@ -49,6 +49,13 @@ TITLES = {
     "crop_process": "`Image(crop=...)`, `DataLoader`, in process",
     "crop_threads": "`Image(crop=...)`, `make_dataloader(num_threads=2)`",
     "crop_workers": "`Image(crop=...)`, `make_dataloader(num_workers=2)`",
+    "with_none": "`DataLoader(TFRecordDataset, collate_fn=collate)`, in process",
+    "with_collate": "`DataLoader(TFRecordDataset, num_workers=2, collate_fn=collate)`",
+    "with_torch_collate": "`DataLoader(TFRecordDataset, num_workers=2)`, torch's collate",
+    "with_stream": "`DataLoader(TFRecordIterableDataset(batch_size=...), batch_size=None, num_workers=2)`",
+    "with_make_dataloader": "`make_dataloader(num_workers=2)`",
+    "handed_over": "`collate`'s batch",
+    "by_torch": "the same tensors in a plain dict, by torch's own way",
     "raw": "`ds.raw(i)`",
     "example": "`ds[i]`, one feature of bytes",
     "raw_64": "64 raw records",
@@ -109,7 +116,7 @@ class Workload:
     @property
     def has_doors(self) -> bool:
         """Whether each variant of ours is a row of its own."""
-        return self.table in ("doors", "random")
+        return self.table in ("doors", "random", "workers")
 
     def kind(self, variant: str) -> str:
         """Variants of one kind hand out the same values: raw records are another than what is parsed from them."""
@@ -301,7 +308,43 @@ def _random(name: str) -> Workload:
     )
 
 
-WORKLOADS = {workload.name: workload for workload in (*_SUMMARY, *_DOORS, *map(_random, RANDOM_SIZES))}
+_IN_WORKERS = ("with_collate", "with_torch_collate", "with_stream", "with_make_dataloader")
+
+
+def _workers(name: str, corpus: str, title: str, size: int) -> Workload:
+    """With two workers, on two cores."""
+    variants = {"ours": ("with_none", *_IN_WORKERS), "tensorflow": _TF_BATCHES}
+    bars = _each(_IN_WORKERS, "tensorflow", _TF_BATCHES, 3)
+    return Workload(f"workers-{name}", "workers", corpus, title, size, variants, doors=bars)
+
+
+def _hand_over(megabytes: int, ratio: float) -> Workload:
+    """A worker does nothing but to send the same batch again and again."""
+    title = f"batches of {megabytes} MB that lie ready, two workers"
+    variants = {"ours": ("handed_over", "by_torch")}
+    bars = _each(("handed_over",), "ours", ("by_torch",), ratio)
+    return Workload(f"workers-{megabytes}MB", "workers", "embeddings", title, 1, variants, doors=bars)
+
+
+_WORKERS = (
+    _workers("scalars", "tabular", "40 scalars, batches of 1,024", 1024),
+    _workers("tokens", "many-tokens", "2,048 tokens, batches of 256", 256),
+    _workers("floats", "embeddings", "1,024 floats, batches of 256", 256),
+    Workload(
+        "workers-images",
+        "workers",
+        "few-images",
+        "images: random resized crop, flip, float32 [3, 224, 224], batches of 64",
+        64,
+        {"ours": ("crop_process", "crop_threads", "crop_workers")},
+        random_columns=("image",),
+        doors=(Bar(("crop_workers",), "ours", ("crop_threads",), 0.95),),
+    ),
+    _hand_over(1, 10),
+    _hand_over(38, 3),
+)
+
+WORKLOADS = {one.name: one for one in (*_SUMMARY, *_DOORS, *_WORKERS, *map(_random, RANDOM_SIZES))}
 
 
 def columns_of(corpus: str) -> dict[str, tuple[str, tuple[int, ...]]]:
@@ -319,7 +362,7 @@ def columns_of(corpus: str) -> dict[str, tuple[str, tuple[int, ...]]]:
 
 def only_rows(workload: Workload, rows: Collection[str]) -> Workload | None:
     """The workload with the rows of these names, and what they are held against; None where there is no such row."""
-    short = workload.name.removeprefix("doors-")
+    short = workload.name.removeprefix("doors-").removeprefix("workers-")
     if short in rows:
         return workload
     wanted = [name for name in workload.variants["ours"] if {name, f"{short}.{name}"} & {*rows}]

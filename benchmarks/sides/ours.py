@@ -12,7 +12,7 @@ import numpy as np
 import torch
 import torchvision.transforms.v2 as v2
 from side import Job, Side
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset
 from workloads import CROP, MEAN, STD, columns_of
 
 from sides.at_random import positions_of, side_at_random
@@ -42,7 +42,9 @@ _DTYPES = {"float": torch.float32, "int": torch.int64}
 
 def open_side(job: Job) -> Side:
     """The workload as a user of the library would write it."""
-    if job.workload.table == "doors":
+    if job.variant in ("handed_over", "by_torch"):
+        return _hand_over(job)
+    if job.workload.table in ("doors", "workers"):
         return _door(job)
     if job.workload.table == "random":
         return _random(job)
@@ -137,7 +139,8 @@ def _door(job: Job) -> Side:
     columns = (
         _sequence if isinstance(features, SequenceFeatures) else partial(_flat, padded=job.workload.corpus == "ragged")
     )
-    return _ways(job, dataset, lambda: TFRecordIterableDataset(job.path, features), columns)
+    size = job.workload.batch_size if job.variant == "with_stream" else None
+    return _ways(job, dataset, lambda: TFRecordIterableDataset(job.path, features, batch_size=size), columns)
 
 
 def _features_of(corpus: str) -> Any:
@@ -157,6 +160,7 @@ def _ways(job: Job, dataset: Any, stream: Callable[[], Any], columns: Callable[[
     if job.variant == "ds_i":
         return Side(lambda: map(dataset.__getitem__, range(len(dataset))), _of_one(columns), is_single=True)
     plain = {"num_workers": 0, "batch_size": size}
+    workers: Any = {"num_workers": 2, "persistent_workers": True}
     loaders: dict[str, Callable[[], Iterable[Any]]] = {
         "make_dataloader": lambda: make_dataloader(dataset, size, shuffle=False),
         "jagged": lambda: make_dataloader(dataset, size, shuffle=False),
@@ -164,11 +168,45 @@ def _ways(job: Job, dataset: Any, stream: Callable[[], Any], columns: Callable[[
         "collate": lambda: DataLoader(dataset, collate_fn=collate, **plain),
         "padded_plain": lambda: DataLoader(dataset, collate_fn=PaddedCollate(), **plain),
         "torch_collate": lambda: DataLoader(dataset, **plain),
+        "with_none": lambda: DataLoader(dataset, collate_fn=collate, **plain),
+        "with_collate": lambda: DataLoader(dataset, size, collate_fn=collate, **workers),
+        "with_torch_collate": lambda: DataLoader(dataset, size, **workers),
+        "with_stream": lambda: DataLoader(stream(), batch_size=None, **workers),
+        "with_make_dataloader": lambda: make_dataloader(dataset, size, shuffle=False, **workers),
         "stream_collate": lambda: DataLoader(stream(), collate_fn=collate, **plain),
         "stream_torch": lambda: DataLoader(stream(), **plain),
     }
     loader = loaders[job.variant]()
     return Side(lambda: loader, columns, _rows_of)
+
+
+class _Ready(Dataset[Any]):
+    """A batch of a tensor of so many bytes, and a number; the same memory each time."""
+
+    def __init__(self, num_bytes: int) -> None:
+        self._values = torch.arange(num_bytes // 8)
+
+    def __len__(self) -> int:
+        return 2000 if self._values.nbytes < 1 << 24 else 100
+
+    def __getitem__(self, position: int) -> dict[str, torch.Tensor]:
+        return {"x": self._values, "position": torch.tensor([position])}
+
+
+def _hand_over(job: Job) -> Side:
+    ready = _Ready(int(job.workload_name.removeprefix("workers-").removesuffix("MB")) * 1_000_000)
+    hand = collate if job.variant == "handed_over" else _copied
+    loader = DataLoader(ready, 1, num_workers=2, persistent_workers=True, collate_fn=hand)
+    return Side(lambda: loader, lambda batch: {"position": batch["position"].numpy()}, _one)
+
+
+def _copied(samples: list[Any]) -> Any:
+    """The same as a plain dict of copies: torch would send the dataset's own memory again."""
+    return {name: value.clone()[None] for name, value in samples[0].items()}
+
+
+def _one(batch: Any) -> int:
+    return 1
 
 
 def _rows_of(batch: Any) -> int:

@@ -23,7 +23,7 @@ _KINDS = {"float": tf.float32, "int": tf.int64, "byte": tf.string}
 
 def open_side(job: Job) -> Side:
     """The best pipeline we know for the workload."""
-    if job.workload.table == "doors":
+    if job.workload.table in ("doors", "workers"):
         return _door(job)
     if job.workload.table == "raw":
         return _raw(job)

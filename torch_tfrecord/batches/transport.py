@@ -244,7 +244,8 @@ class _Packer:
         if self._memory is None or piece is None:
             storage = torch.UntypedStorage._new_shared(num_bytes)  # type: ignore[no-untyped-call]
             self._memories.append(torch.empty(0, dtype=torch.uint8).set_(storage))
-            return self._memories[-1].numpy().data
+            memory: memoryview = self._memories[-1].numpy().data
+            return memory
         memory = memoryview(piece)
         start, _ = self._memory.send(torch.frombuffer(memory, dtype=torch.uint8).data_ptr(), num_bytes)  # type: ignore[misc]
         self._memories.append(self._memory.hold(start))
@@ -256,9 +257,9 @@ def _unpack(name: MemoryName | None, memories: list[Any], sources: list[_Source]
     return _build([_view(views[source.memory], source) for source in sources], node)
 
 
-def _memory(name: MemoryName | None, memory: Any) -> memoryview:
+def _memory(name: MemoryName | None, memory: Any) -> Any:
     if isinstance(memory, torch.Tensor):
-        return memoryview(memory.numpy())
+        return memory.numpy().data
     if name is None or isinstance(memory, bytearray):
         return memoryview(memory)
     native: Any = optional_module("shared")

@@ -19,6 +19,7 @@ from torch_tfrecord.batches.collate import collate
 from torch_tfrecord.batches.column_batch import ColumnBatch
 from torch_tfrecord.batches.crop_reader import NotCroppedError, UncroppedBatch
 from torch_tfrecord.batches.sample_block import Origin, SampleBlock
+from torch_tfrecord.batches.transport import register_in_worker
 from torch_tfrecord.errors import LimitExceededError, TFRecordError
 from torch_tfrecord.features.feature import SequenceFeatures
 from torch_tfrecord.loading.record_groups import RecordGroup, StreamRecord, regroup
@@ -156,6 +157,7 @@ class TFRecordIterableDataset(IterableDataset[Any]):
 
     def __iter__(self) -> Iterator[Any]:
         # A worker begins at once: it cannot know what will be asked for, and must begin as the others do.
+        register_in_worker()
         has_begun = get_worker_info() is not None
         iteration = self._iteration(self._epochs.begin() if has_begun else self._epochs.next())
         iteration.count_by(self._epochs, has_begun)

@@ -13,6 +13,7 @@ import numpy.typing as npt
 from torch_tfrecord.batch_memory import BatchBudget
 from torch_tfrecord.batches.column_batch import ColumnBatch, ColumnTransform
 from torch_tfrecord.batches.crop_reader import CropReader, NotCroppedError, UncroppedBatch
+from torch_tfrecord.batches.transport import register_in_worker
 from torch_tfrecord.errors import TFRecordError
 from torch_tfrecord.records.packed_records import PackedRecords
 from torch_tfrecord.samples import Places, SampleList, transform_each, transform_one
@@ -105,6 +106,7 @@ class SampleMaker:
 
     def sample(self, record: bytes, key: int, place: Callable[[int], RecordPlace], number: int) -> Any:
         """The sample of one record, which is at ``place(number)``."""
+        register_in_worker()
         transform = self.transform
         if self.crops.takes(transform):
             with suppress(NotCroppedError):

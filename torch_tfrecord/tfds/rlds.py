@@ -16,6 +16,7 @@ from torch_tfrecord.batch_memory import MAX_BATCH_BYTES, BatchBudget, check_max_
 from torch_tfrecord.batches.collate import collate
 from torch_tfrecord.batches.column_batch import ColumnBatch
 from torch_tfrecord.batches.sample_block import take_apart
+from torch_tfrecord.batches.transport import register_in_worker
 from torch_tfrecord.errors import LimitExceededError, TFRecordError
 from torch_tfrecord.order.leaves import defines_last
 from torch_tfrecord.order.position_batch import is_batch_of_positions, list_of_positions
@@ -201,6 +202,7 @@ class RLDSDataset(_EpisodeDataset):
             return self._part(position)
         if is_batch_of_positions(position):
             return collate(self.__getitems__(list_of_positions(position)))
+        register_in_worker()
         sample = self._one(position)
         if self._step_transform is None:
             return sample
@@ -393,6 +395,7 @@ class RLDSEpisodes(_EpisodeDataset):
         """The episode at a position (negative ones count from the end), or for a slice a dataset of those positions."""
         if isinstance(position, slice):
             return self._part(position)
+        register_in_worker()
         number = self._absolute(position)
         item = self._of_episode(number, self._whole)
         return item if self._transform is None else transform_one(self._transform, item, self._store.place, number)
