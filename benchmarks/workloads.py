@@ -1,7 +1,8 @@
 """What is measured: the records, the ways to read them, and by how much we want to be ahead. Read by every side.
 
 Of the tables "doors" (every way into training), "workers" and "random" a row is a variant of ours. ``compare.py doors
---rows ds_i,tokens`` takes the rows of that name in all workloads, and all rows of that workload; ``scalars.ds_i`` is one row.
+--rows ds_i,tokens`` takes the rows of that name in all workloads, and all rows of that workload; ``scalars.ds_i`` is
+one row.
 """
 
 from __future__ import annotations
