@@ -70,6 +70,7 @@ class WorkerMemory:
         os.listdir(f"/proc/{os.getppid()}/fd")  # whether processes of this user see each other's files there
         self._fd = os.memfd_create("torch_tfrecord")
         self._mapping = self._map()
+        self._address, self._header_bytes = int(self._mapping.address), int(self._native.HEADER_BYTES)
         token = os.urandom(_TOKEN_BYTES)
         os.posix_fallocate(self._fd, 0, _PAGE)
         os.pwrite(self._fd, token, 0)
@@ -96,7 +97,7 @@ class WorkerMemory:
 
     def piece(self, num_bytes: int) -> Any | None:
         """Writable memory, not cleared, by the buffer protocol; None where there is no more."""
-        capacity = _rounded(self._native.HEADER_BYTES + num_bytes)
+        capacity = _rounded(self._header_bytes + num_bytes)
         with self._lock:
             self._clock += 1
             block = self._take(capacity) or self._grow(capacity)
@@ -159,35 +160,31 @@ class WorkerMemory:
         with self._lock:
             return sum(block.capacity for block in self._blocks.values())
 
-    def owns(self, address: int) -> bool:
-        """Whether that is this worker's memory."""
-        return bool(0 <= address - self._mapping.address < self._mapping.size)
-
     def send(self, address: int, num_bytes: int) -> tuple[int, int] | None:
         """Where memory lies that a message may hand over as it is: the piece's start, and how far behind it.
 
         None for memory that is not this worker's, and for what was sent before: nobody else may see what its receiver
         writes there.
         """
-        if not self.owns(address):
+        place = address - self._address
+        if not 0 <= place < self.name.size:
             return None
-        place = address - self._mapping.address
         with self._lock:
             block = self._blocks[self._starts[bisect_right(self._starts, place) - 1]]
-            begin = place - block.start
-            if any(begin < end and start < begin + num_bytes for start, end in block.sent):
+            begin, sent = place - block.start, block.sent
+            end = begin + num_bytes
+            if sent and sent[-1][1] == begin and len(sent) == 1:  # columns, one behind the other
+                sent[-1] = (sent[-1][0], end)
+            elif any(begin < other_end and other < end for other, other_end in sent):
                 return None
-            if block.sent and block.sent[-1][1] == begin:  # columns, one behind the other
-                begin_of_last, _ = block.sent.pop()
-                block.sent.append((begin_of_last, begin + num_bytes))
             else:
-                block.sent.append((begin, begin + num_bytes))
-        return block.start, begin - self._native.HEADER_BYTES
+                sent.append((begin, end))
+        return block.start, begin - self._header_bytes
 
     def hold(self, start: int) -> tuple[int, int]:
         """Keep a piece for a message's receiver: what `Piece` takes to make it, its start and its bytes."""
         self._mapping.hold(start)
-        return start, self._blocks[start].capacity - int(self._native.HEADER_BYTES)
+        return start, self._blocks[start].capacity - self._header_bytes
 
     def release(self) -> None:
         """Give back all that nobody holds: at the worker's end, for the trainer may keep a batch for long."""

@@ -177,7 +177,7 @@ def _ways(job: Job, dataset: Any, stream: Callable[[], Any], columns: Callable[[
         "stream_torch": lambda: DataLoader(stream(), **plain),
     }
     loader = loaders[job.variant]()
-    return Side(lambda: loader, columns, _rows_of)
+    return Side(lambda: loader, columns, _rows_of, ordered=job.variant != "with_stream")  # each worker has its part
 
 
 class _Ready(Dataset[Any]):

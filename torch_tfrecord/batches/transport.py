@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from multiprocessing.reduction import ForkingPickler
-from typing import Any, NamedTuple
+from typing import Any, TypeAlias
 
 import torch
 from torch.multiprocessing.reductions import reduce_tensor
@@ -84,34 +85,18 @@ _FORMS: dict[type, Callable[[Any], Any]] = {dict: _SentDict, tuple: _SentTuple, 
 _PLAIN: dict[type, Callable[[Any], Any]] = {_SentDict: dict, _SentTuple: tuple, _SentList: list}
 
 
-class _Place(NamedTuple):
-    """A tensor: its number in the message."""
-
-    number: int
-
-
-class _Node(NamedTuple):
-    """A part of the batch that `make` builds from its parts, once those were received."""
-
-    make: Callable[..., Any]
-    parts: tuple[Any, ...]
-
-
-class _Source(NamedTuple):
-    """Where a tensor lies: in which of the message's memories, at which byte; no strides if it is contiguous."""
-
-    memory: int
-    offset: int
-    dtype: torch.dtype
-    shape: tuple[int, ...]
-    strides: tuple[int, ...] | None
+# A part of a batch as it travels; plain tuples, since those pickle quickest: (None, the number of a tensor),
+# (False, a value as it is) or (a function, what travels of its arguments, ...).
+_Node: TypeAlias = tuple[Any, ...]
+# Where a tensor lies: in which of the message's memories, at which byte, dtype, shape; strides if it is not contiguous.
+_Source: TypeAlias = tuple[int, int, torch.dtype, tuple[int, ...], tuple[int, ...] | None]
 
 
 def _reduce(batch: Any) -> tuple[Any, ...]:
     plain = _PLAIN[type(batch)](batch)
     packer = _Packer(worker_memory())
     node = packer.node(plain)
-    return (_unpack, (*packer.message(), node)) if packer.is_worth_it else (_itself, (plain,))
+    return (_unpack, (*packer.message(), node)) if packer.is_worth_it else (type(plain), (plain,))
 
 
 def _reduce_sample(sample: Sample) -> tuple[Any, ...]:
@@ -122,15 +107,11 @@ def _reduce_tensor(tensor: torch.Tensor) -> tuple[Any, ...]:
     """A tensor outside of our batches, as in those of other collate functions, or in a sample."""
     packer = _Packer(worker_memory())
     node = packer.node(tensor)
-    if node is not tensor and not tensor.is_shared():  # type: ignore[no-untyped-call]  # what somebody shares stays shared
+    if node[0] is not False and not tensor.is_shared():  # type: ignore[no-untyped-call]  # what somebody shares stays shared
         return _unpack, (*packer.message(), node)
     if type(tensor) in _IMAGE_KINDS:
-        return _make_image, (type(tensor), tensor.as_subclass(torch.Tensor))
+        return type(tensor), (tensor.as_subclass(torch.Tensor),)
     return reduce_tensor(tensor)  # type: ignore[no-untyped-call,no-any-return]
-
-
-def _itself(batch: Any) -> Any:
-    return batch
 
 
 class _Packer:
@@ -152,53 +133,53 @@ class _Packer:
         """Whether torch's own way is not as good."""
         return len(self._tensors) > (self._memory is None)
 
-    def node(self, part: Any) -> Any:
-        """What `_unpack` builds the part from; what cannot be packed stays as it is."""
+    def node(self, part: Any) -> _Node:
+        """What `_unpack` builds the part from."""
         if type(part) is dict:
-            return _Node(_make_dict, (tuple(part), *map(self.node, part.values())))
+            return (_make_dict, (False, tuple(part)), *map(self.node, part.values()))
         if type(part) is tuple:
-            return _Node(_make_tuple, tuple(map(self.node, part)))
+            return (_make_tuple, *map(self.node, part))
         if type(part) is list:
             return self._list(part, set(map(type, part)))
         if isinstance(part, RaggedTensor):
-            return _Node(_make_ragged, tuple(map(self.node, (part.flat_values, *part.row_splits))))
-        return self._tensor(part) if isinstance(part, torch.Tensor) else part
+            return RaggedTensor, self.node(part.flat_values), self.node(tuple(part.row_splits))
+        return self._tensor(part) if isinstance(part, torch.Tensor) else (False, part)
 
-    def _list(self, values: list[Any], kinds: set[type]) -> Any:
+    def _list(self, values: list[Any], kinds: set[type]) -> _Node:
         if kinds == {bytes}:
             return self._bytes(values)
         if any(issubclass(kind, (torch.Tensor, RaggedTensor)) for kind in kinds):
-            return _Node(_make_list, tuple(map(self.node, values)))
-        return values
+            return list, self.node(tuple(values))
+        return False, values
 
-    def _bytes(self, values: list[bytes]) -> Any:
+    def _bytes(self, values: list[bytes]) -> _Node:
         joined = bytearray().join(values)
         if len(joined) < _MANY_BYTES:
-            return values
+            return False, values
         lengths = torch.tensor([*map(len, values)])
-        return _Node(_make_bytes, (self._place(torch.frombuffer(joined, dtype=torch.uint8)), self._place(lengths)))
+        return _make_bytes, self._place(torch.frombuffer(joined, dtype=torch.uint8)), self._place(lengths)
 
-    def _tensor(self, tensor: Any) -> Any:
+    def _tensor(self, tensor: Any) -> _Node:
         if tensor.requires_grad or tensor.device.type != "cpu":
-            return tensor
+            return False, tensor
         if tensor.layout == torch.jagged:
             is_plain = tensor._lengths is None and tensor._ragged_idx == 1
-            parts: tuple[Any, ...] = (self.node(tensor.values()), self.node(tensor.offsets()))
-            return _Node(jagged_tensor, parts) if is_plain else tensor
+            parts = self.node(tensor.values()), self.node(tensor.offsets())
+            return (jagged_tensor, *parts) if is_plain else (False, tensor)
         if tensor.layout == torch.sparse_coo:
-            parts = (self.node(tensor._indices()), self.node(tensor._values()), tuple(tensor.shape))
-            return _Node(_make_sparse, (*parts, tensor.is_coalesced()))
+            make = partial(make_sparse, shape=tuple(tensor.shape), is_coalesced=tensor.is_coalesced())
+            return make, self.node(tensor._indices()), self.node(tensor._values())
         if tensor.layout != torch.strided or tensor.is_nested or tensor.is_conj() or tensor.is_neg():
-            return tensor
+            return False, tensor
         if not 0 < tensor.nbytes < (_LARGE_BYTES if self._memory is None else math.inf):
-            return tensor
+            return False, tensor
         if type(tensor) in _IMAGE_KINDS:
-            return _Node(_make_image, (type(tensor), self._place(tensor.as_subclass(torch.Tensor))))
-        return self._place(tensor) if type(tensor) is torch.Tensor else tensor
+            return type(tensor), self._place(tensor.as_subclass(torch.Tensor))
+        return self._place(tensor) if type(tensor) is torch.Tensor else (False, tensor)
 
-    def _place(self, tensor: torch.Tensor) -> _Place:
+    def _place(self, tensor: torch.Tensor) -> _Node:
         self._tensors.append(tensor)
-        return _Place(len(self._tensors) - 1)
+        return None, len(self._tensors) - 1
 
     def message(self) -> tuple[MemoryName | None, list[Any], list[_Source | None]]:
         """Whose memory, which of its pieces (or tensors that travel by torch's way), and where each tensor lies."""
@@ -212,9 +193,9 @@ class _Packer:
         """Where it lies, if it may travel as it is."""
         if self._memory is None:
             return None
-        shape, strides = tuple(tensor.shape), tensor.stride()
-        span = 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
-        found = self._memory.send(tensor.data_ptr(), span * tensor.itemsize)
+        shape, strides = tuple(tensor.shape), None if tensor.is_contiguous() else tensor.stride()
+        num_bytes = tensor.nbytes if strides is None else _span(shape, strides) * tensor.itemsize
+        found = self._memory.send(tensor.data_ptr(), num_bytes)
         if found is None:
             return None
         start, offset = found
@@ -222,7 +203,7 @@ class _Packer:
         if number is None:
             number = self._starts[start] = len(self._memories)
             self._memories.append(self._memory.hold(start))
-        return _Source(number, offset, tensor.dtype, shape, None if tensor.is_contiguous() else strides)
+        return number, offset, tensor.dtype, shape, strides
 
     def _copy(self, numbers: list[int]) -> None:
         """Give tensors a place in new memory, one behind the other."""
@@ -232,7 +213,7 @@ class _Packer:
             offsets.append(offsets[-1] + -(-tensor.nbytes // _ALIGNMENT) * _ALIGNMENT)
         memory = self._new(offsets[-1])
         for number, tensor, offset in zip(numbers, tensors, offsets, strict=False):
-            source = _Source(len(self._memories) - 1, offset, tensor.dtype, tuple(tensor.shape), None)
+            source = len(self._memories) - 1, offset, tensor.dtype, tuple(tensor.shape), None
             _view(memory, source).copy_(tensor)
             self._sources[number] = source
 
@@ -252,9 +233,9 @@ class _Packer:
         return memory
 
 
-def _unpack(name: MemoryName | None, memories: list[Any], sources: list[_Source], node: Any) -> Any:
+def _unpack(name: MemoryName | None, memories: list[Any], sources: list[_Source], node: _Node) -> Any:
     views = [_memory(name, memory) for memory in memories]
-    return _build([_view(views[source.memory], source) for source in sources], node)
+    return _build([_view(views[source[0]], source) for source in sources], node)
 
 
 def _memory(name: MemoryName | None, memory: Any) -> Any:
@@ -266,12 +247,11 @@ def _memory(name: MemoryName | None, memory: Any) -> Any:
     return memoryview(native.Piece(attach(name), *memory))
 
 
-def _build(tensors: list[torch.Tensor], node: Any) -> Any:
-    if type(node) is _Place:
-        return tensors[node.number]
-    if type(node) is _Node:
-        return node.make(*[_build(tensors, part) for part in node.parts])
-    return node
+def _build(tensors: list[torch.Tensor], node: _Node) -> Any:
+    make, *parts = node
+    if make is None:
+        return tensors[parts[0]]
+    return make(*[_build(tensors, part) for part in parts]) if make else parts[0]
 
 
 def _view(memory: memoryview, source: _Source) -> torch.Tensor:
@@ -280,8 +260,13 @@ def _view(memory: memoryview, source: _Source) -> torch.Tensor:
     if strides is None:
         flat = torch.frombuffer(memory, dtype=dtype, count=math.prod(shape), offset=offset)
         return flat if len(shape) == 1 else flat.view(shape)
-    span = 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
-    return torch.frombuffer(memory, dtype=dtype, count=span, offset=offset).as_strided(shape, strides)
+    flat = torch.frombuffer(memory, dtype=dtype, count=_span(shape, strides), offset=offset)
+    return flat.as_strided(shape, strides)
+
+
+def _span(shape: tuple[int, ...], strides: tuple[int, ...]) -> int:
+    """How many items lie between the first one and the last one, both included."""
+    return 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
 
 
 def _make_dict(keys: tuple[Any, ...], *values: Any) -> dict[Any, Any]:
@@ -292,22 +277,5 @@ def _make_tuple(*values: Any) -> tuple[Any, ...]:
     return values
 
 
-def _make_list(*values: Any) -> list[Any]:
-    return list(values)
-
-
 def _make_bytes(joined: torch.Tensor, lengths: torch.Tensor) -> list[bytes]:
     return PackedRecords(joined.numpy(), (lengths.cumsum(0) - lengths).numpy(), lengths.numpy()).tolist()
-
-
-def _make_ragged(flat_values: torch.Tensor, *row_splits: torch.Tensor) -> RaggedTensor:
-    return RaggedTensor(flat_values, row_splits)
-
-
-def _make_sparse(indices: torch.Tensor, values: torch.Tensor, shape: tuple[int, ...], is_coalesced: bool) -> Any:
-    return make_sparse(indices, values, shape, is_coalesced=is_coalesced)
-
-
-def _make_image(kind: Any, pixels: torch.Tensor) -> torch.Tensor:
-    image: torch.Tensor = kind(pixels)
-    return image
