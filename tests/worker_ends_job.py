@@ -118,7 +118,9 @@ def epochs(rounds):
             kept = next(batches)
         del batches, kept
         if number % 10 == 9:
-            threads = len(os.listdir("/proc/self/task"))
+            until = time.monotonic() + 10  # the threads of torch's queues end by themselves, a moment later
+            while (threads := len(os.listdir("/proc/self/task"))) > 1 and time.monotonic() < until:
+                time.sleep(0.01)
             status = Path("/proc/self/status").read_text()
             resident = int(status.split("VmRSS:")[1].split()[0])
             sizes.append((descriptors(), mappings(), threads, resident))
