@@ -22,7 +22,15 @@ from torch_tfrecord.shared_memory import worker_memory
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["MAX_BATCH_BYTES", "BatchBudget", "check_max_batch_bytes", "empty_bytes", "empty_tensor", "reserve"]
+__all__ = [
+    "MAX_BATCH_BYTES",
+    "BatchBudget",
+    "check_max_batch_bytes",
+    "empty_bytes",
+    "empty_tensor",
+    "reserve",
+    "scratch_bytes",
+]
 
 MAX_BATCH_BYTES = 4 << 30
 """What a batch may need where nobody says."""
@@ -99,13 +107,15 @@ def empty_bytes(size: int) -> _Bytes:
     128 MiB of what was given back, in each process. In a DataLoader worker it is memory that the trainer can read, too:
     see `shared_memory`. Safe from several threads.
     """
-    if size < _SMALL_BYTES:
-        return np.empty(size, np.uint8)
-    worker, native = worker_memory(), optional_module("memory")
+    worker = worker_memory() if size >= _SMALL_BYTES else None
     piece = None if worker is None else worker.piece(size)
-    if piece is None and native is not None:
-        piece = native.Block(size)
-    return np.empty(size, np.uint8) if piece is None else np.frombuffer(piece, np.uint8)
+    return scratch_bytes(size) if piece is None else np.frombuffer(piece, np.uint8)
+
+
+def scratch_bytes(size: int) -> _Bytes:
+    """As `empty_bytes`, of this process alone: for what leaves no worker, as the bytes of records."""
+    native = optional_module("memory") if size >= _SMALL_BYTES else None
+    return np.empty(size, np.uint8) if native is None else np.frombuffer(native.Block(size), np.uint8)
 
 
 def empty_tensor(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:

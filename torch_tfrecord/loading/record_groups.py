@@ -8,7 +8,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from torch_tfrecord.batch_memory import empty_bytes
+from torch_tfrecord.batch_memory import scratch_bytes
 from torch_tfrecord.errors import TFRecordError
 from torch_tfrecord.records.packed_records import PackedRecords
 
@@ -67,7 +67,7 @@ class RecordGroup(NamedTuple):
             starts.append(records.starts + (end - low))
             end += high - low
         lengths = [group.records.lengths for group in groups]
-        joined = np.concatenate(parts, out=empty_bytes(end))
+        joined = np.concatenate(parts, out=scratch_bytes(end))
         packed = PackedRecords(joined, np.concatenate(starts), np.concatenate(lengths))
         return cls(packed, *(np.concatenate(column) for column in zip(*(group[1:] for group in groups), strict=True)))
 

@@ -8,7 +8,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from torch_tfrecord.batch_memory import empty_bytes
+from torch_tfrecord.batch_memory import scratch_bytes
 from torch_tfrecord.native import native_module
 from torch_tfrecord.records.compression import ByteSource
 from torch_tfrecord.records.descriptors import Descriptor
@@ -48,7 +48,7 @@ def read_local_batch(
     if plan is None or plan[1] > _MOST_BYTES:
         return None
     num_ranges, num_bytes, files_read = plan
-    buffer = empty_bytes(num_bytes)
+    buffer = scratch_bytes(num_bytes)
     begin = 0
     first = 0
     while first < len(files_read):
