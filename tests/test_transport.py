@@ -9,12 +9,12 @@ import sys
 import numpy as np
 import pytest
 import torch
+from batches import assert_same
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, Dataset
 from torchvision import tv_tensors
 
-from tests.batches import assert_same
 from torch_tfrecord import RaggedTensor, SparseList, collate, shared_memory
 from torch_tfrecord.batches import transport
 from torch_tfrecord.native import optional_module
@@ -191,6 +191,16 @@ def test_what_is_sent_twice_is_two(memory):
     assert [int(tensor.sum()) for tensor in received] == [0, 100_000, 200_000, 300_000]
 
 
+@shares
+def test_a_kept_batch_while_a_thousand_pass(memory):
+    kept = memory.received(memory.sent({"x": memory.piece(torch.arange(20_000))}))["x"]
+    for number in range(1000):
+        passing = memory.received(memory.sent({"x": memory.piece(torch.full((20_000,), number))}))["x"]
+        passing += 1
+        assert int(passing[-1]) == number + 1
+    assert torch.equal(kept, torch.arange(20_000))
+
+
 @pytest.mark.parametrize(
     "batch", [{"x": torch.ones(3), "y": torch.zeros(1 << 17)}, (torch.ones(9000), [torch.ones(1)] * 3)]
 )
@@ -286,3 +296,13 @@ def test_batches_of_workers(num_workers, context, collate_fn):
     del loader, kept, batch, tensors, x
     gc.collect()
     assert before == shared_memory._ATTACHED
+
+
+def test_several_loaders_at_once_in_any_order():
+    options = {"batch_size": 2, "num_workers": 2, "collate_fn": collate, "in_order": False}
+    loaders = [iter(DataLoader(Kept(), **options)) for _ in range(2)]
+    kept = [[batch for _ in range(8) for batch in (next(loader),)] for loader in loaders]
+    kept = [[*batches, *loader] for batches, loader in zip(kept, loaders, strict=True)]
+    for batches in kept:
+        assert sorted(n for batch in batches for n in batch["position"].tolist()) == [*range(64)]
+        assert all(torch.equal(row, torch.arange(50_000)) for batch in batches for row in batch["x"])

@@ -24,3 +24,12 @@ def test_nothing_stays(what, rounds):
     ran = subprocess.run([sys.executable, JOB, what, str(rounds)], capture_output=True, text=True, timeout=3000)
     assert ran.returncode == 0, ran.stderr
     assert files() <= before
+
+
+@pytest.mark.slow
+def test_a_small_folder_for_shared_memory():
+    command = f"mount -t tmpfs -o size=64m tmpfs /dev/shm && exec '{sys.executable}' '{JOB}' large 12"
+    if subprocess.run(["unshare", "-m", "true"], capture_output=True).returncode:
+        pytest.skip("may not make a namespace for mounts")
+    ran = subprocess.run(["unshare", "-m", "sh", "-c", command], capture_output=True, text=True, timeout=300)
+    assert ran.returncode == 0, ran.stderr
