@@ -375,7 +375,7 @@ def test_no_collate_fn(folder, transform, num_workers):
         DataLoader(ds, 5, num_workers=num_workers, collate_fn=collate),
     ):
         rows = next(iter(loader))["ids"]
-        assert [row.tolist() for row in rows.unbind()] == [[], [0], [0, 1], [], [0]]  # as the README says
+        assert [row.tolist() for row in rows.unbind()] == [[], [0], [0, 1], [], [0]]  # as docs/features.md says
         assert rows.to_padded_tensor(0).tolist() == [[0, 0], [0, 0], [0, 1], [0, 0], [0, 0]]
         assert rows.offsets().diff().tolist() == [0, 1, 2, 0, 1]
     batch = next(iter(DataLoader(ds, 5, num_workers=num_workers, collate_fn=PaddedCollate())))
