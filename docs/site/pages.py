@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 __all__ = ["on_files", "on_page_markdown"]
 
 _ROOT = Path(__file__).resolve().parents[2]
+_NOT_SEARCHED = "---\nsearch:\n  exclude: true\n---\n"
 _LINK = re.compile(r"(?<=\]\()(\.\./[^)#\s]+)")
 
 
@@ -53,8 +54,8 @@ def _page_of(path: str) -> str:
 
 def _shown(path: str) -> str:
     if path.endswith(".md"):
-        return _text(path)
-    return f"# {path}\n\n````{PurePosixPath(path).suffix[1:]}\n{_text(path)}````\n"
+        return _NOT_SEARCHED + _text(path)
+    return f"{_NOT_SEARCHED}# {path}\n\n````{PurePosixPath(path).suffix[1:]}\n{_text(path)}````\n"
 
 
 def _text(path: str) -> str:
