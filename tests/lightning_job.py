@@ -9,6 +9,7 @@ stage ("train", "validate", ...), the trainer's epoch, the ids of the batch.
 import json
 import re
 import sys
+import textwrap
 import warnings
 from pathlib import Path
 
@@ -89,13 +90,9 @@ class Model(LightningModule):
 def count_anew():
     """The callback of docs/trainers.md."""
     text = (Path(__file__).parent.parent / "docs" / "trainers.md").read_text(encoding="utf-8")
+    block = re.search(r"```python\n( +from lightning.pytorch import Callback\n.*?) +```", text, re.S)[1]
     names = {}
-    exec(
-        re.sub(
-            "^  ", "", re.search(r"  from lightning.pytorch import Callback\n.*?(?=  ```)", text, re.S)[0], flags=re.M
-        ),
-        names,
-    )
+    exec(textwrap.dedent(block), names)
     return names["CountAnew"]()
 
 
