@@ -23,6 +23,7 @@ _VERBS = {
     "verify": "check every record of TFRecord files",
     "show": "show records as readable text, and features that read them",
     "from-images": "write an image folder as TFRecord shards",
+    "doctor": "say what runs compiled, what decodes images, and what is missing",
 }
 
 _SIGNAL_STATUS = 128  # what shells report for a process that a signal ended: this plus the signal's number
@@ -32,7 +33,8 @@ examples:
   tfrecord from-images photos/ data/train --num-shards 16
   tfrecord verify data/
   tfrecord show data/train-00000-of-00016.tfrecord
-  tfrecord index 'data/train-*' --jobs 8"""
+  tfrecord index 'data/train-*' --jobs 8
+  tfrecord doctor"""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -90,7 +92,7 @@ def _fail(text: str, status: int) -> int:
 def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     parser = OneLineParser(
         prog="tfrecord",
-        description="Index, verify and show TFRecord files, and make them from images.",
+        description="Index, verify and show TFRecord files, make them from images, and check the installation.",
         epilog=f"{_EXAMPLES}\n\n{EXIT_STATUS}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,

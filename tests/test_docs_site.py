@@ -89,7 +89,7 @@ def pages():
 
 def test_every_page_stands_in_the_navigation_once():
     navigation = re.findall(
-        r": ([\w/]+\.md)$", (DOCS / "site" / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE
+        r": ([\w/-]+\.md)$", (DOCS / "site" / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE
     )
     assert sorted(navigation) == sorted({*pages(), *FROM_ELSEWHERE})
 

@@ -149,6 +149,8 @@ ORDER = [
     "tfds.rlds",
     "tfds.statistics",
     "tfds",
+    "doctor",
+    "__main__",
 ]
 
 

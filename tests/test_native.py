@@ -50,6 +50,7 @@ def test_an_install_without_a_compiler_works_and_warns_once(tmp_path):
     source, target = tmp_path / "source", tmp_path / "installed"
     for name in ("torch_tfrecord", "index_tools"):
         shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("*.so", "*.c", "__pycache__"))
+    shutil.copytree(ROOT / "docs" / "licenses", source / "docs" / "licenses")
     for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(target), str(source)]

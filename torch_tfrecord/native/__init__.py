@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import functools
 import importlib
+import importlib.util
 import os
 import warnings
 from types import ModuleType
 
-__all__ = ["has_native", "native_module", "optional_module"]
+__all__ = ["PURE_PYTHON", "fallback_reason", "has_native", "native_module", "optional_module"]
 
 # Any value but "" and "0" forces the Python twins.
-_SWITCH = "TORCH_TFRECORD_PURE_PYTHON"
+PURE_PYTHON = "TORCH_TFRECORD_PURE_PYTHON"
 
 
 def has_native() -> bool:
@@ -50,9 +51,25 @@ def optional_module(name: str) -> ModuleType | None:
     return None if _is_forced_off() else _load(name)
 
 
+def fallback_reason(name: str) -> str | None:
+    """Why a compiled module is not used, for people; None where it is."""
+    if _is_forced_off():
+        return f"{PURE_PYTHON} is set"
+    if _load(name) is not None:
+        return None
+    full_name = f"{__name__}.{name}"
+    if importlib.util.find_spec(full_name) is None:
+        return "not built"
+    try:  # again, for its error
+        importlib.import_module(full_name)
+    except ImportError as error:
+        return f"built, but does not load ({error})"
+    return "built, but did not load before"
+
+
 @functools.cache
 def _is_forced_off() -> bool:
-    return os.environ.get(_SWITCH, "") not in ("", "0")
+    return os.environ.get(PURE_PYTHON, "") not in ("", "0")
 
 
 @functools.cache
@@ -67,7 +84,7 @@ def _load(name: str) -> ModuleType | None:
 def _warn_once() -> None:
     warnings.warn(
         "torch_tfrecord was installed without its compiled core, since no C compiler was found then: everything works, "
-        f"but slower. Install a compiler and install again, or set {_SWITCH}=1 to be content with this.",
+        f"but slower. Install a compiler and install again, or set {PURE_PYTHON}=1 to be content with this.",
         RuntimeWarning,
         stacklevel=4,
     )

@@ -1,0 +1,207 @@
+"""What `tfrecord doctor` says, with and without the compiled core and the image libraries."""
+
+import importlib.metadata
+import os
+import random
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from helpers import pure_python
+
+from index_tools.main import main
+from torch_tfrecord import doctor, native
+from torch_tfrecord.native import fallback_reason, optional_module
+from torch_tfrecord.shared_memory import WorkerMemory
+
+PARTS = {
+    "frames": "records and checksums",
+    "columns": "Examples to tensors",
+    "memory": "memory of batches",
+    "shared": "memory of workers",
+    "pixels": "pixels into batches",
+    "jpeg": "regions of JPEG images",
+}
+NEEDS_ALL = pytest.mark.skipif(
+    any(optional_module(name) is None for name in PARTS) or sys.platform != "linux",
+    reason="needs Linux and every compiled part",
+)
+
+
+@pytest.fixture
+def backends(monkeypatch):
+    """Chooses which image libraries are there: the machine's own differ."""
+
+    def choose(*names):
+        for name, module in (("torchcodec_decoders", "torchcodec"), ("nvimgcodec", "nvimgcodec")):
+            found = object() if module in names else None
+            monkeypatch.setattr(doctor, name, lambda found=found: found)
+        if "nvimgcodec" in names:
+            monkeypatch.setattr("torch_tfrecord.images.regions.nvimgcodec", object)
+        else:
+            monkeypatch.setattr("torch_tfrecord.images.regions.nvimgcodec", lambda: None)
+
+    return choose
+
+
+def sections(text):
+    """The report's parts by their titles."""
+    head, *parts = text.split("\n\n")
+    return {"head": head} | {part.partition("\n")[0]: part.partition("\n")[2].splitlines() for part in parts}
+
+
+@NEEDS_ALL
+def test_a_whole_installation(backends):
+    backends("torchcodec", "nvimgcodec")
+    with pure_python(False):
+        report = sections(doctor.installation_report())
+    assert report["Compiled core"] == [f"  {name:<11}  compiled ({what})" for name, what in PARTS.items()]
+    assert report["Images"] == [
+        "  JPEG         libjpeg-turbo in batches of one size, else torchcodec",
+        "  JPEG crops   libjpeg-turbo",
+        "  others       Pillow (PNG, GIF, BMP, WebP)",
+        '  torchcodec   decode_image(backend="torchcodec") works',
+        '  nvimgcodec   decode_image(backend="nvimgcodec") works',
+    ]
+    assert report["DataLoader workers"] == ["  batches      handed over in shared memory, without a copy"]
+    assert "Missing" not in report
+    assert report["Nothing is missing."] == []
+
+
+def test_the_python_fallback(backends):
+    backends()
+    with pure_python():
+        report = sections(doctor.installation_report())
+    why = "TORCH_TFRECORD_PURE_PYTHON is set"
+    assert report["Compiled core"] == [f"  {name:<11}  Python fallback ({what}): {why}" for name, what in PARTS.items()]
+    optional = '(optional): pip install "torch-tfrecord[nvimgcodec]"'
+    assert report["Images"] == [
+        "  JPEG         Pillow",
+        "  JPEG crops   none: Pillow decodes the whole image",
+        "  others       Pillow (PNG, GIF, BMP, WebP)",
+        '  torchcodec   decode_image(backend="torchcodec") is not available',
+        f'  nvimgcodec   decode_image(backend="nvimgcodec") is not available {optional}',
+    ]
+    assert report["DataLoader workers"] == [
+        "  batches      handed over by PyTorch's own way, which copies: needs Linux and the compiled core"
+    ]
+    assert report["Missing"] == [
+        "  Compiled core: unset TORCH_TFRECORD_PURE_PYTHON.",
+        '  torchcodec: pip install "torchcodec>=0.16"',
+    ]
+
+
+def test_regions_by_nvimgcodec_where_libjpeg_is_not(backends):
+    backends("torchcodec", "nvimgcodec")
+    with pure_python():
+        images = sections(doctor.installation_report())["Images"]
+    assert images[:2] == ["  JPEG         torchcodec", "  JPEG crops   nvImageCodec"]
+
+
+def test_the_versions(backends):
+    backends()
+    report = sections(doctor.installation_report())
+    head = report["head"].split(", ")
+    assert head[0].startswith("torch_tfrecord ")
+    assert head[1] == f"Python {'.'.join(map(str, sys.version_info[:3]))}"
+    found = dict(line.split(maxsplit=1) for line in report["Versions"])
+    assert {name: found[name] for name in ("torch", "torchvision", "numpy", "protobuf", "Pillow")} == {
+        name: importlib.metadata.version(name) for name in ("torch", "torchvision", "numpy", "protobuf", "Pillow")
+    }
+
+
+@pytest.mark.parametrize(
+    ("part", "reason", "remedy"),
+    [
+        (
+            "jpeg",
+            "not built",
+            "JPEG regions: apt install libjpeg-dev, dnf install libjpeg-turbo-devel or brew install jpeg-turbo, then "
+            "pip install --force-reinstall --no-deps --no-binary torch-tfrecord torch-tfrecord; "
+            'or pip install "torch-tfrecord[nvimgcodec]".',
+        ),
+        (
+            "frames",
+            "not built",
+            "Compiled core: install a C compiler, then "
+            "pip install --force-reinstall --no-deps --no-binary torch-tfrecord torch-tfrecord.",
+        ),
+    ],
+)
+def test_a_part_that_was_not_built(backends, monkeypatch, part, reason, remedy):
+    backends("torchcodec")
+    monkeypatch.setattr(doctor, "fallback_reason", lambda name: reason if name == part else None)
+    report = sections(doctor.installation_report())
+    assert f"  {part:<11}  Python fallback ({PARTS[part]}): {reason}" in report["Compiled core"]
+    assert report["Missing"] == [f"  {remedy}"]
+
+
+def test_why_a_part_is_not_used(tmp_path, monkeypatch):
+    (tmp_path / "broken.py").write_text("raise ImportError('libjpeg.so.62: cannot open shared object file')")
+    monkeypatch.setattr(native, "__path__", [*native.__path__, str(tmp_path)])
+    with pure_python(False):
+        assert fallback_reason("no_such_part") == "not built"
+        assert fallback_reason("broken") == ("built, but does not load (libjpeg.so.62: cannot open shared object file)")
+        assert (fallback_reason("frames") is None) is (native.native_module("frames") is not None)
+    with pure_python():
+        assert fallback_reason("frames") == "TORCH_TFRECORD_PURE_PYTHON is set"
+
+
+@NEEDS_ALL
+def test_a_worker_without_memory_to_share_says_why(backends, monkeypatch):
+    backends("torchcodec")
+
+    def refuse(self):
+        raise OSError("Too many open files")
+
+    monkeypatch.setattr(WorkerMemory, "__init__", refuse)
+    rows = sections(doctor.installation_report())["DataLoader workers"]
+    assert rows == ["  batches      handed over by PyTorch's own way, which copies: Too many open files"]
+
+
+def test_a_worker_that_cannot_start_does_not_stop_the_report(backends, monkeypatch):
+    backends("torchcodec")
+
+    def refuse(*arguments, **options):
+        raise OSError("Resource temporarily unavailable")
+
+    monkeypatch.setattr(doctor, "DataLoader", refuse)
+    rows = sections(doctor.installation_report())["DataLoader workers"]
+    assert rows == [
+        "  batches      handed over by PyTorch's own way, which copies: "
+        "a worker could not be started (Resource temporarily unavailable)"
+    ]
+
+
+def test_no_random_state_is_read():
+    before = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
+    doctor.installation_report()
+    assert before == (random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist())
+
+
+@pytest.mark.parametrize("pure", ["0", "1"])
+def test_both_commands_print_the_report(pure, tmp_path):
+    environment = os.environ | {"TORCH_TFRECORD_PURE_PYTHON": pure}
+    printed = [
+        subprocess.run(
+            [sys.executable, "-W", "error", "-m", *command],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=True,
+            cwd=tmp_path,
+        )
+        for command in (["torch_tfrecord"], ["index_tools", "doctor"])
+    ]
+    with pure_python(pure == "1"):
+        assert [done.stdout for done in printed] == [doctor.installation_report() + "\n"] * 2
+    assert [done.stderr for done in printed] == ["", ""]
+
+
+def test_the_verb(capsys, monkeypatch):
+    monkeypatch.setattr("index_tools.doctor.installation_report", lambda: "all of it")
+    assert main(["doctor"]) == 0
+    assert capsys.readouterr().out == "all of it\n"
