@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+import types
 from pathlib import Path
 
 import numpy as np
@@ -166,6 +167,29 @@ def test_addresses_that_are_used_up(memory):
     memory._end = memory.name.size - 4096
     assert memory.piece(100_000) is None
     assert memory.piece(1000) is not None
+
+
+def test_a_system_that_takes_no_memory_back(monkeypatch):
+    class Mapping(native.Mapping):
+        def forget(self, start, num_bytes):
+            raise OSError(22, "Invalid argument")
+
+    before = os.listdir("/proc/self/fd")
+    module = types.SimpleNamespace(Mapping=Mapping, Piece=native.Piece, HEADER_BYTES=native.HEADER_BYTES)
+    monkeypatch.setattr(shared_memory, "optional_module", lambda name: module)
+    with pytest.raises(OSError, match="Invalid argument"):
+        WorkerMemory()
+    assert os.listdir("/proc/self/fd") == before
+
+
+def test_a_system_that_limits_files():
+    code = (
+        "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (2 << 30, 2 << 30)); "
+        "from torch_tfrecord.shared_memory import WorkerMemory; m = WorkerMemory(); "
+        "print(m.name.size); m.piece(1 << 20)"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert int(ran.stdout) == 1 << 30
 
 
 def test_a_system_that_limits_addresses():

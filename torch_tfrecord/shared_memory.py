@@ -69,11 +69,17 @@ class WorkerMemory:
             raise OSError("needs Linux and the compiled core")
         os.listdir(f"/proc/{os.getppid()}/fd")  # whether processes of this user see each other's files there
         self._fd = os.memfd_create("torch_tfrecord")
-        self._mapping = self._map()
-        self._address, self._header_bytes = int(self._mapping.address), int(self._native.HEADER_BYTES)
         token = os.urandom(_TOKEN_BYTES)
-        os.posix_fallocate(self._fd, 0, _PAGE)
-        os.pwrite(self._fd, token, 0)
+        try:
+            self._mapping = self._map()
+            os.posix_fallocate(self._fd, 0, _PAGE)
+            self._mapping.forget(0, _PAGE)  # whether the system takes memory back: not every sandbox does
+            os.posix_fallocate(self._fd, 0, _PAGE)
+            os.pwrite(self._fd, token, 0)
+        except BaseException:
+            os.close(self._fd)
+            raise
+        self._address, self._header_bytes = int(self._mapping.address), int(self._native.HEADER_BYTES)
         self.pid = os.getpid()
         self.name = MemoryName(self.pid, self._fd, self._mapping.size, token)
         self._lock = threading.Lock()
@@ -87,12 +93,11 @@ class WorkerMemory:
 
     def _map(self) -> Any:
         for size in _SIZES:
-            os.ftruncate(self._fd, size)
             try:
+                os.ftruncate(self._fd, size)
                 return self._native.Mapping(self._fd, size)
             except OSError as error:
                 failed = error
-        os.close(self._fd)
         raise failed
 
     def piece(self, num_bytes: int) -> Any | None:
@@ -294,5 +299,5 @@ def _is_alive(pid: int) -> bool:
     except ProcessLookupError:
         return False
     except PermissionError:
-        return True
+        pass
     return True

@@ -219,6 +219,9 @@ def _structured(values: list[Any], name: str) -> Any:
         raise ValueError(f"{name or 'samples'}: {error}") from error
 
 
+# From here on a batch is stacked in memory that is used again.
+_LARGE_BYTES = 1 << 16
+
 # The tv_tensors that have a form for batches; boxes and key points belong to one image each.
 _BATCHED_KINDS = (tv_tensors.Image, tv_tensors.Video, tv_tensors.Mask)
 
@@ -251,7 +254,8 @@ def _stack(values: list[Any], name: str) -> torch.Tensor:
                 number,
             )
     plain = [value.as_subclass(torch.Tensor) for value in values]
-    if any(value.requires_grad or value.device.type != "cpu" for value in plain) or not plain[0].nbytes:
+    is_small = len(plain) * plain[0].nbytes < _LARGE_BYTES
+    if is_small or any(value.requires_grad or value.device.type != "cpu" or value.is_quantized for value in plain):
         return torch.stack(plain)
     return torch.stack(plain, out=empty_tensor((len(plain), *shapes[0]), plain[0].dtype))
 

@@ -100,8 +100,8 @@ def make_dataloader(
         num_epochs: Epochs in one iteration over the loader: iteration k begins with epoch k * num_epochs. 0 gives no
             batch. None or -1: endlessly many, iteration k begins with epoch k, ``len(loader)`` is TypeError.
         drop_last: Leave out an epoch's last batch if it is not full.
-        num_workers: DataLoader processes. With 0, threads of this process read ahead: they hand batches over without
-            copying them, and are the faster way but for a slow transform, which runs in the thread that iterates.
+        num_workers: DataLoader processes. With 0, threads of this process read ahead, which is the faster way but for
+            a slow transform: that runs in the thread that iterates.
         num_threads: Threads that read, check, parse and decode ahead where `num_workers` is 0; one more batch than
             threads is under way. 0 for none; None chooses by the number of processors. Compressed files have one.
         rank, world_size: Both or none; None means torch.distributed's where it is initialised, else torchrun's
