@@ -8,7 +8,7 @@ import os
 from Cython.Build import cythonize
 from setuptools import Extension, setup
 
-# For instance "-fsanitize=address,undefined -g -O1": tests/sanitize.sh.
+# For instance "-fsanitize=address,undefined -g -O1": tests/native/sanitize.sh.
 FLAGS = os.environ.get("TORCH_TFRECORD_CFLAGS", "-O3 -g0").split()
 
 

@@ -1,4 +1,4 @@
-"""Runs the TensorFlow pipelines and keeps their first batches, which tests/test_ports.py holds the ports against.
+"""Runs the TensorFlow pipelines and keeps their first batches, which tests/docs/test_ports.py holds the ports against.
 
     python examples/ports/freeze.py tests/data/ports
 

@@ -1,0 +1,74 @@
+"""docs/rlds.md: its code runs as it stands, and its tables name what is there."""
+
+import inspect
+import re
+from pathlib import Path
+
+import pytest
+from rlds_episodes import write_episodes
+
+import torch_tfrecord
+from torch_tfrecord import tfds
+
+DOC = Path(__file__).parents[2] / "docs" / "rlds.md"
+TEXT = DOC.read_text(encoding="utf-8")
+PLAIN = re.findall(r"^```python\n(.*?)^```", TEXT, re.MULTILINE | re.DOTALL)
+MIXTURE = re.findall(r"^```python mixture\n(.*?)^```", TEXT, re.MULTILINE | re.DOTALL)
+
+
+@pytest.fixture
+def names(tmp_path, monkeypatch):
+    """What the blocks before have defined; in a folder that has the data."""
+    for name, lengths in {"pick": (40, 30, 5) * 15, "push": (7, 50)}.items():
+        write_episodes(tmp_path / "data" / name / "1.0.0", lengths, name=name)
+    monkeypatch.chdir(tmp_path)
+    return {}
+
+
+def run(block, names):
+    exec(compile(block, str(DOC), "exec"), names)
+
+
+def test_code(names):
+    assert len(PLAIN) == 5
+    run(PLAIN[0], names)
+    assert names["sample"]["observation"]["image"].shape == (2, 3, 32, 40)
+    assert names["sample"]["action"].shape == (4, 3)
+    names["loader"] = None  # the last block has its own
+    run(PLAIN[1], names)
+    assert names["episode"]["steps"]["observation"]["image"][0][:4] == b"\x89PNG"
+    run(PLAIN[2], names)
+    assert names["statistics"]["num_trajectories"] == 45
+    run(PLAIN[3], names)
+    assert names["normalized"][5]["action"].shape == (4, 3)
+    run(PLAIN[4], names)
+    batch = next(iter(names["loader"]))
+    assert batch["observation"]["image_primary"].shape == (8, 2, 3, 24, 24)
+    assert batch["observation"]["proprio"].shape == (8, 2, 2)
+
+
+@pytest.mark.skipif(not hasattr(torch_tfrecord, "Mixture"), reason="mixtures are not there yet")
+def test_mixture(names):
+    run(PLAIN[0], names)
+    run(MIXTURE[0], names)
+    batches = list(names["loader"])
+    found = {name for batch in batches for name in batch["dataset_name"]}
+    assert found == {"pick", "push"}
+
+
+def test_names_of_arguments_and_of_what_a_sample_has(names):
+    arguments = set(inspect.signature(tfds.RLDSDataset).parameters)
+    section = TEXT.split("| argument | |")[1].split("\n\n")[0]
+    listed = {name for row in re.findall(r"^\| (.*?) \|", section, re.MULTILINE) for name in re.findall(r"`(\w+)", row)}
+    assert listed <= arguments
+    assert arguments <= listed | {"directory", "split", "window_size", "action_horizon"}
+    table = TEXT.split("| name | of a step t")[1].split("\n\n")[0]
+    sample = tfds.RLDSDataset("data/pick/1.0.0")[0]
+    described = {
+        name for row in re.findall(r"^\| (`.*?) \|", table, re.MULTILINE) for name in re.findall(r"`([\w.]+)`", row)
+    }
+    described -= {"discount", "is_terminal"}  # this dataset has none
+    for path in described:
+        value = sample
+        for name in path.split("."):
+            value = value[name]

@@ -1,0 +1,111 @@
+"""The documentation site: its programs run, its navigation has every page, its reference every public name."""
+
+import re
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+
+import torch_tfrecord
+from torch_tfrecord import tfds
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+pytestmark = pytest.mark.skipif(not DOCS.is_dir(), reason="not beside an installed package")
+
+FROM_ELSEWHERE = {"changelog.md"}  # docs/site/pages.py makes it of CHANGELOG.md
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    """Runs the one program of a page as it stands; gives its names."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(page):
+        text = (DOCS / f"{page}.md").read_text(encoding="utf-8")
+        (program,) = re.findall(r"^```python\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+        names = {}
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            exec(program, names)
+        return names
+
+    return run
+
+
+def test_getting_started(run, capsys):
+    names = run("index")
+    assert capsys.readouterr().out.startswith("200 torch.Size([3, 32, 32])\nloss ")
+    assert len(names["losses"]) == 5 * 7
+    assert names["losses"][-1] < names["losses"][0]
+    assert names["batch"]["image"].shape == (200 - 6 * 32, 3, 32, 32)
+    assert (names["batch"]["image"].mean((1, 2, 3)) > 0.4).long().tolist() == names["batch"]["label"].tolist()
+
+
+def test_text(run):
+    names = run("text")
+    assert names["losses"][-1] < names["losses"][0] / 10
+    tokens = names["batch"]["tokens"]
+    assert (tokens.shape, tokens.dtype) == ((20, 6), torch.int64)
+    assert {names["words"][token - 1] for token in tokens.unique().tolist() if token} == set(names["words"])
+
+
+def test_tables(run):
+    names = run("tables")
+    assert len(names["losses"]) == 20 * 7
+    assert names["losses"][-1] < names["losses"][0]
+    x = next(iter(names["loader"]))[0]
+    assert {name: tuple(column.shape) for name, column in x.items()} == {"age": (64,), "income": (64, 2)}
+    ages = torch.cat([x["age"] for x, _ in names["loader"]])
+    assert (ages == -1).sum() == 40  # one row in ten has none
+
+
+def test_resume(run, capsys):
+    assert Counter(run("resume")["seen"]) == dict.fromkeys(range(100), 3)
+    assert capsys.readouterr().out == "300\n"
+
+
+def test_write(run, capsys):
+    names = run("write")
+    assert capsys.readouterr().out == "6 picture 0 torch.Size([3, 24, 32])\n"
+    assert names["captions"] == [f"picture {number}" for number in range(6)]
+    for sample in names["dataset"]:
+        number = int(sample["caption"].removeprefix("picture "))
+        assert sample["image"].unique().tolist() == [40 * number]
+        assert sample["label"] == number % 2
+
+
+def test_slow_loader(run, capsys):
+    speeds = run("slow_loader")["speeds"]
+    assert list(speeds) == ["all", "without transform", "without images", "bytes alone", "bytes in order"]
+    printed = capsys.readouterr().out
+    assert re.fullmatch(r"compiled core: (True|False)\nwaiting: \d+%\n(.+: [\d,]+ records/s\n){5}", printed)
+
+
+def pages():
+    return {path.relative_to(DOCS).as_posix(): path.read_text(encoding="utf-8") for path in DOCS.rglob("*.md")}
+
+
+def test_every_page_stands_in_the_navigation_once():
+    navigation = re.findall(
+        r": ([\w/-]+\.md)$", (DOCS / "site" / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE
+    )
+    assert sorted(navigation) == sorted({*pages(), *FROM_ELSEWHERE})
+
+
+def test_links_lead_to_files():
+    dead = []
+    for page, text in pages().items():
+        prose = re.sub(r"^ *```.*?^ *```$", "", text, flags=re.DOTALL | re.MULTILINE)
+        for target in re.findall(r"\]\(([^)#\s]+)", prose):
+            if not target.startswith("https://") and not (DOCS / page).parent.joinpath(target).is_file():
+                dead.append((page, target))
+    assert dead == []
+
+
+def test_every_public_name_stands_in_the_reference_once():
+    text = "\n".join(text for page, text in pages().items() if page.startswith("reference/"))
+    shown = re.findall(r"^::: torch_tfrecord\.(\S+)$", text, re.MULTILINE)
+    names = [name for name in torch_tfrecord.__all__ if name != "tfds"] + [f"tfds.{name}" for name in tfds.__all__]
+    assert sorted(shown) == sorted(names)

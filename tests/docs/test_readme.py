@@ -1,0 +1,196 @@
+"""What the README and the short pages of docs/ show is run as it stands; what they name exists."""
+
+import math
+import re
+import shlex
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from rlds_episodes import write_episodes
+from torch.utils.data import DataLoader
+from torchvision import tv_tensors
+
+import torch_tfrecord
+from index_tools.main import main
+from torch_tfrecord import (
+    FixedLenFeature,
+    ShardedTFRecordWriter,
+    TFRecordDataset,
+    TFRecordWriter,
+    build_index,
+    decode_example,
+    encode_example,
+    encode_image,
+    encode_sequence_example,
+    read_records,
+    tfds,
+)
+
+README = Path(__file__).parents[2] / "README.md"
+DOCS = README.parent / "docs"
+PAGES = [README, *sorted(DOCS.glob("*.md"))] if README.is_file() else []
+pytestmark = pytest.mark.skipif(not README.is_file(), reason="not beside an installed package")
+
+
+def blocks(page, language="python"):
+    return re.findall(rf"^```{language}\n(.*?)^```$", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+
+
+def jpeg(label, height=240, width=250):
+    return encode_image(torch.full((3, height, width), label, dtype=torch.uint8))
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("data").mkdir()
+    with ShardedTFRecordWriter("data/train", num_shards=4) as writer:
+        for label in range(70):
+            ids = np.arange(label % 3)
+            writer.write({"image/encoded": jpeg(label), "image/class/label": label, "ids": ids})
+    return tmp_path
+
+
+def write_digits(directory):
+    """Ten drawn digits as TFDS would lay MNIST out."""
+    features = {
+        "image": tfds.features.Image(shape=(28, 28, 1), encoding_format="png"),
+        "label": tfds.features.ClassLabel(names=list("0123456789")),
+    }
+    digits = [{"image": torch.full((1, 28, 28), 20 * label, dtype=torch.uint8), "label": label} for label in range(10)]
+    tfds.write(directory, {"train": digits}, features, name="mnist", supervised_keys=("image", "label"))
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create 4 worker processes:UserWarning")
+def test_readme_blocks_run(folder):
+    train, one_call, write, prepared = blocks(README)
+    names = {}
+    exec(train, names)
+    assert names["batch"]["image"].shape == (6, 3, 224, 224)
+    assert names["batch"]["image"].dtype == torch.float32
+    assert names["batch"]["label"].dtype == torch.int64
+    assert math.isfinite(names["loss"].item())
+    assert {int(state["step"]) for state in names["optimizer"].state.values()} == {2}  # of all weights
+
+    exec(one_call, names)
+    assert isinstance(names["loader"], DataLoader)
+    assert names["x"]["image"].shape == (6, 3, 224, 224)
+    assert names["x"]["image"].dtype == torch.uint8
+    labels = [label for _, label in names["loader"]]
+    assert sorted(torch.cat(labels).tolist()) == list(range(70))
+
+    exec(write, names)
+    (record,) = [record for path in sorted(Path("data").glob("new-*.tfrecord")) for record in read_records(path)]
+    decoded = decode_example(record)
+    assert decoded["label"].tolist() == [3]
+    np.testing.assert_array_equal(decoded["x"], np.zeros(16, np.float32))
+
+    write_digits("mnist/3.0.1")
+    write_episodes("bridge/1.0.0", (20, 12), name="bridge")
+    exec(prepared, names)
+    assert len(names["digits"]) == 9
+    assert names["image"].shape == (1, 28, 28)
+    assert names["label"].dtype == torch.int64
+    assert names["sample"]["observation"]["image"].shape[0] == 2
+    assert names["sample"]["action"].shape[0] == 8
+
+
+def test_features_blocks_run(folder, capsys):
+    with TFRecordWriter("data/video.tfrecord") as writer:
+        writer.write(encode_sequence_example({"id": 7}, {"frame": [[jpeg(n, 8, 16)] for n in range(5)]}))
+    read, infer, batches, sequences = blocks(DOCS / "features.md")
+    names = {}
+    exec(read, names)
+    assert names["batch"]["image"].shape == (4, 3, 240, 250)
+    assert names["batch"]["label"].shape == (4,)
+    exec(infer, names)
+    assert '"ids": VarLenFeature(torch.int64)' in capsys.readouterr().out
+    exec(batches, names)
+    assert names["lengths"].tolist() == (names["batch"]["label"] % 3).tolist()
+    assert [row.tolist() for row in names["rows"]] == [list(range(n)) for n in names["lengths"].tolist()]
+    assert names["padded"].shape == (4, int(names["lengths"].max()))
+    exec(sequences, names)
+    assert names["context"]["id"] == 7
+    assert type(names["sequences"]["frame"]) is tv_tensors.Video
+    assert names["sequences"]["frame"].shape == (5, 3, 8, 16)
+
+
+def migration_code():
+    """What stands on the right-hand side of the rows of docs/migration.md."""
+    rows = re.findall(
+        r"^\| (?!what you wrote).* \| (.*) \|$", (DOCS / "migration.md").read_text(encoding="utf-8"), re.M
+    )
+    return [code for right in rows for code in re.findall(r"`([^`]+)`", right)]
+
+
+@pytest.mark.parametrize("code", migration_code() if README.is_file() else [])
+def test_migration_row_runs(code, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    record = encode_example({"image": b"abc", "label": 3, "x": [0.5, 1.5]})
+    with TFRecordWriter("a.tfrecord") as writer:
+        writer.write(record)
+    if code == "tfrecord2idx":
+        return  # the name of a format
+    if code.startswith("tfrecord "):
+        assert main([*shlex.split(code)[1:], *([] if "a.tfrecord" in code else ["a.tfrecord"])]) == 0
+        return
+    build_index("a.tfrecord").to_tfrecord2idx("a.idx")
+    if "directory" in code:
+        write_digits("mnist/3.0.1")
+    names = {name: getattr(torch_tfrecord, name) for name in torch_tfrecord.__all__} | {"torch": torch}
+    names |= {"path": "a.tfrecord", "pattern": "*.tfrecord", "directory": "mnist/3.0.1"}
+    names["features"] = {"label": FixedLenFeature((), torch.int64)}
+    try:
+        value = eval(code, names)
+    except SyntaxError:
+        exec(code, names)
+        assert names["record"] == record
+        return
+    if isinstance(value, DataLoader):
+        assert next(iter(value))["label"].tolist() == [3]
+    elif isinstance(value, TFRecordDataset):
+        assert value[0]
+    elif ".save(" in code:
+        assert TFRecordDataset("a.tfrecord", index="require")[0] == record
+
+
+def test_command_line_as_shown(folder, capsys):
+    assert main(["index", "data/"]) == 0
+    assert main(["verify", "data/train-*"]) == 0
+    assert "70 records" in capsys.readouterr().out
+    assert main(["show", "data/train-00000-of-00004.tfrecord", "-n", "2"]) == 0
+    for label in "ab":
+        Path("photos", label).mkdir(parents=True)
+        Path("photos", label, "1.jpg").write_bytes(jpeg(1, 8, 8))
+    Path("out").mkdir()
+    assert main(["from-images", "photos/", "out/train", "--num-shards", "8"]) == 0
+    assert Path("out/labels-train.txt").read_text(encoding="utf-8").split() == ["a", "b"]
+
+
+def test_every_public_name_is_in_the_readme_or_the_docs():
+    text = "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
+    assert [name for name in torch_tfrecord.__all__ if not re.search(rf"\b{name}\b", text)] == []
+
+
+def anchors(page):
+    """GitHub's names of a page's headings."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+# Of the README and the pages that it names; the documentation site's own pages are checked when it is built.
+LINKED = [page for page in PAGES if page == README or f"(docs/{page.name}" in README.read_text(encoding="utf-8")]
+
+
+@pytest.mark.parametrize("page", LINKED, ids=lambda page: page.name)
+def test_links_lead_somewhere(page):
+    text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+    for target in re.findall(r"\]\(([^)\s]+)\)", re.sub(r"`[^`]*`", "", text)):
+        if "://" in target:
+            continue
+        name, _, anchor = target.partition("#")
+        file = page.parent / name if name else page
+        assert file.exists(), target
+        assert not anchor or anchor in anchors(file), target

@@ -1,0 +1,56 @@
+"""Some of the inputs of fuzz/, with a fixed seed, and all of its corpus; for hours it is run by hand."""
+
+import itertools
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ENGINE = Path(__file__).parents[2] / "fuzz" / "engine.py"
+# Inputs of each target; those of one number share a process, since importing takes longer than most.
+TARGETS = {
+    1500: ("columns", "compressed", "tensors"),
+    500: ("frames", "images", "writers"),
+    200: ("dataset_json", "examples", "paths", "states"),
+    100: ("sequences", "sidecars"),
+}
+
+
+def fuzz(*arguments, tmp_path):
+    return subprocess.run(
+        [sys.executable, ENGINE, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=250,
+        cwd=tmp_path,
+        check=False,
+    )
+
+
+def test_every_target_is_counted():
+    assert sorted(itertools.chain(*TARGETS.values())) == sorted(
+        path.stem for path in ENGINE.parent.glob("targets/*.py")
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("count", TARGETS)
+def test_random_inputs(count, tmp_path):
+    done = fuzz(*TARGETS[count], "--count", count, "--seed", 1, tmp_path=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr[-2000:]
+    assert done.stdout.count(", 0 finds") == len(TARGETS[count])
+
+
+@pytest.mark.slow
+def test_a_wrong_oracle_is_found_and_made_small(tmp_path):
+    code = (
+        "import engine, sys; from pathlib import Path; engine.CORPUS = Path(sys.argv[1]); import targets.tensors as t;"
+        "t.check = lambda data: data.index(b'\\x08'); t.seeds = lambda: [b'abc\\x08def' * 9];"
+        "t.mutate = lambda rng, data: data.replace(b'\\x08', b'') if rng.random() < 0.5 else data;"
+        "done, finds = engine.run('tensors', count=20); assert done == 20 and len(finds) == 1, finds;"
+        "(kept,) = engine.CORPUS.glob('tensors/ValueError-*'); assert kept.read_bytes() == b''"
+    )
+    command = [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(ENGINE.parent)!r}); {code}", tmp_path]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,89 @@
+"""What is built and published: the check of the wheels, pinned actions, licences, what pyproject.toml says."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from torch_tfrecord.native import optional_module
+
+ROOT = Path(__file__).parents[2]
+WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+pytestmark = pytest.mark.skipif(not (ROOT / "setup.py").is_file(), reason="not beside an installed package")
+PARTS = ("columns", "frames", "jpeg", "memory", "pixels", "shared")
+
+
+def read(name):
+    return (ROOT / name).read_text(encoding="utf-8")
+
+
+def check_wheel(tmp_path, pure):
+    environment = os.environ | {"TORCH_TFRECORD_PURE_PYTHON": pure, "PYTHONPATH": str(ROOT)}
+    return subprocess.run(
+        [sys.executable, str(ROOT / ".ci" / "check_wheel.py"), str(ROOT)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        cwd=tmp_path,
+    )
+
+
+@pytest.mark.skipif(any(optional_module(name) is None for name in PARTS), reason="needs every compiled part")
+def test_the_check_of_the_wheels_passes_a_whole_build(tmp_path):
+    done = check_wheel(tmp_path, "0")
+    assert (done.stderr, done.stdout, done.returncode) == ("", "the wheel is whole\n", 0)
+
+
+def test_the_check_of_the_wheels_refuses_what_is_not_compiled(tmp_path):
+    done = check_wheel(tmp_path, "1")
+    missing = dict.fromkeys(PARTS, "TORCH_TFRECORD_PURE_PYTHON is set")
+    assert (done.stderr, done.returncode) == (f"expected every part compiled, got {missing}\n", 1)
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
+def test_actions_are_pinned_by_commit_and_name_their_version(path):
+    used = re.findall(r"uses: *(.*)", path.read_text(encoding="utf-8"))
+    assert used
+    assert [line for line in used if not re.fullmatch(r"[\w./-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+", line)] == []
+
+
+def test_the_versions_of_python_agree():
+    project = read("pyproject.toml")
+    versions = re.findall(r'"Programming Language :: Python :: (3\.\d+)"', project)
+    assert versions == ["3.10", "3.11", "3.12", "3.13", "3.14"]
+    assert f'requires-python = ">={versions[0]}"' in project
+    built = " ".join(f"cp{version.replace('.', '')}-*" for version in versions)
+    assert f'build = "{built}"' in project
+    tested = ", ".join(f'"{version}"' for version in versions)
+    assert f"python: [{tested}]" in read(".github/workflows/tests.yml")
+
+
+def test_the_oldest_versions_tested_are_those_required():
+    oldest = dict(re.findall(r"'([A-Za-z]+)==([\d.]+)\.\*'", read(".github/workflows/tests.yml")))
+    assert set(oldest) == {"torch", "torchvision", "torchcodec", "numpy", "protobuf", "Pillow"}
+    required = dict(re.findall(r'^  "([A-Za-z]+)>=([\d.]+)', read("pyproject.toml"), re.MULTILINE))
+    assert oldest == {name: required[name] for name in oldest}
+
+
+def test_versions_agree():
+    (version,) = re.findall(r'^version = "(.*)"$', read("pyproject.toml"), re.MULTILINE)
+    assert re.findall(r"^version: (.*)$", read("CITATION.cff"), re.MULTILINE) == [version]
+
+
+def test_the_licences_of_what_is_inside_the_wheels_are_shipped():
+    assert 'license-files = ["LICENSE", "docs/licenses/*.txt"]' in read("pyproject.toml")
+    assert "based in part on the work of the Independent JPEG Group" in read("docs/install.md")  # as its licence asks
+    assert "The Modified (3-clause) BSD License" in read("docs/licenses/libjpeg-turbo-LICENSE.txt")
+    assert "The Independent JPEG Group's JPEG software" in read("docs/licenses/libjpeg-turbo-README.ijg.txt")
+
+
+def test_pre_commit_runs_what_ci_runs():
+    config = read(".pre-commit-config.yaml")
+    hooks = [re.sub(r" --\S+", "", entry) for entry in re.findall(r"entry: (.*)", config)]
+    in_ci = re.findall(r"- run: (ruff .*|mypy)", read(".github/workflows/tests.yml"))
+    assert hooks == [re.sub(r"( --check)?( \.)?$", "", command) for command in in_ci]
