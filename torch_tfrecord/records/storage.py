@@ -1,4 +1,4 @@
-"""Opening files and reading ranges of them: local files by pread, everything with a ``scheme://`` by fsspec.
+"""Opening files and reading ranges of them: local files by pread, everything with a ``scheme://`` by its storage.
 
 Local files are never memory-mapped: a file that is cut while mapped kills the process with SIGBUS, which Python cannot
 catch. Reads name their offset, so there is no file position to share between threads or after a fork.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, BinaryIO, TypeAlias
 
 import numpy as np
@@ -22,6 +22,9 @@ from torch_tfrecord.records.checksum import crc32c
 from torch_tfrecord.records.compression import MAX_INFLATED_RECORD_BYTES, ByteSource, SequentialSource
 from torch_tfrecord.records.descriptors import Descriptor, named, open_descriptor, open_if_free
 from torch_tfrecord.records.framing import OVERHEAD_BYTES
+from torch_tfrecord.remote.access import DEFAULT_ACCESS, Access
+from torch_tfrecord.remote.fsspec_store import fsspec_filesystem
+from torch_tfrecord.remote.stores import RemoteInfo, store_of
 
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
@@ -37,6 +40,7 @@ __all__ = [
     "is_remote",
     "local_path",
     "open_file",
+    "open_files",
 ]
 
 _Integers: TypeAlias = "npt.NDArray[np.int64]"
@@ -66,12 +70,14 @@ class FileSource:
     Attributes:
         size: Bytes of the file when it was opened. Later growth is not seen.
         mtime_ns: Modification time in nanoseconds; 0 where the storage tells none.
+        etag: The version that a storage says; None where it says none, and of local files.
     """
 
     path: str
     size: int | None
     file_size: int
     mtime_ns: int
+    etag: str | None = None
     max_record_bytes: int | None = None
     chunk_bytes: int
     max_gap_bytes: int  # between two pieces that are still read by one call
@@ -220,31 +226,36 @@ class LocalFile(FileSource):
 
 
 class RemoteFile(FileSource):
-    """A file that fsspec reads, by range requests."""
+    """A file of a storage, read by range requests.
+
+    Args:
+        path: With its scheme.
+        access: How it is reached.
+        info: What the storage says of it, where that is known already.
+    """
 
     chunk_bytes = 8 << 20  # a request costs tens of milliseconds
     max_gap_bytes = 1 << 16
 
-    def __init__(self, path: str) -> None:
-        self.path = path
-        self._filesystem, self._name = filesystem(path)
-        info = self._filesystem.info(self._name)
-        if info["type"] == "directory":
+    def __init__(self, path: str, access: Access = DEFAULT_ACCESS, info: RemoteInfo | None = None) -> None:
+        self.path, self.access = path, access
+        if info is None:
+            store, name = store_of(path, access)
+            info = store.info(name)
+        if info.is_folder:
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
-        if info["size"] is None:
+        if info.size is None:
             raise OSError(errno.ESPIPE, "expected a file whose size the storage tells, got none", path)
-        self.size = self.file_size = int(info["size"])
-        try:
-            self.mtime_ns = int(self._filesystem.modified(self._name).timestamp() * 1_000_000_000)
-        except (NotImplementedError, KeyError, AttributeError):
-            self.mtime_ns = 0
+        self.size = self.file_size = info.size
+        self.mtime_ns, self.etag = info.mtime_ns, info.etag
 
     def read(self, num_bytes: int, offset: int) -> bytes:
         """Up to `num_bytes` from `offset`; fewer only at the end of the file."""
         end = min(offset + num_bytes, self.file_size)
         if end <= offset:
             return b""
-        return bytes(self._filesystem.cat_file(self._name, start=offset, end=end))
+        store, name = store_of(self.path, self.access)
+        return bytes(store.read_range(name, offset, end, self.etag))
 
 
 class PipeSource(SequentialSource):
@@ -264,16 +275,19 @@ class PipeSource(SequentialSource):
         raise OSError(errno.ESPIPE, os.strerror(errno.ESPIPE), self.path)
 
 
-def filesystem(path: str) -> tuple[AbstractFileSystem, str]:
+def filesystem(path: str, access: Access = DEFAULT_ACCESS) -> tuple[AbstractFileSystem, str]:
     """The fsspec file system of a path, and the path as that file system calls it."""
-    import fsspec.core  # takes 50 ms, and most paths are local
-
-    return fsspec.core.url_to_fs(path)  # type: ignore[no-any-return]
+    return fsspec_filesystem(path, access)
 
 
-def open_file(path: str) -> FileSource:
+def open_file(path: str, access: Access = DEFAULT_ACCESS) -> FileSource:
     """Open a local or remote file for reading ranges of it."""
-    return RemoteFile(path) if is_remote(path) else LocalFile(path)
+    return RemoteFile(path, access) if is_remote(path) else LocalFile(path)
+
+
+def open_files(paths: Sequence[str], access: Access = DEFAULT_ACCESS) -> list[FileSource]:
+    """Open several files; storages are asked for all of theirs at once."""
+    return [open_file(path, access) for path in paths]
 
 
 class SourceCache(ProcessCache[ByteSource]):
