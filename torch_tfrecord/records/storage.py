@@ -10,21 +10,19 @@ import errno
 import os
 import stat
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, BinaryIO, TypeAlias
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, BinaryIO
 
 from torch_tfrecord.errors import CorruptRecordError
 from torch_tfrecord.native import native_module
 from torch_tfrecord.process_cache import ProcessCache
-from torch_tfrecord.records.checksum import crc32c
 from torch_tfrecord.records.compression import MAX_INFLATED_RECORD_BYTES, ByteSource, SequentialSource
 from torch_tfrecord.records.descriptors import Descriptor, named, open_descriptor, open_if_free
+from torch_tfrecord.records.file_source import FileSource, fingerprint
 from torch_tfrecord.records.framing import OVERHEAD_BYTES
+from torch_tfrecord.records.remote_file import RemoteFile
 from torch_tfrecord.remote.access import DEFAULT_ACCESS, Access
 from torch_tfrecord.remote.fsspec_store import fsspec_filesystem
-from torch_tfrecord.remote.stores import RemoteInfo, store_of
+from torch_tfrecord.remote.transfers import infos
 
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
@@ -43,11 +41,8 @@ __all__ = [
     "open_files",
 ]
 
-_Integers: TypeAlias = "npt.NDArray[np.int64]"
-
 # Linux transfers at most this much in one call.
 _MAX_READ_BYTES = 0x7FFF_F000
-_FINGERPRINT_BYTES = 4096
 _MOST_SOURCES = 256
 
 
@@ -62,61 +57,6 @@ def local_path(path: str | os.PathLike[str]) -> str:
     if not isinstance(text, str):
         raise TypeError(f"a path must be str or os.PathLike[str], got {type(path).__name__}")
     return text.removeprefix("file://")
-
-
-class FileSource:
-    """What local and remote files have in common; see `ByteSource`.
-
-    Attributes:
-        size: Bytes of the file when it was opened. Later growth is not seen.
-        mtime_ns: Modification time in nanoseconds; 0 where the storage tells none.
-        etag: The version that a storage says; None where it says none, and of local files.
-    """
-
-    path: str
-    size: int | None
-    file_size: int
-    mtime_ns: int
-    etag: str | None = None
-    max_record_bytes: int | None = None
-    chunk_bytes: int
-    max_gap_bytes: int  # between two pieces that are still read by one call
-
-    def read(self, num_bytes: int, offset: int) -> bytes:
-        """Up to `num_bytes` from `offset`; fewer only at the end of the file."""
-        raise NotImplementedError
-
-    def read_ranges(self, begins: _Integers, sizes: _Integers, buffer: memoryview, starts: _Integers) -> None:
-        """Read several ranges, each to its place in a writable buffer.
-
-        Args:
-            begins: int64 [M]: first byte of each range in the file.
-            sizes: int64 [M]: its bytes.
-            buffer: Of bytes; range i goes to `buffer[starts[i] : starts[i] + sizes[i]]`.
-            starts: int64 [M].
-
-        Raises:
-            CorruptRecordError: the file ends inside a range.
-        """
-        for begin, size, start in zip(begins.tolist(), sizes.tolist(), starts.tolist(), strict=True):
-            piece = self.read(size, begin)
-            if len(piece) < size:
-                text = f"truncated file: expected {begin + size} bytes, got {begin + len(piece)}"
-                raise CorruptRecordError(text, path=self.path)
-            buffer[start : start + size] = piece
-
-    def check_end(self) -> None:
-        """A file simply ends."""
-
-    def fingerprint(self) -> int:
-        """See the function `fingerprint`."""
-        return fingerprint(self.read, self.file_size)
-
-
-def fingerprint(read: Callable[[int, int], bytes], file_size: int) -> int:
-    """CRC-32C over the first and the last 4 KiB of a file: tells files of equal size and time apart."""
-    first = read(_FINGERPRINT_BYTES, 0)
-    return int(crc32c(read(_FINGERPRINT_BYTES, max(file_size - _FINGERPRINT_BYTES, 0)), crc32c(first)))
 
 
 class LocalFile(FileSource):
@@ -225,39 +165,6 @@ class LocalFile(FileSource):
         return payload
 
 
-class RemoteFile(FileSource):
-    """A file of a storage, read by range requests.
-
-    Args:
-        path: With its scheme.
-        access: How it is reached.
-        info: What the storage says of it, where that is known already.
-    """
-
-    chunk_bytes = 8 << 20  # a request costs tens of milliseconds
-    max_gap_bytes = 1 << 16
-
-    def __init__(self, path: str, access: Access = DEFAULT_ACCESS, info: RemoteInfo | None = None) -> None:
-        self.path, self.access = path, access
-        if info is None:
-            store, name = store_of(path, access)
-            info = store.info(name)
-        if info.is_folder:
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
-        if info.size is None:
-            raise OSError(errno.ESPIPE, "expected a file whose size the storage tells, got none", path)
-        self.size = self.file_size = info.size
-        self.mtime_ns, self.etag = info.mtime_ns, info.etag
-
-    def read(self, num_bytes: int, offset: int) -> bytes:
-        """Up to `num_bytes` from `offset`; fewer only at the end of the file."""
-        end = min(offset + num_bytes, self.file_size)
-        if end <= offset:
-            return b""
-        store, name = store_of(self.path, self.access)
-        return bytes(store.read_range(name, offset, end, self.etag))
-
-
 class PipeSource(SequentialSource):
     """A binary file object that can only be read forward, such as ``sys.stdin.buffer``."""
 
@@ -287,7 +194,9 @@ def open_file(path: str, access: Access = DEFAULT_ACCESS) -> FileSource:
 
 def open_files(paths: Sequence[str], access: Access = DEFAULT_ACCESS) -> list[FileSource]:
     """Open several files; storages are asked for all of theirs at once."""
-    return [open_file(path, access) for path in paths]
+    remote = [path for path in paths if is_remote(path)]
+    found = dict(zip(remote, infos(remote, access), strict=True)) if remote else {}
+    return [RemoteFile(path, access, found[path]) if path in found else LocalFile(path) for path in paths]
 
 
 class SourceCache(ProcessCache[ByteSource]):
