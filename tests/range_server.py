@@ -5,7 +5,8 @@
         assert url.stats()["most_at_once"] > 1
 
 It runs in a process of its own, so that client and server do not share an interpreter's lock, with a thread for each
-connection, which sleeps or stands in sendfile.
+connection, which sleeps or stands in sendfile. Folders answer S3's ListObjectsV2, too: with the URL as endpoint, each
+is a bucket to read from, whatever the credentials.
 """
 
 import contextlib
@@ -212,7 +213,8 @@ class _Connection:
 
     def answer_one(self) -> None:
         method, target, headers = self.request()
-        path = urllib.parse.unquote(urllib.parse.urlsplit(target).path)
+        address = urllib.parse.urlsplit(target)
+        path = urllib.parse.unquote(address.path)
         if path.startswith(_CONTROL):
             body = json.loads(self.body(int(headers.get("content-length", 0))))
             self.send(200, {}, json.dumps(self.state.answer(path[len(_CONTROL) :], body)).encode())
@@ -224,7 +226,7 @@ class _Connection:
         self.status = 0
         try:
             time.sleep(self.state.options["latency"])
-            self.respond(method, path, headers, fault)
+            self.respond(method, path, headers, fault, dict(urllib.parse.parse_qsl(address.query)))
         finally:
             self.state.end(number, self.status)
 
@@ -249,7 +251,14 @@ class _Connection:
             raise _End
         self.buffer += received
 
-    def respond(self, method: str, path: str, headers: dict[str, str], fault: dict[str, object] | None) -> None:
+    def respond(
+        self,
+        method: str,
+        path: str,
+        headers: dict[str, str],
+        fault: dict[str, object] | None,
+        query: dict[str, str],
+    ) -> None:
         kind = fault["kind"] if fault else ""
         if kind == "closed":
             raise _End
@@ -264,6 +273,8 @@ class _Connection:
         place = self.place(path)
         if place is None or (place.is_dir() and not self.state.options["listing"]):
             self.send(404, {}, b"" if method == "HEAD" else b"not found", head_only=method == "HEAD")
+        elif place.is_dir() and query.get("list-type") == "2":
+            self.send(200, {"Content-Type": "application/xml"}, _objects(place, query))
         elif place.is_dir():
             self.send(200, {"Content-Type": "text/html"}, _links(place, path), head_only=method == "HEAD")
         else:
@@ -280,7 +291,7 @@ class _Connection:
         with open(place, "rb", buffering=0) as file:
             stat = os.fstat(file.fileno())
             version = self.state.replaced.get(path, ("",))[0]
-            etag = f'"{stat.st_mtime_ns:x}-{stat.st_size:x}{version}"'
+            etag = f'"{_etag(stat)}{version}"'
             common = {
                 "Accept-Ranges": "bytes",
                 "Content-Type": "application/octet-stream",
@@ -358,6 +369,32 @@ def _links(folder: Path, path: str) -> bytes:
     names = sorted(entry.name + "/" * entry.is_dir() for entry in folder.iterdir())
     lines = [f'<a href="{urllib.parse.quote(name)}">{html.escape(name)}</a>' for name in names]
     return "\n".join(["<html><body>", f"<h1>Index of /{html.escape(path)}</h1>", *lines, "</body></html>"]).encode()
+
+
+def _objects(bucket: Path, query: dict[str, str]) -> bytes:
+    """S3's ListObjectsV2: the files whose path in the bucket begins with a prefix; all in one answer."""
+    prefix, delimiter = query.get("prefix", ""), query.get("delimiter", "")
+    files = sorted(path.relative_to(bucket).as_posix() for path in bucket.rglob("*") if path.is_file())
+    names = [name for name in files if name.startswith(prefix)]
+    folders = {prefix + name[len(prefix) :].partition("/")[0] + "/" for name in names if "/" in name[len(prefix) :]}
+    if not delimiter:
+        folders = set()
+    lines = ['<?xml version="1.0" encoding="UTF-8"?>']
+    lines += ['<ListBucketResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/">', f"<Name>{bucket.name}</Name>"]
+    lines += [f"<Prefix>{html.escape(prefix)}</Prefix>", "<IsTruncated>false</IsTruncated>"]
+    for name in names:
+        if not any(name.startswith(folder) for folder in folders):
+            stat = (bucket / name).stat()
+            time_text = time.strftime("%Y-%m-%dT%H:%M:%S.000Z", time.gmtime(stat.st_mtime))
+            lines += [f"<Contents><Key>{html.escape(name)}</Key><LastModified>{time_text}</LastModified>"]
+            lines += [f"<ETag>&quot;{_etag(stat)}&quot;</ETag><Size>{stat.st_size}</Size>"]
+            lines += ["<StorageClass>STANDARD</StorageClass></Contents>"]
+    lines += [f"<CommonPrefixes><Prefix>{html.escape(folder)}</Prefix></CommonPrefixes>" for folder in sorted(folders)]
+    return "\n".join([*lines, f"<KeyCount>{len(names)}</KeyCount></ListBucketResult>"]).encode()
+
+
+def _etag(stat: os.stat_result) -> str:
+    return f"{stat.st_mtime_ns:x}-{stat.st_size:x}"
 
 
 def _serve(folder: str, options: dict[str, object]) -> None:

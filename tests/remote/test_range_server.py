@@ -192,3 +192,20 @@ def test_a_server_without_ranges(folder):
 def test_unknown_kinds_are_refused():
     with pytest.raises(ValueError, match=r"kind: expected one of 403, 404, .*, got 'slow'"):
         Fault("slow")
+
+
+def test_a_folder_is_a_bucket_to_clients_of_s3(folder):
+    obstore = pytest.importorskip("obstore")
+    store_of = pytest.importorskip("obstore.store")
+    (folder / "inner" / "e&.bin").write_bytes(b"ee")
+    with range_server(folder.parent) as url:
+        options = {"endpoint": url, "allow_http": True, "virtual_hosted_style_request": False}
+        store = store_of.S3Store(folder.name, **options, region="us-east-1", skip_signature=True)
+        found = sorted((entry["path"], entry["size"]) for batch in obstore.list(store) for entry in batch)
+        assert found == [("a.bin", 10240), ("b c.bin", 1), ("inner/d.bin", 1), ("inner/e&.bin", 2)]
+        top = obstore.list_with_delimiter(store)
+        assert sorted(entry["path"] for entry in top["objects"]) == ["a.bin", "b c.bin"]
+        assert top["common_prefixes"] == ["inner"]
+        assert bytes(obstore.get_range(store, "a.bin", start=10, length=5)) == BYTES[10:15]
+        entry, answer = obstore.list(store, "inner").collect()[0], obstore.head(store, "inner/d.bin")
+        assert (entry["e_tag"], entry["path"]) == (answer["e_tag"], answer["path"])
