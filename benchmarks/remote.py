@@ -180,9 +180,13 @@ def table(sides: dict[str, Any]) -> str:
 def cell(result: dict[str, Any] | None, task: str) -> str:
     if result is None:
         return ""
-    speed = f"{result['seconds']:.2f} s" if task in ("open", "batch") else f"{result['mb_per_second']:.3g} MB/s"
+    speed = f"{result['seconds']:.2f} s" if task in ("open", "batch") else f"{in_mb(result['mb_per_second'])} MB/s"
     about = "" if result["whole"] or task in ("open", "batch") else "about "
     return f"{speed} ({about}{result['requests']:,}, {result['most_at_once']})"
+
+
+def in_mb(speed: float) -> str:
+    return f"{speed:,.0f}" if speed >= 100 else f"{speed:.3g}"
 
 
 def verdicts(sides: dict[str, Any]) -> list[str]:

@@ -138,14 +138,25 @@ class Bare(Side):
     def _head(self, client: socket.socket) -> tuple[bytes, bytes, bytes]:
         received = b""
         while b"\r\n\r\n" not in received:
-            received += client.recv(4096)
+            received += client.recv(4096) or os._exit(1)  # the server ended the connection
         return received.partition(b"\r\n\r\n")
 
     def _all(self, jobs: list[Range]) -> Iterator[list[bytes]]:
-        for job in jobs:
-            self.jobs.put(job)
-        for _ in jobs:
-            yield [self.done.get()]
+        left, under_way = iter(jobs), 0
+        try:
+            for job in itertools.islice(left, self.connections):
+                self.jobs.put(job)
+                under_way += 1
+            while under_way:
+                arrived = self.done.get()
+                under_way -= 1
+                for job in itertools.islice(left, 1):
+                    self.jobs.put(job)
+                    under_way += 1
+                yield [arrived]
+        finally:  # an epoch that was ended
+            for _ in range(under_way):
+                self.done.get()
 
     def open(self) -> Iterator[list[bytes]]:
         yield from self._all([(f"/{self.folder}/", 0, 0)])
@@ -209,30 +220,38 @@ class Obstore(Side):
 
         self.store = HTTPStore.from_url(self.url, client_options={"allow_http": True})
 
-    def _get(self, ranges: list[Range], at_once: int = 64) -> list[Any]:
+    def _get(self, ranges: list[Range]) -> Iterator[list[bytes]]:
+        """Each as it arrives: what is held no longer than needed is memory that the next one takes."""
         import obstore
 
-        async def gathered() -> list[Any]:
-            limit = asyncio.Semaphore(at_once)
+        loop = asyncio.new_event_loop()
 
-            async def one(path: str, begin: int, end: int) -> Any:
-                async with limit:
-                    return await obstore.get_range_async(self.store, path.lstrip("/"), start=begin, end=end)
+        async def one(path: str, begin: int, end: int) -> Any:
+            return await obstore.get_range_async(self.store, path.lstrip("/"), start=begin, end=end)
 
-            return await asyncio.gather(*(one(*piece) for piece in ranges))
+        async def next_ones(tasks: set[Any]) -> tuple[set[Any], set[Any]]:
+            tasks |= {loop.create_task(one(*piece)) for piece in itertools.islice(left, 64 - len(tasks))}
+            return await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
 
-        return asyncio.run(gathered())
+        left, tasks, arrived = iter(ranges), set(), 0
+        try:
+            while arrived < len(ranges):
+                done, tasks = loop.run_until_complete(next_ones(tasks))
+                arrived += len(done)
+                yield [task.result() for task in done]
+        finally:
+            if tasks:
+                loop.run_until_complete(asyncio.wait(tasks))
+            loop.close()
 
     def batch(self) -> Iterator[list[bytes]]:
-        yield self._get(self.drawn())
+        yield from self._get(self.drawn())
 
     def epoch(self) -> Iterator[list[bytes]]:
-        ranges = self.shuffled()
-        for begin in range(0, len(ranges), 16 * BATCH):
-            yield self._get(ranges[begin : begin + 16 * BATCH])
+        yield from self._get(self.shuffled())
 
     def stream(self) -> Iterator[list[bytes]]:
-        yield self._get(self.pieces())
+        yield from self._get(self.pieces())
 
 
 class WebDataset(Side):
@@ -320,7 +339,8 @@ def timed(side: Side, task: str, most: float) -> dict[str, Any]:
     """One round: seconds, bytes and records; ended after `most` seconds."""
     begin = time.perf_counter()
     size, numbers, whole = 0, [], True
-    for payloads in getattr(side, task)():
+    arriving = getattr(side, task)()
+    for payloads in arriving:
         size += sum(map(len, payloads))
         if side.has_records:
             numbers += [int.from_bytes(payload[:8], "little") for payload in payloads]
@@ -328,6 +348,7 @@ def timed(side: Side, task: str, most: float) -> dict[str, Any]:
             whole = False
             break
     seconds = time.perf_counter() - begin
+    arriving.close()
     if side.has_records and task not in ("open", "batch") and whole:
         assert sorted(numbers) == [*range(len(side.ranges))], "each record once"
     return {"seconds": seconds, "bytes": size, "whole": whole}
