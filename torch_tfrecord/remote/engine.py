@@ -79,6 +79,12 @@ class Transfer:
             found[number] = answer
         return found
 
+    def wait(self, seconds: float) -> bool:
+        """Whether all answers, or an error, are there, within so many seconds."""
+        state = self._state
+        with state.changed:
+            return state.changed.wait_for(lambda: not state.num_open or state.error is not None, seconds)
+
     @property
     def is_good(self) -> bool:
         """Whether all answers are there."""
