@@ -1,4 +1,4 @@
-"""The files of a map-style dataset: where each of their records lies, and reading them."""
+"""The files of a map-style dataset: where each record is, and how to read it."""
 
 from __future__ import annotations
 
@@ -28,22 +28,22 @@ _MOST_OPEN = 256
 
 
 class RecordFiles(ProcessCache[ByteSource]):
-    """Reads records by their position among those of all files, and keeps what it reads from open.
+    """Reads records by their position over all files, and keeps files open between reads.
 
-    One object for a dataset and its slices. Pickles without open files; may be used after fork and spawn, and from
+    A dataset and its slices share one object. Pickles without open files; may be used after fork and spawn, and from
     threads.
 
     Args:
         paths: The files.
-        indexes: One for each file, which must still be of that file; gone through once, their records are not kept.
+        indexes: One for each file, checked against it when it is opened; iterated over once and not kept.
         verify_crc: Check the payloads' checksums.
 
     Attributes:
-        table: Where the records lie.
+        table: Where the records are.
         extent: Files, records and decompressed bytes.
-        lanes: How the files are read side by side where they are compressed.
+        lanes: How compressed files are read side by side.
         first_compressed: The first file that is compressed, or None.
-        has_warned: Whether it was said that random access is slow there; or whoever sets this reads in order.
+        has_warned: Whether the user was warned that random access is slow; also set to suppress the warning.
     """
 
     def __init__(self, paths: Sequence[str], indexes: Iterable[RecordIndex], verify_crc: bool) -> None:
@@ -56,7 +56,7 @@ class RecordFiles(ProcessCache[ByteSource]):
         compressed = (path for path, index in zip(paths, self._facts, strict=True) if index.compression_type)
         self.first_compressed = next(compressed, None)
         self.has_warned = False
-        # Each compressed file that is open keeps some MiB.
+        # Each open compressed file keeps some MiB of decompressed data.
         super().__init__(_MOST_OPEN if self.first_compressed is None else 2 * self.lanes.number)
 
     def _noting(self, indexes: Iterable[RecordIndex]) -> Iterator[RecordIndex]:
@@ -65,14 +65,14 @@ class RecordFiles(ProcessCache[ByteSource]):
             yield index
 
     def warn(self) -> None:
-        """Say, once, that random access is slow, where a file is compressed."""
+        """Warn once that random access is slow, if a file is compressed."""
         if self.first_compressed is not None and not self.has_warned:
             self.has_warned = True
             warnings.warn(
                 f"{printable(self.first_compressed)}: random access in a compressed file decompresses from its "
                 "beginning up to the record: slow unless read in order. Use make_dataloader or "
-                'RecordSampler(shuffle="blocks"), whose shuffle goes through each file once, stream with '
-                "TFRecordIterableDataset, or write it uncompressed.",
+                'RecordSampler(shuffle="blocks"), whose shuffle reads each file once, stream with '
+                "TFRecordIterableDataset, or write the data uncompressed.",
                 stacklevel=outer_level(),
             )
 
@@ -80,7 +80,7 @@ class RecordFiles(ProcessCache[ByteSource]):
         """The payload of one record.
 
         Raises:
-            TFRecordError: It cannot be read; names it.
+            TFRecordError: It cannot be read; the message names the record.
         """
         file, number, offset, length = self.table.find_one(position)
         try:
@@ -90,10 +90,10 @@ class RecordFiles(ProcessCache[ByteSource]):
             raise
 
     def read_batch(self, positions: npt.NDArray[np.int64]) -> PackedRecords:
-        """The payloads of several records, by few calls.
+        """The payloads of several records, in few calls.
 
         Raises:
-            TFRecordError: One of them cannot be read; `read` says which.
+            TFRecordError: One of them cannot be read; `read` finds out which.
         """
         return self._reader.read_batch(self._source, *self.table.find(positions))
 
@@ -108,7 +108,7 @@ class RecordFiles(ProcessCache[ByteSource]):
     def _open(self, file: int) -> ByteSource:
         source, index = open_file(self._paths[file]), self._facts[file]
         index.check_fresh(source)
-        # A thread of a loader has no line of the user's above it; whoever starts those warns.
+        # In a loader's thread no line of the user's code is on the stack; the loader warns when it starts them.
         if index.compression_type and threading.current_thread() is threading.main_thread():
             self.warn()
         return open_stream(source, index.compression_type, self.lanes.kept_bytes)[0]
