@@ -186,7 +186,7 @@ def test_wrong_use():
     with pytest.raises(ValueError, match="num_received must be 0 before an iteration has begun, got 1"):
         sampler.state_dict(num_received=1)
     next(iter(sampler))
-    with pytest.raises(ValueError, match="num_received=2, but only 1 batches were handed out"):
+    with pytest.raises(ValueError, match="num_received=2, but the sampler has yielded only 1 batches"):
         sampler.state_dict(num_received=2)
     with pytest.raises(ValueError, match="first_epoch=1 is after epoch=0 in the state"):
         sampler.load_state_dict({**sampler.state_dict(), "first_epoch": 1})
@@ -205,8 +205,8 @@ def test_pickles():
 def test_a_sampler_in_place_of_the_dataset(sampler):
     """As trainers call a batch sampler: it would split once more, or give positions of positions."""
     error = re.escape(
-        f"dataset must be what the positions are of, got a sampler, {type(sampler).__name__}; where Lightning gives "
-        "it, set Trainer(use_distributed_sampler=False): records are split over the ranks here"
+        f"dataset must be a dataset, got a sampler, {type(sampler).__name__}; if Lightning passed it, set "
+        "Trainer(use_distributed_sampler=False), since this sampler already splits records over the ranks"
     )
     with pytest.raises(TypeError, match=error):
         RecordBatchSampler(sampler, batch_size=2, drop_last=False)

@@ -361,10 +361,10 @@ def test_states_of_other_weights_and_blocks():
         ({"shuffle": None}, 'shuffle must be True, False or "blocks", got None'),
         (
             {"shuffle": "blocks"},
-            r'shuffle="blocks" needs to know where each record lies: expected a TFRecordDataset, got list',
+            r'shuffle="blocks" needs to know where each record is: expected a TFRecordDataset, got list',
         ),
-        ({"weights": [1, 2]}, "weights must be one for each of 3 records, got 2"),
-        ({"weights": [1, 2, 3], "shuffle": False}, "weights draw at random: shuffle must be True, got False"),
+        ({"weights": [1, 2]}, "weights must have one number for each of 3 records, got 2"),
+        ({"weights": [1, 2, 3], "shuffle": False}, "with weights, shuffle must be True, got False"),
         ({"rank": 2}, "rank and world_size must be given together"),
         ({"rank": 2, "world_size": 2}, "rank must be from 0 to world_size - 1"),
         ({"block_bytes": 0}, "block_bytes must be an integer of at least 1, got 0"),
@@ -387,7 +387,7 @@ def test_wrong_numbers():
         sampler.state_dict(num_received=3)
     assert sampler.state_dict(num_received=0)["consumed"] == 0
     next(iter(sampler))
-    with pytest.raises(ValueError, match="num_received=2, but only 1 samples were handed out"):
+    with pytest.raises(ValueError, match="num_received=2, but the sampler has yielded only 1 samples"):
         sampler.state_dict(num_received=2)
     with pytest.raises(ValueError, match="num_received must be an integer of at least 0, got -1"):
         sampler.state_dict(num_received=-1)
