@@ -81,7 +81,7 @@ def check_every_record_under_every_setting(ranks):
     configs = {"default", "dispatch", "no dispatch", "split", "dispatch and split", "uneven"}
     refused = {
         "batched_stream, no dispatch": "with dispatch_batches=False Accelerate splits samples, and this loader has "
-        "only batches: expected DataLoader(..., batch_size=n) over a stream without batch_size, or dispatch_batches=True",
+        "only batches: expected DataLoader(..., batch_size=n) over a stream without batch_size, or dispatch_batches",
         "batched_stream, split": "In order to use `split_batches==True` you must have a `batch_size` attribute",
         "batched_stream, dispatch and split": "In order to use `split_batches==True` you must have a `batch_size`",
     }
@@ -282,7 +282,7 @@ def test_the_example_with_accelerate(tmp_path):
     assert stopped[0].endswith(" of 100 records")
     assert stopped[1:] == ["stopped in epoch 1"]
     lines = torchrun(1, example, tmp_path).splitlines()
-    assert lines[0] == "goes on in epoch 1, 15 batches left"
+    assert lines[0] == "resuming in epoch 1, 15 batches left"
     found = [re.fullmatch(r"epoch (\d): error ([\d.]+) of 100 records", line).groups() for line in lines[1:]]
     assert [epoch for epoch, _ in found] == ["1", "2"]
     assert float(found[1][1]) < float(found[0][1]) / 2
