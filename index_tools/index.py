@@ -25,21 +25,21 @@ __all__ = ["add_parser"]
 _FORMATS = ("safetensors", "tfrecord2idx")
 
 _DESCRIPTION = """\
-With an index any record is one read away. TFRecordDataset builds missing ones itself; building them
-before saves every job the time, and checks all data on the way.
+With an index, any record can be read in one step. TFRecordDataset builds missing indexes itself;
+building them first saves each job the time, and checks all data.
 
-  safetensors    what TFRecordDataset reads, in the hidden folder .torch_index beside the data (with
-                 --output-dir in that folder, where TFRecordDataset(index_dir=...) looks)
-  tfrecord2idx   <file>.idx: the text form of DALI and of the package tfrecord; not for compressed files
+  safetensors    the format that TFRecordDataset reads, in the hidden folder .torch_index beside the data
+                 (or in --output-dir; pass that folder to TFRecordDataset(index_dir=...))
+  tfrecord2idx   <file>.idx: the text format of DALI and the package tfrecord; not for compressed files
 
-A file whose index is fresh is left alone. A damaged file gets no index; the others go on.
+Files with a fresh index are skipped. A damaged file gets no index; the others still do.
 
 example:
   tfrecord index data/ 'more/train-*.tfrecord' --jobs 8"""
 
 
 class _IndexedFile(NamedTuple):
-    """One file with its index; `is_new` is False where a fresh one was there already."""
+    """One file with its index; `is_new` is False if there was a fresh one already."""
 
     path: str
     index_path: str
@@ -52,11 +52,11 @@ def add_parser(verbs: Verbs, summary: str) -> None:
     """Add the verb to the command line."""
     parser = add_verb(verbs, "index", summary, _DESCRIPTION, _run)
     add_paths(parser)
-    parser.add_argument("--format", choices=_FORMATS, default="safetensors", help="of the index (default: %(default)s)")
-    parser.add_argument("--output-dir", metavar="DIR", help="where the indexes go (default: beside the data)")
+    parser.add_argument("--format", choices=_FORMATS, default="safetensors", help="index format (default: %(default)s)")
+    parser.add_argument("--output-dir", metavar="DIR", help="folder for the indexes (default: beside the data)")
     add_jobs(parser, "parallel processes")
-    parser.add_argument("--no-crc", action="store_true", help="do not check the payloads' checksums (headers always)")
-    parser.add_argument("--force", action="store_true", help="build fresh indexes again, too")
+    parser.add_argument("--no-crc", action="store_true", help="do not check the payloads' checksums, only the headers'")
+    parser.add_argument("--force", action="store_true", help="rebuild fresh indexes, too")
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -70,7 +70,7 @@ def _run(options: argparse.Namespace) -> int:
     if output_dir is not None:
         Path(output_dir).mkdir(parents=True, exist_ok=True)
     elif any(map(is_remote, files)):
-        raise ValueError("indexes are written to local files; give --output-dir for data elsewhere")
+        raise ValueError("indexes are written to local files; pass --output-dir for remote data")
     settings = {"verify_crc": not options.no_crc, "force": options.force}
     task = functools.partial(_index_file, format=format, output_dir=output_dir, **settings)
     outcomes = work_on_files(task, files, num_jobs=options.jobs, description="indexing")
@@ -79,7 +79,7 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _print_report(outcomes: Sequence[Outcome[_IndexedFile]]) -> None:
-    """One line a file, errors on stderr, and a last line with the counts."""
+    """Print one line per file, errors on stderr, and a last line with the counts."""
     done = [outcome.value for outcome in outcomes if outcome.value is not None]
     for file in done:
         content = f"{counted(file.num_records, 'record')}, {counted(file.num_bytes, 'byte')}"
@@ -99,7 +99,7 @@ def _print_report(outcomes: Sequence[Outcome[_IndexedFile]]) -> None:
 def _index_path(path: str, format: str, output_dir: str | None) -> str:
     if format == "safetensors":
         return sidecar_path(path, output_dir)
-    # DALI and others take any name, so that in a folder the data file's own is the one that people expect.
+    # DALI and others accept any name; the data file's own name with .idx is the usual one.
     return f"{path if output_dir is None else os.path.join(output_dir, os.path.basename(path))}.idx"
 
 
@@ -128,7 +128,7 @@ def _fresh_index(file: FileSource, place: str, format: str) -> RecordIndex | Non
     try:
         if format == "safetensors":
             return load_fresh(place, file)
-        # The text form says nothing of the data file, so the times decide, as for make.
+        # The text form has no information on the data file, so compare modification times, like make.
         if os.stat(place).st_mtime_ns < file.mtime_ns:
             return None
         return RecordIndex.from_tfrecord2idx(place, file.path)

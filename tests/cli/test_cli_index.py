@@ -203,7 +203,7 @@ def die(file):
 
 def test_a_worker_that_dies_is_reported(folder):
     write(folder / "a.tfrecord")
-    with pytest.raises(ChildProcessError, match="a worker process died, perhaps of too little memory; try --jobs 1"):
+    with pytest.raises(ChildProcessError, match="a worker process died, perhaps because memory ran out; try --jobs 1"):
         _files.work_on_files(die, ["a.tfrecord", "a.tfrecord"], num_jobs=2, description="dying")
 
 

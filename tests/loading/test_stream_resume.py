@@ -286,7 +286,7 @@ def test_snapshots_now_and_then_are_refused_for_other_workers(files):
     for _ in range(2):
         next(iterator)
     state = loader.state_dict()
-    with pytest.raises(ValueError, match="is 2 steps behind what it yielded; .*snapshot_every_n_steps must be 1"):
+    with pytest.raises(ValueError, match=r"is 2 steps behind what it yielded; .*snapshot_every_n_steps must be 1"):
         stream(files).load_state_dict(state)
     # With the same number of workers torchdata goes through the steps once more.
     _, again = make_stateful(files, 2, {}, 3, snapshot_every_n_steps=3)
