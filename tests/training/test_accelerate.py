@@ -113,8 +113,8 @@ def test_workers(folder):
     for name in ("stream", "batched_stream"):
         for rank in ranks:
             assert rank[f"{name}, default, fork"] == (
-                "ValueError: Accelerate's dispatch_batches loses records of a stream where the last batch of each "
-                "worker is not full: expected num_workers of at most 1 or dispatch_batches=False, got num_workers=2 "
+                "ValueError: Accelerate's dispatch_batches loses records of a stream if the last batch of a worker "
+                "is not full: expected num_workers of at most 1 or dispatch_batches=False, got num_workers=2 "
                 "(DataLoaderConfiguration in Accelerate, accelerator_config in a Trainer)"
             )
 
