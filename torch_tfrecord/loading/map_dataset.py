@@ -356,7 +356,7 @@ class TFRecordDataset(Dataset[Any]):
     def _share_epoch(self) -> None:
         # In shared memory: persistent workers hold a copy of this object and must see set_epoch all the same.
         if self.draws_at_random:
-            self._epoch.share_memory_()  # type: ignore[no-untyped-call]
+            self._epoch.share_memory_()
 
     def __repr__(self) -> str:
         features = shown_features(None if self._maker.parser is None else self._maker.parser.features)

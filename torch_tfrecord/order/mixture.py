@@ -166,7 +166,7 @@ class Mixture(Dataset[Any]):
 
     def _share_epoch(self) -> None:
         # In shared memory: workers hold a copy of this object and must see set_epoch all the same.
-        self._epoch.share_memory_()  # type: ignore[no-untyped-call]
+        self._epoch.share_memory_()
 
     def __repr__(self) -> str:
         length = "endless" if self._length is None else f"{self._length} samples"
