@@ -6,14 +6,11 @@ from torchvision.transforms.v2.functional import _geometry
 
 @pytest.fixture(autouse=True, scope="session")
 def _the_kernel_for_uint8():
-    """Before 0.24 torchvision took torch's kernel for uint8 on processors with AVX2, but not on those with AVX-512: there
-    it resizes as float32, and rounds some pixels to the number beside.
+    """Older torchvisions leave torch's kernel for uint8 out where the processor has AVX-512, resize as float32, and round
+    some pixels to the number beside.
     """
+    real = _geometry._do_native_uint8_resize_on_cpu
     with pytest.MonkeyPatch.context() as patch:
-        real = _geometry._do_native_uint8_resize_on_cpu
-        patch.setattr(
-            _geometry,
-            "_do_native_uint8_resize_on_cpu",
-            lambda kind: kind.value in ("bilinear", "bicubic") or real(kind),
-        )
+        name = "_do_native_uint8_resize_on_cpu"
+        patch.setattr(_geometry, name, lambda kind: kind.value in ("bilinear", "bicubic") or real(kind))
         yield

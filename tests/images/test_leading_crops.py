@@ -132,10 +132,16 @@ CROPS = {
     "nested": [v2.Compose([v2.Compose([v2.RandomResizedCrop(24)])])],
     "behind what does nothing": [v2.ToImage(), v2.Identity(), v2.ToDtype(torch.uint8), v2.RandomResizedCrop(24)],
     **{
-        f"{mode} antialias={antialias}": [
-            v2.RandomResizedCrop(24, interpolation=InterpolationMode(mode), antialias=antialias)
+        f"{getattr(mode, 'value', mode)} antialias={antialias}": [
+            v2.RandomResizedCrop(24, interpolation=mode, antialias=antialias)
         ]
-        for mode in ("nearest", "nearest-exact", "bilinear", InterpolationMode.BICUBIC, 2)
+        for mode in (
+            InterpolationMode.NEAREST,
+            InterpolationMode.NEAREST_EXACT,
+            InterpolationMode.BILINEAR,
+            InterpolationMode.BICUBIC,
+            2,
+        )
         for antialias in (True, False, None)
     },
 }
