@@ -185,7 +185,8 @@ def test_a_set_that_cannot_be_published_keeps_the_old_one(call, ending, options,
 def test_a_set_whose_writer_is_killed(at, options, existing, tmp_path, monkeypatch):
     if existing:
         write_set(tmp_path, OLD, options)
-    if os.fork() == 0:
+    writer = os.fork()
+    if writer == 0:
         steps = itertools.count()
 
         def killing(real):
@@ -205,7 +206,7 @@ def test_a_set_whose_writer_is_killed(at, options, existing, tmp_path, monkeypat
         with contextlib.suppress(BaseException):
             write_set(tmp_path, NEW, options)
         os._exit(0)
-    os.wait()
+    os.waitpid(writer, 0)
     if any(name.endswith(".partial") for name in os.listdir(tmp_path)):
         for asked in (f"{tmp_path}/x@5", f"{tmp_path}/x-*", f"{tmp_path}", f"{tmp_path}/{NAMES[0]}"):
             text = (

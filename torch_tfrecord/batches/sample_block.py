@@ -314,5 +314,5 @@ def _ragged(offsets: _Integers, rows: slice | _Integers) -> slice | _Integers:
         return slice(int(offsets[rows.start]), int(offsets[rows.stop]))
     begins, lengths = offsets[rows], offsets[rows + 1] - offsets[rows]
     ends = lengths.cumsum()
-    numbers: _Integers = np.repeat(begins - ends + lengths, lengths) + np.arange(ends[-1])
+    numbers: _Integers = np.repeat(begins - ends + lengths, lengths) + np.arange(int(ends[-1]))
     return numbers

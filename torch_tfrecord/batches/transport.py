@@ -107,11 +107,15 @@ def _reduce_tensor(tensor: torch.Tensor) -> tuple[Any, ...]:
     """A tensor outside our batches, for example in a batch of a custom `collate_fn`, or in a sample."""
     packer = _Packer(worker_memory())
     node = packer.node(tensor)
+<<<<<<< HEAD
     if node[0] is not False and not tensor.is_shared():  # type: ignore[no-untyped-call]  # shared tensors stay shared
+=======
+    if node[0] is not False and not tensor.is_shared():  # what somebody shares stays shared
+>>>>>>> versions
         return _unpack, (*packer.message(), node)
     if type(tensor) in _IMAGE_KINDS:
         return type(tensor), (tensor.as_subclass(torch.Tensor),)
-    return reduce_tensor(tensor)  # type: ignore[no-untyped-call,no-any-return]
+    return reduce_tensor(tensor)  # type: ignore[no-any-return]
 
 
 class _Packer:
@@ -223,7 +227,7 @@ class _Packer:
             return memoryview(self._memories[-1])
         piece = None if self._memory is None else self._memory.piece(num_bytes)
         if self._memory is None or piece is None:
-            storage = torch.UntypedStorage._new_shared(num_bytes)  # type: ignore[no-untyped-call]
+            storage = torch.UntypedStorage._new_shared(num_bytes)
             self._memories.append(torch.empty(0, dtype=torch.uint8).set_(storage))
             memory: memoryview = self._memories[-1].numpy().data
             return memory

@@ -363,7 +363,7 @@ class TFRecordDataset(Dataset[Any]):
     def _share_epoch(self) -> None:
         # In shared memory, so that persistent workers, which hold a copy of this object, see set_epoch.
         if self.draws_at_random:
-            self._epoch.share_memory_()  # type: ignore[no-untyped-call]
+            self._epoch.share_memory_()
 
     def __repr__(self) -> str:
         features = shown_features(None if self._maker.parser is None else self._maker.parser.features)

@@ -160,7 +160,7 @@ class _ReadAheadIterator(_SingleProcessDataLoaderIter):
     _dataset: Any  # LoadsAhead
 
     def __init__(self, loader: ReadAheadLoader) -> None:
-        super().__init__(loader)
+        super().__init__(loader)  # type: ignore[no-untyped-call, unused-ignore] # has none before torch 2.9
         self._num_threads = loader.num_threads
         # The collate_fn may run ahead only if it is ours and no user's transform comes before it.
         is_ours = self._collate_fn is collate or isinstance(self._collate_fn, PaddedCollate)
@@ -202,7 +202,7 @@ class _ReadAheadIterator(_SingleProcessDataLoaderIter):
         if error is not None:
             raise error
         batch = loaded if self._ahead is not None else self._collate_fn(self._transformed(loaded))
-        return pin_memory(batch, self._pin_memory_device) if self._pin_memory else batch  # type: ignore[no-untyped-call]
+        return pin_memory(batch, self._pin_memory_device) if self._pin_memory else batch
 
     def _transformed(self, loaded: Any) -> Any:
         with helped_by(self._pool):

@@ -180,7 +180,7 @@ class LoadedStates:
     def __init__(self, states: StreamStates) -> None:
         self.states = states
         self._used = torch.zeros(_MOST_WORKERS, dtype=torch.bool)
-        self._used.share_memory_()  # type: ignore[no-untyped-call]
+        self._used.share_memory_()
 
     def is_for(self, epoch: int) -> bool:
         """Whether this worker's next iteration, of this epoch, resumes from it."""

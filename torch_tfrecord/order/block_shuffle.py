@@ -167,4 +167,5 @@ def _windows(files: _Positions, num_lanes: int, seeds: tuple[int, ...]) -> _Posi
     for file in Permutation(len(counts), *seeds, 0).positions(np.arange(len(counts))).tolist():
         begins[file] = free_from[0]
         heapq.heapreplace(free_from, free_from[0] + int(counts[file]))
-    return np.repeat(begins - firsts, counts) + np.arange(len(files))
+    moved: npt.NDArray[np.int64] = np.repeat(begins - firsts, counts) + np.arange(len(files))
+    return moved

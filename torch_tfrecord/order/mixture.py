@@ -169,7 +169,7 @@ class Mixture(Dataset[Any]):
 
     def _share_epoch(self) -> None:
         # In shared memory, so that workers, which hold a copy of this object, see set_epoch.
-        self._epoch.share_memory_()  # type: ignore[no-untyped-call]
+        self._epoch.share_memory_()
 
     def __repr__(self) -> str:
         length = "endless" if self._length is None else f"{self._length} samples"

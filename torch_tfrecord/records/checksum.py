@@ -149,7 +149,8 @@ class RunningChecksums:
                 crc = self._up_to_block(begin)
             crc, last = crc32c(block[last - begin : point - begin], crc), point
             found[number] = crc
-        return found[numbers.reshape(-1)]
+        checksums: _Checksums = found[numbers.reshape(-1)]
+        return checksums
 
     def _up_to_block(self, begin: int) -> int:
         """Up to a mark, or to the beginning."""

@@ -83,4 +83,5 @@ def reading_order(files: _Integers, offsets: _Integers) -> _Integers:
         return np.argsort(offsets)
     if int(files.max()) < _MOST_FILES and int(offsets.max()) < _MOST_BYTES:  # one number sorts quicker than two
         return np.argsort(files * _MOST_BYTES + offsets)
-    return np.lexsort((offsets, files))
+    order: _Integers = np.lexsort((offsets, files))
+    return order

@@ -169,7 +169,8 @@ def write_table(places: Mapping[str, ListPlace], numbers: Mapping[str, int]) -> 
     rows = [[numbers[key], place.kind, place.num_values, place.num_bytes, place.crc] for key, place in places.items()]
     frames = [part for place in places.values() if place.kind == FRAMES for part in (place.lengths, place.crcs)]
     words = np.concatenate([np.array([len(rows)]), np.array(rows, np.int64).reshape(-1), *frames])
-    return words.astype("<u4").tobytes()
+    table: bytes = words.astype("<u4").tobytes()
+    return table
 
 
 def read_table(

@@ -239,7 +239,8 @@ def value_starts(start: int, lengths: npt.NDArray[np.int64], heads: npt.NDArray[
         >>> value_starts(100, lengths, value_head_bytes(lengths))
         array([102, 108, 310])
     """
-    return start + np.cumsum(heads + lengths) - lengths
+    starts: npt.NDArray[np.int64] = start + np.cumsum(heads + lengths) - lengths
+    return starts
 
 
 def split_values(content: bytes) -> list[bytes]:
