@@ -107,11 +107,7 @@ def _reduce_tensor(tensor: torch.Tensor) -> tuple[Any, ...]:
     """A tensor outside our batches, for example in a batch of a custom `collate_fn`, or in a sample."""
     packer = _Packer(worker_memory())
     node = packer.node(tensor)
-<<<<<<< HEAD
-    if node[0] is not False and not tensor.is_shared():  # type: ignore[no-untyped-call]  # shared tensors stay shared
-=======
-    if node[0] is not False and not tensor.is_shared():  # what somebody shares stays shared
->>>>>>> versions
+    if node[0] is not False and not tensor.is_shared():  # shared tensors stay shared
         return _unpack, (*packer.message(), node)
     if type(tensor) in _IMAGE_KINDS:
         return type(tensor), (tensor.as_subclass(torch.Tensor),)
