@@ -41,7 +41,6 @@ RUN_BY = {
     "write": "test_docs_site",
 }
 NOT_RUN = {
-    ("format", "text"): "a drawing",
     ("install", "bash"): "installs into the system",
     ("install", "text"): "what tfrecord doctor printed on one machine",
     ("rlds", "py"): "the TensorFlow code that the page ports",
