@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from batches import assert_same
+from helpers import for_each
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils import _pytree
@@ -187,7 +188,7 @@ def updated(target, *sources):
     return target
 
 
-@pytest.mark.parametrize("way", READ)
+@for_each("way", READ)
 def test_read_as_a_dict(way):
     read, expected = READ[way]
     sample = fresh()
@@ -230,8 +231,8 @@ CHANGES = {
 }
 
 
-@pytest.mark.parametrize("look", [lambda s: None, lambda s: s["b"], dict])
-@pytest.mark.parametrize("way", CHANGES)
+@for_each("look", [lambda s: None, lambda s: s["b"], dict])
+@for_each("way", CHANGES)
 def test_changed_as_a_dict(way, look):
     change, expected, result = CHANGES[way]
     batch = ColumnBatch({"a": [1, 2], "b": ["x", "y"]}, 2)

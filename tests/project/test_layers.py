@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from helpers import for_each
 
 import torch_tfrecord
 
@@ -183,13 +184,13 @@ def test_every_module_has_its_place():
     assert sorted(modules()) == sorted(ORDER)
 
 
-@pytest.mark.parametrize("name", ORDER)
+@for_each("name", ORDER)
 def test_imports_only_from_above(name):
     above = set(ORDER[: ORDER.index(name)])
     assert imported_modules(source_of(name)) <= above
 
 
-@pytest.mark.parametrize("name", ORDER)
+@for_each("name", ORDER)
 def test_all_is_sorted_and_true(name):
     module = importlib.import_module(f"torch_tfrecord.{name}")
     assert module.__all__ == sorted(module.__all__, key=_constants_first)
@@ -264,7 +265,7 @@ def test_what_does_without_torch(code):
 FORBIDDEN = {"pickle", "marshal", "shelve"}
 
 
-@pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda path: str(path.relative_to(PACKAGE)))
+@for_each("path", sorted(PACKAGE.rglob("*.py")), ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_nothing_that_executes_data(path):
     tree = ast.parse(path.read_text(encoding="utf-8"))
     for node in ast.walk(tree):

@@ -8,9 +8,10 @@ import random
 import re
 import subprocess
 import sys
+from operator import itemgetter
 
 import pytest
-from helpers import RECORDS, collect, compressed, framed, header, random_payloads
+from helpers import RECORDS, collect, compressed, for_each, framed, header, random_payloads
 
 from torch_tfrecord import (
     CompressionError,
@@ -150,8 +151,8 @@ def _true_records(name):
 
 
 @pytest.mark.usefixtures("other_records")
-@pytest.mark.parametrize("declared", [True, False], ids=["declared", "auto"])
-@pytest.mark.parametrize("case", DAMAGED["cases"], ids=lambda case: case["name"])
+@for_each("declared", [True, False])
+@for_each("case", DAMAGED["cases"], ids=itemgetter("name"))
 def test_damaged(case, declared, tmp_path):  # robustness 6 to 13, 26 to 31
     name, content = case["name"], base64.b64decode(case["file"])
     path = tmp_path / "damaged"
