@@ -19,7 +19,8 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 
 
 # A forked server's processes know nothing of this one, as spawned ones do not; but torch is imported once for them all.
-multiprocessing.set_forkserver_preload(["torch_tfrecord"])
+# `torch_tfrecord` alone would import nothing.
+multiprocessing.set_forkserver_preload(["torchvision", "torch_tfrecord.loading", "torch_tfrecord.tfds", "pytest"])
 
 
 def pytest_collection_finish():

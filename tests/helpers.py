@@ -5,6 +5,7 @@ import errno
 import functools
 import gzip
 import inspect
+import multiprocessing
 import os
 import random
 import struct
@@ -44,6 +45,29 @@ def for_each(names, values, ids=repr):
         return run
 
     return decorate
+
+
+def run_program(code, folder, *arguments, timeout=120):
+    """What `python -c` with a program printed, and its exit status: in a process that knows nothing of this one.
+
+    Not for what importing does: torch is imported there (conftest.py), which takes three seconds otherwise.
+    """
+    context = multiprocessing.get_context("forkserver")
+    outputs = [Path(folder) / name for name in ("stdout", "stderr")]
+    process = context.Process(target=_run_here, args=(code, arguments, outputs))
+    process.start()
+    process.join(timeout)
+    process.kill()
+    process.join()
+    return subprocess.CompletedProcess("program", process.exitcode, *(path.read_text() for path in outputs))
+
+
+def _run_here(code, arguments, outputs):
+    for number, path in enumerate(outputs, 1):
+        with open(path, "w") as file:
+            os.dup2(file.fileno(), number)
+    sys.argv = ["-c", *map(str, arguments)]
+    exec(compile(code, "<program>", "exec"), {"__name__": "__main__"})
 
 
 def _table():

@@ -1,4 +1,7 @@
-"""A sample is a dict in everything people do with one, and the row of a block until somebody changes it."""
+"""A sample is a dict in everything people do with one, and the row of a block until somebody changes it.
+
+Covers batches/sample, batches/sample_block.
+"""
 
 import collections.abc
 import copy

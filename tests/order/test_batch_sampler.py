@@ -1,4 +1,7 @@
-"""RecordBatchSampler: batches over any number of epochs, and resuming at every one of them."""
+"""RecordBatchSampler: batches over any number of epochs, and resuming at every one of them.
+
+Covers order/epochs.
+"""
 
 import itertools
 import json

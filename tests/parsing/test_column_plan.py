@@ -1,4 +1,7 @@
-"""Batches and samples by the compiled core are those by protobuf's messages: values, bits, kinds, errors."""
+"""Batches and samples by the compiled core are those by protobuf's messages: values, bits, kinds, errors.
+
+Covers parsing/message_columns.
+"""
 
 import io
 import pickle

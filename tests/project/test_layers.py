@@ -2,6 +2,7 @@
 
 import ast
 import importlib
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ from helpers import for_each
 import torch_tfrecord
 
 PACKAGE = Path(torch_tfrecord.__file__).parent
+TESTS = Path(__file__).parents[1]
 
 # A module imports only from those above it.
 ORDER = [
@@ -182,6 +184,24 @@ def source_of(name: str) -> Path:
 
 def test_every_module_has_its_place():
     assert sorted(modules()) == sorted(ORDER)
+
+
+def covers(path: Path) -> list[str]:
+    """What a test says that it tests: its docstring's line `Covers folder/module, folder/module.`"""
+    text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+    listed = ", ".join(re.findall(r"^Covers ([^.]*)\.$", text, re.MULTILINE))
+    return [name.replace("/", ".") for name in re.split(r",\s+", listed) if name]
+
+
+def test_every_module_has_its_tests():
+    """Those of its name in the folder of its layer, or those that say that they cover it."""
+    paths = [*TESTS.rglob("test_*.py")]
+    named = {path.stem.removeprefix("test_") for path in paths}  # the root's modules are tested anywhere
+    named |= {f"{path.parent.name}.{path.stem.removeprefix('test_')}" for path in paths}
+    said = {name for path in paths for name in covers(path)}
+    assert sorted(said - set(modules())) == []
+    own = {name for name in modules() if source_of(name).name not in ("__init__.py", "__main__.py")}
+    assert sorted(own - named - said) == []
 
 
 @for_each("name", ORDER)

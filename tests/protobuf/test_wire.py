@@ -1,4 +1,7 @@
-"""Wire forms of SequenceExamples and of what specs read, against protobuf (a pool of its own); hostile messages."""
+"""Wire forms of SequenceExamples and of what specs read, against protobuf (a pool of its own); hostile messages.
+
+Covers protobuf/messages.
+"""
 
 import math
 import time

@@ -1,4 +1,7 @@
-"""Reading files: TensorFlow's golden ones, its damaged ones, and single records by an index."""
+"""Reading files: TensorFlow's golden ones, its damaged ones, and single records by an index.
+
+Covers records/record_file.
+"""
 
 import base64
 import hashlib

@@ -1,4 +1,7 @@
-"""TensorProto: TensorFlow's stored results, hostile messages, round trips."""
+"""TensorProto: TensorFlow's stored results, hostile messages, round trips.
+
+Covers values/dtypes.
+"""
 # ruff: noqa: E501 - tables of whole texts read better in one line each.
 
 import base64
