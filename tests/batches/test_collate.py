@@ -1,4 +1,7 @@
-"""From samples to batches: every row of collate's description, alone and behind DataLoader's workers."""
+"""From samples to batches: every row of collate's description, alone and behind DataLoader's workers.
+
+Covers values/stacking.
+"""
 
 import collections
 import re

@@ -7,6 +7,7 @@ from collections import namedtuple
 import numpy as np
 import pytest
 import torch
+from helpers import for_each
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
@@ -94,8 +95,8 @@ DTYPES = [
 ]
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("value", [0, 1])
+@for_each("dtype", DTYPES)
+@for_each("value", [0, 1])
 def test_every_dtype(dtype, value):
     batch = PaddedCollate(padding_values=value)([torch.tensor([1]).to(dtype), torch.tensor([0, 1]).to(dtype)])
     assert batch.dtype == dtype

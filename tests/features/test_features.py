@@ -1,4 +1,7 @@
-"""Specs: what they accept, how they print, that they travel."""
+"""Specs: what they accept, how they print, that they travel.
+
+Covers features/feature, features/image, features/spec_checks.
+"""
 # ruff: noqa: E501 - tables of whole texts read better in one line each.
 
 import inspect

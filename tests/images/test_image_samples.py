@@ -1,4 +1,7 @@
-"""Images cropped while they are decoded: decoding the whole image and torchvision's transforms are the oracle."""
+"""Images cropped while they are decoded: decoding the whole image and torchvision's transforms are the oracle.
+
+Covers batches/crop_reader, images/regions, images/samples.
+"""
 
 import pickle
 import random

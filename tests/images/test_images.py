@@ -1,4 +1,7 @@
-"""Decoding, encoding and crop-or-pad of images, on pictures drawn here; Pillow and literals are the oracle."""
+"""Decoding, encoding and crop-or-pad of images, on pictures drawn here; Pillow and literals are the oracle.
+
+Covers images/backends, images/codec, images/headers.
+"""
 
 import io
 import random
@@ -12,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 import torch
+from helpers import for_each
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image, ImageDraw, ImageFile, ImageOps
@@ -339,8 +343,8 @@ def test_damaged_exif_counts_as_upright(damage):
 # The result and the input
 
 
-@pytest.mark.parametrize("mode", ["RGB", "L", "RGBA", "unchanged"])
-@pytest.mark.parametrize("name", SMALL_FILES)
+@for_each("mode", ["RGB", "L", "RGBA", "unchanged"])
+@for_each("name", SMALL_FILES)
 def test_the_result_is_writable_and_apart_from_the_input(name, mode):
     data = SMALL_FILES[name]
     buffer = bytearray(data)

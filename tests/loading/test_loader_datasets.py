@@ -1,4 +1,7 @@
-"""make_dataloader and ReadAheadLoader over datasets: slices, Subset, random_split, ConcatDataset, Mixture, RLDS."""
+"""make_dataloader and ReadAheadLoader over datasets: slices, Subset, random_split, ConcatDataset, Mixture, RLDS.
+
+Covers loading/nested_dataset.
+"""
 
 import itertools
 import json

@@ -1,4 +1,7 @@
-"""The map-style dataset: list rules, what it reads, indexes, pickling, threads, files that change."""
+"""The map-style dataset: list rules, what it reads, indexes, pickling, threads, files that change.
+
+Covers process_cache, loading/record_files, loading/sample_maker, records/record_table.
+"""
 
 import inspect
 import os

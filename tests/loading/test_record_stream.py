@@ -1,4 +1,7 @@
-"""RecordStream: tf.data's interleave, the buffer, and going on from every place, by the same or by other consumers."""
+"""RecordStream: tf.data's interleave, the buffer, and going on from every place, by the same or by other consumers.
+
+Covers loading/record_groups, loading/stream_pieces.
+"""
 
 import json
 from collections import Counter

@@ -1,4 +1,7 @@
-"""RecordBatchSampler: batches over any number of epochs, and resuming at every one of them."""
+"""RecordBatchSampler: batches over any number of epochs, and resuming at every one of them.
+
+Covers order/epochs.
+"""
 
 import itertools
 import json
@@ -7,6 +10,7 @@ import re
 
 import pytest
 import torch
+from helpers import for_each
 from torch.utils.data import DataLoader, DistributedSampler, SequentialSampler
 
 from torch_tfrecord import RecordBatchSampler, RecordSampler
@@ -45,8 +49,8 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("n", "batch_size", "world_size", "drop_last"), CASES)
-@pytest.mark.parametrize("num_epochs", [0, 1, 3])
+@for_each(("n", "batch_size", "world_size", "drop_last"), CASES)
+@for_each("num_epochs", [0, 1, 3])
 def test_iterations_go_on_from_epoch_to_epoch(n, batch_size, world_size, drop_last, num_epochs):
     for rank in range(world_size):
         options = {"rank": rank, "world_size": world_size, "drop_last": drop_last}
@@ -58,8 +62,8 @@ def test_iterations_go_on_from_epoch_to_epoch(n, batch_size, world_size, drop_la
             assert list(sampler) == expected
 
 
-@pytest.mark.parametrize(("n", "batch_size", "world_size", "drop_last"), CASES)
-@pytest.mark.parametrize("num_epochs", [1, 3])
+@for_each(("n", "batch_size", "world_size", "drop_last"), CASES)
+@for_each("num_epochs", [1, 3])
 def test_resume_at_every_batch_is_the_uninterrupted_run(n, batch_size, world_size, drop_last, num_epochs):
     rank = world_size - 1
     options = {"num_epochs": num_epochs, "rank": rank, "world_size": world_size, "drop_last": drop_last}

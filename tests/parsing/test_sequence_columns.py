@@ -1,4 +1,7 @@
-"""SequenceExamples by the compiled core are those by protobuf's messages, and every way in gives the same values."""
+"""SequenceExamples by the compiled core are those by protobuf's messages, and every way in gives the same values.
+
+Covers parsing/sequence_plan.
+"""
 
 import numpy as np
 import pytest

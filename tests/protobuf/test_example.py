@@ -1,4 +1,7 @@
-"""Encoding and decoding of messages: golden bytes, protobuf as oracle (a pool of its own), hostile bytes."""
+"""Encoding and decoding of messages: golden bytes, protobuf as oracle (a pool of its own), hostile bytes.
+
+Covers protobuf/encoding.
+"""
 # ruff: noqa: E501 - tables of whole texts read better in one line each.
 
 import random

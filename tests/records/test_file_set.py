@@ -1,4 +1,7 @@
-"""Old files survive every failure of a writer, and a set of shards is whole or refused."""
+"""Old files survive every failure of a writer, and a set of shards is whole or refused.
+
+Covers records/atomic, records/temporaries.
+"""
 
 import contextlib
 import errno

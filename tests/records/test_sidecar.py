@@ -1,4 +1,7 @@
-"""Where indexes are kept: beside the data, in a folder, in the cache, in memory; by several processes at once."""
+"""Where indexes are kept: beside the data, in a folder, in the cache, in memory; by several processes at once.
+
+Covers records/sidecar_file.
+"""
 
 import errno
 import multiprocessing

@@ -1,4 +1,7 @@
-"""tfds.info: dataset_info.json and features.json of every generation, and what is damaged."""
+"""tfds.info: dataset_info.json and features.json of every generation, and what is damaged.
+
+Covers tfds/feature_base, tfds/features, tfds/features_json, tfds/json_fields.
+"""
 
 import json
 import os

@@ -1,4 +1,7 @@
-"""The index of episodes: its file, its freshness, what is refused, and where it is kept."""
+"""The index of episodes: its file, its freshness, what is refused, and where it is kept.
+
+Covers tfds/episode_places.
+"""
 
 import json
 import os

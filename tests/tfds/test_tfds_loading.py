@@ -1,4 +1,7 @@
-"""tfds.load against what TFDS itself read from the same files (data/tfds, made by its oracle.py)."""
+"""tfds.load against what TFDS itself read from the same files (data/tfds, made by its oracle.py).
+
+Covers tfds/files, tfds/leaf_table, tfds/leaves, tfds/loading, tfds/parser.
+"""
 
 import json
 import pickle

@@ -1,4 +1,7 @@
-"""Loaders as Accelerate rebuilds them, two of its processes in this one: who deals out the records."""
+"""Loaders as Accelerate rebuilds them, two of its processes in this one: who deals out the records.
+
+Covers order/prepared.
+"""
 
 import copy
 

@@ -1,4 +1,7 @@
-"""Sequences of rows, ragged rows and sparse values in Examples; the containers; errors word for word."""
+"""Sequences of rows, ragged rows and sparse values in Examples; the containers; errors word for word.
+
+Covers features/partitions, features/ragged, features/rows, features/sparse, values/containers.
+"""
 # ruff: noqa: E501 - tables of whole texts read better in one line each.
 
 import pickle
