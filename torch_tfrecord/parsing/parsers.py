@@ -273,7 +273,7 @@ class SequenceExampleParser(_Parser[tuple[_Values, _Values], Any]):
             )
 
     def _compiled(self, serialized: _Bytes) -> tuple[_Values, _Values] | None:
-        """Read one sample with the compiled core; None if it cannot, or the record is bad (messages raise the error)."""
+        """Read one sample with the compiled core; None if it cannot, or the record is bad (fall back to messages)."""
         if not self._plan.is_compiled or not isinstance(serialized, (bytes, bytearray, memoryview)):
             return None
         try:

@@ -109,7 +109,7 @@ class SequencePlan:
         ]
 
     def read_one(self, record: bytes | bytearray | memoryview) -> tuple[Any, SequenceColumns]:
-        """Read one record with the core: the bytes of its context as an Example, and the other columns of :meth:`read`."""
+        """Read one record with the core: the bytes of its context, an Example, and the rest of what `read` returns."""
         if type(record) is not bytes:
             record = bytes(record)  # a view may have other item sizes, or change meanwhile
         contexts, lists = self._scan(PackedRecords(record, _START, np.array([len(record)])))
