@@ -311,9 +311,9 @@ def test_ragged_tensors():
 
 
 def test_samples_that_do_not_stack():
-    with pytest.raises(ValueError, match="as many ragged dimensions"):
+    with pytest.raises(ValueError, match="the same number of ragged dimensions"):
         stack_samples([ragged(), torch.zeros(2)])
-    with pytest.raises(ValueError, match="sparse samples of one size"):
+    with pytest.raises(ValueError, match="sparse samples of equal size"):
         stack_samples([SparseList(torch.zeros(1, 0, dtype=I64), [], (size,)) for size in (1, 2)])
 
 
@@ -387,7 +387,7 @@ def test_sparse_values_that_do_not_fit(row, text):
     with pytest.raises(ParseError) as caught:
         many([{}, row], spec)
     assert str(caught.value) == f"record 1: {text}"
-    if "repeat" not in text:
+    if "duplicates" not in text:
         with pytest.raises(ParseError):
             one(row, SparseFeature("i", "v", F32, 10, validate=False))
 
