@@ -211,7 +211,7 @@ def test_a_set_whose_writer_is_killed(at, options, existing, tmp_path, monkeypat
             text = (
                 "this set of shards is not complete"
                 if existing
-                else "not whole|missing|No such file|no file|no TFRecord"
+                else "not complete|missing|No such file|no file|no TFRecord"
             )
             with pytest.raises(OSError, match=text):
                 find_files(asked)
