@@ -249,7 +249,7 @@ def test_verify_has_a_line_for_each_bad_file(folder, jobs, capsys):
     )
     assert lines[2].startswith("bad: ./d.tfrecord: record 0 at byte 0: ")
     assert "(Is this even a TFRecord file? It looks like a PNG image.)" in lines[2]
-    assert lines[3].startswith("bad: ./e.tfrecord.gz: record 10 at byte 660: gzip: the stream is cut")
+    assert lines[3].startswith("bad: ./e.tfrecord.gz: record 10 at byte 660: gzip: the stream is truncated")
     size = sum(path.stat().st_size for path in folder.iterdir())
     assert lines[4] == f"5 files, 37 records, {size} bytes, 4 bad files"
 

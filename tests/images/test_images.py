@@ -462,9 +462,9 @@ def test_a_changed_byte_in_png_pixels_is_found_by_its_crc():
         (b"\0\0\0\x1cftypavif", "12 bytes that look like an AVIF, HEIC or MP4 file"),
         (b"SIMPLE  =                    T", "30 bytes that look like text"),
         (bytes(40), "40 bytes that look like zeros"),
-        (b"\x89PN", "3 bytes that look like an image cut in its first bytes"),
-        (b"BM, a text", "10 bytes that look like a BMP image cut in its header, or text"),
-        (b"\xf3\x91\x07\xee", "4 bytes that look like no format known here"),
+        (b"\x89PN", "3 bytes that look like an image truncated in its first bytes"),
+        (b"BM, a text", "10 bytes that look like a BMP image truncated in its header, or text"),
+        (b"\xf3\x91\x07\xee", "4 bytes that look like an unknown format"),
     ],
 )
 def test_other_bytes_are_named_and_not_shown(data, got):

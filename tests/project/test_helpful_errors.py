@@ -556,7 +556,7 @@ def test_a_feature_that_is_no_spec(folder, spec, hint):
 def test_an_empty_list_has_no_dtype(tmp_path):
     text = (
         "^feature 'v': an empty list has no type: use an empty typed array, such as numpy.zeros(0, numpy.int64); its "
-        "dtype, numpy.int64, numpy.float32 or numpy.bytes_, says which list is meant"
+        "dtype, numpy.int64, numpy.float32 or numpy.bytes_, selects the kind of list"
     )
     with pytest.raises(ValueError, match=re.escape(text[1:])):
         encode_example({"v": []})

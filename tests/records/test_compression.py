@@ -168,8 +168,8 @@ def test_every_cut(kind, level, members):  # robustness 27
                 assert "expected the end of the file or another ZLIB stream" in str(error)
             else:
                 assert str(error) == (
-                    f"m: record {whole} at byte {ENDS[whole]}: {kind.lower()}: the stream is cut: expected its end "
-                    f"marker and checksum, got the end of the file (near compressed byte {cut}){NOTE}"
+                    f"m: record {whole} at byte {ENDS[whole]}: {kind.lower()}: the stream is truncated: expected its "
+                    f"end marker and checksum, got the end of the file (near compressed byte {cut}){NOTE}"
                 ), cut
 
 
@@ -208,7 +208,9 @@ def test_bytes_behind_the_stream(kind, tail):  # robustness 29
         assert type(error) is CompressionError
         assert f"m: record 3 at byte {len(STREAM)}: {kind.lower()}: " in str(error)
         begins_a_member = tail[:2] in ((b"\x1f", b"\x1f\x8b") if kind == "GZIP" else (b"\x78\x9c",))
-        what = "the stream is cut" if begins_a_member else f"expected the end of the file or another {kind} stream"
+        what = (
+            "the stream is truncated" if begins_a_member else f"expected the end of the file or another {kind} stream"
+        )
         assert what in str(error)
 
 

@@ -213,7 +213,9 @@ def test_a_set_whose_writer_is_killed(at, options, existing, tmp_path, monkeypat
     if any(name.endswith(".partial") for name in os.listdir(tmp_path)):
         for asked in (f"{tmp_path}/x@5", f"{tmp_path}/x-*", f"{tmp_path}", f"{tmp_path}/{NAMES[0]}"):
             text = (
-                "this set of shards is not whole" if existing else "not whole|missing|No such file|no file|no TFRecord"
+                "this set of shards is not complete"
+                if existing
+                else "not complete|missing|No such file|no file|no TFRecord"
             )
             with pytest.raises(OSError, match=text):
                 find_files(asked)

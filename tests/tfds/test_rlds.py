@@ -788,7 +788,7 @@ def test_features_of_different_numbers_of_steps(own):
         RLDSDataset(own)
     assert caught.value.path == str(path)
     assert caught.value.position == 1
-    assert "as many steps in each feature of an episode" in str(caught.value)
+    assert "the same number of steps in each feature of an episode" in str(caught.value)
     assert "2 in 'steps/reward'" in str(caught.value)
     payloads[1]["steps/reward"] = np.zeros(3, np.float32)
     payloads[1]["steps/action"] = payloads[1]["steps/action"][:-1]

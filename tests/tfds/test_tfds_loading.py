@@ -229,7 +229,7 @@ def test_names_that_are_not_there():
             load("drawings", **options)
     with pytest.raises(ValueError, match="at least one"):
         load("drawings", features=[])
-    with pytest.raises(ValueError, match="'other' is no encoded value"):
+    with pytest.raises(ValueError, match="'other' is not an encoded value"):
         load("drawings", decoders={"other": None})
     with pytest.raises(ValueError, match="'other' is not optional"):
         load("drawings", defaults={"other": 1})

@@ -1,14 +1,14 @@
-"""The form of every file that is kept beside data: a safetensors file, of which all is checked before it is believed.
+"""The format of every file stored next to data: a safetensors file that is fully checked before it is used.
 
 ::
 
     8 bytes    length of the header, little-endian
     header     {"__metadata__":{"format":<mark>,"version":<n>,"checksum":<8 hex digits>,<fields>},<arrays>}, and spaces
-    arrays     one behind the other, each of one dimension
+    arrays     concatenated, each of one dimension
 
-The checksum is the CRC-32C of the whole file but its own digits: a flipped bit anywhere is noticed. There is one way of
-writing the same content, so that a header that says anything else, says it twice or in another order is refused. A
-checksum keeps no attacker out: who reads a sidecar still holds what it says against the data.
+The checksum is the CRC-32C of the whole file except its own digits, so it detects any flipped bit. The encoding is
+unique: a header with other content, duplicates or another order is rejected. A checksum does not stop an attacker: code
+that reads a sidecar still checks its content against the data.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from torch_tfrecord.records.storage import FileSource, open_file
 __all__ = ["Sidecar", "SidecarFormat", "check_replaceable", "is_own", "pack", "read_sidecar", "stored_number"]
 
 _MARK = "torch_tfrecord."
-_LENGTH_BYTES = 8  # of the length of the header, which comes first
+_LENGTH_BYTES = 8  # of the header length field, which comes first
 _ALIGNMENT = 8
 _CHECKSUM_DIGITS = 8
-_FIRST_READ_BYTES = 4096  # most sidecars' header, so that it takes one read
-_MOST_HEADER_BYTES = 1 << 20  # that are searched for the mark of an earlier version
-_DTYPES = {"int64": "I64", "float64": "F64", "uint8": "U8"}  # as safetensors calls them
+_FIRST_READ_BYTES = 4096  # holds the header of most sidecars, so one read is enough
+_MOST_HEADER_BYTES = 1 << 20  # searched for the format name of an earlier version
+_DTYPES = {"int64": "I64", "float64": "F64", "uint8": "U8"}  # safetensors' names
 _METADATA = "__metadata__"
-# The first bytes of what earlier versions wrote, whose metadata came in any order.
+# The first bytes that earlier versions wrote, with metadata in any order.
 _MARK_AT_ANY_PLACE = f'"format":"{_MARK}'.encode()
 _NUMBER = re.compile(r"0|-?[1-9][0-9]{0,18}")
 
@@ -47,12 +47,12 @@ class SidecarFormat(NamedTuple):
     """One kind of sidecar.
 
     Attributes:
-        name: Its mark, "torch_tfrecord." and a word.
-        version: Which other versions than this one are not read.
-        what: How errors call it: "an index".
-        fields: Names of the metadata, each a str, in their order.
-        arrays: Name -> "int64", "float64" or "uint8", in their order; those of 8 bytes first.
-        max_header_bytes: The longest header that is read.
+        name: Its format name, "torch_tfrecord." and a word.
+        version: The only version that is read.
+        what: Its name in errors, such as "an index".
+        fields: Names of the metadata fields, each a str, in order.
+        arrays: Name -> "int64", "float64" or "uint8", in order; those of 8 bytes first.
+        max_header_bytes: Maximum size of a header.
     """
 
     name: str
@@ -64,7 +64,7 @@ class SidecarFormat(NamedTuple):
 
 
 class Sidecar(NamedTuple):
-    """What a sidecar says.
+    """The content of a sidecar.
 
     Attributes:
         metadata: Field -> text.
@@ -78,10 +78,10 @@ class Sidecar(NamedTuple):
 
 
 def pack(kind: SidecarFormat, metadata: Mapping[str, str], arrays: Mapping[str, npt.NDArray[Any]]) -> bytes:
-    """The bytes of a sidecar.
+    """Serialize a sidecar.
 
     Raises:
-        OSError: its header is longer than would be read again.
+        OSError: The header is longer than `read_sidecar` accepts.
     """
     ordered = [np.ascontiguousarray(arrays[name], _stored(dtype)) for name, dtype in kind.arrays.items()]
     header = _header(kind, metadata, {name: len(array) for name, array in zip(kind.arrays, ordered, strict=True)})
@@ -96,20 +96,20 @@ def pack(kind: SidecarFormat, metadata: Mapping[str, str], arrays: Mapping[str, 
 def read_sidecar(
     path: str, kind: SidecarFormat, most_bytes: Callable[[Mapping[str, str]], int], owner: str = "the data file"
 ) -> Sidecar:
-    """Read what `pack` wrote, and check all that can be told without the data.
+    """Read what `pack` wrote, and check everything that can be checked without the data.
 
     Args:
         path: The file.
-        kind: What it must be.
-        most_bytes: From the metadata to the most bytes that all arrays may have together, by the size of the data:
-            a file may claim gigabytes that it does not hold on the disk. May raise IndexMismatchError.
-        owner: Whose size that is, for errors.
+        kind: The expected kind.
+        most_bytes: Maps the metadata to the maximum total size of the arrays, given the size of the data, as a sparse
+            file may claim gigabytes that it does not hold on disk. May raise IndexMismatchError.
+        owner: Name of the data with that size, for errors.
 
     Raises:
-        IndexMismatchError: damaged, of another format or version, or larger than an honest one.
-        OSError: the file cannot be opened or read.
+        IndexMismatchError: The sidecar is damaged, has another format or version, or is implausibly large.
+        OSError: The file cannot be opened or read.
     """
-    source = open_file(path)  # refuses directories and pipes
+    source = open_file(path)  # rejects directories and pipes
     try:
         return _read(source, kind, most_bytes, owner)
     except (ValueError, RecursionError, MemoryError) as error:
@@ -134,14 +134,14 @@ def _read(
     expected = _LENGTH_BYTES + header_bytes + array_bytes
     if source.file_size != expected:
         raise IndexMismatchError(
-            f"expected {kind.what} of {expected} bytes, as its header says, got {source.file_size}"
+            f"expected {kind.what} of {expected} bytes, as its header says, got {source.file_size} bytes"
         )
     limit = most_bytes(metadata)
     if array_bytes > limit:
         raise IndexMismatchError(
             f"expected {kind.what} with at most {limit} bytes of arrays, by the size of {owner}, got {array_bytes}"
         )
-    # Read, not mapped: a file that is cut while mapped kills the process.
+    # Read, not mapped: a file that is truncated while mapped kills the process.
     content = head if len(head) == expected else source.read(expected, 0)
     if len(content) != expected or content[: len(head)] != head:
         raise IndexMismatchError(
@@ -171,7 +171,7 @@ def _header_bytes(head: bytes, kind: SidecarFormat) -> int:
 
 
 def _parse_header(header: bytes, kind: SidecarFormat) -> tuple[dict[str, str], list[int]]:
-    """Metadata and the arrays' lengths, of a header that is what `_header` makes of them."""
+    """Parse the metadata and array lengths, and check that `_header` would write the same header."""
     found = json.loads(header.decode("ascii"))
     metadata = found.get(_METADATA)
     lengths = [_length(found.get(name)) for name in kind.arrays]
@@ -181,7 +181,7 @@ def _parse_header(header: bytes, kind: SidecarFormat) -> tuple[dict[str, str], l
     begin = len(_lead(kind))
     again[begin : begin + _CHECKSUM_DIGITS] = header[begin : begin + _CHECKSUM_DIGITS]
     if again != header:
-        raise IndexMismatchError(f"expected {kind.what} in the one form that torch_tfrecord writes, got another")
+        raise IndexMismatchError(f"expected {kind.what} in the exact form that torch_tfrecord writes, got another")
     return {name: metadata[name] for name in kind.fields}, lengths
 
 
@@ -206,7 +206,7 @@ def _stored(dtype: str) -> np.dtype[Any]:
 
 
 def _lead(kind: SidecarFormat) -> bytes:
-    """How every header of a kind begins, up to the checksum."""
+    """The start of every header of a kind, up to the checksum."""
     return f'{{"{_METADATA}":{{"format":"{kind.name}","version":"{kind.version}","checksum":"'.encode()
 
 
@@ -223,17 +223,17 @@ def _header(kind: SidecarFormat, metadata: Mapping[str, str], lengths: Mapping[s
 
 
 def _checksum(content: bytes, begin: int) -> bytes:
-    """Of all bytes but the digits of the checksum itself."""
+    """The checksum of all bytes except its own digits."""
     view = memoryview(content)
     crc = crc32c(view[begin + _CHECKSUM_DIGITS :], crc32c(view[:begin]))
     return b"%08x" % crc
 
 
 def stored_number(text: str, name: str) -> int:
-    """An integer of 64 bits from the metadata.
+    """Parse a 64-bit integer from the metadata.
 
     Raises:
-        IndexMismatchError: It is none, or not written as `str` writes it.
+        IndexMismatchError: It is not an integer in the form that `str` writes.
     """
     if not _NUMBER.fullmatch(text) or not -(1 << 63) <= int(text) < 1 << 63:
         raise IndexMismatchError(f"expected a whole number as {name}, got {len(text)} other characters")
@@ -244,7 +244,7 @@ def stored_number(text: str, name: str) -> int:
 
 
 def is_own(path: str) -> bool:
-    """Whether a regular file is there that carries the mark of a sidecar of this library, whole or damaged."""
+    """Whether there is a regular file with the format name of one of our sidecars, intact or damaged."""
     try:
         return stat.S_ISREG(os.lstat(path).st_mode) and _is_marked(path)
     except OSError:
@@ -264,10 +264,10 @@ def _has_mark(head: bytes) -> bool:
 
 
 def check_replaceable(path: str) -> None:
-    """Raise OSError unless nothing is at a path, an empty file, or one that `is_own`.
+    """Raise OSError unless a path is free, an empty file, or a file that `is_own`.
 
-    Files that were made without being asked for must replace nothing that somebody else put there, nor what a symbolic
-    link names: who may write to a folder of data must not choose what other users overwrite.
+    Files that are written automatically must not replace foreign files, or follow symbolic links: somebody with write
+    access to a data folder must not choose what other users overwrite.
     """
     try:
         status = os.lstat(path)

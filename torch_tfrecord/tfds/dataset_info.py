@@ -1,4 +1,4 @@
-"""What a TFDS directory says of itself: dataset_info.json, features.json and the labels' names."""
+"""The metadata of a TFDS directory: dataset_info.json, features.json and the label names."""
 
 from __future__ import annotations
 
@@ -28,23 +28,23 @@ __all__ = ["FEATURES_FILE", "SPLIT_NAME", "DatasetInfo", "SplitInfo", "Supervise
 
 SPLIT_NAME = re.compile(r"[\w-]+")
 _READABLE = "tfrecord"
-_MOST_SHARDS = 100_000  # TFDS makes up to some thousands
-_MAX_DEPTH = 64  # of supervised keys in one another
+_MOST_SHARDS = 100_000  # TFDS writes at most a few thousand
+_MAX_DEPTH = 64  # of nested supervised keys
 
 SupervisedKeys: TypeAlias = "str | tuple[SupervisedKeys, ...] | Mapping[str, SupervisedKeys]"
-"""Names of features, or nested tuples and dicts of them."""
+"""Feature names, or nested tuples and dicts of them."""
 
 
 @dataclass(frozen=True)
 class SplitInfo:
-    """One split.
+    """One split of a dataset.
 
     Attributes:
-        name: Its name.
-        shard_lengths: Records of each shard; None where an old dataset_info.json does not tell.
-        num_bytes: Bytes of all payloads.
+        name: Name of the split, such as "train".
+        shard_lengths: Number of records in each shard; None if an old dataset_info.json does not list them.
+        num_bytes: Total payload bytes.
         filepath_template: See `shard_paths`.
-        num_shards: How many files.
+        num_shards: Number of shard files.
     """
 
     name: str
@@ -55,27 +55,27 @@ class SplitInfo:
 
     @property
     def num_examples(self) -> int | None:
-        """How many examples; None where only the files can tell."""
+        """Number of examples; None if dataset_info.json does not say (count the records in the files)."""
         return None if self.shard_lengths is None else sum(self.shard_lengths)
 
 
 @dataclass(frozen=True)
 class DatasetInfo:
-    """A TFDS dataset: what is in it, and how it lies on the disk.
+    """The contents and layout of a TFDS dataset.
 
     Attributes:
-        directory: Of this version.
-        name: Of the dataset.
+        directory: The directory of this version.
+        name: Name of the dataset.
         version: "x.y.z".
-        config_name: Of the config; None without.
-        description: Text for people.
-        splits: Name -> `SplitInfo`, in the order of the file.
-        features: The feature tree; `features["label"].int2str(0)`.
+        config_name: Name of the config; None if there is none.
+        description: Free text.
+        splits: Name -> `SplitInfo`, in the order of dataset_info.json.
+        features: The feature tree; `features["label"].int2str(0)` names a class.
         supervised_keys: (input, target) or (input, target, weights): names, or nested tuples and dicts of them; None
-            where there are none.
+            if the dataset has none.
         citation: BibTeX.
-        license: Text.
-        raw: All of dataset_info.json.
+        license: Free text.
+        raw: The parsed dataset_info.json.
     """
 
     directory: str
@@ -91,7 +91,7 @@ class DatasetInfo:
     raw: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
     def files(self, split: str) -> list[str]:
-        """The paths of a split's shards, in order; they need not exist."""
+        """List the shard paths of a split, in order, without checking that they exist."""
         info = self.splits[split]
         try:
             return shard_paths(
@@ -101,7 +101,7 @@ class DatasetInfo:
             raise error.locate(path=posixpath.join(self.directory, INFO_FILE)) from error.__cause__
 
     def __str__(self) -> str:
-        """For people."""
+        """Summarise the dataset as readable text."""
         title = "/".join(part for part in (self.name, self.config_name, self.version) if part)
         lines = [f"{title}  ({self.directory})"]
         if self.description:
@@ -116,19 +116,19 @@ class DatasetInfo:
 
 
 def info(directory: str | os.PathLike[str]) -> DatasetInfo:
-    """Read what a TFDS directory says of itself; no TensorFlow, no records.
+    """Read the metadata of a TFDS directory without TensorFlow and without opening the shards.
 
     Args:
-        directory: ``.../name/1.0.0``, ``.../name/config/1.0.0``; or one above: the highest version is taken, and the
-            config where there is only one or the dataset names its default. Local, or of fsspec.
+        directory: ``.../name/1.0.0`` or ``.../name/config/1.0.0``. If you pass a parent directory, the highest version
+            is used, and the only config or the dataset's default config. A local path or an fsspec URL.
 
     Returns:
-        Name, version, splits with counts, the feature tree with the classes' names, supervised keys.
+        Name, version, splits with their counts, the feature tree with class names, and supervised keys.
 
     Raises:
         FileNotFoundError: Not a TFDS directory: dataset_info.json or features.json is missing.
-        ParseError: One of them is damaged, or the format of the shards is not "tfrecord"; names the file and the field.
-        ValueError: The directory is one that TFDS has not finished (``incomplete.*``), or has several configs.
+        ParseError: One of the two is damaged, or the shards are not "tfrecord" files; names the file and the field.
+        ValueError: TFDS has not finished writing the directory (``incomplete.*``), or it has several configs.
 
     Example:
         >>> tfds.info("~/tensorflow_datasets/mnist").splits["train"].num_examples  # doctest: +SKIP
@@ -137,11 +137,11 @@ def info(directory: str | os.PathLike[str]) -> DatasetInfo:
     folder = version_folder(os.path.expanduser(local_path(directory)).rstrip("/") or "/")
     path = posixpath.join(folder, INFO_FILE)
     fields = JsonFields(read_json(path), path, "")
-    file_format = fields.text("fileFormat") or _READABLE  # which old datasets do not name
+    file_format = fields.text("fileFormat") or _READABLE  # old datasets leave it out
     if file_format != _READABLE:
         raise ParseError(
-            f"fileFormat: expected {_READABLE!r}, got {file_format!r}: shards of that format are not read here "
-            "(TFDS converts them: `tfds convert_format`)",
+            f"fileFormat: expected {_READABLE!r}, got {file_format!r}: this shard format is not supported "
+            "(convert the dataset with `tfds convert_format`)",
             path=path,
         )
     name = fields.text("name") or posixpath.basename(posixpath.dirname(folder))
@@ -190,7 +190,7 @@ def _supervised_keys(fields: JsonFields) -> tuple[SupervisedKeys, ...] | None:
 
 
 def _keys(value: object, fields: JsonFields, depth: int = 0) -> SupervisedKeys:
-    """One of {"featureKey": name}, {"tuple": {"items": [...]}}, {"dict": {"dict": {...}}}."""
+    """Parse one of {"featureKey": name}, {"tuple": {"items": [...]}}, {"dict": {"dict": {...}}}."""
     if isinstance(value, Mapping) and depth <= _MAX_DEPTH:
         name = value.get("featureKey", value.get("feature_key"))
         if isinstance(name, str):
@@ -205,10 +205,10 @@ def _keys(value: object, fields: JsonFields, depth: int = 0) -> SupervisedKeys:
 
 
 def flat_keys(keys: SupervisedKeys) -> Iterator[str]:
-    """The names in supervised keys.
+    """Yield the feature names in nested supervised keys.
 
     Raises:
-        TypeError: Neither a name, nor a tuple or dict.
+        TypeError: An item is not a name, tuple or dict.
     """
     if isinstance(keys, str):
         yield keys
@@ -216,11 +216,11 @@ def flat_keys(keys: SupervisedKeys) -> Iterator[str]:
         for item in keys.values() if isinstance(keys, Mapping) else keys:
             yield from flat_keys(item)
     else:
-        raise TypeError(f"supervised_keys must be names, tuples and dicts, got {type(keys).__name__}")
+        raise TypeError(f"supervised_keys must be names, or tuples and dicts of names, got {type(keys).__name__}")
 
 
 def _with_names(feature: Any, folder: str, there: Collection[str], names: tuple[str, ...] = ()) -> Any:
-    """The tree with the names of the labels' files, where there are such."""
+    """Add the class names from the ``*.labels.txt`` files that exist to the tree."""
     if isinstance(feature, f.FeaturesDict):
         named = {name: _with_names(item, folder, there, (*names, name)) for name, item in feature.items()}
         return replace(feature, features=named)
