@@ -27,6 +27,7 @@ from torch_tfrecord.order.epochs import find_lanes
 from torch_tfrecord.order.leaves import stores
 from torch_tfrecord.order.random_stream import RandomStream
 from torch_tfrecord.order.ranks import check_rank, resolve_rank
+from torch_tfrecord.order.samplers import BLOCK_BYTES
 from torch_tfrecord.records.paths import Paths
 
 __all__ = ["make_dataloader"]
@@ -63,6 +64,7 @@ def make_dataloader(
     index: IndexPolicy = "auto",
     index_dir: str | os.PathLike[str] | None = None,
     max_batch_bytes: int = MAX_BATCH_BYTES,
+    storage_options: Mapping[str, Any] | None = None,
     **dataloader_kwargs: Any,
 ) -> RecordLoader:
     """Make the DataLoader that most training runs need, like TensorFlow's ``make_batched_features_dataset``.
@@ -109,7 +111,8 @@ def make_dataloader(
             than there are threads. 0 for none; None chooses by the number of processors. Compressed files use one.
         rank, world_size: Give both or neither. None takes them from torch.distributed if it is initialised, else from
             torchrun's environment variables, else 0 of 1.
-        compression_type, verify_crc, index, index_dir, max_batch_bytes: As for `TFRecordDataset`. Not with a dataset.
+        compression_type, verify_crc, index, index_dir, max_batch_bytes, storage_options: As for `TFRecordDataset`. Not
+            with a dataset.
         **dataloader_kwargs: For `DataLoader`: pin_memory, persistent_workers, prefetch_factor, ...; `collate_fn`
             defaults to `collate`.
 
@@ -143,6 +146,7 @@ def make_dataloader(
         "index": index,
         "index_dir": index_dir,
         "max_batch_bytes": max_batch_bytes,
+        "storage_options": storage_options,
     }
     if _is_paths(paths):
         _check_label(label_key, features)
@@ -156,6 +160,9 @@ def make_dataloader(
     else:
         _check_dataset(dataset, features=features, **of_dataset)
         transform = _with_label(transform, label_key)
+    is_alone = here.world_size == 1 and not num_workers  # else each would fetch every block for a part of it
+    for store in stores(dataset):
+        store.read_by_blocks(BLOCK_BYTES if shuffle == "blocks" and is_alone else None)
     batches = RecordBatchSampler(
         dataset,
         batch_size,
@@ -173,7 +180,7 @@ def make_dataloader(
         dataloader_kwargs["generator"] = generator
     if transform is not None or not loads_ahead(dataset):
         dataset = NestedDataset(dataset, transform)
-    num_threads = usual_num_threads() if num_threads is None else int(num_threads)
+    num_threads = usual_num_threads(dataset) if num_threads is None else int(num_threads)
     return RecordLoader(
         dataset,
         batch_sampler=batches,

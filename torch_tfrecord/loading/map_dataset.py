@@ -19,7 +19,7 @@ from torch_tfrecord.arguments import IndexPolicy, at_least, check_callable
 from torch_tfrecord.batch_memory import MAX_BATCH_BYTES, check_max_batch_bytes
 from torch_tfrecord.batches.batch_parser import BatchParser
 from torch_tfrecord.batches.collate import collate
-from torch_tfrecord.errors import LimitExceededError, TFRecordError
+from torch_tfrecord.errors import LimitExceededError, RemoteError, TFRecordError
 from torch_tfrecord.features.feature import SequenceFeatures
 from torch_tfrecord.loading.record_files import RecordFiles
 from torch_tfrecord.loading.sample_maker import (
@@ -36,8 +36,9 @@ from torch_tfrecord.order.position_batch import epoch_of, is_batch_of_positions,
 from torch_tfrecord.order.random_stream import record_keys, salted_keys
 from torch_tfrecord.records.compression import check_compression_type
 from torch_tfrecord.records.index import RecordIndex
-from torch_tfrecord.records.paths import Paths, find_files
+from torch_tfrecord.records.paths import Paths, found_files
 from torch_tfrecord.records.sidecar import IndexKeeper
+from torch_tfrecord.remote.access import DEFAULT_ACCESS, Access
 from torch_tfrecord.samples import Places, SampleList
 from torch_tfrecord.shown import shown_features, shown_files, shown_transform
 
@@ -55,8 +56,8 @@ class TFRecordDataset(Dataset[Any]):
     checksum. The dataset pickles without open files; you can use it after fork and spawn, and from threads.
 
     Args:
-        paths: A path, a glob, ``name@N``, a directory, or a list of these; see `find_files`. Local paths or fsspec
-            URLs.
+        paths: A path, a glob, ``name@N``, a directory, or a list of these; see `find_files`. Local paths or URLs:
+            ``s3://bucket/train-*``, ``https://host/train@64``.
         features: What to read from each record, by name; None gives the record's bytes. `SequenceFeatures` reads
             SequenceExamples, as `(context, sequences)`. For random draws (a fused crop) see `set_epoch`.
         transform: Called with each sample.
@@ -71,6 +72,9 @@ class TFRecordDataset(Dataset[Any]):
         max_batch_bytes: Limit on the bytes that the values of a batch, or of a sample read alone, may need, since a few
             bytes in a record may stand for gigabytes. Beyond it you get LimitExceededError before anything is
             allocated.
+        storage_options: Keys, tokens and addresses for remote paths, named as in fsspec, pandas and datasets:
+            ``{"key": ..., "secret": ...}``, ``{"anon": True}``, ``{"endpoint_url": ...}``; None takes them from the
+            environment. They appear in no `repr`, error or index.
 
     Attributes:
         files: The files, sorted.
@@ -98,14 +102,18 @@ class TFRecordDataset(Dataset[Any]):
         index: IndexPolicy = "auto",
         index_dir: str | os.PathLike[str] | None = None,
         max_batch_bytes: int = MAX_BATCH_BYTES,
+        storage_options: Mapping[str, Any] | None = None,
     ) -> None:
         check_callable("transform", transform)
         compression = check_compression_type(compression_type)
         check_max_batch_bytes(max_batch_bytes)
         parser = None if features is None else BatchParser(features, max_batch_bytes=max_batch_bytes)
-        keeper = IndexKeeper(index, index_dir=index_dir, verify_crc=verify_crc, compression_type=compression)
-        files = find_files(paths)
-        self._set_up(files, keeper.each(files), None, parser, transform, verify_crc)
+        access = Access(storage_options)
+        keeper = IndexKeeper(
+            index, index_dir=index_dir, verify_crc=verify_crc, compression_type=compression, access=access
+        )
+        files, infos = found_files(paths, access)
+        self._set_up(files, keeper.each(files, infos), None, parser, transform, verify_crc, access)
 
     @classmethod
     def from_indexes(
@@ -118,6 +126,7 @@ class TFRecordDataset(Dataset[Any]):
         transform: Callable[[Any], Any] | None = None,
         verify_crc: bool = True,
         max_batch_bytes: int = MAX_BATCH_BYTES,
+        access: Access = DEFAULT_ACCESS,
     ) -> TFRecordDataset:
         """Make a dataset of files in a given order, for layers above that know the files, such as `tfds`.
 
@@ -130,11 +139,12 @@ class TFRecordDataset(Dataset[Any]):
             transform: Called with each sample.
             verify_crc: Check the payloads' checksums.
             max_batch_bytes: As for the class; ignored if `features` is an object that parses, which has its own.
+            access: How to reach remote files.
         """
         dataset = cls.__new__(cls)
         is_spec = isinstance(features, (Mapping, SequenceFeatures))
         parser = BatchParser(features, max_batch_bytes=max_batch_bytes) if is_spec else features
-        dataset._set_up(list(files), indexes, positions, parser, transform, verify_crc)
+        dataset._set_up(list(files), indexes, positions, parser, transform, verify_crc, access)
         return dataset
 
     def _set_up(
@@ -145,10 +155,11 @@ class TFRecordDataset(Dataset[Any]):
         parser: SampleParser | None,
         transform: Callable[[Any], Any] | None,
         verify_crc: bool,
+        access: Access,
     ) -> None:
         self._maker = SampleMaker(parser, transform)
         self.files: list[str] = files
-        self.record_files = RecordFiles(files, indexes, verify_crc)
+        self.record_files = RecordFiles(files, indexes, verify_crc, access)
         self._positions: Any = range(len(self.record_files.table)) if positions is None else positions
         self._epoch = torch.tensor(_UNKNOWN)
         self._share_epoch()
@@ -198,6 +209,8 @@ class TFRecordDataset(Dataset[Any]):
         positions = salted(self, positions)
         try:
             return self._load_batches([positions])[0]
+        except RemoteError:  # of no record: to ask for one after another would fail for each
+            raise
         except TFRecordError as error:
             absolutes, place = self._absolutes(positions), self.record_files.place
             if error.position is not None or (error.path is None and isinstance(error, LimitExceededError)):

@@ -34,11 +34,14 @@ _TASK_SECONDS = 4e-3
 _MOST_BATCHES = 4
 
 
-def usual_num_threads() -> int:
+def usual_num_threads(dataset: object = None) -> int:
     """The default number of threads that read ahead: one per processor that this process may use, up to 8.
 
     Without the compiled core it is one: parsing in Python holds the GIL, and several threads would only take turns.
+    For remote files it is 8: the threads mostly wait.
     """
+    if any(store.is_remote for store in stores(dataset)):
+        return _MOST_THREADS
     available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return min(available, _MOST_THREADS) if has_native() else 1
 
@@ -75,8 +78,8 @@ class ReadAheadLoader(DataLoader[Any]):
     Args:
         dataset: A `TFRecordDataset` or `tfds.RLDSDataset`, or a `Subset`, `ConcatDataset` or `Mixture` of these.
         num_threads: Threads that read ahead. Each prepares one batch, and one more is ready (with batches that take
-            less than 4 ms, up to 4 instead of one). None for one per processor that this process may use, up to 8.
-            Compressed files are read by one thread.
+            less than 4 ms, up to 4 instead of one). None for one per processor that this process may use, up to 8,
+            or 8 for remote files. Compressed files are read by one thread.
         **dataloader_kwargs: For `DataLoader`: batch_size, shuffle, sampler, ...; `collate_fn` defaults to `collate`.
 
     Raises:
@@ -93,10 +96,10 @@ class ReadAheadLoader(DataLoader[Any]):
         integer("num_workers", dataloader_kwargs.get("num_workers", 0))  # torch does not check its type
         dataset = dataset if loads_ahead(dataset) else NestedDataset(dataset)
         super().__init__(dataset, **dataloader_kwargs)
-        self.num_threads = usual_num_threads() if num_threads is None else at_least(0, "num_threads", num_threads)
+        read = dataset.dataset if isinstance(dataset, NestedDataset) else dataset
+        self.num_threads = usual_num_threads(read) if num_threads is None else at_least(0, "num_threads", num_threads)
         self._pace = _Pace()
         if self.num_threads and not self.num_workers:
-            read = dataset.dataset if isinstance(dataset, NestedDataset) else dataset
             _check_leaves(leaves(read))
             if any(store.first_compressed for store in stores(read)):
                 self.num_threads = 1  # several would read out of order, which means to decompress from the beginning
