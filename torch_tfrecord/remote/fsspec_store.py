@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime, timezone
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from torch_tfrecord.remote.access import Access
 from torch_tfrecord.remote.obstore_store import REQUEST_SECONDS, nanoseconds
-from torch_tfrecord.remote.store import PASSING_STATUSES, RemoteInfo, StoreError
+from torch_tfrecord.remote.store import PASSING_STATUSES, RemoteInfo, StoreError, part_bytes
 
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
@@ -67,6 +68,29 @@ class FsspecStore:
             found: Mapping[str, Any] = self._ask("find", prefix, detail=True)
             return [(name, _info(entry)) for name, entry in found.items()]
         return [(entry["name"], _info(entry)) for entry in self._ask("ls", prefix, detail=True)]
+
+    def upload(self, name: str, file: IO[bytes], size: int) -> RemoteInfo:
+        """Write all of a local file; also where folders are no mere part of names."""
+        with self._translated():
+            parent = name.rpartition("/")[0]
+            if parent and not self._filesystem.exists(parent):
+                self._filesystem.makedirs(parent, exist_ok=True)
+            target = self._filesystem.open(name, "wb", autocommit=False, block_size=part_bytes(size))
+            try:
+                shutil.copyfileobj(file, target, part_bytes(size))
+                target.close()
+                target.commit()
+            except BaseException:
+                target.closed = True  # or it would finish when it is dropped
+                with suppress(Exception):
+                    target.discard()
+                raise
+            self._filesystem.invalidate_cache()
+        return self.info(name)
+
+    def remove(self, name: str) -> None:
+        """Remove a file."""
+        self._ask("rm_file", name)
 
     def _ask(self, method: str, *args: Any, **kwargs: Any) -> Any:
         with self._translated():
