@@ -10,8 +10,20 @@ from typing import NamedTuple
 from torch_tfrecord.remote.access import Access
 from torch_tfrecord.remote.engine import Job, Transfer
 from torch_tfrecord.remote.store import RemoteInfo, Store, StoreError
+from torch_tfrecord.remote.stores import fsspec_store_of
 
-__all__ = ["FileRange", "RemotePart", "fetch", "infos", "listing", "read_into", "start"]
+__all__ = [
+    "FileRange",
+    "RemotePart",
+    "begin_range",
+    "fetch",
+    "infos",
+    "infos_if_there",
+    "listing",
+    "read_into",
+    "start",
+    "start_info",
+]
 
 _LARGEST_PIECE = 8 << 20
 _SMALLEST_PIECE = 1 << 20  # takes as long as the answer's first byte, at the speed of one connection of a storage
@@ -70,6 +82,11 @@ def start(ranges: Sequence[FileRange], access: Access) -> Transfer:
     return Transfer([_job(*item) for item in ranges], access)
 
 
+def begin_range(wanted: FileRange, access: Access) -> Transfer:
+    """Begin to read a range; its answers are its pieces, one behind the other."""
+    return start([piece for _, piece in _pieces([wanted], _LARGEST_PIECE)], access)
+
+
 def infos(paths: Sequence[str], access: Access) -> list[RemoteInfo]:
     """What storages say of files, asked all at once.
 
@@ -79,10 +96,22 @@ def infos(paths: Sequence[str], access: Access) -> list[RemoteInfo]:
     return Transfer([Job(path, "its size", 0, _info) for path in paths], access).answers()
 
 
+def infos_if_there(paths: Sequence[str], access: Access) -> list[RemoteInfo | None]:
+    """As `infos`; None for a file that is not there."""
+    return Transfer([Job(path, "its size", 0, _info_if_there) for path in paths], access).answers()
+
+
+def start_info(path: str, access: Access) -> Transfer:
+    """Begin to ask what a storage says of a file."""
+    return Transfer([Job(path, "its size", 0, _info)], access)
+
+
 def listing(folder: str, access: Access, *, recursive: bool = False) -> list[tuple[str, RemoteInfo]]:
-    """What lies in a folder, or all files below it: whole paths; one request after the other, of a thousand names."""
+    """What lies in a folder, or all files below it: whole paths, whose names come a thousand by a request."""
 
     def call(store: Store, name: str) -> list[tuple[str, RemoteInfo]]:
+        if folder.startswith("http"):  # whose lists of links fsspec knows to read
+            store, name = fsspec_store_of(folder, access)
         return [(store.path_of(entry), info) for entry, info in store.listing(name, recursive)]
 
     (found,) = Transfer([Job(folder, "its listing", 0, call)], access).answers()
@@ -91,6 +120,13 @@ def listing(folder: str, access: Access, *, recursive: bool = False) -> list[tup
 
 def _info(store: Store, name: str) -> RemoteInfo:
     return store.info(name)
+
+
+def _info_if_there(store: Store, name: str) -> RemoteInfo | None:
+    try:
+        return store.info(name)
+    except FileNotFoundError:
+        return None
 
 
 def _job(file: RemotePart, begin: int, end: int) -> Job:
@@ -105,10 +141,11 @@ def _read(file: RemotePart, begin: int, end: int, store: Store, name: str) -> by
     return data
 
 
-def _pieces(ranges: Sequence[FileRange]) -> list[tuple[int, FileRange]]:
-    """Number of the range, and the piece of it, of each request."""
-    total = sum(end - begin for _, begin, end in ranges)
-    size = max(_SMALLEST_PIECE, min(_LARGEST_PIECE, total // _FEWEST_REQUESTS))
+def _pieces(ranges: Sequence[FileRange], size: int | None = None) -> list[tuple[int, FileRange]]:
+    """Number of the range, and the piece of it, of each request; without a size so that there are several."""
+    if size is None:
+        total = sum(end - begin for _, begin, end in ranges)
+        size = max(_SMALLEST_PIECE, min(_LARGEST_PIECE, total // _FEWEST_REQUESTS))
     pieces = []
     for number, (file, begin, end) in enumerate(ranges):
         if end - begin <= size + size // 2:  # no rest that is hardly worth a request
