@@ -20,6 +20,10 @@ __all__ = ["FsspecStore", "fsspec_filesystem"]
 
 # File systems that threads may use at once, beside those that are written for many requests.
 _SAFE_FROM_THREADS = frozenset({"memory", "hf", "local", "file"})
+# Where a folder is a part of names, and making one may make a bucket.
+_OBJECT_STORES = frozenset(
+    {"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl", "hf", "oss", "obs", "cos", "oci", "http"}
+)
 _TIMES = ("LastModified", "last_modified", "updated", "mtime", "modified", "last_commit", "created")
 _PASSING = (ConnectionError, TimeoutError, EOFError)
 
@@ -45,6 +49,7 @@ class FsspecStore:
         self._filesystem, self._access = filesystem, access
         protocol = filesystem.protocol
         names = {protocol} if isinstance(protocol, str) else set(protocol)
+        self._has_folders = not names & _OBJECT_STORES
         is_safe = filesystem.async_impl or bool(names & _SAFE_FROM_THREADS)
         self._turn = None if is_safe else threading.Lock()
 
@@ -73,9 +78,8 @@ class FsspecStore:
     def upload(self, name: str, file: IO[bytes], size: int) -> RemoteInfo:
         """Write all of a local file; also where folders are no mere part of names."""
         with self._translated():
-            parent = name.rpartition("/")[0]
-            if parent and not self._filesystem.exists(parent):
-                self._filesystem.makedirs(parent, exist_ok=True)
+            if self._has_folders:
+                self._filesystem.makedirs(name.rpartition("/")[0], exist_ok=True)
             target = self._filesystem.open(name, "wb", autocommit=False, block_size=part_bytes(size))
             try:
                 shutil.copyfileobj(file, target, part_bytes(size))

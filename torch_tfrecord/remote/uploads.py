@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Sequence
-from itertools import chain
 from typing import IO, NamedTuple
 
 from torch_tfrecord.remote.access import Access
 from torch_tfrecord.remote.engine import Job, Transfer
-from torch_tfrecord.remote.store import RemoteInfo, Store
+from torch_tfrecord.remote.store import RemoteInfo, Store, StoreError
 
 __all__ = ["Upload", "exist", "remove", "upload"]
 
@@ -34,12 +34,49 @@ def upload(uploads: Sequence[Upload], access: Access) -> list[RemoteInfo]:
     """Write files, a few of them at once; what the storage says of each then.
 
     Raises:
-        OSError, RemoteError: The first that could not be written, and is as it was before; those in front of it are
-            written.
+        OSError, RemoteError: One could not be written, and is as it was before; others may have been written.
     """
-    groups = (uploads[first : first + _MOST_AT_ONCE] for first in range(0, len(uploads), _MOST_AT_ONCE))
-    jobs = ([_upload_job(item) for item in group] for group in groups)
-    return [*chain.from_iterable(Transfer(group, access).answers() for group in jobs)]
+    found: list[RemoteInfo] = []
+    for first in range(0, len(uploads), _MOST_AT_ONCE):
+        group = _Group()
+        try:
+            jobs = [group.job(item) for item in uploads[first : first + _MOST_AT_ONCE]]
+            found += Transfer(jobs, access).answers()
+        finally:
+            group.end()
+    return found
+
+
+class _Group:
+    """Uploads at once. After the error of one the others end before anybody looks what is there."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._num_running, self._is_ended = 0, False
+
+    def job(self, item: Upload) -> Job:
+        """The request of one of them."""
+
+        def call(store: Store, name: str) -> RemoteInfo:
+            with self._changed:
+                if self._is_ended:
+                    raise StoreError("another one failed", is_passing=False)
+                self._num_running += 1
+            try:
+                item.file.seek(0)  # a second attempt begins anew
+                return store.upload(name, item.file, item.size)
+            finally:
+                with self._changed:
+                    self._num_running -= 1
+                    self._changed.notify_all()
+
+        return Job(item.path, f"its {item.size} bytes", 0, call)
+
+    def end(self) -> None:
+        """Wait for those that run; none begins any more."""
+        with self._changed:
+            self._is_ended = True
+            self._changed.wait_for(lambda: not self._num_running)
 
 
 def exist(paths: Sequence[str], access: Access) -> list[bool]:
@@ -62,11 +99,3 @@ def remove(paths: Sequence[str], access: Access) -> None:
             store.remove(name)
 
     Transfer([Job(path, "its removal", 0, call) for path in paths], access).answers()
-
-
-def _upload_job(item: Upload) -> Job:
-    def call(store: Store, name: str) -> RemoteInfo:
-        item.file.seek(0)  # a second attempt begins anew
-        return store.upload(name, item.file, item.size)
-
-    return Job(item.path, f"its {item.size} bytes", 0, call)
