@@ -132,6 +132,7 @@ class RLDSDataset(_EpisodeDataset):
         cache_bytes: The most memory, in each process, for the columns of episodes that were read last. Frames are not
             kept.
         max_batch_bytes: As of `TFRecordDataset`, for what samples hold: windows and frames.
+        storage_options: As of `load`.
 
     Attributes:
         info: What `tfds.info` says of the directory.
@@ -165,6 +166,7 @@ class RLDSDataset(_EpisodeDataset):
         index_dir: str | os.PathLike[str] | None = None,
         cache_bytes: int = 32 << 20,
         max_batch_bytes: int = MAX_BATCH_BYTES,
+        storage_options: Mapping[str, Any] | None = None,
     ) -> None:
         check_callable("step_transform", step_transform)
         check_callable("episode_transform", episode_transform)
@@ -180,6 +182,7 @@ class RLDSDataset(_EpisodeDataset):
             index=index,
             index_dir=index_dir,
             cache_bytes=cache_bytes,
+            storage_options=storage_options,
         )
         self._step_transform = step_transform
         counts = self._windows.num_positions(store.num_steps)
@@ -348,6 +351,7 @@ class RLDSEpisodes(_EpisodeDataset):
         index: As of `TFRecordDataset`.
         index_dir: As of `TFRecordDataset`.
         max_batch_bytes: As of `TFRecordDataset`, for an episode.
+        storage_options: As of `load`.
 
     Attributes:
         info: What `tfds.info` says of the directory.
@@ -370,6 +374,7 @@ class RLDSEpisodes(_EpisodeDataset):
         index: IndexPolicy = "auto",
         index_dir: str | os.PathLike[str] | None = None,
         max_batch_bytes: int = MAX_BATCH_BYTES,
+        storage_options: Mapping[str, Any] | None = None,
     ) -> None:
         check_callable("transform", transform)
         check_max_batch_bytes(max_batch_bytes)
@@ -381,6 +386,7 @@ class RLDSEpisodes(_EpisodeDataset):
             index=index,
             index_dir=index_dir,
             cache_bytes=0,
+            storage_options=storage_options,
         )
         self._transform = transform
         super().__init__(store, len(store), max_batch_bytes)

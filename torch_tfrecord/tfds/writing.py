@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,9 @@ from torch_tfrecord.records.reader import read_records
 from torch_tfrecord.records.storage import is_remote, local_path
 from torch_tfrecord.records.temporaries import claim_folder, remove_folder, sync_directory, temporary_names
 from torch_tfrecord.records.writer import TFRecordWriter
+from torch_tfrecord.remote.access import Access
+from torch_tfrecord.remote.transfers import listing
+from torch_tfrecord.remote.uploads import Upload, remove, upload
 from torch_tfrecord.tfds.dataset_info import SPLIT_NAME, DatasetInfo, SupervisedKeys, flat_keys, info
 from torch_tfrecord.tfds.encoding import SampleEncoder
 from torch_tfrecord.tfds.features_json import features_to_json
@@ -52,6 +57,7 @@ def write(
     supervised_keys: tuple[SupervisedKeys, ...] | None = None,
     num_shards: int | Mapping[str, int] | None = None,
     as_numpy_layout: bool = False,
+    storage_options: Mapping[str, Any] | None = None,
 ) -> DatasetInfo:
     """Write samples as a dataset that TFDS loads by ``tfds.builder_from_directory``, and `load` does.
 
@@ -60,7 +66,8 @@ def write(
 
     Args:
         directory: The one of this version, which TFDS calls ``<data_dir>/<name>[/<config>]/<version>``. Must not exist,
-            or be empty.
+            or be empty. Local, or with a ``scheme://``: then it is written to the folder for temporary files first, and
+            dataset_info.json is uploaded last, without which nobody reads the rest.
         samples_by_split: Name of the split -> samples, as `load` gives them: nested dicts; a sequence of dicts may also
             be a list of dicts. Images are arrays, tensors, or the bytes or path of a file, which is kept as it is.
         features: The feature tree, of `torch_tfrecord.tfds.features`.
@@ -73,6 +80,7 @@ def write(
         supervised_keys: (input, target) or (input, target, weights); names, or nested tuples and dicts of them.
         num_shards: Of every split, or of each; by default TFDS's choice (shards of 64 MiB to 1 GiB).
         as_numpy_layout: Arrays of images are [H, W, C], as of ``load(as_numpy_layout=True)``.
+        storage_options: As of `TFRecordDataset`.
 
     Returns:
         What `info` says of the directory.
@@ -107,9 +115,8 @@ def write(
         "fileFormat": "tfrecord",
         "disableShuffling": True,  # the order is the caller's
     }
-    target = _target(directory)
-    folder, lock = claim_folder(_unfinished_names(target))
-    try:
+
+    def fill(folder: Path) -> None:
         splits = [
             _write_split(folder, name, split, samples, encoder, _shards_of(num_shards, split))
             for split, samples in samples_by_split.items()
@@ -120,6 +127,20 @@ def write(
                 texts[label_file(leaf.names)] = "\n".join(leaf.feature.names) + "\n"
         for file, text in texts.items():
             write_atomically(str(folder / file), text.encode())
+
+    path = local_path(directory)
+    if is_remote(path):
+        _write_remote(path.rstrip("/"), fill, Access(storage_options))
+        return info(path, storage_options=storage_options)
+    target = _target(path)
+    _write_local(target, fill)
+    return info(target)
+
+
+def _write_local(target: Path, fill: Callable[[Path], None]) -> None:
+    folder, lock = claim_folder(_unfinished_names(target))
+    try:
+        fill(folder)
         sync_directory(folder)
         _rename(folder, target)
     except BaseException:
@@ -127,7 +148,27 @@ def write(
         raise
     finally:
         os.close(lock)
-    return info(target)
+
+
+def _write_remote(directory: str, fill: Callable[[Path], None], access: Access) -> None:
+    """Write to a temporary folder, then upload all of it, and last the file without which nobody reads the rest."""
+    with contextlib.suppress(FileNotFoundError):
+        if listing(directory, access):
+            raise FileExistsError(errno.EEXIST, "there is something already", directory)
+    with tempfile.TemporaryDirectory(prefix="torch_tfrecord-") as temporary, contextlib.ExitStack() as opened_files:
+        folder = Path(temporary)
+        fill(folder)
+        uploads = [
+            Upload(f"{directory}/{path.name}", opened_files.enter_context(path.open("rb")), path.stat().st_size)
+            for path in sorted(folder.iterdir(), key=lambda path: (path.name == INFO_FILE, path.name))
+        ]
+        try:
+            upload(uploads[:-1], access)
+            upload(uploads[-1:], access)
+        except BaseException:
+            with contextlib.suppress(Exception):  # of an error that is being raised
+                remove([item.path for item in uploads], access)
+            raise
 
 
 def _check(what: str, value: object, pattern: re.Pattern[str]) -> None:
@@ -135,10 +176,7 @@ def _check(what: str, value: object, pattern: re.Pattern[str]) -> None:
         raise ValueError(f"{what} must be like {pattern.pattern}, got {value!r}")
 
 
-def _target(directory: str | os.PathLike[str]) -> Path:
-    path = local_path(directory)
-    if is_remote(path):
-        raise ValueError(f"datasets are written to local directories (copy them afterwards), got {path!r}")
+def _target(path: str) -> Path:
     target = Path(os.path.abspath(os.path.expanduser(path)))
     if target.is_dir() and not opened(os.listdir, target):
         return target
