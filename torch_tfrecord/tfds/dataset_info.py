@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 import torch_tfrecord.tfds.features as f
 from torch_tfrecord.errors import ParseError
 from torch_tfrecord.records.storage import local_path
+from torch_tfrecord.remote.access import DEFAULT_ACCESS, Access
 from torch_tfrecord.tfds.features_json import features_from_json
 from torch_tfrecord.tfds.files import (
     DEFAULT_TEMPLATE,
@@ -24,7 +25,7 @@ from torch_tfrecord.tfds.files import (
 )
 from torch_tfrecord.tfds.json_fields import JsonFields, read_json, read_text
 
-__all__ = ["FEATURES_FILE", "SPLIT_NAME", "DatasetInfo", "SplitInfo", "SupervisedKeys", "flat_keys", "info"]
+__all__ = ["FEATURES_FILE", "SPLIT_NAME", "DatasetInfo", "SplitInfo", "SupervisedKeys", "flat_keys", "info", "info_of"]
 
 SPLIT_NAME = re.compile(r"[\w-]+")
 _READABLE = "tfrecord"
@@ -76,6 +77,7 @@ class DatasetInfo:
         citation: BibTeX.
         license: Free text.
         raw: The parsed dataset_info.json.
+        access: How to reach a remote directory.
     """
 
     directory: str
@@ -89,6 +91,7 @@ class DatasetInfo:
     citation: str = ""
     license: str = ""
     raw: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
+    access: Access = field(default=DEFAULT_ACCESS, repr=False, compare=False)
 
     def files(self, split: str) -> list[str]:
         """List the shard paths of a split, in order, without checking that they exist."""
@@ -115,12 +118,13 @@ class DatasetInfo:
         return "\n".join(lines)
 
 
-def info(directory: str | os.PathLike[str]) -> DatasetInfo:
+def info(directory: str | os.PathLike[str], *, storage_options: Mapping[str, Any] | None = None) -> DatasetInfo:
     """Read the metadata of a TFDS directory without TensorFlow and without opening the shards.
 
     Args:
         directory: ``.../name/1.0.0`` or ``.../name/config/1.0.0``. If you pass a parent directory, the highest version
-            is used, and the only config or the dataset's default config. A local path or an fsspec URL.
+            is used, and the only config or the dataset's default config. A local path or a URL.
+        storage_options: As for `TFRecordDataset`; `load` and `RLDSDataset` use those of the result.
 
     Returns:
         Name, version, splits with their counts, the feature tree with class names, and supervised keys.
@@ -134,9 +138,10 @@ def info(directory: str | os.PathLike[str]) -> DatasetInfo:
         >>> tfds.info("~/tensorflow_datasets/mnist").splits["train"].num_examples  # doctest: +SKIP
         60000
     """
-    folder = version_folder(os.path.expanduser(local_path(directory)).rstrip("/") or "/")
+    access = Access(storage_options)
+    folder = version_folder(os.path.expanduser(local_path(directory)).rstrip("/") or "/", access)
     path = posixpath.join(folder, INFO_FILE)
-    fields = JsonFields(read_json(path), path, "")
+    fields = JsonFields(read_json(path, access), path, "")
     file_format = fields.text("fileFormat") or _READABLE  # old datasets leave it out
     if file_format != _READABLE:
         raise ParseError(
@@ -146,7 +151,7 @@ def info(directory: str | os.PathLike[str]) -> DatasetInfo:
         )
     name = fields.text("name") or posixpath.basename(posixpath.dirname(folder))
     features_path = posixpath.join(folder, FEATURES_FILE)
-    features = features_from_json(read_json(features_path), features_path)
+    features = features_from_json(read_json(features_path, access), features_path)
     splits = [_split(item) for item in fields.objects("splits")]
     if len({split.name for split in splits}) < len(splits):
         raise fields.error("splits", "different names", [split.name for split in splits])
@@ -157,12 +162,20 @@ def info(directory: str | os.PathLike[str]) -> DatasetInfo:
         config_name=fields.text("configName") or None,
         description=fields.text("description"),
         splits={split.name: split for split in splits},
-        features=_with_names(features, folder, frozenset(list_folder(folder))),
+        features=_with_names(features, folder, frozenset(list_folder(folder, access)), access),
         supervised_keys=_supervised_keys(fields),
         citation=fields.text("citation"),
         license=fields.inner("redistributionInfo").text("license"),
         raw=fields.values,
+        access=access,
     )
+
+
+def info_of(directory: str | os.PathLike[str] | DatasetInfo, storage_options: Mapping[str, Any] | None) -> DatasetInfo:
+    """What `info` says of a directory, or said of it; options given now count."""
+    if not isinstance(directory, DatasetInfo):
+        return info(directory, storage_options=storage_options)
+    return directory if storage_options is None else replace(directory, access=Access(storage_options))
 
 
 def _split(fields: JsonFields) -> SplitInfo:
@@ -219,18 +232,18 @@ def flat_keys(keys: SupervisedKeys) -> Iterator[str]:
         raise TypeError(f"supervised_keys must be names, or tuples and dicts of names, got {type(keys).__name__}")
 
 
-def _with_names(feature: Any, folder: str, there: Collection[str], names: tuple[str, ...] = ()) -> Any:
+def _with_names(feature: Any, folder: str, there: Collection[str], access: Access, names: tuple[str, ...] = ()) -> Any:
     """Add the class names from the ``*.labels.txt`` files that exist to the tree."""
     if isinstance(feature, f.FeaturesDict):
-        named = {name: _with_names(item, folder, there, (*names, name)) for name, item in feature.items()}
+        named = {name: _with_names(item, folder, there, access, (*names, name)) for name, item in feature.items()}
         return replace(feature, features=named)
     if isinstance(feature, f.Sequence):
-        return replace(feature, feature=_with_names(feature.feature, folder, there, names))
+        return replace(feature, feature=_with_names(feature.feature, folder, there, access, names))
     file = label_file(names)
     if not isinstance(feature, (f.ClassLabel, f.LabeledImage)) or feature.names is not None or file not in there:
         return feature
     path = posixpath.join(folder, file)
-    lines = read_text(path).split("\n")
+    lines = read_text(path, access).split("\n")
     try:
         return replace(feature, names=tuple(line.strip() for line in lines if line.strip()))
     except ValueError as error:

@@ -27,6 +27,7 @@ from torch_tfrecord.records.reader import RecordReader
 from torch_tfrecord.records.sidecar import SidecarKeeper
 from torch_tfrecord.records.sidecar_file import SidecarFormat, pack, read_sidecar
 from torch_tfrecord.records.storage import open_file
+from torch_tfrecord.remote.access import DEFAULT_ACCESS, Access
 from torch_tfrecord.tfds.episode_places import (
     ROW_WORDS,
     ListPlace,
@@ -132,7 +133,9 @@ class EpisodeIndex:
         return pack(_FORMAT, metadata, {**arrays, "tables": np.frombuffer(self.tables or b"", np.uint8)})
 
     @classmethod
-    def load(cls, path: str, records: RecordIndex, step_lists: Mapping[str, int]) -> EpisodeIndex:
+    def load(
+        cls, path: str, records: RecordIndex, step_lists: Mapping[str, int], access: Access = DEFAULT_ACCESS
+    ) -> EpisodeIndex:
         """Read what `to_bytes` wrote for the same records; the tables are checked and stay in the file.
 
         Raises:
@@ -141,7 +144,7 @@ class EpisodeIndex:
             OSError: The file cannot be opened.
         """
         try:
-            return _load(path, records, step_lists)
+            return _load(path, records, step_lists, access)
         except (ValueError, RecursionError, MemoryError) as error:
             raise IndexMismatchError(
                 f"expected an episode index written by torch_tfrecord, got {error}", path=path
@@ -191,11 +194,19 @@ class EpisodeIndexKeeper(SidecarKeeper[EpisodeIndex]):
     Args:
         policy: See `SidecarKeeper`.
         index_dir: See `SidecarKeeper`.
+        access: How to reach remote files.
     """
 
     _reloads = True
 
-    def __init__(self, policy: IndexPolicy = "auto", *, index_dir: str | os.PathLike[str] | None = None) -> None:
+    def __init__(
+        self,
+        policy: IndexPolicy = "auto",
+        *,
+        index_dir: str | os.PathLike[str] | None = None,
+        access: Access = DEFAULT_ACCESS,
+    ) -> None:
+        self._access = access
         super().__init__(policy, index_dir, "episode index", "open the dataset once with index='auto'")
 
     def indexes(
@@ -215,10 +226,10 @@ class EpisodeIndexKeeper(SidecarKeeper[EpisodeIndex]):
 
     def _index(self, path: str, records: RecordIndex, step_lists: Mapping[str, int]) -> EpisodeIndex:
         def build() -> EpisodeIndex:
-            stream, _ = open_stream(open_file(path), records.compression_type)
+            stream, _ = open_stream(open_file(path, self._access), records.compression_type)
             return build_episode_index(stream, records, step_lists)
 
-        load = functools.partial(EpisodeIndex.load, records=records, step_lists=step_lists)
+        load = functools.partial(EpisodeIndex.load, records=records, step_lists=step_lists, access=self._access)
         return self.find(path, path + _NAME, load, build, lambda index: index.to_bytes(records))
 
 
@@ -236,7 +247,7 @@ def _identity(records: RecordIndex, step_lists: Mapping[str, int]) -> dict[str, 
     }
 
 
-def _load(path: str, records: RecordIndex, step_lists: Mapping[str, int]) -> EpisodeIndex:
+def _load(path: str, records: RecordIndex, step_lists: Mapping[str, int], access: Access) -> EpisodeIndex:
     def most_bytes(metadata: Mapping[str, str]) -> int:
         for name, expected in _identity(records, step_lists).items():
             if metadata[name] != expected:
@@ -247,7 +258,7 @@ def _load(path: str, records: RecordIndex, step_lists: Mapping[str, int]) -> Epi
         table_bytes = 0 if records.compression_type else _MOST_TABLE_BYTES * int(records.lengths.sum())
         return _EPISODE_BYTES * len(records) + table_bytes + 4 * len(records)
 
-    found = read_sidecar(path, _FORMAT, most_bytes)
+    found = read_sidecar(path, _FORMAT, most_bytes, access=access)
     num_steps, ends, crcs, tables = (found.arrays[name] for name in _FORMAT.arrays)
     keys = json.loads(found.metadata["keys"])
     if not isinstance(keys, list) or not all(isinstance(key, str) for key in keys) or len(set(keys)) != len(keys):

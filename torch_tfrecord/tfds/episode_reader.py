@@ -23,6 +23,7 @@ from torch_tfrecord.records.index import RecordIndex
 from torch_tfrecord.records.local_reads import read_local_values
 from torch_tfrecord.records.reader import RecordReader
 from torch_tfrecord.records.storage import SourceCache, open_file
+from torch_tfrecord.remote.access import DEFAULT_ACCESS, Access
 from torch_tfrecord.shown import printable
 from torch_tfrecord.tfds.episode_index import EpisodeIndex
 from torch_tfrecord.tfds.episode_places import FRAMES, ListPlace, find_places
@@ -52,30 +53,37 @@ class EpisodeReader:
         files: The data files.
         records: The record index of each.
         episodes: The episode index of each.
+        access: How remote files are reached.
     """
 
-    def __init__(self, files: Sequence[str], records: Sequence[RecordIndex], episodes: Sequence[EpisodeIndex]) -> None:
+    def __init__(
+        self,
+        files: Sequence[str],
+        records: Sequence[RecordIndex],
+        episodes: Sequence[EpisodeIndex],
+        access: Access = DEFAULT_ACCESS,
+    ) -> None:
         self.files = files
         self.records = records
         self.episodes = episodes
         # Not bound methods of the reader: a reference cycle would keep the files open.
-        self.data = SourceCache(functools.partial(_open_data, files, records))
-        self.tables = SourceCache(functools.partial(_open_tables, episodes))
+        self.data = SourceCache(functools.partial(_open_data, files, records, access))
+        self.tables = SourceCache(functools.partial(_open_tables, episodes, access))
 
     def record(self, file: int, number: int) -> EpisodeRecord:
         """The record of an episode, by file number and record number."""
         return EpisodeRecord(self, file, number)
 
 
-def _open_data(files: Sequence[str], records: Sequence[RecordIndex], file: int) -> ByteSource:
+def _open_data(files: Sequence[str], records: Sequence[RecordIndex], access: Access, file: int) -> ByteSource:
     """Open a data file and check that it is still the one that was indexed."""
-    source = open_file(files[file])
+    source = open_file(files[file], access)
     records[file].check_fresh(source)
     return open_stream(source, records[file].compression_type)[0]
 
 
-def _open_tables(episodes: Sequence[EpisodeIndex], file: int) -> ByteSource:
-    return open_file(episodes[file].tables_path)
+def _open_tables(episodes: Sequence[EpisodeIndex], access: Access, file: int) -> ByteSource:
+    return open_file(episodes[file].tables_path, access)
 
 
 class EpisodeRecord:

@@ -20,7 +20,7 @@ from torch_tfrecord.process_cache import ProcessCache
 from torch_tfrecord.records.sidecar import IndexKeeper
 from torch_tfrecord.samples import transform_one
 from torch_tfrecord.shown import shown_list
-from torch_tfrecord.tfds.dataset_info import FEATURES_FILE, DatasetInfo, info
+from torch_tfrecord.tfds.dataset_info import FEATURES_FILE, DatasetInfo, info_of
 from torch_tfrecord.tfds.elements import BytesElement, NumberElement, StringElement, TextElement
 from torch_tfrecord.tfds.episode_columns import (
     Column,
@@ -88,8 +88,10 @@ class EpisodeStore:
         index: IndexPolicy = "auto",
         index_dir: str | os.PathLike[str] | None = None,
         cache_bytes: int = 32 << 20,
+        storage_options: Mapping[str, Any] | None = None,
     ) -> None:
-        self.info = directory if isinstance(directory, DatasetInfo) else info(directory)
+        self.info = info_of(directory, storage_options)
+        access = self.info.access
         self._path = posixpath.join(self.info.directory, FEATURES_FILE)
         places = list_leaves(self.info.features)
         self._check_steps()
@@ -98,10 +100,11 @@ class EpisodeStore:
         self._keys = frozenset(key for leaf in self._leaves for key in list_keys(leaf))
         self.episode_transform = transform
         # Headers only: building the episode index reads and checks every record anyway.
-        files = open_split(self.info, split, IndexKeeper(index, index_dir=index_dir, verify_crc=False))
+        files = open_split(self.info, split, IndexKeeper(index, index_dir=index_dir, verify_crc=False, access=access))
         counted = values_per_step([leaf for leaf in places if _is_step(leaf)])
-        episodes = EpisodeIndexKeeper(index, index_dir=index_dir).indexes(files.files, files.indexes, counted)
-        self._reader = EpisodeReader(files.files, files.indexes, episodes)
+        keeper = EpisodeIndexKeeper(index, index_dir=index_dir, access=access)
+        episodes = keeper.indexes(files.files, files.indexes, counted)
+        self._reader = EpisodeReader(files.files, files.indexes, episodes, access)
         self._files = files
         self._positions = files.positions
         self._ends = np.cumsum([len(item) for item in files.indexes], dtype=np.int64)

@@ -11,7 +11,9 @@ from collections.abc import Iterable
 
 from torch_tfrecord.errors import ParseError
 from torch_tfrecord.records.descriptors import opened
-from torch_tfrecord.records.storage import filesystem, is_remote
+from torch_tfrecord.records.storage import is_remote
+from torch_tfrecord.remote.access import DEFAULT_ACCESS, Access
+from torch_tfrecord.remote.transfers import listing
 from torch_tfrecord.shown import shown_list
 from torch_tfrecord.tfds.json_fields import JsonFields, read_json
 
@@ -37,7 +39,7 @@ _MIN_SHARD_BYTES = 64 << 20  # TFDS writes shards of 64 MiB to 1 GiB
 _MAX_SHARD_BYTES = 1 << 30
 
 
-def version_folder(folder: str) -> str:
+def version_folder(folder: str, access: Access = DEFAULT_ACCESS) -> str:
     """Return the folder itself, or the highest version below it.
 
     Raises:
@@ -46,19 +48,21 @@ def version_folder(folder: str) -> str:
     """
     if posixpath.basename(folder).startswith("incomplete."):
         raise ValueError(f"{folder}: TFDS has not finished this directory ('incomplete.'); prepare it again")
-    entries = list_folder(folder)
+    entries = list_folder(folder, access)
     if INFO_FILE in entries:
         return folder
     versions = [name for name in entries if VERSION.fullmatch(name)]
     if versions:
         return posixpath.join(folder, max(versions, key=lambda name: [*map(int, name.split("."))]))
     unfinished = sorted(name for name in entries if name.startswith("incomplete."))
-    configs = [name for name in entries if not name.startswith((".", "incomplete.")) and _has_version(folder, name)]
-    default = _default_config(folder) if ".config" in entries else None
+    configs = [
+        name for name in entries if not name.startswith((".", "incomplete.")) and _has_version(folder, name, access)
+    ]
+    default = _default_config(folder, access) if ".config" in entries else None
     if default in configs:
-        return version_folder(posixpath.join(folder, str(default)))
+        return version_folder(posixpath.join(folder, str(default)), access)
     if len(configs) == 1:
-        return version_folder(posixpath.join(folder, configs[0]))
+        return version_folder(posixpath.join(folder, configs[0]), access)
     if configs:
         raise ValueError(f"{folder}: several configs, choose one: {shown_list(sorted(configs))}")
     hint = f"; {unfinished[0]} was never finished" if unfinished else ""
@@ -67,27 +71,26 @@ def version_folder(folder: str) -> str:
     )
 
 
-def _has_version(folder: str, name: str) -> bool:
+def _has_version(folder: str, name: str, access: Access) -> bool:
     try:
-        return any(map(VERSION.fullmatch, list_folder(posixpath.join(folder, name))))
+        return any(map(VERSION.fullmatch, list_folder(posixpath.join(folder, name), access)))
     except NotADirectoryError:
         return False
 
 
-def _default_config(folder: str) -> str | None:
+def _default_config(folder: str, access: Access) -> str | None:
     path = posixpath.join(folder, ".config", "metadata.json")
     try:
-        return JsonFields(read_json(path), path, "").text("default_config_name") or None
+        return JsonFields(read_json(path, access), path, "").text("default_config_name") or None
     except FileNotFoundError:
         return None
 
 
-def list_folder(folder: str) -> list[str]:
+def list_folder(folder: str, access: Access = DEFAULT_ACCESS) -> list[str]:
     """List the names in a folder, sorted."""
     if not is_remote(folder):
         return sorted(opened(os.listdir, folder))
-    system, path = filesystem(folder)
-    return sorted(posixpath.basename(str(name).rstrip("/")) for name in system.ls(path, detail=False))
+    return sorted(posixpath.basename(name.rstrip("/")) for name, _ in listing(folder, access))
 
 
 def label_file(names: Iterable[str]) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 
 from torch_tfrecord.errors import ParseError
 from torch_tfrecord.records.storage import open_file
+from torch_tfrecord.remote.access import DEFAULT_ACCESS, Access
 from torch_tfrecord.shown import shown_value
 
 __all__ = ["JsonFields", "json_field", "json_integer", "read_json", "read_text", "snake_case"]
@@ -97,13 +98,13 @@ def json_integer(value: object) -> int | None:
     return value if -_MAX_INT64 - 1 <= value <= _MAX_INT64 else None
 
 
-def read_text(path: str) -> str:
-    """Read a text file from a local path or an fsspec URL.
+def read_text(path: str, access: Access = DEFAULT_ACCESS) -> str:
+    """Read a text file from a local path or a URL.
 
     Raises:
         ParseError: The file is not UTF-8.
     """
-    source = open_file(path)
+    source = open_file(path, access)
     data = source.read(source.file_size, 0)
     try:
         return data.decode()
@@ -111,13 +112,13 @@ def read_text(path: str) -> str:
         raise ParseError(f"expected UTF-8 text, got an invalid byte at {error.start}", path=path) from None
 
 
-def read_json(path: str) -> Any:
+def read_json(path: str, access: Access = DEFAULT_ACCESS) -> Any:
     """Read a JSON file.
 
     Raises:
         ParseError: The file is not valid JSON.
     """
     try:
-        return json.loads(read_text(path))
+        return json.loads(read_text(path, access))
     except (ValueError, RecursionError) as error:
         raise ParseError(f"expected JSON, got damaged text: {error}", path=path) from error

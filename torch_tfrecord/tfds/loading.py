@@ -20,7 +20,7 @@ from torch_tfrecord.records.index import RecordIndex
 from torch_tfrecord.records.sidecar import IndexKeeper
 from torch_tfrecord.records.storage import is_remote
 from torch_tfrecord.shown import shown_list, shown_text
-from torch_tfrecord.tfds.dataset_info import DatasetInfo, info
+from torch_tfrecord.tfds.dataset_info import DatasetInfo, info_of
 from torch_tfrecord.tfds.files import FEATURES_FILE
 from torch_tfrecord.tfds.leaf_table import Decoding
 from torch_tfrecord.tfds.parser import Chosen, TFDSParser
@@ -43,6 +43,7 @@ def load(
     index: IndexPolicy = "auto",
     index_dir: str | os.PathLike[str] | None = None,
     max_batch_bytes: int = MAX_BATCH_BYTES,
+    storage_options: Mapping[str, Any] | None = None,
 ) -> TFRecordDataset:
     """Open a split of a TFDS dataset for random access, without TensorFlow and without writing a feature spec.
 
@@ -65,6 +66,7 @@ def load(
         index: See `TFRecordDataset`.
         index_dir: See `TFRecordDataset`.
         max_batch_bytes: See `TFRecordDataset`.
+        storage_options: See `TFRecordDataset`; None uses those that `info` was given.
 
     Returns:
         A `TFRecordDataset` of nested dicts. Numbers and class labels are tensors, images `tv_tensors.Image` [C, H, W],
@@ -84,7 +86,7 @@ def load(
         (Image([[[...]]], dtype=torch.uint8, ), tensor(4))
     """
     check_callable("transform", transform)
-    found = directory if isinstance(directory, DatasetInfo) else info(directory)
+    found = info_of(directory, storage_options)
     if as_supervised and found.supervised_keys is None:
         raise ValueError(f"{found.directory}: as_supervised: the dataset has no supervised_keys")
     parser = TFDSParser(
@@ -95,7 +97,9 @@ def load(
         path=posixpath.join(found.directory, FEATURES_FILE),
         max_batch_bytes=max_batch_bytes,
     )
-    files = open_split(found, split, IndexKeeper(index, index_dir=index_dir, verify_crc=verify_crc))
+    files = open_split(
+        found, split, IndexKeeper(index, index_dir=index_dir, verify_crc=verify_crc, access=found.access)
+    )
     return TFRecordDataset.from_indexes(
         files.files,
         files.indexes,
@@ -104,6 +108,7 @@ def load(
         transform=transform,
         verify_crc=verify_crc,
         max_batch_bytes=max_batch_bytes,
+        access=found.access,
     )
 
 

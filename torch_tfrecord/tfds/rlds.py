@@ -131,6 +131,7 @@ class RLDSDataset(_EpisodeDataset):
         index_dir: See `TFRecordDataset`.
         cache_bytes: Memory limit, in each process, for the columns of recently read episodes. Frames are not cached.
         max_batch_bytes: See `TFRecordDataset`; counts the windows and frames of the samples.
+        storage_options: See `load`.
 
     Attributes:
         info: The `DatasetInfo` of the directory.
@@ -164,6 +165,7 @@ class RLDSDataset(_EpisodeDataset):
         index_dir: str | os.PathLike[str] | None = None,
         cache_bytes: int = 32 << 20,
         max_batch_bytes: int = MAX_BATCH_BYTES,
+        storage_options: Mapping[str, Any] | None = None,
     ) -> None:
         check_callable("step_transform", step_transform)
         check_callable("episode_transform", episode_transform)
@@ -179,6 +181,7 @@ class RLDSDataset(_EpisodeDataset):
             index=index,
             index_dir=index_dir,
             cache_bytes=cache_bytes,
+            storage_options=storage_options,
         )
         self._step_transform = step_transform
         counts = self._windows.num_positions(store.num_steps)
@@ -347,6 +350,7 @@ class RLDSEpisodes(_EpisodeDataset):
         index: See `TFRecordDataset`.
         index_dir: See `TFRecordDataset`.
         max_batch_bytes: See `TFRecordDataset`; applies to one episode.
+        storage_options: See `load`.
 
     Attributes:
         info: The `DatasetInfo` of the directory.
@@ -369,6 +373,7 @@ class RLDSEpisodes(_EpisodeDataset):
         index: IndexPolicy = "auto",
         index_dir: str | os.PathLike[str] | None = None,
         max_batch_bytes: int = MAX_BATCH_BYTES,
+        storage_options: Mapping[str, Any] | None = None,
     ) -> None:
         check_callable("transform", transform)
         check_max_batch_bytes(max_batch_bytes)
@@ -380,6 +385,7 @@ class RLDSEpisodes(_EpisodeDataset):
             index=index,
             index_dir=index_dir,
             cache_bytes=0,
+            storage_options=storage_options,
         )
         self._transform = transform
         super().__init__(store, len(store), max_batch_bytes)

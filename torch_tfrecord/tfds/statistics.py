@@ -14,13 +14,14 @@ import numpy as np
 import numpy.typing as npt
 
 from torch_tfrecord.arguments import IndexPolicy
-from torch_tfrecord.errors import IndexMismatchError, ParseError
+from torch_tfrecord.errors import IndexMismatchError, ParseError, RemoteError
 from torch_tfrecord.progress import ProgressBar
 from torch_tfrecord.records.sidecar import cache_dir, write_sidecar
 from torch_tfrecord.records.sidecar_file import Sidecar, SidecarFormat, pack, read_sidecar
 from torch_tfrecord.records.storage import is_remote, open_file
+from torch_tfrecord.remote.access import Access
 from torch_tfrecord.shown import shown_list
-from torch_tfrecord.tfds.dataset_info import FEATURES_FILE, DatasetInfo, info
+from torch_tfrecord.tfds.dataset_info import FEATURES_FILE, DatasetInfo, info_of
 from torch_tfrecord.tfds.episode_columns import NumberColumn
 from torch_tfrecord.tfds.episode_store import STEPS, EpisodeStore, EpisodeTransform
 from torch_tfrecord.tfds.leaf_table import list_leaves
@@ -51,6 +52,7 @@ def dataset_statistics(
     index: IndexPolicy = "auto",
     index_dir: str | os.PathLike[str] | None = None,
     cache: bool = True,
+    storage_options: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Compute mean, std, max, min, q01 and q99 of each action and state dimension, and count steps and episodes.
 
@@ -74,6 +76,7 @@ def dataset_statistics(
         index: See `RLDSDataset`.
         index_dir: See `RLDSDataset`; the result is cached there, too.
         cache: Use a cached result, and cache a new one.
+        storage_options: See `load`.
 
     Returns:
         ``{"action": {"mean": [...], "std": ..., "max": ..., "min": ..., "q01": ..., "q99": ...}, "proprio": {...},
@@ -88,7 +91,7 @@ def dataset_statistics(
         >>> dataset_statistics("bridge/0.1.0")["action"]["q01"]  # doctest: +SKIP
         [-0.0287, -0.0417, -0.0263, -0.0801, -0.0921, -0.2068, 0.0]
     """
-    found = directory if isinstance(directory, DatasetInfo) else info(directory)
+    found = info_of(directory, storage_options)
     columns = {
         "action": _names(found, action, _ACTION, is_needed=episode_transform is None),
         "proprio": _names(found, proprio, _PROPRIO, is_needed=False),
@@ -110,7 +113,7 @@ def dataset_statistics(
         return _compute(store, columns)
     key = _key(found, store, columns)
     places = _places(found, key, index_dir)
-    result = _kept(places, key, store)
+    result = _kept(places, key, store, found.access)
     if result is None:
         result = _compute(store, columns)
         _keep(places, key, result)
@@ -208,7 +211,7 @@ def _by_name(values: npt.NDArray[np.float64]) -> dict[str, list[float]]:
 
 def _key(found: DatasetInfo, store: EpisodeStore, columns: Mapping[str, Sequence[str]]) -> str:
     """A hash of everything the result depends on."""
-    source = open_file(posixpath.join(found.directory, FEATURES_FILE))
+    source = open_file(posixpath.join(found.directory, FEATURES_FILE), found.access)
     key = hashlib.sha256(source.read(source.file_size, 0))
     for part in (_FORMAT.version, {name: list(paths) for name, paths in columns.items()}, *store.identity()):
         key.update(json.dumps(part).encode() + b"\n")
@@ -223,10 +226,11 @@ def _places(found: DatasetInfo, key: str, index_dir: str | os.PathLike[str] | No
     return [posixpath.join(folder, f"dataset_statistics_{key}.safetensors") for folder in folders]
 
 
-def _kept(places: Sequence[str], key: str, store: EpisodeStore) -> dict[str, Any] | None:
+def _kept(places: Sequence[str], key: str, store: EpisodeStore, access: Access) -> dict[str, Any] | None:
     for place in places:
-        with contextlib.suppress(OSError, IndexMismatchError):
-            return _unpacked(read_sidecar(place, _FORMAT, lambda _: _MOST_KEPT_BYTES, "what is kept"), key, store)
+        with contextlib.suppress(OSError, IndexMismatchError, RemoteError):
+            kept = read_sidecar(place, _FORMAT, lambda _: _MOST_KEPT_BYTES, "what is kept", access=access)
+            return _unpacked(kept, key, store)
     return None
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,9 @@ from torch_tfrecord.records.reader import read_records
 from torch_tfrecord.records.storage import is_remote, local_path
 from torch_tfrecord.records.temporaries import claim_folder, remove_folder, sync_directory, temporary_names
 from torch_tfrecord.records.writer import TFRecordWriter
+from torch_tfrecord.remote.access import Access
+from torch_tfrecord.remote.transfers import listing
+from torch_tfrecord.remote.uploads import Upload, remove, upload
 from torch_tfrecord.tfds.dataset_info import SPLIT_NAME, DatasetInfo, SupervisedKeys, flat_keys, info
 from torch_tfrecord.tfds.encoding import SampleEncoder
 from torch_tfrecord.tfds.features_json import features_to_json
@@ -52,6 +57,7 @@ def write(
     supervised_keys: tuple[SupervisedKeys, ...] | None = None,
     num_shards: int | Mapping[str, int] | None = None,
     as_numpy_layout: bool = False,
+    storage_options: Mapping[str, Any] | None = None,
 ) -> DatasetInfo:
     """Write samples as a dataset that both ``tfds.builder_from_directory`` and `load` can read.
 
@@ -60,7 +66,8 @@ def write(
 
     Args:
         directory: The version directory, ``<data_dir>/<name>[/<config>]/<version>`` in TFDS. Must not exist, or be
-            empty.
+            empty. If it is a URL, the files are written to the folder for temporary files and uploaded, with
+            dataset_info.json last, so that no reader sees an unfinished dataset.
         samples_by_split: Split name -> samples in the form that `load` returns: nested dicts; a sequence of dicts may
             also be a list of dicts. Images are arrays, tensors, or the bytes or path of a file, stored unchanged.
         features: The feature tree, built from `torch_tfrecord.tfds.features`.
@@ -74,6 +81,7 @@ def write(
         num_shards: Number of shards of every split, or split name -> number; by default chosen as in TFDS (shards of
             64 MiB to 1 GiB).
         as_numpy_layout: Image arrays are [H, W, C], as from ``load(as_numpy_layout=True)``.
+        storage_options: See `TFRecordDataset`.
 
     Returns:
         The `DatasetInfo` of the directory.
@@ -108,9 +116,8 @@ def write(
         "fileFormat": "tfrecord",
         "disableShuffling": True,  # keep the caller's order
     }
-    target = _target(directory)
-    folder, lock = claim_folder(_unfinished_names(target))
-    try:
+
+    def fill(folder: Path) -> None:
         splits = [
             _write_split(folder, name, split, samples, encoder, _shards_of(num_shards, split))
             for split, samples in samples_by_split.items()
@@ -121,6 +128,20 @@ def write(
                 texts[label_file(leaf.names)] = "\n".join(leaf.feature.names) + "\n"
         for file, text in texts.items():
             write_atomically(str(folder / file), text.encode())
+
+    path = local_path(directory)
+    if is_remote(path):
+        _write_remote(path.rstrip("/"), fill, Access(storage_options))
+        return info(path, storage_options=storage_options)
+    target = _target(path)
+    _write_local(target, fill)
+    return info(target)
+
+
+def _write_local(target: Path, fill: Callable[[Path], None]) -> None:
+    folder, lock = claim_folder(_unfinished_names(target))
+    try:
+        fill(folder)
         sync_directory(folder)
         _rename(folder, target)
     except BaseException:
@@ -128,7 +149,27 @@ def write(
         raise
     finally:
         os.close(lock)
-    return info(target)
+
+
+def _write_remote(directory: str, fill: Callable[[Path], None], access: Access) -> None:
+    """Write to a temporary folder, then upload all of it, and last the file without which nobody reads the rest."""
+    with contextlib.suppress(FileNotFoundError):
+        if listing(directory, access):
+            raise FileExistsError(errno.EEXIST, "there is something already", directory)
+    with tempfile.TemporaryDirectory(prefix="torch_tfrecord-") as temporary, contextlib.ExitStack() as opened_files:
+        folder = Path(temporary)
+        fill(folder)
+        uploads = [
+            Upload(f"{directory}/{path.name}", opened_files.enter_context(path.open("rb")), path.stat().st_size)
+            for path in sorted(folder.iterdir(), key=lambda path: (path.name == INFO_FILE, path.name))
+        ]
+        try:
+            upload(uploads[:-1], access)
+            upload(uploads[-1:], access)
+        except BaseException:
+            with contextlib.suppress(Exception):  # of an error that is being raised
+                remove([item.path for item in uploads], access)
+            raise
 
 
 def _check(what: str, value: object, pattern: re.Pattern[str]) -> None:
@@ -136,10 +177,7 @@ def _check(what: str, value: object, pattern: re.Pattern[str]) -> None:
         raise ValueError(f"{what} must be like {pattern.pattern}, got {value!r}")
 
 
-def _target(directory: str | os.PathLike[str]) -> Path:
-    path = local_path(directory)
-    if is_remote(path):
-        raise ValueError(f"datasets are written to local directories (copy them afterwards), got {path!r}")
+def _target(path: str) -> Path:
     target = Path(os.path.abspath(os.path.expanduser(path)))
     if target.is_dir() and not opened(os.listdir, target):
         return target
