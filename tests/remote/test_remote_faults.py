@@ -1,4 +1,7 @@
-"""Every fault at every request of a small epoch: the right records or an error of ours, in time, and no record twice."""
+"""Every fault at every request of a small epoch: right records or an error of ours, no hang, no record twice."""
+
+import os
+import shutil
 
 import pytest
 from range_server import Fault, range_server
@@ -19,7 +22,7 @@ pytestmark = pytest.mark.slow
 
 
 def payload(version, number):
-    return version + b" %d " % number * 300
+    return (b"%s %06d " % (version, number)) * 50
 
 
 def write(folder, version):
@@ -33,7 +36,7 @@ def write(folder, version):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Two versions of the same files, all of the same size; the second has no index that a request could find."""
+    """Two versions of the same files, all of the same size."""
     folder = tmp_path_factory.mktemp("faults")
     write(folder / "data", b"old")
     write(folder / "next", b"new")
@@ -48,10 +51,11 @@ def server(folder):
 
 @pytest.fixture(autouse=True)
 def small_times(monkeypatch):
+    monkeypatch.setattr(attempts, "MOST_ATTEMPTS", 3)
     monkeypatch.setattr(attempts, "_FIRST_WAIT", 0.005)
-    monkeypatch.setattr(obstore_store, "STALL_SECONDS", 0.25)
+    monkeypatch.setattr(obstore_store, "STALL_SECONDS", 0.15)
     monkeypatch.setattr(obstore_store, "REQUEST_SECONDS", 2)
-    monkeypatch.setattr(fsspec_store, "REQUEST_SECONDS", 0.5)
+    monkeypatch.setattr(fsspec_store, "REQUEST_SECONDS", 0.3)
     monkeypatch.setattr(stores, "_stores", None)  # clients with other times
 
 
@@ -80,22 +84,24 @@ def stream(server):
     return [*TFRecordIterableDataset(f"{server}/data/*.tfrecord")]
 
 
-def blocks(server):
-    loader = make_dataloader(f"{server}/data/*.tfrecord", BATCH, shuffle="blocks", seed=3)
-    return [record for batch in loader for record in batch]
-
-
-WAYS = [batches, one_by_one, stream, blocks]
+WAYS = [batches, one_by_one, stream]
 
 
 def outcome(way, server, faults=()):
-    """What a way in gives, or its error; and the number of requests."""
+    """What a way in gives, as version and number of each record, or its error; and what the server counted."""
+    shutil.rmtree(os.environ["XDG_CACHE_HOME"], ignore_errors=True)  # indexes that were built anew
     server.reset(faults)
     try:
-        result = way(server)
+        result = [named(record) for record in way(server)]
     except OURS as error:
         result = error
     return result, server.stats()
+
+
+def named(record):
+    version, number = record.split()[:2]
+    assert record == payload(version, int(number))
+    return version.decode(), int(number)
 
 
 def check_error(error, server):
@@ -140,7 +146,7 @@ def test_refusals_are_errors_or_not_noticed(way, kind, client, server):
     assert errors, "a file of the data was refused"
 
 
-@pytest.mark.parametrize("kind", ["500", "reset", "short", "closed"])
+@pytest.mark.parametrize("kind", ["500", "reset"])
 @pytest.mark.parametrize("way", WAYS)
 def test_what_does_not_pass_is_an_error_that_says_so(way, kind, client, server):
     """From some request on nothing is answered."""
@@ -153,14 +159,13 @@ def test_what_does_not_pass_is_an_error_that_says_so(way, kind, client, server):
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_stalls_end(way, client, server, monkeypatch):
-    monkeypatch.setattr(attempts, "MOST_ATTEMPTS", 2)
+def test_stalls_end(way, client, server):
     _, stats = outcome(way, server)
     for number in {0, 1, stats["requests"] // 2, stats["requests"] - 1}:
         result, _ = outcome(way, server, [Fault("stall", number, times=10_000)])
         assert isinstance(result, TFRecordError), f"stalled from request {number} on: {result}"
         check_error(result, server)
-        assert "(2 attempts)" in str(result)
+        assert "(3 attempts)" in str(result)
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -170,8 +175,7 @@ def test_a_file_that_changes_is_never_mixed(way, client, server, folder):
     replacement = str(folder / "next" / name)
     before, stats = outcome(way, server)
     of_file = sum(1 for method, path, *_ in server.requests() if path.endswith(name))
-    numbers = [int(record.split()[1]) for record in before]
-    after = [payload(b"new" if number >= NUM_RECORDS else b"old", number) for number in numbers]
+    after = [("new" if number >= NUM_RECORDS else "old", number) for _, number in before]
     errors = 0
     for number in range(of_file):
         result, stats = outcome(way, server, [Fault("changed", number, f"data/{name}", replacement=replacement)])
@@ -182,4 +186,4 @@ def test_a_file_that_changes_is_never_mixed(way, client, server, folder):
             check_error(result, server)
         else:
             assert result in (before, after), f"mixed, changed at request {number} of the file"
-    assert errors or client == "fsspec"
+    assert errors, "it changed where that mattered"
