@@ -1,5 +1,6 @@
-"""docs/remote.md: its Python is run as it stands, against a server that speaks S3; what it says of requests is counted."""
+"""docs/remote.md: its Python is run as it stands, by a server of moto's; what it says of requests is counted."""
 
+import logging
 import re
 from pathlib import Path
 
@@ -7,7 +8,14 @@ import pytest
 import torch
 from range_server import range_server
 
-from torch_tfrecord import FixedLenFeature, TFRecordDataset, TFRecordIterableDataset, TFRecordWriter, make_dataloader
+from torch_tfrecord import (
+    FixedLenFeature,
+    TFRecordDataset,
+    TFRecordIterableDataset,
+    TFRecordWriter,
+    build_manifest,
+    make_dataloader,
+)
 
 DOC = Path(__file__).parents[2] / "docs" / "remote.md"
 pytestmark = pytest.mark.skipif(not DOC.is_file(), reason="not beside an installed package")
@@ -31,6 +39,7 @@ def bucket(tmp_path_factory):
     folder = tmp_path_factory.mktemp("bucket") / "data"
     folder.mkdir()
     write(folder)
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)  # a line for each request
     server = ThreadedMotoServer(port=0, verbose=False)
     server.start()
     url = "http://{}:{}".format(*server.get_host_and_port())
@@ -115,16 +124,35 @@ def requests_of(server, act):
 def test_requests_to_find_and_open_files(server):
     folder = f"{server}/data"
     pattern, found = requests_of(server, lambda: TFRecordDataset(f"{folder}/train-*", FEATURES))
-    assert len(found) <= 1 + 5 * NUM_FILES
+    assert len(found) <= 2 + 5 * NUM_FILES
     assert [path for _, path in found if path.rstrip("/") == "/data"] == ["/data"], "one listing"
     spec = f"{folder}/train@{NUM_FILES}.tfrecord"
     dataset, found = requests_of(server, lambda: TFRecordDataset(spec, FEATURES))
-    assert len(found) <= 5 * NUM_FILES
+    assert len(found) <= 1 + 5 * NUM_FILES
     assert [path for _, path in found if path.rstrip("/") == "/data"] == []
     assert dataset.files == pattern.files
     assert max(size for path, size in asked_bytes(server) if path.endswith(".tfrecord")) <= 4096, (
         "both ends of the data"
     )
+
+
+def test_requests_with_a_manifest(server, tmp_path):
+    path = Path(build_manifest(str(tmp_path / "data"))).relative_to(tmp_path)
+    for paths in (f"{server}/{path}", f"{server}/data/train-*"):
+        dataset, found = requests_of(server, lambda paths=paths: TFRecordDataset(paths, FEATURES))
+        assert len(dataset) == NUM_FILES * NUM_RECORDS
+        assert [path for _, path in found if path.endswith(".tfrecord")] == [], "no look at a shard"
+        assert len(found) <= 4
+        assert [int(sample["label"]) for sample in dataset] == [*range(NUM_FILES * NUM_RECORDS)]
+
+
+def test_requests_with_a_cache(server, tmp_path):
+    cache = {"cache_dir": tmp_path / "cache", "cache_bytes": 1 << 26}
+    dataset = TFRecordDataset(f"{server}/data/train-*", FEATURES, **cache)
+    for shuffle in (True, "blocks", True):
+        batches, found = requests_of(server, lambda way=shuffle: [*make_dataloader(dataset, 8, shuffle=way)])
+        assert sum(len(batch["label"]) for batch in batches) == NUM_FILES * NUM_RECORDS
+    assert found == []
 
 
 def asked_bytes(server):
