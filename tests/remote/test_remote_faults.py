@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import tempfile
 
 import pytest
 from range_server import Fault, range_server
@@ -59,16 +60,6 @@ def small_times(monkeypatch):
     monkeypatch.setattr(stores, "_stores", None)  # clients with other times
 
 
-@pytest.fixture(params=["obstore", "fsspec"])
-def client(request, monkeypatch):
-    if request.param == "obstore":
-        pytest.importorskip("obstore")
-    else:
-        pytest.importorskip("aiohttp")
-        monkeypatch.setattr(stores, "obstore_module", lambda: None)
-    return request.param
-
-
 def batches(server):
     """Opening, and an epoch of batches at random."""
     loader = make_dataloader(f"{server}/data/*.tfrecord", BATCH, shuffle=True, seed=3)
@@ -84,7 +75,34 @@ def stream(server):
     return [*TFRecordIterableDataset(f"{server}/data/*.tfrecord")]
 
 
-WAYS = [batches, one_by_one, stream]
+def cached(server):
+    """An epoch that fills a cache, and one that it gives."""
+    with tempfile.TemporaryDirectory() as folder:
+        options = {"cache_dir": folder, "cache_bytes": 1 << 22}
+        dataset = TFRecordDataset(f"{server}/data/*.tfrecord", **options)
+        first, second = (dataset.__getitems__([*range(0, len(dataset), 2)]) for _ in range(2))
+    assert first == second
+    return first
+
+
+@pytest.fixture(
+    params=[
+        ("obstore", batches),
+        ("obstore", one_by_one),
+        ("obstore", cached),
+        ("obstore", stream),
+        ("fsspec", batches),
+        ("fsspec", stream),
+    ],
+    ids=lambda case: f"{case[0]}-{case[1].__name__}",
+)
+def way(request, monkeypatch):
+    """A way to read, by one of the clients."""
+    client, way = request.param
+    pytest.importorskip({"obstore": "obstore", "fsspec": "aiohttp"}[client])
+    if client == "fsspec":
+        monkeypatch.setattr(stores, "obstore_module", lambda: None)
+    return way
 
 
 def outcome(way, server, faults=()):
@@ -123,8 +141,7 @@ def faults_at_every_request(way, server, make):
 
 
 @pytest.mark.parametrize("kind", PASSING)
-@pytest.mark.parametrize("way", WAYS)
-def test_what_passes_is_not_noticed(way, kind, client, server):
+def test_what_passes_is_not_noticed(way, kind, server):
     retry_after = 0.01 if kind == "503" else None
     for number, result, expected in faults_at_every_request(
         way, server, lambda number: Fault(kind, number, retry_after=retry_after)
@@ -133,8 +150,7 @@ def test_what_passes_is_not_noticed(way, kind, client, server):
 
 
 @pytest.mark.parametrize("kind", ["403", "404"])
-@pytest.mark.parametrize("way", WAYS)
-def test_refusals_are_errors_or_not_noticed(way, kind, client, server):
+def test_refusals_are_errors_or_not_noticed(way, kind, server):
     errors = 0
     for number, result, expected in faults_at_every_request(way, server, lambda number: Fault(kind, number)):
         if isinstance(result, Exception):
@@ -147,8 +163,7 @@ def test_refusals_are_errors_or_not_noticed(way, kind, client, server):
 
 
 @pytest.mark.parametrize("kind", ["500", "reset"])
-@pytest.mark.parametrize("way", WAYS)
-def test_what_does_not_pass_is_an_error_that_says_so(way, kind, client, server):
+def test_what_does_not_pass_is_an_error_that_says_so(way, kind, server):
     """From some request on nothing is answered."""
     for number, result, _ in faults_at_every_request(way, server, lambda number: Fault(kind, number, times=10_000)):
         assert isinstance(result, TFRecordError), f"{kind} from request {number} on: {result}"
@@ -158,8 +173,7 @@ def test_what_does_not_pass_is_an_error_that_says_so(way, kind, client, server):
         assert (result.status == 500) == (kind == "500")
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_stalls_end(way, client, server):
+def test_stalls_end(way, server):
     _, stats = outcome(way, server)
     for number in {0, 1, stats["requests"] // 2, stats["requests"] - 1}:
         result, _ = outcome(way, server, [Fault("stall", number, times=10_000)])
@@ -168,8 +182,7 @@ def test_stalls_end(way, client, server):
         assert "(3 attempts)" in str(result)
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_a_file_that_changes_is_never_mixed(way, client, server, folder):
+def test_a_file_that_changes_is_never_mixed(way, server, folder):
     """From some request on the second file is another, of the same size: one version, or an error."""
     name = f"train-00001-of-{NUM_FILES:05d}.tfrecord"
     replacement = str(folder / "next" / name)
