@@ -14,7 +14,7 @@ pytest.importorskip("aiohttp")
 @pytest.fixture
 def server(tmp_path, monkeypatch):
     monkeypatch.setattr(stores, "obstore_module", lambda: None)
-    monkeypatch.setattr(stores, "_stores", None)
+    monkeypatch.setattr(stores, "_stores", {})
     monkeypatch.setattr(attempts, "_FIRST_WAIT", 0.001)
     write(tmp_path, b"old")
     with range_server(tmp_path) as url:

@@ -57,7 +57,7 @@ def small_times(monkeypatch):
     monkeypatch.setattr(obstore_store, "STALL_SECONDS", 0.15)
     monkeypatch.setattr(obstore_store, "REQUEST_SECONDS", 2)
     monkeypatch.setattr(fsspec_store, "REQUEST_SECONDS", 0.3)
-    monkeypatch.setattr(stores, "_stores", None)  # clients with other times
+    monkeypatch.setattr(stores, "_stores", {})  # clients with other times
 
 
 def batches(server):
