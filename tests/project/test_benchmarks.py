@@ -308,3 +308,20 @@ class TestWays:
         results = json.loads((FOLDER / "results.json").read_text())
         assert f"<!-- ways -->\n{ways.way_table(results)}\n<!-- /ways -->" in page
         assert "missed" not in page
+
+
+@pytest.mark.slow
+def test_reading_from_a_bucket(tmp_path):
+    command = [sys.executable, FOLDER / "remote.py", "--fraction", "0.01", "--rounds", "1", "--data", "photos"]
+    command += ["--sides", "torch,bare", "--directory", tmp_path]
+    done = subprocess.run([*command, "--json"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    sides = json.loads(done.stdout)["photos"]
+    assert [*sides["torch_tfrecord"]] == ["open", "batch", "epoch", "blocks", "stream"]
+    assert [*sides["bare client, 64"]] == ["open", "batch", "epoch", "stream"]
+    size = 8 * 16 * 100_000
+    for name in ("epoch", "blocks", "stream"):
+        (round_,) = sides["torch_tfrecord"][name]["rounds"]
+        assert round_["whole"]
+        assert round_["bytes"] == size <= round_["bytes_sent"]
+    assert sides["bare client, 64"]["epoch"]["requests"] == 8 * 16
