@@ -8,6 +8,7 @@ from .errors import (
     IndexMismatchError,
     LimitExceededError,
     ParseError,
+    RemoteError,
     TFRecordError,
 )
 from .features.feature import SequenceFeatures
@@ -65,6 +66,7 @@ __all__ = [
     "RecordBatchSampler",
     "RecordIndex",
     "RecordSampler",
+    "RemoteError",
     "ResizedCenterCrop",
     "SequenceFeatures",
     "SerializedTensor",
