@@ -20,6 +20,7 @@ ORDER = [
     "samples",
     "native",
     "process_cache",
+    "user_cache",
     "progress",
     "shared_memory",
     "batch_memory",

@@ -24,6 +24,7 @@ from torch_tfrecord.records.index import RecordIndex, index_source, load_fresh
 from torch_tfrecord.records.sidecar_file import check_replaceable, is_own
 from torch_tfrecord.records.storage import FileSource, is_remote, open_file
 from torch_tfrecord.shown import printable
+from torch_tfrecord.user_cache import cache_dir
 
 __all__ = [
     "SIDECAR_FOLDER",
@@ -322,9 +323,3 @@ def _reason(error: OSError) -> str:
     if isinstance(error, FileExistsError):
         return f"a file that is no index lies where its index would ({error.filename})"
     return "the folder cannot be written"
-
-
-def cache_dir() -> str:
-    """The folder of the user's cache that indexes go to where the data's own cannot be written."""
-    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    return os.path.join(base, "torch_tfrecord")
