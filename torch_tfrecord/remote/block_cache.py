@@ -12,6 +12,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from torch_tfrecord.arguments import at_least
@@ -21,7 +22,7 @@ from torch_tfrecord.remote.block_table import BlockTable, digest
 from torch_tfrecord.remote.cached_read import CachedFile, CachedRead, Fetch, Range
 from torch_tfrecord.shown import printable
 
-__all__ = ["BlockCache", "CacheInfo", "CachedFile", "Range", "cache_info", "clear_cache"]
+__all__ = ["BlockCache", "CacheInfo", "CachedFile", "Range", "Reading", "cache_info", "clear_cache"]
 
 _TOUCH_SECONDS = 30.0
 _ASIDE_SECONDS = 60.0
@@ -66,20 +67,23 @@ class BlockCache:
         Args:
             ranges: Of any files; together, so that what is missing is fetched together.
             fetch: Gives the bytes of ranges of the remote files: called once with all that is missing, or not at all.
-                What will be kept is asked for with the sectors around it, everything else exactly.
         """
+        reading = self.start(ranges)
+        return reading.finish(fetch(reading.missing) if reading.missing else ())
+
+    def start(self, ranges: Sequence[Range]) -> Reading:
+        """As `read`, for whoever fetches what is missing while other things are done."""
         table = self._table()
         if table is None:
-            return list(fetch(ranges))
-        state = self._state
-        may_write = self._may_write(table)
-        read = CachedRead(table, ranges)
+            return Reading(ranges, None, self._finished)
+        read, may_write = CachedRead(table, ranges), self._may_write(table)
         if may_write:
             with self._standing_aside():
                 read.claim()
-        missing = read.missing()
-        fetched = fetch(missing) if missing else ()
-        read.take(missing, fetched)
+        return Reading(read.missing(), read, partial(self._finished, may_write=may_write))
+
+    def _finished(self, read: CachedRead, may_write: bool = False) -> None:
+        state = self._state
         with state.lock:
             state.hit_bytes += read.hit_bytes
             state.fetched_bytes += read.fetched_bytes
@@ -87,15 +91,15 @@ class BlockCache:
         with self._standing_aside():
             if may_write:
                 read.keep()
-            self._touch(table)
-        return read.results()
+            self._touch(read.table)
 
-    def forget(self, ranges: Sequence[Range]) -> None:
-        """Drop what is kept of some ranges, whose bytes are not what they should be: they are fetched again."""
+    def forget(self, ranges: Sequence[Range]) -> bool:
+        """Drop what is kept of some ranges, whose bytes are not what they should be; whether any of it was."""
         table = self._table()
         if table is not None:
             with self._standing_aside():
-                CachedRead(table, ranges).forget()
+                return CachedRead(table, ranges).forget()
+        return False
 
     def _table(self) -> BlockTable | None:
         """The open folder; None where it cannot be used."""
@@ -128,8 +132,10 @@ class BlockCache:
         return _StandingAside(self._stand_aside)
 
     def _stand_aside(self, error: OSError) -> None:
+        if isinstance(error, FileNotFoundError):  # it was cleared meanwhile
+            return
         self._state.aside_until = time.monotonic() + _ASIDE_SECONDS
-        if not isinstance(error, (BlockingIOError, FileNotFoundError)):  # a busy folder, or one that was cleared
+        if not isinstance(error, BlockingIOError):  # others hold it for long
             self._warn(error.strerror or type(error).__name__)
 
     def _warn(self, reason: str) -> None:
@@ -158,6 +164,30 @@ class BlockCache:
     def __setstate__(self, state: dict[str, object]) -> None:
         self.__dict__.update(state)
         self._state = _State()
+
+
+class Reading:
+    """A read that was begun.
+
+    Args:
+        missing: What must be fetched. What will be kept stands there with the sectors around it, all else exactly.
+        read: What is there; None where there is no cache.
+        finished: Keeps what was fetched.
+    """
+
+    def __init__(
+        self, missing: Sequence[Range], read: CachedRead | None, finished: Callable[[CachedRead], None]
+    ) -> None:
+        self.missing = missing
+        self._read, self._finished = read, finished
+
+    def finish(self, fetched: Sequence[bytes | memoryview]) -> list[bytes | memoryview]:
+        """The bytes of each range that is read, from those of what was missing."""
+        if self._read is None:
+            return list(fetched)
+        self._read.take(self.missing, fetched)
+        self._finished(self._read)
+        return self._read.results()
 
 
 class _StandingAside:

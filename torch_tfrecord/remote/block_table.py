@@ -112,10 +112,12 @@ class BlockTable:
             held |= 1 << sector
         self._write(entry._replace(held=held, checksums=tuple(checksums)))
 
-    def drop(self, entry: Entry, sectors: Iterable[int]) -> None:
-        """Sectors are gone."""
-        gone = sum(1 << sector for sector in set(sectors))
-        self._write(entry._replace(held=entry.held & ~gone))
+    def drop(self, entry: Entry, sectors: Iterable[int]) -> bool:
+        """Sectors are gone; whether any was there."""
+        gone = entry.held & sum(1 << sector for sector in set(sectors))
+        if gone:
+            self._write(entry._replace(held=entry.held & ~gone))
+        return gone != 0
 
     def entries(self) -> Iterator[Entry]:
         """All that hold something."""

@@ -21,19 +21,18 @@ class CachedFile:
         path: Any text that tells files apart; it should hold no credentials, which change while the file does not.
         version: What changes with the content: an ETag, a version, a time.
         size: Bytes.
+
+    Attributes:
+        identity: Equal for equal content.
     """
 
-    __slots__ = ("path", "path_digest", "size", "version_digest")
+    __slots__ = ("identity", "path", "path_digest", "size", "version_digest")
 
     def __init__(self, path: str, version: str, size: int) -> None:
         self.path, self.size = path, size
         self.path_digest = digest(path)
         self.version_digest = digest(f"{size} {version}")
-
-    @property
-    def identity(self) -> bytes:
-        """Equal for equal content."""
-        return self.path_digest + self.version_digest
+        self.identity = self.path_digest + self.version_digest
 
 
 class Range(NamedTuple):
@@ -82,13 +81,14 @@ class CachedRead:
         ranges: What is wanted.
 
     Attributes:
+        table: Of the cache's file.
         hit_bytes: That came from the cache.
         fetched_bytes: That were fetched.
         groups: Whose blocks were used.
     """
 
     def __init__(self, table: BlockTable, ranges: Sequence[Range]) -> None:
-        self._table = table
+        self.table = table
         self._slot_bytes = table.file.geometry.slot_bytes
         self._sector_bytes = table.file.geometry.sector_bytes
         self._spans = [[*self._blocks(wanted)] for wanted in ranges]
@@ -102,12 +102,12 @@ class CachedRead:
     def claim(self) -> None:
         """Make room for the blocks that are not there, as far as there is any."""
         absent = [block for block in self._wanted.values() if self._entries[block.name] is None]
-        absent = [block for block in absent if self._table.may_claim(block.key)]
+        absent = [block for block in absent if self.table.may_claim(block.key)]
         if absent:
             current = {block.file.path_digest: block.file.version_digest for block in self._wanted.values()}
-            with self._table.file.locked():
+            with self.table.file.locked():
                 for block in absent:
-                    self._entries[block.name] = self._table.claim(block.key, block.file.path_digest, current)
+                    self._entries[block.name] = self.table.claim(block.key, block.file.path_digest, current)
 
     def missing(self) -> list[Range]:
         """What must be fetched, joined where it touches."""
@@ -132,20 +132,22 @@ class CachedRead:
         """Write to the disk what was fetched of blocks that have room."""
         pieces = [piece for pairs in self._fetched.values() for pair in pairs for piece in self._to_keep(*pair)]
         if pieces:
-            with self._table.file.locked():
+            with self.table.file.locked():
                 for block, first, data, checksums in pieces:
-                    entry = block.entry(self._table)
+                    entry = block.entry(self.table)
                     if entry is not None:  # else others needed the room
-                        self._table.file.write(data, self._table.data_at(entry.slot) + first * self._sector_bytes)
-                        self._table.add(entry, checksums)
+                        self.table.file.write(data, self.table.data_at(entry.slot) + first * self._sector_bytes)
+                        self.table.add(entry, checksums)
 
-    def forget(self) -> None:
-        """Drop what is kept of the ranges."""
-        with self._table.file.locked():
+    def forget(self) -> bool:
+        """Drop what is kept of the ranges; whether any of it was."""
+        found = False
+        with self.table.file.locked():
             for block, begin, end in (span for spans in self._spans for span in spans):
-                entry = block.entry(self._table)
+                entry = block.entry(self.table)
                 if entry is not None:
-                    self._table.drop(entry, self._sectors(block, begin, end))
+                    found |= self.table.drop(entry, self._sectors(block, begin, end))
+        return found
 
     def results(self) -> list[bytes | memoryview]:
         """The bytes of each range."""
@@ -185,7 +187,7 @@ class CachedRead:
         """The bytes of some sectors in a row; None where one is damaged, or has given way to another block's."""
         size = self._sector_bytes
         begin, end = sectors[0] * size, min((sectors[-1] + 1) * size, block.end - block.begin)
-        data = self._table.file.read(end - begin, self._table.data_at(entry.slot) + begin)
+        data = self.table.file.read(end - begin, self.table.data_at(entry.slot) + begin)
         if len(data) < end - begin:
             return None
         if len(sectors) == 1:
