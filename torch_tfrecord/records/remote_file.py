@@ -13,8 +13,10 @@ import numpy.typing as npt
 from torch_tfrecord.records.checksum import crc32c
 from torch_tfrecord.records.file_source import FINGERPRINT_BYTES, FileSource
 from torch_tfrecord.remote.access import DEFAULT_ACCESS, Access
+from torch_tfrecord.remote.cached_ranges import fetch, forget, read_into
 from torch_tfrecord.remote.store import RemoteInfo
-from torch_tfrecord.remote.transfers import FileRange, RemotePart, fetch, infos, read_into
+from torch_tfrecord.remote.transfers import FileRange, RemotePart, infos
+from torch_tfrecord.remote.transfers import fetch as fetch_directly
 
 __all__ = ["RemoteFile", "read_remote_ranges"]
 
@@ -48,6 +50,8 @@ class RemoteFile(FileSource):
         self.size = self.file_size = info.size
         self.mtime_ns, self.etag = info.mtime_ns, info.etag
         self.part = RemotePart(path, info.size, info.etag, info.mtime_ns)
+        if access.cache is not None:
+            self.max_gap_bytes = 0  # what lies between two pieces may be there already
 
     def read(self, num_bytes: int, offset: int) -> bytes:
         """Up to `num_bytes` from `offset`; fewer only at the end of the file."""
@@ -61,11 +65,17 @@ class RemoteFile(FileSource):
         """Read several ranges at once, each to its place in a writable buffer; see `FileSource`."""
         read_remote_ranges([self] * len(begins), begins, sizes, buffer, starts)
 
+    def forget(self, begin: int, end: int) -> bool:
+        """Drop what the cache holds of a range whose records are damaged; see `FileSource`."""
+        return forget([FileRange(self.part, max(begin, 0), min(end, self.file_size))], self.access)
+
     def fingerprint(self) -> int:
         """See `file_source.fingerprint`; both parts are read at once."""
         size, most = self.file_size, FINGERPRINT_BYTES
         ranges = [FileRange(self.part, 0, min(most, size)), FileRange(self.part, max(size - most, 0), size)]
-        first, last = fetch(ranges, self.access) if size else (b"", b"")
+        first, last = (
+            fetch_directly(ranges, self.access) if size else (b"", b"")
+        )  # it tells what the cache may not know
         return int(crc32c(last, crc32c(first)))
 
 
