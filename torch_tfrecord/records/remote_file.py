@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from torch_tfrecord.records.checksum import crc32c
 from torch_tfrecord.records.file_source import FINGERPRINT_BYTES, FileSource
+from torch_tfrecord.records.read_plan import ReadPlan
 from torch_tfrecord.remote.access import DEFAULT_ACCESS, Access
 from torch_tfrecord.remote.cached_ranges import fetch, forget, read_into
 from torch_tfrecord.remote.store import RemoteInfo
@@ -63,7 +64,9 @@ class RemoteFile(FileSource):
 
     def read_ranges(self, begins: _Integers, sizes: _Integers, buffer: memoryview, starts: _Integers) -> None:
         """Read several ranges at once, each to its place in a writable buffer; see `FileSource`."""
-        read_remote_ranges([self] * len(begins), begins, sizes, buffer, starts)
+        ends = (begins + sizes).tolist()
+        ranges = [FileRange(self.part, begin, end) for begin, end in zip(begins.tolist(), ends, strict=True)]
+        read_into(ranges, starts.tolist(), buffer, self.access)
 
     def forget(self, begin: int, end: int) -> bool:
         """Drop what the cache holds of a range whose records are damaged; see `FileSource`."""
@@ -79,15 +82,18 @@ class RemoteFile(FileSource):
         return int(crc32c(last, crc32c(first)))
 
 
-def read_remote_ranges(
-    files: Sequence[RemoteFile], begins: _Integers, sizes: _Integers, buffer: memoryview, starts: _Integers
-) -> None:
-    """Read ranges of any remote files at once, which lie within them; see `FileSource.read_ranges`.
+def read_remote_ranges(parts: Sequence[tuple[RemoteFile, slice]], plan: ReadPlan, buffer: memoryview) -> None:
+    """Read ranges of several remote files at once.
 
     Args:
-        files: Of each range; all with one access.
+        parts: Each file, all with one access, and which ranges of the plan are its own.
+        plan: The ranges, which lie within the files.
+        buffer: Of bytes, writable: the plan's.
     """
-    ends = (begins + sizes).tolist()
-    ranges = [FileRange(file.part, *pair) for file, *pair in zip(files, begins.tolist(), ends, strict=True)]
+    ranges, starts = [], []
+    for file, part in parts:
+        begins, sizes = plan.begins[part].tolist(), plan.sizes[part].tolist()
+        ranges += [FileRange(file.part, begin, begin + size) for begin, size in zip(begins, sizes, strict=True)]
+        starts += plan.starts[part].tolist()
     if ranges:
-        read_into(ranges, starts.tolist(), buffer, files[0].access)
+        read_into(ranges, starts, buffer, parts[0][0].access)

@@ -27,6 +27,8 @@ import numpy.typing as npt
 from torch_tfrecord.errors import IndexMismatchError
 from torch_tfrecord.records.checksum import crc32c
 from torch_tfrecord.records.storage import FileSource, open_file
+from torch_tfrecord.remote.access import DEFAULT_ACCESS, Access
+from torch_tfrecord.remote.store import RemoteInfo
 
 __all__ = ["Sidecar", "SidecarFormat", "check_replaceable", "is_own", "pack", "read_sidecar", "stored_number"]
 
@@ -94,7 +96,13 @@ def pack(kind: SidecarFormat, metadata: Mapping[str, str], arrays: Mapping[str, 
 
 
 def read_sidecar(
-    path: str, kind: SidecarFormat, most_bytes: Callable[[Mapping[str, str]], int], owner: str = "the data file"
+    path: str,
+    kind: SidecarFormat,
+    most_bytes: Callable[[Mapping[str, str]], int],
+    owner: str = "the data file",
+    *,
+    access: Access = DEFAULT_ACCESS,
+    info: RemoteInfo | None = None,
 ) -> Sidecar:
     """Read what `pack` wrote, and check all that can be told without the data.
 
@@ -104,12 +112,14 @@ def read_sidecar(
         most_bytes: From the metadata to the most bytes that all arrays may have together, by the size of the data:
             a file may claim gigabytes that it does not hold on the disk. May raise IndexMismatchError.
         owner: Whose size that is, for errors.
+        access: How a remote file is reached.
+        info: What its storage says of it, where that is known already.
 
     Raises:
         IndexMismatchError: damaged, of another format or version, or larger than an honest one.
         OSError: the file cannot be opened or read.
     """
-    source = open_file(path)  # refuses directories and pipes
+    source = open_file(path, access, info)  # refuses directories and pipes
     try:
         return _read(source, kind, most_bytes, owner)
     except (ValueError, RecursionError, MemoryError) as error:

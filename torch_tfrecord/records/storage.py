@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, BinaryIO
 
 from torch_tfrecord.errors import CorruptRecordError
@@ -22,6 +22,7 @@ from torch_tfrecord.records.framing import OVERHEAD_BYTES
 from torch_tfrecord.records.remote_file import RemoteFile
 from torch_tfrecord.remote.access import DEFAULT_ACCESS, Access
 from torch_tfrecord.remote.fsspec_store import fsspec_filesystem
+from torch_tfrecord.remote.store import RemoteInfo
 from torch_tfrecord.remote.transfers import infos
 
 if TYPE_CHECKING:
@@ -187,15 +188,20 @@ def filesystem(path: str, access: Access = DEFAULT_ACCESS) -> tuple[AbstractFile
     return fsspec_filesystem(path, access)
 
 
-def open_file(path: str, access: Access = DEFAULT_ACCESS) -> FileSource:
-    """Open a local or remote file for reading ranges of it."""
-    return RemoteFile(path, access) if is_remote(path) else LocalFile(path)
+def open_file(path: str, access: Access = DEFAULT_ACCESS, info: RemoteInfo | None = None) -> FileSource:
+    """Open a local or remote file for reading ranges of it; `info` is what its storage says, where that is known."""
+    return RemoteFile(path, access, info) if is_remote(path) else LocalFile(path)
 
 
-def open_files(paths: Sequence[str], access: Access = DEFAULT_ACCESS) -> list[FileSource]:
-    """Open several files; storages are asked for all of theirs at once."""
+def open_files(
+    paths: Sequence[str], access: Access = DEFAULT_ACCESS, known: Mapping[str, RemoteInfo] | None = None
+) -> list[FileSource]:
+    """Open several files; storages are asked at once for all of theirs that are not known."""
     remote = [path for path in paths if is_remote(path)]
-    found = dict(zip(remote, infos(remote, access), strict=True)) if remote else {}
+    found = {path: known[path] for path in remote if path in known} if known else {}
+    asked = [path for path in remote if path not in found]
+    if asked:
+        found.update(zip(asked, infos(asked, access), strict=True))
     return [RemoteFile(path, access, found[path]) if path in found else LocalFile(path) for path in paths]
 
 

@@ -43,7 +43,11 @@ class Transfer:
     """Several requests, and what has come of them. Dropped or cancelled, it begins none of them any more."""
 
     def __init__(self, jobs: Sequence[Job], access: Access) -> None:
-        self._state = _State(jobs, access)
+        self._jobs, self._access = jobs, access
+        self._begin()
+
+    def _begin(self) -> None:
+        self._state, self._pid = _State(self._jobs, self._access), os.getpid()
         _engine().add(self._state)
 
     def arrived(self) -> Iterator[tuple[int, Any]]:
@@ -52,6 +56,8 @@ class Transfer:
         Raises:
             The error of the job that failed first.
         """
+        if self._pid != os.getpid():  # what was under way is so in the process that forked
+            self._begin()
         state = self._state
         try:
             while state.num_left:
@@ -67,10 +73,15 @@ class Transfer:
 
     def answers(self) -> list[Any]:
         """All answers, in the order of the jobs."""
-        found: list[Any] = [None] * len(self._state.jobs)
+        found: list[Any] = [None] * len(self._jobs)
         for number, answer in self.arrived():
             found[number] = answer
         return found
+
+    @property
+    def is_good(self) -> bool:
+        """Whether all answers are there."""
+        return not self._state.num_open and self._state.error is None
 
     def cancel(self) -> None:
         """Nobody wants the rest."""

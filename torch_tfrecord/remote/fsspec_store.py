@@ -38,12 +38,13 @@ class FsspecStore:
         access: For errors.
     """
 
+    checks_etag = False
+
     def __init__(self, filesystem: AbstractFileSystem, access: Access) -> None:
         self._filesystem, self._access = filesystem, access
         protocol = filesystem.protocol
         names = {protocol} if isinstance(protocol, str) else set(protocol)
         is_safe = filesystem.async_impl or bool(names & _SAFE_FROM_THREADS)
-        self.most_at_once = None if is_safe else 1
         self._turn = None if is_safe else threading.Lock()
 
     def path_of(self, name: str) -> str:

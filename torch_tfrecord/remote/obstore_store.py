@@ -34,7 +34,7 @@ class ObstoreStore:
         access: For errors.
     """
 
-    most_at_once: int | None = None
+    checks_etag = True
 
     def __init__(self, module: Any, root: str, config: ObstoreConfig, access: Access) -> None:
         self._module, self._root, self._access = module, root, access

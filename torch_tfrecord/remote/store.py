@@ -49,10 +49,10 @@ class Store(Protocol):
     All methods raise FileNotFoundError, PermissionError and `StoreError`; none asks again.
 
     Attributes:
-        most_at_once: How many requests it may have in flight; None for no limit of its own.
+        checks_etag: Whether `read_range` tells that a file has changed.
     """
 
-    most_at_once: int | None
+    checks_etag: bool
 
     def path_of(self, name: str) -> str:
         """The whole path of a name, with its scheme."""

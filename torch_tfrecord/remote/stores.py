@@ -19,7 +19,7 @@ from torch_tfrecord.remote.obstore_options import obstore_config
 from torch_tfrecord.remote.obstore_store import ObstoreStore
 from torch_tfrecord.remote.store import RemoteInfo, Store, StoreError
 
-__all__ = ["RemoteInfo", "Store", "StoreError", "store_of"]
+__all__ = ["RemoteInfo", "Store", "StoreError", "fsspec_store_of", "store_of"]
 
 _HTTP = ("http", "https")
 _OF_HTTP = "/%;=@:+$,!~*'()&"  # what stands in the path of an address as it is
@@ -52,11 +52,14 @@ def store_of(path: str, access: Access = DEFAULT_ACCESS) -> tuple[Store, str]:
         store = _kept((scheme, place, access), lambda: _obstore_store(scheme, place, access))
         if store is not None:
             return store, name
+    return fsspec_store_of(path, access)
+
+
+def fsspec_store_of(path: str, access: Access) -> tuple[Store, str]:
+    """`store_of` by fsspec, whatever else there is."""
     filesystem, name = fsspec_filesystem(path, access)
     store = _kept((filesystem, access), lambda: FsspecStore(filesystem, access))
-    if store is None:
-        raise ValueError(f"no storage of {scheme}")
-    return store, name
+    return store or FsspecStore(filesystem, access), name
 
 
 def _parts(path: str) -> tuple[str, str, str | None]:

@@ -10,8 +10,9 @@ from typing import NamedTuple
 from torch_tfrecord.remote.access import Access
 from torch_tfrecord.remote.engine import Job, Transfer
 from torch_tfrecord.remote.store import RemoteInfo, Store, StoreError
+from torch_tfrecord.remote.stores import fsspec_store_of
 
-__all__ = ["FileRange", "RemotePart", "fetch", "infos", "listing", "read_into", "start"]
+__all__ = ["FileRange", "RemotePart", "fetch", "infos", "infos_if_there", "listing", "read_into", "start", "start_info"]
 
 _LARGEST_PIECE = 8 << 20
 _SMALLEST_PIECE = 1 << 20  # takes as long as the answer's first byte, at the speed of one connection of a storage
@@ -79,10 +80,22 @@ def infos(paths: Sequence[str], access: Access) -> list[RemoteInfo]:
     return Transfer([Job(path, "its size", 0, _info) for path in paths], access).answers()
 
 
+def infos_if_there(paths: Sequence[str], access: Access) -> list[RemoteInfo | None]:
+    """As `infos`; None for a file that is not there."""
+    return Transfer([Job(path, "its size", 0, _info_if_there) for path in paths], access).answers()
+
+
+def start_info(path: str, access: Access) -> Transfer:
+    """Begin to ask what a storage says of a file."""
+    return Transfer([Job(path, "its size", 0, _info)], access)
+
+
 def listing(folder: str, access: Access, *, recursive: bool = False) -> list[tuple[str, RemoteInfo]]:
-    """What lies in a folder, or all files below it: whole paths; one request after the other, of a thousand names."""
+    """What lies in a folder, or all files below it: whole paths, whose names come a thousand by a request."""
 
     def call(store: Store, name: str) -> list[tuple[str, RemoteInfo]]:
+        if folder.startswith("http"):  # whose lists of links fsspec knows to read
+            store, name = fsspec_store_of(folder, access)
         return [(store.path_of(entry), info) for entry, info in store.listing(name, recursive)]
 
     (found,) = Transfer([Job(folder, "its listing", 0, call)], access).answers()
@@ -91,6 +104,13 @@ def listing(folder: str, access: Access, *, recursive: bool = False) -> list[tup
 
 def _info(store: Store, name: str) -> RemoteInfo:
     return store.info(name)
+
+
+def _info_if_there(store: Store, name: str) -> RemoteInfo | None:
+    try:
+        return store.info(name)
+    except FileNotFoundError:
+        return None
 
 
 def _job(file: RemotePart, begin: int, end: int) -> Job:
