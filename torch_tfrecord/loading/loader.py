@@ -64,6 +64,8 @@ def make_dataloader(
     index_dir: str | os.PathLike[str] | None = None,
     max_batch_bytes: int = MAX_BATCH_BYTES,
     storage_options: Mapping[str, Any] | None = None,
+    cache_dir: str | os.PathLike[str] | None = None,
+    cache_bytes: int | None = None,
     **dataloader_kwargs: Any,
 ) -> RecordLoader:
     """Make the DataLoader that most trainings want, as TensorFlow's ``make_batched_features_dataset`` does.
@@ -107,8 +109,8 @@ def make_dataloader(
             threads is under way. 0 for none; None chooses by the number of processors. Compressed files have one.
         rank, world_size: Both or none; None means torch.distributed's where it is initialised, else torchrun's
             environment, else 0 of 1.
-        compression_type, verify_crc, index, index_dir, max_batch_bytes, storage_options: As for `TFRecordDataset`. Not
-            with a dataset.
+        compression_type, verify_crc, index, index_dir, max_batch_bytes, storage_options, cache_dir, cache_bytes: As for
+            `TFRecordDataset`. Not with a dataset.
         **dataloader_kwargs: For `DataLoader`: pin_memory, persistent_workers, prefetch_factor, ...; `collate_fn` is
             `collate` unless given.
 
@@ -143,6 +145,8 @@ def make_dataloader(
         "index_dir": index_dir,
         "max_batch_bytes": max_batch_bytes,
         "storage_options": storage_options,
+        "cache_dir": cache_dir,
+        "cache_bytes": cache_bytes,
     }
     if _is_paths(paths):
         _check_label(label_key, features)

@@ -74,6 +74,10 @@ class TFRecordDataset(Dataset[Any]):
         storage_options: Keys, tokens, addresses of the storage of remote paths, as fsspec, pandas and datasets call
             them: ``{"key": ..., "secret": ...}``, ``{"anon": True}``, ``{"endpoint_url": ...}``; None for those of the
             environment. They stand in no `repr`, error or index.
+        cache_dir: A folder on a local disk in which data of remote files is kept, so that it is fetched once, by all
+            workers and ranks of the host; None for no cache. Local files are read as they are.
+        cache_bytes: The most bytes that the folder may take; None for what it was made with, or for a new one a tenth
+            of the disk's free space. Without `cache_dir`: of a folder in the user's cache.
 
     Attributes:
         files: The files, sorted.
@@ -102,16 +106,19 @@ class TFRecordDataset(Dataset[Any]):
         index_dir: str | os.PathLike[str] | None = None,
         max_batch_bytes: int = MAX_BATCH_BYTES,
         storage_options: Mapping[str, Any] | None = None,
+        cache_dir: str | os.PathLike[str] | None = None,
+        cache_bytes: int | None = None,
     ) -> None:
         check_callable("transform", transform)
         compression = check_compression_type(compression_type)
         check_max_batch_bytes(max_batch_bytes)
         parser = None if features is None else BatchParser(features, max_batch_bytes=max_batch_bytes)
-        access = Access(storage_options)
+        access = Access(storage_options, cache_dir, cache_bytes)
+        files, infos = found_files(paths, access.without_cache())
+        access = access.for_files(files)
         keeper = IndexKeeper(
             index, index_dir=index_dir, verify_crc=verify_crc, compression_type=compression, access=access
         )
-        files, infos = found_files(paths, access)
         self._set_up(files, keeper.each(files, infos), None, parser, transform, verify_crc, access)
 
     @classmethod

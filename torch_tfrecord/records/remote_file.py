@@ -76,9 +76,8 @@ class RemoteFile(FileSource):
         """See `file_source.fingerprint`; both parts are read at once."""
         size, most = self.file_size, FINGERPRINT_BYTES
         ranges = [FileRange(self.part, 0, min(most, size)), FileRange(self.part, max(size - most, 0), size)]
-        first, last = (
-            fetch_directly(ranges, self.access) if size else (b"", b"")
-        )  # it tells what the cache may not know
+        # Not out of the cache: it tells changes that a storage's time may hide.
+        first, last = fetch_directly(ranges, self.access) if size else (b"", b"")
         return int(crc32c(last, crc32c(first)))
 
 

@@ -119,7 +119,7 @@ def read_sidecar(
         IndexMismatchError: damaged, of another format or version, or larger than an honest one.
         OSError: the file cannot be opened or read.
     """
-    source = open_file(path, access, info)  # refuses directories and pipes
+    source = open_file(path, access.without_cache(), info)  # refuses directories and pipes
     try:
         return _read(source, kind, most_bytes, owner)
     except (ValueError, RecursionError, MemoryError) as error:
