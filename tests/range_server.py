@@ -12,6 +12,7 @@ is a bucket to read from, whatever the credentials.
 import contextlib
 import dataclasses
 import email.utils
+import functools
 import html
 import http.client
 import json
@@ -133,7 +134,7 @@ class _State:
     """What all connections share: the options, the counts, the faults that are still to come."""
 
     def __init__(self, folder: str, options: dict[str, object]) -> None:
-        self.folder = Path(folder)
+        self.folder = folder
         self.lock = threading.Lock()
         self.options = options
         self.start_counting()
@@ -271,23 +272,24 @@ class _Connection:
             self.send(405, {"Allow": "GET, HEAD"}, b"")
             return
         place = self.place(path)
-        if place is None or (place.is_dir() and not self.state.options["listing"]):
+        is_folder = place is not None and os.path.isdir(place)
+        if place is None or (is_folder and not self.state.options["listing"]):
             self.send(404, {}, b"" if method == "HEAD" else b"not found", head_only=method == "HEAD")
-        elif place.is_dir() and query.get("list-type") == "2":
-            self.send(200, {"Content-Type": "application/xml"}, _objects(place, query))
-        elif place.is_dir():
-            self.send(200, {"Content-Type": "text/html"}, _links(place, path), head_only=method == "HEAD")
+        elif is_folder and query.get("list-type") == "2":
+            self.send(200, {"Content-Type": "application/xml"}, _objects(Path(place), query))
+        elif is_folder:
+            self.send(200, {"Content-Type": "text/html"}, _links(Path(place), path), head_only=method == "HEAD")
         else:
             self.send_file(method, path, place, headers, kind)
 
-    def place(self, path: str) -> Path | None:
+    def place(self, path: str) -> str | None:
         """The file or folder of a path; None where there is none, or it would lie outside."""
         _, replacement = self.state.replaced.get(path, (0, None))
-        place = Path(replacement) if replacement else self.state.folder / path
-        outside = ".." in Path(path).parts
-        return place if not outside and place.exists() else None
+        place = replacement or os.path.join(self.state.folder, path)
+        outside = ".." in path.split("/")
+        return place if not outside and os.path.exists(place) else None
 
-    def send_file(self, method: str, path: str, place: Path, headers: dict[str, str], kind: str) -> None:
+    def send_file(self, method: str, path: str, place: str, headers: dict[str, str], kind: str) -> None:
         with open(place, "rb", buffering=0) as file:
             stat = os.fstat(file.fileno())
             version = self.state.replaced.get(path, ("",))[0]
@@ -296,7 +298,7 @@ class _Connection:
                 "Accept-Ranges": "bytes",
                 "Content-Type": "application/octet-stream",
                 "ETag": etag,
-                "Last-Modified": email.utils.formatdate(stat.st_mtime, usegmt=True),
+                "Last-Modified": _http_date(int(stat.st_mtime)),
             }
             if headers.get("if-match", "*") not in ("*", etag):
                 self.send(412, common, b"")
@@ -391,6 +393,11 @@ def _objects(bucket: Path, query: dict[str, str]) -> bytes:
             lines += ["<StorageClass>STANDARD</StorageClass></Contents>"]
     lines += [f"<CommonPrefixes><Prefix>{html.escape(folder)}</Prefix></CommonPrefixes>" for folder in sorted(folders)]
     return "\n".join([*lines, f"<KeyCount>{len(names)}</KeyCount></ListBucketResult>"]).encode()
+
+
+@functools.cache
+def _http_date(seconds: int) -> str:
+    return email.utils.formatdate(seconds, usegmt=True)
 
 
 def _etag(stat: os.stat_result) -> str:

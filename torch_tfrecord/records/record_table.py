@@ -77,6 +77,18 @@ class RecordTable:
         number = position - (ends[file - 1] if file else 0)
         return file, number, offset, entry(position + file + 1) - offset - OVERHEAD_BYTES
 
+    def block_extent(self, file: int, offset: int, block_bytes: int) -> tuple[int, int]:
+        """Where the first of the records begins that begin in the same `block_bytes` bytes of a file as one at an
+        offset, and where the last of them ends.
+        """
+        number = offset // block_bytes
+        first = (self._ends_list[file - 1] if file else 0) + file
+        borders = self._borders[first : self._ends_list[file] + file + 1]
+        begin, end = np.searchsorted(borders, (number * block_bytes, (number + 1) * block_bytes)).tolist()
+        if borders[begin] > offset:  # in the midst of a record that begins in a block before
+            begin -= 1
+        return int(borders[begin]), int(borders[min(end, len(borders) - 1)])
+
     def block_starts(self, positions: range | _Integers, block_bytes: int) -> _Integers:
         """Of a sequence of positions, the first place in it of each block; see `block_shuffle.block_starts`."""
         found = []
