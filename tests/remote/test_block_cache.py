@@ -103,6 +103,16 @@ def test_all_that_is_missing_is_fetched_together_and_joined(folder, storage):
     assert len(calls) == 1
 
 
+def test_no_request_is_too_long(folder):
+    storage = Storage([20_000_000])
+    cache = BlockCache(folder, 64_000_000)
+    file = storage.files[0]
+    storage.check(cache, [Range(file, 9_000_000, 9_000_100)])
+    storage.check(cache, [Range(file, 1_000_001, 19_999_999), Range(file, 0, 100_000), Range(file, 50_000, 1_100_000)])
+    sizes = [one.end - one.begin for one in storage.asked]
+    assert max(sizes) <= 8 << 20 and len(sizes) <= 5 and sum(sizes) == 20_000_000
+
+
 def test_what_is_not_kept_is_fetched_exactly(folder, storage):
     cache = BlockCache(folder, 20_000)
     file = storage.files[2]

@@ -106,7 +106,7 @@ def test_a_cache_of_half_the_size(server, data, tmp_path, kind):
     assert sum(path.stat().st_size for path in (tmp_path / "cache").iterdir()) <= half["cache_bytes"]
 
 
-@pytest.mark.parametrize("context", ["fork", "forkserver"])
+@pytest.mark.parametrize("context", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_workers_share_it(server, data, cache, context):
     dataset = TFRecordDataset(f"{server}/train@{FILES}", **cache)
@@ -202,20 +202,23 @@ def damaged(monkeypatch):
     return left
 
 
-@pytest.mark.parametrize("how", ["batches", "single", "stream"])
+@pytest.mark.parametrize("how", ["batches", "single", "stream", "blocks"])
 def test_a_wrong_record_of_the_cache_is_fetched_again_once(server, data, cache, damaged, how):
     path = f"{server}/train@{FILES}"
     dataset = TFRecordDataset(path, **cache) if how != "stream" else TFRecordIterableDataset(path, **cache)
+    blocks = make_dataloader(path, 8, shuffle="blocks", **cache)
+    records = sorted(data[1]) if how == "blocks" else data[1]
     read = {
         "batches": lambda: epoch(dataset, 1),
         "single": lambda: [dataset[position] for position in range(len(dataset))],
         "stream": lambda: flat(dataset),
+        "blocks": lambda: sorted(record for batch in blocks for record in batch),
     }[how]
     damaged[0] = 1
-    assert read() == data[1]
+    assert read() == records
     assert damaged[0] == 0
     sent(server)
-    assert read() == data[1]
+    assert read() == records
     assert sent(server) == (0, 0)
 
 

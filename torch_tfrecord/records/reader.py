@@ -230,7 +230,7 @@ class RecordReader:
         records = PackedRecords(buffer, plan.places + HEADER_BYTES, lengths)
         bad = first_bad_record(records.buffer, plan.places, lengths, verify_crc=self._verify)
         if bad is not None and not is_second and _forget(remote, plan):
-            return self._read_plan(plan, source_of, files, offsets, lengths, is_second=True)
+            return self._read_plan(plan, read_remote_ranges, source_of, files, offsets, lengths, is_second=True)
         if bad is not None:
             place, length = int(plan.places[bad]), int(lengths[bad])
             record = bytes(records.buffer[place : place + length + OVERHEAD_BYTES])

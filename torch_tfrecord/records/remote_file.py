@@ -32,6 +32,9 @@ class RemoteFile(FileSource):
         access: How it is reached.
         info: What the storage says of it, where that is known already.
 
+    Attributes:
+        num_forgotten: How often the cache dropped something damaged: what was read before may be wrong.
+
     Raises:
         OSError: it cannot be opened; always with the path.
         RemoteError: the storage does not answer as it should.
@@ -51,6 +54,7 @@ class RemoteFile(FileSource):
         self.size = self.file_size = info.size
         self.mtime_ns, self.etag = info.mtime_ns, info.etag
         self.part = RemotePart(path, info.size, info.etag, info.mtime_ns)
+        self.num_forgotten = 0
         if access.cache is not None:
             self.max_gap_bytes = 0  # what lies between two pieces may be there already
 
@@ -70,7 +74,9 @@ class RemoteFile(FileSource):
 
     def forget(self, begin: int, end: int) -> bool:
         """Drop what the cache holds of a range whose records are damaged; see `FileSource`."""
-        return forget([FileRange(self.part, max(begin, 0), min(end, self.file_size))], self.access)
+        found = forget([FileRange(self.part, max(begin, 0), min(end, self.file_size))], self.access)
+        self.num_forgotten += found
+        return found
 
     def fingerprint(self) -> int:
         """See `file_source.fingerprint`; both parts are read at once."""

@@ -10,11 +10,12 @@ from torch_tfrecord.remote.access import Access
 from torch_tfrecord.remote.block_cache import BlockCache, CachedFile, Range, Reading
 from torch_tfrecord.remote.engine import Transfer
 from torch_tfrecord.remote.transfers import FileRange, RemotePart
+from torch_tfrecord.remote.transfers import begin_range as begin_all_of
 from torch_tfrecord.remote.transfers import fetch as fetch_all
 from torch_tfrecord.remote.transfers import read_into as read_all_into
 from torch_tfrecord.remote.transfers import start as start_all
 
-__all__ = ["Started", "fetch", "forget", "read_into", "start"]
+__all__ = ["Started", "begin_range", "fetch", "forget", "read_into", "start"]
 
 # Parts of a query that sign a request, and change while the file does not.
 _SIGNED = ("x-amz-", "x-goog-")
@@ -34,7 +35,7 @@ class Started:
         self._transfer, self._reading = transfer, reading
 
     def answers(self) -> list[bytes | memoryview]:
-        """The bytes of each range, when they are there; may be called once."""
+        """The bytes of each range, when they are there."""
         fetched: list[bytes | memoryview] = [] if self._transfer is None else self._transfer.answers()
         return fetched if self._reading is None else self._reading.finish(fetched)
 
@@ -45,6 +46,13 @@ def start(ranges: Sequence[FileRange], access: Access) -> Started:
         return Started(start_all(ranges, access), None)
     reading, missing = _begun(ranges, access, access.cache)
     return Started(start_all(missing, access) if missing else None, reading)
+
+
+def begin_range(wanted: FileRange, access: Access) -> Started:
+    """As `transfers.begin_range`; what the cache has is not asked for."""
+    if access.cache is None or not _is_known(wanted):
+        return Started(begin_all_of(wanted, access), None)
+    return start([wanted], access)
 
 
 def fetch(ranges: Sequence[FileRange], access: Access) -> list[bytes | memoryview]:

@@ -13,6 +13,8 @@ from torch_tfrecord.remote.block_table import BlockTable, Entry, digest
 
 __all__ = ["CachedFile", "CachedRead", "Fetch", "Range"]
 
+_MOST_JOINED_BYTES = 8 << 20
+
 
 class CachedFile:
     """A remote file as it is now.
@@ -73,6 +75,13 @@ class _Block(NamedTuple):
         return table.find(self.key, self.file.version_digest)
 
 
+def _joins(last: Range, following: Range) -> bool:
+    """Whether a range goes on where another ends, or overlaps with it, which no size excuses from joining."""
+    if last.file.identity != following.file.identity or following.begin > last.end:
+        return False
+    return following.begin < last.end or following.end - last.begin <= _MOST_JOINED_BYTES
+
+
 class CachedRead:
     """The steps of one read, in the order of its methods.
 
@@ -110,14 +119,13 @@ class CachedRead:
                     self._entries[block.name] = self.table.claim(block.key, block.file.path_digest, current)
 
     def missing(self) -> list[Range]:
-        """What must be fetched, joined where it touches."""
+        """What must be fetched, joined where it touches, up to what one request is good for."""
         self._parts = [[part for span in spans for part in self._found(*span)] for spans in self._spans]
         wanted = [self._rounded(part) for parts in self._parts for part in parts if isinstance(part, Range)]
         joined: list[Range] = []
         for one in sorted(wanted, key=lambda one: (one.file.identity, one.begin)):
-            last = joined[-1] if joined else None
-            if last is not None and last.file.identity == one.file.identity and one.begin <= last.end:
-                joined[-1] = last._replace(end=max(last.end, one.end))
+            if joined and _joins(joined[-1], one):
+                joined[-1] = joined[-1]._replace(end=max(joined[-1].end, one.end))
             else:
                 joined.append(one)
         return joined
