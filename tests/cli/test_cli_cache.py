@@ -31,11 +31,11 @@ def test_what_it_holds(tmp_path, capsys, monkeypatch, is_default):
     cache = fill(folder, monkeypatch)
     assert main(arguments) == 0
     held, disk, read = capsys.readouterr().out.splitlines()
-    assert held == f"{shown}: 901.1 KB of remote data, at most 64.0 MB"
-    assert re.fullmatch(r"on the disk: 9\d\d\.\d KB in 4 of 240 blocks", disk)
+    assert held == f"{shown}: 900.1 KB of remote data, at most 64.0 MB"
+    assert re.fullmatch(r"on the disk: 9\d\d\.\d KB in 14 of 960 blocks", disk)
     assert read == "read through it: 3.6 MB, 75 % of it from the cache"
     assert main([*arguments, "--clear"]) == 0
-    assert capsys.readouterr().out == f"{shown}: removed 901.1 KB of remote data\n"
+    assert capsys.readouterr().out == f"{shown}: removed 900.1 KB of remote data\n"
     assert os.listdir(folder) == []
     assert main([*arguments, "--clear"]) == 0
     assert capsys.readouterr().out == f"{shown}: no cache\n"

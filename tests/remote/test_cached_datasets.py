@@ -154,7 +154,8 @@ def test_indexes_take_no_blocks(server, data, cache):
     dataset = TFRecordDataset(f"{server}/train@{FILES}", **cache)
     assert cache_info(cache["cache_dir"]) is None
     assert dataset[0] == data[1][0]
-    assert cache_info(cache["cache_dir"]).num_blocks == 1
+    info = cache_info(cache["cache_dir"])
+    assert 0 < info.held_bytes < len(data[1][0]) + 5000
 
 
 def test_an_index_is_built_through_it(server, data, cache, tmp_path):

@@ -36,7 +36,8 @@ HEADER_BYTES = 1 << 12
 _MAGIC = b"tfrecord blocks1"
 _HEADER = struct.Struct("<16s8sQI")
 _PAGE_BYTES = 1 << 12
-_MOST_WAYS = 64
+_FEWEST_SLOTS = 512  # unless they were too small: the end of each file takes a slot of its own
+_MOST_WAYS = 64  # measured: so wide, sets of which a block may take one of two are 0.97 full before one has no room
 _LEAST_SLOT_BYTES, _MOST_SLOT_BYTES = 1 << 12, 1 << 20
 _LEAST_SECTOR_BYTES = 1 << 10
 _MOST_SECTORS = 64
@@ -91,8 +92,8 @@ class Geometry(NamedTuple):
 
 
 def geometry_of(max_bytes: int) -> Geometry:
-    """The layout below a cap: slots of 1 MiB with sectors of 16 KiB, both smaller below 128 MiB."""
-    slot = min(max(1 << (max_bytes // 128).bit_length() - 1, _LEAST_SLOT_BYTES), _MOST_SLOT_BYTES)
+    """The layout below a cap: slots of 1 MiB with sectors of 16 KiB, both smaller below 512 MiB."""
+    slot = min(max(1 << (max_bytes // _FEWEST_SLOTS).bit_length() - 1, _LEAST_SLOT_BYTES), _MOST_SLOT_BYTES)
     sector = max(slot // _MOST_SECTORS, _LEAST_SECTOR_BYTES)
     each = slot + _KEY_BYTES + _ENTRY_BYTES + 4 * (slot // sector)
     # The disk has pages, and the file system's own table of a file with many holes takes space, too.
