@@ -328,8 +328,17 @@ def test_wrong_arguments(folder, options, error, text):
 
 def test_options_are_keyword_only():
     kinds = {name: item.kind.name for name, item in inspect.signature(TFRecordDataset).parameters.items()}
-    options = ["transform", "compression_type", "verify_crc", "index", "index_dir", "max_batch_bytes"]
-    options += ["storage_options", "cache_dir", "cache_bytes"]
+    options = [
+        "transform",
+        "compression_type",
+        "verify_crc",
+        "index",
+        "index_dir",
+        "max_batch_bytes",
+        "storage_options",
+        "cache_dir",
+        "cache_bytes",
+    ]
     assert [name for name, kind in kinds.items() if kind == "KEYWORD_ONLY"] == options
     assert [name for name in kinds if name not in options] == ["paths", "features"]
 

@@ -34,7 +34,7 @@ class RemoteNames:
 
     def ask(self, paths: Iterable[str]) -> None:
         """Ask for several files at once; those that are not there are left out."""
-        asked = [path for path in paths if path not in self.infos]
+        asked = [path for path in paths if path not in self.infos and not _is_page(path)]
         for path, info in zip(asked, infos_if_there(asked, self.access), strict=True):
             if info is not None:
                 self.infos[path] = info
@@ -48,7 +48,7 @@ class RemoteNames:
     def is_dir(self, path: str) -> bool:
         """Whether it is a folder, of a path that was asked for; of an address that is what its end says."""
         info = self.infos.get(path)
-        return path.startswith("http") and path.endswith("/") if info is None else info.is_folder
+        return _is_page(path) if info is None else info.is_folder
 
     def is_pattern(self, path: str) -> bool:
         """Whether a path is looked at as a pattern first: no request tells whether its name is what is meant."""
@@ -107,10 +107,17 @@ class RemoteNames:
             return []
 
     def _listed(self, folder: str, *, recursive: bool) -> list[str]:
+        if folder.startswith("http"):
+            folder = f"{folder.rstrip('/')}/"  # else the links on its page are those of the folder above
         found = listing(folder, self.access, recursive=recursive)
         files = [(path, info) for path, info in found if not info.is_folder and not path.endswith("/")]
         self.infos.update((path, info) for path, info in files if info.size is not None)
         return [path for path, _ in files]
+
+
+def _is_page(path: str) -> bool:
+    """Whether the address is that of a folder, where its server shows a list of links."""
+    return path.startswith("http") and path.endswith("/")
 
 
 def _begin_below(names: Sequence[str], folder: str) -> int:

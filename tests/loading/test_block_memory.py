@@ -1,0 +1,143 @@
+"""Blocks of remote files in memory: each is fetched once, whatever is read of it and by whom."""
+
+import pickle
+import threading
+from itertools import pairwise
+
+import fsspec
+import numpy as np
+import pytest
+from helpers import framed
+
+from torch_tfrecord import RecordIndex, build_index
+from torch_tfrecord.loading.block_memory import BlockMemory
+from torch_tfrecord.records.read_plan import plan_reads
+from torch_tfrecord.records.record_table import RecordTable
+from torch_tfrecord.records.storage import open_file
+from torch_tfrecord.remote import transfers
+
+BLOCK = 1000
+LENGTHS = [[100, 50, 3000, 7, 900, 900, 0, 0, 5000, 20], [10] * 300, [2500]]
+
+
+@pytest.fixture
+def files():
+    """Files, their table, and the ranges that are fetched."""
+    filesystem = fsspec.filesystem("memory")
+    contents = [framed(*(bytes([number % 251]) * length for number, length in enumerate(each))) for each in LENGTHS]
+    paths = [f"memory://blocks/{number}" for number in range(len(contents))]
+    for path, content in zip(paths, contents, strict=True):
+        filesystem.pipe(path.removeprefix("memory:/"), content)
+    yield contents, [open_file(path) for path in paths], RecordTable([build_index(path) for path in paths])
+    filesystem.rm("/blocks", recursive=True)
+
+
+@pytest.fixture
+def fetched(monkeypatch):
+    ranges = []
+    begin = transfers.begin_range
+    monkeypatch.setattr(
+        "torch_tfrecord.loading.block_memory.begin_range",
+        lambda wanted, access: (ranges.append((wanted.file.path[-1], wanted.begin, wanted.end)), begin(wanted, access))[
+            1
+        ],
+    )
+    return ranges
+
+
+def read(memory, sources, table, positions):
+    files, offsets, lengths = table.find(np.array(positions))
+    plan = plan_reads(files, offsets, lengths + 16, max_gap_bytes=0, window_bytes=1 << 24)
+    buffer = np.zeros(plan.num_bytes, np.uint8)
+    borders = np.flatnonzero(np.diff(plan.files, prepend=-1, append=-1)).tolist()
+    parts = [(sources[plan.files[a]], slice(a, b)) for a, b in pairwise(borders)]
+    memory.read(parts, plan, buffer.data)
+    return [
+        bytes(buffer[place : place + length + 16]) for place, length in zip(plan.places, lengths.tolist(), strict=True)
+    ]
+
+
+def expected(contents, table, positions):
+    return [
+        contents[file][offset : offset + length + 16]
+        for file, offset, length in zip(*(column.tolist() for column in table.find(np.array(positions))), strict=True)
+    ]
+
+
+def test_any_records_in_any_order(files, fetched):
+    contents, sources, table = files
+    memory, random = BlockMemory(table, BLOCK), np.random.default_rng(0)
+    for _ in range(30):
+        positions = random.integers(0, len(table), random.integers(1, 40)).tolist()
+        assert read(memory, sources, table, positions) == expected(contents, table, positions)
+    assert len(fetched) == len(set(fetched))
+    assert sum(end - begin for _, begin, end in fetched) <= sum(map(len, contents))
+
+
+def test_blocks_are_those_of_the_order(files, fetched):
+    contents, sources, table = files
+    starts = table.block_starts(range(len(table)), BLOCK).tolist()
+    read(BlockMemory(table, BLOCK), sources, table, range(len(table)))
+    _, offsets, _ = table.find(np.array(starts))
+    assert sorted(begin for _, begin, _ in fetched) == sorted(offsets.tolist())
+    assert sum(end - begin for _, begin, end in fetched) == sum(map(len, contents))
+
+
+def test_what_was_used_last_is_kept(files, fetched):
+    _, sources, table = files
+    memory = BlockMemory(table, BLOCK, most_bytes=4000)
+    for position in (10, 11, 200, 10):
+        read(memory, sources, table, [position])
+    assert len(fetched) == 2
+    read(memory, sources, table, [310])  # 2.5 KB
+    read(memory, sources, table, [8])  # 5 KB: the others go
+    read(memory, sources, table, [10])
+    assert len(fetched) == 5
+
+
+def test_threads_share_a_request(files, fetched):
+    contents, sources, table = files
+    memory, wrong = BlockMemory(table, BLOCK), []
+
+    def run():
+        if read(memory, sources, table, [*range(311)]) != expected(contents, table, [*range(311)]):
+            wrong.append(1)
+
+    threads = [threading.Thread(target=run) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert not wrong
+    assert len(fetched) == len(set(fetched))
+
+
+def test_a_block_that_could_not_be_fetched_is_asked_for_again(files, monkeypatch):
+    contents, sources, table = files
+    memory = BlockMemory(table, BLOCK)
+    filesystem = fsspec.filesystem("memory")
+    filesystem.mv("/blocks/1", "/blocks/away")
+    with pytest.raises(FileNotFoundError):
+        read(memory, sources, table, [20])
+    filesystem.mv("/blocks/away", "/blocks/1")
+    assert read(memory, sources, table, [20]) == expected(contents, table, [20])
+
+
+def test_a_copy_is_empty(files, fetched):
+    _, sources, table = files
+    memory = BlockMemory(table, BLOCK)
+    read(memory, sources, table, [20])
+    assert len(pickle.dumps(memory)) < len(pickle.dumps(table)) + 500
+    read(pickle.loads(pickle.dumps(memory)), sources, table, [20])
+    assert len(fetched) == 2
+
+
+def test_an_extent_of_every_record():
+    index = RecordIndex([0, 116, 1132], [100, 1000, 5], 1153)
+    table = RecordTable([index, index])
+    for file in (0, 1):
+        assert [table.block_extent(file, offset, 1000) for offset in (0, 50, 116, 999, 1000, 1131, 1132, 1152)] == [
+            *[(0, 1132)] * 4,
+            *[(116, 1153)] * 2,
+            *[(1132, 1153)] * 2,
+        ]
