@@ -23,6 +23,7 @@ _VERBS = {
     "verify": "check every record of TFRecord files",
     "show": "show records as readable text, and the features to read them with",
     "from-images": "write an image folder as TFRecord shards",
+    "cache": "show or clear the disk cache of remote data",
     "doctor": "report what runs compiled, what decodes images, and what is missing",
 }
 
@@ -34,6 +35,7 @@ examples:
   tfrecord verify data/
   tfrecord show data/train-00000-of-00016.tfrecord
   tfrecord index 'data/train-*' --jobs 8
+  tfrecord cache
   tfrecord doctor"""
 
 

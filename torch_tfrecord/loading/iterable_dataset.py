@@ -85,7 +85,7 @@ class TFRecordIterableDataset(IterableDataset[Any]):
         compression_type: "auto" (detected for each file), None or "" (none), "GZIP", "ZLIB".
         verify_crc: Check the payloads' checksums; headers are always checked.
         on_corrupt: "raise", or "skip" to skip damaged records, with one warning per file.
-        max_batch_bytes, storage_options: As for `TFRecordDataset`.
+        max_batch_bytes, storage_options, cache_dir, cache_bytes: As for `TFRecordDataset`.
 
     Example:
         >>> ds = TFRecordIterableDataset("train-*", features, batch_size=64, shuffle=True)  # doctest: +SKIP
@@ -114,6 +114,8 @@ class TFRecordIterableDataset(IterableDataset[Any]):
         on_corrupt: OnCorrupt = "raise",
         max_batch_bytes: int = MAX_BATCH_BYTES,
         storage_options: Mapping[str, Any] | None = None,
+        cache_dir: str | os.PathLike[str] | None = None,
+        cache_bytes: int | None = None,
     ) -> None:
         super().__init__()
         if not isinstance(shuffle, bool):
@@ -135,8 +137,9 @@ class TFRecordIterableDataset(IterableDataset[Any]):
         self._drop_last = true_or_false("drop_last", drop_last)
         self._verify = verify_crc
         self._on_corrupt = on_corrupt
-        self._access = Access(storage_options)
-        self.files, self._infos = found_files(paths, self._access)
+        access = Access(storage_options, cache_dir, cache_bytes)
+        self.files, self._infos = found_files(paths, access.without_cache())
+        self._access = access.for_files(self.files)
         self._order = {  # what decides it
             "num_files": len(self.files),
             "files": _digest(self.files),

@@ -65,6 +65,8 @@ def make_dataloader(
     index_dir: str | os.PathLike[str] | None = None,
     max_batch_bytes: int = MAX_BATCH_BYTES,
     storage_options: Mapping[str, Any] | None = None,
+    cache_dir: str | os.PathLike[str] | None = None,
+    cache_bytes: int | None = None,
     **dataloader_kwargs: Any,
 ) -> RecordLoader:
     """Make the DataLoader that most training runs need, like TensorFlow's ``make_batched_features_dataset``.
@@ -111,8 +113,8 @@ def make_dataloader(
             than there are threads. 0 for none; None chooses by the number of processors. Compressed files use one.
         rank, world_size: Give both or neither. None takes them from torch.distributed if it is initialised, else from
             torchrun's environment variables, else 0 of 1.
-        compression_type, verify_crc, index, index_dir, max_batch_bytes, storage_options: As for `TFRecordDataset`. Not
-            with a dataset.
+        compression_type, verify_crc, index, index_dir, max_batch_bytes, storage_options, cache_dir, cache_bytes: As for
+            `TFRecordDataset`. Not with a dataset.
         **dataloader_kwargs: For `DataLoader`: pin_memory, persistent_workers, prefetch_factor, ...; `collate_fn`
             defaults to `collate`.
 
@@ -147,6 +149,8 @@ def make_dataloader(
         "index_dir": index_dir,
         "max_batch_bytes": max_batch_bytes,
         "storage_options": storage_options,
+        "cache_dir": cache_dir,
+        "cache_bytes": cache_bytes,
     }
     if _is_paths(paths):
         _check_label(label_key, features)

@@ -75,6 +75,10 @@ class TFRecordDataset(Dataset[Any]):
         storage_options: Keys, tokens and addresses for remote paths, named as in fsspec, pandas and datasets:
             ``{"key": ..., "secret": ...}``, ``{"anon": True}``, ``{"endpoint_url": ...}``; None takes them from the
             environment. They appear in no `repr`, error or index.
+        cache_dir: Folder on a local disk that caches data of remote files, so that all workers and ranks of the host
+            fetch it once; None for no cache. Local files are read directly.
+        cache_bytes: Limit on the size of that folder; None for the limit it was created with, or, for a new one, a
+            tenth of the disk's free space. Without `cache_dir`, a folder in the user's cache is used.
 
     Attributes:
         files: The files, sorted.
@@ -103,16 +107,19 @@ class TFRecordDataset(Dataset[Any]):
         index_dir: str | os.PathLike[str] | None = None,
         max_batch_bytes: int = MAX_BATCH_BYTES,
         storage_options: Mapping[str, Any] | None = None,
+        cache_dir: str | os.PathLike[str] | None = None,
+        cache_bytes: int | None = None,
     ) -> None:
         check_callable("transform", transform)
         compression = check_compression_type(compression_type)
         check_max_batch_bytes(max_batch_bytes)
         parser = None if features is None else BatchParser(features, max_batch_bytes=max_batch_bytes)
-        access = Access(storage_options)
+        access = Access(storage_options, cache_dir, cache_bytes)
+        files, infos = found_files(paths, access.without_cache())
+        access = access.for_files(files)
         keeper = IndexKeeper(
             index, index_dir=index_dir, verify_crc=verify_crc, compression_type=compression, access=access
         )
-        files, infos = found_files(paths, access)
         self._set_up(files, keeper.each(files, infos), None, parser, transform, verify_crc, access)
 
     @classmethod

@@ -150,7 +150,12 @@ class RecordReader:
             if payload is not None:
                 return payload
         try:
-            return self._read(source, offset, length)
+            try:
+                return self._read(source, offset, length)
+            except (CorruptRecordError, IndexMismatchError):
+                if not _is_worth_reading_again(source, offset, length):
+                    raise
+                return self._read(source, offset, length)
         except TFRecordError as error:
             error.args = (f"{error.args[0]}{offset_note(source)}",)
             error.locate(path=source.path, offset=offset)
@@ -209,6 +214,8 @@ class RecordReader:
         files: _Integers,
         offsets: _Integers,
         lengths: _Integers,
+        *,
+        is_second: bool = False,
     ) -> PackedRecords:
         buffer = np.empty(plan.num_bytes, dtype=np.uint8)
         borders = np.flatnonzero(np.diff(plan.files, prepend=-1, append=-1)).tolist()
@@ -223,6 +230,8 @@ class RecordReader:
         read_remote(remote, plan, buffer.data)
         records = PackedRecords(buffer, plan.places + HEADER_BYTES, lengths)
         bad = first_bad_record(records.buffer, plan.places, lengths, verify_crc=self._verify)
+        if bad is not None and not is_second and _forget(remote, plan):
+            return self._read_plan(plan, read_remote_ranges, source_of, files, offsets, lengths, is_second=True)
         if bad is not None:
             place, length = int(plan.places[bad]), int(lengths[bad])
             record = bytes(records.buffer[place : place + length + OVERHEAD_BYTES])
@@ -278,6 +287,17 @@ class RecordReader:
             raise LimitExceededError(
                 f"expected a record of at most {limit} bytes in a stream, got a length of {length}"
             )
+
+
+def _is_worth_reading_again(source: ByteSource, offset: int, length: int) -> bool:
+    """Whether a cache held some of a record that is damaged, and has dropped it."""
+    return isinstance(source, FileSource) and source.forget(offset, offset + length + OVERHEAD_BYTES)
+
+
+def _forget(remote: Sequence[tuple[RemoteFile, slice]], plan: ReadPlan) -> bool:
+    """The same for all that was read of remote files."""
+    ranges = [(file, *pair) for file, part in remote for pair in zip(plan.begins[part], plan.sizes[part], strict=True)]
+    return True in [file.forget(int(begin), int(begin + size)) for file, begin, size in ranges]  # all of them
 
 
 def _facts(source: ByteSource) -> tuple[int, int]:

@@ -13,6 +13,7 @@ from torch_tfrecord.errors import CorruptRecordError, LimitExceededError, TFReco
 from torch_tfrecord.native import native_module
 from torch_tfrecord.records.checksum import crc32c
 from torch_tfrecord.records.compression import ByteSource, offset_note
+from torch_tfrecord.records.file_source import FileSource
 from torch_tfrecord.records.framing import (
     FOOTER_BYTES,
     HEADER_BYTES,
@@ -120,6 +121,7 @@ class RecordScanner:
         self._search: RecordSearch | None = None  # for the next record after damage
         self._offset = 0  # offset of the next record
         self._position = 0  # number of the next record
+        self._again = -1  # offset of what was last read a second time
 
     def __iter__(self) -> Iterator[Block]:
         wanted = step = ahead = self._usual
@@ -153,6 +155,8 @@ class RecordScanner:
                 if problem is None:
                     return
             if problem is not None:
+                if self._is_worth_reading_again(max(len(chunk) - found.used, OVERHEAD_BYTES + (length or 0))):
+                    continue
                 problem = self._complete(problem, bytes(chunk[found.used : found.used + _GUESS_BYTES]))
                 if self._skipped is None:
                     raise problem
@@ -236,6 +240,16 @@ class RecordScanner:
         return payload, checksum_error(crc, footer, length) if self._verify else None
 
     # The end of a scan.
+
+    def _is_worth_reading_again(self, num_bytes: int) -> bool:
+        """Whether the next record was damaged in a cache, which has dropped it; asked once for each."""
+        if self._again == self._offset or not isinstance(self._source, FileSource):
+            return False
+        self._again = self._offset
+        if not self._source.forget(self._offset, self._offset + num_bytes):
+            return False
+        self._held = memoryview(b"")
+        return True
 
     def _check_next(self, length: int, left: int, at_end: bool) -> TFRecordError | None:
         """Check the length of an incomplete record against what is left, before allocating anything for it."""

@@ -28,6 +28,7 @@ from torch_tfrecord.remote.access import DEFAULT_ACCESS, Access
 from torch_tfrecord.remote.store import RemoteInfo
 from torch_tfrecord.remote.together import each_at_once
 from torch_tfrecord.shown import printable
+from torch_tfrecord.user_cache import cache_dir
 
 __all__ = [
     "SIDECAR_FOLDER",
@@ -343,9 +344,3 @@ def _reason(error: OSError) -> str:
     if isinstance(error, FileExistsError):
         return f"a file that is no index lies where its index would ({error.filename})"
     return "the folder cannot be written"
-
-
-def cache_dir() -> str:
-    """The folder of the user's cache that indexes go to where the data's own cannot be written."""
-    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    return os.path.join(base, "torch_tfrecord")

@@ -119,7 +119,7 @@ def read_sidecar(
         IndexMismatchError: The sidecar is damaged, has another format or version, or is implausibly large.
         OSError: The file cannot be opened or read.
     """
-    source = open_file(path, access, info)  # rejects directories and pipes
+    source = open_file(path, access.without_cache(), info)  # rejects directories and pipes
     try:
         return _read(source, kind, most_bytes, owner)
     except (ValueError, RecursionError, MemoryError) as error:
