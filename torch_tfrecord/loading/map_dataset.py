@@ -36,7 +36,8 @@ from torch_tfrecord.order.position_batch import epoch_of, is_batch_of_positions,
 from torch_tfrecord.order.random_stream import record_keys, salted_keys
 from torch_tfrecord.records.compression import check_compression_type
 from torch_tfrecord.records.index import RecordIndex
-from torch_tfrecord.records.paths import Paths, find_files
+from torch_tfrecord.records.manifest_shards import ManifestShards, open_files
+from torch_tfrecord.records.paths import Paths
 from torch_tfrecord.records.sidecar import IndexKeeper
 from torch_tfrecord.samples import Places, SampleList
 from torch_tfrecord.shown import shown_features, shown_files, shown_transform
@@ -55,7 +56,9 @@ class TFRecordDataset(Dataset[Any]):
     may be used after fork and spawn, and from threads.
 
     Args:
-        paths: A path, a glob, ``name@N``, a directory, or a list of these; see `find_files`. Local, or of fsspec.
+        paths: A path, a glob, ``name@N``, a directory, a manifest, or a list of these; see `find_files`. Local, or of
+            fsspec. Where a manifest was named or lies beside the files (see `build_manifest`), the dataset opens from
+            it alone, and reads of it what it needs: it takes little memory, however many records there are.
         features: What to read from each record, by name; None gives the record's bytes. `SequenceFeatures` reads
             SequenceExamples, as `(context, sequences)`. Random draws (a fused crop): see `set_epoch`.
         transform: Called with each sample.
@@ -102,8 +105,8 @@ class TFRecordDataset(Dataset[Any]):
         check_max_batch_bytes(max_batch_bytes)
         parser = None if features is None else BatchParser(features, max_batch_bytes=max_batch_bytes)
         keeper = IndexKeeper(index, index_dir=index_dir, verify_crc=verify_crc, compression_type=compression)
-        files = find_files(paths)
-        self._set_up(files, keeper.each(files), None, parser, transform, verify_crc)
+        files, shards = open_files(paths, index, index_dir, compression)
+        self._set_up(files, keeper.each(files) if shards is None else shards, None, parser, transform, verify_crc)
 
     @classmethod
     def from_indexes(
@@ -138,7 +141,7 @@ class TFRecordDataset(Dataset[Any]):
     def _set_up(
         self,
         files: list[str],
-        indexes: Iterable[RecordIndex],
+        indexes: Iterable[RecordIndex] | ManifestShards,
         positions: Sequence[int] | None,
         parser: SampleParser | None,
         transform: Callable[[Any], Any] | None,
@@ -349,8 +352,13 @@ class TFRecordDataset(Dataset[Any]):
             return salted_keys(len(absolutes), salt or 0)
         return record_keys(absolutes, epoch)
 
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | ({} if self.record_files.paths is None else {"files": None})
+
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
+        if self.files is None:
+            self.files = self.record_files.paths
         self._share_epoch()  # plain pickle and copies do not keep it shared
 
     def _share_epoch(self) -> None:

@@ -15,6 +15,7 @@ from torch_tfrecord.order.block_shuffle import plan_lanes
 from torch_tfrecord.process_cache import ProcessCache
 from torch_tfrecord.records.compression import ByteSource, open_stream
 from torch_tfrecord.records.index import RecordIndex
+from torch_tfrecord.records.manifest_shards import ManifestShards
 from torch_tfrecord.records.packed_records import PackedRecords
 from torch_tfrecord.records.reader import RecordReader
 from torch_tfrecord.records.record_table import RecordTable
@@ -35,7 +36,8 @@ class RecordFiles(ProcessCache[ByteSource]):
 
     Args:
         paths: The files.
-        indexes: One for each file, which must still be of that file; gone through once, their records are not kept.
+        indexes: One for each file, which must still be of that file; gone through once, their records are not kept. Or
+            the shards of a manifest.
         verify_crc: Check the payloads' checksums.
 
     Attributes:
@@ -46,23 +48,45 @@ class RecordFiles(ProcessCache[ByteSource]):
         has_warned: Whether it was said that random access is slow there; or whoever sets this reads in order.
     """
 
-    def __init__(self, paths: Sequence[str], indexes: Iterable[RecordIndex], verify_crc: bool) -> None:
+    def __init__(self, paths: Sequence[str], indexes: Iterable[RecordIndex] | ManifestShards, verify_crc: bool) -> None:
         self._paths = paths
-        self._facts: list[RecordIndex] = []
-        self.table = RecordTable(self._noting(indexes))
+        self._facts: list[RecordIndex] | ManifestShards = []
+        self.table = self._table(indexes)
         self._reader = RecordReader(verify_crc)
         self.extent = len(paths), len(self.table), self.table.num_bytes
         self.lanes = plan_lanes(*self.extent)
-        compressed = (path for path, index in zip(paths, self._facts, strict=True) if index.compression_type)
-        self.first_compressed = next(compressed, None)
         self.has_warned = False
         # Each compressed file that is open keeps some MiB.
         super().__init__(_MOST_OPEN if self.first_compressed is None else 2 * self.lanes.number)
 
-    def _noting(self, indexes: Iterable[RecordIndex]) -> Iterator[RecordIndex]:
-        for index in indexes:
-            self._facts.append(index.without_records())  # the records go into the table: 16 bytes for each
-            yield index
+    def _table(self, indexes: Iterable[RecordIndex] | ManifestShards) -> RecordTable:
+        if isinstance(indexes, ManifestShards):
+            self._facts, self.first_compressed = indexes, indexes.first_compressed
+            return indexes.table
+        facts: list[RecordIndex] = []
+
+        def noting() -> Iterator[RecordIndex]:
+            for index in indexes:
+                facts.append(index.without_records())  # the records go into the table: 16 bytes for each
+                yield index
+
+        table = RecordTable(noting())
+        self._facts = facts
+        compressed = (path for path, index in zip(self._paths, facts, strict=True) if index.compression_type)
+        self.first_compressed = next(compressed, None)
+        return table
+
+    @property
+    def paths(self) -> list[str] | None:
+        """The files' paths where they need not travel, since a manifest names them."""
+        return self._facts.files if isinstance(self._facts, ManifestShards) else None
+
+    def __getstate__(self) -> dict[str, object]:
+        return super().__getstate__() | ({} if self.paths is None else {"_paths": None})
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        super().__setstate__(state)
+        self._paths = self._paths if self.paths is None else self.paths
 
     def warn(self) -> None:
         """Say, once, that random access is slow, where a file is compressed."""

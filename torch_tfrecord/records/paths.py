@@ -21,11 +21,12 @@ from torch_tfrecord.records.compression import open_stream
 from torch_tfrecord.records.descriptors import opened
 from torch_tfrecord.records.file_set import check_whole
 from torch_tfrecord.records.framing import HEADER_BYTES, guess_content, is_header
-from torch_tfrecord.records.sidecar import SIDECAR_SUFFIX
+from torch_tfrecord.records.manifest import MANIFEST_SUFFIX, Manifest, is_manifest
+from torch_tfrecord.records.manifest_files import shard_paths
 from torch_tfrecord.records.storage import filesystem, is_remote, local_path, open_file
 from torch_tfrecord.shown import printable
 
-__all__ = ["Paths", "find_files", "is_companion", "labels_name", "shard_name"]
+__all__ = ["Paths", "find_files", "is_companion", "labels_name", "named_manifest", "shard_name"]
 
 PathLike: TypeAlias = "str | os.PathLike[str]"
 Paths: TypeAlias = "PathLike | Sequence[PathLike]"
@@ -34,8 +35,8 @@ _SHARD = re.compile(r"(?P<base>.*)-(?P<number>\d{5,})-of-(?P<total>\d{5,})(?P<su
 _COUNTED = re.compile(r"(?P<base>.+)@(?P<total>\d+|\*)(?P<suffix>(?:\.[^/]*)?)", re.DOTALL)
 _TFRECORD_NAME = re.compile(r"(\.tfrec(ords?)?|-\d{5,}-of-\d{5,})(\.(gz|gzip|zlib))?$", re.IGNORECASE)
 _TFRECORD_NAME_PART = re.compile(r"\.tfrec(ord)?", re.IGNORECASE)
-# Index files of ours, of DALI and of vahidk/tfrecord.
-_INDEX_SUFFIXES = (SIDECAR_SUFFIX, ".idx", ".tfindex", ".index")
+# Index files and manifests of ours, index files of DALI and of vahidk/tfrecord.
+_INDEX_SUFFIXES = (MANIFEST_SUFFIX, ".idx", ".tfindex", ".index")
 # Class names that `tfrecord from-images` writes, and as it named them before.
 _LABELS_NAME = re.compile(r"labels-.*\.txt|.*-labels\.txt", re.DOTALL)
 # Bytes looked at to tell what a file is.
@@ -66,8 +67,19 @@ def labels_name(name: str) -> str:
 
 
 def is_companion(path: str) -> bool:
-    """Whether a file's name says that it lies beside data but is none: an index, ours or another tool's, or labels."""
+    """Whether a file's name says that it lies beside data but is none: an index, a manifest, another tool's, labels."""
     return path.endswith(_INDEX_SUFFIXES) or _LABELS_NAME.fullmatch(posixpath.basename(path)) is not None
+
+
+def named_manifest(paths: Paths) -> str | None:
+    """The manifest that `paths` names alone, or None."""
+    item = paths[0] if isinstance(paths, (list, tuple)) and len(paths) == 1 else paths
+    path = local_path(item) if isinstance(item, (str, os.PathLike)) else ""
+    return path if _is_manifest_file(path) else None
+
+
+def _is_manifest_file(path: str) -> bool:
+    return is_manifest(path) and not glob.has_magic(path) and (is_remote(path) or not os.path.isdir(path))
 
 
 def find_files(paths: Paths) -> list[str]:
@@ -81,7 +93,8 @@ def find_files(paths: Paths) -> list[str]:
         paths: One of these, or a list of them: a path of a file; a glob (``*``, ``?``, ``[ab]``, ``**``; names that
             begin with a dot, indexes and the class names of `tfrecord from-images` are left out); ``name@N`` or
             ``name@N.suffix``, the N shards of a set (``name@*``: however many there are); a directory, of which all
-            TFRecord files are taken. Local, or with a ``scheme://`` that fsspec knows.
+            TFRecord files are taken; a manifest (``.safetensors``; see `build_manifest`), whose files are taken without
+            looking whether they are there. Local, or with a ``scheme://`` that fsspec knows.
 
     Returns:
         At least one path, as `paths` writes them: relative ones stay relative.
@@ -90,6 +103,7 @@ def find_files(paths: Paths) -> list[str]:
         FileNotFoundError: nothing there, no match, or a shard of a set that is missing (all missing ones are named).
         OSError: a set of shards that a writer is replacing, or was killed while it did.
         ValueError: a file is named twice, or sets of shards are mixed.
+        IndexMismatchError: a manifest is damaged, or a file that is none.
         TypeError: not a path, or a list in a list.
 
     Example:
@@ -122,6 +136,8 @@ def _checked(paths: object) -> Iterable[str | os.PathLike[str]]:
 
 
 def _expand(path: str) -> list[str]:
+    if _is_manifest_file(path):
+        return shard_paths(path, Manifest(path).names())
     files = _Remote(path) if is_remote(path) else _Local()
     if files.exists(path):
         if not files.is_dir(path):

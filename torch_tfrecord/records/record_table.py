@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -39,8 +39,17 @@ class RecordTable:
     """
 
     def __init__(self, indexes: Iterable[RecordIndex]) -> None:
-        # Of each file the offsets of its records, then that of its end: record i of file f is entry i + f.
-        borders = [_borders(index) for index in indexes]
+        self._set_up([_borders(index) for index in indexes])
+
+    @classmethod
+    def of_borders(cls, borders: Sequence[_Integers]) -> RecordTable:
+        """Of each file the offsets of its records, then that of its end."""
+        table = cls.__new__(cls)
+        table._set_up(borders)
+        return table
+
+    def _set_up(self, borders: Sequence[_Integers]) -> None:
+        # Record i of file f is entry i + f.
         self._ends = np.cumsum([len(of_file) - 1 for of_file in borders], dtype=np.int64)
         self._ends_list: list[int] = self._ends.tolist()  # faster for one record
         self._borders = np.concatenate(borders) if borders else np.empty(0, np.int64)

@@ -88,14 +88,14 @@ def places(data_path: str, index_dir: str | None = None) -> Iterator[str]:
     yield old_sidecar_path(data_path)
 
 
-def write_sidecar(place: str, content: bytes) -> None:
-    """Write an index, and make its folder where it is missing.
+def write_sidecar(place: str, *content: bytes) -> None:
+    """Write an index, in one piece or several, and make its folder where it is missing.
 
     Raises:
         OSError: nothing was changed at `place`; also where a symbolic link is there, which is not followed, or a file
             that is no index.
     """
-    in_sidecar_folder(place, lambda: write_atomically(place, content))
+    in_sidecar_folder(place, lambda: write_atomically(place, *content))
 
 
 def in_sidecar_folder(place: str, write: Callable[[], None]) -> None:
@@ -299,10 +299,11 @@ class IndexKeeper(SidecarKeeper[RecordIndex]):
             OSError: a data file cannot be opened.
         """
         for path in ProgressBar(paths, "indexing", unit="file", delay=1.0):
-            yield self._index(open_file(path))
+            yield self.index(open_file(path))
         self.warn_of_displaced()
 
-    def _index(self, data: FileSource) -> RecordIndex:
+    def index(self, data: FileSource) -> RecordIndex:
+        """The index of one file; see `each`. May be called from several threads."""
         compression_type = self._compression_type
 
         def load(place: str) -> RecordIndex:

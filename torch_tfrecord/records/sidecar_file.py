@@ -6,9 +6,10 @@
     header     {"__metadata__":{"format":<mark>,"version":<n>,"checksum":<8 hex digits>,<fields>},<arrays>}, and spaces
     arrays     one behind the other, each of one dimension
 
-The checksum is the CRC-32C of the whole file but its own digits: a flipped bit anywhere is noticed. There is one way of
-writing the same content, so that a header that says anything else, says it twice or in another order is refused. A
-checksum keeps no attacker out: who reads a sidecar still holds what it says against the data.
+The checksum is the CRC-32C of the whole file but its own digits: a flipped bit anywhere is noticed. Of a kind whose
+last array is large (`SidecarFormat.is_lazy`) it ends before that one, whose parts have checksums of their own. There is
+one way of writing the same content, so that a header that says anything else, says it twice or in another order is
+refused. A checksum keeps no attacker out: who reads a sidecar still holds what it says against the data.
 """
 
 from __future__ import annotations
@@ -28,7 +29,16 @@ from torch_tfrecord.errors import IndexMismatchError
 from torch_tfrecord.records.checksum import crc32c
 from torch_tfrecord.records.storage import FileSource, open_file
 
-__all__ = ["Sidecar", "SidecarFormat", "check_replaceable", "is_own", "pack", "read_sidecar", "stored_number"]
+__all__ = [
+    "Sidecar",
+    "SidecarFormat",
+    "check_replaceable",
+    "is_own",
+    "pack",
+    "read_sidecar",
+    "read_source",
+    "stored_number",
+]
 
 _MARK = "torch_tfrecord."
 _LENGTH_BYTES = 8  # of the length of the header, which comes first
@@ -36,7 +46,7 @@ _ALIGNMENT = 8
 _CHECKSUM_DIGITS = 8
 _FIRST_READ_BYTES = 4096  # most sidecars' header, so that it takes one read
 _MOST_HEADER_BYTES = 1 << 20  # that are searched for the mark of an earlier version
-_DTYPES = {"int64": "I64", "float64": "F64", "uint8": "U8"}  # as safetensors calls them
+_DTYPES = {"int64": "I64", "float64": "F64", "uint32": "U32", "uint8": "U8"}  # as safetensors calls them
 _METADATA = "__metadata__"
 # The first bytes of what earlier versions wrote, whose metadata came in any order.
 _MARK_AT_ANY_PLACE = f'"format":"{_MARK}'.encode()
@@ -51,8 +61,10 @@ class SidecarFormat(NamedTuple):
         version: Which other versions than this one are not read.
         what: How errors call it: "an index".
         fields: Names of the metadata, each a str, in their order.
-        arrays: Name -> "int64", "float64" or "uint8", in their order; those of 8 bytes first.
+        arrays: Name -> "int64", "float64", "uint32" or "uint8", in their order; those of 8 bytes first.
         max_header_bytes: The longest header that is read.
+        is_lazy: Whether the last array, of uint8, stays in the file: it is neither read nor covered by the checksum.
+        first_read_bytes: Read at once, so that most of these files take one read.
     """
 
     name: str
@@ -61,6 +73,8 @@ class SidecarFormat(NamedTuple):
     fields: tuple[str, ...]
     arrays: Mapping[str, str]
     max_header_bytes: int = 1 << 16
+    is_lazy: bool = False
+    first_read_bytes: int = _FIRST_READ_BYTES
 
 
 class Sidecar(NamedTuple):
@@ -68,23 +82,31 @@ class Sidecar(NamedTuple):
 
     Attributes:
         metadata: Field -> text.
-        arrays: Name -> array [N], read-only.
+        arrays: Name -> array [N], read-only; without one that stays in the file.
         starts: Name -> first byte of the array in the file.
+        checksum: The 8 digits.
     """
 
     metadata: dict[str, str]
     arrays: dict[str, npt.NDArray[Any]]
     starts: dict[str, int]
+    checksum: str
 
 
-def pack(kind: SidecarFormat, metadata: Mapping[str, str], arrays: Mapping[str, npt.NDArray[Any]]) -> bytes:
-    """The bytes of a sidecar.
+def pack(
+    kind: SidecarFormat, metadata: Mapping[str, str], arrays: Mapping[str, npt.NDArray[Any]], lazy_bytes: int = 0
+) -> bytes:
+    """The bytes of a sidecar; of a lazy kind those in front of its last array, which has `lazy_bytes`.
 
     Raises:
         OSError: its header is longer than would be read again.
     """
-    ordered = [np.ascontiguousarray(arrays[name], _stored(dtype)) for name, dtype in kind.arrays.items()]
-    header = _header(kind, metadata, {name: len(array) for name, array in zip(kind.arrays, ordered, strict=True)})
+    names = list(kind.arrays)[: -1 if kind.is_lazy else None]
+    ordered = [np.ascontiguousarray(arrays[name], _stored(kind.arrays[name])) for name in names]
+    lengths = dict.fromkeys(kind.arrays, lazy_bytes) | {
+        name: len(array) for name, array in zip(names, ordered, strict=True)
+    }
+    header = _header(kind, metadata, lengths)
     if len(header) > kind.max_header_bytes:
         raise OSError(errno.EFBIG, f"expected a header of at most {kind.max_header_bytes} bytes, got {len(header)}")
     content = b"".join([len(header).to_bytes(_LENGTH_BYTES, "little"), header, *(array.tobytes() for array in ordered)])
@@ -109,41 +131,46 @@ def read_sidecar(
         IndexMismatchError: damaged, of another format or version, or larger than an honest one.
         OSError: the file cannot be opened or read.
     """
-    source = open_file(path)  # refuses directories and pipes
+    return read_source(open_file(path), kind, most_bytes, owner)  # refuses directories and pipes
+
+
+def read_source(
+    source: FileSource, kind: SidecarFormat, most_bytes: Callable[[Mapping[str, str]], int], owner: str
+) -> Sidecar:
+    """`read_sidecar` of a file that is open already."""
     try:
         return _read(source, kind, most_bytes, owner)
     except (ValueError, RecursionError, MemoryError) as error:
-        raise IndexMismatchError(f"expected {kind.what} written by torch_tfrecord, got {error}", path=path) from error
+        text = f"expected {kind.what} written by torch_tfrecord, got {error}"
+        raise IndexMismatchError(text, path=source.path) from error
     except IndexMismatchError as error:
-        error.locate(path=path)
+        error.locate(path=source.path)
         raise
 
 
 def _read(
     source: FileSource, kind: SidecarFormat, most_bytes: Callable[[Mapping[str, str]], int], owner: str
 ) -> Sidecar:
-    head = source.read(_FIRST_READ_BYTES, 0)
+    head = source.read(kind.first_read_bytes, 0)
     header_bytes = _header_bytes(head, kind)
     if len(head) < _LENGTH_BYTES + header_bytes:
         head = source.read(_LENGTH_BYTES + header_bytes, 0)
     header = head[_LENGTH_BYTES : _LENGTH_BYTES + header_bytes]
     metadata, lengths = _parse_header(header, kind)
-    array_bytes = sum(
-        length * _stored(dtype).itemsize for length, dtype in zip(lengths, kind.arrays.values(), strict=True)
-    )
+    sizes = [length * _stored(dtype).itemsize for length, dtype in zip(lengths, kind.arrays.values(), strict=True)]
+    total = _LENGTH_BYTES + header_bytes + sum(sizes)
+    if source.file_size != total:
+        raise IndexMismatchError(f"expected {kind.what} of {total} bytes, as its header says, got {source.file_size}")
+    array_bytes = sum(sizes[: -1 if kind.is_lazy else None])
     expected = _LENGTH_BYTES + header_bytes + array_bytes
-    if source.file_size != expected:
-        raise IndexMismatchError(
-            f"expected {kind.what} of {expected} bytes, as its header says, got {source.file_size}"
-        )
     limit = most_bytes(metadata)
     if array_bytes > limit:
         raise IndexMismatchError(
             f"expected {kind.what} with at most {limit} bytes of arrays, by the size of {owner}, got {array_bytes}"
         )
     # Read, not mapped: a file that is cut while mapped kills the process.
-    content = head if len(head) == expected else source.read(expected, 0)
-    if len(content) != expected or content[: len(head)] != head:
+    content = head[:expected] if len(head) >= expected else source.read(expected, 0)
+    if len(content) != expected or content[: len(head)] != head[:expected]:
         raise IndexMismatchError(
             f"expected {kind.what} that does not change while it is read, got {len(content)} bytes"
         )
@@ -152,7 +179,7 @@ def _read(
     got = _checksum(content, begin).decode()
     if stored != got:
         raise IndexMismatchError(f"expected {kind.what} with checksum {stored}, got {got}: it is damaged")
-    return _arrays(content, kind, metadata, lengths, _LENGTH_BYTES + header_bytes)
+    return _arrays(content, kind, metadata, lengths, _LENGTH_BYTES + header_bytes, got)
 
 
 def _header_bytes(head: bytes, kind: SidecarFormat) -> int:
@@ -192,12 +219,16 @@ def _length(described: object) -> int:
     return shape[0]
 
 
-def _arrays(content: bytes, kind: SidecarFormat, metadata: dict[str, str], lengths: list[int], start: int) -> Sidecar:
+def _arrays(
+    content: bytes, kind: SidecarFormat, metadata: dict[str, str], lengths: list[int], start: int, checksum: str
+) -> Sidecar:
     arrays, starts = {}, {}
     for (name, dtype), length in zip(kind.arrays.items(), lengths, strict=True):
-        arrays[name], starts[name] = np.frombuffer(content, _stored(dtype), length, start), start
-        start += arrays[name].nbytes
-    return Sidecar(metadata, arrays, starts)
+        starts[name] = start
+        if start < len(content) or not length:
+            arrays[name] = np.frombuffer(content, _stored(dtype), length, start)
+            start += arrays[name].nbytes
+    return Sidecar(metadata, arrays, starts, checksum)
 
 
 def _stored(dtype: str) -> np.dtype[Any]:

@@ -1,0 +1,159 @@
+"""Building a manifest from the indexes of its shards."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
+
+from torch_tfrecord.errors import IndexMismatchError
+from torch_tfrecord.progress import ProgressBar
+from torch_tfrecord.records.atomic import write_atomically
+from torch_tfrecord.records.manifest import MANIFEST_SUFFIX, Manifest, ShardRow, is_manifest, manifest_parts, shard_row
+from torch_tfrecord.records.manifest_files import manifest_path, relative_names, shard_paths
+from torch_tfrecord.records.paths import Paths, find_files
+from torch_tfrecord.records.sidecar import IndexKeeper, write_sidecar
+from torch_tfrecord.records.storage import is_remote, local_path, open_file
+
+__all__ = ["WrittenManifest", "build_manifest", "write_manifest"]
+
+_THREADS = 16
+
+
+class WrittenManifest(NamedTuple):
+    """What `write_manifest` wrote.
+
+    Attributes:
+        path: The manifest.
+        num_files: Its shards.
+        num_records: Of all shards.
+        num_bytes: Of the manifest.
+        num_built: Shards whose rows are new.
+    """
+
+    path: str
+    num_files: int
+    num_records: int
+    num_bytes: int
+    num_built: int
+
+
+def build_manifest(paths: Paths, out: str | os.PathLike[str] | None = None) -> str:
+    """Write one file for the indexes of all shards, from which a dataset opens without a look at each.
+
+    It holds name, size, modification time and fingerprint of each shard, and where its records lie, in at most three
+    bytes a record for records of one kind. A dataset of these files, or of some of them, finds it by itself where it
+    was written without `out`; else give the dataset the manifest in place of its files. It loads what it needs: 100,000
+    shards with 10^9 records need some MiB. Names are relative to the manifest: copy the whole folder, and it stays
+    valid.
+
+    Fresh indexes are used, and missing ones built by several threads and kept, as `TFRecordDataset` does. What a
+    manifest in the same place says of shards that did not change is taken over; without `out` it stays the manifest of
+    all of them, also of those that are not in `paths`.
+
+    Args:
+        paths: As of `find_files`.
+        out: Where it is written, ending with ``.safetensors``; None for ``.torch_index/manifest.safetensors`` in the
+            folder that holds all the files.
+
+    Returns:
+        The manifest's path.
+
+    Raises:
+        TFRecordError: a shard that must be indexed is damaged.
+        OSError: a shard cannot be read, or the manifest not be written; nothing was changed in its place.
+        ValueError: `out` has another ending, or is in another storage than the files.
+
+    Example:
+        >>> build_manifest("data/train-*")  # doctest: +SKIP
+        'data/.torch_index/manifest.safetensors'
+        >>> ds = TFRecordDataset("data/train-*")  # doctest: +SKIP
+    """
+    return write_manifest(paths, out).path
+
+
+def write_manifest(
+    paths: Paths,
+    out: str | os.PathLike[str] | None = None,
+    keeper: IndexKeeper | None = None,
+    num_threads: int = _THREADS,
+) -> WrittenManifest:
+    """`build_manifest`, with its figures.
+
+    Args:
+        paths: See there.
+        out: See there.
+        keeper: Gives the shards' indexes.
+        num_threads: That build indexes.
+    """
+    files = find_files(paths)
+    place = manifest_path(files) if out is None else local_path(out)
+    if not is_manifest(place):
+        raise ValueError(f"out must end with {MANIFEST_SUFFIX!r}, and not as an index does, got {place!r}")
+    if is_remote(place):
+        raise ValueError(f"out must be a local path, got {place!r}")
+    keeper = keeper or IndexKeeper()
+    known = _known_rows(place)
+    if out is None:
+        files = sorted({*files, *(path for path, row in known.items() if _current(path, row))}, key=os.fsencode)
+    found = _rows(files, known, keeper, num_threads)
+    keeper.warn_of_displaced()
+    parts = list(manifest_parts(relative_names(files, place), [row for row, _ in found]))
+    if out is None:
+        write_sidecar(place, *parts)
+    else:
+        write_atomically(place, *parts)
+    num_records = sum(row.num_records for row, _ in found)
+    return WrittenManifest(place, len(files), num_records, sum(map(len, parts)), sum(is_new for _, is_new in found))
+
+
+def _known_rows(place: str) -> dict[str, ShardRow]:
+    """What a manifest says that lies there already, by path."""
+    try:
+        manifest = Manifest(place)
+        paths = shard_paths(place, manifest.names())
+        return {path: manifest.row(number) for number, path in enumerate(paths)}
+    except (OSError, IndexMismatchError):
+        return {}
+
+
+def _current(path: str, row: ShardRow) -> ShardRow | None:
+    """A row with the times of now, if it is of a file as it is now, else None."""
+    try:
+        if not is_remote(path):
+            status = os.stat(path)
+            if (status.st_size, status.st_mtime_ns) == (row.facts.file_size, row.facts.mtime_ns):
+                return row
+        source = open_file(path)
+        if row.facts.fingerprint is None:
+            return None
+        _with_time(row, 0).facts.check_fresh(source)
+        return _with_time(row, source.mtime_ns)
+    except (OSError, IndexMismatchError):
+        return None
+
+
+def _with_time(row: ShardRow, mtime_ns: int) -> ShardRow:
+    facts = row.facts
+    return row._replace(facts=facts.bare(facts.file_size, facts.compression_type, mtime_ns, facts.fingerprint))
+
+
+def _rows(
+    files: Sequence[str], known: Mapping[str, ShardRow], keeper: IndexKeeper, num_threads: int
+) -> list[tuple[ShardRow, bool]]:
+    """Of each file its row, and whether it is new."""
+
+    def work(path: str) -> tuple[ShardRow, bool]:
+        row = _current(path, known[path]) if path in known else None
+        if row is not None:
+            return row, False
+        source = open_file(path)
+        # An index may be that of its file though the time has changed, as after a copy.
+        return _with_time(shard_row(keeper.index(source)), source.mtime_ns), True
+
+    pool = ThreadPoolExecutor(max(1, min(num_threads, len(files))))
+    try:
+        return list(ProgressBar(pool.map(work, files), "indexing", total=len(files), unit="file", delay=1.0))
+    finally:
+        pool.shutdown(cancel_futures=True)
