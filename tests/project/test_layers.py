@@ -54,6 +54,7 @@ ORDER = [
     "records.scan",
     "records.temporaries",
     "records.atomic",
+    "records.build_turns",
     "records.sidecar_file",
     "records.index",
     "records.sidecar",

@@ -36,7 +36,7 @@ from torch_tfrecord.order.position_batch import epoch_of, is_batch_of_positions,
 from torch_tfrecord.order.random_stream import record_keys, salted_keys
 from torch_tfrecord.records.compression import check_compression_type
 from torch_tfrecord.records.index import RecordIndex
-from torch_tfrecord.records.manifest_shards import ManifestShards, open_files
+from torch_tfrecord.records.manifest_shards import ManifestShards, open_shards
 from torch_tfrecord.records.paths import Paths
 from torch_tfrecord.records.sidecar import IndexKeeper
 from torch_tfrecord.samples import Places, SampleList
@@ -105,7 +105,7 @@ class TFRecordDataset(Dataset[Any]):
         check_max_batch_bytes(max_batch_bytes)
         parser = None if features is None else BatchParser(features, max_batch_bytes=max_batch_bytes)
         keeper = IndexKeeper(index, index_dir=index_dir, verify_crc=verify_crc, compression_type=compression)
-        files, shards = open_files(paths, index, index_dir, compression)
+        files, shards = open_shards(paths, index, index_dir, compression)
         self._set_up(files, keeper.each(files) if shards is None else shards, None, parser, transform, verify_crc)
 
     @classmethod

@@ -18,7 +18,7 @@ from torch_tfrecord.records.storage import is_remote, local_path, open_file
 
 __all__ = ["WrittenManifest", "build_manifest", "write_manifest"]
 
-_THREADS = 16
+_THREADS = 16  # that build indexes
 
 
 class WrittenManifest(NamedTuple):
@@ -74,30 +74,26 @@ def build_manifest(paths: Paths, out: str | os.PathLike[str] | None = None) -> s
 
 
 def write_manifest(
-    paths: Paths,
-    out: str | os.PathLike[str] | None = None,
-    keeper: IndexKeeper | None = None,
-    num_threads: int = _THREADS,
+    paths: Paths, out: str | os.PathLike[str] | None = None, *, index_dir: str | None = None
 ) -> WrittenManifest:
     """`build_manifest`, with its figures.
 
     Args:
         paths: See there.
         out: See there.
-        keeper: Gives the shards' indexes.
-        num_threads: That build indexes.
+        index_dir: As of `TFRecordDataset`: where the indexes are kept, and without `out` the manifest.
     """
     files = find_files(paths)
-    place = manifest_path(files) if out is None else local_path(out)
+    place = manifest_path(files, index_dir) if out is None else local_path(out)
     if not is_manifest(place):
         raise ValueError(f"out must end with {MANIFEST_SUFFIX!r}, and not as an index does, got {place!r}")
     if is_remote(place):
         raise ValueError(f"out must be a local path, got {place!r}")
-    keeper = keeper or IndexKeeper()
+    keeper = IndexKeeper(index_dir=index_dir)
     known = _known_rows(place)
     if out is None:
         files = sorted({*files, *(path for path, row in known.items() if _current(path, row))}, key=os.fsencode)
-    found = _rows(files, known, keeper, num_threads)
+    found = _rows(files, known, keeper)
     keeper.warn_of_displaced()
     parts = list(manifest_parts(relative_names(files, place), [row for row, _ in found]))
     if out is None:
@@ -139,9 +135,7 @@ def _with_time(row: ShardRow, mtime_ns: int) -> ShardRow:
     return row._replace(facts=facts.bare(facts.file_size, facts.compression_type, mtime_ns, facts.fingerprint))
 
 
-def _rows(
-    files: Sequence[str], known: Mapping[str, ShardRow], keeper: IndexKeeper, num_threads: int
-) -> list[tuple[ShardRow, bool]]:
+def _rows(files: Sequence[str], known: Mapping[str, ShardRow], keeper: IndexKeeper) -> list[tuple[ShardRow, bool]]:
     """Of each file its row, and whether it is new."""
 
     def work(path: str) -> tuple[ShardRow, bool]:
@@ -152,7 +146,7 @@ def _rows(
         # An index may be that of its file though the time has changed, as after a copy.
         return _with_time(shard_row(keeper.index(source)), source.mtime_ns), True
 
-    pool = ThreadPoolExecutor(max(1, min(num_threads, len(files))))
+    pool = ThreadPoolExecutor(min(_THREADS, len(files)))
     try:
         return list(ProgressBar(pool.map(work, files), "indexing", total=len(files), unit="file", delay=1.0))
     finally:

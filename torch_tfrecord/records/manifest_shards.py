@@ -20,7 +20,7 @@ from torch_tfrecord.records.manifest_table import is_range, manifest_table
 from torch_tfrecord.records.paths import Paths, find_files, named_manifest
 from torch_tfrecord.records.storage import is_remote
 
-__all__ = ["ManifestShards", "open_files"]
+__all__ = ["ManifestShards", "open_shards"]
 
 _Integers: TypeAlias = "npt.NDArray[np.int64]"
 
@@ -87,7 +87,7 @@ class ManifestShards:
             self.files = [paths[row] for row in self._rows.tolist()]
 
 
-def open_files(
+def open_shards(
     paths: Paths, policy: IndexPolicy, index_dir: str | os.PathLike[str] | None = None, compression_type: str = "auto"
 ) -> tuple[list[str], ManifestShards | None]:
     """The files of a data set, and their shards by a manifest: one that `paths` names, or that lies beside them.

@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import Generic, TypeVar, get_args
 
 from torch_tfrecord.arguments import IndexPolicy, one_of
-from torch_tfrecord.errors import IndexMismatchError, outer_level
+from torch_tfrecord.errors import IndexMismatchError, TFRecordError, outer_level
 from torch_tfrecord.progress import ProgressBar
 from torch_tfrecord.records.atomic import write_atomically
+from torch_tfrecord.records.build_turns import Waiting, build_alone, in_own_order
 from torch_tfrecord.records.index import RecordIndex, index_source, load_fresh
 from torch_tfrecord.records.sidecar_file import check_replaceable, is_own
 from torch_tfrecord.records.storage import FileSource, is_remote, open_file
@@ -157,6 +158,16 @@ def sidecar_folder(place: str) -> Iterator[None]:
         raise
 
 
+@contextlib.contextmanager
+def _tidy_folder(place: str) -> Iterator[None]:
+    """`sidecar_folder`, of which a hidden one is removed in any case if it is empty: nothing could be kept there."""
+    with sidecar_folder(place):
+        yield
+    if Path(place).parent.name == SIDECAR_FOLDER:
+        with contextlib.suppress(OSError):
+            Path(place).parent.rmdir()
+
+
 def _made_hidden(folder: Path) -> bool:
     try:
         folder.mkdir()
@@ -212,19 +223,54 @@ class SidecarKeeper(Generic[_Index]):
         """
         if self._policy == "memory":
             return build()
-        stale: IndexMismatchError | None = None
-        for place in places(name, self._index_dir):
-            try:
-                return load(place)
-            except IndexMismatchError as error:
-                stale = stale or about_data(error, path)
-            except OSError:
-                continue
+        found, stale = self._load(path, name, load)
+        if found is not None:
+            return found
         if self._policy == "require":
             raise stale or IndexMismatchError(
                 f"expected an {self._kind} at {' or '.join(places(name, self._index_dir))}, got none ({self._advice})",
                 path=path,
             )
+        waiting = Waiting(path, self._kind)
+        while True:
+            with self._building_alone(name) as is_alone:
+                found, _ = self._load(path, name, load)  # another process may have built it meanwhile
+                if found is not None:
+                    return found
+                if is_alone or waiting.is_over:
+                    return self._built(path, name, load, build, content)
+            if not self._help():
+                waiting.pause()
+
+    def _load(
+        self, path: str, name: str, load: Callable[[str], _Index]
+    ) -> tuple[_Index | None, IndexMismatchError | None]:
+        """What is kept; or what is wrong with it, where something is there."""
+        stale: IndexMismatchError | None = None
+        for place in places(name, self._index_dir):
+            try:
+                return load(place), None
+            except IndexMismatchError as error:
+                stale = stale or about_data(error, path)
+            except OSError:
+                continue
+        return None, stale
+
+    def _building_alone(self, name: str) -> contextlib.AbstractContextManager[bool]:
+        return build_alone(new_places(name, self._index_dir), _tidy_folder)
+
+    def _help(self) -> bool:
+        """Build something else that is missing while another process builds what is asked for; whether there was."""
+        return False
+
+    def _built(
+        self,
+        path: str,
+        name: str,
+        load: Callable[[str], _Index],
+        build: Callable[[], _Index],
+        content: Callable[[_Index], bytes],
+    ) -> _Index:
         found = build()
         kept = self._keep(content(found), path, name)
         if kept is not None and self._reloads:
@@ -283,6 +329,7 @@ class IndexKeeper(SidecarKeeper[RecordIndex]):
         super().__init__(policy, index_dir, advice="build it with `tfrecord index`, or use index='auto'")
         self._verify = verify_crc
         self._compression_type = compression_type
+        self._to_help: Iterator[str] = iter(())
 
     def indexes(self, paths: Sequence[str]) -> list[RecordIndex]:
         """The index of each file, in order; see `each`."""
@@ -298,9 +345,22 @@ class IndexKeeper(SidecarKeeper[RecordIndex]):
             TFRecordError: a data file that must be indexed is damaged.
             OSError: a data file cannot be opened.
         """
+        self._to_help = in_own_order(paths)
         for path in ProgressBar(paths, "indexing", unit="file", delay=1.0):
             yield self.index(open_file(path))
         self.warn_of_displaced()
+
+    def _help(self) -> bool:
+        for path in self._to_help:
+            with self._building_alone(path) as is_alone:
+                if is_alone and not any(map(os.path.lexists, new_places(path, self._index_dir))):
+                    with contextlib.suppress(OSError, TFRecordError):  # which come again in that file's turn
+                        self._keep(self._build(open_file(path)).to_bytes(), path, path)
+                    return True
+        return False
+
+    def _build(self, data: FileSource) -> RecordIndex:
+        return index_source(data, verify_crc=self._verify, compression_type=self._compression_type)
 
     def index(self, data: FileSource) -> RecordIndex:
         """The index of one file; see `each`. May be called from several threads."""
@@ -313,10 +373,7 @@ class IndexKeeper(SidecarKeeper[RecordIndex]):
                 raise IndexMismatchError(text, path=data.path)
             return index
 
-        def build() -> RecordIndex:
-            return index_source(data, verify_crc=self._verify, compression_type=compression_type)
-
-        return self.find(data.path, data.path, load, build, RecordIndex.to_bytes)
+        return self.find(data.path, data.path, load, lambda: self._build(data), RecordIndex.to_bytes)
 
 
 def _reason(error: OSError) -> str:
