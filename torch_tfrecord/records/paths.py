@@ -13,7 +13,7 @@ import posixpath
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import islice
+from itertools import groupby, islice
 from typing import NamedTuple, TypeAlias
 
 from torch_tfrecord.errors import TFRecordError
@@ -44,6 +44,7 @@ _GUESS_BYTES = 64
 _MAX_NAMED = 10
 _MOST_ASKED = 100_000  # names of missing shards that a pattern is held against
 _MAX_NAME = 80
+_MOST_ASKED_SINGLY = 100
 
 
 def shard_name(base: str, number: int, total: int, suffix: str = "") -> str:
@@ -68,7 +69,9 @@ def labels_name(name: str) -> str:
 
 def is_companion(path: str) -> bool:
     """Whether a file's name says that it lies beside data but is none: an index, a manifest, another tool's, labels."""
-    return path.endswith(_INDEX_SUFFIXES) or _LABELS_NAME.fullmatch(posixpath.basename(path)) is not None
+    if path.endswith(_INDEX_SUFFIXES):
+        return True
+    return path.endswith(".txt") and _LABELS_NAME.fullmatch(posixpath.basename(path)) is not None
 
 
 def named_manifest(paths: Paths) -> str | None:
@@ -116,7 +119,9 @@ def find_files(paths: Paths) -> list[str]:
         found += _expand(local_path(item))  # type: ignore[arg-type]
     if not found:
         raise ValueError("paths must name at least one file, got an empty list")
-    counts = Counter(path if is_remote(path) else os.path.abspath(path) for path in found)
+    # One pattern writes a file in one way.
+    names = found if single else (path if is_remote(path) else os.path.abspath(path) for path in found)
+    counts = Counter(names)
     repeated = [path for path, count in counts.items() if count > 1]
     if repeated:
         raise ValueError(f"each file may be named once, got {len(repeated)} of them more than once: {_some(repeated)}")
@@ -167,11 +172,24 @@ class _Local:
     def glob(self, pattern: str) -> list[str]:
         with opened(lambda _: os.scandir(os.curdir), pattern):  # glob takes what it cannot open for an empty folder
             pass
-        return [match for match in glob.glob(pattern, recursive=True) if not os.path.isdir(match)]
+        matches = glob.glob(pattern, recursive=True)
+        folders = set(_folders_among(matches))
+        return [match for match in matches if match not in folders]
 
     def listing(self, path: str) -> list[str]:
         with opened(os.scandir, path) as entries:
             return [entry.path for entry in entries if entry.is_file()]
+
+
+def _folders_among(paths: Iterable[str]) -> Iterator[str]:
+    """Which of these are folders; many of one folder are told by a listing, in place of a look at each."""
+    for folder, group in groupby(paths, lambda path: path[: path.rfind("/") + 1]):
+        inside = list(group)
+        if len(inside) <= _MOST_ASKED_SINGLY:
+            yield from filter(os.path.isdir, inside)
+            continue
+        with opened(os.scandir, folder or os.curdir) as entries:
+            yield from (f"{folder}{entry.name}" for entry in entries if entry.is_dir())
 
 
 class _Remote(_Local):
@@ -238,7 +256,8 @@ def _shard_of(path: str) -> _Shard | None:
     match = _SHARD.fullmatch(path)
     if match is None:
         return None
-    return _Shard(match["base"], match["suffix"], int(match["number"]), int(match["total"]))
+    base, number, total, suffix = match.groups()
+    return _Shard(base, suffix, int(number), int(total))
 
 
 def _check_finished(shards: Iterable[_Shard]) -> None:
