@@ -131,7 +131,7 @@ class _Ranges(http.server.SimpleHTTPRequestHandler):
         if not os.path.isfile(path):
             self.send_error(404)
             return None
-        file, size = Path(path).open("rb"), os.path.getsize(path)
+        size = os.path.getsize(path)
         begin, end = 0, size
         asked = self.headers.get("Range")
         if asked:
@@ -145,6 +145,7 @@ class _Ranges(http.server.SimpleHTTPRequestHandler):
         self.send_header("ETag", f'"{size}"')
         self.send_header("Last-Modified", self.date_time_string(int(os.stat(path).st_mtime)))
         self.end_headers()
+        file = open(path, "rb")  # noqa: SIM115
         file.seek(begin)
         self.left = end - begin
         return file

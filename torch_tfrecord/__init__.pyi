@@ -8,6 +8,7 @@ from .errors import (
     IndexMismatchError,
     LimitExceededError,
     ParseError,
+    RemoteError,
     TFRecordError,
 )
 from .features.feature import SequenceFeatures
@@ -66,6 +67,7 @@ __all__ = [
     "RecordBatchSampler",
     "RecordIndex",
     "RecordSampler",
+    "RemoteError",
     "ResizedCenterCrop",
     "SequenceFeatures",
     "SerializedTensor",

@@ -9,7 +9,8 @@
         ├── IndexMismatchError      a stale, foreign or damaged index
         ├── ParseError              a record does not fit the features asked for
         ├── ImageDecodeError        bytes that are no (whole) image
-        └── LimitExceededError      a size that no honest file has
+        ├── LimitExceededError      a size that no honest file has
+        └── RemoteError             a storage does not answer as it should
 
 Wrong arguments are ``ValueError`` or ``TypeError``; a file that cannot be opened is Python's own ``OSError``.
 """
@@ -19,7 +20,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from torch_tfrecord.shown import printable, shown_text
 
@@ -30,6 +31,7 @@ __all__ = [
     "IndexMismatchError",
     "LimitExceededError",
     "ParseError",
+    "RemoteError",
     "TFRecordError",
     "outer_level",
 ]
@@ -137,6 +139,34 @@ class ImageDecodeError(TFRecordError):
 
 class LimitExceededError(TFRecordError):
     """A size that no honest file has; nothing was allocated for it."""
+
+
+class RemoteError(TFRecordError):
+    """A storage did not answer a request as it should, also when it was asked again, where that could help.
+
+    ``str(error)`` reads ``<path>: bytes <begin> to <end>: <what it answered> (<n> attempts)``, with no value of
+    `storage_options`.
+
+    Attributes:
+        status: The HTTP status, where there was one.
+        attempts: How often the storage was asked.
+    """
+
+    status: int | None = None
+    attempts: int = 1
+
+    def answered(self, status: int | None, attempts: int) -> RemoteError:
+        """Note what came of it; returns the exception itself."""
+        self.status, self.attempts = status, attempts
+        return self
+
+    def __reduce__(self) -> tuple[Callable[..., TFRecordError], tuple[object, ...]]:
+        return _rebuild_remote, (self.status, self.attempts, *super().__reduce__()[1])
+
+
+def _rebuild_remote(status: int | None, attempts: int, kind: type[RemoteError], *rest: Any) -> RemoteError:
+    message, path, offset, position = rest
+    return kind(message, path=path, offset=offset, position=position).answered(status, attempts)
 
 
 # Warnings.

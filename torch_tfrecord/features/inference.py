@@ -40,12 +40,15 @@ _PLAUSIBLE_FLOAT = 1e15
 _Sample: TypeAlias = tuple[dict[str, Values], dict[str, list[Values]]]
 
 
-def infer_features(paths: Paths, *, num_records: int = 100) -> dict[str, Feature] | SequenceFeatures:
+def infer_features(
+    paths: Paths, *, num_records: int = 100, storage_options: Mapping[str, Any] | None = None
+) -> dict[str, Feature] | SequenceFeatures:
     """Propose a spec that reads the records of some files, for pasting into code.
 
     Args:
         paths: As for `TFRecordDataset`.
         num_records: How many records to look at: the first ones of each file, as evenly as the files allow.
+        storage_options: As for `TFRecordDataset`.
 
     Returns:
         Key -> spec, or SequenceFeatures where a record has feature lists; see `infer_features_from_records`.
@@ -62,12 +65,12 @@ def infer_features(paths: Paths, *, num_records: int = 100) -> dict[str, Feature
     """
     if isinstance(num_records, bool) or not isinstance(num_records, int) or num_records < 1:
         raise ValueError(f"num_records must be an integer of at least 1, got {num_records!r}")
-    files = find_files(paths)
+    files = find_files(paths, storage_options=storage_options)
     samples: list[_Sample] = []
     for number, path in enumerate(files):
         # What short files leave over goes to the later ones.
         share = -(-(num_records - len(samples)) // (len(files) - number))
-        for position, record in enumerate(islice(read_records(path), share)):
+        for position, record in enumerate(islice(read_records(path, storage_options=storage_options), share)):
             samples.append(_decode(record, position, path))
     if not samples:
         raise ValueError(f"expected at least one record to look at, got none in {len(files)} files: {files[0]}, ...")

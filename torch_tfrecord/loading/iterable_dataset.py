@@ -39,10 +39,12 @@ from torch_tfrecord.order.epoch_count import EpochCount
 from torch_tfrecord.order.prepared import check_loaded_epoch, prepared_loader
 from torch_tfrecord.order.random_stream import RandomStream, record_keys, shuffled
 from torch_tfrecord.order.ranks import check_rank, consumer, in_process_group, resolve_rank
+from torch_tfrecord.records.ahead_file import FilesAhead
 from torch_tfrecord.records.compression import check_compression_type
-from torch_tfrecord.records.paths import Paths, find_files
+from torch_tfrecord.records.paths import Paths, found_files
 from torch_tfrecord.records.reader import check_on_corrupt, read_blocks
 from torch_tfrecord.records.scan import Block
+from torch_tfrecord.remote.access import Access
 from torch_tfrecord.samples import SampleList, transform_one
 from torch_tfrecord.shown import shown_features, shown_files, shown_transform
 
@@ -80,7 +82,7 @@ class TFRecordIterableDataset(IterableDataset[Any]):
         compression_type: "auto" (detected for each file), None or "" (none), "GZIP", "ZLIB".
         verify_crc: Check the payloads' checksums; headers are always checked.
         on_corrupt: "raise", or "skip" to leave damaged records out, with one warning a file.
-        max_batch_bytes: As of `TFRecordDataset`.
+        max_batch_bytes, storage_options: As of `TFRecordDataset`.
 
     Example:
         >>> ds = TFRecordIterableDataset("train-*", features, batch_size=64, shuffle=True)  # doctest: +SKIP
@@ -108,6 +110,7 @@ class TFRecordIterableDataset(IterableDataset[Any]):
         verify_crc: bool = True,
         on_corrupt: OnCorrupt = "raise",
         max_batch_bytes: int = MAX_BATCH_BYTES,
+        storage_options: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__()
         if not isinstance(shuffle, bool):
@@ -129,7 +132,8 @@ class TFRecordIterableDataset(IterableDataset[Any]):
         self._drop_last = true_or_false("drop_last", drop_last)
         self._verify = verify_crc
         self._on_corrupt = on_corrupt
-        self.files: list[str] = find_files(paths)
+        self._access = Access(storage_options)
+        self.files, self._infos = found_files(paths, self._access)
         self._order = {  # what decides it
             "num_files": len(self.files),
             "files": _digest(self.files),
@@ -244,18 +248,23 @@ class TFRecordIterableDataset(IterableDataset[Any]):
         return [Piece(file) for file in (shuffled(order, self._seed, epoch) if self._shuffle else order)]
 
     def _stream(self, pieces: Sequence[Piece], epoch: int, number: int) -> RecordStream:
+        files = FilesAhead((self.files[piece.file] for piece in pieces), self._access, self._infos)
         return RecordStream(
             pieces,
-            self._read,
+            partial(self._read, files),
             cycle_length=self._cycle_length,
             block_length=self._block_length,
             buffer_size=self._buffer_size,
             random=RandomStream(self._seed, epoch, number),
         )
 
-    def _read(self, file: int) -> Iterator[Block]:
+    def _read(self, files: FilesAhead, file: int) -> Iterator[Block]:
         return read_blocks(
-            self.files[file], self._compression_type, verify_crc=self._verify, on_corrupt=self._on_corrupt
+            self.files[file],
+            self._compression_type,
+            verify_crc=self._verify,
+            on_corrupt=self._on_corrupt,
+            open_source=files.open,
         )
 
     def _items(self, stream: RecordStream, epoch: int) -> Iterator[Any]:

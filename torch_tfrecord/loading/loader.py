@@ -63,6 +63,7 @@ def make_dataloader(
     index: IndexPolicy = "auto",
     index_dir: str | os.PathLike[str] | None = None,
     max_batch_bytes: int = MAX_BATCH_BYTES,
+    storage_options: Mapping[str, Any] | None = None,
     **dataloader_kwargs: Any,
 ) -> RecordLoader:
     """Make the DataLoader that most trainings want, as TensorFlow's ``make_batched_features_dataset`` does.
@@ -106,7 +107,8 @@ def make_dataloader(
             threads is under way. 0 for none; None chooses by the number of processors. Compressed files have one.
         rank, world_size: Both or none; None means torch.distributed's where it is initialised, else torchrun's
             environment, else 0 of 1.
-        compression_type, verify_crc, index, index_dir, max_batch_bytes: As for `TFRecordDataset`. Not with a dataset.
+        compression_type, verify_crc, index, index_dir, max_batch_bytes, storage_options: As for `TFRecordDataset`. Not
+            with a dataset.
         **dataloader_kwargs: For `DataLoader`: pin_memory, persistent_workers, prefetch_factor, ...; `collate_fn` is
             `collate` unless given.
 
@@ -140,6 +142,7 @@ def make_dataloader(
         "index": index,
         "index_dir": index_dir,
         "max_batch_bytes": max_batch_bytes,
+        "storage_options": storage_options,
     }
     if _is_paths(paths):
         _check_label(label_key, features)
@@ -170,7 +173,7 @@ def make_dataloader(
         dataloader_kwargs["generator"] = generator
     if transform is not None or not loads_ahead(dataset):
         dataset = NestedDataset(dataset, transform)
-    num_threads = usual_num_threads() if num_threads is None else int(num_threads)
+    num_threads = usual_num_threads(dataset) if num_threads is None else int(num_threads)
     return RecordLoader(
         dataset,
         batch_sampler=batches,

@@ -19,7 +19,7 @@ from torch_tfrecord.arguments import IndexPolicy, at_least, check_callable
 from torch_tfrecord.batch_memory import MAX_BATCH_BYTES, check_max_batch_bytes
 from torch_tfrecord.batches.batch_parser import BatchParser
 from torch_tfrecord.batches.collate import collate
-from torch_tfrecord.errors import LimitExceededError, TFRecordError
+from torch_tfrecord.errors import LimitExceededError, RemoteError, TFRecordError
 from torch_tfrecord.features.feature import SequenceFeatures
 from torch_tfrecord.loading.record_files import RecordFiles
 from torch_tfrecord.loading.sample_maker import (
@@ -39,6 +39,7 @@ from torch_tfrecord.records.index import RecordIndex
 from torch_tfrecord.records.manifest_shards import ManifestShards, open_shards
 from torch_tfrecord.records.paths import Paths
 from torch_tfrecord.records.sidecar import IndexKeeper
+from torch_tfrecord.remote.access import DEFAULT_ACCESS, Access
 from torch_tfrecord.samples import Places, SampleList
 from torch_tfrecord.shown import shown_features, shown_files, shown_transform
 
@@ -56,9 +57,10 @@ class TFRecordDataset(Dataset[Any]):
     may be used after fork and spawn, and from threads.
 
     Args:
-        paths: A path, a glob, ``name@N``, a directory, a manifest, or a list of these; see `find_files`. Local, or of
-            fsspec. Where a manifest was named or lies beside the files (see `build_manifest`), the dataset opens from
-            it alone, and reads of it what it needs: it takes little memory, however many records there are.
+        paths: A path, a glob, ``name@N``, a directory, a manifest, or a list of these; see `find_files`. Local, or with
+            a scheme: ``s3://bucket/train-*``, ``https://host/train@64``. Where a manifest was named or lies beside the
+            files (see `build_manifest`), the dataset opens from it alone, and reads of it what it needs: it takes
+            little memory, however many records there are.
         features: What to read from each record, by name; None gives the record's bytes. `SequenceFeatures` reads
             SequenceExamples, as `(context, sequences)`. Random draws (a fused crop): see `set_epoch`.
         transform: Called with each sample.
@@ -72,6 +74,9 @@ class TFRecordDataset(Dataset[Any]):
         index_dir: A folder to keep indexes in, in place of beside the data.
         max_batch_bytes: The most bytes that the values of a batch, or of a sample read alone, may need: a few bytes of
             a record may stand for gigabytes. More is LimitExceededError, before it is allocated.
+        storage_options: Keys, tokens, addresses of the storage of remote paths, as fsspec, pandas and datasets call
+            them: ``{"key": ..., "secret": ...}``, ``{"anon": True}``, ``{"endpoint_url": ...}``; None for those of the
+            environment. They stand in no `repr`, error or index.
 
     Attributes:
         files: The files, sorted.
@@ -99,14 +104,19 @@ class TFRecordDataset(Dataset[Any]):
         index: IndexPolicy = "auto",
         index_dir: str | os.PathLike[str] | None = None,
         max_batch_bytes: int = MAX_BATCH_BYTES,
+        storage_options: Mapping[str, Any] | None = None,
     ) -> None:
         check_callable("transform", transform)
         compression = check_compression_type(compression_type)
         check_max_batch_bytes(max_batch_bytes)
         parser = None if features is None else BatchParser(features, max_batch_bytes=max_batch_bytes)
-        keeper = IndexKeeper(index, index_dir=index_dir, verify_crc=verify_crc, compression_type=compression)
-        files, shards = open_shards(paths, index, index_dir, compression)
-        self._set_up(files, keeper.each(files) if shards is None else shards, None, parser, transform, verify_crc)
+        access = Access(storage_options)
+        keeper = IndexKeeper(
+            index, index_dir=index_dir, verify_crc=verify_crc, compression_type=compression, access=access
+        )
+        files, infos, shards = open_shards(paths, index, index_dir, compression, access)
+        indexes = keeper.each(files, infos) if shards is None else shards
+        self._set_up(files, indexes, None, parser, transform, verify_crc, access)
 
     @classmethod
     def from_indexes(
@@ -119,6 +129,7 @@ class TFRecordDataset(Dataset[Any]):
         transform: Callable[[Any], Any] | None = None,
         verify_crc: bool = True,
         max_batch_bytes: int = MAX_BATCH_BYTES,
+        access: Access = DEFAULT_ACCESS,
     ) -> TFRecordDataset:
         """A dataset of files in a given order, for layers above that know the files, such as `tfds`.
 
@@ -131,11 +142,12 @@ class TFRecordDataset(Dataset[Any]):
             transform: Called with each sample.
             verify_crc: Check the payloads' checksums.
             max_batch_bytes: As of the class; of an object that parses, its own counts.
+            access: How remote files are reached.
         """
         dataset = cls.__new__(cls)
         is_spec = isinstance(features, (Mapping, SequenceFeatures))
         parser = BatchParser(features, max_batch_bytes=max_batch_bytes) if is_spec else features
-        dataset._set_up(list(files), indexes, positions, parser, transform, verify_crc)
+        dataset._set_up(list(files), indexes, positions, parser, transform, verify_crc, access)
         return dataset
 
     def _set_up(
@@ -146,10 +158,11 @@ class TFRecordDataset(Dataset[Any]):
         parser: SampleParser | None,
         transform: Callable[[Any], Any] | None,
         verify_crc: bool,
+        access: Access,
     ) -> None:
         self._maker = SampleMaker(parser, transform)
         self.files: list[str] = files
-        self.record_files = RecordFiles(files, indexes, verify_crc)
+        self.record_files = RecordFiles(files, indexes, verify_crc, access)
         self._positions: Any = range(len(self.record_files.table)) if positions is None else positions
         self._epoch = torch.tensor(_UNKNOWN)
         self._share_epoch()
@@ -199,6 +212,8 @@ class TFRecordDataset(Dataset[Any]):
         positions = salted(self, positions)
         try:
             return self._load_batches([positions])[0]
+        except RemoteError:  # of no record: to ask for one after another would fail for each
+            raise
         except TFRecordError as error:
             absolutes, place = self._absolutes(positions), self.record_files.place
             if error.position is not None or (error.path is None and isinstance(error, LimitExceededError)):

@@ -34,11 +34,14 @@ _TASK_SECONDS = 4e-3
 _MOST_BATCHES = 4
 
 
-def usual_num_threads() -> int:
+def usual_num_threads(dataset: object = None) -> int:
     """How many threads read ahead unless asked otherwise: one for each processor that this process may use, up to 8.
 
     Without the compiled core one: parsing in Python holds Python's lock, and several threads would only take turns.
+    Of remote files 8: most of the time they wait.
     """
+    if any(getattr(store, "is_remote", False) for store in stores(dataset)):
+        return _MOST_THREADS
     available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return min(available, _MOST_THREADS) if has_native() else 1
 
@@ -77,7 +80,7 @@ class ReadAheadLoader(DataLoader[Any]):
         dataset: The dataset.
         num_threads: Threads that read ahead; each keeps one batch under way, and one more is ready (of batches that
             take less than 4 ms, up to 4 in place of one). None for one for each processor that this process may use,
-            up to 8. Compressed files are read by one.
+            up to 8, and for 8 where files are remote. Compressed files are read by one.
         **dataloader_kwargs: For `DataLoader`: batch_size, shuffle, sampler, ...; `collate_fn` is `collate` unless
             given.
 
@@ -95,10 +98,10 @@ class ReadAheadLoader(DataLoader[Any]):
         integer("num_workers", dataloader_kwargs.get("num_workers", 0))  # torch compares it without a look
         dataset = dataset if loads_ahead(dataset) else NestedDataset(dataset)
         super().__init__(dataset, **dataloader_kwargs)
-        self.num_threads = usual_num_threads() if num_threads is None else at_least(0, "num_threads", num_threads)
+        read = dataset.dataset if isinstance(dataset, NestedDataset) else dataset
+        self.num_threads = usual_num_threads(read) if num_threads is None else at_least(0, "num_threads", num_threads)
         self._pace = _Pace()
         if self.num_threads and not self.num_workers:
-            read = dataset.dataset if isinstance(dataset, NestedDataset) else dataset
             _check_leaves(leaves(read))
             if any(store.first_compressed for store in stores(read)):
                 self.num_threads = 1  # several would read out of order, which in these files means to begin again

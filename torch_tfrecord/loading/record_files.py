@@ -13,13 +13,17 @@ from torch_tfrecord.errors import TFRecordError, outer_level
 from torch_tfrecord.loading.sample_maker import RecordPlace
 from torch_tfrecord.order.block_shuffle import plan_lanes
 from torch_tfrecord.process_cache import ProcessCache
+from torch_tfrecord.records.ahead_file import read_ahead
 from torch_tfrecord.records.compression import ByteSource, open_stream
 from torch_tfrecord.records.index import RecordIndex
 from torch_tfrecord.records.manifest_shards import ManifestShards
 from torch_tfrecord.records.packed_records import PackedRecords
 from torch_tfrecord.records.reader import RecordReader
 from torch_tfrecord.records.record_table import RecordTable
-from torch_tfrecord.records.storage import open_file
+from torch_tfrecord.records.storage import FileSource, is_remote, open_file
+from torch_tfrecord.remote.access import DEFAULT_ACCESS, Access
+from torch_tfrecord.remote.stores import RemoteInfo, store_of
+from torch_tfrecord.remote.together import each_at_once
 from torch_tfrecord.shown import printable
 
 __all__ = ["RecordFiles"]
@@ -39,6 +43,7 @@ class RecordFiles(ProcessCache[ByteSource]):
         indexes: One for each file, which must still be of that file; gone through once, their records are not kept. Or
             the shards of a manifest.
         verify_crc: Check the payloads' checksums.
+        access: How remote files are reached.
 
     Attributes:
         table: Where the records lie.
@@ -46,10 +51,18 @@ class RecordFiles(ProcessCache[ByteSource]):
         lanes: How the files are read side by side where they are compressed.
         first_compressed: The first file that is compressed, or None.
         has_warned: Whether it was said that random access is slow there; or whoever sets this reads in order.
+        is_remote: Whether there are remote files.
     """
 
-    def __init__(self, paths: Sequence[str], indexes: Iterable[RecordIndex] | ManifestShards, verify_crc: bool) -> None:
-        self._paths = paths
+    def __init__(
+        self,
+        paths: Sequence[str],
+        indexes: Iterable[RecordIndex] | ManifestShards,
+        verify_crc: bool,
+        access: Access = DEFAULT_ACCESS,
+    ) -> None:
+        self._paths, self._access = paths, access
+        self.is_remote = any(map(is_remote, paths))
         self._facts: list[RecordIndex] | ManifestShards = []
         self.table = self._table(indexes)
         self._reader = RecordReader(verify_crc)
@@ -119,7 +132,10 @@ class RecordFiles(ProcessCache[ByteSource]):
         Raises:
             TFRecordError: One of them cannot be read; `read` says which.
         """
-        return self._reader.read_batch(self._source, *self.table.find(positions))
+        files, offsets, lengths = self.table.find(positions)
+        if self.is_remote:
+            self._open_together(files)
+        return self._reader.read_batch(self._source, files, offsets, lengths, is_remote=self.is_remote)
 
     def place(self, position: int) -> RecordPlace:
         """Where a record is."""
@@ -129,10 +145,31 @@ class RecordFiles(ProcessCache[ByteSource]):
     def _source(self, file: int) -> ByteSource:
         return self.find(file, self._open)
 
+    def _open_together(self, files: npt.NDArray[np.int64]) -> None:
+        """Open all files that are not, at once: each may take a request or two."""
+        closed = [file for file in np.unique(files).tolist() if file not in self]
+        if len(closed) > 1:
+            for _ in each_at_once(self._source, closed):
+                pass
+
     def _open(self, file: int) -> ByteSource:
-        source, index = open_file(self._paths[file]), self._facts[file]
-        index.check_fresh(source)
+        path, index = self._paths[file], self._facts[file]
+        if is_remote(path):
+            source = self._remote(path, index)
+            if not index.compression_type:
+                return source  # what its first bytes show was looked at when the index was accepted
+            source = read_ahead(source)
+        else:
+            source = open_file(path)
+            index.check_fresh(source)
         # A thread of a loader has no line of the user's above it; whoever starts those warns.
         if index.compression_type and threading.current_thread() is threading.main_thread():
             self.warn()
         return open_stream(source, index.compression_type, self.lanes.kept_bytes)[0]
+
+    def _remote(self, path: str, index: RecordIndex) -> FileSource:
+        if index.etag is not None and store_of(path, self._access)[0].checks_etag:  # then reading tells
+            return open_file(path, self._access, RemoteInfo(index.file_size, index.etag, index.mtime_ns))
+        source = open_file(path, self._access)
+        index.check_fresh(source)
+        return source

@@ -11,26 +11,30 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from torch_tfrecord.errors import IndexMismatchError
+from torch_tfrecord.records.ahead_file import read_ahead
 from torch_tfrecord.records.atomic import write_atomically
 from torch_tfrecord.records.compression import check_compression_type, detect_compression, open_stream
 from torch_tfrecord.records.framing import HEADER_BYTES, OVERHEAD_BYTES
 from torch_tfrecord.records.scan import RecordScanner
 from torch_tfrecord.records.sidecar_file import SidecarFormat, pack, read_sidecar, stored_number
-from torch_tfrecord.records.storage import FileSource, local_path, open_file
+from torch_tfrecord.records.storage import FileSource, is_remote, local_path, open_file
+from torch_tfrecord.remote.access import DEFAULT_ACCESS, Access
+from torch_tfrecord.remote.store import RemoteInfo
 
 __all__ = ["COMPRESSION_TYPES", "RecordIndex", "build_index", "index_source", "load_fresh"]
 
 COMPRESSION_TYPES = ("", "GZIP", "ZLIB")
 _FORMAT = SidecarFormat(
     "torch_tfrecord.index",
-    "2",
+    "3",
     "an index",
-    ("file_size", "mtime_ns", "compression_type", "fingerprint"),
+    ("file_size", "mtime_ns", "compression_type", "fingerprint", "etag"),
     {"offsets": "int64", "lengths": "int64"},
 )
 _NO_RECORDS = np.zeros(0, dtype=np.int64)
@@ -52,6 +56,7 @@ class RecordIndex:
         compression_type: "" (none), "GZIP" or "ZLIB".
         mtime_ns: Modification time of the data file, nanoseconds since the epoch; 0 where it is not known.
         fingerprint: CRC-32C over the first and last 4 KiB of the data file; None where it is not known.
+        etag: The version of the data file that its storage says; None where it says none, and of local files.
 
     Raises:
         IndexMismatchError: the records do not lie one behind the other from 0 to the end of the file.
@@ -63,6 +68,7 @@ class RecordIndex:
     compression_type: str = ""
     mtime_ns: int = 0
     fingerprint: int | None = None
+    etag: str | None = None
 
     def __post_init__(self) -> None:
         for name in ("offsets", "lengths"):
@@ -86,22 +92,39 @@ class RecordIndex:
 
     def _identity(self) -> tuple[object, ...]:
         arrays = (self.offsets.tobytes(), self.lengths.tobytes())
-        return (*arrays, self.file_size, self.compression_type, self.mtime_ns, self.fingerprint)
+        return (*arrays, self.file_size, self.compression_type, self.mtime_ns, self.fingerprint, self.etag)
 
     def check_fresh(self, source: FileSource) -> None:
         """Raise IndexMismatchError unless this is the index of a data file as it is now.
 
-        Compares the size, the time of the last change, and the fingerprint; what is not known is not compared.
+        Compares the size, the time of the last change, and the fingerprint; what is not known is not compared. Of a
+        remote file the time is not compared where the fingerprint is, so that an index may be uploaded with its data,
+        and nothing but the size is where both ETags are known and equal.
         """
         problem = None
         if source.file_size != self.file_size:
             problem = f"expected a file of {self.file_size} bytes, got {source.file_size}"
-        elif self.mtime_ns and source.mtime_ns and source.mtime_ns != self.mtime_ns:
+        elif self.etag is not None and self.etag == source.etag:
+            return
+        elif self._has_other_time(source):
             problem = f"expected a file last changed at {self.mtime_ns} ns, got {source.mtime_ns} ns"
-        elif self.fingerprint is not None and source.fingerprint() != self.fingerprint:
-            problem = f"expected a file with fingerprint {self.fingerprint:#010x}, got {source.fingerprint():#010x}"
+        elif self.fingerprint is not None and (found := source.fingerprint()) != self.fingerprint:
+            problem = f"expected a file with fingerprint {self.fingerprint:#010x}, got {found:#010x}"
         if problem:
             raise IndexMismatchError(f"the index is not of this file as it is now: {problem}", path=source.path)
+
+    def _has_other_time(self, source: FileSource) -> bool:
+        is_compared = self.fingerprint is None or not is_remote(source.path)
+        return is_compared and bool(self.mtime_ns and source.mtime_ns) and source.mtime_ns != self.mtime_ns
+
+    def of_version(self, source: FileSource) -> RecordIndex:
+        """The same index, which `check_fresh` has passed, with the file's time and ETag as they are now."""
+        if (self.etag, self.mtime_ns) == (source.etag, source.mtime_ns):
+            return self
+        same = copy.copy(self)
+        object.__setattr__(same, "etag", source.etag)
+        object.__setattr__(same, "mtime_ns", source.mtime_ns)
+        return same
 
     def without_records(self) -> RecordIndex:
         """What `check_fresh` needs alone: an index whose arrays are empty."""
@@ -112,10 +135,15 @@ class RecordIndex:
 
     @classmethod
     def bare(
-        cls, file_size: int, compression_type: str = "", mtime_ns: int = 0, fingerprint: int | None = None
+        cls,
+        file_size: int,
+        compression_type: str = "",
+        mtime_ns: int = 0,
+        fingerprint: int | None = None,
+        etag: str | None = None,
     ) -> RecordIndex:
         """As of `without_records`: an index of a file of which nothing but this is known here."""
-        bare = cls(_NO_RECORDS, _NO_RECORDS, 0, compression_type, mtime_ns, fingerprint)
+        bare = cls(_NO_RECORDS, _NO_RECORDS, 0, compression_type, mtime_ns, fingerprint, etag)
         object.__setattr__(bare, "file_size", file_size)
         return bare
 
@@ -123,8 +151,8 @@ class RecordIndex:
         """Write the index as a safetensors file; it appears complete or not at all.
 
         The file holds the arrays ``offsets`` and ``lengths`` (int64) and, as string metadata, ``format``, ``version``,
-        ``checksum`` (CRC-32C of all of the file but its own digits), ``file_size``, ``mtime_ns``, ``compression_type``
-        and ``fingerprint``. What was at `path` is replaced, and a symbolic link is followed: you named it.
+        ``checksum`` (CRC-32C of all of the file but its own digits), ``file_size``, ``mtime_ns``, ``compression_type``,
+        ``fingerprint`` and ``etag``. What was at `path` is replaced, and a symbolic link is followed: you named it.
 
         Raises:
             OSError: nothing was changed under `path`.
@@ -138,18 +166,23 @@ class RecordIndex:
             "mtime_ns": str(self.mtime_ns),
             "compression_type": self.compression_type,
             "fingerprint": "" if self.fingerprint is None else str(self.fingerprint),
+            "etag": self.etag or "",
         }
         return pack(_FORMAT, metadata, {"offsets": self.offsets, "lengths": self.lengths})
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> RecordIndex:
+    def load(cls, path: str | os.PathLike[str], *, storage_options: Mapping[str, Any] | None = None) -> RecordIndex:
         """Read an index that `save` wrote, and check all of it but its data file (see `check_fresh`).
+
+        Args:
+            path: A local path, or one with a ``scheme://``.
+            storage_options: As of `TFRecordDataset`.
 
         Raises:
             IndexMismatchError: damaged, of another format or version, or records that do not lie one behind the other.
             OSError: the file cannot be opened.
         """
-        return _load(local_path(path), None)
+        return _load(local_path(path), None, Access(storage_options))
 
     @classmethod
     def from_tfrecord2idx(cls, path: str | os.PathLike[str], data_path: str | os.PathLike[str]) -> RecordIndex:
@@ -168,7 +201,9 @@ class RecordIndex:
                 raise IndexMismatchError(f"expected an uncompressed data file, got {compression_type}: {data.path}")
             text = open_file(name)
             offsets, sizes = _parse_text(text.read(text.file_size, 0))
-            return cls(offsets, sizes - OVERHEAD_BYTES, data.file_size, "", data.mtime_ns, data.fingerprint())
+            return cls(
+                offsets, sizes - OVERHEAD_BYTES, data.file_size, "", data.mtime_ns, data.fingerprint(), data.etag
+            )
         except IndexMismatchError as error:
             error.locate(path=name)
             raise
@@ -187,14 +222,19 @@ class RecordIndex:
 
 
 def build_index(
-    path: str | os.PathLike[str], *, verify_crc: bool = True, compression_type: str | None = "auto"
+    path: str | os.PathLike[str],
+    *,
+    verify_crc: bool = True,
+    compression_type: str | None = "auto",
+    storage_options: Mapping[str, Any] | None = None,
 ) -> RecordIndex:
     """Find every record of a file by reading it once.
 
     Args:
-        path: A local path, or one that fsspec reads.
+        path: A local path, or one with a ``scheme://``: ``s3://...``, ``https://...``.
         verify_crc: Check the payloads' checksums, too; headers are always checked.
         compression_type: "auto", None or "", "GZIP", "ZLIB".
+        storage_options: As of `TFRecordDataset`.
 
     Raises:
         CorruptRecordError, CompressionError: the file is damaged; there is no index of the good part.
@@ -205,19 +245,26 @@ def build_index(
         (array([  0,  51, 107]), 23)
     """
     check_compression_type(compression_type)
-    return index_source(open_file(local_path(path)), verify_crc=verify_crc, compression_type=compression_type)
+    file = open_file(local_path(path), Access(storage_options))
+    return index_source(file, verify_crc=verify_crc, compression_type=compression_type)
 
 
 def index_source(file: FileSource, *, verify_crc: bool = True, compression_type: str | None = "auto") -> RecordIndex:
     """`build_index` of a file that is open already."""
-    stream, found = open_stream(file, check_compression_type(compression_type))
+    stream, found = open_stream(read_ahead(file), check_compression_type(compression_type))
     offsets: list[npt.NDArray[np.int64]] = [np.empty(0, np.int64)]
     lengths: list[npt.NDArray[np.int64]] = [np.empty(0, np.int64)]
     for block in RecordScanner(stream, verify_crc=verify_crc, keep_payloads=False):
         offsets.append(block.offsets)
         lengths.append(block.lengths)
     return RecordIndex(
-        np.concatenate(offsets), np.concatenate(lengths), file.file_size, found, file.mtime_ns, file.fingerprint()
+        np.concatenate(offsets),
+        np.concatenate(lengths),
+        file.file_size,
+        found,
+        file.mtime_ns,
+        file.fingerprint(),
+        file.etag,
     )
 
 
@@ -246,7 +293,7 @@ def _check_contiguous(offsets: npt.NDArray[np.int64], lengths: npt.NDArray[np.in
         raise IndexMismatchError(f"expected records up to the end of the file ({size} bytes), got an end of {end}")
 
 
-def _load(path: str, data: FileSource | None) -> RecordIndex:
+def _load(path: str, data: FileSource | None, access: Access, info: RemoteInfo | None = None) -> RecordIndex:
     def most_bytes(metadata: Mapping[str, str]) -> int:
         file_size = stored_number(metadata["file_size"], "file_size")
         if data is not None and file_size != data.file_size:  # before its arrays are read
@@ -258,7 +305,7 @@ def _load(path: str, data: FileSource | None) -> RecordIndex:
         stream = file_size * _MOST_INFLATED if metadata["compression_type"] else file_size
         return stream // OVERHEAD_BYTES * _ENTRY_BYTES
 
-    found = read_sidecar(path, _FORMAT, most_bytes)
+    found = read_sidecar(path, _FORMAT, most_bytes, access=access, info=info)
     metadata = found.metadata
     fingerprint = metadata["fingerprint"]
     try:
@@ -271,20 +318,29 @@ def _load(path: str, data: FileSource | None) -> RecordIndex:
             metadata["compression_type"],
             stored_number(metadata["mtime_ns"], "mtime_ns"),
             stored_number(fingerprint, "fingerprint") if fingerprint else None,
+            metadata["etag"] or None,
         )
     except IndexMismatchError as error:
         error.locate(path=path)
         raise
 
 
-def load_fresh(path: str, data: FileSource) -> RecordIndex:
+def load_fresh(
+    path: str, data: FileSource, access: Access = DEFAULT_ACCESS, info: RemoteInfo | None = None
+) -> RecordIndex:
     """The index at a path, if it is of the data file as it is now.
+
+    Args:
+        path: Of the index.
+        data: The data file.
+        access: How a remote index is reached.
+        info: What its storage says of it, where that is known already.
 
     Raises:
         IndexMismatchError: it is not, or is none; nothing larger than an index of that file is read.
         OSError: the index cannot be opened.
     """
-    index = _load(path, data)
+    index = _load(path, data, access, info)
     index.check_fresh(data)
     # A plain file needs no look: its records would not fill it. What is empty is of any compression.
     if (
@@ -297,7 +353,7 @@ def load_fresh(path: str, data: FileSource) -> RecordIndex:
             "got a file of another",
             path=data.path,
         )
-    return index
+    return index.of_version(data) if is_remote(data.path) else index
 
 
 def _parse_text(text: bytes) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:

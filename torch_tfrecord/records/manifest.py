@@ -22,6 +22,7 @@ from torch_tfrecord.records.index import COMPRESSION_TYPES, RecordIndex
 from torch_tfrecord.records.length_blocks import BLOCK_RECORDS, pack_lengths, unpack_lengths
 from torch_tfrecord.records.sidecar_file import SidecarFormat, pack, read_source, stored_number
 from torch_tfrecord.records.storage import FileSource, open_file
+from torch_tfrecord.remote.access import DEFAULT_ACCESS, Access
 
 __all__ = ["MANIFEST_SUFFIX", "Manifest", "ShardRow", "is_manifest", "manifest_parts", "shard_row"]
 
@@ -114,16 +115,13 @@ def manifest_parts(names: Sequence[str], rows: Sequence[ShardRow]) -> Iterable[b
         "block_crcs": [crc for row in rows for crc in row.crcs],
     }
     arrays = {name: np.array(values, _FORMAT.arrays[name]) for name, values in columns.items()}
-    texts = {"names": _joined(names), "etags": _joined([_etag(row.facts) for row in rows])}
+    has_etags = any(row.facts.etag for row in rows)
+    texts = {"names": _joined(names), "etags": _joined([row.facts.etag or "" for row in rows]) if has_etags else b""}
     packed = {name: np.frombuffer(zlib.compress(text), np.uint8) for name, text in texts.items()}
     metadata = {"num_files": str(len(rows)), **{f"{name}_bytes": str(len(text)) for name, text in texts.items()}}
     yield pack(_FORMAT, metadata, {**arrays, **packed}, int(arrays["block_bytes"].sum(dtype=np.int64)))
     for row in rows:
         yield from row.blocks
-
-
-def _etag(index: RecordIndex) -> str:
-    return getattr(index, "etag", None) or ""
 
 
 def _joined(texts: Sequence[str]) -> bytes:
@@ -138,18 +136,19 @@ class Manifest:
 
     Args:
         path: The file.
+        access: How a remote one is reached.
 
     Attributes:
-        path: The same.
+        path, access: The same.
 
     Raises:
         IndexMismatchError: damaged, of another format or version, or not consistent in itself.
         OSError: it cannot be opened or read.
     """
 
-    def __init__(self, path: str) -> None:
-        self.path = path
-        self._head: _Head | None = _Head(open_file(path))
+    def __init__(self, path: str, access: Access = DEFAULT_ACCESS) -> None:
+        self.path, self.access = path, access
+        self._head: _Head | None = _Head(open_file(path, access))
         self._checksum = self._head.checksum
 
     @property
@@ -161,7 +160,7 @@ class Manifest:
         """
         head = self._head
         if head is None:
-            head = _Head(open_file(self.path))
+            head = _Head(open_file(self.path, self.access))
             if head.checksum != self._checksum:
                 text = f"expected the manifest with checksum {self._checksum} that was opened, got {head.checksum}"
                 raise IndexMismatchError(text, path=self.path)
@@ -187,6 +186,7 @@ class Manifest:
             COMPRESSION_TYPES[head.compression.item(shard)],
             head.mtimes_ns.item(shard),
             None if fingerprint == _UNKNOWN else fingerprint,
+            (head.etags[shard] or None) if head.etags else None,
         )
 
     def row(self, shard: int) -> ShardRow:
@@ -245,8 +245,9 @@ class _Head:
             self._block_begins = found.starts["blocks"] + (
                 np.cumsum(self.block_bytes, dtype=np.int64) - self.block_bytes
             )
-            etags = found.arrays["etags"]
-            self.etags = self._texts(etags, "etags_bytes") if len(etags) else []
+            self.etags = (
+                self._texts(found.arrays["etags"], "etags_bytes") if found.metadata["etags_bytes"] != "0" else []
+            )
         except IndexMismatchError as error:
             error.locate(path=source.path)
             raise

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 from torch_tfrecord.errors import IndexMismatchError
 from torch_tfrecord.progress import ProgressBar
 from torch_tfrecord.records.atomic import write_atomically
 from torch_tfrecord.records.manifest import MANIFEST_SUFFIX, Manifest, ShardRow, is_manifest, manifest_parts, shard_row
 from torch_tfrecord.records.manifest_files import manifest_path, relative_names, shard_paths
-from torch_tfrecord.records.paths import Paths, find_files
+from torch_tfrecord.records.paths import Paths, found_files
 from torch_tfrecord.records.sidecar import IndexKeeper, write_sidecar
 from torch_tfrecord.records.storage import is_remote, local_path, open_file
+from torch_tfrecord.remote.access import DEFAULT_ACCESS, Access
+from torch_tfrecord.remote.store import RemoteInfo
+from torch_tfrecord.remote.together import each_at_once
 
 __all__ = ["WrittenManifest", "build_manifest", "write_manifest"]
-
-_THREADS = 16  # that build indexes
 
 
 class WrittenManifest(NamedTuple):
@@ -39,7 +39,9 @@ class WrittenManifest(NamedTuple):
     num_built: int
 
 
-def build_manifest(paths: Paths, out: str | os.PathLike[str] | None = None) -> str:
+def build_manifest(
+    paths: Paths, out: str | os.PathLike[str] | None = None, *, storage_options: Mapping[str, Any] | None = None
+) -> str:
     """Write one file for the indexes of all shards, from which a dataset opens without a look at each.
 
     It holds name, size, modification time and fingerprint of each shard, and where its records lie, in at most three
@@ -55,7 +57,8 @@ def build_manifest(paths: Paths, out: str | os.PathLike[str] | None = None) -> s
     Args:
         paths: As of `find_files`.
         out: Where it is written, ending with ``.safetensors``; None for ``.torch_index/manifest.safetensors`` in the
-            folder that holds all the files.
+            folder that holds all the files. For remote files a local path for now.
+        storage_options: As of `TFRecordDataset`.
 
     Returns:
         The manifest's path.
@@ -70,11 +73,15 @@ def build_manifest(paths: Paths, out: str | os.PathLike[str] | None = None) -> s
         'data/.torch_index/manifest.safetensors'
         >>> ds = TFRecordDataset("data/train-*")  # doctest: +SKIP
     """
-    return write_manifest(paths, out).path
+    return write_manifest(paths, out, access=Access(storage_options)).path
 
 
 def write_manifest(
-    paths: Paths, out: str | os.PathLike[str] | None = None, *, index_dir: str | None = None
+    paths: Paths,
+    out: str | os.PathLike[str] | None = None,
+    *,
+    index_dir: str | None = None,
+    access: Access = DEFAULT_ACCESS,
 ) -> WrittenManifest:
     """`build_manifest`, with its figures.
 
@@ -82,18 +89,30 @@ def write_manifest(
         paths: See there.
         out: See there.
         index_dir: As of `TFRecordDataset`: where the indexes are kept, and without `out` the manifest.
+        access: How remote files are reached.
     """
-    files = find_files(paths)
+    files, infos = found_files(paths, access)
     place = manifest_path(files, index_dir) if out is None else local_path(out)
     if not is_manifest(place):
         raise ValueError(f"out must end with {MANIFEST_SUFFIX!r}, and not as an index does, got {place!r}")
     if is_remote(place):
         raise ValueError(f"out must be a local path, got {place!r}")
-    keeper = IndexKeeper(index_dir=index_dir)
     known = _known_rows(place)
     if out is None:
-        files = sorted({*files, *(path for path, row in known.items() if _current(path, row))}, key=os.fsencode)
-    found = _rows(files, known, keeper)
+        kept = (path for path, row in known.items() if _current(path, row, access))
+        files = sorted({*files, *kept}, key=os.fsencode)
+    keeper = IndexKeeper(index_dir=index_dir, access=access)
+
+    def work(path: str) -> tuple[ShardRow, bool]:
+        """The row of a file, and whether it is new."""
+        row = _current(path, known[path], access, infos.get(path)) if path in known else None
+        if row is not None:
+            return row, False
+        source = open_file(path, access, infos.get(path))
+        new = shard_row(keeper.index(source))
+        return new._replace(facts=new.facts.of_version(source)), True
+
+    found = list(ProgressBar(each_at_once(work, files), "indexing", total=len(files), unit="file", delay=1.0))
     keeper.warn_of_displaced()
     parts = list(manifest_parts(relative_names(files, place), [row for row, _ in found]))
     if out is None:
@@ -114,40 +133,20 @@ def _known_rows(place: str) -> dict[str, ShardRow]:
         return {}
 
 
-def _current(path: str, row: ShardRow) -> ShardRow | None:
-    """A row with the times of now, if it is of a file as it is now, else None."""
+def _current(path: str, row: ShardRow, access: Access, info: RemoteInfo | None = None) -> ShardRow | None:
+    """A row with time and ETag of now, if it is of a file as it is now, else None."""
+    facts = row.facts
     try:
         if not is_remote(path):
             status = os.stat(path)
-            if (status.st_size, status.st_mtime_ns) == (row.facts.file_size, row.facts.mtime_ns):
+            if (status.st_size, status.st_mtime_ns) == (facts.file_size, facts.mtime_ns):
                 return row
-        source = open_file(path)
-        if row.facts.fingerprint is None:
+        if facts.fingerprint is None:
             return None
-        _with_time(row, 0).facts.check_fresh(source)
-        return _with_time(row, source.mtime_ns)
+        source = open_file(path, access, info)
+        # Without the time, which a copy changes.
+        timeless = facts.bare(facts.file_size, facts.compression_type, 0, facts.fingerprint, facts.etag)
+        timeless.check_fresh(source)
+        return row._replace(facts=facts.of_version(source))
     except (OSError, IndexMismatchError):
         return None
-
-
-def _with_time(row: ShardRow, mtime_ns: int) -> ShardRow:
-    facts = row.facts
-    return row._replace(facts=facts.bare(facts.file_size, facts.compression_type, mtime_ns, facts.fingerprint))
-
-
-def _rows(files: Sequence[str], known: Mapping[str, ShardRow], keeper: IndexKeeper) -> list[tuple[ShardRow, bool]]:
-    """Of each file its row, and whether it is new."""
-
-    def work(path: str) -> tuple[ShardRow, bool]:
-        row = _current(path, known[path]) if path in known else None
-        if row is not None:
-            return row, False
-        source = open_file(path)
-        # An index may be that of its file though the time has changed, as after a copy.
-        return _with_time(shard_row(keeper.index(source)), source.mtime_ns), True
-
-    pool = ThreadPoolExecutor(min(_THREADS, len(files)))
-    try:
-        return list(ProgressBar(pool.map(work, files), "indexing", total=len(files), unit="file", delay=1.0))
-    finally:
-        pool.shutdown(cancel_futures=True)

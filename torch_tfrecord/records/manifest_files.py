@@ -5,8 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import posixpath
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import TypeAlias
 
@@ -19,14 +18,23 @@ from torch_tfrecord.records.descriptors import opened
 from torch_tfrecord.records.manifest import Manifest
 from torch_tfrecord.records.sidecar import SIDECAR_FOLDER
 from torch_tfrecord.records.storage import is_remote, open_file
+from torch_tfrecord.remote.store import RemoteInfo
+from torch_tfrecord.remote.together import each_at_once
 
-__all__ = ["check_local_files", "common_folder", "manifest_path", "relative_names", "shard_paths", "stale"]
+__all__ = [
+    "check_local_files",
+    "check_remote_files",
+    "common_folder",
+    "manifest_path",
+    "relative_names",
+    "shard_paths",
+    "stale",
+]
 
 _Integers: TypeAlias = "npt.NDArray[np.int64]"
 
 _NAME = "manifest.safetensors"
 _MOST_ASKED_SINGLY = 100  # of a folder; more are found by a listing, which network file systems answer at once
-_THREADS = 16
 
 
 def common_folder(files: Sequence[str]) -> str:
@@ -139,6 +147,23 @@ def check_local_files(manifest: Manifest, files: Sequence[str], rows: _Integers)
     return mtimes
 
 
+def check_remote_files(
+    manifest: Manifest, files: Sequence[str], rows: _Integers, infos: Mapping[str, RemoteInfo]
+) -> None:
+    """Hold what a storage said of files against a manifest; what it did not say is seen when a file is opened.
+
+    Raises:
+        IndexMismatchError: a shard is not what the manifest says; names the first.
+    """
+    head = manifest.head
+    for file, row in zip(files, rows.tolist(), strict=True) if infos else ():
+        info = infos.get(file)
+        if info is not None and info.size not in (None, head.file_sizes.item(row)):
+            raise stale(manifest, file, f"{head.file_sizes[row]} bytes", f"{info.size}")
+        if info is not None and info.etag and head.etags and head.etags[row] and info.etag != head.etags[row]:
+            raise stale(manifest, file, f"ETag {head.etags[row]}", info.etag)
+
+
 def stale(manifest: Manifest, file: str, expected: str, got: str) -> IndexMismatchError:
     """A shard is not what a manifest says."""
     text = f"the manifest at {manifest.path} is not of this file as it is now: expected {expected}, got {got}"
@@ -177,6 +202,5 @@ def _check_fingerprints(manifest: Manifest, shards: Sequence[tuple[str, int]]) -
             raise stale(manifest, file, f"fingerprint {expected:#010x}", f"{got:#010x}")
 
     if shards:
-        with ThreadPoolExecutor(min(_THREADS, len(shards))) as pool:
-            for _ in ProgressBar(pool.map(check, shards), "checking", total=len(shards), unit="file", delay=1.0):
-                pass
+        for _ in ProgressBar(each_at_once(check, shards), "checking", total=len(shards), unit="file", delay=1.0):
+            pass

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import TypeAlias
 
@@ -15,10 +15,18 @@ from torch_tfrecord.arguments import IndexPolicy
 from torch_tfrecord.errors import IndexMismatchError, outer_level
 from torch_tfrecord.records.index import COMPRESSION_TYPES, RecordIndex
 from torch_tfrecord.records.manifest import Manifest
-from torch_tfrecord.records.manifest_files import check_local_files, manifest_path, shard_paths, stale
+from torch_tfrecord.records.manifest_files import (
+    check_local_files,
+    check_remote_files,
+    manifest_path,
+    shard_paths,
+    stale,
+)
 from torch_tfrecord.records.manifest_table import is_range, manifest_table
-from torch_tfrecord.records.paths import Paths, find_files, named_manifest
+from torch_tfrecord.records.paths import Paths, found_files, named_manifest
 from torch_tfrecord.records.storage import is_remote
+from torch_tfrecord.remote.access import DEFAULT_ACCESS, Access
+from torch_tfrecord.remote.store import RemoteInfo
 
 __all__ = ["ManifestShards", "open_shards"]
 
@@ -88,15 +96,20 @@ class ManifestShards:
 
 
 def open_shards(
-    paths: Paths, policy: IndexPolicy, index_dir: str | os.PathLike[str] | None = None, compression_type: str = "auto"
-) -> tuple[list[str], ManifestShards | None]:
-    """The files of a data set, and their shards by a manifest: one that `paths` names, or that lies beside them.
+    paths: Paths,
+    policy: IndexPolicy,
+    index_dir: str | os.PathLike[str] | None = None,
+    compression_type: str = "auto",
+    access: Access = DEFAULT_ACCESS,
+) -> tuple[list[str], Mapping[str, RemoteInfo], ManifestShards | None]:
+    """The files of a data set, what storages said of them, and their shards by a manifest: one that was named or found.
 
     Args:
         paths: See `find_files`.
         policy: With "memory" no manifest is looked at for more than names.
         index_dir: Where it is looked for, in place of beside the files.
         compression_type: As declared; "auto" is any.
+        access: How remote files are reached.
 
     Raises:
         IndexMismatchError: the manifest that was named is stale or damaged.
@@ -104,28 +117,31 @@ def open_shards(
     """
     named = named_manifest(paths)
     if named is not None and policy != "memory":
-        shards = _open_manifest(named)
+        shards = _open_manifest(Manifest(named, access))
         shards.check_compression(compression_type)
-        return shards.files, shards
-    files = find_files(paths)
-    folder = None if index_dir is None else os.fspath(index_dir)
-    return files, None if policy == "memory" else _find_manifest(files, folder, compression_type)
+        return shards.files, {}, shards
+    files, infos = found_files(paths, access)
+    if policy == "memory":
+        return files, infos, None
+    place = manifest_path(files, None if index_dir is None else os.fspath(index_dir))
+    return files, infos, _find_manifest(place, access, files, infos, compression_type)
 
 
-def _open_manifest(path: str) -> ManifestShards:
+def _open_manifest(manifest: Manifest) -> ManifestShards:
     """The shards of a manifest that a user named.
 
     Raises:
         IndexMismatchError, OSError: as of `ManifestShards`; nothing else names the files.
     """
-    manifest = Manifest(path)
-    paths = shard_paths(path, manifest.names())
+    paths = shard_paths(manifest.path, manifest.names())
     if not paths:
-        raise IndexMismatchError("expected a manifest of at least one shard, got an empty one", path=path)
+        raise IndexMismatchError("expected a manifest of at least one shard, got an empty one", path=manifest.path)
     keys = list(map(os.fsencode, paths))
     order = range(len(paths)) if _ascend(keys) else sorted(range(len(paths)), key=keys.__getitem__)
     if any(keys[one] == keys[other] for one, other in pairwise(order)):
-        raise IndexMismatchError("expected a manifest that names each file once, got one that does not", path=path)
+        raise IndexMismatchError(
+            "expected a manifest that names each file once, got one that does not", path=manifest.path
+        )
     return ManifestShards(manifest, np.array(order, np.int64), [paths[row] for row in order])
 
 
@@ -133,17 +149,19 @@ def _ascend(keys: Sequence[bytes]) -> bool:
     return all(one <= other for one, other in pairwise(keys))
 
 
-def _find_manifest(files: list[str], index_dir: str | None, compression_type: str) -> ManifestShards | None:
+def _find_manifest(
+    path: str, access: Access, files: list[str], infos: Mapping[str, RemoteInfo], compression_type: str
+) -> ManifestShards | None:
     """The shards of the manifest beside sorted files; None where there is none that may be used.
 
     One that is of these files but not as they are now is left alone, with a warning.
     """
-    path = manifest_path(files, index_dir)
     try:
-        manifest = Manifest(path)
+        manifest = Manifest(path, access)
         rows = _rows(manifest, files)
         if rows is None:
             return None
+        check_remote_files(manifest, files, rows, infos)
         found = ManifestShards(manifest, rows, files)
         found.check_compression(compression_type)
         return found

@@ -12,9 +12,10 @@ import os
 import posixpath
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import groupby, islice
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from torch_tfrecord.errors import TFRecordError
 from torch_tfrecord.records.compression import open_stream
@@ -23,10 +24,14 @@ from torch_tfrecord.records.file_set import check_whole
 from torch_tfrecord.records.framing import HEADER_BYTES, guess_content, is_header
 from torch_tfrecord.records.manifest import MANIFEST_SUFFIX, Manifest, is_manifest
 from torch_tfrecord.records.manifest_files import shard_paths
-from torch_tfrecord.records.storage import filesystem, is_remote, local_path, open_file
+from torch_tfrecord.records.remote_paths import RemoteNames
+from torch_tfrecord.records.storage import is_remote, local_path, open_file
+from torch_tfrecord.remote.access import Access
+from torch_tfrecord.remote.store import RemoteInfo
+from torch_tfrecord.remote.together import each_at_once
 from torch_tfrecord.shown import printable
 
-__all__ = ["Paths", "find_files", "is_companion", "labels_name", "named_manifest", "shard_name"]
+__all__ = ["Paths", "find_files", "found_files", "is_companion", "labels_name", "named_manifest", "shard_name"]
 
 PathLike: TypeAlias = "str | os.PathLike[str]"
 Paths: TypeAlias = "PathLike | Sequence[PathLike]"
@@ -85,7 +90,7 @@ def _is_manifest_file(path: str) -> bool:
     return is_manifest(path) and not glob.has_magic(path) and (is_remote(path) or not os.path.isdir(path))
 
 
-def find_files(paths: Paths) -> list[str]:
+def find_files(paths: Paths, *, storage_options: Mapping[str, Any] | None = None) -> list[str]:
     """The files that the datasets read for `paths`, sorted by their bytes.
 
     Names are all that is looked at, so that a set of any size is listed at once: no file is read or indexed. Only of a
@@ -97,13 +102,16 @@ def find_files(paths: Paths) -> list[str]:
             begin with a dot, indexes and the class names of `tfrecord from-images` are left out); ``name@N`` or
             ``name@N.suffix``, the N shards of a set (``name@*``: however many there are); a directory, of which all
             TFRecord files are taken; a manifest (``.safetensors``; see `build_manifest`), whose files are taken without
-            looking whether they are there. Local, or with a ``scheme://`` that fsspec knows.
+            looking whether they are there. Local, or with a ``scheme://``. Of a storage that lists nothing, such as
+            most servers of ``https://``, files, ``name@N`` and manifests are found.
+        storage_options: As of `TFRecordDataset`.
 
     Returns:
         At least one path, as `paths` writes them: relative ones stay relative.
 
     Raises:
         FileNotFoundError: nothing there, no match, or a shard of a set that is missing (all missing ones are named).
+        RemoteError: a storage does not answer as it should.
         OSError: a set of shards that a writer is replacing, or was killed while it did.
         ValueError: a file is named twice, or sets of shards are mixed.
         IndexMismatchError: a manifest is damaged, or a file that is none.
@@ -113,19 +121,28 @@ def find_files(paths: Paths) -> list[str]:
         >>> find_files("data/train-*")  # doctest: +SKIP
         ['data/train-00000-of-00002', 'data/train-00001-of-00002']
     """
-    single = isinstance(paths, (str, os.PathLike))
-    found: list[str] = []
-    for item in [paths] if single else _checked(paths):
-        found += _expand(local_path(item))  # type: ignore[arg-type]
+    return found_files(paths, Access(storage_options))[0]
+
+
+def found_files(paths: Paths, access: Access) -> tuple[list[str], Mapping[str, RemoteInfo]]:
+    """`find_files`, and what storages said of files on the way."""
+    items = [local_path(item) for item in ([paths] if isinstance(paths, (str, os.PathLike)) else _checked(paths))]
+    remote = RemoteNames(access)
+    remote.ask(item for item in items if is_remote(item) and not remote.is_pattern(item) and not _is_counted(item))
+    found = [file for item in items for file in _expand(item, remote if is_remote(item) else _Local(access))]
     if not found:
         raise ValueError("paths must name at least one file, got an empty list")
     # One pattern writes a file in one way.
-    names = found if single else (path if is_remote(path) else os.path.abspath(path) for path in found)
+    names = found if len(items) == 1 else (path if is_remote(path) else os.path.abspath(path) for path in found)
     counts = Counter(names)
     repeated = [path for path, count in counts.items() if count > 1]
     if repeated:
         raise ValueError(f"each file may be named once, got {len(repeated)} of them more than once: {_some(repeated)}")
-    return sorted(found, key=os.fsencode)
+    return sorted(found, key=os.fsencode), remote.infos
+
+
+def _is_counted(path: str) -> bool:
+    return _COUNTED.fullmatch(path) is not None
 
 
 def _checked(paths: object) -> Iterable[str | os.PathLike[str]]:
@@ -140,16 +157,24 @@ def _checked(paths: object) -> Iterable[str | os.PathLike[str]]:
     return items
 
 
-def _expand(path: str) -> list[str]:
+def _expand(path: str, files: _Names) -> list[str]:
     if _is_manifest_file(path):
-        return shard_paths(path, Manifest(path).names())
-    files = _Remote(path) if is_remote(path) else _Local()
-    if files.exists(path):
+        return shard_paths(path, Manifest(path, files.access).names())
+    counted = _COUNTED.fullmatch(path)
+    if not files.is_pattern(path) and not (counted and is_remote(path)) and files.exists(path):
         if not files.is_dir(path):
             _check_finished(filter(None, [_shard_of(path)]))
             return [path]
         return _check_shards(_directory_content(files, path), path)
-    counted = _COUNTED.fullmatch(path)
+    try:
+        return _matching(path, files, counted)
+    except FileNotFoundError:
+        if is_remote(path) and files.exists(path) and not files.is_dir(path):  # a name that only looks like a pattern
+            return [path]
+        raise
+
+
+def _matching(path: str, files: _Names, counted: re.Match[str] | None) -> list[str]:
     if counted:
         return _counted_shards(files, path, counted)
     if glob.has_magic(path):
@@ -162,6 +187,12 @@ def _expand(path: str) -> list[str]:
 
 class _Local:
     """Questions about local names."""
+
+    def __init__(self, access: Access) -> None:
+        self.access = access
+
+    def is_pattern(self, path: str) -> bool:
+        return False  # a file of that name comes first
 
     def exists(self, path: str) -> bool:
         return os.path.lexists(path)
@@ -192,50 +223,27 @@ def _folders_among(paths: Iterable[str]) -> Iterator[str]:
             yield from (f"{folder}{entry.name}" for entry in entries if entry.is_dir())
 
 
-class _Remote(_Local):
-    """The same questions to an fsspec file system."""
-
-    def __init__(self, path: str) -> None:
-        self._filesystem, _ = filesystem(path)
-
-    def exists(self, path: str) -> bool:
-        return bool(self._filesystem.exists(path))
-
-    def is_dir(self, path: str) -> bool:
-        return bool(self._filesystem.isdir(path))
-
-    def glob(self, pattern: str) -> list[str]:
-        hidden = posixpath.basename(pattern).startswith(".")
-        return [
-            self._full(name)
-            for name in self._filesystem.glob(pattern)
-            if (hidden or not posixpath.basename(name).startswith(".")) and not self._filesystem.isdir(name)
-        ]
-
-    def listing(self, path: str) -> list[str]:
-        return [
-            self._full(entry["name"]) for entry in self._filesystem.ls(path, detail=True) if entry["type"] == "file"
-        ]
-
-    def _full(self, name: str) -> str:
-        return str(self._filesystem.unstrip_protocol(name))
+_Names: TypeAlias = "_Local | RemoteNames"
 
 
-def _directory_content(files: _Local, path: str) -> list[str]:
+def _directory_content(files: _Names, path: str) -> list[str]:
     """The files of a directory that are TFRecord files by name, or by their first record."""
     names = [name for name in files.listing(path) if not posixpath.basename(name).startswith(".")]
-    found = [name for name in names if not is_companion(name) and _looks_like_tfrecord(name)]
+    names_of_data = [name for name in names if not is_companion(name)]
+    look = partial(_looks_like_tfrecord, files.access)
+    flags = each_at_once(look, names_of_data) if is_remote(path) else map(look, names_of_data)
+    found = [name for name, flag in zip(names_of_data, flags, strict=True) if flag]
     if not found:
         raise FileNotFoundError(errno.ENOENT, f"no TFRecord file among the {len(names)} files of the directory", path)
     return found
 
 
-def _looks_like_tfrecord(path: str) -> bool:
+def _looks_like_tfrecord(access: Access, path: str) -> bool:
     name = posixpath.basename(path)
     if _TFRECORD_NAME.search(name):
         return True
     try:
-        source = open_file(path)
+        source = open_file(path, access)
         first_bytes = open_stream(source, "auto")[0].read(_GUESS_BYTES, 0)
     except (OSError, TFRecordError):
         return False
@@ -304,13 +312,17 @@ def _missing(name: str, suffix: str, total: int, numbers: set[int], pattern: str
             return
 
 
-def _counted_shards(files: _Local, asked: str, counted: re.Match[str]) -> list[str]:
+def _counted_shards(files: _Names, asked: str, counted: re.Match[str]) -> list[str]:
     """The shards of ``base@N``; a suffix that all of them have may be left out."""
     base, suffix = counted["base"], counted["suffix"]
     any_number = counted["total"] == "*"
     total = 0 if any_number else int(counted["total"])
+    if isinstance(files, RemoteNames) and total:
+        found = _asked_shards(files, base, suffix, total)
+        if found is not None:
+            return found
     pattern = f"{glob.escape(base)}-*-of-{'' if any_number else f'{total:05d}'}*"
-    present = [name for name in files.glob(pattern) if not is_companion(name)]
+    present = [name for name in _glob(files, pattern) if not is_companion(name)]
     shards = {name: shard for name in present if (shard := _shard_of(name)) and (not suffix or shard.suffix == suffix)}
     suffixes = sorted({shard.suffix for shard in shards.values()})
     if len(suffixes) > 1:
@@ -318,9 +330,27 @@ def _counted_shards(files: _Local, asked: str, counted: re.Match[str]) -> list[s
     if not shards:
         if any_number or not total:
             raise FileNotFoundError(errno.ENOENT, "no shard of this set", asked)
-        near = filter(_shard_of, files.glob(f"{glob.escape(base)}-*-of-*{glob.escape(suffix)}"))  # in other sets
+        near = filter(_shard_of, _glob(files, f"{glob.escape(base)}-*-of-*{glob.escape(suffix)}"))  # in other sets
         _raise_missing(base, suffix, range(total), total, sorted(near))
     return _check_shards(list(shards), asked)
+
+
+def _asked_shards(files: RemoteNames, base: str, suffix: str, total: int) -> list[str] | None:
+    """The shards by their names, without a listing; None where the first is not there."""
+    suffixes = files.suffixes(suffix)
+    names = ([shard_name(base, number, total, end) for end in suffixes] for number in range(total))
+    found = None if total > _MOST_ASKED else files.shards([*names])
+    if found is None:
+        return None
+    present, missing = found
+    shard = _shard_of(present[0])
+    _raise_missing(base, suffix if shard is None else shard.suffix, missing, total, present)
+    return present
+
+
+def _glob(files: _Names, pattern: str) -> list[str]:
+    """What matches; nothing where a storage does not list its files."""
+    return files.glob_if_listed(pattern) if isinstance(files, RemoteNames) else files.glob(pattern)
 
 
 def _raise_missing(base: str, suffix: str, numbers: Iterable[int], total: int, present: Sequence[str]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from itertools import chain, pairwise
 from typing import Any, BinaryIO, TypeAlias, get_args
 
@@ -13,13 +13,16 @@ import numpy.typing as npt
 
 from torch_tfrecord.arguments import OnCorrupt, one_of
 from torch_tfrecord.errors import CorruptRecordError, IndexMismatchError, LimitExceededError, TFRecordError
+from torch_tfrecord.records.ahead_file import read_ahead
 from torch_tfrecord.records.compression import ByteSource, check_compression_type, offset_note, open_stream
 from torch_tfrecord.records.framing import FOOTER_BYTES, HEADER_BYTES, OVERHEAD_BYTES, check_payload, payload_length
 from torch_tfrecord.records.local_reads import read_local_batch
 from torch_tfrecord.records.packed_records import PackedRecords, first_bad_record
 from torch_tfrecord.records.read_plan import ReadPlan, plan_reads
+from torch_tfrecord.records.remote_file import RemoteFile, read_remote_ranges
 from torch_tfrecord.records.scan import Block, RecordScanner, SkippedBytes
 from torch_tfrecord.records.storage import FileSource, LocalFile, PipeSource, local_path, open_file
+from torch_tfrecord.remote.access import DEFAULT_ACCESS, Access
 from torch_tfrecord.shown import printable
 
 __all__ = ["RecordReader", "check_on_corrupt", "read_blocks", "read_records"]
@@ -39,14 +42,16 @@ def read_records(
     compression_type: str | None = "auto",
     verify_crc: bool = True,
     on_corrupt: OnCorrupt = "raise",
+    storage_options: Mapping[str, Any] | None = None,
 ) -> Iterator[bytes]:
     """All records of a file, in order.
 
     Args:
-        path: A local path, one that fsspec reads (``s3://...``), or a binary file object that is read forward.
+        path: A local path, one with a scheme (``s3://...``), or a binary file object that is read forward.
         compression_type: "auto" (detected from the first bytes), None or "" (none), "GZIP", "ZLIB", in any case.
         verify_crc: Check the payloads' checksums. Lengths and their checksums are always checked.
         on_corrupt: "raise", or "skip" to leave damaged records out and report them in one warning at the end.
+        storage_options: As of `TFRecordDataset`.
 
     Yields:
         The payload of each record. Those in front of any damage come out before the error is raised.
@@ -66,7 +71,10 @@ def read_records(
     check_on_corrupt(on_corrupt)
     if not isinstance(path, (str, os.PathLike)) and not callable(getattr(path, "read", None)):
         raise TypeError(f"path must be a path or a binary file object, got {type(path).__name__}")
-    blocks = read_blocks(path, compression, verify_crc=verify_crc, on_corrupt=on_corrupt, reuse_buffer=True)
+    access = Access(storage_options)
+    blocks = read_blocks(
+        path, compression, verify_crc=verify_crc, on_corrupt=on_corrupt, reuse_buffer=True, access=access
+    )
     return chain.from_iterable(block.payloads or () for block in blocks)
 
 
@@ -82,13 +90,22 @@ def read_blocks(
     verify_crc: bool,
     on_corrupt: OnCorrupt,
     reuse_buffer: bool = False,
+    access: Access = DEFAULT_ACCESS,
+    open_source: Callable[[str], FileSource] | None = None,
 ) -> Iterator[Block]:
     """`read_records` block by block, with the offsets; the file is opened at the first block.
 
     Args:
         reuse_buffer: See `RecordScanner`.
+        access: How a remote file is reached.
+        open_source: Opens the path, in place of that.
     """
-    file = open_file(local_path(path)) if isinstance(path, (str, os.PathLike)) else PipeSource(path)
+    file: ByteSource
+    if not isinstance(path, (str, os.PathLike)):
+        file = PipeSource(path)
+    else:
+        name = local_path(path)
+        file = read_ahead(open_file(name, access)) if open_source is None else open_source(name)
     skipped = SkippedBytes() if on_corrupt == "skip" else None
     stream, _ = open_stream(file, compression_type)
     yield from RecordScanner(stream, verify_crc=verify_crc, reuse_buffer=reuse_buffer, skipped=skipped)
@@ -137,24 +154,34 @@ class RecordReader:
             raise
 
     def read_batch(
-        self, source_of: Callable[[int], ByteSource], files: _Integers, offsets: _Integers, lengths: _Integers
+        self,
+        source_of: Callable[[int], ByteSource],
+        files: _Integers,
+        offsets: _Integers,
+        lengths: _Integers,
+        *,
+        is_remote: bool = False,
     ) -> PackedRecords:
         """Records of several files, in the order asked for; a record may be asked for more than once.
 
-        What lies close together is read by one call, in the order of the files and offsets.
+        What lies close together is read by one call, in the order of the files and offsets; remote files are asked for
+        all of it at once.
 
         Args:
             source_of: The stream of a file, by number.
             files: int64 [N]: number of each record's file.
             offsets: int64 [N]: first byte of its length field.
             lengths: int64 [N]: its payload length, below 2^62.
+            is_remote: Whether files are known to be remote; of what is not said, the way of local ones is tried first.
 
         Raises:
             TFRecordError: something is wrong with one of the records at least; `read` says more about each of them.
         """
-        records = read_local_batch(
-            source_of, files, offsets, lengths, window_bytes=_WINDOW_BYTES, verify_crc=self._verify
-        )
+        records = None
+        if not is_remote:
+            records = read_local_batch(
+                source_of, files, offsets, lengths, window_bytes=_WINDOW_BYTES, verify_crc=self._verify
+            )
         if records is not None:
             return records
         # Of each file only these numbers are held, not the open file: a batch may come from thousands.
@@ -177,10 +204,15 @@ class RecordReader:
     ) -> PackedRecords:
         buffer = np.empty(plan.num_bytes, dtype=np.uint8)
         borders = np.flatnonzero(np.diff(plan.files, prepend=-1, append=-1)).tolist()
+        remote: list[tuple[RemoteFile, slice]] = []
         for first, last in pairwise(borders):
             source = source_of(int(plan.files[first]))
             part = slice(first, last)
-            source.read_ranges(plan.begins[part], plan.sizes[part], buffer.data, plan.starts[part])
+            if isinstance(source, RemoteFile):
+                remote.append((source, part))
+            else:
+                source.read_ranges(plan.begins[part], plan.sizes[part], buffer.data, plan.starts[part])
+        read_remote_ranges(remote, plan, buffer.data)
         records = PackedRecords(buffer, plan.places + HEADER_BYTES, lengths)
         bad = first_bad_record(records.buffer, plan.places, lengths, verify_crc=self._verify)
         if bad is not None:

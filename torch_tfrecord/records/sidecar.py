@@ -11,8 +11,11 @@ import errno
 import hashlib
 import os
 import shutil
+import threading
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Generic, TypeVar, get_args
 
@@ -23,7 +26,10 @@ from torch_tfrecord.records.atomic import write_atomically
 from torch_tfrecord.records.build_turns import Waiting, build_alone, in_own_order
 from torch_tfrecord.records.index import RecordIndex, index_source, load_fresh
 from torch_tfrecord.records.sidecar_file import check_replaceable, is_own
-from torch_tfrecord.records.storage import FileSource, is_remote, open_file
+from torch_tfrecord.records.storage import FileSource, is_remote, open_file, open_files
+from torch_tfrecord.remote.access import DEFAULT_ACCESS, Access
+from torch_tfrecord.remote.store import RemoteInfo
+from torch_tfrecord.remote.together import each_at_once
 from torch_tfrecord.shown import printable
 
 __all__ = [
@@ -48,6 +54,8 @@ _Index = TypeVar("_Index")
 
 SIDECAR_FOLDER = ".torch_index"
 SIDECAR_SUFFIX = ".index.safetensors"
+_FILES_AT_ONCE = 256  # remote ones, asked for their sizes
+_MOST_BUILDING = 2  # indexes at once: each takes a processor, and reads ahead
 _MOST_TRIES = 20  # against other processes that remove the folder, each time just before it is used
 
 
@@ -316,6 +324,7 @@ class IndexKeeper(SidecarKeeper[RecordIndex]):
         index_dir: See there.
         verify_crc: Check all payloads' checksums while building.
         compression_type: Of all the files; "auto" detects it for each.
+        access: How remote files are reached, and the indexes beside them.
     """
 
     def __init__(
@@ -325,55 +334,71 @@ class IndexKeeper(SidecarKeeper[RecordIndex]):
         index_dir: str | os.PathLike[str] | None = None,
         verify_crc: bool = True,
         compression_type: str = "auto",
+        access: Access = DEFAULT_ACCESS,
     ) -> None:
         super().__init__(policy, index_dir, advice="build it with `tfrecord index`, or use index='auto'")
         self._verify = verify_crc
         self._compression_type = compression_type
-        self._to_help: Iterator[str] = iter(())
+        self._access = access
+        self._building = threading.BoundedSemaphore(_MOST_BUILDING)
+        self._to_help: deque[str] = deque()
 
     def indexes(self, paths: Sequence[str]) -> list[RecordIndex]:
         """The index of each file, in order; see `each`."""
         return list(self.each(paths))
 
-    def each(self, paths: Sequence[str]) -> Iterator[RecordIndex]:
+    def each(self, paths: Sequence[str], infos: Mapping[str, RemoteInfo] | None = None) -> Iterator[RecordIndex]:
         """The index of each file, one after the other, so that a caller may drop what it has used.
 
-        A progress bar appears when building takes more than a second.
+        A progress bar appears when building takes more than a second. Indexes of remote files are looked for at once.
+
+        Args:
+            paths: The files.
+            infos: What storages say of them, where that is known.
 
         Raises:
             IndexMismatchError: with the policy "require", for a file without a fresh index.
             TFRecordError: a data file that must be indexed is damaged.
             OSError: a data file cannot be opened.
         """
-        self._to_help = in_own_order(paths)
+        self._to_help = deque(in_own_order(paths))
+        found = self._each_remote(paths, infos) if any(map(is_remote, paths)) else None
         for path in ProgressBar(paths, "indexing", unit="file", delay=1.0):
-            yield self.index(open_file(path))
+            yield self.index(open_file(path)) if found is None else next(found)
         self.warn_of_displaced()
 
-    def _help(self) -> bool:
-        for path in self._to_help:
-            with self._building_alone(path) as is_alone:
-                if is_alone and not any(map(os.path.lexists, new_places(path, self._index_dir))):
-                    with contextlib.suppress(OSError, TFRecordError):  # which come again in that file's turn
-                        self._keep(self._build(open_file(path)).to_bytes(), path, path)
-                    return True
-        return False
-
-    def _build(self, data: FileSource) -> RecordIndex:
-        return index_source(data, verify_crc=self._verify, compression_type=self._compression_type)
+    def _each_remote(self, paths: Sequence[str], infos: Mapping[str, RemoteInfo] | None) -> Iterator[RecordIndex]:
+        """The same of files some of which are remote: of many of them at once."""
+        for begin in range(0, len(paths), _FILES_AT_ONCE):
+            yield from each_at_once(self.index, open_files(paths[begin : begin + _FILES_AT_ONCE], self._access, infos))
 
     def index(self, data: FileSource) -> RecordIndex:
         """The index of one file; see `each`. May be called from several threads."""
-        compression_type = self._compression_type
+        load, build = partial(self._loaded, data), partial(self._build, data)
+        return self.find(data.path, data.path, load, build, RecordIndex.to_bytes)
 
-        def load(place: str) -> RecordIndex:
-            index = load_fresh(place, data)
-            if compression_type not in ("auto", index.compression_type):
-                text = f"expected compression {compression_type!r}, got {index.compression_type!r} in the index"
-                raise IndexMismatchError(text, path=data.path)
-            return index
+    def _loaded(self, data: FileSource, place: str) -> RecordIndex:
+        index = load_fresh(place, data, self._access)
+        if self._compression_type not in ("auto", index.compression_type):
+            text = f"expected compression {self._compression_type!r}, got {index.compression_type!r} in the index"
+            raise IndexMismatchError(text, path=data.path)
+        return index
 
-        return self.find(data.path, data.path, load, lambda: self._build(data), RecordIndex.to_bytes)
+    def _build(self, data: FileSource) -> RecordIndex:
+        with self._building:
+            return index_source(data, verify_crc=self._verify, compression_type=self._compression_type)
+
+    def _help(self) -> bool:
+        while self._to_help:
+            path = self._to_help.popleft()
+            # What fails comes again in that file's turn.
+            with contextlib.suppress(OSError, TFRecordError), self._building_alone(path) as is_alone:
+                if is_alone:
+                    data = open_file(path, self._access)
+                    if self._load(path, path, partial(self._loaded, data))[0] is None:
+                        self._keep(self._build(data).to_bytes(), path, path)
+                        return True
+        return False
 
 
 def _reason(error: OSError) -> str:

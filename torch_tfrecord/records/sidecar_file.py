@@ -28,6 +28,8 @@ import numpy.typing as npt
 from torch_tfrecord.errors import IndexMismatchError
 from torch_tfrecord.records.checksum import crc32c
 from torch_tfrecord.records.storage import FileSource, open_file
+from torch_tfrecord.remote.access import DEFAULT_ACCESS, Access
+from torch_tfrecord.remote.store import RemoteInfo
 
 __all__ = [
     "Sidecar",
@@ -116,7 +118,13 @@ def pack(
 
 
 def read_sidecar(
-    path: str, kind: SidecarFormat, most_bytes: Callable[[Mapping[str, str]], int], owner: str = "the data file"
+    path: str,
+    kind: SidecarFormat,
+    most_bytes: Callable[[Mapping[str, str]], int],
+    owner: str = "the data file",
+    *,
+    access: Access = DEFAULT_ACCESS,
+    info: RemoteInfo | None = None,
 ) -> Sidecar:
     """Read what `pack` wrote, and check all that can be told without the data.
 
@@ -126,12 +134,14 @@ def read_sidecar(
         most_bytes: From the metadata to the most bytes that all arrays may have together, by the size of the data:
             a file may claim gigabytes that it does not hold on the disk. May raise IndexMismatchError.
         owner: Whose size that is, for errors.
+        access: How a remote file is reached.
+        info: What its storage says of it, where that is known already.
 
     Raises:
         IndexMismatchError: damaged, of another format or version, or larger than an honest one.
         OSError: the file cannot be opened or read.
     """
-    return read_source(open_file(path), kind, most_bytes, owner)  # refuses directories and pipes
+    return read_source(open_file(path, access, info), kind, most_bytes, owner)  # refuses directories and pipes
 
 
 def read_source(

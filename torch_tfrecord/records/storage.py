@@ -1,4 +1,4 @@
-"""Opening files and reading ranges of them: local files by pread, everything with a ``scheme://`` by fsspec.
+"""Opening files and reading ranges of them: local files by pread, everything with a ``scheme://`` by its storage.
 
 Local files are never memory-mapped: a file that is cut while mapped kills the process with SIGBUS, which Python cannot
 catch. Reads name their offset, so there is no file position to share between threads or after a fork.
@@ -9,19 +9,21 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Callable
-from typing import TYPE_CHECKING, BinaryIO, TypeAlias
-
-import numpy as np
-import numpy.typing as npt
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, BinaryIO
 
 from torch_tfrecord.errors import CorruptRecordError
 from torch_tfrecord.native import native_module
 from torch_tfrecord.process_cache import ProcessCache
-from torch_tfrecord.records.checksum import crc32c
 from torch_tfrecord.records.compression import MAX_INFLATED_RECORD_BYTES, ByteSource, SequentialSource
 from torch_tfrecord.records.descriptors import Descriptor, named, open_descriptor, open_if_free
+from torch_tfrecord.records.file_source import FileSource, fingerprint
 from torch_tfrecord.records.framing import OVERHEAD_BYTES
+from torch_tfrecord.records.remote_file import RemoteFile
+from torch_tfrecord.remote.access import DEFAULT_ACCESS, Access
+from torch_tfrecord.remote.fsspec_store import fsspec_filesystem
+from torch_tfrecord.remote.store import RemoteInfo
+from torch_tfrecord.remote.transfers import infos
 
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
@@ -37,13 +39,11 @@ __all__ = [
     "is_remote",
     "local_path",
     "open_file",
+    "open_files",
 ]
-
-_Integers: TypeAlias = "npt.NDArray[np.int64]"
 
 # Linux transfers at most this much in one call.
 _MAX_READ_BYTES = 0x7FFF_F000
-_FINGERPRINT_BYTES = 4096
 _MOST_SOURCES = 256
 
 
@@ -58,59 +58,6 @@ def local_path(path: str | os.PathLike[str]) -> str:
     if not isinstance(text, str):
         raise TypeError(f"a path must be str or os.PathLike[str], got {type(path).__name__}")
     return text.removeprefix("file://")
-
-
-class FileSource:
-    """What local and remote files have in common; see `ByteSource`.
-
-    Attributes:
-        size: Bytes of the file when it was opened. Later growth is not seen.
-        mtime_ns: Modification time in nanoseconds; 0 where the storage tells none.
-    """
-
-    path: str
-    size: int | None
-    file_size: int
-    mtime_ns: int
-    max_record_bytes: int | None = None
-    chunk_bytes: int
-    max_gap_bytes: int  # between two pieces that are still read by one call
-
-    def read(self, num_bytes: int, offset: int) -> bytes:
-        """Up to `num_bytes` from `offset`; fewer only at the end of the file."""
-        raise NotImplementedError
-
-    def read_ranges(self, begins: _Integers, sizes: _Integers, buffer: memoryview, starts: _Integers) -> None:
-        """Read several ranges, each to its place in a writable buffer.
-
-        Args:
-            begins: int64 [M]: first byte of each range in the file.
-            sizes: int64 [M]: its bytes.
-            buffer: Of bytes; range i goes to `buffer[starts[i] : starts[i] + sizes[i]]`.
-            starts: int64 [M].
-
-        Raises:
-            CorruptRecordError: the file ends inside a range.
-        """
-        for begin, size, start in zip(begins.tolist(), sizes.tolist(), starts.tolist(), strict=True):
-            piece = self.read(size, begin)
-            if len(piece) < size:
-                text = f"truncated file: expected {begin + size} bytes, got {begin + len(piece)}"
-                raise CorruptRecordError(text, path=self.path)
-            buffer[start : start + size] = piece
-
-    def check_end(self) -> None:
-        """A file simply ends."""
-
-    def fingerprint(self) -> int:
-        """See the function `fingerprint`."""
-        return fingerprint(self.read, self.file_size)
-
-
-def fingerprint(read: Callable[[int, int], bytes], file_size: int) -> int:
-    """CRC-32C over the first and the last 4 KiB of a file: tells files of equal size and time apart."""
-    first = read(_FINGERPRINT_BYTES, 0)
-    return int(crc32c(read(_FINGERPRINT_BYTES, max(file_size - _FINGERPRINT_BYTES, 0)), crc32c(first)))
 
 
 class LocalFile(FileSource):
@@ -219,34 +166,6 @@ class LocalFile(FileSource):
         return payload
 
 
-class RemoteFile(FileSource):
-    """A file that fsspec reads, by range requests."""
-
-    chunk_bytes = 8 << 20  # a request costs tens of milliseconds
-    max_gap_bytes = 1 << 16
-
-    def __init__(self, path: str) -> None:
-        self.path = path
-        self._filesystem, self._name = filesystem(path)
-        info = self._filesystem.info(self._name)
-        if info["type"] == "directory":
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
-        if info["size"] is None:
-            raise OSError(errno.ESPIPE, "expected a file whose size the storage tells, got none", path)
-        self.size = self.file_size = int(info["size"])
-        try:
-            self.mtime_ns = int(self._filesystem.modified(self._name).timestamp() * 1_000_000_000)
-        except (NotImplementedError, KeyError, AttributeError):
-            self.mtime_ns = 0
-
-    def read(self, num_bytes: int, offset: int) -> bytes:
-        """Up to `num_bytes` from `offset`; fewer only at the end of the file."""
-        end = min(offset + num_bytes, self.file_size)
-        if end <= offset:
-            return b""
-        return bytes(self._filesystem.cat_file(self._name, start=offset, end=end))
-
-
 class PipeSource(SequentialSource):
     """A binary file object that can only be read forward, such as ``sys.stdin.buffer``."""
 
@@ -264,16 +183,26 @@ class PipeSource(SequentialSource):
         raise OSError(errno.ESPIPE, os.strerror(errno.ESPIPE), self.path)
 
 
-def filesystem(path: str) -> tuple[AbstractFileSystem, str]:
+def filesystem(path: str, access: Access = DEFAULT_ACCESS) -> tuple[AbstractFileSystem, str]:
     """The fsspec file system of a path, and the path as that file system calls it."""
-    import fsspec.core  # takes 50 ms, and most paths are local
-
-    return fsspec.core.url_to_fs(path)  # type: ignore[no-any-return]
+    return fsspec_filesystem(path, access)
 
 
-def open_file(path: str) -> FileSource:
-    """Open a local or remote file for reading ranges of it."""
-    return RemoteFile(path) if is_remote(path) else LocalFile(path)
+def open_file(path: str, access: Access = DEFAULT_ACCESS, info: RemoteInfo | None = None) -> FileSource:
+    """Open a local or remote file for reading ranges of it; `info` is what its storage says, where that is known."""
+    return RemoteFile(path, access, info) if is_remote(path) else LocalFile(path)
+
+
+def open_files(
+    paths: Sequence[str], access: Access = DEFAULT_ACCESS, known: Mapping[str, RemoteInfo] | None = None
+) -> list[FileSource]:
+    """Open several files; storages are asked at once for all of theirs that are not known."""
+    remote = [path for path in paths if is_remote(path)]
+    found = {path: known[path] for path in remote if path in known} if known else {}
+    asked = [path for path in remote if path not in found]
+    if asked:
+        found.update(zip(asked, infos(asked, access), strict=True))
+    return [RemoteFile(path, access, found[path]) if path in found else LocalFile(path) for path in paths]
 
 
 class SourceCache(ProcessCache[ByteSource]):

@@ -1,0 +1,89 @@
+"""A file of a storage, read by range requests, many of them at once."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Sequence
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from torch_tfrecord.records.checksum import crc32c
+from torch_tfrecord.records.file_source import FINGERPRINT_BYTES, FileSource
+from torch_tfrecord.records.read_plan import ReadPlan
+from torch_tfrecord.remote.access import DEFAULT_ACCESS, Access
+from torch_tfrecord.remote.store import RemoteInfo
+from torch_tfrecord.remote.transfers import FileRange, RemotePart, fetch, infos, read_into
+
+__all__ = ["RemoteFile", "read_remote_ranges"]
+
+_Integers: TypeAlias = "npt.NDArray[np.int64]"
+
+
+class RemoteFile(FileSource):
+    """A file of a storage, as it was when it was opened: what changes afterwards is an error, if there are ETags.
+
+    Args:
+        path: With its scheme.
+        access: How it is reached.
+        info: What the storage says of it, where that is known already.
+
+    Raises:
+        OSError: it cannot be opened; always with the path.
+        RemoteError: the storage does not answer as it should.
+    """
+
+    chunk_bytes = 8 << 20  # a request costs tens of milliseconds
+    max_gap_bytes = 1 << 18
+
+    def __init__(self, path: str, access: Access = DEFAULT_ACCESS, info: RemoteInfo | None = None) -> None:
+        self.path, self.access = path, access
+        if info is None:
+            (info,) = infos([path], access)
+        if info.is_folder:
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+        if info.size is None:
+            raise OSError(errno.ESPIPE, "expected a file whose size the storage tells, got none", path)
+        self.size = self.file_size = info.size
+        self.mtime_ns, self.etag = info.mtime_ns, info.etag
+        self.part = RemotePart(path, info.size, info.etag, info.mtime_ns)
+
+    def read(self, num_bytes: int, offset: int) -> bytes:
+        """Up to `num_bytes` from `offset`; fewer only at the end of the file."""
+        end = min(offset + num_bytes, self.file_size)
+        if end <= offset:
+            return b""
+        (data,) = fetch([FileRange(self.part, offset, end)], self.access)
+        return bytes(data)
+
+    def read_ranges(self, begins: _Integers, sizes: _Integers, buffer: memoryview, starts: _Integers) -> None:
+        """Read several ranges at once, each to its place in a writable buffer; see `FileSource`."""
+        ends = (begins + sizes).tolist()
+        ranges = [FileRange(self.part, begin, end) for begin, end in zip(begins.tolist(), ends, strict=True)]
+        read_into(ranges, starts.tolist(), buffer, self.access)
+
+    def fingerprint(self) -> int:
+        """See `file_source.fingerprint`; both parts are read at once."""
+        size, most = self.file_size, FINGERPRINT_BYTES
+        ranges = [FileRange(self.part, 0, min(most, size)), FileRange(self.part, max(size - most, 0), size)]
+        first, last = fetch(ranges, self.access) if size else (b"", b"")
+        return int(crc32c(last, crc32c(first)))
+
+
+def read_remote_ranges(parts: Sequence[tuple[RemoteFile, slice]], plan: ReadPlan, buffer: memoryview) -> None:
+    """Read ranges of several remote files at once.
+
+    Args:
+        parts: Each file, all with one access, and which ranges of the plan are its own.
+        plan: The ranges, which lie within the files.
+        buffer: Of bytes, writable: the plan's.
+    """
+    ranges, starts = [], []
+    for file, part in parts:
+        begins, sizes = plan.begins[part].tolist(), plan.sizes[part].tolist()
+        ranges += [FileRange(file.part, begin, begin + size) for begin, size in zip(begins, sizes, strict=True)]
+        starts += plan.starts[part].tolist()
+    if ranges:
+        read_into(ranges, starts, buffer, parts[0][0].access)

@@ -1,0 +1,108 @@
+"""How remote data is reached: the user's options of the storage, and where blocks of it are cached."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch_tfrecord.arguments import at_least
+
+__all__ = ["DEFAULT_ACCESS", "Access"]
+
+_SHORTEST_SECRET = 4  # letters: what is shorter stands in any text
+
+
+@dataclass(frozen=True, repr=False, eq=False, init=False)
+class Access:
+    """The user's options of a storage, and of the cache on the disk; holds no client, so that it may be pickled.
+
+    Two of equal content are equal, and have the same hash. No value of an option stands in a `repr` or an error.
+
+    Args:
+        storage_options: As of fsspec, pandas and datasets: ``{"key": ..., "secret": ...}``; None for none.
+        cache_dir: The folder that blocks of remote files are kept in; None for no cache.
+        cache_bytes: The most bytes of it; None for the cache's own limit.
+
+    Raises:
+        TypeError: `storage_options` is no dict with names of str.
+        ValueError: `cache_bytes` is negative.
+
+    Example:
+        >>> Access({"key": "me", "secret": "xyz"})
+        Access(storage_options=2 given)
+        >>> Access({"anon": True}) == Access({"anon": True})
+        True
+    """
+
+    storage_options: Mapping[str, Any]
+    cache_dir: str | None
+    cache_bytes: int | None
+
+    def __init__(
+        self,
+        storage_options: Mapping[str, Any] | None = None,
+        cache_dir: str | None = None,
+        cache_bytes: int | None = None,
+    ) -> None:
+        options = {} if storage_options is None else storage_options
+        if not isinstance(options, Mapping) or not all(isinstance(name, str) for name in options):
+            raise TypeError(f"storage_options must be a dict with names of str, or None, got {type(options).__name__}")
+        object.__setattr__(self, "storage_options", _copied(options))
+        object.__setattr__(self, "cache_dir", cache_dir)
+        if cache_bytes is not None:
+            cache_bytes = at_least(0, "cache_bytes", cache_bytes)
+        object.__setattr__(self, "cache_bytes", cache_bytes)
+
+    def without_secrets(self, text: str) -> str:
+        """A text of somebody else's, such as a client's error, in which no value of an option stands."""
+        for value in sorted(_texts(self.storage_options), key=len, reverse=True):
+            text = text.replace(value, "...")
+        return text
+
+    def __eq__(self, other: object) -> bool:
+        return self._content() == other._content() if isinstance(other, Access) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self._content())
+
+    def _content(self) -> tuple[object, ...]:
+        return _frozen(self.storage_options), self.cache_dir, self.cache_bytes
+
+    def __repr__(self) -> str:
+        parts = [f"storage_options={len(self.storage_options)} given"] if self.storage_options else []
+        parts += [f"cache_dir={self.cache_dir!r}"] if self.cache_dir is not None else []
+        parts += [f"cache_bytes={self.cache_bytes}"] if self.cache_bytes is not None else []
+        return f"Access({', '.join(parts)})"
+
+
+def _copied(value: Any) -> Any:
+    """Dicts and lists anew, which their owner may change; all else as it is."""
+    if isinstance(value, Mapping):
+        return {name: _copied(item) for name, item in value.items()}
+    return [*map(_copied, value)] if isinstance(value, list) else value
+
+
+def _frozen(value: Any) -> object:
+    """The same for equal content, with a hash; an object that has none counts as itself."""
+    if isinstance(value, Mapping):
+        return frozenset((name, _frozen(item)) for name, item in value.items())
+    if isinstance(value, (list, tuple)):
+        return tuple(map(_frozen, value))
+    try:
+        hash(value)
+    except TypeError:
+        return id(value)
+    return type(value), value  # True is not 1
+
+
+def _texts(value: Any) -> set[str]:
+    if isinstance(value, (str, bytes)):
+        text = value if isinstance(value, str) else value.decode("utf-8", "replace")
+        return {text} if len(text) >= _SHORTEST_SECRET else set()
+    if isinstance(value, Mapping):
+        value = [*value.values()]
+    return set().union(*map(_texts, value)) if isinstance(value, (list, tuple)) else set()
+
+
+DEFAULT_ACCESS = Access()

@@ -1,0 +1,123 @@
+"""A file system of fsspec's: for every scheme that it knows."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from datetime import datetime, timezone
+from typing import TYPE_CHECKING, Any
+
+from torch_tfrecord.remote.access import Access
+from torch_tfrecord.remote.obstore_store import REQUEST_SECONDS, nanoseconds
+from torch_tfrecord.remote.store import PASSING_STATUSES, RemoteInfo, StoreError
+
+if TYPE_CHECKING:
+    from fsspec import AbstractFileSystem
+
+__all__ = ["FsspecStore", "fsspec_filesystem"]
+
+# File systems that threads may use at once, beside those that are written for many requests.
+_SAFE_FROM_THREADS = frozenset({"memory", "hf", "local", "file"})
+_TIMES = ("LastModified", "last_modified", "updated", "mtime", "modified", "last_commit", "created")
+_PASSING = (ConnectionError, TimeoutError, EOFError)
+
+
+def fsspec_filesystem(path: str, access: Access) -> tuple[AbstractFileSystem, str]:
+    """The fsspec file system of a path, and the path as that file system calls it."""
+    import fsspec.core  # takes 50 ms, and most paths are local
+
+    return fsspec.core.url_to_fs(path, **access.storage_options)  # type: ignore[no-any-return]
+
+
+class FsspecStore:
+    """See `Store`.
+
+    Args:
+        filesystem: Of this process.
+        access: For errors.
+    """
+
+    checks_etag = False
+
+    def __init__(self, filesystem: AbstractFileSystem, access: Access) -> None:
+        self._filesystem, self._access = filesystem, access
+        protocol = filesystem.protocol
+        names = {protocol} if isinstance(protocol, str) else set(protocol)
+        is_safe = filesystem.async_impl or bool(names & _SAFE_FROM_THREADS)
+        self._turn = None if is_safe else threading.Lock()
+
+    def path_of(self, name: str) -> str:
+        """The whole path of a name, with its scheme."""
+        return str(self._filesystem.unstrip_protocol(name))
+
+    def info(self, name: str) -> RemoteInfo:
+        """What the storage says of a file or folder."""
+        return _info(self._ask("info", name))
+
+    def read_range(self, name: str, begin: int, end: int, etag: str | None = None) -> bytes | memoryview:
+        """The bytes of a range of a file; whether it has changed cannot be told."""
+        data = bytes(self._ask("cat_file", name, start=begin, end=end))
+        # A server that sends no ranges sends all.
+        return data[begin:end] if len(data) > end - begin and len(data) >= end else data
+
+    def listing(self, prefix: str, recursive: bool = False) -> list[tuple[str, RemoteInfo]]:
+        """What lies in a folder, or all files below it."""
+        self._filesystem.invalidate_cache()
+        if recursive:
+            found: Mapping[str, Any] = self._ask("find", prefix, detail=True)
+            return [(name, _info(entry)) for name, entry in found.items()]
+        return [(entry["name"], _info(entry)) for entry in self._ask("ls", prefix, detail=True)]
+
+    def _ask(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        with self._translated():
+            if self._turn is not None:
+                with self._turn:
+                    return getattr(self._filesystem, method)(*args, **kwargs)
+            if self._filesystem.async_impl and not self._filesystem.asynchronous:
+                from fsspec.asyn import sync  # no request may stand still for ever
+
+                call: Callable[..., Any] = getattr(self._filesystem, f"_{method}")
+                return sync(self._filesystem.loop, call, *args, timeout=REQUEST_SECONDS, **kwargs)
+            return getattr(self._filesystem, method)(*args, **kwargs)
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        try:
+            yield
+        except (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError):
+            raise
+        except Exception as error:
+            raise _failure(error, self._access) from None
+
+
+def _failure(error: Exception, access: Access) -> StoreError:
+    status = getattr(error, "status", None) or getattr(error, "code", None) or getattr(error, "status_code", None)
+    status = int(status) if isinstance(status, int) or (isinstance(status, str) and status.isdecimal()) else None
+    headers = getattr(error, "headers", None)
+    after = headers.get("Retry-After") if isinstance(headers, Mapping) else None
+    is_client = type(error).__module__.partition(".")[0] in ("aiohttp", "botocore", "requests", "httpx", "urllib3")
+    return StoreError(
+        f"status {status}" if status else access.without_secrets(f"{type(error).__name__}: {error}")[:300],
+        status=status,
+        is_passing=status in PASSING_STATUSES if status else isinstance(error, (*_PASSING, OSError)) or is_client,
+        retry_after=float(after) if after and after.replace(".", "", 1).isdecimal() else None,
+    )
+
+
+def _info(entry: Mapping[str, Any]) -> RemoteInfo:
+    size = entry.get("size")
+    etag = next((str(value) for name, value in entry.items() if name.lower() == "etag" and value), None)
+    time = next((time for name in _TIMES if (time := _nanoseconds(entry.get(name)))), 0)
+    return RemoteInfo(None if size is None else int(size), etag, time, entry.get("type") == "directory")
+
+
+def _nanoseconds(time: object) -> int:
+    if isinstance(time, str):
+        try:
+            time = datetime.fromisoformat(time.replace("Z", "+00:00"))
+        except ValueError:
+            return 0
+    if isinstance(time, datetime):
+        return nanoseconds(time if time.tzinfo else time.replace(tzinfo=timezone.utc))
+    return int(time * 1_000_000) * 1000 if isinstance(time, (int, float)) and time > 0 else 0
