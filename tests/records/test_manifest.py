@@ -1,6 +1,7 @@
 """The manifest: a dataset opens from it alone, reads what it needs, and believes nothing that is damaged or stale."""
 
 import multiprocessing
+import os
 import pickle
 import shutil
 import struct
@@ -580,3 +581,68 @@ def test_a_hundred_thousand_shards(tmp_path):
 
 def row_lengths(row):
     return np.concatenate([unpack_lengths(row.blocks[0], 2048), unpack_lengths(row.blocks[1], 952)])
+
+
+# Remote files.
+
+
+@pytest.fixture
+def memory(data):
+    """The folder as fsspec's memory file system has it."""
+    fsspec = pytest.importorskip("fsspec")
+    storage = fsspec.filesystem("memory")
+    for path in [*data.glob("x-*"), manifest_of(data)]:
+        storage.pipe_file(f"/manifest/data/{path.relative_to(data)}", path.read_bytes())
+    yield storage
+    storage.rm("/manifest", recursive=True)
+
+
+def test_a_local_manifest_uploaded_with_its_data(memory, lazily, no_builds):
+    for paths in ("memory:///manifest/data/x-*", "memory:///manifest/data/.torch_index/manifest.safetensors"):
+        ds = TFRecordDataset(paths, index="require")
+        assert ds.files == [f"memory:///manifest/data/x-{shard:05d}-of-00007" for shard in range(7)]
+        order = np.random.default_rng(0).permutation(len(ds)).tolist()
+        assert list(ds.__getitems__(order)) == [WANTED[position] for position in order]
+        assert pickle.loads(pickle.dumps(ds))[-1] == WANTED[-1]
+
+
+def test_a_local_manifest_of_remote_files(memory, tmp_path):
+    out = tmp_path / "m.safetensors"
+    memory.rm("/manifest/data/.torch_index", recursive=True)
+    assert build_manifest("memory:///manifest/data/x-*", out) == str(out)
+    shutil.rmtree(os.environ["XDG_CACHE_HOME"])
+    ds = TFRecordDataset(out, index="require")
+    assert ds.files[1] == "memory:///manifest/data/x-00001-of-00007"
+    assert list(ds.__getitems__(range(len(ds)))) == WANTED
+    with pytest.raises(
+        ValueError, match=r"out must be a local path, got 'memory:///manifest/data/.torch_index/manifest"
+    ):
+        build_manifest("memory:///manifest/data/x-*")
+
+
+@pytest.mark.parametrize("content", [framed(b"another"), framed(payloads(4, 1)[0].replace(b"4", b"9"))])
+def test_a_remote_shard_that_changed(memory, content):
+    path = "/manifest/data/x-00004-of-00007"
+    has_size = memory.size(path) == len(content)
+    memory.pipe_file(path, content)
+    manifest = "memory:///manifest/data/.torch_index/manifest.safetensors"
+    ds = TFRecordDataset(manifest)  # nothing is asked about shards
+    assert ds[0] == WANTED[0]
+    text = "x-00004-of-00007: record 0: the index is not of this file as it is now: expected a file "
+    with pytest.raises(IndexMismatchError, match=text + ("with fingerprint" if has_size else "of 28 bytes, got 23")):
+        ds.raw(sum(COUNTS[:4]))
+    if not has_size:  # the listing says it
+        with pytest.warns(
+            UserWarning, match="x-00004-of-00007: the manifest at .* expected 28 bytes, got 23: it is not"
+        ):
+            assert len(TFRecordDataset("memory:///manifest/data/x-*")) == len(WANTED)
+
+
+def test_storage_options_are_passed_on(memory, tmp_path):
+    out, options = tmp_path / "m.safetensors", {"key": "not-to-be-shown"}
+    ds = TFRecordDataset(
+        build_manifest("memory:///manifest/data/x-*", out, storage_options=options), storage_options=options
+    )
+    assert ds.record_files._access.storage_options == options
+    assert ds._maker is not None
+    assert b"not-to-be-shown" not in out.read_bytes()
