@@ -43,17 +43,17 @@ import numpy as np, torch
 from torch_tfrecord import TFRecordDataset
 TFRecordDataset.__doc__, np.unique(np.zeros(1), return_inverse=True)
 before = memory()
-begin = time.perf_counter()
+begin, begin_cpu = time.perf_counter(), time.process_time()
 ds = TFRecordDataset(sys.argv[1], index="require")
-opened = time.perf_counter() - begin
+opened, opened_cpu = time.perf_counter() - begin, time.process_time() - begin_cpu
 after = memory()
 positions = np.random.default_rng(int(sys.argv[2])).integers(0, len(ds), int(sys.argv[3]))
 begin = time.perf_counter()
 ds.record_files.table.find(positions)
 found = time.perf_counter() - begin
 end = memory()
-print(json.dumps({"records": len(ds), "shards": len(ds.files), "open_seconds": opened, "find_seconds": found,
-                  "imports_mib": before["Rss"], "open_mib": after["Rss"] - before["Rss"],
+print(json.dumps({"records": len(ds), "shards": len(ds.files), "open_seconds": opened,
+                  "open_processor_seconds": opened_cpu, "find_seconds": found, "imports_mib": before["Rss"], "open_mib": after["Rss"] - before["Rss"],
                   "found_mib": end["Rss"] - before["Rss"], "private_mib": end["Private_Dirty"]}))
 """
 
@@ -167,6 +167,7 @@ class serving:  # noqa: N801
     def __init__(self, folder: Path) -> None:
         handler = functools.partial(_Ranges, directory=str(folder))
         self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
+        self._server.handle_error = lambda *arguments: None  # type: ignore[method-assign]  # a client that went away
 
     def __enter__(self) -> str:
         threading.Thread(target=self._server.serve_forever, daemon=True).start()

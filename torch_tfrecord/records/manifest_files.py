@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import posixpath
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import TypeAlias
 
@@ -132,8 +132,7 @@ def check_local_files(manifest: Manifest, files: Sequence[str], rows: _Integers)
         FileNotFoundError: a shard is missing.
     """
     head = manifest.head
-    found = np.array(list(_states(files)), np.int64).reshape(-1, 2)
-    sizes, mtimes = found[:, 0], np.ascontiguousarray(found[:, 1])
+    sizes, mtimes = _states(files)
     if (sizes < 0).any():
         first = int((sizes < 0).argmax())
         text = f"{int((sizes < 0).sum())} of {len(files)} shards of the manifest are missing"
@@ -170,26 +169,32 @@ def stale(manifest: Manifest, file: str, expected: str, got: str) -> IndexMismat
     return IndexMismatchError(text, path=file)
 
 
-def _states(files: Sequence[str]) -> Iterator[tuple[int, int]]:
-    """Size and time of each file; -1 where it is missing."""
+def _states(files: Sequence[str]) -> tuple[_Integers, _Integers]:
+    """Size and time of each file; a size of -1 where it is missing."""
+    sizes, mtimes = [], []
     for folder, group in groupby(files, _folder):
         in_folder = list(group)
-        if len(in_folder) <= _MOST_ASKED_SINGLY:
-            yield from (_state(lambda file=file: os.stat(file)) for file in in_folder)  # type: ignore[misc]
-            continue
-        with opened(os.scandir, folder or os.curdir) as entries:
-            there = {entry.name: entry for entry in entries}
-        for file in in_folder:
-            entry = there.get(file[len(folder) :])
-            yield (-1, 0) if entry is None else _state(entry.stat)
+        for state in _in_folder(folder, in_folder) if len(in_folder) > _MOST_ASKED_SINGLY else map(_state, in_folder):
+            sizes.append(-1 if state is None else state.st_size)
+            mtimes.append(0 if state is None else state.st_mtime_ns)
+    return np.array(sizes, np.int64), np.array(mtimes, np.int64)
 
 
-def _state(stat: Callable[[], os.stat_result]) -> tuple[int, int]:
+def _in_folder(folder: str, files: Sequence[str]) -> list[os.stat_result | None]:
+    begin = len(folder)
+    with opened(os.scandir, folder or os.curdir) as entries:
+        there = {entry.name: entry for entry in entries}
     try:
-        found = stat()
+        return [there[file[begin:]].stat() for file in files]
+    except (KeyError, FileNotFoundError):
+        return [*map(_state, files)]
+
+
+def _state(file: str) -> os.stat_result | None:
+    try:
+        return os.stat(file)
     except FileNotFoundError:
-        return -1, 0
-    return found.st_size, found.st_mtime_ns
+        return None
 
 
 def _check_fingerprints(manifest: Manifest, shards: Sequence[tuple[str, int]]) -> None:

@@ -14,7 +14,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import groupby, islice
+from itertools import islice
 from typing import Any, NamedTuple, TypeAlias
 
 from torch_tfrecord.errors import TFRecordError
@@ -49,7 +49,6 @@ _GUESS_BYTES = 64
 _MAX_NAMED = 10
 _MOST_ASKED = 100_000  # names of missing shards that a pattern is held against
 _MAX_NAME = 80
-_MOST_ASKED_SINGLY = 100
 
 
 def shard_name(base: str, number: int, total: int, suffix: str = "") -> str:
@@ -201,26 +200,30 @@ class _Local:
         return os.path.isdir(path)
 
     def glob(self, pattern: str) -> list[str]:
+        folder, slash, last = pattern.rpartition("/")
+        if not glob.has_magic(folder) and "**" not in last:
+            return _matching_files(folder + slash, last)
         with opened(lambda _: os.scandir(os.curdir), pattern):  # glob takes what it cannot open for an empty folder
             pass
-        matches = glob.glob(pattern, recursive=True)
-        folders = set(_folders_among(matches))
-        return [match for match in matches if match not in folders]
+        return [match for match in glob.glob(pattern, recursive=True) if not os.path.isdir(match)]
 
     def listing(self, path: str) -> list[str]:
         with opened(os.scandir, path) as entries:
             return [entry.path for entry in entries if entry.is_file()]
 
 
-def _folders_among(paths: Iterable[str]) -> Iterator[str]:
-    """Which of these are folders; many of one folder are told by a listing, in place of a look at each."""
-    for folder, group in groupby(paths, lambda path: path[: path.rfind("/") + 1]):
-        inside = list(group)
-        if len(inside) <= _MOST_ASKED_SINGLY:
-            yield from filter(os.path.isdir, inside)
-            continue
+def _matching_files(folder: str, pattern: str) -> list[str]:
+    """What `glob` finds in one folder, without a look at each file."""
+    try:
         with opened(os.scandir, folder or os.curdir) as entries:
-            yield from (f"{folder}{entry.name}" for entry in entries if entry.is_dir())
+            names = [entry.name for entry in entries if not entry.is_dir()]
+    except OSError as error:
+        if error.errno in (errno.EMFILE, errno.ENFILE):
+            raise
+        return []
+    if not pattern.startswith("."):
+        names = [name for name in names if not name.startswith(".")]
+    return [folder + name for name in fnmatch.filter(names, pattern)]
 
 
 _Names: TypeAlias = "_Local | RemoteNames"
@@ -276,6 +279,9 @@ def _check_finished(shards: Iterable[_Shard]) -> None:
 
 def _check_shards(found: list[str], asked: str, pattern: str = "*") -> list[str]:
     """Every set of shards must be whole, as far as `pattern` would match its names."""
+    if (only := _whole_set(found)) is not None:
+        _check_finished([only])
+        return found
     sets: dict[tuple[str, str], dict[int, set[int]]] = {}
     shards = list(filter(None, map(_shard_of, found)))
     _check_finished(shards)
@@ -296,6 +302,15 @@ def _check_shards(found: list[str], asked: str, pattern: str = "*") -> list[str]
             present = sorted(shard_name(base, number, total, suffix) for number in numbers)
             _raise_missing(base, suffix, missing, total, present)
     return found
+
+
+def _whole_set(found: list[str]) -> _Shard | None:
+    """A shard of the one set that these files are, all of its shards; None in any other case, or in doubt."""
+    first = _shard_of(min(found))
+    if first is None or first.total != len(found):
+        return None
+    names = {shard_name(first.base, number, first.total, first.suffix) for number in range(first.total)}
+    return first if names == set(found) else None
 
 
 def _missing(name: str, suffix: str, total: int, numbers: set[int], pattern: str) -> Iterator[int]:
@@ -323,6 +338,9 @@ def _counted_shards(files: _Names, asked: str, counted: re.Match[str]) -> list[s
             return found
     pattern = f"{glob.escape(base)}-*-of-{'' if any_number else f'{total:05d}'}*"
     present = [name for name in _glob(files, pattern) if not is_companion(name)]
+    only = _whole_set(present) if present else None
+    if only is not None and only.base == base and suffix in ("", only.suffix):
+        return _check_shards(present, asked)
     shards = {name: shard for name in present if (shard := _shard_of(name)) and (not suffix or shard.suffix == suffix)}
     suffixes = sorted({shard.suffix for shard in shards.values()})
     if len(suffixes) > 1:
