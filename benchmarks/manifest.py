@@ -53,7 +53,8 @@ ds.record_files.table.find(positions)
 found = time.perf_counter() - begin
 end = memory()
 print(json.dumps({"records": len(ds), "shards": len(ds.files), "open_seconds": opened,
-                  "open_processor_seconds": opened_cpu, "find_seconds": found, "imports_mib": before["Rss"], "open_mib": after["Rss"] - before["Rss"],
+                  "open_processor_seconds": opened_cpu, "find_seconds": found,
+                  "imports_mib": before["Rss"], "open_mib": after["Rss"] - before["Rss"],
                   "found_mib": end["Rss"] - before["Rss"], "private_mib": end["Private_Dirty"]}))
 """
 

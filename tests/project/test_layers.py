@@ -133,6 +133,7 @@ ORDER = [
     "batches.padding",
     "batches",
     "loading.sample_maker",
+    "loading.block_memory",
     "loading.record_files",
     "loading.map_dataset",
     "loading.record_groups",

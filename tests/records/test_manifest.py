@@ -110,6 +110,13 @@ def test_every_look_up_is_that_of_the_indexes(data, lazily):
     assert list(map(table.find_one, range(len(ds)))) == list(map(other.find_one, range(len(ds))))
     assert [ds.locate(position) for position in (0, 3, -1)] == [plain.locate(position) for position in (0, 3, -1)]
     np.testing.assert_array_equal(ds.block_starts(3000), plain.block_starts(3000))
+    places = other.find(np.arange(0, len(ds), 13))
+    for block_bytes in (1, 100, 30_000, 1 << 20):
+        found = [
+            [each.block_extent(file, offset, block_bytes) for file, offset in zip(*places[:2], strict=True)]
+            for each in (table, other)
+        ]
+        assert found[0] == found[1]
     for shuffle in (True, "blocks"):
         assert list(RecordSampler(ds, shuffle=shuffle)) == list(RecordSampler(plain, shuffle=shuffle))
 

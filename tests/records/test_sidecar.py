@@ -189,8 +189,8 @@ def _damaged(place, data):
 
 def _newer_version(place, data):
     content = place.read_bytes()
-    assert content.count(b'"version":"2"') == 1
-    place.write_bytes(content.replace(b'"version":"2"', b'"version":"3"'))
+    assert content.count(b'"version":"3"') == 1
+    place.write_bytes(content.replace(b'"version":"3"', b'"version":"4"'))
 
 
 def _older_version(place, data):

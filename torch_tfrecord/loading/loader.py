@@ -27,6 +27,7 @@ from torch_tfrecord.order.epochs import find_lanes
 from torch_tfrecord.order.leaves import stores
 from torch_tfrecord.order.random_stream import RandomStream
 from torch_tfrecord.order.ranks import check_rank, resolve_rank
+from torch_tfrecord.order.samplers import BLOCK_BYTES
 from torch_tfrecord.records.paths import Paths
 
 __all__ = ["make_dataloader"]
@@ -156,6 +157,9 @@ def make_dataloader(
     else:
         _check_dataset(dataset, features=features, **of_dataset)
         transform = _with_label(transform, label_key)
+    is_alone = here.world_size == 1 and not num_workers  # else each would fetch every block for a part of it
+    for store in stores(dataset):
+        store.read_by_blocks(BLOCK_BYTES if shuffle == "blocks" and is_alone else None)
     batches = RecordBatchSampler(
         dataset,
         batch_size,

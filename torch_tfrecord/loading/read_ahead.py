@@ -40,7 +40,7 @@ def usual_num_threads(dataset: object = None) -> int:
     Without the compiled core one: parsing in Python holds Python's lock, and several threads would only take turns.
     Of remote files 8: most of the time they wait.
     """
-    if any(getattr(store, "is_remote", False) for store in stores(dataset)):
+    if any(store.is_remote for store in stores(dataset)):
         return _MOST_THREADS
     available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return min(available, _MOST_THREADS) if has_native() else 1

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from torch_tfrecord.errors import TFRecordError, outer_level
+from torch_tfrecord.loading.block_memory import BlockMemory
 from torch_tfrecord.loading.sample_maker import RecordPlace
 from torch_tfrecord.order.block_shuffle import plan_lanes
 from torch_tfrecord.process_cache import ProcessCache
@@ -63,6 +64,7 @@ class RecordFiles(ProcessCache[ByteSource]):
     ) -> None:
         self._paths, self._access = paths, access
         self.is_remote = any(map(is_remote, paths))
+        self._blocks: BlockMemory | None = None
         self._facts: list[RecordIndex] | ManifestShards = []
         self.table = self._table(indexes)
         self._reader = RecordReader(verify_crc)
@@ -135,7 +137,15 @@ class RecordFiles(ProcessCache[ByteSource]):
         files, offsets, lengths = self.table.find(positions)
         if self.is_remote:
             self._open_together(files)
-        return self._reader.read_batch(self._source, files, offsets, lengths, is_remote=self.is_remote)
+        blocks = None if self._blocks is None else self._blocks.read
+        return self._reader.read_batch(
+            self._source, files, offsets, lengths, is_remote=self.is_remote, read_blocks=blocks
+        )
+
+    def read_by_blocks(self, block_bytes: int | None) -> None:
+        """Fetch remote files by whole blocks from now on, since all of a block is read soon; None: no longer."""
+        is_of_use = block_bytes is not None and self.is_remote and self.first_compressed is None
+        self._blocks = BlockMemory(self.table, block_bytes) if block_bytes is not None and is_of_use else None
 
     def place(self, position: int) -> RecordPlace:
         """Where a record is."""

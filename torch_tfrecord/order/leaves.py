@@ -65,9 +65,13 @@ class Store(Protocol):
     extent: tuple[int, int, int]
     first_compressed: str | None
     has_warned: bool
+    is_remote: bool
 
     def warn(self) -> None:
         """Say, once, that random access is slow, where a file is compressed."""
+
+    def read_by_blocks(self, block_bytes: int | None) -> None:
+        """Fetch remote files by whole blocks from now on, since all of a block is read soon; None: no longer."""
 
 
 def leaf_batches(dataset: object, positions: Sequence[int]) -> list[LeafBatch]:

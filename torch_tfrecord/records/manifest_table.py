@@ -13,7 +13,7 @@ from torch_tfrecord.process_cache import ProcessCache
 from torch_tfrecord.records.framing import OVERHEAD_BYTES
 from torch_tfrecord.records.length_blocks import BLOCK_RECORDS
 from torch_tfrecord.records.manifest import Manifest
-from torch_tfrecord.records.record_table import RecordPlaces, RecordTable
+from torch_tfrecord.records.record_table import RecordPlaces, RecordTable, extent_among
 
 __all__ = ["ManifestTable", "is_range", "manifest_table"]
 
@@ -97,6 +97,19 @@ class ManifestTable(RecordTable):
             offsets, ends = self._borders_at(np.array([block]), np.array([place]))
             found = offsets.item(), ends.item()
         return file, number, found[0], found[1] - found[0] - OVERHEAD_BYTES
+
+    def block_extent(self, file: int, offset: int, block_bytes: int) -> tuple[int, int]:
+        """See `RecordTable.block_extent`; of the file's records only those near the offset are looked up."""
+        head, row = self._manifest.head, self._rows.item(file)
+        first, last = head.first_blocks[row : row + 2].tolist()
+        low = offset // block_bytes * block_bytes
+        # The manifest's blocks from that of the offset or a record before it on to that of the end.
+        offsets = head.block_offsets[first:last]
+        begin = int(np.searchsorted(offsets, min(low, offset), side="right")) - 1
+        end = int(np.searchsorted(offsets, low + block_bytes, side="right"))
+        numbers = np.arange(begin * BLOCK_RECORDS, min(end * BLOCK_RECORDS, head.num_records.item(row)))
+        begins, ends = self._borders_at(first + numbers // BLOCK_RECORDS, numbers % BLOCK_RECORDS)
+        return extent_among(np.append(begins, ends[-1:]), offset, block_bytes)
 
     def _borders_at(self, blocks: _Integers, places: _Integers) -> tuple[_Integers, _Integers]:
         """The offsets of records, by their blocks and numbers there, and those of what follows them."""

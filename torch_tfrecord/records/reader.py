@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain, pairwise
 from typing import Any, BinaryIO, TypeAlias, get_args
 
@@ -28,6 +28,8 @@ from torch_tfrecord.shown import printable
 __all__ = ["RecordReader", "check_on_corrupt", "read_blocks", "read_records"]
 
 _Integers: TypeAlias = "npt.NDArray[np.int64]"
+
+RangeReader: TypeAlias = "Callable[[Sequence[tuple[RemoteFile, slice]], ReadPlan, memoryview], None]"
 
 _FAR = 1 << 62  # behind the end of any stream
 # One read of a batch fetches at most this much and a record more.
@@ -161,6 +163,7 @@ class RecordReader:
         lengths: _Integers,
         *,
         is_remote: bool = False,
+        read_blocks: RangeReader | None = None,
     ) -> PackedRecords:
         """Records of several files, in the order asked for; a record may be asked for more than once.
 
@@ -173,6 +176,7 @@ class RecordReader:
             offsets: int64 [N]: first byte of its length field.
             lengths: int64 [N]: its payload length, below 2^62.
             is_remote: Whether files are known to be remote; of what is not said, the way of local ones is tried first.
+            read_blocks: Reads ranges of remote files, in place of `read_remote_ranges`, and has what is between them.
 
         Raises:
             TFRecordError: something is wrong with one of the records at least; `read` says more about each of them.
@@ -191,12 +195,15 @@ class RecordReader:
         gap = int(facts[:, 1].min(initial=_FAR))
         if gap < 0:
             return self._read_singly(source_of, files, offsets, lengths)
+        gap = gap if read_blocks is None else 0
         plan = plan_reads(files, offsets, lengths + OVERHEAD_BYTES, max_gap_bytes=gap, window_bytes=_WINDOW_BYTES)
-        return self._read_plan(plan, source_of, files, offsets, lengths)
+        read = read_remote_ranges if read_blocks is None else read_blocks
+        return self._read_plan(plan, read, source_of, files, offsets, lengths)
 
     def _read_plan(
         self,
         plan: ReadPlan,
+        read_remote: RangeReader,
         source_of: Callable[[int], Any],
         files: _Integers,
         offsets: _Integers,
@@ -212,7 +219,7 @@ class RecordReader:
                 remote.append((source, part))
             else:
                 source.read_ranges(plan.begins[part], plan.sizes[part], buffer.data, plan.starts[part])
-        read_remote_ranges(remote, plan, buffer.data)
+        read_remote(remote, plan, buffer.data)
         records = PackedRecords(buffer, plan.places + HEADER_BYTES, lengths)
         bad = first_bad_record(records.buffer, plan.places, lengths, verify_crc=self._verify)
         if bad is not None:

@@ -14,7 +14,7 @@ from torch_tfrecord.order.block_shuffle import block_starts
 from torch_tfrecord.records.framing import OVERHEAD_BYTES
 from torch_tfrecord.records.index import RecordIndex
 
-__all__ = ["RecordPlaces", "RecordTable"]
+__all__ = ["RecordPlaces", "RecordTable", "extent_among"]
 
 _Integers: TypeAlias = "npt.NDArray[np.int64]"
 
@@ -86,6 +86,13 @@ class RecordTable:
         number = position - (ends[file - 1] if file else 0)
         return file, number, offset, entry(position + file + 1) - offset - OVERHEAD_BYTES
 
+    def block_extent(self, file: int, offset: int, block_bytes: int) -> tuple[int, int]:
+        """Where the first of the records begins that begin in the same `block_bytes` bytes of a file as one at an
+        offset, and where the last of them ends.
+        """
+        first = (self._ends_list[file - 1] if file else 0) + file
+        return extent_among(self._borders[first : self._ends_list[file] + file + 1], offset, block_bytes)
+
     def block_starts(self, positions: range | _Integers, block_bytes: int) -> _Integers:
         """Of a sequence of positions, the first place in it of each block; see `block_shuffle.block_starts`."""
         found = []
@@ -96,6 +103,15 @@ class RecordTable:
             starts = block_starts(files, offsets, block_bytes)
             found.append(starts[1:] + (begin - 1) if begin else starts)
         return np.concatenate(found) if found else np.empty(0, np.int64)
+
+
+def extent_among(borders: _Integers, offset: int, block_bytes: int) -> tuple[int, int]:
+    """See `RecordTable.block_extent`; `borders` are those of the records around."""
+    number = offset // block_bytes
+    begin, end = np.searchsorted(borders, (number * block_bytes, (number + 1) * block_bytes)).tolist()
+    if borders[begin] > offset:  # in the midst of a record that begins in a block before
+        begin -= 1
+    return int(borders[begin]), int(borders[min(end, len(borders) - 1)])
 
 
 def _borders(index: RecordIndex) -> _Integers:

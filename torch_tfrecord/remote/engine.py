@@ -135,7 +135,6 @@ class _Engine:
     """The threads of a process."""
 
     def __init__(self) -> None:
-        self.pid = os.getpid()
         self._changed = threading.Condition(threading.Lock())
         self._tasks: deque[tuple[_State, int]] = deque()
         self._limit = AdaptiveLimit()
@@ -208,8 +207,6 @@ class _Engine:
 
     def end(self) -> None:
         """Begin nothing more, and give what is in flight a moment."""
-        if self.pid != os.getpid():
-            return
         with self._changed:
             self._is_ended = True
             self._tasks.clear()
@@ -217,18 +214,19 @@ class _Engine:
             self._changed.wait_for(lambda: not self._num_running, _EXIT_SECONDS)
 
 
-_current: _Engine | None = None
+_engines: dict[int, _Engine] = {}  # by number of the process: threads do not come along through a fork
 
 
 def _engine() -> _Engine:
-    global _current
-    if _current is None or _current.pid != os.getpid():  # threads do not come along through a fork
-        if _current is None:
-            atexit.register(_end)
-        _current = _Engine()
-    return _current
+    found = _engines.get(os.getpid())
+    if found is None:
+        found = _engines.setdefault(os.getpid(), _Engine())
+        if len(_engines) == 1:
+            atexit.register(_end)  # forked ones have it from their parent
+    return found
 
 
 def _end() -> None:
-    if _current is not None:
-        _current.end()
+    engine = _engines.get(os.getpid())
+    if engine is not None:
+        engine.end()

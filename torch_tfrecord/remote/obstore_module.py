@@ -7,6 +7,7 @@ memory, which takes 50 ms and 15 MB. (Measured: a new store in the child hangs, 
 
 from __future__ import annotations
 
+import contextlib
 import importlib.machinery
 import importlib.util
 import multiprocessing
@@ -26,37 +27,27 @@ _NAME = "obstore._obstore"
 class _Loaded:
     """What a process has loaded."""
 
-    pid = -1
-    module: Any = None
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.is_tried = False
+        self.module: ModuleType | None = None
 
 
-_lock = threading.Lock()
-_first_pid: int | None = None  # of the process that may use the module as it was imported
+_loaded: dict[int, _Loaded] = {}  # by number of the process; those of its forebears come along
 
 
 def obstore_module() -> Any:
     """The module `obstore` of this process; None where it is not installed, or cannot be loaded."""
-    if _Loaded.pid != os.getpid():
-        _load()
-    return _Loaded.module
-
-
-def _load() -> None:
-    global _lock, _first_pid
-    if _Loaded.pid not in (-1, os.getpid()):
-        _lock = threading.Lock()  # a fork may have copied one that another thread held
-    with _lock:
-        if _Loaded.pid == os.getpid():
-            return
-        # Whoever was forked from a process that has it imported cannot know whether it was used there.
-        was_forked = multiprocessing.parent_process() is not None and _NAME in sys.modules
-        try:
-            is_first = _first_pid is None and not was_forked
-            module = importlib.import_module("obstore") if is_first else _own_copy()
-        except (ImportError, OSError):
-            module = None
-        _first_pid = _first_pid or os.getpid()
-        _Loaded.module, _Loaded.pid = module, os.getpid()
+    loaded = _loaded.setdefault(os.getpid(), _Loaded())
+    with loaded.lock:
+        if not loaded.is_tried:
+            # Whoever was forked from a process that has it imported cannot know whether it was used there.
+            was_forked = multiprocessing.parent_process() is not None and _NAME in sys.modules
+            is_first = len(_loaded) == 1 and not was_forked
+            with contextlib.suppress(ImportError, OSError):
+                loaded.module = importlib.import_module("obstore") if is_first else _own_copy()
+            loaded.is_tried = True
+        return loaded.module
 
 
 def _own_copy() -> ModuleType:

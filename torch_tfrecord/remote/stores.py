@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 from urllib.parse import quote, unquote, urlsplit
 
@@ -27,15 +27,14 @@ _MOST_STORES = 64
 
 
 class _Stores:
-    """The clients of a process, replaced as a whole after a fork."""
+    """The clients of a process."""
 
     def __init__(self) -> None:
-        self.pid = os.getpid()
         self.lock = threading.Lock()
         self.found: dict[object, Store | None] = {}
 
 
-_stores: _Stores | None = None
+_stores: dict[int, _Stores] = {}  # by number of the process: what was made before a fork is of no use behind it
 
 
 def store_of(path: str, access: Access = DEFAULT_ACCESS) -> tuple[Store, str]:
@@ -112,16 +111,12 @@ def _usual_options(scheme: str) -> Mapping[str, Any]:
     return options if isinstance(options, Mapping) else {}
 
 
-def _kept(key: object, make: Any) -> Store | None:
-    global _stores
-    stores = _stores
-    if stores is None or stores.pid != os.getpid():  # what was made before a fork is of no use behind it
-        stores = _stores = _Stores()
-    found = stores.found.get(key, stores)
-    if found is stores:
-        made = make()
-        with stores.lock:
+def _kept(key: object, make: Callable[[], Store | None]) -> Store | None:
+    """What was made for a key, by this process."""
+    stores = _stores.setdefault(os.getpid(), _Stores())
+    with stores.lock:
+        if key not in stores.found:
             if len(stores.found) >= _MOST_STORES:
                 stores.found.clear()
-            found = stores.found.setdefault(key, made)
-    return found  # type: ignore[return-value]
+            stores.found[key] = make()
+        return stores.found[key]

@@ -12,7 +12,18 @@ from torch_tfrecord.remote.engine import Job, Transfer
 from torch_tfrecord.remote.store import RemoteInfo, Store, StoreError
 from torch_tfrecord.remote.stores import fsspec_store_of
 
-__all__ = ["FileRange", "RemotePart", "fetch", "infos", "infos_if_there", "listing", "read_into", "start", "start_info"]
+__all__ = [
+    "FileRange",
+    "RemotePart",
+    "begin_range",
+    "fetch",
+    "infos",
+    "infos_if_there",
+    "listing",
+    "read_into",
+    "start",
+    "start_info",
+]
 
 _LARGEST_PIECE = 8 << 20
 _SMALLEST_PIECE = 1 << 20  # takes as long as the answer's first byte, at the speed of one connection of a storage
@@ -71,6 +82,11 @@ def start(ranges: Sequence[FileRange], access: Access) -> Transfer:
     return Transfer([_job(*item) for item in ranges], access)
 
 
+def begin_range(wanted: FileRange, access: Access) -> Transfer:
+    """Begin to read a range; its answers are its pieces, one behind the other."""
+    return start([piece for _, piece in _pieces([wanted], _LARGEST_PIECE)], access)
+
+
 def infos(paths: Sequence[str], access: Access) -> list[RemoteInfo]:
     """What storages say of files, asked all at once.
 
@@ -125,10 +141,11 @@ def _read(file: RemotePart, begin: int, end: int, store: Store, name: str) -> by
     return data
 
 
-def _pieces(ranges: Sequence[FileRange]) -> list[tuple[int, FileRange]]:
-    """Number of the range, and the piece of it, of each request."""
-    total = sum(end - begin for _, begin, end in ranges)
-    size = max(_SMALLEST_PIECE, min(_LARGEST_PIECE, total // _FEWEST_REQUESTS))
+def _pieces(ranges: Sequence[FileRange], size: int | None = None) -> list[tuple[int, FileRange]]:
+    """Number of the range, and the piece of it, of each request; without a size so that there are several."""
+    if size is None:
+        total = sum(end - begin for _, begin, end in ranges)
+        size = max(_SMALLEST_PIECE, min(_LARGEST_PIECE, total // _FEWEST_REQUESTS))
     pieces = []
     for number, (file, begin, end) in enumerate(ranges):
         if end - begin <= size + size // 2:  # no rest that is hardly worth a request

@@ -1,0 +1,57 @@
+"""How many requests are in flight: against storages that get faster by more of them, or do not."""
+
+import pytest
+
+from torch_tfrecord.remote import limit
+from torch_tfrecord.remote.limit import AdaptiveLimit
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(limit, "monotonic", lambda: now[0])
+    return now
+
+
+def after(clock, adaptive, rate_of, seconds):
+    """Let requests of 100 KB come back at the rate that a number of them has."""
+    end = clock[0] + seconds
+    while clock[0] < end:
+        clock[0] += 1 / rate_of(adaptive.number)
+        adaptive.finished(100_000, True)
+    return adaptive.number
+
+
+def test_climbs_while_it_pays(clock):
+    adaptive = AdaptiveLimit()
+    assert after(clock, adaptive, lambda number: number / 0.02, 3) == 256  # 20 ms each, as many as there are
+
+
+def test_stays_where_more_bring_nothing(clock):
+    adaptive = AdaptiveLimit()
+    number = after(clock, adaptive, lambda number: min(number, 60) / 0.02, 10)
+    assert 60 <= number <= 110
+
+
+def test_goes_back_from_what_is_slower(clock):
+    adaptive = AdaptiveLimit()
+    assert after(clock, adaptive, lambda number: 1000 - 5 * number, 10) <= 48
+
+
+def test_a_storage_that_refuses(clock):
+    adaptive = AdaptiveLimit()
+    adaptive.refused()
+    adaptive.refused()  # of the same moment
+    assert adaptive.number == 16
+    for _ in range(10):
+        clock[0] += 2
+        adaptive.refused()
+    assert adaptive.number == 4
+
+
+def test_what_is_not_busy_tells_nothing(clock):
+    adaptive = AdaptiveLimit()
+    for _ in range(10_000):
+        clock[0] += 0.001
+        adaptive.finished(1, False)
+    assert adaptive.number == 32
