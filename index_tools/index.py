@@ -86,12 +86,12 @@ def _run(options: argparse.Namespace) -> int:
     _print_report(outcomes)
     status = exit_code([outcome.error for outcome in outcomes])
     if options.manifest and not status:
-        _write_manifest(files, output_dir)
+        _write_manifest(files, output_dir, again=options.force)
     return status
 
 
-def _write_manifest(files: Sequence[str], output_dir: str | None) -> None:
-    written = write_manifest(files, index_dir=output_dir)
+def _write_manifest(files: Sequence[str], output_dir: str | None, *, again: bool) -> None:
+    written = write_manifest(files, index_dir=output_dir, again=again)
     print(
         f"manifest of {counted(written.num_files, 'file')}, {counted(written.num_records, 'record')}: "
         f"{counted(written.num_bytes, 'byte')} -> {escape(written.path)}"

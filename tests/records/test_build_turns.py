@@ -209,6 +209,4 @@ def test_torchrun(files, tmp_path):
     )
     assert done.returncode == 0, done.stderr[-2000:]
     lines = [line.split() for line in (tmp_path / "log").read_text().splitlines()]
-    assert sorted(path for _, path in lines) == files
-    # Each rank may have had to begin alone.
-    assert all(rank in "01" for rank, _ in lines)
+    assert sorted(path for _, path in lines) == files  # each once, by whichever rank

@@ -211,6 +211,8 @@ def test_rows_of_shards_that_did_not_change_are_taken_over(data):
     assert (written.num_files, written.num_built, written.num_records) == (7, 1, len(WANTED))
     written = write_manifest(str(data / "x-00004-of-00007"))
     assert (written.num_files, written.num_built) == (8, 1)
+    written = write_manifest(f"{data}/y", again=True)
+    assert (written.num_files, written.num_built) == (8, 1)
     (data / "x-00000-of-00007").unlink()
     assert write_manifest(f"{data}/y").num_files == 7
     assert TFRecordDataset(str(data / "y"), index="require")[0] == b"y"
@@ -525,8 +527,7 @@ def read_in_child(ds, queue):
     queue.put([ds[position] for position in range(0, len(ds), 97)])
 
 
-@pytest.mark.parametrize("method", ["fork", "forkserver", pytest.param("spawn", marks=pytest.mark.slow)])
-def test_other_processes(data, lazily, method):
+def check_other_process(data, method):
     ds = TFRecordDataset(str(data))
     expected = [ds[position] for position in range(0, len(ds), 97)]  # the parent has read before
     context = multiprocessing.get_context(method)
@@ -535,6 +536,17 @@ def test_other_processes(data, lazily, method):
     child.start()
     assert queue.get(timeout=100) == expected
     child.join()
+
+
+@pytest.mark.parametrize("method", ["fork", "forkserver"])
+def test_other_processes(data, lazily, method):
+    check_other_process(data, method)
+
+
+@pytest.mark.slow
+def test_a_spawned_process(data, monkeypatch):
+    monkeypatch.setattr(manifest_table, "_READ_WHOLE_BLOCKS", -1)
+    check_other_process(data, "spawn")
 
 
 def test_it_pickles_small(data, monkeypatch):

@@ -2,8 +2,8 @@
 
 Its head has a row for each shard and for each block of records, under one checksum; the blocks behind it have a
 checksum each. A data set opens from the head alone, and the blocks of the records that it reads follow by ranges, so
-that 100,000 shards with 10^9 records need some MiB. Names are relative to the folder of the manifest: data are copied
-together with it.
+that 100,000 shards with 10^9 records need some tens of MiB. Names are relative to the folder of the manifest: data are
+copied together with it.
 """
 
 from __future__ import annotations

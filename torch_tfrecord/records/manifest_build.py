@@ -47,8 +47,8 @@ def build_manifest(
     It holds name, size, modification time and fingerprint of each shard, and where its records lie, in at most three
     bytes a record for records of one kind. A dataset of these files, or of some of them, finds it by itself where it
     was written without `out`; else give the dataset the manifest in place of its files. It loads what it needs: 100,000
-    shards with 10^9 records need some MiB. Names are relative to the manifest: copy the whole folder, and it stays
-    valid.
+    shards with 10^9 records need 40 to 90 MiB. Names are relative to the manifest: copy the whole folder, and it
+    stays valid.
 
     Fresh indexes are used, and missing ones built by several threads and kept, as `TFRecordDataset` does. What a
     manifest in the same place says of shards that did not change is taken over; without `out` it stays the manifest of
@@ -82,6 +82,7 @@ def write_manifest(
     *,
     index_dir: str | None = None,
     access: Access = DEFAULT_ACCESS,
+    again: bool = False,
 ) -> WrittenManifest:
     """`build_manifest`, with its figures.
 
@@ -90,6 +91,7 @@ def write_manifest(
         out: See there.
         index_dir: As of `TFRecordDataset`: where the indexes are kept, and without `out` the manifest.
         access: How remote files are reached.
+        again: Take the rows of `paths` from the indexes in any case, not from the manifest of before.
     """
     files, infos = found_files(paths, access)
     place = manifest_path(files, index_dir) if out is None else local_path(out)
@@ -98,6 +100,7 @@ def write_manifest(
     if is_remote(place):
         raise ValueError(f"out must be a local path, got {place!r}")
     known = _known_rows(place)
+    asked = {*files} if again else set()
     if out is None:
         kept = (path for path, row in known.items() if _current(path, row, access))
         files = sorted({*files, *kept}, key=os.fsencode)
@@ -105,7 +108,7 @@ def write_manifest(
 
     def work(path: str) -> tuple[ShardRow, bool]:
         """The row of a file, and whether it is new."""
-        row = _current(path, known[path], access, infos.get(path)) if path in known else None
+        row = _current(path, known[path], access, infos.get(path)) if path in known and path not in asked else None
         if row is not None:
             return row, False
         source = open_file(path, access, infos.get(path))
