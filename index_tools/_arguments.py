@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import NoReturn, TypeAlias
 
 from index_tools._text import escape
-from torch_tfrecord.records.paths import find_files, is_companion
+from torch_tfrecord.records.paths import find_files, is_companion, named_manifest
 
 __all__ = ["OneLineParser", "Verbs", "add_jobs", "add_paths", "add_verb", "byte_size", "data_files", "integer"]
 
@@ -62,12 +62,14 @@ def add_jobs(parser: argparse.ArgumentParser, what: str) -> None:
 
 
 def data_files(paths: Sequence[str]) -> list[str]:
-    """`find_files`, without the indexes and labels that a glob expanded by the shell includes.
+    """`find_files`, without the indexes, manifests and labels that a glob expanded by the shell includes.
+
+    A manifest that is named alone stands for its files.
 
     Raises:
         ValueError, OSError: As for `find_files`; also if there are no other files.
     """
-    wanted = [path for path in paths if not is_companion(path)]
+    wanted = [path for path in paths if not is_companion(path) or list(paths) == [named_manifest(path)]]
     if paths and not wanted:
         raise ValueError(f"expected data files, got only index files or labels: {', '.join(paths[:3])}")
     return find_files(wanted)

@@ -17,6 +17,7 @@ from index_tools._text import counted, error_text, escape
 from torch_tfrecord.errors import TFRecordError
 from torch_tfrecord.records.compression import open_stream
 from torch_tfrecord.records.index import RecordIndex, index_source, load_fresh
+from torch_tfrecord.records.manifest_build import write_manifest
 from torch_tfrecord.records.sidecar import sidecar_path, write_sidecar
 from torch_tfrecord.records.storage import FileSource, is_remote
 
@@ -34,8 +35,13 @@ building them first saves each job the time, and checks all data.
 
 Files with a fresh index are skipped. A damaged file gets no index; the others still do.
 
-example:
-  tfrecord index data/ 'more/train-*.tfrecord' --jobs 8"""
+With --manifest one file for all of them is written, too: .torch_index/manifest.safetensors in the folder
+that holds all the files (with --output-dir in that one). TFRecordDataset opens from it without a look at
+each index: 100,000 files in a second.
+
+examples:
+  tfrecord index data/ 'more/train-*.tfrecord' --jobs 8
+  tfrecord index data/ --manifest"""
 
 
 class _IndexedFile(NamedTuple):
@@ -56,6 +62,7 @@ def add_parser(verbs: Verbs, summary: str) -> None:
     parser.add_argument("--output-dir", metavar="DIR", help="folder for the indexes (default: beside the data)")
     add_jobs(parser, "parallel processes")
     parser.add_argument("--no-crc", action="store_true", help="do not check the payloads' checksums, only the headers'")
+    parser.add_argument("--manifest", action="store_true", help="also write one file for the indexes of all files")
     parser.add_argument("--force", action="store_true", help="rebuild fresh indexes, too")
 
 
@@ -71,11 +78,24 @@ def _run(options: argparse.Namespace) -> int:
         Path(output_dir).mkdir(parents=True, exist_ok=True)
     elif any(map(is_remote, files)):
         raise ValueError("indexes are written to local files; pass --output-dir for remote data")
+    if options.manifest and format != "safetensors":
+        raise ValueError("--manifest needs --format safetensors")
     settings = {"verify_crc": not options.no_crc, "force": options.force}
     task = functools.partial(_index_file, format=format, output_dir=output_dir, **settings)
     outcomes = work_on_files(task, files, num_jobs=options.jobs, description="indexing")
     _print_report(outcomes)
-    return exit_code([outcome.error for outcome in outcomes])
+    status = exit_code([outcome.error for outcome in outcomes])
+    if options.manifest and not status:
+        _write_manifest(files, output_dir, again=options.force)
+    return status
+
+
+def _write_manifest(files: Sequence[str], output_dir: str | None, *, again: bool) -> None:
+    written = write_manifest(files, index_dir=output_dir, again=again)
+    print(
+        f"manifest of {counted(written.num_files, 'file')}, {counted(written.num_records, 'record')}: "
+        f"{counted(written.num_bytes, 'byte')} -> {escape(written.path)}"
+    )
 
 
 def _print_report(outcomes: Sequence[Outcome[_IndexedFile]]) -> None:

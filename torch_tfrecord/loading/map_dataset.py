@@ -36,7 +36,8 @@ from torch_tfrecord.order.position_batch import epoch_of, is_batch_of_positions,
 from torch_tfrecord.order.random_stream import record_keys, salted_keys
 from torch_tfrecord.records.compression import check_compression_type
 from torch_tfrecord.records.index import RecordIndex
-from torch_tfrecord.records.paths import Paths, found_files
+from torch_tfrecord.records.manifest_shards import ManifestShards, open_shards
+from torch_tfrecord.records.paths import Paths
 from torch_tfrecord.records.sidecar import IndexKeeper
 from torch_tfrecord.remote.access import DEFAULT_ACCESS, Access
 from torch_tfrecord.samples import Places, SampleList
@@ -56,8 +57,10 @@ class TFRecordDataset(Dataset[Any]):
     checksum. The dataset pickles without open files; you can use it after fork and spawn, and from threads.
 
     Args:
-        paths: A path, a glob, ``name@N``, a directory, or a list of these; see `find_files`. Local paths or URLs:
-            ``s3://bucket/train-*``, ``https://host/train@64``.
+        paths: A path, a glob, ``name@N``, a directory, a manifest, or a list of these; see `find_files`. Local paths or
+            URLs: ``s3://bucket/train-*``, ``https://host/train@64``. If you name a manifest, or one is beside the files
+            (see `build_manifest`), the dataset opens from it alone and reads from it only what it needs, so that it
+            takes little memory, however many records there are.
         features: What to read from each record, by name; None gives the record's bytes. `SequenceFeatures` reads
             SequenceExamples, as `(context, sequences)`. For random draws (a fused crop) see `set_epoch`.
         transform: Called with each sample.
@@ -115,12 +118,13 @@ class TFRecordDataset(Dataset[Any]):
         check_max_batch_bytes(max_batch_bytes)
         parser = None if features is None else BatchParser(features, max_batch_bytes=max_batch_bytes)
         access = Access(storage_options, cache_dir, cache_bytes)
-        files, infos = found_files(paths, access.without_cache())
+        files, infos, shards = open_shards(paths, index, index_dir, compression, access.without_cache())
         access = access.for_files(files)
         keeper = IndexKeeper(
             index, index_dir=index_dir, verify_crc=verify_crc, compression_type=compression, access=access
         )
-        self._set_up(files, keeper.each(files, infos), None, parser, transform, verify_crc, access)
+        indexes = keeper.each(files, infos) if shards is None else shards
+        self._set_up(files, indexes, None, parser, transform, verify_crc, access)
 
     @classmethod
     def from_indexes(
@@ -157,7 +161,7 @@ class TFRecordDataset(Dataset[Any]):
     def _set_up(
         self,
         files: list[str],
-        indexes: Iterable[RecordIndex],
+        indexes: Iterable[RecordIndex] | ManifestShards,
         positions: Sequence[int] | None,
         parser: SampleParser | None,
         transform: Callable[[Any], Any] | None,
@@ -376,8 +380,13 @@ class TFRecordDataset(Dataset[Any]):
             return salted_keys(len(absolutes), salt or 0)
         return record_keys(absolutes, epoch)
 
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | ({} if self.record_files.paths is None else {"files": None})
+
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
+        if self.files is None:
+            self.files = self.record_files.paths
         self._share_epoch()  # plain pickling and copying lose the sharing
 
     def _share_epoch(self) -> None:

@@ -17,6 +17,7 @@ from torch_tfrecord.process_cache import ProcessCache
 from torch_tfrecord.records.ahead_file import read_ahead
 from torch_tfrecord.records.compression import ByteSource, open_stream
 from torch_tfrecord.records.index import RecordIndex
+from torch_tfrecord.records.manifest_shards import ManifestShards
 from torch_tfrecord.records.packed_records import PackedRecords
 from torch_tfrecord.records.reader import RecordReader
 from torch_tfrecord.records.record_table import RecordTable
@@ -40,7 +41,8 @@ class RecordFiles(ProcessCache[ByteSource]):
 
     Args:
         paths: The files.
-        indexes: One for each file, checked against it when it is opened; iterated over once and not kept.
+        indexes: One for each file, checked against it when it is opened, iterated over once and not kept; or the shards
+            of a manifest.
         verify_crc: Check the payloads' checksums.
         access: How remote files are reached.
 
@@ -56,28 +58,50 @@ class RecordFiles(ProcessCache[ByteSource]):
     def __init__(
         self,
         paths: Sequence[str],
-        indexes: Iterable[RecordIndex],
+        indexes: Iterable[RecordIndex] | ManifestShards,
         verify_crc: bool,
         access: Access = DEFAULT_ACCESS,
     ) -> None:
         self._paths, self._access = paths, access
         self.is_remote = any(map(is_remote, paths))
         self._blocks: BlockMemory | None = None
-        self._facts: list[RecordIndex] = []
-        self.table = RecordTable(self._noting(indexes))
+        self._facts: list[RecordIndex] | ManifestShards = []
+        self.table = self._table(indexes)
         self._reader = RecordReader(verify_crc)
         self.extent = len(paths), len(self.table), self.table.num_bytes
         self.lanes = plan_lanes(*self.extent)
-        compressed = (path for path, index in zip(paths, self._facts, strict=True) if index.compression_type)
-        self.first_compressed = next(compressed, None)
         self.has_warned = False
         # Each open compressed file keeps some MiB of decompressed data.
         super().__init__(_MOST_OPEN if self.first_compressed is None else 2 * self.lanes.number)
 
-    def _noting(self, indexes: Iterable[RecordIndex]) -> Iterator[RecordIndex]:
-        for index in indexes:
-            self._facts.append(index.without_records())  # the records go into the table: 16 bytes for each
-            yield index
+    def _table(self, indexes: Iterable[RecordIndex] | ManifestShards) -> RecordTable:
+        if isinstance(indexes, ManifestShards):
+            self._facts, self.first_compressed = indexes, indexes.first_compressed
+            return indexes.table
+        facts: list[RecordIndex] = []
+
+        def noting() -> Iterator[RecordIndex]:
+            for index in indexes:
+                facts.append(index.without_records())  # the records go into the table: 16 bytes for each
+                yield index
+
+        table = RecordTable(noting())
+        self._facts = facts
+        compressed = (path for path, index in zip(self._paths, facts, strict=True) if index.compression_type)
+        self.first_compressed = next(compressed, None)
+        return table
+
+    @property
+    def paths(self) -> list[str] | None:
+        """The files' paths where they need not travel, since a manifest names them."""
+        return self._facts.files if isinstance(self._facts, ManifestShards) else None
+
+    def __getstate__(self) -> dict[str, object]:
+        return super().__getstate__() | ({} if self.paths is None else {"_paths": None})
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        super().__setstate__(state)
+        self._paths = self._paths if self.paths is None else self.paths
 
     def warn(self) -> None:
         """Warn once that random access is slow, if a file is compressed."""

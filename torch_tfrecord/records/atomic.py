@@ -192,15 +192,16 @@ def _fd_path(fd: int) -> str:
     return f"/proc/self/fd/{fd}"
 
 
-def write_atomically(path: str, data: bytes) -> None:
-    """Write a whole file, which appears complete or not at all.
+def write_atomically(path: str, *pieces: bytes) -> None:
+    """Write a whole file from its pieces; it appears complete or not at all.
 
     Raises:
         OSError: See `AtomicFile.publish`: the old or the new content is there, never a part of it.
     """
     file = AtomicFile(path)
     try:
-        file.write(data)
+        for piece in pieces:
+            file.write(piece)
         file.prepare()
         file.publish()
     except BaseException:

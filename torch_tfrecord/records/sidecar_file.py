@@ -6,9 +6,10 @@
     header     {"__metadata__":{"format":<mark>,"version":<n>,"checksum":<8 hex digits>,<fields>},<arrays>}, and spaces
     arrays     concatenated, each of one dimension
 
-The checksum is the CRC-32C of the whole file except its own digits, so it detects any flipped bit. The encoding is
-unique: a header with other content, duplicates or another order is rejected. A checksum does not stop an attacker: code
-that reads a sidecar still checks its content against the data.
+The checksum is the CRC-32C of the whole file except its own digits, so it detects any flipped bit. For a kind whose
+last array is large (`SidecarFormat.is_lazy`) it ends before that array, whose parts have checksums of their own. The
+encoding is unique: a header with other content, duplicates or another order is rejected. A checksum does not stop an
+attacker: code that reads a sidecar still checks its content against the data.
 """
 
 from __future__ import annotations
@@ -30,7 +31,16 @@ from torch_tfrecord.records.storage import FileSource, open_file
 from torch_tfrecord.remote.access import DEFAULT_ACCESS, Access
 from torch_tfrecord.remote.store import RemoteInfo
 
-__all__ = ["Sidecar", "SidecarFormat", "check_replaceable", "is_own", "pack", "read_sidecar", "stored_number"]
+__all__ = [
+    "Sidecar",
+    "SidecarFormat",
+    "check_replaceable",
+    "is_own",
+    "pack",
+    "read_sidecar",
+    "read_source",
+    "stored_number",
+]
 
 _MARK = "torch_tfrecord."
 _LENGTH_BYTES = 8  # of the header length field, which comes first
@@ -38,7 +48,7 @@ _ALIGNMENT = 8
 _CHECKSUM_DIGITS = 8
 _FIRST_READ_BYTES = 4096  # holds the header of most sidecars, so one read is enough
 _MOST_HEADER_BYTES = 1 << 20  # searched for the format name of an earlier version
-_DTYPES = {"int64": "I64", "float64": "F64", "uint8": "U8"}  # safetensors' names
+_DTYPES = {"int64": "I64", "float64": "F64", "uint32": "U32", "uint8": "U8"}  # safetensors' names
 _METADATA = "__metadata__"
 # The first bytes that earlier versions wrote, with metadata in any order.
 _MARK_AT_ANY_PLACE = f'"format":"{_MARK}'.encode()
@@ -53,8 +63,10 @@ class SidecarFormat(NamedTuple):
         version: The only version that is read.
         what: Its name in errors, such as "an index".
         fields: Names of the metadata fields, each a str, in order.
-        arrays: Name -> "int64", "float64" or "uint8", in order; those of 8 bytes first.
+        arrays: Name -> "int64", "float64", "uint32" or "uint8", in order; those of 8 bytes first.
         max_header_bytes: Maximum size of a header.
+        is_lazy: Whether the last array, of uint8, stays in the file: it is neither read nor covered by the checksum.
+        first_read_bytes: Size of the first read, so that most of these files take one read.
     """
 
     name: str
@@ -63,6 +75,8 @@ class SidecarFormat(NamedTuple):
     fields: tuple[str, ...]
     arrays: Mapping[str, str]
     max_header_bytes: int = 1 << 16
+    is_lazy: bool = False
+    first_read_bytes: int = _FIRST_READ_BYTES
 
 
 class Sidecar(NamedTuple):
@@ -70,23 +84,31 @@ class Sidecar(NamedTuple):
 
     Attributes:
         metadata: Field -> text.
-        arrays: Name -> array [N], read-only.
+        arrays: Name -> array [N], read-only; without one that stays in the file.
         starts: Name -> first byte of the array in the file.
+        checksum: The 8 digits.
     """
 
     metadata: dict[str, str]
     arrays: dict[str, npt.NDArray[Any]]
     starts: dict[str, int]
+    checksum: str
 
 
-def pack(kind: SidecarFormat, metadata: Mapping[str, str], arrays: Mapping[str, npt.NDArray[Any]]) -> bytes:
-    """Serialize a sidecar.
+def pack(
+    kind: SidecarFormat, metadata: Mapping[str, str], arrays: Mapping[str, npt.NDArray[Any]], lazy_bytes: int = 0
+) -> bytes:
+    """Serialize a sidecar; for a lazy kind, the part before its last array, which has `lazy_bytes`.
 
     Raises:
         OSError: The header is longer than `read_sidecar` accepts.
     """
-    ordered = [np.ascontiguousarray(arrays[name], _stored(dtype)) for name, dtype in kind.arrays.items()]
-    header = _header(kind, metadata, {name: len(array) for name, array in zip(kind.arrays, ordered, strict=True)})
+    names = list(kind.arrays)[: -1 if kind.is_lazy else None]
+    ordered = [np.ascontiguousarray(arrays[name], _stored(kind.arrays[name])) for name in names]
+    lengths = dict.fromkeys(kind.arrays, lazy_bytes) | {
+        name: len(array) for name, array in zip(names, ordered, strict=True)
+    }
+    header = _header(kind, metadata, lengths)
     if len(header) > kind.max_header_bytes:
         raise OSError(errno.EFBIG, f"expected a header of at most {kind.max_header_bytes} bytes, got {len(header)}")
     content = b"".join([len(header).to_bytes(_LENGTH_BYTES, "little"), header, *(array.tobytes() for array in ordered)])
@@ -119,41 +141,48 @@ def read_sidecar(
         IndexMismatchError: The sidecar is damaged, has another format or version, or is implausibly large.
         OSError: The file cannot be opened or read.
     """
-    source = open_file(path, access.without_cache(), info)  # rejects directories and pipes
+    return read_source(
+        open_file(path, access.without_cache(), info), kind, most_bytes, owner
+    )  # rejects directories and pipes
+
+
+def read_source(
+    source: FileSource, kind: SidecarFormat, most_bytes: Callable[[Mapping[str, str]], int], owner: str
+) -> Sidecar:
+    """`read_sidecar` of a file that is open already."""
     try:
         return _read(source, kind, most_bytes, owner)
     except (ValueError, RecursionError, MemoryError) as error:
-        raise IndexMismatchError(f"expected {kind.what} written by torch_tfrecord, got {error}", path=path) from error
+        text = f"expected {kind.what} written by torch_tfrecord, got {error}"
+        raise IndexMismatchError(text, path=source.path) from error
     except IndexMismatchError as error:
-        error.locate(path=path)
+        error.locate(path=source.path)
         raise
 
 
 def _read(
     source: FileSource, kind: SidecarFormat, most_bytes: Callable[[Mapping[str, str]], int], owner: str
 ) -> Sidecar:
-    head = source.read(_FIRST_READ_BYTES, 0)
+    head = source.read(kind.first_read_bytes, 0)
     header_bytes = _header_bytes(head, kind)
     if len(head) < _LENGTH_BYTES + header_bytes:
         head = source.read(_LENGTH_BYTES + header_bytes, 0)
     header = head[_LENGTH_BYTES : _LENGTH_BYTES + header_bytes]
     metadata, lengths = _parse_header(header, kind)
-    array_bytes = sum(
-        length * _stored(dtype).itemsize for length, dtype in zip(lengths, kind.arrays.values(), strict=True)
-    )
+    sizes = [length * _stored(dtype).itemsize for length, dtype in zip(lengths, kind.arrays.values(), strict=True)]
+    total = _LENGTH_BYTES + header_bytes + sum(sizes)
+    if source.file_size != total:
+        raise IndexMismatchError(f"expected {kind.what} of {total} bytes, as its header says, got {source.file_size}")
+    array_bytes = sum(sizes[: -1 if kind.is_lazy else None])
     expected = _LENGTH_BYTES + header_bytes + array_bytes
-    if source.file_size != expected:
-        raise IndexMismatchError(
-            f"expected {kind.what} of {expected} bytes, as its header says, got {source.file_size} bytes"
-        )
     limit = most_bytes(metadata)
     if array_bytes > limit:
         raise IndexMismatchError(
             f"expected {kind.what} with at most {limit} bytes of arrays, by the size of {owner}, got {array_bytes}"
         )
     # Read, not mapped: a file that is truncated while mapped kills the process.
-    content = head if len(head) == expected else source.read(expected, 0)
-    if len(content) != expected or content[: len(head)] != head:
+    content = head[:expected] if len(head) >= expected else source.read(expected, 0)
+    if len(content) != expected or content[: len(head)] != head[:expected]:
         raise IndexMismatchError(
             f"expected {kind.what} that does not change while it is read, got {len(content)} bytes"
         )
@@ -162,7 +191,7 @@ def _read(
     got = _checksum(content, begin).decode()
     if stored != got:
         raise IndexMismatchError(f"expected {kind.what} with checksum {stored}, got {got}: it is damaged")
-    return _arrays(content, kind, metadata, lengths, _LENGTH_BYTES + header_bytes)
+    return _arrays(content, kind, metadata, lengths, _LENGTH_BYTES + header_bytes, got)
 
 
 def _header_bytes(head: bytes, kind: SidecarFormat) -> int:
@@ -202,12 +231,16 @@ def _length(described: object) -> int:
     return shape[0]
 
 
-def _arrays(content: bytes, kind: SidecarFormat, metadata: dict[str, str], lengths: list[int], start: int) -> Sidecar:
+def _arrays(
+    content: bytes, kind: SidecarFormat, metadata: dict[str, str], lengths: list[int], start: int, checksum: str
+) -> Sidecar:
     arrays, starts = {}, {}
     for (name, dtype), length in zip(kind.arrays.items(), lengths, strict=True):
-        arrays[name], starts[name] = np.frombuffer(content, _stored(dtype), length, start), start
-        start += arrays[name].nbytes
-    return Sidecar(metadata, arrays, starts)
+        starts[name] = start
+        if start < len(content) or not length:
+            arrays[name] = np.frombuffer(content, _stored(dtype), length, start)
+            start += arrays[name].nbytes
+    return Sidecar(metadata, arrays, starts, checksum)
 
 
 def _stored(dtype: str) -> np.dtype[Any]:

@@ -23,6 +23,7 @@ __all__ = [
     "claim_folder",
     "clear_dead",
     "hidden_name",
+    "is_at",
     "lock_dead",
     "remove_folder",
     "sync_directory",
@@ -118,7 +119,7 @@ def lock_dead(path: Path) -> int | None:
     descriptor = opened(os.open, path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if _is_at(descriptor, path):
+        if is_at(descriptor, path):
             return descriptor
     except OSError:  # in use, or a file system without locks
         pass
@@ -135,12 +136,13 @@ def _lock(descriptor: int, path: Path) -> bool:
     except OSError:  # a file system without locks, where nobody can remove it as abandoned
         return True
     try:
-        return _is_at(descriptor, path)
+        return is_at(descriptor, path)
     except OSError:
         return True
 
 
-def _is_at(descriptor: int, path: Path) -> bool:
+def is_at(descriptor: int, path: Path) -> bool:
+    """Whether an open file still has that name."""
     try:
         return os.path.samestat(os.fstat(descriptor), os.lstat(path))
     except FileNotFoundError:
