@@ -23,26 +23,32 @@ def after(clock, adaptive, rate_of, seconds):
 
 
 def test_climbs_while_it_pays(clock):
-    adaptive = AdaptiveLimit()
-    assert after(clock, adaptive, lambda number: number / 0.02, 3) == 256  # 20 ms each, as many as there are
+    assert after(clock, AdaptiveLimit(), lambda number: number / 0.02, 3) == 256  # 20 ms each, as many as there are
 
 
 def test_stays_where_more_bring_nothing(clock):
-    adaptive = AdaptiveLimit()
-    number = after(clock, adaptive, lambda number: min(number, 60) / 0.02, 10)
-    assert 60 <= number <= 110
+    assert 60 <= after(clock, AdaptiveLimit(), lambda number: min(number, 70) / 0.02, 10) <= 144  # one trial more
+
+
+def test_goes_down_where_fewer_bring_as_much(clock):
+    assert 10 <= after(clock, AdaptiveLimit(), lambda number: min(number, 10) / 0.02 + 1 - number / 1e3, 60) <= 20
 
 
 def test_goes_back_from_what_is_slower(clock):
+    assert after(clock, AdaptiveLimit(), lambda number: max(1000 - 8 * number, 10), 60) <= 10
+
+
+def test_a_storage_that_changes(clock):
     adaptive = AdaptiveLimit()
-    assert after(clock, adaptive, lambda number: 1000 - 5 * number, 10) <= 48
+    after(clock, adaptive, lambda number: max(1000 - 8 * number, 10), 60)
+    assert after(clock, adaptive, lambda number: number / 0.02, 60) > 100
 
 
 def test_a_storage_that_refuses(clock):
     adaptive = AdaptiveLimit()
     adaptive.refused()
     adaptive.refused()  # of the same moment
-    assert adaptive.number == 16
+    assert adaptive.number == 32
     for _ in range(10):
         clock[0] += 2
         adaptive.refused()
@@ -54,4 +60,4 @@ def test_what_is_not_busy_tells_nothing(clock):
     for _ in range(10_000):
         clock[0] += 0.001
         adaptive.finished(1, False)
-    assert adaptive.number == 32
+    assert adaptive.number == 64

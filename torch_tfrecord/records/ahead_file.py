@@ -20,9 +20,9 @@ from torch_tfrecord.remote.transfers import FileRange, start, start_info
 __all__ = ["AheadFile", "FilesAhead", "read_ahead"]
 
 _MOST_BYTES = 1 << 26  # under way, or waiting to be read
-_FIRST_BYTES = 1 << 21
+_FIRST_BYTES = 1 << 22
 _SMALL_PIECE, _LARGE_PIECE = 1 << 20, 1 << 22
-_PIECES = 16  # that the window has, where they are not smaller or larger than these
+_PIECES = 32  # that the window has, where they are not smaller or larger than these
 _MOST_FILES = 64  # opened ahead: many small ones fit in the window
 
 

@@ -8,18 +8,17 @@ __all__ = ["AdaptiveLimit"]
 
 _REQUEST_BYTES = 1 << 16  # what a request counts beside its bytes: of small ones more are served, not more bytes
 _GAIN = 1.05  # that a larger number must bring
-_LOSS = 0.7
-_RAISE, _LOWER = 1.5, 0.75
-_LEAST_SECONDS = 0.1
+_UP, _DOWN = 1.5, 0.67
+_LEAST_SECONDS = 0.1  # that a number is measured for, twice where it brings nothing: other processes are busy, too
 _CALM_SECONDS = 1.0  # between two refusals that count
-_PROBE_WINDOWS = 30  # after which a larger number is tried again
+_REST_WINDOWS = 20  # before the next trials
 
 
 class AdaptiveLimit:
-    """Climbs while more requests at once bring more bytes a second, goes back where they do not, halves when refused.
+    """Tries more requests at once while they bring more bytes a second, and fewer where they bring as much.
 
     No fixed number is right: one connection of a storage far away gives little, and a hundred to a disk next door are
-    slower than one. Not safe from threads: whoever calls holds a lock.
+    slower than one. Halves when the storage refuses. Not safe from threads: whoever calls holds a lock.
 
     Args:
         first, least, most: The number at first, and what it stays between.
@@ -28,12 +27,14 @@ class AdaptiveLimit:
         number: Requests that may be in flight now.
     """
 
-    def __init__(self, first: int = 32, least: int = 4, most: int = 256) -> None:
+    def __init__(self, first: int = 64, least: int = 4, most: int = 256) -> None:
         self.number, self._least, self._most = first, least, most
         self._begin: float | None = None
         self._count = self._bytes = 0
         self._best_rate, self._best_number = 0.0, first
-        self._windows = 0
+        self._rates: list[float] = []  # of this number
+        self._goes_up = True  # this trial; the next one after it failed goes down
+        self._rests = 0  # windows until the next trial
         self._refused_at = -_CALM_SECONDS
 
     def finished(self, num_bytes: int, is_busy: bool) -> None:
@@ -58,28 +59,38 @@ class AdaptiveLimit:
             self._begin = None
 
     def _learn(self, rate: float) -> None:
-        self._windows += 1
-        if rate > _GAIN * self._best_rate:
-            self._best_rate, self._best_number, self._windows = rate, self.number, 0
-            self._set(self.number * _RAISE)
-        elif self.number > self._best_number:
+        if self._rests:
+            self._rests -= 1
+            if not self._rests:
+                self._best_rate, self._goes_up = rate, True
+                self._try(_UP)
+            return
+        self._rates.append(rate)
+        if max(self._rates) > self._best_rate * (_GAIN if self._goes_up else 1.0):
+            self._best_rate, self._best_number = max(self._rates), self.number
+            self._try(_UP if self._goes_up else _DOWN)
+        elif len(self._rates) > 1:  # it brings nothing
             self._set(self._best_number)
-        elif rate < _LOSS * self._best_rate and self._windows % 2 == 0:  # the storage, or the link, is not what it was
-            self._best_rate = rate
-            self._set(self.number * _LOWER)
-            self._best_number = self.number
-        elif self._windows >= _PROBE_WINDOWS:
-            self._best_rate, self._windows = rate, 0
-            self._set(self.number * _RAISE)
+            if self._goes_up:
+                self._goes_up = False
+                self._try(_DOWN)
+            else:
+                self._rests = _REST_WINDOWS
+
+    def _try(self, factor: float) -> None:
+        self._set(self._best_number * factor)
+        if self.number == self._best_number:  # at an end
+            self._rests = _REST_WINDOWS
 
     def refused(self) -> None:
         """The storage asks for fewer requests."""
         now = monotonic()
         if now - self._refused_at >= _CALM_SECONDS:
-            self._refused_at, self._best_rate = now, 0.0
+            self._refused_at, self._rests = now, _REST_WINDOWS
             self._set(self.number / 2)
             self._best_number = self.number
         self._begin = None
 
     def _set(self, number: float) -> None:
         self.number = max(self._least, min(self._most, int(number)))
+        self._rates = []
