@@ -8,7 +8,7 @@ __all__ = ["AdaptiveLimit"]
 
 _REQUEST_BYTES = 1 << 16  # what a request counts beside its bytes: of small ones more are served, not more bytes
 _GAIN = 1.05  # that a larger number must bring
-_UP, _DOWN = 1.5, 0.67
+_FIRST_UP, _UP, _DOWN = 2.0, 1.5, 0.67
 _LEAST_SECONDS = 0.1  # that a number is measured for, twice where it brings nothing: other processes are busy, too
 _CALM_SECONDS = 1.0  # between two refusals that count
 _REST_WINDOWS = 20  # before the next trials
@@ -27,13 +27,13 @@ class AdaptiveLimit:
         number: Requests that may be in flight now.
     """
 
-    def __init__(self, first: int = 64, least: int = 4, most: int = 256) -> None:
+    def __init__(self, first: int = 96, least: int = 4, most: int = 256) -> None:
         self.number, self._least, self._most = first, least, most
         self._begin: float | None = None
         self._count = self._bytes = 0
         self._best_rate, self._best_number = 0.0, first
         self._rates: list[float] = []  # of this number
-        self._goes_up = True  # this trial; the next one after it failed goes down
+        self._factor = _FIRST_UP  # of this trial
         self._rests = 0  # windows until the next trial
         self._refused_at = -_CALM_SECONDS
 
@@ -62,22 +62,19 @@ class AdaptiveLimit:
         if self._rests:
             self._rests -= 1
             if not self._rests:
-                self._best_rate, self._goes_up = rate, True
-                self._try(_UP)
+                self._best_rate = rate
+                self._try(_DOWN if self._factor > 1 else _UP)
             return
         self._rates.append(rate)
-        if max(self._rates) > self._best_rate * (_GAIN if self._goes_up else 1.0):
+        if max(self._rates) > self._best_rate * (_GAIN if self._factor > 1 else 1.0):
             self._best_rate, self._best_number = max(self._rates), self.number
-            self._try(_UP if self._goes_up else _DOWN)
+            self._try(self._factor)
         elif len(self._rates) > 1:  # it brings nothing
             self._set(self._best_number)
-            if self._goes_up:
-                self._goes_up = False
-                self._try(_DOWN)
-            else:
-                self._rests = _REST_WINDOWS
+            self._rests = _REST_WINDOWS
 
     def _try(self, factor: float) -> None:
+        self._factor = factor
         self._set(self._best_number * factor)
         if self.number == self._best_number:  # at an end
             self._rests = _REST_WINDOWS
