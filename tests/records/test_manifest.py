@@ -633,10 +633,12 @@ def test_a_local_manifest_of_remote_files(memory, tmp_path):
     ds = TFRecordDataset(out, index="require")
     assert ds.files[1] == "memory:///manifest/data/x-00001-of-00007"
     assert list(ds.__getitems__(range(len(ds)))) == WANTED
-    with pytest.raises(
-        ValueError, match=r"out must be a local path, got 'memory:///manifest/data/.torch_index/manifest"
-    ):
-        build_manifest("memory:///manifest/data/x-*")
+    for _ in range(2):  # the second takes the rows of the first
+        place = build_manifest("memory:///manifest/data/x-*")
+        assert place == "memory:///manifest/data/.torch_index/manifest.safetensors"
+        ds = TFRecordDataset("memory:///manifest/data/x-*", index="require")
+        assert list(ds.__getitems__(range(len(ds)))) == WANTED
+    assert list(TFRecordDataset(place).__getitems__([0])) == WANTED[:1]
 
 
 @pytest.mark.parametrize("content", [framed(b"another"), framed(payloads(4, 1)[0].replace(b"4", b"9"))])

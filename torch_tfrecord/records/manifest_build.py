@@ -14,6 +14,7 @@ from torch_tfrecord.records.manifest_files import manifest_path, relative_names,
 from torch_tfrecord.records.paths import Paths, found_files
 from torch_tfrecord.records.sidecar import IndexKeeper, write_sidecar
 from torch_tfrecord.records.storage import is_remote, local_path, open_file
+from torch_tfrecord.records.upload_file import upload_bytes
 from torch_tfrecord.remote.access import DEFAULT_ACCESS, Access
 from torch_tfrecord.remote.store import RemoteInfo
 from torch_tfrecord.remote.together import each_at_once
@@ -57,7 +58,7 @@ def build_manifest(
     Args:
         paths: As of `find_files`.
         out: Where it is written, ending with ``.safetensors``; None for ``.torch_index/manifest.safetensors`` in the
-            folder that holds all the files. For remote files a local path for now.
+            folder that holds all the files.
         storage_options: As of `TFRecordDataset`.
 
     Returns:
@@ -97,9 +98,7 @@ def write_manifest(
     place = manifest_path(files, index_dir) if out is None else local_path(out)
     if not is_manifest(place):
         raise ValueError(f"out must end with {MANIFEST_SUFFIX!r}, and not as an index does, got {place!r}")
-    if is_remote(place):
-        raise ValueError(f"out must be a local path, got {place!r}")
-    known = _known_rows(place)
+    known = _known_rows(place, access)
     asked = {*files} if again else set()
     if out is None:
         kept = (path for path, row in known.items() if _current(path, row, access))
@@ -118,7 +117,9 @@ def write_manifest(
     found = list(ProgressBar(each_at_once(work, files), "indexing", total=len(files), unit="file", delay=1.0))
     keeper.warn_of_displaced()
     parts = list(manifest_parts(relative_names(files, place), [row for row, _ in found]))
-    if out is None:
+    if is_remote(place):
+        upload_bytes(place, b"".join(parts), access)
+    elif out is None:
         write_sidecar(place, *parts)
     else:
         write_atomically(place, *parts)
@@ -126,10 +127,10 @@ def write_manifest(
     return WrittenManifest(place, len(files), num_records, sum(map(len, parts)), sum(is_new for _, is_new in found))
 
 
-def _known_rows(place: str) -> dict[str, ShardRow]:
+def _known_rows(place: str, access: Access) -> dict[str, ShardRow]:
     """What a manifest says that lies there already, by path."""
     try:
-        manifest = Manifest(place)
+        manifest = Manifest(place, access)
         paths = shard_paths(place, manifest.names())
         return {path: manifest.row(number) for number, path in enumerate(paths)}
     except (OSError, IndexMismatchError):

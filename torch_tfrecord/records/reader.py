@@ -255,7 +255,8 @@ class RecordReader:
         if source.size is None and length >= _SEPARATE_READS_BYTES:
             # A wrong index must not make us allocate memory for a length that does not exist.
             self._check_length(source.read(HEADER_BYTES, offset), length, source.max_record_bytes)
-        if length < _SEPARATE_READS_BYTES or source.size is None:
+        # A request costs more than a copy.
+        if length < _SEPARATE_READS_BYTES or source.size is None or not isinstance(source, LocalFile):
             record = source.read(length + OVERHEAD_BYTES, offset)
             header, payload, footer = record[:HEADER_BYTES], record[HEADER_BYTES:-FOOTER_BYTES], record[-FOOTER_BYTES:]
             got = len(record)
