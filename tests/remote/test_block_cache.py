@@ -1,4 +1,7 @@
-"""The cache of remote blocks: right bytes whatever happens, never above its cap, and worth its space."""
+"""The cache of remote blocks: right bytes whatever happens, never above its cap, and worth its space.
+
+Covers remote/block_file, remote/block_table, remote/cached_read, user_cache.
+"""
 
 import contextlib
 import fcntl

@@ -1,4 +1,7 @@
-"""http by fsspec: its file system calls every failure a missing file, and asks for no version; ours do better."""
+"""http by fsspec: its file system calls every failure a missing file, and asks for no version; ours do better.
+
+Covers remote/fsspec_store.
+"""
 
 import os
 
