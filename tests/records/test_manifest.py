@@ -1,4 +1,7 @@
-"""The manifest: a dataset opens from it alone, reads what it needs, and believes nothing that is damaged or stale."""
+"""The manifest: a dataset opens from it alone, reads what it needs, and believes nothing that is damaged or stale.
+
+Covers records/manifest_build, records/manifest_files, records/manifest_shards, records/manifest_table.
+"""
 
 import multiprocessing
 import os
