@@ -129,7 +129,7 @@ def test_the_first_error_ends_the_others():
 def test_one_that_is_dropped_is_not_asked_for():
     asked = []
     hold = threading.Event()
-    blocking = transfer(*[lambda store, name: hold.wait(30)] * 256)
+    blocking = transfer(*[lambda store, name: hold.wait(30)] * 300)
     dropped = transfer(lambda store, name: asked.append(1))
     del dropped
     hold.set()

@@ -24,8 +24,9 @@ from torch_tfrecord import (
     make_dataloader,
     read_records,
 )
+from torch_tfrecord.progress import ProgressBar
 from torch_tfrecord.records.storage import open_file, open_files
-from torch_tfrecord.remote import attempts, stores
+from torch_tfrecord.remote import attempts, stores, transfers
 from torch_tfrecord.remote.access import DEFAULT_ACCESS
 
 NUM_FILES, NUM_RECORDS, LENGTH = 4, 50, 20_000
@@ -114,6 +115,19 @@ def test_globs_and_folders(server, client):
         find_files(f"{server}/no.tfrecord")
     with pytest.raises(FileNotFoundError, match="no file matches the pattern"):
         find_files(f"{server}/no-*")
+
+
+def test_a_long_listing_shows_that_it_goes_on(server, monkeypatch):
+    shown = []
+
+    class Bar(ProgressBar):
+        def refresh(self, *arguments, **options):
+            shown.append("listing")
+
+    monkeypatch.setattr(transfers, "ProgressBar", Bar)
+    monkeypatch.setattr(transfers, "_SHOWN_AFTER", 0.01)
+    assert find_files(f"{server}/train-*") == paths(server)
+    assert set(shown) == {"listing"}
 
 
 # Opening.

@@ -18,6 +18,7 @@ from torch_tfrecord.remote.store import Store
 __all__ = ["Job", "Transfer"]
 
 _MOST_BYTES = 1 << 28  # in flight
+_MOST_REQUESTS, _REQUESTS_A_PROCESSOR = 256, 64
 _READY_BYTES = 1 << 25  # that came are handed out before the others are there
 _IDLE_SECONDS = 10.0
 _EXIT_SECONDS = 1.0  # which requests in flight have to end, before Python ends in the midst of them
@@ -78,6 +79,12 @@ class Transfer:
             found[number] = answer
         return found
 
+    def wait(self, seconds: float) -> bool:
+        """Whether all answers, or an error, are there, within so many seconds."""
+        state = self._state
+        with state.changed:
+            return state.changed.wait_for(lambda: not state.num_open or state.error is not None, seconds)
+
     @property
     def is_good(self) -> bool:
         """Whether all answers are there."""
@@ -137,7 +144,7 @@ class _Engine:
     def __init__(self) -> None:
         self._changed = threading.Condition(threading.Lock())
         self._tasks: deque[tuple[_State, int]] = deque()
-        self._limit = AdaptiveLimit()
+        self._limit = AdaptiveLimit(most=_most_requests())
         self._num_running = self._num_waiting = self._num_bytes = 0
         self._is_ended = False
 
@@ -212,6 +219,12 @@ class _Engine:
             self._tasks.clear()
             self._changed.notify_all()
             self._changed.wait_for(lambda: not self._num_running, _EXIT_SECONDS)
+
+
+def _most_requests() -> int:
+    """So many threads wait for storages without being in each other's way (measured on two processors)."""
+    available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(_MOST_REQUESTS, max(_REQUESTS_A_PROCESSOR * available, AdaptiveLimit().number))
 
 
 _engines: dict[int, _Engine] = {}  # by number of the process: threads do not come along through a fork

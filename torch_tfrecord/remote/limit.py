@@ -8,7 +8,7 @@ __all__ = ["AdaptiveLimit"]
 
 _REQUEST_BYTES = 1 << 16  # what a request counts beside its bytes: of small ones more are served, not more bytes
 _GAIN = 1.05  # that a larger number must bring
-_FIRST_UP, _UP, _DOWN = 2.0, 1.5, 0.67
+_UP, _DOWN = 1.5, 0.67
 _LEAST_SECONDS = 0.1  # that a number is measured for, twice where it brings nothing: other processes are busy, too
 _CALM_SECONDS = 1.0  # between two refusals that count
 _REST_WINDOWS = 20  # before the next trials
@@ -33,8 +33,8 @@ class AdaptiveLimit:
         self._count = self._bytes = 0
         self._best_rate, self._best_number = 0.0, first
         self._rates: list[float] = []  # of this number
-        self._factor = _FIRST_UP  # of this trial
-        self._rests = 0  # windows until the next trial
+        self._factor = _UP  # of this trial
+        self._rests = 2  # windows until the next trial: connections are made in the first ones
         self._refused_at = -_CALM_SECONDS
 
     def finished(self, num_bytes: int, is_busy: bool) -> None:
@@ -62,8 +62,8 @@ class AdaptiveLimit:
         if self._rests:
             self._rests -= 1
             if not self._rests:
+                self._try(_DOWN if self._best_rate and self._factor > 1 else _UP)
                 self._best_rate = rate
-                self._try(_DOWN if self._factor > 1 else _UP)
             return
         self._rates.append(rate)
         if max(self._rates) > self._best_rate * (_GAIN if self._factor > 1 else 1.0):

@@ -7,6 +7,7 @@ from functools import partial
 from itertools import pairwise
 from typing import NamedTuple
 
+from torch_tfrecord.progress import ProgressBar
 from torch_tfrecord.remote.access import Access
 from torch_tfrecord.remote.engine import Job, Transfer
 from torch_tfrecord.remote.store import RemoteInfo, Store, StoreError
@@ -27,6 +28,7 @@ __all__ = [
 
 _LARGEST_PIECE = 8 << 20
 _SMALLEST_PIECE = 1 << 20  # takes as long as the answer's first byte, at the speed of one connection of a storage
+_SHOWN_AFTER = 1.0  # seconds: that something is listed
 _FEWEST_REQUESTS = 16  # that a read is split into, unless its pieces would be smaller
 
 
@@ -114,7 +116,12 @@ def listing(folder: str, access: Access, *, recursive: bool = False) -> list[tup
             store, name = fsspec_store_of(folder, access)
         return [(store.path_of(entry), info) for entry, info in store.listing(name, recursive)]
 
-    (found,) = Transfer([Job(folder, "its listing", 0, call)], access).answers()
+    transfer = Transfer([Job(folder, "its listing", 0, call)], access)
+    if not transfer.wait(_SHOWN_AFTER):
+        with ProgressBar(desc="listing", bar_format="{desc}: {elapsed}") as bar:
+            while not transfer.wait(_SHOWN_AFTER):
+                bar.refresh()
+    (found,) = transfer.answers()
     return found  # type: ignore[no-any-return]
 
 
