@@ -3,66 +3,70 @@
 from __future__ import annotations
 
 from pathlib import Path
+from statistics import geometric_mean
 from typing import Any
 
-from report import NAMES, best_of
-from workloads import PEERS, WORKLOADS
+from report import NAMES
+from ways import GROUPS, WAYS, Group, of_others, ratios
 
 __all__ = ["draw_comparison", "draw_scaling"]
 
-_COLOURS = {"tensorflow": "#e8710a", "dali": "#5f9e1d", "tfrecord": "#7b6bb5"}
-_LABELS = {
-    "tabular": "tabular, 40 scalars",
-    "tokens": "2,048 int64",
-    "embeddings": "1,024 float32",
-    "raw": "raw records",
-    "index-tabular": "index, 650 B records",
-    "index-embeddings": "index, 4 KB records",
-    "index-images": "index, 77 KB records",
-    "images": "images, float32",
-    "images-uint8": "images, uint8",
-}
+_OURS, _WORKERS, _OTHERS = "#1f6fb4", "#7fb2dd", "#b0b0b0"
 
 
 def draw_comparison(results: dict[str, Any], path: Path) -> None:
-    """How many times as fast as each peer, on a log scale; a tick where we want to be."""
+    """Each way to write a loader beside the best other library: a bar is a geometric mean, a dot one data set.
+
+    Narrow, so that it can be read on a phone.
+    """
     pyplot = _pyplot()
-    bars = [bar for name in WORKLOADS if name in results for bar in _bars(name, results[name])]
-    if not bars:
+    panels = [(group, bars) for group in GROUPS if (bars := _bars(results, group))]
+    if not panels:
         return
-    figure, axes = pyplot.subplots(figsize=(8, 0.8 + 0.26 * len(bars)), layout="constrained")
-    for row, (label, peer, ratio, wanted) in enumerate(bars):
-        axes.barh(row, ratio - 1, left=1, color=_COLOURS[peer], height=0.7)
-        axes.text(max(ratio, 1) * 1.05, row, f"{ratio:.1f}", va="center", fontsize=8)
-        if wanted:
-            axes.plot([wanted, wanted], [row - 0.42, row + 0.42], color="black", linewidth=1.5)
-        if label:
-            axes.axhline(row - 0.5, color="#dddddd", linewidth=0.6)
-    axes.set_xscale("log")
-    axes.set_yticks(range(len(bars)), [label for label, *_ in bars])
-    axes.set_ylim(len(bars) - 0.5, -0.5)
-    axes.set_xlim(right=1.6 * max(ratio for *_, ratio, _ in bars))
-    axes.axvline(1, color="black", linewidth=0.8)
-    axes.set_xlabel("times as many records a second as the peer's best (black mark: the goal)")
-    shown = [peer for peer in PEERS if any(bar[1] == peer for bar in bars)]
-    handles = [pyplot.Rectangle((0, 0), 1, 1, color=_COLOURS[peer]) for peer in shown]
-    axes.legend(handles, [NAMES[peer] for peer in shown], loc="lower right", fontsize=9)
-    _save(figure, path)
+    heights = [0.55 + len(bars) for _, bars in panels]
+    figure, axes = pyplot.subplots(
+        len(panels), 1, figsize=(4.8, 0.28 * sum(heights)), height_ratios=heights, layout="constrained", squeeze=False
+    )
+    for panel, (group, bars) in zip(axes[:, 0], panels, strict=True):
+        _draw_panel(panel, group, bars)
+    _save(figure, path, dpi=160)
 
 
-def _bars(name: str, result: dict[str, Any]) -> list[tuple[str, str, float, float]]:
-    """(label of the group's first row, peer, ratio, goal or 0), the strongest peer first."""
-    ours = best_of(result, "ours")
-    rates = {peer: best_of(result, peer) for peer in PEERS}
-    found = sorted((one["per_second"], peer) for peer, one in rates.items() if one is not None)[::-1]
-    if ours is None or not found:
+def _draw_panel(panel: Any, group: Group, bars: list[tuple[str, str, float, list[float]]]) -> None:
+    most = max(value for *_, mean, values in bars for value in (mean, *values))
+    for row, (label, colour, mean, values) in enumerate(bars):
+        panel.barh(row, mean, color=colour, height=0.74)
+        panel.plot(values, [row] * len(values), "o", color="black", markersize=3)
+        inside = {"x": 0.02 * most, "color": "white" if colour == _OURS else "black", "fontweight": "bold"}
+        beside = {"x": mean + 0.02 * most, "bbox": {"color": "white", "pad": 0.5}}
+        place = inside if mean > most / 6 else beside
+        panel.text(y=row, s=f"{mean:.2g}", va="center", fontsize=9, **place)
+        panel.text(-0.02 * most, row, label, va="center", ha="right", fontsize=9)
+    panel.axvline(1, color="black", linewidth=0.8, zorder=0)
+    panel.set_xlim(0, 1.1 * most)
+    panel.set_ylim(len(bars) - 0.5, -0.5)
+    panel.set_title(group.title, fontsize=9.5, fontweight="bold", x=1, ha="right")
+    panel.set_yticks([])
+    panel.set_xticks([])
+    panel.spines[["top", "right", "bottom"]].set_visible(False)
+
+
+def _bars(results: dict[str, Any], group: Group) -> list[tuple[str, str, float, list[float]]]:
+    """(label, colour, length, dots) of each bar: our ways, the best other library, the rest."""
+    ours = [bar for way in WAYS for bar in _bars_of_way(group, way, ratios(results, group, way))]
+    if not ours:
         return []
-    goals = dict(WORKLOADS[name].bars)
-    goals.setdefault(found[0][1], goals.pop("best", 0))
-    return [
-        (_LABELS[name] if number == 0 else "", peer, ours["per_second"] / rate, goals.get(peer, 0))
-        for number, (rate, peer) in enumerate(found)
-    ]
+    others = {NAMES[group.best]: 1.0, **of_others(results, group)}
+    return ours + [(name, _OTHERS, ratio, []) for name, ratio in others.items()]
+
+
+def _bars_of_way(group: Group, way: str, found: dict[str, float]) -> list[tuple[str, str, float, list[float]]]:
+    """One bar for data sets that are summed up, none where one of them was not measured; else a bar for each row."""
+    label, colour = WAYS[way].replace("`", ""), _WORKERS if way == "workers" else _OURS
+    if not group.is_one_data_set:
+        values = [*found.values()]
+        return [(label, colour, geometric_mean(values), values)] if len(values) == len(group.rows) else []
+    return [(f"{label}, {row.split()[-1]}".replace("`", ""), colour, ratio, []) for row, ratio in found.items()]
 
 
 def draw_scaling(curves: dict[str, Any], path: Path) -> None:
@@ -95,6 +99,6 @@ def _pyplot() -> Any:
     return pyplot
 
 
-def _save(figure: Any, path: Path) -> None:
-    figure.savefig(path, dpi=110)
+def _save(figure: Any, path: Path, dpi: int = 110) -> None:
+    figure.savefig(path, dpi=dpi)
     _pyplot().close(figure)

@@ -26,6 +26,7 @@ from report import NAMES, door_table, provenance, replace_block, side_table, sum
 from runner import Pace, run_workload
 from scaling import measure_scaling, scaling_table
 from startup import measure_startup, startup_table
+from ways import way_table
 from workloads import WORKLOADS, Workload, only_rows
 
 _ROOT = Path(__file__).parent.parent
@@ -106,16 +107,17 @@ def update_docs(results: dict[str, Any]) -> None:
     docs = _ROOT / "docs"
     page = docs / "performance.md"
     others = {name: one for name, one in results.items() if not has_doors(name)}
-    draw_comparison(others, docs / "comparison.png")
-    replace_block(page, "summary", f"{summary_table(others)}\n\n{provenance(others)}")
+    draw_comparison(results, docs / "comparison.png")
+    replace_block(page, "ways", way_table(results))
+    replace_block(page, "summary", f"{summary_table(others, goals=False)}\n\n{provenance(others)}")
     replace_block(page, "sides", side_table(others))
     if any(map(has_doors, results)):
-        replace_block(page, "doors", f"{door_table(results)}\n\n{provenance(results, doors=True)}")
+        replace_block(page, "doors", f"{door_table(results, goals=False)}\n\n{provenance(results, doors=True)}")
     if "scaling" in results:
         draw_scaling(results["scaling"], docs / "scaling.png")
         replace_block(page, "scaling", scaling_table(results["scaling"]))
     if "startup" in results:
-        replace_block(page, "startup", startup_table(results["startup"]))
+        replace_block(page, "startup", startup_table(results["startup"], goals=False))
 
 
 if __name__ == "__main__":

@@ -10,8 +10,8 @@ each, their indexes beside them, and tars of the same payloads. Measured are
 
 each with the number of requests, and the most of them at once. Every side runs in a process of its own, in turn, rounds
 times; the tables have medians. An epoch is ended after a few seconds. "bare client" is what the server and this machine
-give: threads over sockets that look at nothing of what they receive. tf.data is not among them: TensorFlow reads no
-http and no s3 itself, and tensorflow-io, which would, has no version for TensorFlow 2.17 or later.
+give: threads over sockets that look at nothing of what they receive. tf.data is not among them: TensorFlow 2.21 reads
+neither http nor s3 itself, and cannot load tensorflow-io 0.37, the newest, which does.
 
     pip install -e '.[dev]' aiohttp obstore
     python -m venv /tmp/peers && /tmp/peers/bin/pip install webdataset s3torchconnector

@@ -301,7 +301,7 @@ class S3Connector(Side):
         if task == "stream":
             self.objects = S3IterableDataset.from_prefix(prefix, **options)
         else:
-            reader = S3ReaderConstructor.range_based()
+            reader = S3ReaderConstructor.range_based(buffer_size=0)  # else 8 MiB around each record
             dataset = S3MapDataset.from_prefix(prefix, reader_constructor=reader, **options)
             self.readers = {f"/{self.folder}/{dataset[i].key}": dataset[i] for i in range(len(dataset))}
 

@@ -33,6 +33,8 @@ PEERS = ("tensorflow", "dali", "tfrecord", "random")
 
 # What a variant's name stands for.
 TITLES = {
+    "in process": "`make_dataloader`",
+    "fused crop, in process": "`make_dataloader`, `Image(crop=...)`",
     "make_dataloader": "`make_dataloader(num_workers=0)`",
     "collate": "`DataLoader(TFRecordDataset, collate_fn=collate)`",
     "torch_collate": "`DataLoader(TFRecordDataset)`, torch's collate",

@@ -1,9 +1,9 @@
-"""Train a policy by behaviour cloning on RLDS episodes that this program writes itself; no TensorFlow.
+"""Train a policy by behaviour cloning on RLDS episodes that this program writes itself, without TensorFlow.
 
-The task: move a red point to a green one. The policy sees a picture of both and the red point's position; the episodes
-are those of an expert that walks straight to the goal, with a little noise. They are written as a directory that
-TensorFlow Datasets reads, too. Each training sample is an observation and the next two actions, which are normalised by
-the dataset's statistics, as Octo and OpenVLA do it.
+The task: move a red point to a green one. The policy sees a picture of both and the red point's position. The episodes
+come from an expert that walks straight to the goal, with a little noise. They are written to a directory that
+TensorFlow Datasets can read, too. Each training sample is an observation and the next two actions, normalised by the
+dataset's statistics, as in Octo and OpenVLA.
 
     python examples/behaviour_cloning.py
 """
@@ -140,7 +140,7 @@ def main() -> None:
                 observation = batch["observation"]
                 found = policy(observation["image"][:, -1], observation["state"][:, -1])
                 error = (found - (batch["action"] - mean) / std).square().mean(-1)
-                is_real = batch["action_pad_mask"]  # behind the last step there is nothing to learn
+                is_real = batch["action_pad_mask"]  # actions after an episode's last step are padding
                 loss = (error * is_real).sum() / is_real.sum()
                 optimizer.zero_grad()
                 loss.backward()

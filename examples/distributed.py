@@ -1,10 +1,10 @@
-"""Several training processes read one data set: each record goes to exactly one of them, also after a restart.
+"""Read one dataset in several training processes: each record goes to exactly one of them, also after resuming.
 
     python examples/distributed.py
 
-starts itself by torchrun with two processes. Each rank reads its part, once as a stream and once by position; rank 0
-compares what all ranks saw. Then they train by DistributedDataParallel and stop in the middle of an epoch. A second
-torchrun, with four processes, goes on from the checkpoint; together they have trained on each record once. By hand:
+This starts torchrun with two processes. Each rank reads its part, once as a stream and once by position, and rank 0
+compares what all ranks saw. Then they train with DistributedDataParallel and stop in the middle of an epoch. A second
+torchrun, with four processes, resumes from the checkpoint; together they train on each record once. To run it by hand:
 
     torchrun --nproc_per_node 2 examples/distributed.py FOLDER first
     torchrun --nproc_per_node 4 examples/distributed.py FOLDER second
@@ -43,17 +43,17 @@ def write_records(folder):
 
 
 def read_stream(pattern, epoch):
-    # The rank comes from torch.distributed, the worker from the DataLoader; nothing to pass on, no sampler.
+    # The rank comes from torch.distributed, the worker from the DataLoader: pass no rank and no sampler.
     stream = TFRecordIterableDataset(pattern, FEATURES, batch_size=10, shuffle=True, shuffle_buffer_size=20, seed=0)
-    stream.set_epoch(epoch)  # a new stream begins with epoch 0; the same on every rank
-    # The dataset makes the batches, in the workers; so the DataLoader must not.
+    stream.set_epoch(epoch)  # a new stream begins with epoch 0; set the same on every rank
+    # The dataset makes the batches in the workers, so the DataLoader must not.
     loader = DataLoader(stream, batch_size=None, num_workers=2)
     return [position for batch in loader for position in batch["position"].tolist()]
 
 
 def read_by_position(pattern, epoch):
     records = TFRecordDataset(pattern, FEATURES)
-    # Gives every rank the same number of records; where they cannot be divided evenly it repeats a few (120 can).
+    # Gives every rank the same number of records; if they cannot be divided evenly, it repeats a few (120 can).
     sampler = RecordSampler(records, shuffle=True, seed=0)
     sampler.set_epoch(epoch)
     loader = DataLoader(records, batch_size=10, sampler=sampler, num_workers=2, collate_fn=collate)
@@ -61,7 +61,7 @@ def read_by_position(pattern, epoch):
 
 
 def gathered(mine):
-    """What every rank has, on every rank."""
+    """Gather every rank's list, on every rank."""
     parts = [None] * dist.get_world_size()
     dist.all_gather_object(parts, mine)
     return parts
@@ -83,7 +83,7 @@ def compare(name, epoch, mine):
 
 
 def train(pattern, checkpoint, num_steps):
-    """Train for one epoch, or so many steps of it; go on from the checkpoint if there is one."""
+    """Train for one epoch, or `num_steps` steps of it; resume from the checkpoint if there is one."""
     model = DistributedDataParallel(torch.nn.Linear(1, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
     loader = make_dataloader(pattern, 10, FEATURES, seed=0, num_workers=1)
@@ -91,7 +91,7 @@ def train(pattern, checkpoint, num_steps):
     if checkpoint.exists():
         state = torch.load(checkpoint, weights_only=True)
         model.module.load_state_dict(state["model"])
-        loader.load_state_dict(state["loader"])  # the state of any rank, on every rank, however many there are now
+        loader.load_state_dict(state["loader"])  # one rank's state, on every rank; the world size may differ
         seen = state["seen"]
     for step, batch in enumerate(loader, 1):
         loss = model(batch["position"][:, None].float()).square().mean()

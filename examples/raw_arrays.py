@@ -1,9 +1,9 @@
-"""Arrays of varying size, stored as plain bytes with their height, width and depth beside them, and batched.
+"""Batch arrays of varying size that are stored as plain bytes, with height, width and depth in other features.
 
     python examples/raw_arrays.py
 
-The pattern of many older TensorFlow tutorials: `image_raw` is `array.tobytes()`, and three int64 features say its
-shape. Nothing else in the record tells it, so the spec names those features.
+Many older TensorFlow tutorials store arrays like this: `image_raw` is `array.tobytes()`, and three int64 features give
+its shape. Nothing else in the record tells the shape, so the spec names those features.
 """
 
 import tempfile
@@ -19,7 +19,7 @@ DEPTH = 3
 LARGEST = (4, 5)
 
 FEATURES = {
-    # An entry of the shape is a number or the name of the feature of the same record that holds it.
+    # An entry of the shape is a number, or the name of the feature in the same record that holds the number.
     "image": RawTensor(("height", "width", "depth"), torch.uint8, key="image_raw"),
     "heat": RawTensor(("height", "width"), torch.float32, key="heat_raw"),
     "label": FixedLenFeature((), torch.int64),
@@ -44,7 +44,7 @@ def write_arrays(path):
 
 
 def pad_to_largest(sample):
-    """A transform: zeros on the right and at the bottom, so that all samples have one shape. Keeps the true size."""
+    """A transform: pads with zeros at the right and bottom to one shape for all samples. Keeps the true size."""
     height, width, _ = sample["image"].shape
     below, right = LARGEST[0] - height, LARGEST[1] - width
     return {
@@ -56,7 +56,7 @@ def pad_to_largest(sample):
 
 
 def keep_lists(samples):
-    """A collate_fn: the arrays stay a list of tensors, as torchvision's detection models take them."""
+    """A custom collate_fn: keeps the arrays as a list of tensors, which torchvision's detection models take."""
     arrays = {name: [sample.pop(name) for sample in samples] for name in ("image", "heat")}
     return arrays | collate(samples)
 
@@ -70,12 +70,12 @@ def main():
         for sample in arrays:
             print(f"label {sample['label']}: image {list(sample['image'].shape)}, heat {list(sample['heat'].shape)}")
 
-        # Way 1: pad in a transform; then collate stacks.
+        # Option 1: pad in a transform, so that collate can stack.
         padded = TFRecordDataset(path, FEATURES, transform=pad_to_largest)
         for batch in DataLoader(padded, batch_size=3, num_workers=2, collate_fn=collate):
             print(f"padded: image {list(batch['image'].shape)}, sizes {batch['size'].tolist()}")
 
-        # Way 2: no padding, lists of arrays.
+        # Option 2: no padding, but lists of arrays.
         for batch in DataLoader(arrays, batch_size=3, num_workers=2, collate_fn=keep_lists):
             shapes = [list(image.shape) for image in batch["image"]]
             print(f"lists: images {shapes}, labels {batch['label'].tolist()}")

@@ -2,8 +2,8 @@
 
     python examples/read_tensorflow_files.py [FILES ...]
 
-FILES are your own files: paths, or one glob in quotes. Without FILES the program writes a small stand-in first, since
-it needs no TensorFlow: crops of two photographs, with the keys and types of TensorFlow's `build_imagenet_data.py`.
+FILES are your own files: paths, or one glob in quotes. Without FILES the program first writes a small stand-in, without
+TensorFlow: crops of two photographs, with the keys and types of TensorFlow's `build_imagenet_data.py`.
 """
 
 import argparse
@@ -26,21 +26,21 @@ from torch_tfrecord import (
     infer_features,
 )
 
-# What a classifier needs. Features that are not named here are not parsed, and cost nothing.
+# What a classifier needs. Features that you do not name are not parsed and cost nothing.
 CLASSIFIER_FEATURES = {
     "image": Image(key="image/encoded"),  # any format; gray and CMYK images become RGB, too
     "label": FixedLenFeature((), torch.int64, key="image/class/label"),
     "text": Text(key="image/class/text"),
 }
 
-# What a detector needs of the boxes: any number in each image, none where the key is missing.
+# The boxes for a detector: any number per image, none if the key is missing.
 BOX_FEATURES = {
     "filename": Text(key="image/filename"),
     "xmin": VarLenFeature(torch.float32, key="image/object/bbox/xmin"),
     "xmax": VarLenFeature(torch.float32, key="image/object/bbox/xmax"),
 }
 
-# The transforms see that "image" is an image (a tv_tensors.Image) and leave the label and the text alone.
+# The transforms change only "image", since it is a tv_tensors.Image, and not the label or the text.
 TRAIN_TRANSFORM = v2.Compose(
     [
         v2.RandomResizedCrop(64),
@@ -52,13 +52,13 @@ TRAIN_TRANSFORM = v2.Compose(
 
 
 def write_stand_in(folder):
-    """Two shards of 8 records each, keys and types those of TensorFlow's ImageNet script."""
+    """Write two shards of 8 records each, with the keys and types of TensorFlow's ImageNet script."""
     photographs = [torch.from_numpy(image.copy()).permute(2, 0, 1) for image in load_sample_images().images]
     texts = ["palace", "flower"]
     with ShardedTFRecordWriter(f"{folder}/train", num_shards=2, suffix="") as writer:
         for number in range(16):
             kind, num_boxes = number % 2, number % 4
-            height, width = 120 + 8 * number, 160 + 4 * number  # every image of another size
+            height, width = 120 + 8 * number, 160 + 4 * number  # each image has another size
             crop = photographs[kind][:, :height, :width]
             corners = [0.1 * (box + 1) for box in range(num_boxes)]
             writer.write(
@@ -70,7 +70,7 @@ def write_stand_in(folder):
                     "image/class/label": kind + 1,  # that script's labels begin with 1
                     "image/class/synset": f"n0000000{kind}",
                     "image/class/text": texts[kind],
-                    # Typed, since an empty list alone does not tell what it is a list of.
+                    # A typed array, since an empty list has no dtype.
                     "image/object/bbox/xmin": torch.tensor(corners, dtype=torch.float32),
                     "image/object/bbox/xmax": torch.tensor([corner + 0.2 for corner in corners], dtype=torch.float32),
                     "image/object/bbox/ymin": torch.tensor(corners, dtype=torch.float32),
@@ -89,7 +89,7 @@ def show(paths):
         print(f"    {name!r}: {feature!r},")
 
     torch.manual_seed(0)
-    # The first time, files without an index are read once to build it; it is kept beside them.
+    # On first use, a file without an index is read once to build it; the index is stored beside the file.
     images = TFRecordDataset(paths, CLASSIFIER_FEATURES, transform=TRAIN_TRANSFORM)
     print(f"{len(images)} images in {len(images.files)} files")
     loader = DataLoader(images, batch_size=8, shuffle=True, num_workers=2, collate_fn=collate)
@@ -97,7 +97,7 @@ def show(paths):
         image, label = batch["image"], batch["label"]
         print(f"images {list(image.shape)} {image.dtype}, labels {label.tolist()}, first text {batch['text'][0]!r}")
 
-    # Boxes: collate makes a jagged tensor, whose rows have their own lengths. No image is decoded here.
+    # Boxes: collate makes a jagged tensor, whose rows have different lengths. No image is decoded here.
     boxes = TFRecordDataset(paths, BOX_FEATURES)
     for batch in DataLoader(boxes, batch_size=8, collate_fn=collate):
         widths = [(row_max - row_min).tolist() for row_min, row_max in zip(*rows(batch), strict=True)]

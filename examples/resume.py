@@ -1,10 +1,10 @@
-"""A training that is killed goes on with exactly the samples that it had not seen.
+"""Resume a training run that was killed, with exactly the samples that it had not seen.
 
     python examples/resume.py
 
-Trains a small model three times, each in a process of its own: once without a break, once until it kills itself in the
-middle of an epoch, and then from the last checkpoint on, with another number of workers. The samples of the interrupted
-training, in order, and its weights are those of the uninterrupted one.
+Trains a small model three times, each in its own process: once without interruption, once until it kills itself in the
+middle of an epoch, and then from the last checkpoint, with another number of workers. The interrupted run gets the same
+samples, in the same order, and the same weights as the uninterrupted one.
 """
 
 import os
@@ -31,13 +31,13 @@ def write_records(folder):
 
 
 def save(path, **state):
-    # Under another name first: a checkpoint is there as a whole, or not at all.
+    # First under another name, so that a checkpoint is either complete or not there.
     torch.save(state, f"{path}.tmp")
     os.replace(f"{path}.tmp", path)
 
 
 def train(folder, checkpoint, num_workers, kill_after):
-    """Train from the checkpoint on, if there is one; kill this process after so many steps."""
+    """Resume from the checkpoint if there is one; kill this process after `kill_after` steps."""
     model = torch.nn.Linear(4, 1)
     for parameter in model.parameters():
         torch.nn.init.zeros_(parameter)
@@ -47,7 +47,7 @@ def train(folder, checkpoint, num_workers, kill_after):
     if checkpoint.exists():
         state = torch.load(checkpoint, weights_only=True)
         model.load_state_dict(state["model"])
-        loader.load_state_dict(state["loader"])  # the one line that the data needs
+        loader.load_state_dict(state["loader"])  # all you need to resume the data
         ids = state["ids"]
 
     steps = 0
@@ -60,7 +60,7 @@ def train(folder, checkpoint, num_workers, kill_after):
             ids += batch["id"].tolist()
             steps += 1
             if steps % STEPS_BETWEEN_CHECKPOINTS == 0:
-                # Counts the batches received here, not those that the workers have read ahead.
+                # The state counts the batches received here, not those that workers have prefetched.
                 save(checkpoint, model=model.state_dict(), loader=loader.state_dict(), ids=ids)
             if steps == kill_after:
                 os.kill(os.getpid(), signal.SIGKILL)

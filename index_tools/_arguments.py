@@ -1,4 +1,4 @@
-"""What the verbs' arguments have in common."""
+"""Arguments and help texts that the verbs share."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import NoReturn, TypeAlias
 
 from index_tools._text import escape
-from torch_tfrecord.records.paths import find_files, is_companion
+from torch_tfrecord.records.paths import find_files, is_companion, named_manifest
 
 __all__ = ["OneLineParser", "Verbs", "add_jobs", "add_paths", "add_verb", "byte_size", "data_files", "integer"]
 
@@ -18,17 +18,15 @@ EXIT_STATUS = """exit status:
   0    all well
   1    bad data: a damaged file, record or index
   2    wrong use, or a file that does not exist or cannot be opened or written: nothing is wrong with the data
-  130  interrupted; nothing is left half-written"""
+  130  interrupted; no file is left half-written"""
 
-PATHS_HELP = (
-    "a file, a glob (quoted), a directory, or name@N for the N shards of a set; indexes and labels are left out"
-)
+PATHS_HELP = "a file, a glob (quoted), a directory, or name@N for the N shards of a set; indexes and labels are skipped"
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(B|([KMGT])(I?)B)?", re.IGNORECASE)
 
 
 class OneLineParser(argparse.ArgumentParser):
-    """Says what is wrong with the arguments in one line; argparse itself prints the whole usage before."""
+    """Reports wrong arguments in one line; argparse itself would print the whole usage first."""
 
     def error(self, message: str) -> NoReturn:
         """Exit with status 2."""
@@ -38,7 +36,7 @@ class OneLineParser(argparse.ArgumentParser):
 def add_verb(
     verbs: Verbs, name: str, summary: str, description: str, command: Callable[[argparse.Namespace], int]
 ) -> argparse.ArgumentParser:
-    """Add the parser of one verb, whose `command` gets the parsed arguments and returns the exit status."""
+    """Add the parser of one verb; its `command` gets the parsed arguments and returns the exit status."""
     parser = verbs.add_parser(
         name,
         help=summary,
@@ -59,24 +57,26 @@ def add_paths(parser: argparse.ArgumentParser) -> None:
 def add_jobs(parser: argparse.ArgumentParser, what: str) -> None:
     """Add the option --jobs."""
     parser.add_argument(
-        "--jobs", type=integer(1), metavar="N", help=f"{what} (default: by the data, at most the processors)"
+        "--jobs", type=integer(1), metavar="N", help=f"{what} (default: depends on the data, at most one per processor)"
     )
 
 
 def data_files(paths: Sequence[str]) -> list[str]:
-    """`find_files`, without the indexes and labels that the shell's own globs bring along.
+    """`find_files`, without the indexes, manifests and labels that a glob expanded by the shell includes.
+
+    A manifest that is named alone stands for its files.
 
     Raises:
-        ValueError, OSError: as `find_files`; also where only such files were named.
+        ValueError, OSError: As for `find_files`; also if there are no other files.
     """
-    wanted = [path for path in paths if not is_companion(path)]
+    wanted = [path for path in paths if not is_companion(path) or list(paths) == [named_manifest(path)]]
     if paths and not wanted:
         raise ValueError(f"expected data files, got only index files or labels: {', '.join(paths[:3])}")
     return find_files(wanted)
 
 
 def integer(least: int, most: int | None = None) -> Callable[[str], int]:
-    """An argument type: an integer from `least` to `most`, both included."""
+    """An argument type: an integer from `least` to `most` inclusive."""
     allowed = f"an integer of at least {least}" if most is None else f"an integer from {least} to {most}"
 
     def parse(text: str) -> int:

@@ -1,7 +1,8 @@
-"""One task for many files, in parallel processes, with progress by bytes.
+"""Run one task on many files, in parallel processes, with a progress bar in bytes.
 
 Workers come from a fork server: a fork of this process would copy its threads' locks, and a spawned worker would import
-torch anew. They ignore an interrupt, which the terminal sends to all; the parent stops them at their next read.
+torch again. They ignore interrupts, which the terminal sends to all processes; the parent stops them at their next
+read.
 """
 
 from __future__ import annotations
@@ -32,14 +33,14 @@ __all__ = ["Outcome", "default_jobs", "exit_code", "work_on_files"]
 _T = TypeVar("_T")
 _FileTask: TypeAlias = "Callable[[FileSource], _T]"
 
-# Starting processes takes a few seconds, in which one process reads more than this.
+# Starting processes takes a few seconds; one process reads this much in less.
 _MIN_PARALLEL_BYTES = 1 << 30
 _POLL_SECONDS = 0.1
 
 
 @dataclass(frozen=True)
 class Outcome(Generic[_T]):
-    """What became of one file: the task's value, or the error that ended it."""
+    """The result for one file: the task's value, or the error that ended it."""
 
     path: str
     value: _T | None = None
@@ -47,12 +48,12 @@ class Outcome(Generic[_T]):
 
 
 def default_jobs() -> int:
-    """Number of processors that this process may use."""
+    """The number of processors that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def exit_code(errors: Sequence[Exception | None]) -> int:
-    """1 where data are bad (unreadable sectors too), else 2 where a file could not be used, else 0."""
+    """1 if data is bad (also for unreadable sectors), else 2 if a file could not be used, else 0."""
     found = [error for error in errors if error is not None]
     if any(isinstance(error, TFRecordError) or getattr(error, "errno", None) == errno.EIO for error in found):
         return 1
@@ -62,19 +63,19 @@ def exit_code(errors: Sequence[Exception | None]) -> int:
 def work_on_files(
     task: _FileTask[_T], paths: Sequence[str], *, num_jobs: int | None = None, description: str
 ) -> list[Outcome[_T]]:
-    """Call `task` with every file, opened; an error ends that file alone.
+    """Call `task` with every opened file; an error affects only its own file.
 
     Args:
         task: Called in this process or in a worker, so it must pickle.
         paths: The files.
-        num_jobs: Processes; None takes as many as there are processors where the files are large enough to gain by it.
-        description: Of the progress bar.
+        num_jobs: Number of processes; None uses one per processor if the files are large enough to gain from it.
+        description: Label of the progress bar.
 
     Returns:
-        One outcome a file, in the order of `paths`.
+        One outcome per file, in the order of `paths`.
 
     Raises:
-        OSError: a worker process died.
+        OSError: A worker process died.
     """
     total_bytes = sum(map(_file_size, paths))
     if num_jobs is None:
@@ -86,7 +87,7 @@ def work_on_files(
         try:
             return _work_in_processes(task, paths, num_jobs, bar)
         except BrokenProcessPool as error:
-            raise ChildProcessError("a worker process died, perhaps of too little memory; try --jobs 1") from error
+            raise ChildProcessError("a worker process died, perhaps because memory ran out; try --jobs 1") from error
 
 
 class _TrackedFile(FileSource):
@@ -117,7 +118,7 @@ def _work(task: _FileTask[_T], path: str, advance: Callable[[int], object]) -> O
         try:
             return Outcome(path, task(file))
         finally:
-            file.report(file.file_size)  # what the task had no need to read
+            file.report(file.file_size)  # also counts what the task did not need to read
     except (OSError, TFRecordError, ValueError) as error:
         return Outcome(path, error=error)
 
@@ -126,7 +127,7 @@ def _work_in_processes(task: _FileTask[_T], paths: Sequence[str], num_jobs: int,
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([__name__])
     num_read, stop = context.Value("q", 0), context.Value("b", 0, lock=False)
-    with _interrupts_ignored():  # which the fork server, and so every worker, inherits
+    with _interrupts_ignored():  # the fork server, and so every worker, inherits this
         multiprocessing.forkserver.ensure_running()
     with ProcessPoolExecutor(num_jobs, context, _start_worker, (num_read, stop)) as pool:
         try:
@@ -144,7 +145,7 @@ def _work_in_processes(task: _FileTask[_T], paths: Sequence[str], num_jobs: int,
 
 @contextlib.contextmanager
 def _interrupts_ignored() -> Iterator[None]:
-    if threading.current_thread() is not threading.main_thread():  # only there may handlers be set
+    if threading.current_thread() is not threading.main_thread():  # only the main thread may set handlers
         yield
         return
     handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -175,8 +176,8 @@ def _work_in_worker(task: _FileTask[_T], path: str) -> Outcome[_T]:
 
 
 def _file_size(path: str) -> int:
-    """Bytes of a file, 0 where only opening it would tell."""
+    """Bytes of a file; 0 if that is unknown without opening it."""
     try:
         return 0 if is_remote(path) else os.stat(path).st_size
     except OSError:
-        return 0  # the task says what is wrong
+        return 0  # the task reports what is wrong

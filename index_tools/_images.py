@@ -1,4 +1,4 @@
-"""An image folder, one sub-folder per class, as records: its files, and the shards they go to with the class names."""
+"""An image folder with one sub-folder per class: list its files, and write them to shards with the class names."""
 
 from __future__ import annotations
 
@@ -32,35 +32,35 @@ __all__ = [
 ]
 
 _SUFFIXES = {None: ".tfrecord", "GZIP": ".tfrecord.gz", "ZLIB": ".tfrecord.zlib"}
-_HEAD_BYTES = 64  # tell an image from anything else, so that no film is read whole
+_HEAD_BYTES = 64  # enough to recognise an image, so that no video is read completely
 
 
 class ImageFile(NamedTuple):
-    """A file of a class folder; whether it is an image is seen when it is read."""
+    """A file of a class folder; reading it shows whether it is an image."""
 
     path: str
     label: int
 
 
 class ImageFolder(NamedTuple):
-    """What an image folder holds: the classes in the order of their labels, and the files, sorted."""
+    """The contents of an image folder: the classes in the order of their labels, and the sorted files."""
 
     classes: tuple[str, ...]
     files: tuple[ImageFile, ...]
-    num_outside: int  # files directly in the folder, which are in no class
+    num_outside: int  # files directly in the folder, without a class
 
 
 class LoadedImage(NamedTuple):
-    """An image as it goes into the record.
+    """An image as it is written to the record.
 
     Attributes:
-        file: Where it is from.
+        file: The file that it is from.
         encoded: The bytes of an image file.
-        format: Of `encoded`: "jpeg", "png", "gif", "bmp" or "webp".
-        height, width: As stored; EXIF orientation is not applied.
-        source_format: Of the file.
+        format: Format of `encoded`: "jpeg", "png", "gif", "bmp" or "webp".
+        height, width: As stored, in pixels; EXIF orientation is not applied.
+        source_format: Format of the file.
         source_bytes: Size of the file.
-        kept: Why an image that should be re-encoded was not; empty where it was, or need not be.
+        kept: Why an image that should be re-encoded was not; empty if it was, or need not be.
     """
 
     file: ImageFile
@@ -74,20 +74,20 @@ class LoadedImage(NamedTuple):
 
 
 def find_images(folder: str) -> ImageFolder:
-    """List an image folder as torchvision's ImageFolder does; hidden files and folders are left out.
+    """List an image folder like torchvision's ImageFolder; hidden files and folders are skipped.
 
-    Every sub-folder is a class, also an empty one: so that the labels of a training and a test folder agree.
+    Every sub-folder is a class, even an empty one, so that the labels of a training and a test folder agree.
 
     Raises:
-        OSError: the folder, or one in it, cannot be read.
-        ValueError: there is no sub-folder with a file, or a class name has a line break.
+        OSError: The folder, or one in it, cannot be read.
+        ValueError: There is no sub-folder with a file, or a class name has a line break.
     """
     with os.scandir(folder) as entries:
         visible = [entry for entry in entries if not entry.name.startswith(".")]
     classes = sorted((entry.name for entry in visible if entry.is_dir()), key=os.fsencode)
     broken = [name for name in classes if "\n" in name or "\r" in name]
     if broken:
-        raise ValueError(f"{folder}: expected class names of one line (for the file of labels), got {broken[0]!r}")
+        raise ValueError(f"{folder}: expected class names without line breaks, got {broken[0]!r}")
     files = tuple(
         ImageFile(path, label) for label, name in enumerate(classes) for path in _walk(os.path.join(folder, name))
     )
@@ -97,7 +97,7 @@ def find_images(folder: str) -> ImageFolder:
 
 
 def _walk(folder: str) -> Iterator[str]:
-    """All files below a folder, in a fixed order; links are followed, but not in circles."""
+    """All files below a folder, in a fixed order; links are followed, except in loops."""
     seen: set[tuple[int, int]] = set()
     for path, folders, names in os.walk(folder, onerror=_raise, followlinks=True):
         status = os.stat(path)
@@ -115,16 +115,16 @@ def _raise(error: OSError) -> None:
 
 
 def load_image(file: ImageFile, *, jpeg_quality: int | None = None, drop_alpha: bool = False) -> LoadedImage:
-    """Read an image, decode all of it to see that it is whole, and re-encode it where that is wanted.
+    """Read an image, decode it to check that it is complete, and re-encode it if wanted.
 
     Args:
         file: The file.
-        jpeg_quality: 1 to 100: make a JPEG of what is none. None keeps every file's bytes.
-        drop_alpha: Re-encode images with alpha, too, without it.
+        jpeg_quality: 1 to 100: re-encode other formats as JPEG. None keeps every file's bytes.
+        drop_alpha: Also re-encode images with alpha, without it.
 
     Raises:
-        ImageDecodeError: not an image, or a damaged one.
-        OSError: the file cannot be read, or is a pipe or device.
+        ImageDecodeError: The file is not an image, or is damaged.
+        OSError: The file cannot be read, or is a pipe or device.
     """
     source = open_file(file.path)
     head = source.read(_HEAD_BYTES, 0)
@@ -148,12 +148,12 @@ def load_image(file: ImageFile, *, jpeg_quality: int | None = None, drop_alpha: 
 
 
 def _as_jpeg(encoded: bytes, pixels: torch.Tensor, quality: int, drop_alpha: bool) -> tuple[bytes, str]:
-    """The image as JPEG; or its own bytes, and why."""
+    """The image as JPEG, or its own bytes and the reason."""
     if pixels.dtype != torch.uint8:
-        return encoded, "16-bit"  # JPEG would silently drop half of the bits, as of a depth map
+        return encoded, "16-bit"  # JPEG would silently drop half of the bits, for example of a depth map
     num_channels = len(pixels)
     has_alpha = num_channels in (2, 4)
-    # One colour may stand for "transparent" without a channel for it.
+    # A file may declare one colour transparent without an alpha channel.
     if not drop_alpha and (has_alpha or bool((decode_image(encoded, "RGBA")[3] < 255).any())):
         return encoded, "alpha"
     try:
@@ -166,10 +166,10 @@ def _as_jpeg(encoded: bytes, pixels: torch.Tensor, quality: int, drop_alpha: boo
 
 
 def check_output(prefix: str, num_shards: int | None, compression_type: str | None) -> None:
-    """Refuse to write beside a set of shards that would stay: two sets under one prefix pass for one damaged set.
+    """Refuse to write beside another set of shards: two sets under one prefix look like one damaged set.
 
     Raises:
-        ValueError: a prefix without a name, or shards that are there and would not surely be replaced.
+        ValueError: The prefix has no name, or there are shards that may not all be replaced.
     """
     if not os.path.basename(prefix):
         raise ValueError(f"OUTPUT_PREFIX must end in a name for the shards, such as {prefix}train, got {prefix!r}")
@@ -177,11 +177,11 @@ def check_output(prefix: str, num_shards: int | None, compression_type: str | No
     replaced = None if num_shards is None else f"-of-{num_shards:05d}{_SUFFIXES[compression_type]}"
     left = [path for path in found if replaced is None or not path.endswith(replaced)]
     if left:
-        raise ValueError(f"another set of shards is there: {left[0]}; remove it, or choose another OUTPUT_PREFIX")
+        raise ValueError(f"another set of shards exists: {left[0]}; remove it, or choose another OUTPUT_PREFIX")
 
 
 def encode_image_example(image: LoadedImage, class_name: str) -> bytes:
-    """The record of an image, with the keys of TensorFlow's ImageNet files; names are bytes as on the disk."""
+    """The record of an image, with the keys of TensorFlow's ImageNet files; names are the bytes on disk."""
     return encode_example(
         {
             "image/encoded": image.encoded,
@@ -204,13 +204,13 @@ def write_shards(
     max_shard_bytes: int | None,
     compression_type: str | None,
 ) -> tuple[list[str], str]:
-    """Write shards with their indexes, and ``labels-<prefix's name>.txt``; missing folders are made.
+    """Write shards with their indexes, and ``labels-<prefix's name>.txt``; creates missing folders.
 
     Returns:
-        The shards' paths and that of the labels; none and "" where there is no image.
+        The paths of the shards and of the labels; [] and "" if there is no image.
 
     Raises:
-        OSError: nothing is left behind, nor after an interrupt.
+        OSError: A file cannot be written. Then, as after an interrupt, nothing is left behind.
     """
     first = next(images, None)
     if first is None:
@@ -250,7 +250,7 @@ class _Writer(ShardedTFRecordWriter):
 
 @contextlib.contextmanager
 def _made_folders(folder: str) -> Iterator[None]:
-    """Make a folder and those above it; after a failure those that were made are removed again."""
+    """Create a folder and its parents; after a failure remove those that were created."""
     target = Path(folder)
     missing = [path for path in (target, *target.parents) if not path.exists()]
     target.mkdir(parents=True, exist_ok=True)
@@ -258,6 +258,6 @@ def _made_folders(folder: str) -> Iterator[None]:
         yield
     except BaseException:
         for path in missing:
-            with contextlib.suppress(OSError):  # something else was put there meanwhile
+            with contextlib.suppress(OSError):  # not empty: something else was put there
                 path.rmdir()
         raise

@@ -1,4 +1,4 @@
-"""Text for terminals: one line stays one line, and nothing in a file can send the terminal a command."""
+"""Text for terminals: one line stays one line, and no file content can control the terminal."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ _SHORT_ESCAPES = {"\n": "\\n", "\r": "\\r", "\t": "\\t", "\\": "\\\\"}
 
 
 def escape(text: str, *, escape_backslash: bool = False) -> str:
-    r"""The text with everything unprintable as an escape; bytes of a file name that are no UTF-8 as ``\xNN``.
+    r"""The text with everything unprintable escaped; bytes of a file name that are not UTF-8 as ``\xNN``.
 
     Args:
         text: Any text, also with lone surrogates.
-        escape_backslash: Write a backslash as two, so that the result is unambiguous.
+        escape_backslash: Double each backslash, so that the result is unambiguous.
 
     Example:
         >>> print(escape("a\x1b[31m\n"))
@@ -34,13 +34,13 @@ def _escaped(character: str, escape_backslash: bool) -> str:
     if character.isprintable():
         return character
     number = ord(character)
-    if 0xDC80 <= number <= 0xDCFF:  # how Python holds a byte of a file name that is no UTF-8
+    if 0xDC80 <= number <= 0xDCFF:  # how Python represents a byte of a file name that is not UTF-8
         number -= 0xDC00
     return f"\\x{number:02x}" if number < 0x100 else f"\\u{number:04x}" if number < 0x10000 else f"\\U{number:08x}"
 
 
 def error_text(error: BaseException) -> str:
-    """One line that says what is wrong: for an OSError the file, then the reason."""
+    """One line that says what is wrong; for an OSError, the file and then the reason."""
     text = str(error)
     if isinstance(error, OSError) and error.strerror:
         text = error.strerror
@@ -54,7 +54,7 @@ def _is_path(name: object) -> bool:
 
 
 def format_size(num_bytes: int) -> str:
-    """A number of bytes for people; KB, MB and GB are powers of 1000.
+    """A number of bytes in readable units; KB, MB and GB are powers of 1000.
 
     Example:
         >>> format_size(812), format_size(61234)
@@ -71,12 +71,12 @@ def format_size(num_bytes: int) -> str:
 
 
 def counted(number: int, noun: str, plural: str = "") -> str:
-    """A number and its noun, in the plural where there is not exactly one."""
+    """A number and its noun, in the plural unless the number is 1."""
     return f"{number} {noun}" if number == 1 else f"{number} {plural or noun + 's'}"
 
 
 def format_table(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Lines of a table: the first column to the left, the others, numbers, to the right; the first row is the head."""
+    """Lines of a table: the first column is left-aligned, the others, numbers, right; the first row is the header."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
         "  ".join(

@@ -24,13 +24,13 @@ _MAX_STRINGS = 3
 _MAX_STEPS = 4
 _MAX_TEXT = 60  # characters
 _MAX_HEX_BYTES = 12
-_MAX_NAME_WIDTH = 40  # of the column; longer names stand out of it
+_MAX_NAME_WIDTH = 40  # of the column; longer names overflow it
 
 
 def describe_record(record: bytes) -> tuple[str, list[str]]:
-    """What a record is, and its lines of text, one a feature.
+    """What a record is, and its lines of text, one per feature.
 
-    Bytes that protobuf accepts but that hold no feature are no Example: almost any short text is such.
+    Bytes that protobuf accepts but that have no feature do not count as an Example: almost any short text is like that.
     """
     if is_sequence_example(record):
         context, feature_lists = decode_sequence_example(record)
@@ -41,13 +41,13 @@ def describe_record(record: bytes) -> tuple[str, list[str]]:
         features = decode_example(record)
     except TFRecordError:
         features = {}
-    if features or record in (b"", b"\n\x00"):  # what an Example without features is serialized as
+    if features or record in (b"", b"\n\x00"):  # the serialized forms of an Example without features
         return f"Example, {counted(len(features), 'feature')}", _aligned(_feature_rows(features))
     return "not an Example", [f"  {describe_bytes(record)}"]
 
 
 def is_sequence_example(record: bytes) -> bool:
-    """Whether a record has feature lists, which an Example has not; otherwise the two are the same on the wire."""
+    """Whether a record has feature lists, which an Example never has; otherwise both look the same on the wire."""
     try:
         return bool(decode_sequence_example(record)[1])
     except TFRecordError:
@@ -55,7 +55,7 @@ def is_sequence_example(record: bytes) -> bool:
 
 
 def describe_bytes(value: bytes) -> str:
-    """One bytes value: text as text, an image by format, width x height and size, a TensorProto by dtype and shape."""
+    """A bytes value: text as text, an image as format, width x height and size, a TensorProto as dtype and shape."""
     image = image_format(value)
     if image is not None:
         return f"{image} {_image_size(value)}, {format_size(len(value))}"
@@ -128,7 +128,7 @@ def _aligned(rows: Sequence[_Row]) -> list[str]:
 def _kind(values: Values) -> str:
     if isinstance(values, np.ndarray):
         return str(values.dtype)
-    return "bytes" if values else "-"  # an empty list may be of bytes, or of no kind at all
+    return "bytes" if values else "-"  # an empty list may be of bytes or have no kind
 
 
 def _shown(values: Values) -> str:

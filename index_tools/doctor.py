@@ -10,9 +10,9 @@ from torch_tfrecord.doctor import installation_report
 __all__ = ["add_parser"]
 
 _DESCRIPTION = """\
-Prints which parts of the library run compiled, what decodes images, whether DataLoader workers hand
-batches over in shared memory, the versions of the packages used, and how to install what is missing.
-Put it into bug reports. Without the console script: python -m torch_tfrecord.
+Prints which parts of the library run compiled, what decodes images, whether DataLoader workers send
+batches through shared memory, the versions of the packages used, and how to install what is missing.
+Include it in bug reports. Without the console script: python -m torch_tfrecord.
 
 examples:
   tfrecord doctor

@@ -1,4 +1,4 @@
-"""``tfrecord from-images``: an image folder to shards of TensorFlow's ImageNet style Examples."""
+"""``tfrecord from-images``: from an image folder to shards of Examples like TensorFlow's ImageNet files."""
 
 from __future__ import annotations
 
@@ -26,28 +26,28 @@ __all__ = ["add_parser"]
 _T = TypeVar("_T")
 _R = TypeVar("_R")
 
-# Large enough that opening a shard costs nothing beside reading it, small enough to copy and to shuffle by file.
+# Large enough that the cost of opening a shard does not matter, small enough to copy and to shuffle by file.
 _DEFAULT_SHARD_BYTES = 100_000_000
 
 _COLUMNS = ("images", "re-encoded", "bytes before", "bytes after")
 
 _DESCRIPTION = """\
-Each sub-folder of FOLDER is a class; its name's place in sorted order is the label, from 0, also where
-it holds no image (so that a training and a test folder agree). Files lie at any depth; hidden ones are
-ignored. Images are JPEG, PNG, GIF, BMP or WebP, told by their content. Each is decoded to see that it
-is whole; what cannot be read is left out, listed at the end, and does not change the exit status,
-unless nothing is left (1). Writes, all at once when everything is ready:
+Each sub-folder of FOLDER is a class. Labels count from 0 in the sorted order of the class names, also
+for classes without images, so that a training and a test folder agree. Files may be at any depth;
+hidden ones are ignored. Images are JPEG, PNG, GIF, BMP or WebP, detected by content. Each is decoded
+to check that it is complete. Unreadable files are skipped and listed at the end; they do not change
+the exit status, unless no image is left (1). Writes, all at once when everything is ready:
 
   FOLDER/PREFIX-00000-of-00004.tfrecord ...  the shards (.gz, .zlib if compressed)
-  FOLDER/labels-PREFIX.txt                   the classes, one a line
+  FOLDER/labels-PREFIX.txt                   the class names, one per line
   FOLDER/.torch_index/                       the shards' indexes
 
 Each record is an Example: image/encoded, image/format (JPEG, PNG, ...), image/height, image/width,
-image/class/label, image/class/text, image/filename. Records are shuffled unless --no-shuffle, since
-many readers shuffle little; the same seed gives the same files.
+image/class/label, image/class/text, image/filename. Records are shuffled unless you pass --no-shuffle,
+since many readers shuffle only a little; the same seed gives the same files.
 
-With --jpeg-quality, what is not JPEG becomes JPEG; JPEG files stay byte for byte. Images with alpha
-stay as they are unless --drop-alpha, and 16-bit images always.
+With --jpeg-quality, other formats are re-encoded as JPEG; JPEG files keep their bytes. Images with
+alpha are kept as they are unless you pass --drop-alpha; 16-bit images are always kept.
 
 examples:
   tfrecord from-images photos/ data/train
@@ -56,17 +56,17 @@ examples:
 
 @dataclass
 class _Conversion:
-    """What was written and what was left out.
+    """What was written and what was skipped.
 
     Attributes:
-        classes: In the order of their labels.
-        paths: The shards; empty where no image could be read.
+        classes: The class names, in the order of their labels.
+        paths: The shards; empty if no image could be read.
         labels_path: The file of class names.
         formats: Source format -> the numbers of the report's columns.
-        kept: Reason -> number of images that --jpeg-quality left as they are.
-        skipped: The errors of the files that were left out, in sorted order of the files.
+        kept: Reason -> number of images that --jpeg-quality did not re-encode.
+        skipped: The errors of skipped files, in sorted order of the files.
         images_per_class: Label -> number of records.
-        num_outside: Files directly in the folder, which are in no class.
+        num_outside: Number of files directly in the folder, without a class.
     """
 
     classes: tuple[str, ...]
@@ -91,31 +91,40 @@ def add_parser(verbs: Verbs, summary: str) -> None:
     """Add the verb to the command line."""
     parser = add_verb(verbs, "from-images", summary, _DESCRIPTION, _run)
     parser.add_argument("folder", metavar="FOLDER", help="one sub-folder per class")
-    parser.add_argument("prefix", metavar="OUTPUT_PREFIX", help="path and first part of the names of what is written")
+    parser.add_argument("prefix", metavar="OUTPUT_PREFIX", help="path and first part of the names of the output files")
     size = parser.add_mutually_exclusive_group()
     size.add_argument("--num-shards", type=integer(1), metavar="N", help="write this many shards")
     size.add_argument(
-        "--max-shard-bytes", type=byte_size, metavar="SIZE", help="of a shard, such as 200MB or 1GiB (default: 100MB)"
+        "--max-shard-bytes",
+        type=byte_size,
+        metavar="SIZE",
+        help="maximum size of a shard, such as 1GiB (default: 100MB)",
     )
     parser.add_argument(
-        "--compression", type=str.upper, choices=("GZIP", "ZLIB"), help="of the shards (default: none; images are)"
+        "--compression",
+        type=str.upper,
+        choices=("GZIP", "ZLIB"),
+        help="compress the shards (default: no, since images are compressed already)",
     )
     parser.add_argument(
-        "--jpeg-quality", type=integer(1, 100), metavar="Q", help="re-encode as JPEG what is not, 1 to 100"
+        "--jpeg-quality",
+        type=integer(1, 100),
+        metavar="Q",
+        help="re-encode other formats as JPEG of this quality, 1 to 100",
     )
-    parser.add_argument("--drop-alpha", action="store_true", help="re-encode images with alpha, too, without it")
+    parser.add_argument("--drop-alpha", action="store_true", help="also re-encode images with alpha, without it")
     parser.add_argument(
-        "--shuffle", action=argparse.BooleanOptionalAction, default=True, help="mix the classes (default: yes)"
+        "--shuffle", action=argparse.BooleanOptionalAction, default=True, help="shuffle the records (default: yes)"
     )
-    parser.add_argument("--seed", type=int, default=0, metavar="S", help="of the order (default: %(default)s)")
-    add_jobs(parser, "threads that decode")
+    parser.add_argument("--seed", type=int, default=0, metavar="S", help="seed of the shuffle (default: %(default)s)")
+    add_jobs(parser, "decoding threads")
 
 
 def _run(options: argparse.Namespace) -> int:
-    """All files appear at the end, or none."""
+    """Convert the folder; either all output files appear at the end, or none."""
     max_shard_bytes, jpeg_quality, drop_alpha = options.max_shard_bytes, options.jpeg_quality, options.drop_alpha
     if drop_alpha and jpeg_quality is None:
-        raise ValueError("--drop-alpha needs --jpeg-quality: without it no image is re-encoded")
+        raise ValueError("--drop-alpha needs --jpeg-quality: otherwise no image is re-encoded")
     if options.num_shards is None and max_shard_bytes is None:
         max_shard_bytes = _DEFAULT_SHARD_BYTES
     check_output(options.prefix, options.num_shards, options.compression)
@@ -139,7 +148,7 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _print_report(result: _Conversion) -> None:
-    """What was written, the bytes per format before and after, what was left out; warnings on stderr."""
+    """Print what was written, the bytes per format before and after, and what was skipped; warnings go to stderr."""
     num_records = sum(result.images_per_class.values())
     if result.paths:
         more = "" if len(result.paths) == 1 else f" to {escape(result.paths[-1])}"
@@ -162,14 +171,14 @@ def _print_report(result: _Conversion) -> None:
     sys.stdout.flush()
     if result.num_outside:
         outside = counted(result.num_outside, "file")
-        print(f"warning: {outside} directly in the folder, in no class: left out", file=sys.stderr)
+        print(f"warning: skipped {outside} directly in the folder, without a class", file=sys.stderr)
     for label, name in enumerate(result.classes):
         if not result.images_per_class[label]:
             print(f"warning: no images in class {label}: {escape(name)}", file=sys.stderr)
 
 
 def _rows(result: _Conversion) -> list[tuple[str, ...]]:
-    """The table: one row a source format, and the total."""
+    """The table: one row per source format, and the total."""
     formats = [*sorted(result.formats.items()), ("total", sum(result.formats.values(), Counter()))]
     return [("format", *_COLUMNS), *((name, *(str(counts[column]) for column in _COLUMNS)) for name, counts in formats)]
 
@@ -186,7 +195,7 @@ def _load_or_error(
 def _written(
     loaded: Iterator[LoadedImage | tuple[ImageFile, Exception]], result: _Conversion, bar: ProgressBar
 ) -> Iterator[LoadedImage]:
-    """The images, counted on their way; what could not be loaded is noted."""
+    """Yield the images and count them; note what could not be loaded."""
     for item in loaded:
         bar.update()
         if isinstance(item, LoadedImage):
@@ -197,7 +206,7 @@ def _written(
 
 
 def _parallel(task: Callable[[_T], _R], items: Sequence[_T], num_threads: int) -> Iterator[_R]:
-    """`map` by threads (decoding releases the GIL), in order, with few results waiting."""
+    """`map` with threads (decoding releases the GIL), in order, with few results waiting."""
     pool = ThreadPoolExecutor(num_threads, "tfrecord-images")
     waiting: deque[Future[_R]] = deque()
     source = iter(items)

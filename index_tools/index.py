@@ -17,6 +17,7 @@ from index_tools._text import counted, error_text, escape
 from torch_tfrecord.errors import TFRecordError
 from torch_tfrecord.records.compression import open_stream
 from torch_tfrecord.records.index import RecordIndex, index_source, load_fresh
+from torch_tfrecord.records.manifest_build import write_manifest
 from torch_tfrecord.records.sidecar import sidecar_path, write_sidecar
 from torch_tfrecord.records.storage import FileSource, is_remote
 
@@ -25,21 +26,26 @@ __all__ = ["add_parser"]
 _FORMATS = ("safetensors", "tfrecord2idx")
 
 _DESCRIPTION = """\
-With an index any record is one read away. TFRecordDataset builds missing ones itself; building them
-before saves every job the time, and checks all data on the way.
+With an index, any record can be read in one step. TFRecordDataset builds missing indexes itself;
+building them first saves each job the time, and checks all data.
 
-  safetensors    what TFRecordDataset reads, in the hidden folder .torch_index beside the data (with
-                 --output-dir in that folder, where TFRecordDataset(index_dir=...) looks)
-  tfrecord2idx   <file>.idx: the text form of DALI and of the package tfrecord; not for compressed files
+  safetensors    the format that TFRecordDataset reads, in the hidden folder .torch_index beside the data
+                 (or in --output-dir; pass that folder to TFRecordDataset(index_dir=...))
+  tfrecord2idx   <file>.idx: the text format of DALI and the package tfrecord; not for compressed files
 
-A file whose index is fresh is left alone. A damaged file gets no index; the others go on.
+Files with a fresh index are skipped. A damaged file gets no index; the others still do.
 
-example:
-  tfrecord index data/ 'more/train-*.tfrecord' --jobs 8"""
+With --manifest one file for all of them is written, too: .torch_index/manifest.safetensors in the folder
+that holds all the files (with --output-dir in that one). TFRecordDataset opens from it without a look at
+each index: 100,000 files in a second.
+
+examples:
+  tfrecord index data/ 'more/train-*.tfrecord' --jobs 8
+  tfrecord index data/ --manifest"""
 
 
 class _IndexedFile(NamedTuple):
-    """One file with its index; `is_new` is False where a fresh one was there already."""
+    """One file with its index; `is_new` is False if there was a fresh one already."""
 
     path: str
     index_path: str
@@ -52,11 +58,12 @@ def add_parser(verbs: Verbs, summary: str) -> None:
     """Add the verb to the command line."""
     parser = add_verb(verbs, "index", summary, _DESCRIPTION, _run)
     add_paths(parser)
-    parser.add_argument("--format", choices=_FORMATS, default="safetensors", help="of the index (default: %(default)s)")
-    parser.add_argument("--output-dir", metavar="DIR", help="where the indexes go (default: beside the data)")
+    parser.add_argument("--format", choices=_FORMATS, default="safetensors", help="index format (default: %(default)s)")
+    parser.add_argument("--output-dir", metavar="DIR", help="folder for the indexes (default: beside the data)")
     add_jobs(parser, "parallel processes")
-    parser.add_argument("--no-crc", action="store_true", help="do not check the payloads' checksums (headers always)")
-    parser.add_argument("--force", action="store_true", help="build fresh indexes again, too")
+    parser.add_argument("--no-crc", action="store_true", help="do not check the payloads' checksums, only the headers'")
+    parser.add_argument("--manifest", action="store_true", help="also write one file for the indexes of all files")
+    parser.add_argument("--force", action="store_true", help="rebuild fresh indexes, too")
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -70,16 +77,29 @@ def _run(options: argparse.Namespace) -> int:
     if output_dir is not None:
         Path(output_dir).mkdir(parents=True, exist_ok=True)
     elif any(map(is_remote, files)):
-        raise ValueError("indexes are written to local files; give --output-dir for data elsewhere")
+        raise ValueError("indexes are written to local files; pass --output-dir for remote data")
+    if options.manifest and format != "safetensors":
+        raise ValueError("--manifest needs --format safetensors")
     settings = {"verify_crc": not options.no_crc, "force": options.force}
     task = functools.partial(_index_file, format=format, output_dir=output_dir, **settings)
     outcomes = work_on_files(task, files, num_jobs=options.jobs, description="indexing")
     _print_report(outcomes)
-    return exit_code([outcome.error for outcome in outcomes])
+    status = exit_code([outcome.error for outcome in outcomes])
+    if options.manifest and not status:
+        _write_manifest(files, output_dir, again=options.force)
+    return status
+
+
+def _write_manifest(files: Sequence[str], output_dir: str | None, *, again: bool) -> None:
+    written = write_manifest(files, index_dir=output_dir, again=again)
+    print(
+        f"manifest of {counted(written.num_files, 'file')}, {counted(written.num_records, 'record')}: "
+        f"{counted(written.num_bytes, 'byte')} -> {escape(written.path)}"
+    )
 
 
 def _print_report(outcomes: Sequence[Outcome[_IndexedFile]]) -> None:
-    """One line a file, errors on stderr, and a last line with the counts."""
+    """Print one line per file, errors on stderr, and a last line with the counts."""
     done = [outcome.value for outcome in outcomes if outcome.value is not None]
     for file in done:
         content = f"{counted(file.num_records, 'record')}, {counted(file.num_bytes, 'byte')}"
@@ -99,7 +119,7 @@ def _print_report(outcomes: Sequence[Outcome[_IndexedFile]]) -> None:
 def _index_path(path: str, format: str, output_dir: str | None) -> str:
     if format == "safetensors":
         return sidecar_path(path, output_dir)
-    # DALI and others take any name, so that in a folder the data file's own is the one that people expect.
+    # DALI and others accept any name; the data file's own name with .idx is the usual one.
     return f"{path if output_dir is None else os.path.join(output_dir, os.path.basename(path))}.idx"
 
 
@@ -128,7 +148,7 @@ def _fresh_index(file: FileSource, place: str, format: str) -> RecordIndex | Non
     try:
         if format == "safetensors":
             return load_fresh(place, file)
-        # The text form says nothing of the data file, so the times decide, as for make.
+        # The text form has no information on the data file, so compare modification times, like make.
         if os.stat(place).st_mtime_ns < file.mtime_ns:
             return None
         return RecordIndex.from_tfrecord2idx(place, file.path)

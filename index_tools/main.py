@@ -1,4 +1,4 @@
-"""The command ``tfrecord``: arguments in, exit status out."""
+"""The command ``tfrecord``: from arguments to an exit status."""
 
 from __future__ import annotations
 
@@ -21,12 +21,13 @@ __all__ = ["entry_point", "main"]
 _VERBS = {
     "index": "build the indexes of TFRecord files",
     "verify": "check every record of TFRecord files",
-    "show": "show records as readable text, and features that read them",
+    "show": "show records as readable text, and the features to read them with",
     "from-images": "write an image folder as TFRecord shards",
-    "doctor": "say what runs compiled, what decodes images, and what is missing",
+    "cache": "show or clear the disk cache of remote data",
+    "doctor": "report what runs compiled, what decodes images, and what is missing",
 }
 
-_SIGNAL_STATUS = 128  # what shells report for a process that a signal ended: this plus the signal's number
+_SIGNAL_STATUS = 128  # shells report this plus the signal's number for a process ended by a signal
 
 _EXAMPLES = """\
 examples:
@@ -34,6 +35,7 @@ examples:
   tfrecord verify data/
   tfrecord show data/train-00000-of-00016.tfrecord
   tfrecord index 'data/train-*' --jobs 8
+  tfrecord cache
   tfrecord doctor"""
 
 
@@ -41,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb.
 
     Args:
-        argv: The arguments without the program's name; None takes those of the process.
+        argv: The arguments without the program's name; None uses those of the process.
 
     Returns:
         0 all well, 1 bad data, 2 wrong use (also a file that cannot be opened or written), 130 interrupted.
@@ -57,15 +59,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _fail("interrupted", _SIGNAL_STATUS + signal.SIGINT)
     except TFRecordError as error:
         return _fail(error_text(error), 1)
-    except BrokenPipeError:  # `tfrecord show ... | head`: nothing to say, and no one to say it to
+    except BrokenPipeError:  # `tfrecord show ... | head`: nobody reads the output any more
         return _SIGNAL_STATUS + signal.SIGPIPE
     except (OSError, ValueError, ImportError) as error:
         return _fail(error_text(error), 2)
 
 
 def entry_point() -> NoReturn:
-    """The console script: `main` with the process's streams and signals put in order."""
-    # A terminal that cannot show a character gets an escape instead of a traceback.
+    """The console script: set up the process's streams and signals, then run `main`."""
+    # On a terminal that cannot show a character, print an escape instead of a traceback.
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
@@ -76,12 +78,12 @@ def entry_point() -> NoReturn:
     except BrokenPipeError:
         status = _SIGNAL_STATUS + signal.SIGPIPE
     if status == _SIGNAL_STATUS + signal.SIGPIPE:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python's last flush complains
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # otherwise Python's last flush fails
     sys.exit(status)
 
 
 def _terminated(number: int, frame: object) -> NoReturn:
-    sys.exit(_SIGNAL_STATUS + number)  # as an exception, so that writers remove what is half-written
+    sys.exit(_SIGNAL_STATUS + number)  # an exception, so that writers remove half-written files
 
 
 def _fail(text: str, status: int) -> int:
@@ -101,7 +103,7 @@ def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     verbs = parser.add_subparsers(required=True, metavar="VERB", title="verbs")
     wanted = next((argument for argument in arguments if argument in _VERBS), None)
     for name, summary in _VERBS.items():
-        if name == wanted:  # the others are not imported: torch alone takes seconds
+        if name == wanted:  # do not import the others: torch alone takes seconds
             importlib.import_module(f"index_tools.{name.replace('-', '_')}").add_parser(verbs, summary)
         else:
             verbs.add_parser(name, help=summary)

@@ -1,4 +1,4 @@
-"""``tfrecord show``: records as readable text, and a spec that reads them."""
+"""``tfrecord show``: records as readable text, and the features to read them with."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ __all__ = ["add_parser"]
 _T = TypeVar("_T")
 
 _DEFAULT_RECORDS = 3
-# What features are inferred from: as many records as `infer_features` takes, but not gigabytes of them.
+# Features are inferred from as many records as `infer_features` uses, but not from gigabytes of them.
 _INFER_RECORDS = 100
 _INFER_BYTES = 1 << 28
 
 _DESCRIPTION = """\
-For each record a line with its position, file, byte offset and length; then a line for each feature
-with its name, kind, number of values, and values. Bytes are shown as text where they are text, as
-"jpeg 500x375, 61.2 KB" (width x height) where they are an image, as dtype and shape where they are a
-serialized tensor, else as their first bytes in hex. Of a compressed file the offset is that in the
-decompressed stream. Then come the features as Python code, inferred from the first 100 records.
+Prints a line for each record with its position, file, byte offset and length, then a line for each
+feature with its name, kind, number of values, and values. Text is shown as text, an image as
+"jpeg 500x375, 61.2 KB" (width x height), a serialized tensor as dtype and shape, and other bytes as
+hex, shortened. For compressed files the offset is that in the decompressed stream. At the end come
+the features as Python code, inferred from the first 100 records.
 
-A record is shown as a SequenceExample where it has feature lists. A record that is no Example is no
-error: TFRecord files may hold anything.
+A record with feature lists is shown as a SequenceExample. A record that is not an Example is not an
+error: TFRecord files may contain anything.
 
 examples:
   tfrecord show train.tfrecord
@@ -56,13 +56,13 @@ def add_parser(verbs: Verbs, summary: str) -> None:
         help=f"number of records (default: {_DEFAULT_RECORDS}, with --position 1)",
     )
     parser.add_argument(
-        "--position", type=int, metavar="P", help="first record, from 0 over all files; negative: from the end"
+        "--position", type=int, metavar="P", help="first record, counted from 0 over all files; negative: from the end"
     )
     parser.add_argument("--no-features", action="store_true", help="do not infer features")
 
 
 def _run(options: argparse.Namespace) -> int:
-    """Reads no further than needed, and writes nothing; damage is told behind what could be read, on stderr."""
+    """Read no further than needed, and write no file; damage is reported on stderr, after what could be read."""
     files, position = data_files([options.path]), options.position
     default = _DEFAULT_RECORDS if position is None else 1
     num_records = default if options.num_records is None else options.num_records
@@ -78,7 +78,7 @@ def _run(options: argparse.Namespace) -> int:
     damage = damage or later_damage
     if damage is None:
         return 0
-    sys.stdout.flush()  # so that the order holds where both go to one terminal
+    sys.stdout.flush()  # keeps the order if both go to one terminal
     print(f"tfrecord: {error_text(damage)}", file=sys.stderr)
     return 1
 
@@ -100,11 +100,11 @@ def _shown(record: _Record) -> str:
     return "\n".join([head, *lines, ""])
 
 
-# Records by their position over all files, from the front or from any place.
+# Records by their position over all files, from the first or from any record.
 
 
 class _Record(NamedTuple):
-    """A record and where it lies; `position` counts over all files, `offset` in the (decompressed) stream of one."""
+    """A record and its place; `position` counts over all files, `offset` in the (decompressed) stream of one."""
 
     position: int
     path: str
@@ -113,7 +113,7 @@ class _Record(NamedTuple):
 
 
 def _stream_records(files: Sequence[str]) -> Iterator[_Record]:
-    """All records from the front; reads little more than what is taken, and needs no index."""
+    """All records from the first on; reads little more than what is taken, and needs no index."""
     base = 0
     for path in files:
         num_records = 0
@@ -125,10 +125,10 @@ def _stream_records(files: Sequence[str]) -> Iterator[_Record]:
 
 
 def _records_from(files: Sequence[str], position: int) -> Iterator[_Record]:
-    """The records from a position on, of which those before are not read, only passed over.
+    """The records from a position on; earlier ones are skipped without reading their payloads.
 
     Raises:
-        ValueError: at the end, where there are fewer records; the message says how many.
+        ValueError: There are fewer records (raised at the end); the message gives their number.
     """
     base, reader = 0, RecordReader()
     for path in files:
@@ -145,7 +145,7 @@ def _records_from(files: Sequence[str], position: int) -> Iterator[_Record]:
 
 
 def _absolute_position(files: Sequence[str], position: int) -> int:
-    """A position counted from the front, given one that may be negative and then counts from the end."""
+    """A position counted from the first record; a negative argument counts from the end."""
     if position >= 0:
         return position
     num_records = sum(len(offsets) for path in files for _, offsets, _ in _places(path))
@@ -161,9 +161,9 @@ def _out_of_range(position: int, num_records: int) -> str:
 
 
 def _places(path: str) -> Iterator[tuple[int, Sequence[int], Sequence[int]]]:
-    """Number of the first record, offsets and lengths of neighbouring records: by a fresh index, else by their headers.
+    """Number of the first record, offsets and lengths of neighbouring records: from a fresh index, else from headers.
 
-    An index is not built here: looking at data should leave no file behind, and need not walk to a file's end.
+    Does not build an index: looking at data should leave no file behind, and need not read to the file's end.
     """
     try:
         (index,) = IndexKeeper("require").indexes([path])
@@ -188,7 +188,7 @@ def _samples(records: Iterable[_Record]) -> Iterator[bytes]:
 
 
 def _features(records: Sequence[bytes]) -> str:
-    """The features as code, or a comment on why there are none."""
+    """The features as code, or a comment that says why there are none."""
     source = f"from the first {counted(len(records), 'record')}" if len(records) > 1 else "from one record"
     if not records:
         return "# no features: there are no records to infer them from"

@@ -20,14 +20,14 @@ from torch_tfrecord.records.storage import FileSource
 __all__ = ["add_parser"]
 
 _DESCRIPTION = """\
-Checks the two checksums of every record, that the file ends where its last record ends, and the
-compression's own checksums. Prints one line for each bad file: the record and byte where the first
+Checks both checksums of every record, that the file ends where its last record ends, and the
+checksums of the compression. Prints one line for each bad file: the record and byte where the first
 damage begins (in the decompressed stream for compressed files), what is wrong, and how much of the
 file is damaged. The last line counts files, records, bytes and bad files.
 
-An index beside a file is checked, too. A stale or damaged one is a warning and does not change the
-exit status, as it is never used and says nothing on the data (copying makes indexes stale). One that
-passes for fresh but names other records than the file holds makes the file bad.
+An index beside a file is checked, too. A stale or damaged index only gives a warning and does not
+change the exit status: it is never used and does not mean bad data (copying makes indexes stale). If
+an index passes for fresh but names other records than the file has, the file is bad.
 
 example:
   tfrecord verify 'data/train-*.tfrecord' || echo damaged"""
@@ -40,9 +40,9 @@ class _VerifiedFile(NamedTuple):
         num_records: Undamaged records.
         num_bytes: Size of the file.
         damage: The first error, if any.
-        num_damaged_places: Neighbouring damaged records are one place.
-        num_damaged_bytes: In these places; in the decompressed stream for compressed files.
-        index_problem: What is wrong with the index beside the file, which is not used.
+        num_damaged_places: Number of damaged places; neighbouring damaged records count as one.
+        num_damaged_bytes: Bytes in these places, in the decompressed stream for compressed files.
+        index_problem: What is wrong with the index beside the file, which is then not used.
     """
 
     num_records: int
@@ -61,7 +61,7 @@ def add_parser(verbs: Verbs, summary: str) -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
-    """Nothing is written; one line for each bad file and each warning, and a last line with the counts."""
+    """Print one line for each bad file and each warning, and a last line with the counts; write no file."""
     outcomes = work_on_files(_verify_file, data_files(options.paths), num_jobs=options.jobs, description="verifying")
     for outcome in outcomes:
         error, found = _error(outcome), outcome.value
@@ -117,10 +117,10 @@ def _difference(index: RecordIndex, stored: RecordIndex, path: str) -> IndexMism
 
 
 def _measure_damage(file: FileSource, error: TFRecordError) -> _VerifiedFile:
-    """Read a damaged file once more, past its damage: the fast walk over sound files stops at the first."""
+    """Read a damaged file again, past its damage: the fast check of good files stops at the first damage."""
     skipped = SkippedBytes()
     stream, _ = open_stream(file, "auto")
     num_records = sum(len(block.offsets) for block in RecordScanner(stream, keep_payloads=False, skipped=skipped))
-    # Compression may break off between two records, and then nothing says how much is lost.
+    # A compressed stream may end early between two records; then it is unknown how much is lost.
     lost = [end - begin for begin, end in skipped.ranges if end > begin]
     return _VerifiedFile(num_records, file.file_size, error, len(lost), sum(lost))

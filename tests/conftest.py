@@ -1,5 +1,6 @@
 """Fixtures that every test gets."""
 
+import gc
 import itertools
 import multiprocessing
 import os
@@ -18,7 +19,18 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 
 
 # A forked server's processes know nothing of this one, as spawned ones do not; but torch is imported once for them all.
-multiprocessing.set_forkserver_preload(["torch_tfrecord"])
+# `torch_tfrecord` alone would import nothing.
+multiprocessing.set_forkserver_preload(["torchvision", "torch_tfrecord.loading", "torch_tfrecord.tfds", "pytest"])
+
+
+def pytest_collection_finish():
+    """What is imported stays: collections need not look at it, nor do forked workers then copy its pages."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_unconfigure():
+    gc.unfreeze()  # or nanobind names what is left at the end of the process
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -2,7 +2,10 @@
 
 import contextlib
 import errno
+import functools
 import gzip
+import inspect
+import multiprocessing
 import os
 import random
 import struct
@@ -11,9 +14,60 @@ import sys
 import zlib
 from pathlib import Path
 
+import pytest
+
 from torch_tfrecord import native
 
 RECORDS = Path(__file__).parent / "data" / "records"
+
+
+def for_each(names, values, ids=repr):
+    """Run a test with each of many values, as `pytest.mark.parametrize` does, but as one test.
+
+    For cases of microseconds: each test costs milliseconds. An error names its case. They share their fixtures.
+    """
+    names, values = [names] if isinstance(names, str) else names, [*values]
+
+    def decorate(test):
+        @functools.wraps(test)
+        def run(**fixtures):
+            for value in values:
+                case = dict(zip(names, [value] if len(names) == 1 else value, strict=True))
+                try:
+                    test(**fixtures, **case)
+                except (Exception, pytest.fail.Exception) as error:
+                    shown = ", ".join(f"{name}={ids(one):.80}" for name, one in case.items())
+                    raise AssertionError(f"with {shown}: {error}") from error
+
+        signature = inspect.signature(test)
+        others = [field for name, field in signature.parameters.items() if name not in names]
+        run.__signature__ = signature.replace(parameters=others)
+        return run
+
+    return decorate
+
+
+def run_program(code, folder, *arguments, timeout=120):
+    """What `python -c` with a program printed, and its exit status: in a process that knows nothing of this one.
+
+    Not for what importing does: torch is imported there (conftest.py), which takes three seconds otherwise.
+    """
+    context = multiprocessing.get_context("forkserver")
+    outputs = [Path(folder) / name for name in ("stdout", "stderr")]
+    process = context.Process(target=_run_here, args=(code, arguments, outputs))
+    process.start()
+    process.join(timeout)
+    process.kill()
+    process.join()
+    return subprocess.CompletedProcess("program", process.exitcode, *(path.read_text() for path in outputs))
+
+
+def _run_here(code, arguments, outputs):
+    for number, path in enumerate(outputs, 1):
+        with open(path, "w") as file:
+            os.dup2(file.fileno(), number)
+    sys.argv = ["-c", *map(str, arguments)]
+    exec(compile(code, "<program>", "exec"), {"__name__": "__main__"})
 
 
 def _table():

@@ -9,7 +9,7 @@ import numpy as np
 
 from torch_tfrecord.records.checksum import crc32c
 
-_DTYPES = {"I64": "<i8", "F64": "<f8", "U8": "u1"}
+_DTYPES = {"I64": "<i8", "F64": "<f8", "U32": "<u4", "U8": "u1"}
 
 
 def taken_apart(content):

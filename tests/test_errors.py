@@ -5,6 +5,7 @@ import pickle
 from pathlib import Path
 
 import pytest
+from helpers import for_each
 from torch._utils import ExceptionWrapper
 
 import torch_tfrecord
@@ -13,7 +14,7 @@ from torch_tfrecord import errors
 CLASSES = [getattr(errors, name) for name in errors.__all__ if name.endswith("Error")]
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("known", "text"),
     [
         ({}, "bad"),
@@ -24,7 +25,7 @@ CLASSES = [getattr(errors, name) for name in errors.__all__ if name.endswith("Er
         ({"path": Path("d/a"), "position": 2, "offset": 38}, "d/a: record 2 at byte 38: bad"),
     ],
 )
-@pytest.mark.parametrize("kind", CLASSES)
+@for_each("kind", CLASSES)
 def test_text_and_attributes(kind, known, text):
     error = kind("bad", **known)
     assert str(error) == text

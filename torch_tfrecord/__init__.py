@@ -1,7 +1,7 @@
-"""Train in PyTorch from TFRecord files, without TensorFlow.
+"""Read TFRecord files in PyTorch, without TensorFlow.
 
-`__init__.pyi` says where each name is from, to type checkers and to this module. A name is imported when it is first
-used: torch takes seconds, and the command line mostly does without.
+`__init__.pyi` tells type checkers and this module where each name comes from. A name is imported when it is first used:
+importing torch takes seconds, and the command line mostly does not need it.
 """
 
 import lazy_loader

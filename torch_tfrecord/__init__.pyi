@@ -39,6 +39,7 @@ from .parsing.functions import (
 )
 from .protobuf.example import decode_example, decode_sequence_example, encode_example, encode_sequence_example
 from .records.index import RecordIndex, build_index
+from .records.manifest_build import build_manifest
 from .records.paths import find_files
 from .records.reader import read_records
 from .records.writer import ShardedTFRecordWriter, TFRecordWriter
@@ -81,6 +82,7 @@ __all__ = [
     "VarLenFeature",
     "balanced_weights",
     "build_index",
+    "build_manifest",
     "collate",
     "decode_example",
     "decode_image",

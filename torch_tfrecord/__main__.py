@@ -1,4 +1,4 @@
-"""``python -m torch_tfrecord``: what this installation can do, as ``tfrecord doctor``."""
+"""``python -m torch_tfrecord``: report what this installation can do, like ``tfrecord doctor``."""
 
 from torch_tfrecord.doctor import installation_report
 

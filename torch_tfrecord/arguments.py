@@ -1,4 +1,4 @@
-"""Arguments that several modules have: the strings they may be, and checks of them."""
+"""Arguments that several modules share: the allowed strings, and checks."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ __all__ = [
 ]
 
 IndexPolicy: TypeAlias = Literal["auto", "require", "memory"]
-"""Where indexes come from: kept ones or else built and kept; kept ones only; built and not kept."""
+"""Where indexes come from: stored ones, else built and stored; stored ones only; built and not stored."""
 
 OnCorrupt: TypeAlias = Literal["raise", "skip"]
-"""What happens at a damaged record."""
+"""What to do at a damaged record."""
 
 Pad: TypeAlias = Literal["repeat", "zero"] | None
-"""What stands for the steps before and behind an episode; None leaves them out."""
+"""How to fill steps before and after an episode; None excludes windows that would need them."""
 
 Shuffle: TypeAlias = bool | Literal["blocks"]
-"""A new order in each epoch; "blocks" is one that reads nearly in sequence."""
+"""Whether to use a new order in each epoch; "blocks" reads nearly in sequence."""
 
 
 def at_least(least: int, name: str, value: object) -> int:
-    """The value as int; NumPy's integers are integers, True is none.
+    """The value as int; accepts NumPy's integers, but not True or False.
 
     Raises:
-        TypeError: It is no integer.
-        ValueError: It is smaller.
+        TypeError: The value is not an integer.
+        ValueError: The value is smaller than `least`.
 
     Example:
         >>> at_least(1, "batch_size", 2)
@@ -50,10 +50,10 @@ def at_least(least: int, name: str, value: object) -> int:
 
 
 def integer(name: str, value: object, wanted: str = "an integer") -> int:
-    """The value as int, of any size; NumPy's integers are integers, True is none.
+    """The value as int, of any size; accepts NumPy's integers, but not True or False.
 
     Raises:
-        TypeError: It is no integer.
+        TypeError: The value is not an integer.
     """
     if isinstance(value, bool) or not hasattr(value, "__index__"):
         raise TypeError(f"{name} must be {wanted}, got {shown_value(value)} ({type(value).__name__})")
@@ -61,10 +61,10 @@ def integer(name: str, value: object, wanted: str = "an integer") -> int:
 
 
 def true_or_false(name: str, value: object) -> bool:
-    """The value as bool; NumPy's are bools, numbers are none.
+    """The value as bool; accepts NumPy's bools, but not numbers.
 
     Raises:
-        TypeError: It is neither.
+        TypeError: The value is not a bool.
     """
     if not isinstance(value, bool) and type(value).__name__ not in ("bool", "bool_"):  # NumPy's, old and new
         raise TypeError(f"{name} must be True or False, got {shown_value(value)}")
@@ -72,7 +72,7 @@ def true_or_false(name: str, value: object) -> bool:
 
 
 def one_of(name: str, value: object, *choices: str | None) -> None:
-    """ValueError unless the value is one of some strings, or None where that is one of them.
+    """ValueError unless the value is one of the choices, which are strings or None.
 
     Example:
         >>> one_of("on_corrupt", "ignore", "raise", "skip")
@@ -86,7 +86,7 @@ def one_of(name: str, value: object, *choices: str | None) -> None:
 
 
 def check_callable(name: str, value: object) -> None:
-    """TypeError unless the value can be called, or is None."""
+    """TypeError unless the value is callable or None."""
     if value is not None and not callable(value):
         raise TypeError(
             f"{name} must be a function (anything that can be called with a sample) or None, got {shown_value(value)}"

@@ -1,8 +1,8 @@
-"""Memory for batches: used again once nobody holds a batch any more, and counted, so that none needs too much.
+"""Memory for batches: reused once nothing holds a batch any more, and limited, so that no batch needs too much.
 
 A few bytes of a record may stand for gigabytes: a size in an image's header, a shape, a row's number, the longest of
-many rows that are padded. Each value has a limit of its own; what those of a batch need together has a `BatchBudget`.
-Whoever parses a batch opens one, and all that allocates for values asks it first.
+many rows that are padded. Each value has its own limit; a `BatchBudget` limits the sum of a batch's values. Code that
+parses a batch opens one, and code that allocates for values calls `reserve` first.
 """
 
 from __future__ import annotations
@@ -33,21 +33,21 @@ __all__ = [
 ]
 
 MAX_BATCH_BYTES = 4 << 30
-"""What a batch may need where nobody says."""
+"""Default limit on the bytes of a batch."""
 
 _Bytes: TypeAlias = "npt.NDArray[np.uint8]"
 
-# The system keeps smaller memory itself, and hands it out again as it is.
+# The system's allocator already reuses smaller memory without clearing it.
 _SMALL_BYTES = 1 << 16
 
 
 class BatchBudget:
-    """The bytes that the values of a batch may need, counted by `reserve` inside of ``with``, in this thread.
+    """Limit on the bytes of a batch's values, counted by `reserve` inside ``with``, in this thread.
 
-    Inside of another one, which counts for all, it counts nothing. Each ``with`` begins at 0.
+    Inside another budget, which counts everything, it does nothing. Each ``with`` begins at 0.
 
     Args:
-        max_batch_bytes: How many.
+        max_batch_bytes: The limit.
 
     Example:
         >>> with BatchBudget(100):
@@ -74,16 +74,17 @@ _BUDGET: ContextVar[BatchBudget | None] = ContextVar("torch_tfrecord_batch_budge
 
 
 def check_max_batch_bytes(value: object) -> int:
-    """The argument of that name.
+    """The argument `max_batch_bytes` as int.
 
     Raises:
-        ValueError: It is no integer of at least 1.
+        TypeError: It is not an integer.
+        ValueError: It is smaller than 1.
     """
     return at_least(1, "max_batch_bytes", value)
 
 
 def reserve(num_bytes: int) -> None:
-    """Say that values of a batch are about to need so many more bytes; nothing where there is no budget.
+    """Count bytes that a batch's values are about to need; does nothing without a budget.
 
     Raises:
         LimitExceededError: The batch would need more than its budget.
@@ -102,10 +103,10 @@ def reserve(num_bytes: int) -> None:
 def empty_bytes(size: int) -> _Bytes:
     """Writable memory, not cleared: uint8 [size].
 
-    Fresh memory is cleared by the operating system page by page, and lies in no cache: for normalised images that takes
-    a tenth of the time of decoding them, for columns of numbers as much as parsing. So the compiled core keeps up to
-    128 MiB of what was given back, in each process. In a DataLoader worker it is memory that the trainer can read, too:
-    see `shared_memory`. Safe from several threads.
+    The operating system clears fresh memory page by page, and it is not in any cache: for normalised images that takes
+    a tenth of the time of decoding, for columns of numbers as long as parsing. So the compiled core keeps up to 128 MiB
+    of freed memory in each process. In a DataLoader worker it is memory that the main process can read, too: see
+    `shared_memory`. Safe from several threads.
     """
     worker = worker_memory() if size >= _SMALL_BYTES else None
     piece = None if worker is None else worker.piece(size)
@@ -113,18 +114,18 @@ def empty_bytes(size: int) -> _Bytes:
 
 
 def scratch_bytes(size: int) -> _Bytes:
-    """As `empty_bytes`, of this process alone: for what leaves no worker, as the bytes of records."""
+    """Like `empty_bytes`, but private to this process: for what never leaves a worker, such as the bytes of records."""
     native = optional_module("memory") if size >= _SMALL_BYTES else None
     return np.empty(size, np.uint8) if native is None else np.frombuffer(native.Block(size), np.uint8)
 
 
 def empty_tensor(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """A contiguous tensor of such memory.
+    """A contiguous tensor in memory from `empty_bytes`.
 
     Raises:
-        LimitExceededError: As `reserve`.
+        LimitExceededError: As for `reserve`.
     """
-    import torch  # takes seconds, and whoever reads records only does without
+    import torch  # takes seconds, and reading records does not need it
 
     num_bytes = math.prod(shape) * dtype.itemsize
     reserve(num_bytes)

@@ -1,7 +1,7 @@
-"""What this installation can do: compiled parts, image backends, shared memory of workers, versions.
+"""Report what this installation can do: compiled parts, image backends, shared memory of workers, versions.
 
-Everything is asked of what reads the data, never guessed from versions: a part is compiled if it loads, and shared
-memory is there if a DataLoader worker gets some.
+Everything is tried out, never guessed from versions: a part is compiled if it loads, and shared memory is available if
+a DataLoader worker gets some.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _HEADERS = "apt install libjpeg-dev, dnf install libjpeg-turbo-devel or brew ins
 
 
 class _Row(NamedTuple):
-    """A line of the report, and what to do where something is missing."""
+    """A line of the report, and what to do if something is missing."""
 
     name: str
     text: str
@@ -46,11 +46,12 @@ class _Row(NamedTuple):
 
 
 def installation_report() -> str:
-    """Say in plain text what runs compiled, what decodes images, how batches leave workers, and what is missing.
+    """Report in plain text what runs compiled, what decodes images, how workers send batches, and what is missing.
+
+    Starts one DataLoader worker to see whether it can share memory.
 
     Returns:
-        Lines for people; their form may change. The last part says how to get what is missing. Starts one DataLoader
-        worker to see whether it can share memory.
+        Lines to read; their form may change. The last part says how to get what is missing.
 
     Example:
         >>> print(installation_report())  # doctest: +SKIP
@@ -88,7 +89,7 @@ def _how_to_compile(name: str, reason: str) -> str:
     if name == "jpeg":
         return f"JPEG regions: {_HEADERS}, then {_FROM_SOURCE}; or {NVIMGCODEC_PIP}."
     if name == "shared" and platform.system() != "Linux":
-        return ""  # nothing to be had there
+        return ""  # not available there
     return f"Compiled core: install a C compiler, then {_FROM_SOURCE}."
 
 
@@ -114,12 +115,12 @@ def _image_backend(name: str, is_there: bool, pip: str, *, is_missed: bool) -> _
 def _worker_row() -> _Row:
     obstacle = _worker_obstacle()
     if obstacle is None:
-        return _Row("batches", "handed over in shared memory, without a copy")
-    return _Row("batches", f"handed over by PyTorch's own way, which copies: {obstacle}")
+        return _Row("batches", "sent through shared memory, without a copy")
+    return _Row("batches", f"sent by PyTorch itself, with a copy: {obstacle}")
 
 
 class _Question(Dataset[str]):
-    """Asks the worker that reads it why it has no memory to share; "" where it has."""
+    """Finds out in a worker why it cannot share memory; "" if it can."""
 
     def __len__(self) -> int:
         return 1
@@ -133,7 +134,7 @@ class _Question(Dataset[str]):
 
 
 def _worker_obstacle() -> str | None:
-    # With a generator of its own, since a loader draws from torch's global one.
+    # With its own generator, since a loader would draw from torch's global one.
     generator = torch.Generator()
     try:
         loader = DataLoader(_Question(), batch_size=None, num_workers=1, timeout=_WORKER_SECONDS, generator=generator)

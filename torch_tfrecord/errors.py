@@ -1,4 +1,4 @@
-"""All exceptions of the package, and whom its warnings are for.
+"""All exceptions of the package, and the `stacklevel` of its warnings.
 
 ::
 
@@ -8,9 +8,9 @@
         ├── CompressionError        a damaged or differently compressed stream
         ├── IndexMismatchError      a stale, foreign or damaged index
         ├── ParseError              a record does not fit the features asked for
-        ├── ImageDecodeError        bytes that are no (whole) image
-        ├── LimitExceededError      a size that no honest file has
-        └── RemoteError             a storage does not answer as it should
+        ├── ImageDecodeError        bytes that are not a complete image
+        ├── LimitExceededError      a size above a limit
+        └── RemoteError             a storage that does not answer as it should
 
 Wrong arguments are ``ValueError`` or ``TypeError``; a file that cannot be opened is Python's own ``OSError``.
 """
@@ -44,14 +44,14 @@ _Error = TypeVar("_Error", bound="TFRecordError")
 
 
 class TFRecordError(Exception):
-    """Root of the package's exceptions.
+    """Base class of the package's exceptions.
 
     ``str(error)`` reads ``<path>: record <position> at byte <offset>: <what was expected and found>``, with the parts
-    that are known. The text carries everything, since a DataLoader worker's exception arrives with its text alone.
+    that are known. The text contains everything, since only the text of an exception arrives from a DataLoader worker.
 
     Args:
-        message: What was expected and what was found. Never payload bytes. Of one above 1,500 bytes the middle is
-            left out, and ``str(error)`` is never above 2 KB.
+        message: What was expected and what was found, never payload bytes. If it is longer than 1,500 bytes, its middle
+            is omitted; ``str(error)`` is at most 2 KB.
         path: The file.
         offset: First byte of the record (of its length field); in the decompressed stream for compressed files.
         position: Number of the record in its file, from 0.
@@ -69,7 +69,7 @@ class TFRecordError(Exception):
         offset: int | None = None,
         position: int | None = None,
     ) -> None:
-        # Not kept under that name: torch rebuilds a worker's exception differently where it finds such an attribute.
+        # Not stored as `message`: torch rebuilds a worker's exception differently if it has such an attribute.
         super().__init__(shown_text(message) if isinstance(message, str) else message)
         self.path = None if path is None else os.fspath(path)
         self.offset = offset
@@ -82,7 +82,7 @@ class TFRecordError(Exception):
         offset: int | None = None,
         position: int | None = None,
     ) -> _Error:
-        """Fill in what a lower layer could not know; what is already known stays. Returns the exception itself."""
+        """Fill in what a lower layer could not know, without changing what is set already; return the exception."""
         if self.path is None and path is not None:
             self.path = os.fspath(path)
         if self.offset is None:
@@ -118,15 +118,15 @@ def _rebuild(
 
 
 class CorruptRecordError(TFRecordError):
-    """A record's bytes are damaged or cut: a checksum differs, the file ends early, or a length is impossible."""
+    """A record's bytes are damaged or truncated: a checksum differs, the file ends early, or a length is impossible."""
 
 
 class CompressionError(TFRecordError):
-    """A compressed stream is damaged, cut, followed by other bytes, or compressed differently than declared."""
+    """A compressed stream is damaged, truncated, followed by other bytes, or not compressed as declared."""
 
 
 class IndexMismatchError(TFRecordError):
-    """An index does not belong to the data file as it is now: stale, foreign or damaged."""
+    """An index does not match the data file as it is now: it is stale, of another file, or damaged."""
 
 
 class ParseError(TFRecordError):
@@ -134,11 +134,11 @@ class ParseError(TFRecordError):
 
 
 class ImageDecodeError(TFRecordError):
-    """Bytes that should be an image are not one, are cut, or are of a kind that is not read."""
+    """Bytes that should be an image are not one, are truncated, or have a format that is not supported."""
 
 
 class LimitExceededError(TFRecordError):
-    """A size that no honest file has; nothing was allocated for it."""
+    """A size is above a limit, as no valid file should have; nothing was allocated for it."""
 
 
 class RemoteError(TFRecordError):
@@ -173,9 +173,9 @@ def _rebuild_remote(status: int | None, attempts: int, kind: type[RemoteError], 
 
 
 def outer_level() -> int:
-    """The `stacklevel`, for a warning of the calling function, of the nearest caller outside this package.
+    """The `stacklevel` that makes a warning of the calling function point to the user's code.
 
-    Frames of torch's DataLoader and Subset are passed over, too: nobody can change those.
+    Skips the frames of this package, and of torch's DataLoader and Subset.
     """
     level, frame = 1, sys._getframe(1)
     while frame.f_back is not None and (

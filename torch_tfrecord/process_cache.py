@@ -1,4 +1,4 @@
-"""Keeps what was used last, in each process for itself, and safe from threads."""
+"""A least-recently-used cache, separate in each process and safe from threads."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ _Value = TypeVar("_Value")
 
 
 class ProcessCache(Generic[_Value]):
-    """Keeps values by number, the least recently used dropped first.
+    """Caches values by number; the least recently used are dropped first.
 
     Nothing is shared after a fork, and a pickled copy is empty. Two threads may load the same value at once; both then
-    get the one that was there first.
+    get the one that was stored first.
 
     Args:
-        max_size: The most that is kept; the last value is kept always.
-        size_of: The size of a value; None for 1 each, so that `max_size` is a number of values.
+        max_size: The most to keep; the latest value is always kept.
+        size_of: Returns the size of a value; None counts 1 for each, so that `max_size` is a number of values.
 
     Example:
         >>> cache = ProcessCache(2)
@@ -37,7 +37,7 @@ class ProcessCache(Generic[_Value]):
         self._state: _State[_Value] = _State()
 
     def find(self, number: int, load: Callable[[int], _Value]) -> _Value:
-        """The value of a number, which `load` gives where it is not here."""
+        """The value of a number; `load` is called if it is not in the cache."""
         state = self._state
         if state.pid != os.getpid():  # a fork may have copied a lock that another thread held
             state = self._state = _State()
@@ -60,7 +60,7 @@ class ProcessCache(Generic[_Value]):
 
     @property
     def size(self) -> int:
-        """Of all that is kept."""
+        """The total size of the cached values."""
         return self._state.size
 
     def __len__(self) -> int:
@@ -78,7 +78,7 @@ class ProcessCache(Generic[_Value]):
 
 
 class _State(Generic[_Value]):
-    """What belongs to one process, replaced as a whole: threads may meet the change in the middle of `find`."""
+    """What belongs to one process; replaced as a whole, since a thread may be in the middle of `find`."""
 
     def __init__(self) -> None:
         self.pid = os.getpid()

@@ -1,4 +1,4 @@
-"""The progress bar of long work."""
+"""The progress bar for long work."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ __all__ = ["ProgressBar"]
 
 
 class ProgressBar(tqdm):  # type: ignore[type-arg]
-    """tqdm, on a terminal alone, and gone when the work is done.
+    """tqdm, shown only on a terminal, and removed when the work is done.
 
-    Its lock is this process' own. tqdm's is one for all processes, also where no bar is shown: a worker that is killed
-    while it holds that one would leave every other process waiting for ever.
+    It has its own lock in each process. tqdm shares one lock between all processes, even if no bar is shown: if a
+    worker is killed while it holds that lock, every other process waits forever.
 
     Args:
-        args, kwargs: As of tqdm.
+        args, kwargs: As for tqdm.
     """
 
     _lock = threading.RLock()

@@ -1,4 +1,4 @@
-"""The samples of one batch, which know the record that each is from: for the errors of what comes after reading."""
+"""The samples of a batch with the record that each is from, so that errors after reading can name it."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ Places: TypeAlias = Callable[[int], str]
 
 
 class SampleList(list[Any]):
-    """A list of samples that knows where each is from. Copies and pickles as a plain list.
+    """A list of samples that knows the record of each. Copies and pickles as a plain list.
 
     Args:
         samples: The samples.
-        places: By their numbers in this list as it is now; None where nobody knows.
+        places: From a sample's number in this list to its record; None if unknown.
     """
 
     def __init__(self, samples: Iterable[Any], places: Places | None) -> None:
         super().__init__(samples)
         self._places = places
-        self._before = tuple(self)  # a collate_fn may sort the list, or take some out
+        self._before = tuple(self)  # a custom collate_fn may sort or filter the list
 
     @property
     def places(self) -> Places | None:
-        """By numbers in the list as it was made; None once it was changed."""
+        """From a sample's number to its record; None once the list was changed."""
         is_same = len(self) == len(self._before) and all(map(operator.is_, self, self._before))
         return self._places if is_same else None
 
@@ -36,7 +36,7 @@ class SampleList(list[Any]):
 
 
 def place_of(samples: object, number: int) -> str | None:
-    """The record of a sample of a batch; None where nobody knows."""
+    """The record of a sample of a batch; None if unknown."""
     places: Places | None = getattr(samples, "places", None)
     return None if places is None else places(number)
 
@@ -45,12 +45,12 @@ def place_of(samples: object, number: int) -> str | None:
 
 
 def transform_each(transform: Callable[[Any], Any], samples: Sequence[Any]) -> SampleList:
-    """The transform applied to each sample; its exception gets a note that names the record."""
+    """Apply the transform to each sample; an exception in it gets a note that names the record."""
     places: Places | None = getattr(samples, "places", None)
     done: list[Any] = []
     try:
         for sample in samples:
-            done.append(transform(sample))  # their number says which one failed
+            done.append(transform(sample))  # len(done) tells which one failed
     except Exception as error:
         _note_place(error, places, len(done))
         raise
@@ -58,7 +58,7 @@ def transform_each(transform: Callable[[Any], Any], samples: Sequence[Any]) -> S
 
 
 def transform_one(transform: Callable[[Any], Any], sample: Any, places: Places, number: int) -> Any:
-    """The transform applied to one sample; the record is the one of this number."""
+    """Apply the transform to one sample; an exception in it gets a note that names record `number`."""
     try:
         return transform(sample)
     except Exception as error:
@@ -67,7 +67,7 @@ def transform_one(transform: Callable[[Any], Any], sample: Any, places: Places, 
 
 
 def _note_place(error: Exception, places: Places | None, number: int) -> None:
-    # Python 3.10 has no notes, and another text or class could mislead whoever catches it.
+    # Python 3.10 has no notes, and changing the text or class could break code that catches it.
     if places is not None and hasattr(error, "add_note"):
         error.add_note(f"in the transform of {places(number)}")
 
@@ -76,9 +76,9 @@ def _note_place(error: Exception, places: Places | None, number: int) -> None:
 
 
 def check_for_torch(samples: Sequence[object], places: Places | None) -> None:
-    """ValueError where samples have features of different sizes, which ``default_collate`` cannot stack.
+    """ValueError if samples have features of different sizes, which ``default_collate`` cannot stack.
 
-    It would say that "stack expects each tensor to be equal size", and not what to do about it.
+    torch's own error, "stack expects each tensor to be equal size", does not say what to do about it.
     """
     sizes = dict(_sizes(samples[0], ""))
     for number in range(1, len(samples)):

@@ -1,12 +1,12 @@
-"""Memory in which a DataLoader worker makes its batches and the trainer reads them, without a copy and used again.
+"""Memory in which a DataLoader worker makes batches and the main process reads them, reused and without a copy.
 
-Each worker has one file without a name (``memfd_create``): nothing stands in /dev/shm, whose size does not matter, and
-the system takes the memory back however both processes end. Both map it once. Pieces of it hold the columns of batches;
-in front of each stands how many hold it: the worker that fills it, a message under way, the trainer's tensors. At 0 the
-worker takes it again. So who keeps a batch keeps its pieces, and the file grows.
+Each worker has one unnamed file (``memfd_create``): it is not in /dev/shm, whose size does not matter, and the system
+frees the memory however both processes end. Both map it once. Pieces of it hold the columns of batches, each with a
+reference count in front of it: the worker that fills it, a message being sent, the main process's tensors. At 0 the
+worker reuses the piece. If you keep a batch, its pieces stay in use and the file grows.
 
-The trainer opens the file through /proc/<pid>/fd. Where there is no such thing (not Linux, no compiled core) batches
-leave a worker by torch's own way.
+The main process opens the file through /proc/<pid>/fd. Where that is not possible (not Linux, no compiled core), torch
+sends the batches itself.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from torch_tfrecord.native import optional_module
 
 __all__ = ["MemoryName", "WorkerMemory", "attach", "worker_memory"]
 
-# Of addresses, not of memory: a file has as many pages as were used. Less where the system limits addresses.
+# Address space, not memory: only used pages take memory. Smaller sizes are for systems that limit address space.
 _SIZES = (1 << 36, 1 << 34, 1 << 32, 1 << 30)
 _PAGE = 1 << 12
 _TOKEN_BYTES = 16
-# How many pieces are asked at each allocation whether somebody still holds them.
+# How many pieces are checked at each allocation for whether they are still held.
 _POLLED = 8
-# A piece that nobody took for so many allocations goes back to the system; looked for from time to time.
+# A piece that was not used for this many allocations is returned to the system; checked every _TRIMMED_EACH of them.
 _IDLE, _TRIMMED_EACH = 256, 32
 
 
 class MemoryName(NamedTuple):
-    """How another process finds a worker's memory: as `attach` opens it."""
+    """What another process needs to find a worker's memory: the argument of `attach`."""
 
     pid: int
     fd: int
@@ -46,7 +46,7 @@ class MemoryName(NamedTuple):
 
 
 class _Block:
-    """Room for a piece: where it begins, its bytes with header, and which parts of the data were sent."""
+    """Room for a piece: where it begins, its bytes including the header, and which parts of the data were sent."""
 
     __slots__ = ("capacity", "last_used", "sent", "start")
 
@@ -60,20 +60,20 @@ class WorkerMemory:
     """The memory of one worker process, for its batches. Safe from several threads.
 
     Raises:
-        OSError: The system gives none.
+        OSError: The system does not provide such memory.
     """
 
     def __init__(self) -> None:
         self._native: Any = optional_module("shared")
         if self._native is None or not hasattr(os, "memfd_create") or not hasattr(os, "posix_fallocate"):
             raise OSError("needs Linux and the compiled core")
-        os.listdir(f"/proc/{os.getppid()}/fd")  # whether processes of this user see each other's files there
+        os.listdir(f"/proc/{os.getppid()}/fd")  # OSError unless processes of this user see each other's files there
         self._fd = os.memfd_create("torch_tfrecord")
         token = os.urandom(_TOKEN_BYTES)
         try:
             self._mapping = self._map()
             os.posix_fallocate(self._fd, 0, _PAGE)
-            self._mapping.forget(0, _PAGE)  # whether the system takes memory back: not every sandbox does
+            self._mapping.forget(0, _PAGE)  # OSError if the system cannot take memory back, as in some sandboxes
             os.posix_fallocate(self._fd, 0, _PAGE)
             os.pwrite(self._fd, token, 0)
         except BaseException:
@@ -86,7 +86,7 @@ class WorkerMemory:
         self._end = _PAGE
         self._clock = 0
         self._held: deque[_Block] = deque()
-        self._free: list[_Block] = []  # the last one used last
+        self._free: list[_Block] = []  # the most recently used one last
         self._gaps: list[tuple[int, int]] = []  # addresses without memory, sorted
         self._starts: list[int] = []
         self._blocks: dict[int, _Block] = {}
@@ -101,7 +101,7 @@ class WorkerMemory:
         raise failed
 
     def piece(self, num_bytes: int) -> Any | None:
-        """Writable memory, not cleared, by the buffer protocol; None where there is no more."""
+        """Writable memory, not cleared, with the buffer protocol; None if there is no more."""
         capacity = _rounded(self._header_bytes + num_bytes)
         with self._lock:
             self._clock += 1
@@ -123,7 +123,7 @@ class WorkerMemory:
             for number in range(len(self._free) - 1, -1, -1):
                 if capacity <= self._free[number].capacity <= 2 * capacity:
                     return self._free.pop(number)
-            if len(self._held) > 4 * _IDLE:  # somebody keeps all batches: not worth asking each time
+            if len(self._held) > 4 * _IDLE:  # all batches are kept: not worth checking each time
                 return None
         return None
 
@@ -133,9 +133,9 @@ class WorkerMemory:
         if start + capacity > self._mapping.size:
             return None
         try:
-            os.posix_fallocate(self._fd, start, capacity)  # or writing to it may end the process
+            os.posix_fallocate(self._fd, start, capacity)  # without it, a write may kill the process (SIGBUS)
         except OSError as error:
-            _warn(f"{capacity} bytes cannot be had ({error.strerror})")
+            _warn(f"cannot allocate {capacity} bytes ({error.strerror})")
             return None
         if fitting:
             self._gaps.remove(fitting[0])
@@ -148,7 +148,7 @@ class WorkerMemory:
         return block
 
     def _trim(self) -> None:
-        """Give back what nobody took for long."""
+        """Return blocks to the system that were not used for long."""
         idle = [block for block in self._free if self._clock - block.last_used > _IDLE]
         for block in idle:
             self._mapping.forget(block.start, block.capacity)
@@ -161,14 +161,14 @@ class WorkerMemory:
 
     @property
     def num_bytes(self) -> int:
-        """What the worker holds of the system's memory, used or not."""
+        """Bytes of the system's memory that the worker holds, used or not."""
         with self._lock:
             return sum(block.capacity for block in self._blocks.values())
 
     def send(self, address: int, num_bytes: int) -> tuple[int, int] | None:
-        """Where memory lies that a message may hand over as it is: the piece's start, and how far behind it.
+        """The place of memory that a message may send without a copy: the piece's start, and the offset from it.
 
-        None for memory that is not this worker's, and for what was sent before: nobody else may see what its receiver
+        None for memory that is not this worker's, or was sent before: no other receiver may see what the first one
         writes there.
         """
         place = address - self._address
@@ -178,7 +178,7 @@ class WorkerMemory:
             block = self._blocks[self._starts[bisect_right(self._starts, place) - 1]]
             begin, sent = place - block.start, block.sent
             end = begin + num_bytes
-            if sent and sent[-1][1] == begin and len(sent) == 1:  # columns, one behind the other
+            if sent and sent[-1][1] == begin and len(sent) == 1:  # columns, one after another
                 sent[-1] = (sent[-1][0], end)
             elif any(begin < other_end and other < end for other, other_end in sent):
                 return None
@@ -187,12 +187,12 @@ class WorkerMemory:
         return block.start, begin - self._header_bytes
 
     def hold(self, start: int) -> tuple[int, int]:
-        """Keep a piece for a message's receiver: what `Piece` takes to make it, its start and its bytes."""
+        """Hold a piece for a message's receiver; returns the arguments for `Piece`: its start and its bytes."""
         self._mapping.hold(start)
         return start, self._blocks[start].capacity - self._header_bytes
 
     def release(self) -> None:
-        """Give back all that nobody holds: at the worker's end, for the trainer may keep a batch for long."""
+        """Return everything that is not held to the system, at the worker's end: batches may be kept for long."""
         with self._lock:
             for block in self._blocks.values():
                 if not self._mapping.holders(block.start):
@@ -200,7 +200,7 @@ class WorkerMemory:
 
 
 def _rounded(size: int) -> int:
-    """In steps of an eighth, so that batches of nearly one size take each other's pieces."""
+    """Rounded up in steps of an eighth, so that batches of similar size can reuse each other's pieces."""
     step = max(_PAGE, 1 << max(0, size.bit_length() - 4))
     return -(-size // step) * step
 
@@ -218,20 +218,20 @@ def _merged(gaps: list[tuple[int, int]]) -> list[tuple[int, int]]:
 # In the worker.
 
 _MEMORY: WorkerMemory | None = None
-_FAILED_IN = 0  # the process in which there is none
+_FAILED_IN = 0  # pid of the process that could not get any
 
 
 def worker_memory() -> WorkerMemory | None:
-    """This process' memory for batches, if it is a DataLoader worker and the system has some to share."""
+    """This process's memory for batches, if it is a DataLoader worker and the system can share memory."""
     global _MEMORY, _FAILED_IN
-    data = sys.modules.get("torch.utils.data")  # whoever reads records only does without torch
+    data = sys.modules.get("torch.utils.data")  # reading records does not need torch
     if data is None or data.get_worker_info() is None:
         return None
     pid = os.getpid()
     if (_MEMORY is None or pid != _MEMORY.pid) and pid != _FAILED_IN:
         try:
             _MEMORY = WorkerMemory()
-            _ATTACHED.clear()  # those of the trainer, where this process was forked from it
+            _ATTACHED.clear()  # inherited from the main process if this one was forked
             multiprocessing.util.Finalize(None, _MEMORY.release, exitpriority=-100)  # after the queue's thread
         except OSError:
             _MEMORY, _FAILED_IN = None, pid
@@ -240,23 +240,23 @@ def worker_memory() -> WorkerMemory | None:
 
 def _warn(reason: str) -> None:
     warnings.warn(
-        f"shared memory for batches: {reason}; they leave this worker by torch's own way, which is slower and needs "
-        "room in /dev/shm (in containers --shm-size)",
+        f"shared memory for batches: {reason}; torch sends this worker's batches itself, which is slower and needs "
+        "space in /dev/shm (in containers --shm-size)",
         RuntimeWarning,
         stacklevel=2,
     )
 
 
-# In the trainer.
+# In the main process.
 
 _ATTACHED: dict[bytes, tuple[int, Any]] = {}
 
 
 def attach(name: MemoryName) -> Any:
-    """The memory of a worker, mapped; the same as long as the worker lives or anybody holds a piece.
+    """The memory of a worker, mapped once; it stays valid as long as the worker lives or a piece is held.
 
     Raises:
-        RuntimeError: The worker is gone.
+        RuntimeError: The worker has ended.
     """
     known = _ATTACHED.get(name.token)
     return _attach(name) if known is None else known[1]
@@ -268,7 +268,7 @@ def _attach(name: MemoryName) -> Any:
             _ATTACHED.pop(token, None)
     _, mapping = _ATTACHED.setdefault(name.token, (name.pid, _map(name)))
     for process in multiprocessing.active_children():
-        if process.pid == name.pid:  # at the latest when its loader is gone
+        if process.pid == name.pid:  # unmap it when its loader is gone, at the latest
             weakref.finalize(process, _ATTACHED.pop, name.token, None).atexit = False
     return mapping
 
@@ -285,12 +285,12 @@ def _map(name: MemoryName) -> Any:
     except OSError as error:
         raise _gone(name, error.strerror) from error
     if token != name.token:
-        raise _gone(name, "another process has its number")
+        raise _gone(name, "another process has its pid")
     return mapping
 
 
 def _gone(name: MemoryName, reason: object) -> RuntimeError:
-    return RuntimeError(f"DataLoader worker (pid {name.pid}) is gone, and a batch with it: {reason}")
+    return RuntimeError(f"DataLoader worker (pid {name.pid}) has ended before its batch was received: {reason}")
 
 
 def _is_alive(pid: int) -> bool:

@@ -1,4 +1,4 @@
-"""What errors and a `repr` show: printable, bounded in length, and of a dataset or loader no secret."""
+"""Text for errors and `repr`: printable, bounded in length, and without secrets of a dataset or loader."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ _T = TypeVar("_T")
 
 _MOST_NAMES = 8
 _MOST_LETTERS = 120
-_MOST_BYTES = 1500  # of a text of an error, beside which stands the file
+_MOST_BYTES = 1500  # of an error's message, without the path
 
-# Of an address the name and password in front of the host, and what is asked behind `?`, where tokens stand.
+# Parts of a URL that may hold secrets: user name and password before the host, and the query after `?`.
 _USER = re.compile(r"(?<=://)[^/@]*@")
 _QUERY = re.compile(r"(?<=://)([^?]*)\?.*", re.DOTALL)
 
 
 def printable(text: str) -> str:
-    r"""The text as any terminal, log or JSON can take it: bytes of a file's name that are no UTF-8 as ``\xNN``.
+    r"""The text in a form that any terminal, log or JSON accepts; bytes of a file name that are not UTF-8 as ``\xNN``.
 
     Example:
         >>> print(printable("caf" + chr(0xDCE9) + ".tfrecord"))
@@ -45,13 +45,13 @@ def printable(text: str) -> str:
 
 def _printable_letter(letter: str) -> str:
     number = ord(letter)
-    if 0xDC80 <= number <= 0xDCFF:  # how Python holds such a byte
+    if 0xDC80 <= number <= 0xDCFF:  # how Python represents such a byte
         return f"\\x{number - 0xDC00:02x}"
     return f"\\u{number:04x}" if 0xD800 <= number <= 0xDFFF else letter
 
 
 class _Short(reprlib.Repr):
-    """Looks at a part of a value alone, however large or deep the value is."""
+    """Looks only at a part of a value, however large or deeply nested it is."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -59,12 +59,12 @@ class _Short(reprlib.Repr):
         self.maxstring = self.maxother = self.maxlong = _MOST_LETTERS
 
     def repr_int(self, x: int, level: int) -> str:
-        # Python refuses to print what is much longer.
+        # Python refuses to convert much longer integers to text.
         return repr(x) if x.bit_length() <= 4 * _MOST_LETTERS else f"an integer of {x.bit_length()} bits"
 
 
 def shown_value(value: object, limit: int = 4 * _MOST_LETTERS) -> str:
-    """The repr of a value that may be anything, as of a damaged file: long, nested deeply, a number of many digits.
+    """The repr of any value, as from a damaged file: it may be long, deeply nested, or a number of many digits.
 
     Example:
         >>> shown_value([3, {"a": 10**10000}])
@@ -74,7 +74,7 @@ def shown_value(value: object, limit: int = 4 * _MOST_LETTERS) -> str:
 
 
 def shown_files(files: Sequence[str]) -> str:
-    """How many files, and the first.
+    """The number of files, and the first one.
 
     Example:
         >>> shown_files(["s3://me:password@bucket/a", "s3://me:password@bucket/b"])
@@ -87,7 +87,7 @@ def shown_files(files: Sequence[str]) -> str:
 
 
 def shown_transform(name: str, transform: object) -> str:
-    """A transform by its name alone: its arguments may be secrets, or long; empty where there is none."""
+    """A transform's name without its arguments, which may be secret or long; empty if there is none."""
     if transform is None:
         return ""
     inner = getattr(transform, "func", transform)  # of functools.partial
@@ -95,7 +95,7 @@ def shown_transform(name: str, transform: object) -> str:
 
 
 def shown_features(features: object) -> str:
-    """The specs by name, or the names, of features; empty where there are none."""
+    """The features by name, or their names; empty if there are none."""
     if features is None:
         return ""
     if isinstance(features, Mapping):
@@ -107,7 +107,7 @@ def shown_features(features: object) -> str:
 
 
 def shown_items(datasets: Sequence[object]) -> str:
-    """The first few of several datasets: ours by their repr, others, which may hold anything, by class."""
+    """The first few of several datasets: ours by their repr, others, which may show anything, by class."""
     return shown_list(datasets, _shown_item)
 
 
@@ -118,7 +118,7 @@ def _shown_item(item: object) -> str:
 
 
 def shown_text(text: str, limit: int = _MOST_BYTES) -> str:
-    """A text without its middle, where it is longer than so many bytes in UTF-8."""
+    """A text, with its middle omitted if it is longer than `limit` bytes in UTF-8."""
     data = text.encode("utf-8", "surrogatepass")
     if len(data) <= limit:
         return text

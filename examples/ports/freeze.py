@@ -1,4 +1,4 @@
-"""Runs the TensorFlow pipelines and keeps their first batches, which tests/docs/test_ports.py holds the ports against.
+"""Run the TensorFlow pipelines and store their first batches, which tests/docs/test_ports.py compares with the ports.
 
     python examples/ports/freeze.py tests/data/ports
 
@@ -23,7 +23,7 @@ def main(folder):
     arrays = {"imagenet/image": images, "imagenet/label": labels, "text/label": text_labels, "table/clicked": clicked}
     arrays |= {f"text/{name}": value for name, value in text.items()}
     arrays |= {f"table/{name}": value for name, value in table.items() if name != "tags"}
-    # A row of tags is what the sparse tensor has in it.
+    # Each row of tags is the values of that row in the sparse tensor.
     arrays |= {"table/tags": tf.sparse.to_dense(table["tags"], default_value="")}
     plain = {name: value.numpy() for name, value in arrays.items()}
     plain = {name: value.astype(str) if value.dtype == object else value for name, value in plain.items()}

@@ -17,7 +17,7 @@ PREPARE = v2.Compose([v2.ToDtype(torch.float32), v2.Resize((SIZE, SIZE), antiali
 
 
 def central_crop(image, fraction):
-    """tf.image.central_crop: torchvision's center_crop rounds in another way."""
+    """Like tf.image.central_crop; torchvision's center_crop rounds differently."""
     top, left = (int((size - size * fraction) / 2) for size in image.shape[-2:])
     return image[..., top : image.shape[-2] - top, left : image.shape[-1] - left]
 

@@ -1,4 +1,4 @@
-"""Tokens of unequal number, padded: the port of text_tf.py."""
+"""Token sequences of unequal length, padded: the port of text_tf.py."""
 
 import torch
 from torch.utils.data import DataLoader

@@ -1,4 +1,4 @@
-"""Tokens of unequal number, padded, in TensorFlow; the counterpart of text.py."""
+"""Token sequences of unequal length, padded, in TensorFlow; the counterpart of text.py."""
 
 import tensorflow as tf
 

@@ -1,8 +1,8 @@
-"""Writes the small data sets that the ports read: drawn pictures, made-up text, a made-up table.
+"""Write the small datasets that the ports read: drawn pictures, made-up text, a made-up table.
 
     python examples/ports/write_data.py data
 
-The copy in tests/data/ports was written by this script; Pillow's version decides on the JPEG bytes.
+This script wrote the copy in tests/data/ports; the JPEG bytes depend on Pillow's version.
 """
 
 import sys
@@ -41,7 +41,7 @@ def write_table(folder):
         for number in range(9):
             row = {"age": 20 + number, "income": [1000.5 * number], "clicked": number % 3 == 0, "tags": ["a", "b"]}
             if number % 4 > 1:
-                del row["age"], row["tags"]  # what is missing has a default
+                del row["age"], row["tags"]  # both have defaults
             if number % 3:
                 row["country"] = ["CH", "DE", "FR"][number % 3]
             writer.write(row)

@@ -1,9 +1,9 @@
-"""Train with the Trainer of Hugging Face's transformers; run again, it goes on from the last checkpoint.
+"""Train with the Trainer of Hugging Face's transformers; when you run it again, it resumes from the last checkpoint.
 
     torchrun --nproc_per_node 2 examples/trainers/hf_trainer.py FOLDER 10
     torchrun --nproc_per_node 2 examples/trainers/hf_trainer.py FOLDER 26
 
-The number is that of the step after which it stops. FOLDER holds the data and the checkpoints.
+The number is the step after which it stops. FOLDER holds the data and the checkpoints.
 """
 
 import sys
@@ -15,7 +15,7 @@ from transformers.trainer_utils import get_last_checkpoint
 
 from torch_tfrecord import FixedLenFeature, ShardedTFRecordWriter, TFRecordDataset, collate
 
-# Named as the arguments of the model's `forward`.
+# The names are those of the arguments of the model's `forward`.
 FEATURES = {"x": FixedLenFeature((4,), torch.float32), "labels": FixedLenFeature((), torch.float32)}
 
 
@@ -27,7 +27,7 @@ class Model(torch.nn.Module):
         self.linear = torch.nn.Linear(4, 1)
 
     def forward(self, x, labels):
-        """The loss first, as the Trainer asks for."""
+        """Return the loss first, as the Trainer expects."""
         prediction = self.linear(x)[:, 0]
         return {"loss": (prediction - labels).square().mean(), "prediction": prediction}
 
@@ -49,7 +49,7 @@ def main(folder, max_steps):
         per_device_train_batch_size=8,
         learning_rate=0.1,
         lr_scheduler_type="constant",
-        # As the features are made of what `forward` takes, no column is to be left out.
+        # All features are arguments of `forward`, so there is no column to remove.
         remove_unused_columns=False,
         dataloader_pin_memory=False,
         disable_tqdm=True,

@@ -3,9 +3,9 @@
     pip install lightning
     python examples/trainers/lightning_fit.py
 
-Lightning's defaults do: the loader splits the records over the ranks, and the checkpoint holds where in the data the
-training is. Each rank writes down what it was trained on; at the end every record was there once an epoch, but for the
-one that evens out the ranks.
+Lightning's defaults are enough: the loader splits the records over the ranks, and the checkpoint contains the loader's
+state. Each rank logs the records that it was trained on; at the end every record was seen once per epoch, except for
+the one that is repeated to even out the ranks.
 """
 
 import subprocess
@@ -24,7 +24,7 @@ NUM_RECORDS, NUM_EPOCHS, NUM_RANKS, BATCH_SIZE = 103, 2, 2, 8
 
 
 class Regression(LightningModule):
-    """The sum of four numbers, by a linear layer."""
+    """Learn the sum of four numbers with a linear layer."""
 
     def __init__(self, log):
         super().__init__()
@@ -32,18 +32,18 @@ class Regression(LightningModule):
         self.log_path = log
 
     def training_step(self, batch, batch_idx):
-        """Write down the records of the batch, and give its loss."""
+        """Log the records of the batch, and return its loss."""
         with open(f"{self.log_path}-{self.global_rank}", "a", encoding="utf-8") as log:
             log.write(f"{self.current_epoch} {' '.join(map(str, batch['id'].tolist()))}\n")
         return (self.layer(batch["x"]) - batch["x"].sum(1, keepdim=True)).square().mean()
 
     def configure_optimizers(self):
-        """Plain gradient descent."""
+        """Use plain gradient descent."""
         return torch.optim.SGD(self.parameters(), lr=0.01)
 
 
 def train(folder, max_steps):
-    """Train from the last checkpoint on, if there is one."""
+    """Resume from the last checkpoint if there is one."""
     loader = make_dataloader(f"{folder}/train-*", BATCH_SIZE, FEATURES, seed=0)
     trainer = Trainer(
         accelerator="cpu",

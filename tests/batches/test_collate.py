@@ -1,4 +1,7 @@
-"""From samples to batches: every row of collate's description, alone and behind DataLoader's workers."""
+"""From samples to batches: every row of collate's description, alone and behind DataLoader's workers.
+
+Covers values/stacking.
+"""
 
 import collections
 import re
@@ -308,7 +311,7 @@ WRONG = [
     ),
     ([{"a": 1, "b": 2}, {"a": 1}], ValueError, "expected the keys ['a', 'b'] in each, got ['a'] in sample 1"),
     ([{"x": {"a": 1}}, {"x": {}}], ValueError, "['x']: expected the keys ['a'] in each, got [] in sample 1"),
-    ([{"x": (1, 2)}, {"x": (1,)}], ValueError, "['x']: expected sequences of one length, got lengths [1, 2]"),
+    ([{"x": (1, 2)}, {"x": (1,)}], ValueError, "['x']: expected sequences of equal length, got lengths [1, 2]"),
     (
         [{"x": tensor(1)}, {"x": None}],
         TypeError,

@@ -1,4 +1,7 @@
-"""Batches read as columns: equal to batches of single samples for every spec, and a list of samples for everybody."""
+"""Batches read as columns: equal to batches of single samples for every spec, and a list of samples for everybody.
+
+Covers batches/batch_parser, features/columns.
+"""
 
 import itertools
 

@@ -1,4 +1,7 @@
-"""PaddedCollate of a batch that is columns: the same batches and the same errors as of its samples."""
+"""PaddedCollate of a batch that is columns: the same batches and the same errors as of its samples.
+
+Covers batches/padded_values.
+"""
 
 import copy
 import re

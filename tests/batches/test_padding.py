@@ -7,6 +7,7 @@ from collections import namedtuple
 import numpy as np
 import pytest
 import torch
+from helpers import for_each
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
@@ -55,8 +56,8 @@ def test_all_empty():
     [
         ((2, 2), r"\['x'\]: The padded shape \(2, 2\) is not compatible with the shape \(None,\)"),
         ((), r"\['x'\]: The padded shape \(\) is not compatible with the shape \(None,\)"),
-        ({"y": [2]}, r"padded_shapes\['x'\]: expected a shape, nested as the samples"),
-        (([2],), r"padded_shapes\['x'\]: expected a shape, nested as the samples"),
+        ({"y": [2]}, r"padded_shapes\['x'\]: expected a shape, nested like the samples"),
+        (([2],), r"padded_shapes\['x'\]: expected a shape, nested like the samples"),
     ],
 )
 def test_wrong_rank_or_nesting(shape, message):
@@ -94,8 +95,8 @@ DTYPES = [
 ]
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("value", [0, 1])
+@for_each("dtype", DTYPES)
+@for_each("value", [0, 1])
 def test_every_dtype(dtype, value):
     batch = PaddedCollate(padding_values=value)([torch.tensor([1]).to(dtype), torch.tensor([0, 1]).to(dtype)])
     assert batch.dtype == dtype
@@ -175,7 +176,7 @@ def test_bytes_and_str():
         PaddedCollate({"b": 1})(samples)
     with pytest.raises(TypeError, match=r"\['b'\]: Invalid `padding_values`. bytes cannot hold 'x'"):
         PaddedCollate(padding_values={"b": "x"})(samples)
-    with pytest.raises(TypeError, match=r"samples: expected bytes alone, got str, too"):
+    with pytest.raises(TypeError, match=r"samples: expected only bytes, got str, too"):
         PaddedCollate()([[b"a"], ["a"]])
 
 
@@ -218,7 +219,7 @@ def test_numbers_lists_and_arrays():
     }
     for name, tensor in expected.items():
         assert (batch[name].dtype, batch[name].tolist()) == (tensor.dtype, tensor.tolist()), name
-    with pytest.raises(TypeError, match=r"\['m'\]: expected numbers alone, in lists of equal length"):
+    with pytest.raises(TypeError, match=r"\['m'\]: expected only numbers, in lists of equal length"):
         PaddedCollate()([{"m": [[1], [1, 2]]}])
 
 
@@ -252,7 +253,7 @@ def test_tuples_and_named_tuples():
         PaddedCollate([[4]])(samples)
     with pytest.raises(ValueError, match="padding_values: expected 2 parts"):
         PaddedCollate(padding_values=(1, 2, 3))(samples)
-    with pytest.raises(ValueError, match="samples: expected 2 parts in each, not so in sample 1"):
+    with pytest.raises(ValueError, match="samples: expected 2 parts in each, got others in sample 1"):
         PaddedCollate()([samples[0], (1,)])
 
 
@@ -264,13 +265,15 @@ def test_lists_of_tensors_are_taken_apart():
 def test_keys():
     samples = [{"x": ROWS[0], "y": ROWS[0]}, {"x": ROWS[1], "y": ROWS[1]}]
     assert PaddedCollate({"x": [5]}, {"y": 7})(samples)["y"].tolist() == [[0, 7, 7], [0, 1, 2]]
-    with pytest.raises(ValueError, match=r"padded_shapes: the samples have no \['z'\], only \['x', 'y'\]"):
+    with pytest.raises(
+        ValueError, match=r"padded_shapes: expected some of the samples' keys \['x', 'y'\], got \['z'\]"
+    ):
         PaddedCollate({"z": [5]})(samples)
-    with pytest.raises(ValueError, match=r"padding_values\['in'\]: the samples have no \['z'\]"):
+    with pytest.raises(ValueError, match=r"padding_values\['in'\]: expected some of the samples' keys .* got \['z'\]"):
         PaddedCollate(padding_values={"in": {"z": 5}})([{"in": sample} for sample in samples])
     with pytest.raises(ValueError, match="padded_shapes: expected a mapping of"):
         PaddedCollate([3])(samples)
-    with pytest.raises(ValueError, match=r"expected the keys .* in each, not so in sample 1"):
+    with pytest.raises(ValueError, match=r"expected the keys .* in each, got others in sample 1"):
         PaddedCollate()([samples[0], {"x": ROWS[0]}])
 
 
@@ -331,7 +334,7 @@ def test_lengths():
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        ({"padded_shapes": [2.0]}, TypeError, "padded_shapes holds ints, None and -1"),
+        ({"padded_shapes": [2.0]}, TypeError, "padded_shapes must hold ints, None and -1"),
         ({"padded_shapes": {"x": [True]}}, TypeError, "got bool"),
         ({"padded_shapes": "x"}, TypeError, "got str"),
         ({"padded_shapes": [-2]}, ValueError, "at least 0, or None or -1 for the maximum, got -2"),

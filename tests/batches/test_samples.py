@@ -1,4 +1,7 @@
-"""A sample is a dict in everything people do with one, and the row of a block until somebody changes it."""
+"""A sample is a dict in everything people do with one, and the row of a block until somebody changes it.
+
+Covers batches/sample, batches/sample_block.
+"""
 
 import collections.abc
 import copy
@@ -13,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 from batches import assert_same
+from helpers import for_each
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils import _pytree
@@ -187,7 +191,7 @@ def updated(target, *sources):
     return target
 
 
-@pytest.mark.parametrize("way", READ)
+@for_each("way", READ)
 def test_read_as_a_dict(way):
     read, expected = READ[way]
     sample = fresh()
@@ -230,8 +234,8 @@ CHANGES = {
 }
 
 
-@pytest.mark.parametrize("look", [lambda s: None, lambda s: s["b"], dict])
-@pytest.mark.parametrize("way", CHANGES)
+@for_each("look", [lambda s: None, lambda s: s["b"], dict])
+@for_each("way", CHANGES)
 def test_changed_as_a_dict(way, look):
     change, expected, result = CHANGES[way]
     batch = ColumnBatch({"a": [1, 2], "b": ["x", "y"]}, 2)

@@ -142,7 +142,7 @@ def test_drop_alpha(photos):
 def test_drop_alpha_without_quality_is_wrong_use(photos, capsys):
     assert main(["from-images", "photos", "out/train", "--drop-alpha"]) == 2
     assert capsys.readouterr().err == (
-        "tfrecord: --drop-alpha needs --jpeg-quality: without it no image is re-encoded\n"
+        "tfrecord: --drop-alpha needs --jpeg-quality: otherwise no image is re-encoded\n"
     )
 
 
@@ -199,7 +199,7 @@ def test_what_is_no_image_is_listed(photos, folder, capsys):
         "  photos/dog/zlink: No such file or directory",
     ]
     assert output.err == (
-        "warning: 1 file directly in the folder, in no class: left out\nwarning: no images in class 2: empty\n"
+        "warning: skipped 1 file directly in the folder, without a class\nwarning: no images in class 2: empty\n"
     )
     assert len(records()) == 5
     assert (folder / "out" / "labels-train.txt").read_text() == "cat\ndog\nempty\n"
@@ -232,7 +232,7 @@ def test_wrong_folders(folder, capsys):
     assert capsys.readouterr().err == "tfrecord: file: Not a directory\n"
     put(folder / "in" / "two\nlines" / "x.jpg", b"")
     assert main(["from-images", "in", "out"]) == 2
-    assert "expected class names of one line (for the file of labels), got 'two\\nlines'" in capsys.readouterr().err
+    assert "expected class names without line breaks, got 'two\\nlines'" in capsys.readouterr().err
     assert main(["from-images", "in", "out/"]) == 2
     assert "OUTPUT_PREFIX must end in a name for the shards, such as out/train, got 'out/'" in capsys.readouterr().err
 
@@ -275,7 +275,7 @@ def test_another_set_of_shards_is_not_mixed_with(photos, folder, capsys):
     for arguments in ([], ["--num-shards", "3"], ["--num-shards", "2", "--compression", "GZIP"]):
         assert main(["from-images", "photos", "out/train", *arguments]) == 2
         assert capsys.readouterr().err == (
-            "tfrecord: another set of shards is there: out/train-00000-of-00002.tfrecord; "
+            "tfrecord: another set of shards exists: out/train-00000-of-00002.tfrecord; "
             "remove it, or choose another OUTPUT_PREFIX\n"
         )
     assert main(["from-images", "photos", "out/test"]) == 0

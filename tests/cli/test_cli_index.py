@@ -53,6 +53,41 @@ def test_index_writes_what_the_dataset_uses(folder, capsys):
     assert len(TFRecordDataset("b.tfrecord.gz", index="require")) == 3
 
 
+def test_index_writes_a_manifest(folder, capsys):
+    write(folder / "a.tfrecord")
+    write(folder / "b.tfrecord")
+    assert main(["index", ".", "--manifest"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    size = (folder / ".torch_index" / "manifest.safetensors").stat().st_size
+    assert lines[2:] == [
+        "2 files: 2 indexed, 0 fresh, 0 failed; 6 records, 2102 bytes",
+        f"manifest of 2 files, 6 records: {size} bytes -> ./.torch_index/manifest.safetensors",
+    ]
+    for path in ("a.tfrecord", "b.tfrecord"):
+        os.unlink(sidecar_path(path))
+    assert [TFRecordDataset("*.tfrecord", index="require").raw(at) for at in range(6)] == RECORDS * 2
+    # The other verbs take it for the files that it names, and leave it out of a shell's pattern.
+    for arguments in ([".torch_index/manifest.safetensors"], ["a.tfrecord", "b.tfrecord", "m.safetensors"], ["."]):
+        assert main(["verify", *arguments]) == 0
+        assert capsys.readouterr().out == "2 files, 6 records, 2102 bytes, 0 bad files\n"
+
+
+def test_a_manifest_in_another_folder(folder, capsys):
+    write(folder / "a.tfrecord")
+    assert main(["index", ".", "--manifest", "--output-dir", "kept"]) == 0
+    assert capsys.readouterr().out.endswith("bytes -> kept/manifest.safetensors\n")
+    os.unlink(sidecar_path("./a.tfrecord", "kept"))
+    assert len(TFRecordDataset("a.tfrecord", index="require", index_dir="kept")) == 3
+
+
+def test_no_manifest_of_damaged_files(folder, capsys):
+    write(folder / "a.tfrecord", flipped(DATA, 20))
+    assert main(["index", ".", "--manifest"]) == 1
+    assert not (folder / ".torch_index" / "manifest.safetensors").exists()
+    assert main(["index", ".", "--manifest", "--format", "tfrecord2idx"]) == 2
+    assert "--manifest needs --format safetensors" in capsys.readouterr().err
+
+
 def test_index_leaves_fresh_indexes_alone(folder, capsys):
     write(folder / "a.tfrecord")
     for arguments, verb in [([], "indexed"), ([], "fresh"), (["--force"], "indexed")]:
@@ -203,7 +238,7 @@ def die(file):
 
 def test_a_worker_that_dies_is_reported(folder):
     write(folder / "a.tfrecord")
-    with pytest.raises(ChildProcessError, match="a worker process died, perhaps of too little memory; try --jobs 1"):
+    with pytest.raises(ChildProcessError, match="a worker process died, perhaps because memory ran out; try --jobs 1"):
         _files.work_on_files(die, ["a.tfrecord", "a.tfrecord"], num_jobs=2, description="dying")
 
 
@@ -249,7 +284,7 @@ def test_verify_has_a_line_for_each_bad_file(folder, jobs, capsys):
     )
     assert lines[2].startswith("bad: ./d.tfrecord: record 0 at byte 0: ")
     assert "(Is this even a TFRecord file? It looks like a PNG image.)" in lines[2]
-    assert lines[3].startswith("bad: ./e.tfrecord.gz: record 10 at byte 660: gzip: the stream is cut")
+    assert lines[3].startswith("bad: ./e.tfrecord.gz: record 10 at byte 660: gzip: the stream is truncated")
     size = sum(path.stat().st_size for path in folder.iterdir())
     assert lines[4] == f"5 files, 37 records, {size} bytes, 4 bad files"
 

@@ -11,7 +11,7 @@ from index_tools import _text, main, show
 from index_tools._arguments import byte_size, integer
 from torch_tfrecord import CorruptRecordError, TFRecordWriter
 
-VERBS = ("index", "verify", "show", "from-images", "doctor")
+VERBS = ("index", "verify", "show", "from-images", "cache", "doctor")
 
 
 def test_python_m_index_tools_runs_in_a_process_of_its_own(tmp_path):

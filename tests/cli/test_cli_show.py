@@ -264,4 +264,4 @@ def test_what_is_no_tfrecord_file(folder, capsys):
     assert main(["show", "a.gz", "--no-features"]) == 1
     output = capsys.readouterr()
     assert positions(output.out) == [0, 1]
-    assert "the stream is cut" in output.err
+    assert "the stream is truncated" in output.err

@@ -1,4 +1,7 @@
-"""Specs: what they accept, how they print, that they travel."""
+"""Specs: what they accept, how they print, that they travel.
+
+Covers features/feature, features/image, features/spec_checks.
+"""
 # ruff: noqa: E501 - tables of whole texts read better in one line each.
 
 import inspect
@@ -110,7 +113,7 @@ def test_defaults(default, dtype, kept):
 @pytest.mark.parametrize(
     ("build", "kind", "text"),
     [
-        (lambda: FixedLenFeature(None, I64), ValueError, "Missing shape: give a tuple, () for a scalar"),
+        (lambda: FixedLenFeature(None, I64), ValueError, "Missing shape: pass a tuple, () for a scalar"),
         (lambda: FixedLenFeature((None,), I64), ValueError, "a dimension of shape (None,) is unknown. Consider using FixedLenSequenceFeature."),
         (lambda: FixedLenFeature((-1,), I64), ValueError, "Dimension -1 must be >= 0"),
         (lambda: FixedLenFeature(("h",), I64), TypeError, "shape must be a tuple of ints, got ('h',)"),
@@ -135,9 +138,9 @@ def test_defaults(default, dtype, kept):
         (lambda: Image("BGR"), ValueError, "mode must be one of 'RGB', 'L', 'RGBA', 'unchanged', got 'BGR'"),
         (lambda: Image(shape=(1, 2)), ValueError, "shape must be (height, width, channels), got (1, 2)"),
         (lambda: Image(shape=(-1, 2, 3)), ValueError, "Dimension -1 must be >= 0; an entry of shape is an int, None or the key of a feature"),
-        (lambda: RawTensor(None, torch.uint8), ValueError, "Missing shape: give a tuple; -1 stands for one unknown dimension"),
+        (lambda: RawTensor(None, torch.uint8), ValueError, "Missing shape: pass a tuple; -1 means one unknown dimension"),
         (lambda: RawTensor((None,), torch.uint8), ValueError, "an entry of shape must be an int, -1 or the key of a feature, got (None,)"),
-        (lambda: RawTensor((-1, -1), torch.uint8), ValueError, "shape may have one -1 at most, got (-1, -1)"),
+        (lambda: RawTensor((-1, -1), torch.uint8), ValueError, "shape must have at most one -1, got (-1, -1)"),
         (lambda: RawTensor((-2,), torch.uint8), ValueError, "Dimension -2 must be >= 0; an entry of shape is an int, -1 or the key of a feature"),
         (lambda: RawTensor((2,), bytes), TypeError, "dtype must be a torch dtype with whole bytes per element, got bytes"),
         (lambda: RawTensor((2,), None), ValueError, "Missing type: dtype must be a torch dtype, bytes or str"),

@@ -1,4 +1,7 @@
-"""Images cropped while they are decoded: decoding the whole image and torchvision's transforms are the oracle."""
+"""Images cropped while they are decoded: decoding the whole image and torchvision's transforms are the oracle.
+
+Covers batches/crop_reader, images/regions, images/samples.
+"""
 
 import pickle
 import random
@@ -175,7 +178,7 @@ def test_the_centre_is_that_of_torchvisions_transforms(regions_by, kind, height,
 def test_the_size_after_resizing_is_limited():
     data = encode(PillowImage.new("L", (60_000, 1)), "png")
     with pytest.raises(
-        ImageDecodeError, match=r"expected at most 178956970 pixels after resizing, got 1 x 60000 to become 200 x"
+        ImageDecodeError, match=r"expected at most 178956970 pixels after resizing, got 1 x 60000 resized to 200 x"
     ):
         one(data, mode="L", crop=ResizedCenterCrop(200, 200))
 

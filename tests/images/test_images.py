@@ -1,4 +1,7 @@
-"""Decoding, encoding and crop-or-pad of images, on pictures drawn here; Pillow and literals are the oracle."""
+"""Decoding, encoding and crop-or-pad of images, on pictures drawn here; Pillow and literals are the oracle.
+
+Covers images/backends, images/codec, images/headers.
+"""
 
 import io
 import random
@@ -12,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 import torch
+from helpers import for_each
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image, ImageDraw, ImageFile, ImageOps
@@ -339,8 +343,8 @@ def test_damaged_exif_counts_as_upright(damage):
 # The result and the input
 
 
-@pytest.mark.parametrize("mode", ["RGB", "L", "RGBA", "unchanged"])
-@pytest.mark.parametrize("name", SMALL_FILES)
+@for_each("mode", ["RGB", "L", "RGBA", "unchanged"])
+@for_each("name", SMALL_FILES)
 def test_the_result_is_writable_and_apart_from_the_input(name, mode):
     data = SMALL_FILES[name]
     buffer = bytearray(data)
@@ -458,9 +462,9 @@ def test_a_changed_byte_in_png_pixels_is_found_by_its_crc():
         (b"\0\0\0\x1cftypavif", "12 bytes that look like an AVIF, HEIC or MP4 file"),
         (b"SIMPLE  =                    T", "30 bytes that look like text"),
         (bytes(40), "40 bytes that look like zeros"),
-        (b"\x89PN", "3 bytes that look like an image cut in its first bytes"),
-        (b"BM, a text", "10 bytes that look like a BMP image cut in its header, or text"),
-        (b"\xf3\x91\x07\xee", "4 bytes that look like no format known here"),
+        (b"\x89PN", "3 bytes that look like an image truncated in its first bytes"),
+        (b"BM, a text", "10 bytes that look like a BMP image truncated in its header, or text"),
+        (b"\xf3\x91\x07\xee", "4 bytes that look like an unknown format"),
     ],
 )
 def test_other_bytes_are_named_and_not_shown(data, got):

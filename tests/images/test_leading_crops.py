@@ -122,7 +122,7 @@ CROPS = {
     "centre, odd": [v2.CenterCrop((4, 29))],
     "centre, padded": [v2.CenterCrop((80, 40))],
     "scaled centre": [v2.Resize(28), v2.CenterCrop((24, 23))],
-    "scaled to both sides": [v2.Resize((40, 30), interpolation="bicubic"), v2.CenterCrop(24)],
+    "scaled to both sides": [v2.Resize((40, 30), interpolation=InterpolationMode.BICUBIC), v2.CenterCrop(24)],
     "scaled and padded": [v2.Resize(28, antialias=False), v2.CenterCrop(32)],
     "scaled to a longest side": [v2.Resize(28, max_size=30), v2.CenterCrop(24)],
     "padded if needed": [v2.RandomCrop(50, pad_if_needed=True)],
@@ -132,8 +132,16 @@ CROPS = {
     "nested": [v2.Compose([v2.Compose([v2.RandomResizedCrop(24)])])],
     "behind what does nothing": [v2.ToImage(), v2.Identity(), v2.ToDtype(torch.uint8), v2.RandomResizedCrop(24)],
     **{
-        f"{mode} antialias={antialias}": [v2.RandomResizedCrop(24, interpolation=mode, antialias=antialias)]
-        for mode in ("nearest", "nearest-exact", "bilinear", InterpolationMode.BICUBIC, 2)
+        f"{getattr(mode, 'value', mode)} antialias={antialias}": [
+            v2.RandomResizedCrop(24, interpolation=mode, antialias=antialias)
+        ]
+        for mode in (
+            InterpolationMode.NEAREST,
+            InterpolationMode.NEAREST_EXACT,
+            InterpolationMode.BILINEAR,
+            InterpolationMode.BICUBIC,
+            2,
+        )
         for antialias in (True, False, None)
     },
 }
@@ -503,7 +511,7 @@ def test_samples_of_a_stream_before_a_damaged_image(tmp_path, monkeypatch):
         (v2.Compose([v2.CenterCrop(10), v2.Normalize(MEAN, STD)]), TypeError),
         (v2.Compose([v2.CenterCrop(10), v2.ToDtype(torch.float32), v2.Normalize([1, 2], [1, 2])]), RuntimeError),
         (v2.Compose([v2.RandomResizedCrop(10), v2.ToDtype({tv_tensors.Mask: torch.int64})]), ValueError),
-        (v2.RandomResizedCrop(10, interpolation="box"), NotImplementedError),
+        (v2.RandomResizedCrop(10, interpolation=InterpolationMode.BOX), NotImplementedError),
         (v2.Compose([v2.RandomResizedCrop(10), v2.ColorJitter(), v2.Normalize(MEAN, STD)]), TypeError),
     ],
 )

@@ -147,10 +147,10 @@ def mutations(state):
 
 # What a file or a dataset of the user's alone can tell.
 WHEN_ITERATED = (
-    "the file is another one",
-    "cannot go on from the states of",
+    "the file has changed",
+    "cannot resume from the states of",
     "the state is of consumer",
-    "samples, but had given",
+    "samples, but the state has taken",
     "which has no load_state_dict",
 )
 
@@ -227,7 +227,7 @@ def test_more_records_than_the_file_has(files):
     state = KINDS["plain"][1](files, KINDS["plain"][0])
     ds = KINDS["plain"][0](files)
     ds.load_state_dict({**state, "slots": [[1, 5000]]})
-    with pytest.raises(ValueError, match="file 1 has no 5000 records, as the state says"):
+    with pytest.raises(ValueError, match="file 1 has fewer than 5000 records"):
         list(ds)
 
 
@@ -243,7 +243,7 @@ def test_thirty_million_consumers_cost_nothing(files):
 def test_states_in_each_other_without_end(files):
     nest = []
     nest.append(nest)
-    with pytest.raises(ValueError, match="within 50 dicts and lists"):
+    with pytest.raises(ValueError, match="within 50 nested dicts and lists"):
         stream(files).load_state_dict(nest)
 
 
@@ -265,7 +265,7 @@ def test_the_state_of_a_stateful_dataloader(files):
             continue
         for value in (-1, 1.5, None, "x", [[9, 9]], 10**30):
             mutated = changed(state, path, setting(value))
-            with pytest.raises(ValueError, match=f"{path[-1]}|two different states|not of one moment"):
+            with pytest.raises(ValueError, match=f"{path[-1]}|two different states|not of the same moment"):
                 ds.load_state_dict(mutated)
             refused += 1
     assert refused >= 50

@@ -1,11 +1,10 @@
 """Datasets behind DataLoader: start methods, errors that cross processes, few file descriptors, samplers."""
 
 import os
-import subprocess
-import sys
 
 import pytest
 import torch
+from helpers import run_program
 from torch.utils.data import DataLoader, DistributedSampler
 
 from torch_tfrecord import (
@@ -240,6 +239,7 @@ def test_distributed_sampler(pattern, world_size):
 NUM_SHARDS = 1000
 FEW_DESCRIPTORS = """
 import random, resource, sys, warnings
+warnings.simplefilter("error")
 warnings.filterwarnings("ignore", "This DataLoader will create")
 warnings.filterwarnings("ignore", "This process .* is multi-threaded")
 from torch.utils.data import DataLoader
@@ -274,11 +274,6 @@ def thousand_shards(tmp_path_factory):
     return str(folder / "part-*")
 
 
-def test_a_thousand_shards_with_few_file_descriptors(thousand_shards):
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", FEW_DESCRIPTORS, thousand_shards, "32", str(2 * NUM_SHARDS)],
-        capture_output=True,
-        text=True,
-        timeout=200,
-    )
+def test_a_thousand_shards_with_few_file_descriptors(thousand_shards, tmp_path):
+    done = run_program(FEW_DESCRIPTORS, tmp_path, thousand_shards, 32, 2 * NUM_SHARDS)
     assert (done.returncode, done.stdout, done.stderr) == (0, "all read\n", "")

@@ -1,4 +1,7 @@
-"""make_dataloader and ReadAheadLoader over datasets: slices, Subset, random_split, ConcatDataset, Mixture, RLDS."""
+"""make_dataloader and ReadAheadLoader over datasets: slices, Subset, random_split, ConcatDataset, Mixture, RLDS.
+
+Covers loading/nested_dataset.
+"""
 
 import itertools
 import json
@@ -205,7 +208,7 @@ def test_label_and_transform_come_after_the_datasets_own(files, way):
 
 
 def test_label_that_is_not_there(ds):
-    text = "^the dataset, or the transform, must return a mapping that holds label_key='q'$"
+    text = "^the dataset or the transform must return a mapping with the key label_key='q'$"
     with pytest.raises(ValueError, match=text):
         next(iter(make_dataloader(ds, 2, label_key="q")))
 
@@ -221,13 +224,13 @@ def test_label_that_is_not_there(ds):
     ],
 )
 def test_what_belongs_to_the_dataset(ds, name, value):
-    text = f"^{name} cannot be given with a dataset: give it to the dataset, got a Subset$"
+    text = f"^{name} cannot be given with a dataset: pass it to the dataset itself, got a Subset$"
     with pytest.raises(ValueError, match=text):
         make_dataloader(Subset(ds, [0]), 2, **{name: value})
 
 
 def test_no_dataset(files, ds):
-    text = r"expected paths, or a dataset with a length and ds\[i\], got TFRecordIterableDataset: streams go into"
+    text = r"expected paths, or a dataset with a length and ds\[i\], got TFRecordIterableDataset: pass streams to"
     with pytest.raises(TypeError, match=text):
         make_dataloader(TFRecordIterableDataset(files), 2)
     with pytest.raises(TypeError, match='a Mixture with stop="never" has no length'):
@@ -264,7 +267,7 @@ def test_compression_type_index_and_index_dir(tmp_path):
 
 
 def test_misspelt_keywords_before_anything_is_opened(tmp_path):
-    text = "^verify_crcs is no keyword of make_dataloader, nor of TFRecordDataset or DataLoader$"
+    text = "^verify_crcs is not a keyword of make_dataloader, TFRecordDataset or DataLoader$"
     with pytest.raises(TypeError, match=text):
         make_dataloader(tmp_path / "nothing", 2, verify_crcs=False)
 

@@ -226,7 +226,7 @@ def test_label_key_that_is_no_feature(files, features):
 
 def test_transform_that_loses_the_label(files):
     loader = make_dataloader(files, 4, FEATURES, label_key="label", transform=without_label)
-    with pytest.raises(ValueError, match="or the transform, must return a mapping that holds label_key='label'"):
+    with pytest.raises(ValueError, match="or the transform must return a mapping with the key label_key='label'"):
         next(iter(loader))
 
 

@@ -1,4 +1,7 @@
-"""The map-style dataset: list rules, what it reads, indexes, pickling, threads, files that change."""
+"""The map-style dataset: list rules, what it reads, indexes, pickling, threads, files that change.
+
+Covers process_cache, loading/record_files, loading/sample_maker, records/record_table.
+"""
 
 import inspect
 import os
@@ -336,6 +339,8 @@ def test_options_are_keyword_only():
         "index_dir",
         "max_batch_bytes",
         "storage_options",
+        "cache_dir",
+        "cache_bytes",
     ]
     assert [name for name, kind in kinds.items() if kind == "KEYWORD_ONLY"] == options
     assert [name for name in kinds if name not in options] == ["paths", "features"]

@@ -86,8 +86,10 @@ def draw(sample):
     }
 
 
-@pytest.mark.parametrize("num_threads", [1, 2, 5])
-@pytest.mark.parametrize("options", [{}, {"label_key": "n"}, {"collate_fn": PaddedCollate()}, {"transform": dict}])
+@pytest.mark.parametrize(
+    ("num_threads", "options"),
+    [(1, {}), (5, {}), (2, {"label_key": "n"}), (5, {"collate_fn": PaddedCollate()}), (2, {"transform": dict})],
+)
 def test_the_same_batches_as_without_threads(path, num_threads, options):
     plain = make_dataloader(path, 7, FEATURES, num_epochs=2, num_threads=0, **options)
     loader = make_dataloader(path, 7, FEATURES, num_epochs=2, num_threads=num_threads, **options)

@@ -1,4 +1,7 @@
-"""RecordStream: tf.data's interleave, the buffer, and going on from every place, by the same or by other consumers."""
+"""RecordStream: tf.data's interleave, the buffer, and going on from every place, by the same or by other consumers.
+
+Covers loading/record_groups, loading/stream_pieces.
+"""
 
 import json
 from collections import Counter
@@ -269,5 +272,5 @@ def test_a_place_of_another_stream(change):
 def test_a_record_that_is_there_no_more():
     found = stream(Files([9]), buffer_size=4)
     taken(found, 2)
-    with pytest.raises(ValueError, match="file 0 has no record"):
+    with pytest.raises(ValueError, match="file 0 no longer has record"):
         stream(Files([2]), buffer_size=4).go_to(found.place())

@@ -1,5 +1,6 @@
 """torchdata's StatefulDataLoader: resuming at every batch, with any workers, and again after that."""
 
+import itertools
 import json
 
 import pytest
@@ -107,6 +108,9 @@ def test_a_state_of_another_world_size():
     assert sum(received(alone), []) == whole[12:]  # noqa: RUF017
 
 
+STOPS = ["first_exhausted", "all_exhausted", "all_exhausted_without_replacement"]
+
+
 class Numbers(torch.utils.data.IterableDataset):
     """Each worker's part of the numbers from first on."""
 
@@ -146,9 +150,16 @@ class Place:
         self.place = state["place"]
 
 
-@pytest.mark.parametrize("stop", ["first_exhausted", "all_exhausted", "all_exhausted_without_replacement"])
-@pytest.mark.parametrize("num_workers", [0, 1, 2])
-@pytest.mark.parametrize("kind", [Numbers, Stateful])
+@pytest.mark.parametrize(
+    ("num_workers", "kind", "stop"),
+    [
+        *itertools.product([0], [Numbers, Stateful], STOPS),
+        *((2, Numbers, stop) for stop in STOPS),
+        (1, Numbers, "all_exhausted"),
+        (1, Stateful, "first_exhausted"),
+        (2, Stateful, "all_exhausted_without_replacement"),
+    ],
+)
 def test_mixtures_of_streams(kind, num_workers, stop):
     def make():
         mixture = IterableMixture([kind(0, 12), kind(100, 5)], weights=[2, 1], seed=1, stop=stop)

@@ -51,10 +51,19 @@ def mappings():
     return Path("/proc/self/maps").read_text().count("memfd:torch_tfrecord")
 
 
+def threads_end():
+    """Wait for the threads of torch's queues, which end by themselves, a moment later, with what they hold open."""
+    until = time.monotonic() + 30
+    while (threads := len(os.listdir("/proc/self/task"))) > 1 and time.monotonic() < until:
+        time.sleep(0.01)
+    return threads
+
+
 def kill_workers(rounds):
     """Kill one of two workers at random moments: the trainer says which, and nothing stays."""
     rng = random.Random(5)
     train(loader(), time.monotonic() + 0.2)
+    threads_end()
     before = descriptors(), mappings()
     for _ in range(rounds):
         batches = iter(loader())
@@ -73,10 +82,8 @@ def kill_workers(rounds):
         assert f"pid {victim.pid}" in text or f"pid(s) {victim.pid}" in text, text
         os.waitpid(killer, 0)
         del batches, victim
-    until = time.monotonic() + 10  # the threads of torch's queues end by themselves, a moment later
-    while (after := (descriptors(), mappings())) != before and time.monotonic() < until:
-        time.sleep(0.01)
-    assert after == before
+    threads_end()
+    assert (descriptors(), mappings()) == before
     assert not shared_memory._ATTACHED
 
 
@@ -121,9 +128,7 @@ def epochs(rounds):
             kept = next(batches)
         del batches, kept
         if number % 10 == 9:
-            until = time.monotonic() + 10  # the threads of torch's queues end by themselves, a moment later
-            while (threads := len(os.listdir("/proc/self/task"))) > 1 and time.monotonic() < until:
-                time.sleep(0.01)
+            threads = threads_end()
             status = Path("/proc/self/status").read_text()
             resident = int(status.split("VmRSS:")[1].split()[0])
             sizes.append((descriptors(), mappings(), threads, resident))

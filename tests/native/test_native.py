@@ -65,7 +65,7 @@ def test_an_install_without_a_compiler_works_and_warns_once(tmp_path):
 @pytest.mark.skipif(not (ROOT / "setup.py").is_file(), reason="not beside an installed package")
 def test_nothing_for_the_sanitizers_to_say():
     pytest.importorskip("Cython")
-    script = ["bash", str(ROOT / "tests" / "sanitize.sh")]
+    script = ["bash", str(ROOT / "tests" / "native" / "sanitize.sh")]
     done = subprocess.run(
         script, env=os.environ | {"PYTHON": sys.executable}, capture_output=True, text=True, timeout=900, check=False
     )

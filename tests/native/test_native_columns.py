@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from google.protobuf.message import DecodeError
+from helpers import for_each
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from wire_examples import UNKNOWN, WIRE_EXAMPLE, Example, length_delimited, oracle_feature, varint
@@ -130,8 +131,8 @@ EXTREMES = [0, 1, 127, 128, 16383, 16384, 1 << 21, 1 << 35, (1 << 56) - 1, 1 << 
 # --- what is plain is read -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("count", [0, 1, 2, 3, 7, 8, 9, 63, 64, 65, 72, 73, 130, 2048])
-@pytest.mark.parametrize("largest", [0, 1, 3, 8, 13, 56, 63, None])
+@for_each("count", [0, 1, 2, 3, 7, 8, 9, 63, 64, 65, 72, 73, 130, 2048])
+@for_each("largest", [0, 1, 3, 8, 13, 56, 63, None])
 def test_integers_of_every_length(count, largest):
     rng = np.random.default_rng(count)
     values = (
@@ -143,8 +144,8 @@ def test_integers_of_every_length(count, largest):
     assert run([(b"i", 3, count + 1, True)], records) is None
 
 
-@pytest.mark.parametrize("number", EXTREMES)
-@pytest.mark.parametrize("extra", range(4))
+@for_each("number", EXTREMES)
+@for_each("extra", range(4))
 def test_overlong_varints(number, extra):
     encoded = varint(number % (1 << 64), extra)
     for slots in ([ONE_INT], [ANY_INTS], []):

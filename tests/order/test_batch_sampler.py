@@ -1,4 +1,7 @@
-"""RecordBatchSampler: batches over any number of epochs, and resuming at every one of them."""
+"""RecordBatchSampler: batches over any number of epochs, and resuming at every one of them.
+
+Covers order/epochs.
+"""
 
 import itertools
 import json
@@ -7,6 +10,7 @@ import re
 
 import pytest
 import torch
+from helpers import for_each
 from torch.utils.data import DataLoader, DistributedSampler, SequentialSampler
 
 from torch_tfrecord import RecordBatchSampler, RecordSampler
@@ -45,8 +49,8 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("n", "batch_size", "world_size", "drop_last"), CASES)
-@pytest.mark.parametrize("num_epochs", [0, 1, 3])
+@for_each(("n", "batch_size", "world_size", "drop_last"), CASES)
+@for_each("num_epochs", [0, 1, 3])
 def test_iterations_go_on_from_epoch_to_epoch(n, batch_size, world_size, drop_last, num_epochs):
     for rank in range(world_size):
         options = {"rank": rank, "world_size": world_size, "drop_last": drop_last}
@@ -58,8 +62,8 @@ def test_iterations_go_on_from_epoch_to_epoch(n, batch_size, world_size, drop_la
             assert list(sampler) == expected
 
 
-@pytest.mark.parametrize(("n", "batch_size", "world_size", "drop_last"), CASES)
-@pytest.mark.parametrize("num_epochs", [1, 3])
+@for_each(("n", "batch_size", "world_size", "drop_last"), CASES)
+@for_each("num_epochs", [1, 3])
 def test_resume_at_every_batch_is_the_uninterrupted_run(n, batch_size, world_size, drop_last, num_epochs):
     rank = world_size - 1
     options = {"num_epochs": num_epochs, "rank": rank, "world_size": world_size, "drop_last": drop_last}
@@ -186,7 +190,7 @@ def test_wrong_use():
     with pytest.raises(ValueError, match="num_received must be 0 before an iteration has begun, got 1"):
         sampler.state_dict(num_received=1)
     next(iter(sampler))
-    with pytest.raises(ValueError, match="num_received=2, but only 1 batches were handed out"):
+    with pytest.raises(ValueError, match="num_received=2, but the sampler has yielded only 1 batches"):
         sampler.state_dict(num_received=2)
     with pytest.raises(ValueError, match="first_epoch=1 is after epoch=0 in the state"):
         sampler.load_state_dict({**sampler.state_dict(), "first_epoch": 1})
@@ -205,8 +209,8 @@ def test_pickles():
 def test_a_sampler_in_place_of_the_dataset(sampler):
     """As trainers call a batch sampler: it would split once more, or give positions of positions."""
     error = re.escape(
-        f"dataset must be what the positions are of, got a sampler, {type(sampler).__name__}; where Lightning gives "
-        "it, set Trainer(use_distributed_sampler=False): records are split over the ranks here"
+        f"dataset must be a dataset, got a sampler, {type(sampler).__name__}; if Lightning passed it, set "
+        "Trainer(use_distributed_sampler=False), since this sampler already splits records over the ranks"
     )
     with pytest.raises(TypeError, match=error):
         RecordBatchSampler(sampler, batch_size=2, drop_last=False)

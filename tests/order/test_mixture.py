@@ -1,4 +1,7 @@
-"""Mixtures by position and of streams: the same order, each sample's place known, every way to stop."""
+"""Mixtures by position and of streams: the same order, each sample's place known, every way to stop.
+
+Covers order/iterable_mixture.
+"""
 
 import itertools
 import json
@@ -271,7 +274,7 @@ def test_each_pass_over_a_stream_is_an_epoch_of_its_own():
     ("options", "text"),
     [
         ({"datasets": []}, "datasets must hold at least one dataset"),
-        ({"weights": [1]}, "weights must be one for each of 2 datasets, got 1"),
+        ({"weights": [1]}, "weights must have one number for each of 2 datasets, got 1"),
         ({"weights": [1, 0]}, "weights must be finite numbers above 0, got 0"),
         ({"weights": [1, 1], "choices": [0]}, "weights and choices cannot be given together"),
         ({"choices": [0, 2]}, "choices must be from 0 to 1, got 2"),
@@ -287,12 +290,12 @@ def test_wrong_arguments(kind, options, text):
 
 @pytest.mark.parametrize("stop", ["all_exhausted", "never"])
 def test_nothing_cannot_be_repeated(stop):
-    with pytest.raises(ValueError, match=f"dataset 1 is empty: stop='{stop}' would draw from it for ever"):
+    with pytest.raises(ValueError, match=f"dataset 1 is empty: stop='{stop}' would draw from it forever"):
         Mixture(numbers(2, 0), stop=stop)
     with pytest.raises(ValueError, match="dataset 1 is empty"):
         Mixture(numbers(2, 0), choices=[0, 1], stop=stop)
     assert len(Mixture(numbers(2, 0), choices=[0], stop=stop)) == 1
-    with pytest.raises(ValueError, match="dataset 1 gave no sample: it cannot be repeated"):
+    with pytest.raises(ValueError, match="dataset 1 is empty: it gave no sample, so it cannot be repeated"):
         list(itertools.islice(IterableMixture(numbers(2, 0), stop=stop), 50))
     once = [iter([1, 2]), [5] * 9]
     with pytest.raises(ValueError, match="dataset 0 gave no sample when it was repeated"):

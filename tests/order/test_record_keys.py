@@ -1,4 +1,7 @@
-"""Keys for random draws: a function of (epoch, position) alone, and they reach the parser that asks for them."""
+"""Keys for random draws: a function of (epoch, position) alone, and they reach the parser that asks for them.
+
+Covers order/position_batch.
+"""
 
 import pickle
 from itertools import pairwise

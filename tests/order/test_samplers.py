@@ -9,6 +9,7 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
+from helpers import for_each
 from torch.utils.data import DataLoader, DistributedSampler
 
 from torch_tfrecord import RecordSampler, TFRecordDataset, TFRecordWriter, balanced_weights
@@ -76,8 +77,8 @@ def test_frozen(mode):
     assert found == FROZEN[mode]
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("n", SIZES)
+@for_each("mode", MODES)
+@for_each("n", SIZES)
 def test_one_rank_has_the_whole_epoch(n, mode):
     orders = [epoch_order(n, mode, epoch) for epoch in range(3)]
     for order in orders:
@@ -91,10 +92,10 @@ def test_one_rank_has_the_whole_epoch(n, mode):
         assert orders[0] != orders[1] != orders[2]
 
 
-@pytest.mark.parametrize("drop_last", [False, True])
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("world_size", range(1, 6))
-@pytest.mark.parametrize("n", SIZES)
+@for_each("drop_last", [False, True])
+@for_each("mode", MODES)
+@for_each("world_size", range(1, 6))
+@for_each("n", SIZES)
 def test_the_union_over_ranks_is_the_epoch(n, world_size, mode, drop_last):
     order = epoch_order(n, mode, 2)
     shares = []
@@ -120,10 +121,10 @@ def samplers(n, mode, world_size, state=None, **options):
     return made
 
 
-@pytest.mark.parametrize("batch_size", [1, 3, 64])
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("world_size", [1, 2, 3, 5])
-@pytest.mark.parametrize("n", [0, 1, 2, 7, 200])
+@for_each("batch_size", [1, 3, 64])
+@for_each("mode", MODES)
+@for_each("world_size", [1, 2, 3, 5])
+@for_each("n", [0, 1, 2, 7, 200])
 def test_resume_at_every_batch_is_the_uninterrupted_run(n, world_size, mode, batch_size):
     for rank in range(world_size):
         sampler = make(n, mode, rank=rank, world_size=world_size)
@@ -170,10 +171,10 @@ def test_resume_at_every_batch_of_a_larger_dataset(n, world_size, mode):
         assert next(iterator, None) is None
 
 
-@pytest.mark.parametrize("drop_last", [False, True])
-@pytest.mark.parametrize("after", range(1, 6))
-@pytest.mark.parametrize("before", range(1, 6))
-@pytest.mark.parametrize("n", [1, 7, 200])
+@for_each("drop_last", [False, True])
+@for_each("after", range(1, 6))
+@for_each("before", range(1, 6))
+@for_each("n", [1, 7, 200])
 def test_every_batch_can_go_on_with_another_world_size(n, before, after, drop_last):
     order = epoch_order(n, "random")
     sampler = make(n, rank=before - 1, world_size=before, drop_last=drop_last)
@@ -194,9 +195,9 @@ def test_every_batch_can_go_on_with_another_world_size(n, before, after, drop_la
         list(itertools.islice(iterator, 3))
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("n", [1, 2, 7, 100, 1000])
-@pytest.mark.parametrize("worlds", [(2, 3, 1), (1, 4), (5, 2), (4, 2, 4, 3), (3, 5, 2)], ids=str)
+@for_each("mode", MODES)
+@for_each("n", [1, 2, 7, 100, 1000])
+@for_each("worlds", [(2, 3, 1), (1, 4), (5, 2), (4, 2, 4, 3), (3, 5, 2)])
 def test_a_chain_of_world_sizes_neither_loses_nor_repeats(worlds, n, mode):
     order = epoch_order(n, mode)
     state, taken, steps = None, [], max(1, n // (sum(worlds) + 2))
@@ -361,10 +362,10 @@ def test_states_of_other_weights_and_blocks():
         ({"shuffle": None}, 'shuffle must be True, False or "blocks", got None'),
         (
             {"shuffle": "blocks"},
-            r'shuffle="blocks" needs to know where each record lies: expected a TFRecordDataset, got list',
+            r'shuffle="blocks" needs to know where each record is: expected a TFRecordDataset, got list',
         ),
-        ({"weights": [1, 2]}, "weights must be one for each of 3 records, got 2"),
-        ({"weights": [1, 2, 3], "shuffle": False}, "weights draw at random: shuffle must be True, got False"),
+        ({"weights": [1, 2]}, "weights must have one number for each of 3 records, got 2"),
+        ({"weights": [1, 2, 3], "shuffle": False}, "with weights, shuffle must be True, got False"),
         ({"rank": 2}, "rank and world_size must be given together"),
         ({"rank": 2, "world_size": 2}, "rank must be from 0 to world_size - 1"),
         ({"block_bytes": 0}, "block_bytes must be an integer of at least 1, got 0"),
@@ -387,7 +388,7 @@ def test_wrong_numbers():
         sampler.state_dict(num_received=3)
     assert sampler.state_dict(num_received=0)["consumed"] == 0
     next(iter(sampler))
-    with pytest.raises(ValueError, match="num_received=2, but only 1 samples were handed out"):
+    with pytest.raises(ValueError, match="num_received=2, but the sampler has yielded only 1 samples"):
         sampler.state_dict(num_received=2)
     with pytest.raises(ValueError, match="num_received must be an integer of at least 0, got -1"):
         sampler.state_dict(num_received=-1)

@@ -3,6 +3,7 @@
 from collections import Counter
 
 import pytest
+from helpers import for_each
 from torch.utils.data import DistributedSampler
 
 from torch_tfrecord.order.orders import Permutation, Sequential
@@ -16,9 +17,9 @@ def whole(share):
     return share.numbers(0, len(share))
 
 
-@pytest.mark.parametrize("drop_last", [False, True])
-@pytest.mark.parametrize("world_size", [1, 2, 3, 4, 5, 8])
-@pytest.mark.parametrize("n", SIZES)
+@for_each("drop_last", [False, True])
+@for_each("world_size", [1, 2, 3, 4, 5, 8])
+@for_each("n", SIZES)
 def test_a_whole_epoch_is_split_as_torch_does(n, world_size, drop_last):
     for rank in range(world_size):
         mine = whole(RankShare(Sequential(n), rank, world_size, drop_last=drop_last))
@@ -29,9 +30,9 @@ def test_a_whole_epoch_is_split_as_torch_does(n, world_size, drop_last):
         assert mine == (list(peer) if n else [])
 
 
-@pytest.mark.parametrize("drop_last", [False, True])
-@pytest.mark.parametrize("world_size", [1, 2, 3, 5])
-@pytest.mark.parametrize("n", [0, 1, 7, 1000])
+@for_each("drop_last", [False, True])
+@for_each("world_size", [1, 2, 3, 5])
+@for_each("n", [0, 1, 7, 1000])
 def test_what_is_left_of_an_epoch(n, world_size, drop_last):
     order = Permutation(n, 1)
     everything = [order[place] for place in range(n)]
@@ -69,8 +70,8 @@ def test_a_part_of_a_share():
     assert share.numbers(len(share) - 1, len(share) + 5) == [10**12 - 5]
 
 
-@pytest.mark.parametrize("num_consumers", range(1, 13))
-@pytest.mark.parametrize("num_files", range(13))
+@for_each("num_consumers", range(1, 13))
+@for_each("num_files", range(13))
 def test_file_shares_deal_every_record_once(num_files, num_consumers):
     lengths = [7 * file % 12 for file in range(num_files)]
     seen = Counter(

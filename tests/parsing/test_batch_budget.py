@@ -3,15 +3,13 @@
 import io
 import pickle
 import re
-import subprocess
-import sys
 import textwrap
 
 import numpy as np
 import PIL.Image
 import pytest
 import torch
-from helpers import pure_python
+from helpers import pure_python, run_program
 
 from torch_tfrecord import (
     FixedLenFeature,
@@ -302,7 +300,7 @@ def test_the_outermost_budget_counts():
         reserve(10)
 
 
-def test_nothing_is_allocated_for_what_is_refused():
+def test_nothing_is_allocated_for_what_is_refused(tmp_path):
     """The figures of an attack, with the budget that nobody chose: memory stays as it was."""
     program = """
         import resource, sys
@@ -327,7 +325,7 @@ def test_nothing_is_allocated_for_what_is_refused():
                 print(error)
         print(peak() - before < 200, file=sys.stderr)
     """
-    found = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, check=True)
+    found = run_program(textwrap.dedent(program), tmp_path)
     assert found.stderr.strip() == "True"
     first, second = found.stdout.splitlines()
     assert first == (

@@ -1,4 +1,7 @@
-"""Batches and samples by the compiled core are those by protobuf's messages: values, bits, kinds, errors."""
+"""Batches and samples by the compiled core are those by protobuf's messages: values, bits, kinds, errors.
+
+Covers parsing/message_columns.
+"""
 
 import io
 import pickle
@@ -7,6 +10,7 @@ import threading
 import numpy as np
 import pytest
 import torch
+from helpers import for_each
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image as PillowImage
@@ -487,9 +491,9 @@ TWICE = {
 }
 
 
-@pytest.mark.parametrize("first", TWICE)
-@pytest.mark.parametrize("second", TWICE)
-@pytest.mark.parametrize("read", ["batch", "samples"])
+@for_each("first", TWICE)
+@for_each("second", TWICE)
+@for_each("read", ["batch", "samples"])
 def test_outputs_of_one_key_have_memory_of_their_own(read, first, second):
     features = {"a": TWICE[first], "b": TWICE[second], "c": TWICE[first]}
     records = [

@@ -101,9 +101,7 @@ def test_a_minimum_is_a_float(value):
 @pytest.mark.parametrize("wrap", [sequence, lambda feature: features_dict({"a": feature})])
 @pytest.mark.parametrize("depth", [65, 200, 300])
 def test_features_nested_too_deeply(wrap, depth):
-    with pytest.raises(
-        ParseError, match=r"^d/features.json: feature 'a.*: expected features in features at most 64 deep"
-    ):
+    with pytest.raises(ParseError, match=r"^d/features.json: feature 'a.*: expected features nested at most 64 deep"):
         features_from_json(features_dict({"a": nested(depth, wrap)}), "d/features.json")
 
 

@@ -1,4 +1,7 @@
-"""Specs applied to Examples: every kind of spec, errors word for word; TensorFlow's results are in test_golden."""
+"""Specs applied to Examples: every kind of spec, errors word for word; TensorFlow's results are in test_golden.
+
+Covers features/lists, features/one_value, parsing/functions, parsing/parsers, parsing/row_plan.
+"""
 # ruff: noqa: E501 - tables of whole texts read better in one line each.
 
 import io

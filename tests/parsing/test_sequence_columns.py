@@ -1,4 +1,7 @@
-"""SequenceExamples by the compiled core are those by protobuf's messages, and every way in gives the same values."""
+"""SequenceExamples by the compiled core are those by protobuf's messages, and every way in gives the same values.
+
+Covers parsing/sequence_plan.
+"""
 
 import numpy as np
 import pytest
@@ -198,7 +201,7 @@ def test_words_of_what_does_not_fit():
         "bytes": "step 1: feature 'raw' (RawTensor): expected a multiple of 4 bytes for shape [4, -1] of uint8, got 5",
         "no size": "step 0: feature 'raw' (size, key 'h'): key 'h' is required but could not be found: the record has",
         "size": "step 0: feature 'raw' (size, key 'h'): Number of int64 values != expected: got 2, expected 1 for sha",
-        "lengths": "feature 'ragged' (int64, key 'v'): expected feature lists of one length, got {'v': 2, 'n': 1}",
+        "lengths": "feature 'ragged' (int64, key 'v'): expected feature lists of equal length, got {'v': 2, 'n': 1}",
         "partition": "step 1: feature 'ragged' (RowLengths, key 'n'): the rows and the values do not form a valid Rag",
         "step unset": "step 0: feature 'x' (float32): Number of float values != expected: got 0, expected 2 for shape",
     }

@@ -1,4 +1,7 @@
-"""SequenceExamples: spec/example.md section 4 as a table, our own specs in feature lists, datasets, errors."""
+"""SequenceExamples: spec/example.md section 4 as a table, our own specs in feature lists, datasets, errors.
+
+Covers features/steps.
+"""
 # ruff: noqa: E501 - tables of whole texts read better in one line each.
 
 import pickle
@@ -144,7 +147,7 @@ def test_partitions_are_read_step_by_step():
         ParseError, match=r"^step 1: feature 'x' \(RowSplits, key 'p'\): the rows and the values do not"
     ):
         steps(sequence(v=[[1], [2]], p=[[0, 1], [0]]), spec)
-    with pytest.raises(ParseError, match=r"expected feature lists of one length, got \{'v': 2, 'p': 1\}"):
+    with pytest.raises(ParseError, match=r"expected feature lists of equal length, got \{'v': 2, 'p': 1\}"):
         steps(sequence(v=[[1], [2]], p=[[0, 1]]), spec)
     loose = RaggedFeature(I64, "v", [RaggedFeature.RowSplits("p")], validate=False)
     assert steps(sequence(v=[[1], [2]], p=[[0, 1]]), loose).to_list() == [[[1]], []]

@@ -33,7 +33,7 @@ def compare(tmp_path, *arguments):
 @pytest.mark.slow
 def test_tables_of_our_side(tmp_path):
     output, results = compare(tmp_path, "tokens", "--sides", "ours", "--variants", "2")
-    assert "| tokens | torch_tfrecord | in process |" in output
+    assert "| tokens | torch_tfrecord | `make_dataloader` |" in output
     tokens = results["tokens"]
     assert "tensorflow" in tokens["missing"]
     assert tokens["records"] == 64
@@ -226,6 +226,10 @@ class TestDoors:
             == f"| `DataLoader(TFRecordDataset)`, torch's collate | torch_tfrecord | failed | - | {held}: failed |"
         )
         assert lines[4:] == ["| ragged | tf.data | 1,000 | 12.3 |  |"]
+        shown = modules["report"].door_table({"doors-texts": result}, goals=False).splitlines()
+        assert shown[0].endswith("| side | a second | CPU µs each | ratio |")
+        assert shown[2].endswith("| 123,000 | 12.3 | 123 x tf.data (ragged or sparse) |")
+        assert shown[3].endswith("| failed | - |  |")
 
 
 def test_the_report(tmp_path, monkeypatch):
@@ -239,9 +243,85 @@ def test_the_report(tmp_path, monkeypatch):
     result = {"records": 10, "file_bytes": 1000, "missing": [], "sides": sides}
     row = report.summary_table({"tabular": result}).splitlines()[-1]
     assert row.endswith("| 1,230,000/s | 100,000/s | - | 200,000/s | 6.2 x tfrecord | 5 | yes |")
+    assert report.summary_table({"tabular": result}, goals=False).endswith("| 200,000/s | 6.2 x tfrecord |")
     page = tmp_path / "page.md"
     page.write_text("a\n<!-- t -->\nold\n<!-- /t -->\nb\n")
     report.replace_block(page, "t", "new \\1")
     assert page.read_text() == "a\n<!-- t -->\nnew \\1\n<!-- /t -->\nb\n"
     with pytest.raises(SystemExit, match="expected the markers <!-- u -->"):
         report.replace_block(page, "u", "")
+
+
+class TestWays:
+    """The table and the chart that begin docs/performance.md."""
+
+    @pytest.fixture
+    def ways(self, monkeypatch):
+        monkeypatch.syspath_prepend(str(FOLDER))
+        return importlib.import_module("ways")
+
+    def results(self, ways, skip=()):
+        """Ours 2, 4 and 8 times as fast for numbers, else 3 times."""
+        found = {}
+        for group in ways.GROUPS:
+            for row in group.rows.values():
+                for workload, variant in row.values():
+                    sides = found.setdefault(
+                        workload, {"sides": [{"side": group.best, "variant": "x", "per_second": 10}]}
+                    )
+                    rate = {"doors-scalars": 20, "doors-tokens": 40, "doors-floats": 80}.get(workload, 30)
+                    if workload not in skip:
+                        sides["sides"].append({"side": "ours", "variant": variant, "per_second": rate})
+        return found
+
+    def test_geometric_means_of_all_rows_or_of_none(self, ways):
+        lines = ways.way_table(self.results(ways, skip=("workers-floats",))).splitlines()
+        assert lines[2] == "| 40 scalars | 2.0 | 2.0 | 3.0 | 2.0 | 2.0 |"
+        assert lines[4] == "| 1,024 floats | 8.0 | 8.0 |  | 8.0 | 8.0 |"
+        assert lines[5] == "| **geometric mean, numbers** | **4.0** | **4.0** |  | **4.0** | **4.0** |"
+        mean = (2 * 4 * 8 * 3**4) ** (1 / 7)
+        assert f"| **geometric mean of all above** |  | **{mean:.1f}** |  |  | **{mean:.1f}** |" in lines
+        assert lines[-1] == "| JPEGs, `Image(crop=...)` |  | 3.0 | 3.0 |  | 3.0 |"
+
+    def test_the_other_libraries_of_another_run_are_held_against_the_best_there(self, ways):
+        sides = [{"side": "tensorflow", "per_second": 10}, {"side": "tfrecord", "per_second": 5}]
+        sides.append({"side": "tfrecord", "per_second": 1})
+        assert ways.of_others({"tokens": {"sides": sides}}, ways.GROUPS[0]) == {"package tfrecord": 0.5}
+
+    def test_every_variant_is_one_that_is_measured(self, ways):
+        workloads = importlib.import_module("workloads").WORKLOADS
+        for group in ways.GROUPS:
+            for workload, variant in (name for row in group.rows.values() for name in row.values()):
+                assert variant in workloads[workload].variants["ours"]
+                assert group.best in workloads[workload].variants
+
+    def test_the_chart(self, ways, tmp_path):
+        pytest.importorskip("matplotlib")
+        chart = importlib.import_module("chart")
+        chart.draw_comparison({}, tmp_path / "none.png")
+        assert not (tmp_path / "none.png").exists()
+        chart.draw_comparison(self.results(ways), tmp_path / "chart.png")
+        assert (tmp_path / "chart.png").read_bytes()[:4] == b"\x89PNG"
+
+    def test_the_page_has_the_tables_of_the_results(self, ways):
+        page = (FOLDER.parent / "docs" / "performance.md").read_text(encoding="utf-8")
+        results = json.loads((FOLDER / "results.json").read_text())
+        assert f"<!-- ways -->\n{ways.way_table(results)}\n<!-- /ways -->" in page
+        assert "missed" not in page
+
+
+@pytest.mark.slow
+def test_reading_from_a_bucket(tmp_path):
+    command = [sys.executable, FOLDER / "remote.py", "--fraction", "0.01", "--rounds", "1", "--data", "photos"]
+    command += ["--sides", "torch,bare", "--directory", tmp_path]
+    done = subprocess.run([*command, "--json"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    sides = json.loads(done.stdout)["photos"]
+    assert [*sides["torch_tfrecord"]] == ["open", "batch", "epoch", "blocks", "stream"]
+    assert [*sides["bare client, 64"]] == ["open", "batch", "epoch", "stream"]
+    size = 8 * 16 * 100_000
+    for name in ("epoch", "blocks", "stream"):
+        (round_,) = sides["torch_tfrecord"][name]["rounds"]
+        assert round_["whole"]
+        assert round_["bytes"] == size <= round_["bytes_sent"]
+    assert sides["bare client, 64"]["epoch"]["requests"] == 8 * 16

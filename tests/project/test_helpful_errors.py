@@ -1,17 +1,19 @@
-"""What errors tell of what to do: a record, a missing collate_fn, arguments by name; and what repr shows."""
+"""What errors tell of what to do: a record, a missing collate_fn, arguments by name; and what repr shows.
+
+Covers arguments, shown.
+"""
 
 import copy
 import functools
-import os
 import pickle
 import re
-import subprocess
 import sys
 import textwrap
 
 import numpy as np
 import pytest
 import torch
+from helpers import run_program
 from rlds_episodes import LENGTHS, write_episodes
 from torch.utils.data import DataLoader, Subset, default_collate
 
@@ -554,7 +556,7 @@ def test_a_feature_that_is_no_spec(folder, spec, hint):
 def test_an_empty_list_has_no_dtype(tmp_path):
     text = (
         "^feature 'v': an empty list has no type: use an empty typed array, such as numpy.zeros(0, numpy.int64); its "
-        "dtype, numpy.int64, numpy.float32 or numpy.bytes_, says which list is meant"
+        "dtype, numpy.int64, numpy.float32 or numpy.bytes_, selects the kind of list"
     )
     with pytest.raises(ValueError, match=re.escape(text[1:])):
         encode_example({"v": []})
@@ -606,7 +608,7 @@ def test_missing_shards_are_told_shortly(tmp_path):
 # What torch logs
 
 
-def test_jagged_batches_without_a_word_on_stderr(folder):
+def test_jagged_batches_without_a_word_on_stderr(folder, tmp_path):
     program = f"""
         import torch
         from torch.utils.data import DataLoader
@@ -625,14 +627,9 @@ def test_jagged_batches_without_a_word_on_stderr(folder):
             rows, padded = batch["ids"].unbind(), batch["ids"].to_padded_tensor(0)
         parse_example([encode_example({{"ids": [1]}})], {{"ids": VarLenFeature(torch.int64)}})
     """
-    for pure in ("0", "1"):
-        done = subprocess.run(
-            [sys.executable, "-c", textwrap.dedent(program)],
-            capture_output=True,
-            text=True,
-            check=False,
-            env={**os.environ, "TORCH_TFRECORD_PURE_PYTHON": pure},
-        )
+    for pure in (False, True):
+        inside = textwrap.indent(textwrap.dedent(program), "    ")
+        done = run_program(f"from helpers import pure_python\nwith pure_python({pure}):\n{inside}", tmp_path)
         assert (done.stderr, done.returncode) == ("", 0)
 
 

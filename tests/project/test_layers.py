@@ -2,15 +2,18 @@
 
 import ast
 import importlib
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from helpers import for_each
 
 import torch_tfrecord
 
 PACKAGE = Path(torch_tfrecord.__file__).parent
+TESTS = Path(__file__).parents[1]
 
 # A module imports only from those above it.
 ORDER = [
@@ -20,6 +23,7 @@ ORDER = [
     "samples",
     "native",
     "process_cache",
+    "user_cache",
     "progress",
     "shared_memory",
     "batch_memory",
@@ -43,6 +47,10 @@ ORDER = [
     "protobuf.encoding",
     "protobuf.example",
     "protobuf",
+    "remote.block_file",
+    "remote.block_table",
+    "remote.cached_read",
+    "remote.block_cache",
     "remote.access",
     "remote.store",
     "remote.obstore_options",
@@ -55,6 +63,8 @@ ORDER = [
     "remote.attempts",
     "remote.engine",
     "remote.transfers",
+    "remote.uploads",
+    "remote.cached_ranges",
     "remote",
     "records.read_plan",
     "records.checksum",
@@ -70,16 +80,24 @@ ORDER = [
     "records.scan",
     "records.temporaries",
     "records.atomic",
+    "records.build_turns",
     "records.sidecar_file",
     "records.index",
     "records.sidecar",
+    "records.length_blocks",
+    "records.manifest",
+    "records.manifest_files",
     "records.file_set",
     "records.record_table",
+    "records.manifest_table",
     "records.remote_paths",
     "records.paths",
+    "records.manifest_shards",
+    "records.record_file",
+    "records.upload_file",
+    "records.manifest_build",
     "records.local_reads",
     "records.reader",
-    "records.record_file",
     "records.writer",
     "records",
     "values.dtypes",
@@ -201,13 +219,31 @@ def test_every_module_has_its_place():
     assert sorted(modules()) == sorted(ORDER)
 
 
-@pytest.mark.parametrize("name", ORDER)
+def covers(path: Path) -> list[str]:
+    """What a test says that it tests: its docstring's line `Covers folder/module, folder/module.`"""
+    text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+    listed = ", ".join(re.findall(r"^Covers ([^.]*)\.$", text, re.MULTILINE))
+    return [name.replace("/", ".") for name in re.split(r",\s+", listed) if name]
+
+
+def test_every_module_has_its_tests():
+    """Those of its name in the folder of its layer, or those that say that they cover it."""
+    paths = [*TESTS.rglob("test_*.py")]
+    named = {path.stem.removeprefix("test_") for path in paths}  # the root's modules are tested anywhere
+    named |= {f"{path.parent.name}.{path.stem.removeprefix('test_')}" for path in paths}
+    said = {name for path in paths for name in covers(path)}
+    assert sorted(said - set(modules())) == []
+    own = {name for name in modules() if source_of(name).name not in ("__init__.py", "__main__.py")}
+    assert sorted(own - named - said) == []
+
+
+@for_each("name", ORDER)
 def test_imports_only_from_above(name):
     above = set(ORDER[: ORDER.index(name)])
     assert imported_modules(source_of(name)) <= above
 
 
-@pytest.mark.parametrize("name", ORDER)
+@for_each("name", ORDER)
 def test_all_is_sorted_and_true(name):
     module = importlib.import_module(f"torch_tfrecord.{name}")
     assert module.__all__ == sorted(module.__all__, key=_constants_first)
@@ -282,7 +318,7 @@ def test_what_does_without_torch(code):
 FORBIDDEN = {"pickle", "marshal", "shelve"}
 
 
-@pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda path: str(path.relative_to(PACKAGE)))
+@for_each("path", sorted(PACKAGE.rglob("*.py")), ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_nothing_that_executes_data(path):
     tree = ast.parse(path.read_text(encoding="utf-8"))
     for node in ast.walk(tree):

@@ -1,4 +1,7 @@
-"""Encoding and decoding of messages: golden bytes, protobuf as oracle (a pool of its own), hostile bytes."""
+"""Encoding and decoding of messages: golden bytes, protobuf as oracle (a pool of its own), hostile bytes.
+
+Covers protobuf/encoding.
+"""
 # ruff: noqa: E501 - tables of whole texts read better in one line each.
 
 import random
@@ -130,7 +133,7 @@ def test_values(value, decoded):
 @pytest.mark.parametrize(
     ("value", "kind", "text"),
     [
-        (None, TypeError, "got NoneType; leave the key out where there is no value"),
+        (None, TypeError, "got NoneType; leave out the key if there is no value"),
         (1j, TypeError, "got complex"),
         ({"x": 1}, TypeError, "got dict"),
         ({1, 2}, TypeError, "got set"),
@@ -157,7 +160,7 @@ def test_values(value, decoded):
         ([1.0, -1e300], ValueError, "a finite float is outside float32"),
         (np.array([1e39]), ValueError, "a finite float is outside float32"),
         ("\ud800", ValueError, "text that is not valid Unicode has no UTF-8 form"),
-        (np.ma.masked_array([1, 2], mask=[False, True]), ValueError, "a masked array with masked values; fill them first"),
+        (np.ma.masked_array([1, 2], mask=[False, True]), ValueError, "a masked array has masked values: fill them first"),
     ],
     ids=repr,
 )  # fmt: skip

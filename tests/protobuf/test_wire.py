@@ -1,4 +1,7 @@
-"""Wire forms of SequenceExamples and of what specs read, against protobuf (a pool of its own); hostile messages."""
+"""Wire forms of SequenceExamples and of what specs read, against protobuf (a pool of its own); hostile messages.
+
+Covers protobuf/messages.
+"""
 
 import math
 import time
@@ -8,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from google.protobuf.message import DecodeError
+from helpers import for_each
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from wire_examples import (
@@ -257,8 +261,8 @@ def only_our_errors(parse):
     assert peak < 400 << 20
 
 
-@pytest.mark.parametrize("extra", range(10))
-@pytest.mark.parametrize("number", [0, 5, 127, 128, 1 << 35, (1 << 63) - 1, 1 << 63, (1 << 64) - 1])
+@for_each("extra", range(10))
+@for_each("number", [0, 5, 127, 128, 1 << 35, (1 << 63) - 1, 1 << 63, (1 << 64) - 1])
 def test_varints_minimal_overlong_and_cut(number, extra):
     # robustness 38: up to ten bytes are read modulo 2**64, eleven are an error, a cut one is an error at every byte.
     encoded = varint(number, extra)

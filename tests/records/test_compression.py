@@ -15,6 +15,7 @@ from helpers import (
     BGZIP_EXTRA,
     collect,
     compressed,
+    for_each,
     framed,
     gzip_member,
     header,
@@ -83,8 +84,8 @@ def test_two_members_with_the_border_at_every_byte(kind):  # robustness 23, 26
 
 
 @pytest.mark.usefixtures("steps")
-@pytest.mark.parametrize("kind", ["GZIP", "ZLIB"])
-@pytest.mark.parametrize("places", [[0], [1], [2], [3], [0, 0, 0, 1, 2, 3, 3]], ids=str)
+@for_each("kind", ["GZIP", "ZLIB"])
+@for_each("places", [[0], [1], [2], [3], [0, 0, 0, 1, 2, 3, 3]])
 def test_empty_members(kind, places):  # robustness 24
     one = {"GZIP": gzip_member, "ZLIB": zlib.compress}[kind]
     members = [one(framed(payload)) for payload in PAYLOADS]
@@ -167,13 +168,13 @@ def test_every_cut(kind, level, members):  # robustness 27
                 assert "expected the end of the file or another ZLIB stream" in str(error)
             else:
                 assert str(error) == (
-                    f"m: record {whole} at byte {ENDS[whole]}: {kind.lower()}: the stream is cut: expected its end "
-                    f"marker and checksum, got the end of the file (near compressed byte {cut}){NOTE}"
+                    f"m: record {whole} at byte {ENDS[whole]}: {kind.lower()}: the stream is truncated: expected its "
+                    f"end marker and checksum, got the end of the file (near compressed byte {cut}){NOTE}"
                 ), cut
 
 
 @pytest.mark.usefixtures("steps")
-@pytest.mark.parametrize(
+@for_each(
     ("kind", "place", "text"),
     [
         ("GZIP", -8, "incorrect data check"),
@@ -184,7 +185,7 @@ def test_every_cut(kind, level, members):  # robustness 27
         ("ZLIB", -1, "incorrect data check"),
     ],
 )
-@pytest.mark.parametrize("after", [b"", b"more"])
+@for_each("after", [b"", b"more"])
 def test_wrong_checksums(kind, place, text, after):  # robustness 28
     content = bytearray(compressed(STREAM, kind))
     content[place] ^= 1
@@ -198,10 +199,8 @@ def test_wrong_checksums(kind, place, text, after):  # robustness 28
 
 
 @pytest.mark.usefixtures("steps")
-@pytest.mark.parametrize(
-    "tail", [b"\0", b"\0" * 512, b"x", b"junk" * 9, b"\x1f", b"\x1f\x8b", b"\x78\x9c", b"\x78"], ids=repr
-)
-@pytest.mark.parametrize("kind", ["GZIP", "ZLIB"])
+@for_each("tail", [b"\0", b"\0" * 512, b"x", b"junk" * 9, b"\x1f", b"\x1f\x8b", b"\x78\x9c", b"\x78"])
+@for_each("kind", ["GZIP", "ZLIB"])
 def test_bytes_behind_the_stream(kind, tail):  # robustness 29
     for declared in (kind, "auto"):
         read, error = read_all(compressed(STREAM, kind) + tail, declared)
@@ -209,7 +208,9 @@ def test_bytes_behind_the_stream(kind, tail):  # robustness 29
         assert type(error) is CompressionError
         assert f"m: record 3 at byte {len(STREAM)}: {kind.lower()}: " in str(error)
         begins_a_member = tail[:2] in ((b"\x1f", b"\x1f\x8b") if kind == "GZIP" else (b"\x78\x9c",))
-        what = "the stream is cut" if begins_a_member else f"expected the end of the file or another {kind} stream"
+        what = (
+            "the stream is truncated" if begins_a_member else f"expected the end of the file or another {kind} stream"
+        )
         assert what in str(error)
 
 

@@ -3,12 +3,11 @@
 import gc
 import os
 import random
-import subprocess
-import sys
 import threading
 import time
 
 import pytest
+from helpers import run_program
 
 from torch_tfrecord import CorruptRecordError, TFRecordWriter
 from torch_tfrecord.records import descriptors
@@ -68,18 +67,12 @@ def shards(request, tmp_path_factory):
     return folder
 
 
-def run(program, *arguments):
-    return subprocess.run(
-        [sys.executable, "-c", program, *map(str, arguments)], capture_output=True, text=True, timeout=200, check=False
-    )
-
-
 @pytest.mark.parametrize(
     "how",
     ["loader-8", *(pytest.param(how, marks=pytest.mark.slow) for how in ("loader-0", "random", "stream"))],
 )
-def test_32_descriptors_are_enough(shards, how):
-    done = run(PROGRAM, shards, how)
+def test_32_descriptors_are_enough(shards, how, tmp_path):
+    done = run_program(PROGRAM, tmp_path, shards, how)
     assert done.returncode == 0, done.stderr[-2000:]
 
 
@@ -202,7 +195,7 @@ except OSError:
 files += [LocalFile(f"{sys.argv[1]}/{number}") for number in range(4, 9)]
 print([file.read(1, 0) for file in files] == [b"%d" % number for number in range(9)])
 """
-    done = run(program, tmp_path)
+    done = run_program(program, tmp_path, tmp_path)
     assert done.stdout == "True\n", done.stderr
 
 
@@ -259,8 +252,8 @@ print(sorted(os.listdir(folder)))
 """
 
 
-def test_who_reads_writes_or_lists_names_the_limit(tmp_path):
-    done = run(ELSEWHERE, tmp_path)
+def test_who_reads_writes_or_lists_names_the_limit(tmp_path, tmp_path_factory):
+    done = run_program(ELSEWHERE, tmp_path_factory.mktemp("printed"), tmp_path)
     assert done.returncode == 0, done.stderr
     *lines, left = done.stdout.splitlines()
     limit = "[Errno 24] Too many open files (this process may open 32: RLIMIT_NOFILE, `ulimit -n`, up to 32)"
@@ -297,5 +290,5 @@ assert len(found) == 8000, len(found)
 
 
 def test_32_descriptors_are_enough_for_episodes(tmp_path):
-    done = run(RLDS, tmp_path)
+    done = run_program(RLDS, tmp_path, tmp_path)
     assert done.returncode == 0, done.stderr[-2000:]

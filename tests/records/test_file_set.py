@@ -1,4 +1,7 @@
-"""Old files survive every failure of a writer, and a set of shards is whole or refused."""
+"""Old files survive every failure of a writer, and a set of shards is whole or refused.
+
+Covers records/atomic, records/temporaries.
+"""
 
 import contextlib
 import errno
@@ -185,7 +188,8 @@ def test_a_set_that_cannot_be_published_keeps_the_old_one(call, ending, options,
 def test_a_set_whose_writer_is_killed(at, options, existing, tmp_path, monkeypatch):
     if existing:
         write_set(tmp_path, OLD, options)
-    if os.fork() == 0:
+    writer = os.fork()
+    if writer == 0:
         steps = itertools.count()
 
         def killing(real):
@@ -205,11 +209,13 @@ def test_a_set_whose_writer_is_killed(at, options, existing, tmp_path, monkeypat
         with contextlib.suppress(BaseException):
             write_set(tmp_path, NEW, options)
         os._exit(0)
-    os.wait()
+    os.waitpid(writer, 0)
     if any(name.endswith(".partial") for name in os.listdir(tmp_path)):
         for asked in (f"{tmp_path}/x@5", f"{tmp_path}/x-*", f"{tmp_path}", f"{tmp_path}/{NAMES[0]}"):
             text = (
-                "this set of shards is not whole" if existing else "not whole|missing|No such file|no file|no TFRecord"
+                "this set of shards is not complete"
+                if existing
+                else "not complete|missing|No such file|no file|no TFRecord"
             )
             with pytest.raises(OSError, match=text):
                 find_files(asked)

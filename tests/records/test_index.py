@@ -277,7 +277,7 @@ def test_others_can_open_it(data):
 
 ZEROS = np.zeros(4, np.int64)
 VERSION = "expected an index written by torch_tfrecord, of format 'torch_tfrecord.index' version '3', got another "
-FORM = "expected an index in the one form that torch_tfrecord writes, got another"
+FORM = "expected an index in the exact form that torch_tfrecord writes, got another"
 CHANGED = [  # robustness 63
     ({"version": "4"}, VERSION + "version"),
     ({"version": None}, VERSION + "version"),

@@ -1,4 +1,7 @@
-"""Batches of records by offset: equal to single reads, in both modes, and an error wherever a single read has one."""
+"""Batches of records by offset: equal to single reads, in both modes, and an error wherever a single read has one.
+
+Covers records/local_reads.
+"""
 
 import os
 import random

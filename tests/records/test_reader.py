@@ -1,4 +1,7 @@
-"""Reading files: TensorFlow's golden ones, its damaged ones, and single records by an index."""
+"""Reading files: TensorFlow's golden ones, its damaged ones, and single records by an index.
+
+Covers records/record_file.
+"""
 
 import base64
 import hashlib
@@ -8,9 +11,10 @@ import random
 import re
 import subprocess
 import sys
+from operator import itemgetter
 
 import pytest
-from helpers import RECORDS, collect, compressed, framed, header, random_payloads
+from helpers import RECORDS, collect, compressed, for_each, framed, header, random_payloads
 
 from torch_tfrecord import (
     CompressionError,
@@ -150,8 +154,8 @@ def _true_records(name):
 
 
 @pytest.mark.usefixtures("other_records")
-@pytest.mark.parametrize("declared", [True, False], ids=["declared", "auto"])
-@pytest.mark.parametrize("case", DAMAGED["cases"], ids=lambda case: case["name"])
+@for_each("declared", [True, False])
+@for_each("case", DAMAGED["cases"], ids=itemgetter("name"))
 def test_damaged(case, declared, tmp_path):  # robustness 6 to 13, 26 to 31
     name, content = case["name"], base64.b64decode(case["file"])
     path = tmp_path / "damaged"

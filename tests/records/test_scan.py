@@ -8,7 +8,7 @@ import tracemalloc
 
 import numpy as np
 import pytest
-from helpers import collect, compressed, framed, header, random_payloads, slow_masked
+from helpers import collect, compressed, for_each, framed, header, random_payloads, slow_masked
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -97,8 +97,8 @@ def test_every_read_size(file, monkeypatch, chunk_bytes, verify_crc, keep_payloa
         assert all(block.payloads is None for block in blocks)
 
 
-@pytest.mark.parametrize("chunk_bytes", CHUNKS)
-@pytest.mark.parametrize("kind", ["GZIP", "ZLIB"])
+@for_each("chunk_bytes", CHUNKS)
+@for_each("kind", ["GZIP", "ZLIB"])
 def test_every_read_size_of_compressed_streams(chunk_bytes, kind):
     payloads = random_payloads(30, 2)
     source = InflatedSource(MemorySource(compressed(framed(*payloads), kind)), kind)
@@ -347,10 +347,10 @@ class Pipe:
         return data
 
 
-@pytest.mark.parametrize("verify_crc", [False, True])
-@pytest.mark.parametrize("before", [[], [b"abc"]], ids=["first", "later"])
-@pytest.mark.parametrize("way", ["plain", "GZIP", "ZLIB", "pipe", "pipe+GZIP"])
-@pytest.mark.parametrize("length", HUGE)
+@for_each("verify_crc", [False, True])
+@for_each("before", [[], [b"abc"]])
+@for_each("way", ["plain", "GZIP", "ZLIB", "pipe", "pipe+GZIP"])
+@for_each("length", HUGE)
 def test_huge_lengths_with_a_good_checksum(file, length, way, before, verify_crc):  # robustness 9, 10, 17
     content = framed(*before) + header(length) + b"some bytes of a payload"
     kind = way.removeprefix("pipe").removeprefix("+").replace("plain", "")
@@ -426,13 +426,13 @@ FIVE = [b"first", b"second", b"", b"the fourth", b"x" * 40]
 STARTS = [0, 21, 43, 59, 85, 141]
 
 
-@pytest.mark.parametrize("chunk_bytes", [1, 7, 16, 64, 65536])
-@pytest.mark.parametrize("part", ["length", "length CRC", "payload", "payload CRC"])
-@pytest.mark.parametrize("number", range(5))
+@for_each("chunk_bytes", [1, 7, 16, 64, 65536])
+@for_each("part", ["length", "length CRC", "payload", "payload CRC"])
+@for_each("number", range(5))
 def test_skipping_loses_exactly_the_damaged_record(number, part, chunk_bytes):  # robustness 21
     begin, length = STARTS[number], len(FIVE[number])
     if part == "payload" and not length:
-        pytest.skip("an empty payload cannot be damaged")
+        return  # an empty payload cannot be damaged
     at = begin + {"length": 0, "length CRC": 10, "payload": 12, "payload CRC": 12 + length}[part]
     payloads, skipped = skip_all(damage(framed(*FIVE), at), chunk_bytes=chunk_bytes)
     assert payloads == FIVE[:number] + FIVE[number + 1 :]
@@ -441,7 +441,7 @@ def test_skipping_loses_exactly_the_damaged_record(number, part, chunk_bytes):  
     assert (skipped.errors[0].offset, skipped.errors[0].position) == (begin, number)
 
 
-@pytest.mark.parametrize("cut", range(STARTS[-1] + 1))
+@for_each("cut", range(STARTS[-1] + 1))
 def test_skipping_a_cut_tail(cut):
     payloads, skipped = skip_all(framed(*FIVE)[:cut])
     count = sum(start <= cut for start in STARTS[1:])
@@ -483,9 +483,9 @@ NESTED = {
 }
 
 
-@pytest.mark.parametrize("place", [0, 10, -1])
-@pytest.mark.parametrize("around", ["first", "middle", "last"])
-@pytest.mark.parametrize("inner", NESTED.values(), ids=NESTED)
+@for_each("place", [0, 10, -1])
+@for_each("around", ["first", "middle", "last"])
+@for_each("inner", NESTED.values())
 def test_records_inside_a_payload_are_never_taken_for_records(inner, around, place):  # robustness 15
     before = [] if around == "first" else [b"before"]
     after = [] if around == "last" else [b"after", b"end"]

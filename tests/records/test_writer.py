@@ -353,12 +353,6 @@ def test_paths_that_cannot_be_written(name, kind, when, tmp_path):
     assert os.listdir(tmp_path) == ["file"]
 
 
-def test_remote_paths_are_refused():
-    for kind in ("single", "round robin"):
-        with pytest.raises(ValueError, match=r"writers write local files \(copy them afterwards\), got 's3://b/x'"):
-            _writer(kind, "s3://b/x")
-
-
 @pytest.mark.parametrize(
     "name", ["with space", "new\nline", "#x", os.fsdecode(b"\xff\xfe"), "a" * 235, "é" * 110], ids=ascii
 )

@@ -1,4 +1,7 @@
-"""Many requests at once: their order, their errors, asking again, and that nobody is kept waiting."""
+"""Many requests at once: their order, their errors, asking again, and that nobody is kept waiting.
+
+Covers remote/attempts, remote/transfers.
+"""
 
 import subprocess
 import sys

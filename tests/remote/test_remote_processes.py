@@ -1,4 +1,7 @@
-"""Processes and remote data: each makes its own clients, also where the parent had read before it forked."""
+"""Processes and remote data: each makes its own clients, also where the parent had read before it forked.
+
+Covers remote/obstore_module.
+"""
 
 import multiprocessing
 import os

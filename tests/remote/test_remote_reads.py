@@ -1,5 +1,8 @@
 """Files of an http server, whose requests are counted: opened at once, read at once, read ahead, and no more than is
-needed."""
+needed.
+
+Covers records/remote_file, records/ahead_file, records/file_source.
+"""
 
 import os
 import threading

@@ -1,4 +1,7 @@
-"""tfds.info: dataset_info.json and features.json of every generation, and what is damaged."""
+"""tfds.info: dataset_info.json and features.json of every generation, and what is damaged.
+
+Covers tfds/feature_base, tfds/features, tfds/features_json, tfds/json_fields.
+"""
 
 import json
 import os
@@ -279,14 +282,14 @@ def test_damaged_features_are_named(node, text):
 
 def test_old_text_encoders_are_refused_where_asked_for():
     root = old("features_dict.FeaturesDict", {"t": old("text_feature.Text", {"use_encoder": True})})
-    assert features_from_json(root, "p")["t"].reason == "texts of the old encoders"
+    assert features_from_json(root, "p")["t"].reason == "text of the old encoders"
 
 
 def test_labels():
     label = f.ClassLabel(names=["a", "b"])
     with pytest.raises(ValueError, match="at least 0 and below 2, got -1"):
         label.int2str(-1)
-    with pytest.raises(ValueError, match="'c' is no name of a class"):
+    with pytest.raises(ValueError, match="'c' is not a class name; expected one of"):
         label.str2int("c")
     assert f.ClassLabel(num_classes=3).str2int("2") == 2
     with pytest.raises(ValueError, match="number of names, 2"):
@@ -321,7 +324,9 @@ def test_templates(template, expected):
 def test_templates_that_leave_the_folder(template, dataset, name):
     with pytest.raises(ParseError) as caught:
         shard_paths("d", template, dataset=dataset, split="a", num_shards=1)
-    assert str(caught.value) == f"split 'a': filepathTemplate {template!r} leaves the dataset's folder: {name!r}"
+    assert (
+        str(caught.value) == f"split 'a': filepathTemplate {template!r} leads outside the dataset directory: {name!r}"
+    )
     assert shard_paths("d", "..x/{SPLIT}..", dataset="n", split="a", num_shards=1) == ["d/..x/a.."]
 
 
@@ -336,7 +341,7 @@ def test_a_template_that_leaves_the_folder_is_neither_read_nor_indexed(folder, t
         with pytest.raises(ParseError) as caught:
             tfds.load(folder, split="train")
         assert str(caught.value).startswith(
-            f"{folder}/dataset_info.json: split 'train': filepathTemplate {template!r} leaves the dataset's folder"
+            f"{folder}/dataset_info.json: split 'train': filepathTemplate {template!r} leads outside the dataset"
         )
     assert len(os.listdir(elsewhere)) == 2
 

@@ -1,4 +1,7 @@
-"""The index of episodes: its file, its freshness, what is refused, and where it is kept."""
+"""The episode index: its file, its freshness, what is refused, and where it is kept.
+
+Covers tfds/episode_places.
+"""
 
 import json
 import os
@@ -31,7 +34,7 @@ def own(drawn, tmp_path):
 
 @pytest.fixture
 def builds(monkeypatch):
-    """The paths for which an index of episodes was built."""
+    """The paths for which an episode index was built."""
     built = []
     real = episode_index.build_episode_index
 
@@ -150,7 +153,7 @@ def test_with_require_it_is_an_error(own, builds, change):
 
 def test_with_require_and_without_an_index(own):
     sidecar(own).unlink()
-    with pytest.raises(IndexMismatchError, match=r"expected an index of episodes at .*, got none"):
+    with pytest.raises(IndexMismatchError, match=r"expected an episode index at .*, got none"):
         RLDSDataset(own, index="require")
 
 

@@ -291,7 +291,7 @@ def test_a_frame_of_another_length(own):
     sidecar(own).write_bytes(with_tables(content, mine))
     ds = RLDSDataset(own, index="require")
     assert same(ds[LENGTHS[0] + 1]["observation"], RLDSDataset(own, index="memory")[LENGTHS[0] + 1]["observation"])
-    with pytest.raises(IndexMismatchError, match=r"record 1 at byte .*the index of episodes is not of this record"):
+    with pytest.raises(IndexMismatchError, match=r"record 1 at byte .*the episode index does not match this record"):
         ds[LENGTHS[0] + 2]
 
 

@@ -1,4 +1,7 @@
-"""Windows of steps and whole episodes: against TFDS's own values, and against the drawn episodes' formulas."""
+"""Windows of steps and whole episodes: against TFDS's own values, and against the drawn episodes' formulas.
+
+Covers tfds/episode_columns, tfds/episode_reader, tfds/episode_store, tfds/step_lists.
+"""
 
 import gzip
 import hashlib
@@ -785,7 +788,7 @@ def test_features_of_different_numbers_of_steps(own):
         RLDSDataset(own)
     assert caught.value.path == str(path)
     assert caught.value.position == 1
-    assert "as many steps in each feature of an episode" in str(caught.value)
+    assert "the same number of steps in each feature of an episode" in str(caught.value)
     assert "2 in 'steps/reward'" in str(caught.value)
     payloads[1]["steps/reward"] = np.zeros(3, np.float32)
     payloads[1]["steps/action"] = payloads[1]["steps/action"][:-1]

@@ -36,7 +36,7 @@ def test_ranges(split, expected):
         ("train[12:]", r"outside the 11 examples"),
         ("train[:12]", r"slice \[0:12\] is outside the 11 examples"),
         ("train[4shard]", "outside the 3 shards"),
-        ("train[3]", "only shards can be taken by one number"),
+        ("train[3]", "only shards take a single index"),
         ("train[]", "cannot read"),
         ("train[:]", "cannot read"),
         ("train[::2]", "cannot read"),

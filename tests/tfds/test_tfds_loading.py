@@ -1,4 +1,7 @@
-"""tfds.load against what TFDS itself read from the same files (data/tfds, made by its oracle.py)."""
+"""tfds.load against what TFDS itself read from the same files (data/tfds, made by its oracle.py).
+
+Covers tfds/files, tfds/leaf_table, tfds/leaves, tfds/loading, tfds/parser.
+"""
 
 import json
 import pickle
@@ -226,7 +229,7 @@ def test_names_that_are_not_there():
             load("drawings", **options)
     with pytest.raises(ValueError, match="at least one"):
         load("drawings", features=[])
-    with pytest.raises(ValueError, match="'other' is no encoded value"):
+    with pytest.raises(ValueError, match="'other' is not an encoded value"):
         load("drawings", decoders={"other": None})
     with pytest.raises(ValueError, match="'other' is not optional"):
         load("drawings", defaults={"other": 1})

@@ -1,4 +1,7 @@
-"""tfds.write: read back by tfds.load, and by TFDS itself where TFDS_PYTHON names a Python that has it."""
+"""tfds.write: read back by tfds.load, and by TFDS itself where TFDS_PYTHON names a Python that has it.
+
+Covers tfds/encoding, tfds/pictures.
+"""
 
 import json
 import os
@@ -156,7 +159,7 @@ def test_boxes_of_every_format(tmp_path):
         (f.Tensor((2,), "float32"), [1.0], "expected shape"),
         (f.Scalar("int64"), None, "expected a value, got None"),
         (f.ClassLabel(3), 3, "expected a label"),
-        (f.ClassLabel(names=["a"]), "b", "'b' is no name"),
+        (f.ClassLabel(names=["a"]), "b", "'b' is not a class name"),
         (f.Text(), b"\xff", "utf-8"),
         (f.Text(), 3, "expected bytes, got int"),
         (f.Image(), np.zeros((3, 2, 2), np.float32), "expected pixels of uint8"),

@@ -80,8 +80,8 @@ def test_on_two_ranks(folder):
 def check_every_record_under_every_setting(ranks):
     configs = {"default", "dispatch", "no dispatch", "split", "dispatch and split", "uneven"}
     refused = {
-        "batched_stream, no dispatch": "with dispatch_batches=False Accelerate deals out samples, and this loader has "
-        "none: expected DataLoader(..., batch_size=n) over a stream without batch_size, or dispatch_batches=True",
+        "batched_stream, no dispatch": "with dispatch_batches=False Accelerate splits samples, and this loader has "
+        "only batches: expected DataLoader(..., batch_size=n) over a stream without batch_size, or dispatch_batches",
         "batched_stream, split": "In order to use `split_batches==True` you must have a `batch_size` attribute",
         "batched_stream, dispatch and split": "In order to use `split_batches==True` you must have a `batch_size`",
     }
@@ -113,8 +113,8 @@ def test_workers(folder):
     for name in ("stream", "batched_stream"):
         for rank in ranks:
             assert rank[f"{name}, default, fork"] == (
-                "ValueError: Accelerate's dispatch_batches loses records of a stream where the last batch of each "
-                "worker is not full: expected num_workers of at most 1 or dispatch_batches=False, got num_workers=2 "
+                "ValueError: Accelerate's dispatch_batches loses records of a stream if the last batch of a worker "
+                "is not full: expected num_workers of at most 1 or dispatch_batches=False, got num_workers=2 "
                 "(DataLoaderConfiguration in Accelerate, accelerator_config in a Trainer)"
             )
 
@@ -143,12 +143,12 @@ def check_few(ranks):
         outer, inner = rank["two loaders"]
         assert len(outer) == len(inner) == 7
         assert rank["epochs"] == (
-            "ValueError: num_epochs=2: Accelerate takes a batch that is not full for the last one, and loses records; "
+            "ValueError: num_epochs=2: Accelerate takes a batch that is not full to be the last, and loses records; "
             "expected num_epochs=1 or drop_last=True in a loader that it prepared"
         )
         assert [*map(len, rank["epochs, drop_last"])] == [8] * 12
         assert rank["state"] == (
-            "ValueError: Accelerate's loader reads ahead of the training: expected num_received, the batches that this "
+            "ValueError: Accelerate's loader prefetches: expected num_received, the batches that this "
             "rank has received (make_dataloader's loader.batch_sampler.state_dict takes it, too), got None"
         )
         assert rank["loaded"] == (
@@ -158,8 +158,8 @@ def check_few(ranks):
     for number, rank in enumerate(ranks):
         for name in ("rank", "rank of a stream"):
             assert rank[name] == (
-                f"ValueError: rank={number} and world_size=2 were given, and Accelerate splits this rank's records "
-                "again, over 2 processes: leave rank and world_size out, or do not prepare this loader"
+                f"ValueError: rank={number} and world_size=2 were given, but Accelerate splits this rank's records "
+                "again, over 2 processes: omit rank and world_size, or do not prepare this loader"
             )
     for part in (0, 1):  # the prepared loader, and the one that is not
         assert {number for rank in ranks for number in flat(rank["two loaders"][part])} == set(range(N))
@@ -282,7 +282,7 @@ def test_the_example_with_accelerate(tmp_path):
     assert stopped[0].endswith(" of 100 records")
     assert stopped[1:] == ["stopped in epoch 1"]
     lines = torchrun(1, example, tmp_path).splitlines()
-    assert lines[0] == "goes on in epoch 1, 15 batches left"
+    assert lines[0] == "resuming in epoch 1, 15 batches left"
     found = [re.fullmatch(r"epoch (\d): error ([\d.]+) of 100 records", line).groups() for line in lines[1:]]
     assert [epoch for epoch, _ in found] == ["1", "2"]
     assert float(found[1][1]) < float(found[0][1]) / 2

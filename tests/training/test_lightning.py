@@ -3,6 +3,7 @@
 Each test is one job with many trainings (tests/lightning_job.py): its imports take longer than they do.
 """
 
+import importlib.util
 import json
 import os
 import subprocess
@@ -13,7 +14,8 @@ import pytest
 
 from torch_tfrecord import RecordBatchSampler, ShardedTFRecordWriter, TFRecordDataset
 
-pytest.importorskip("lightning")
+# Not imported: only the jobs need it, and it takes two seconds in each process of the tests.
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("lightning") is None, reason="needs Lightning")
 
 N = 103  # with batches of 8: 13 batches on one rank, 7 on each of two, with one record twice
 HERE = Path(__file__).parent

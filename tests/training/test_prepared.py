@@ -1,4 +1,7 @@
-"""Loaders as Accelerate rebuilds them, two of its processes in this one: who deals out the records."""
+"""Loaders as Accelerate rebuilds them, two of its processes in this one: who deals out the records.
+
+Covers order/prepared.
+"""
 
 import copy
 
@@ -84,7 +87,7 @@ def test_the_state_counts_what_all_processes_received(loaders):
     loader = loaders.sampler()
     for number, _ in enumerate(prepared(loader, 0), 1):
         assert loader.sampler.state_dict(num_received=8 * number)["consumed"] == min(16 * number, N)
-    with pytest.raises(ValueError, match=r"reads ahead of the training: expected num_received, the samples that"):
+    with pytest.raises(ValueError, match=r"prefetches: expected num_received, the samples that"):
         loader.sampler.state_dict()
 
 
@@ -193,11 +196,11 @@ def by_positions(dataset, options):
 
 
 def test_what_would_be_lost_is_refused(loaders):
-    with pytest.raises(ValueError, match=r"^num_epochs=None: Accelerate takes a batch that is not full for the last"):
+    with pytest.raises(ValueError, match=r"^num_epochs=None: Accelerate takes a batch that is not full to be the last"):
         ids(prepared(loaders.make_dataloader(num_epochs=None), 0))
-    with pytest.raises(ValueError, match=r"^rank=1 and world_size=2 were given, and Accelerate splits this rank's"):
+    with pytest.raises(ValueError, match=r"^rank=1 and world_size=2 were given, but Accelerate splits this rank's"):
         ids(prepared(loaders.make_dataloader(rank=1, world_size=2), 1))
-    with pytest.raises(ValueError, match=r"^with dispatch_batches=False Accelerate deals out samples, and this"):
+    with pytest.raises(ValueError, match=r"^with dispatch_batches=False Accelerate splits samples, and this"):
         ids(prepared(loaders.batched_stream(), 0))
     assert len(flat(ids(prepared(loaders.make_dataloader(rank=0, world_size=1), 0)))) == 56
 

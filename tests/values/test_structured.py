@@ -1,4 +1,7 @@
-"""Sequences of rows, ragged rows and sparse values in Examples; the containers; errors word for word."""
+"""Sequences of rows, ragged rows and sparse values in Examples; the containers; errors word for word.
+
+Covers features/partitions, features/ragged, features/rows, features/sparse, values/containers.
+"""
 # ruff: noqa: E501 - tables of whole texts read better in one line each.
 
 import pickle
@@ -168,7 +171,7 @@ INVALID = "the rows and the values do not form a valid RaggedTensor"
         (R.RowStarts("p"), None, f"(RowStarts, key 'p'): {INVALID}: expected the first row to start at 0, got 2", []),
         (R.RowLimits("p"), [-1, 2], f"(RowLimits, key 'p'): {INVALID}: expected row ends that never decrease, got a row of negative length", [[], [1, 2]]),
         (R.ValueRowIds("p"), [1, 0], f"(ValueRowIds, key 'p'): {INVALID}: expected row ids that never decrease", [[1], [2]]),
-        (R.ValueRowIds("p"), [0], f"(ValueRowIds, key 'p'): {INVALID}: expected 2 row ids, one for each value, got 1", None),
+        (R.ValueRowIds("p"), [0], f"(ValueRowIds, key 'p'): {INVALID}: expected 2 row ids, one per value, got 1", None),
         (R.ValueRowIds("p"), [-1, 0], f"(ValueRowIds, key 'p'): {INVALID}: expected row ids of at least 0, got -1", None),
         (R.UniformRowLength(3), None, f"(UniformRowLength): {INVALID}: expected a multiple of 3 values or rows, got 2", None),
     ],
@@ -200,7 +203,7 @@ def test_unchecked_rows_of_rows_end_where_the_inner_rows_end():
 def test_a_few_row_ids_do_not_stand_for_many_rows():
     for ids in ([1 << 40], [1 << 62], [(1 << 63) - 1]):
         for validate in (True, False):
-            with pytest.raises(LimitExceededError, match=r"^feature 'x' \(ValueRowIds, key 'p'\): 1 row ids stand for"):
+            with pytest.raises(LimitExceededError, match=r"^feature 'x' \(ValueRowIds, key 'p'\): 1 row ids imply"):
                 one({"v": 1, "p": ids}, R(I64, "v", [R.ValueRowIds("p")], validate=validate))
     assert len(one({"v": 1, "p": 1000}, R(I64, "v", [R.ValueRowIds("p")])).offsets()) == 1002
 
@@ -311,9 +314,9 @@ def test_ragged_tensors():
 
 
 def test_samples_that_do_not_stack():
-    with pytest.raises(ValueError, match="as many ragged dimensions"):
+    with pytest.raises(ValueError, match="the same number of ragged dimensions"):
         stack_samples([ragged(), torch.zeros(2)])
-    with pytest.raises(ValueError, match="sparse samples of one size"):
+    with pytest.raises(ValueError, match="sparse samples of equal size"):
         stack_samples([SparseList(torch.zeros(1, 0, dtype=I64), [], (size,)) for size in (1, 2)])
 
 
@@ -379,7 +382,7 @@ def test_sparse_strings():
         ({"i": [1]}, "feature 'x' (index, key 'i'): Dimensions 1 and 0 are not compatible: expected an index for each of the 0 values of key 'v', got 1"),
         ({"i": [1.0], "v": [1.0]}, "feature 'x' (index, key 'i'): Data types don't match. Data type: float but expected type: int64"),
         ({"i": [1], "v": [1]}, "feature 'x' (float32, key 'v'): Data types don't match. Data type: int64 but expected type: float"),
-        ({"i": [2, 2, 2], "v": [1.0, 2.0, 3.0]}, "feature 'x' (float32, key 'v'): expected different indices, got 2 that repeat another"),
+        ({"i": [2, 2, 2], "v": [1.0, 2.0, 3.0]}, "feature 'x' (float32, key 'v'): expected distinct indices, got 2 duplicates"),
     ],
 )  # fmt: skip
 def test_sparse_values_that_do_not_fit(row, text):
@@ -387,7 +390,7 @@ def test_sparse_values_that_do_not_fit(row, text):
     with pytest.raises(ParseError) as caught:
         many([{}, row], spec)
     assert str(caught.value) == f"record 1: {text}"
-    if "repeat" not in text:
+    if "duplicates" not in text:
         with pytest.raises(ParseError):
             one(row, SparseFeature("i", "v", F32, 10, validate=False))
 
@@ -421,8 +424,8 @@ def test_a_batch_that_no_tensor_can_be():
         (lambda: parse_single_example(b"", {"x": FixedLenSequenceFeature((), I64)}), ValueError, "Unsupported: FixedLenSequenceFeature requires allow_missing to be True. (Feature 'x', of an Example)"),
         (lambda: R("int64"), TypeError, "dtype must be a torch dtype, bytes or str, got 'int64'"),
         (lambda: R(I64, 5), TypeError, "value_key must be str, got int"),
-        (lambda: R(I64, "a", key="b"), ValueError, "key and value_key are the same thing, got 'b' and 'a'"),
-        (lambda: R(I64, partitions=["p"]), TypeError, "a partition must be a RaggedFeature.RowSplits or the like, got 'p'"),
+        (lambda: R(I64, "a", key="b"), ValueError, "key and value_key must be equal, got 'b' and 'a'"),
+        (lambda: R(I64, partitions=["p"]), TypeError, "a partition must be RaggedFeature.RowSplits, RowLengths or the like, got 'p'"),
         (lambda: R(I64, row_splits_dtype=F32), ValueError, "row_splits_dtype must be torch.int32 or torch.int64, got torch.float32"),
         (lambda: R.RowSplits(3), TypeError, "key must be str, got int"),
         (lambda: R.UniformRowLength(0), ValueError, "length must be at least 1, got 0"),
@@ -432,7 +435,7 @@ def test_a_batch_that_no_tensor_can_be():
         (lambda: SparseFeature("i", None, I64, 4), TypeError, "value_key must be str, got NoneType"),
         (lambda: SparseFeature([1], "v", I64, [4]), TypeError, "index_key must be str, got int"),
         (lambda: SparseFeature("i", "v", I64, -1), ValueError, "Dimension -1 must be >= 0"),
-        (lambda: SparseFeature("i", "v", I64, 4, key="k"), ValueError, "a SparseFeature has index_key and value_key in place of key"),
+        (lambda: SparseFeature("i", "v", I64, 4, key="k"), ValueError, "key is not supported by SparseFeature: use index_key and value_key"),
     ],
 )  # fmt: skip
 def test_wrong_specs(build, kind, text):

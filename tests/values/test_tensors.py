@@ -1,4 +1,7 @@
-"""TensorProto: TensorFlow's stored results, hostile messages, round trips."""
+"""TensorProto: TensorFlow's stored results, hostile messages, round trips.
+
+Covers values/dtypes.
+"""
 # ruff: noqa: E501 - tables of whole texts read better in one line each.
 
 import base64
@@ -6,11 +9,13 @@ import contextlib
 import gzip
 import itertools
 import json
+from operator import itemgetter
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from helpers import for_each
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -78,7 +83,7 @@ def varint(number):
     return bytes([*out, number])
 
 
-@pytest.mark.parametrize("case", SERIALIZE, ids=lambda case: case["name"])
+@for_each("case", SERIALIZE, ids=itemgetter("name"))
 def test_bytes_are_tensorflows(case):
     value, serialized = stored_value(case["tensor"]), base64.b64decode(case["serialized"])
     assert serialize_tensor(value) == serialized
@@ -86,7 +91,7 @@ def test_bytes_are_tensorflows(case):
     assert same(parse_tensor(serialized), value)
 
 
-@pytest.mark.parametrize("case", PARSE, ids=lambda case: case["name"])
+@for_each("case", PARSE, ids=itemgetter("name"))
 def test_reading_is_tensorflows(case):
     serialized, dtype = base64.b64decode(case["serialized"]), stored_dtype(case["out_type"])
     if "error" not in case["expected"]:
@@ -124,7 +129,7 @@ def test_counts(capsys):
         (message(7, []), torch.float16, "Type mismatch between parsed tensor (string) and dtype (half)"),
         (message(1, []), str, "Type mismatch between parsed tensor (float) and dtype (string)"),
         (message(7, [], (8, 2, b"\xff")), str, "expected UTF-8 text, got an invalid byte at 0 of 1"),
-        (message(7, [2], (4, 2, b"\x01\x80")), None, "Cannot parse tensor from proto: expected the length of a string, got an endless or cut number"),
+        (message(7, [2], (4, 2, b"\x01\x80")), None, "Cannot parse tensor from proto: expected the length of a string, got a truncated or overlong one"),
         (b"\xffSECRET", None, "Could not parse `serialized` as TensorProto: expected one TensorProto message, got 7 bytes that are not one"),
         (b"", None, "Cannot parse tensor from proto: expected a dtype that torch has, got no dtype (0)"),
     ],
@@ -199,8 +204,8 @@ def test_what_can_be_written():
         (1.5, TypeError, "expected a torch tensor, a numpy array, or bytes or str in lists, got float"),
         ([1, 2], TypeError, "expected a torch tensor, a numpy array, or bytes or str in lists, got int"),
         (None, TypeError, "got NoneType"),
-        ([["a"], "b"], ValueError, "nested lists of different lengths are no tensor"),
-        (np.zeros(1, dtype="M8[s]"), TypeError, "a TensorProto holds no numpy dtype datetime64[s]"),
+        ([["a"], "b"], ValueError, "nested lists of different lengths (ragged) do not form a tensor"),
+        (np.zeros(1, dtype="M8[s]"), TypeError, "a TensorProto cannot hold numpy dtype datetime64[s]"),
         (torch.zeros(2, 2).to_sparse(), TypeError, "layout torch.sparse_coo"),
         (torch.zeros(2, dtype=torch.uint8).view(torch.float4_e2m1fn_x2), TypeError, "dtype torch.float4_e2m1fn_x2"),
         (torch.nested.as_nested_tensor([torch.zeros(1)], layout=torch.jagged), TypeError, "layout torch.jagged"),
@@ -225,7 +230,7 @@ def test_wrong_arguments():
 ENUMS = {1: "f4", 2: "f8", 3: "i4", 4: "u1", 5: "i2", 6: "i1", 8: "c8", 9: "i8", 14: "", 17: "u2", 18: "c16", 22: "u4"}
 
 
-@pytest.mark.parametrize(("enum", "count", "have"), list(itertools.product(ENUMS, (0, 1, 3), (0, 1, 2, 3, 5))))
+@for_each(("enum", "count", "have"), list(itertools.product(ENUMS, (0, 1, 3), (0, 1, 2, 3, 5))))
 def test_content_has_exactly_the_right_size(enum, count, have):
     itemsize = np.dtype(ENUMS[enum] or "u2").itemsize
     serialized = message(enum, [count], (4, 2, bytes(have * itemsize)))

@@ -1,3 +1,3 @@
-"""Samples and columns to batches."""
+"""From samples and columns to batches."""
 
 __all__: list[str] = []

@@ -1,4 +1,4 @@
-"""Records to what datasets hand out: single samples, or batches as columns wherever `collate` would make the same."""
+"""From records to single samples, or to batches as the columns that `collate` would make."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ __all__ = ["BatchParser"]
 class BatchParser:
     """Parses the records of a dataset; pickles, safe from several threads.
 
-    `parse_example` and `collate` differ on one spec: the one pads a FixedLenSequenceFeature, as TensorFlow does, the
-    other makes it jagged, like every feature of varying length. So here it is read jagged.
+    `parse_example` and `collate` differ on one feature type: `parse_example` pads a FixedLenSequenceFeature, as
+    TensorFlow does, while `collate` makes it jagged, like every var-length feature. Here it is read jagged.
 
     Args:
         features: What to read; see `TFRecordDataset`.
-        max_batch_bytes: As of `TFRecordDataset`.
+        max_batch_bytes: As for `TFRecordDataset`.
     """
 
     def __init__(
@@ -42,12 +42,12 @@ class BatchParser:
         return self._parser.single(record, key)
 
     def batch(self, records: PackedRecords, keys: npt.NDArray[np.uint64] | None = None) -> Sequence[Any]:
-        """Several samples, as columns where they can be."""
+        """Several samples, as columns if possible."""
         return self.batches(records, keys, (0, len(records)))[0]
 
     def batches(
         self, records: PackedRecords, keys: npt.NDArray[np.uint64] | None, borders: Sequence[int]
     ) -> list[Sequence[Any]]:
-        """Several calls of `batch` at once: their records one behind the other, and where each begins and ends."""
+        """Several calls of `batch` in one: all their records in a row, and the borders between batches."""
         sizes = (end - begin for begin, end in pairwise(borders))
         return [*map(ColumnBatch, self._parser.batches(records, keys, borders), sizes)]

@@ -25,31 +25,31 @@ __all__ = ["collate", "keep_type", "register_samples", "take_columns"]
 
 
 def collate(samples: Sequence[Any]) -> Any:
-    """Make a batch of samples, as torch's ``default_collate`` does, with what TFRecord data needs beside.
+    """Make a batch of samples, like torch's ``default_collate``, plus what TFRecord data needs.
 
-    - bytes, str and (nested) lists of them become lists, one item for each sample;
-    - tensors of equal shape are stacked to [B, ...]; images, videos and masks of ``tv_tensors`` keep their type;
-    - boxes and key points of ``tv_tensors``, which belong to one image each, become lists;
-    - var-length features become a jagged nested tensor [B, *], always, so that its kind does not depend on the lengths
-      that happen to meet; 1-D tensors of unequal length do, too;
-    - jagged, ragged and sparse samples become one with the sample's number as first dimension;
-    - mappings, tuples and lists are taken apart, each part made a batch; None stays a list.
+    - Bytes, str and (nested) lists of them become lists with one item for each sample.
+    - Tensors of equal shape are stacked to [B, ...]; images, videos and masks of ``tv_tensors`` keep their type.
+    - Boxes and key points of ``tv_tensors``, which belong to one image each, become lists.
+    - Var-length features always become a jagged nested tensor [B, *], whatever their lengths; so do other 1-D tensors
+      of unequal length.
+    - Jagged, ragged and sparse samples are joined into one, with the sample's number as first dimension.
+    - In mappings, tuples and lists, each part becomes a batch. None becomes a list.
 
-    What a dataset read as columns already (its `__getitems__`, without a transform) is handed on as it is, and samples
-    that are still as a dataset gave them are joined without being looked at. torch's own ``default_collate`` does the
-    same with those. In a DataLoader worker the batch travels in one piece of shared memory and arrives as a plain dict,
-    tuple or list.
+    Columns that a dataset has read already (in `__getitems__`, without a transform) are passed on as they are, and
+    samples that you have not touched are joined from their columns. torch's own ``default_collate`` does the same. From
+    a DataLoader worker the batch is sent in one piece of shared memory and arrives as a plain dict, tuple or list.
 
     Args:
         samples: What a dataset returned for each position; at least one.
 
     Returns:
-        The batch, nested as the samples are.
+        The batch, nested like the samples.
 
     Raises:
-        TypeError: a tensor, mapping or sequence in one sample and something else in another; names the feature.
-        ValueError: samples with different keys, or tensors of shapes or dtypes that cannot be stacked; names the
+        TypeError: One sample has a tensor, mapping or sequence where another has something else; the message names the
             feature.
+        ValueError: Samples have different keys, or tensors have shapes or dtypes that cannot be stacked; the message
+            names the feature.
 
     Example:
         >>> collate([{"x": torch.zeros(2), "name": b"a"}, {"x": torch.ones(2), "name": b"b"}])
@@ -62,7 +62,7 @@ def collate(samples: Sequence[Any]) -> Any:
 
 
 def take_columns(samples: Sequence[Any]) -> Any | None:
-    """The samples' columns, for this batch alone; None where the samples count."""
+    """The samples' columns, for this batch only; None if the samples may differ from them."""
     take = getattr(samples, "take_columns", None)
     columns = None if take is None else take()
     return join_samples(samples) if columns is None else columns
@@ -79,11 +79,11 @@ def _batch(samples: Sequence[Any], columns: Any | None) -> Any:
 
 
 def register_samples() -> None:
-    """Tell torch what to do with a `Sample`, where its functions ask for the very class."""
+    """Register `Sample` with torch's functions that look values up by their exact class."""
     register_in_worker()
     if Sample not in torchs.default_collate_fn_map:
         of_dict = _pytree.SUPPORTED_NODES[dict]
-        with contextlib.suppress(ValueError):  # another thread has done it in this moment
+        with contextlib.suppress(ValueError):  # another thread has just done it
             _pytree.register_pytree_node(
                 Sample,
                 of_dict.flatten_fn,
@@ -95,9 +95,9 @@ def register_samples() -> None:
 
 
 def _collate_for_torch(samples: Sequence[Any], *, collate_fn_map: Any = None) -> Any:
-    """What ``default_collate`` makes of samples: `collate`'s batch, with images as the plain tensors that torch makes.
+    """What ``default_collate`` makes of samples: the batch of `collate`, with images as plain tensors, like torch's.
 
-    Where somebody changed a sample they are plain dicts, of which torch makes what it can.
+    If a sample was changed, torch gets plain dicts instead and collates them itself.
     """
     columns = take_columns(samples)
     if columns is not None:
@@ -114,7 +114,7 @@ def _untyped(batch: Any) -> Any:
 
 
 class _UnlikeError(ValueError):
-    """A sample that does not go together with sample 0."""
+    """A sample that does not fit sample 0."""
 
     def __init__(self, text: str, number: int) -> None:
         super().__init__(text)
@@ -122,13 +122,13 @@ class _UnlikeError(ValueError):
 
 
 def _records(samples: Sequence[Any], number: int) -> str:
-    """Which records sample 0 and another one are, where the batch knows."""
+    """The records of sample 0 and another one, if the batch knows them."""
     first, other = place_of(samples, 0), place_of(samples, number)
     return "" if first is None else f"; sample 0 is {first}, sample {number} is {other}"
 
 
 def _finish(columns: Any, name: str) -> Any:
-    """Columns as they are, but for values that were left in a list."""
+    """The columns as they are, except that lists of values are collated."""
     if isinstance(columns, torch.Tensor):
         return columns
     if isinstance(columns, dict):
@@ -153,7 +153,7 @@ def _collate(values: list[Any], name: str) -> Any:
 
 
 def _is_strings(value: Any) -> bool:
-    """A bytes feature, also one of a shape or of any length, which must not be taken apart."""
+    """Whether it is a bytes feature, of any shape or length: its list must not be split into columns."""
     return isinstance(value, (bytes, str)) or (isinstance(value, list) and all(map(_is_strings, value)))
 
 
@@ -179,7 +179,7 @@ def _sequence(values: list[Any], name: str) -> Any:
     lengths = {len(value) for value in values}
     if len(lengths) > 1:
         raise ValueError(
-            f"{name or 'samples'}: expected sequences of one length, got lengths [{shown_list(sorted(lengths))}]"
+            f"{name or 'samples'}: expected sequences of equal length, got lengths [{shown_list(sorted(lengths))}]"
         )
     parts = [_collate(list(part), f"{name}[{number}]") for number, part in enumerate(zip(*values, strict=True))]
     if isinstance(first, tuple):
@@ -219,15 +219,15 @@ def _structured(values: list[Any], name: str) -> Any:
         raise ValueError(f"{name or 'samples'}: {error}") from error
 
 
-# From here on a batch is stacked in memory that is used again.
+# From this size on a batch is stacked in memory that is reused.
 _LARGE_BYTES = 1 << 16
 
-# The tv_tensors that have a form for batches; boxes and key points belong to one image each.
+# The tv_tensors that exist as batches; boxes and key points belong to one image each.
 _BATCHED_KINDS = (tv_tensors.Image, tv_tensors.Video, tv_tensors.Mask)
 
 
 def keep_type(batch: torch.Tensor, sample: torch.Tensor) -> torch.Tensor:
-    """The batch as the tv_tensor that its samples are; a plain tensor where tv_tensors has no batch of those."""
+    """The batch as the same tv_tensor as its samples; a plain tensor if tv_tensors has no batches of that type."""
     if not isinstance(sample, _BATCHED_KINDS):
         return batch
     wrapped: torch.Tensor = tv_tensors.wrap(batch, like=sample)
@@ -236,7 +236,7 @@ def keep_type(batch: torch.Tensor, sample: torch.Tensor) -> torch.Tensor:
 
 def _stack(values: list[Any], name: str) -> torch.Tensor:
     for number, value in enumerate(values):
-        if value.dtype != values[0].dtype:  # torch would convert all to one of them, and change values
+        if value.dtype != values[0].dtype:  # torch would convert all to one dtype, which changes values
             raise _UnlikeError(
                 f"{name or 'samples'}: cannot batch tensors with different dtypes: {values[0].dtype} in sample 0, "
                 f"{value.dtype} in sample {number}",

@@ -1,4 +1,4 @@
-"""A batch that is columns already, and yet a sequence of samples for whoever wants those."""
+"""A batch held as columns that is also a sequence of samples."""
 
 from __future__ import annotations
 
@@ -14,20 +14,21 @@ __all__ = ["ChainedTransforms", "ColumnBatch", "ColumnTransform"]
 
 
 class ColumnBatch(MutableSequence[Any]):
-    """What `TFRecordDataset.__getitems__` returns: the samples of several positions, held as columns.
+    """What `TFRecordDataset.__getitems__` returns: the samples at several positions, held as columns.
 
-    `collate` and torch's ``default_collate`` take the columns as they are. Everything else sees a list of samples,
-    which are made when they are asked for: sample i is what the dataset gives for position i alone. Tensors of samples
-    are views of their column. Then the list counts, since a collate function may sort it or take some out; of a
-    `Sample` that nobody has changed the columns still say all.
+    `collate` and torch's ``default_collate`` take the columns as they are. Everything else sees a list of samples, made
+    on first access: sample i is what the dataset returns for position i alone, and its tensors are views of their
+    columns. From then on the list counts, not the columns, since a custom `collate_fn` may sort or filter it; but
+    a `Sample` that was not changed is still joined from its columns.
 
     Args:
-        columns: Columns by name, or a tuple of such mappings and columns, nested as one sample is. A column is what
-            several values make as a batch, or a list of the values.
-        num_samples: How many samples there are.
-        places: The record of each, for errors; see `SampleList`.
+        columns: Columns by name, or a tuple of such mappings and columns, nested like one sample. A column is the batch
+            of several values, or a list of the values.
+        num_samples: Number of samples.
+        places: The record of each sample, for errors; see `SampleList`.
 
     Example:
+        >>> import torch
         >>> batch = ColumnBatch({"x": torch.tensor([4, 5]), "name": [b"a", b"b"]}, 2)
         >>> len(batch), batch[1]
         (2, {'x': tensor(5), 'name': b'b'})
@@ -38,23 +39,23 @@ class ColumnBatch(MutableSequence[Any]):
         self._num_samples = num_samples
         self._places = places
         self._block = SampleBlock(columns, num_samples) if isinstance(columns, dict) else None
-        self._single: dict[int, Sample] = {}  # samples that were asked for by their number
+        self._single: dict[int, Sample] = {}  # samples that were accessed by their number
         self._samples: list[Any] | None = None
         self._is_taken = False
         register_samples()
 
     @property
     def is_columns(self) -> bool:
-        """Whether nobody has looked at the samples, so that the columns still say all."""
+        """Whether no sample was accessed yet, so that the columns are up to date."""
         return self._samples is None and all(sample.is_unseen for sample in self._single.values())
 
     @property
     def columns(self) -> Any:
-        """The columns as they were made."""
+        """The original columns."""
         return self._columns
 
     def take_columns(self) -> Any | None:
-        """The columns for a batch, once: a second batch must not share their memory; None where the samples count."""
+        """The columns, for one batch only, since a second must not share their memory; None if samples may differ."""
         if self._is_taken or not self.is_columns:
             return None
         self._is_taken = True
@@ -65,18 +66,18 @@ class ColumnBatch(MutableSequence[Any]):
 
     @property
     def places(self) -> Places | None:
-        """The record of each sample, by its number; None where nobody knows any more."""
+        """The record of each sample, by its number; None once the samples may have been reordered."""
         return self._places if self._samples is None else getattr(self._samples, "places", None)
 
     def located(self, places: Places) -> ColumnBatch:
-        """This batch, with the record of each sample."""
+        """This batch with the record of each sample."""
         self._places = places
         return self
 
     def __getitem__(self, number: Any) -> Any:
         if self._samples is None and self._block is not None and type(number) is int:
             row = number + len(self) if number < 0 else number
-            if 0 <= row < len(self):  # torch's collate function begins so: the others are not made
+            if 0 <= row < len(self):  # torch's collate first looks at one sample: do not make the others
                 if row not in self._single:
                     self._single[row] = self._block.samples([row])[0]
                 return self._single[row]
@@ -94,17 +95,17 @@ class ColumnBatch(MutableSequence[Any]):
     def __eq__(self, other: object) -> bool:
         return self._all() == (other._all() if isinstance(other, ColumnBatch) else other)
 
-    __hash__ = None  # type: ignore[assignment]  # as of a list
+    __hash__ = None  # type: ignore[assignment]  # like a list
 
     def __add__(self, other: Any) -> list[Any]:
         return [*self, *other]
 
     def insert(self, index: int, value: Any) -> None:
-        """As of a list."""
+        """Like ``list.insert``."""
         self._all().insert(index, value)
 
     def sort(self, *, key: Callable[[Any], Any] | None = None, reverse: bool = False) -> None:
-        """As of a list: what many collate functions do before they pad."""
+        """Like ``list.sort``, which many custom collate functions call before they pad."""
         self._all().sort(key=key, reverse=reverse)
 
     def _all(self) -> list[Any]:
@@ -118,11 +119,11 @@ class ColumnBatch(MutableSequence[Any]):
         return self._samples
 
     def map(self, function: Callable[[Any], Any]) -> ColumnBatch:
-        """The batch of other columns that a function makes of these."""
+        """The batch with the columns that a function returns for these."""
         return ColumnBatch(function(self._columns), self._num_samples, self._places)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # In another process nobody knows the records. Samples become dicts.
+        # Without `places`, which do not pickle. Samples become dicts.
         return ColumnBatch, (self._columns, self._num_samples), None if self.is_columns else list(self)
 
     def __setstate__(self, samples: list[Any]) -> None:
@@ -133,14 +134,14 @@ class ColumnBatch(MutableSequence[Any]):
 
 
 class ColumnTransform:
-    """A transform that knows what it does to columns, so that they need not be taken apart for it."""
+    """A transform that can be applied to columns, so that no samples need to be made for it."""
 
     def __call__(self, sample: Any) -> Any:
         """Transform one sample."""
         raise NotImplementedError
 
     def columns(self, columns: Any) -> Any:
-        """Transform the columns of a batch: the same as transforming each sample."""
+        """Transform the columns of a batch, with the same result as transforming each sample."""
         raise NotImplementedError
 
 
@@ -148,7 +149,7 @@ class ChainedTransforms:
     """One transform, then another.
 
     Args:
-        first, second: Called with a sample, and with what came of it.
+        first, second: Called with a sample, and with the first one's result.
     """
 
     def __init__(self, first: Callable[[Any], Any], second: Callable[[Any], Any]) -> None:

@@ -1,4 +1,4 @@
-"""Records whose image stays encoded until torchvision's transform has drawn its crop."""
+"""Reads records so that the image stays encoded until torchvision's transform has drawn its crop."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ __all__ = ["CropReader", "NotCroppedError", "UncroppedBatch"]
 
 
 class CropReader:
-    """Reads records for a transform that begins with a crop, where the features have one Image.
+    """Reads records for a transform that begins with a crop, if the features have exactly one Image.
 
     Args:
-        parser: What reads the records otherwise.
+        parser: The parser for records that are not cropped first.
     """
 
     def __init__(self, parser: Any) -> None:
@@ -36,18 +36,18 @@ class CropReader:
     def batches(
         self, transform: Any, records: PackedRecords, borders: Sequence[int], *, in_turn: bool
     ) -> list[UncroppedBatch] | None:
-        """Read several batches: their records one behind the other, and where each begins and ends.
+        """Read several batches, given all their records in a row and the borders between batches.
 
         Args:
-            transform: The dataset's.
-            records: Of all batches.
-            borders: As of `BatchParser.batches`.
-            in_turn: Also where others follow the crop that may draw, so that sample after sample is decoded and
-                transformed by one thread.
+            transform: The dataset's transform.
+            records: The records of all batches.
+            borders: As for `BatchParser.batches`.
+            in_turn: Also accept a crop that is followed by transforms that may draw at random: the samples are then
+                decoded and transformed one after another by one thread.
 
         Returns:
-            None where images are to be decoded first: for this transform and these features, or since something is
-            wrong with a record.
+            The batches; None if images must be decoded first, because of the transform or the features, or because
+            something is wrong with a record.
         """
         if not self.takes(transform) or not (in_turn or _is_known(*_crop_of(transform))):
             return None
@@ -63,10 +63,10 @@ class CropReader:
         return transform is not None and self._image is not None and _taken_apart(transform)[0] is not None
 
     def sample(self, transform: Any, record: bytes, place: Callable[[int], str]) -> Any:
-        """The transform, one that it takes, applied to one record's sample; an error of it names the place.
+        """Apply a transform that `takes` accepts to one record's sample; an error in it names the place.
 
         Raises:
-            NotCroppedError: The image is to be decoded first; then nothing was drawn.
+            NotCroppedError: The image must be decoded first; nothing was drawn yet.
         """
         name, _ = self._image  # type: ignore[misc]
         try:
@@ -92,7 +92,7 @@ class CropReader:
 
     @cached_property
     def _encoded(self) -> BatchParser:
-        """Reads the image's bytes in place of the image."""
+        """Reads the image's bytes instead of the image."""
         name, spec = self._image  # type: ignore[misc]
         features = {**self._parser.features, name: FixedLenFeature((), bytes, key=spec.key)}
         return BatchParser(features, max_batch_bytes=self._parser.max_batch_bytes)
@@ -113,12 +113,12 @@ class CropReader:
 
 
 class UncroppedBatch(Sequence[Any]):
-    """Samples that wait for their transform, with an image that is still encoded. To whoever looks, it is decoded.
+    """Samples before their transform, with an image that is still encoded. On access, the image is decoded.
 
     Args:
         batch: The columns, with StoredImages.
-        name: The image's.
-        channels: Of the decoded image.
+        name: Name of the image feature.
+        channels: Channels of the decoded image.
     """
 
     def __init__(self, batch: ColumnBatch, name: str, channels: int) -> None:
@@ -126,7 +126,7 @@ class UncroppedBatch(Sequence[Any]):
         self._read: Callable[[], Sequence[Any]] = list
 
     def located(self, places: Places, read: Callable[[], Sequence[Any]]) -> UncroppedBatch:
-        """This batch, with the record of each sample, and what reads the samples with their images decoded."""
+        """This batch with the record of each sample, and a function that reads the samples with decoded images."""
         self._batch, self._read = self._batch.located(places), read
         return self
 
@@ -142,10 +142,10 @@ class UncroppedBatch(Sequence[Any]):
         return self._read()
 
     def transformed(self, transform: Any) -> Sequence[Any]:
-        """The transform applied to each sample, with the draws, values and errors that it has for decoded images.
+        """Apply the transform to each sample, with the same draws, values and errors as for decoded images.
 
         Raises:
-            NotCroppedError: The images are to be decoded first; then nothing was drawn.
+            NotCroppedError: The images must be decoded first; nothing was drawn yet.
         """
         with _draws_undone():
             crop, others = _crop_of(transform)
@@ -154,10 +154,10 @@ class UncroppedBatch(Sequence[Any]):
             return transform_each(partial(_apply, crop, others, self._name), self._batch)
 
     def transform_row(self, transform: Any, number: int) -> Any:
-        """The transform applied to one sample.
+        """Apply the transform to one sample.
 
         Raises:
-            NotCroppedError: The image is to be decoded first; then nothing was drawn.
+            NotCroppedError: The image must be decoded first; nothing was drawn yet.
         """
         with _draws_undone():
             apply, places = partial(_apply, *_crop_of(transform), self._name), self._batch.places
@@ -185,12 +185,12 @@ def _apply(crop: LeadingCrop, others: Sequence[Any], name: str, sample: dict[str
 
 
 class NotCroppedError(Exception):
-    """Something is wrong with an image or a transform: done as ever, it gives the error that it always gave."""
+    """Something is wrong with an image or a transform: decode the image first, for the usual error."""
 
 
 @contextmanager
 def _draws_undone() -> Iterator[None]:
-    """Where images are to be decoded first, the transform draws again."""
+    """Restore torch's random state if images must be decoded first, since the transform then draws again."""
     state = torch.get_rng_state()
     try:
         yield
@@ -200,7 +200,7 @@ def _draws_undone() -> Iterator[None]:
 
 
 def _taken_apart(transform: Any) -> tuple[LeadingCrop | None, Sequence[Any]]:
-    """The crop that a transform begins with, if any, and the transforms of ours that come after the user's."""
+    """The crop that a transform begins with, if any, and our own transforms after the user's."""
     if isinstance(transform, ChainedTransforms):
         crop, others = _taken_apart(transform.first)
         return crop, [*others, transform.second]
@@ -209,7 +209,7 @@ def _taken_apart(transform: Any) -> tuple[LeadingCrop | None, Sequence[Any]]:
 
 def _crop_of(transform: Any) -> tuple[LeadingCrop, Sequence[Any]]:
     crop, others = _taken_apart(transform)
-    if crop is None:  # any more
+    if crop is None:  # the transform was changed since
         raise NotCroppedError
     return crop, others
 

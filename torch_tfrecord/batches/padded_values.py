@@ -1,4 +1,4 @@
-"""One column of a batch, padded: a tensor that holds it already, or a list of its values."""
+"""Pad one column of a batch: a tensor that holds all its rows, or a list of values."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _POINTER_BYTES = 8  # of one entry in a Python list
 
 @dataclass(frozen=True, eq=False)
 class ColumnRows:
-    """A column that need not be taken apart to be padded: dense values [B, ...], or where each row begins and ends."""
+    """A column that is padded as a whole: dense values [B, ...], or values and the offsets of the rows."""
 
     values: torch.Tensor
     offsets: torch.Tensor | None
@@ -56,7 +56,7 @@ class ColumnRows:
 
 
 def column_rows(column: Any) -> ColumnRows | None:
-    """A tensor's rows, where it is dense, or jagged without gaps; on the CPU, and no gradient is asked for."""
+    """A tensor's rows, if it is dense or jagged without gaps, on the CPU, and does not require a gradient."""
     if column.layout == torch.strided and not column.is_nested:
         return ColumnRows(column, None) if _is_plain(column) else None
     if column.layout != torch.jagged or column._lengths is not None or column._ragged_idx != 1:
@@ -71,7 +71,7 @@ def _is_plain(values: torch.Tensor) -> bool:
 
 
 def pad_column(column: ColumnRows, shapes: object, padding: object, name: str) -> Padded:
-    """Pad a column: the same as `pad_numbers` of its rows, errors too."""
+    """Pad a column, with the same result and errors as `pad_numbers` of its rows."""
     sizes, plain = column.sizes(), column.values.as_subclass(torch.Tensor)
     size, fill = _prepare(sizes, shapes, padding, plain.dtype, name)
     if column.offsets is None:
@@ -84,7 +84,7 @@ def _fill_rows(values: torch.Tensor, offsets: torch.Tensor, size: _Shape, fill: 
 
 
 def _pad_inner(values: torch.Tensor, inner: _Shape, fill: Any) -> torch.Tensor:
-    """Values [N, ...] as [N, *inner], which is nowhere smaller."""
+    """Values [N, ...] padded to [N, *inner], which is not smaller in any dimension."""
     if values.shape[1:] == inner:
         return values
     padded = values.new_full((len(values), *inner), fill)
@@ -96,8 +96,8 @@ def pad_numbers(values: list[Any], shapes: object, padding: object, name: str) -
     """Pad tensors, arrays, numbers or nested lists of numbers, one for each sample.
 
     Raises:
-        TypeError: Something else among them, other dtypes, or a padding value that the dtype does not hold.
-        ValueError: Samples of several ranks, or one larger than asked for.
+        TypeError: A value is not a number, dtypes differ, or the dtype cannot hold the padding value.
+        ValueError: Samples have different numbers of dimensions, or one is larger than the size to pad to.
     """
     tensors = _tensors(values, name)
     _check_alike(tensors, name)
@@ -124,7 +124,7 @@ def _tensors(values: list[Any], name: str) -> list[torch.Tensor]:
             return [torch.from_numpy(array.astype(dtype)) for array in arrays]
         return [torch.tensor(value) if isinstance(value, (np.ndarray, np.generic)) else value for value in values]
     except (TypeError, ValueError) as error:
-        raise TypeError(f"{name or 'samples'}: expected numbers alone, in lists of equal length") from error
+        raise TypeError(f"{name or 'samples'}: expected only numbers, in lists of equal length") from error
 
 
 def _check_alike(tensors: list[Any], name: str) -> None:
@@ -143,7 +143,7 @@ def _check_alike(tensors: list[Any], name: str) -> None:
 
 
 def _prepare(sizes: _Sizes, shapes: object, padding: object, dtype: torch.dtype, name: str) -> tuple[_Shape, Any]:
-    """The size of a sample in the batch, and what it is filled with; the batch's bytes are reserved."""
+    """The size of a sample in the batch, and the fill value; reserves the batch's bytes."""
     size = _padded_size(sizes, shapes, name)
     fill = _exact_number(padding, dtype, name) if size else 0
     _reserve_padded(sizes, size, dtype.itemsize, name)
@@ -151,7 +151,7 @@ def _prepare(sizes: _Sizes, shapes: object, padding: object, dtype: torch.dtype,
 
 
 def _exact_number(value: object, dtype: torch.dtype, name: str) -> Any:
-    """The padding value, if the dtype holds it exactly."""
+    """The padding value; an error unless the dtype can hold it exactly."""
     if value is None:
         return 0
     if isinstance(value, (torch.Tensor, np.ndarray, np.generic)):
@@ -172,8 +172,8 @@ def pad_strings(values: list[Any], kind: type[bytes] | type[str], shape: object,
     """Pad bytes or str, or nested lists of them, one for each sample; kind is the type of the first.
 
     Raises:
-        TypeError: Something else among them, or a padding value of another type.
-        ValueError: The same, or lists of unequal length within a sample.
+        TypeError: A value or the padding value has another type.
+        ValueError: As for `pad_numbers`, or lists within a sample have unequal lengths.
     """
     sizes = _sizes_of(_string_sizes(values, kind, name), name)
     size = _padded_size(sizes, shape, name)
@@ -185,15 +185,15 @@ def pad_strings(values: list[Any], kind: type[bytes] | type[str], shape: object,
 
 
 def _string_sizes(values: list[Any], kind: type[bytes] | type[str], name: str) -> list[_Shape]:
-    """The shape of each of several nested lists; an empty one has as many dimensions as the others."""
+    """The shape of each of several nested lists; an empty one counts as having as many dimensions as the others."""
     types = set(map(type, values))
-    if types == {list} and set(map(type, chain.from_iterable(values))) <= {kind}:  # most are rows of strings,
+    if types == {list} and set(map(type, chain.from_iterable(values))) <= {kind}:  # the usual case: lists of strings,
         return [(len(value),) for value in values]
     if types == {kind}:  # or strings
         return [()] * len(values)
     for scalar in scalars(values):
         if not isinstance(scalar, kind):
-            raise TypeError(f"{name or 'samples'}: expected {kind.__name__} alone, got {type(scalar).__name__}, too")
+            raise TypeError(f"{name or 'samples'}: expected only {kind.__name__}, got {type(scalar).__name__}, too")
     sizes = []
     for number, value in enumerate(values):
         try:
@@ -212,7 +212,7 @@ def _list_size(value: object) -> _Shape:
 
 
 def _pad_lists(values: list[Any], size: _Shape, fill: Any) -> list[Any]:
-    """Several nested lists, each padded at the end of each dimension to a shape that is nowhere smaller."""
+    """Several nested lists, each padded at the end of each dimension to a shape that is not smaller."""
     if len(size) < 2:
         fills = [fill] * sum(size)
         return [[*value, *fills[len(value) :]] for value in values] if size else list(values)
@@ -221,7 +221,7 @@ def _pad_lists(values: list[Any], size: _Shape, fill: Any) -> list[Any]:
 
 
 def scalars(value: object) -> Iterator[Any]:
-    """What lies in nested lists, row-major.
+    """The values in nested lists, in row-major order.
 
     Example:
         >>> list(scalars([[b"a"], [], [b"b"]]))
@@ -235,7 +235,7 @@ def scalars(value: object) -> Iterator[Any]:
 
 
 def _sizes_of(shapes: Sequence[_Shape], name: str) -> _Sizes:
-    """The shapes of samples, of which there is at least one; ValueError for those of several ranks."""
+    """The shapes of at least one sample; ValueError if their numbers of dimensions differ."""
     rank = len(shapes[0])
     if len(set(map(len, shapes))) > 1:
         number = next(number for number, shape in enumerate(shapes) if len(shape) != rank)
@@ -261,12 +261,12 @@ def _padded_size(sizes: _Sizes, shape: object, name: str) -> _Shape:
 
 
 def _wanted(shape: Any, rank: int, name: str) -> tuple[int | None, ...]:
-    """A shape as asked for, with None for the maximum in the batch."""
+    """An entry of padded_shapes as a shape, with None for the maximum in the batch."""
     if shape is None:
         return (None,) * rank
     entries = (shape,) if isinstance(shape, int) else shape
     if isinstance(entries, Mapping) or any(isinstance(entry, (Mapping, list, tuple)) for entry in entries):
-        raise ValueError(f"padded_shapes{name}: expected a shape, nested as the samples, got {shape!r}")
+        raise ValueError(f"padded_shapes{name}: expected a shape, nested like the samples, got {shape!r}")
     wanted = tuple(None if entry == -1 else entry for entry in entries)
     if len(wanted) != rank:
         raise ValueError(
@@ -277,7 +277,7 @@ def _wanted(shape: Any, rank: int, name: str) -> tuple[int | None, ...]:
 
 
 def _reserve_padded(sizes: _Sizes, size: _Shape, itemsize: int, name: str) -> None:
-    """`reserve` a padded column; the error's position is the number of the largest sample."""
+    """Call `reserve` for a padded column; the error's position is the number of the largest sample."""
     try:
         reserve(len(sizes) * math.prod(size) * itemsize)
     except LimitExceededError as error:
@@ -286,6 +286,6 @@ def _reserve_padded(sizes: _Sizes, size: _Shape, itemsize: int, name: str) -> No
 
 
 def _lengths_of(sizes: _Sizes) -> torch.Tensor | None:
-    """The sizes as PaddedCollate returns them: [B] of one dimension, [B, R] of R, None of none."""
+    """The sizes as PaddedCollate returns them: [B] for one dimension, [B, R] for R, None for no dimension."""
     rank = sizes.shape[1]
     return torch.from_numpy(sizes[:, 0].copy() if rank == 1 else sizes) if rank else None

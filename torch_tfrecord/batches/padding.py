@@ -1,4 +1,4 @@
-"""From samples of unequal size to one batch, padded as tf.data's ``padded_batch`` pads."""
+"""From samples of unequal size to one padded batch, like tf.data's ``padded_batch``."""
 
 from __future__ import annotations
 
@@ -29,31 +29,33 @@ __all__ = ["PaddedCollate"]
 
 @dataclass(frozen=True)
 class PaddedCollate:
-    """A ``collate_fn`` that pads samples to equal sizes, as tf.data's ``padded_batch`` does; pickles.
+    """A ``collate_fn`` that pads samples to equal sizes, like tf.data's ``padded_batch``; pickles.
 
-    Padding is added at the end of each dimension. Nothing is ever cut. Tensors, arrays, numbers and lists of numbers
-    become tensors [B, ...]; ``tv_tensors`` keep their type as in `collate`, Python floats are float64. Lists of bytes
-    or str, nested ones too, stay lists and are padded in the same way. Mappings and tuples are taken apart, and so are
-    lists of anything else. None, and a single bytes or str for each sample, become a list. Lists that are empty in the
-    whole batch are taken for bytes.
+    Padding is added at the end of each dimension; nothing is ever truncated. Tensors, arrays, numbers and lists of
+    numbers become tensors [B, ...]; ``tv_tensors`` keep their type as in `collate`, and Python floats become float64.
+    Lists of bytes or str, also nested, stay lists and are padded in the same way. In mappings, tuples and lists of
+    anything else, each part is padded by itself. None, and a single bytes or str for each sample, become a list. Lists
+    that are empty in the whole batch are taken to be of bytes.
 
     Args:
-        padded_shapes: The sizes to pad to, nested as a sample: for each feature None (every dimension to its maximum in
-            the batch), or a shape without the batch dimension, whose entries are sizes, or None or -1 (that
-            dimension's maximum in the batch). A key that is left out of a mapping counts as None.
-        padding_values: What to pad with, nested as a sample, or one value for all features. None, a key that is left
-            out, and the plain ``0`` for all mean the dtype's own: 0, 0.0, False, ``b""``, ``""``. Else a value that the
-            dtype holds exactly. A feature without dimensions is never padded.
-        return_lengths: Return (batch, lengths). The lengths are nested as the batch: int64, sizes before padding, [B]
-            for a feature of one dimension, [B, R] for one of R dimensions; None for one that has no dimension.
-        max_batch_bytes: The most bytes that the batch may need: one long sample among many makes all of them as long.
+        padded_shapes: The sizes to pad to, nested like a sample. For each feature None (pad every dimension to its
+            maximum in the batch), or a shape without the batch dimension, whose entries are sizes, or None or -1 for
+            that dimension's maximum in the batch. A key missing from a mapping counts as None.
+        padding_values: What to pad with, nested like a sample, or one value for all features: a value that the dtype
+            can hold exactly. None, a missing key, or a plain ``0`` for all means the dtype's default: 0, 0.0, False,
+            ``b""`` or ``""``. A feature without dimensions is never padded.
+        return_lengths: Return (batch, lengths). The lengths are nested like the batch and hold the sizes before
+            padding: int64 [B] for a feature of one dimension, [B, R] for one of R dimensions, None for one without
+            dimensions.
+        max_batch_bytes: Limit on the bytes of the batch, since one long sample makes all others as long.
 
     Raises:
-        LimitExceededError: A batch that needs more, before it is allocated. Names the feature and the largest sample.
-        TypeError: A padding value that the dtype does not hold exactly, samples of unequal dtype, a jagged, sparse or
-            other value that cannot be padded. Names the feature.
-        ValueError: A sample longer than the size asked for, a shape of another rank, or an argument nested in another
-            way than the samples. Names the feature, and the sample by its number in the batch.
+        LimitExceededError: A batch needs more; raised before it is allocated. The message names the feature and the
+            largest sample.
+        TypeError: The dtype cannot hold the padding value exactly, samples have different dtypes, or a value is jagged,
+            sparse or of another type that cannot be padded. The message names the feature.
+        ValueError: A sample is larger than the size to pad to, a shape has another number of dimensions, or an argument
+            is not nested like the samples. The message names the feature, and the sample by its number in the batch.
 
     Example:
         >>> pad = PaddedCollate(padding_values={"ids": -1})
@@ -68,16 +70,16 @@ class PaddedCollate:
     max_batch_bytes: int = field(default=MAX_BATCH_BYTES, kw_only=True, repr=False)
 
     def __post_init__(self) -> None:
-        """Check what can be checked without samples."""
+        """Check the arguments as far as possible without samples."""
         _check_shapes(self.padded_shapes)
         _check_paddings(self.padding_values)
         check_max_batch_bytes(self.max_batch_bytes)
 
     def __call__(self, samples: Sequence[Any]) -> Any:
-        """Make a batch of samples, at least one."""
+        """Make a batch of at least one sample."""
         if not samples:
             raise ValueError("a batch needs at least one sample, got none")
-        # 0 is the default for every dtype, bytes and str too.
+        # 0 stands for every dtype's default, also for bytes and str.
         everywhere = None if type(self.padding_values) is int and not self.padding_values else self.padding_values
         try:
             with BatchBudget(self.max_batch_bytes):
@@ -92,7 +94,7 @@ class PaddedCollate:
 
 
 def _fillable(columns: Any, num_samples: int) -> Any:
-    """Columns as `pad_column` takes them, and a list of values in place of each other one."""
+    """The columns as `pad_column` takes them, or as a list of values where it cannot."""
     if isinstance(columns, dict):
         return {key: _fillable(column, num_samples) for key, column in columns.items()}
     if isinstance(columns, tuple):
@@ -110,7 +112,9 @@ def _check_shapes(shapes: object) -> None:
         for item in shapes:
             _check_shapes(item)
     elif shapes is not None and (isinstance(shapes, bool) or not isinstance(shapes, int)):
-        raise TypeError(f"padded_shapes holds ints, None and -1, in tuples and mappings, got {type(shapes).__name__}")
+        raise TypeError(
+            f"padded_shapes must hold ints, None and -1, in tuples and mappings, got {type(shapes).__name__}"
+        )
     elif shapes is not None and shapes < -1:
         raise ValueError(f"a size in padded_shapes must be at least 0, or None or -1 for the maximum, got {shapes}")
 
@@ -127,7 +131,7 @@ def _check_paddings(paddings: object) -> None:
 
 
 def _pad(column: Any, shapes: object, paddings: object, name: str) -> Padded:
-    """Pad a mapping or tuple of columns, or one: `ColumnRows`, or its values in a list."""
+    """Pad a mapping or tuple of columns, or one column: `ColumnRows`, or a list of its values."""
     if isinstance(column, dict):
         return _pad_mapping(column, shapes, paddings, name)
     if isinstance(column, tuple):
@@ -144,7 +148,7 @@ def _pad_values(values: list[Any], shapes: object, paddings: object, name: str) 
         return _pad_mapping(_columns_of_mappings(values, name), shapes, paddings, name)
     if isinstance(first, tuple):
         return _pad_sequences(values, shapes, paddings, name)
-    scalar = next(scalars(values), b"")  # lists that are all empty: strings or numbers, nobody knows
+    scalar = next(scalars(values), b"")  # lists that are all empty count as strings
     if scalar is None:
         return values, None
     if isinstance(scalar, (bytes, str)):
@@ -159,7 +163,7 @@ def _columns_of_mappings(values: list[Any], name: str) -> dict[Any, list[Any]]:
     for number, value in enumerate(values):
         if not isinstance(value, Mapping) or set(value) != keys:
             raise ValueError(
-                f"{name or 'samples'}: expected the keys {_names(keys)} in each, not so in sample {number}"
+                f"{name or 'samples'}: expected the keys {_names(keys)} in each, got others in sample {number}"
             )
     return {key: [value[key] for value in values] for key in values[0]}
 
@@ -169,9 +173,9 @@ def _pad_mapping(columns: dict[Any, Any], shapes: object, paddings: object, name
     for argument, given in (("padded_shapes", shapes), ("padding_values", paddings)):
         if isinstance(given, Mapping) and not set(given) <= keys:
             unknown = _names(set(given) - keys)
-            raise ValueError(f"{argument}{name}: the samples have no {unknown}, only {_names(keys)}")
+            raise ValueError(f"{argument}{name}: expected some of the samples' keys {_names(keys)}, got {unknown}")
         if isinstance(given, (list, tuple)) or (argument == "padded_shapes" and isinstance(given, int)):
-            raise ValueError(f"{argument}{name}: expected a mapping of {_names(keys)}, nested as the samples")
+            raise ValueError(f"{argument}{name}: expected a mapping of {_names(keys)}, nested like the samples")
     parts = {}
     for key, column in columns.items():
         shape = shapes.get(key) if isinstance(shapes, Mapping) else None
@@ -188,7 +192,7 @@ def _pad_sequences(values: list[Any], shapes: object, paddings: object, name: st
     first = values[0]
     for number, value in enumerate(values):
         if not isinstance(value, (list, tuple)) or len(value) != len(first):
-            raise ValueError(f"{name or 'samples'}: expected {len(first)} parts in each, not so in sample {number}")
+            raise ValueError(f"{name or 'samples'}: expected {len(first)} parts in each, got others in sample {number}")
     batch, lengths = _pad_parts([*map(list, zip(*values, strict=True))], shapes, paddings, name)
     if isinstance(first, tuple):
         return type(first)(*batch) if hasattr(first, "_fields") else tuple(batch), tuple(lengths)
@@ -207,5 +211,5 @@ def _pad_parts(columns: Sequence[Any], shapes: object, paddings: object, name: s
 
 def _parts(argument: str, given: object, count: int, name: str) -> Sequence[object]:
     if not isinstance(given, (list, tuple)) or len(given) != count:
-        raise ValueError(f"{argument}{name}: expected {count} parts, nested as the samples, got {given!r}")
+        raise ValueError(f"{argument}{name}: expected {count} parts, nested like the samples, got {given!r}")
     return given

@@ -1,4 +1,4 @@
-"""One sample of a block of columns: a dict that reads its values from the columns when somebody looks at them."""
+"""One sample of a block of columns: a dict that reads each value from its column on first access."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ __all__ = ["FILLED", "UNSEEN", "Sample", "make_samples"]
 
 
 UNSEEN = object()
-"""Stands in a sample's memory for a value that nobody has looked at, and before the first look for all.
+"""Marks in a sample's dict a value that was not accessed yet; before the first access, its only key.
 
-A plain object: the garbage collector does not look at those.
+A plain object, which the garbage collector does not track.
 """
 FILLED = -(1 << 62)
-"""The row of a sample all of whose values were looked at, or which has none."""
+"""The row of a sample whose values were all accessed, or that is not a row of a block."""
 
 
 class RowBlock(Protocol):
-    """Columns of which samples are rows."""
+    """Columns whose rows are samples."""
 
     @property
     def lock(self) -> Any:
-        """Held where a sample is looked at for the first time."""
+        """Held during the first access to a sample."""
 
     @property
     def template(self) -> dict[Any, object]:
@@ -37,34 +37,35 @@ class RowBlock(Protocol):
 
 
 class Sample(dict[Any, Any]):
-    """A sample as the datasets give it: a dict, which is the row of a block of columns until somebody changes it.
+    """A sample from a dataset: a dict that stays a row of a block of columns until you change it.
 
-    It holds its names from the first look at it on, and a value from the first look at that. So whoever makes a batch
-    of samples that nobody has looked at joins rows of columns, and makes none of their values: `collate`, and torch's
-    ``default_collate`` too. Copies, pickles and what functions of torch make of it are plain dicts.
+    Its names are filled in on the first access, and each value on the first access to that value. So `collate` and
+    torch's ``default_collate`` can make a batch of untouched samples by joining rows of columns, without making any
+    value. Copies, pickles and what torch's functions make of it are plain dicts.
 
-    C code that reads a dict's memory, past the methods of its class, finds `UNSEEN`; of Python's own only what asks for
-    exactly that does (``dict.items(sample)``). Before the first look that is the only key: C code that asks a dict for
-    its size (`json`) would write an empty one, and 40 names for each sample take a fifth of a stream's time.
+    C code that reads the dict's memory directly, past the methods of this class, finds `UNSEEN`; in Python itself only
+    code that asks for exactly that does (``dict.items(sample)``). Before the first access it is the only key: with no
+    key at all, C code that checks a dict's size (`json`) would write an empty one, and filling in 40 names for each
+    sample takes a fifth of a stream's time.
     """
 
-    # The row is ~row once the names are there. No block: changed, or made by somebody else.
+    # The row is ~row once the names are filled in. There is no block if it was changed, or not made from one.
     __slots__ = ("_block", "_row")
     _block: RowBlock | None
     _row: int
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        """As a dict's own: this one is no row of a block."""
+        """Make a sample that is not a row of a block, like ``dict``."""
         super().__init__(*args, **kwargs)
         self._block, self._row = None, FILLED
 
     @property
     def is_unseen(self) -> bool:
-        """Whether nobody has looked at a value, or changed anything."""
+        """Whether no value was accessed and nothing was changed."""
         return self._block is not None and self._row >= 0
 
     def _open(self) -> None:
-        """Hold the names."""
+        """Fill in the names."""
         block = self._block
         if block is None or self._row < 0:
             return
@@ -75,13 +76,13 @@ class Sample(dict[Any, Any]):
                 self._row = ~self._row
 
     def _look(self, name: Any) -> Any:
-        # Without a block there is nothing UNSEEN.
+        # Without a block no value is UNSEEN.
         value = self._block.value(name, ~self._row)  # type: ignore[union-attr]
         super().__setitem__(name, value)
         return value
 
     def _fill(self) -> None:
-        """Look at everything."""
+        """Fill in all values."""
         block = self._block
         if block is None or self._row == FILLED:
             return
@@ -96,7 +97,7 @@ class Sample(dict[Any, Any]):
                 self._row = FILLED
 
     def _change(self) -> None:
-        """From here on the columns do not count."""
+        """Detach the sample from its columns before a change."""
         self._fill()
         self._block = None
 
@@ -109,7 +110,7 @@ class Sample(dict[Any, Any]):
         return self._look(name) if value is UNSEEN else value
 
     def get(self, name: Any, default: Any = None) -> Any:
-        """As of a dict."""
+        """Like the method of ``dict``."""
         if self._row >= 0:
             self._open()
         value = dict.get(self, name, default)
@@ -124,7 +125,7 @@ class Sample(dict[Any, Any]):
         return super().__contains__(name)
 
     def __iter__(self) -> Any:
-        # C code copies the memory of a dict whose class does not say this anew.
+        # C code copies a dict's memory directly unless its class overrides this method.
         self._open()
         return super().__iter__()
 
@@ -133,22 +134,22 @@ class Sample(dict[Any, Any]):
         return super().__reversed__()
 
     def keys(self) -> KeysView[Any]:  # type: ignore[override]
-        """As of a dict."""
+        """Like the method of ``dict``."""
         self._open()
         return super().keys()
 
     def items(self) -> ItemsView[Any, Any]:  # type: ignore[override]
-        """As of a dict."""
+        """Like the method of ``dict``."""
         self._fill()
         return super().items()
 
     def values(self) -> ValuesView[Any]:  # type: ignore[override]
-        """As of a dict."""
+        """Like the method of ``dict``."""
         self._fill()
         return super().values()
 
     def copy(self) -> dict[Any, Any]:
-        """A plain dict."""
+        """Copy to a plain dict."""
         return dict(self.items())
 
     __copy__ = copy
@@ -171,7 +172,7 @@ class Sample(dict[Any, Any]):
             other._fill()
         return super().__ne__(other)
 
-    __hash__ = None  # as of a dict
+    __hash__ = None  # like a dict
 
     def __or__(self, other: Any) -> Any:
         self._fill()
@@ -200,27 +201,27 @@ class Sample(dict[Any, Any]):
         return super().__ior__(other)
 
     def clear(self) -> None:
-        """As of a dict."""
+        """Like the method of ``dict``."""
         self._block, self._row = None, FILLED
         super().clear()
 
     def pop(self, *args: Any) -> Any:
-        """As of a dict."""
+        """Like the method of ``dict``."""
         self._change()
         return super().pop(*args)
 
     def popitem(self) -> tuple[Any, Any]:
-        """As of a dict."""
+        """Like the method of ``dict``."""
         self._change()
         return super().popitem()
 
     def setdefault(self, name: Any, default: Any = None) -> Any:
-        """As of a dict."""
+        """Like the method of ``dict``."""
         self._change()
         return super().setdefault(name, default)
 
     def update(self, *args: Any, **kwargs: Any) -> None:
-        """As of a dict."""
+        """Like the method of ``dict``."""
         self._change()
         super().update(*args, **kwargs)
 

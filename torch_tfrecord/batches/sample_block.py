@@ -1,4 +1,4 @@
-"""Columns and their rows: taken apart to samples, and joined again from samples that nobody has changed."""
+"""Columns and their rows: split into samples, and joined again from samples that were not changed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _Integers: TypeAlias = "npt.NDArray[np.int64]"
 
 
 class _Dense(NamedTuple):
-    """A dense column as NumPy's array, as integers where NumPy has no such dtype."""
+    """A dense column as a NumPy array, as integers if NumPy does not have its dtype."""
 
     kind: type[torch.Tensor]
     dtype: torch.dtype
@@ -33,11 +33,11 @@ class _Dense(NamedTuple):
 
 
 class Origin(NamedTuple):
-    """Of a block that a stream read on its way.
+    """For a block that a stream has read.
 
     Attributes:
-        again: Parses the columns once more, into other memory.
-        joined: Told of each batch that ends in this block: of how many samples, and before which row it ends.
+        again: Parses the columns once more, into new memory.
+        joined: Called for each batch that ends in this block, with its number of samples and the row after its end.
     """
 
     again: Callable[[], dict[Any, Any]]
@@ -45,15 +45,15 @@ class Origin(NamedTuple):
 
 
 class SampleBlock:
-    """The columns of several samples, by name. Values of samples are made at the first look at them, and kept.
+    """The columns of several samples, by name. A sample's values are made on first access, and kept.
 
-    Tensors of samples are views of their column, so that what is done to one in place is done to the column.
-    Those of one sample are views of their own; from the second sample on, the whole column is taken apart at once.
+    Tensors of samples are views of their column, so an in-place change of one changes the column. The first access to
+    a column makes one view; on the second, the whole column is split at once.
 
     Args:
-        columns: As of `ColumnBatch`, by name.
-        num_rows: How many samples there are.
-        origin: Where there is one, a batch may `take` the columns.
+        columns: As for `ColumnBatch`, by name.
+        num_rows: Number of samples.
+        origin: If there is one, a batch may `take` the columns.
     """
 
     __slots__ = (
@@ -77,24 +77,24 @@ class SampleBlock:
         self.template: dict[Any, object] = dict.fromkeys(columns, UNSEEN)
         self._apart: dict[Any, Sequence[Any]] = {}
         self._dense: dict[Any, _Dense | None] = {}
-        self._looked: set[Any] = set()  # names of columns of which one value was looked at; None for a row
+        self._looked: set[Any] = set()  # names of columns with one accessed value; None for a row
         self._rows: list[tuple[Any, ...]] | None = None
 
     @property
     def columns(self) -> dict[Any, Any]:
-        """The columns; parsed again where a batch took them."""
-        self._is_read = True  # before the look: `take` looks in the other order
+        """The columns; parsed again if a batch took them."""
+        self._is_read = True  # first set, then read: `take` does it in the other order
         columns = self._columns
         if columns is None:
-            columns = self._columns = self.origin.again()  # type: ignore[union-attr]  # or they were not taken
+            columns = self._columns = self.origin.again()  # type: ignore[union-attr]  # None only after `take`
         return columns
 
     def take(self) -> dict[Any, Any] | None:
-        """The columns for one batch alone; None where it must copy: another batch or a sample may have their memory."""
+        """The columns, for one batch only; None if it must copy, as another batch or sample may share the memory."""
         if self.origin is None or self._is_read:
             return None
         columns, self._columns = self._columns, None
-        if self._is_read and columns is not None:  # by another thread, in this moment
+        if self._is_read and columns is not None:  # another thread has just read them
             self._columns = columns
             return None
         return columns
@@ -116,7 +116,7 @@ class SampleBlock:
 
     def _values(self, name: Any) -> Sequence[Any]:
         values = self._apart.get(name)
-        if values is None:  # of two threads one's values count
+        if values is None:  # if two threads make the values, the first one's are kept
             values = self._apart.setdefault(name, take_apart(self.columns[name], self.num_rows))
         return values
 
@@ -136,11 +136,11 @@ class SampleBlock:
         return self._dense[name]
 
 
-# Apart.
+# Splitting.
 
 
 def take_apart(columns: Any, num_rows: int) -> Sequence[Any]:
-    """The value of each row; of columns by name, or a tuple of columns, the samples."""
+    """The value of each row; for columns by name, or a tuple of columns, the samples."""
     if isinstance(columns, dict):
         return SampleBlock(columns, num_rows).samples()
     if isinstance(columns, tuple):
@@ -152,20 +152,20 @@ def take_apart(columns: Any, num_rows: int) -> Sequence[Any]:
 
 
 def _like(tensor: torch.Tensor, column: torch.Tensor) -> torch.Tensor:
-    """A tensor as the tv_tensor that the column is, if it is one."""
+    """A tensor as the same tv_tensor as the column, if that is one."""
     if not isinstance(column, tv_tensors.TVTensor):
         return tensor
     wrapped: torch.Tensor = tv_tensors.wrap(tensor, like=column)
     return wrapped
 
 
-# Joined again.
+# Joining.
 
 
 def join_samples(samples: Sequence[Any]) -> dict[Any, Any] | None:
-    """The columns that samples are rows of, for one batch alone; None where one is no sample, or was changed.
+    """The columns whose rows the samples are, for one batch only; None if one was changed or is not a `Sample`.
 
-    A feature that somebody looked at is the list of the samples' values: whatever was done to those counts.
+    A feature that was accessed is the list of the samples' values, since those may have been changed in place.
     """
     if set(map(type, samples)) != {Sample}:
         return None
@@ -195,13 +195,13 @@ _BLOCK, _ROW = attrgetter("_block"), attrgetter("_row")
 
 
 def _taken(block: SampleBlock, rows: _Integers) -> dict[Any, Any] | None:
-    """The columns themselves, where these are all rows of the block, in order."""
+    """The columns themselves, if these are all rows of the block, in order."""
     is_whole = len(rows) == block.num_rows and bool((rows == np.arange(len(rows))).all())
     return block.take() if is_whole else None
 
 
 def _looked(samples: Sequence[Sample], names: Sequence[Any], rows: _Integers) -> set[Any]:
-    """The names of which a value was looked at."""
+    """The names of features with an accessed value."""
     looked: set[Any] = set()
     get = dict.__getitem__
     for number in np.flatnonzero(rows < 0).tolist():
@@ -212,7 +212,7 @@ def _looked(samples: Sequence[Sample], names: Sequence[Any], rows: _Integers) ->
 
 
 class _Chosen(NamedTuple):
-    """Rows of several blocks: of each block which, and their places among all; slices where they are neighbours."""
+    """Rows of several blocks: for each block its rows, and their places among all; slices if they are neighbours."""
 
     num_rows: int
     rows: list[slice | _Integers]
@@ -235,7 +235,7 @@ def _neighbours(numbers: _Integers) -> slice | _Integers:
 
 
 def _joined(blocks: Sequence[SampleBlock], name: Any, chosen: _Chosen) -> Any:
-    """The chosen rows of one feature; None where only the values can be put together."""
+    """The chosen rows of one feature; None if only its values can be collated."""
     dense = _same([block.dense(name) for block in blocks])
     columns = [block.columns[name] for block in blocks]
     if dense is not None:
@@ -248,7 +248,7 @@ def _joined(blocks: Sequence[SampleBlock], name: Any, chosen: _Chosen) -> Any:
 
 
 def _same(parts: Sequence[_Dense | None]) -> list[_Dense] | None:
-    """The columns, if all are dense and of one kind."""
+    """The columns, if all are dense and of the same type."""
     first = parts[0]
     if first is None:
         return None
@@ -269,7 +269,7 @@ def _joined_lists(columns: Sequence[list[Any]], chosen: _Chosen) -> list[Any]:
 
 
 def _joined_rows(parts: Sequence[_Dense], chosen: _Chosen) -> torch.Tensor:
-    """The rows of dense columns, in new memory. By NumPy: torch's threads take longer to meet than one to copy."""
+    """The rows of dense columns, in new memory. Uses NumPy: torch's threads take longer to sync than one to copy."""
     _, dtype, inner, first = parts[0]
     shape = (chosen.num_rows, *inner)
     joined = empty_bytes(math.prod(shape) * first.itemsize).view(first.dtype).reshape(shape)
@@ -280,7 +280,7 @@ def _joined_rows(parts: Sequence[_Dense], chosen: _Chosen) -> torch.Tensor:
 
 
 def _dense(column: Any) -> _Dense | None:
-    """A column, if it is dense and in this process' memory."""
+    """The column, if it is dense and in this process's memory."""
     if not isinstance(column, torch.Tensor) or column.layout != torch.strided or column.device.type != "cpu":
         return None
     if column.is_nested or column.requires_grad or column.is_conj() or column.is_neg():
@@ -314,5 +314,5 @@ def _ragged(offsets: _Integers, rows: slice | _Integers) -> slice | _Integers:
         return slice(int(offsets[rows.start]), int(offsets[rows.stop]))
     begins, lengths = offsets[rows], offsets[rows + 1] - offsets[rows]
     ends = lengths.cumsum()
-    numbers: _Integers = np.repeat(begins - ends + lengths, lengths) + np.arange(ends[-1])
+    numbers: _Integers = np.repeat(begins - ends + lengths, lengths) + np.arange(int(ends[-1]))
     return numbers

@@ -1,9 +1,9 @@
-"""Batches that leave a worker process: columns stay where they were made, in memory that the trainer maps, too.
+"""Send batches from a worker process: columns stay where they were made, in memory that the main process maps, too.
 
-torch sends every tensor in a shared-memory file of its own, which costs some 100 microseconds each, and 1 ms for each
-MB that both sides see for the first time. Here a message says where in the worker's memory (`shared_memory`) the
-columns lie; what lies elsewhere is copied there first. Where there is no such memory, small tensors travel by torch's
-way, together in one file, and large ones alone.
+torch sends every tensor in its own shared-memory file, which costs some 100 microseconds each, and 1 ms for each MB
+that both sides use for the first time. Here a message says where in the worker's memory (`shared_memory`) the columns
+are; columns elsewhere are copied there first. Without such memory torch sends the tensors: small ones together in one
+file, large ones alone.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ from torch_tfrecord.values.containers import RaggedTensor, jagged_tensor, make_s
 
 __all__ = ["for_transport", "register_in_worker"]
 
-# By torch's way a larger tensor travels alone: a file of its own costs little beside its bytes.
+# If torch sends the tensors, a larger one gets its own file, whose cost is small compared to its bytes.
 _LARGE_BYTES = 1 << 20
-# Smaller ones go through the pipe, in the message.
+# Up to this size, copied tensors go through the pipe, in the message.
 _SMALL_BYTES = 1 << 14
-# Lists of bytes do up to this size together.
+# Lists of bytes go through the pipe up to this total size.
 _MANY_BYTES = 1 << 16
 _ALIGNMENT = 64
 _IMAGE_KINDS = (tv_tensors.Image, tv_tensors.Video, tv_tensors.Mask)
 
 
 def for_transport(batch: Any) -> Any:
-    """In a worker a form of the batch (a dict, tuple or list) that leaves it as one message; elsewhere the batch.
+    """In a worker, a form of the batch (a dict, tuple or list) that is sent as one message; elsewhere the batch itself.
 
-    It is a dict, tuple or list here, too, and arrives as a plain one.
+    The form is a subclass of dict, tuple or list, and arrives as a plain one.
     """
     form = _FORMS.get(type(batch))
     if form is None or get_worker_info() is None:
@@ -50,16 +50,16 @@ def for_transport(batch: Any) -> Any:
 
 
 def register_in_worker() -> None:
-    """Tell multiprocessing, in a worker, how batches, samples and their tensors leave it; elsewhere nothing.
+    """In a worker, tell multiprocessing how to send batches, samples and their tensors; elsewhere do nothing.
 
-    What pickles for other reasons, and copies, see the plain things.
+    Other pickling, and copying, see plain objects.
     """
     if get_worker_info() is not None and _SentDict not in ForkingPickler._extra_reducers:  # type: ignore[attr-defined]
         for kind in (_SentDict, _SentTuple, _SentList):
             ForkingPickler.register(kind, _reduce)
         ForkingPickler.register(Sample, _reduce_sample)
         ForkingPickler.register(torch.Tensor, _reduce_tensor)
-        for image in _IMAGE_KINDS:  # torch's way fails for uint16, uint32 and uint64
+        for image in _IMAGE_KINDS:  # torch fails to send uint16, uint32 and uint64
             ForkingPickler.register(image, _reduce_tensor)
 
 
@@ -85,10 +85,10 @@ _FORMS: dict[type, Callable[[Any], Any]] = {dict: _SentDict, tuple: _SentTuple, 
 _PLAIN: dict[type, Callable[[Any], Any]] = {_SentDict: dict, _SentTuple: tuple, _SentList: list}
 
 
-# A part of a batch as it travels; plain tuples, since those pickle quickest: (None, the number of a tensor),
-# (False, a value as it is) or (a function, what travels of its arguments, ...).
+# A part of a batch as it is sent; plain tuples, since those pickle fastest: (None, the number of a tensor),
+# (False, a value as it is) or (a function, the parts for its arguments, ...).
 _Node: TypeAlias = tuple[Any, ...]
-# Where a tensor lies: in which of the message's memories, at which byte, dtype, shape; strides if it is not contiguous.
+# Where a tensor is: number of the message's memory, byte offset, dtype, shape, and strides if it is not contiguous.
 _Source: TypeAlias = tuple[int, int, torch.dtype, tuple[int, ...], tuple[int, ...] | None]
 
 
@@ -104,37 +104,37 @@ def _reduce_sample(sample: Sample) -> tuple[Any, ...]:
 
 
 def _reduce_tensor(tensor: torch.Tensor) -> tuple[Any, ...]:
-    """A tensor outside of our batches, as in those of other collate functions, or in a sample."""
+    """A tensor outside our batches, for example in a batch of a custom `collate_fn`, or in a sample."""
     packer = _Packer(worker_memory())
     node = packer.node(tensor)
-    if node[0] is not False and not tensor.is_shared():  # type: ignore[no-untyped-call]  # what somebody shares stays shared
+    if node[0] is not False and not tensor.is_shared():  # shared tensors stay shared
         return _unpack, (*packer.message(), node)
     if type(tensor) in _IMAGE_KINDS:
         return type(tensor), (tensor.as_subclass(torch.Tensor),)
-    return reduce_tensor(tensor)  # type: ignore[no-untyped-call,no-any-return]
+    return reduce_tensor(tensor)  # type: ignore[no-any-return]
 
 
 class _Packer:
-    """Collects the tensors of a batch, and gives each its number.
+    """Collects and numbers the tensors of a batch.
 
     Args:
-        memory: The worker's; None to go torch's way.
+        memory: The worker's memory; None if torch sends the tensors.
     """
 
     def __init__(self, memory: WorkerMemory | None) -> None:
         self._memory = memory
         self._tensors: list[torch.Tensor] = []
-        self._starts: dict[int, int] = {}  # of pieces: which of the memories each is
+        self._starts: dict[int, int] = {}  # from the start of a piece to its number in `_memories`
         self._memories: list[Any] = []
         self._sources: list[_Source | None] = []
 
     @property
     def is_worth_it(self) -> bool:
-        """Whether torch's own way is not as good."""
+        """Whether this is faster than letting torch send each tensor."""
         return len(self._tensors) > (self._memory is None)
 
     def node(self, part: Any) -> _Node:
-        """What `_unpack` builds the part from."""
+        """The node from which `_unpack` builds the part."""
         if type(part) is dict:
             return (_make_dict, (False, tuple(part)), *map(self.node, part.values()))
         if type(part) is tuple:
@@ -182,7 +182,7 @@ class _Packer:
         return None, len(self._tensors) - 1
 
     def message(self) -> tuple[MemoryName | None, list[Any], list[_Source | None]]:
-        """Whose memory, which of its pieces (or tensors that travel by torch's way), and where each tensor lies."""
+        """The memory's name, its pieces (or the tensors that torch sends), and where each tensor is."""
         self._sources = [self._made_here(tensor) for tensor in self._tensors]
         copied = [number for number, source in enumerate(self._sources) if source is None]
         if copied:
@@ -190,7 +190,7 @@ class _Packer:
         return None if self._memory is None else self._memory.name, self._memories, self._sources
 
     def _made_here(self, tensor: torch.Tensor) -> _Source | None:
-        """Where it lies, if it may travel as it is."""
+        """Where the tensor is, if it can be sent without a copy."""
         if self._memory is None:
             return None
         shape, strides = tuple(tensor.shape), None if tensor.is_contiguous() else tensor.stride()
@@ -206,7 +206,7 @@ class _Packer:
         return number, offset, tensor.dtype, shape, strides
 
     def _copy(self, numbers: list[int]) -> None:
-        """Give tensors a place in new memory, one behind the other."""
+        """Copy tensors into new memory, one after another."""
         tensors = [self._tensors[number] for number in numbers]
         offsets = [0]
         for tensor in tensors:
@@ -223,7 +223,7 @@ class _Packer:
             return memoryview(self._memories[-1])
         piece = None if self._memory is None else self._memory.piece(num_bytes)
         if self._memory is None or piece is None:
-            storage = torch.UntypedStorage._new_shared(num_bytes)  # type: ignore[no-untyped-call]
+            storage = torch.UntypedStorage._new_shared(num_bytes)
             self._memories.append(torch.empty(0, dtype=torch.uint8).set_(storage))
             memory: memoryview = self._memories[-1].numpy().data
             return memory
@@ -255,7 +255,7 @@ def _build(tensors: list[torch.Tensor], node: _Node) -> Any:
 
 
 def _view(memory: memoryview, source: _Source) -> torch.Tensor:
-    # Not slices of one tensor: those share a version counter, and writing to one would be an error in backward of all.
+    # Not slices of one tensor: those share a version counter, so writing to one would break backward for all of them.
     _, offset, dtype, shape, strides = source
     if strides is None:
         flat = torch.frombuffer(memory, dtype=dtype, count=math.prod(shape), offset=offset)
@@ -265,7 +265,7 @@ def _view(memory: memoryview, source: _Source) -> torch.Tensor:
 
 
 def _span(shape: tuple[int, ...], strides: tuple[int, ...]) -> int:
-    """How many items lie between the first one and the last one, both included."""
+    """The number of items from the first to the last, both included."""
     return 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
 
 

@@ -1,3 +1,3 @@
-"""What to read from a record: the specs."""
+"""Feature specs: what to read from a record."""
 
 __all__: list[str] = []

@@ -1,8 +1,8 @@
-"""What all readers share: what they want of each record, the columns of it, and the errors' words.
+"""What all readers share: what they want from each record, the columns of N records, and the error texts.
 
-A reader says what it wants of each record, and makes of the columns of N records what a batch has of them. This is its
-only way from bytes to values: a sample is the row of a batch of one. Columns come from the compiled core, or from
-protobuf's messages (``parsing/message_columns``).
+A reader declares what it wants from each record, and turns the columns of N records into batch values. This is the only
+way from bytes to values: a sample is the row of a batch of one. Columns come from the compiled core, or from protobuf
+messages (``parsing/message_columns``).
 """
 
 from __future__ import annotations
@@ -38,24 +38,24 @@ __all__ = [
 _T = TypeVar("_T")
 Ints: TypeAlias = "npt.NDArray[np.int64]"
 NO_OFFSETS = np.zeros(0, np.int64)
-"""Of a Column of a known number of values."""
+"""The offsets of a Column with a known number of values."""
 _SHOWN_KEYS = 8
 
 
 class Want:
-    """What a reader wants of each record: a key's list, its number of values, and whether it must be there.
+    """What a reader wants from each record: a key's list, its number of values, and whether it is required.
 
     Args:
         name: Name of the output.
         key: Name in the record.
-        kind: The list that should hold the values.
-        what: The dtype or spec, as the label shows it.
-        num_values: How many each record has; None for any number.
-        is_required: Whether a record that lacks it is an error.
-        shape: Of the values, as errors show it.
+        kind: Kind of list that should hold the values.
+        what: The dtype or spec, as shown in the label.
+        num_values: Number of values in each record; None for any number.
+        is_required: Whether a record without the key is an error.
+        shape: Shape of the values, as shown in errors.
 
     Attributes:
-        label: What begins the errors.
+        label: Prefix of error texts.
     """
 
     def __init__(
@@ -75,12 +75,12 @@ class Want:
         self.label = f"feature {name!r} ({what})" if name == key else f"feature {name!r} ({what}, key {key!r})"
 
     def missing(self, record: Iterable[str]) -> ParseError:
-        """The error for a record that lacks the feature; it names the record's keys, since a misspelt key is common."""
+        """The error for a record that lacks the feature; it lists the record's keys, as misspelt keys are common."""
         there = "it is there without a value" if self.key in record else f"the record has {_shown_keys(record)}"
         return self.error(f"key {self.key!r} is required but could not be found: {there}")
 
     def lacking(self) -> LackingError:
-        """The error for whoever sees the columns only: the parser, which sees the record, makes it `missing`."""
+        """The error for code that sees only the columns; the parser, which sees the record, turns it into `missing`."""
         return LackingError(self)
 
     def missing_list(self, lists: Iterable[str]) -> ParseError:
@@ -91,7 +91,7 @@ class Want:
         )
 
     def wrong_count(self, found: int) -> ParseError:
-        """The error for a list with another number of values."""
+        """The error for a list with the wrong number of values."""
         return self.error(
             f"Number of {self.kind.counted} values != expected: got {found}, expected {self.num_values} "
             f"for shape {[*self.shape]}"
@@ -106,12 +106,12 @@ class Want:
         return ParseError(f"{self.label}: {text}")
 
     def labelled(self, error: TFRecordError) -> TFRecordError:
-        """The same error, with this feature's label before its text."""
+        """The same error, with this feature's label as prefix."""
         return type(error)(f"{self.label}: {error.args[0]}", position=error.position)
 
 
 class LackingError(ParseError):
-    """A record lacks what a reader needs, as columns show it: without the record's keys."""
+    """A record lacks a required key, as found from columns, which do not have the record's keys."""
 
     def __init__(self, want: Want) -> None:
         super().__init__(f"{want.label}: key {want.key!r} is required but could not be found")
@@ -127,7 +127,7 @@ def list_want(
     is_required: bool = False,
     shape: tuple[int, ...] = (),
 ) -> Want:
-    """The Want of a list that holds a dtype; options as of `Want`."""
+    """The `Want` of a list that holds a dtype; see `Want` for the options."""
     kind = list_kind(dtype)
     if kind is None:
         raise TypeError(f"no list holds {dtype_name(dtype)}")
@@ -135,7 +135,7 @@ def list_want(
 
 
 def at_step(error: TFRecordError, step: int) -> TFRecordError:
-    """The same error, with the number of the feature list's step before its text."""
+    """The same error, with the step number in the feature list as prefix."""
     return type(error)(f"step {step}: {error.args[0]}")
 
 
@@ -146,16 +146,16 @@ def _shown_keys(record: Iterable[str]) -> str:
 
 
 class Column(NamedTuple):
-    """What N records have of a Want.
+    """The values of N records for one `Want`.
 
     Attributes:
-        values: int64 or float32: [N, count], [N] for a count of 1, [M] for any count; the arrays of a batch may be
-            parts of one block of memory, and are nobody else's. Of strings their spans in the buffer, int64 [..., 2]:
-            first byte, number of bytes.
-        offsets: int64 [N + 1], for any count: where each record's values begin and end; else empty.
-        missing: uint8 [N]: 1 where the record lacks the key, 2 where the kind of its list is not set, its values then
-            zeros or none; None where no record lacks it.
-        buffer: The bytes that the spans speak of.
+        values: int64 or float32: [N, count], [N] for a count of 1, [M] for any count; the arrays of a batch may share
+            one block of memory, which nothing else uses. For strings, spans in the buffer, int64 [..., 2]: first byte,
+            number of bytes.
+        offsets: int64 [N + 1] for any count: the row splits of the records; else empty.
+        missing: uint8 [N]: 1 if the record lacks the key, 2 if the kind of its list is not set; its values are then
+            zeros or none. None if every record has values.
+        buffer: The bytes that the spans refer to.
     """
 
     values: npt.NDArray[Any]
@@ -164,12 +164,12 @@ class Column(NamedTuple):
     buffer: Any
 
     def views(self) -> list[memoryview]:
-        """The strings of all records, not copied."""
+        """The strings of all records, without copying."""
         buffer = memoryview(self.buffer)
         return [buffer[start : start + length] for start, length in self.values.reshape(-1, 2).tolist()]
 
     def strings(self, dtype: DType, in_rows: bool = False) -> list[Any]:
-        """The strings of all records, as bytes or str; ``in_rows`` of any count, as a list for each record.
+        """The strings of all records, as bytes or str; with ``in_rows`` (for any count) as one list per record.
 
         Raises:
             ParseError: A str is not UTF-8.
@@ -187,35 +187,35 @@ class Column(NamedTuple):
             ) from None
 
     def bounds(self) -> list[tuple[int, int]]:
-        """Where each record's values begin and end, for any count."""
+        """(begin, end) of each record's values, for any count."""
         return list(pairwise(self.offsets.tolist()))
 
 
 class Reader(Protocol):
     """Reads one feature.
 
-    It may raise any TFRecordError where a value does not fit: the records are then read again as batches of one, so
-    that the first bad record's error is raised. A reader with ``keyed = True`` takes the records' random keys (uint64
-    [N]) as one more argument. One with ``row_bytes`` needs so much for each record, which the parser reserves. One with
-    ``is_plain = True`` has the core's values, in the spec's shape.
+    It may raise any TFRecordError if a value does not fit: the records are then read again as batches of one, to raise
+    the error of the first bad record. A reader with ``keyed = True`` takes the records' random keys (uint64 [N]) as an
+    extra argument. For a reader with ``row_bytes``, the parser reserves that much memory per record. A reader with
+    ``is_plain = True`` returns the core's values unchanged, in the spec's shape.
     """
 
     @property
     def wants(self) -> tuple[Want, ...]:
-        """What it wants of each record."""
+        """What it wants from each record."""
 
     def read(self, columns: Sequence[Column]) -> Any:
-        """The batch's column of N records, of the columns of what is wanted; of ragged numbers a `Nested`."""
+        """Turn the wanted columns of N records into the batch's column; ragged numbers become a `Nested`."""
 
 
 def read_columns(reader: Reader, columns: Sequence[Column], keys: Any) -> Any:
-    """What a reader makes of its columns, with the records' random keys (uint64 [N], or the only one's) if it draws."""
+    """Call a reader, with the records' random keys (uint64 [N], or a single key) if it draws at random."""
     read: Any = reader.read
     return read(columns, np.atleast_1d(np.uint64(keys))) if getattr(reader, "keyed", False) else read(columns)
 
 
 def labelled(want: Want, convert: Callable[..., _T], *args: object) -> _T:
-    """Call ``convert``; its errors get the feature's label."""
+    """Call ``convert`` and add the feature's label to its errors."""
     try:
         return convert(*args)
     except TFRecordError as error:
@@ -223,7 +223,7 @@ def labelled(want: Want, convert: Callable[..., _T], *args: object) -> _T:
 
 
 def reserve_for(want: Want, num_bytes: int, offsets: Ints | None = None) -> None:
-    """`reserve` for a feature, whose name its error gets; with where each record ends, the longest one's number."""
+    """`reserve` for a feature; the error names it and, given ``offsets``, the record with the most values."""
     try:
         reserve(num_bytes)
     except LimitExceededError as error:
@@ -232,13 +232,13 @@ def reserve_for(want: Want, num_bytes: int, offsets: Ints | None = None) -> None
 
 
 def reserve_for_values(want: Want, num_bytes: int, offsets: Ints) -> None:
-    """`reserve_for` of values that the records hold themselves: one alone needs no more than its bytes allow."""
+    """`reserve_for` for values stored in the records: a single record cannot need more than its bytes allow."""
     if len(offsets) > 2:
         reserve_for(want, num_bytes, offsets)
 
 
 def read_each(read: Callable[[Any], _T], records: Iterable[Any]) -> list[_T]:
-    """Read several records; the error of one that is larger than the batch may still be gets the record's number."""
+    """Read several records; if one exceeds what is left of the batch's budget, the error has its number."""
     values = []
     try:
         for record in records:

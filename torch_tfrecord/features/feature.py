@@ -1,21 +1,21 @@
-"""The base of all specs, and which readers they make.
+"""The base class of all feature specs, and the readers they build.
 
 ::
 
-    Feature                         key: the name in the record, where it is not the output's name
+    Feature                         key: the name in the record, if it differs from the output's name
     ├── FixedLenFeature             a known number of values       -> tensor of a shape
     ├── VarLenFeature               any number of values           -> 1-D tensor, batch: jagged
     ├── FixedLenSequenceFeature     any number of rows of a shape  -> tensor [T, *shape]
     ├── RaggedFeature               values and their partitions    -> tensor, jagged nested tensor, RaggedTensor
     ├── SparseFeature               values and their indices       -> torch.sparse_coo
     ├── Image                       encoded image                  -> tv_tensors.Image
-    ├── RawTensor                   bytes of an array              -> tensor
+    ├── RawTensor                   raw bytes of an array          -> tensor
     ├── SerializedTensor            TensorProto                    -> tensor
     └── Text                        UTF-8 bytes                    -> str
-    SequenceFeatures                what to read from a SequenceExample: specs of its context and of its feature lists
+    SequenceFeatures                specs for the context and the feature lists of a SequenceExample
 
-Specs are frozen classes that are checked when built; they hold no state, compare and hash by value, pickle, and print
-as the code that builds them. Each stands in one module with its readers.
+Specs are frozen classes that are validated when built; they hold no state, compare and hash by value, pickle, and print
+as the code that builds them. Each is in one module with its readers.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ __all__ = ["Feature", "SequenceFeatures", "make_context_reader", "make_reader", 
 
 @dataclass(frozen=True, repr=False)
 class Feature:
-    """The base of all specs.
+    """The base class of all feature specs.
 
     Args:
         key: Name of the feature in the record; None means the name of the output.
@@ -53,7 +53,7 @@ class Feature:
             raise TypeError(f"key must be str or None, got {type(self.key).__name__}")
 
     def __repr__(self) -> str:
-        """Print the Python code that builds this spec."""
+        """Show the Python code that builds this spec."""
         shown = [
             _code(value) if item.default is MISSING and item.kw_only is not True else f"{item.name}={_code(value)}"
             for item in sorted(fields(self), key=lambda item: item.kw_only is True)
@@ -62,33 +62,33 @@ class Feature:
         return f"{type(self).__name__}({', '.join(shown)})"
 
     def key_of(self, name: str) -> str:
-        """Its name in the record, where the output has this name."""
+        """The name in the record, given the name of the output."""
         return name if self.key is None else self.key
 
-    # Which of these a spec has says where it may stand.
+    # A spec can be used wherever it implements one of these.
 
     def reader(self, name: str, *, pads: bool = False) -> Reader:
-        """What reads it from Examples; see `make_reader`."""
+        """Build the reader for Examples; see `make_reader`."""
         raise NotImplementedError
 
     def context_reader(self, name: str) -> Reader:
-        """What reads it from the context of SequenceExamples."""
+        """Build the reader for the context of SequenceExamples."""
         raise NotImplementedError
 
     def step_reader(self, name: str, *, pads: bool = False) -> StepReader:
-        """What reads it from a feature list of SequenceExamples."""
+        """Build the reader for a feature list of SequenceExamples."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True)
 class SequenceFeatures:
-    """What to read from SequenceExamples; give it to a dataset as ``features``.
+    """What to read from SequenceExamples; pass it to a dataset as ``features``.
 
-    A sample is then ``(context, sequences)``, two dicts as of ``parse_single_sequence_example``.
+    Each sample is then ``(context, sequences)``, two dicts as from ``parse_single_sequence_example``.
 
     Args:
-        context_features: Name of the output -> spec, for the context.
-        sequence_features: Name of the output -> spec, for the feature lists.
+        context_features: Output name -> spec, for the context.
+        sequence_features: Output name -> spec, for the feature lists.
 
     Raises:
         TypeError: One of them is not a mapping.
@@ -104,7 +104,7 @@ class SequenceFeatures:
     sequence_features: Mapping[str, Feature] | None = None
 
     def __post_init__(self) -> None:
-        """Check the fields, and copy them."""
+        """Check and copy the fields."""
         for name in ("context_features", "sequence_features"):
             features = getattr(self, name)
             if features is not None and not isinstance(features, Mapping):
@@ -123,26 +123,26 @@ def make_reader(name: str, spec: Feature, *, pads: bool = False) -> Reader:
     """Build the reader of one output of an Example.
 
     Args:
-        name: Of the output.
+        name: Name of the output.
         spec: What to read.
         pads: Whether the rows of a FixedLenSequenceFeature are padded in a batch; else they are jagged.
 
     Raises:
-        TypeError: The name is not str, or the spec is none of the known ones.
-        ValueError: A spec that no Example can have.
+        TypeError: The name is not a str, or the spec is not a known feature spec.
+        ValueError: The spec cannot be read from an Example.
     """
     _check("reader", name, spec, "an Example")
     return spec.reader(name, pads=pads)
 
 
 def make_context_reader(name: str, spec: Feature) -> Reader:
-    """As :func:`make_reader`, for the context of a SequenceExample; other specs are a ValueError."""
+    """:func:`make_reader` for the context of a SequenceExample; raises ValueError for other specs."""
     _check("context_reader", name, spec, "a context")
     return spec.context_reader(name)
 
 
 def make_step_reader(name: str, spec: Feature, *, pads: bool = False) -> StepReader:
-    """As :func:`make_reader`, for a feature list of a SequenceExample; other specs are a ValueError."""
+    """:func:`make_reader` for a feature list of a SequenceExample; raises ValueError for other specs."""
     _check("step_reader", name, spec, "a feature list")
     return spec.step_reader(name, pads=pads)
 
@@ -164,7 +164,7 @@ def _makes(method: _Method, kind: type) -> bool:
 
 
 def _kinds(method: _Method) -> str:
-    """The names of all specs of this folder that make such a reader."""
+    """The names of all specs in this folder that build such a reader."""
     for module in pkgutil.iter_modules([str(Path(__file__).parent)], f"{__package__}."):
         importlib.import_module(module.name)
     known = [kind for kind in Feature.__subclasses__() if kind.__module__.startswith(f"{__package__}.")]
@@ -172,7 +172,7 @@ def _kinds(method: _Method) -> str:
 
 
 def _hint(value: object) -> str:
-    """What to write in place of what is no spec: the end of an error's text.
+    """A hint on what to write instead of a value that is not a spec, for the end of an error text.
 
     Example:
         >>> _hint(torch.int64)
@@ -187,7 +187,7 @@ def _hint(value: object) -> str:
 
 
 def _meant_dtype(value: object) -> DType | None:
-    """The dtype that someone means who gives it, or its name, where a spec is expected."""
+    """The dtype that the user probably means by a dtype or its name in place of a spec."""
     found = getattr(torch, value, None) if isinstance(value, str) else value
     if isinstance(found, torch.dtype):
         return found
@@ -196,11 +196,11 @@ def _meant_dtype(value: object) -> DType | None:
     if not isinstance(value, (type, np.dtype)):
         return None
     try:
-        return torch.from_numpy(np.zeros(0, value)).dtype  # numpy's, and Python's int, float and bool
+        return torch.from_numpy(np.zeros(0, value)).dtype  # NumPy dtypes, and Python's int, float and bool
     except TypeError:
         return None
 
 
 def _code(value: object) -> str:
-    """The value as Python code: dtypes and types by their name, everything else by its repr."""
+    """The value as Python code: dtypes and types by name, anything else by repr."""
     return value.__name__ if isinstance(value, type) else repr(value)

@@ -1,4 +1,4 @@
-"""Image: encoded bytes to a tv_tensors.Image, one or a batch, and its reader."""
+"""The Image spec, which decodes encoded bytes to tv_tensors.Image, and its reader."""
 
 from __future__ import annotations
 
@@ -31,28 +31,28 @@ _CHANNELS = {"RGB": 3, "L": 1, "RGBA": 4, "unchanged": None}
 class Image(OneValueSpec, Feature):
     """An encoded image (JPEG, PNG, GIF, BMP, WebP), decoded to a ``torchvision.tv_tensors.Image``.
 
-    Read as uint8 [C, H, W], values 0 to 255; a batch is one image tensor [B, C, H, W] where all sizes are equal, else a
-    list. With ``crop`` all are of the crop's size, and a batch is decoded straight into its tensor, of which only what
-    the crop needs: docs/images.md.
+    A sample is uint8 [C, H, W], values 0 to 255; a batch is one image tensor [B, C, H, W] if all sizes are equal, else
+    a list. With ``crop``, all images have the crop's size, and a batch is decoded straight into its tensor, decoding
+    only the region that the crop needs: see docs/images.md.
 
     Args:
-        mode: "RGB", "L" (gray), "RGBA" or "unchanged" (the channels that are stored).
-        key: Name of the feature in the record, where it is not the output's name.
-        shape: What to check the decoded image against, before any crop, as (height, width, channels); an entry is an
-            int, None (not checked) or the key of another feature of the record that holds one integer. A difference is
+        mode: "RGB", "L" (gray), "RGBA" or "unchanged" (the stored channels).
+        key: Name of the feature in the record, if it differs from the output's name.
+        shape: Expected shape of the decoded image before any crop, as (height, width, channels); an entry is an int,
+            None (not checked) or the key of another feature of the record that holds one integer. A mismatch raises
             ParseError.
-        apply_orientation: Turn the image as its EXIF orientation says; TensorFlow does not.
+        apply_orientation: Rotate and flip the image according to its EXIF orientation; TensorFlow does not.
         crop: A :class:`RandomResizedCrop` or :class:`ResizedCenterCrop`; not for mode "unchanged".
-        normalize: (mean, std), a number per channel for values from 0 to 1: gives float32 as by torchvision's
+        normalize: (mean, std), one number per channel, for values from 0 to 1: returns float32 like torchvision's
             ``ToDtype(torch.float32, scale=True)`` and ``Normalize(mean, std)``. Not for mode "unchanged".
-        max_pixels: The largest height times width, of the stored image and of what a crop resizes it to; more is
-            ImageDecodeError, before memory is taken. None means 178,956,970; a quarter of it for whole images with
-            ``normalize``, since a float32 takes four bytes.
+        max_pixels: Maximum height times width, of the stored image and of the size a crop resizes it to; more raises
+            ImageDecodeError before memory is allocated. None means 178,956,970, or a quarter of that for whole images
+            with ``normalize``, as a float32 takes four bytes.
 
     Raises:
-        TypeError: An entry of ``shape`` of another type, a crop that is none, or ``max_pixels`` that is no int.
-        ValueError: An unknown mode, a shape that has not three entries, means and deviations that do not fit the
-            mode, or ``max_pixels`` below 1 or below the crop's size.
+        TypeError: An entry of ``shape``, ``crop`` or ``max_pixels`` has the wrong type.
+        ValueError: The mode is unknown, the shape does not have three entries, ``normalize`` does not fit the mode, or
+            ``max_pixels`` is below 1 or below the crop's size.
 
     Example:
         >>> Image(key="image/encoded", shape=("image/height", "image/width", 3))
@@ -87,24 +87,24 @@ class Image(OneValueSpec, Feature):
             _check_max_pixels(self.max_pixels, self.crop)
 
     def reader(self, name: str, *, pads: bool = False) -> ImageReader:
-        """What reads it from Examples."""
+        """Build the reader for Examples."""
         return ImageReader(name, self)
 
     def context_reader(self, name: str) -> Reader:
-        """As `reader`; without a random crop."""
+        """Build the reader for a context; random crops are not supported."""
         self._check_no_draw(name)
         return self.reader(name)
 
     def step_reader(self, name: str, *, pads: bool = False) -> StepReader:
-        """What reads it from a feature list; without a random crop."""
+        """Build the reader for a feature list; random crops are not supported."""
         self._check_no_draw(name)
         return super().step_reader(name, pads=pads)
 
     def _check_no_draw(self, name: str) -> None:
         if self.crop is not None and self.crop.is_random:
             raise ValueError(
-                f"crop of {name!r}: images of a SequenceExample have no random crop (all steps would need the same); "
-                "crop them in the transform"
+                f"crop of {name!r}: images of a SequenceExample have no random crop (all steps would need the same "
+                "one); crop them in the transform"
             )
 
 
@@ -118,7 +118,7 @@ def _check_max_pixels(max_pixels: object, crop: Crop | None) -> None:
 
 
 def _mean_and_std(value: object, channels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Check what normalises an image: (mean, std), one number for each channel, no deviation 0."""
+    """Check (mean, std): one number per channel, and no std of 0."""
     if not isinstance(value, (tuple, list)) or len(value) != 2:
         raise TypeError(f"normalize must be (mean, std), got {value!r}")
     mean, std = (tuple(map(float, numbers)) for numbers in value)
@@ -130,7 +130,7 @@ def _mean_and_std(value: object, channels: int) -> tuple[tuple[float, ...], tupl
 
 
 class ImageReader(OneValueReader):
-    """Reads an Image. With a random crop it takes the records' random keys: see `Reader`."""
+    """Reads an Image. With a random crop, it takes the records' random keys: see `Reader`."""
 
     keyed = False
 
@@ -151,18 +151,18 @@ class ImageReader(OneValueReader):
             )
 
     def read(self, columns: Sequence[Column], keys: Sequence[int] | None = None) -> Any:
-        """The batch's column: one tensor [N, C, H, W], or a list where sizes differ."""
+        """The batch's column: one tensor [N, C, H, W], or a list if sizes differ."""
         return labelled(self._want, self.from_values, columns[0].views(), self._shapes(columns), keys)
 
     def from_values(self, values: Sequence[Any], shapes: Sequence[Shape], keys: Sequence[int] | None = None) -> Any:
-        """The column of several encoded images; arguments as of `OneValueReader`, and the records' keys."""
+        """The column of several encoded images; arguments as in `OneValueReader`, and the records' keys."""
         if self._cropped is None:
             whole = self._stack(values, shapes)
             return super().from_values(values, shapes) if whole is None else whole
         return tv_tensors.Image(self._cropped.batch(values, shapes, [0] * len(values) if keys is None else keys))
 
     def _stack(self, values: Sequence[Any], shapes: Sequence[Shape]) -> tv_tensors.Image | None:
-        """Images of one size, decoded together; None where they are not, or something is wrong with one of them."""
+        """Decode images of equal size together; None if sizes differ, or an image cannot be decoded."""
         is_plain = self._normalization is None and not self._apply_orientation and self._mode in ("RGB", "L")
         if len(values) < 2 or not is_plain or self._max_pixels != DEFAULT_MAX_PIXELS:
             return None

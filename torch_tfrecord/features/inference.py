@@ -1,8 +1,8 @@
-"""Proposes a spec from records, and prints it as Python code.
+"""Propose a feature spec from records, and print it as Python code.
 
-The proposal is the narrowest that reads every record it was shown. What cannot be told for certain stays general:
-bytes that may be several things are ``bytes``, and a number of values that varies, or a feature that some record lacks,
-is ``VarLenFeature``.
+The proposal is the narrowest spec that reads every record seen. Ambiguous data stays general: bytes that may be several
+things are ``bytes``, and a feature that has a varying number of values, or is missing from some record, is a
+``VarLenFeature``.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from torch_tfrecord.values.tensors import parse_tensor
 
 __all__ = ["format_features", "infer_features", "infer_features_from_records"]
 
-# What people call the sizes of an array that they store beside it, outermost dimension first.
+# Common names for the sizes stored next to an array, outermost dimension first.
 _SIZE_NAMES = (("height", "rows"), ("width", "cols"), ("depth", "channels"))
-# Only these can be told from the bytes: one byte is an image's uint8, and the bits of floats look like nothing else.
+# Only these dtypes can be recognised from bytes: one byte is an image's uint8, and float bits are distinctive.
 _RAW_DTYPES = ((torch.uint8, None), (torch.float32, np.dtype("<f4")), (torch.float64, np.dtype("<f8")))
 _PLAUSIBLE_FLOAT = 1e15
 
@@ -43,20 +43,20 @@ _Sample: TypeAlias = tuple[dict[str, Values], dict[str, list[Values]]]
 def infer_features(
     paths: Paths, *, num_records: int = 100, storage_options: Mapping[str, Any] | None = None
 ) -> dict[str, Feature] | SequenceFeatures:
-    """Propose a spec that reads the records of some files, for pasting into code.
+    """Propose a feature spec for the records in some files, to paste into your code.
 
     Args:
-        paths: As for `TFRecordDataset`.
-        num_records: How many records to look at: the first ones of each file, as evenly as the files allow.
-        storage_options: As for `TFRecordDataset`.
+        paths: See `TFRecordDataset`.
+        num_records: Number of records to look at: the first of each file, spread as evenly as the files allow.
+        storage_options: See `TFRecordDataset`.
 
     Returns:
-        Key -> spec, or SequenceFeatures where a record has feature lists; see `infer_features_from_records`.
+        Key -> spec, or SequenceFeatures if a record has feature lists; see `infer_features_from_records`.
         `format_features` prints it as code.
 
     Raises:
-        ParseError: A record is no Example; it is named.
-        TFRecordError: A file is damaged where it is read.
+        ParseError: A record is not an Example; names the record.
+        TFRecordError: A file is damaged in the part that is read.
         ValueError: ``num_records`` is below 1, or the files hold no record.
 
     Example:
@@ -68,7 +68,7 @@ def infer_features(
     files = find_files(paths, storage_options=storage_options)
     samples: list[_Sample] = []
     for number, path in enumerate(files):
-        # What short files leave over goes to the later ones.
+        # If a file has fewer records than its share, later files make up for it.
         share = -(-(num_records - len(samples)) // (len(files) - number))
         for position, record in enumerate(islice(read_records(path, storage_options=storage_options), share)):
             samples.append(_decode(record, position, path))
@@ -78,22 +78,22 @@ def infer_features(
 
 
 def infer_features_from_records(records: Iterable[bytes]) -> dict[str, Feature] | SequenceFeatures:
-    """Propose the narrowest spec that reads all these records.
+    """Propose the narrowest feature spec that reads all the given records.
 
     Args:
         records: Serialized tf.train.Examples or SequenceExamples; all are read, and their bytes values are held in
             memory.
 
     Returns:
-        Key -> spec, sorted by key: a constant number of values in all records is a FixedLenFeature of shape ``()`` or
-        ``(n,)``, anything else a VarLenFeature. A single bytes value in all records may be an Image (by its first
-        bytes), a SerializedTensor, a RawTensor (when its size is that of the height, width and depth that stand beside
-        it) or printable Text. A key whose kind is never set is left out. Where a record has feature lists, a
-        SequenceFeatures of two such mappings: the context's, and the feature lists', where a constant number of values
-        in all steps is a FixedLenSequenceFeature.
+        Key -> spec, sorted by key. A constant number of values in all records gives a FixedLenFeature of shape ``()``
+        or ``(n,)``, anything else a VarLenFeature. A single bytes value in all records may be an Image (by its first
+        bytes), a SerializedTensor, a RawTensor (if its size matches the height, width and depth stored next to it) or
+        printable Text. A key whose kind is never set is left out. If a record has feature lists, a SequenceFeatures of
+        two such mappings: for the context, and for the feature lists, where a constant number of values in all steps
+        gives a FixedLenSequenceFeature.
 
     Raises:
-        ParseError: A record is no Example (``position`` is its number), or a key is of several kinds.
+        ParseError: A record is not an Example (``position`` is its number), or a key has several kinds.
 
     Example:
         >>> from torch_tfrecord.protobuf.example import encode_example
@@ -120,7 +120,7 @@ def _propose_mapping(samples: Sequence[Mapping[str, Values]]) -> dict[str, Featu
 
 
 def _propose_steps(key: str, samples: Sequence[_Sample]) -> Feature | None:
-    """The spec of a feature list: what an Example would have of which each step is one, with the context's sizes."""
+    """Propose the spec of a feature list by treating each step as an Example, with sizes from the context."""
     steps = [step for sample in samples for step in _steps_as_examples(key, *sample)]
     spec = _propose(key, steps)
     lacking = any(key not in lists for _, lists in samples)
@@ -142,7 +142,7 @@ def format_features(features: Mapping[str, Feature] | SequenceFeatures) -> str:
     """Print a spec as Python code that builds it, with its imports.
 
     Args:
-        features: Name of the output -> spec, or SequenceFeatures.
+        features: Output name -> spec, or SequenceFeatures.
 
     Example:
         >>> print(format_features({"image": Image(), "label": FixedLenFeature((), torch.int64)}))
@@ -195,7 +195,7 @@ def _decode(record: bytes, position: int, path: str | None = None) -> _Sample:
 
 def _propose(key: str, samples: Sequence[Mapping[str, Values]]) -> Feature | None:
     stored = [sample[key] for sample in samples if key in sample]
-    # An empty list may be of any kind (kind not set), so it says nothing about the kind.
+    # An empty list may have any kind (kind not set), so it gives no evidence.
     kinds = {_kind(values) for values in stored if isinstance(values, np.ndarray) or values}
     if len(kinds) > 1:
         raise ParseError(f"feature {key!r}: Data types don't match: {' and '.join(sorted(kinds))} in different records")
@@ -231,7 +231,7 @@ def _propose_bytes(key: str, values: Sequence[bytes], samples: Sequence[Mapping[
 
 
 def _all_read(read: Callable[[bytes], object], values: Sequence[bytes]) -> bool:
-    """Whether something reads all values; none, or only empty ones, tell nothing."""
+    """Whether ``read`` accepts all values; False if there are none, or only empty ones."""
     try:
         for value in values:
             read(value)
@@ -247,9 +247,9 @@ def _read_text(value: bytes) -> None:
 
 def _propose_raw(key: str, values: Sequence[bytes], samples: Sequence[Mapping[str, Values]]) -> RawTensor | None:
     names = _size_keys(key, samples)
-    if len(names) < 2:  # a lone size fits too many things
+    if len(names) < 2:  # a single size matches too many things
         return None
-    # Every byte count must be explained by the sizes of its own record, with one item size for all.
+    # Each record's byte count must follow from its own sizes, with one item size for all records.
     counts = [math.prod(int(sample[name][0]) for name in names) for sample in samples]
     for dtype, floats in _RAW_DTYPES:
         if all(len(value) == count * dtype.itemsize for value, count in zip(values, counts, strict=True)):
@@ -259,7 +259,7 @@ def _propose_raw(key: str, values: Sequence[bytes], samples: Sequence[Mapping[st
 
 
 def _size_keys(key: str, samples: Sequence[Mapping[str, Values]]) -> list[str]:
-    """Keys of the sizes beside a key: under its own prefix ("image/height" for "image/raw"), else without prefix."""
+    """Keys of the sizes next to a key: with the same prefix ("image/height" for "image/raw"), else without prefix."""
     prefixes = (key[: key.rfind("/") + 1], "")
     found = []
     for names in _SIZE_NAMES:

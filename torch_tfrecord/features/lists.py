@@ -1,4 +1,4 @@
-"""FixedLenFeature and VarLenFeature: one list of numbers or strings, and their readers."""
+"""The FixedLenFeature and VarLenFeature specs (one list of numbers or strings), and their readers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from torch_tfrecord.values.dtypes import DType, cast, nest, torch_dtype
 
 __all__ = ["FixedLenFeature", "VarLenFeature", "VarLenSteps"]
 
-# An integer of each size, to move bits of any dtype.
+# An integer dtype of each size, to copy the bits of any dtype.
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -28,20 +28,22 @@ _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 class FixedLenFeature(Feature):
     """A feature with the same number of values in every record.
 
-    Read as a tensor of ``shape`` (``[B, *shape]`` in a batch); with dtype ``bytes`` or ``str`` as a scalar for shape
-    ``()``, else as a (nested) list.
+    A sample is a tensor of ``shape`` (``[B, *shape]`` in a batch); with dtype ``bytes`` or ``str``, a single value for
+    shape ``()``, else a (nested) list.
 
     Args:
         shape: Sizes of all dimensions; an int means one dimension, ``()`` a scalar.
         dtype: A torch dtype, ``bytes`` or ``str``. bool and integers are read from an int64_list, floats from a
-            float_list, bytes and str (strict UTF-8) from a bytes_list. A value outside the dtype's range is ParseError.
-        default_value: Used where the record lacks the feature; as many values as ``shape`` has (kept flat). Without it
-            a record that lacks the feature is ParseError. A list that is there but empty is always ParseError.
-        key: Name of the feature in the record, where it is not the output's name.
+            float_list, bytes and str (strict UTF-8) from a bytes_list. A value outside the dtype's range raises
+            ParseError.
+        default_value: Used if the record lacks the feature; has as many values as ``shape`` (stored flat). Without it,
+            a record that lacks the feature raises ParseError. A list that is present but empty always raises it.
+        key: Name of the feature in the record, if it differs from the output's name.
 
     Raises:
-        TypeError: An unknown dtype, or a default value of another type.
-        ValueError: No shape, an unknown or negative dimension, or a default of the wrong count or out of range.
+        TypeError: The dtype is unknown, or the default value has another type.
+        ValueError: The shape is missing, or has an unknown or negative dimension; or the default value has the wrong
+            number of values or is out of range.
 
     Example:
         >>> FixedLenFeature((), torch.int64, -1)
@@ -61,28 +63,30 @@ class FixedLenFeature(Feature):
             object.__setattr__(self, "default_value", default_values(self.default_value, self.shape, self.dtype))
 
     def reader(self, name: str, *, pads: bool = False) -> Reader:
-        """What reads it from Examples."""
+        """Build the reader for Examples."""
         return _FixedNumbers(name, self) if isinstance(self.dtype, torch.dtype) else _FixedStrings(name, self)
 
     def context_reader(self, name: str) -> Reader:
-        """As `reader`; a feature whose kind is not set is an error, also where there is a default."""
+        """Build the reader for a context; a feature whose kind is not set is an error, even with a default."""
         kind = _FixedNumbers if isinstance(self.dtype, torch.dtype) else _FixedStrings
         return kind(name, self, in_context=True)
 
 
 class _FixedLenReader:
-    """What the readers of a FixedLenFeature share: what they want, and the default."""
+    """The shared base of the FixedLenFeature readers: what they want, and the default."""
 
     def __init__(self, name: str, spec: FixedLenFeature, *, in_context: bool = False) -> None:
         self._shape, self._count = spec.shape, math.prod(spec.shape)
-        self._default: Any = spec.default_value if self._count else None  # an empty default is none, as in TensorFlow
+        self._default: Any = (
+            spec.default_value if self._count else None
+        )  # an empty default counts as no default, as in TensorFlow
         self._in_context, is_required = in_context, self._default is None
         wanted: Any = {"num_values": self._count, "is_required": is_required and not in_context, "shape": spec.shape}
         self._want = list_want(name, spec.key_of(name), spec.dtype, **wanted)
         self.wants = (self._want,)
 
     def _check(self, missing: npt.NDArray[np.uint8]) -> None:
-        """In a context, whether a record may lack it."""
+        """Raise if a record may not lack the feature; stricter in a context."""
         if self._in_context and (missing == 2).any():
             raise self._want.error("Unexpected number of elements: the feature is there without a value")
         if self._in_context and self._default is None:
@@ -93,8 +97,8 @@ class _FixedNumbers(_FixedLenReader):
     """Reads a FixedLenFeature of numbers: [N, *shape].
 
     Attributes:
-        is_plain: Whether the values are the core's, in the spec's shape.
-        row_bytes: What each record's values need.
+        is_plain: Whether it returns the core's values unchanged, in the spec's shape.
+        row_bytes: Memory for the values of one record.
     """
 
     def __init__(self, name: str, spec: FixedLenFeature, *, in_context: bool = False) -> None:
@@ -128,8 +132,8 @@ class _FixedStrings(_FixedLenReader):
     """Reads a FixedLenFeature of bytes or str: a list of N values, nested by the shape.
 
     Attributes:
-        is_plain: Whether the value is the only string of a record.
-        is_text: Whether that is str.
+        is_plain: Whether a record has a single string.
+        is_text: Whether it is returned as str.
     """
 
     def __init__(self, name: str, spec: FixedLenFeature, *, in_context: bool = False) -> None:
@@ -154,18 +158,22 @@ class _FixedStrings(_FixedLenReader):
 
 @dataclass(frozen=True, repr=False)
 class VarLenFeature(Feature):
-    """A feature with any number of values, also none; a record that lacks it has none.
+    """A feature with any number of values, including none; a record that lacks it has none.
 
-    Read as a 1-D tensor; a batch is a jagged nested tensor. With dtype ``bytes`` or ``str``: a list, a batch a list of
-    lists.
+    A sample is a 1-D tensor, a batch a jagged nested tensor. With dtype ``bytes`` or ``str``, a sample is a list and a
+    batch a list of lists.
 
     Args:
-        dtype: As in :class:`FixedLenFeature`.
-        key: Name of the feature in the record, where it is not the output's name.
+        dtype: See :class:`FixedLenFeature`.
+        key: Name of the feature in the record, if it differs from the output's name.
 
     Raises:
-        TypeError: An unknown dtype.
-        ValueError: No dtype.
+        TypeError: The dtype is unknown.
+        ValueError: The dtype is missing.
+
+    Example:
+        >>> VarLenFeature(torch.float32, key="scores")
+        VarLenFeature(torch.float32, key='scores')
     """
 
     dtype: DType
@@ -176,21 +184,21 @@ class VarLenFeature(Feature):
         check_list_dtype(self.dtype)
 
     def reader(self, name: str, *, pads: bool = False) -> Reader:
-        """What reads it from Examples."""
+        """Build the reader for Examples."""
         is_numbers = isinstance(self.dtype, torch.dtype)
         return (_VarLenNumbers if is_numbers else _VarLenStrings)(name, self)
 
     def context_reader(self, name: str) -> Reader:
-        """As `reader`."""
+        """Build the reader for a context."""
         return self.reader(name)
 
     def step_reader(self, name: str, *, pads: bool = False) -> StepReader:
-        """What reads it from a feature list."""
+        """Build the reader for a feature list."""
         return VarLenSteps(list_want(name, self.key_of(name), self.dtype), self.dtype)
 
 
 class _VarLenReader:
-    """What the readers of a VarLenFeature share."""
+    """The shared base of the VarLenFeature readers."""
 
     def __init__(self, name: str, spec: VarLenFeature) -> None:
         self._want, self._dtype = list_want(name, spec.key_of(name), spec.dtype), spec.dtype
@@ -198,7 +206,7 @@ class _VarLenReader:
 
 
 class _VarLenNumbers(_VarLenReader):
-    """Reads a VarLenFeature of numbers: [N, *]; `is_plain` as of `_FixedNumbers`."""
+    """Reads a VarLenFeature of numbers: [N, *]; for `is_plain` see `_FixedNumbers`."""
 
     def __init__(self, name: str, spec: VarLenFeature) -> None:
         super().__init__(name, spec)
@@ -213,7 +221,7 @@ class _VarLenNumbers(_VarLenReader):
 
 
 class _VarLenStrings(_VarLenReader):
-    """Reads a VarLenFeature of bytes or str: a list of N lists; attributes as of `_FixedStrings`."""
+    """Reads a VarLenFeature of bytes or str: a list of N lists; for the attributes see `_FixedStrings`."""
 
     is_plain = True
 
@@ -228,7 +236,7 @@ class _VarLenStrings(_VarLenReader):
 
 
 class VarLenSteps(StepReader):
-    """Reads the steps of a VarLenFeature, or of a RaggedFeature without partitions: [N, *, *], or N lists of lists."""
+    """Reads the steps of a VarLenFeature, or a RaggedFeature without partitions: [N, *, *], or N lists of lists."""
 
     def __init__(self, want: Want, dtype: DType) -> None:
         super().__init__(want)

@@ -1,4 +1,4 @@
-"""RawTensor, SerializedTensor and Text: what is in a single bytes value, and its readers."""
+"""The RawTensor, SerializedTensor and Text specs (one bytes value), and their readers."""
 
 from __future__ import annotations
 
@@ -24,42 +24,42 @@ from torch_tfrecord.values.tensors import parse_tensor
 __all__ = ["OneValueReader", "OneValueSpec", "RawTensor", "SerializedTensor", "Shape", "Text"]
 
 Shape: TypeAlias = tuple[Any, ...]
-"""Of one value: ints, -1 or None."""
+"""The shape of one value: ints, -1 or None."""
 _COMPLEX = (torch.complex32, torch.complex64, torch.complex128)
 _ONE: Any = {"num_values": 1, "is_required": True}
 
 
 class OneValueSpec:
-    """What the specs of one bytes value share: they stand anywhere."""
+    """The shared base of specs of one bytes value, which can be used in an Example, a context or a feature list."""
 
     def reader(self, name: str, *, pads: bool = False) -> OneValueReader:
-        """What reads it from Examples."""
+        """Build the reader for Examples."""
         raise NotImplementedError
 
     def context_reader(self, name: str) -> Reader:
-        """As `reader`."""
+        """Build the reader for a context."""
         return self.reader(name)
 
     def step_reader(self, name: str, *, pads: bool = False) -> StepReader:
-        """What reads it from a feature list."""
+        """Build the reader for a feature list."""
         return _ValueSteps(self.reader(name), pads=pads)
 
 
 @dataclass(frozen=True, repr=False)
 class RawTensor(OneValueSpec, Feature):
-    """The bytes of an array: little-endian, row-major, nothing else, in one bytes value.
+    """The raw bytes of an array in one bytes value: little-endian, row-major, without a header.
 
-    Read as a tensor of ``shape``; a batch is stacked where all shapes are equal, else a list.
+    A sample is a tensor of ``shape``; a batch is stacked if all shapes are equal, else a list.
 
     Args:
-        shape: An entry is an int, -1 (at most one, found from the number of bytes) or the key of another feature of the
-            record that holds one integer. The number of bytes must fit exactly, else ParseError.
+        shape: An entry is an int, -1 (at most one, inferred from the number of bytes) or the key of another feature of
+            the record that holds one integer. The number of bytes must match exactly, else ParseError.
         dtype: A torch dtype with whole bytes per element.
-        key: Name of the feature in the record, where it is not the output's name.
+        key: Name of the feature in the record, if it differs from the output's name.
 
     Raises:
-        TypeError: An unknown dtype, or an entry of ``shape`` of another type.
-        ValueError: No shape or dtype, a negative dimension, or more than one -1.
+        TypeError: The dtype is unknown, or an entry of ``shape`` has another type.
+        ValueError: The shape or dtype is missing, a dimension is negative, or there is more than one -1.
 
     Example:
         >>> RawTensor(("height", "width", 3), torch.uint8, key="image_raw")
@@ -73,17 +73,17 @@ class RawTensor(OneValueSpec, Feature):
         """Check the fields."""
         super().__post_init__()
         if self.shape is None:
-            raise ValueError("Missing shape: give a tuple; -1 stands for one unknown dimension")
+            raise ValueError("Missing shape: pass a tuple; -1 means one unknown dimension")
         shape = shape_with_names(self.shape, "an int, -1 or the key of a feature", unknown=-1)
         if shape.count(-1) > 1:
-            raise ValueError(f"shape may have one -1 at most, got {shape!r}")
+            raise ValueError(f"shape must have at most one -1, got {shape!r}")
         object.__setattr__(self, "shape", shape)
         if not isinstance(self.dtype, torch.dtype) or (list_kind(self.dtype) is None and self.dtype not in _COMPLEX):
             check_list_dtype(self.dtype)
             raise TypeError(f"dtype must be a torch dtype with whole bytes per element, got {dtype_name(self.dtype)}")
 
     def reader(self, name: str, *, pads: bool = False) -> OneValueReader:
-        """What reads it from Examples."""
+        """Build the reader for Examples."""
         return OneValueReader(name, self, self._read, self.shape)
 
     def _read(self, data: memoryview, shape: Shape) -> torch.Tensor:
@@ -98,30 +98,30 @@ class RawTensor(OneValueSpec, Feature):
 
 @dataclass(frozen=True, repr=False)
 class SerializedTensor(OneValueSpec, Feature):
-    """A tensor as ``tf.io.serialize_tensor`` writes it (a TensorProto), in one bytes value.
+    """A tensor written by ``tf.io.serialize_tensor`` (a TensorProto), in one bytes value.
 
-    Read as the stored tensor, with its shape and dtype; string tensors as (nested) list of bytes. A batch is stacked
-    where all shapes and dtypes are equal, else a list.
+    A sample is the stored tensor with its shape and dtype, or a (nested) list of bytes for a string tensor. A batch is
+    stacked if all shapes and dtypes are equal, else a list.
 
     Args:
-        key: Name of the feature in the record, where it is not the output's name.
+        key: Name of the feature in the record, if it differs from the output's name.
     """
 
     def reader(self, name: str, *, pads: bool = False) -> OneValueReader:
-        """What reads it from Examples."""
+        """Build the reader for Examples."""
         return OneValueReader(name, self, lambda data, shape: parse_tensor(data))
 
 
 @dataclass(frozen=True, repr=False)
 class Text(OneValueSpec, Feature):
-    """One string, strict UTF-8. Read as str; a batch is a list of str.
+    """One string in strict UTF-8. A sample is a str, a batch a list of str.
 
     Args:
-        key: Name of the feature in the record, where it is not the output's name.
+        key: Name of the feature in the record, if it differs from the output's name.
     """
 
     def reader(self, name: str, *, pads: bool = False) -> OneValueReader:
-        """What reads it from Examples."""
+        """Build the reader for Examples."""
         return _TextReader(name, self, lambda data, shape: decode_text(data))
 
 
@@ -131,9 +131,9 @@ class OneValueReader:
     Args:
         name: Name of the output.
         spec: Its spec.
-        convert: Makes a value of the stored bytes, parts of a buffer that may be used again after the call, and of the
-            record's shape.
-        shape: The spec's, whose names of other features give way to their values.
+        convert: Turns the stored bytes and the record's shape into a value. The bytes are a view of a buffer that may
+            be reused after the call.
+        shape: The shape in the spec; names of other features are replaced with their values.
     """
 
     def __init__(
@@ -151,11 +151,11 @@ class OneValueReader:
         self.wants = (self._want, *(entry for entry in self._shape if isinstance(entry, Want)))
 
     def read(self, columns: Sequence[Column]) -> torch.Tensor | list[Any]:
-        """The batch's column: one tensor [N, ...] where all are alike, else a list."""
+        """The batch's column: one tensor [N, ...] if all shapes and dtypes are equal, else a list."""
         return labelled(self._want, self.from_values, columns[0].views(), self._shapes(columns))
 
     def from_values(self, values: Sequence[memoryview], shapes: Sequence[Shape]) -> torch.Tensor | list[Any]:
-        """The column of several values, each of its shape."""
+        """The column of several values with their shapes."""
         return stack(read_each(lambda found: self._convert(*found), zip(values, shapes, strict=True)))
 
     def _shapes(self, columns: Sequence[Column]) -> list[Shape]:
@@ -177,7 +177,7 @@ def _sizes(want: Want, column: Column) -> list[int]:
 
 
 class _TextReader(OneValueReader):
-    """Reads a Text: a list of N str; it is the only string of a record."""
+    """Reads a Text: a list of N str, one per record."""
 
     is_plain = is_text = True
 
@@ -186,13 +186,13 @@ class _TextReader(OneValueReader):
 
 
 class _ValueSteps(StepReader):
-    """Reads the steps of a spec of one bytes value. Sizes are those of the step or the context.
+    """Reads the steps of a spec of one bytes value. Sizes come from the step or the context.
 
-    A sample is stacked where all steps are of one shape and dtype (images to a ``tv_tensors.Video``), else a list.
+    A sample is stacked if all steps have the same shape and dtype (images to a ``tv_tensors.Video``), else a list.
 
     Args:
         reader: Reads the spec from an Example.
-        pads: Whether samples that are alike are stacked once more; else the column is a list of samples.
+        pads: Whether samples of equal shape are stacked, too; else the column is a list of samples.
     """
 
     is_required = True
@@ -213,7 +213,7 @@ class _ValueSteps(StepReader):
         return labelled(want, stack, samples) if self._pads else samples
 
     def _sample(self, columns: Sequence[Column], begin: int, end: int) -> torch.Tensor | list[Any]:
-        """One record's steps, as records of a batch."""
+        """Read one record's steps as a batch of records."""
         if begin == end:
             return []
         found: torch.Tensor | list[Any] = read_record(self._reader, [part_of(column, begin, end) for column in columns])
@@ -221,10 +221,10 @@ class _ValueSteps(StepReader):
 
 
 def _step_sizes(want: Want, column: StepColumn, borders: Ints, context: ReadContext, place: int) -> Column:
-    """A number for each step: that of the step where the record's list has so many, else that of the context.
+    """One number per step: from the step if the record's list has one per step, else from the context.
 
     Raises:
-        ParseError: There is not exactly one.
+        ParseError: There is not exactly one number per step.
     """
     lengths = np.diff(borders)
     record = np.repeat(np.arange(len(lengths)), lengths)

@@ -1,4 +1,4 @@
-"""The partitions of RaggedFeature: each says where rows begin and end, and which values of a record tell it."""
+"""The partitions of RaggedFeature: each defines where rows begin and end, and which key of the record holds that."""
 
 from __future__ import annotations
 
@@ -27,33 +27,33 @@ __all__ = [
 ]
 
 
-# Row ids alone can stand for more rows than the record has bytes.
+# A few row ids can imply more rows than the record has bytes.
 _MAX_EMPTY_ROWS = MAX_FILL_BYTES // 8
-# More than a record can hold, since protobuf reads no message from 2 GiB on.
+# More than a record can hold, since protobuf limits messages to 2 GiB.
 _MAX_LENGTH = 1 << 33
 _NOTHING = np.zeros(0, np.int64)
 
 
 @dataclass(frozen=True, repr=False)
 class Partition:
-    """How the rows of one ragged dimension are told; the base of the classes of :class:`RaggedFeature`."""
+    """How the rows of one ragged dimension are stored; the base of the partition classes of :class:`RaggedFeature`."""
 
     def __repr__(self) -> str:
-        """Print the Python code that builds it."""
+        """Show the Python code that builds it."""
         (value,) = vars(self).values()
         return f"RaggedFeature.{type(self).__name__}({value!r})"
 
     def row_splits(self, stored: Ints, count: int, *, validate: bool) -> Ints:
-        """Where the rows of one record begin and end.
+        """The row splits of one record.
 
         Args:
-            stored: What the record has at the partition's key.
-            count: How many values the rows hold.
+            stored: The integers at the partition's key.
+            count: Number of values in the rows.
             validate: Whether splits that do not fit the values are an error; else rows end where the values end.
 
         Raises:
-            ParseError: They do not fit the values.
-            LimitExceededError: A few row ids stand for a huge number of rows.
+            ParseError: The splits do not fit the values.
+            LimitExceededError: A few row ids imply a huge number of rows.
         """
         if validate:
             self._check_order(stored)
@@ -61,7 +61,7 @@ class Partition:
         if validate:
             _check(splits, count)
             return splits
-        # The rows that slicing gives: within the values, and never of negative length.
+        # The rows that slicing would give: within the values, never of negative length.
         clipped = np.maximum.accumulate(np.clip(splits, 0, count))
         clipped[0] = 0
         return clipped
@@ -70,7 +70,7 @@ class Partition:
         raise NotImplementedError
 
     def _check_order(self, stored: Ints) -> None:
-        """What is an error before splits are made."""
+        """Raise for stored values that are invalid regardless of the splits."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -84,10 +84,10 @@ class _KeyPartition(Partition):
 
 @dataclass(frozen=True, repr=False)
 class RowSplits(_KeyPartition):
-    """Key of the list of row ends, begun by a 0: ``[0, 2, 2, 3]`` is rows of 2, 0 and 1 values."""
+    """Key of the list of row splits, starting with 0: ``[0, 2, 2, 3]`` is rows of 2, 0 and 1 values."""
 
     def _splits(self, stored: Ints, count: int) -> Ints:
-        return stored if len(stored) else np.zeros(1, np.int64)  # a missing list is no rows
+        return stored if len(stored) else np.zeros(1, np.int64)  # a missing list means no rows
 
 
 @dataclass(frozen=True, repr=False)
@@ -95,7 +95,7 @@ class RowLengths(_KeyPartition):
     """Key of the list of row lengths: ``[2, 0, 1]``."""
 
     def _splits(self, stored: Ints, count: int) -> Ints:
-        # Bounded before they are added up, since a sum that wraps around might look right.
+        # Clipped before summing: a sum that overflows might look right.
         return np.concatenate([[0], np.clip(stored, -_MAX_LENGTH, _MAX_LENGTH).cumsum()])
 
 
@@ -121,12 +121,12 @@ class ValueRowIds(_KeyPartition):
 
     def _splits(self, stored: Ints, count: int) -> Ints:
         if len(stored) != count:
-            raise _invalid(f"expected {count} row ids, one for each value, got {len(stored)}")
+            raise _invalid(f"expected {count} row ids, one per value, got {len(stored)}")
         if count and stored.min() < 0:
             raise _invalid(f"expected row ids of at least 0, got {stored.min()}")
         rows = int(stored.max()) + 1 if count else 0
         if rows > max(_MAX_EMPTY_ROWS, count):
-            raise LimitExceededError(f"{count} row ids stand for {rows} rows, more than the limit of {_MAX_EMPTY_ROWS}")
+            raise LimitExceededError(f"{count} row ids imply {rows} rows, more than the limit of {_MAX_EMPTY_ROWS}")
         reserve((rows + 1) * 8)
         splits = np.zeros(rows + 1, np.int64)
         np.bincount(stored, minlength=rows).cumsum(out=splits[1:])
@@ -174,11 +174,11 @@ class Partitions:
 
     Args:
         name: Name of the output.
-        partitions: The spec's, outermost first.
-        validate: As of `Partition.row_splits`.
+        partitions: The partitions of the spec, outermost first.
+        validate: See `Partition.row_splits`.
 
     Attributes:
-        wants: Of those that have a key.
+        wants: The wants of the partitions that have a key.
     """
 
     def __init__(self, name: str, partitions: Sequence[Partition], *, validate: bool) -> None:
@@ -189,14 +189,14 @@ class Partitions:
         self.wants = tuple(want for partition, want in self._all if isinstance(partition, _KeyPartition))
 
     def read(self, columns: Sequence[Column], counts: Sequence[int]) -> list[list[Ints]]:
-        """Row splits of every partition, outermost first, of each record.
+        """The row splits of every partition, outermost first, for each record.
 
         Args:
-            columns: Of what is wanted.
-            counts: How many values each record has.
+            columns: The wanted columns.
+            counts: Number of values in each record.
 
         Raises:
-            TFRecordError: As of `Partition.row_splits`.
+            TFRecordError: See `Partition.row_splits`.
         """
         bounds = [column.bounds() for column in columns]
 
@@ -212,7 +212,7 @@ class Partitions:
             own = stored.pop() if isinstance(partition, _KeyPartition) else _NOTHING
             levels.insert(0, labelled(want, self._row_splits, partition, own, count))
             count = len(levels[0]) - 1
-        if not self._validate:  # leave out rows at the end of a dimension that no row of the outer one has
+        if not self._validate:  # drop trailing rows that belong to no row of the outer dimension
             for outer, inner in pairwise(range(len(levels))):
                 levels[inner] = levels[inner][: levels[outer][-1] + 1]
         return levels
@@ -221,11 +221,12 @@ class Partitions:
         return partition.row_splits(stored, count, validate=self._validate)
 
     def read_together(self, columns: Sequence[Column], ends: Ints) -> tuple[Ints, ...] | None:
-        """Of one partition by lengths or splits the row splits of all records together: of records to rows, of rows to
-        values. None where they do not fit, or for other partitions.
+        """The row splits of all records at once, for a single RowLengths or RowSplits: records to rows, rows to values.
+
+        None if they do not fit, or for other partitions.
 
         Args:
-            columns: Of what is wanted.
+            columns: The wanted columns.
             ends: Where each record's values begin and end.
         """
         if not self._validate or len(self._all) != 1 or type(self._all[0][0]) not in (RowLengths, RowSplits):
@@ -240,7 +241,7 @@ class Partitions:
 def _splits_together(stored: Ints, bounds: Ints, ends: Ints) -> tuple[Ints, Ints] | None:
     sizes = np.diff(bounds)
     if not sizes.all():
-        return None  # a missing list is no rows
+        return None  # a missing list means no rows
     splits = np.concatenate([[0], np.delete(stored + np.repeat(ends[:-1], sizes), bounds[:-1])])
     rows = np.concatenate([[0], (sizes - 1).cumsum()])
     fits = not stored[bounds[:-1]].any() and (splits[rows] == ends).all() and (splits[1:] >= splits[:-1]).all()

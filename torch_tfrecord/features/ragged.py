@@ -1,4 +1,4 @@
-"""RaggedFeature: values and the partitions that tell their rows, and its readers."""
+"""The RaggedFeature spec (values and the partitions that define their rows), and its readers."""
 
 from __future__ import annotations
 
@@ -31,32 +31,32 @@ from torch_tfrecord.values.dtypes import DType, cast
 
 __all__ = ["RaggedFeature"]
 
-_LIST_BYTES = 112  # of an empty list among others, and where it ends
+_LIST_BYTES = 112  # of an empty list, its slot in the outer list, and its row split
 
 
 @dataclass(frozen=True, repr=False)
 class RaggedFeature(Feature):
-    """Values in rows of different lengths, also rows of rows.
+    """Values in rows of different lengths, optionally nested.
 
-    One record is: without partitions a 1-D tensor; with only uniform ones a dense tensor; with one ragged dimension a
-    jagged nested tensor; with more a :class:`RaggedTensor`. A batch, and a feature list, has one ragged dimension more.
-    With dtype ``bytes`` or ``str``: nested lists.
+    A sample is a 1-D tensor without partitions, a dense tensor with only uniform partitions, a jagged nested tensor
+    with one ragged dimension, and a :class:`RaggedTensor` with more. A batch or a feature list adds one ragged
+    dimension. With dtype ``bytes`` or ``str``: nested lists.
 
     Args:
-        dtype: As in :class:`FixedLenFeature`.
-        value_key: Name in the record of the values; None means the name of the output.
-        partitions: How the values are in rows, outermost dimension first: ``RaggedFeature.RowSplits(key)``,
+        dtype: See :class:`FixedLenFeature`.
+        value_key: Name of the values in the record; None means the name of the output.
+        partitions: How the values are split into rows, outermost dimension first: ``RaggedFeature.RowSplits(key)``,
             ``RowLengths(key)``, ``RowStarts(key)``, ``RowLimits(key)``, ``ValueRowIds(key)`` (the key of an int64_list
             in the record) or ``UniformRowLength(length)``.
-        row_splits_dtype: ``torch.int32`` or ``torch.int64``, so that specs port as they are. Row splits always come as
-            int64, which torch's jagged nested tensors have and which does not overflow.
-        validate: Partitions that do not fit the values are ParseError. False accepts them as TensorFlow does: rows end
-            where the values end. (TensorFlow's default is False.)
+        row_splits_dtype: ``torch.int32`` or ``torch.int64``, accepted so that TensorFlow specs port unchanged. Row
+            splits are always int64, as in torch's jagged nested tensors, so they do not overflow.
+        validate: Raise ParseError for partitions that do not fit the values. With False they are accepted as in
+            TensorFlow, whose default is False: rows end where the values end.
         key: The same as ``value_key``.
 
     Raises:
-        TypeError: An unknown dtype, or a partition that is none.
-        ValueError: Another row_splits_dtype, a uniform length below 1, or key and value_key that differ.
+        TypeError: The dtype is unknown, or a partition has the wrong type.
+        ValueError: Another row_splits_dtype, a uniform length below 1, or different key and value_key.
 
     Example:
         >>> RaggedFeature(torch.int64, "values", [RaggedFeature.RowLengths("lengths")])
@@ -83,42 +83,44 @@ class RaggedFeature(Feature):
         if self.value_key is not None:
             check_key("value_key", self.value_key)
             if self.key not in (None, self.value_key):
-                raise ValueError(f"key and value_key are the same thing, got {self.key!r} and {self.value_key!r}")
+                raise ValueError(f"key and value_key must be equal, got {self.key!r} and {self.value_key!r}")
         if self.row_splits_dtype not in (torch.int32, torch.int64):
             raise ValueError(f"row_splits_dtype must be torch.int32 or torch.int64, got {self.row_splits_dtype!r}")
         object.__setattr__(self, "partitions", tuple(self.partitions))
         for partition in self.partitions:
             if not isinstance(partition, Partition):
-                raise TypeError(f"a partition must be a RaggedFeature.RowSplits or the like, got {partition!r}")
+                raise TypeError(
+                    f"a partition must be RaggedFeature.RowSplits, RowLengths or the like, got {partition!r}"
+                )
 
     def key_of(self, name: str) -> str:
-        """Name in the record of the values."""
+        """Name of the values in the record."""
         return super().key_of(name) if self.value_key is None else self.value_key
 
     def reader(self, name: str, *, pads: bool = False) -> Reader:
-        """What reads it from Examples."""
+        """Build the reader for Examples."""
         return _RaggedReader(name, self)
 
     def context_reader(self, name: str) -> Reader:
-        """As `reader`."""
+        """Build the reader for a context."""
         return _RaggedReader(name, self)
 
     def step_reader(self, name: str, *, pads: bool = False) -> StepReader:
-        """What reads it from feature lists: each step has its own values and partitions."""
+        """Build the reader for feature lists, where each step has its own values and partitions."""
         if self.partitions:
             return _RaggedSteps(_RaggedReader(name, self), validate=self.validate)
         return VarLenSteps(list_want(name, self.key_of(name), self.dtype), self.dtype)
 
 
 class _RaggedReader:
-    """Reads a RaggedFeature: one ragged dimension more than a record has, or a list of N nested lists."""
+    """Reads a RaggedFeature: one more ragged dimension than a record has, or a list of N nested lists."""
 
     def __init__(self, name: str, spec: RaggedFeature) -> None:
         self._want = list_want(name, spec.key_of(name), spec.dtype)
         self._partitions = Partitions(name, spec.partitions, validate=spec.validate)
         self.wants = (self._want, *self._partitions.wants)
         self._dtype = spec.dtype
-        # The innermost partitions, as far as they are uniform, make a dense inner shape.
+        # Uniform innermost partitions become a dense inner shape.
         ragged = [number for number, one in enumerate(spec.partitions, 1) if not isinstance(one, UniformRowLength)]
         self._depth = max(ragged, default=0)
         self._inner = tuple(one.length for one in spec.partitions[self._depth :] if isinstance(one, UniformRowLength))
@@ -131,7 +133,7 @@ class _RaggedReader:
         return self._one_by_one(columns, self._dtype) if together is None else together
 
     def _together(self, columns: Sequence[Column], dtype: torch.dtype) -> Nested | None:
-        """The values of all records, where no record needs to be looked at alone."""
+        """The values of all records at once; None if records must be read one by one."""
         values, ends, _, _ = columns[0]
         if self._inner:
             return None
@@ -172,7 +174,7 @@ class _RaggedReader:
 
 
 class _RaggedSteps(StepReader):
-    """Reads the steps of a RaggedFeature: two ragged dimensions more than a step of an Example, or nested lists."""
+    """Reads the steps of a RaggedFeature: two more ragged dimensions than one step has, or nested lists."""
 
     def __init__(self, reader: Reader, *, validate: bool) -> None:
         super().__init__(*reader.wants)
@@ -191,17 +193,17 @@ class _RaggedSteps(StepReader):
         return Nested(found.values, (torch.from_numpy(borders), *found.row_splits))
 
     def _check_lengths(self, lengths: Ints, missing: npt.NDArray[np.uint8]) -> None:
-        """Lists that a record has are of one length; those that it lacks have no values in any step."""
+        """Check that all feature lists in a record have the same length; missing ones are empty in every step."""
         wrong = ((lengths != lengths.max(axis=0)) & (missing == 0)).any(axis=0)
         if self._validate and wrong.any():
             row = wrong.argmax()
             each = zip(self.wants, lengths[:, row].tolist(), missing[:, row].tolist(), strict=True)
             found = {want.key: length for want, length, is_missing in each if not is_missing}
-            raise self.wants[0].error(f"expected feature lists of one length, got {found}")
+            raise self.wants[0].error(f"expected feature lists of equal length, got {found}")
 
 
 def _with_empty_steps(column: StepColumn, borders: Ints) -> Column:
-    """The steps, with empty ones behind those of each record that has fewer than others say."""
+    """The steps, with empty steps appended to records that have fewer than their other lists."""
     steps, own, _ = column
     if (own == borders).all():
         return steps

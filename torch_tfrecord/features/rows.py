@@ -1,4 +1,4 @@
-"""FixedLenSequenceFeature: rows of one shape, jagged or padded in a batch, and its readers."""
+"""The FixedLenSequenceFeature spec (rows of equal shape, jagged or padded in a batch), and its readers."""
 
 from __future__ import annotations
 
@@ -29,28 +29,29 @@ from torch_tfrecord.values.stacking import pad_rows
 
 __all__ = ["FixedLenSequenceFeature"]
 
-_POINTER_BYTES = 8  # of one entry in a Python list
+_POINTER_BYTES = 8  # per entry of a Python list
 
 
 @dataclass(frozen=True, repr=False)
 class FixedLenSequenceFeature(Feature):
-    """Any number of rows, each of the same shape.
+    """Any number of rows of the same shape.
 
-    In an Example one list holds all rows; in a feature list each step is a row. Read as a tensor [T, *shape]; with
-    dtype ``bytes`` or ``str`` as a (nested) list. A batch of ``parse_example`` or ``parse_sequence_example`` is
+    In an Example, one list holds all rows; in a feature list, each step is a row. A sample is a tensor [T, *shape], or
+    a (nested) list with dtype ``bytes`` or ``str``. A batch from ``parse_example`` or ``parse_sequence_example`` is
     [B, longest T, *shape], padded at the end.
 
     Args:
-        shape: Sizes of one row; an int means one dimension, ``()`` a scalar.
-        dtype: As in :class:`FixedLenFeature`.
-        allow_missing: Whether a record may lack it, which then has no rows. In an Example it must be True, as in
+        shape: Shape of one row; an int means one dimension, ``()`` a scalar.
+        dtype: See :class:`FixedLenFeature`.
+        allow_missing: Whether a record may lack the feature; it then has no rows. Must be True for an Example, as in
             TensorFlow.
-        default_value: What a batch is padded with, one element; None means 0, ``b""`` or ``""``. Only in an Example.
-        key: Name of the feature in the record, where it is not the output's name.
+        default_value: Padding value of a batch, one element; None means 0, ``b""`` or ``""``. Only for an Example.
+        key: Name of the feature in the record, if it differs from the output's name.
 
     Raises:
-        TypeError: An unknown dtype, or a default value of another type.
-        ValueError: No shape, an unknown or negative dimension, or a default of more than one element or out of range.
+        TypeError: The dtype is unknown, or the default value has another type.
+        ValueError: The shape is missing, or has an unknown or negative dimension; or the default value has more than
+            one element or is out of range.
 
     Example:
         >>> FixedLenSequenceFeature((2,), torch.float32, allow_missing=True)
@@ -71,7 +72,7 @@ class FixedLenSequenceFeature(Feature):
             object.__setattr__(self, "default_value", default_values(self.default_value, (), self.dtype))
 
     def reader(self, name: str, *, pads: bool = False) -> Reader:
-        """What reads it from Examples."""
+        """Build the reader for Examples."""
         if not self.allow_missing:
             raise ValueError(
                 "Unsupported: FixedLenSequenceFeature requires allow_missing to be True. "
@@ -80,14 +81,14 @@ class FixedLenSequenceFeature(Feature):
         return _RowReader(name, self, pads=pads)
 
     def step_reader(self, name: str, *, pads: bool = False) -> StepReader:
-        """What reads it from a feature list."""
+        """Build the reader for a feature list."""
         if self.default_value is not None:
             raise ValueError(f"Value feature_list.dense_defaults[{name}] must be None: a feature list is padded with 0")
         return _RowSteps(name, self, pads=pads)
 
 
 class _RowReader:
-    """Reads a FixedLenSequenceFeature: [N, longest T, *shape] if it pads, else jagged; strings are N lists of rows."""
+    """Reads a FixedLenSequenceFeature: [N, longest T, *shape] padded, or jagged; strings are N lists of rows."""
 
     def __init__(self, name: str, spec: FixedLenSequenceFeature, *, pads: bool) -> None:
         self._spec, self._pads = spec, pads
@@ -109,7 +110,7 @@ class _RowReader:
 
 
 class _RowSteps(StepReader):
-    """Reads the steps of a FixedLenSequenceFeature: as `_RowReader`, each step a row."""
+    """Reads the steps of a FixedLenSequenceFeature like `_RowReader`, with each step as a row."""
 
     def __init__(self, name: str, spec: FixedLenSequenceFeature, *, pads: bool) -> None:
         size = math.prod(spec.shape)
@@ -127,7 +128,7 @@ class _RowSteps(StepReader):
 def _rows(
     column: Column, ends: Ints, want: Want, spec: FixedLenSequenceFeature, *, pads: bool
 ) -> torch.Tensor | Nested | list[Any]:
-    """All values of a column as rows, of which each record's begin and end at ``ends``."""
+    """All values of a column as rows; ``ends`` are the row splits of the records."""
     shape = (int(ends[-1]), *spec.shape)
     if not isinstance(spec.dtype, torch.dtype):
         rows = split_lists(nest(labelled(want, column.strings, spec.dtype), shape), [ends.tolist()])
@@ -140,7 +141,7 @@ def _rows(
 
 
 def _pad_numbers(want: Want, values: torch.Tensor, ends: Ints, padding: float) -> torch.Tensor:
-    """Rows of values, where each record's begin and end, padded to [N, longest, ...]."""
+    """Pad rows with the given row splits to [N, longest, ...]."""
     lengths, shape = np.diff(ends), values.shape[1:]
     longest = int(lengths.max(initial=0))
     num_values = len(lengths) * longest * math.prod(shape)
@@ -151,7 +152,7 @@ def _pad_numbers(want: Want, values: torch.Tensor, ends: Ints, padding: float) -
 
 
 def _pad_strings(want: Want, samples: list[list[Any]], spec: FixedLenSequenceFeature) -> list[Any]:
-    """Rows of strings, a list for each record, padded to the longest one's number."""
+    """Pad the rows of strings in each record to the longest record."""
     lengths = [*map(len, samples)]
     longest, size = max(lengths, default=0), math.prod(spec.shape)
     reserve_for(want, len(samples) * longest * size * _POINTER_BYTES, np.cumsum([0, *lengths]))

@@ -1,4 +1,4 @@
-"""SparseFeature: values and their indices, and its reader."""
+"""The SparseFeature spec (values and their indices), and its reader."""
 
 from __future__ import annotations
 
@@ -25,24 +25,25 @@ _MAX_INT64 = (1 << 63) - 1
 
 @dataclass(frozen=True, repr=False)
 class SparseFeature(Feature):
-    """Values with their places in a large, mostly empty array.
+    """The values of a sparse array and their indices.
 
-    Read as ``torch.sparse_coo`` of ``size``, a batch [B, *size]; with dtype ``bytes`` or ``str`` as a
+    A sample is a ``torch.sparse_coo`` tensor of ``size``, a batch [B, *size]; with dtype ``bytes`` or ``str``, a
     :class:`SparseList`. A record that lacks all the keys has no values.
 
     Args:
-        index_key: Key of the int64_list of indices, or a list of keys, one for each dimension of ``size``.
+        index_key: Key of the int64_list of indices, or a list of keys, one per dimension of ``size``.
         value_key: Key of the values; as many as indices, else ParseError.
-        dtype: As in :class:`FixedLenFeature`.
+        dtype: See :class:`FixedLenFeature`.
         size: Size of the array, or a list of sizes.
         already_sorted: Keep the values in the stored order; by default they are sorted by index.
-        key: Not used here; give index_key and value_key.
-        validate: The same index twice is ParseError. False keeps both, as TensorFlow does; torch adds them up when the
-            tensor is made dense. An index out of range is ParseError always: torch would read foreign memory.
+        key: Not supported; use index_key and value_key.
+        validate: Raise ParseError for duplicate indices. False keeps both, as in TensorFlow, and torch adds them up
+            when you make the tensor dense. An index out of range always raises ParseError, as torch would otherwise
+            access memory out of bounds.
 
     Raises:
-        TypeError: An unknown dtype, or keys or sizes of another type.
-        ValueError: As many keys as sizes are missing, a negative size, or ``key`` is given.
+        TypeError: The dtype is unknown, or keys or sizes have another type.
+        ValueError: The numbers of keys and sizes differ, a size is negative, or ``key`` is given.
 
     Example:
         >>> SparseFeature(["row", "column"], "value", torch.float32, [100, 3])
@@ -60,7 +61,7 @@ class SparseFeature(Feature):
         """Check the fields."""
         super().__post_init__()
         if self.key is not None:
-            raise ValueError("a SparseFeature has index_key and value_key in place of key")
+            raise ValueError("key is not supported by SparseFeature: use index_key and value_key")
         keys = (self.index_key,) if isinstance(self.index_key, str) else tuple(self.index_key)
         for name, key in (*(("index_key", key) for key in keys), ("value_key", self.value_key)):
             check_key(name, key)
@@ -74,12 +75,12 @@ class SparseFeature(Feature):
         object.__setattr__(self, "size", size)
 
     def reader(self, name: str, *, pads: bool = False) -> Reader:
-        """What reads it from Examples."""
+        """Build the reader for Examples."""
         return _SparseReader(name, self)
 
 
 class _SparseReader:
-    """Reads a SparseFeature: [N, *size], the record's number is the first index."""
+    """Reads a SparseFeature: [N, *size], with the record's number as first index."""
 
     def __init__(self, name: str, spec: SparseFeature) -> None:
         self._spec = spec
@@ -118,7 +119,7 @@ class _SparseReader:
     def _check_unique(self, ordered: Ints) -> None:
         repeated = (ordered[:, 1:] == ordered[:, :-1]).all(axis=0).sum()
         if repeated and self._spec.validate:
-            raise self._values.error(f"expected different indices, got {repeated} that repeat another")
+            raise self._values.error(f"expected distinct indices, got {repeated} duplicates")
 
     def _in_order(self, column: Column, order: Ints) -> torch.Tensor | list[Any]:
         dtype = self._spec.dtype

@@ -1,4 +1,4 @@
-"""What a spec's shape, dtype and default may be; wrong ones are ValueError or TypeError, in TensorFlow's words."""
+"""Check the shape, dtype and default value of a feature spec; error texts follow TensorFlow's."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def check_key(name: str, key: object) -> None:
 
 
 def check_list_dtype(dtype: object) -> None:
-    """Check that a list of a Feature holds this dtype."""
+    """Check that a list of a Feature can hold this dtype."""
     if dtype is None:
         raise ValueError("Missing type: dtype must be a torch dtype, bytes or str")
     if not isinstance(dtype, torch.dtype) and dtype not in (bytes, str):
@@ -40,9 +40,9 @@ def check_list_dtype(dtype: object) -> None:
 
 
 def fixed_shape(shape: object) -> tuple[int, ...]:
-    """Check a shape whose dimensions are all known; an int means one dimension."""
+    """Check a shape with known dimensions; an int means one dimension."""
     if shape is None:
-        raise ValueError("Missing shape: give a tuple, () for a scalar")
+        raise ValueError("Missing shape: pass a tuple, () for a scalar")
     sizes = _dimensions(shape)
     for size in sizes:
         if size is None:
@@ -56,7 +56,7 @@ def fixed_shape(shape: object) -> tuple[int, ...]:
 
 
 def shape_with_names(shape: object, allowed: str, *, unknown: int | None) -> tuple[int | str | None, ...]:
-    """Check a shape whose entries may name other features; ``unknown`` (None or -1) stands for an open entry."""
+    """Check a shape whose entries may name other features; ``unknown`` (None or -1) marks an unknown size."""
     sizes = _dimensions(shape)
     for size in sizes:
         if size is None and unknown is not None:
@@ -68,14 +68,14 @@ def shape_with_names(shape: object, allowed: str, *, unknown: int | None) -> tup
 
 
 def _dimensions(shape: object) -> tuple[Any, ...]:
-    """Make a shape a tuple of ints, names and None; a single int or name is one dimension."""
+    """Convert a shape to a tuple of ints, names and None; a single int or name is one dimension."""
     if isinstance(shape, str) or not isinstance(shape, Iterable):
         shape = (shape,)
     return tuple(size if size is None or isinstance(size, str) else check_dimension(size) for size in shape)
 
 
 def check_dimension(size: Any) -> int:
-    """Check an argument that is an int, of any library."""
+    """Check that an argument is an int, or an integer type of another library."""
     if isinstance(size, bool):
         raise TypeError("a dimension must be an int, got bool")
     try:
@@ -90,7 +90,7 @@ def _check_count(sizes: Sequence[int]) -> None:
 
 
 def default_values(value: object, shape: tuple[int, ...], dtype: DType) -> Any:
-    """Check a default and flatten it: a scalar for shape (), else a tuple of Python values in row-major order."""
+    """Check and flatten a default value: a scalar for shape (), else a tuple of Python values in row-major order."""
     flat = tuple(_default_scalar(item, dtype) for item in _flatten(value))
     if len(flat) != math.prod(shape):
         raise ValueError(

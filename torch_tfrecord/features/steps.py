@@ -1,7 +1,7 @@
-"""What readers of feature lists share: the same specs, one step after another.
+"""What readers of feature lists share.
 
-A feature list's column is that of an Example whose records are the steps, and where each record's steps begin and end.
-So the readers of Examples read the steps of all records at once.
+The column of a feature list is an Example column whose records are the steps, plus the row splits of the steps. So the
+readers of Examples can read the steps of all records at once.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ __all__ = ["ReadContext", "StepColumn", "StepReader", "check_steps", "part_of", 
 
 
 class StepColumn(NamedTuple):
-    """What the feature lists of N records have of a Want, whatever its number of values.
+    """The values in the feature lists of N records for one `Want` with any number of values.
 
     Attributes:
         steps: The values of all steps: a Column of any count, whose records are the steps.
-        borders: int64 [N + 1], where each record's steps begin and end.
-        missing: uint8 [N], 1 where a record lacks the feature list.
+        borders: int64 [N + 1]: the row splits of the steps.
+        missing: uint8 [N]: 1 if a record lacks the feature list.
     """
 
     steps: Column
@@ -34,19 +34,19 @@ class StepColumn(NamedTuple):
 
 
 ReadContext: TypeAlias = Callable[[], Sequence[Column]]
-"""Reads what a StepReader wants of the contexts; not all need it."""
+"""Reads the context columns that a StepReader wants; called only if they are needed."""
 
 
 class StepReader:
-    """Reads one feature list; as a `Reader`, by the columns of its wants, which are of any number of values.
+    """Reads one feature list like a `Reader`, from columns with any number of values.
 
     Args:
-        step_wants: What each step has to fit; the first one is that of the values.
+        step_wants: What each step must provide; the first is the values.
 
     Attributes:
-        wants: The same, of feature lists: of any number of values.
-        context_wants: Of the context, for steps that lack the others.
-        is_required: Whether a record that lacks the first list is an error.
+        wants: The same for the feature lists, with any number of values.
+        context_wants: What to read from the context, for steps without their own.
+        is_required: Whether a record without the first list is an error.
     """
 
     context_wants: tuple[Want, ...] = ()
@@ -57,7 +57,7 @@ class StepReader:
         self.wants = tuple(map(_of_any_number, step_wants))
 
     def read(self, lists: Sequence[StepColumn], context: ReadContext) -> Any:
-        """The batch's column of N records; of ragged numbers a `Nested`."""
+        """The batch's column of N records; ragged numbers become a `Nested`."""
         raise NotImplementedError
 
 
@@ -68,20 +68,20 @@ def _of_any_number(want: Want) -> Want:
 
 
 def check_steps(want: Want, column: StepColumn, *, is_required: bool) -> None:
-    """Whether the records that need the list have it, and each step as many values as are wanted."""
+    """Check that a required list is in every record, and that each step has the wanted number of values."""
     if is_required and np.count_nonzero(column.missing):
         raise want.error(f"Feature list {want.key!r} is required but could not be found")
     offsets = column.steps.offsets
     counts = offsets[1:] - offsets[:-1]
     wrong = counts != want.num_values
-    if np.count_nonzero(wrong):  # for one record it counts that this is faster than any()
+    if np.count_nonzero(wrong):  # faster than any(), which matters for a single record
         step = int(wrong.argmax())
         record = int(np.searchsorted(column.borders, step, side="right")) - 1
         raise at_step(want.wrong_count(int(counts[step])), step - int(column.borders[record]))
 
 
 def read_records(reader: Reader, columns: Sequence[Column], borders: Ints) -> Any:
-    """The steps of several records as records of a batch; what is too large for a batch is found in its record."""
+    """Read the steps of several records as records of a batch; a LimitExceededError names the record and step."""
     try:
         return reader.read(columns)
     except LimitExceededError as error:
@@ -92,12 +92,12 @@ def read_records(reader: Reader, columns: Sequence[Column], borders: Ints) -> An
 
 
 def read_record(reader: Reader, columns: Sequence[Column]) -> Any:
-    """The steps of one record as records of a batch; errors name the step."""
+    """Read the steps of one record as records of a batch; errors name the step."""
     num_steps = len(columns[0].offsets) - 1 if len(columns[0].offsets) else len(columns[0].values)
     try:
         return read_records(reader, columns, np.array([0, num_steps]))
     except LimitExceededError as error:
-        error.position = None  # among others this record's is another
+        error.position = None  # the caller knows the record's own number
         raise
     except TFRecordError:
         for number in range(num_steps):
@@ -109,7 +109,7 @@ def read_record(reader: Reader, columns: Sequence[Column]) -> Any:
 
 
 def part_of(column: Column, begin: int, end: int) -> Column:
-    """Some steps of a column."""
+    """A range of steps of a column."""
     if not len(column.offsets):
         return column._replace(values=column.values[begin:end])
     offsets = column.offsets[begin : end + 1]

@@ -1,3 +1,3 @@
-"""Encoded images: headers, decoding, crops."""
+"""Encoded images: read headers, decode, crop."""
 
 __all__: list[str] = []

@@ -1,8 +1,9 @@
-"""The decoders behind :func:`torch_tfrecord.images.codec.decode_image`: torchcodec, its twin, Pillow, and nvImageCodec.
+"""The decoders behind :func:`torch_tfrecord.images.codec.decode_image`: torchcodec, Pillow and nvImageCodec.
 
-All take bytes whose header was read and whose size was checked, the first two without EXIF segments, and give the same
-uint8 (or uint16) [C, H, W]. They raise whatever their libraries raise; the caller turns that into ImageDecodeError.
-NVIDIA's nvImageCodec decodes JPEG images, whole or by regions, with libjpeg-turbo: on the CPU, without a GPU.
+All take bytes with a header that was read and a size that was checked, the first two without EXIF segments, and return
+the same uint8 (or uint16) [C, H, W]. They raise the errors of their libraries; the caller turns these into
+ImageDecodeError. NVIDIA's nvImageCodec decodes JPEG images or regions of them with libjpeg-turbo on the CPU, without a
+GPU.
 """
 
 from __future__ import annotations
@@ -47,11 +48,11 @@ NVIMGCODEC_PIP = 'pip install "torch-tfrecord[nvimgcodec]"'
 _NVIMGCODEC_MARGIN = 8
 _local = threading.local()
 
-# Pillow fills up the rows of these in Python, half a microsecond a pixel, where two bytes of a row suffice.
+# Pillow pads the rows of these in Python, at half a microsecond per pixel, although a row may take only two bytes.
 _MOST_RUN_LENGTH_PIXELS = 1 << 22
 
-# One class per format, called directly: Image.open would also try MPO, and would warn or raise by its own, global,
-# pixel limit where only the limit of this call should hold. (Its WebP plugin alone still has that limit as well.)
+# One class per format, called directly: Image.open would also try MPO, and would apply its own global pixel limit
+# in addition to the limit of this call. (Its WebP plugin still does.)
 _PILLOW_PLUGINS: dict[str, type[ImageFile.ImageFile]] = {
     "bmp": BmpImagePlugin.BmpImageFile,
     "gif": GifImagePlugin.GifImageFile,
@@ -63,14 +64,14 @@ _PILLOW_PLUGINS: dict[str, type[ImageFile.ImageFile]] = {
 
 @functools.cache
 def torchcodec_decoders() -> Any:
-    """Return torchcodec's decoders, or None where they are missing; a failing import is tried once only."""
+    """Return torchcodec's decoders, or None if they are missing; a failing import is tried only once."""
     decoders = _imported("torchcodec.decoders")
     return decoders if hasattr(decoders, "decode_jpeg") and hasattr(decoders, "decode_png") else None
 
 
 @functools.cache
 def nvimgcodec() -> Any:
-    """Return the package nvidia.nvimgcodec, or None where it is missing; a failing import is tried once only."""
+    """Return the package nvidia.nvimgcodec, or None if it is missing; a failing import is tried only once."""
     package = _imported("nvidia.nvimgcodec")
     reads_regions = hasattr(getattr(package, "CodeStream", None), "get_sub_code_stream")
     return package if reads_regions and hasattr(package, "NVIMGCODEC_DEVICE_CPU_ONLY") else None
@@ -79,14 +80,14 @@ def nvimgcodec() -> Any:
 def _imported(name: str) -> ModuleType | None:
     try:
         return importlib.import_module(name)
-    except (ImportError, OSError, RuntimeError):  # older torchcodecs raise RuntimeError where FFmpeg is missing
+    except (ImportError, OSError, RuntimeError):  # older torchcodecs raise RuntimeError if FFmpeg is missing
         return None
 
 
 def _decode_with_torchcodec(data: bytes | memoryview, header: ImageHeader, mode: str) -> torch.Tensor:
-    """Decode a JPEG or PNG image by torchcodec; ``data`` must hold no EXIF, which torchcodec would always apply."""
+    """Decode a JPEG or PNG image with torchcodec; ``data`` must hold no EXIF, which torchcodec would always apply."""
     decoders = torchcodec_decoders()
-    # Read-only bytes are copied, since torch warns of them, and torchcodec would quiet that by touching global filters.
+    # Copy read-only bytes: torch warns about them, and torchcodec would silence that through global warning filters.
     is_writable = isinstance(data, memoryview) and not data.readonly
     source = torch.frombuffer(data if is_writable else bytearray(data), dtype=torch.uint8)
     image: torch.Tensor
@@ -96,7 +97,7 @@ def _decode_with_torchcodec(data: bytes | memoryview, header: ImageHeader, mode:
             "backend='auto' and 'pillow' read it"
         )
     if header.format == "jpeg":
-        # The stored CMYK channels are of no use to anyone; TensorFlow gives RGB as well.
+        # Nobody needs the stored CMYK channels; TensorFlow returns RGB, too.
         wanted = "RGB" if mode == "unchanged" and header.channels == 4 else _TORCHCODEC_MODES[mode]
         image = decoders.decode_jpeg(source, mode=wanted)
     elif header.format == "png":
@@ -112,7 +113,7 @@ def _decode_with_torchcodec(data: bytes | memoryview, header: ImageHeader, mode:
 
 
 def _decode_with_pillow(data: bytes | memoryview, header: ImageHeader, mode: str) -> torch.Tensor:
-    """Decode an image by Pillow, with the plugin of the header's format and no other."""
+    """Decode an image with Pillow, using only the plugin of the header's format."""
     picture = _open_pillow(data, header)
     if header.format == "png" and header.bits == 16:
         pixels = _read_png16(data, header)
@@ -122,7 +123,7 @@ def _decode_with_pillow(data: bytes | memoryview, header: ImageHeader, mode: str
         converted = Image.fromarray((pixels >> 8).astype(np.uint8).squeeze(2 if pixels.shape[2] == 1 else ()))
     else:
         if mode == "L" and isinstance(picture, JpegImagePlugin.JpegImageFile):
-            picture.draft("L", None)  # the stored luma, as libjpeg gives it to TensorFlow, and not a sum of RGB
+            picture.draft("L", None)  # the stored luma, as in TensorFlow, not a weighted sum of RGB
         picture.load()
         converted = picture
     array = np.array(_convert(converted, mode, header))
@@ -131,7 +132,7 @@ def _decode_with_pillow(data: bytes | memoryview, header: ImageHeader, mode: str
 
 def _open_pillow(data: bytes | memoryview, header: ImageHeader) -> ImageFile.ImageFile:
     picture = _PILLOW_PLUGINS[header.format](io.BytesIO(data))
-    # The size that was checked must be the size that is decoded: a GIF frame may reach beyond its screen.
+    # The decoded size must be the one that was checked: a GIF frame may be larger than its screen.
     if picture.size != (header.width, header.height):
         raise ImageDecodeError(
             f"expected {header.height} x {header.width} pixels as in the header, got {picture.height} x {picture.width}"
@@ -139,7 +140,7 @@ def _open_pillow(data: bytes | memoryview, header: ImageHeader) -> ImageFile.Ima
     is_run_length = any(tile[0] == "bmp_rle" for tile in picture.tile)
     if is_run_length and header.height * header.width > _MOST_RUN_LENGTH_PIXELS:
         raise ImageDecodeError(
-            f"expected at most {_MOST_RUN_LENGTH_PIXELS} pixels in a run-length coded BMP image, got "
+            f"expected at most {_MOST_RUN_LENGTH_PIXELS} pixels in a run-length encoded BMP image, got "
             f"{header.height} x {header.width}"
         )
     return picture
@@ -157,18 +158,18 @@ def _convert(picture: Image.Image, mode: str, header: ImageHeader) -> Image.Imag
     if target != "RGBA":
         picture.info.pop("transparency", None)  # Pillow would warn that the conversion loses it
     if picture.mode == "CMYK":
-        # Pillow takes every CMYK JPEG for Adobe's inverted kind; TensorFlow looks for the marker.
+        # Pillow treats every CMYK JPEG as inverted, as Adobe writes it; TensorFlow checks for Adobe's marker.
         inks = picture if header.adobe else ImageChops.invert(picture)
-        picture = inks.convert("RGB")  # first, since Pillow knows no direct way to gray
+        picture = inks.convert("RGB")  # first, as Pillow has no direct conversion to gray
     return picture if picture.mode == target else picture.convert(target)
 
 
 def _read_png16(data: bytes | memoryview, header: ImageHeader) -> np.ndarray[Any, Any]:
-    """Read a 16-bit PNG as uint16 [H, W, C], which Pillow itself does for one channel only.
+    """Read a 16-bit PNG as uint16 [H, W, C], which Pillow supports only for one channel.
 
-    It opens the others as 8-bit with a raw mode that keeps each value's first byte. Raw modes of the same number of
-    bits leave inflating and unfiltering as they are: the little-endian one keeps the second byte instead, and four
-    8-bit channels keep both bytes of gray and alpha.
+    Pillow opens the others as 8-bit, with a raw mode that keeps the first byte of each value. Another raw mode of the
+    same bit depth does not change inflating and unfiltering: the little-endian one keeps the second byte instead, and
+    four 8-bit channels keep both bytes of gray and alpha.
     """
 
     def read(raw_mode: str | None) -> np.ndarray[Any, Any]:
@@ -188,7 +189,7 @@ def _read_png16(data: bytes | memoryview, header: ImageHeader) -> np.ndarray[Any
 
 
 def _append_png16_alpha(pixels: np.ndarray[Any, Any], transparent: Any) -> np.ndarray[Any, Any]:
-    """Append the alpha that a tRNS chunk means: 0 where a pixel is the one transparent colour, at its full 16 bits."""
+    """Append the alpha channel of a tRNS chunk: 0 for pixels equal to the transparent colour in all 16 bits."""
     if transparent is None:
         return pixels
     opaque = (pixels != np.asarray(transparent, dtype=np.uint16)).any(axis=2, keepdims=True)
@@ -196,7 +197,7 @@ def _append_png16_alpha(pixels: np.ndarray[Any, Any], transparent: Any) -> np.nd
 
 
 def _decode_with_nvimgcodec(data: bytes | memoryview, header: ImageHeader, mode: str) -> torch.Tensor:
-    """Decode a whole JPEG image by nvImageCodec, which is told to leave EXIF alone."""
+    """Decode a whole JPEG image with nvImageCodec, ignoring EXIF."""
     if header.format != "jpeg" or header.channels not in (1, 3):
         kind = f"{header.format.upper()} of {header.channels} channels" if header.channels else header.format.upper()
         raise ImageDecodeError(
@@ -206,25 +207,25 @@ def _decode_with_nvimgcodec(data: bytes | memoryview, header: ImageHeader, mode:
     is_gray = mode == "L" or (mode == "unchanged" and header.channels == 1)
     pixels = region_with_nvimgcodec(data, header, "L" if is_gray else "RGB", None)
     if pixels is None:
-        raise ValueError("nvImageCodec reads no such image, or it is cut")
-    image = torch.from_numpy(pixels.copy()).permute(2, 0, 1)  # its memory is nvImageCodec's own
+        raise ValueError("nvImageCodec does not support the image, or it is truncated")
+    image = torch.from_numpy(pixels.copy()).permute(2, 0, 1)  # copied, as nvImageCodec owns the memory
     return torch.cat([image, torch.full_like(image[:1], 255)]) if mode == "RGBA" else image
 
 
 def region_with_nvimgcodec(
     data: bytes | memoryview, header: ImageHeader, mode: str, region: tuple[int, int, int, int] | None
 ) -> np.ndarray[Any, Any] | None:
-    """Decode a region (top, left, height, width) of a JPEG image, None meaning all of it.
+    """Decode a region (top, left, height, width) of a JPEG image; None means the whole image.
 
     Returns:
-        uint8 [height, width, C], C 1 for mode "L" and 3 for "RGB"; None where that cannot be, or the file is cut.
+        uint8 [height, width, C], with C 1 for mode "L" and 3 for "RGB"; None if unsupported or truncated.
     """
-    if not has_end_marker(data, header):  # what is cut, it may fill with gray
+    if not has_end_marker(data, header):  # it may fill missing data with gray
         return None
     package = nvimgcodec()
     stream = package.CodeStream(np.frombuffer(data, np.uint8))
     top, left, height, width = region or (0, 0, header.height, header.width)
-    # It does not smooth the chroma of a single column: a few more are read.
+    # It does not smooth the chroma of a single column, so read a few more.
     first, end = max(0, left - _NVIMGCODEC_MARGIN), min(header.width, left + width + _NVIMGCODEC_MARGIN)
     if width >= _NVIMGCODEC_MARGIN:
         first, end = left, left + width
@@ -240,7 +241,7 @@ def region_with_nvimgcodec(
 
 
 def _decoder(package: Any) -> Any:
-    # One for each thread, made anew in a forked process: a decoder has locks and a thread of its own.
+    # One per thread, and a new one in a forked process: a decoder has its own locks and thread.
     if getattr(_local, "process", None) != os.getpid():
         _local.decoder = package.Decoder(
             device_id=package.NVIMGCODEC_DEVICE_CPU_ONLY,
@@ -264,4 +265,4 @@ DECODERS: dict[str, Callable[[bytes | memoryview, ImageHeader, str], torch.Tenso
     "pillow": _decode_with_pillow,
     "nvimgcodec": _decode_with_nvimgcodec,
 }
-"""By the backend's name: (data, header, mode) to [C, H, W]."""
+"""Backend name -> function from (data, header, mode) to [C, H, W]."""

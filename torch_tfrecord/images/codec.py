@@ -1,9 +1,8 @@
-"""Encoded images to tensors and back, and TensorFlow's crop-or-pad.
+"""Decode images to tensors, encode tensors as images, and crop or pad like TensorFlow.
 
-Pixels are TensorFlow's: ``tf.io.decode_image`` and ``tf.io.decode_jpeg(dct_method="INTEGER_ACCURATE")`` give the same
-values, channels first here. TensorFlow's *default* JPEG decoding uses a faster, less exact transform and differs from
-this one by up to 5 of 255. Nothing here reads or sets a global of Pillow, libjpeg or ``warnings``; every function may
-be called from several threads.
+Pixels are equal to those of ``tf.io.decode_image`` and ``tf.io.decode_jpeg(dct_method="INTEGER_ACCURATE")``, but
+channels first. TensorFlow's *default* JPEG decoding uses a faster, less exact transform and differs by up to 5 of 255.
+Nothing here reads or sets a global of Pillow, libjpeg or ``warnings``; all functions are thread-safe.
 """
 
 from __future__ import annotations
@@ -39,15 +38,15 @@ __all__ = [
 EncodedImage: TypeAlias = bytes | bytearray | memoryview | torch.Tensor | np.ndarray[Any, Any]
 
 DEFAULT_MAX_PIXELS = 178_956_970
-"""Twice a quarter of a gibibyte of 24-bit pixels: where Pillow, too, takes an image for a decompression bomb."""
+"""Half a gibibyte of 24-bit pixels: Pillow's own limit for a decompression bomb."""
 
 _MODES = ("RGB", "L", "RGBA", "unchanged")
 CHANNELS = {"RGB": 3, "L": 1, "RGBA": 4}
-"""Of the modes that say them."""
+"""Number of channels, for the modes that fix it."""
 
 _ENCODE_CHANNELS = {"bmp": (1, 3), "gif": (1, 3), "jpeg": (1, 3), "png": (1, 2, 3, 4), "webp": (3, 4)}
 
-# EXIF orientation -> the axes of [..., H, W] to flip; from 5 on rows and columns are exchanged before.
+# EXIF orientation -> the axes of [..., H, W] to flip; from 5 on, rows and columns are swapped first.
 _ORIENTATION_FLIPS = {1: (), 2: (-1,), 3: (-2, -1), 4: (-2,), 5: (), 6: (-1,), 7: (-2, -1), 8: (-2,)}
 
 
@@ -59,33 +58,33 @@ def decode_image(
     apply_orientation: bool = False,
     max_pixels: int = DEFAULT_MAX_PIXELS,
 ) -> torch.Tensor:
-    """Decode a JPEG, PNG, GIF, BMP or WebP image, told apart by their first bytes.
+    """Decode a JPEG, PNG, GIF, BMP or WebP image, detected by its first bytes.
 
     Args:
-        data: The encoded image, bytes or a 1-D uint8 tensor or array; neither kept nor changed, and not copied where
-            the decoder takes it as it is.
-        mode: ``"RGB"`` (gray is repeated, alpha dropped), ``"L"`` (gray; of a JPEG the stored luma, exactly as
-            TensorFlow, else within 1 of it), ``"RGBA"`` (alpha 255 where there is none), or ``"unchanged"``: the stored
-            channels, 1 to 4 (palette: RGB, or RGBA where the palette has transparent colours; CMYK and GIF: RGB), and
-            uint16 for a 16-bit PNG. The other modes make such a PNG 8-bit by ``value >> 8``.
+        data: The encoded image, bytes or a 1-D uint8 tensor or array; not modified, and copied only if the decoder
+            needs it.
+        mode: ``"RGB"`` (gray is repeated, alpha dropped), ``"L"`` (gray; for a JPEG the stored luma, exactly as in
+            TensorFlow, else within 1 of it), ``"RGBA"`` (alpha 255 if the image has none), or ``"unchanged"``: the
+            stored 1 to 4 channels (palette: RGB, or RGBA if the palette has transparent colours; CMYK and GIF: RGB),
+            and uint16 for a 16-bit PNG. The other modes convert such a PNG to 8 bits by ``value >> 8``.
         backend: ``"pillow"`` (all formats), ``"torchcodec"`` (JPEG and PNG), ``"nvimgcodec"`` (JPEG; nvImageCodec
-            on the CPU, an extra), or ``"auto"``: torchcodec for JPEG where torchcodec 0.16 or newer is installed (same
-            pixels, measured faster), else Pillow.
-        apply_orientation: Turn the picture upright as its EXIF orientation says. TensorFlow never does.
-        max_pixels: The largest height times width; read from the header, before memory is taken.
+            on the CPU, an extra), or ``"auto"``: torchcodec for JPEG if torchcodec 0.16 or newer is installed (same
+            pixels, faster), else Pillow.
+        apply_orientation: Rotate and flip the image according to its EXIF orientation. TensorFlow never does.
+        max_pixels: Maximum height times width, checked in the header before memory is allocated.
 
     Returns:
         uint8 (or uint16, see ``mode``) [C, H, W], values 0 to 255 (65535), writable, owning its memory. Usually a
-        view of [H, W, C] memory ("channels last"), which torchvision's resizing is fastest on. Of an animation, the
-        first frame.
+        view of [H, W, C] memory ("channels last"), which torchvision resizes fastest. For an animation, the first
+        frame.
 
     Raises:
-        ImageDecodeError: Not an image, a cut or damaged one, one over ``max_pixels``, a JPEG of more than 100 scans (or
-            of more than 16 and 2^31 pixels over all scans), or of a kind that the chosen backend cannot read. Every cut
-            of a file is found; a changed byte inside compressed JPEG, GIF, WebP or BMP pixels may give another picture
-            instead (a record's CRC is what finds that).
-        ImportError: ``backend="torchcodec"`` or ``"nvimgcodec"`` where it is not installed.
-        ValueError: An unknown ``mode`` or ``backend``.
+        ImageDecodeError: The data is not an image, is truncated or damaged, exceeds ``max_pixels``, is a JPEG of more
+            than 100 scans (or of more than 16 scans and 2^31 pixels over all scans), or is not supported by the chosen
+            backend. Truncation is always detected; a changed byte inside compressed JPEG, GIF, WebP or BMP pixels may
+            go unnoticed (the record's CRC detects it).
+        ImportError: ``backend="torchcodec"`` or ``"nvimgcodec"`` is not installed.
+        ValueError: The ``mode`` or ``backend`` is unknown.
 
     Source: ``tf.io.decode_image`` and ``tf.io.decode_jpeg`` of TensorFlow 2.21.
 
@@ -107,11 +106,11 @@ def decode_image(
 
 
 def open_image(data: EncodedImage, max_pixels: int) -> tuple[bytes | memoryview, ImageHeader]:
-    """Read an encoded image's header; the bytes are not copied.
+    """Read the header of an encoded image, without copying the bytes.
 
     Raises:
-        ImageDecodeError: Not an image, one cut or damaged in its structure, or one of more than ``max_pixels`` or of
-            more scans than any encoder writes.
+        ImageDecodeError: The data is not an image, its structure is truncated or damaged, or it has more than
+            ``max_pixels`` pixels or more scans than any encoder writes.
     """
     encoded = _as_buffer(data)
     header = read_header(encoded)
@@ -125,13 +124,13 @@ def open_image(data: EncodedImage, max_pixels: int) -> tuple[bytes | memoryview,
 
 
 def decode_opened(encoded: bytes | memoryview, header: ImageHeader, mode: str, backend: str = "auto") -> torch.Tensor:
-    """Decode an image whose header was read, as it is stored; see :func:`decode_image`."""
+    """Decode an image with a known header, without applying EXIF orientation; see :func:`decode_image`."""
     if backend == "auto":
         usable = (
             header.format == "jpeg" and (header.channels != 4 or header.adobe) and torchcodec_decoders() is not None
         )
         backend = "torchcodec" if usable else "pillow"
-    if header.exif and backend != "nvimgcodec":  # which is told to leave it alone
+    if header.exif and backend != "nvimgcodec":  # nvImageCodec is told to ignore EXIF
         encoded = _without(encoded, header.exif)
     try:
         return DECODERS[backend](encoded, header, mode)
@@ -145,8 +144,8 @@ def decode_opened(encoded: bytes | memoryview, header: ImageHeader, mode: str, b
 
 
 def _without(encoded: bytes | memoryview, ranges: Sequence[tuple[int, int]]) -> bytes:
-    # Without its EXIF segments no decoder can turn the picture (torchcodec always would) or stumble over them, and
-    # without a PNG's compressed text none inflates that.
+    # Without EXIF segments, no decoder can rotate the image (torchcodec always would) or fail on them, and without a
+    # PNG's compressed text, none inflates it.
     kept, position = [], 0
     for start, end in ranges:
         kept.append(encoded[position:start])
@@ -155,14 +154,14 @@ def _without(encoded: bytes | memoryview, ranges: Sequence[tuple[int, int]]) -> 
 
 
 def image_format(data: EncodedImage) -> str | None:
-    """Tell the format of an encoded image from its first bytes.
+    """Detect the format of an encoded image from its first bytes.
 
     Args:
         data: The encoded image, or its first 18 bytes.
 
     Returns:
-        ``"jpeg"``, ``"png"``, ``"gif"``, ``"bmp"``, ``"webp"``, or None for anything else. Says nothing on whether
-        the rest is there.
+        ``"jpeg"``, ``"png"``, ``"gif"``, ``"bmp"``, ``"webp"``, or None for anything else. The rest of the image is
+        not checked.
 
     Example:
         >>> image_format(b"GIF89a")
@@ -174,11 +173,11 @@ def image_format(data: EncodedImage) -> str | None:
 def image_size(data: EncodedImage) -> tuple[int, int]:
     """Read an image's (height, width) in pixels from its header, without decoding it.
 
-    The size is the stored one: EXIF orientation is ignored, as by :func:`decode_image`.
+    The size is the stored one, ignoring EXIF orientation, as in :func:`decode_image`.
 
     Raises:
-        ImageDecodeError: Not an image, or one whose structure is cut or damaged. Compressed JPEG pixels are not looked
-            at.
+        ImageDecodeError: The data is not an image, or its structure is truncated or damaged. Compressed JPEG pixels
+            are not checked.
 
     Example:
         >>> image_size(encode_image(torch.zeros(3, 4, 6, dtype=torch.uint8), "png"))
@@ -189,21 +188,21 @@ def image_size(data: EncodedImage) -> tuple[int, int]:
 
 
 def encode_image(image: torch.Tensor | np.ndarray[Any, Any], format: str = "jpeg", quality: int = 95) -> bytes:
-    """Encode one image; the same image always gives the same bytes with the same version of Pillow.
+    """Encode one image; the bytes are deterministic for a given version of Pillow.
 
     Args:
-        image: uint8 [C, H, W], values 0 to 255, a tensor (a ``tv_tensors.Image`` too) or array. C is 1 or 3; for PNG
+        image: uint8 [C, H, W], values 0 to 255, a tensor (also a ``tv_tensors.Image``) or array. C is 1 or 3; for PNG
             also 2 (gray and alpha) or 4, for WebP 3 or 4. PNG also takes uint16 [1, H, W].
-        format: ``"jpeg"``, ``"png"``, ``"webp"``, ``"bmp"`` or ``"gif"``. PNG and BMP are exact, GIF is for one
-            channel (three are reduced to 256 colours); JPEG and WebP are lossy.
+        format: ``"jpeg"``, ``"png"``, ``"webp"``, ``"bmp"`` or ``"gif"``. PNG and BMP are lossless, and so is GIF for
+            one channel (three are reduced to 256 colours); JPEG and WebP are lossy.
         quality: 1 to 100, for JPEG and WebP.
 
     Returns:
         The bytes of the image file.
 
     Raises:
-        TypeError: ``image`` is neither tensor nor array.
-        ValueError: Another shape, dtype, format or quality, or sides longer than the format can hold.
+        TypeError: ``image`` is neither a tensor nor an array.
+        ValueError: The shape, dtype, format or quality is not supported, or the sides are too long for the format.
 
     Source: ``tf.io.encode_jpeg`` (same default quality, 95) and ``tf.io.encode_png``, which take [H, W, C].
 
@@ -221,16 +220,16 @@ def encode_image(image: torch.Tensor | np.ndarray[Any, Any], format: str = "jpeg
     buffer = io.BytesIO()
     try:
         picture.save(buffer, format.upper(), **options)
-    except (OSError, ValueError) as exc:  # the array is sound by now: only the format's own limits are left
+    except (OSError, ValueError) as exc:  # the array was checked: only limits of the format are left
         raise ValueError(f"expected sides that {format} can hold, got {picture.height} x {picture.width}") from exc
     return buffer.getvalue()
 
 
 def resize_with_crop_or_pad(image: torch.Tensor, height: int, width: int) -> torch.Tensor:
-    """Crop centrally, or pad with zeros evenly, each side on its own, to exactly height x width; nothing is scaled.
+    """Center-crop or zero-pad each side to exactly height x width, without scaling.
 
-    With ``d = abs(target - size)`` cropping and padding begin at ``d // 2``: an odd pixel is cut, or added, at the
-    right or bottom. torchvision's ``center_crop`` rounds half to even instead (7 to 4 begins at 2 there, at 1 here).
+    With ``d = abs(target - size)``, cropping and padding start at ``d // 2``: an odd pixel is cut or added at the
+    right or bottom. torchvision's ``center_crop`` rounds half to even instead (7 to 4 starts at 2 there, at 1 here).
 
     Args:
         image: [..., H, W], any dtype; a ``tv_tensors.Image``, ``Video`` or ``Mask`` keeps its type.
@@ -238,11 +237,11 @@ def resize_with_crop_or_pad(image: torch.Tensor, height: int, width: int) -> tor
         width: Columns of the result, at least 1.
 
     Returns:
-        [..., height, width], same dtype and device. Shares memory with ``image`` where nothing is padded.
+        [..., height, width], same dtype and device. Shares memory with ``image`` if nothing is padded.
 
     Raises:
-        TypeError: ``image`` is no tensor, or holds no pixels (boxes, key points).
-        ValueError: Fewer than two dimensions, or a target below 1.
+        TypeError: ``image`` is not a tensor, or holds no pixels (boxes, key points).
+        ValueError: ``image`` has fewer than two dimensions, or a target size is below 1.
 
     Source: ``tf.image.resize_with_crop_or_pad``, which takes [..., H, W, C].
 
@@ -305,11 +304,11 @@ def _as_buffer(data: EncodedImage) -> bytes | memoryview:
 
 
 def turn_upright(image: torch.Tensor, orientation: int) -> torch.Tensor:
-    """Turn a decoded image [C, H, W] as its EXIF orientation, 1 to 8, says."""
+    """Rotate and flip a decoded image [C, H, W] according to its EXIF orientation, 1 to 8."""
     array = image.numpy()
     if orientation >= 5:
         array = array.swapaxes(-2, -1)
-    # By NumPy, since torch does not flip uint16 on every version; the copy takes care of negative strides.
+    # With NumPy, as some versions of torch cannot flip uint16; the copy removes negative strides.
     return torch.from_numpy(np.flip(array, _ORIENTATION_FLIPS[orientation]).copy())
 
 

@@ -1,12 +1,12 @@
-"""Crops that are drawn before an image is decoded: the specs, and the plan that each makes for one image.
+"""Crops that are drawn before an image is decoded: the specs, and the plan of each for one image.
 
 ::
 
     Crop                    the base: size, interpolation, antialias
-    ├── RandomResizedCrop   for training: a random region, resized; perhaps flipped
-    └── ResizedCenterCrop   for evaluation: resized, then its centre
+    ├── RandomResizedCrop   for training: a random region, resized, optionally flipped
+    └── ResizedCenterCrop   for evaluation: the whole image resized, then center-cropped
 
-A plan is a pure function of the image's size and a key, one per sample and epoch: integers in, integers out.
+A plan is a pure function of the image size and a key, which is unique per sample and epoch: integers in, integers out.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _ATTEMPTS = 10  # torchvision's
 
 
 class CropPlan(NamedTuple):
-    """What to do with one image: cut out a region, resize it, cut a window out of that, perhaps flip it."""
+    """What to do with one image: cut out a region, resize it, cut a window from that, optionally flip it."""
 
     top: int
     left: int
@@ -42,13 +42,13 @@ class CropPlan(NamedTuple):
 
 
 class Crop:
-    """The base of all crops, which are dataclasses; the arguments are torchvision's, and mean the same.
+    """The base class of all crops; the arguments are those of torchvision, with the same meaning.
 
     Args:
         size: Height and width of the result; an int means a square.
-        interpolation: "bilinear", "bicubic", "nearest" or "nearest-exact"; an ``InterpolationMode`` or Pillow's number
-            is taken too.
-        antialias: Smooth when shrinking (bilinear and bicubic).
+        interpolation: "bilinear", "bicubic", "nearest" or "nearest-exact"; you can also pass an ``InterpolationMode``
+            or Pillow's constant.
+        antialias: Smooth when downscaling (bilinear and bicubic).
     """
 
     size: tuple[int, int]
@@ -57,7 +57,7 @@ class Crop:
     is_random = False
 
     def __post_init__(self) -> None:
-        """Check the fields that all have."""
+        """Check the common fields."""
         self._set(size=_sides("size", self.size), interpolation=_interpolation(self.interpolation))
         self._set(antialias=_flag("antialias", self.antialias))
 
@@ -66,11 +66,11 @@ class Crop:
             object.__setattr__(self, name, value)
 
     def plan(self, height: int, width: int, key: int) -> CropPlan:
-        """The plan for an image of this size; ``key`` is the sample's own random number, 0 to 2^64 - 1."""
+        """The plan for an image of this size; ``key`` is the sample's random key, 0 to 2^64 - 1."""
         raise NotImplementedError
 
     def __repr__(self) -> str:
-        """Print the Python code that builds this crop."""
+        """Show the Python code that builds this crop."""
         return f"{type(self).__name__}({', '.join(_arguments(self))})"
 
 
@@ -78,21 +78,21 @@ class Crop:
 class RandomResizedCrop(Crop):
     """A random region of the image, resized: torchvision's ``v2.RandomResizedCrop``, drawn before decoding.
 
-    The draw is a pure function of (seed, key), where the loader gives each sample of each epoch its own key; no random
-    state is read. Its distribution is torchvision's: up to 10 times an area, uniform in ``scale``, and an aspect ratio,
-    log-uniform in ``ratio``, until the region fits, at a uniform place; else the central region nearest in ratio.
-    (Numbers are drawn with 53 bits here, with 24 there.) A flip is drawn behind the region, so that regions are the
-    same with and without it.
+    The draw is a pure function of (seed, key), where the loader gives each sample in each epoch a different key; no
+    random state is read. The distribution is that of torchvision: an area, uniform in ``scale``, and an aspect ratio,
+    log-uniform in ``ratio``, are drawn up to 10 times until the region fits, at a uniform position; else the central
+    region nearest in ratio is used. (Draws have 53 random bits here, 24 in torchvision.) The flip is drawn after the
+    region, so that regions are the same with and without it.
 
     Args:
-        size, interpolation, antialias: As :class:`Crop` says.
-        scale: Least and greatest area, as a part of the image's.
-        ratio: Least and greatest width / height.
-        horizontal_flip: The probability to mirror the result, 0 to 1: ``v2.RandomHorizontalFlip`` at no cost.
-        seed: Decides the draws, together with each sample's key.
+        size, interpolation, antialias: See :class:`Crop`.
+        scale: (min, max) area, as a fraction of the image's.
+        ratio: (min, max) of width / height.
+        horizontal_flip: Probability of mirroring the result, 0 to 1: ``v2.RandomHorizontalFlip`` at no cost.
+        seed: Determines the draws, together with the key of each sample.
 
     Raises:
-        TypeError, ValueError: Arguments that are none of these.
+        TypeError, ValueError: An argument has the wrong type or is out of range.
 
     Example:
         >>> RandomResizedCrop(224, horizontal_flip=0.5)
@@ -119,13 +119,13 @@ class RandomResizedCrop(Crop):
             raise ValueError(f"horizontal_flip must be from 0 to 1, got {self.horizontal_flip}")
 
     def plan(self, height: int, width: int, key: int) -> CropPlan:
-        """As :class:`Crop` says."""
+        """The plan for an image of this size; see :class:`Crop`."""
         random = RandomStream(self.seed, key)
         region = self._draw_region(random, height, width) or self._central_region(height, width)
         flip = self.horizontal_flip > 0 and _uniform(random) < self.horizontal_flip
         return CropPlan(*region, resized=self.size, flip=flip)
 
-    # The arithmetic of the two is torchvision's (RandomResizedCrop.make_params), line by line.
+    # These two follow torchvision's RandomResizedCrop.make_params line by line.
 
     def _draw_region(self, random: RandomStream, height: int, width: int) -> tuple[int, int, int, int] | None:
         area = height * width
@@ -150,15 +150,15 @@ class RandomResizedCrop(Crop):
 
 @dataclass(frozen=True, repr=False)
 class ResizedCenterCrop(Crop):
-    """The whole image resized, then its centre: torchvision's ``v2.Resize(resize)`` and ``v2.CenterCrop(size)``.
+    """Resize the whole image, then center-crop: torchvision's ``v2.Resize(resize)`` and ``v2.CenterCrop(size)``.
 
     Args:
-        size, interpolation, antialias: As :class:`Crop` says.
-        resize: Length of the shorter side before cropping (the longer one follows, rounded down), or (height, width);
-            no side shorter than ``size``.
+        size, interpolation, antialias: See :class:`Crop`.
+        resize: Length of the shorter side before cropping (the longer one keeps the aspect ratio, rounded down), or
+            (height, width); no side shorter than ``size``.
 
     Raises:
-        TypeError, ValueError: Arguments that are none of these.
+        TypeError, ValueError: An argument has the wrong type or is out of range.
 
     Example:
         >>> ResizedCenterCrop(224, 256)
@@ -179,7 +179,7 @@ class ResizedCenterCrop(Crop):
             raise ValueError(f"resize must not be below size {self.size}, got {self.resize}")
 
     def plan(self, height: int, width: int, key: int) -> CropPlan:
-        """The plan for an image of this size; nothing is random in it."""
+        """The plan for an image of this size; it is not random."""
         resized = self._resized(height, width)
         top, left = (round((side - target) / 2.0) for side, target in zip(resized, self.size, strict=True))
         return CropPlan(0, 0, height, width, resized, top, left)

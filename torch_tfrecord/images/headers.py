@@ -1,15 +1,15 @@
-"""What an encoded image says before it is decoded: its format, size and EXIF orientation, its scans, if it is whole.
+"""Read the header of an encoded image: format, size, EXIF orientation, scans, and whether the image is complete.
 
-Nothing is decoded and nothing of the picture's size is allocated here, so that `codec` can refuse a decompression bomb
-before it costs memory, and can refuse a file cut behind its last pixel, which decoders let pass.
+Nothing is decoded and no memory of the image's size is allocated here, so `codec` can reject a decompression bomb
+before it costs memory, and a file truncated after its last pixel, which decoders accept.
 
 ====== ===================================== ==================================================================
 format first bytes                           what is checked beyond the size
 ====== ===================================== ==================================================================
-jpeg   ``FF D8 FF``                          marker segments up to the first scan (the scans are the decoder's)
+jpeg   ``FF D8 FF``                          marker segments up to the first scan (the decoder checks the scans)
 png    ``89 50 4E 47 0D 0A 1A 0A``           all chunks up to IEND; CRC-32 of the critical ones, as libpng does
 gif    ``GIF87a``, ``GIF89a``                all blocks up to the trailer
-bmp    ``BM`` and a known info header size   room for all rows, where they are not run-length coded
+bmp    ``BM`` and a known info header size   room for all rows, unless they are run-length encoded
 webp   ``RIFF....WEBP``                      the length of the RIFF container
 ====== ===================================== ==================================================================
 """
@@ -31,17 +31,17 @@ _JPEG_END = b"\xff\xd9"
 _HEAD_BYTES = 4096  # holds the header of most JPEGs without EXIF
 _BMP_INFO_SIZES = frozenset({12, 16, 40, 52, 56, 64, 108, 124})
 
-# libjpeg writes 10 by itself, mozjpeg up to 14, and cjpeg by a script of the user's 100 at most.
+# libjpeg writes 10 by default, mozjpeg up to 14, and cjpeg with a custom scan script at most 100.
 _MOST_SCANS = 100
-# Pictures of more pixels than this, over all scans, have fewer, but what encoders write by themselves.
+# Images with more pixels than this, over all scans, may have only as many scans as encoders write by default.
 _MOST_SCANNED_PIXELS = 1 << 31
 _USUAL_SCANS = 16
 
-# Inside compressed pixels 00 or a restart (D0 to D7) follows FF. Below C0 there are no segments: decoders pass over
-# such two bytes, or refuse them.
+# Inside compressed pixels, FF is followed by 00 or a restart (D0 to D7). Below C0 there are no segments: decoders
+# skip such two bytes, or reject them.
 _MARKER = re.compile(rb"\xff[\xc0-\xcf\xd8-\xfe]")
 
-# What people store in an image feature by mistake, or in a format that is not read: first bytes -> words for them.
+# Content stored in an image feature by mistake, or in an unsupported format: first bytes -> description.
 _OTHER_CONTENT = (
     (b"\x1f\x8b", "gzip data"),
     (b"PK\x03\x04", "a zip archive"),
@@ -59,13 +59,14 @@ _OTHER_CONTENT = (
 
 
 class ImageHeader(NamedTuple):
-    """What is known of an encoded image without decoding it.
+    """What is known about an encoded image without decoding it.
 
-    ``exif`` holds the half-open byte ranges of the JPEG or PNG segments that may hold EXIF, headers included, and those
-    of a PNG's compressed text, which decoders would inflate to a thousand times its size. ``orientation`` is 1 to 8 as
-    in EXIF, 1 (upright) where there is none or it cannot be read. ``channels`` and ``bits`` are as stored, for JPEG and
-    PNG (palette: 1), and 0 for the other formats. ``adobe`` says that a JPEG has Adobe's marker: with it CMYK is stored
-    inverted. ``scan`` is where a JPEG's first scan begins, else 0; ``progressive`` says that others refine it.
+    ``exif`` holds the half-open byte ranges of the JPEG or PNG segments that may contain EXIF, including their headers,
+    and those of a PNG's compressed text, which decoders would inflate to up to a thousand times its size.
+    ``orientation`` is the EXIF orientation, 1 to 8, and 1 (upright) if it is missing or invalid. ``channels`` and
+    ``bits`` are the stored ones for JPEG and PNG (palette: 1), and 0 for other formats. ``adobe`` is True if a JPEG has
+    Adobe's marker, so that CMYK is stored inverted. ``scan`` is the start of a JPEG's first scan, else 0;
+    ``progressive`` is True if further scans refine it.
     """
 
     format: str
@@ -81,7 +82,7 @@ class ImageHeader(NamedTuple):
 
 
 def detect_format(data: bytes) -> str | None:
-    """Tell an encoded image's format from its first 18 bytes: "jpeg", "png", "gif", "bmp", "webp", or None."""
+    """Detect the format of an encoded image from its first 18 bytes: "jpeg", "png", "gif", "bmp", "webp", or None."""
     if data.startswith(b"\xff\xd8\xff"):
         return "jpeg"
     if data.startswith(_PNG_SIGNATURE):
@@ -90,14 +91,14 @@ def detect_format(data: bytes) -> str | None:
         return "gif"
     if data.startswith(b"RIFF") and data[8:12] == b"WEBP":
         return "webp"
-    # Two letters alone are too weak a sign: a text may begin with "BM".
+    # Two letters alone are not enough: text may start with "BM".
     if data.startswith(b"BM") and len(data) >= 18 and int.from_bytes(data[14:18], "little") in _BMP_INFO_SIZES:
         return "bmp"
     return None
 
 
 def guess_content(data: bytes) -> str:
-    """Put into words what bytes that are no image look like, without showing them."""
+    """Describe what bytes look like that are not a supported image, without showing them."""
     head = data[:64].lstrip()
     for magic, words in _OTHER_CONTENT:
         if data.startswith(magic):
@@ -109,20 +110,20 @@ def guess_content(data: bytes) -> str:
     if head.startswith((b"<?xml", b"<svg")):
         return "XML or SVG"
     if data.startswith(b"BM"):
-        return "a BMP image cut in its header, or text"
+        return "a BMP image truncated in its header, or text"
     if any(magic.startswith(data[:8]) for magic in (b"\xff\xd8\xff", _PNG_SIGNATURE, b"GIF89a", b"RIFF")):
-        return "an image cut in its first bytes"
+        return "an image truncated in its first bytes"
     if not any(data[:64]):
         return "zeros"
     if all(32 <= byte < 127 or byte in b"\t\n\r" for byte in data[:64]):
         return "text"
-    return "no format known here"
+    return "an unknown format"
 
 
 def has_end_marker(data: bytes | memoryview, header: ImageHeader) -> bool:
-    """Whether a JPEG has an end marker behind its first scan; a file that was cut has none.
+    """Whether a JPEG has an end marker after its first scan; a truncated file has none.
 
-    Inside compressed pixels the marker's two bytes cannot stand. Bytes behind it are passed over.
+    The two bytes of the marker cannot occur inside compressed pixels. Bytes after the marker are ignored.
     """
     if len(data) - 2 >= header.scan and bytes(data[-2:]) == _JPEG_END:
         return True
@@ -130,13 +131,13 @@ def has_end_marker(data: bytes | memoryview, header: ImageHeader) -> bool:
 
 
 def check_scans(data: bytes | memoryview, header: ImageHeader) -> None:
-    """Refuse a JPEG image of more scans than an encoder writes; the bytes are passed over once.
+    """Reject a JPEG image with more scans than an encoder writes, in one pass over the bytes.
 
     Raises:
-        ImageDecodeError: More than 100 scans, or than 16 where that is more than 2^31 pixels over all scans.
+        ImageDecodeError: More than 100 scans, or more than 16 with more than 2^31 pixels over all scans.
     """
     if not (header.progressive or _is_partial(data, header)):
-        return  # a single scan: decoders refuse a second one
+        return  # a single scan: decoders reject a second one
     most = max(_USUAL_SCANS, min(_MOST_SCANS, _MOST_SCANNED_PIXELS // (header.height * header.width)))
     if _count_scans(data, header.scan, most + 1) > most:
         raise ImageDecodeError(
@@ -145,17 +146,17 @@ def check_scans(data: bytes | memoryview, header: ImageHeader) -> None:
 
 
 def _is_partial(data: bytes | memoryview, header: ImageHeader) -> bool:
-    """Whether the first scan leaves components to others."""
+    """Whether the first scan leaves some components to later scans."""
     return header.format == "jpeg" and len(data) > header.scan + 4 and data[header.scan + 4] < header.channels
 
 
 def _count_scans(data: bytes | memoryview, position: int, limit: int) -> int:
-    """The scans from a position up to the end marker, ``limit`` at most."""
+    """Count the scans from a position to the end marker, up to ``limit``."""
     count = 0
     while count < limit and (found := _MARKER.search(data, position)) is not None:
         position = found.start()
         marker = data[position + 1]
-        if marker == 0xD9:  # behind it anything may follow
+        if marker == 0xD9:  # anything may follow the end marker
             break
         count += marker == 0xDA
         position += 2 if marker == 0xD8 else 2 + int.from_bytes(data[position + 2 : position + 4], "big")
@@ -163,12 +164,12 @@ def _count_scans(data: bytes | memoryview, position: int, limit: int) -> int:
 
 
 def read_header(data: bytes | memoryview) -> ImageHeader:
-    """Read an encoded image's format, size and orientation, and check that it is whole as far as its structure tells.
+    """Read the format, size and orientation of an encoded image, and check from its structure that it is complete.
 
-    A memoryview is not copied where it is a JPEG with a header of usual length.
+    A memoryview of a JPEG with a header of usual length is not copied.
 
     Raises:
-        ImageDecodeError: The bytes are not of a format that is read, or the image is cut or its structure damaged.
+        ImageDecodeError: The format is not supported, or the image is truncated or its structure damaged.
     """
     if isinstance(data, memoryview):
         head = bytes(data[:_HEAD_BYTES])
@@ -183,7 +184,7 @@ def read_header(data: bytes | memoryview) -> ImageHeader:
     try:
         return _checked(_READERS[kind](data))
     except (struct.error, IndexError) as exc:
-        # Every read past the end lands here: struct and indexing check bounds, slices are never relied on.
+        # Every read past the end ends up here: struct and indexing check bounds, and slices are never relied on.
         raise ImageDecodeError(f"expected a whole {kind.upper()} image, got {len(data)} bytes that end early") from exc
 
 
@@ -206,7 +207,7 @@ def _read_jpeg(data: bytes) -> ImageHeader:
     adobe = progressive = False
     position = 2
     while True:
-        # As libjpeg does: bytes between segments are passed over, and any number of FF may precede a marker.
+        # As in libjpeg, bytes between segments are skipped, and any number of FF may precede a marker.
         position = data.find(b"\xff", position)
         if position < 0:
             raise IndexError
@@ -214,7 +215,7 @@ def _read_jpeg(data: bytes) -> ImageHeader:
         if marker == 0xFF:
             position += 1
             continue
-        if marker in (0x00, 0x01) or 0xD0 <= marker <= 0xD8:  # no segment behind these
+        if marker in (0x00, 0x01) or 0xD0 <= marker <= 0xD8:  # these have no segment
             position += 2
             continue
         if marker in (0xD9, 0xDA):  # end of image, start of scan
@@ -226,7 +227,7 @@ def _read_jpeg(data: bytes) -> ImageHeader:
         if 0xC0 <= marker <= 0xCF and marker not in (0xC4, 0xC8, 0xCC) and size is None:
             size = struct.unpack_from(">BHHB", data, position + 4)
             progressive = marker & 3 == 2
-        if marker == 0xE1:  # EXIF, or XMP; torchcodec takes any for EXIF
+        if marker == 0xE1:  # EXIF or XMP; torchcodec treats both as EXIF
             if orientation == 1 and data[position + 4 : position + 10] == b"Exif\x00\x00":
                 orientation = _exif_orientation(data[position + 10 : end])
             exif.append((position, end))
@@ -249,7 +250,7 @@ def _read_png(data: bytes) -> ImageHeader:
         (stored,) = struct.unpack_from(">I", data, end - 4)
         if position == 8 and (name != b"IHDR" or length != 13):
             raise _damaged("PNG", "an IHDR chunk of 13 bytes", 8, f"another chunk of {length} bytes")
-        # A capital first letter marks a critical chunk; libpng, and so TensorFlow, refuses only those.
+        # A capital first letter marks a critical chunk; libpng, and so TensorFlow, rejects only those.
         if name[0] & 0x20 == 0 and zlib.crc32(view[position + 4 : end - 4]) != stored:
             raise _damaged("PNG", "a chunk with a matching CRC", position, "another CRC")
         if name == b"eXIf":
@@ -332,7 +333,7 @@ def _webp_orientation(data: bytes, end: int) -> int:
 
 
 def _exif_orientation(tiff: bytes) -> int:
-    # Damaged EXIF is common in photos and no reason to lose one: it counts as upright, as it does in viewers.
+    # Damaged EXIF is common in photos: treat them as upright, as viewers do, rather than reject them.
     order = {b"II": "<", b"MM": ">"}.get(tiff[:2])
     if order is None:
         return 1

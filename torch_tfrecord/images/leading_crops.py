@@ -1,12 +1,12 @@
-"""torchvision transforms that begin with a crop: drawn by themselves from an image's size, before it is decoded.
+"""torchvision transforms that start with a crop: the crop is drawn from the image's size, before decoding.
 
 ::
 
     Compose([RandomResizedCrop, RandomHorizontalFlip, ToDtype, Normalize])
              └── crop ───────┘  └── rest: flips, then a table of values ─┘
 
-The transforms' own ``make_params`` and ``transform`` do the work, so that draws and pixels are theirs; only what
-they are given is smaller. What is not exactly one of torchvision's, as torchvision made it, is left alone.
+The transforms' own ``make_params`` and ``transform`` do the work, so draws and pixels are unchanged; only their input
+is smaller. Anything that is not exactly an unmodified torchvision transform is left alone.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ __all__ = ["LeadingCrop", "find_leading_crop", "helped_by"]
 
 _CROPS = (v2.RandomResizedCrop, v2.RandomCrop, v2.CenterCrop)
 _FLIPS = (v2.RandomHorizontalFlip, v2.RandomVerticalFlip)
-# They draw nothing and look at one value at a time; of an Image, ToImage and Identity are the same.
+# They draw nothing and work value by value; for an Image, ToImage does nothing, like Identity.
 _OF_VALUES = (v2.ToDtype, v2.ConvertImageDtype, v2.Normalize, v2.ToImage, v2.Identity)
-_IMAGES_AT_ONCE = 8  # by one thread
+_IMAGES_AT_ONCE = 8  # per thread
 
 _HELPERS: ContextVar[Executor | None] = ContextVar("torch_tfrecord_helpers", default=None)
 
 
 @contextmanager
 def helped_by(threads: Executor) -> Iterator[None]:
-    """Inside of ``with``, in this thread, batches are decoded by these threads."""
+    """Decode this thread's batches with the given threads, inside the ``with`` block."""
     token = _HELPERS.set(threads)
     try:
         yield
@@ -46,9 +46,9 @@ def helped_by(threads: Executor) -> Iterator[None]:
 
 
 def find_leading_crop(transform: Any) -> LeadingCrop | None:
-    """The crop that a transform begins with; None where it begins with something else.
+    """The crop that a transform starts with; None if it starts with something else.
 
-    It is looked for anew for each batch: transforms may be changed at any time.
+    Called again for each batch, as transforms may be changed at any time.
     """
     steps = list(_steps(transform))
     while steps and _does_nothing(steps[0]):
@@ -69,7 +69,7 @@ def _steps(transform: Any) -> Iterator[Any]:
 
 
 def _is_plain(step: Any, kinds: Sequence[type]) -> bool:
-    """Whether it is one of torchvision's, without hooks, and with no method of its own, as a compiled one has."""
+    """Whether it is an unmodified torchvision transform: no hooks, and no instance methods, as a compiled one has."""
     return (
         type(step) in kinds
         and not any(map(callable, vars(step).values()))
@@ -79,24 +79,24 @@ def _is_plain(step: Any, kinds: Sequence[type]) -> bool:
 
 
 def _does_nothing(step: Any) -> bool:
-    """Whether it leaves a uint8 Image as it is."""
+    """Whether it does not change a uint8 Image."""
     return _is_plain(step, (v2.ToImage, v2.Identity)) or (_is_plain(step, (v2.ToDtype,)) and step.dtype == torch.uint8)
 
 
 class _Draw(NamedTuple):
-    """What to decode of an image, and what to do with that."""
+    """Which region of an image to decode, and what to do with it."""
 
     region: Region
-    params: Sequence[dict[str, Any]]  # for the `transform` of each of the crop's steps
+    params: Sequence[dict[str, Any]]  # for the `transform` of each step of the crop
     flips: tuple[bool, bool]  # of the width, of the height
 
 
 class LeadingCrop:
-    """A crop, and the transforms behind it.
+    """A crop, and the transforms after it.
 
     Args:
-        steps: A crop of torchvision's, or Resize and CenterCrop.
-        rest: What follows, any callables.
+        steps: A torchvision crop, or Resize and CenterCrop.
+        rest: The callables that follow.
     """
 
     def __init__(self, steps: Sequence[Any], rest: Sequence[Callable[[Any], Any]]) -> None:
@@ -105,19 +105,19 @@ class LeadingCrop:
 
     @property
     def is_all(self) -> bool:
-        """Whether all that follows is known here, so that :meth:`batch` does it, too."""
+        """Whether all following transforms are known, so that :meth:`batch` applies them, too."""
         return all(_is_plain(step, _FLIPS + _OF_VALUES) for step in (self.rest[:-1] if self._is_pure else self.rest))
 
     @property
     def _is_pure(self) -> bool:
-        """Whether the result is no Image any more; further ahead that would make others take other tensors for one."""
+        """Whether the result is a plain tensor; earlier in the pipeline, transforms would take other tensors for it."""
         return bool(self.rest) and _is_plain(self.rest[-1], (v2.ToPureTensor,))
 
     def image(self, stored: StoredImage) -> torch.Tensor:
-        """The crop of one image, without what follows: an Image, uint8 [C, H, W], contiguous, in memory of its own.
+        """Crop one image, without the following transforms: a contiguous Image, uint8 [C, H, W], that owns its memory.
 
         Raises:
-            ImageDecodeError: It cannot be decoded.
+            ImageDecodeError: The image cannot be decoded.
             Exception: Whatever the transforms raise.
         """
         image: torch.Tensor = tv_tensors.Image(
@@ -126,13 +126,13 @@ class LeadingCrop:
         return image
 
     def batch(self, stored: Sequence[StoredImage], channels: int) -> torch.Tensor:
-        """The crops of several images, and all that follows; all is drawn first, image by image.
+        """Crop several images and apply the following transforms; all random draws come first, image by image.
 
         Returns:
-            Contiguous [B, C, H, W], an Image but behind ToPureTensor.
+            Contiguous [B, C, H, W]; an Image, or a plain tensor after ToPureTensor.
 
         Raises:
-            ImageDecodeError: One cannot be decoded.
+            ImageDecodeError: An image cannot be decoded.
             Exception: Whatever the transforms raise.
         """
         flips = [step for step in self.rest if type(step) in _FLIPS]
@@ -152,8 +152,8 @@ class LeadingCrop:
         return out if self._is_pure else tv_tensors.Image(out)
 
     def _draw(self, stored: StoredImage, flips: Sequence[Any]) -> _Draw:
-        """Draw what the transforms draw for one image, in their order."""
-        size = torch.empty((0, stored.height, stored.width), device="cpu")  # all that is asked for
+        """Make the random draws of the transforms for one image, in their order."""
+        size = torch.empty((0, stored.height, stored.width), device="cpu")  # only its size is used
         params = [step.make_params([size]) for step in self._steps]
         region = _region(self._steps[0], params[0], stored)
         if region is not None:
@@ -163,7 +163,7 @@ class LeadingCrop:
         return _Draw(region or Region(0, 0, stored.height, stored.width), params, odd)  # type: ignore[arg-type]
 
     def _table(self, channels: int) -> ValueTable | None:
-        """What follows, as a table; None where it does not give float32, or fails."""
+        """The following transforms as a table; None if they fail or do not return float32."""
         try:
             return ValueTable(lambda image: self._of_values(tv_tensors.Image(image)), channels)
         except Exception:
@@ -177,19 +177,19 @@ class LeadingCrop:
 
 
 def _region(crop: Any, params: dict[str, Any], stored: StoredImage) -> Region | None:
-    """What a crop needs of an image; None for all of it."""
+    """The region of an image that a crop needs; None for the whole image."""
     if type(crop) is v2.RandomResizedCrop or (type(crop) is v2.RandomCrop and not params["needs_pad"]):
         return Region(params["top"], params["left"], params["height"], params["width"])
     if type(crop) is v2.CenterCrop:
         height, width = crop.size
         if height <= stored.height and width <= stored.width:
-            # As torchvision rounds: half to even.
+            # Rounded as in torchvision: half to even.
             return Region(round((stored.height - height) / 2), round((stored.width - width) / 2), height, width)
     return None
 
 
 def _crop(steps: Sequence[Any], stored: StoredImage, draw: _Draw, scratch: Scratch) -> torch.Tensor:
-    """uint8 [C, H, W], perhaps in ``scratch``."""
+    """uint8 [C, H, W], possibly in ``scratch``."""
     pixels = stored.pixels(draw.region, scratch)
     image = tv_tensors.Image(torch.from_numpy(pixels).permute(2, 0, 1))
     for step, params in zip(steps, draw.params, strict=True):
@@ -198,7 +198,7 @@ def _crop(steps: Sequence[Any], stored: StoredImage, draw: _Draw, scratch: Scrat
 
 
 def _in_parts(write: Callable[[slice], None], number: int) -> None:
-    """Call it for all of so many images, by the threads that help here, if any."""
+    """Call it for slices of ``number`` images, on the helper threads if there are any."""
     threads = _HELPERS.get()
     if threads is None:
         write(slice(0, number))

@@ -1,8 +1,8 @@
-"""JPEG images decoded to memory that is there: regions without the rest, or several images of one size.
+"""Decode JPEG images into existing memory: only a region, or several images of equal size.
 
-By libjpeg-turbo where its headers were found when the package was built, regions else by nvImageCodec where that is
-installed. Rows above a region are passed over, rows below it never read. The pixels are those of the whole image:
-chroma at the region's edges too, since a little more than the region is decoded. Both release the interpreter's lock.
+Uses libjpeg-turbo if its headers were found when the package was built, else nvImageCodec for regions if that is
+installed. Rows above a region are skipped, rows below it never read. The pixels are equal to those of the whole image,
+also the chroma at the region's edges, as a slightly larger region is decoded. Both release the GIL.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ class Region(NamedTuple):
 
 
 class Scratch:
-    """Memory that is used again for each image of a batch: fresh pages cost a twentieth of decoding."""
+    """Memory that is reused for each image of a batch: fresh pages would add a twentieth to the decoding time."""
 
     def __init__(self) -> None:
         self._bytes = np.empty(0, np.uint8)
 
     def array(self, *shape: int) -> np.ndarray[Any, Any]:
-        """uint8 of a shape, not cleared; what was handed out before is overwritten."""
+        """An uninitialised uint8 array of a shape; overwrites the array returned before."""
         count = math.prod(shape)
         if count > len(self._bytes):
             self._bytes = np.empty(count, np.uint8)
@@ -48,7 +48,7 @@ class Scratch:
 
 
 def region_decoder() -> str | None:
-    """Who decodes regions here: "libjpeg", "nvimgcodec", or None."""
+    """The library that decodes regions: "libjpeg", "nvimgcodec", or None."""
     if optional_module("jpeg") is not None:
         return "libjpeg"
     return "nvimgcodec" if nvimgcodec() is not None else None
@@ -57,11 +57,11 @@ def region_decoder() -> str | None:
 def decode_region(
     data: bytes | memoryview, header: ImageHeader, mode: str, region: Region, scratch: Scratch
 ) -> np.ndarray[Any, Any] | None:
-    """Decode a region as uint8 [height, width, C], C 1 for mode "L" and 3 for "RGB".
+    """Decode a region as uint8 [height, width, C], with C 1 for mode "L" and 3 for "RGB".
 
     Returns:
-        The pixels, perhaps in ``scratch``; or None where the image must be decoded whole: another format or mode,
-        progressive, CMYK, cut, damaged, or nobody is here who decodes regions. Decoding it whole then finds the error.
+        The pixels, possibly in ``scratch``; or None if the image must be decoded whole: another format or mode,
+        progressive, CMYK, truncated, damaged, or no library for regions. Decoding it whole then finds any error.
     """
     if header.format != "jpeg" or header.channels not in (1, 3) or header.bits != 8 or mode not in ("RGB", "L"):
         return None
@@ -73,29 +73,29 @@ def decode_region(
             return region_with_nvimgcodec(data, header, mode, region)
         out = scratch.array(region.height, region.width, 1 if mode == "L" else 3)
         is_read = native.read_region(data, header.height, header.width, region.top, region.left, out)
-    except Exception:  # whatever it is: whole decoding finds the words for it
+    except Exception:  # decoding the whole image raises the right error
         return None
     return out if is_read else None
 
 
 def decode_stack(values: Sequence[bytes], mode: str, rows: Sequence[int], num_rows: int) -> torch.Tensor | None:
-    """Decode images to rows of one tensor, each with the pixels of `decode_image`.
+    """Decode images to rows of one tensor, with the pixels of `decode_image`.
 
-    JPEG images are decoded by libjpeg-turbo, all of them without the interpreter's lock, where it was there when the
-    package was built; of other kinds each is decoded and copied.
+    If the package was built with libjpeg-turbo, it decodes all JPEG images without the GIL; other images are decoded
+    and copied one by one.
 
     Args:
         values: Encoded images.
         mode: "RGB", "L" or "RGBA".
-        rows: For each image its row.
-        num_rows: How many rows; those without an image are not cleared.
+        rows: The row of each image.
+        num_rows: Number of rows; those without an image are not initialised.
 
     Returns:
-        uint8 [num_rows, C, H, W] in [num_rows, H, W, C] memory; None where there are no images, or of several sizes.
+        uint8 [num_rows, C, H, W] in [num_rows, H, W, C] memory; None if there are no images, or their sizes differ.
 
     Raises:
-        ImageDecodeError: As `decode_image`, not necessarily for the first bad image.
-        LimitExceededError: As `reserve`.
+        ImageDecodeError: See `decode_image`; not necessarily for the first bad image.
+        LimitExceededError: See `reserve`.
     """
     if not values:
         return None
@@ -103,8 +103,8 @@ def decode_stack(values: Sequence[bytes], mode: str, rows: Sequence[int], num_ro
     size = (first.height, first.width)
     native = None if mode == "RGBA" else optional_module("jpeg")
     is_read = np.zeros(len(values), np.bool_) if native is None else native.find_plain(list(values), *size)
-    # Reading a header costs more than all else but decoding, so only those of images in doubt are read: for all errors
-    # and sizes to be known before memory is taken.
+    # Reading a header costs more than anything but decoding, so only those of doubtful images are read, to find all
+    # errors and sizes before allocating memory.
     opened: dict[int, tuple[bytes | memoryview, ImageHeader]] = {}
     for number in np.flatnonzero(~is_read).tolist():
         opened[number] = _, header = open_image(values[number], DEFAULT_MAX_PIXELS)

@@ -1,7 +1,7 @@
-"""Encoded images to what training takes: cropped, resized, perhaps flipped and normalised, alone or as a batch.
+"""Turn encoded images into training inputs: cropped, resized, optionally flipped and normalised, one or a batch.
 
-The crop is drawn from the size in the header, only its region is decoded where that can be, it is resized once, in
-uint8, and written straight to its row of the batch. A sample is the row of a batch of one.
+The crop is drawn from the size in the header, only its region is decoded if possible, resized once in uint8, and
+written straight to its row of the batch. A sample is the row of a batch of one.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ _Pixels: TypeAlias = "npt.NDArray[np.uint8]"  # [H, W, C]
 
 
 class ValueTable:
-    """What a transform that looks at one value at a time makes of uint8: float32 for each channel and value.
+    """A lookup table of an elementwise transform of uint8 images: a float32 for each channel and value.
 
     Args:
-        transform: From an image [C, H, W] to one of as many channels.
+        transform: Maps an image [C, H, W] to one with the same number of channels.
         channels: C.
 
     Raises:
-        ValueError: It gives something else than float32 [C, H, W].
+        ValueError: The transform does not return float32 [C, H, W].
     """
 
     def __init__(self, transform: Callable[[torch.Tensor], torch.Tensor], channels: int) -> None:
@@ -61,7 +61,7 @@ class ValueTable:
         self._table = result.reshape(channels, 256).numpy()
 
     def write(self, pixels: _Pixels, out: torch.Tensor, *, flip: bool = False) -> torch.Tensor:
-        """Write uint8 [H, W, C], mirrored where flip says so, to contiguous float32 [C, H, W]."""
+        """Write uint8 [H, W, C], mirrored if ``flip``, to contiguous float32 [C, H, W]."""
         native = optional_module("pixels")
         if native is None:
             out.numpy()[:] = self._table[np.arange(len(out)), pixels[:, :: -1 if flip else 1]].transpose(2, 0, 1)
@@ -71,10 +71,10 @@ class ValueTable:
 
 
 class Normalization(ValueTable):
-    """torchvision's ``ToDtype(torch.float32, scale=True)`` and ``Normalize(mean, std)``, with the same bits.
+    """torchvision's ``ToDtype(torch.float32, scale=True)`` and ``Normalize(mean, std)``, bit for bit.
 
     Args:
-        mean, std: A number for each channel, for values from 0 to 1.
+        mean, std: One number per channel, for values from 0 to 1.
     """
 
     def __init__(self, mean: Sequence[float], std: Sequence[float]) -> None:
@@ -87,17 +87,17 @@ class Normalization(ValueTable):
 
 
 class StoredImage:
-    """An encoded image whose size is known, and whose regions can be decoded.
+    """An encoded image of known size; decodes regions.
 
     Args:
         data: The encoded image; not copied.
         mode: "RGB", "L" or "RGBA".
-        shape: What (height, width, channels) must be; see :func:`check_image_shape`.
-        apply_orientation: Turn it upright, and then tell its size and regions.
-        max_pixels: The largest height times width.
+        shape: Expected (height, width, channels); see :func:`check_image_shape`.
+        apply_orientation: Apply the EXIF orientation; size and regions then refer to the upright image.
+        max_pixels: Maximum height times width.
 
     Raises:
-        ImageDecodeError, ParseError: As `open_image` and `check_image_shape`.
+        ImageDecodeError, ParseError: See `open_image` and `check_image_shape`.
     """
 
     def __init__(
@@ -117,10 +117,10 @@ class StoredImage:
         check_image_shape(shape, (self.height, self.width, CHANNELS[mode]))
 
     def pixels(self, region: Region, scratch: Scratch) -> _Pixels:
-        """Decode a region as uint8 [height, width, C], perhaps in ``scratch``.
+        """Decode a region as uint8 [height, width, C], possibly in ``scratch``.
 
         Raises:
-            ImageDecodeError: The image cannot be decoded, or is of another size than its header says.
+            ImageDecodeError: The image cannot be decoded, or its size differs from its header.
         """
         if self._orientation == 1:
             pixels = decode_region(self._encoded, self._header, self._mode, region, scratch)
@@ -134,14 +134,14 @@ class StoredImage:
 
 
 class CroppedImages:
-    """Decodes images to one size. Safe from several threads.
+    """Decodes and crops images to one size. Safe from several threads.
 
     Args:
         mode: "RGB", "L" or "RGBA".
-        crop: What to take of each image.
+        crop: The crop of each image.
         normalization: None for uint8.
-        apply_orientation: Turn each image upright before it is cropped.
-        max_pixels: The largest height times width, of an image and of what it is resized to.
+        apply_orientation: Apply the EXIF orientation of each image before it is cropped.
+        max_pixels: Maximum height times width, of an image and of its resized form.
     """
 
     def __init__(
@@ -163,8 +163,8 @@ class CroppedImages:
 
         Args:
             values: Encoded images, bytes or memoryviews; not kept.
-            shapes: For each, what (height, width, channels) must be before cropping; see :func:`check_image_shape`.
-            keys: For each, the number that decides its crop.
+            shapes: Expected (height, width, channels) of each before cropping; see :func:`check_image_shape`.
+            keys: The random key of each, which determines its crop.
 
         Returns:
             uint8 [B, C, H, W] in [B, H, W, C] memory ("channels last"), or float32 [B, C, H, W], contiguous.
@@ -191,24 +191,24 @@ class CroppedImages:
 
 
 def check_image_shape(expected: tuple[object, ...], stored: tuple[int, ...]) -> None:
-    """Check (height, width, channels) against what a spec says; None matches everything, an empty shape too.
+    """Check (height, width, channels) against a spec; None matches any size, and an empty shape any image.
 
     Raises:
-        ParseError: They differ.
+        ParseError: The shapes differ.
     """
     if any(wanted not in (None, size) for wanted, size in zip(expected, stored, strict=False)):
         raise ParseError(f"expected an image of (height, width, channels) {expected}, got {stored}")
 
 
 def empty_batch(number: int, size: tuple[int, int], channels: int, table: ValueTable | None) -> torch.Tensor:
-    """Memory for `place_pixels`: [B, C, H, W], float32, or uint8 that lies as [B, H, W, C]."""
+    """Allocate memory for `place_pixels`: [B, C, H, W], float32, or uint8 in [B, H, W, C] memory."""
     if table is None:
         return empty_tensor((number, *size, channels), torch.uint8).permute(0, 3, 1, 2)
     return empty_tensor((number, channels, *size), torch.float32)
 
 
 def place_pixels(pixels: _Pixels, row: torch.Tensor, table: ValueTable | None = None, *, flip: bool) -> None:
-    """Copy uint8 [H, W, C], mirrored where flip says so, to a row of an `empty_batch`."""
+    """Copy uint8 [H, W, C], mirrored if ``flip``, to a row of an `empty_batch`."""
     native = optional_module("pixels")
     if table is not None:
         table.write(pixels, row, flip=flip)
@@ -231,15 +231,15 @@ def _resize(pixels: _Pixels, size: tuple[int, int], crop: Crop, max_pixels: int)
         return pixels
     if size[0] * size[1] > max_pixels:
         raise ImageDecodeError(
-            f"expected at most {max_pixels} pixels after resizing, got {height} x {width} to become "
+            f"expected at most {max_pixels} pixels after resizing, got {height} x {width} resized to "
             f"{size[0]} x {size[1]}"
         )
-    image = torch.from_numpy(np.ascontiguousarray(pixels))  # of this memory resizing is fastest
+    image = torch.from_numpy(np.ascontiguousarray(pixels))  # resizing is fastest on this layout
     if not (crop.antialias and crop.interpolation in ("bilinear", "bicubic") and _resizes_uint8()):
         mode = InterpolationMode(crop.interpolation)
         slow = functional.resize_image(image.permute(2, 0, 1), [*size], interpolation=mode, antialias=crop.antialias)
         return _pixels(slow)
-    # What torchvision comes to here. The first stride is spelled out, or torch takes the batch of one for contiguous.
+    # What torchvision's resize calls. The first stride is explicit, else torch takes the batch of one for contiguous.
     image = image.as_strided((1, channels, height, width), (height * width * channels, 1, width * channels, channels))
     resized = torch.nn.functional.interpolate(
         image, size=size, mode=crop.interpolation, align_corners=False, antialias=True

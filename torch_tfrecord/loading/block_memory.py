@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from torch_tfrecord.records.read_plan import ReadPlan
 from torch_tfrecord.records.record_table import RecordTable
 from torch_tfrecord.records.remote_file import RemoteFile
-from torch_tfrecord.remote.transfers import FileRange, begin_range
+from torch_tfrecord.remote.cached_ranges import begin_range
+from torch_tfrecord.remote.transfers import FileRange
 
 __all__ = ["BlockMemory"]
 
@@ -62,7 +63,7 @@ class BlockMemory:
         state = self._state
         if state.pid != os.getpid():
             state = self._state = _State()
-        key = number, offset // self._block_bytes
+        key = number, offset // self._block_bytes, file.num_forgotten
         with state.lock:
             block = state.blocks.get(key)
             if block is None or block.has_failed or not block.begin <= offset < block.end:
@@ -71,7 +72,7 @@ class BlockMemory:
             state.blocks.move_to_end(key)
             return block
 
-    def _add(self, state: _State, key: tuple[int, int], block: _Block) -> None:
+    def _add(self, state: _State, key: tuple[int, int, int], block: _Block) -> None:
         before = state.blocks.pop(key, None)
         state.num_bytes += block.end - block.begin - (before.end - before.begin if before else 0)
         state.blocks[key] = block
@@ -93,7 +94,7 @@ class _State:
     def __init__(self) -> None:
         self.pid = os.getpid()
         self.lock = threading.Lock()
-        self.blocks: OrderedDict[tuple[int, int], _Block] = OrderedDict()
+        self.blocks: OrderedDict[tuple[int, int, int], _Block] = OrderedDict()
         self.num_bytes = 0
 
 

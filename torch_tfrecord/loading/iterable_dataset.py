@@ -52,18 +52,20 @@ __all__ = ["TFRecordIterableDataset"]
 
 
 class TFRecordIterableDataset(IterableDataset[Any]):
-    """A stream of the records of TFRecord files; needs no index.
+    """Stream the records of TFRecord files, without an index.
 
-    Every record appears exactly once over all ranks and workers. Whole files are dealt out to them; files left over
-    (all, where there are fewer files than consumers) are split by record. So the numbers of records of two ranks can
-    differ, and the order depends on the number of workers; `TFRecordDataset` with a sampler has neither limit.
+    Every record appears exactly once over all ranks and workers. Each of these consumers gets whole files; leftover
+    files (all of them, if there are fewer files than consumers) are split by record. So two ranks may get different
+    numbers of records, and the order depends on the number of workers. `TFRecordDataset` with a sampler has neither
+    limit.
 
-    Each iteration over the whole stream is the next epoch, from 0: in a new order where there is a shuffle, with new
-    draws of features (a fused crop). With workers, whether they persist or not, an iterator of the DataLoader is one
-    iteration. `set_epoch` chooses the epoch of the next one.
+    Each iteration over the whole stream is the next epoch, from 0: in a new order if you shuffle, with new random draws
+    of features (a fused crop). With workers, persistent or not, one iterator of the DataLoader is one iteration.
+    `set_epoch` chooses the epoch of the next one.
 
-    An interrupted stream goes on behind the last sample that was given out: `state_dict`, `load_state_dict`, also by
-    torchdata's StatefulDataLoader. Open files are read again from their beginning up to there, without being parsed.
+    You can resume an interrupted stream after the last sample that it yielded: see `state_dict` and `load_state_dict`;
+    torchdata's StatefulDataLoader calls them, too. To resume, open files are read again from the beginning up to that
+    sample, without being parsed.
 
     Args:
         paths: As for `TFRecordDataset`.
@@ -71,23 +73,24 @@ class TFRecordIterableDataset(IterableDataset[Any]):
             SequenceExamples, as `(context, sequences)`.
         transform: Called with each sample, before batching.
         batch_size: Yield batches of this many samples (use `DataLoader(ds, batch_size=None)`); None yields samples.
-        shuffle: Put the files in a new order each epoch.
-        shuffle_buffer_size: Records drawn at random from a buffer of this many, for order within files; 0 for none.
-        seed: The order is a pure function of (seed, epoch), rank and worker.
-        rank, world_size: Both or none; None means torch.distributed's where it is initialised, else torchrun's
-            environment, else 0 of 1.
-        cycle_length: Read from this many files in turn, as tf.data's ``interleave``.
+        shuffle: Read the files in a new order each epoch.
+        shuffle_buffer_size: Size of the shuffle buffer, in records, which mixes records within and across files; 0 for
+            no buffer.
+        seed: Seed of the order, which is a pure function of (seed, epoch), rank and worker.
+        rank, world_size: Give both or neither. None takes them from torch.distributed if it is initialised, else from
+            torchrun's environment variables, else 0 of 1.
+        cycle_length: Number of files to read from in turn, as in tf.data's ``interleave``.
         block_length: Records to read from a file at its turn.
-        drop_last: Leave out a last batch (of each worker) that is not full.
+        drop_last: Drop each worker's last batch if it is not full.
         compression_type: "auto" (detected for each file), None or "" (none), "GZIP", "ZLIB".
         verify_crc: Check the payloads' checksums; headers are always checked.
-        on_corrupt: "raise", or "skip" to leave damaged records out, with one warning a file.
-        max_batch_bytes, storage_options: As of `TFRecordDataset`.
+        on_corrupt: "raise", or "skip" to skip damaged records, with one warning per file.
+        max_batch_bytes, storage_options, cache_dir, cache_bytes: As for `TFRecordDataset`.
 
     Example:
         >>> ds = TFRecordIterableDataset("train-*", features, batch_size=64, shuffle=True)  # doctest: +SKIP
         >>> for epoch in range(3):  # doctest: +SKIP
-        ...     for batch in DataLoader(ds, batch_size=None, num_workers=4):  # each time in another order
+        ...     for batch in DataLoader(ds, batch_size=None, num_workers=4):  # a new order each epoch
         ...         ...
     """
 
@@ -111,6 +114,8 @@ class TFRecordIterableDataset(IterableDataset[Any]):
         on_corrupt: OnCorrupt = "raise",
         max_batch_bytes: int = MAX_BATCH_BYTES,
         storage_options: Mapping[str, Any] | None = None,
+        cache_dir: str | os.PathLike[str] | None = None,
+        cache_bytes: int | None = None,
     ) -> None:
         super().__init__()
         if not isinstance(shuffle, bool):
@@ -132,8 +137,9 @@ class TFRecordIterableDataset(IterableDataset[Any]):
         self._drop_last = true_or_false("drop_last", drop_last)
         self._verify = verify_crc
         self._on_corrupt = on_corrupt
-        self._access = Access(storage_options)
-        self.files, self._infos = found_files(paths, self._access)
+        access = Access(storage_options, cache_dir, cache_bytes)
+        self.files, self._infos = found_files(paths, access.without_cache())
+        self._access = access.for_files(self.files)
         self._order = {  # what decides it
             "num_files": len(self.files),
             "files": _digest(self.files),
@@ -148,9 +154,9 @@ class TFRecordIterableDataset(IterableDataset[Any]):
         self._last: LastIteration | None = None
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch, from 0, of the next iteration; those after it go on from there, in persistent workers, too.
+        """Choose the epoch, from 0, of the next iteration; later ones count on from it, in persistent workers, too.
 
-        For the epoch that a loaded state was in, nothing changes: the next iteration gives what is left of it.
+        If it is the epoch of a loaded state, nothing changes: the next iteration yields the rest of that epoch.
         """
         self._check_prepared()  # Accelerate calls this before it starts workers
         loaded = self._loaded
@@ -160,7 +166,8 @@ class TFRecordIterableDataset(IterableDataset[Any]):
         self._epochs.choose(at_least(0, "epoch", epoch))
 
     def __iter__(self) -> Iterator[Any]:
-        # A worker begins at once: it cannot know what will be asked for, and must begin as the others do.
+        # A worker counts the epoch here: it cannot know whether a sample will be taken from it, and must stay in step
+        # with the other workers.
         register_in_worker()
         has_begun = get_worker_info() is not None
         iteration = self._iteration(self._epochs.begin() if has_begun else self._epochs.next())
@@ -171,14 +178,14 @@ class TFRecordIterableDataset(IterableDataset[Any]):
         return iteration
 
     def iter_epoch(self, epoch: int) -> Iterator[Any]:
-        """An iteration of one epoch, whichever is next, from its beginning; it does not count."""
+        """Iterate over one epoch from its beginning, whichever epoch is next; does not change which one is next."""
         return self._iteration(at_least(0, "epoch", epoch))
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the iteration that began last is, by the samples that it gave: numbers and lists, as JSON knows them.
+        """Return the state of the latest iteration, after the samples that it has yielded: JSON numbers and lists.
 
-        It is the state of one consumer: of one worker of one rank. Without a shuffle buffer it is a few numbers; with
-        one, also which records wait in it (file and number of each).
+        It is the state of one consumer, that is, of one worker of one rank. Without a shuffle buffer it is a few
+        numbers; with one, it also lists the records in the buffer (file and number of each).
         """
         if self._last is not None:
             return self._last.state_dict()
@@ -188,36 +195,36 @@ class TFRecordIterableDataset(IterableDataset[Any]):
         return iteration.state_dict()
 
     def load_state_dict(self, state_dict: Any) -> None:
-        """Go on where the state was: the next iteration gives what was left of the interrupted one, then epochs follow.
+        """Resume from a state: the next iteration yields the rest of the interrupted one; the next epochs follow.
 
         Args:
-            state_dict: The state of this consumer, where there are as many (workers times ranks) as before: the samples
-                that follow are those of the uninterrupted run. Or, for any other number of workers or ranks, a list of
-                the states of all consumers: what is left of all files is dealt out anew. A StatefulDataLoader's state
-                is taken as a whole, those of several ranks as a list.
+            state_dict: This consumer's state, if there are as many consumers (workers times ranks) as before: you get
+                exactly the samples that the uninterrupted run would have given. For any other number of workers or
+                ranks, a list of the states of all consumers: the rest of all files is divided among the new ones. Pass
+                a StatefulDataLoader's state as it is, and those of several ranks as a list.
 
         Raises:
-            ValueError: Another version, seed, set of files, or other options of the order, states of different epochs;
-                names both values. A field that holds what no iteration over these files had; names it. When iterated:
-                states are missing, or a file has fewer records than the state says.
+            ValueError: The state has another version, seed, set of files or order, or the states are of different
+                epochs (the message gives both values); or a field is not valid for these files (the message names it).
+                During iteration: states are missing, or a file has fewer records than the state says.
         """
         states = self._check_state(state_dict)
         self._loaded, self._last = LoadedStates(states), None
         self._epochs.choose(states.epoch)
 
     def _check_prepared(self) -> None:
-        """ValueError where Accelerate cannot deal out this stream without losing records."""
+        """ValueError if Accelerate cannot split this stream over its processes without losing records."""
         prepared = prepared_loader()
         if prepared is None or prepared.num_processes == 1:
             return
         if prepared.splits_samples_by is None:
             raise ValueError(
-                "with dispatch_batches=False Accelerate deals out samples, and this loader has none: expected "
+                "with dispatch_batches=False Accelerate splits samples, and this loader has only batches: expected "
                 "DataLoader(..., batch_size=n) over a stream without batch_size, or dispatch_batches=True"
             )
         if prepared.dispatches and prepared.num_workers > 1 and not (prepared.drops_last or self._drop_last):
             raise ValueError(
-                "Accelerate's dispatch_batches loses records of a stream where the last batch of each worker is not "
+                "Accelerate's dispatch_batches loses records of a stream if the last batch of a worker is not "
                 f"full: expected num_workers of at most 1 or dispatch_batches=False, got num_workers="
                 f"{prepared.num_workers} (DataLoaderConfiguration in Accelerate, accelerator_config in a Trainer)"
             )
@@ -235,7 +242,7 @@ class TFRecordIterableDataset(IterableDataset[Any]):
         return self._order
 
     def _begun(self) -> None:
-        """An iteration gives its first sample: what was loaded is used."""
+        """Called when an iteration yields its first sample: the loaded state is used up."""
         if self._loaded is not None:
             self._loaded.use()
             self._loaded = None
@@ -243,7 +250,7 @@ class TFRecordIterableDataset(IterableDataset[Any]):
     # Reading.
 
     def _pieces(self, epoch: int) -> list[Piece]:
-        """All files, in the order of an epoch."""
+        """All files, in the order of this epoch."""
         order = range(len(self.files))
         return [Piece(file) for file in (shuffled(order, self._seed, epoch) if self._shuffle else order)]
 
@@ -279,7 +286,7 @@ class TFRecordIterableDataset(IterableDataset[Any]):
 
     def _batches(self, stream: RecordStream, groups: Iterator[RecordGroup], size: int, epoch: int) -> Iterator[Any]:
         def check(group: RecordGroup) -> None:
-            self._load(self._rows(group, epoch))  # an error in a record comes before one of a later record
+            self._load(self._rows(group, epoch))  # so that the error of the first bad record is raised
 
         for group in regroup(groups, size, drop_last=self._drop_last, before_error=check):
             batch = collate(self._load(self._rows(group, epoch)))
@@ -287,7 +294,7 @@ class TFRecordIterableDataset(IterableDataset[Any]):
             yield batch
 
     def _samples(self, stream: RecordStream, epoch: int) -> Iterator[Any]:
-        """Samples one by one, parsed some at a time."""
+        """Samples one by one, parsed several at a time."""
         ready = self._parsed if self._maker.transform is None else self._transformed
         for group in stream.parts():
             for sample in ready(stream, self._rows(group, epoch)):
@@ -297,7 +304,7 @@ class TFRecordIterableDataset(IterableDataset[Any]):
     def _rows(self, group: RecordGroup, epoch: int) -> RecordRows:
         keys = None
         if self._maker.draws_at_random:
-            # A number for each record of all files, below 2^40 in each.
+            # A number for each record of all files; a file has fewer than 2^40 records.
             keys = record_keys((group.files << 40) + group.numbers, self._seed, epoch)
 
         def place(row: int) -> RecordPlace:
@@ -307,7 +314,7 @@ class TFRecordIterableDataset(IterableDataset[Any]):
         return RecordRows(group.records, keys, place)
 
     def _parsed(self, stream: RecordStream, rows: RecordRows) -> Iterable[Any]:
-        """The samples of a part of the stream; those before a bad record come before its error."""
+        """The samples of a part of the stream; those before a bad record are yielded before its error is raised."""
         try:
             samples = self._maker.batch(rows)
         except TFRecordError:
@@ -326,12 +333,12 @@ class TFRecordIterableDataset(IterableDataset[Any]):
         yield from self._parsed(stream, rows.part(size // 2, size))
 
     def _columns(self, rows: RecordRows) -> Any:
-        """The columns of records that were parsed before."""
+        """The columns of records that were already parsed once."""
         samples = self._maker.batch(rows)
         return samples.columns if isinstance(samples, ColumnBatch) else None
 
     def _transformed(self, stream: RecordStream, rows: RecordRows) -> Iterator[Any]:
-        """The samples of a part of the stream, each transformed, or cropped first, when it is asked for."""
+        """The samples of a part of the stream, each cropped and transformed only when it is taken."""
         maker, uncropped, places = self._maker, self._uncropped(rows), rows.places
         if uncropped is None:
             for row, sample in enumerate(self._parsed(stream, rows)):
@@ -345,7 +352,7 @@ class TFRecordIterableDataset(IterableDataset[Any]):
             yield sample
 
     def _uncropped(self, rows: RecordRows) -> UncroppedBatch | None:
-        """The samples with the image still encoded; None where it is to be decoded."""
+        """The samples with the image still encoded; None if the image is not cropped first."""
         maker = self._maker
         found = maker.crops.batches(maker.transform, rows.records, (0, len(rows.records)), in_turn=True)
         return None if found is None else found[0].located(rows.places, list)
@@ -360,7 +367,7 @@ class TFRecordIterableDataset(IterableDataset[Any]):
             samples = maker.batch(rows)
         except LimitExceededError as error:
             if maker.transform is None:
-                for _ in maker.each(rows):  # the error is of the batch, where no record alone is too large
+                for _ in maker.each(rows):  # if no record is too large alone, the batch's own error stands
                     pass
                 raise located_error(error, rows.place) from error.__cause__
             samples = maker.without_columns(rows)
@@ -371,7 +378,7 @@ class TFRecordIterableDataset(IterableDataset[Any]):
 
     def __getstate__(self) -> dict[str, Any]:
         state = {**self.__dict__, "_last": None}
-        if in_process_group():  # a spawned worker is not in it and could not tell its rank
+        if in_process_group():  # a spawned worker is not in the group and could not find out its rank
             state["_rank"], state["_world_size"] = resolve_rank(self._rank, self._world_size)
         return state
 
@@ -383,13 +390,13 @@ class TFRecordIterableDataset(IterableDataset[Any]):
 
 
 def _digest(files: Sequence[str]) -> str:
-    """A short name for the names of files; their folder may be another one after a restart."""
+    """A digest of the file names; without folders, since the data may have moved when a run is resumed."""
     names = "\0".join(map(os.path.basename, files))
     return hashlib.blake2b(names.encode("utf-8", "surrogateescape"), digest_size=8).hexdigest()
 
 
 def _grouped(records: Iterator[StreamRecord], size: int) -> Iterator[RecordGroup]:
-    """Groups of up to `size` records; in front of an error what came before it."""
+    """Groups of up to `size` records; the records before an error are yielded before it is raised."""
     while True:
         taken: list[StreamRecord] = []
         try:

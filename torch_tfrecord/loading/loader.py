@@ -65,63 +65,68 @@ def make_dataloader(
     index_dir: str | os.PathLike[str] | None = None,
     max_batch_bytes: int = MAX_BATCH_BYTES,
     storage_options: Mapping[str, Any] | None = None,
+    cache_dir: str | os.PathLike[str] | None = None,
+    cache_bytes: int | None = None,
     **dataloader_kwargs: Any,
 ) -> RecordLoader:
-    """Make the DataLoader that most trainings want, as TensorFlow's ``make_batched_features_dataset`` does.
+    """Make the DataLoader that most training runs need, like TensorFlow's ``make_batched_features_dataset``.
 
-    A `TFRecordDataset`, or a map-style dataset of yours, read by position, in an order that is a pure function of
+    It reads a `TFRecordDataset`, or your own map-style dataset, by position. The order is a pure function of
     (seed, epoch), the same for any number of workers. Each iteration over the loader is the next epoch, in a new order
-    (or the one of `loader.set_epoch`). Several epochs of one iteration follow each other without a pause.
+    (or the epoch you chose with `loader.set_epoch`). Several epochs in one iteration follow each other without a pause.
 
-    A training that was stopped goes on with exactly the samples that it had not received, also with another number of
-    workers, another world size or batch size: save `loader.state_dict()` of one rank whenever you save the model, and
-    give it to `loader.load_state_dict` of every rank; `for epoch in range(loader.epoch, num_epochs)` is the rest.
+    A resumed run gets exactly the samples that it had not received yet, even with another number of workers, world
+    size or batch size. Save one rank's `loader.state_dict()` whenever you save the model, and pass it to
+    `loader.load_state_dict` on every rank. Continue with `for epoch in range(loader.epoch, num_epochs)`.
 
-    It differs from TensorFlow's function where PyTorch's manner is another one:
+    It differs from TensorFlow's function where PyTorch has other conventions:
 
-    - one epoch by default, not endlessly many;
-    - each epoch ends with its own, perhaps short, batch; TensorFlow's batches go across the border of epochs;
-    - `drop_last` alone decides on short batches; TensorFlow drops them, too, when `num_epochs` is None;
-    - the shuffle is exact, without a buffer, and every epoch's order, not only the first one's, follows from the seed;
-    - var-length features are jagged, not sparse; no file that matches is FileNotFoundError;
-    - records are split over ranks, of which each gets the same number of batches: the first records of the order are
-      repeated to make the numbers equal, as by ``DistributedSampler``; with `drop_last` the last ones are left out.
+    - it gives one epoch by default, not endlessly many;
+    - each epoch ends with its own batch, which may be short; TensorFlow's batches span epochs;
+    - only `drop_last` drops short batches; TensorFlow also drops them when `num_epochs` is None;
+    - the shuffle is exact, without a buffer, and the seed decides the order of every epoch, not only the first;
+    - var-length features are jagged, not sparse; if no file matches, you get FileNotFoundError;
+    - records are split over ranks, and each rank gets the same number of batches: the first records of the order are
+      repeated to even out the numbers, as by ``DistributedSampler``, or with `drop_last` the last ones are dropped.
 
     Args:
         paths: As for `TFRecordDataset`. Or a dataset: a `TFRecordDataset`, a slice of one, `tfds.RLDSDataset`, a
-            `Mixture`, torch's `Subset` (so `random_split`) or `ConcatDataset` of these, one in another: as quick as
-            paths. Or any other one with a length and `ds[i]`, which is read as DataLoader reads it, without threads.
-        batch_size: Samples in a batch, of one rank.
+            `Mixture`, or torch's `Subset` (so `random_split`) or `ConcatDataset` of these, nested in any way; these are
+            as fast as paths. Any other dataset with a length and `ds[i]` is read as DataLoader reads it, without
+            threads.
+        batch_size: Samples in a batch, per rank.
         features: What to read from each record, by name; None gives the record's bytes. Not with a dataset.
-        label_key: The feature that is the label: a sample is (features, label), without it among the features.
-        transform: Called with each sample, a dict with the label still in it, before batching; after a dataset's own.
-        shuffle: A new random order each epoch; "blocks", one that reads nearly in sequence (see `RecordSampler`); False
-            reads the sorted files one after another. Compressed files are shuffled by "blocks" with True, too, and a
-            warning says so.
-        seed: Decides the order; with the workers' random states for transforms, where no `generator` is given.
+        label_key: Name of the label feature: samples are then (features, label), and the features lack the label.
+        transform: Called with each sample, a dict that still holds the label, before batching; after the dataset's own
+            transform.
+        shuffle: True for a new random order each epoch; "blocks" for one that reads nearly in sequence (see
+            `RecordSampler`); False to read the sorted files one after another. For compressed files True means
+            "blocks", with a warning.
+        seed: Decides the order, and, unless you give a `generator`, the workers' random states for transforms.
         num_epochs: Epochs in one iteration over the loader: iteration k begins with epoch k * num_epochs. 0 gives no
-            batch. None or -1: endlessly many, iteration k begins with epoch k, ``len(loader)`` is TypeError.
-        drop_last: Leave out an epoch's last batch if it is not full.
-        num_workers: DataLoader processes. With 0, threads of this process read ahead, which is the faster way but for
-            a slow transform: that runs in the thread that iterates.
-        num_threads: Threads that read, check, parse and decode ahead where `num_workers` is 0; one more batch than
-            threads is under way. 0 for none; None chooses by the number of processors. Compressed files have one.
-        rank, world_size: Both or none; None means torch.distributed's where it is initialised, else torchrun's
-            environment, else 0 of 1.
-        compression_type, verify_crc, index, index_dir, max_batch_bytes, storage_options: As for `TFRecordDataset`. Not
-            with a dataset.
-        **dataloader_kwargs: For `DataLoader`: pin_memory, persistent_workers, prefetch_factor, ...; `collate_fn` is
-            `collate` unless given.
+            batch. None or -1: the iteration never ends, iteration k begins with epoch k, and ``len(loader)`` raises
+            TypeError.
+        drop_last: Drop an epoch's last batch if it is not full.
+        num_workers: Worker processes of the DataLoader. With 0, threads of this process read ahead: the faster way,
+            unless your transform is slow, since it then runs in the thread that iterates.
+        num_threads: Threads that read, check, parse and decode ahead if `num_workers` is 0; they prepare one more batch
+            than there are threads. 0 for none; None chooses by the number of processors. Compressed files use one.
+        rank, world_size: Give both or neither. None takes them from torch.distributed if it is initialised, else from
+            torchrun's environment variables, else 0 of 1.
+        compression_type, verify_crc, index, index_dir, max_batch_bytes, storage_options, cache_dir, cache_bytes: As for
+            `TFRecordDataset`. Not with a dataset.
+        **dataloader_kwargs: For `DataLoader`: pin_memory, persistent_workers, prefetch_factor, ...; `collate_fn`
+            defaults to `collate`.
 
     Returns:
-        A DataLoader of batches; its ``len`` is the number of batches of the next iteration: of all `num_epochs`, or
-        after `load_state_dict` of what is left of them.
+        A DataLoader of batches. Its ``len`` is the number of batches in the next iteration: of all `num_epochs`, or
+        after `load_state_dict` of the rest.
 
     Raises:
         FileNotFoundError: Nothing matches `paths`.
-        TypeError: A number that is none, a keyword that nobody knows, a stream in place of a dataset.
-        ValueError: A `label_key` that is not among the features, numbers out of range, `sampler`, `batch_sampler` or
-            `dataset` among the keywords, or what belongs to a dataset together with one.
+        TypeError: An argument that must be a number is not one, a keyword is unknown, or the dataset is a stream.
+        ValueError: `label_key` is not one of the features, a number is out of range, you passed `sampler`,
+            `batch_sampler` or `dataset`, or you passed a dataset together with one of the dataset's own arguments.
 
     Example:
         >>> features = {"x": FixedLenFeature((40,), torch.float32), "y": FixedLenFeature((), torch.int64)}
@@ -144,6 +149,8 @@ def make_dataloader(
         "index_dir": index_dir,
         "max_batch_bytes": max_batch_bytes,
         "storage_options": storage_options,
+        "cache_dir": cache_dir,
+        "cache_bytes": cache_bytes,
     }
     if _is_paths(paths):
         _check_label(label_key, features)
@@ -172,7 +179,7 @@ def make_dataloader(
     )
     dataloader_kwargs.setdefault("collate_fn", collate)
     if dataloader_kwargs.get("generator") is None:
-        # Else DataLoader draws the workers' seeds from the global random state.
+        # Without one, DataLoader draws the workers' seeds from the global random state.
         generator = torch.Generator().manual_seed(RandomStream(seed, here.rank).below(1 << 63))
         dataloader_kwargs["generator"] = generator
     if transform is not None or not loads_ahead(dataset):
@@ -202,7 +209,7 @@ def _check_arguments(
     known = inspect.signature(DataLoader.__init__).parameters
     for name in dataloader_kwargs:
         if name not in known:
-            raise TypeError(f"{name} is no keyword of make_dataloader, nor of TFRecordDataset or DataLoader")
+            raise TypeError(f"{name} is not a keyword of make_dataloader, TFRecordDataset or DataLoader")
 
 
 def _is_paths(paths: object) -> bool:
@@ -211,31 +218,31 @@ def _is_paths(paths: object) -> bool:
 
 
 def _check_dataset(dataset: object, **of_dataset: object) -> None:
-    """An error for a stream, and for what was to be said when the dataset was made."""
+    """An error for a stream, and for arguments that belong to the dataset."""
     kind = type(dataset).__name__
     if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
-        raise TypeError(f"expected paths, or a dataset with a length and ds[i], got {kind}: streams go into DataLoader")
+        raise TypeError(f"expected paths, or a dataset with a length and ds[i], got {kind}: pass streams to DataLoader")
     for name, value in of_dataset.items():
         if value != inspect.signature(make_dataloader).parameters[name].default:
-            raise ValueError(f"{name} cannot be given with a dataset: give it to the dataset, got a {kind}")
+            raise ValueError(f"{name} cannot be given with a dataset: pass it to the dataset itself, got a {kind}")
 
 
 def _shuffle_of(dataset: object, shuffle: Shuffle) -> Shuffle:
-    """What the order shall be: compressed files are not read at random."""
+    """The shuffle to use: compressed files are never read at random."""
     compressed = [store for store in stores(dataset) if store.first_compressed is not None]
     if not compressed:
         return shuffle
-    if shuffle is True and find_lanes(dataset) is None:  # of a Mixture: nothing better is known
+    if shuffle is True and find_lanes(dataset) is None:  # a Mixture, for which there is no better order
         for store in compressed:
             store.warn()
         return True
     for store in compressed:
-        store.has_warned = True  # it is said below, or the user knows
+        store.has_warned = True  # the warning below says it, or the user chose this order
     if shuffle is True:
         warnings.warn(
             f"{compressed[0].first_compressed}: compressed files are shuffled within windows of up to 32 MiB, from up "
-            "to 64 files at a time, so that each is decompressed once an epoch. Write the data uncompressed for an "
-            'exact shuffle, or say shuffle="blocks" to have this one without a warning.',
+            "to 64 files at a time, so that each is decompressed once per epoch. For an exact shuffle, write the data "
+            'uncompressed; to silence this warning, pass shuffle="blocks".',
             stacklevel=outer_level(),
         )
     return "blocks" if shuffle else False
@@ -264,7 +271,7 @@ class _SplitLabel(ColumnTransform):
         """Take the label out of a sample."""
         if not isinstance(sample, Mapping) or self._label_key not in sample:
             raise ValueError(
-                f"the dataset, or the transform, must return a mapping that holds label_key={self._label_key!r}"
+                f"the dataset or the transform must return a mapping with the key label_key={self._label_key!r}"
             )
         rest = {key: value for key, value in sample.items() if key != self._label_key}
         return rest, sample[self._label_key]

@@ -36,7 +36,8 @@ from torch_tfrecord.order.position_batch import epoch_of, is_batch_of_positions,
 from torch_tfrecord.order.random_stream import record_keys, salted_keys
 from torch_tfrecord.records.compression import check_compression_type
 from torch_tfrecord.records.index import RecordIndex
-from torch_tfrecord.records.paths import Paths, found_files
+from torch_tfrecord.records.manifest_shards import ManifestShards, open_shards
+from torch_tfrecord.records.paths import Paths
 from torch_tfrecord.records.sidecar import IndexKeeper
 from torch_tfrecord.remote.access import DEFAULT_ACCESS, Access
 from torch_tfrecord.samples import Places, SampleList
@@ -49,39 +50,46 @@ _UNKNOWN = -1  # epoch
 
 
 class TFRecordDataset(Dataset[Any]):
-    """Random access to the records of TFRecord files: `ds[i]`, `len(ds)`, for DataLoader, Subset, random_split.
+    """Map-style dataset over TFRecord files: random access by `ds[i]`, with `len(ds)` and slices.
 
-    Positions count the records of all files, in the order of `files`. Each file's index is used where there is a fresh
-    one, else built by reading the file once. Reading checks every checksum. The object pickles without open files and
-    may be used after fork and spawn, and from threads.
+    Works with DataLoader, Subset and random_split. Positions count the records of all files, in the order of `files`.
+    A file's index is used if there is a fresh one, else it is built by reading the file once. Reading checks every
+    checksum. The dataset pickles without open files; you can use it after fork and spawn, and from threads.
 
     Args:
-        paths: A path, a glob, ``name@N``, a directory, or a list of these; see `find_files`. Local, or with a scheme:
-            ``s3://bucket/train-*``, ``https://host/train@64``.
+        paths: A path, a glob, ``name@N``, a directory, a manifest, or a list of these; see `find_files`. Local paths or
+            URLs: ``s3://bucket/train-*``, ``https://host/train@64``. If you name a manifest, or one is beside the files
+            (see `build_manifest`), the dataset opens from it alone and reads from it only what it needs, so that it
+            takes little memory, however many records there are.
         features: What to read from each record, by name; None gives the record's bytes. `SequenceFeatures` reads
-            SequenceExamples, as `(context, sequences)`. Random draws (a fused crop): see `set_epoch`.
+            SequenceExamples, as `(context, sequences)`. For random draws (a fused crop) see `set_epoch`.
         transform: Called with each sample.
-        compression_type: "auto" (detected for each file), None or "" (none), "GZIP", "ZLIB". In compressed files random
-            access has to decompress from the beginning up to the record: read them in order, or by
-            `make_dataloader`, whose shuffle goes through each file once. At most about 200 MiB of what was decompressed
-            last are kept in each process, so that small data is decompressed once in any order.
+        compression_type: "auto" (detected for each file), None or "" (none), "GZIP", "ZLIB". Random access to a
+            compressed file decompresses it from the beginning up to the record: read such files in order, or with
+            `make_dataloader`, whose shuffle reads each file once. Each process caches up to about 200 MiB of
+            decompressed data, so small data is decompressed once in any order.
         verify_crc: Check the payloads' checksums; headers are always checked.
-        index: "auto" (use a fresh index, else build it and keep it), "require" (never build), "memory" (build, keep
+        index: "auto" (use a fresh index, else build and keep one), "require" (never build), "memory" (build, keep
             nothing).
-        index_dir: A folder to keep indexes in, in place of beside the data.
-        max_batch_bytes: The most bytes that the values of a batch, or of a sample read alone, may need: a few bytes of
-            a record may stand for gigabytes. More is LimitExceededError, before it is allocated.
-        storage_options: Keys, tokens, addresses of the storage of remote paths, as fsspec, pandas and datasets call
-            them: ``{"key": ..., "secret": ...}``, ``{"anon": True}``, ``{"endpoint_url": ...}``; None for those of the
-            environment. They stand in no `repr`, error or index.
+        index_dir: Folder to keep indexes in, instead of beside the data.
+        max_batch_bytes: Limit on the bytes that the values of a batch, or of a sample read alone, may need, since a few
+            bytes in a record may stand for gigabytes. Beyond it you get LimitExceededError before anything is
+            allocated.
+        storage_options: Keys, tokens and addresses for remote paths, named as in fsspec, pandas and datasets:
+            ``{"key": ..., "secret": ...}``, ``{"anon": True}``, ``{"endpoint_url": ...}``; None takes them from the
+            environment. They appear in no `repr`, error or index.
+        cache_dir: Folder on a local disk that caches data of remote files, so that all workers and ranks of the host
+            fetch it once; None for no cache. Local files are read directly.
+        cache_bytes: Limit on the size of that folder; None for the limit it was created with, or, for a new one, a
+            tenth of the disk's free space. Without `cache_dir`, a folder in the user's cache is used.
 
     Attributes:
         files: The files, sorted.
 
     Raises:
-        FileNotFoundError: nothing matches, or a shard is missing; names it.
-        IndexMismatchError: `index="require"` and a file without a fresh index.
-        TFRecordError: a file that must be indexed is damaged.
+        FileNotFoundError: Nothing matches, or a shard is missing; the message names it.
+        IndexMismatchError: `index="require"` and a file has no fresh index.
+        TFRecordError: A file that must be indexed is damaged.
 
     Example:
         >>> ds = TFRecordDataset("train-*", {"label": FixedLenFeature((), torch.int64)})  # doctest: +SKIP
@@ -102,17 +110,21 @@ class TFRecordDataset(Dataset[Any]):
         index_dir: str | os.PathLike[str] | None = None,
         max_batch_bytes: int = MAX_BATCH_BYTES,
         storage_options: Mapping[str, Any] | None = None,
+        cache_dir: str | os.PathLike[str] | None = None,
+        cache_bytes: int | None = None,
     ) -> None:
         check_callable("transform", transform)
         compression = check_compression_type(compression_type)
         check_max_batch_bytes(max_batch_bytes)
         parser = None if features is None else BatchParser(features, max_batch_bytes=max_batch_bytes)
-        access = Access(storage_options)
+        access = Access(storage_options, cache_dir, cache_bytes)
+        files, infos, shards = open_shards(paths, index, index_dir, compression, access.without_cache())
+        access = access.for_files(files)
         keeper = IndexKeeper(
             index, index_dir=index_dir, verify_crc=verify_crc, compression_type=compression, access=access
         )
-        files, infos = found_files(paths, access)
-        self._set_up(files, keeper.each(files, infos), None, parser, transform, verify_crc, access)
+        indexes = keeper.each(files, infos) if shards is None else shards
+        self._set_up(files, indexes, None, parser, transform, verify_crc, access)
 
     @classmethod
     def from_indexes(
@@ -127,18 +139,18 @@ class TFRecordDataset(Dataset[Any]):
         max_batch_bytes: int = MAX_BATCH_BYTES,
         access: Access = DEFAULT_ACCESS,
     ) -> TFRecordDataset:
-        """A dataset of files in a given order, for layers above that know the files, such as `tfds`.
+        """Make a dataset of files in a given order, for layers above that know the files, such as `tfds`.
 
         Args:
-            files: The paths; not sorted.
+            files: The paths, in the order to read them; they are not sorted.
             indexes: One for each file.
-            features: As of the class; or an object that parses records, with `single`, `batches`
+            features: As for the class; or an object that parses records, with `single`, `batches`
                 and `max_batch_bytes`.
-            positions: Those of the dataset, counted over all files: a range or an int64 array; None for all.
+            positions: The records to include, counted over all files: a range or an int64 array; None for all.
             transform: Called with each sample.
             verify_crc: Check the payloads' checksums.
-            max_batch_bytes: As of the class; of an object that parses, its own counts.
-            access: How remote files are reached.
+            max_batch_bytes: As for the class; ignored if `features` is an object that parses, which has its own.
+            access: How to reach remote files.
         """
         dataset = cls.__new__(cls)
         is_spec = isinstance(features, (Mapping, SequenceFeatures))
@@ -149,7 +161,7 @@ class TFRecordDataset(Dataset[Any]):
     def _set_up(
         self,
         files: list[str],
-        indexes: Iterable[RecordIndex],
+        indexes: Iterable[RecordIndex] | ManifestShards,
         positions: Sequence[int] | None,
         parser: SampleParser | None,
         transform: Callable[[Any], Any] | None,
@@ -173,10 +185,10 @@ class TFRecordDataset(Dataset[Any]):
     def __getitem__(self, position: Any) -> Any: ...
 
     def __getitem__(self, position: Any) -> Any:
-        """The sample at a position (negative ones count from the end), or for a slice a dataset of those positions.
+        """Return the sample at a position (negative ones count from the end), or for a slice a dataset of that part.
 
-        For a list of positions, or a 1-D array or tensor of integers, the batch that `collate` makes of their samples:
-        what a DataLoader hands on that has ``batch_size=None`` and a sampler of batches.
+        For a list, 1-D array or tensor of positions, return the batch that `collate` makes of their samples: a
+        DataLoader with ``batch_size=None`` and a batch sampler asks for these.
         """
         if isinstance(position, slice):
             return self._part(self._positions[position])
@@ -188,13 +200,13 @@ class TFRecordDataset(Dataset[Any]):
         return self._maker.sample(files.read(absolute), key, files.place, absolute)
 
     def __getitems__(self, positions: Sequence[int]) -> Sequence[Any]:
-        """The samples of several positions, in that order: what DataLoader asks for to make a batch.
+        """Return the samples at several positions, in that order; DataLoader calls this to make a batch.
 
-        Read by few calls, and parsed at once to columns, which `collate` hands on; for everything else the result is
-        a sequence of samples, each equal to `ds[position]`. Where a record is damaged or does not fit the features the
-        error is that of the first such position.
+        The records are read in few calls and parsed together into columns, which `collate` passes on. To everything
+        else the result is a sequence of samples, each equal to `ds[position]`. If a record is damaged or does not fit
+        the features, you get the error of the first such position.
         """
-        if not defines_last(self, "__getitems__"):  # a user's class has another __getitem__, which counts
+        if not defines_last(self, "__getitems__"):  # a subclass overrides __getitem__, which must win
             return [self[position] for position in positions]
         return self._transform_samples(self._load_samples(positions))
 
@@ -214,7 +226,7 @@ class TFRecordDataset(Dataset[Any]):
             absolutes, place = self._absolutes(positions), self.record_files.place
             if error.position is not None or (error.path is None and isinstance(error, LimitExceededError)):
                 raise located_error(error, lambda row: place(int(absolutes[row]))) from error.__cause__
-            # A record cannot be read: one after another, since one before it may not fit the features.
+            # A record cannot be read: load them one by one, since an earlier one may not fit the features.
             keys = self._keys(positions, absolutes).tolist() if self.draws_at_random else [0] * len(absolutes)
             return SampleList(
                 [
@@ -228,7 +240,7 @@ class TFRecordDataset(Dataset[Any]):
         """`_load_samples` of several batches, whose records are read and parsed together.
 
         Raises:
-            TFRecordError: Of some record; `_load_samples` of each batch tells which.
+            TFRecordError: Of some record; `_load_samples` of each batch finds out which.
         """
         maker, files = self._maker, self.record_files
         absolutes = [self._absolutes(positions) for positions in batches]
@@ -243,7 +255,7 @@ class TFRecordDataset(Dataset[Any]):
             return [rows.part(begin, end) for begin, end in pairwise(borders)]
 
         if maker.has_user_transform:
-            # Threads decode ahead what would else be decoded, sample after sample, by the one that transforms.
+            # Threads decode these ahead; otherwise the thread that transforms would decode them one by one.
             in_turn = threading.current_thread() is threading.main_thread()
             cropped = maker.crops.batches(maker.transform, records, borders, in_turn=in_turn)
             if cropped is not None:
@@ -254,19 +266,19 @@ class TFRecordDataset(Dataset[Any]):
         except LimitExceededError:
             if not maker.has_user_transform:
                 raise
-            return [*map(maker.without_columns, parts())]  # which need memory beside the samples
+            return [*map(maker.without_columns, parts())]  # columns would need memory on top of the samples
         return [located(samples, self._places(each)) for samples, each in zip(found, absolutes, strict=True)]
 
     def _places(self, absolutes: _Integers) -> Places:
         return lambda row: str(self.record_files.place(int(absolutes[row])))
 
     def _transform_samples(self, samples: Sequence[Any]) -> Sequence[Any]:
-        """The transform applied to each of the samples that `_load_samples` gave."""
+        """Apply the transform to each of the samples from `_load_samples`."""
         return transform_samples(self._maker.transform, samples)
 
     @property
     def _has_user_transform(self) -> bool:
-        """Whether there is a transform that may do anything, such as draw from the global random state."""
+        """Whether there is a user's transform, which may do anything, such as draw from the global random state."""
         return self._maker.has_user_transform
 
     @property
@@ -276,22 +288,27 @@ class TFRecordDataset(Dataset[Any]):
 
     @property
     def needs_salt(self) -> bool:
-        """Whether random draws go by a salt: nobody has chosen an epoch."""
+        """Whether random draws need a salt, since no epoch was chosen."""
         return self.draws_at_random and int(self._epoch) == _UNKNOWN
 
     def raw(self, position: int) -> bytes:
-        """The record's payload, unparsed."""
+        """Return the payload of the record at a position as bytes, unparsed."""
         return self.record_files.read(self._absolute(position))
 
     def locate(self, position: int) -> tuple[str, int]:
-        """File of a position, and byte offset of its record; in the decompressed stream for compressed files."""
+        """Return the file of a position and its record's byte offset, in the decompressed stream for compressed files.
+
+        Example:
+            >>> ds.locate(0)  # doctest: +SKIP
+            ('train-00000-of-00004.tfrecord', 0)
+        """
         place = self.record_files.place(self._absolute(position))
         return place.path, place.offset
 
     def block_starts(self, block_bytes: int) -> npt.NDArray[np.int64]:
-        """The first position of each block of neighbouring records: what `shuffle="blocks"` shuffles.
+        """Return the first position of each block of neighbouring records, which `shuffle="blocks"` shuffles.
 
-        Records of one file that begin in the same `block_bytes` bytes of it are a block.
+        A block is the records of one file that begin within the same `block_bytes` bytes of it.
 
         Returns:
             int64 [number of blocks], ascending, the first one 0; empty for an empty dataset.
@@ -306,15 +323,15 @@ class TFRecordDataset(Dataset[Any]):
         return isinstance(self._positions, range) and self._positions.step > 0
 
     def record_places(self, positions: Sequence[int]) -> tuple[_Integers, _Integers]:
-        """Number of the file, and offset in it, of the records at several positions."""
+        """The file's number, and the offset in the file, of the records at several positions."""
         files, offsets, _ = self.record_files.table.find(self._absolutes(positions))
         return files, offsets
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch, from 0, that random draws of features (a fused crop) depend on from now on; workers follow.
+        """Choose the epoch, from 0, for random draws of features (a fused crop); applies to running workers, too.
 
-        Positions that know their epoch, as those of `make_dataloader`, `RecordSampler` and `RecordBatchSampler`, go by
-        that. Until an epoch is chosen, all others are drawn anew each time, by numbers from torch's default generator.
+        Positions from `make_dataloader`, `RecordSampler` and `RecordBatchSampler` carry their own epoch, which takes
+        precedence. Until you choose an epoch, all others get new draws each time, seeded by torch's default generator.
         """
         self._epoch.fill_(at_least(0, "epoch", epoch))
 
@@ -324,7 +341,7 @@ class TFRecordDataset(Dataset[Any]):
         part._positions = positions
         return part
 
-    # Positions: those of this dataset to those of all files, "absolute".
+    # From this dataset's positions to those over all files, called "absolute" here.
 
     def _absolute(self, position: int) -> int:
         try:
@@ -340,12 +357,12 @@ class TFRecordDataset(Dataset[Any]):
                 return self._chosen(numbers)
         numbers = np.asarray(positions)
         if numbers.dtype != np.int64 or numbers.ndim != 1 or numbers.min() < 0 or numbers.max() >= len(self):
-            # Other integers or none, some counted from the end, or out of range.
+            # Not plain integers, or negative, or out of range.
             return np.array([self._absolute(position) for position in positions], dtype=np.int64)
         return self._chosen(numbers)
 
     def _chosen(self, numbers: _Integers) -> _Integers:
-        """The absolute positions of this dataset's, all from 0 to below its length."""
+        """The absolute positions of this dataset's positions, which must be from 0 to below its length."""
         if isinstance(self._positions, np.ndarray):
             chosen: _Integers = self._positions[numbers]
             return chosen
@@ -355,7 +372,7 @@ class TFRecordDataset(Dataset[Any]):
     # Random draws.
 
     def _keys(self, positions: Sequence[int], absolutes: _Integers) -> npt.NDArray[np.uint64]:
-        """For the random draws of each record; of positions that were `salted`."""
+        """Keys for the random draws of each record; the positions must be `salted`."""
         salt, epoch = getattr(positions, "salt", None), epoch_of(positions)
         if epoch is None:
             epoch = int(self._epoch)
@@ -363,14 +380,19 @@ class TFRecordDataset(Dataset[Any]):
             return salted_keys(len(absolutes), salt or 0)
         return record_keys(absolutes, epoch)
 
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | ({} if self.record_files.paths is None else {"files": None})
+
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._share_epoch()  # plain pickle and copies do not keep it shared
+        if self.files is None:
+            self.files = self.record_files.paths
+        self._share_epoch()  # plain pickling and copying lose the sharing
 
     def _share_epoch(self) -> None:
-        # In shared memory: persistent workers hold a copy of this object and must see set_epoch all the same.
+        # In shared memory, so that persistent workers, which hold a copy of this object, see set_epoch.
         if self.draws_at_random:
-            self._epoch.share_memory_()  # type: ignore[no-untyped-call]
+            self._epoch.share_memory_()
 
     def __repr__(self) -> str:
         features = shown_features(None if self._maker.parser is None else self._maker.parser.features)

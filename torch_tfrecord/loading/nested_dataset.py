@@ -1,4 +1,4 @@
-"""Datasets inside datasets, read as quickly as the innermost ones can."""
+"""Nested datasets, read as fast as the innermost ones allow."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = ["NestedDataset", "loads_ahead"]
 def loads_ahead(dataset: object) -> bool:
     """Whether threads may load a dataset's samples: `TFRecordDataset`, `RLDSDataset`, `NestedDataset` of these.
 
-    Not of a user's class made from one of these that reads in a way of its own.
+    False for a subclass of one of these that overrides how it reads.
     """
     if isinstance(dataset, NestedDataset):
         return all(map(loads_ahead, leaves(dataset.dataset)))
@@ -33,17 +33,17 @@ def loads_ahead(dataset: object) -> bool:
 
 
 class _Loaded(NamedTuple):
-    """What the leaves gave for a batch, before their transforms; a sequence only in name."""
+    """What the innermost datasets returned for a batch, before their transforms; a sequence in name only."""
 
     parts: list[tuple[LeafBatch, Sequence[Any]]]
     num_samples: int
 
 
 class NestedDataset(Dataset[Any]):
-    """A dataset that holds others (`Subset`, `ConcatDataset`, `Mixture`, one in another), read by the innermost ones.
+    """Read a dataset that holds others (`Subset`, `ConcatDataset`, `Mixture`, nested) through the innermost ones.
 
-    Each of those is asked once for all that a batch has of it, and told the batch's epoch, which torch's `Subset` does
-    not hand on. Where one gives the whole batch, its columns stay columns.
+    Each of those is asked once for its part of a batch, together with the batch's epoch, which torch's `Subset` does
+    not pass on. If one of them gives the whole batch, its columns stay columns.
 
     Args:
         dataset: Any map-style dataset.
@@ -72,7 +72,7 @@ class NestedDataset(Dataset[Any]):
         return _Loaded([(batch, _load(batch)) for batch in batches], len(positions))
 
     def _load_batches(self, batches: Sequence[Sequence[int]]) -> list[Any]:
-        """`_load_samples` of several batches, together where all are of one leaf."""
+        """`_load_samples` of several batches, in one go if all are from one innermost dataset."""
         split = [leaf_batches(self.dataset, positions) for positions in batches]
         found = {id(batch.leaf): batch.leaf for parts in split for batch in parts}
         if len(found) != 1 or not all(len(parts) == 1 for parts in split):
@@ -84,18 +84,18 @@ class NestedDataset(Dataset[Any]):
 
     @property
     def _has_user_transform(self) -> bool:
-        """Whether there is a transform, here or of a leaf, that may do anything."""
+        """Whether there is a user's transform, here or in an innermost dataset."""
         if self._transform is not None and not isinstance(self._transform, ColumnTransform):
             return True
         return any(leaf._has_user_transform for leaf in leaves(self.dataset))
 
     def _transform_samples(self, loaded: Any) -> Sequence[Any]:
-        """The transforms, the leaf's and then this one's, of what `_load_samples` gave."""
+        """Apply the transforms, the innermost dataset's and then this one's, to what `_load_samples` returned."""
         return transform_samples(self._transform, _joined(loaded))
 
     @property
     def needs_salt(self) -> bool:
-        """Whether random draws go by a salt: nobody has chosen an epoch."""
+        """Whether random draws need a salt, since no epoch was chosen."""
         return needs_salt(self.dataset)
 
     def __repr__(self) -> str:

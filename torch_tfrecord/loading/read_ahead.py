@@ -1,4 +1,4 @@
-"""A DataLoader that reads ahead with threads, in place of worker processes."""
+"""A DataLoader that reads ahead with threads instead of worker processes."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ from torch_tfrecord.order.random_stream import RandomStream
 __all__ = ["LoadsAhead", "ReadAheadLoader", "usual_num_threads"]
 
 
-# More threads than this wait for Python's lock, for all but large images.
+# With more threads than this they wait for the GIL, except with large images.
 _MOST_THREADS = 8
-# Batches are loaded together for about this long, but no more of them than that.
+# A task loads as many batches as take about this long, but never more than that number.
 _TASK_SECONDS = 4e-3
 _MOST_BATCHES = 4
 
 
 def usual_num_threads(dataset: object = None) -> int:
-    """How many threads read ahead unless asked otherwise: one for each processor that this process may use, up to 8.
+    """The default number of threads that read ahead: one per processor that this process may use, up to 8.
 
-    Without the compiled core one: parsing in Python holds Python's lock, and several threads would only take turns.
-    Of remote files 8: most of the time they wait.
+    Without the compiled core it is one: parsing in Python holds the GIL, and several threads would only take turns.
+    For remote files it is 8: the threads mostly wait.
     """
     if any(store.is_remote for store in stores(dataset)):
         return _MOST_THREADS
@@ -46,46 +46,44 @@ def usual_num_threads(dataset: object = None) -> int:
     return min(available, _MOST_THREADS) if has_native() else 1
 
 
-# What was loaded, or the error in its place.
+# What was loaded, or else the error.
 _Outcome: TypeAlias = "tuple[Any, Exception | None]"
 
 
 class LoadsAhead(Protocol):
-    """A dataset whose samples may be loaded by threads, before a transform that may not: our own map-style ones."""
+    """A map-style dataset of ours: threads may load its samples, but may not run its transform."""
 
     @property
     def _has_user_transform(self) -> bool:
-        """Whether there is a transform that must run in the thread that iterates."""
+        """Whether there is a transform, which must run in the thread that iterates."""
 
     def _load_samples(self, positions: Sequence[int]) -> Sequence[Any]:
-        """The samples of several positions without the transform."""
+        """The samples at several positions, without the transform."""
 
     def _load_batches(self, batches: Sequence[Sequence[int]]) -> list[Sequence[Any]]:
-        """`_load_samples` of several batches at once; where it raises, they are loaded one by one."""
+        """`_load_samples` of several batches at once; if it raises, they are loaded one by one."""
 
     def _transform_samples(self, samples: Sequence[Any]) -> Sequence[Any]:
-        """The transform applied to each."""
+        """Apply the transform to each."""
 
 
 class ReadAheadLoader(DataLoader[Any]):
-    """A DataLoader whose batches are read, checked, parsed and decoded ahead, by threads.
+    """A DataLoader whose threads read, check, parse and decode batches ahead.
 
-    Of a `TFRecordDataset` or `tfds.RLDSDataset`, or `Subset`, `ConcatDataset` and `Mixture` of these. Without workers
-    (`num_workers=0`) threads do what the compiled core and the decoders do without Python's lock; the batch is handed
-    over without being copied. The transform and a collate_fn of the user's run in the thread that iterates, one batch
-    after another, since they may draw from the global random state. With workers, or with `num_threads=0`,
-    it is torch's DataLoader.
+    Without workers (`num_workers=0`), threads do the work that the compiled core and the decoders do without the GIL,
+    and batches reach you without a copy. Your transform and a custom `collate_fn` run in the thread that iterates, one
+    batch after another, since they may draw from the global random state. With workers, or with `num_threads=0`, this
+    is torch's DataLoader.
 
     Args:
-        dataset: The dataset.
-        num_threads: Threads that read ahead; each keeps one batch under way, and one more is ready (of batches that
-            take less than 4 ms, up to 4 in place of one). None for one for each processor that this process may use,
-            up to 8, and for 8 where files are remote. Compressed files are read by one.
-        **dataloader_kwargs: For `DataLoader`: batch_size, shuffle, sampler, ...; `collate_fn` is `collate` unless
-            given.
+        dataset: A `TFRecordDataset` or `tfds.RLDSDataset`, or a `Subset`, `ConcatDataset` or `Mixture` of these.
+        num_threads: Threads that read ahead. Each prepares one batch, and one more is ready (with batches that take
+            less than 4 ms, up to 4 instead of one). None for one per processor that this process may use, up to 8,
+            or 8 for remote files. Compressed files are read by one thread.
+        **dataloader_kwargs: For `DataLoader`: batch_size, shuffle, sampler, ...; `collate_fn` defaults to `collate`.
 
     Raises:
-        TypeError: Another dataset, read by threads.
+        TypeError: Threads were to read any other dataset.
 
     Example:
         >>> ds = tfds.RLDSDataset("bridge/0.1.0", "train", action_horizon=4)  # doctest: +SKIP
@@ -95,7 +93,7 @@ class ReadAheadLoader(DataLoader[Any]):
 
     def __init__(self, dataset: Any, *, num_threads: int | None = None, **dataloader_kwargs: Any) -> None:
         dataloader_kwargs.setdefault("collate_fn", collate)
-        integer("num_workers", dataloader_kwargs.get("num_workers", 0))  # torch compares it without a look
+        integer("num_workers", dataloader_kwargs.get("num_workers", 0))  # torch does not check its type
         dataset = dataset if loads_ahead(dataset) else NestedDataset(dataset)
         super().__init__(dataset, **dataloader_kwargs)
         read = dataset.dataset if isinstance(dataset, NestedDataset) else dataset
@@ -104,9 +102,9 @@ class ReadAheadLoader(DataLoader[Any]):
         if self.num_threads and not self.num_workers:
             _check_leaves(leaves(read))
             if any(store.first_compressed for store in stores(read)):
-                self.num_threads = 1  # several would read out of order, which in these files means to begin again
+                self.num_threads = 1  # several would read out of order, which means to decompress from the beginning
             for store in stores(read) if isinstance(self.sampler, RandomSampler) else []:
-                store.warn()  # here, since threads have no line of the user's
+                store.warn()  # here, since in a thread no line of the user's code is on the stack
 
     def __repr__(self) -> str:
         size = self.batch_size if self.batch_size is not None else getattr(self.batch_sampler, "batch_size", None)
@@ -130,21 +128,21 @@ def _check_leaves(innermost: list[Any]) -> None:
 
 
 class _Task(NamedTuple):
-    """Batches under way, which one thread loads one after another."""
+    """Batches that one thread loads one after another."""
 
     positions: Sequence[Sequence[int]]
     loading: Future[_Loaded]
 
 
 class _Loaded(NamedTuple):
-    """What came of a task: of each batch what was loaded, or its error; and the seconds it took."""
+    """The result of a task: for each batch what was loaded or its error, and the seconds it took."""
 
     batches: list[_Outcome]
     seconds: float
 
 
 class _Pace:
-    """How many batches are loaded together; learned over all iterations of a loader."""
+    """How many batches to load together; learned over all iterations of a loader."""
 
     def __init__(self) -> None:
         self.num_batches = 1
@@ -158,16 +156,16 @@ class _Pace:
 class _ReadAheadIterator(_SingleProcessDataLoaderIter):
     """One iteration. Threads start with the first batch and end with the iteration, or when it is dropped.
 
-    A thread that hands over a batch wakes the one that iterates, which costs as much as loading a hundred rows of
-    numbers. So batches that are loaded quickly are loaded and handed over several at once.
+    A thread that delivers a batch wakes the thread that iterates, which costs as much as loading a hundred rows of
+    numbers. So batches that load quickly are loaded and delivered several at once.
     """
 
     _dataset: Any  # LoadsAhead
 
     def __init__(self, loader: ReadAheadLoader) -> None:
-        super().__init__(loader)
+        super().__init__(loader)  # type: ignore[no-untyped-call, unused-ignore] # has none before torch 2.9
         self._num_threads = loader.num_threads
-        # The collate_fn, where it may run ahead: it is ours, and no transform of the user's comes before it.
+        # The collate_fn may run ahead only if it is ours and no user's transform comes before it.
         is_ours = self._collate_fn is collate or isinstance(self._collate_fn, PaddedCollate)
         self._ahead = self._collate_fn if is_ours and not self._dataset._has_user_transform else None
         self._tasks: deque[_Task] = deque()  # in order
@@ -180,18 +178,18 @@ class _ReadAheadIterator(_SingleProcessDataLoaderIter):
 
     def __next__(self) -> Any:
         if getattr(profiler, "_is_profiler_enabled", True):
-            return super().__next__()  # torch's, which tells the profiler
+            return super().__next__()  # torch's, which records the step for the profiler
         self._num_yielded += 1
         return self._next_data()
 
     def _next_data(self) -> Any:
         if self._is_interrupted:
-            raise RuntimeError("this iteration was interrupted: begin a new one, from the loader's state if need be")
+            raise RuntimeError("this iteration was interrupted: begin a new one, if needed from the loader's state")
         try:
             return self._next_batch()
         except Exception:
             raise
-        except BaseException:  # Ctrl-C, perhaps while a thread was starting: nobody would ever tell that one to end
+        except BaseException:  # Ctrl-C, perhaps while a thread was starting, which would then never end
             self._is_interrupted = True
             self._pool.shutdown(wait=False, cancel_futures=True)
             raise
@@ -207,17 +205,17 @@ class _ReadAheadIterator(_SingleProcessDataLoaderIter):
         if error is not None:
             raise error
         batch = loaded if self._ahead is not None else self._collate_fn(self._transformed(loaded))
-        return pin_memory(batch, self._pin_memory_device) if self._pin_memory else batch  # type: ignore[no-untyped-call]
+        return pin_memory(batch, self._pin_memory_device) if self._pin_memory else batch
 
     def _transformed(self, loaded: Any) -> Any:
         with helped_by(self._pool):
             return self._dataset._transform_samples(loaded)
 
     def _start(self) -> None:
-        """Start the threads; in a forked process, which has none of them, once more for what was under way."""
+        """Start the threads; after a fork, start them again and resubmit the pending tasks."""
         self._pool = ThreadPoolExecutor(self._num_threads, "tfrecord-read-ahead")
         self._pid = os.getpid()
-        # Of an iterator that is dropped no batch is begun any more.
+        # Once the iterator is dropped, no further batch is started.
         weakref.finalize(self, self._pool.shutdown, wait=False, cancel_futures=True).atexit = False
         self._tasks = deque(self._submit(task.positions) for task in self._tasks)
 
@@ -226,28 +224,28 @@ class _ReadAheadIterator(_SingleProcessDataLoaderIter):
         positions: list[Sequence[int]] = []
         try:
             while len(positions) < size and not self._is_ended:
-                # Not islice: the batch sampler that Lightning makes for predictions begins anew with each iter().
+                # Not islice: Lightning's batch sampler for predictions starts over with each iter().
                 batch = next(self._sampler_iter, None)
                 if batch is None:
                     self._is_ended = True
                 else:
                     positions.append(self._salted(batch))
-        finally:  # also what came before the sampler's own error
+        finally:  # also the batches before an error of the sampler itself
             if positions:
                 self._tasks.append(self._submit(positions))
 
     def _salted(self, positions: Sequence[int]) -> Sequence[int]:
-        # Here, since a thread would draw out of turn.
+        # Here, since threads would draw in an order that depends on timing.
         return salted(self._dataset, positions, self._draw_salt)
 
     def _draw_salt(self) -> int:
-        # One number of torch's for the iteration: how far ahead batches are begun depends on the time.
+        # One draw from torch's generator per iteration: how far ahead batches are started depends on timing.
         if self._salts is None:
             self._salts = RandomStream(draw_salt())
         return self._salts.below(1 << 63)
 
     def _submit(self, positions: Sequence[Sequence[int]]) -> _Task:
-        # Without a reference to this iterator, which could else not be dropped.
+        # Without a reference to this iterator, so that it can be dropped.
         return _Task(positions, self._pool.submit(_load, self._dataset, positions, self._ahead))
 
     def _wait(self) -> None:
@@ -271,7 +269,7 @@ def _load(dataset: LoadsAhead, batches: Sequence[Sequence[int]], collate_fn: Cal
 def _load_together(
     dataset: LoadsAhead, batches: Sequence[Sequence[int]], collate_fn: Callable[[Any], Any] | None
 ) -> list[_Outcome] | None:
-    """None where one of the batches fails: each alone says which."""
+    """None if one of the batches fails: loading each alone finds out which."""
     try:
         return [(_finish(dataset, samples, collate_fn), None) for samples in dataset._load_batches(batches)]
     except Exception:

@@ -1,4 +1,4 @@
-"""The files of a map-style dataset: where each of their records lies, and reading them."""
+"""The files of a map-style dataset: where each record is, and how to read it."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from torch_tfrecord.process_cache import ProcessCache
 from torch_tfrecord.records.ahead_file import read_ahead
 from torch_tfrecord.records.compression import ByteSource, open_stream
 from torch_tfrecord.records.index import RecordIndex
+from torch_tfrecord.records.manifest_shards import ManifestShards
 from torch_tfrecord.records.packed_records import PackedRecords
 from torch_tfrecord.records.reader import RecordReader
 from torch_tfrecord.records.record_table import RecordTable
@@ -33,61 +34,84 @@ _MOST_OPEN = 256
 
 
 class RecordFiles(ProcessCache[ByteSource]):
-    """Reads records by their position among those of all files, and keeps what it reads from open.
+    """Reads records by their position over all files, and keeps files open between reads.
 
-    One object for a dataset and its slices. Pickles without open files; may be used after fork and spawn, and from
+    A dataset and its slices share one object. Pickles without open files; may be used after fork and spawn, and from
     threads.
 
     Args:
         paths: The files.
-        indexes: One for each file, which must still be of that file; gone through once, their records are not kept.
+        indexes: One for each file, checked against it when it is opened, iterated over once and not kept; or the shards
+            of a manifest.
         verify_crc: Check the payloads' checksums.
         access: How remote files are reached.
 
     Attributes:
-        table: Where the records lie.
+        table: Where the records are.
         extent: Files, records and decompressed bytes.
-        lanes: How the files are read side by side where they are compressed.
+        lanes: How compressed files are read side by side.
         first_compressed: The first file that is compressed, or None.
-        has_warned: Whether it was said that random access is slow there; or whoever sets this reads in order.
-        is_remote: Whether there are remote files.
+        has_warned: Whether the user was warned that random access is slow; also set to suppress the warning.
+        is_remote: Whether some files are remote.
     """
 
     def __init__(
         self,
         paths: Sequence[str],
-        indexes: Iterable[RecordIndex],
+        indexes: Iterable[RecordIndex] | ManifestShards,
         verify_crc: bool,
         access: Access = DEFAULT_ACCESS,
     ) -> None:
         self._paths, self._access = paths, access
         self.is_remote = any(map(is_remote, paths))
         self._blocks: BlockMemory | None = None
-        self._facts: list[RecordIndex] = []
-        self.table = RecordTable(self._noting(indexes))
+        self._facts: list[RecordIndex] | ManifestShards = []
+        self.table = self._table(indexes)
         self._reader = RecordReader(verify_crc)
         self.extent = len(paths), len(self.table), self.table.num_bytes
         self.lanes = plan_lanes(*self.extent)
-        compressed = (path for path, index in zip(paths, self._facts, strict=True) if index.compression_type)
-        self.first_compressed = next(compressed, None)
         self.has_warned = False
-        # Each compressed file that is open keeps some MiB.
+        # Each open compressed file keeps some MiB of decompressed data.
         super().__init__(_MOST_OPEN if self.first_compressed is None else 2 * self.lanes.number)
 
-    def _noting(self, indexes: Iterable[RecordIndex]) -> Iterator[RecordIndex]:
-        for index in indexes:
-            self._facts.append(index.without_records())  # the records go into the table: 16 bytes for each
-            yield index
+    def _table(self, indexes: Iterable[RecordIndex] | ManifestShards) -> RecordTable:
+        if isinstance(indexes, ManifestShards):
+            self._facts, self.first_compressed = indexes, indexes.first_compressed
+            return indexes.table
+        facts: list[RecordIndex] = []
+
+        def noting() -> Iterator[RecordIndex]:
+            for index in indexes:
+                facts.append(index.without_records())  # the records go into the table: 16 bytes for each
+                yield index
+
+        table = RecordTable(noting())
+        self._facts = facts
+        compressed = (path for path, index in zip(self._paths, facts, strict=True) if index.compression_type)
+        self.first_compressed = next(compressed, None)
+        return table
+
+    @property
+    def paths(self) -> list[str] | None:
+        """The files' paths where they need not travel, since a manifest names them."""
+        return self._facts.files if isinstance(self._facts, ManifestShards) else None
+
+    def __getstate__(self) -> dict[str, object]:
+        return super().__getstate__() | ({} if self.paths is None else {"_paths": None})
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        super().__setstate__(state)
+        self._paths = self._paths if self.paths is None else self.paths
 
     def warn(self) -> None:
-        """Say, once, that random access is slow, where a file is compressed."""
+        """Warn once that random access is slow, if a file is compressed."""
         if self.first_compressed is not None and not self.has_warned:
             self.has_warned = True
             warnings.warn(
                 f"{printable(self.first_compressed)}: random access in a compressed file decompresses from its "
                 "beginning up to the record: slow unless read in order. Use make_dataloader or "
-                'RecordSampler(shuffle="blocks"), whose shuffle goes through each file once, stream with '
-                "TFRecordIterableDataset, or write it uncompressed.",
+                'RecordSampler(shuffle="blocks"), whose shuffle reads each file once, stream with '
+                "TFRecordIterableDataset, or write the data uncompressed.",
                 stacklevel=outer_level(),
             )
 
@@ -95,7 +119,7 @@ class RecordFiles(ProcessCache[ByteSource]):
         """The payload of one record.
 
         Raises:
-            TFRecordError: It cannot be read; names it.
+            TFRecordError: It cannot be read; the message names the record.
         """
         file, number, offset, length = self.table.find_one(position)
         try:
@@ -105,10 +129,10 @@ class RecordFiles(ProcessCache[ByteSource]):
             raise
 
     def read_batch(self, positions: npt.NDArray[np.int64]) -> PackedRecords:
-        """The payloads of several records, by few calls.
+        """The payloads of several records, in few calls.
 
         Raises:
-            TFRecordError: One of them cannot be read; `read` says which.
+            TFRecordError: One of them cannot be read; `read` finds out which.
         """
         files, offsets, lengths = self.table.find(positions)
         if self.is_remote:
@@ -143,12 +167,12 @@ class RecordFiles(ProcessCache[ByteSource]):
         if is_remote(path):
             source = self._remote(path, index)
             if not index.compression_type:
-                return source  # what its first bytes show was looked at when the index was accepted
+                return source  # its first bytes were checked when the index was accepted
             source = read_ahead(source)
         else:
             source = open_file(path)
             index.check_fresh(source)
-        # A thread of a loader has no line of the user's above it; whoever starts those warns.
+        # In a loader's thread no line of the user's code is on the stack; the loader warns when it starts them.
         if index.compression_type and threading.current_thread() is threading.main_thread():
             self.warn()
         return open_stream(source, index.compression_type, self.lanes.kept_bytes)[0]

@@ -1,4 +1,4 @@
-"""Records on their way through a stream: groups of them in one buffer, with where each is from."""
+"""Records in a stream: groups of them in one buffer, with the file and offset of each."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _Integers: TypeAlias = "npt.NDArray[np.int64]"
 
 
 # One record: payload, number of its file, offset of its length field, and its number in the file. A plain tuple, since
-# making a named one takes longer than all else that is done to a small record in a stream.
+# making a named one takes longer than everything else that a stream does with a small record.
 StreamRecord: TypeAlias = "tuple[bytes, int, int, int]"
 
 
-# So many records are parsed together, twice as many as those before: the first does not wait for many, and the rest
-# take half the time or less. Or fewer, of so many bytes: what is parsed takes memory, which a batch needs anyway.
+# How many records are parsed together: each part is twice as large as the one before, so that the first sample does not
+# wait long, and the rest take half the time or less. A limit in bytes bounds the memory of what is parsed.
 _FEWEST_TOGETHER = 16
 _MOST_TOGETHER = 1024
 _MOST_BYTES = 1 << 20
@@ -31,7 +31,7 @@ _MOST_BATCH_BYTES = 1 << 26
 
 
 class RecordGroup(NamedTuple):
-    """Several records: payloads, and of each the number of its file, its offset, and its number in the file."""
+    """Several records: their payloads, and for each the number of its file, its offset, and its number in the file."""
 
     records: PackedRecords
     files: _Integers
@@ -56,7 +56,7 @@ class RecordGroup(NamedTuple):
 
     @classmethod
     def join(cls, groups: Sequence[RecordGroup]) -> RecordGroup:
-        """Several groups, of at least one record each, as one; copies them into one buffer if they are not one."""
+        """Several groups, of at least one record each, as one; copies them into one buffer unless there is only one."""
         if len(groups) == 1:
             return groups[0]
         parts, starts, end = [], [], 0
@@ -75,13 +75,13 @@ class RecordGroup(NamedTuple):
 def regroup(
     groups: Iterator[RecordGroup], size: int, *, drop_last: bool, before_error: Callable[[RecordGroup], object]
 ) -> Iterator[RecordGroup]:
-    """The same records in groups of `size`; the last may have fewer, or is left out with `drop_last`.
+    """The same records in groups of `size`; the last may have fewer, or is dropped with `drop_last`.
 
     Args:
-        groups: In order; empty ones are left out.
+        groups: In order; empty ones are skipped.
         size: At least 1.
-        drop_last: Leave out a last group that is not full.
-        before_error: Called, where `groups` raises a TFRecordError, with the records that wait for their group to fill.
+        drop_last: Drop a last group that is not full.
+        before_error: If `groups` raises a TFRecordError, called with the records of the group that was not full yet.
     """
     waiting: list[RecordGroup] = []
     missing = size
@@ -103,30 +103,30 @@ def regroup(
 
 
 class PartSizes:
-    """How many records of a stream are parsed together: those of a batch, once somebody makes batches of the samples.
+    """How many records of a stream are parsed together: a batch's worth, once the samples are made into batches.
 
-    Such a batch takes the columns as they are, where it would else copy the rows of several parts.
+    Such a batch takes the columns as they are, instead of copying rows from several parts.
     """
 
     def __init__(self) -> None:
         self._usual = _FEWEST_TOGETHER
-        self._batch = 0, 0  # samples of the last batch, and how many were taken with it
+        self._batch = 0, 0  # samples of the last batch, and how many were taken up to its end
 
     def learn(self, begin: int, num_samples: int, num_rows: int) -> None:
-        """A batch of samples ended so many rows behind where a part began."""
+        """Note that a batch of `num_samples` ended `num_rows` rows after the beginning of a part."""
         self._batch = num_samples, begin + num_rows
 
     def after(self, num_taken: int) -> tuple[int, int, bool]:
-        """What `GroupCutter.cut` shall cut when so many were taken."""
+        """The arguments for `GroupCutter.cut` after so many records were taken."""
         size, end = self._batch
-        if 0 <= num_taken - end < size:  # else nobody makes batches any more
+        if 0 <= num_taken - end < size:  # else the samples are no longer made into batches
             return size * max(1, _FEWEST_TOGETHER // size) + end - num_taken, _MOST_BATCH_BYTES, True
         size, self._usual = self._usual, min(2 * self._usual, _MOST_TOGETHER)
         return size, _MOST_BYTES, False
 
 
 class GroupCutter:
-    """Groups, cut anew.
+    """Cuts groups to other sizes.
 
     Args:
         groups: In order.
@@ -138,12 +138,12 @@ class GroupCutter:
         self._error: Exception | None = None
 
     def cut(self, size: int, most_bytes: int, joins: bool) -> RecordGroup | None:
-        """The next records; None at the end. An error of `groups` comes behind the records before it.
+        """The next records; None at the end. An error of `groups` is raised after the records before it.
 
         Args:
-            size: At most so many.
-            most_bytes: No more once they have so many bytes.
-            joins: Of several groups if need be.
+            size: The most records.
+            most_bytes: Stop once they have this many bytes.
+            joins: Join several groups if one is too small.
         """
         parts: list[RecordGroup] = []
         while size > 0 and most_bytes > 0 and (joins or not parts):

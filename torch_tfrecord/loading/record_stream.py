@@ -1,4 +1,4 @@
-"""One consumer's records of an epoch, from pieces of files: interleaved, mixed by a buffer; a place to go on from."""
+"""One consumer's records of an epoch, from pieces of files: interleaved, shuffled by a buffer, resumable."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ __all__ = ["RecordStream"]
 
 
 class RecordStream:
-    """The records of some pieces of files in order, and where in them the one who takes them is.
+    """The records of some pieces of files in order, and how many of them the consumer has taken.
 
-    `cycle_length` slots are visited in a circle, as by tf.data's ``interleave(cycle_length, block_length)``. An empty
-    slot opens the next piece at its turn, then up to `block_length` records are taken. A piece found at its end empties
-    its slot, and the turn ends: the replacement starts at that slot's next turn. Taking exactly `block_length` records
-    does not yet find the end. Then a buffer of `buffer_size` records mixes them: a random one of it is given out and
-    replaced by the next.
+    `cycle_length` slots are visited round-robin, as in tf.data's ``interleave(cycle_length, block_length)``. An empty
+    slot opens the next piece at its turn, then up to `block_length` records are taken. If the piece ends, its slot
+    becomes empty and the turn ends: the next piece opens at that slot's next turn. Taking exactly `block_length`
+    records does not yet reach the end. Then a shuffle buffer of `buffer_size` records mixes them: a random record in it
+    is yielded and replaced by the next one.
 
     Args:
         pieces: In order.
-        read: The blocks of a file, by its number.
+        read: From a file's number to its blocks of records.
         cycle_length, block_length: At least 1.
-        buffer_size: 0 for none.
+        buffer_size: Records in the shuffle buffer; 0 for none.
         random: Draws from the buffer.
 
     Attributes:
-        num_taken: How many records of `groups` or `parts` were given out: whoever does that counts here.
-        sizes: How many of `parts` come together.
+        num_taken: How many records of `groups` or `parts` were taken; the consumer counts them here.
+        sizes: How many records come in each of `parts`.
     """
 
     def __init__(
@@ -54,13 +54,13 @@ class RecordStream:
         self._pieces, self._read = pieces, read
         self._block_length, self._buffer_size = block_length, buffer_size
         self._random = random
-        # In groups, not record by record, where nothing is mixed.
+        # If nothing is mixed, records come in groups, not one by one.
         self.is_plain = cycle_length == 1 and not buffer_size
         self._next_piece = 0
         self._slots: list[Iterator[StreamRecord] | None] = [None] * cycle_length
-        # Of each open slot the piece, and from which record on nothing is taken of it.
+        # For each open slot: its piece, and the number of the first record not taken from it.
         self._slot_places: list[tuple[int, int] | None] = [None] * cycle_length
-        self._slot = 0  # whose turn it is
+        self._slot = 0  # the slot whose turn it is
         self._turn = 0  # records taken in this turn
         self._buffer: list[StreamRecord] = []
         self._num_draws = 0
@@ -73,7 +73,7 @@ class RecordStream:
     # Where it is.
 
     def place(self) -> dict[str, Any]:
-        """Where the taker is, as JSON knows it: behind the record taken last."""
+        """The place right after the record taken last, as JSON values."""
         if self._ahead is not None:
             return self._ahead.place(self.num_taken, self._buffer)
         place = self._mark().place(self._buffer)
@@ -87,7 +87,7 @@ class RecordStream:
         return Mark(self._next_piece, self._slot, self._turn, slots, *draw)
 
     def check(self, place: Mapping[str, Any], num_files: int) -> None:
-        """ValueError unless this is a place of a stream of these pieces."""
+        """ValueError unless this is a valid place in a stream of these pieces."""
         slots, waiting, num_pieces, next_piece = (
             place["slots"],
             place["waiting"],
@@ -112,7 +112,7 @@ class RecordStream:
             )
 
     def _are_open(self, slots: list[Any], next_piece: int) -> bool:
-        """Whether they are None or (a piece begun, the number of its next record)."""
+        """Whether each is None or (number of an opened piece, number of its next record)."""
         pairs = [slot for slot in slots if slot is not None]
         return (
             _are_pairs(pairs, min(next_piece, len(self._pieces)))
@@ -121,7 +121,7 @@ class RecordStream:
         )
 
     def go_to(self, place: Mapping[str, Any]) -> None:
-        """Go on where another stream of the same pieces was; before anything is taken."""
+        """Continue from the place of another stream of the same pieces; call it before anything is taken."""
         self._next_piece, self._slot, self._turn = place["next_piece"], place["slot"], place["turn"]
         self._slot_places = [slot and tuple(slot) for slot in place["slots"]]
         self._slots = [slot and self._open(*slot) for slot in self._slot_places]
@@ -130,26 +130,26 @@ class RecordStream:
         self._buffer = self._again(place["waiting"])
 
     def left(self, place: Mapping[str, Any]) -> list[Piece]:
-        """The pieces that are left at a place: what waits in the buffer, the open ones, those not begun."""
+        """The pieces left at a place: records in the buffer, the rest of the open pieces, and the unopened ones."""
         waiting = picked_pieces((file, number) for file, number in place["waiting"])
         begun = [self._pieces[slot[0]]._replace(first=slot[1]) for slot in place["slots"] if slot]
         return [*waiting, *begun, *self._pieces[place["next_piece"] :]]
 
     def _again(self, waiting: Sequence[Sequence[int]]) -> list[StreamRecord]:
-        """The records of a buffer, read anew."""
+        """The records of a saved shuffle buffer, read again."""
         found: dict[tuple[int, int], StreamRecord] = {}
         for piece in picked_pieces((file, number) for file, number in waiting):
             for record in _records(self._read, piece):
                 found[record[1], record[3]] = record
         missing = [(file, number) for file, number in waiting if (file, number) not in found]
         if missing:
-            raise ValueError(f"the file is another one: file {missing[0][0]} has no record {missing[0][1]} any more")
+            raise ValueError(f"the file has changed: file {missing[0][0]} no longer has record {missing[0][1]}")
         return [found[file, number] for file, number in waiting]
 
     # In groups.
 
     def groups(self) -> Iterator[RecordGroup]:
-        """All records, of a plain stream; the user keeps count in `num_taken`."""
+        """All records of a stream without mixing; the consumer counts in `num_taken`."""
         place = self._slot_places[0]
         if place is not None:
             yield from self._marked(*place)
@@ -173,7 +173,7 @@ class RecordStream:
     def _interleaved(self) -> Iterator[StreamRecord]:
         slots, places = self._slots, self._slot_places
         num_open = sum(slot is not None for slot in slots)
-        block_length = self._block_length if len(slots) > 1 else sys.maxsize  # alone, turns make no difference
+        block_length = self._block_length if len(slots) > 1 else sys.maxsize  # with one slot, turns do not matter
         while self._next_piece < len(self._pieces) or num_open:
             number = self._slot
             slot, place = slots[number], places[number]
@@ -210,10 +210,10 @@ class RecordStream:
             buffer[chosen], buffer[-1] = buffer[-1], buffer[chosen]
             yield buffer.pop()
 
-    # In parts, to be handed out one by one.
+    # In parts, whose samples are yielded one by one.
 
     def parts(self) -> Iterator[RecordGroup]:
-        """All records, some at a time; the user keeps count in `num_taken`, and the place is behind those counted."""
+        """All records, several at a time; the consumer counts in `num_taken`, which decides `place`."""
         if not self.is_plain:
             yield from self._parts_ahead()
             return
@@ -237,7 +237,7 @@ class RecordStream:
     def _read_ahead(
         self, records: Iterator[StreamRecord], ahead: AheadMarks, size: int, most_bytes: int
     ) -> Exception | None:
-        """Read the next part; an error comes behind the records before it."""
+        """Read the next part; an error is returned, to be raised after the records before it."""
         num_bytes = 0
         try:
             for record in islice(records, size):
@@ -251,7 +251,7 @@ class RecordStream:
 
 
 def _are_pairs(pairs: Any, limit: int) -> bool:
-    """Whether they are (number below a limit, number) each."""
+    """Whether each is a pair (number below a limit, number)."""
     return isinstance(pairs, list) and all(
         isinstance(pair, (list, tuple))
         and [*map(type, pair)] == [int, int]
@@ -265,12 +265,12 @@ def _are_distinct(items: Sequence[Sequence[int]]) -> bool:
     return len(set(map(tuple, items))) == len(items)
 
 
-# Apart from the stream, which would else refer to itself and keep files open when dropped.
+# Not methods: a stream that refers to itself would keep files open after it is dropped.
 
 
 def _groups(read: Callable[[int], Iterator[Block]], piece: Piece) -> Iterator[RecordGroup]:
     """The records of a piece, block by block."""
-    last = None if piece.picked is None else max(piece.picked, default=-1)  # what comes after it is not read
+    last = None if piece.picked is None else max(piece.picked, default=-1)  # nothing after it is read
     if last == -1:
         return
     end = 0
@@ -286,13 +286,13 @@ def _groups(read: Callable[[int], Iterator[Block]], piece: Piece) -> Iterator[Re
         if last is not None and end > last:
             return
     if end < piece.first:
-        raise ValueError(f"the file is another one: file {piece.file} has no {piece.first} records, as the state says")
+        raise ValueError(f"the file has changed: file {piece.file} has fewer than {piece.first} records")
     if last is not None:
-        raise ValueError(f"the file is another one: file {piece.file} has no record {last} any more")
+        raise ValueError(f"the file has changed: file {piece.file} no longer has record {last}")
 
 
 def _records(read: Callable[[int], Iterator[Block]], piece: Piece) -> Iterator[StreamRecord]:
-    # As single objects: a shuffle buffer must not keep whole blocks for the sake of a few.
+    # As separate objects: a shuffle buffer must not keep whole blocks alive for a few records.
     for group in _groups(read, piece):
         columns = (group.records, group.files, group.offsets, group.numbers)
         yield from zip(*(column.tolist() for column in columns), strict=True)

@@ -1,4 +1,4 @@
-"""Records to samples, for datasets of both kinds: parsed, cropped, transformed, and errors that name the record."""
+"""From records to samples, for both kinds of datasets: parse, crop, transform, and name the record in errors."""
 
 from __future__ import annotations
 
@@ -33,24 +33,24 @@ _Keys: TypeAlias = "npt.NDArray[np.uint64]"
 
 
 class SampleParser(Protocol):
-    """What a dataset parses its records by: `BatchParser`, or that of a layer above."""
+    """What a dataset parses its records with: `BatchParser`, or a parser of a higher layer."""
 
     needs_keys: bool
     max_batch_bytes: int
 
     @property
     def features(self) -> Any:
-        """What it reads, to be shown."""
+        """What it reads, for `repr`."""
 
     def single(self, record: bytes, key: int = 0, /) -> Any:
         """One sample."""
 
     def batches(self, records: PackedRecords, keys: _Keys | None, borders: Sequence[int]) -> Sequence[Sequence[Any]]:
-        """Several batches: their records one behind the other, and where each begins and ends."""
+        """Several batches: all their records in a row, and the borders between batches."""
 
 
 class RecordPlace(NamedTuple):
-    """Where a record is; as text, what errors say of it."""
+    """Where a record is; its text is how errors name the record."""
 
     path: str
     offset: int
@@ -61,19 +61,19 @@ class RecordPlace(NamedTuple):
 
 
 class RecordRows(NamedTuple):
-    """The records of a batch: their bytes, their keys for random draws, and from a row to where that record is."""
+    """The records of a batch: their bytes, their keys for random draws, and a function from row to place."""
 
     records: PackedRecords
     keys: _Keys | None
     place: Callable[[int], RecordPlace]
 
     def row(self, row: int) -> tuple[bytes, int, Callable[[int], RecordPlace], int]:
-        """One record, as `SampleMaker` asks for it."""
+        """One record, as the arguments of `SampleMaker.sample`."""
         return bytes(self.records[row]), 0 if self.keys is None else int(self.keys[row]), self.place, row
 
     @property
     def places(self) -> Places:
-        """As errors name the records."""
+        """The records' places as text, for errors."""
         return lambda row: str(self.place(row))
 
     def part(self, begin: int, end: int) -> RecordRows:
@@ -85,7 +85,7 @@ class RecordRows(NamedTuple):
 
 
 class SampleMaker:
-    """Makes samples of records.
+    """Makes samples from records.
 
     Args:
         parser: None gives the records' bytes.
@@ -93,8 +93,8 @@ class SampleMaker:
 
     Attributes:
         draws_at_random: Whether records need keys: a feature has a random crop.
-        has_user_transform: Whether there is a transform that may do anything, such as draw from the global random
-            state.
+        has_user_transform: Whether there is a user's transform, which may do anything, such as draw from the global
+            random state.
     """
 
     def __init__(self, parser: SampleParser | None, transform: Callable[[Any], Any] | None) -> None:
@@ -127,14 +127,14 @@ class SampleMaker:
             raise
 
     def batches(self, records: PackedRecords, keys: _Keys | None, borders: Sequence[int]) -> Sequence[Sequence[Any]]:
-        """The samples of several batches, not transformed; an error has the number of its record."""
+        """The samples of several batches, not transformed; an error carries the number of its record."""
         if self.parser is None:
             payloads = records.tolist()
             return [payloads[begin:end] for begin, end in pairwise(borders)]
         return self.parser.batches(records, keys, borders)
 
     def batch(self, rows: RecordRows) -> Sequence[Any]:
-        """The samples of a batch, not transformed; an error has the number of its record."""
+        """The samples of a batch, not transformed; an error carries the number of its record."""
         return self.batches(rows.records, rows.keys, (0, len(rows.records)))[0]
 
     def each(self, rows: RecordRows) -> Iterator[Any]:
@@ -146,13 +146,13 @@ class SampleMaker:
         return SampleList(self.each(rows), rows.places)
 
     def without_columns(self, rows: RecordRows) -> SampleList:
-        """`one_by_one`, where the columns of a batch would need too much memory beside the samples."""
+        """`one_by_one`, for a batch whose columns would need too much memory on top of the samples."""
         with BatchBudget(self.parser.max_batch_bytes):  # type: ignore[union-attr]
             return self.one_by_one(rows)
 
 
 def transform_samples(transform: Callable[[Any], Any] | None, samples: Sequence[Any]) -> Sequence[Any]:
-    """The transform applied to each of a batch's samples, or to their columns."""
+    """Apply the transform to each of a batch's samples, or to their columns."""
     if transform is None:
         return samples
     if isinstance(samples, UncroppedBatch):
@@ -166,12 +166,12 @@ def transform_samples(transform: Callable[[Any], Any] | None, samples: Sequence[
 
 
 def located(samples: Sequence[Any], places: Places) -> Sequence[Any]:
-    """A batch's samples, which know now where they are from."""
+    """A batch's samples with the places that they are from."""
     return samples.located(places) if isinstance(samples, ColumnBatch) else SampleList(samples, places)
 
 
 def located_error(error: TFRecordError, place: Callable[[int], RecordPlace]) -> TFRecordError:
-    """The error of a batch, which knows now the file and place of the record that it names by number."""
+    """A batch's error with the file and place of the record that it names by number."""
     if error.path is None and error.position is not None:
         error.path, error.offset, error.position = place(error.position)
     return error

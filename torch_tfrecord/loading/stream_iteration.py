@@ -1,4 +1,4 @@
-"""One iteration of a stream by one consumer, and what is kept of it for the next one."""
+"""One iteration of a stream by one consumer, and the state that it leaves for the next one."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class _Source(Protocol):
         """What decides the order."""
 
     def _pieces(self, epoch: int) -> list[Piece]:
-        """All that there is to read, in the order of an epoch."""
+        """Everything to read, in the order of an epoch."""
 
     def _stream(self, pieces: Sequence[Piece], epoch: int, number: int) -> RecordStream:
         """A consumer's records."""
@@ -43,7 +43,7 @@ class _Source(Protocol):
 
 
 class StreamIteration(Iterator[Any]):
-    """One iteration. It begins with its first sample: loaders make iterators that they throw away.
+    """One iteration. It begins with its first sample, since loaders make iterators that they never use.
 
     Args:
         source: What is iterated over.
@@ -61,7 +61,7 @@ class StreamIteration(Iterator[Any]):
         self.last: LastIteration | None = None  # told when this iterator is dropped
 
     def count_by(self, epochs: EpochCount, has_begun: bool) -> None:
-        """Count this iteration when it begins, unless it has."""
+        """Count this iteration when it begins, unless it has begun already."""
         self._epochs, self._has_begun = epochs, has_begun
 
     def _begin(self, epoch: int, pieces: list[Piece] | None) -> None:
@@ -86,7 +86,7 @@ class StreamIteration(Iterator[Any]):
             self._epochs.correct(self.epoch)
         elif not self._has_begun:
             epoch = self._epochs.begin()
-            if epoch != self.epoch:  # chosen, or taken by another iteration, since this one was made
+            if epoch != self.epoch:  # since this one was made, an epoch was chosen or another iteration took this one
                 self._begin(epoch, None)
         self._has_begun = True
         self._source._begun()
@@ -99,21 +99,21 @@ class StreamIteration(Iterator[Any]):
             "epoch": self.epoch,
             "consumer": self._consumer,
             "num_consumers": self._num_consumers,
-            # They follow from the epoch, but for what was left by other consumers.
+            # The pieces follow from the epoch, unless they are the rest that other consumers left.
             "pieces": [piece.as_json() for piece in self._plan] if self._dealt_anew else None,
             **self._stream.place(),
         }
 
     def load_state_dict(self, state_dict: Any) -> None:
-        """Go on where another iteration was, as StatefulDataLoader asks for."""
+        """Resume from another iteration's state; StatefulDataLoader calls this."""
         states = StreamStates(state_dict, self._source._identity())
         check_states(self._source, states)
         self.go_on(states)
-        # The state is this iteration's: the next one gives a whole epoch, also where this one stands at its end.
+        # Only this iteration resumes: the next one yields a whole epoch, even if this one is at its end.
         self._count()
 
     def go_on(self, states: StreamStates) -> None:
-        """Go on where the states were: this consumer's, or what all consumers left, dealt out anew."""
+        """Resume from this consumer's state, or from this consumer's part of what all consumers left."""
         self._items = None
         own = states.of(self._consumer, self._num_consumers)
         if own is not None:
@@ -139,18 +139,18 @@ class StreamIteration(Iterator[Any]):
     def __del__(self) -> None:
         last = getattr(self, "last", None)
         if last is not None:
-            with contextlib.suppress(Exception):  # when Python ends, anything may be gone
+            with contextlib.suppress(Exception):  # at interpreter exit, anything may be gone
                 last.keep(self.state_dict())
 
 
 def check_states(source: _Source, states: StreamStates) -> None:
-    """ValueError, naming the field, for a state that no iteration over this could have had; opens no file."""
+    """ValueError, naming the field, for a state that no iteration over this source could have; opens no file."""
     for state in states:
         StreamIteration(source, (state["consumer"], state["num_consumers"]), state["epoch"])._begin_as(state)
 
 
 class LastIteration:
-    """The state of the iteration that began last, also after it was dropped; does not keep its files open."""
+    """The state of the latest iteration, even after it was dropped; does not keep its files open."""
 
     def __init__(self, iteration: StreamIteration) -> None:
         self._iteration = weakref.ref(iteration)
@@ -158,7 +158,7 @@ class LastIteration:
         iteration.last = self
 
     def keep(self, state: dict[str, Any]) -> None:
-        """The iteration is dropped here."""
+        """Called with the state of the iteration when it is dropped."""
         self._state = state
 
     def state_dict(self) -> dict[str, Any]:
@@ -167,27 +167,27 @@ class LastIteration:
         if iteration is not None:
             return iteration.state_dict()
         if self._state is None:
-            raise RuntimeError("the state of the iteration that began last was lost when it was dropped")
+            raise RuntimeError("the state of the latest iteration was lost when its iterator was dropped")
         return copy.deepcopy(self._state)
 
 
 class LoadedStates:
-    """States for the next iteration of each worker; in shared memory stands which of them used it.
+    """States for the next iteration of each worker, and, in shared memory, which workers have used theirs.
 
-    A loader that starts its workers anew for each epoch gives all of them this object.
+    A loader that starts new workers for each epoch passes this object to all of them.
     """
 
     def __init__(self, states: StreamStates) -> None:
         self.states = states
         self._used = torch.zeros(_MOST_WORKERS, dtype=torch.bool)
-        self._used.share_memory_()  # type: ignore[no-untyped-call]
+        self._used.share_memory_()
 
     def is_for(self, epoch: int) -> bool:
-        """Whether this worker's next iteration, of this epoch, goes on from it."""
+        """Whether this worker's next iteration, of this epoch, resumes from it."""
         return self.states.epoch == epoch and not self._used[_worker_number()]
 
     def use(self) -> None:
-        """This worker has gone on from it."""
+        """Note that this worker has resumed from it."""
         self._used[_worker_number()] = True
 
 

@@ -1,4 +1,4 @@
-"""Where a stream was behind each record that was read ahead of the one who takes them."""
+"""The place of a stream after each record that was read ahead of the consumer."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from torch_tfrecord.loading.record_groups import StreamRecord
 __all__ = ["AheadMarks", "GroupMarks", "Mark"]
 
 SlotPlace: TypeAlias = "tuple[int, int] | None"
-"""Of an open slot the number of its piece, and from which record on nothing is taken of it."""
+"""An open slot: the number of its piece, and of the first record not taken from it."""
 
 
 class GroupMarks:
-    """Which record of the groups of a stream is where, from the one taken last on."""
+    """The piece and number of each record in a stream's groups, from the one taken last on."""
 
     def __init__(self) -> None:
         self._marks: deque[tuple[int, int, npt.NDArray[np.int64]]] = deque()  # end, piece, numbers of a group
         self._num_read = 0
 
     def add(self, piece: int, numbers: npt.NDArray[np.int64], num_taken: int) -> None:
-        """A group was read, when so many records were taken."""
+        """Note that a group was read after `num_taken` records were taken."""
         self._forget_before(num_taken)
         self._num_read += len(numbers)
         self._marks.append((self._num_read, piece, numbers))
@@ -34,14 +34,14 @@ class GroupMarks:
             self._marks.popleft()
 
     def last(self, num_taken: int) -> tuple[int, int]:
-        """Number of the piece of the record taken last, at least the first one, and its number in the file."""
+        """The record taken last: the number of its piece, and its number in the file; one must have been taken."""
         self._forget_before(num_taken)
         end, piece, numbers = self._marks[0]
         return piece, int(numbers[len(numbers) - 1 - (end - num_taken)])
 
 
 class Mark(NamedTuple):
-    """Where a mixed stream is behind a record."""
+    """The place of a mixed stream after a record."""
 
     next_piece: int
     slot: int
@@ -51,10 +51,10 @@ class Mark(NamedTuple):
     drawn: int
     """The record's place in the buffer; -1 without one."""
     was_replaced: bool
-    """Whether another record came there; else the buffer became shorter."""
+    """Whether another record took its place in the buffer; else the buffer became shorter."""
 
     def place(self, buffer: list[StreamRecord]) -> dict[str, Any]:
-        """As JSON knows it, with the records that wait then."""
+        """The place as JSON values, with the records in the buffer."""
         return {
             "next_piece": self.next_piece,
             "slot": self.slot,
@@ -66,12 +66,12 @@ class Mark(NamedTuple):
 
 
 class AheadMarks:
-    """The records of a mixed stream that were read ahead, and where it was behind each.
+    """The records of a mixed stream that were read ahead, and the stream's place after each.
 
     Args:
-        begin: Where it is before the first.
-        num_waiting: Records in the buffer then.
-        num_taken: Records that were taken before.
+        begin: The place before the first.
+        num_waiting: Records in the buffer at that place.
+        num_taken: Records taken before.
     """
 
     def __init__(self, begin: Mark, num_waiting: int, num_taken: int) -> None:
@@ -80,18 +80,18 @@ class AheadMarks:
         self.records: list[StreamRecord] = []
 
     def add(self, record: StreamRecord, mark: Mark) -> None:
-        """The next record was read."""
+        """Note that the next record was read."""
         self.records.append(record)
         self._marks.append(mark)
 
     def place(self, num_taken: int, buffer: list[StreamRecord]) -> dict[str, Any]:
-        """Where the stream was when so many records were taken; the buffer is as it is now."""
+        """The place when `num_taken` records were taken; `buffer` is the buffer of now."""
         count = num_taken - self._num_taken
         waiting = buffer.copy()
         for number in range(len(self.records), count, -1):
             _put_back(waiting, self.records[number - 1], self._marks[number])
         if not count:
-            del waiting[self._num_waiting :]  # it was filled since
+            del waiting[self._num_waiting :]  # records that came in since
         return self._marks[count].place(waiting)
 
 

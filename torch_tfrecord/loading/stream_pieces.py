@@ -1,4 +1,4 @@
-"""What is left to read of an epoch's files, as pieces of files, and how it is dealt out to consumers."""
+"""The unread rest of an epoch, as pieces of files, and how it is divided among consumers."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from torch_tfrecord.shown import shown_value
 __all__ = ["MOST_RECORDS", "Piece", "deal_out", "picked_pieces"]
 
 MOST_RECORDS = 1 << 40
-"""Of one file: numbers of records are below it, also in the states of streams."""
+"""Limit on the records of one file: their numbers are below it, in the states of streams, too."""
 
 
 class Piece(NamedTuple):
-    """Records of one file: those whose number modulo `parts` is `part`, from `first` on; or those picked.
+    """Records of one file: those from `first` on whose number modulo `parts` is `part`; or only those in `picked`.
 
     Attributes:
         file: Number of the file.
@@ -32,18 +32,18 @@ class Piece(NamedTuple):
     picked: tuple[int, ...] | None = None
 
     def split(self, part: int, parts: int) -> Piece:
-        """One of so many parts, which have together every record exactly once."""
+        """One of `parts` parts, which together have every record exactly once."""
         if self.picked is not None:
             return self._replace(picked=self.picked[part::parts])
         return self._replace(part=self.part + self.parts * part, parts=self.parts * parts)
 
     def as_json(self) -> list[Any]:
-        """As JSON knows it."""
+        """The piece as JSON values."""
         return [self.file, self.part, self.parts, self.first, None if self.picked is None else list(self.picked)]
 
     @classmethod
     def from_json(cls, values: Sequence[Any], num_files: int) -> Piece:
-        """The opposite of `as_json`; ValueError for anything else."""
+        """The inverse of `as_json`; ValueError for anything else."""
         try:
             file, part, parts, first, picked = values
             if not (picked is None or isinstance(picked, (list, tuple))):
@@ -65,7 +65,7 @@ class Piece(NamedTuple):
 
 
 def deal_out(pieces: Sequence[Piece], consumer: int, num_consumers: int) -> list[Piece]:
-    """One consumer's pieces: whole ones round robin; what is left over is split by record, as by `file_shares`.
+    """One consumer's pieces: whole ones round-robin, and leftover ones split by record, as in `file_shares`.
 
     Example:
         >>> deal_out([Piece(7), Piece(8), Piece(9, 1, 2, first=6)], 1, 2)

@@ -1,7 +1,7 @@
-"""The compiled core, where it was built: each of its functions has a twin in Python with the same results.
+"""The optional compiled core: each of its functions has a Python fallback with the same results.
 
-Compiled are the loops over bytes: frames and checksums (`frames`), Examples to columns (`columns`). They know bytes,
-numbers and arrays, nothing of files' names, features or torch.
+The compiled parts are loops over bytes: frames and checksums (`frames`), Examples to columns (`columns`). They work on
+bytes, numbers and arrays, and know nothing of file names, features or torch.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from types import ModuleType
 
 __all__ = ["PURE_PYTHON", "fallback_reason", "has_native", "native_module", "optional_module"]
 
-# Any value but "" and "0" forces the Python twins.
+# Any value but "" and "0" forces the Python fallback.
 PURE_PYTHON = "TORCH_TFRECORD_PURE_PYTHON"
 
 
 def has_native() -> bool:
     """Whether the compiled core is used: it was built, and TORCH_TFRECORD_PURE_PYTHON is not set.
 
-    Without it everything works, with the same results, and slower. The environment is read at the first call.
+    Without it, the Python fallback gives the same results, but slower. The environment is read at the first call.
 
     Example:
         >>> isinstance(has_native(), bool)
@@ -33,9 +33,9 @@ def has_native() -> bool:
 
 @functools.cache
 def native_module(name: str) -> ModuleType | None:
-    """A compiled module by its name, or None where the twin must do; one warning where it was never built.
+    """A compiled module by name, or None for the Python fallback; warns once if the core was never built.
 
-    Asked for at the first use, not at import: importing reads no environment and does not warn.
+    Called at first use, not at import: importing the package reads no environment and does not warn.
     """
     if _is_forced_off():
         return None
@@ -47,12 +47,12 @@ def native_module(name: str) -> ModuleType | None:
 
 @functools.cache
 def optional_module(name: str) -> ModuleType | None:
-    """As `native_module`, without a warning: for what needs more than a compiler, as `jpeg` needs libjpeg-turbo."""
+    """`native_module` without a warning, for modules that need more than a compiler: `jpeg` needs libjpeg-turbo."""
     return None if _is_forced_off() else _load(name)
 
 
 def fallback_reason(name: str) -> str | None:
-    """Why a compiled module is not used, for people; None where it is."""
+    """Why a compiled module is not used, as readable text; None if it is used."""
     if _is_forced_off():
         return f"{PURE_PYTHON} is set"
     if _load(name) is not None:
@@ -60,7 +60,7 @@ def fallback_reason(name: str) -> str | None:
     full_name = f"{__name__}.{name}"
     if importlib.util.find_spec(full_name) is None:
         return "not built"
-    try:  # again, for its error
+    try:  # once more, to get the error
         importlib.import_module(full_name)
     except ImportError as error:
         return f"built, but does not load ({error})"
@@ -83,8 +83,8 @@ def _load(name: str) -> ModuleType | None:
 @functools.cache
 def _warn_once() -> None:
     warnings.warn(
-        "torch_tfrecord was installed without its compiled core, since no C compiler was found then: everything works, "
-        f"but slower. Install a compiler and install again, or set {PURE_PYTHON}=1 to be content with this.",
+        "torch_tfrecord was installed without its compiled core because no C compiler was found: everything works, but "
+        f"slower. Install a C compiler and reinstall the package, or set {PURE_PYTHON}=1 to silence this warning.",
         RuntimeWarning,
         stacklevel=4,
     )

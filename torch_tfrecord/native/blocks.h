@@ -1,7 +1,7 @@
-/* Blocks of memory that are kept when they are given back, for the next one of about that size.
+/* A cache of freed memory blocks, reused for allocations of similar size.
  *
- * Memory that the system hands out fresh is cleared page by page, and lies in no cache: for batches of numbers that
- * costs as much as parsing them. Safe from several threads without a lock: a place is emptied and filled by one atomic
+ * The system clears fresh memory page by page, and it is in no CPU cache: for batches of numbers, that
+ * costs as much as parsing them. Thread-safe without a lock: a place is emptied and filled with one atomic
  * exchange each. */
 #ifndef TORCH_TFRECORD_BLOCKS_H
 #define TORCH_TFRECORD_BLOCKS_H
@@ -26,7 +26,7 @@ static inline block_header *blocks_take(int place) {
     return block;
 }
 
-/* False where the place is taken. */
+/* False if the place is taken. */
 static inline int blocks_put(int place, block_header *block) {
     block_header *none = NULL;
     __atomic_fetch_add(&blocks_kept, block->capacity, __ATOMIC_RELAXED);
@@ -39,7 +39,7 @@ static inline uint8_t *block_data(block_header *block) {
     return (uint8_t *)block + BLOCKS_HEADER;
 }
 
-/* A block of at least that many bytes, not cleared; NULL where there is no memory. */
+/* An uninitialised block of at least that many bytes; NULL if there is no memory. */
 static block_header *block_new(size_t size) {
     block_header *block;
     for (int place = 0; place < BLOCKS_PLACES; place++) {
@@ -56,7 +56,7 @@ static block_header *block_new(size_t size) {
     return block;
 }
 
-/* Keep a block for the next time; where too much is kept, what was kept makes room. */
+/* Keep a block for reuse; if too much is kept, older blocks are freed. */
 static void block_give_back(block_header *block) {
     for (int place = 0; place < BLOCKS_PLACES; place++)
         if (!__atomic_load_n(&blocks_places[place], __ATOMIC_RELAXED) &&

@@ -1,14 +1,14 @@
 # cython: boundscheck=False, wraparound=False, initializedcheck=False, cdivision=True
-"""Serialized tf.train.Examples and SequenceExamples to columns, for a plan of the keys asked for; the GIL is released.
+"""Parse serialized tf.train.Examples and SequenceExamples into columns, for a plan of the wanted keys, without the GIL.
 
-Only the plain form of an Example is read here, the one every writer makes: known fields with minimal tags, in the order
-key, value; each key once in a record; one list in a feature. All of a record is checked, also what is skipped. For a
-record in any other form, or that does not fit the plan, the caller is asked once, and gives its plain form by protobuf's
-parser, or words the error. So nothing here has to be lenient.
+Only the canonical encoding of an Example is read here, which every writer uses: known fields with minimal tags, in the
+order key, value; each key once in a record; one list in a feature. The whole record is checked, also skipped parts.
+For a record in another form, or one that does not fit the plan, the caller is asked once, and either returns its
+canonical form from protobuf's parser or raises the error. So nothing here has to be lenient.
 
-Records of one file mostly hold the same keys in the same order. Each entry of a record is therefore held, eight bytes
-at a time, against the entry in the same place of the record before, all but its lengths; these follow from one another
-where a feature is one packed chunk, so that one comparison more checks five tags and lengths at once.
+Records of a file mostly have the same keys in the same order. Each entry is therefore compared, eight bytes at a time,
+with the entry in the same place of the previous record, except for its lengths; these follow from one another if a
+feature is one packed chunk, so one more comparison checks five tags and lengths at once.
 """
 
 from cpython.buffer cimport PyBuffer_FillInfo
@@ -48,11 +48,11 @@ cdef enum:
     FIELD_2 = 0x12
 
 cdef enum:
-    # As protobuf: no message and no value is longer.
+    # Protobuf's limit for messages and values.
     MAX_LENGTH = 0x7FFFFFFF
-    # Below, giving the GIL away costs more than the work.
+    # Below, releasing the GIL costs more than the work.
     SMALL = 1 << 14
-    # The keys of a record that are guessed from the record before, and the words of eight bytes a guess may have.
+    # How many keys are guessed from the previous record, and the maximum eight-byte words of a guess.
     MAX_GUESSES = 256
     MAX_WORDS = 6
 
@@ -61,7 +61,7 @@ cdef enum:
     NOT_UTF8 = -2
 
 cdef enum:
-    # Of `missing`.
+    # Values of `missing`.
     LACKS_KEY = 1
     LACKS_KIND = 2
 
@@ -82,7 +82,7 @@ cdef struct Slot:
 
 
 cdef struct Column:
-    # What is known of a slot's column, during one call.
+    # The state of a slot's column during one call.
     uint8_t *data
     int64_t size  # values stored; dense columns do not count them
     int64_t capacity
@@ -93,12 +93,12 @@ cdef struct Column:
 
 
 cdef struct Guess:
-    # An entry as the record before had it.
+    # An entry of the previous record.
     int slot
     int kind
     int64_t key_length
     const uint8_t *key
-    int num_words  # 0: too long a key to be compared by words
+    int num_words  # 0: the key is too long to compare by words
     int64_t span  # bytes that the comparison reads
     uint64_t chain  # the six bytes from the value's tag to the chunk's length, for an empty chunk
     uint64_t words[MAX_WORDS]
@@ -123,7 +123,7 @@ cdef struct Call:
 
 
 cdef class Memory:
-    """Memory of its own that numpy and torch see through the buffer protocol, writable."""
+    """Writable memory that NumPy and torch access through the buffer protocol."""
 
     cdef uint8_t *data
     cdef Py_ssize_t size
@@ -136,15 +136,15 @@ cdef class Memory:
 
 
 cdef class Plan:
-    """The keys to read. Never changes once built, so several threads may parse by one plan at once.
+    """The keys to read. Immutable, so several threads may use one plan at once.
 
     Args:
-        slots: (key in UTF-8, field number of the list's kind, values in each record or -1 for any number, whether every
-            record must have it), one for each column; no key twice; of those with a number floats last, so that all
-            are aligned.
+        slots: One tuple per column: (key in UTF-8, field number of the list's kind, values in each record or -1 for any
+            number, whether every record must have it); no key twice; among those with a number, floats last, so that
+            all are aligned.
 
     Raises:
-        ValueError: A key twice, another kind, or another order.
+        ValueError: A key occurs twice, a kind is unknown, or the order is wrong.
     """
 
     cdef list keys
@@ -215,21 +215,21 @@ cdef class Plan:
             buffer: Where the records are.
             starts: [N], first byte of each.
             lengths: [N].
-            block: Receives the dense columns, in the order of the slots, one behind the other: [N, count] of int64
+            block: Receives the dense columns, concatenated in the order of the slots: [N, count] of int64
                 (8 bytes), float32 (4), or for strings pairs of int64 (16): first byte in the buffer, number of bytes.
                 Rows of records that lack the key are zeros.
-            offsets: [slots of any count, N + 1], receives where each record's values begin and end.
-            missing: [slots, N], zeros; receives 1 where a record lacks the key, 2 where the kind of its list is not set.
-            canonical: Called with the number of each record that is not plain or does not fit; gives its plain form,
-                bytes, which are parsed in its place. None: there is no such record.
+            offsets: [slots of any count, N + 1], receives the row splits of the records.
+            missing: [slots, N], zeros; receives 1 if a record lacks the key, 2 if the kind of its list is not set.
+            canonical: Called with the number of a record that is not canonical or does not fit; returns its canonical
+                form, bytes, which are parsed instead. None: there is no such record.
 
         Returns:
-            None where some record does not fit, also in its plain form. Else the values of the slots of any count, a
-            list of Memory; for every slot whether a record lacks it, a list of bool, None where no record lacks any;
-            and the plain forms: they follow the buffer, one behind the other, where spans count on.
+            None if a record does not fit, even in its canonical form. Else the values of the slots of any count, a
+            list of Memory; for every slot whether a record lacks it, a list of bool, or None if no record lacks any;
+            and the concatenated canonical forms: spans address them as if they followed the buffer.
 
         Raises:
-            ValueError: A record outside the buffer, or arrays that do not fit.
+            ValueError: A record is outside the buffer, or arrays have the wrong size.
         """
         cdef int64_t num_rows = starts.shape[0]
         cdef int64_t row
@@ -303,12 +303,12 @@ cdef class Plan:
         call.row = call.shift = 0
 
     def parse_one(self, const uint8_t[::1] record not None):
-        """Parse one record alone: quicker than `parse`.
+        """Parse a single record, faster than `parse`.
 
         Returns:
-            None where it is not plain, does not fit, or a row of the dense columns is above 64 MiB. Else the dense
-            columns and, a list, the values of the slots of any count, each a Memory; and why the record lacks a slot, a
-            byte for each as of `missing`, None where it lacks none.
+            None if it is not canonical, does not fit, or a row of the dense columns is above 64 MiB. Else the dense
+            columns; a list of the values of the slots of any count, each a Memory; and why the record lacks a slot, one
+            byte per slot as in `missing`, None if it lacks none.
         """
         cdef Call call
         cdef Column *columns
@@ -385,7 +385,7 @@ cdef class Plan:
 
 
 cdef struct Steps:
-    # The steps of one key's feature lists, during one call; their values are in the slot's Column.
+    # The steps of one key's feature lists during one call; their values are in the slot's Column.
     int64_t *offsets  # where each step's values begin and end
     int64_t size
     int64_t capacity
@@ -393,10 +393,10 @@ cdef struct Steps:
 
 
 cdef class SequencePlan:
-    """The feature lists to read of SequenceExamples. As a Plan it never changes.
+    """The feature lists to read from SequenceExamples. Immutable, like a Plan.
 
     Args:
-        slots: (key in UTF-8, field number of the list's kind), one for each key.
+        slots: One tuple per key: (key in UTF-8, field number of the list's kind).
 
     Raises:
         ValueError: As a Plan.
@@ -425,15 +425,15 @@ cdef class SequencePlan:
             buffer: Where the records are.
             starts: [N], first byte of each.
             lengths: [N].
-            contexts: [N, 2], receives where each record's context is: first byte, number of bytes. As it stands in the
-                record, with its tag and length, it is an Example of those features.
-            borders: [slots, N + 1], receives where each record's steps begin and end.
-            missing: [slots, N], zeros; receives 1 where a record lacks the feature list.
-            canonical: As of a Plan.
+            contexts: [N, 2], receives the location of each record's context: first byte, number of bytes. With its tag
+                and length, as stored in the record, it is an Example with the same features.
+            borders: [slots, N + 1], receives the row splits of the records' steps.
+            missing: [slots, N], zeros; receives 1 if a record lacks the feature list.
+            canonical: See Plan.
 
         Returns:
-            None as a Plan. Else for every slot the values of all steps, and int64 [steps + 1], where each step's begin
-            and end, both Memory; and the plain forms, as a Plan.
+            None as for a Plan. Else for every slot the values of all steps, and their row splits, int64 [steps + 1],
+            both Memory; and the canonical forms, as for a Plan.
 
         Raises:
             ValueError: As a Plan.
@@ -496,7 +496,7 @@ cdef class SequencePlan:
 
 
 cdef void set_bytes(Call *lists, Call *context, const uint8_t[::1] buffer, int64_t shift):
-    # What is parsed next lies in this buffer.
+    # The buffer that is parsed next.
     lists.buffer = &buffer[0] if buffer.shape[0] else NULL
     lists.limit = lists.buffer + buffer.shape[0]
     lists.shift = shift
@@ -537,7 +537,7 @@ cdef int find_slot(const Call *call, const uint8_t *key, int64_t length) noexcep
 
 
 cdef inline int64_t read_length(const uint8_t **p, const uint8_t *end) noexcept nogil:
-    # A length of minimal form that the bytes up to the end have, else -1.
+    # A minimally encoded length that fits up to the end, else -1.
     cdef const uint8_t *at = p[0]
     cdef int64_t length = 0
     cdef int shift = 0
@@ -561,7 +561,7 @@ cdef inline int64_t read_length(const uint8_t **p, const uint8_t *end) noexcept 
 
 
 cdef void roll_back(Call *call) noexcept nogil:
-    # Forget what the record of this row gave, as far as it was parsed.
+    # Undo what was parsed of this row's record.
     cdef Column *column
     cdef int slot
     call.num_settled = 0
@@ -577,7 +577,7 @@ cdef void roll_back(Call *call) noexcept nogil:
 
 
 cdef bint parse_record(Call *call, const uint8_t *p, const uint8_t *end) noexcept nogil:
-    # Example: field 1, Features: field 1, an entry for each key.
+    # Example: field 1, Features: field 1, one entry per key.
     cdef const uint8_t *stop
     cdef int64_t length
     cdef int place = 0
@@ -615,7 +615,7 @@ cdef bint finish_record(Call *call) noexcept nogil:
 
 
 cdef bint settle(Call *call, int slot) noexcept nogil:
-    # The record has the key: once, or its message would have to be merged.
+    # The record has the key; only once, or the messages would have to be merged.
     if call.columns[slot].last_row == call.row:
         return False
     call.columns[slot].last_row = call.row
@@ -624,7 +624,7 @@ cdef bint settle(Call *call, int slot) noexcept nogil:
 
 
 cdef bint settle_missing(Call *call, int slot, int why) noexcept nogil:
-    # The record lacks the key, or has no list there.
+    # The record lacks the key, or its list.
     cdef const Slot *wanted = &call.slots[slot]
     cdef Column *column = &call.columns[slot]
     if wanted.is_required or not settle(call, slot):
@@ -665,7 +665,7 @@ cdef const uint8_t *parse_guessed(Call *call, const uint8_t *p, const uint8_t *e
 
 
 cdef inline bint take_chunk(Call *call, const Guess *guess, const uint8_t *p, int64_t size) noexcept nogil:
-    # False leaves all as it was, for parse_entry to look again.
+    # False leaves everything unchanged, for parse_entry to try again.
     cdef int slot = guess.slot
     cdef const Slot *wanted
     cdef Column *column
@@ -696,14 +696,14 @@ cdef inline bint take_chunk(Call *call, const Guess *guess, const uint8_t *p, in
 
 
 cdef bint is_chunk(int kind, const uint8_t *p, int64_t length) noexcept nogil:
-    # Check a chunk that nobody asked for.
+    # Check a chunk that is not wanted.
     if kind == INT64:
         return tfr_are_varints(p, length)
     return kind == BYTES or (kind == FLOAT and length & 3 == 0)
 
 
 cdef const uint8_t *parse_entry(Call *call, const uint8_t *p, const uint8_t *end, int place) noexcept nogil:
-    # An entry of Features. Returns its end, NULL where it is not plain.
+    # An entry of Features. Returns its end, or NULL if it is not canonical.
     cdef const uint8_t *key = NULL
     cdef int64_t key_length = 0
     cdef int slot
@@ -718,7 +718,7 @@ cdef const uint8_t *parse_entry(Call *call, const uint8_t *p, const uint8_t *end
 cdef bint open_entry(
     const uint8_t **start, const uint8_t **stop, const uint8_t **key, int64_t *key_length
 ) noexcept nogil:
-    # An entry of a map: its key, then its value, between whose bounds start and stop are afterwards.
+    # An entry of a map: its key, then its value; start and stop become the bounds of the value.
     cdef const uint8_t *p = start[0]
     cdef const uint8_t *end = stop[0]
     cdef int64_t length
@@ -748,7 +748,7 @@ cdef bint open_entry(
 
 
 cdef int slot_of(Call *call, const uint8_t *key, int64_t length, int place, uint8_t kind_tag) noexcept nogil:
-    # The slot of a key, which becomes the guess for the next record; NOT_UTF8 where the key is not.
+    # The slot of a key, which becomes the guess for the next record; NOT_UTF8 if the key is not UTF-8.
     cdef int slot
     cdef Guess *guess
     if place < call.num_guesses:
@@ -768,7 +768,7 @@ cdef int slot_of(Call *call, const uint8_t *key, int64_t length, int place, uint
 
 
 cdef void expect_kind(Call *call, Guess *guess, uint8_t kind_tag) noexcept nogil:
-    # What is asked for is of the plan's kind; what is skipped, of the kind it was in the record before.
+    # A wanted list has the plan's kind; a skipped one the kind it had in the previous record.
     guess.kind = kind_tag >> 3 if guess.slot == NOT_ASKED else call.slots[guess.slot].kind
     guess.chain = (
         FIELD_2 | 4 << 8 | <uint64_t>(guess.kind << 3 | 2) << 16 | <uint64_t>2 << 24 | <uint64_t>FIELD_1 << 32
@@ -807,7 +807,7 @@ cdef bint parse_feature(Call *call, int slot, const uint8_t *p, const uint8_t *e
 
 
 cdef int open_feature(const uint8_t **start, const uint8_t *end) noexcept nogil:
-    # The kind of a Feature's list, at which start is afterwards; 0 where it has none, -1 where it is not plain.
+    # The kind of a Feature's list, to which start moves; 0 if it has none, -1 if it is not canonical.
     cdef const uint8_t *p = start[0]
     cdef int kind
     cdef int64_t length
@@ -823,7 +823,7 @@ cdef int open_feature(const uint8_t **start, const uint8_t *end) noexcept nogil:
 
 
 cdef bint skip_list(int kind, const uint8_t *p, const uint8_t *end) noexcept nogil:
-    # Check a list that nobody asked for.
+    # Check a list that is not wanted.
     cdef int64_t length
     cdef uint8_t tag
     while p < end:
@@ -842,7 +842,7 @@ cdef bint skip_list(int kind, const uint8_t *p, const uint8_t *end) noexcept nog
 
 
 cdef int64_t single_length(int kind, uint8_t tag, const uint8_t *p, const uint8_t *end) noexcept nogil:
-    # The bytes of a number that stands alone, not in a packed chunk; -1 where there is none.
+    # The bytes of an unpacked number; -1 if there is none.
     cdef int64_t length = 0
     if kind == FLOAT and tag == FIELD_1_FIXED32 and end - p >= 4:
         return 4
@@ -855,7 +855,7 @@ cdef int64_t single_length(int kind, uint8_t tag, const uint8_t *p, const uint8_
 
 
 cdef bint parse_list(Call *call, int slot, const uint8_t *p, const uint8_t *end) noexcept nogil:
-    # The values of a list; a chunk may hold several, and several chunks make one list.
+    # The values of a list; a chunk may hold several values, and a list may have several chunks.
     cdef const Slot *wanted = &call.slots[slot]
     cdef int64_t length, count, written = 0
     cdef uint8_t tag
@@ -882,7 +882,7 @@ cdef bint parse_list(Call *call, int slot, const uint8_t *p, const uint8_t *end)
 
 
 cdef bint parse_strings(Call *call, Column *column, const uint8_t *p, const uint8_t *end) noexcept nogil:
-    # The values of a list of strings of any number: each is a chunk.
+    # The values of a list of any number of strings: each is a chunk.
     cdef int64_t length
     cdef int64_t *target
     while p < end:
@@ -900,7 +900,7 @@ cdef bint parse_strings(Call *call, Column *column, const uint8_t *p, const uint
 
 
 cdef bint store(Call *call, int slot, const uint8_t *p, int64_t length, int64_t count, int64_t written) noexcept nogil:
-    # Append `count` values, which are the bytes from p on, to a slot's column.
+    # Append `count` values, starting at p, to a slot's column.
     cdef const Slot *wanted = &call.slots[slot]
     cdef Column *column = &call.columns[slot]
     cdef uint8_t *target
@@ -926,7 +926,7 @@ cdef bint store(Call *call, int slot, const uint8_t *p, int64_t length, int64_t 
 
 
 cdef bint grow(Column *column, int64_t count, int64_t itemsize) noexcept nogil:
-    # Without memory the twin tries, and says so.
+    # Without memory, the Python fallback tries, and raises the error.
     cdef int64_t capacity = max(2 * column.capacity, column.size + count, 64)
     cdef uint8_t *data = <uint8_t *>realloc(column.data, capacity * itemsize)
     if data == NULL:
@@ -938,7 +938,7 @@ cdef bint grow(Column *column, int64_t count, int64_t itemsize) noexcept nogil:
 cdef bint parse_sequence(
     Call *lists, Call *context, Steps *steps, int64_t start, int64_t size, int64_t *found
 ) noexcept nogil:
-    # SequenceExample: field 1, Features; field 2, FeatureLists: field 1, an entry for each key.
+    # SequenceExample: field 1, Features; field 2, FeatureLists: field 1, one entry per key.
     cdef const uint8_t *p = lists.buffer + start
     cdef const uint8_t *end = p + size
     cdef const uint8_t *stop
@@ -986,7 +986,7 @@ cdef bint finish_steps(Call *call, Steps *steps) noexcept nogil:
 
 
 cdef void forget_steps(Call *call, Steps *steps) noexcept nogil:
-    # What the record of this row gave, as far as it was parsed.
+    # The part of this row's record that was parsed.
     cdef int slot
     for slot in range(call.num_slots):
         call.columns[slot].last_row = -1
@@ -997,7 +997,7 @@ cdef void forget_steps(Call *call, Steps *steps) noexcept nogil:
 cdef const uint8_t *parse_feature_list(
     Call *call, Steps *steps, const uint8_t *p, const uint8_t *end, int place
 ) noexcept nogil:
-    # An entry of FeatureLists, whose value is a FeatureList: field 1, a Feature for each step. As parse_entry.
+    # An entry of FeatureLists, whose value is a FeatureList: field 1, one Feature per step. Like parse_entry.
     cdef const uint8_t *key = NULL
     cdef int64_t length, key_length = 0
     cdef int slot
@@ -1012,7 +1012,7 @@ cdef const uint8_t *parse_feature_list(
         p += 1
         length = read_length(&p, end)
         if 4 * length < end - p:
-            tfr_prefetch(p + 4 * length)  # steps are mostly of one size: a later one's begin lies there, or near
+            tfr_prefetch(p + 4 * length)  # steps mostly have the same size: a later one starts there, or nearby
         if length < 0 or not parse_step(call, steps, slot, p, p + length):
             return NULL
         p += length
@@ -1020,7 +1020,7 @@ cdef const uint8_t *parse_feature_list(
 
 
 cdef bint parse_step(Call *call, Steps *steps, int slot, const uint8_t *p, const uint8_t *end) noexcept nogil:
-    # A step's Feature; where its kind is not set the step has no values.
+    # A step's Feature; if its kind is not set, the step has no values.
     cdef int kind = open_feature(&p, end)
     if kind < 0:
         return False
@@ -1059,8 +1059,8 @@ def copies(const uint8_t[::1] buffer not None, const int64_t[::1] spans not None
 
     Args:
         buffer: Where the values are.
-        spans: Of each its first byte and number of bytes.
-        offsets: [N + 1], where the values of N lists begin and end.
+        spans: First byte and number of bytes of each value.
+        offsets: [N + 1], the row splits of N lists.
 
     Returns:
         A list of bytes, or of N lists of them.
@@ -1069,7 +1069,7 @@ def copies(const uint8_t[::1] buffer not None, const int64_t[::1] spans not None
 
 
 def texts(const uint8_t[::1] buffer not None, const int64_t[::1] spans not None, const int64_t[::1] offsets=None):
-    """As `copies`, decoded as strict UTF-8: str.
+    """Like `copies`, decoded as strict UTF-8 to str.
 
     Raises:
         UnicodeDecodeError: A value is not UTF-8.
@@ -1113,11 +1113,11 @@ cdef list strings_of(const uint8_t[::1] buffer, const int64_t[::1] spans, int64_
 
 
 def string_at(bytes record not None, Memory block not None, int64_t place, bint is_text):
-    """The string of a record whose span lies at a byte of a block that `Plan.parse_one` gave: bytes, or str.
+    """The string of a record, as bytes or str, whose span is at a byte of a block from `Plan.parse_one`.
 
     Raises:
-        UnicodeDecodeError: As `texts`.
-        ValueError: The span lies outside the block, or the value outside the record.
+        UnicodeDecodeError: See `texts`.
+        ValueError: The span is outside the block, or the value outside the record.
     """
     cdef int64_t span[2]
     if place < 0 or place > block.size - <int64_t>sizeof(span):
@@ -1128,7 +1128,7 @@ def string_at(bytes record not None, Memory block not None, int64_t place, bint 
 
 
 def strings_in(bytes record not None, Memory spans not None, bint is_text):
-    """The strings of a record whose spans `Plan.parse_one` gave: a list; errors as of `string_at`."""
+    """The strings of a record as a list, from spans of `Plan.parse_one`; errors are those of `string_at`."""
     cdef int64_t *span = <int64_t *>spans.data
     cdef int64_t number, count = spans.size // (2 * sizeof(int64_t))
     cdef list values = PyList_New(count)
@@ -1141,7 +1141,7 @@ def strings_in(bytes record not None, Memory spans not None, bint is_text):
 
 
 def varints(const uint8_t[::1] buffer not None, int64_t[::1] values not None, int level):
-    """Decode a buffer of varints by one decoder, for the tests: whether it took them; None where the processor cannot.
+    """Decode a buffer of varints with one decoder, for tests: whether it succeeded; None if the CPU cannot run it.
 
     Raises:
         ValueError: The buffer does not hold as many varints as ``values`` has places.

@@ -1,11 +1,11 @@
-/* CRC-32C (Castagnoli, reflected polynomial 0x82F63B78) of bytes in memory, the quickest way this processor has.
+/* CRC-32C (Castagnoli, reflected polynomial 0x82F63B78) of bytes in memory, the fastest way on this CPU.
  *
- * x86-64 with SSE4.2 and PCLMUL: the crc32 instruction on three streams at once, since it takes one cycle but three to
- * its result; the three are joined by two carry-less multiplications. ARMv8: the same, joined by a loop. Elsewhere
- * eight tables ("slicing by 8"). Chosen when crc32c_init runs, which must come first. No alignment is asked for.
+ * x86-64 with SSE4.2 and PCLMUL: the crc32 instruction on three streams at once, as it issues each cycle with a latency
+ * of three; the results are joined by two carry-less multiplications. ARMv8: the same, joined by a loop. Elsewhere,
+ * eight tables ("slicing by 8"). crc32c_init chooses, and must be called first. No alignment is required.
  *
- * Joining: with P the polynomial, behind a stream of n bytes a checksum counts as crc * x^(8n) mod P. In the reflected
- * form a carry-less product of two 32-bit values, put through the instruction, is a * b * x^33 mod P; so the factor for
+ * Joining: with the polynomial P, n more bytes turn a checksum into crc * x^(8n) mod P. In the reflected
+ * form, a carry-less product of two 32-bit values, put through the instruction, is a * b * x^33 mod P; so the factor for
  * k words of eight bytes is x^(64k - 33) mod P. For k = 1 that is x^31, which is 1 in reflected form, and the
  * instruction itself multiplies by x^64.
  */
@@ -84,7 +84,7 @@ static uint32_t crc32c_by_tables(uint32_t crc, const uint8_t *data, size_t size)
 }
 
 #ifdef CRC32C_X86
-#define CRC32C_MAX_WORDS 256 /* of a stream: joining costs 2 percent then, and 6 KiB lie in the first cache */
+#define CRC32C_MAX_WORDS 256 /* per stream: joining then costs 2 percent, and 6 KiB fit into the L1 cache */
 static uint32_t crc32c_factors[2 * CRC32C_MAX_WORDS + 1]; /* [k]: x^(64k - 33) mod P */
 static int64_t crc32c_folds[8][2]; /* see crc32c_make_folds */
 
@@ -119,10 +119,10 @@ static int64_t crc32c_power(int n) {
     return (int64_t)((uint64_t)power << 32);
 }
 
-/* 256 bytes in four parts are folded onto the 256 behind them, at three times the speed of the crc32 instruction: a word
- * is multiplied by x^(distance) mod P, so that what is left is congruent to the whole (Gopal et al., Intel 2009). The
- * bytes that are no multiple of 256 come first, by the instruction, and before this function's registers are in use:
- * instructions of the old form are ten times slower while those hold something. */
+/* Fold 256 bytes in four parts onto the next 256, at three times the speed of the crc32 instruction: each word
+ * is multiplied by x^(distance) mod P, so that the rest is congruent to the whole (Gopal et al., Intel 2009). The
+ * remainder modulo 256 comes first, with the instruction, and before this function's registers are in use:
+ * legacy-encoded instructions are ten times slower while these are dirty. */
 #define CRC32C_WIDE __attribute__((target("avx512f,vpclmulqdq,sse4.2,pclmul")))
 
 CRC32C_WIDE static inline __m512i crc32c_folded(__m512i part, __m512i factor, __m512i onto) {
@@ -233,7 +233,7 @@ static void crc32c_choose(void) {
 }
 #endif
 
-/* Choose the function for this processor; called once, when the module is imported. */
+/* Choose the function for this CPU; called once, when the module is imported. */
 static void crc32c_init(void) {
     crc32c_make_tables();
     crc32c_chosen = crc32c_by_tables;
@@ -243,12 +243,12 @@ static void crc32c_init(void) {
 #endif
 }
 
-/* CRC-32C of the bytes, going on from that of the bytes before (0 at the beginning). */
+/* CRC-32C of the bytes, continuing from that of the bytes before (0 at the beginning). */
 static inline uint32_t crc32c_extend(uint32_t crc, const uint8_t *data, size_t size) {
     return ~crc32c_chosen(~crc, data, size);
 }
 
-/* As TFRecord files store it. */
+/* Masked, as stored in TFRecord files. */
 static inline uint32_t crc32c_masked(const uint8_t *data, size_t size) {
     uint32_t crc = crc32c_extend(0, data, size);
     return (crc >> 15 | crc << 17) + 0xA282EAD8u;

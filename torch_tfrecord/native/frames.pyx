@@ -1,14 +1,14 @@
 # cython: boundscheck=False, wraparound=False, initializedcheck=False, cdivision=True
-"""Loops over frames and checksums of TFRecord files, and reads of them.
+"""Loops over frames and checksums of TFRecord files, and batch reads from them.
 
-The twins are in `packed_records`, `read_plan`, `reader`, `record_table`.
+The Python fallbacks are in `packed_records`, `read_plan`, `reader`, `record_table`.
 
-Nothing in the bytes is trusted: a length is held against what is left of the buffer before it is used, in a form that
-cannot overflow. Errors are not worded here: these functions say where they stopped, and Python says what is wrong.
+Nothing in the bytes is trusted: a length is checked against what is left of the buffer before it is used, in a way that
+cannot overflow. These functions raise no format errors: they return where they stopped, and Python raises the error.
 
-Lists that come from outside may be changed meanwhile, by another thread where there is no GIL, or by their own items'
-`__index__`: they are copied to tuples, or read in a critical section that runs no Python code. So are numbers of an array
-that are used twice: they are copied first, and the copies checked.
+Lists from callers may change during a call, by another thread without the GIL, or by the `__index__` of their own
+items: they are copied to tuples, or read in a critical section that runs no Python code. Likewise, array elements that
+are used twice are copied first, and the copies are checked.
 """
 
 cimport cython
@@ -61,11 +61,11 @@ cdef enum:
     _OVERHEAD = 16
     _FOOTER = 4
     _LENGTH = 8
-    _CHUNK = 1 << 18  # fits in the second cache, with room for more
+    _CHUNK = 1 << 18  # fits into the L2 cache, with room to spare
     _MOST_SOURCES = 8
-    _SMALL = 1 << 14  # below, giving the GIL away costs more than the work
+    _SMALL = 1 << 14  # below, releasing the GIL costs more than the work
 
-cdef int64_t _FAR = 1LL << 61  # behind the end of any file; three such numbers can be added
+cdef int64_t _FAR = 1LL << 61  # past the end of any file; three such numbers can be added
 
 
 cdef inline bint _is_header(const uint8_t *at) noexcept nogil:
@@ -77,7 +77,7 @@ cdef inline bint _is_payload(const uint8_t *payload, size_t length) noexcept nog
 
 
 def crc32c(const uint8_t[::1] data, uint32_t value=0):
-    """CRC-32C of bytes, going on from that of the bytes before."""
+    """CRC-32C of bytes, continuing from the CRC-32C of the bytes before."""
     cdef size_t size = data.shape[0]
     if size < _SMALL:
         return crc32c_extend(value, &data[0], size)
@@ -87,7 +87,7 @@ def crc32c(const uint8_t[::1] data, uint32_t value=0):
 
 
 def max_records(const uint8_t[::1] buffer):
-    """At least as many as there are complete records at the front of a buffer; no checksum is looked at."""
+    """An upper bound on the number of complete records at the start of a buffer, without checking checksums."""
     cdef const uint8_t *data = &buffer[0]
     cdef uint64_t left = buffer.shape[0], length
     cdef Py_ssize_t count = 0
@@ -103,9 +103,9 @@ def max_records(const uint8_t[::1] buffer):
 
 
 def walk(const uint8_t[::1] buffer, int64_t[::1] starts, int64_t[::1] lengths, bint verify):
-    """Find the complete records at the front of a buffer, as many as `starts` and `lengths` hold.
+    """Find the complete records at the start of a buffer, as many as `starts` and `lengths` hold.
 
-    Returns how many were found, the bytes they fill, why the walk stopped, and the length of the incomplete record.
+    Returns the number found, their total bytes, why the walk stopped, and the length of the incomplete record.
     """
     cdef const uint8_t *data = &buffer[0]
     cdef Py_ssize_t limit = min(starts.shape[0], lengths.shape[0]), count = 0
@@ -135,18 +135,18 @@ def walk(const uint8_t[::1] buffer, int64_t[::1] starts, int64_t[::1] lengths, b
 def scan(
     int fd, int64_t offset, int64_t end, uint8_t[::1] buffer, int64_t[::1] offsets, int64_t[::1] lengths,
 ):
-    """Find the records of a file one behind the other, all checked, as many as `offsets` and `lengths` hold.
+    """Find and check consecutive records of a file, as many as `offsets` and `lengths` hold.
 
     Args:
-        fd: The file.
-        offset: Of the first record.
-        end: Where to stop, at most the file's size: no byte behind is read.
-        buffer: Used for what is read.
-        offsets, lengths: [N], receive the offset of each record and the length of its payload.
+        fd: Descriptor of the file.
+        offset: Offset of the first record.
+        end: Where to stop, at most the file's size: no byte after it is read.
+        buffer: Scratch buffer for reads.
+        offsets, lengths: [N], receive the offset and payload length of each record.
 
     Returns:
-        How many were found. Behind them comes the end, or something that is no good record, or one that `buffer` does
-        not hold; or all N were found.
+        The number found. After them comes the end, a bad record, or one that does not fit into `buffer`, unless all N
+        were found.
     """
     cdef uint8_t *data = &buffer[0]
     cdef int64_t capacity = buffer.shape[0], held = 0, used, wanted, length
@@ -180,14 +180,14 @@ def scan(
 
 
 cdef inline bint _is_record(const uint8_t *data, int64_t size, int64_t at, int64_t length, bint verify) noexcept nogil:
-    # Whether a good record of that length begins there in a buffer of that size.
+    # Whether a good record of that length starts there, in a buffer of that size.
     return (0 <= at <= size and length >= 0 and size - at >= _OVERHEAD and length <= size - at - _OVERHEAD
             and load_le64(data + at) == <uint64_t>length and _is_header(data + at)
             and (not verify or _is_payload(data + at + _HEADER, length)))
 
 
 def first_bad(const uint8_t[::1] buffer, const int64_t[:] places, const int64_t[:] lengths, bint verify):
-    """Number of the first place at which there is no good record of that length; -1 where all are good."""
+    """Number of the first place without a good record of that length; -1 if all are good."""
     cdef const uint8_t *data = &buffer[0]
     cdef Py_ssize_t number, count = min(places.shape[0], lengths.shape[0])
     with nogil:
@@ -200,7 +200,7 @@ def first_bad(const uint8_t[::1] buffer, const int64_t[:] places, const int64_t[
 
 
 def slices(const uint8_t[::1] buffer, const int64_t[:] starts, const int64_t[:] lengths):
-    """Copies of parts of a buffer; ValueError where one is not inside it."""
+    """Copy parts of a buffer; raises ValueError if a part is not inside it."""
     cdef const char *data = <const char *>&buffer[0]
     cdef Py_ssize_t number, count = starts.shape[0]
     cdef int64_t size = buffer.shape[0], start, length
@@ -218,7 +218,7 @@ def slices(const uint8_t[::1] buffer, const int64_t[:] starts, const int64_t[:] 
 
 
 def integers(numbers, int64_t limit, int64_t[::1] out):
-    """Copy a list of int, all from 0 to below the limit, to an array of the same size; False in any doubt."""
+    """Copy a list of int, each from 0 to below the limit, to an array of the same size; False if in doubt."""
     cdef Py_ssize_t number, count = out.shape[0]
     cdef int64_t value
     cdef int overflow = 0
@@ -239,16 +239,16 @@ def integers(numbers, int64_t limit, int64_t[::1] out):
 
 
 def find(const int64_t[::1] positions, const int64_t[::1] ends, const int64_t[::1] borders, int64_t[:, ::1] places):
-    """Where records lie, by their positions; the twin is `RecordTable.find`.
+    """Find records by their positions; the Python fallback is `RecordTable.find`.
 
     Args:
         positions: [N].
-        ends: [F]: for each file how many records there are up to its end.
-        borders: [records + F]: of each file the offsets of its records, then that of its end.
-        places: [3, N], receives number of the file, offset and payload length.
+        ends: [F]: the number of records up to the end of each file.
+        borders: [records + F]: for each file, the offsets of its records, then the offset of its end.
+        places: [3, N], receives file number, offset and payload length.
 
     Returns:
-        False where a position is none.
+        False if a position is out of range.
     """
     cdef Py_ssize_t number, count = positions.shape[0], num_files = ends.shape[0], low, high, middle, file = 0
     cdef int64_t position, begin = 0, end = ends[0] if num_files else 0
@@ -258,7 +258,7 @@ def find(const int64_t[::1] positions, const int64_t[::1] ends, const int64_t[::
     with nogil:
         for number in range(count):
             position = positions[number]
-            if position < begin or position >= end:  # of another file than the record before
+            if position < begin or position >= end:  # in another file than the record before
                 low, high = 0, num_files
                 while low < high:
                     middle = (low + high) // 2
@@ -279,7 +279,7 @@ def find(const int64_t[::1] positions, const int64_t[::1] ends, const int64_t[::
 
 
 def in_order(const int64_t[:] files, const int64_t[:] offsets):
-    """Whether records are in the order of their files and offsets."""
+    """Whether records are sorted by file and offset."""
     cdef Py_ssize_t number
     for number in range(1, min(files.shape[0], offsets.shape[0])):
         if files[number] < files[number - 1] or (
@@ -292,18 +292,18 @@ def plan_reads(
     const int64_t[:] files, const int64_t[:] offsets, const int64_t[:] lengths, order,
     int64_t max_gap, int64_t window, int64_t[:, ::1] ranges, int64_t[::1] places,
 ):
-    """The ranges to read for a batch of records; `read_plan.plan_reads` is the twin, and says what they are.
+    """Plan the ranges to read for a batch of records; see the Python fallback `read_plan.plan_reads`.
 
     Args:
         files, offsets, lengths: [N], of the records.
-        order: [N], what puts them in the order of files and offsets; None where they are in order.
+        order: [N], the permutation that sorts them by file and offset; None if they are sorted.
         max_gap, window: In bytes.
-        ranges: [4, N], receives for each range the number of its file among those read, first byte, bytes, and where
-            it begins in the buffer.
-        places: [N], receives where each payload begins in the buffer.
+        ranges: [4, N], receives for each range the number of its file among those read, first byte, size, and its
+            start in the buffer.
+        places: [N], receives the start of each payload in the buffer.
 
     Returns:
-        How many ranges, their bytes, and the numbers of the files that are read; None where a number is out of range.
+        The number of ranges, their total bytes, and the numbers of the files; None if a number is out of range.
     """
     cdef Py_ssize_t count = files.shape[0], number, record, last = -1
     cdef const int64_t[::1] sorted_by
@@ -357,15 +357,15 @@ def read_records(
     """Read some ranges of a plan into a buffer, then check records in it.
 
     Args:
-        sources: Descriptor and bytes of up to MOST_SOURCES files; the first one is that of number `first_source`.
-        ranges: Of `plan_reads`; those from `first` to below `last` are read.
+        sources: Descriptor and size of up to MOST_SOURCES files; the first has number `first_source`.
+        ranges: From `plan_reads`; those from `first` to below `last` are read.
         buffer: Receives them.
-        places: [N]: where the payloads to check begin in the buffer.
-        lengths: [N or more], of the records' payloads.
-        verify: Check the payloads' checksums, too.
+        places: [N]: start of each payload to check in the buffer.
+        lengths: [N or more]: payload lengths.
+        verify: Also check the payload checksums.
 
     Returns:
-        Whether all came whole and every record is good.
+        Whether all reads were complete and every record is good.
     """
     cdef uint8_t *data = &buffer[0] if buffer.shape[0] else NULL
     cdef int64_t size = buffer.shape[0], source, begin, length, start, step
@@ -389,7 +389,7 @@ def read_records(
                 step = min(length, _CHUNK)
                 good = pread(descriptors[source], data + start, step, begin) == step
                 begin, start, length = begin + step, start + step, length - step
-                # What has come is checked while it is in the cache; records in another order than the file's wait.
+                # Check while the data is in the cache; records that are not in file order are checked later.
                 while good and checked < count and places[checked] <= start - lengths[checked] - _FOOTER:
                     good = _is_record(data, start, places[checked] - _HEADER, lengths[checked], verify)
                     checked += 1
@@ -402,7 +402,7 @@ def read_records(
 
 
 def read_record(int fd, int64_t offset, int64_t length, bint verify):
-    """Payload of the record at an offset, which must be `length` bytes long; None in any doubt."""
+    """The payload of the record at an offset, which must have `length` bytes; None if in doubt."""
     cdef uint8_t small[_SMALL]
     cdef uint8_t *header = small
     cdef uint8_t *footer = small + _HEADER
@@ -411,7 +411,7 @@ def read_record(int fd, int64_t offset, int64_t length, bint verify):
     cdef char *data
     if length < 0 or offset < 0:
         return None
-    if length <= _SMALL - _OVERHEAD:  # copying it costs less than reading three parts
+    if length <= _SMALL - _OVERHEAD:  # copying costs less than reading three parts
         with nogil:
             good = (pread(fd, small, length + _OVERHEAD, offset) == length + _OVERHEAD
                     and _is_record(small, length + _OVERHEAD, 0, length, verify))
@@ -429,14 +429,14 @@ def read_record(int fd, int64_t offset, int64_t length, bint verify):
 
 
 def read_values(list sources, const int64_t[:, :] places):
-    """Parts of files as bytes, each held against its own CRC-32C; all read while the interpreter's lock is free.
+    """Read parts of files as bytes, without the GIL, and check each against its CRC-32C.
 
     Args:
-        sources: Descriptor and bytes of up to MOST_SOURCES files, and how many of the parts are of each, in that order.
-        places: [N, 3]: first byte, bytes and CRC-32C of each part.
+        sources: Descriptor and size of up to MOST_SOURCES files, and the number of parts from each, in that order.
+        places: [N, 3]: first byte, size and CRC-32C of each part.
 
     Returns:
-        The N parts; None in any doubt.
+        The N parts; None if in doubt.
     """
     cdef tuple kept = tuple(sources)
     cdef Py_ssize_t number, last = 0, source, count = places.shape[0], num_sources = len(kept)
@@ -485,7 +485,7 @@ def read_values(list sources, const int64_t[:, :] places):
 
 
 cdef bint _read_part(int fd, int64_t begin, int64_t length, int64_t expected, char *data) noexcept nogil:
-    # Whether all bytes came, and have the checksum.
+    # Whether all bytes were read and match the checksum.
     cdef uint32_t crc = 0
     cdef int64_t step
     while length:

@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=True, wraparound=False
-"""JPEG images and regions of them, decoded by the system's libjpeg-turbo without the interpreter's lock."""
+"""Decode JPEG images and regions of them with libjpeg-turbo, without the GIL."""
 
 from libc.stddef cimport size_t
 
@@ -25,10 +25,10 @@ def read_region(
 ):
     """Decode the region from (top, left) of a JPEG image of the given size into out [height, width, C].
 
-    C is 1 (the stored luma) or 3 (RGB). Returns True, or False for a kind that is not read by regions.
+    C is 1 (the stored luma) or 3 (RGB). Returns True, or False for a kind that cannot be decoded by region.
 
     Raises:
-        ValueError: The region is empty or reaches out of the image, C is another, or the data are cut or damaged.
+        ValueError: The region is empty or outside the image, C is invalid, or the data is truncated or damaged.
     """
     cdef unsigned height = <unsigned> out.shape[0], width = <unsigned> out.shape[1]
     cdef int status, channels = <int> out.shape[2]
@@ -53,12 +53,12 @@ def read_region(
 
 
 def find_plain(list images not None, unsigned height, unsigned width):
-    """For each image whether it is, by its first bytes and its end, one that `read_images` may read at this size.
+    """Whether each image, by its first bytes and its end, is one that `read_images` may read at this size.
 
-    True only for bytes of a JPEG image with 8 bits, 1 or 3 channels and this size, whose header `read_header` takes and
-    for which `has_end_marker` is True; nothing is decoded, so `read_images` may yet refuse it.
+    True only for bytes of a JPEG image with 8 bits, 1 or 3 channels and this size, whose header `read_header` accepts
+    and for which `has_end_marker` is True; nothing is decoded, so `read_images` may still reject it.
     """
-    cdef tuple kept = tuple(images)  # the list may be changed by another thread
+    cdef tuple kept = tuple(images)  # another thread may change the list
     cdef Py_ssize_t number, count = len(kept)
     found_array = np.zeros(count, np.bool_)
     cdef unsigned char[::1] found = found_array.view(np.uint8)
@@ -70,20 +70,20 @@ def find_plain(list images not None, unsigned height, unsigned width):
 
 
 def read_images(list images not None, const long long[::1] rows not None, unsigned char[:, :, :, ::1] out not None):
-    """Decode whole JPEG images of one size, each into a row of out [N, height, width, C].
+    """Decode whole JPEG images of equal size, each into a row of out [N, height, width, C].
 
-    Meanwhile the interpreter's lock is free. `images` are bytes, `rows` tells the row of each; C is 1 (the stored
+    Releases the GIL. `images` are bytes, `rows` are the row numbers; C is 1 (the stored
     luma) or 3 (RGB).
 
     Returns:
-        For each image True; False where it is of a kind that is not read here, damaged, or of another size: its row
-        then holds anything.
+        True for each decoded image; False if it is of an unsupported kind, damaged, or of another size: its row is
+        then undefined.
 
     Raises:
-        ValueError: Numbers that do not fit each other.
-        TypeError: An image that is not bytes.
+        ValueError: The numbers of images, rows and sizes do not match.
+        TypeError: An image is not bytes.
     """
-    cdef tuple kept = tuple(images)  # so that nobody takes their memory away meanwhile
+    cdef tuple kept = tuple(images)  # keeps their memory alive during the call
     cdef Py_ssize_t number, count = len(kept)
     cdef unsigned height = <unsigned> out.shape[1], width = <unsigned> out.shape[2]
     cdef int channels = <int> out.shape[3]

@@ -30,7 +30,7 @@ static void region_fail(j_common_ptr image) { longjmp(((RegionErrors *)image->er
 static void region_be_silent(j_common_ptr image) { (void)image; }
 static void region_do_nothing(j_decompress_ptr image) { (void)image; }
 
-/* All bytes are there from the start: being asked for more means that the file is cut. */
+/* All bytes are available from the start: a request for more means that the file is truncated. */
 static boolean region_no_more(j_decompress_ptr image) { ERREXIT(image, JERR_INPUT_EOF); return FALSE; }
 
 static void region_pass_over(j_decompress_ptr image, long count) {
@@ -48,8 +48,8 @@ static int region_is_plain(j_decompress_ptr image) {
            image->jpeg_color_space == JCS_RGB;
 }
 
-/* Whether the first marker behind a scan's header is the end marker, restarts aside. Rows below a region are not read, so
-   a second frame or scan there, which decoders of whole images refuse, is found here only. */
+/* Whether the first marker after a scan's header, except restarts, is the end marker. Rows below a region are not read,
+   so only this check finds a second frame or scan, which decoders of whole images reject. */
 static int region_is_last_scan(const unsigned char *at, size_t size) {
     const unsigned char *end = at + size;
     while (at < end && (at = (const unsigned char *)memchr(at, 0xFF, (size_t)(end - at)))) {
@@ -60,7 +60,7 @@ static int region_is_last_scan(const unsigned char *at, size_t size) {
 }
 
 /* Reads rows [top, top + height) and columns [left, left + width) as [height][width][channels], channels 1 or 3.
-   The caller says the image's own size, which the rectangle lies in; another size in the data is REGION_DAMAGED. */
+   The caller passes the size of the image, which contains the rectangle; another size in the data is REGION_DAMAGED. */
 static int region_read(const unsigned char *data, size_t size, unsigned image_height, unsigned image_width,
                        unsigned top, unsigned left, unsigned height, unsigned width, int channels,
                        unsigned char *out) {
@@ -114,14 +114,14 @@ static int region_read(const unsigned char *data, size_t size, unsigned image_he
     }
     row = (JDIMENSION)errors.base.num_warnings;
     jpeg_destroy_decompress(&image);
-    /* Doubtful data are left to whoever decodes the whole image. */
+    /* Leave doubtful data to the decoder of the whole image. */
     return row ? REGION_UNSUPPORTED : REGION_READ;
 }
 
-/* Whether an image's first bytes and its end leave no doubt that region_read may be tried on all of it: segments as the
-   standard has them up to the first scan, one frame of 8 bits, 1 or 3 components and this size, and an end marker behind
-   the scan's header. Stricter than libjpeg, which passes over segments of fewer than 2 bytes and, where all pixels are
-   there, does not look for the end. Inside compressed pixels the end marker's two bytes cannot stand. */
+/* Whether an image's first bytes and its end show that region_read may be tried on all of it: standard segments
+   up to the first scan, one frame of 8 bits, 1 or 3 components and this size, and an end marker after
+   the scan's header. Stricter than libjpeg, which skips segments of fewer than 2 bytes and, once it has all pixels,
+   does not look for the end. The end marker's two bytes cannot occur inside compressed pixels. */
 static int image_is_plain(const unsigned char *data, size_t size, unsigned height, unsigned width) {
     size_t at = 2, end, length;
     int has_frame = 0;

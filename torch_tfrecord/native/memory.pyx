@@ -1,5 +1,5 @@
 # cython: boundscheck=False, wraparound=False, initializedcheck=False
-"""Memory that is used again, and rows padded in it; the twins are `batch_memory`, which takes fresh memory each time, and
+"""Reusable memory, and padding of rows in it; the Python fallbacks are `batch_memory`, with fresh memory each time, and
 `values.padded`."""
 
 from cpython.buffer cimport PyBuffer_FillInfo
@@ -18,13 +18,13 @@ __all__ = ["Block", "pad"]
 
 
 cdef class Block:
-    """Writable memory, not cleared, for the buffer protocol; goes back when its last view is gone.
+    """Writable, uninitialised memory with the buffer protocol; returned for reuse when its last view is gone.
 
     Args:
-        size: Bytes, at least 0.
+        size: Number of bytes, at least 0.
 
     Raises:
-        MemoryError: There is not that much.
+        MemoryError: There is not enough memory.
     """
 
     cdef block_header *block
@@ -53,17 +53,17 @@ def pad(
     const uint8_t[::1] fill not None,
     uint8_t[:, ::1] out not None,
 ):
-    """Copy values[offsets[i] * itemsize : offsets[i + 1] * itemsize] to out[i], and fill up the rest of it.
+    """Copy values[offsets[i] * itemsize : offsets[i + 1] * itemsize] to out[i], and pad the rest of it.
 
     Args:
-        values: The rows, one behind the other.
-        offsets: Where each begins, and where the last one ends, in items.
-        itemsize: Bytes of an item, at least 0.
-        fill: Repeated behind a row: at least one byte; a whole number of it fits there.
-        out: A row of it for each row.
+        values: The concatenated rows.
+        offsets: The row splits, in items.
+        itemsize: Bytes per item, at least 0.
+        fill: Repeated after each row: at least one byte; must fit a whole number of times.
+        out: Receives one row for each row.
 
     Raises:
-        ValueError: Offsets that descend or leave the values, a row longer than its place, no place for each.
+        ValueError: Offsets descend or leave the values, a row is too long for `out`, or `out` has too few rows.
     """
     cdef Py_ssize_t rows = out.shape[0], width = out.shape[1], period = fill.shape[0], row, length, done
     cdef int64_t begin, end
@@ -87,7 +87,7 @@ def pad(
             if length == width:
                 continue
             memcpy(target + length, &fill[0], <size_t> period)
-            done = period  # each copy doubles what is filled
+            done = period  # each copy doubles the filled part
             while length + done < width:
                 memcpy(target + length + done, target + length, <size_t> min(done, width - length - done))
                 done *= 2

@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=False, wraparound=False
-"""Pixels of one image into its place in a batch, in one pass, without the interpreter's lock or torch's threads."""
+"""Copy the pixels of one image to its place in a batch, in one pass, without the GIL or torch's threads."""
 
 from libc.string cimport memcpy
 
@@ -11,7 +11,7 @@ def _shape(array):
 
 
 def place(const unsigned char[:, :, ::1] pixels not None, bint flip, unsigned char[:, :, ::1] out not None):
-    """Copy pixels [H, W, C], mirrored where flip says so, to out [H, W, C].
+    """Copy pixels [H, W, C], mirrored if `flip`, to out [H, W, C].
 
     Raises:
         ValueError: The shapes differ.
@@ -44,7 +44,7 @@ def place_normalized(
     const float[:, ::1] table not None,
     float[:, :, ::1] out not None,
 ):
-    """Write table[c, value] for each pixel [H, W, C], mirrored where flip says so, to out [C, H, W].
+    """Write table[c, value] for each pixel [H, W, C], mirrored if `flip`, to out [C, H, W].
 
     Raises:
         ValueError: The shapes differ, or the table is not [C, 256].

@@ -1,7 +1,7 @@
 # cython: boundscheck=False, wraparound=False, initializedcheck=False
-"""Memory that processes share: a file that each maps, and pieces of it that know how many still hold them.
+"""Memory shared between processes: a file that each maps, and reference-counted pieces of it.
 
-Its user, `shared_memory`, does without where this was not built: then batches leave a worker by torch's own way.
+If this module was not built, its user `shared_memory` falls back to torch's own transfer of batches from workers.
 """
 
 cimport cython
@@ -17,7 +17,7 @@ cdef extern from *:
     #ifndef MAP_NORESERVE
     #define MAP_NORESERVE 0
     #endif
-    /* Give pages of a shared file back to the system: they read as zeros afterwards, in every process. */
+    /* Return pages of a shared file to the system: they read as zeros afterwards, in every process. */
     static int shared_forget(void *start, size_t size) {
     #ifdef MADV_REMOVE
         return madvise(start, size, MADV_REMOVE);
@@ -44,20 +44,20 @@ cdef extern from *:
 
 __all__ = ["HEADER_BYTES", "Mapping", "Piece"]
 
-# In front of each piece: its count, and room so that data is aligned as the widest instructions like it.
+# Before each piece: its reference count, and padding to align the data for the widest instructions.
 DEF HEADER = 64
 HEADER_BYTES = HEADER
 
 
 cdef class Mapping:
-    """A file's first bytes as this process' memory, until nobody holds it or a piece of it.
+    """The first bytes of a file mapped into this process, until nobody holds the mapping or a piece of it.
 
     Args:
-        fd: The file's descriptor, which may be closed afterwards.
-        size: Bytes, at least 1; the file must be as long.
+        fd: Descriptor of the file, which may be closed afterwards.
+        size: Number of bytes, at least 1; the file must be at least as long.
 
     Raises:
-        OSError: The system does not map it.
+        OSError: The system cannot map it.
     """
 
     cdef uint8_t *base
@@ -73,29 +73,29 @@ cdef class Mapping:
 
     @property
     def address(self):
-        """Where it begins in this process."""
+        """Start address in this process."""
         return <uintptr_t>self.base
 
     def holders(self, Py_ssize_t start):
-        """How many hold the piece that begins there."""
+        """The reference count of the piece at this start."""
         self._check(start, HEADER)
         return shared_load(<uint32_t *>(self.base + start))
 
     def hold(self, Py_ssize_t start):
-        """One more holds it: a message, whose receiver makes a `Piece` of it."""
+        """Add a reference for a message, whose receiver creates a `Piece` from it."""
         self._check(start, HEADER)
         shared_add(<uint32_t *>(self.base + start))
 
     def begin(self, Py_ssize_t start):
-        """A piece begins there, which one holds: who makes a `Piece` of it."""
+        """Start a piece with one reference, for the caller that creates a `Piece` from it."""
         self._check(start, HEADER)
         shared_store(<uint32_t *>(self.base + start), 1)
 
     def forget(self, Py_ssize_t start, Py_ssize_t num_bytes):
-        """Give whole pages back to the system.
+        """Return whole pages to the system.
 
         Raises:
-            OSError: It does not take them.
+            OSError: The system does not accept them.
         """
         self._check(start, num_bytes)
         if shared_forget(self.base + start, num_bytes) != 0:
@@ -113,14 +113,14 @@ cdef class Mapping:
 
 @cython.no_gc
 cdef class Piece:
-    """Writable memory for the buffer protocol; when its last view is gone, one less holds the piece.
+    """Writable memory with the buffer protocol; drops its reference to the piece when its last view is gone.
 
-    In a process that was forked off its maker it counts for nothing: the maker's own is still there.
+    In a child forked from its creator it does not count, as the creator still has its own.
 
     Args:
-        mapping: Kept as long as this.
-        start: Where its header begins; the data is `HEADER_BYTES` behind.
-        num_bytes: Of the data.
+        mapping: Kept alive as long as this.
+        start: Start of its header; the data starts `HEADER_BYTES` later.
+        num_bytes: Size of the data.
     """
 
     cdef Mapping mapping

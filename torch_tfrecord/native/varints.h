@@ -1,7 +1,7 @@
 /* Varints (base 128, little end first) to int64: as many as possible by one load each. And a check of UTF-8.
 
-   Every function reads only inside the bytes it was given (up to `limit` where there is one). Where a comment says "checked", a wrong byte is answered
-   with 0 and the caller leaves the record to protobuf. */
+   Functions only read inside the bytes they are given (up to `limit`, if there is one). "Checked" means that a wrong
+   byte returns 0, and the caller leaves the record to protobuf. */
 #ifndef TORCH_TFRECORD_VARINTS_H
 #define TORCH_TFRECORD_VARINTS_H
 
@@ -55,7 +55,7 @@ static inline int tfr_varint_of_bytes(const uint8_t *p, int64_t length, int64_t 
     return 1;
 }
 
-/* The number of varints that fill exactly n bytes (the bytes without the top bit), -1 where the last one is cut. */
+/* The number of varints in exactly n bytes (the bytes without the top bit), -1 if the last one is truncated. */
 static inline int64_t tfr_count_varints(const uint8_t *p, int64_t n) {
     int64_t count = 0, i = 0;
     if (n > 0 && p[n - 1] >= 0x80)
@@ -92,9 +92,9 @@ static inline uint64_t tfr_ends_of_64(const uint8_t *p) {
 #endif
 }
 
-/* Decode the varints that fill the bytes from p to end, as many as tfr_count_varints says; checked. Bytes up to `limit`
-   are readable. JOIN(word, mask) joins the sevens of the bytes that the mask covers. Far enough from the limit each
-   varint is one load; where it ends comes from a bit mask, so no load waits for the varint before. */
+/* Decode the varints from p to end, as many as tfr_count_varints returns; checked. Bytes up to `limit`
+   are readable. JOIN(word, mask) joins the low seven bits of the masked bytes. Far enough from the limit, each
+   varint is one load; its end comes from a bit mask, so no load waits for the previous varint. */
 #define TFR_DECODE_BODY(JOIN)                                                                                          \
     const uint8_t *begin = p, *block = p;                                                                              \
     while (block < end && limit - block >= 72) {                                                                       \
@@ -173,7 +173,7 @@ __attribute__((target("avx512f,avx512bw,avx512vbmi,avx512vbmi2,bmi,bmi2"))) stat
 
 typedef int (*tfr_decoder)(const uint8_t *, const uint8_t *, const uint8_t *, int64_t *);
 
-/* The decoders, from the slowest (0) on; NULL where this processor has not what it takes, or not in hardware: pext is
+/* The decoders, starting with the slowest (0); NULL if this CPU lacks the instructions, or emulates them: pext is
    microcode on AMD before Zen 3. */
 static tfr_decoder tfr_decoder_of(int level) {
 #if defined(__x86_64__)

@@ -1,3 +1,3 @@
-"""Who reads what, when: orders, shares, mixtures, samplers."""
+"""Which rank and worker reads which records, in what order: orders, shares, mixtures, samplers."""
 
 __all__: list[str] = []

@@ -1,4 +1,4 @@
-"""The order of batches for one rank, over any number of epochs without a pause between them."""
+"""The order of batches for one rank, over any number of epochs without a pause."""
 
 from __future__ import annotations
 
@@ -24,34 +24,35 @@ __all__ = ["BatchIteration", "RecordBatchSampler"]
 
 @keeps_its_order
 class RecordBatchSampler(Sampler[list[int]]):
-    """Batches of positions for one rank: a `RecordSampler` that batches, and goes on from epoch to epoch.
+    """Batch sampler for one rank: a `RecordSampler` that makes batches and continues from epoch to epoch.
 
-    An iteration is `num_epochs` epochs; the next one goes on with the epochs after them. Each epoch ends with its own,
-    perhaps short, batch. Every rank gets as many batches, of the same sizes.
+    An iteration has `num_epochs` epochs, and the next iteration continues with the epochs after them. Each epoch ends
+    with its own batch, which may be short. Every rank gets the same number of batches, of the same sizes.
 
-    Each batch is a list of positions that knows its epoch (attribute `epoch`), by which random draws of features go.
+    Each batch is a list of positions with an attribute `epoch`, which random draws of features depend on.
 
-    The state is as `RecordSampler`'s and may be loaded with another world size, batch size and worker count: the epoch,
-    how many places of its order all ranks have taken, and the first epoch of the iteration. Since workers read ahead,
-    say how many batches were received, or use `make_dataloader`, whose loader counts them.
+    The state is like `RecordSampler`'s, and you can load it with another world size, batch size and worker count: the
+    epoch, how many places of its order all ranks have taken, and the first epoch of the iteration. Since workers
+    prefetch, tell `state_dict` how many batches you received, or use `make_dataloader`, whose loader counts them.
 
     Args:
-        dataset: What the positions are of: anything with a length.
-        batch_size: Positions in a batch, of one rank.
-        num_epochs: Epochs in one iteration; 0 gives no batch, None endlessly many (an iteration begins then one epoch
-            after the one before began).
-        drop_last: Leave out what would make the ranks' numbers differ, and an epoch's last batch if it is not full.
+        dataset: The dataset to sample from: anything with a length.
+        batch_size: Positions in a batch, per rank.
+        num_epochs: Epochs in one iteration. 0 gives no batch; with None the iteration never ends, and the next one
+            begins one epoch later than it began.
+        drop_last: Drop the positions that would give ranks different numbers, and an epoch's last batch if it is not
+            full.
         shuffle, seed, rank, world_size, weights, block_bytes, window_blocks: As for `RecordSampler`.
 
     Attributes:
         batch_size, drop_last: As given.
-        sampler: This rank's positions without batches, a DistributedSampler: trainers call its `set_epoch`, which
-            counts iterations.
+        sampler: This rank's positions one by one, as a DistributedSampler: trainers call its `set_epoch`, which counts
+            iterations.
 
     Raises:
-        TypeError: A sampler in place of the dataset.
-        ValueError: Arguments out of range; "blocks" with other data than `TFRecordDataset`, or `Subset` or
-            `ConcatDataset` of it.
+        TypeError: You passed a sampler instead of the dataset.
+        ValueError: An argument is out of range, or shuffle is "blocks" and the dataset is not a `TFRecordDataset`, or a
+            `Subset` or `ConcatDataset` of these.
 
     Example:
         >>> list(RecordBatchSampler(range(5), 2, num_epochs=2))
@@ -94,12 +95,12 @@ class RecordBatchSampler(Sampler[list[int]]):
     def _restart(self) -> None:
         self._next = Place(0, 0, 0)
         self._running: BatchIteration | None = None
-        self._loaded_epoch: int | None = None  # the first one of a loaded iteration, until a trainer says its number
-        self._count_from = 0  # the epoch of the iteration that the trainer calls number 0
+        self._loaded_epoch: int | None = None  # first epoch of a loaded iteration, until a trainer gives its number
+        self._count_from = 0  # first epoch of the trainer's iteration 0
         self.sampler = _BatchedPositions(self)
 
     def __len__(self) -> int:
-        """Batches of the next iteration: after `load_state_dict` what is left of the one that was interrupted.
+        """Return the number of batches in the next iteration: after `load_state_dict`, in the interrupted one's rest.
 
         Raises:
             TypeError: The iteration never ends.
@@ -111,7 +112,7 @@ class RecordBatchSampler(Sampler[list[int]]):
         return self._last_iteration
 
     def _num_positions(self) -> int:
-        """Positions in the batches of the next iteration; TypeError where it never ends."""
+        """Positions in the batches of the next iteration; TypeError if it never ends."""
         return self._plan(self._next).num_positions(self._finite_epochs())
 
     def _finite_epochs(self) -> int:
@@ -121,33 +122,33 @@ class RecordBatchSampler(Sampler[list[int]]):
 
     @property
     def epoch(self) -> int:
-        """The epoch with which the next iteration begins, or in which it goes on after `load_state_dict`."""
+        """The epoch in which the next iteration begins, or resumes after `load_state_dict`."""
         return self._coming.epoch
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch, from 0, with which the next iteration begins.
+        """Choose the epoch, from 0, in which the next iteration begins.
 
-        For the epoch that a loaded state was in, nothing changes: the next iteration gives what is left of it.
+        If it is the epoch of a loaded state, nothing changes: the next iteration yields the rest of that epoch.
         """
         if prepared_loader() is not None:
-            return  # Accelerate calls our sampler's set_epoch, too
+            return  # Accelerate calls the set_epoch of our `sampler`, too
         if at_least(0, "epoch", epoch) != self._coming.epoch:
             self._begin_with(int(epoch))
 
     def _set_iteration(self, number: int) -> None:
         """Choose the next iteration, from 0, as trainers count: number k begins with epoch ``k * num_epochs``.
 
-        For the iteration that a loaded state was in, nothing changes. The first number after `load_state_dict`, where
-        it is smaller, is taken for that iteration's: whoever gave it counts from there.
+        If it is the iteration of a loaded state, nothing changes. If the first number after `load_state_dict` is
+        smaller, it is taken to mean the loaded iteration, and the trainer counts on from there.
         """
         if is_automatic():
-            return  # Accelerate counts its iterations from 0; ours go on with the epochs by themselves, and resume
+            return  # Accelerate counts its iterations from 0; ours count epochs by themselves, also when resumed
         epochs = at_least(0, "epoch", number) * self._epochs_an_iteration
         loaded, self._loaded_epoch = self._loaded_epoch, None
         if loaded is not None and prepared_loader() is None:
             self._count_from = max(loaded - epochs, 0)
         epoch = self._count_from + epochs
-        if epoch not in (loaded, self._coming.first_epoch):  # the loaded one may be under way, in workers
+        if epoch not in (loaded, self._coming.first_epoch):  # workers may already be reading the loaded one
             self._begin_with(epoch)
 
     @property
@@ -156,7 +157,7 @@ class RecordBatchSampler(Sampler[list[int]]):
 
     @property
     def _coming(self) -> Place:
-        """Where the next iteration begins: also the one that is there already, if no batch of it was received."""
+        """The place where the next iteration begins; an existing one counts as next if no batch was received of it."""
         return self._running.place if self._running is not None and self._running.is_waiting else self._next
 
     def _begin_with(self, epoch: int) -> None:
@@ -168,14 +169,14 @@ class RecordBatchSampler(Sampler[list[int]]):
             self._running.replace()
 
     def state_dict(self, num_received: int | None = None) -> dict[str, Any]:
-        """Where the iteration that began last is: a few numbers and strings, as JSON knows them.
+        """Return the state of the latest iteration: a few JSON numbers and strings.
 
         Args:
-            num_received: Batches of that iteration that this rank's training has received; None counts those that the
-                sampler has handed out, and moves on to the next iteration where this one has ended.
+            num_received: Batches of that iteration that your training loop has received on this rank. None counts those
+                that the sampler has yielded, and moves on to the next iteration if this one has ended.
 
         Raises:
-            ValueError: More received than handed out; nothing said of what was received from a loader that Accelerate
+            ValueError: `num_received` is more than the sampler has yielded, or is None with a loader that Accelerate
                 prepared.
         """
         running = self._running
@@ -188,10 +189,10 @@ class RecordBatchSampler(Sampler[list[int]]):
         return running.state_dict(num_received)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Go on where the state was: the next iteration gives what was left of the interrupted one.
+        """Resume from a state: the next iteration yields the rest of the interrupted one.
 
         Raises:
-            ValueError: A state of another version or another order; names both values.
+            ValueError: The state has another version or order; the message gives both values.
         """
         place = self._loaded(state_dict)
         self._replace_waiting()
@@ -199,10 +200,10 @@ class RecordBatchSampler(Sampler[list[int]]):
         self._loaded_epoch = self._next.first_epoch
 
     def _for_sampler(self, sampler: Any, drop_last: bool | None) -> RecordBatchSampler:
-        """What Lightning uses where it would have put in a sampler of its own: this one, which splits over the ranks.
+        """The sampler for Lightning to use instead of its own: this one, which splits over the ranks itself.
 
-        A SequentialSampler is given for `overfit_batches`: the same batches in every epoch. `drop_last` is None except
-        for predictions, which want all records.
+        With `overfit_batches` Lightning passes a SequentialSampler, for the same batches in every epoch. `drop_last` is
+        None except for predictions, which need all records.
         """
         in_order = isinstance(sampler, SequentialSampler) and drop_last is None
         if not in_order and drop_last in (None, self.drop_last):
@@ -231,17 +232,17 @@ class RecordBatchSampler(Sampler[list[int]]):
         return {**self._epochs.identity(), "drop_last": self.drop_last}
 
     def _check_prepared(self, prepared: Prepared) -> None:
-        """ValueError where Accelerate would lose what stands beside a short batch between two epochs."""
+        """ValueError if Accelerate would lose records after a short batch between two epochs."""
         if prepared.num_processes == 1 or self._num_epochs == 1 or self.drop_last:
             return
         if self._epochs.num_records % self.batch_size:
             raise ValueError(
-                f"num_epochs={self._num_epochs}: Accelerate takes a batch that is not full for the last one, and loses "
+                f"num_epochs={self._num_epochs}: Accelerate takes a batch that is not full to be the last, and loses "
                 "records; expected num_epochs=1 or drop_last=True in a loader that it prepared"
             )
 
     def _place_for(self, prepared: Prepared, place: Place) -> Place:
-        """Where an iteration begins that Accelerate deals out: where it counts itself, with its epoch."""
+        """The place where an iteration through Accelerate begins; if Accelerate counts epochs, at its epoch."""
         self._check_prepared(prepared)
         if prepared.epoch is None:
             return place
@@ -258,7 +259,7 @@ class RecordBatchSampler(Sampler[list[int]]):
 
 
 class _BatchedPositions(RankSampler):
-    """The positions of a batch sampler one by one: the `sampler` of a loader whose batches it makes.
+    """The positions of a batch sampler one by one, to be the `sampler` of the loader.
 
     Args:
         batches: The batch sampler.
@@ -283,45 +284,45 @@ class _BatchedPositions(RankSampler):
             yield from batch
 
     def set_epoch(self, epoch: int) -> None:
-        """Say which of the trainer's epochs, from 0, begins: iteration number `epoch` of the batch sampler.
+        """Set the trainer's epoch, from 0, that begins: iteration number `epoch` of the batch sampler.
 
-        Where a state was loaded, the next iteration goes on from it: with the number that it has (as Lightning's
-        Trainer counts), or with a smaller one, from which the trainer then counts on (as Fabric does). What a loader
-        that Accelerate prepared says by itself, always from 0, does nothing; its own `set_epoch` calls this, too.
+        After `load_state_dict`, the next iteration resumes from the state, whether you pass its number (as Lightning's
+        Trainer does) or a smaller one, from which the trainer then counts on (as Fabric does). Calls that a loader of
+        Accelerate makes by itself, always from 0, do nothing; your calls of that loader's `set_epoch` arrive here, too.
         """
         self.batches._set_iteration(epoch)
 
 
 class BatchIteration(Iterator[PositionBatch]):
-    """One iteration of a sampler. It begins with its first batch: loaders make iterators that they throw away."""
+    """One iteration of a sampler. It begins with its first batch, since loaders make iterators that they never use."""
 
     def __init__(self, sampler: RecordBatchSampler) -> None:
         self._sampler = sampler
         self._go_to(None)
 
     def _go_to(self, begin: Place | None) -> None:
-        self._begin_at = begin  # None until it begins: the sampler's place of then
+        self._begin_at = begin  # None until it begins: then the sampler's place at that time
         self._num_yielded = 0
-        self.has_ended = False  # all was handed out
-        self.num_received: int | None = None  # counted by a loader that knows
-        self.is_over = False  # all was received
-        self.is_replaced = False  # by one that begins elsewhere, before anything was received
+        self.has_ended = False  # every batch was yielded
+        self.num_received: int | None = None  # set by a loader that counts
+        self.is_over = False  # every batch was received
+        self.is_replaced = False  # by one that begins elsewhere, before any batch was received
         self._plan: Plan | None = None
-        self.prepared: Prepared | None = None  # the loader that deals the batches out
+        self.prepared: Prepared | None = None  # Accelerate's loader, which splits the batches
         self._batches: Iterator[PositionBatch] = iter(())
 
     @property
     def place(self) -> Place:
-        """Where it begins."""
+        """The place where it begins."""
         return self._begin_at or self._sampler._next
 
     @property
     def is_waiting(self) -> bool:
-        """Whether it may still begin elsewhere: nothing was received of it, or where nobody counts that, handed out."""
+        """Whether it may still begin elsewhere: no batch was received, or, if nobody counts those, yielded."""
         return self._plan is None if self.num_received is None else not self.num_received and not self.is_over
 
     def __len__(self) -> int:
-        """Batches of the whole iteration; TypeError where it never ends."""
+        """Batches of the whole iteration; TypeError if it never ends."""
         num_epochs = self._sampler._finite_epochs()
         return (self._plan or self._sampler._plan(self.place)).num_batches(num_epochs)
 
@@ -337,7 +338,7 @@ class BatchIteration(Iterator[PositionBatch]):
         return batch
 
     def begin(self) -> None:
-        """Take this iteration out of the sampler, whose next one is then the one after it."""
+        """Begin this iteration: the sampler's next one is then the one after it."""
         if self._plan is None:
             self.prepared, place = prepared_loader(), self.place
             self._begin_at = place if self.prepared is None else self._sampler._place_for(self.prepared, place)
@@ -345,11 +346,11 @@ class BatchIteration(Iterator[PositionBatch]):
         self._sampler._running, self._sampler._next = self, self._after()
 
     def put_back(self) -> None:
-        """Make this iteration the sampler's next one again: no batch of it was received."""
+        """Make this iteration the sampler's next one again, since no batch of it was received."""
         self._sampler._running, self._sampler._next = None, self.place
 
     def replace(self) -> None:
-        """Begin where the sampler says: this iteration, or where it has handed out batches, the one in its place."""
+        """Begin at the sampler's new place: this iteration, or if it has yielded batches, its replacement."""
         self._begin_at, self.is_replaced = None, self._plan is not None
 
     def _after(self) -> Place:
@@ -363,7 +364,7 @@ class BatchIteration(Iterator[PositionBatch]):
         if num_epochs is not None:
             epochs = iter(range(begin.epoch, begin.first_epoch + num_epochs))
         if not plan.batches_an_epoch:
-            epochs = iter(range(begin.epoch, begin.epoch + 1))  # else it would look for a batch for ever
+            epochs = iter(range(begin.epoch, begin.epoch + 1))  # else it would look for a batch forever
         self._batches = self._all_batches(plan, epochs)
         if self.prepared is not None and self._sampler._tells_epoch:
             self._batches = map(_telling, self._batches)
@@ -374,26 +375,26 @@ class BatchIteration(Iterator[PositionBatch]):
             yield from plan.epoch_batches(epoch)
 
     def state_dict(self, num_received: int | None = None) -> dict[str, Any]:
-        """Where this iteration is."""
+        """The state of this iteration."""
         received = self._num_yielded if num_received is None else at_least(0, "num_received", num_received)
         if self.prepared is not None and num_received is not None:
             each = 1 if self.prepared.splits_batches else self.prepared.num_processes
-            received = min(received * each, self._num_yielded)  # the rest was filled up
+            received = min(received * each, self._num_yielded)  # Accelerate filled up the rest
         if received > self._num_yielded:
-            raise ValueError(f"num_received={received}, but only {self._num_yielded} batches were handed out")
+            raise ValueError(f"num_received={received}, but the sampler has yielded only {self._num_yielded} batches")
         if self._plan is None:
             return self._sampler._state(self.place)
         return self._sampler._state(self._plan.place_after(received))
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Go on where another iteration was, as StatefulDataLoader asks for."""
+        """Resume from another iteration's state; StatefulDataLoader calls this."""
         sampler = self._sampler
         self._go_to(sampler._loaded(state_dict))
-        # The state is this iteration's: the next one begins after it, also where this one is thrown away at its end.
+        # Only this iteration resumes: the next one begins after it, even if this one is at its end and never used.
         sampler._loaded_epoch = self.place.first_epoch
         sampler._next, sampler._running = self._after(), self
 
 
 def _telling(batch: PositionBatch) -> PositionBatch:
-    """The batch, of which each position knows the epoch: Accelerate fills the last batches from a list of its own."""
+    """The batch with the epoch on each position: Accelerate fills up the last batches with single positions."""
     return PositionBatch([EpochPosition(position, batch.epoch) for position in batch], batch.epoch)

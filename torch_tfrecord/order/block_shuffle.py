@@ -14,8 +14,8 @@ __all__ = ["BlockShuffle", "FileShuffle", "Lanes", "block_starts", "plan_lanes"]
 
 _Positions = npt.NDArray[np.int64]
 
-WINDOW_BYTES = 32 << 20  # decompressed; a process that reads holds two windows in use, at the most four
-_MOST_LANES = 64  # files read side by side: each has a decompressor of its own
+WINDOW_BYTES = 32 << 20  # decompressed; a process that reads holds two windows, at most four
+_MOST_LANES = 64  # files read side by side, since each needs its own decompressor
 _RECORDS_A_RUN = 4
 
 
@@ -43,8 +43,8 @@ def block_starts(files: npt.NDArray[np.int64], offsets: npt.NDArray[np.int64], b
 class BlockShuffle:
     """All positions in an order that is a pure function of the blocks and the seeds; memory is O(number of blocks).
 
-    The blocks are put in random order. Each `window_blocks` of them that follow each other are a window, and the
-    positions of a window are put in random order: records that are neighbours on disk are read within one window.
+    The blocks are shuffled. Every `window_blocks` consecutive ones form a window, and the positions of a window are
+    shuffled: records that are neighbours on disk are read within one window.
 
     Args:
         starts: int64: first position of each block, ascending, the first one 0; see `block_starts`.
@@ -66,12 +66,12 @@ class BlockShuffle:
     def _set_up(
         self, starts: _Positions, num_positions: int, seeds: tuple[int, ...], order: _Positions, last_blocks: _Positions
     ) -> None:
-        """Take the blocks in an order, and the number in it of each window's last block."""
+        """Set the order of the blocks, and the number of each window's last block in that order."""
         self._seeds = seeds
         sizes = np.diff(starts, append=num_positions)[order]
         self._starts = starts[order]
         self._ends = np.cumsum(sizes)
-        self._skipped = self._starts - (self._ends - sizes)  # position less place, the same within a block
+        self._skipped = self._starts - (self._ends - sizes)  # position minus place, constant within a block
         self._window_ends = self._ends[last_blocks]
         self._last_window: tuple[int, Permutation] | None = None
 
@@ -79,7 +79,7 @@ class BlockShuffle:
         return int(self._ends[-1]) if len(self._ends) else 0
 
     def positions(self, places: _Positions) -> _Positions:
-        """The positions that stand at these places, all from 0 to len - 1 (not checked): int64, of the same shape."""
+        """The positions at these places, which must be from 0 to len - 1 (not checked): int64, of the same shape."""
         windows = np.searchsorted(self._window_ends, places, side="right")
         found = np.empty_like(places)
         for window in np.unique(windows).tolist():
@@ -106,9 +106,9 @@ class Lanes(NamedTuple):
     """How compressed files are read side by side.
 
     Attributes:
-        number: How many at a time.
-        run_bytes: Decompressed bytes of each of them in one window.
-        kept_bytes: What a reader keeps of each: this window and the next.
+        number: How many files at a time.
+        run_bytes: Decompressed bytes of each file in one window.
+        kept_bytes: Decompressed bytes that a reader keeps of each file: this window and the next.
     """
 
     number: int
@@ -117,7 +117,7 @@ class Lanes(NamedTuple):
 
 
 def plan_lanes(num_files: int, num_records: int, num_bytes: int, window_bytes: int | None = None) -> Lanes:
-    """The lanes for so many files, records and decompressed bytes in all; windows are never above `WINDOW_BYTES`.
+    """The lanes for these numbers of files, records and decompressed bytes; windows never exceed `WINDOW_BYTES`.
 
     Example:
         >>> plan_lanes(65, 10**6, 10**8, 10**6)  # two rounds, of 33 files and of 32
@@ -134,16 +134,16 @@ def plan_lanes(num_files: int, num_records: int, num_bytes: int, window_bytes: i
 
 
 class FileShuffle(BlockShuffle):
-    """All positions in an order that is a pure function of the blocks and the seeds, and goes through each file once.
+    """All positions in an order that is a pure function of the blocks and the seeds, and reads each file once.
 
-    The files are put in random order, and `num_lanes` of them are read side by side: a window is the next block of
-    each, and the positions of a window are put in random order. Where a file has ended the next one takes its place.
+    The files are shuffled, and `num_lanes` of them are read side by side: a window is the next block of each, and the
+    positions of a window are shuffled. When a file ends, the next one takes its place.
 
     Args:
         starts: int64: first position of each block, ascending, the first one 0; see `block_starts`.
         num_positions: End of the last block.
         seeds: Integers of any size.
-        files: int64: number of each block's file; those of a file follow each other.
+        files: int64: number of each block's file; the blocks of a file are consecutive.
         num_lanes: At least 1.
 
     Example:
@@ -167,4 +167,5 @@ def _windows(files: _Positions, num_lanes: int, seeds: tuple[int, ...]) -> _Posi
     for file in Permutation(len(counts), *seeds, 0).positions(np.arange(len(counts))).tolist():
         begins[file] = free_from[0]
         heapq.heapreplace(free_from, free_from[0] + int(counts[file]))
-    return np.repeat(begins - firsts, counts) + np.arange(len(files))
+    moved: npt.NDArray[np.int64] = np.repeat(begins - firsts, counts) + np.arange(len(files))
+    return moved

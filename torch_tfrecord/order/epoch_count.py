@@ -1,4 +1,4 @@
-"""Which epoch each iteration of a stream is: counted across the processes that iterate together."""
+"""The epoch of each iteration of a stream, counted across the processes that iterate together."""
 
 from __future__ import annotations
 
@@ -19,21 +19,20 @@ from torch.utils.data import get_worker_info
 
 __all__ = ["EpochCount"]
 
-# What is kept of loaders' iterators, of the processes that have loaders, and of each iterator's epochs: about 4 KiB.
+# How many loaders' iterators, processes with loaders, and epochs of an iterator are remembered: about 4 KiB.
 _MOST_RUNS, _MOST_OWNERS, _MOST_SPANS = 32, 64, 8
 
 
 class EpochCount:
-    """The epochs of a stream's iterations: 0, 1, 2, ..., or on from what was chosen.
+    """The epochs of a stream's iterations: 0, 1, 2, ..., or counted on from the epoch you chose.
 
-    A DataLoader copies its dataset into each worker, and does not tell the copies that they begin one iteration
-    together. They must agree on its epoch, since files are dealt out to workers in the epoch's order. So the first
-    worker of an iteration takes the next epoch, and the others find it in a file without a name, which forked and
-    spawned workers share. They know each other by the seed that their loader drew, and as neighbours among its
-    processes.
+    A DataLoader copies its dataset into each worker, and does not tell the copies that they begin the same iteration.
+    They must agree on its epoch, since files are split over workers in the epoch's order. So the first worker of an
+    iteration takes the next epoch, and the others find it in an unnamed file, which forked and spawned workers share.
+    Workers recognise each other by the seed that their loader drew, and by their numbers among its processes.
 
     Each process that iterates, or has loaders, counts by itself: training processes that share a dataset do not count
-    each other's iterations. A pickle or a copy goes on by itself, from where this one is.
+    each other's iterations. A pickle or a copy counts by itself, from the current state on.
 
     Example:
         >>> epochs = EpochCount()
@@ -51,26 +50,26 @@ class EpochCount:
     def _attach(self, file: int) -> None:
         self._file = file
         weakref.finalize(self, os.close, file).atexit = False
-        self._chosen: int | None = None  # in a worker, for itself
+        self._chosen: int | None = None  # in a worker, for that worker only
         self._run = (0, -1, -1)  # this process, the loader's iterator that it serves, its iterations so far
 
     def next(self) -> int:
-        """The epoch that an iteration would have that began now."""
+        """The epoch of an iteration that would begin now."""
         if self._chosen is not None:
             return self._chosen
         with self._facts() as facts:
             return _next_of(facts, _owner())
 
     def choose(self, epoch: int) -> None:
-        """Choose the epoch of the next iteration; those after it go on from there."""
-        if get_worker_info() is not None:  # each worker does so by itself, before or after another has begun
+        """Choose the epoch of the next iteration; later ones count on from it."""
+        if get_worker_info() is not None:  # each worker chooses for itself, before or after another one has begun
             self._chosen = epoch
             return
         with self._facts() as facts:
             _set_next(facts, _owner(), epoch)
 
     def begin(self) -> int:
-        """Begin an iteration; in the workers of a DataLoader all of them begin one together.
+        """Begin an iteration; all workers of a DataLoader begin the same one.
 
         Returns:
             Its epoch.
@@ -84,7 +83,7 @@ class EpochCount:
             return epoch
 
     def correct(self, epoch: int) -> None:
-        """The iteration that this process began last is of this epoch after all; the one after it follows it."""
+        """Correct the epoch of this process's latest iteration; the next one follows it."""
         with self._facts() as facts:
             if get_worker_info() is None:
                 _set_next(facts, _owner(), epoch + 1)
@@ -102,19 +101,19 @@ class EpochCount:
 
     @contextmanager
     def _facts(self) -> Iterator[dict[str, Any]]:
-        """What the processes share, to be read and changed by one of them at a time."""
-        fcntl.lockf(self._file, fcntl.LOCK_EX)  # given back when a process dies
+        """What the processes share; only one of them at a time reads and changes it."""
+        fcntl.lockf(self._file, fcntl.LOCK_EX)  # the system releases it if a process dies
         try:
             before = os.pread(self._file, os.fstat(self._file).st_size, 0)
             facts = json.loads(before)
             yield facts
-            # In one write, padded: never cut.
+            # One padded write, so that it is never truncated.
             os.pwrite(self._file, _encoded(facts).ljust(len(before)), 0)
         finally:
             fcntl.lockf(self._file, fcntl.LOCK_UN)
 
     def __reduce__(self) -> Any:
-        if get_spawning_popen() is not None:  # into a process that this one starts
+        if get_spawning_popen() is not None:  # pickled into a process that this one starts
             return _attached, (reduction.DupFd(self._file),)
         with self._facts() as facts:
             return _copied, (_encoded({**facts, "runs": []}),)
@@ -154,7 +153,7 @@ def _owner() -> int:
 
 def _next_of(facts: dict[str, Any], owner: int) -> int:
     epochs = facts["next"]
-    # A training process that was started after the dataset was made goes on from where that was.
+    # A training process that was started after the dataset was made continues from the dataset's count.
     epoch: int = epochs.get(str(owner), epochs.get(str(facts["origin"]), 0))
     return epoch
 
@@ -167,17 +166,17 @@ def _set_next(facts: dict[str, Any], owner: int, epoch: int) -> None:
         del epochs[next(key for key in epochs if key != str(facts["origin"]))]
 
 
-# Runs: iterators of DataLoaders, each with its workers. Those that persist iterate several times.
+# Runs: iterators of DataLoaders, each with its workers. Persistent workers iterate several times.
 
 
 def _join(facts: dict[str, Any]) -> dict[str, Any]:
-    """The run that this worker, which begins its first iteration, is part of."""
+    """The run of this worker, which begins its first iteration."""
     worker: Any = get_worker_info()
     owner, seed, bit = _owner(), worker.seed - worker.id, 1 << worker.id
     place = _process_number() - worker.id
     runs = [run for run in facts["runs"] if (run["owner"], run["seed"]) == (owner, seed)]
-    # A seed may come again (torch.manual_seed); then places among the process's children tell the runs apart. They
-    # alone would not do: another thread may start processes in between.
+    # Two runs may have the same seed (torch.manual_seed); then the workers' numbers among the process's children tell
+    # them apart. Those numbers alone are not enough: another thread may start processes in between.
     found = [run for run in runs if run["place"] == place][-1:] or [run for run in runs[-1:] if not run["joined"] & bit]
     if not found or found[0]["joined"] & bit:
         facts["num_runs"] += 1
@@ -189,7 +188,7 @@ def _join(facts: dict[str, Any]) -> dict[str, Any]:
 
 
 def _new_run(number: int, owner: int, seed: int, place: int) -> dict[str, Any]:
-    # `spans`: for iterations from the first number on, the epoch of that one; the others follow it.
+    # `spans`: pairs of an iteration's number and its epoch; the epochs of later iterations count on from it.
     return {"number": number, "owner": owner, "seed": seed, "place": place, "joined": 0, "last": -1, "spans": []}
 
 
@@ -203,7 +202,7 @@ def _find_run(facts: dict[str, Any], number: int) -> dict[str, Any]:
     runs = facts["runs"]
     for place, run in enumerate(runs):
         if run["number"] == number:
-            runs.append(runs.pop(place))  # the runs that were used last are kept
+            runs.append(runs.pop(place))  # the most recently used runs are kept
             return runs[-1]  # type: ignore[no-any-return]
     runs.append(_new_run(number, _owner(), -1, -1))
     del runs[:-_MOST_RUNS]
@@ -211,7 +210,7 @@ def _find_run(facts: dict[str, Any], number: int) -> dict[str, Any]:
 
 
 def _epoch_of(facts: dict[str, Any], run: dict[str, Any], iteration: int, chosen: int | None) -> int:
-    """The epoch of a run's iteration: what a worker has found already, else what was chosen, else the next one."""
+    """The epoch of a run's iteration: the one another worker has set, else the chosen one, else the next one."""
     spans, known = run["spans"], None
     for first, epoch in spans:
         if first <= iteration <= run["last"]:
@@ -220,7 +219,7 @@ def _epoch_of(facts: dict[str, Any], run: dict[str, Any], iteration: int, chosen
         return known  # type: ignore[no-any-return]
     following = _next_of(facts, run["owner"])
     epoch = following if chosen is None else chosen
-    if known is None or following == known + 1:  # unless another one was chosen since
+    if known is None or following == known + 1:  # unless another epoch was chosen since
         _set_next(facts, run["owner"], epoch + 1)
     run["last"] = max(run["last"], iteration)
     if known is not None or not spans or spans[-1][1] + iteration - spans[-1][0] != epoch:

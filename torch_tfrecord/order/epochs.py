@@ -1,4 +1,4 @@
-"""The order of every epoch of a dataset, and the state that says where in it a training is."""
+"""The order of every epoch of a dataset, and the state from which a run resumes."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from torch_tfrecord.shown import shown_value
 __all__ = ["STATE_VERSION", "Epochs", "check_number", "check_state", "digest", "find_lanes"]
 
 STATE_VERSION = 1
-"""Of what `state_dict` gives; raised when its keys or their meaning change."""
+"""Version of what `state_dict` returns; raised when its keys or their meaning change."""
 
-_MOST = 1 << 62  # of any number in a state: what is added to it is below 2^63
+_MOST = 1 << 62  # limit on the numbers in a state, so that sums stay below 2^63
 
 
 class Epochs:
-    """The order of each epoch of a dataset: a pure function of what `identity` holds, and the number of the epoch.
+    """The order of each epoch of a dataset: a pure function of `identity` and the number of the epoch.
 
     Args:
         dataset: Anything with a length; for "blocks" a `TFRecordDataset`, or `Subset` or `ConcatDataset` of it.
@@ -49,8 +49,8 @@ class Epochs:
             raise ValueError(f'shuffle must be True, False or "blocks", got {shuffle!r}')
         if isinstance(dataset, Sampler):
             raise TypeError(
-                f"dataset must be what the positions are of, got a sampler, {type(dataset).__name__}; where Lightning "
-                "gives it, set Trainer(use_distributed_sampler=False): records are split over the ranks here"
+                f"dataset must be a dataset, got a sampler, {type(dataset).__name__}; if Lightning passed it, set "
+                "Trainer(use_distributed_sampler=False), since this sampler already splits records over the ranks"
             )
         self.num_records = len(dataset)
         self._shuffle = shuffle
@@ -60,10 +60,10 @@ class Epochs:
         at_least(1, "block_bytes", block_bytes)
         self._blocks = find_blocks(dataset, block_bytes, window_blocks) if shuffle == "blocks" else None
         self._last: tuple[int, Order] | None = None
-        self._identity = self._make_identity()  # once: it looks at every block or weight
+        self._identity = self._make_identity()  # only once, since it reads every block or weight
 
     def order(self, epoch: int) -> Order:
-        """The order of one epoch; the last one is kept."""
+        """The order of one epoch; the latest one is cached."""
         if self._last is None or self._last[0] != epoch:
             self._last = (epoch, self._make_order(epoch))
         return self._last[1]
@@ -76,12 +76,12 @@ class Epochs:
         return Permutation(self.num_records, self._seed, epoch) if self._shuffle else Sequential(self.num_records)
 
     def in_order(self) -> Epochs:
-        """The same records, in the order of the files in every epoch."""
+        """The same records, unshuffled in every epoch."""
         records = range(self.num_records)
         return Epochs(records, shuffle=False, seed=self._seed, weights=None, block_bytes=1, window_blocks=1)
 
     def identity(self) -> dict[str, Any]:
-        """What decides the order, as JSON knows it."""
+        """What decides the order, as JSON values."""
         return self._identity
 
     def _make_identity(self) -> dict[str, Any]:
@@ -94,10 +94,10 @@ class Epochs:
 
     def _checked(self, weights: npt.ArrayLike) -> npt.NDArray[np.float64]:
         if self._shuffle is not True:
-            raise ValueError(f"weights draw at random: shuffle must be True, got {self._shuffle!r}")
+            raise ValueError(f"with weights, shuffle must be True, got {self._shuffle!r}")
         sums = cumulated(weights)
         if len(sums) != self.num_records:
-            raise ValueError(f"weights must be one for each of {self.num_records} records, got {len(sums)}")
+            raise ValueError(f"weights must have one number for each of {self.num_records} records, got {len(sums)}")
         return sums
 
 
@@ -105,10 +105,10 @@ class Blocks(NamedTuple):
     """Blocks of neighbouring records.
 
     Attributes:
-        starts: int64: first place of each block among the samples in the order of the files.
-        by_file: int64 [N]: the position at each of those places; None where it is the place.
-        files: int64: of each block the number of its file, where files shall be read once, forward; else None.
-        num_lanes: How many files are read side by side; 0 where `files` is None.
+        starts: int64: first place of each block, with the samples in the order of the files.
+        by_file: int64 [N]: the position at each of those places; None if position and place are the same.
+        files: int64: number of each block's file, if files must be read once, forward; else None.
+        num_lanes: How many files are read side by side; 0 if `files` is None.
     """
 
     starts: npt.NDArray[np.int64]
@@ -126,7 +126,7 @@ class Blocks(NamedTuple):
         return order if self.by_file is None else Renumbered(order, self.by_file)
 
     def identity(self, window_blocks: int) -> dict[str, Any]:
-        """What decides the order beside seed and number of records."""
+        """What decides the order, besides the seed and the number of records."""
         found: dict[str, Any] = {"blocks": digest(self.starts)}
         found |= {"window_blocks": window_blocks} if self.files is None else {"num_lanes": self.num_lanes}
         found |= {} if self.files is None else {"files": digest(self.files)}
@@ -134,7 +134,7 @@ class Blocks(NamedTuple):
 
 
 def find_blocks(dataset: Any, block_bytes: int, window_blocks: int) -> Blocks:
-    """The blocks of a dataset of TFRecord files, or of datasets inside it: as the method `block_starts` says."""
+    """The blocks of a dataset of TFRecord files or of nested datasets, as its method `block_starts` returns them."""
     lanes = find_lanes(dataset, block_bytes * window_blocks)
     if lanes is not None:
         block_bytes = lanes.run_bytes
@@ -147,8 +147,8 @@ def find_blocks(dataset: Any, block_bytes: int, window_blocks: int) -> Blocks:
     places = record_places(dataset)
     if places is None:
         raise ValueError(
-            'shuffle="blocks" needs to know where each record lies: expected a TFRecordDataset, '
-            f"got {type(dataset).__name__} (Subset and ConcatDataset: of TFRecordDatasets alone)"
+            'shuffle="blocks" needs to know where each record is: expected a TFRecordDataset, '
+            f"got {type(dataset).__name__} (or a Subset or ConcatDataset of TFRecordDatasets only)"
         )
     files, offsets = places
     by_file = np.lexsort((offsets, files))
@@ -158,9 +158,9 @@ def find_blocks(dataset: Any, block_bytes: int, window_blocks: int) -> Blocks:
 
 
 def find_lanes(dataset: object, window_bytes: int | None = None) -> Lanes | None:
-    """How the files of a dataset are read side by side where some are compressed; None where none is.
+    """How the files of a dataset are read side by side if some are compressed; None if none is.
 
-    Also None for a dataset of which not all samples are known to be records of files.
+    Also None unless all samples of the dataset are known to be records of files.
     """
     found = stores(dataset)
     if not any(store.first_compressed for store in found) or not has_places(dataset):
@@ -168,7 +168,7 @@ def find_lanes(dataset: object, window_bytes: int | None = None) -> Lanes | None
     extents = [store.extent for store in found]
     files, records, num_bytes = map(sum, zip(*extents, strict=True))
     lanes = plan_lanes(files, records, num_bytes, window_bytes)
-    # Of no file more than its dataset keeps.
+    # Never more of a file than its dataset keeps.
     return lanes._replace(run_bytes=min([lanes.run_bytes, *(plan_lanes(*extent).run_bytes for extent in extents)]))
 
 
@@ -181,7 +181,7 @@ def check_state(
     """ValueError, naming the key, unless a state has this version, this identity, and numbers from 0 to these limits.
 
     Args:
-        others: Further keys that it must have; the caller checks what stands there.
+        others: Further keys that it must have; the caller checks their values.
     """
     if not isinstance(state, Mapping):
         raise TypeError(f"expected a state_dict, got {type(state).__name__}")
@@ -214,7 +214,7 @@ def check_number(name: str, number: object, limit: int | None = None) -> None:
 
 
 def _is_same(found: object, here: object) -> bool:
-    """Whether they are equal and of one type, the items of lists, too (1, 1.0 and True are equal)."""
+    """Whether they are equal and of the same type, and so are the items of lists (1, 1.0 and True are equal)."""
     if type(found) is not type(here):
         return False
     if isinstance(here, list) and isinstance(found, list):
@@ -230,6 +230,6 @@ def _sorted(keys: Any) -> list[Any]:
 
 
 def digest(array: npt.NDArray[Any]) -> str:
-    """A short name for the contents of an array, the same on every machine."""
+    """A short digest of an array's contents, the same on every machine."""
     little = array.astype(array.dtype.newbyteorder("<"), copy=False)
     return hashlib.blake2b(little.tobytes(), digest_size=8).hexdigest()

@@ -1,4 +1,4 @@
-"""Several streams as one, in proportions."""
+"""Several streams mixed into one, by weight."""
 
 from __future__ import annotations
 
@@ -23,24 +23,25 @@ _COMPONENT = {"passes", "num_given", "exhausted", "state"}
 
 
 class IterableMixture(IterableDataset[Any]):
-    """Several streams as one: at every moment each has had its share by weight, to within one sample or two.
+    """Mix several streams into one: at any point each has given its share by weight, to within one or two samples.
 
-    `Mixture` for iterable datasets. The order is a pure function of the streams, the weights and the seed. Each
-    DataLoader worker mixes what the datasets give it there (`TFRecordIterableDataset` gives each its part), and stops
-    by what it has itself. Each iteration is the next epoch, from 0, as of `TFRecordIterableDataset`.
+    This is `Mixture` for iterable datasets. The order is a pure function of the streams, the weights and the seed. Each
+    DataLoader worker mixes its own part of each dataset (`TFRecordIterableDataset` splits itself over workers), and
+    stops when that part ends. Each iteration is the next epoch, from 0, as for `TFRecordIterableDataset`.
 
-    The state says where the mixture is and, for each dataset, its own state where it has one (its iterator's or its
-    own `state_dict`), else how many samples to step over. It is the state of one worker: torchdata's StatefulDataLoader
-    keeps one for each.
+    The state holds the place in the mixture and, for each dataset, its own state if it has one (its iterator's or its
+    own `state_dict`), else how many samples to skip. It is the state of one worker: torchdata's StatefulDataLoader
+    keeps one per worker.
 
     Args:
-        datasets: Iterables. One that has a method ``iter_epoch(epoch)`` is asked by it for the order of another epoch
-            each time that it begins anew.
-        weights, choices, seed, stop: As for `Mixture`. That a stream is at its end is seen when it is asked for more.
+        datasets: Iterables. If one has a method ``iter_epoch(epoch)``, it is called at each repetition, for the order
+            of another epoch.
+        weights, choices, seed, stop: As for `Mixture`. A stream counts as exhausted once it is asked for a sample that
+            it does not have.
 
     Raises:
-        ValueError: No datasets, or weights or choices that do not fit them; when iterated, a dataset that gave no
-            sample and would have to be repeated.
+        ValueError: There are no datasets, or weights or choices do not fit them; during iteration: a dataset that must
+            be repeated gave no sample.
 
     Example:
         >>> "".join(IterableMixture(["abcdef", "12"], weights=[3, 1]))
@@ -68,16 +69,17 @@ class IterableMixture(IterableDataset[Any]):
         self._running: _MixedStream | None = None
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch, from 0, of the next iteration; those after it go on from there, in persistent workers, too.
+        """Choose the epoch, from 0, of the next iteration; later ones count on from it, in persistent workers, too.
 
-        For the epoch that a loaded state was in, nothing changes: the next iteration gives what is left of it.
+        If it is the epoch of a loaded state, nothing changes: the next iteration yields the rest of that epoch.
         """
         self._epochs.choose(at_least(0, "epoch", epoch))
         if self._loaded is not None and self._loaded["epoch"] != epoch:
             self._loaded = None
 
     def __iter__(self) -> Iterator[Any]:
-        # A worker begins at once: it cannot know what will be asked for, and must begin as the others do.
+        # A worker counts the epoch here: it cannot know whether a sample will be taken from it, and must stay in step
+        # with the other workers.
         has_begun = get_worker_info() is not None
         stream = _MixedStream(self, self._epochs.begin() if has_begun else self._epochs.next())
         stream.count_by(self._epochs, has_begun)
@@ -86,21 +88,22 @@ class IterableMixture(IterableDataset[Any]):
         return stream
 
     def iter_epoch(self, epoch: int) -> Iterator[Any]:
-        """An iteration of one epoch, whichever is next, from its beginning; it does not count."""
+        """Iterate over one epoch from its beginning, whichever epoch is next; does not change which one is next."""
         return _MixedStream(self, at_least(0, "epoch", epoch))
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the iteration that began last is."""
+        """Return the state of the latest iteration."""
         if self._running is not None:
             return self._running.state_dict()
         return dict(self._loaded) if self._loaded is not None else _MixedStream(self, self._epochs.next()).state_dict()
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Go on where the state was, in the next iteration; the ones after that are whole epochs.
+        """Resume from a state in the next iteration; the ones after it are whole epochs.
 
         Raises:
-            ValueError: A state of another version, seed, weights, choices or stop; names both values. A field that
-                holds what no iteration had; names it. When iterated: of another worker, rank or number of them.
+            ValueError: The state has another version, seed, weights, choices or stop (the message gives both values);
+                or a field is not valid (the message names it). During iteration: the state is of another worker or
+                rank, or of another number of them.
         """
         self._check_state(state_dict)
         self._loaded, self._running = state_dict, None
@@ -124,7 +127,7 @@ class IterableMixture(IterableDataset[Any]):
         self._check_turns(state)
 
     def _check_turns(self, state: Mapping[str, Any]) -> None:
-        """Hold what each dataset gave against whose turns there were."""
+        """Check how many samples each dataset gave against the turns it had."""
         left, components = state["left"], state["components"]
         having = list(range(len(components)))
         if self._stop == "all_exhausted_without_replacement":
@@ -138,7 +141,7 @@ class IterableMixture(IterableDataset[Any]):
             given, passes = component["num_given"], component["passes"]
             if passes and (self._stop not in ("never", "all_exhausted") or not component["exhausted"]):
                 raise ValueError(f"components[{number}]['passes'] must be 0 in the state, got {passes}")
-            if turns is not None and given + passes > turns:  # each pass has given a sample at least
+            if turns is not None and given + passes > turns:  # each pass has given at least one sample
                 raise ValueError(
                     f"components[{number}]: expected at most {turns} samples by turn {state['turn']} in the state, "
                     f"got num_given={given}, passes={passes}"
@@ -163,7 +166,7 @@ class IterableMixture(IterableDataset[Any]):
 
 
 class _Component:
-    """One dataset of a mixture, begun anew as often as needed."""
+    """One dataset of a mixture, repeated as often as needed."""
 
     def __init__(self, number: int, dataset: Any, epoch: int) -> None:
         self._number = number
@@ -185,7 +188,7 @@ class _Component:
     def again(self) -> Any:
         """The first sample of the next pass."""
         if not self._num_given:
-            raise ValueError(f"dataset {self._number} gave no sample: it cannot be repeated")
+            raise ValueError(f"dataset {self._number} is empty: it gave no sample, so it cannot be repeated")
         self._iterator, self._passes, self._num_given = None, self._passes + 1, 0
         try:
             return self.next()
@@ -199,13 +202,13 @@ class _Component:
         return iter(self._dataset)
 
     def state_dict(self) -> dict[str, Any]:
-        """Where it is."""
+        """Its state."""
         holder: Any = self._iterator if _is_stateful(self._iterator) else self._dataset
         inner = holder.state_dict() if self._num_given and _is_stateful(holder) else None
         return {"passes": self._passes, "num_given": self._num_given, "exhausted": self.exhausted, "state": inner}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where another was: by its own state, else by stepping over samples."""
+        """Resume from a state: from the dataset's own state if there is one, else by skipping samples."""
         self._passes, self._num_given, self.exhausted = state["passes"], state["num_given"], state["exhausted"]
         if not self._num_given:
             return
@@ -214,7 +217,7 @@ class _Component:
             for number in range(self._num_given):
                 if next(iterator, self) is self:
                     raise ValueError(
-                        f"dataset {self._number} gives {number} samples, but had given {self._num_given} in the state"
+                        f"dataset {self._number} has only {number} samples, but the state has taken {self._num_given}"
                     )
         elif _is_stateful(iterator):
             iterator.load_state_dict(state["state"])  # type: ignore[attr-defined]
@@ -222,7 +225,7 @@ class _Component:
             self._dataset.load_state_dict(state["state"])
             iterator = self._open()
         else:
-            raise ValueError(f"the state holds one of dataset {self._number}, which has no load_state_dict")
+            raise ValueError(f"the state holds a state of dataset {self._number}, which has no load_state_dict")
         self._iterator = iterator
 
 
@@ -259,13 +262,13 @@ class _MixedStream(Iterator[Any]):
         self._begin(epoch)
 
     def count_by(self, epochs: EpochCount, has_begun: bool) -> None:
-        """Count this iteration when it begins, unless it has."""
+        """Count this iteration when it begins, unless it has begun already."""
         self._epochs, self._has_begun = epochs, has_begun
 
     def _begin(self, epoch: int) -> None:
         self.epoch = epoch
         self._components = [_Component(n, ds, epoch) for n, ds in enumerate(self._mixture._datasets)]
-        self._left = list(range(len(self._components)))  # those that have turns
+        self._left = list(range(len(self._components)))  # those that still have turns
         self._phase, self._turn = 0, 0
         self._turns = self._make_turns()
 
@@ -299,7 +302,7 @@ class _MixedStream(Iterator[Any]):
     def _count(self) -> None:
         self._has_begun = True
         epoch = self.epoch if self._epochs is None else self._epochs.begin()
-        if epoch != self.epoch:  # chosen, or taken by another iteration, since this one was made
+        if epoch != self.epoch:  # since this one was made, an epoch was chosen or another iteration took this one
             self._begin(epoch)
 
     def _take_turn(self) -> _Component | None:
@@ -319,7 +322,7 @@ class _MixedStream(Iterator[Any]):
         return [number for number in self._left if self._components[number] is not component]
 
     def state_dict(self) -> dict[str, Any]:
-        """Where this iteration is."""
+        """The state of this iteration."""
         return {
             "version": STATE_VERSION,
             **self._mixture._identity(),
@@ -332,13 +335,13 @@ class _MixedStream(Iterator[Any]):
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Go on where another iteration was, as StatefulDataLoader asks for."""
+        """Resume from another iteration's state; StatefulDataLoader calls this."""
         self._mixture._check_state(state_dict)
         here = list(consumer(resolve_rank(None, None)))
         if state_dict["consumer"] != here:
             raise ValueError(
                 f"the state is of consumer {state_dict['consumer'][0]} of {state_dict['consumer'][1]} (workers times "
-                f"ranks), this is consumer {here[0]} of {here[1]}: a stream's state is that of one of them"
+                f"ranks), this is consumer {here[0]} of {here[1]}: resume with as many workers and ranks as before"
             )
         self._begin(state_dict["epoch"])
         self._left, self._phase, self._turn = list(state_dict["left"]), state_dict["phase"], state_dict["turn"]

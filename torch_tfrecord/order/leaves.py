@@ -1,4 +1,4 @@
-"""Datasets inside datasets: which samples of the innermost ones a batch of positions is made of."""
+"""Nested datasets: which samples of the innermost ones (the leaves) make up a batch of positions."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ _Integers = npt.NDArray[np.int64]
 _Key = tuple[int, int | None, int | None]
 
 _READS = ("__getitem__", "__getitems__")
-_POSITIONS_AT_ONCE = 1 << 16  # looked up together where all are gone through
+_POSITIONS_AT_ONCE = 1 << 16  # looked up together when iterating over all of them
 
 
 class Inner(NamedTuple):
-    """Part of a batch, of one of the datasets inside another: its positions there, and its places in the batch."""
+    """The part of a batch from one nested dataset: positions in that dataset, and places in the batch."""
 
     dataset: Any
     positions: list[int]
@@ -52,7 +52,7 @@ class Inner(NamedTuple):
 
 
 class LeafBatch(NamedTuple):
-    """Part of a batch, of one innermost dataset: positions (a `PositionBatch` where the epoch is known), and places."""
+    """The part of a batch from one innermost dataset: positions (a `PositionBatch` if it has an epoch) and places."""
 
     leaf: Any
     positions: list[int]
@@ -68,17 +68,17 @@ class Store(Protocol):
     is_remote: bool
 
     def warn(self) -> None:
-        """Say, once, that random access is slow, where a file is compressed."""
+        """Warn once that random access is slow, if a file is compressed."""
 
     def read_by_blocks(self, block_bytes: int | None) -> None:
         """Fetch remote files by whole blocks from now on, since all of a block is read soon; None: no longer."""
 
 
 def leaf_batches(dataset: object, positions: Sequence[int]) -> list[LeafBatch]:
-    """A batch, taken apart by innermost dataset; each is there once for each epoch.
+    """Split a batch by innermost dataset; each appears once per epoch.
 
-    torch's `Subset` (so `random_split`) and `ConcatDataset` and our `Mixture` are looked into, but for classes of
-    users that read in a way of their own.
+    Looks into torch's `Subset` (so `random_split`) and `ConcatDataset` and our `Mixture`, except for subclasses that
+    override how they read.
 
     Example:
         >>> both = ConcatDataset([Subset("abc", [2, 0]), "xyz"])
@@ -87,10 +87,10 @@ def leaf_batches(dataset: object, positions: Sequence[int]) -> list[LeafBatch]:
     """
     found: dict[_Key, LeafBatch] = {}
     salt = getattr(positions, "salt", None)
-    epoch = epoch_of(positions) if salt is None else None  # one is in place of the other
+    epoch = epoch_of(positions) if salt is None else None  # a salt replaces the epoch
     _collect(Inner(dataset, list(positions), range(len(positions)), epoch, salt), found)
     for batch in found.values():
-        if any(before > after for before, after in pairwise(batch.places)):  # the leaf was met several times
+        if any(before > after for before, after in pairwise(batch.places)):  # the leaf appeared several times
             pairs = sorted(zip(batch.places, batch.positions, strict=True), key=itemgetter(0))
             batch.places[:], batch.positions[:] = map(list, zip(*pairs, strict=True))
     return list(found.values())
@@ -98,7 +98,7 @@ def leaf_batches(dataset: object, positions: Sequence[int]) -> list[LeafBatch]:
 
 def _collect(part: Inner, found: dict[_Key, LeafBatch]) -> None:
     if part.epoch is None and part.salt is not None and not needs_salt(part.dataset):
-        part = part._replace(salt=None)  # the salt is for others: here an epoch was chosen
+        part = part._replace(salt=None)  # this dataset has a chosen epoch and needs no salt
     inner = _inner(part)
     if inner is None:
         key = id(part.dataset), part.epoch, part.salt
@@ -113,7 +113,7 @@ def _collect(part: Inner, found: dict[_Key, LeafBatch]) -> None:
 
 
 def _inner(part: Inner) -> Iterator[Inner] | None:
-    """The next level of a batch; None where the dataset is an innermost one."""
+    """The next level of a batch; None if the dataset is an innermost one."""
     dataset = part.dataset
     reads = _first_class(type(dataset), _READS)
     if reads is Subset:
@@ -156,7 +156,7 @@ def _inside(dataset: Any) -> Sequence[Any] | None:
 
 
 def stores(dataset: object) -> list[Store]:
-    """The files of the innermost datasets, each dataset's and its slices' once."""
+    """The files of the innermost datasets; a dataset and its slices count once."""
     found = [leaf.record_files for leaf in leaves(dataset) if hasattr(leaf, "record_files")]
     return list({id(store): store for store in found}.values())
 
@@ -174,18 +174,18 @@ def _is_mixture(dataset: object) -> bool:
 
 
 def _first_class(kind: type, names: Sequence[str]) -> type | None:
-    """The class, of this one and those that it is made from, that says anew what one of these names does."""
+    """The first class, of this one and its bases, that defines one of these names."""
     return next((each for each in kind.__mro__ if any(name in vars(each) for name in names)), None)
 
 
 def defines_last(dataset: object, name: str, others: Sequence[str] = _READS) -> bool:
-    """Whether no class overrides one of the other methods without this one, which would then read past it."""
+    """Whether no subclass overrides one of the other methods without this one, which would then bypass the override."""
     found = _first_class(type(dataset), [name, *others])
     return found is not None and name in vars(found)
 
 
 def read_leaf(leaf: Any, positions: Sequence[int]) -> Sequence[Any]:
-    """The samples of an innermost dataset, together where it can."""
+    """The samples of an innermost dataset, read together if it supports that."""
     if defines_last(leaf, "__getitems__"):
         found: Sequence[Any] = leaf.__getitems__(positions)
         return found
@@ -193,9 +193,9 @@ def read_leaf(leaf: Any, positions: Sequence[int]) -> Sequence[Any]:
 
 
 def join_samples(parts: Sequence[tuple[LeafBatch, Sequence[Any]]], num_samples: int) -> SampleList:
-    """The samples of a batch, from those of its parts."""
+    """The samples of a batch, joined from its parts."""
     samples: list[Any] = [None] * num_samples
-    origins: list[Any] = [None] * num_samples  # of each sample the part that it was read in, its number there
+    origins: list[Any] = [None] * num_samples  # for each sample its part and its number in that part
     for batch, found in parts:
         for number, (place, sample) in enumerate(zip(batch.places, found, strict=True)):
             samples[place], origins[place] = sample, (found, number)
@@ -207,7 +207,7 @@ def join_samples(parts: Sequence[tuple[LeafBatch, Sequence[Any]]], num_samples: 
 
 
 def draw_salt() -> int:
-    """A number of 63 bits from torch's default generator: the only place where global random state is used."""
+    """A 63-bit number from torch's default generator: the only place that uses global random state."""
     return int(torch.empty((), dtype=torch.int64, device="cpu").random_())
 
 
@@ -217,14 +217,14 @@ def draws_at_random(dataset: object) -> bool:
 
 
 def salted(dataset: object, positions: Sequence[int], draw: Callable[[], int] = draw_salt) -> Sequence[int]:
-    """Positions whose random draws are decided: with a salt, where there are draws and nobody knows the epoch.
+    """The positions with a salt, if the dataset draws at random and the epoch is unknown.
 
     Called in the thread that iterates, so that torch's seed decides all draws.
 
     Args:
-        dataset: What the positions are of.
-        positions: Of one batch.
-        draw: Gives the salt.
+        dataset: The dataset of the positions.
+        positions: The positions of one batch.
+        draw: Returns the salt.
     """
     if epoch_of(positions) is not None or not needs_salt(dataset):
         return positions
@@ -232,7 +232,7 @@ def salted(dataset: object, positions: Sequence[int], draw: Callable[[], int] = 
 
 
 def needs_salt(dataset: object) -> bool:
-    """Whether a batch whose epoch nobody knows needs a salt for its random draws."""
+    """Whether a batch of unknown epoch needs a salt for its random draws."""
     inside = _inside(dataset)
     if inside is None or _is_mixture(dataset):
         return bool(getattr(dataset, "needs_salt", False))
@@ -240,11 +240,11 @@ def needs_salt(dataset: object) -> bool:
 
 
 def record_places(dataset: Any) -> tuple[_Integers, _Integers] | None:
-    """Where the samples of a dataset lie; None where that is not known of all of them, or not the same in each epoch.
+    """Where the samples of a dataset are; None unless known for all of them and the same in each epoch.
 
     Returns:
-        Number of the file, and offset of the record in it, of each sample; int64 [N] each. A dataset and its slices
-        share the numbers of files.
+        For each sample the number of its file, and its record's offset in the file; int64 [N] each. A dataset and its
+        slices share the numbers of files.
     """
     if not has_places(dataset):
         return None

@@ -1,4 +1,4 @@
-"""Which of several datasets comes when, and which of its samples: arithmetic on sizes and weights, place by place."""
+"""Which dataset of a mixture comes at each place, and which of its samples: arithmetic on sizes and weights."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ STOPS = ("first_exhausted", "all_exhausted", "all_exhausted_without_replacement"
 
 
 class Turn(NamedTuple):
-    """Whose turn it is: number of the component, and how many turns it had before."""
+    """A turn: the number of the component, and how many turns it had before."""
 
     component: int
     turns_before: int
 
 
 def whole_weights(weights: Sequence[float | Fraction]) -> list[int]:
-    """The smallest whole numbers in the same proportion; floats are taken as the decimals that they print as.
+    """The smallest whole numbers in the same proportion; a float counts as the decimal that it prints as.
 
     Raises:
-        ValueError: A weight that is not above 0 and finite.
+        ValueError: A weight is not above 0 and finite.
 
     Example:
         >>> whole_weights([0.7, 0.2, 0.1])
@@ -67,13 +67,14 @@ def _as_fraction(weight: float | Fraction) -> Fraction:
 class WeightedTurns:
     """An endless schedule of turns, a pure function of (weights, seeds), in which every component keeps to its weight.
 
-    Of any number of first turns each of two components has had its share to within 1. With more components each level
-    of the tree adds to that, mostly to between 1 and 2, never to 4. Over a long run the proportions are exact.
+    After any number of turns, each of two components has had its share to within 1. With more components each level of
+    the tree adds to the error: usually it is between 1 and 2, and always below 4. Over a long run the proportions are
+    exact.
 
     The components are the leaves of a Huffman tree over the weights. At a node where the lighter side has the share
-    p / s, its m-th turn falls on one of the node's turns from ceil(m s / p) to ceil((m + 1) s / p) - 1, chosen at
-    random by the seeds: one in each stretch, so that counts follow, without a pattern that ranks or batches could fall
-    in step with. A turn costs one step for each level of the tree.
+    p / s, its m-th turn is one of the node's turns from ceil(m s / p) to ceil((m + 1) s / p) - 1, chosen at random by
+    the seeds. One turn in each such stretch keeps the counts right, without a pattern that ranks or batches could fall
+    into step with. A turn costs one step for each level of the tree.
 
     (In a Huffman tree a node that is not a leaf has at most 2/3 of its parent. A stretch holds one turn, so a node adds
     less than 1 to what is left of its parent's error: 1 + 2/3 + 4/9 + ... = 3 for inner nodes, and 1 + 3 for a leaf.)
@@ -93,7 +94,7 @@ class WeightedTurns:
         self._tree = _huffman_tree(weights, seeds)
 
     def turn(self, place: int) -> Turn:
-        """Whose turn the place-th is, from 0."""
+        """The turn at a place, from 0."""
         node = self._tree
         while isinstance(node, _Node):
             before, now = node.lighter_turns(place)
@@ -115,8 +116,8 @@ class WeightedTurns:
         return counts
 
     def turns_until(self, component: int, limit: int) -> int:
-        """How many turns there are before the one with which a component would have more than its limit."""
-        # Grown until too many, then halved.
+        """How many turns come before the one that would give a component more than its limit."""
+        # Double until it is too many, then bisect.
         high = limit + 1
         while self.counts(high)[component] <= limit:
             high *= 2
@@ -138,7 +139,7 @@ class _Node:
         self._stream = stream
 
     def lighter_turns(self, place: int) -> tuple[int, bool]:
-        """How many turns the lighter side has before the place-th, and whether that one is its turn, too."""
+        """How many turns the lighter side has before a place, and whether that place is its turn, too."""
         number = place * self._share // self._whole
         begin = -(-number * self._whole // self._share)
         end = -(-(number + 1) * self._whole // self._share)
@@ -159,7 +160,7 @@ def _huffman_tree(weights: Sequence[int], seeds: tuple[int, ...]) -> _Node | int
 
 
 class _Phase(NamedTuple):
-    """Turns from `begin` on, of those components that are not exhausted, which had some turns before."""
+    """Turns from `begin` on, of the components that are not exhausted, with the turns that they had before."""
 
     begin: int
     components: list[int]
@@ -177,10 +178,10 @@ class WeightedPlan:
         stop: One of `STOPS`.
 
     Attributes:
-        length: Samples until it stops; None where it does not.
+        length: Samples until it stops; None if it never stops.
 
     Raises:
-        ValueError: A component without samples that would be drawn from again and again.
+        ValueError: A component that must be repeated is empty.
     """
 
     def __init__(self, sizes: Sequence[int], weights: Sequence[int], seed: int, stop: str) -> None:
@@ -200,7 +201,7 @@ class WeightedPlan:
         self._begins = [phase.begin for phase in self._phases]
 
     def _add_phases(self, weights: Sequence[int], seed: int) -> int:
-        """A phase more each time that it is the turn of an exhausted component, which is in no later one."""
+        """Begin a new phase each time an exhausted component has its turn; later phases leave it out."""
         while True:
             begin, components, before, turns = self._phases[-1]
             limits = [self._sizes[component] - before[component] for component in components]
@@ -243,7 +244,7 @@ class ChoicePlan:
         length: Samples until it stops.
 
     Raises:
-        ValueError: As for `WeightedPlan`; a number that no component has.
+        ValueError: As for `WeightedPlan`; or a choice is not the number of a component.
     """
 
     def __init__(self, sizes: Sequence[int], choices: npt.ArrayLike, stop: str) -> None:
@@ -278,12 +279,12 @@ class ChoicePlan:
 
 
 def _first(marks: npt.NDArray[np.bool_]) -> int:
-    """Place of the first mark, or how many places there are."""
+    """Place of the first True, or the number of places."""
     return int(marks.argmax()) if marks.any() else len(marks)
 
 
 def checked_choices(choices: npt.ArrayLike, num_components: int) -> npt.NDArray[np.int64]:
-    """The choices as an array; ValueError for one that is no component's number."""
+    """The choices as an array; ValueError if one is not the number of a component."""
     array = np.asarray(choices)
     if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
         raise ValueError(f"choices must be a sequence of integers, got {array.dtype} with shape {list(array.shape)}")
@@ -296,7 +297,7 @@ def checked_choices(choices: npt.ArrayLike, num_components: int) -> npt.NDArray[
 def _check_not_empty(sizes: Sequence[int], stop: str) -> None:
     """ValueError for a component that cannot be drawn from."""
     if 0 in sizes:
-        raise ValueError(f"dataset {list(sizes).index(0)} is empty: stop={stop!r} would draw from it for ever")
+        raise ValueError(f"dataset {list(sizes).index(0)} is empty: stop={stop!r} would draw from it forever")
 
 
 def check_stop(stop: str) -> None:
@@ -308,7 +309,7 @@ def check_stop(stop: str) -> None:
 def mixture_weights(
     num_datasets: int, weights: Sequence[float | Fraction] | None, choices: npt.ArrayLike | None
 ) -> list[int]:
-    """One whole number for each dataset; ValueError where the arguments do not fit together."""
+    """One whole number for each dataset; ValueError if the arguments do not fit together."""
     if not num_datasets:
         raise ValueError("datasets must hold at least one dataset")
     if weights is not None and choices is not None:
@@ -316,5 +317,5 @@ def mixture_weights(
     if weights is None:
         return [1] * num_datasets
     if len(weights) != num_datasets:
-        raise ValueError(f"weights must be one for each of {num_datasets} datasets, got {len(weights)}")
+        raise ValueError(f"weights must have one number for each of {num_datasets} datasets, got {len(weights)}")
     return whole_weights(weights)

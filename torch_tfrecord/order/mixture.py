@@ -1,4 +1,4 @@
-"""Several datasets as one, in proportions: for random access."""
+"""Several map-style datasets mixed into one, by weight."""
 
 from __future__ import annotations
 
@@ -20,37 +20,40 @@ from torch_tfrecord.shown import shown_items, shown_list
 
 __all__ = ["Mixture"]
 
-_UNKNOWN = -1  # epoch: as epoch 0, but for the datasets' own random draws
-_MAX_ORDERS = 64  # kept at once: orders of passes over a dataset, each of at most 128 KiB
+_UNKNOWN = -1  # epoch: like epoch 0, except for the datasets' own random draws
+_MAX_ORDERS = 64  # cached orders of passes over a dataset, each at most 128 KiB
 
 
 class Mixture(Dataset[Any]):
-    """Several datasets as one: at every moment each has had its share by weight, to within one sample or two.
+    """Mix several datasets into one: at any point each has given its share by weight, to within one or two samples.
 
-    A map-style dataset: which sample stands at a position is a pure function of the sizes, the weights and the seed, so
-    that samplers, ranks and workers treat it as any other dataset. Each dataset's samples come in a random order, a new
-    one for each pass over it. In a later epoch (by `set_epoch`, or the attribute `epoch` of a batch of positions) each
-    dataset goes on where the epoch before stopped, so that all of a long one is seen.
+    This is a map-style dataset: the sample at a position is a pure function of the sizes, the weights and the seed, so
+    samplers, ranks and workers treat it like any other dataset. Each dataset's samples come in a random order, a new
+    one for each pass over it. In a later epoch (set by `set_epoch`, or by the attribute `epoch` of a batch of
+    positions) each dataset continues where the epoch before stopped, so that you see all of a long one.
 
     Args:
         datasets: Anything with a length and `ds[i]`.
-        weights: In what proportion, numbers above 0; None for equal ones. Floats are taken as the decimals that they
-            print as, and over a long run the proportions are exact.
-        choices: In place of weights: number of the dataset for each sample, as for tf.data's ``choose_from_datasets``.
-        shuffle: False takes each dataset in its own order. Enough where a sampler shuffles the mixture.
+        weights: Proportions, numbers above 0; None for equal ones. A float counts as the decimal that it prints as, and
+            over a long run the proportions are exact.
+        choices: Instead of weights: the number of the dataset for each sample, as for tf.data's
+            ``choose_from_datasets``.
+        shuffle: False reads each dataset in its own order, which is enough if a sampler shuffles the mixture.
         seed: Decides the orders; an integer of any size.
-        stop: "first_exhausted": before the first sample that a dataset has no more. "all_exhausted": when every dataset
-            has been seen, those seen sooner again and again (torchdata's CYCLE_UNTIL_ALL_DATASETS_EXHAUSTED).
-            "all_exhausted_without_replacement": every sample once, the exhausted datasets are left out (tf.data's
-            ``stop_on_empty_dataset=False``, torchdata's ALL_DATASETS_EXHAUSTED). "never": no length.
-        num_samples: Stop after so many samples at the latest; gives "never" a length.
+        stop: When the mixture ends. "first_exhausted": when a dataset has no sample left for its turn. "all_exhausted":
+            when every dataset has been read once; shorter ones are repeated (torchdata's
+            CYCLE_UNTIL_ALL_DATASETS_EXHAUSTED). "all_exhausted_without_replacement": after every sample once; exhausted
+            datasets are skipped (tf.data's ``stop_on_empty_dataset=False``, torchdata's ALL_DATASETS_EXHAUSTED).
+            "never": it does not end and has no length.
+        num_samples: Stop after this many samples at the latest; gives "never" a length.
 
     Attributes:
         datasets: The datasets that are mixed.
 
     Raises:
-        ValueError: No datasets, weights or choices that do not fit them, an empty dataset that must be repeated.
-        TypeError: ``len`` of what never stops.
+        ValueError: There are no datasets, weights or choices do not fit them, or a dataset that must be repeated is
+            empty.
+        TypeError: You ask for the ``len`` of a mixture that never stops.
 
     Example:
         >>> mixture = Mixture(["abcdef", "12"], weights=[3, 1], shuffle=False)
@@ -91,45 +94,45 @@ class Mixture(Dataset[Any]):
 
     def __len__(self) -> int:
         if self._length is None:
-            raise TypeError('a Mixture with stop="never" has no length; give it num_samples')
+            raise TypeError('a Mixture with stop="never" has no length; pass num_samples')
         return self._length
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch, from 0, which decides where in each dataset the mixture begins; workers follow."""
+        """Choose the epoch, from 0, which decides where the mixture begins in each dataset; reaches running workers."""
         self._epoch.fill_(at_least(0, "epoch", epoch))
 
     def locate(self, position: int, epoch: int | None = None) -> tuple[int, int]:
-        """Number of the dataset, and position in it, of a sample (None: in the epoch that was set)."""
+        """Return the number of a sample's dataset and its position there, in `epoch` or (None) the epoch set before."""
         component, _, inner = self._find(position, epoch)
         return component, inner
 
     def _find(self, position: int, epoch: int | None) -> tuple[int, int, int]:
-        """Number of the dataset, number of the pass over it, position in it."""
+        """The number of the dataset, the number of the pass over it, and the position in it."""
         component, before = self._plan.turn(self._checked(position))
         before += self._an_epoch[component] * (max(int(self._epoch), 0) if epoch is None else epoch)
         passes, place = divmod(before, self._sizes[component])
         return component, passes, self._order(component, passes)[place] if self._shuffle else place
 
     def __getitem__(self, position: int) -> Any:
-        """The sample at a position; negative ones count from the end."""
-        return self.__getitems__([position])[0]  # by one way, so that both see the same pass of a dataset
+        """Return the sample at a position; negative ones count from the end."""
+        return self.__getitems__([position])[0]  # so that both ways see the same pass of a dataset
 
     def __getitems__(self, positions: Sequence[int]) -> list[Any]:
-        """The samples of several positions, in that order: each dataset is asked once for all of its own.
+        """Return the samples at several positions, in that order; each dataset is asked once for all of its own.
 
-        It is told the number of the pass over it as the epoch, so that random draws (a fused crop) are new in each;
-        where nobody has chosen an epoch, they are new each time.
+        A dataset gets the number of the pass over it as the epoch, so random draws (a fused crop) are new in each pass;
+        if no epoch was chosen, they are new each time.
         """
         parts = leaf_batches(self, salted(self, positions))
         return join_samples([(part, read_leaf(part.leaf, part.positions)) for part in parts], len(positions))
 
     @property
     def needs_salt(self) -> bool:
-        """Whether the datasets' random draws go by a salt: nobody has chosen an epoch."""
+        """Whether the datasets' random draws need a salt, since no epoch was chosen."""
         return int(self._epoch) == _UNKNOWN and draws_at_random(self)
 
     def inner_batches(self, part: Inner) -> Iterator[Inner]:
-        """Of part of a batch, what each dataset has of it."""
+        """Split part of a batch by dataset."""
         asked: dict[tuple[int, int], tuple[list[int], list[int]]] = {}
         for place, position in zip(part.places, part.positions, strict=True):
             component, passes, inner = self._find(position, part.epoch)
@@ -162,11 +165,11 @@ class Mixture(Dataset[Any]):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._share_epoch()  # plain pickle and copies do not keep it shared
+        self._share_epoch()  # plain pickling and copying lose the sharing
 
     def _share_epoch(self) -> None:
-        # In shared memory: workers hold a copy of this object and must see set_epoch all the same.
-        self._epoch.share_memory_()  # type: ignore[no-untyped-call]
+        # In shared memory, so that workers, which hold a copy of this object, see set_epoch.
+        self._epoch.share_memory_()
 
     def __repr__(self) -> str:
         length = "endless" if self._length is None else f"{self._length} samples"

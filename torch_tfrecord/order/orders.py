@@ -1,4 +1,4 @@
-"""Orders of an epoch, of which each place can be computed by itself."""
+"""Orders of an epoch; the position at each place can be computed by itself."""
 
 from __future__ import annotations
 
@@ -23,30 +23,30 @@ __all__ = [
 _Positions = npt.NDArray[np.int64]
 
 MAX_POSITIONS = 1 << 63
-"""The most positions that there can be: positions are int64."""
+"""The most positions possible, since positions are int64."""
 
-# The next four decide the order for a seed: they never change.
+# The next four decide the order for a seed, so they must never change.
 _TABLE_POSITIONS = 1 << 16  # up to here a table, of at most 128 KiB
 _ROUNDS = 8
 _FIRST_FACTOR = 0xFF51AFD7ED558CCD  # of MurmurHash3's 64-bit finaliser (Appleby, 2011)
 _SECOND_FACTOR = 0xC4CEB9FE1A85EC53
 
 _UINT64 = (1 << 64) - 1
-_CHUNK_POSITIONS = 1 << 13  # computed at once: these arrays stay in the processor's cache
+_CHUNK_POSITIONS = 1 << 13  # computed at once; small enough for the processor's cache
 
 
 class Order(Protocol):
-    """All positions of an epoch, in its order."""
+    """All positions of an epoch in an order."""
 
     def __len__(self) -> int: ...
 
     def positions(self, places: _Positions) -> _Positions:
-        """The positions that stand at these places of the order."""
+        """The positions at these places of the order."""
         ...
 
 
 class Sequential:
-    """The order of the files: at each place the position of the same number."""
+    """The order of the files: the position at each place is the place itself."""
 
     def __init__(self, num_positions: int) -> None:
         self._num_positions = num_positions
@@ -60,11 +60,11 @@ class Sequential:
 
 
 class Renumbered:
-    """An order of numbers that stand for positions.
+    """An order of some other positions than 0 to N - 1.
 
     Args:
-        order: Of 0 to N - 1.
-        positions: int64 [N]: the position that each number stands for.
+        order: An order of 0 to N - 1.
+        positions: int64 [N]: the position to use for each of these numbers.
     """
 
     def __init__(self, order: Order, positions: _Positions) -> None:
@@ -82,18 +82,18 @@ class Renumbered:
 class Permutation:
     """The positions 0 to n - 1 in an order that is a pure function of n and the seeds; memory is O(1) for any n.
 
-    Up to 65,536 positions, a table: the order of each position's own random number, in which every order is as likely
-    as any. Above, a keyed bijection: a Feistel network (Luby and Rackoff, 1988) of 8 rounds over the two halves of a
-    position's bits, whose results of n and more are put in again until they are below n (cycle walking; Black and
-    Rogaway, 2002), twice on average at most.
+    Up to 65,536 positions it is a table, sorted by a random number for each position: all orders are equally likely.
+    Above, it is a keyed bijection: a Feistel network (Luby and Rackoff, 1988) of 8 rounds over the two halves of a
+    position's bits. Results of n and above are fed in again until they are below n (cycle walking; Black and Rogaway,
+    2002): at most two passes on average.
 
     Args:
         num_positions: n, 0 <= n <= 2^63.
         seeds: Integers of any size.
 
     Raises:
-        ValueError: A number of positions out of range.
-        IndexError: ``permutation[place]`` with a place that is not from 0 to n - 1.
+        ValueError: The number of positions is out of range.
+        IndexError: The place in ``permutation[place]`` is not from 0 to n - 1.
 
     Example:
         >>> order = Permutation(5, 0, 0)
@@ -130,7 +130,7 @@ class Permutation:
         return position
 
     def positions(self, places: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """The positions that stand at these places, all from 0 to n - 1 (not checked): int64, of the same shape."""
+        """The positions at these places, which must be from 0 to n - 1 (not checked): int64, of the same shape."""
         if self._table is not None:
             return self._table[places].astype(np.int64)
         found = np.empty(places.size, np.int64)
@@ -188,10 +188,10 @@ def _scramble_all(half: npt.NDArray[np.uint64], key: int) -> npt.NDArray[np.uint
 
 
 def cumulated(weights: npt.ArrayLike) -> npt.NDArray[np.float64]:
-    """The sums of the weights up to each position, which `WeightedDraws` takes.
+    """The cumulative sums of the weights, for `WeightedDraws`.
 
     Raises:
-        ValueError: Not one dimension, a weight that is negative or not finite, or no weight above 0.
+        ValueError: The weights are not 1-D, one is negative or not finite, or none is above 0.
     """
     array = np.asarray(weights, dtype=np.float64)
     if array.ndim != 1:
@@ -201,11 +201,11 @@ def cumulated(weights: npt.ArrayLike) -> npt.NDArray[np.float64]:
         raise ValueError(f"weights must be finite and at least 0, got {array[wrong[0]]} at position {wrong[0]}")
     if array.size and not array.any():
         raise ValueError("weights must not all be 0")
-    return np.cumsum(array)  # one after another, on every machine alike; sum() would add in another order
+    return np.cumsum(array)  # adds one by one, the same on every machine; sum() may add in another order
 
 
 class WeightedDraws:
-    """As many draws with replacement as there are positions; a pure function of the weights and the seeds.
+    """N draws with replacement from N positions; a pure function of the weights and the seeds.
 
     Args:
         sums: float64 [N], from `cumulated`.
@@ -219,7 +219,7 @@ class WeightedDraws:
     def __init__(self, sums: npt.NDArray[np.float64], *seeds: int) -> None:
         self._sums = sums
         self._stream = RandomStream(*seeds)
-        # Rounding may bring a draw up to the whole sum: it goes to the last position that has a weight.
+        # Rounding may bring a draw up to the whole sum; it then means the last position with a weight above 0.
         self._last = int(np.searchsorted(sums, sums[-1])) if sums.size else 0
 
     def __len__(self) -> int:
@@ -234,7 +234,7 @@ class WeightedDraws:
 
 
 def balanced_weights(labels: npt.ArrayLike) -> npt.NDArray[np.float64]:
-    """Weights with which every label is drawn as often as any other: 1 / how many records have the label.
+    """Return weights that make `RecordSampler` draw every label equally often: 1 / the number of records with it.
 
     Args:
         labels: [N]: one label for each record, of any type that NumPy can sort.

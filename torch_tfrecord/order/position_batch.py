@@ -9,21 +9,21 @@ __all__ = ["EpochPosition", "PositionBatch", "epoch_of", "is_batch_of_positions"
 
 
 class PositionBatch(list[int]):
-    """What a batch sampler yields: a list of positions that knows its epoch; pickles, so that workers see it too.
+    """A batch sampler's list of positions, with their epoch; pickles, so that workers get the epoch, too.
 
-    Random draws of a dataset (a fused crop) are a function of the epoch: several epochs can be under way in one loader.
-    Where nobody knows the epoch, as in a plain DataLoader, they are a function of a salt, another one for each batch.
+    Random draws of a dataset (a fused crop) are a function of the epoch, and one loader can prefetch batches of several
+    epochs. If the epoch is unknown, as in a plain DataLoader, they are a function of a salt, a new one for each batch.
 
     Args:
         positions: From 0 to the number of records - 1.
         epoch: From 0.
-        salt: From 0; decides the draws in place of the epoch.
+        salt: From 0; decides the draws instead of the epoch.
 
     Example:
         >>> batch = PositionBatch([4, 2], epoch=1)
         >>> batch, batch.epoch
         ([4, 2], 1)
-        >>> (batch[1:] + [5]).epoch  # Accelerate cuts and fills batches
+        >>> (batch[1:] + [5]).epoch  # Accelerate slices and extends batches
         1
     """
 
@@ -39,18 +39,18 @@ class PositionBatch(list[int]):
     def __getitem__(self, index: slice) -> PositionBatch: ...
 
     def __getitem__(self, index: SupportsIndex | slice) -> int | PositionBatch:
-        """A position, or some of them, of the same epoch and salt."""
+        """A position, or some of them with the same epoch and salt."""
         if isinstance(index, slice):
             return PositionBatch(super().__getitem__(index), self.epoch, self.salt)
         return super().__getitem__(index)
 
     def __add__(self, others: list[int]) -> PositionBatch:  # type: ignore[override]
-        """More positions, of the epoch and salt of these."""
+        """These and more positions, with the epoch and salt of these."""
         return PositionBatch(super().__add__(others), self.epoch, self.salt)
 
 
 class EpochPosition(int):
-    """A position that knows its epoch: what a sampler yields that others batch.
+    """A position with its epoch, yielded by a sampler whose positions a DataLoader batches.
 
     Example:
         >>> position = EpochPosition(4, 1)
@@ -61,7 +61,7 @@ class EpochPosition(int):
     epoch: int
 
     def __new__(cls, position: int, epoch: int) -> EpochPosition:
-        """A position, and its epoch."""
+        """Make a position with its epoch."""
         self = super().__new__(cls, position)
         self.epoch = epoch
         return self
@@ -71,18 +71,18 @@ class EpochPosition(int):
 
 
 def epoch_of(positions: Any) -> int | None:
-    """The epoch that a batch of positions, or the first of them, knows; None where nobody does."""
+    """The epoch of a batch of positions, or of the first of them; None if it is unknown."""
     epoch: int | None = getattr(positions, "epoch", None)
     return getattr(positions[0], "epoch", None) if epoch is None and len(positions) else epoch
 
 
 def is_batch_of_positions(positions: object) -> bool:
-    """Whether something stands for several positions: a list, or a 1-D array or tensor."""
+    """Whether the argument holds several positions: a list, or a 1-D array or tensor."""
     return isinstance(positions, list) or getattr(positions, "ndim", 0) == 1
 
 
 def list_of_positions(positions: Any) -> list[int]:
-    """A batch of positions as a list; TypeError for marks (booleans), which stand for none.
+    """A batch of positions as a list; TypeError for booleans (a mask).
 
     Example:
         >>> import numpy as np

@@ -1,4 +1,4 @@
-"""Loaders that Hugging Face Accelerate prepared: they deal batches out over its processes, so that we must not."""
+"""Loaders that Hugging Face Accelerate prepared: they split batches over its processes, so we must not."""
 
 from __future__ import annotations
 
@@ -14,18 +14,19 @@ _SKIPPING = ("SkipBatchSampler", "SkipDataLoader")
 
 
 class Prepared(NamedTuple):
-    """What a loader made by ``accelerator.prepare`` does with the batches it is given.
+    """What a loader made by ``accelerator.prepare`` does with its batches.
 
     Attributes:
-        num_processes: Processes over which it deals them out.
-        splits_batches: Each process gets a part of every batch, not every num_processes-th batch.
+        num_processes: Processes over which it splits them.
+        splits_batches: Each process gets a part of every batch, instead of every num_processes-th batch.
         dispatches: One process reads, and sends the others their part.
-        drops_last: Batches that are not full are left out.
-        num_workers: Of the loader.
-        splits_samples_by: For a stream of which each process reads all: samples that each takes in turn; None where
-            the stream gives batches, which cannot be dealt out in this way.
-        epoch: The loader's own count, where it alone knows: `set_epoch` of one made by ``skip_first_batches`` reaches
-            no sampler, one with ``use_stateful_dataloader`` can begin an iteration that it throws away. Else None.
+        drops_last: Batches that are not full are dropped.
+        num_workers: Workers of the loader.
+        splits_samples_by: For a stream that each process reads completely: the samples that each takes in turn; None if
+            the stream yields batches, which cannot be split this way.
+        epoch: The loader's own epoch count, if only the loader knows it: `set_epoch` of one made by
+            ``skip_first_batches`` does not reach any sampler, and one with ``use_stateful_dataloader`` may begin an
+            iteration that is never used. Else None.
     """
 
     num_processes: int = 1
@@ -38,40 +39,40 @@ class Prepared(NamedTuple):
 
 
 def prepared_loader() -> Prepared | None:
-    """The loader of Accelerate's that calls this function from however far away; None where there is none.
+    """The loader of Accelerate's that calls this function, directly or indirectly; None if there is none.
 
-    It stands on the stack: also in workers that were forked, and where the dataset is pickled for those that are
-    spawned. Nothing is marked when a loader is prepared, so another loader over the same dataset splits by itself.
+    It is found on the call stack, also in forked workers, and when the dataset is pickled for spawned ones. Preparing a
+    loader leaves no mark on the dataset, so another loader over the same dataset splits by itself.
     """
     if _MODULE not in sys.modules:
         return None
     owners = {type(owner).__name__: owner for owner in _owners(sys._getframe(1))}
     skips = [owners.pop(name) for name in _SKIPPING if name in owners]
     if not owners:
-        return None  # also where skip_first_batches was given a loader that is not prepared
+        return None  # also if skip_first_batches was called with a loader that is not prepared
     loader = owners.get("DataLoaderShard", owners.get("DataLoaderDispatcher"))
     is_stateful = "BatchSamplerShard" in owners and getattr(loader, "use_stateful_dataloader", False)
     return _described(owners)._replace(epoch=getattr(loader, "iteration", None) if skips or is_stateful else None)
 
 
 def is_automatic() -> bool:
-    """Whether Accelerate calls by itself, when an iteration begins, what the user may also call (`set_epoch`)."""
+    """Whether this call of `set_epoch` is Accelerate's own at the beginning of an iteration, not the user's."""
     names = [frame.f_code.co_name for frame in _frames(sys._getframe(1)) if _is_accelerates(frame)]
     return names[:1] == ["set_epoch"] and "__iter__" in names[:3]
 
 
 def check_loaded_epoch(loaded: int, epoch: int) -> None:
-    """ValueError where Accelerate's own count of iterations would throw away a loaded state, of another epoch."""
+    """ValueError if Accelerate's own count of iterations would discard a loaded state of another epoch."""
     if is_automatic():
         raise other_epoch(loaded, epoch)
 
 
 def other_epoch(loaded: int, epoch: int) -> ValueError:
-    """The error where Accelerate's own count would throw away a loaded state.
+    """The error for a loaded state that Accelerate's own count would discard.
 
     Args:
-        loaded: What its `set_epoch` must be given for the state to be gone on with.
-        epoch: What it begins with.
+        loaded: The epoch to pass to its `set_epoch` to resume from the state.
+        epoch: The epoch that it begins.
     """
     return ValueError(
         f"the loaded state is of epoch {loaded}, the loader that Accelerate prepared begins epoch {epoch}: call "
@@ -80,19 +81,19 @@ def other_epoch(loaded: int, epoch: int) -> ValueError:
 
 
 def check_num_received(prepared: Prepared | None, num_received: int | None, what: str) -> None:
-    """ValueError where what was handed out is no measure for what was received."""
-    # Accelerate itself may ask: StatefulDataLoader keeps a state with each batch.
+    """ValueError if the number yielded does not tell the number received."""
+    # Accelerate itself may ask without a number: StatefulDataLoader keeps a state with each batch.
     if prepared is not None and num_received is None and prepared_loader() is None:
         raise ValueError(
-            f"Accelerate's loader reads ahead of the training: expected num_received, the {what} that this rank has "
-            "received (make_dataloader's loader.batch_sampler.state_dict takes it, too), got None"
+            f"Accelerate's loader prefetches: expected num_received, the {what} that this rank has received "
+            "(make_dataloader's loader.batch_sampler.state_dict takes it, too), got None"
         )
 
 
 def _described(owners: dict[str, Any]) -> Prepared:
     dispatcher = owners.get("DataLoaderDispatcher")
     if dispatcher is not None:
-        loader = getattr(dispatcher, "base_dataloader", None)  # not there while it is made
+        loader = getattr(dispatcher, "base_dataloader", None)  # not set yet in its constructor
         return Prepared(
             num_processes=dispatcher.state.num_processes if hasattr(dispatcher, "state") else 1,
             splits_batches=bool(getattr(dispatcher, "split_batches", False)),
@@ -108,7 +109,7 @@ def _described(owners: dict[str, Any]) -> Prepared:
 
 
 def _owners(frame: FrameType) -> Iterator[Any]:
-    """The objects whose methods of Accelerate's are under way."""
+    """The objects with a method of Accelerate's on the stack."""
     for caller in _frames(frame):
         if _is_accelerates(caller) and "self" in caller.f_locals:
             yield caller.f_locals["self"]

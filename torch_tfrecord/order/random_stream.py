@@ -22,8 +22,8 @@ _T = TypeVar("_T")
 class RandomStream:
     """A seeded stream of 64-bit random numbers: SplitMix64 (Steele, Lea and Flood, 2014).
 
-    Own code, since the streams of Python's, NumPy's and torch's generators may change between releases, and a seed must
-    give one order for ever. No global random state is read or written.
+    Our own code, since the generators of Python, NumPy and torch may change between releases, and a seed must give one
+    order forever. No global random state is read or written.
 
     Args:
         seeds: Integers of any size; a different tuple gives an unrelated stream.
@@ -40,13 +40,13 @@ class RandomStream:
         return _mixed(self._state)
 
     def next_numbers(self, count: int) -> npt.NDArray[np.uint64]:
-        """The next numbers of the stream, all at once."""
+        """The next `count` numbers of the stream, computed at once."""
         numbers = self.numbers_at(np.arange(count, dtype=np.uint64))
         self.skip(count)
         return numbers
 
     def numbers_at(self, places: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-        """The numbers that stand at these places of the stream, counted from 0 = the next one; the stream stays."""
+        """The numbers at these places of the stream, where 0 is the next number; does not advance the stream."""
         return _mixed_all(places * np.uint64(_STEP) + np.uint64((self._state + _STEP) & _UINT64))
 
     def number_at(self, place: int) -> int:
@@ -54,7 +54,7 @@ class RandomStream:
         return _mixed((self._state + (place + 1) * _STEP) & _UINT64)
 
     def skip(self, count: int) -> None:
-        """Go on behind the next so many numbers."""
+        """Skip the next `count` numbers."""
         self._state = (self._state + count * _STEP) & _UINT64
 
     def below(self, limit: int) -> int:
@@ -78,7 +78,7 @@ def _mixed_all(z: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
 def _to_64_bits(seed: int) -> int:
     if 0 <= seed <= _UINT64:
         return seed
-    # Negative and longer seeds: folded so that none falls together with a near one.
+    # Negative and longer seeds are folded so that similar ones do not collide.
     return int.from_bytes(hashlib.blake2b(b"%d" % seed, digest_size=8).digest(), "little")
 
 
@@ -100,11 +100,11 @@ def shuffled(items: Sequence[_T], *seeds: int) -> list[_T]:
 def record_keys(positions: npt.NDArray[np.int64], *seeds: int) -> npt.NDArray[np.uint64]:
     """The key of each position: number `position` of a SplitMix64 stream that the seeds choose.
 
-    Which worker or thread reads a record, and in which batch, is of no matter.
+    It does not matter which worker or thread reads a record, and in which batch.
 
     Args:
         positions: int64 [N], from 0.
-        seeds: The epoch, and whatever else the stream shall depend on.
+        seeds: The epoch, and whatever else the stream depends on.
 
     Example:
         >>> record_keys(np.array([3, 0]), 0) == record_keys(np.array([0, 3]), 0)[::-1]
@@ -115,5 +115,5 @@ def record_keys(positions: npt.NDArray[np.int64], *seeds: int) -> npt.NDArray[np
 
 
 def salted_keys(count: int, salt: int) -> npt.NDArray[np.uint64]:
-    """The keys of a batch of no known epoch, by place in it: a record that stands in it twice is drawn twice."""
-    return record_keys(np.arange(count), salt, 0, 0)  # as many seeds as no keys of records have
+    """The keys of a batch of unknown epoch, by place in it: a record that is in it twice gets two different draws."""
+    return record_keys(np.arange(count), salt, 0, 0)  # a number of seeds that keys of records never have

@@ -1,4 +1,4 @@
-"""Which part of the data this process reads: its rank, its worker within the rank, and what trainers see of that."""
+"""Which part of the data this process reads: its rank, its worker within the rank, and how trainers see it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Rank(NamedTuple):
 
 
 def check_rank(rank: int | None, world_size: int | None) -> None:
-    """ValueError unless both or none are given, and 0 <= rank < world_size; TypeError where they are no integers."""
+    """ValueError unless both or neither are given and 0 <= rank < world_size; TypeError unless they are integers."""
     if rank is None and world_size is None:
         return
     if rank is None or world_size is None:
@@ -40,9 +40,9 @@ def check_rank(rank: int | None, world_size: int | None) -> None:
 
 
 def resolve_rank(rank: int | None, world_size: int | None) -> Rank:
-    """The rank given, else torch.distributed's where initialised, else torchrun's RANK and WORLD_SIZE, else 0 of 1.
+    """The rank given, else torch.distributed's if initialised, else torchrun's RANK and WORLD_SIZE, else 0 of 1.
 
-    For a loader that Accelerate prepared, which deals out what it reads, 0 of 1.
+    For a loader that Accelerate prepared it is 0 of 1, since Accelerate splits the records.
 
     Raises:
         ValueError: A rank was given, and Accelerate would split this rank's records again.
@@ -51,11 +51,11 @@ def resolve_rank(rank: int | None, world_size: int | None) -> Rank:
     if rank is not None and world_size is not None:
         if prepared is not None and min(prepared.num_processes, world_size) > 1:
             raise ValueError(
-                f"rank={rank} and world_size={world_size} were given, and Accelerate splits this rank's records again, "
-                f"over {prepared.num_processes} processes: leave rank and world_size out, or do not prepare this loader"
+                f"rank={rank} and world_size={world_size} were given, but Accelerate splits this rank's records again, "
+                f"over {prepared.num_processes} processes: omit rank and world_size, or do not prepare this loader"
             )
         return Rank(rank, world_size)
-    # In a process group Accelerate can deal out over fewer processes than there are: some are to read the same.
+    # In a process group Accelerate may split over fewer processes than there are: some must read the same records.
     if prepared is not None and (prepared.num_processes > 1 or in_process_group()):
         return Rank(0, 1)
     if in_process_group():
@@ -77,20 +77,20 @@ def in_process_group() -> bool:
 
 
 def consumer(rank: Rank) -> tuple[int, int]:
-    """Number of this DataLoader worker among all workers of all ranks, and how many there are.
+    """The number of this DataLoader worker among all workers of all ranks, and how many there are.
 
-    Workers of one rank are neighbours in no order that matters to a caller; each number appears exactly once.
+    Each number appears exactly once; do not rely on the order of the numbers.
     """
     worker = get_worker_info()
     number, count = (0, 1) if worker is None else (worker.id, worker.num_workers)
-    # Rank first, so that the ranks get equal numbers of files, as near as files allow.
+    # Rank first, so that the ranks get numbers of files that are as equal as possible.
     return number * rank.world_size + rank.rank, count * rank.world_size
 
 
 class RankSampler(DistributedSampler[int]):
-    """A sampler of one rank's positions. Lightning leaves a DistributedSampler alone, and calls its `set_epoch`.
+    """A sampler of one rank's positions. Lightning keeps a DistributedSampler, and calls its `set_epoch`.
 
-    torch's own ``__init__`` is not called: it needs a process group, which may come after the sampler.
+    torch's own ``__init__`` is not called: it needs a process group, which may be initialised after the sampler.
     """
 
     _rank: int | None
@@ -101,7 +101,7 @@ class RankSampler(DistributedSampler[int]):
 
     @property
     def rank(self) -> int:  # type: ignore[override]
-        """The rank whose positions these are; that of now, where none was given."""
+        """The rank whose positions these are; if none was given, the current one."""
         return self._here().rank
 
     @property
@@ -111,12 +111,12 @@ class RankSampler(DistributedSampler[int]):
 
     @property
     def num_samples(self) -> int:  # type: ignore[override]
-        """Samples that the next iteration gives this rank."""
+        """Samples that this rank gets in the next iteration."""
         return len(self)
 
     @property
     def total_size(self) -> int:  # type: ignore[override]
-        """Samples that the next iteration gives all ranks."""
+        """Samples that all ranks together get in the next iteration."""
         return len(self) * self.num_replicas
 
 
@@ -124,10 +124,10 @@ _T = TypeVar("_T", bound=type)
 
 
 def keeps_its_order(batch_sampler: _T) -> _T:
-    """Let Lightning keep a batch sampler where it puts a sampler of its own into a DataLoader.
+    """Make Lightning keep our batch sampler when it puts its own sampler into a DataLoader.
 
-    It makes the batch sampler anew then, by the arguments that it keeps under these names, with its sampler among them;
-    ours decides itself what becomes of it, in its method `_for_sampler`.
+    Lightning then makes the batch sampler again, from arguments that it saves under these names, with its own sampler
+    among them. Ours decides in its method `_for_sampler` what to return for it.
     """
 
     def arguments(batches: Any) -> dict[str, Any]:

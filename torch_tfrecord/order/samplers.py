@@ -16,32 +16,32 @@ from torch_tfrecord.order.shares import RankShare, rank_size
 
 __all__ = ["BLOCK_BYTES", "WINDOW_BLOCKS", "RecordSampler"]
 
-BLOCK_BYTES = 4 << 20  # a disk's arm has moved in a fraction of the time in which it reads these
-WINDOW_BLOCKS = 64  # 256 MiB, which the page cache holds while the window lasts
+BLOCK_BYTES = 4 << 20  # a hard disk seeks in a fraction of the time that it takes to read these
+WINDOW_BLOCKS = 64  # 256 MiB, which the page cache can hold until the window is read
 
-_FIRST_POSITIONS = 64  # computed at once at the beginning; then twice as many, up to
+_FIRST_POSITIONS = 64  # computed at once at the beginning; then twice as many each time, up to
 _CHUNK_POSITIONS = 4096
 
 
 class RecordSampler(RankSampler):
-    """The positions of one rank, in an order that is a pure function of (seed, epoch), for any number of workers.
+    """Sampler for one rank, whose order is a pure function of (seed, epoch), for any number of workers.
 
-    The order of an epoch is one sequence of all N positions. All ranks take it together, one position each in turn:
-    rank r of w has the places r, r + w, r + 2w, ... Every rank gets as many: where N is not a multiple of w, the order
-    goes on with its beginning until it is (as torch's DistributedSampler does, also for N < w), or with `drop_last` its
-    last N modulo w places are left out.
+    The order of an epoch is one sequence of all N positions. The ranks take one position each in turn: rank r of w has
+    the places r, r + w, r + 2w, ... Every rank gets the same number. If N is not a multiple of w, the order is extended
+    with positions from its beginning (as torch's DistributedSampler does, also for N < w), or with `drop_last` its last
+    N modulo w places are dropped.
 
-    It is a DistributedSampler to whoever asks, such as Lightning, which would else split the positions once more.
+    It is an instance of DistributedSampler, so that Lightning does not split the positions once more.
 
     **Resuming.** The state is the epoch and how many places of its order all ranks together have taken: after k samples
-    on each rank, k * w. Loaded with any other world size, worker count or batch size, the places from there to N are
-    split over the ranks of now by the same rule, so that nothing is lost and nothing is repeated but what evens out
-    the ranks' numbers. With the same world size the samples that follow are those of the uninterrupted run. Save the
-    state of one rank, load it in all.
+    on each rank, k * w. You can load it with another world size, worker count or batch size: the places from there to N
+    are split over the new ranks by the same rule. Nothing is lost, and nothing is repeated but what evens out the
+    ranks. With the same world size you get the samples of the uninterrupted run. Save one rank's state, load it on all
+    ranks.
 
-    What counts is what the training has received. `state_dict()` counts what the sampler has handed out, which is the
-    same in torchdata's StatefulDataLoader (it keeps the state of each batch with the batch) and in a DataLoader without
-    workers. The workers of a plain DataLoader read ahead: say what was received, or use `make_dataloader`::
+    The state must count what your training loop has received. `state_dict()` counts what the sampler has yielded. That
+    is the same with torchdata's StatefulDataLoader (which keeps a state with each batch) and with a DataLoader without
+    workers. The workers of a plain DataLoader prefetch: pass `num_received`, or use `make_dataloader`::
 
         for number, batch in enumerate(loader, 1):
             train(batch)
@@ -50,21 +50,21 @@ class RecordSampler(RankSampler):
     where ``samples_this_iteration = len(sampler)``, taken before the loop.
 
     Args:
-        dataset: What the positions are of: anything with a length.
-        shuffle: True, every order is as likely as any other; False, the order of the files; "blocks", which needs a
-            `TFRecordDataset`: blocks of `block_bytes` neighbouring bytes in random order, mixed within windows of
-            `window_blocks` blocks, for storage that reads best in sequence.
-        seed: An integer of any size. The order for it never changes between releases or machines.
-        rank, world_size: Both or none; None means torch.distributed's where it is initialised, else torchrun's
-            environment, else 0 of 1; looked up when an iteration begins.
-        drop_last: Leave out places where the ranks' numbers would differ, instead of repeating.
-        weights: One number of at least 0 for each record: an epoch is N draws with replacement, in which a record's
-            chance is in proportion to its weight; see `balanced_weights`.
+        dataset: The dataset to sample from: anything with a length.
+        shuffle: True for a full shuffle; False for the order of the files; "blocks", which needs a `TFRecordDataset`,
+            for blocks of `block_bytes` neighbouring bytes in random order, mixed within windows of `window_blocks`
+            blocks: for storage that reads best in sequence.
+        seed: An integer of any size. Its order never changes between releases or machines.
+        rank, world_size: Give both or neither. None takes them from torch.distributed if it is initialised, else from
+            torchrun's environment variables, else 0 of 1; looked up when an iteration begins.
+        drop_last: Drop positions instead of repeating some, so that all ranks get the same number.
+        weights: One number of at least 0 for each record: an epoch is then N draws with replacement, with probabilities
+            in proportion to the weights; see `balanced_weights`.
         block_bytes, window_blocks: For ``shuffle="blocks"``.
 
     Raises:
-        ValueError: Arguments out of range; "blocks" with other data than `TFRecordDataset`, or `Subset` or
-            `ConcatDataset` of it.
+        ValueError: An argument is out of range, or shuffle is "blocks" and the dataset is not a `TFRecordDataset`, or a
+            `Subset` or `ConcatDataset` of these.
 
     Example:
         >>> sampler = RecordSampler(range(5), seed=0)
@@ -99,15 +99,16 @@ class RecordSampler(RankSampler):
         )
         self._rank, self._world_size = rank, world_size
         self._drop_last = true_or_false("drop_last", drop_last)
-        # Only to what draws itself: a `Mixture` would begin elsewhere in its datasets, with crops and not without.
+        # Only for a dataset that itself draws at random: a `Mixture` would take the epoch to begin elsewhere in its
+        # datasets, but only those with crops.
         self._tells_epoch = bool(getattr(dataset, "draws_at_random", False))
         self._epoch = 0
-        self._start = 0  # places taken before the next iteration; used by one iteration
-        self._is_loaded = False  # by `load_state_dict`, and not used yet
+        self._start = 0  # places taken before the next iteration; for one iteration only
+        self._is_loaded = False  # whether a state was loaded and not yet used
         self._running: _Positions | None = None
 
     def __len__(self) -> int:
-        """Samples that the next iteration gives this rank: after `load_state_dict` what is left of the epoch."""
+        """Return this rank's number of samples in the next iteration: after `load_state_dict`, in the epoch's rest."""
         left = self._epochs.num_records - self._start
         return rank_size(left, self._here().world_size, drop_last=self._drop_last)
 
@@ -116,14 +117,15 @@ class RecordSampler(RankSampler):
 
     @property
     def epoch(self) -> int:  # type: ignore[override]
-        """The epoch of the next iteration, or of the one that goes on."""
+        """The epoch of the next iteration."""
         return self._epoch
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch, from 0, of the next iteration; until called again, every iteration has the same order.
+        """Choose the epoch, from 0, of the next iteration; until you call it again, every iteration has the same order.
 
-        For the epoch that a loaded state was in, nothing changes: the next iteration gives what is left of it. An
-        iteration that has not yet handed out a position is the next one, too: trainers make it before they call this.
+        If it is the epoch of a loaded state, nothing changes: the next iteration yields the rest of that epoch. An
+        iterator that has not yielded a position yet counts as the next iteration, too: trainers make it before they
+        call this.
         """
         if at_least(0, "epoch", epoch) != self._epoch:
             if self._is_loaded:
@@ -133,14 +135,14 @@ class RecordSampler(RankSampler):
             self._epoch, self._start, self._running, self._is_loaded = int(epoch), 0, None, False
 
     def state_dict(self, num_received: int | None = None) -> dict[str, Any]:
-        """Where the iteration that began last is: a few numbers and strings, as JSON knows them.
+        """Return the state of the latest iteration: a few JSON numbers and strings.
 
         Args:
-            num_received: Samples of that iteration that this rank's training has received; None counts those that the
-                sampler has handed out.
+            num_received: Samples of that iteration that your training loop has received on this rank. None counts those
+                that the sampler has yielded.
 
         Raises:
-            ValueError: More received than handed out; nothing said of what was received from a loader that Accelerate
+            ValueError: `num_received` is more than the sampler has yielded, or is None with a loader that Accelerate
                 prepared.
         """
         if self._running is not None:
@@ -151,18 +153,18 @@ class RecordSampler(RankSampler):
         return self._state(self._epoch, self._start)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Go on where the state was: the next iteration gives what was left of its epoch, those after it all.
+        """Resume from a state: the next iteration yields the rest of its epoch, later ones whole epochs.
 
         Raises:
-            ValueError: A state of another version or another order (number of records, seed, shuffle, weights, ...);
-                names both values.
+            ValueError: The state has another version or order (number of records, seed, shuffle, weights, ...); the
+                message gives both values.
         """
         self._check(state_dict)
         self._epoch, self._start, self._running = state_dict["epoch"], state_dict["consumed"], None
         self._is_loaded = True
 
     def _state(self, epoch: int, consumed: int) -> dict[str, Any]:
-        consumed = min(consumed, self._epochs.num_records)  # the last round may have gone on with the beginning
+        consumed = min(consumed, self._epochs.num_records)  # the last round may have repeated the beginning
         return {"version": STATE_VERSION, "epoch": epoch, "consumed": consumed, **self._identity()}
 
     def _identity(self) -> dict[str, Any]:
@@ -173,14 +175,14 @@ class RecordSampler(RankSampler):
 
 
 class _Positions(Iterator[int]):
-    """One iteration of a sampler. It begins with its first position: loaders make iterators that they throw away."""
+    """One iteration of a sampler. It begins with its first position, since loaders make iterators they never use."""
 
     def __init__(self, sampler: RecordSampler) -> None:
         self._sampler = sampler
         self._go_to(None)
 
     def _go_to(self, place: tuple[int, int] | None) -> None:
-        self._place = place  # epoch and start; None until it begins: the sampler's place of then
+        self._place = place  # epoch and start; None until it begins: then the sampler's place at that time
         self._epoch = self._sampler._epoch if place is None else place[0]
         self._num_yielded = 0
         self._share: RankShare | None = None
@@ -211,10 +213,10 @@ class _Positions(Iterator[int]):
         self._rank, order = sampler._here(), sampler._epochs.order(self._epoch)
         self._share = RankShare(order, *self._rank, start=start, drop_last=sampler._drop_last)
         sampler._running = self
-        sampler._start, sampler._is_loaded = 0, False  # used once
+        sampler._start, sampler._is_loaded = 0, False  # the loaded state is used only once
 
     def follow(self) -> None:
-        """Begin where the sampler says, not where a state was loaded; once begun, nothing changes."""
+        """Begin at the sampler's place, not at that of a loaded state; does nothing once it has begun."""
         if self._share is None:
             self._place = None
 
@@ -226,19 +228,19 @@ class _Positions(Iterator[int]):
         self._place_in_chunk = 0
 
     def state_dict(self, num_received: int | None = None) -> dict[str, Any]:
-        """Where this iteration is."""
+        """The state of this iteration."""
         received = self._num_yielded if num_received is None else at_least(0, "num_received", num_received)
         if self.prepared is not None and num_received is not None:
-            received = min(received * self.prepared.num_processes, self._num_yielded)  # the rest was filled up
+            received = min(received * self.prepared.num_processes, self._num_yielded)  # Accelerate filled up the rest
         if received > self._num_yielded:
-            raise ValueError(f"num_received={received}, but only {self._num_yielded} samples were handed out")
+            raise ValueError(f"num_received={received}, but the sampler has yielded only {self._num_yielded} samples")
         epoch, start = self._place or (self._sampler._epoch, self._sampler._start)
         return self._sampler._state(epoch, start + received * self._rank.world_size)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Go on where another iteration was, as StatefulDataLoader asks for."""
+        """Resume from another iteration's state; StatefulDataLoader calls this."""
         sampler = self._sampler
         sampler._check(state_dict)
         self._go_to((state_dict["epoch"], state_dict["consumed"]))
-        # The state is this iteration's: the next one gives a whole epoch, also where this one stands at its end.
+        # Only this iteration resumes: the next one yields a whole epoch, even if this one is at its end.
         sampler._epoch, sampler._start, sampler._running = state_dict["epoch"], 0, self

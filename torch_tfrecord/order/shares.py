@@ -1,4 +1,4 @@
-"""Whose part of an epoch is what: positions for ranks, whole batches of them, files for the consumers of a stream."""
+"""How an epoch is split: positions and batches for ranks, files for the consumers of a stream."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from torch_tfrecord.order.ranks import Rank
 
 __all__ = ["FileShare", "Place", "Plan", "RankShare", "file_shares", "rank_size"]
 
-_CHUNK_POSITIONS = 4096  # computed at once, in whole batches; at the beginning fewer
+_CHUNK_POSITIONS = 4096  # computed at once, in whole batches; fewer at the beginning
 
 
 def rank_size(num_positions: int, world_size: int, *, drop_last: bool = False) -> int:
-    """How many positions each of so many ranks gets.
+    """How many positions each of `world_size` ranks gets.
 
     Example:
         >>> rank_size(5, 2), rank_size(5, 2, drop_last=True)
@@ -28,19 +28,19 @@ def rank_size(num_positions: int, world_size: int, *, drop_last: bool = False) -
 
 
 class RankShare:
-    """One rank's positions of an epoch, as many for each rank; each can be computed by itself.
+    """One rank's positions of an epoch, the same number for each rank; each can be computed by itself.
 
-    All ranks together take the order place by place from `start` on: rank r of w has the places start + r, start + r +
-    w, start + r + 2w, ... Where what is left cannot be divided evenly the order goes on with its beginning (place N is
-    place 0 again) until every rank has as many, as torch's DistributedSampler does; or with `drop_last` the last N -
-    start modulo w places are left out. So after k positions of each rank the places up to start + k * w are taken,
+    The ranks take one place each in turn, from `start` on: rank r of w has the places start + r, start + r + w,
+    start + r + 2w, ... If they cannot be divided evenly, the order is extended with its beginning (place N is place 0
+    again) until every rank has the same number, as torch's DistributedSampler does; or with `drop_last` the last
+    (N - start) modulo w places are dropped. So after k positions on each rank the places up to start + k * w are taken,
     whatever w is, and a share of any other world size can begin there.
 
     Args:
         order: The epoch's order, of N positions.
         rank, world_size: 0 <= rank < world_size.
         start: Places taken before, 0 <= start <= N.
-        drop_last: Leave out instead of repeating.
+        drop_last: Drop positions instead of repeating some.
 
     Example:
         >>> from torch_tfrecord.order.orders import Sequential
@@ -60,14 +60,14 @@ class RankShare:
         return self._size
 
     def numbers(self, start: int, end: int) -> list[int]:
-        """The share's positions from the start-th up to the one before the end-th, as integers."""
+        """The share's positions number `start` to `end` - 1, as integers."""
         places = self._first + np.arange(start, min(end, self._size), dtype=np.int64) * self._world_size
         numbers: list[int] = self._order.positions(places % max(len(self._order), 1)).tolist()
         return numbers
 
 
 class Place(NamedTuple):
-    """Where an iteration begins or stands: its first epoch, the epoch it is in, the places taken of its order."""
+    """A place in an iteration: its first epoch, the epoch it is in, and the places taken of that epoch's order."""
 
     first_epoch: int
     epoch: int
@@ -75,7 +75,7 @@ class Place(NamedTuple):
 
 
 class Plan:
-    """The batches of an iteration that begins at a place: arithmetic, nothing that moves."""
+    """The batches of an iteration that begins at a place: pure arithmetic, without state."""
 
     def __init__(self, begin: Place, epochs: Epochs, rank: Rank, batch_size: int, drop_last: bool) -> None:
         self.begin = begin
@@ -92,7 +92,7 @@ class Plan:
         return size // self._batch_size if self._drop_last else -(-size // self._batch_size)
 
     def num_batches(self, num_epochs: int) -> int:
-        """Batches up to the iteration's end; 0 where the state is beyond it."""
+        """Batches up to the iteration's end; 0 if the place is beyond it."""
         return self._sum(self.batches_left, self.batches_an_epoch, num_epochs)
 
     def num_positions(self, num_epochs: int) -> int:
@@ -105,7 +105,7 @@ class Plan:
         return first + (epochs_left - 1) * whole if epochs_left > 0 else 0
 
     def epoch_batches(self, epoch: int) -> Iterator[PositionBatch]:
-        """The batches of one epoch, or what is left of the one in which the iteration begins."""
+        """The batches of one epoch, or the rest of the epoch in which the iteration begins."""
         first = epoch == self.begin.epoch
         start = self.begin.consumed if first else 0
         share = RankShare(self._epochs.order(epoch), *self._rank, start=start, drop_last=self._drop_last)
@@ -119,7 +119,7 @@ class Plan:
             begin, at_once = end, max(min(2 * at_once, _CHUNK_POSITIONS // size), 1)
 
     def place_after(self, num_batches: int) -> Place:
-        """Where the iteration is after so many batches: never at the beginning of an epoch, but at the end of one."""
+        """The place after `num_batches` batches: at the end of an epoch, never at the beginning of the next one."""
         begin = self.begin
         if num_batches <= self.batches_left:
             epoch, start, batches = begin.epoch, begin.consumed, num_batches
@@ -139,10 +139,10 @@ class FileShare(NamedTuple):
 
 
 def file_shares(num_files: int, consumer: int, num_consumers: int) -> list[FileShare]:
-    """Deal files out to consumers so that every record of every file goes to exactly one of them.
+    """Split files over consumers so that every record of every file goes to exactly one of them.
 
-    Whole files are dealt round robin, the same number to each consumer; the files that are left over (all of them,
-    where there are fewer files than consumers) are split by record, each among the consumers that share it.
+    Whole files are assigned round-robin, the same number to each consumer; leftover files (all of them, if there are
+    fewer files than consumers) are split by record, each among the consumers that share it.
 
     Args:
         num_files: Files, numbered from 0.

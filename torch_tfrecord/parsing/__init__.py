@@ -1,3 +1,3 @@
-"""Records to samples and columns."""
+"""Parse records into samples and batch columns."""
 
 __all__: list[str] = []

@@ -1,4 +1,4 @@
-"""The plan by which records are read: what the readers want, and where the compiled core puts it."""
+"""The plan for reading records: what the readers want, and where the compiled core puts it."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ __all__ = ["ColumnPlan", "PlanPart", "Slot", "Wanting", "plain_form_of", "ways"]
 
 # Field numbers in a Feature message.
 _FIELDS: dict[ListKind, int] = {BYTES_LIST: 1, FLOAT_LIST: 2, INT64_LIST: 3}
-# Dense columns may be that much larger than what they are read from, plus 64 MiB: an int64 of one byte becomes eight,
-# and records may lack a feature that has a default. Beyond, it is first looked whether the records fit.
+# Dense columns may be this much larger than the bytes they are read from, plus 64 MiB: an int64 of one byte becomes
+# eight, and records may lack a feature with a default. Beyond that, check first that the records fit.
 _MAX_GROWTH = 16
 _FREE_BYTES = 1 << 26
 
@@ -35,10 +35,10 @@ class Slot:
 
     Attributes:
         want: What it holds.
-        key: What makes it another column than others.
-        dtype: Of its array.
-        tail: Shape of one record's values, of a known number.
-        row_bytes: Of these.
+        key: Identifies the column; equal wants share one.
+        dtype: Dtype of its array.
+        tail: Shape of one record's values, if their number is known.
+        row_bytes: Bytes of one record's values.
     """
 
     def __init__(self, want: Want) -> None:
@@ -48,35 +48,35 @@ class Slot:
         self.tail = (() if count in (1, None) else (count,)) + ((2,) if want.kind is BYTES_LIST else ())
         self.row_bytes = 0 if count is None else math.prod(self.tail) * self.dtype.itemsize
         self.of_core = want.key.encode(), _FIELDS[want.kind], -1 if count is None else count, want.is_required
-        # By size of a value, so that each is aligned in the block, and those of one shape lie side by side.
+        # Sorted by value size, so that each is aligned in the block, and equal shapes are contiguous.
         self.order = want.kind is FLOAT_LIST, *self.of_core[1:3], want.shape, want.what
 
     def from_memory(self, memory: Any) -> Any:
-        """The values of any number that the core found."""
+        """The values that the core found, for any number of values."""
         array = np.frombuffer(memory, self.dtype) if memoryview(memory).nbytes else np.zeros(0, self.dtype)
         return array.reshape(-1, *self.tail)
 
 
 class Wanting(Protocol):
-    """Who wants something of records, as every `Reader`."""
+    """An object that wants something from records, such as a `Reader`."""
 
     @property
     def wants(self) -> tuple[Want, ...]:
-        """What."""
+        """What it wants."""
 
 
 class ColumnPlan:
-    """What several readers want, each key once. Never changes once built; threads may share it.
+    """What several readers want, with each key once. Immutable, so threads may share it.
 
-    Where readers want one key in different ways (another list, another number of values) the records are gone through
-    once more for each way.
+    If readers want the same key in different ways (another kind of list, another number of values), each way takes
+    another pass over the records.
 
     Args:
         readers: The readers, in the order of the outputs.
 
     Attributes:
-        parts: One for each time that the records are gone through.
-        places: For each reader the numbers of its columns among those of all parts.
+        parts: One per pass over the records.
+        places: For each reader, the numbers of its columns among those of all parts.
     """
 
     def __init__(self, readers: Sequence[Wanting]) -> None:
@@ -93,14 +93,14 @@ class ColumnPlan:
         """Read records.
 
         Args:
-            records: The records of one or more batches, one behind the other.
-            borders: Where each batch begins, from 0 on, and where the last one ends.
+            records: The concatenated records of one or more batches.
+            borders: The start of each batch, beginning with 0, and the end of the last one.
 
         Returns:
-            For each batch, for every reader the columns that it wants.
+            For each batch, the columns that each reader wants.
 
         Raises:
-            ParseError: Some record is malformed or does not fit what is wanted; not always the first one.
+            ParseError: A record is malformed or does not fit; not always the first such record.
         """
         found = self.parts[0].read(records, borders)
         for part in self.parts[1:]:
@@ -109,7 +109,7 @@ class ColumnPlan:
 
 
 class PlanPart:
-    """Of a plan the wants of different keys, which are read by one call of the core, or by its twin."""
+    """A part of a plan with distinct keys, read by one call of the core or the Python fallback."""
 
     def __init__(self, slots: Iterable[Slot]) -> None:
         self.slots = sorted(slots, key=lambda slot: slot.order)
@@ -122,7 +122,7 @@ class PlanPart:
         self._groups = _groups([slot for slot in self.slots if slot.want.num_values is not None])
 
     def read(self, records: PackedRecords, borders: Sequence[int]) -> list[list[Column]]:
-        """As of `ColumnPlan.read`: for each batch the columns of the wants."""
+        """The columns of the wants for each batch; see `ColumnPlan.read`."""
         if self.begins[-1] * len(records) > _MAX_GROWTH * records.buffer.nbytes + _FREE_BYTES:
             self._check_growth(records)
         if self.core is None:
@@ -146,7 +146,7 @@ class PlanPart:
         pairs = zip(self.any_places, memories, strict=True)
         values = [self.slots[place].from_memory(memory) for place, memory in pairs]
         batches = []
-        # Forty columns of a small batch: what is done for each of them counts.
+        # A small batch may have forty columns, so the work per column matters.
         for begin, end in pairwise(borders):
             columns: list[Any] = [None] * len(self.slots)
             for place, array in dense:
@@ -167,7 +167,7 @@ class PlanPart:
             reserve_for(slot.want, slot.row_bytes * len(records))
 
     def row_column(self, found: tuple[Any, Sequence[Any], bytes | None], place: int, record: Any) -> Column:
-        """One column of a record that the core's `parse_one` read, of what it found."""
+        """One column of a single record, from the result of the core's `parse_one`."""
         slot, (block, memories, lacking) = self.slots[place], found
         missing = None if lacking is None or not lacking[place] else np.frombuffer(lacking, np.uint8, 1, place)
         if slot.want.num_values is None:
@@ -179,7 +179,7 @@ class PlanPart:
         return Column(values.reshape(1, *slot.tail), NO_OFFSETS, missing, record)
 
     def _dense(self, block: Any, num_records: int) -> list[tuple[int, Any]]:
-        """The numbers and arrays of the dense columns; of those of one shape the block is taken apart at once."""
+        """The numbers and arrays of the dense columns; the block of columns with equal shape is split in one call."""
         parts: list[Any] = []
         begin = 0
         for number, slot in self._groups:
@@ -190,7 +190,7 @@ class PlanPart:
 
 
 def ways(wants: Iterable[Want]) -> list[Iterable[Slot]]:
-    """The wants, each once, such that no key is in a list twice."""
+    """Group the distinct wants, so that no key is twice in a group."""
     ways: list[dict[str, Slot]] = [{}]
     for slot in map(Slot, wants):
         name = slot.want.key
@@ -203,7 +203,7 @@ def ways(wants: Iterable[Want]) -> list[Iterable[Slot]]:
 
 
 def _picker(places: Sequence[int], *, is_shared: bool) -> Callable[[Sequence[Column]], Sequence[Column]]:
-    """What takes a reader's columns out of all; copies where they are another reader's, whose tensors they become."""
+    """Build the function that selects a reader's columns; copies columns that become the tensors of another reader."""
     take = itemgetter(*places) if len(places) > 1 else itemgetter(slice(places[0], places[0] + 1))
     return (lambda columns: [*map(_copied, take(columns))]) if is_shared else take
 
@@ -213,16 +213,16 @@ def _copied(column: Column) -> Column:
 
 
 def _groups(slots: Iterable[Slot]) -> list[tuple[int, Slot]]:
-    """Neighbours of one kind and count: how many, and one of them."""
+    """Runs of slots with equal kind and count: the length of each run, and one slot of it."""
     groups = [list(group) for _, group in groupby(slots, key=lambda slot: slot.order[:3])]
     return [(len(group), group[0]) for group in groups]
 
 
 def plain_form_of(record: Any, message_class: Any = Example) -> bytes:
-    """The record as every writer makes it, which the core reads.
+    """Re-encode a record in the canonical form that the core reads.
 
     Raises:
-        ParseError: It is no such message.
+        ParseError: The record is not such a message.
     """
     message = parse_message(record, message_class)
     message.DiscardUnknownFields()

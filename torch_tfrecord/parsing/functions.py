@@ -1,4 +1,4 @@
-"""Parsing by a call, as tf.io has it: one record to a sample, several records to a batch of columns."""
+"""Parsing functions like those in tf.io: one record to a sample, several records to a batch of columns."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ __all__ = [
 _Bytes: TypeAlias = bytes | bytearray | memoryview
 _Specs: TypeAlias = tuple[Mapping[str, Feature] | None, ...]
 
-# The parsers built last: people call these functions for each record, with the same specs.
+# The most recently built parsers, as these functions are usually called for each record with the same specs.
 _kept: deque[tuple[Any, _Specs, int, Any]] = deque(maxlen=8)
 
 
 def _parser(kind: Any, specs: _Specs, max_batch_bytes: int) -> Any:
-    """The parser of some specs; again the same one for the same specs, which cannot change."""
+    """The parser for some specs, cached by identity, as specs are immutable."""
     for known, others, limit, parser in tuple(_kept):
         is_same = known is kind and type(limit) is type(max_batch_bytes) and limit == max_batch_bytes
         if is_same and all(map(_are_same, specs, others)):
@@ -40,29 +40,29 @@ def _parser(kind: Any, specs: _Specs, max_batch_bytes: int) -> Any:
 
 
 def _are_same(specs: Mapping[str, Feature] | None, others: Mapping[str, Feature] | None) -> bool:
-    """Whether these are the same objects by the same names, in one order."""
+    """Whether both mappings have the same objects under the same names, in the same order."""
     if not isinstance(specs, Mapping) or others is None:
         return specs is others
     return list(specs) == list(others) and all(map(is_, specs.values(), others.values()))
 
 
 def parse_single_example(serialized: _Bytes, features: Mapping[str, Feature]) -> dict[str, Any]:
-    """Parse one serialized tf.train.Example by a mapping of specs, as ``tf.io.parse_single_example`` does.
+    """Parse one serialized tf.train.Example with a mapping of feature specs, like ``tf.io.parse_single_example``.
 
-    Specs are prepared at their first use: call it with the same spec objects for each record.
+    The specs are prepared on first use: pass the same spec objects for each record.
 
     Args:
-        serialized: The record's bytes.
-        features: Name of the output -> spec.
+        serialized: The bytes of the record.
+        features: Output name -> feature spec.
 
     Returns:
-        Name -> value, in the order of ``features``. The type is the spec's: a tensor, str, bytes or list.
+        Name -> value, in the order of ``features``. The spec decides the type: a tensor, str, bytes or list.
 
     Raises:
-        ImageDecodeError: An image that cannot be decoded.
-        LimitExceededError: A serialized tensor that stands for far more bytes than it has.
-        ParseError: The bytes are no Example, or do not fit the specs.
-        TypeError: ``serialized`` is not bytes-like, or a spec is none.
+        ImageDecodeError: An image cannot be decoded.
+        LimitExceededError: A serialized tensor would expand to far more bytes than it has.
+        ParseError: The bytes are not an Example, or do not fit the specs.
+        TypeError: ``serialized`` is not bytes-like, or a value of ``features`` is not a feature spec.
         ValueError: ``features`` is empty or None.
 
     Example:
@@ -81,25 +81,32 @@ def parse_example(
     *,
     max_batch_bytes: int = MAX_BATCH_BYTES,
 ) -> dict[str, Any]:
-    """Parse several serialized tf.train.Examples into a batch, as ``tf.io.parse_example`` does.
+    """Parse several serialized tf.train.Examples into a batch, like ``tf.io.parse_example``.
 
     Args:
-        serialized_list: The records' bytes. One record's bytes alone parse as by :func:`parse_single_example`.
-        features: Name of the output -> spec.
-        max_batch_bytes: The most bytes that the batch's values may need: what its columns hold, and what they are put
-            together from. Strings count with the places in their lists only; their bytes are in the records.
+        serialized_list: A list of the records' bytes. The bytes of a single record are parsed as in
+            :func:`parse_single_example`.
+        features: Output name -> feature spec.
+        max_batch_bytes: Memory limit in bytes for the batch: its columns and the parts they are built from. For
+            strings, only their list slots count, as their bytes are in the records.
 
     Returns:
-        Name -> column of B values: fixed numbers are one tensor [B, ...], rows of one shape padded to the longest;
-        numbers of varying length a jagged nested tensor, with more ragged dimensions a RaggedTensor; sparse ones
-        ``torch.sparse_coo``; images and arrays one stacked tensor where all shapes are equal, else a list; bytes and
-        str a list.
+        Name -> column of B values. Fixed-size numbers are one tensor [B, ...]; rows of equal shape are padded to the
+        longest; numbers of varying length are a jagged nested tensor, with more ragged dimensions a RaggedTensor;
+        sparse features ``torch.sparse_coo``; images and arrays one stacked tensor if all shapes are equal, else a
+        list; bytes and str a list.
 
     Raises:
-        LimitExceededError: A batch that needs more than ``max_batch_bytes``; raised before it has them.
-        TFRecordError: As :func:`parse_single_example`; ``position`` is the lowest one that fails.
-        TypeError: As :func:`parse_single_example`, or ``serialized_list`` is no list of bytes.
+        LimitExceededError: The batch needs more than ``max_batch_bytes``; raised before the memory is allocated.
+        TFRecordError: See :func:`parse_single_example`; ``position`` is that of the first bad record.
+        TypeError: See :func:`parse_single_example`; also if ``serialized_list`` is not a list of bytes.
         ValueError: ``features`` is empty or None.
+
+    Example:
+        >>> import torch
+        >>> from torch_tfrecord.features.lists import FixedLenFeature
+        >>> parse_example([bytes.fromhex("0a0c0a0a0a016112051a030a0105")] * 2, {"a": FixedLenFeature((), torch.int64)})
+        {'a': tensor([5, 5])}
     """
     parser: ExampleParser = _parser(ExampleParser, (features,), max_batch_bytes)
     if isinstance(serialized_list, (bytes, bytearray, memoryview)):
@@ -113,29 +120,29 @@ def parse_single_sequence_example(
     context_features: Mapping[str, Feature] | None = None,
     sequence_features: Mapping[str, Feature] | None = None,
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Parse one serialized tf.train.SequenceExample, as ``tf.io.parse_single_sequence_example`` does.
+    """Parse one serialized tf.train.SequenceExample, like ``tf.io.parse_single_sequence_example``.
 
-    Specs are prepared at their first use: call it with the same spec objects for each record.
+    The specs are prepared on first use: pass the same spec objects for each record.
 
     Args:
-        serialized: The record's bytes.
-        context_features: Name of the output -> FixedLenFeature, VarLenFeature, RaggedFeature, Image, RawTensor,
+        serialized: The bytes of the record.
+        context_features: Output name -> FixedLenFeature, VarLenFeature, RaggedFeature, Image, RawTensor,
             SerializedTensor or Text.
-        sequence_features: Name of the output -> FixedLenSequenceFeature, VarLenFeature, RaggedFeature, Image, RawTensor
+        sequence_features: Output name -> FixedLenSequenceFeature, VarLenFeature, RaggedFeature, Image, RawTensor
             (an entry of its shape may name a feature list or a feature of the context), SerializedTensor or Text.
 
     Returns:
-        ``(context, sequences)``, in the order of the specs. Of T steps a FixedLenSequenceFeature is a tensor
-        [T, *shape]; a VarLenFeature a jagged nested tensor [T, *], with strings a list of T lists; images are one
-        ``tv_tensors.Video`` [T, C, H, W], and arrays one tensor [T, ...], where all steps are alike, else a list; text
-        is a list of str.
+        ``(context, sequences)``, in the order of the specs. For T steps, a FixedLenSequenceFeature is a tensor
+        [T, *shape]; a VarLenFeature a jagged nested tensor [T, *], or a list of T lists for strings; images are one
+        ``tv_tensors.Video`` [T, C, H, W] and arrays one tensor [T, ...] if all steps have the same shape, else a list;
+        text is a list of str.
 
     Raises:
-        ImageDecodeError: An image that cannot be decoded.
-        LimitExceededError: A serialized tensor that stands for far more bytes than it has.
-        ParseError: The bytes are no SequenceExample, or do not fit the specs.
-        TypeError: ``serialized`` is not bytes-like, or a spec is none.
-        ValueError: Both mappings are None or empty, or a spec that no context or feature list can have.
+        ImageDecodeError: An image cannot be decoded.
+        LimitExceededError: A serialized tensor would expand to far more bytes than it has.
+        ParseError: The bytes are not a SequenceExample, or do not fit the specs.
+        TypeError: ``serialized`` is not bytes-like, or a value of a mapping is not a feature spec.
+        ValueError: Both mappings are None or empty, or a spec cannot be read from a context or a feature list.
 
     Example:
         >>> import torch
@@ -156,25 +163,26 @@ def parse_sequence_example(
     *,
     max_batch_bytes: int = MAX_BATCH_BYTES,
 ) -> tuple[dict[str, Any], dict[str, Any], dict[str, torch.Tensor]]:
-    """Parse several serialized tf.train.SequenceExamples into a batch, as ``tf.io.parse_sequence_example`` does.
+    """Parse several serialized tf.train.SequenceExamples into a batch, like ``tf.io.parse_sequence_example``.
 
     Args:
-        serialized_list: The records' bytes. One record's bytes alone give values without the batch dimension.
-        context_features: As :func:`parse_single_sequence_example`.
-        sequence_features: As :func:`parse_single_sequence_example`.
-        max_batch_bytes: As :func:`parse_example`.
+        serialized_list: A list of the records' bytes. The bytes of a single record give values without the batch
+            dimension.
+        context_features: See :func:`parse_single_sequence_example`.
+        sequence_features: See :func:`parse_single_sequence_example`.
+        max_batch_bytes: See :func:`parse_example`.
 
     Returns:
-        ``(context, sequences, lengths)``. The context is as by :func:`parse_example`. Of sequences a
+        ``(context, sequences, lengths)``. The context is as from :func:`parse_example`. Among the sequences, a
         FixedLenSequenceFeature is a tensor [B, longest T, *shape], padded at the end with 0, ``b""`` or ``""``, and
-        ``lengths`` has its numbers of steps, int64 [B]; a VarLenFeature is a :class:`RaggedTensor` [B, *, *]; the rest
-        is stacked where all samples are alike, else a list.
+        ``lengths`` has its numbers of steps, int64 [B]; a VarLenFeature is a :class:`RaggedTensor` [B, *, *]; others
+        are stacked if all samples have the same shape, else a list.
 
     Raises:
-        LimitExceededError: As :func:`parse_example`.
-        TFRecordError: As :func:`parse_single_sequence_example`; ``position`` is the lowest one that fails.
-        TypeError: As there, or ``serialized_list`` is no list of bytes.
-        ValueError: As there.
+        LimitExceededError: See :func:`parse_example`.
+        TFRecordError: See :func:`parse_single_sequence_example`; ``position`` is that of the first bad record.
+        TypeError: See :func:`parse_single_sequence_example`; also if ``serialized_list`` is not a list of bytes.
+        ValueError: See :func:`parse_single_sequence_example`.
     """
     specs = context_features, sequence_features
     parser: SequenceExampleParser = _parser(SequenceExampleParser, specs, max_batch_bytes)

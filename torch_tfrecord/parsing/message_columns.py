@@ -1,4 +1,4 @@
-"""Columns from protobuf's messages: the twin of the compiled core, and where the errors of records get their words."""
+"""Columns from protobuf messages: the Python fallback of the compiled core, and the source of record error texts."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ _KINDS = {kind.field: kind for kind in (BYTES_LIST, FLOAT_LIST, INT64_LIST)}
 
 
 def columns_of(wants: Sequence[Want], records: Sequence[_Features]) -> list[Column]:
-    """What records have of several wants.
+    """The columns of records for several wants.
 
     Raises:
-        ParseError: Of some record that does not fit what is wanted.
+        ParseError: A record does not fit a want; not always the first such record.
     """
     return [_column(want, records) for want in wants]
 
 
 def read_one(reader: Reader, record: _Features, key: int = 0) -> Any:
-    """The value of one record, the row of a batch of one; errors as of `columns_of` and the reader.
+    """The value of one record, the row of a batch of one; raises the errors of `columns_of` and the reader.
 
     Args:
-        reader: What reads it.
+        reader: Reads the feature.
         record: The record.
-        key: What a reader that draws at random draws from, an unsigned number of 64 bits.
+        key: Random key for readers that draw at random, an unsigned 64-bit integer.
     """
     columns = columns_of(reader.wants, [record])
     try:
@@ -46,7 +46,7 @@ def read_one(reader: Reader, record: _Features, key: int = 0) -> Any:
     except LackingError as error:
         raise error.want.missing(record) from None
     except TFRecordError as error:
-        error.position = None  # its number in the batch of one
+        error.position = None  # only the number within the batch of one
         raise
     return rows_of(column)[0]
 
@@ -66,7 +66,7 @@ def _column(want: Want, records: Sequence[_Features]) -> Column:
 
 
 def _list_of(want: Want, record: _Features) -> Any | None:
-    """The list message; None where the record lacks the key, or its kind is not set."""
+    """The list message; None if the record lacks the key, or its kind is not set."""
     feature = record.get(want.key)
     if feature is None or not feature.HasField(want.kind.field):
         stored = None if feature is None else feature.WhichOneof("kind")
@@ -103,10 +103,10 @@ def _dense(
 
 
 def steps_of(want: Want, messages: Sequence[Any]) -> StepColumn:
-    """What SequenceExample messages have of a want of any number of values.
+    """The steps of SequenceExample messages for a want with any number of values.
 
     Raises:
-        ParseError: A step's values are in another kind of list.
+        ParseError: A step has another kind of list.
     """
     lists = [message.feature_lists.feature_list for message in messages]
     found = [each[want.key].feature if want.key in each else () for each in lists]
@@ -116,7 +116,7 @@ def steps_of(want: Want, messages: Sequence[Any]) -> StepColumn:
 
 
 def read_steps(reader: StepReader, message: Any) -> Any:
-    """The value of one SequenceExample message; as `read_one`."""
+    """The value of one SequenceExample message, like `read_one`."""
 
     def context() -> list[Column]:
         return columns_of(reader.context_wants, [message.context.feature])
@@ -129,7 +129,7 @@ def read_steps(reader: StepReader, message: Any) -> Any:
 
 
 def _check(reader: StepReader, message: Any) -> None:
-    """Whether a message has what a reader wants; here the errors have their words."""
+    """Check that a message has what a reader wants, with complete error texts."""
     lists = message.feature_lists.feature_list
     first = reader.step_wants[0]
     if reader.is_required and first.key not in lists:
@@ -144,7 +144,7 @@ def _check(reader: StepReader, message: Any) -> None:
 
 
 class _Step:
-    """One step of some feature lists as a record of its own: a map of key to Feature, as an Example has."""
+    """One step of some feature lists, viewed as an Example's map of key to Feature."""
 
     def __init__(self, lists: Mapping[str, Any], context: Mapping[str, Any], number: int) -> None:
         self._lists, self._context, self._number = lists, context, number

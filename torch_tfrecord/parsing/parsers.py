@@ -1,7 +1,7 @@
-"""Specs applied to records: several records to a batch of columns, one record to a sample, the row of a batch of one.
+"""Parse records with feature specs: several records to a batch of columns, one record to a sample.
 
-Where something is wrong with a batch its records are read again as batches of one, so that the error is the first bad
-record's. What is wrong with one record is worded by protobuf's messages (``message_columns``).
+A sample is the row of a batch of one. If a batch fails, its records are read again one by one, to raise the error of
+the first bad record. The error text for a record comes from its protobuf message (``message_columns``).
 """
 
 from __future__ import annotations
@@ -51,16 +51,16 @@ _Batch = TypeVar("_Batch")
 
 
 class _Parser(Generic[_Sample, _Batch]):
-    """What both parsers share: a batch reports the lowest position that fails."""
+    """The shared base of both parsers: a batch reports the lowest position that fails."""
 
     needs_keys = False
-    """Whether a spec draws at random, so that the records' keys make a difference."""
+    """Whether a spec draws at random, so that the record keys matter."""
 
     def __init__(self, max_batch_bytes: int) -> None:
         self.max_batch_bytes = check_max_batch_bytes(max_batch_bytes)
 
     def budget(self, num_batches: int = 1) -> BatchBudget:
-        """What so many batches may need; each ``with`` is another one."""
+        """The memory budget of this many batches; each ``with`` starts a fresh one."""
         return BatchBudget(self.max_batch_bytes * num_batches)
 
     def single(self, serialized: _Bytes, key: int = 0) -> _Sample:
@@ -70,28 +70,28 @@ class _Parser(Generic[_Sample, _Batch]):
     def batch(self, records: Iterable[_Bytes], keys: _Keys | None = None) -> _Batch:
         """Parse several records into columns.
 
-        Dense columns of one batch may be neighbours in one block of memory, which lives as long as any of them.
+        Dense columns of a batch may share one block of memory, which lives as long as any of them.
 
         Args:
-            records: PackedRecords, which are not copied, or each record's bytes.
-            keys: uint64 [N], a random key for each record: what specs that draw at random draw from. None is zeros.
+            records: PackedRecords, which are not copied, or the bytes of each record.
+            keys: uint64 [N]: a random key per record for specs that draw at random. None means zeros.
 
         Raises:
-            TFRecordError: Of the lowest record that fails; ``position`` is its number among these.
+            TFRecordError: The first record that fails; ``position`` is its number among these records.
         """
         rows = _packed(records)
         return self.batches(rows, keys, (0, len(rows)))[0]
 
     def batches(self, records: PackedRecords, keys: _Keys | None, borders: Sequence[int]) -> list[_Batch]:
-        """Several calls of :meth:`batch` at once.
+        """Parse several batches at once.
 
         Args:
-            records: The records of all batches, one behind the other.
-            keys: As of :meth:`batch`, of all.
-            borders: Where each batch begins, from 0 on, and where the last one ends.
+            records: The concatenated records of all batches.
+            keys: The keys of all records; see :meth:`batch`.
+            borders: The start of each batch, beginning with 0, and the end of the last one.
 
         Raises:
-            TFRecordError: As :meth:`batch`; ``position`` counts the records of all.
+            TFRecordError: See :meth:`batch`; ``position`` counts the records of all batches.
         """
         keys = _checked_keys(keys, len(records))
         try:
@@ -122,7 +122,7 @@ class _Parser(Generic[_Sample, _Batch]):
 
     @functools.cached_property
     def _plan(self) -> Any:
-        """Of which ``read`` gives the columns of several batches."""
+        """The plan, whose ``read`` returns the columns of several batches."""
         raise NotImplementedError
 
     def _read(self, found: Any, num_records: int, keys: _Keys) -> _Batch:
@@ -131,12 +131,12 @@ class _Parser(Generic[_Sample, _Batch]):
 
 
 class ExampleParser(_Parser[_Values, _Values]):
-    """Reads records by a mapping of specs; built once, used for every record. Pickles; safe from several threads.
+    """Parses Examples with a mapping of feature specs. Pickles; safe from several threads.
 
     Args:
-        features: Name of the output -> spec.
-        pads: Whether rows of a FixedLenSequenceFeature are padded in a batch, as TensorFlow does; else they are jagged.
-        max_batch_bytes: What the values of a batch, or of a sample, may need; see `parse_example`.
+        features: Output name -> feature spec.
+        pads: Whether rows of a FixedLenSequenceFeature are padded in a batch, as in TensorFlow; else they are jagged.
+        max_batch_bytes: Memory limit for the values of a batch, or of a sample; see `parse_example`.
 
     Raises:
         TypeError: ``features`` is not a mapping of str to specs.
@@ -160,14 +160,14 @@ class ExampleParser(_Parser[_Values, _Values]):
             raise TypeError(f"features must be a mapping of names to specs, got {type(features).__name__}")
         self.features: _Values = dict(features)
         self._pads = pads
-        # Of samples, and of batches: they differ where rows are padded.
+        # One set for samples, one for batches: they differ if rows are padded.
         self._use([make_reader(name, spec) for name, spec in self.features.items()])
         if pads and any(isinstance(spec, FixedLenSequenceFeature) for spec in self.features.values()):
             self._readers = [make_reader(name, spec, pads=True) for name, spec in self.features.items()]
 
     @classmethod
     def of_readers(cls, readers: Mapping[str, Reader], *, max_batch_bytes: int = MAX_BATCH_BYTES) -> ExampleParser:
-        """A parser by readers of its caller's, who does not pickle it."""
+        """Build a parser from readers; such a parser cannot be pickled."""
         parser = cls.__new__(cls)
         _Parser.__init__(parser, max_batch_bytes)
         parser.features = dict(readers)
@@ -189,7 +189,7 @@ class ExampleParser(_Parser[_Values, _Values]):
 
         Args:
             serialized: The record's bytes.
-            key: What specs that draw at random draw from, an unsigned number of 64 bits.
+            key: Random key for specs that draw at random, an unsigned 64-bit integer.
         """
         found = self._row_plan.read(serialized, key)
         if found is None:
@@ -217,14 +217,14 @@ class ExampleParser(_Parser[_Values, _Values]):
 
 
 class SequenceExampleParser(_Parser[tuple[_Values, _Values], Any]):
-    """As :class:`ExampleParser`, for SequenceExamples.
+    """Parses SequenceExamples, like :class:`ExampleParser`.
 
     Args:
-        context_features: Name of the output -> spec, for the context.
-        sequence_features: Name of the output -> spec, for the feature lists.
-        pads: Whether batches are those of `parse_sequence_example`, padded, with the numbers of steps; else they are
-            what `collate` makes of samples, or the list of them where it has to decide.
-        max_batch_bytes: As of :class:`ExampleParser`.
+        context_features: Output name -> spec, for the context.
+        sequence_features: Output name -> spec, for the feature lists.
+        pads: Whether batches are padded and have the numbers of steps, as in `parse_sequence_example`; else they are
+            what `collate` makes of the samples, or a list of samples that `collate` still has to stack.
+        max_batch_bytes: See :class:`ExampleParser`.
 
     Raises:
         TypeError: One of them is not a mapping of str to specs.
@@ -273,7 +273,7 @@ class SequenceExampleParser(_Parser[tuple[_Values, _Values], Any]):
             )
 
     def _compiled(self, serialized: _Bytes) -> tuple[_Values, _Values] | None:
-        """One sample by the compiled core; None where it cannot, or something is wrong: messages word that."""
+        """Read one sample with the compiled core; None if it cannot, or the record is bad (fall back to messages)."""
         if not self._plan.is_compiled or not isinstance(serialized, (bytes, bytearray, memoryview)):
             return None
         try:
@@ -314,7 +314,7 @@ class SequenceExampleParser(_Parser[tuple[_Values, _Values], Any]):
         return context, sequences, lengths
 
     def scalar(self, serialized: _Bytes) -> tuple[_Values, _Values, dict[str, torch.Tensor]]:
-        """One record as a batch without the batch dimension, as TensorFlow gives it."""
+        """Parse one record as a batch without the batch dimension, as in TensorFlow."""
         context, sequences = self.single(serialized)
         return context, sequences, {name: torch.tensor(len(sequences[name])) for name in self._counted}
 
@@ -322,10 +322,10 @@ class SequenceExampleParser(_Parser[tuple[_Values, _Values], Any]):
 def make_parser(
     features: Mapping[str, Feature] | SequenceFeatures, *, pads: bool = True, max_batch_bytes: int = MAX_BATCH_BYTES
 ) -> ExampleParser | SequenceExampleParser:
-    """The parser of the records that ``features`` speaks of.
+    """Build the parser for the kind of records that ``features`` describes.
 
     Raises:
-        TypeError, ValueError: As the parsers' own.
+        TypeError, ValueError: See the parsers.
     """
     if isinstance(features, SequenceFeatures):
         own = features.context_features, features.sequence_features
@@ -338,7 +338,7 @@ def _row_bytes(readers: Sequence[Reader]) -> int:
 
 
 def _reserve(readers: Sequence[Reader], row_bytes: int, num_records: int) -> None:
-    """Reserve what columns of numbers need, at once; where it is too much one by one, for the error's label."""
+    """Reserve the memory of number columns at once; if it is too much, one by one, to label the error."""
     try:
         reserve(num_records * row_bytes)
     except LimitExceededError:

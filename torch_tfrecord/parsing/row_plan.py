@@ -1,4 +1,4 @@
-"""One record to the values of its sample by one call of the compiled core."""
+"""Read one record into the values of a sample with one call of the compiled core."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ _Found: TypeAlias = "tuple[Any, list[Any], bytes | None]"  # of the core's `pars
 class RowPlan:
     """Reads the row of a batch of one.
 
-    Numbers that need no cast lie in blocks of one shape, which torch takes apart at once: that costs less than a tensor
-    for each. Single strings are taken out of the record, and lists of any number made of what the core found. What else
-    there is, and what the record lacks, is read as the columns of a batch are.
+    Numbers that need no cast are stored in blocks of equal shape, which torch splits in one call: that costs less than
+    creating each tensor. Single strings are sliced from the record, and lists of any length built from what the core
+    found. Other features, and those missing from the record, are read like the columns of a batch.
 
     Args:
         readers: The readers, in the order of the outputs.
-        budget: Makes the budget of a sample.
+        budget: Creates the memory budget of a sample.
     """
 
     def __init__(self, readers: Sequence[Reader], budget: Callable[[], AbstractContextManager[None]]) -> None:
@@ -54,7 +54,7 @@ class RowPlan:
         plain = {place: number for place, number in own.items() if slots[place].want.num_values}
         numbers = [place for place in sorted(plain) if slots[place].want.kind is not BYTES_LIST]
         self._plain, self._blocks = plain, [*map(self._block, _runs(slots, numbers))]
-        # First among the slots, as in the values.
+        # First among the slots, and so in the values.
         strings = sorted(plain.keys() - {*numbers})
         self._strings = [
             (self._part.begins[place], getattr(readers[plain[place]], "is_text", False)) for place in strings
@@ -74,16 +74,16 @@ class RowPlan:
 
         Args:
             record: The record's bytes.
-            key: As of ``ExampleParser.single``.
+            key: See ``ExampleParser.single``.
 
         Returns:
-            None where there is no core, or the record is not plain or does not fit: whoever reads it by protobuf's
-            messages finds the values or words the error.
+            None without a core, or if the record is not plain or does not fit: the caller then falls back to protobuf
+            messages, which find the values or raise the error.
         """
         if not self._is_useful or not isinstance(record, (bytes, bytearray, memoryview)):
             return None
         if type(record) is not bytes:
-            record = bytes(record)  # a view may be of other items, or change meanwhile
+            record = bytes(record)  # a view may have other item sizes, or change meanwhile
         found: _Found | None = self._part.core.parse_one(record)
         if found is None:
             return None
@@ -113,7 +113,7 @@ class RowPlan:
             return None
 
     def _completed(self, values: Sequence[Any], found: _Found, record: Any, key: int) -> Sequence[Any]:
-        """The values, with the defaults of plain features that the record lacks."""
+        """Fill in the defaults of plain features that the record lacks."""
         if found[2] is None:
             return values
         completed = list(values)
@@ -127,13 +127,13 @@ class RowPlan:
         return rows_of(read_columns(self._readers[number], columns, key))[0]
 
     def _block(self, places: Sequence[int]) -> tuple[int, int, torch.dtype, tuple[int, ...]]:
-        """Of neighbours first byte, number of values, dtype and shape."""
+        """First byte, number of values, dtype and shape of a run of slots."""
         first, begins = self._part.slots[places[0]], self._part.begins
         count = (begins[places[-1] + 1] - begins[places[0]]) // first.dtype.itemsize
         return begins[places[0]], count, _dtype(first), (len(places), *first.want.shape)
 
     def _list(self, reader: Any, slot: Slot) -> tuple[torch.dtype | None, bool]:
-        """Of a list of any number the dtype, None for strings, and whether these are str."""
+        """The dtype of a list of any length (None for strings), and whether strings are str."""
         return None if slot.want.kind is BYTES_LIST else _dtype(slot), getattr(reader, "is_text", False)
 
 
@@ -147,7 +147,7 @@ def _numbers(memory: Any, dtype: torch.dtype) -> torch.Tensor:
 
 
 def _runs(slots: Sequence[Any], places: Sequence[int]) -> list[list[int]]:
-    """Places, ascending, of which neighbours are of one shape and dtype."""
+    """Split ascending places into runs of equal shape and dtype."""
     numbered = enumerate(places)
     runs = groupby(numbered, key=lambda item: (item[1] - item[0], slots[item[1]].order[:4]))
     return [[place for _, place in run] for _, run in runs]

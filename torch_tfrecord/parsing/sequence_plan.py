@@ -1,6 +1,7 @@
-"""The plan by which a batch of SequenceExamples is read: the feature lists by the compiled core, then the contexts.
+"""The plan for reading a batch of SequenceExamples: the feature lists with the compiled core, then the contexts.
 
-With its tag and length a SequenceExample's context is an Example of the same features: a `ColumnPlan` reads contexts.
+With its tag and length, the context of a SequenceExample is an Example with the same features, so a `ColumnPlan` reads
+it.
 """
 
 from __future__ import annotations
@@ -29,12 +30,12 @@ _START = np.zeros(1, np.int64)
 
 
 class SequenceColumns(NamedTuple):
-    """What N records have.
+    """The columns of N SequenceExamples.
 
     Attributes:
-        context: For each reader of the context its columns.
-        lists: For each reader of feature lists its columns.
-        sizes: For each reader of feature lists what reads the columns of its ``context_wants``.
+        context: The columns of each context reader.
+        lists: The columns of each feature list reader.
+        sizes: For each feature list reader, a function that reads the columns of its ``context_wants``.
     """
 
     context: Sequence[Sequence[Column]]
@@ -43,7 +44,7 @@ class SequenceColumns(NamedTuple):
 
 
 class _Found(NamedTuple):
-    """What the core found of a want in all records."""
+    """What the core found for a want in all records."""
 
     values: npt.NDArray[Any]
     offsets: Ints
@@ -52,7 +53,7 @@ class _Found(NamedTuple):
     buffer: Any
 
     def part(self, begin: int, end: int) -> StepColumn:
-        """Of some of the records."""
+        """The part for some of the records."""
         if end - begin == len(self.missing):
             return StepColumn(Column(self.values, self.offsets, None, self.buffer), self.borders, self.missing)
         borders = self.borders[begin : end + 1]
@@ -63,13 +64,13 @@ class _Found(NamedTuple):
 
 
 class _Wants(NamedTuple):
-    """Wants as a plan asks a reader for them."""
+    """Wraps wants for a plan."""
 
     wants: tuple[Want, ...]
 
 
 class SequencePlan:
-    """What several readers want of SequenceExamples; as `ColumnPlan`.
+    """What several readers want from SequenceExamples, like `ColumnPlan`.
 
     Args:
         context: The readers of the context.
@@ -96,7 +97,7 @@ class SequencePlan:
         return bool(self._cores)
 
     def read(self, records: PackedRecords, borders: Sequence[int]) -> list[SequenceColumns]:
-        """Read records; arguments, what is returned for each batch and errors as of `ColumnPlan.read`."""
+        """Read records; arguments, result per batch and errors are those of `ColumnPlan.read`."""
         if not self.is_compiled:
             messages = [parse_message(record, SequenceExample) for record in records]
             return [self._of_messages(messages[begin:end]) for begin, end in pairwise(borders)]
@@ -108,9 +109,9 @@ class SequencePlan:
         ]
 
     def read_one(self, record: bytes | bytearray | memoryview) -> tuple[Any, SequenceColumns]:
-        """One record by the core: its context's bytes, an Example, and the rest of what :meth:`read` gives."""
+        """Read one record with the core: the bytes of its context, an Example, and the rest of what `read` returns."""
         if type(record) is not bytes:
-            record = bytes(record)  # a view may be of other items, or change meanwhile
+            record = bytes(record)  # a view may have other item sizes, or change meanwhile
         contexts, lists = self._scan(PackedRecords(record, _START, np.array([len(record)])))
         columns = SequenceColumns([], self._pick(lists, 0, 1), self._sizes_of(contexts))
         return contexts[0], columns
@@ -137,7 +138,7 @@ class SequencePlan:
         return PackedRecords(buffer, contexts[:, 0], contexts[:, 1]), lists
 
     def _pick(self, lists: Sequence[_Found], begin: int, end: int) -> list[list[StepColumn]]:
-        """The columns of each reader; copies where they are another reader's, whose tensors they become."""
+        """The columns of each reader; copies columns that become the tensors of another reader."""
         seen: set[int] = set()
         picked = []
         for places in self._places:

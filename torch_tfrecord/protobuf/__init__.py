@@ -1,3 +1,3 @@
-"""Examples and SequenceExamples as messages."""
+"""Encode and decode Examples and SequenceExamples."""
 
 __all__: list[str] = []

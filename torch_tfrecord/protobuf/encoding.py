@@ -1,4 +1,4 @@
-"""One Python value -> one Feature message: which list it belongs to, and the checks that nothing is lost."""
+"""Convert one Python value to a Feature message: choose the kind of list, and check that nothing is lost."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _ALLOWED = "a bool, int, float, str, bytes, a list or tuple of one of these, a n
 
 
 class _Encodable(NamedTuple):
-    """A value sorted out: ``kind`` names the list, ``values`` is flat: a list, or the bytes of float32.
+    """A converted value: ``kind`` names the list, ``values`` is a flat list, or the bytes of float32.
 
-    Floats go into the message as the field's own bytes: one copy, bit for bit, where extend() makes Python floats.
+    Floats are written to the message as raw field bytes: one bit-exact copy, while extend() would make Python floats.
     """
 
     kind: str
@@ -27,11 +27,11 @@ class _Encodable(NamedTuple):
 
 
 def fill_feature(feature: Any, value: Any, where: str) -> None:
-    """Write a value into a Feature message; ``where`` begins the text of every error.
+    """Write a value into a Feature message; ``where`` is the prefix of every error text.
 
     Raises:
-        TypeError: A value of a type that no list holds, or of several kinds.
-        ValueError: A value that its list cannot hold.
+        TypeError: No list holds the type of the value, or the value mixes several kinds.
+        ValueError: A value does not fit its list.
     """
     try:
         encodable = _sort_out(value)
@@ -72,13 +72,13 @@ def _sort_out(value: Any) -> _Encodable:
         return _sort_out_list(value)
     array = _as_array(value)
     if array is None:
-        hint = "; leave the key out where there is no value" if value is None else ""
+        hint = "; leave out the key if there is no value" if value is None else ""
         raise TypeError(f"expected {_ALLOWED}, got {type(value).__name__}{hint}")
     return _sort_out_array(array)
 
 
 def _find_kind(cls: type) -> str | None:
-    """Name the list that holds scalars of this type; None for everything else."""
+    """The name of the list that holds scalars of this type; None for any other type."""
     if issubclass(cls, (bool, int, np.bool_, np.integer)) and not issubclass(cls, np.timedelta64):
         return "int64_list"
     if issubclass(cls, (float, np.floating)):
@@ -88,7 +88,7 @@ def _find_kind(cls: type) -> str | None:
     return None
 
 
-# The annotation is for mypy, which does not take a class for hashable.
+# The annotation is for mypy, which does not treat a class as hashable.
 _kind_of: Callable[[type], str | None] = functools.lru_cache(maxsize=256)(_find_kind)
 
 
@@ -117,7 +117,7 @@ def _sort_out_list(values: Any) -> _Encodable:
     if not len(values):
         raise ValueError(
             "an empty list has no type: use an empty typed array, such as numpy.zeros(0, numpy.int64); its dtype, "
-            "numpy.int64, numpy.float32 or numpy.bytes_, says which list is meant"
+            "numpy.int64, numpy.float32 or numpy.bytes_, selects the kind of list"
         )
     kinds = {_kind_of(cls) for cls in set(map(type, values))}
     if kinds == {None}:
@@ -132,7 +132,7 @@ def _sort_out_list(values: Any) -> _Encodable:
 
 
 def _join(parts: list[_Encodable]) -> _Encodable:
-    """Make the rows of a nested list one flat value."""
+    """Flatten the rows of a nested list."""
     kinds, shapes = {part.kind for part in parts}, {part.shape for part in parts}
     if len(kinds) > 1:
         raise TypeError(f"mixed types in one list: it holds {' and '.join(sorted(kinds))}")
@@ -144,14 +144,14 @@ def _join(parts: list[_Encodable]) -> _Encodable:
 
 
 def _as_array(value: Any) -> np.ndarray[Any, Any] | None:
-    """Turn an array of any library into a numpy array; None for a thing that is no array."""
+    """Convert an array of any library to a NumPy array; None if the value is not an array."""
     if isinstance(value, np.ma.MaskedArray) and np.ma.is_masked(value):
-        raise ValueError("a masked array with masked values; fill them first")
+        raise ValueError("a masked array has masked values: fill them first")
     if isinstance(value, np.ndarray):
         return value
     if callable(getattr(value, "detach", None)) and hasattr(value, "dtype"):  # a torch tensor, without importing torch
         if str(value.dtype).startswith(("torch.bfloat16", "torch.float8")):
-            value = value.float()  # exact, and numpy has no such type
+            value = value.float()  # exact; NumPy has no such dtype
         return np.asarray(value.numpy(force=True))
     return np.asarray(value) if hasattr(value, "__array__") else None
 
@@ -162,7 +162,9 @@ def _sort_out_array(array: np.ndarray[Any, Any]) -> _Encodable:
         return _Encodable("int64_list", array.astype(np.int64).ravel().tolist(), array.shape)
     if kind in "iu":
         return _Encodable("int64_list", array.ravel().tolist(), array.shape)
-    if kind == "f" or array.dtype.name.startswith(("bfloat16", "float8")):  # the latter are ml_dtypes' and of kind "V"
+    if kind == "f" or array.dtype.name.startswith(
+        ("bfloat16", "float8")
+    ):  # the latter come from ml_dtypes, with kind "V"
         return _Encodable("float_list", _float_array_leaves(array), array.shape)
     if kind in "SUT" and not array.size:
         return _Encodable("bytes_list", [], array.shape)

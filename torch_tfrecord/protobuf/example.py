@@ -1,4 +1,4 @@
-"""tf.train.Example and SequenceExample: Python values to bytes and back, no spec needed.
+"""Encode and decode tf.train.Example and SequenceExample without a feature spec.
 
 ::
 
@@ -6,7 +6,7 @@
     SequenceExample          context: {key: Feature}, feature_lists: {key: [Feature, one per step]}
     Feature                  one of  bytes_list | float_list | int64_list  (or none: the kind is not set)
 
-The wire format is protobuf's: what protobuf reads is read with the same values, what it refuses is ParseError.
+The wire format is protobuf's: what protobuf accepts is read with the same values, what it rejects raises ParseError.
 """
 
 from __future__ import annotations
@@ -34,27 +34,26 @@ __all__ = [
 
 Values: TypeAlias = "npt.NDArray[np.int64] | npt.NDArray[np.float32] | list[bytes]"
 
-# Reading a short repeated field through a list is faster than through numpy's array protocol.
+# A short repeated field is read faster through a list than through NumPy's array protocol.
 _SHORT_LIST = 32
 
 
 def encode_example(features: Mapping[str, Any]) -> bytes:
     """Encode one mapping as a serialized tf.train.Example.
 
-    The bytes are protobuf's deterministic ones: keys sorted by their UTF-8 bytes, lists packed. The same mapping gives
-    the same bytes in any order of its keys.
+    The encoding is deterministic: keys are sorted by their UTF-8 bytes, and lists are packed, so the order of the
+    mapping does not matter.
 
     Args:
         features: Key -> value. A value is a scalar, str, bytes, list or tuple (also nested, if rectangular), numpy
             array or torch tensor; more than one dimension is flattened in row-major order. bool and integers become an
-            int64_list, floats a float_list (rounded to float32), str (as UTF-8) and bytes a bytes_list. Elements of a
-            numpy array of dtype "S" are what numpy says they are, without trailing NUL bytes: give binary data as a
-            list or as an object array.
+            int64_list, floats a float_list (rounded to float32), str (as UTF-8) and bytes a bytes_list. NumPy drops
+            trailing NUL bytes from the elements of an array of dtype "S": pass binary data as a list or object array.
 
     Raises:
-        TypeError: A value of another type (None, complex, dict, ...), or of several kinds in one list.
-        ValueError: An empty list without a type (use an empty typed array), an integer outside int64, a finite float
-            that float32 cannot hold, lists of different lengths inside a list, or text that is not valid Unicode.
+        TypeError: A value has another type (None, complex, dict, ...), or a list mixes several kinds.
+        ValueError: An empty list has no type (use an empty typed array), an integer is outside int64, a finite float
+            is outside float32, nested lists have different lengths, or text is not valid Unicode.
 
     Example:
         >>> encode_example({"a": 1}).hex()
@@ -70,13 +69,13 @@ def encode_sequence_example(context: Mapping[str, Any], feature_lists: Mapping[s
     """Encode a context and lists of steps as a serialized tf.train.SequenceExample.
 
     Args:
-        context: As the mapping of :func:`encode_example`.
+        context: Key -> value, see :func:`encode_example`.
         feature_lists: Key -> list, tuple or array of steps; each step is a value as in :func:`encode_example`. An empty
-            list is a list of no steps.
+            list means no steps.
 
     Raises:
-        TypeError: As :func:`encode_example`; also steps given as str or bytes.
-        ValueError: As :func:`encode_example`.
+        TypeError: See :func:`encode_example`; also if the steps are a str or bytes.
+        ValueError: See :func:`encode_example`.
 
     Example:
         >>> encode_sequence_example({}, {"x": []}).hex()
@@ -97,18 +96,18 @@ def encode_sequence_example(context: Mapping[str, Any], feature_lists: Mapping[s
 
 
 def decode_example(serialized: bytes | bytearray | memoryview) -> dict[str, Values]:
-    """Decode a serialized tf.train.Example without a spec.
+    """Decode a serialized tf.train.Example without a feature spec.
 
     Args:
-        serialized: The record's bytes.
+        serialized: The bytes of the record.
 
     Returns:
-        Every key of the record, sorted: an int64_list as 1-D int64 array, a float_list as 1-D float32 array (bit for
-        bit), a bytes_list as list of bytes. A feature whose kind is not set is an empty list, so that no key is lost.
+        All keys of the record, sorted: an int64_list as a 1-D int64 array, a float_list as a 1-D float32 array (bit for
+        bit), a bytes_list as a list of bytes. A feature whose kind is not set is an empty list, so that no key is lost.
         The arrays are writable and own their memory.
 
     Raises:
-        ParseError: The bytes are no Example.
+        ParseError: The bytes are not an Example.
         TypeError: ``serialized`` is not bytes-like.
 
     Example:
@@ -122,17 +121,17 @@ def decode_example(serialized: bytes | bytearray | memoryview) -> dict[str, Valu
 def decode_sequence_example(
     serialized: bytes | bytearray | memoryview,
 ) -> tuple[dict[str, Values], dict[str, list[Values]]]:
-    """Decode a serialized tf.train.SequenceExample without a spec.
+    """Decode a serialized tf.train.SequenceExample without a feature spec.
 
     Args:
-        serialized: The record's bytes.
+        serialized: The bytes of the record.
 
     Returns:
-        ``(context, feature_lists)``: the context as :func:`decode_example` gives it, and for every feature list the
-        list of its steps, each such a value.
+        ``(context, feature_lists)``: the context as from :func:`decode_example`, and for each feature list a list of
+        its steps, each decoded the same way.
 
     Raises:
-        ParseError: The bytes are no SequenceExample.
+        ParseError: The bytes are not a SequenceExample.
         TypeError: ``serialized`` is not bytes-like.
 
     Example:
@@ -148,15 +147,15 @@ def decode_sequence_example(
 def parse_message(
     serialized: bytes | bytearray | memoryview, message_class: Any = Example, what: str = "example input"
 ) -> Any:
-    """Parse bytes as a protobuf message (of this package's own pool), with this package's errors.
+    """Parse bytes as a protobuf message from this package's private pool, and raise this package's errors.
 
     Args:
-        serialized: The message's bytes.
-        message_class: Its class.
-        what: What the error calls it.
+        serialized: The bytes of the message.
+        message_class: Class of the message.
+        what: Name of the message in errors.
 
     Raises:
-        ParseError: The bytes are no such message.
+        ParseError: The bytes are not such a message.
         TypeError: ``serialized`` is not bytes-like.
     """
     if not isinstance(serialized, (bytes, bytearray, memoryview)):
@@ -174,7 +173,7 @@ def parse_message(
 
 
 def join_arrays(messages: Sequence[Any]) -> npt.NDArray[np.int64] | npt.NDArray[np.float32]:
-    """Copy Int64List or FloatList messages of one kind, one after another, into a 1-D array of its own, bit for bit."""
+    """Concatenate Int64List or FloatList messages of one kind into a new 1-D array, bit for bit."""
     if isinstance(messages[0], FloatList):
         return np.frombuffer(b"".join(map(_float_bytes, messages)), dtype="<f4").astype(np.float32)
     if max(len(message.value) for message in messages) > _SHORT_LIST:
@@ -184,7 +183,7 @@ def join_arrays(messages: Sequence[Any]) -> npt.NDArray[np.int64] | npt.NDArray[
 
 
 def _float_bytes(message: Any) -> bytes:
-    # The packed bytes keep signalling NaNs, which a Python float does not, and copying them is the fastest way.
+    # Unlike a Python float, the packed bytes keep signalling NaNs; copying them is also fastest.
     packed: bytes = message.SerializeToString()
     if packed[:2] == bytes((0x0A, len(packed) - 2 & 0x7F)) and len(packed) < 130:  # tag, one byte of length, values
         return packed[2:]

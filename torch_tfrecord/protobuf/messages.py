@@ -1,7 +1,7 @@
-"""The protobuf messages of the package, built in code in a pool of their own.
+"""The protobuf messages of the package, built at run time in a private descriptor pool.
 
-protobuf registers generated messages in one pool per process, where a second package that brings
-``tensorflow/core/example/example.proto`` clashes. A private pool cannot clash, whatever else is imported.
+protobuf registers generated messages in one pool per process, where two packages that both include
+``tensorflow/core/example/example.proto`` conflict. A private pool cannot conflict, whatever else you import.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ __all__ = ["BytesList", "Example", "FloatList", "Int64List", "SequenceExample", 
 
 _PACKAGE = "tensorflow"
 
-# message -> (field number, field name, how often, type). Enums are int32: the bytes are the same, and every number that
-# occurs in a file arrives. Fields that are left out (TensorProto 14 and 15) are unknown fields to protobuf.
+# message -> (field number, field name, label, type). Enums are int32: the encoding is the same, and unknown values are
+# kept. Fields that are left out (TensorProto 14 and 15) are unknown fields to protobuf.
 _SCHEMA: dict[str, list[tuple[int, str, str, str]]] = {
     "BytesList": [(1, "value", "repeated", "bytes")],
     "FloatList": [(1, "value", "repeated", "float")],
@@ -95,7 +95,7 @@ _POOL = _build_pool()
 
 
 def _message_class(name: str) -> Any:
-    # Any: the classes are made at run time, and no type checker can know their fields.
+    # Any: the classes are built at run time, so type checkers cannot know their fields.
     return message_factory.GetMessageClass(_POOL.FindMessageTypeByName(f"{_PACKAGE}.{name}"))
 
 

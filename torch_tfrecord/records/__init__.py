@@ -1,3 +1,3 @@
-"""Files of records: framing, compression, indexes, reading and writing."""
+"""TFRecord files: framing, compression, indexes, reading and writing."""
 
 __all__: list[str] = []

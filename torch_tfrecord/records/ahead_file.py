@@ -13,9 +13,10 @@ from torch_tfrecord.records.file_source import FileSource
 from torch_tfrecord.records.remote_file import RemoteFile
 from torch_tfrecord.records.storage import is_remote, open_file
 from torch_tfrecord.remote.access import Access
+from torch_tfrecord.remote.cached_ranges import Started, start
 from torch_tfrecord.remote.engine import Transfer
 from torch_tfrecord.remote.store import RemoteInfo
-from torch_tfrecord.remote.transfers import FileRange, start, start_info
+from torch_tfrecord.remote.transfers import FileRange, start_info
 
 __all__ = ["AheadFile", "FilesAhead", "read_ahead"]
 
@@ -31,7 +32,7 @@ class _Piece(NamedTuple):
 
     begin: int
     end: int
-    transfer: Transfer
+    transfer: Started
 
 
 class AheadFile(FileSource):
@@ -71,6 +72,16 @@ class AheadFile(FileSource):
     def fingerprint(self) -> int:
         """See `file_source.fingerprint`."""
         return self.file.fingerprint()
+
+    def forget(self, begin: int, end: int) -> bool:
+        """See `FileSource`."""
+        found = self.file.forget(begin, end)
+        if found:
+            with self._lock:
+                self._pieces.clear()
+                self._arrived.clear()
+                self._end = begin
+        return found
 
     def extend(self, num_bytes: int, piece_bytes: int) -> int:
         """Ask for pieces up to so many bytes behind the last read; how many bytes are asked for now."""

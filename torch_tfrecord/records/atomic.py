@@ -1,8 +1,8 @@
-"""Files that appear complete or not at all.
+"""Write files that appear complete or not at all.
 
-On Linux the data goes to an unnamed file (``O_TMPFILE``), which the kernel drops with the process: even ``kill -9``
-leaves nothing. Elsewhere, and for a moment where a file is replaced, it has a hidden temporary name in the same
-directory, which the next writer of that file clears.
+On Linux, data goes to an unnamed file (``O_TMPFILE``), which the kernel drops with the process: even ``kill -9`` leaves
+nothing behind. On other systems, and briefly while a file is replaced, it has a hidden temporary name in the same
+directory, which the next writer of that file removes.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ _NO_TMPFILE = (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL, errno.ENOENT, errno
 
 
 class AtomicFile:
-    """A file being written: `write`, then `prepare` (everything is on the disk), then `publish` (it has its name).
+    """A file being written: `write`, then `prepare` (all data is on disk), then `publish` (it gets its name).
 
-    A path that exists and is no regular file (``/dev/full``, a FIFO) is written directly. A symbolic link stays one:
+    An existing path that is not a regular file (``/dev/full``, a FIFO) is written directly. A symbolic link is kept:
     the file it points to is replaced.
 
     Args:
         path: The final path. Its directory must exist.
 
     Raises:
-        OSError: as `open` does, with the path.
+        OSError: See `open`; names the path.
     """
 
     def __init__(self, path: str) -> None:
@@ -42,7 +42,7 @@ class AtomicFile:
         self._temporary: Path | None = None
         self._pid = os.getpid()
         self._direct = False
-        # In one look, since another process may replace it.
+        # One call, as another process may replace it.
         with contextlib.suppress(OSError):
             self._direct = not stat.S_ISREG(self._target.stat().st_mode)
         self._buffer = bytearray()
@@ -64,7 +64,7 @@ class AtomicFile:
                 fd = opened(os.open, self._target.parent, flags | os.O_TMPFILE, 0o666)
                 if os.path.lexists(_fd_path(fd)):
                     return fd
-                os.close(fd)  # without /proc it could never get its name
+                os.close(fd)  # without /proc, it could never be given a name
             except OSError as error:
                 if error.errno not in _NO_TMPFILE or not self._target.parent.is_dir():
                     raise
@@ -74,11 +74,11 @@ class AtomicFile:
 
     @property
     def is_regular(self) -> bool:
-        """Whether a regular file is being written, not a device or pipe."""
+        """Whether the target is a regular file, not a device or pipe."""
         return not self._direct
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        """Append bytes; they may stay in a buffer."""
+        """Append bytes, possibly buffered."""
         if len(data) < _BUFFER_BYTES:
             self._buffer += data
             if len(self._buffer) >= _BUFFER_BYTES:
@@ -88,7 +88,7 @@ class AtomicFile:
             self._write_all(memoryview(data))
 
     def flush(self) -> None:
-        """Hand all bytes to the operating system."""
+        """Pass all buffered bytes to the operating system."""
         buffer, self._buffer = self._buffer, bytearray()
         self._write_all(memoryview(buffer))
 
@@ -98,7 +98,7 @@ class AtomicFile:
                 data = data[os.write(self._fd, data) :]
 
     def read(self, num_bytes: int, offset: int) -> bytes:
-        """What was handed to the operating system; fewer bytes only at its end."""
+        """Read back bytes that were flushed; fewer only at the end."""
         data = b""
         with named(self.path):
             while piece := os.pread(self._fd, num_bytes - len(data), offset + len(data)):
@@ -106,7 +106,7 @@ class AtomicFile:
         return data
 
     def prepare(self) -> os.stat_result:
-        """Flush and sync to the disk; returns the file's status. Nothing has appeared under the final path yet."""
+        """Flush and sync to disk, and return the file's status. Nothing appears under the final path yet."""
         self.flush()
         with named(self.path):
             if not self._direct:
@@ -114,14 +114,14 @@ class AtomicFile:
             return os.fstat(self._fd)
 
     def publish(self, path: str | None = None) -> None:
-        """Give the prepared file its name, replacing what was there in one step; then sync the directory.
+        """Give the prepared file its name, replacing an existing file atomically; then sync the directory.
 
         Args:
-            path: Another final path in the same directory, for names that are known only at the end.
+            path: Another final path in the same directory, for names that are only known at the end.
 
         Raises:
-            OSError: what was there is there still. Only where the directory's sync failed, the new file stands in its
-                place, whole, though it might not survive a crash of the machine.
+            OSError: The old file is unchanged. Only if syncing the directory failed, the complete new file is in
+                place, but may not survive a crash of the machine.
         """
         if path is not None:
             self.path, self._target = path, _target(path)
@@ -132,30 +132,30 @@ class AtomicFile:
                 try:
                     sync_directory(self._target.parent)
                 except OSError:
-                    if is_new:  # nothing was there, and nothing is
+                    if is_new:  # restore the absence of the file
                         self._target.unlink()
                     raise
         self._close_fd()
 
     def put(self, place: Path) -> None:
-        """Give the prepared file a name on the same disk, and close it; nothing is synced.
+        """Give the prepared file a name on the same disk and close it, without syncing.
 
         Raises:
-            OSError: nothing was changed at that name.
+            OSError: Nothing was changed at that name.
         """
         with named(self.path):
             self._link(place)
         self._close_fd()
 
     def _link(self, place: Path) -> bool:
-        """Give the file a name; whether it was free."""
+        """Give the file a name; return whether the name was free."""
         if self._temporary is None:
             try:
                 self._link_unnamed(place)
                 return True
             except FileExistsError:
                 with contextlib.suppress(OSError):  # a file system without locks
-                    fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)  # before it has a name that may be cleared
+                    fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)  # before it has a name that others may remove
                 self._temporary, _ = claim(temporary_names(place), self._link_unnamed)
         is_free = not os.path.lexists(place)
         self._temporary.replace(place)
@@ -163,13 +163,13 @@ class AtomicFile:
         return is_free
 
     def _link_unnamed(self, path: Path) -> int:
-        # Python follows the link only with linkat, which it calls only with a directory descriptor; the kernel ignores
-        # that for an absolute path.
+        # Python follows the link only with linkat, which it calls only if given a directory descriptor; the kernel
+        # ignores that for an absolute path.
         os.link(_fd_path(self._fd), path, src_dir_fd=self._fd, follow_symlinks=True)
         return self._fd
 
     def discard(self) -> None:
-        """Leave nothing behind; safe to call at any time, and in a forked child (which does nothing)."""
+        """Remove everything; safe to call at any time, and in a forked child (where it does nothing)."""
         if self._temporary is not None and self._pid == os.getpid():
             with contextlib.suppress(OSError):
                 self._temporary.unlink()
@@ -184,7 +184,7 @@ class AtomicFile:
 
 
 def _target(path: str) -> Path:
-    # Not Path.resolve, for which a link to itself is a RuntimeError.
+    # Not Path.resolve, which raises RuntimeError for a link to itself.
     return Path(os.path.realpath(path))
 
 
@@ -192,15 +192,16 @@ def _fd_path(fd: int) -> str:
     return f"/proc/self/fd/{fd}"
 
 
-def write_atomically(path: str, data: bytes) -> None:
-    """Write a whole file; it appears complete or not at all.
+def write_atomically(path: str, *pieces: bytes) -> None:
+    """Write a whole file from its pieces; it appears complete or not at all.
 
     Raises:
-        OSError: as of `AtomicFile.publish`: what was there, or the new content; never a part of it.
+        OSError: See `AtomicFile.publish`: the old or the new content is there, never a part of it.
     """
     file = AtomicFile(path)
     try:
-        file.write(data)
+        for piece in pieces:
+            file.write(piece)
         file.prepare()
         file.publish()
     except BaseException:

@@ -1,14 +1,14 @@
-"""Masked CRC-32C, the checksum of TFRecord files, and the CRC-32Cs of many ranges of one stream.
+"""Masked CRC-32C, the checksum of TFRecord files, and the CRC-32C of many ranges of a stream.
 
 CRC-32C is Castagnoli (reflected polynomial ``0x82F63B78``, initial and final xor ``0xFFFFFFFF``). TFRecord stores it
-*masked*, so that the checksum of bytes that themselves hold a checksum stays strong: rotated right by 15 bits, plus a
+*masked*, so that the checksum of data that itself contains checksums stays strong: rotated right by 15 bits, plus a
 constant, modulo 2^32.
 
-The CRC-32C of a range is that of all bytes up to its end, without what those up to its beginning have in it: with `F`
-for the first and `Z` for what one zero byte does to a checksum, ``F(end) ^ Z^(end - begin) F(begin)``. `Z` can be
-undone, so that a range has the checksum `c` just where ``Z^-end (F(end) ^ c) == Z^-begin F(begin)``: one number for
-each beginning, one for each end, and no work for each pair of them. So the time grows with the stream and the ranges,
-not with the ranges' bytes.
+The CRC-32C of a range is that of all bytes up to its end, minus the effect of the bytes before its beginning: with `F`
+for the former and `Z` for the effect of one zero byte on a checksum, ``F(end) ^ Z^(end - begin) F(begin)``. `Z` can be
+inverted, so a range has the checksum `c` exactly if ``Z^-end (F(end) ^ c) == Z^-begin F(begin)``: one number per
+beginning, one per end, and no work per pair. So the time grows with the stream and the number of ranges, not with
+their bytes.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ MARK_BYTES = 1 << 12
 _MASK_DELTA = 0xA282EAD8
 _UINT32 = 0xFFFFFFFF
 _READ_BYTES = 1 << 20
-# So many zero bytes leave every checksum as it is: the order of x in the polynomials modulo Castagnoli's.
+# This many zero bytes leave every checksum unchanged: the order of x in the polynomials modulo Castagnoli's.
 _PERIOD = 2**31 - 1
 
 
 def mask(crc: _Crc) -> _Crc:
     """Mask a CRC-32C, or a uint32 array of them: ``rotate_right(crc, 15) + 0xA282EAD8`` modulo 2^32."""
-    masked: _Crc = ((crc >> 15 | crc << 17) + _MASK_DELTA) & _UINT32  # type: ignore[assignment]  # it stays uint32
+    masked: _Crc = ((crc >> 15 | crc << 17) + _MASK_DELTA) & _UINT32  # type: ignore[assignment]  # the dtype stays uint32
     return masked
 
 
@@ -60,7 +60,7 @@ def unmask(masked: _Crc) -> _Crc:
 
 
 def masked_crc32c(data: bytes | bytearray | memoryview) -> int:
-    """Masked CRC-32C of a bytes-like object.
+    """Compute the masked CRC-32C of a bytes-like object.
 
     Example:
         >>> hex(masked_crc32c(b""))
@@ -71,24 +71,24 @@ def masked_crc32c(data: bytes | bytearray | memoryview) -> int:
 
 @lru_cache(maxsize=1)
 def crc_table() -> _Checksums:
-    """What each byte becomes when a zero follows: uint32 [256]."""
+    """The standard CRC-32C byte table: uint32 [256]."""
     crc = np.arange(256, dtype=np.uint32)
     for _ in range(8):
         crc = np.where(crc & 1, (crc >> 1) ^ np.uint32(0x82F63B78), crc >> 1).astype(np.uint32)
     return crc
 
 
-# Of many ranges of a stream.
+# Checksums of many ranges of a stream.
 
 
 class RunningChecksums:
-    """CRC-32C of all bytes of a stream from some byte on, up to each of many later ones.
+    """CRC-32C of a stream from a start byte up to each of many later points.
 
-    Each byte is gone over once, and for every point asked for at most `MARK_BYTES` again: the checksum is noted at each
-    multiple of that.
+    Each byte is processed once, plus at most `MARK_BYTES` per requested point: the checksum is stored at each multiple
+    of that.
 
     Args:
-        read: As `ByteSource.read`.
+        read: See `ByteSource.read`.
     """
 
     def __init__(self, read: Callable[[int, int], bytes]) -> None:
@@ -98,10 +98,10 @@ class RunningChecksums:
     def _restart(self, offset: int) -> None:
         self._begin = self._end = offset
         self._crc = self._crc_at_end = 0
-        self._marks = array("I")  # from the first multiple of MARK_BYTES at or behind the beginning
+        self._marks = array("I")  # starting at the first multiple of MARK_BYTES at or after the beginning
 
     def start(self, offset: int) -> None:
-        """Begin at a byte: no earlier one is asked for any more. What is known of those behind is kept."""
+        """Set the start byte, before which nothing is requested any more. Later checksums are kept."""
         mark = _mark_at_or_behind(offset)
         number = (mark - _mark_at_or_behind(self._begin)) // MARK_BYTES
         if not self._begin <= offset or number >= len(self._marks):
@@ -112,7 +112,7 @@ class RunningChecksums:
         del self._marks[:number]
 
     def extend(self, end: int) -> int:
-        """Go on to `end` at least, or to the end of the stream; returns how far that was."""
+        """Continue at least to `end`, or to the end of the stream; return the position reached."""
         while self._end < end:
             wanted = min(_mark_at_or_behind(end) - self._end, _READ_BYTES)
             piece = memoryview(self._read(wanted, self._end))
@@ -130,10 +130,10 @@ class RunningChecksums:
         return self._end
 
     def up_to(self, points: _Integers) -> _Checksums:
-        """The checksum of all bytes from the beginning to each point.
+        """The checksum of all bytes from the start to each point.
 
         Args:
-            points: int64 [N], any from the beginning to the stream's end.
+            points: int64 [N], each from the start to the end of the stream.
 
         Returns:
             uint32 [N].
@@ -149,11 +149,12 @@ class RunningChecksums:
                 crc = self._up_to_block(begin)
             crc, last = crc32c(block[last - begin : point - begin], crc), point
             found[number] = crc
-        return found[numbers.reshape(-1)]
+        checksums: _Checksums = found[numbers.reshape(-1)]
+        return checksums
 
     def _up_to_block(self, begin: int) -> int:
-        """Up to a mark, or to the beginning."""
-        if begin == self._end:  # no block is behind it
+        """The checksum up to a mark, or up to the beginning."""
+        if begin == self._end:  # no block follows it
             return self._crc_at_end
         if begin % MARK_BYTES:
             return self._crc
@@ -165,11 +166,11 @@ def _mark_at_or_behind(offset: int) -> int:
 
 
 def moved(crcs: _Checksums, num_bytes: _Integers) -> _Checksums:
-    """What each checksum becomes when so many zeros follow, as zlib's crc32_combine does it: by powers of two.
+    """Extend each checksum by `num_bytes` zero bytes, with powers of two as in zlib's crc32_combine.
 
     Args:
         crcs: uint32 [N].
-        num_bytes: int64 [N]; a negative number undoes so many.
+        num_bytes: int64 [N]; a negative number removes that many zero bytes.
     """
     rest = num_bytes % _PERIOD
     for power in range(int(rest.max(initial=0)).bit_length()):
@@ -178,7 +179,7 @@ def moved(crcs: _Checksums, num_bytes: _Integers) -> _Checksums:
 
 
 def moved_by(crc: int, num_bytes: int) -> int:
-    """`moved`, of one checksum."""
+    """`moved` for a single checksum."""
     rest, power = num_bytes % _PERIOD, 0
     while rest:
         if rest & 1:
@@ -196,12 +197,14 @@ def _zeros_rows(power: int) -> list[list[int]]:
 
 @lru_cache(maxsize=64)
 def _zeros_table(power: int) -> _Checksums:
-    """uint32 [4, 256]: what each byte of a checksum becomes by 2^power zeros; linear, so the four are added."""
+    """uint32 [4, 256]: the effect of 2^power zero bytes on each byte of a checksum; linear, so xor the four."""
     if power:
         half = _zeros_table(power - 1)
         return _by(half, half.reshape(-1)).reshape(4, 256)
     bytes_ = np.arange(256, dtype=np.uint32)
-    return np.stack([crc_table(), bytes_, bytes_ << 8, bytes_ << 16])  # the lowest byte is shifted out, the others down
+    return np.stack(
+        [crc_table(), bytes_, bytes_ << 8, bytes_ << 16]
+    )  # the lowest byte is shifted out, the others move down
 
 
 def _by(table: _Checksums, crcs: _Checksums) -> _Checksums:

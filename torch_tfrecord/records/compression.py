@@ -1,8 +1,8 @@
-"""Whole-stream compression of TFRecord files: names, detection, and reading a compressed stream by offset.
+"""Whole-file compression of TFRecord files: names, detection, and reading a compressed stream by offset.
 
-TFRecord compression wraps the whole file (RFC 1952 gzip or RFC 1950 zlib), so offsets live in the decompressed stream.
-Reading is strict where TensorFlow loses data without a word: any number of gzip members and zlib streams is read, and a
-cut stream or foreign bytes behind it are errors.
+TFRecord compression wraps the whole file (RFC 1952 gzip or RFC 1950 zlib), so offsets refer to the decompressed stream.
+Reading is strict where TensorFlow silently loses data: any number of gzip members and zlib streams is read, and a
+truncated stream or trailing bytes are errors.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ _GZIP_MAGIC = b"\x1f\x8b\x08"
 _WINDOW_BITS = {"GZIP": 31, "ZLIB": 15}
 _DESCRIPTION = {"": "an uncompressed TFRecord file", "GZIP": "a gzip stream", "ZLIB": "a zlib stream"}
 
-# Compressed bytes fed to the decompressor at a time, and the most it may put out for them in one go.
+# Compressed bytes fed to the decompressor at a time, and the maximum it may output for them in one call.
 _INPUT_BYTES = 1 << 17
 _OUTPUT_BYTES = 1 << 18
 
-# A record of a compressed stream may be this long, or this many times the compressed file: its length cannot be held
-# against the file's size. Honest data above the one does not expand like the other; a decompression bomb does.
+# A record of a compressed stream may be this long, or this many times the compressed file, as its length cannot be
+# checked against the file's size. Real data above the first limit does not expand beyond the second; a bomb does.
 MAX_INFLATED_RECORD_BYTES = 1 << 29
 _MAX_HONEST_EXPANSION = 100
 
@@ -44,19 +44,19 @@ class ByteSource(Protocol):
     """A stream of bytes read by offset."""
 
     path: str
-    size: int | None  # bytes of the stream; None where only its end tells
-    max_record_bytes: int | None  # the longest payload accepted where the size is unknown
-    chunk_bytes: int  # what one read should ask for
+    size: int | None  # bytes of the stream; None if unknown until its end
+    max_record_bytes: int | None  # the longest payload accepted if the size is unknown
+    chunk_bytes: int  # recommended size of one read
 
     def read(self, num_bytes: int, offset: int) -> bytes:
         """Up to `num_bytes` from `offset`; fewer only at the end of the readable stream."""
 
     def check_end(self) -> None:
-        """Raise if the stream did not end where its bytes end: cut or damaged compression."""
+        """Raise if the compressed stream is truncated or damaged."""
 
 
 def check_compression_type(compression_type: str | None) -> str:
-    """Normalise a compression type to "auto", "", "GZIP" or "ZLIB"; ValueError for anything else."""
+    """Normalise a compression type to "auto", "", "GZIP" or "ZLIB"; raise ValueError for anything else."""
     name = "" if compression_type is None else compression_type
     if isinstance(name, str):
         if name.lower() == "auto":
@@ -67,9 +67,9 @@ def check_compression_type(compression_type: str | None) -> str:
 
 
 def detect_compression(first_bytes: bytes) -> str:
-    """Tell "", "GZIP" or "ZLIB" from the first 12 (or all) bytes of a file.
+    """Detect "", "GZIP" or "ZLIB" from the first 12 (or all) bytes of a file.
 
-    A valid record header comes first: a plain file whose first record is 35,615 bytes long begins as gzip does.
+    A valid record header takes precedence: a plain file whose first record has 35,615 bytes starts like gzip.
     """
     if is_header(first_bytes[:HEADER_BYTES]):
         return ""
@@ -79,7 +79,7 @@ def detect_compression(first_bytes: bytes) -> str:
 
 
 def _is_zlib_header(first_bytes: bytes) -> bool:
-    # RFC 1950: method 8, a window of at most 2^15, both bytes a multiple of 31, no preset dictionary.
+    # RFC 1950: method 8, a window of at most 2^15, the two bytes a multiple of 31, no preset dictionary.
     if len(first_bytes) < 2:
         return False
     method, flags = first_bytes[0], first_bytes[1]
@@ -87,27 +87,27 @@ def _is_zlib_header(first_bytes: bytes) -> bool:
 
 
 def compressor(compression_type: str, level: int | None) -> zlib._Compress:
-    """A zlib compression object for "GZIP" or "ZLIB"; reproducible, as its gzip header has no time and no name."""
+    """Create a zlib compressor for "GZIP" or "ZLIB"; deterministic, as its gzip header has no time or name."""
     return zlib.compressobj(-1 if level is None else level, zlib.DEFLATED, _WINDOW_BITS[compression_type], 9)
 
 
 def open_stream(source: ByteSource, compression_type: str, kept_bytes: int = 0) -> tuple[ByteSource, str]:
-    """Put the decompression that a file needs around its bytes.
+    """Wrap the bytes of a file with the decompression it needs.
 
     Args:
-        source: The file's bytes.
-        compression_type: As `check_compression_type` returns it.
+        source: The bytes of the file.
+        compression_type: A result of `check_compression_type`.
         kept_bytes: See `InflatedSource`.
 
     Returns:
         The stream of records, and the compression found: "", "GZIP" or "ZLIB".
 
     Raises:
-        CompressionError: the declared type is not what the first bytes show.
+        CompressionError: The declared type does not match the first bytes.
     """
     first_bytes = source.read(HEADER_BYTES, 0)
     found = detect_compression(first_bytes)
-    cut_header = compression_type == "" and len(first_bytes) < HEADER_BYTES  # the reader says more about that
+    cut_header = compression_type == "" and len(first_bytes) < HEADER_BYTES  # the reader has a better error
     if first_bytes and compression_type not in ("auto", found) and not cut_header:
         raise CompressionError(
             f"expected {_DESCRIPTION[compression_type]} (compression_type={compression_type!r}), "
@@ -121,19 +121,19 @@ def open_stream(source: ByteSource, compression_type: str, kept_bytes: int = 0) 
 
 
 def offset_note(source: ByteSource) -> str:
-    """What to add to an error about a stream whose offsets are not those of the file."""
+    """A note for errors about a stream whose offsets differ from those of the file."""
     return " (offset in the decompressed stream)" if isinstance(source, InflatedSource) else ""
 
 
 class SequentialSource(ABC):
     """A `ByteSource` over something that can only be read forward.
 
-    Bytes from the last requested offset on are kept, and `kept_bytes` before it, so that a caller may ask for the same
-    ones again; an earlier offset starts over, where that is possible. Memory is bounded by the bytes that are really
-    there, whatever is asked for. Safe to call from threads.
+    Keeps bytes from `kept_bytes` before the last requested offset on, so that a caller may request them again; an
+    earlier offset starts over, if possible. Memory is bounded by the bytes that really exist, whatever is requested.
+    Safe to call from threads.
 
     Attributes:
-        keep_from: Bytes from here on are kept, too, whatever is read; set by who looks ahead.
+        keep_from: Bytes from this offset on are also kept; set by callers that look ahead.
     """
 
     def __init__(self, path: str, max_record_bytes: int, kept_bytes: int = 0) -> None:
@@ -145,7 +145,7 @@ class SequentialSource(ABC):
         self.keep_from: int | None = None
         self._kept_bytes = kept_bytes
         self._kept = bytearray()
-        self._offset = 0  # of the first kept byte
+        self._offset = 0  # offset of the first kept byte
 
     def read(self, num_bytes: int, offset: int) -> bytes:
         """Up to `num_bytes` from `offset`; fewer only at the end of the readable stream."""
@@ -162,20 +162,20 @@ class SequentialSource(ABC):
                 return bytes(kept[begin : begin + num_bytes])
 
     def _drop(self, offset: int) -> None:
-        """Forget what lies further before an offset than is kept."""
+        """Drop bytes that are too far before an offset to keep."""
         if self.keep_from is not None:
             offset = min(offset, self.keep_from)
         excess = min(offset - self._kept_bytes - self._offset, len(self._kept))
         if excess > 0:
-            del self._kept[:excess]  # moves nothing but the beginning
+            del self._kept[:excess]  # cheap: only moves the start of the bytearray
             self._offset += excess
 
-    def check_end(self) -> None:  # noqa: B027 - there is nothing to check where a stream simply ends
-        """Raise if the stream did not end where its bytes end."""
+    def check_end(self) -> None:  # noqa: B027 - nothing to check for a stream without an end marker
+        """Raise if the stream is truncated or damaged."""
 
     @abstractmethod
     def _more(self) -> bytes:
-        """The next piece of the stream, a bounded one; empty at its end."""
+        """The next piece of the stream, of bounded size; empty at the end."""
 
     @abstractmethod
     def _restart(self) -> None:
@@ -185,13 +185,13 @@ class SequentialSource(ABC):
 class InflatedSource(SequentialSource):
     """The decompressed stream of a gzip or zlib file.
 
-    Offsets are positions in the decompressed stream. Reading backwards decompresses from the beginning again. Damage
-    does not raise at once: everything in front of it can be read, then `check_end` raises.
+    Offsets are positions in the decompressed stream. Reading backwards decompresses again from the beginning. Damage
+    does not raise at once: everything before it can be read, then `check_end` raises.
 
     Args:
         source: The compressed bytes.
         compression_type: "GZIP" or "ZLIB".
-        kept_bytes: How far before the last read one may read without decompressing again.
+        kept_bytes: How far before the last read you can read without decompressing again.
     """
 
     def __init__(self, source: ByteSource, compression_type: str, kept_bytes: int = 0) -> None:
@@ -202,7 +202,7 @@ class InflatedSource(SequentialSource):
         self._restart()
 
     def _restart(self) -> None:
-        self._inflater: zlib._Decompress | None = None  # none between two members
+        self._inflater: zlib._Decompress | None = None  # None between two members
         self._input = b""
         self._consumed = 0  # compressed bytes taken from the source
         self._error: CompressionError | None = None
@@ -210,7 +210,7 @@ class InflatedSource(SequentialSource):
 
     def check_end(self) -> None:
         """Raise the CompressionError that ended the stream, if one did."""
-        if self._error is not None:  # a new one each time: callers add to it
+        if self._error is not None:  # a new error each time, as callers add to it
             raise CompressionError(str(self._error.args[0]), path=self.path) from self._error.__cause__
 
     def _more(self) -> bytes:
@@ -223,17 +223,17 @@ class InflatedSource(SequentialSource):
                 self._inflater = self._next_member()
             if self._inflater is None:
                 return b""
-            if piece := self._inflate(self._inflater):  # at the end, too: zlib may have kept some back
+            if piece := self._inflate(self._inflater):  # also at the end: zlib may hold some back
                 return piece
             if at_end and self._inflater is not None:
-                self._fail("the stream is cut: expected its end marker and checksum, got the end of the file")
+                self._fail("the stream is truncated: expected its end marker and checksum, got the end of the file")
         return b""
 
     def _next_member(self) -> zlib._Decompress | None:
         magic = _GZIP_MAGIC[:2] if self._type == "GZIP" else b""
         matches = self._input[:2] == magic[: len(self._input)] if magic else _is_zlib_header(self._peek(2))
         if self._members and not matches:
-            self._fail(f"expected the end of the file or another {self._type} stream behind the data, got other bytes")
+            self._fail(f"expected the end of the file or another {self._type} stream after the data, got other bytes")
             return None
         self._members += 1
         return zlib.decompressobj(_WINDOW_BITS[self._type])
@@ -260,7 +260,7 @@ class InflatedSource(SequentialSource):
         return piece
 
     def _salvage(self, inflater: zlib._Decompress, data: bytes, error: zlib.error) -> bytes:
-        """What lies in front of the damage: zlib drops it with the call that fails, so feed it byte by byte."""
+        """Recover the data before the damage: zlib drops it in the failing call, so feed it byte by byte."""
         pieces = []
         position = 0
         try:

@@ -1,7 +1,7 @@
-"""Few open files for any number of sources and threads: closed when others are needed, and opened again.
+"""A pool of few open files for any number of sources and threads: closed when others need one, and reopened.
 
-A limit of 32 open files must be enough for thousands of shards, so no reader keeps a descriptor: it holds one while it
-reads. What it knows beside that (offsets, a decompressor's state) stays, since every read names its offset.
+A limit of 32 open files must be enough for thousands of shards, so a reader holds a descriptor only while it reads. Its
+other state (offsets, a decompressor) is kept, as every read names its offset.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ _Rest = ParamSpec("_Rest")
 
 _MOST_OPEN = 256
 _WAIT_SECONDS = 0.001
-_MOST_WAITS = 2000  # then one more is opened: whoever holds the others may be an error that somebody keeps
+_MOST_WAITS = 2000  # then open one more: the others may be held by exceptions that somebody keeps
 _TOO_MANY = (errno.EMFILE, errno.ENFILE)
 
 
 class Owner(Protocol):
-    """Who keeps a descriptor between its reads, and gets along without."""
+    """An object that keeps a descriptor between reads, but can do without."""
 
     _held: Descriptor | None
 
 
 class Descriptor:
-    """An open file, closed when the last reference goes: who reads keeps one until the read has ended.
+    """An open file, closed with its last reference: a reader holds one until the read has ended.
 
     Attributes:
-        number: As the system calls it.
-        is_used: Whether it was read from since the pool looked last.
+        number: The file descriptor.
+        is_used: Whether it was read from since the pool last checked.
     """
 
     __slots__ = ("__weakref__", "_pool", "is_used", "number")
@@ -55,7 +55,7 @@ class Descriptor:
         if self.number >= 0:
             with contextlib.suppress(OSError):
                 os.close(self.number)
-        self._pool.alive.discard(id(self))  # without the lock: the garbage collector may call this anywhere
+        self._pool.alive.discard(id(self))  # without the lock, as the garbage collector may call this anywhere
 
 
 class _Pool:
@@ -65,11 +65,11 @@ class _Pool:
         self.pid = os.getpid()
         self.alive: set[int] = set()
         self._lock = threading.Lock()
-        # By turns: who was read from gets another one.
+        # Clock eviction: a descriptor that was used gets another turn.
         self._owners: deque[tuple[weakref.ref[Owner], weakref.ref[Descriptor]]] = deque()
 
     def reserve(self, owner: Owner) -> Descriptor:
-        """A descriptor, not yet open; waits where all are held by readers."""
+        """A descriptor that is not open yet; waits if readers hold all of them."""
         for _ in range(_MOST_WAITS):
             held = self.reserve_free(owner)
             if held is not None:
@@ -79,7 +79,7 @@ class _Pool:
             return self._new(owner)
 
     def reserve_free(self, owner: Owner) -> Descriptor | None:
-        """A descriptor, not yet open; None where all are held by readers."""
+        """A descriptor that is not open yet; None if readers hold all of them."""
         with self._lock:
             return self._new(owner) if len(self.alive) < _most_open() or self._close_one() else None
 
@@ -91,7 +91,7 @@ class _Pool:
         return held
 
     def _close_one(self) -> bool:
-        """Take a descriptor from its owner; False where each is held by somebody who reads."""
+        """Take a descriptor from its owner; False if all are being read from."""
         for _ in range(2 * len(self._owners)):
             if not self._owners:
                 break
@@ -99,7 +99,7 @@ class _Pool:
             owner, held = pair[0](), pair[1]()
             if held is None:
                 continue
-            if owner is None or owner._held is not held or held.is_used:  # being opened or read, or read lately
+            if owner is None or owner._held is not held or held.is_used:  # being opened or read, or read recently
                 held.is_used = False
                 self._owners.append(pair)
                 continue
@@ -121,28 +121,28 @@ _POOLS: list[_Pool] = []
 
 
 def _pool() -> _Pool:
-    """This process's: a fork may have copied a lock that another thread held, and what its threads were reading."""
+    """The pool of this process: a fork may have copied a lock held by another thread, and descriptors in use."""
     if not _POOLS or _POOLS[-1].pid != os.getpid():
         _POOLS[:] = [_Pool()]
     return _POOLS[-1]
 
 
 def open_descriptor(path: str, owner: Owner) -> Descriptor:
-    """A file's descriptor, for reading, without waiting on a FIFO; waits for a reader to end where too many are open.
+    """Open a file for reading, without blocking on a FIFO; if too many are open, wait for a reader to finish.
 
     Args:
-        owner: Keeps it as `_held`, and may find None there afterwards.
+        owner: Keeps it as `_held`, which may later become None.
 
     Raises:
-        OSError: as `open` does; where the process has too many files open it names the limit.
+        OSError: See `open`; if the process has too many open files, the error names the limit.
     """
     return _open(path, _pool().reserve(owner))
 
 
 def open_if_free(path: str, owner: Owner) -> Descriptor | None:
-    """As `open_descriptor`, but None where too many are open.
+    """Like `open_descriptor`, but return None if too many are open.
 
-    For whoever holds some: two that wait would wait for each other.
+    For callers that already hold some: two of them could wait for each other forever.
     """
     held = _pool().reserve_free(owner)
     return None if held is None else _open(path, held)
@@ -156,10 +156,10 @@ def _open(path: str, held: Descriptor) -> Descriptor:
 def opened(
     function: Callable[Concatenate[_Path, _Rest], _Opened], path: _Path, *arguments: _Rest.args, **options: _Rest.kwargs
 ) -> _Opened:
-    """What a function that opens a path returns; where too many files are open, those that nobody reads are closed.
+    """Call a function that opens a path; if too many files are open, close those that nobody reads and retry.
 
     Raises:
-        OSError: as the function does; where the process has too many files open still, it names the limit.
+        OSError: See the function; if the process still has too many open files, the error names the limit.
 
     Example:
         >>> opened(os.listdir, "/dev/fd")  # doctest: +SKIP
@@ -182,11 +182,11 @@ def opened(
 
 @contextlib.contextmanager
 def named(path: str | os.PathLike[str]) -> Iterator[None]:
-    """OSErrors inside of ``with``, of whatever name, as those of the path that the user knows."""
+    """Re-raise OSErrors in the ``with`` block, whatever path they name, with the path that the user knows."""
     try:
         yield
     except OSError as error:
-        # A new one: once the second name of a link is set, the text shows it even as None.
+        # A new error: once the second file name is set, the text shows it even if None.
         raise OSError(error.errno, error.strerror, os.fspath(path)) from error
 
 

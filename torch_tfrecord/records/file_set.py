@@ -1,9 +1,9 @@
-"""Files that appear all or not at all: a set of shards with its indexes.
+"""Publish several files together, all or none: a set of shards with its indexes.
 
-No single step gives many files their names. So they lie complete in a hidden folder first. A marker, a hidden file
-whose name follows from the set's, stands in the set's folder while they are renamed, and what they replace is kept
-until it is gone. After a failure the old files are put back. After ``kill -9`` readers find the marker and refuse the
-set, and its next writer puts the old files back.
+No single system call renames many files. So they are first completed in a hidden folder. While they are renamed, a
+marker (a hidden file named after the set) is in the set's folder, and the replaced files are kept until it is removed.
+After a failure, the old files are put back. After ``kill -9``, readers find the marker and reject the set, and its next
+writer puts the old files back.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ from torch_tfrecord.records.temporaries import (
 __all__ = ["FileSet", "check_whole"]
 
 _NO_HARD_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK)
-_MOST_WRITERS = 100  # of one set at once
+_MOST_WRITERS = 100  # of the same set at once
 
 
 def check_whole(base: str, suffix: str) -> None:
-    """Refuse a local set of shards whose writer has not finished to replace it.
+    """Reject a local set of shards whose writer has not finished replacing it.
 
     Args:
-        base: What its names begin with, such as ``out/train`` of ``out/train-00003-of-00010.tfrecord``.
-        suffix: What they end with.
+        base: Prefix of its names, such as ``out/train`` for ``out/train-00003-of-00010.tfrecord``.
+        suffix: Suffix of its names.
 
     Raises:
         OSError: The set may be partly old and partly new.
@@ -49,7 +49,8 @@ def check_whole(base: str, suffix: str) -> None:
     if _marker(base, suffix).exists():
         raise OSError(
             errno.EBUSY,
-            "this set of shards is not whole: its writer is replacing it, or was killed while it did; write it again",
+            "this set of shards is not complete: its writer is replacing it, or was killed before it ended; write "
+            "it again",
             f"{base}-*{suffix}",
         )
 
@@ -60,16 +61,16 @@ def _marker(base: str, suffix: str) -> Path:
 
 
 class FileSet:
-    """Files of one folder, and indexes in its hidden folder, that get their names together.
+    """Files of one folder, and indexes in its hidden folder, that are published together.
 
-    Puts back what a killed writer of this set left between old and new, and clears what it left besides.
+    Restores the old files if a killed writer of this set left it half replaced, and removes its temporary files.
 
     Args:
         base: See `check_whole`.
-        suffix: See there.
+        suffix: See `check_whole`.
 
     Raises:
-        OSError: what a killed writer left cannot be put back.
+        OSError: The old files cannot be restored.
     """
 
     def __init__(self, base: str, suffix: str) -> None:
@@ -82,7 +83,7 @@ class FileSet:
         self._recover()
 
     def add(self, file: AtomicFile) -> None:
-        """Keep a prepared file, which is closed, for `publish`; the files are numbered from 0."""
+        """Close and keep a prepared file for `publish`; the files are numbered from 0."""
         if self._folder is None:
             self._recover()  # from a writer that was killed meanwhile
             with named(self._path):
@@ -94,10 +95,10 @@ class FileSet:
         """Give all files their names.
 
         Args:
-            names: Of each file that was added, in the set's folder.
+            names: Name of each added file, in the set's folder.
 
         Raises:
-            OSError: what was there before is there again; names a file that could not get its name.
+            OSError: A file could not get its name, which the error gives; the old files are back in place.
         """
         folder = self._folder
         if folder is None:
@@ -105,7 +106,7 @@ class FileSet:
         replaces = [os.path.lexists(self._final(name)) for name in names]
         with contextlib.ExitStack() as folders:
             for name in names:
-                if _is_index(name):  # what stands in its way is met before any file has its name
+                if _is_index(name):  # find obstacles before any file is renamed
                     folders.enter_context(sidecar_folder(str(self._parent / name)))
             sync_directory(folder)
             if self._marker.exists():
@@ -118,7 +119,7 @@ class FileSet:
             except BaseException:
                 self._take_back(folder, names, replaces)
                 raise
-        with contextlib.suppress(OSError):  # the new files are durable: a crash might at worst bring the old ones back
+        with contextlib.suppress(OSError):  # the new files are durable: at worst, a crash brings back the old ones
             sync_directory(self._parent)
         self.discard()
 
@@ -128,7 +129,7 @@ class FileSet:
 
     def _final(self, name: str) -> Path:
         path = self._parent / name
-        return path if _is_index(name) else Path(os.path.realpath(path))  # a link stays one
+        return path if _is_index(name) else Path(os.path.realpath(path))  # keep symbolic links
 
     def _rename(self, folder: Path, names: Sequence[str], replaces: Sequence[bool]) -> None:
         for number, (name, is_there) in enumerate(zip(names, replaces, strict=True)):
@@ -145,28 +146,28 @@ class FileSet:
             sync_directory(path)
 
     def _take_back(self, folder: Path, names: Sequence[str], replaces: Sequence[bool]) -> None:
-        """Put the old files back; where that fails, too, the marker stays for the next writer."""
+        """Put the old files back; if that fails, too, the marker stays for the next writer."""
         try:
             self._roll_back(folder, names, replaces)
         except OSError:
-            self._folder = None  # with the old files in it
+            self._folder = None  # it holds the old files
             self._close()
 
     def _roll_back(self, folder: Path, names: Sequence[str], replaces: Sequence[bool]) -> None:
-        """May be called again where it was stopped: what is back is no longer in the folder."""
+        """Can be called again after an interruption: files that are back are no longer in the folder."""
         for number, (name, is_there) in enumerate(zip(names, replaces, strict=True)):
             final, old = self._final(name), _old(folder, number)
             if is_there:
-                if os.path.lexists(old) and not _is_same(old, final):  # it may be that no name can be given here
+                if os.path.lexists(old) and not _is_same(old, final):  # renaming may be impossible here
                     old.replace(final)
             elif not _new(folder, number).exists():
                 final.unlink(missing_ok=True)
-        with contextlib.suppress(OSError):  # of an error that is being raised
+        with contextlib.suppress(OSError):  # another error is being raised
             sync_directory(self._parent)
         self._marker.unlink(missing_ok=True)
 
     def _recover(self) -> None:
-        """Put back what a killed writer was replacing, and clear what it left."""
+        """Put back the files that a killed writer was replacing, and remove its temporary files."""
         content = b""
         with named(self._path), contextlib.suppress(FileNotFoundError, NotADirectoryError):
             content = opened(Path.read_bytes, self._marker)
@@ -178,18 +179,18 @@ class FileSet:
         folder, names, replaces = self._checked(content)
         try:
             descriptor = lock_dead(folder)
-        except FileNotFoundError:  # removed by hand: there is nothing to put back
+        except FileNotFoundError:  # removed by hand: nothing to put back
             self._marker.unlink(missing_ok=True)
             return
         if descriptor is not None:
             try:
-                if self._marker.exists():  # else its writer finished meanwhile
+                if self._marker.exists():  # else its writer has finished meanwhile
                     self._roll_back(folder, names, replaces)
             finally:
                 os.close(descriptor)
 
     def _checked(self, content: bytes) -> tuple[Path, list[str], list[bool]]:
-        """What a marker says, if it is one of ours: nobody else's may choose what is renamed and removed."""
+        """Parse and check a marker: a foreign file must not choose what is renamed and removed."""
         try:
             fields = json.loads(content)
             folder, names, replaces = str(fields["folder"]), list(fields["names"]), list(fields["replaces"])
@@ -206,7 +207,7 @@ class FileSet:
         return self._parent / folder, names, replaces
 
     def discard(self) -> None:
-        """Leave nothing behind but what was published; does nothing in a forked child."""
+        """Remove everything that was not published; does nothing in a forked child."""
         folder, self._folder = self._folder, None
         if folder is not None and self._pid == os.getpid():
             remove_folder(folder)
@@ -243,7 +244,7 @@ def _is_same(one: Path, other: Path) -> bool:
 
 
 def _keep(path: Path, kept: Path) -> None:
-    """A second name for a file that is being replaced; without hard links its only one."""
+    """Give a file that is being replaced a second name; without hard links, rename it."""
     try:
         os.link(path, kept)
     except OSError as error:

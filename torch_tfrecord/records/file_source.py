@@ -62,6 +62,10 @@ class FileSource:
     def check_end(self) -> None:
         """A file simply ends."""
 
+    def forget(self, begin: int, end: int) -> bool:
+        """Drop what a cache holds of a range whose bytes are wrong; whether it held any: then read it again."""
+        return False
+
     def fingerprint(self) -> int:
         """See the function `fingerprint`."""
         return fingerprint(self.read, self.file_size)

@@ -1,4 +1,4 @@
-"""One record <-> bytes: the layout of TFRecord files, and the only place that knows it.
+"""The record layout of TFRecord files; no other module knows it.
 
 =========== ====== ===============================================================
 part        bytes  content
@@ -9,8 +9,8 @@ payload     length any bytes; a length of 0 is legal
 payload CRC 4      uint32, little-endian: masked CRC-32C of the payload
 =========== ====== ===============================================================
 
-A file is records one behind the other: no magic, no count, no padding. An *offset* is the first byte of a length field.
-Errors raised here know neither file nor offset; the caller adds them (`TFRecordError.locate`).
+A file is a concatenation of records, without magic bytes, count or padding. An *offset* is the first byte of a length
+field. Errors raised here have neither file nor offset; the caller adds them (`TFRecordError.locate`).
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ _SEARCH_BYTES = 1 << 18
 
 
 def encode_header(length: int) -> bytes:
-    """Length field and its checksum (12 bytes) of a payload of `length` bytes, 0 <= length < 2^64."""
+    """The length field and its checksum (12 bytes) for a payload of `length` bytes, 0 <= length < 2^64."""
     return _HEADER.pack(length, masked_crc32c(_LENGTH.pack(length)))
 
 
 def encode_footer(payload: bytes | bytearray | memoryview) -> bytes:
-    """Checksum of a payload (4 bytes)."""
+    """The checksum of a payload (4 bytes)."""
     return _FOOTER.pack(masked_crc32c(payload))
 
 
@@ -71,16 +71,16 @@ def frame(payload: bytes) -> bytes:
 
 
 def is_header(header: bytes) -> bool:
-    """Whether 12 bytes are a length field with the checksum that belongs to it."""
+    """Whether 12 bytes are a length field with a matching checksum."""
     return len(header) == HEADER_BYTES and _HEADER.unpack(header)[1] == masked_crc32c(header[: _LENGTH.size])
 
 
-@lru_cache(maxsize=1 << 14)  # lengths repeat in most files, and a checksum is a pure function of its bytes
+@lru_cache(maxsize=1 << 14)  # lengths repeat in most files
 def payload_length(header: bytes) -> int:
-    """The payload length that a header (12 bytes) holds.
+    """Read the payload length from a header (12 bytes).
 
     Raises:
-        CorruptRecordError: the length does not have the checksum stored behind it.
+        CorruptRecordError: The length does not match the checksum after it.
     """
     length, stored = _HEADER.unpack(header)
     expected = masked_crc32c(header[: _LENGTH.size])
@@ -92,7 +92,7 @@ def payload_length(header: bytes) -> int:
 
 
 def checksum_error(crc: int, footer: bytes | memoryview, length: int) -> CorruptRecordError | None:
-    """The error of a payload with this CRC-32C and length where that is not the checksum in its footer, or None."""
+    """The error for a payload with this CRC-32C and length, if its footer has another checksum; else None."""
     expected, stored = mask(crc), _FOOTER.unpack(footer)[0]
     if stored == expected:
         return None
@@ -102,18 +102,18 @@ def checksum_error(crc: int, footer: bytes | memoryview, length: int) -> Corrupt
 
 
 def check_payload(payload: bytes | memoryview, footer: bytes | memoryview) -> None:
-    """CorruptRecordError unless a payload has the checksum in its footer, 4 bytes."""
+    """Raise CorruptRecordError unless a payload matches the checksum in its footer (4 bytes)."""
     error = checksum_error(crc32c(payload), footer, len(payload))
     if error is not None:
         raise error
 
 
 def find_headers(buffer: bytes) -> list[int]:
-    """Positions in a buffer at which 12 bytes stand that are a header, ascending: used to go on behind damage.
+    """Find the positions of valid headers (12 bytes) in a buffer, ascending; used to continue after damage.
 
-    Only of lengths below 2^48: no file is longer, and the zeros that stand in such a length are found fast.
+    Only headers with lengths below 2^48: no file is longer, and the zero bytes of such a length are found fast.
     """
-    step = _SEARCH_BYTES  # at a time, since the search takes many times the memory of what it searches
+    step = _SEARCH_BYTES  # at a time, as the search takes many times this memory
     found: list[int] = []
     for begin in range(0, len(buffer) - HEADER_BYTES + 1, step):
         content = np.frombuffer(buffer, dtype=np.uint8)[begin : begin + step + HEADER_BYTES - 1]
@@ -136,7 +136,7 @@ def _find_headers(content: npt.NDArray[np.uint8]) -> list[int]:
     return [int(position) for position in places[masked == stored]]
 
 
-# First bytes of what people take for TFRecord files. Compressed streams are told apart in `compression`.
+# First bytes of files that are often mistaken for TFRecord files. `compression` detects compressed streams.
 _SIGNATURES: tuple[tuple[bytes, str], ...] = (
     (b"version https://git-lfs", "a git-LFS pointer; fetch the file itself with `git lfs pull`"),
     (b"\x89PNG\r\n\x1a\n", "a PNG image"),
@@ -157,7 +157,7 @@ _SIGNATURES: tuple[tuple[bytes, str], ...] = (
 
 
 def guess_content(first_bytes: bytes) -> str | None:
-    """Name what a file that is no TFRecord file seems to be, by its first bytes; None where nothing is recognised.
+    """Guess what a file is that is not a TFRecord file, from its first bytes; None if unknown.
 
     Example:
         >>> guess_content(b"<!DOCTYPE html><html>")

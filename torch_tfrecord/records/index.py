@@ -27,8 +27,9 @@ from torch_tfrecord.records.storage import FileSource, is_remote, local_path, op
 from torch_tfrecord.remote.access import DEFAULT_ACCESS, Access
 from torch_tfrecord.remote.store import RemoteInfo
 
-__all__ = ["RecordIndex", "build_index", "index_source", "load_fresh"]
+__all__ = ["COMPRESSION_TYPES", "RecordIndex", "build_index", "index_source", "load_fresh"]
 
+COMPRESSION_TYPES = ("", "GZIP", "ZLIB")
 _FORMAT = SidecarFormat(
     "torch_tfrecord.index",
     "3",
@@ -36,6 +37,8 @@ _FORMAT = SidecarFormat(
     ("file_size", "mtime_ns", "compression_type", "fingerprint", "etag"),
     {"offsets": "int64", "lengths": "int64"},
 )
+_NO_RECORDS = np.zeros(0, dtype=np.int64)
+_NO_RECORDS.flags.writeable = False
 _ENTRY_BYTES = 16  # of a record: its offset and its length
 _MOST_INFLATED = 1032  # bytes of one byte of a deflate stream
 _MAX_DIGITS = 19  # of 2^63 - 1
@@ -72,7 +75,7 @@ class RecordIndex:
             array = np.ascontiguousarray(getattr(self, name), dtype=np.int64).view()
             array.flags.writeable = False
             object.__setattr__(self, name, array)
-        if self.compression_type not in ("", "GZIP", "ZLIB"):
+        if self.compression_type not in COMPRESSION_TYPES:
             raise ValueError(f"compression_type must be '', 'GZIP' or 'ZLIB', got {self.compression_type!r}")
         _check_contiguous(self.offsets, self.lengths, None if self.compression_type else self.file_size)
 
@@ -127,7 +130,21 @@ class RecordIndex:
         """What `check_fresh` needs alone: an index whose arrays are empty."""
         bare = copy.copy(self)
         for name in ("offsets", "lengths"):
-            object.__setattr__(bare, name, np.zeros(0, dtype=np.int64))
+            object.__setattr__(bare, name, _NO_RECORDS)
+        return bare
+
+    @classmethod
+    def bare(
+        cls,
+        file_size: int,
+        compression_type: str = "",
+        mtime_ns: int = 0,
+        fingerprint: int | None = None,
+        etag: str | None = None,
+    ) -> RecordIndex:
+        """As of `without_records`: an index of a file of which nothing but this is known here."""
+        bare = cls(_NO_RECORDS, _NO_RECORDS, 0, compression_type, mtime_ns, fingerprint, etag)
+        object.__setattr__(bare, "file_size", file_size)
         return bare
 
     def save(self, path: str | os.PathLike[str]) -> None:

@@ -1,4 +1,4 @@
-"""Batches of records, and of parts of them, of local files: read and checked by the compiled core."""
+"""Read and check batches of records, or of parts of them, from local files with the compiled core."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["read_local_batch", "read_local_values"]
 
 _Integers: TypeAlias = "npt.NDArray[np.int64]"
 
-# For more than this a length in the index may be a lie, which must not take memory before the files' sizes are known.
+# Above this, a length in the index may be wrong, and must not allocate memory before the file sizes are known.
 _MOST_BYTES = 1 << 30
 
 
@@ -33,10 +33,10 @@ def read_local_batch(
     window_bytes: int,
     verify_crc: bool,
 ) -> PackedRecords | None:
-    """What `RecordReader.read_batch` gives, whose arguments these are; None in any doubt.
+    """`RecordReader.read_batch` for local files, with the same arguments; None if in doubt.
 
-    A short cut: it gives Python's lock away once a batch, and makes few objects. Who gets None reads again, and finds
-    what is wrong.
+    A fast path: it releases the GIL once per batch and creates few objects. If it returns None, the caller reads again
+    on the slow path, which finds the error.
     """
     native = native_module("frames")
     if native is None:
@@ -63,16 +63,16 @@ def read_local_batch(
         if not native.read_records(facts, first, ranges, begin, end, buffer, to_check, lengths, verify_crc):
             return None
         begin, first = end, last
-        del held  # before others are waited for
+        del held  # before waiting for others
     return PackedRecords(buffer, places, lengths)
 
 
 def _hold(source_of: Callable[[int], ByteSource], files: Sequence[int]) -> list[tuple[Descriptor, int]] | None:
-    """Open files and their sizes, as many as may be open, one at least: a batch may come from thousands.
+    """Open as many of the files as allowed, at least one, as a batch may come from thousands; return them with sizes.
 
-    None where one is no local file.
+    None if one is not a local file.
     """
-    sources = [source_of(file) for file in files]  # all of them before one is held
+    sources = [source_of(file) for file in files]  # create all sources before holding a descriptor
     held: list[tuple[Descriptor, int]] = []
     for source in sources:
         if not isinstance(source, LocalFile):
@@ -87,13 +87,13 @@ def _hold(source_of: Callable[[int], ByteSource], files: Sequence[int]) -> list[
 def read_local_values(
     source_of: Callable[[int], ByteSource], files: Sequence[int], counts: Sequence[int], places: _Integers
 ) -> list[bytes] | None:
-    """Parts of files as bytes, each held against its checksum; None in any doubt, as of `read_local_batch`.
+    """Read parts of files as bytes, each checked against its checksum; None if in doubt, see `read_local_batch`.
 
     Args:
         source_of: The open source of a file, by its number.
-        files: Number of each file to read; one may occur again.
-        counts: How many parts to read there.
-        places: int64 [N, 3]: first byte, bytes and CRC-32C of each part, in the order of `files`.
+        files: Number of each file to read; repeats are allowed.
+        counts: Number of parts to read from each.
+        places: int64 [N, 3]: first byte, size and CRC-32C of each part, in the order of `files`.
     """
     native = native_module("frames")
     if native is None:

@@ -1,4 +1,4 @@
-"""The records of one buffer: where they begin, whether their checksums are right, and their payloads for parsers."""
+"""The records in one buffer: find where they start, check their checksums, and hold their payloads for parsers."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ _Bytes: TypeAlias = "bytes | bytearray | memoryview"
 
 
 class Walk(NamedTuple):
-    """The complete, undamaged records at the front of a buffer, and why there are no more.
+    """The complete, undamaged records at the start of a buffer, and why the walk stopped.
 
     Attributes:
         starts: int64 [N]: first byte of each payload in the buffer.
-        lengths: int64 [N]: its bytes.
-        used: Bytes that these records fill.
-        next_length: Payload length of the incomplete record behind them; None where its header is cut, too, or bad.
-        problem: The error of the record behind them; None where nothing but the end of the buffer ended the walk.
+        lengths: int64 [N]: size of each payload in bytes.
+        used: Bytes that these records take.
+        next_length: Payload length of the incomplete record after them; None if its header is bad or incomplete, too.
+        problem: The error of the record after them; None if the walk stopped at the end of the buffer.
     """
 
     starts: _Integers
@@ -45,10 +45,11 @@ class Walk(NamedTuple):
 
 
 def walk(buffer: _Bytes, *, verify_crc: bool) -> Walk:
-    """Walk the records of a buffer (bytes-like) that begins with a header.
+    """Walk the records of a bytes-like buffer that starts with a header.
 
     Args:
-        verify_crc: Check the payloads' checksums; those of the lengths are always checked.
+        buffer: Bytes-like.
+        verify_crc: Check the payload checksums; those of the lengths are always checked.
     """
     native = native_module("frames")
     if native is None:
@@ -63,7 +64,7 @@ def walk(buffer: _Bytes, *, verify_crc: bool) -> Walk:
 
 
 def _walk(buffer: bytes, verify: bool) -> Walk:
-    """The twin."""
+    """The Python fallback."""
     starts: list[int] = []
     lengths: list[int] = []
     at, size = 0, len(buffer)
@@ -87,7 +88,7 @@ def _walk(buffer: bytes, verify: bool) -> Walk:
 
 
 def first_bad_record(buffer: memoryview, places: _Integers, lengths: _Integers, *, verify_crc: bool) -> int | None:
-    """Number of the first of some places in a buffer at which no good record of the given length stands, or None."""
+    """Number of the first place in a buffer without a good record of the given length, or None."""
     native = native_module("frames")
     if native is not None:
         bad = native.first_bad(buffer, places, lengths, verify_crc)
@@ -106,7 +107,7 @@ class PackedRecords(Sequence[memoryview]):
     """The payloads of several records: record i is `buffer[starts[i] : starts[i] + lengths[i]]`.
 
     Args:
-        buffer: Bytes-like; whatever lies between the payloads (headers, footers) is of no matter. Not copied.
+        buffer: Bytes-like; bytes between the payloads (headers, footers) are ignored. Not copied.
         starts: int64 [N], in any order.
         lengths: int64 [N].
 
@@ -119,7 +120,7 @@ class PackedRecords(Sequence[memoryview]):
     def __init__(
         self, buffer: _Bytes | npt.NDArray[np.uint8], starts: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]
     ) -> None:
-        self.buffer = memoryview(buffer).cast("B")  # type: ignore[arg-type]  # NumPy tells of buffers from Python 3.12 on
+        self.buffer = memoryview(buffer).cast("B")  # type: ignore[arg-type]  # NumPy declares the buffer protocol from Python 3.12 on
         self.starts = starts
         self.lengths = lengths
 
@@ -133,7 +134,7 @@ class PackedRecords(Sequence[memoryview]):
     def __getitem__(self, number: slice) -> PackedRecords: ...
 
     def __getitem__(self, number: int | slice) -> memoryview | PackedRecords:
-        """The payload of a record, not copied; for a slice the PackedRecords of those."""
+        """The payload of a record, without copying; for a slice, the PackedRecords of those."""
         if isinstance(number, slice):
             return PackedRecords(self.buffer, self.starts[number], self.lengths[number])
         start = int(self.starts[number])
@@ -145,10 +146,10 @@ class PackedRecords(Sequence[memoryview]):
             yield buffer[start : start + length]
 
     def tolist(self) -> list[bytes]:
-        """Each payload as bytes; not copied where the buffer is nothing but one payload.
+        """Each payload as bytes; not copied if the buffer is exactly one payload.
 
         Raises:
-            ValueError: a start and length that are not inside the buffer.
+            ValueError: A payload is not inside the buffer.
         """
         whole = self.buffer.obj
         if len(self) == 1 and type(whole) is bytes and self.starts[0] == 0 and self.lengths[0] == len(whole):

@@ -22,15 +22,16 @@ from torch_tfrecord.records.compression import open_stream
 from torch_tfrecord.records.descriptors import opened
 from torch_tfrecord.records.file_set import check_whole
 from torch_tfrecord.records.framing import HEADER_BYTES, guess_content, is_header
+from torch_tfrecord.records.manifest import MANIFEST_SUFFIX, Manifest, is_manifest
+from torch_tfrecord.records.manifest_files import shard_paths
 from torch_tfrecord.records.remote_paths import RemoteNames
-from torch_tfrecord.records.sidecar import SIDECAR_SUFFIX
 from torch_tfrecord.records.storage import is_remote, local_path, open_file
 from torch_tfrecord.remote.access import Access
 from torch_tfrecord.remote.store import RemoteInfo
 from torch_tfrecord.remote.together import each_at_once
 from torch_tfrecord.shown import printable
 
-__all__ = ["Paths", "find_files", "found_files", "is_companion", "labels_name", "shard_name"]
+__all__ = ["Paths", "find_files", "found_files", "is_companion", "labels_name", "named_manifest", "shard_name"]
 
 PathLike: TypeAlias = "str | os.PathLike[str]"
 Paths: TypeAlias = "PathLike | Sequence[PathLike]"
@@ -39,8 +40,8 @@ _SHARD = re.compile(r"(?P<base>.*)-(?P<number>\d{5,})-of-(?P<total>\d{5,})(?P<su
 _COUNTED = re.compile(r"(?P<base>.+)@(?P<total>\d+|\*)(?P<suffix>(?:\.[^/]*)?)", re.DOTALL)
 _TFRECORD_NAME = re.compile(r"(\.tfrec(ords?)?|-\d{5,}-of-\d{5,})(\.(gz|gzip|zlib))?$", re.IGNORECASE)
 _TFRECORD_NAME_PART = re.compile(r"\.tfrec(ord)?", re.IGNORECASE)
-# Index files of ours, of DALI and of vahidk/tfrecord.
-_INDEX_SUFFIXES = (SIDECAR_SUFFIX, ".idx", ".tfindex", ".index")
+# Index files and manifests of ours, index files of DALI and of vahidk/tfrecord.
+_INDEX_SUFFIXES = (MANIFEST_SUFFIX, ".idx", ".tfindex", ".index")
 # Class names that `tfrecord from-images` writes, and as it named them before.
 _LABELS_NAME = re.compile(r"labels-.*\.txt|.*-labels\.txt", re.DOTALL)
 # Bytes looked at to tell what a file is.
@@ -71,8 +72,21 @@ def labels_name(name: str) -> str:
 
 
 def is_companion(path: str) -> bool:
-    """Whether a file's name says that it lies beside data but is none: an index, ours or another tool's, or labels."""
-    return path.endswith(_INDEX_SUFFIXES) or _LABELS_NAME.fullmatch(posixpath.basename(path)) is not None
+    """Whether a file's name says that it lies beside data but is none: an index, a manifest, another tool's, labels."""
+    if path.endswith(_INDEX_SUFFIXES):
+        return True
+    return path.endswith(".txt") and _LABELS_NAME.fullmatch(posixpath.basename(path)) is not None
+
+
+def named_manifest(paths: Paths) -> str | None:
+    """The manifest that `paths` names alone, or None."""
+    item = paths[0] if isinstance(paths, (list, tuple)) and len(paths) == 1 else paths
+    path = local_path(item) if isinstance(item, (str, os.PathLike)) else ""
+    return path if _is_manifest_file(path) else None
+
+
+def _is_manifest_file(path: str) -> bool:
+    return is_manifest(path) and not glob.has_magic(path) and (is_remote(path) or not os.path.isdir(path))
 
 
 def find_files(paths: Paths, *, storage_options: Mapping[str, Any] | None = None) -> list[str]:
@@ -86,8 +100,9 @@ def find_files(paths: Paths, *, storage_options: Mapping[str, Any] | None = None
         paths: One of these, or a list of them: a path of a file; a glob (``*``, ``?``, ``[ab]``, ``**``; names that
             begin with a dot, indexes and the class names of `tfrecord from-images` are left out); ``name@N`` or
             ``name@N.suffix``, the N shards of a set (``name@*``: however many there are); a directory, of which all
-            TFRecord files are taken. Local, or with a ``scheme://``. Of a storage that lists nothing, such as most
-            servers of ``https://``, files and ``name@N`` are found.
+            TFRecord files are taken; a manifest (``.safetensors``; see `build_manifest`), whose files are taken without
+            looking whether they are there. Local, or with a ``scheme://``. Of a storage that lists nothing, such as
+            most servers of ``https://``, files, ``name@N`` and manifests are found.
         storage_options: As of `TFRecordDataset`.
 
     Returns:
@@ -98,6 +113,7 @@ def find_files(paths: Paths, *, storage_options: Mapping[str, Any] | None = None
         RemoteError: a storage does not answer as it should.
         OSError: a set of shards that a writer is replacing, or was killed while it did.
         ValueError: a file is named twice, or sets of shards are mixed.
+        IndexMismatchError: a manifest is damaged, or a file that is none.
         TypeError: not a path, or a list in a list.
 
     Example:
@@ -115,7 +131,9 @@ def found_files(paths: Paths, access: Access) -> tuple[list[str], Mapping[str, R
     found = [file for item in items for file in _expand(item, remote if is_remote(item) else _Local(access))]
     if not found:
         raise ValueError("paths must name at least one file, got an empty list")
-    counts = Counter(path if is_remote(path) else os.path.abspath(path) for path in found)
+    # One pattern writes a file in one way.
+    names = found if len(items) == 1 else (path if is_remote(path) else os.path.abspath(path) for path in found)
+    counts = Counter(names)
     repeated = [path for path, count in counts.items() if count > 1]
     if repeated:
         raise ValueError(f"each file may be named once, got {len(repeated)} of them more than once: {_some(repeated)}")
@@ -139,6 +157,8 @@ def _checked(paths: object) -> Iterable[str | os.PathLike[str]]:
 
 
 def _expand(path: str, files: _Names) -> list[str]:
+    if _is_manifest_file(path):
+        return shard_paths(path, Manifest(path, files.access).names())
     counted = _COUNTED.fullmatch(path)
     if not files.is_pattern(path) and not (counted and is_remote(path)) and files.exists(path):
         if not files.is_dir(path):
@@ -180,6 +200,9 @@ class _Local:
         return os.path.isdir(path)
 
     def glob(self, pattern: str) -> list[str]:
+        folder, slash, last = pattern.rpartition("/")
+        if not glob.has_magic(folder) and "**" not in last:
+            return _matching_files(folder + slash, last)
         with opened(lambda _: os.scandir(os.curdir), pattern):  # glob takes what it cannot open for an empty folder
             pass
         return [match for match in glob.glob(pattern, recursive=True) if not os.path.isdir(match)]
@@ -187,6 +210,20 @@ class _Local:
     def listing(self, path: str) -> list[str]:
         with opened(os.scandir, path) as entries:
             return [entry.path for entry in entries if entry.is_file()]
+
+
+def _matching_files(folder: str, pattern: str) -> list[str]:
+    """What `glob` finds in one folder, without a look at each file."""
+    try:
+        with opened(os.scandir, folder or os.curdir) as entries:
+            names = [entry.name for entry in entries if not entry.is_dir()]
+    except OSError as error:
+        if error.errno in (errno.EMFILE, errno.ENFILE):
+            raise
+        return []
+    if not pattern.startswith("."):
+        names = [name for name in names if not name.startswith(".")]
+    return [folder + name for name in fnmatch.filter(names, pattern)]
 
 
 _Names: TypeAlias = "_Local | RemoteNames"
@@ -230,7 +267,8 @@ def _shard_of(path: str) -> _Shard | None:
     match = _SHARD.fullmatch(path)
     if match is None:
         return None
-    return _Shard(match["base"], match["suffix"], int(match["number"]), int(match["total"]))
+    base, number, total, suffix = match.groups()
+    return _Shard(base, suffix, int(number), int(total))
 
 
 def _check_finished(shards: Iterable[_Shard]) -> None:
@@ -241,6 +279,9 @@ def _check_finished(shards: Iterable[_Shard]) -> None:
 
 def _check_shards(found: list[str], asked: str, pattern: str = "*") -> list[str]:
     """Every set of shards must be whole, as far as `pattern` would match its names."""
+    if (only := _whole_set(found)) is not None:
+        _check_finished([only])
+        return found
     sets: dict[tuple[str, str], dict[int, set[int]]] = {}
     shards = list(filter(None, map(_shard_of, found)))
     _check_finished(shards)
@@ -261,6 +302,15 @@ def _check_shards(found: list[str], asked: str, pattern: str = "*") -> list[str]
             present = sorted(shard_name(base, number, total, suffix) for number in numbers)
             _raise_missing(base, suffix, missing, total, present)
     return found
+
+
+def _whole_set(found: list[str]) -> _Shard | None:
+    """A shard of the one set that these files are, all of its shards; None in any other case, or in doubt."""
+    first = _shard_of(min(found))
+    if first is None or first.total != len(found):
+        return None
+    names = {shard_name(first.base, number, first.total, first.suffix) for number in range(first.total)}
+    return first if names == set(found) else None
 
 
 def _missing(name: str, suffix: str, total: int, numbers: set[int], pattern: str) -> Iterator[int]:
@@ -288,6 +338,9 @@ def _counted_shards(files: _Names, asked: str, counted: re.Match[str]) -> list[s
             return found
     pattern = f"{glob.escape(base)}-*-of-{'' if any_number else f'{total:05d}'}*"
     present = [name for name in _glob(files, pattern) if not is_companion(name)]
+    only = _whole_set(present) if present else None
+    if only is not None and only.base == base and suffix in ("", only.suffix):
+        return _check_shards(present, asked)
     shards = {name: shard for name in present if (shard := _shard_of(name)) and (not suffix or shard.suffix == suffix)}
     suffixes = sorted({shard.suffix for shard in shards.values()})
     if len(suffixes) > 1:

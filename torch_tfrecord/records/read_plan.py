@@ -1,4 +1,4 @@
-"""Which ranges of which files to read for a batch of records, and where each record then lies; arithmetic alone."""
+"""Plan which file ranges to read for a batch of records, and where each record ends up; pure arithmetic."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ __all__ = ["ReadPlan", "plan_reads", "reading_order"]
 
 _Integers: TypeAlias = "npt.NDArray[np.int64]"
 
-# With this many files of this size at most, file and offset fit in one int64.
+# With at most this many files of at most this size, file and offset fit into one int64.
 _MOST_FILES = 1 << 20
 _MOST_BYTES = 1 << 43
 
 
 class ReadPlan(NamedTuple):
-    """M ranges to read one behind the other into one buffer, and the places of N pieces in it.
+    """M ranges to read into one buffer, one after the other, and the places of N pieces in it.
 
     Attributes:
-        files: int64 [M]: number of the file, ascending.
+        files: int64 [M]: file number, ascending.
         begins: int64 [M]: first byte of the range in the file, ascending within a file.
-        sizes: int64 [M]: bytes of the range.
-        starts: int64 [M]: where the range begins in the buffer.
-        places: int64 [N]: where each piece that was asked for begins in the buffer, in the order asked for.
+        sizes: int64 [M]: size of the range in bytes.
+        starts: int64 [M]: start of the range in the buffer.
+        places: int64 [N]: start of each requested piece in the buffer, in request order.
     """
 
     files: _Integers
@@ -42,15 +42,15 @@ class ReadPlan(NamedTuple):
 def plan_reads(
     files: _Integers, offsets: _Integers, sizes: _Integers, *, max_gap_bytes: int, window_bytes: int
 ) -> ReadPlan:
-    """Sort the pieces by place and merge neighbours, so that few calls read them all.
+    """Sort the pieces by file and offset and merge neighbours, so that few calls read them all.
 
     Args:
-        files: int64 [N]: number of the file of each piece.
+        files: int64 [N]: file number of each piece.
         offsets: int64 [N]: its first byte.
-        sizes: int64 [N]: its bytes; offset + size < 2^63.
-        max_gap_bytes: Two pieces with at most this much between them become one range; what is between is read, too.
-        window_bytes: Only pieces that begin in one window of this size (a multiple of it on) are merged, which bounds
-            a range by this and one piece more.
+        sizes: int64 [N]: its size in bytes; offset + size < 2^63.
+        max_gap_bytes: Pieces with at most this gap between them become one range; the gap is read, too.
+        window_bytes: Only pieces that start in the same window of this size (aligned to a multiple of it) are merged,
+            which limits a range to this size plus one piece.
 
     Example:
         >>> files, offsets = np.array([0, 0, 0]), np.array([90, 0, 10])
@@ -71,16 +71,17 @@ def plan_reads(
     range_begins = begin[first]
     range_sizes = (np.maximum.reduceat(end, first) if len(first) else end) - range_begins
     starts = np.cumsum(range_sizes) - range_sizes
-    number = np.cumsum(is_new) - 1  # of the range of each sorted piece
+    number = np.cumsum(is_new) - 1  # range number of each sorted piece
     places = np.empty(len(begin), dtype=np.int64)
     places[order] = starts[number] + begin - range_begins[number]
     return ReadPlan(file[first], range_begins, range_sizes, starts, places)
 
 
 def reading_order(files: _Integers, offsets: _Integers) -> _Integers:
-    """The numbers of the pieces in the order of their files and offsets: int64 [N]."""
+    """The numbers of the pieces, sorted by file and offset: int64 [N]."""
     if not len(files) or (files == files[0]).all():
         return np.argsort(offsets)
-    if int(files.max()) < _MOST_FILES and int(offsets.max()) < _MOST_BYTES:  # one number sorts quicker than two
+    if int(files.max()) < _MOST_FILES and int(offsets.max()) < _MOST_BYTES:  # sorting one number is faster than two
         return np.argsort(files * _MOST_BYTES + offsets)
-    return np.lexsort((offsets, files))
+    order: _Integers = np.lexsort((offsets, files))
+    return order

@@ -1,4 +1,4 @@
-"""Records of one file: all of them in order, or any of them by its place in the index."""
+"""Read the records of a file: all in order, or any of them by its index entry."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ _Integers: TypeAlias = "npt.NDArray[np.int64]"
 
 RangeReader: TypeAlias = "Callable[[Sequence[tuple[RemoteFile, slice]], ReadPlan, memoryview], None]"
 
-_FAR = 1 << 62  # behind the end of any stream
-# One read of a batch fetches at most this much and a record more.
+_FAR = 1 << 62  # past the end of any stream
+# One read of a batch fetches at most this much plus one record.
 _WINDOW_BYTES = 1 << 24
-# From this length on header, payload and footer are read apart: three calls cost less than copying the payload.
+# From this length on, header, payload and footer are read separately: three calls cost less than copying the payload.
 _SEPARATE_READS_BYTES = 1 << 15
 
 
@@ -46,24 +46,24 @@ def read_records(
     on_corrupt: OnCorrupt = "raise",
     storage_options: Mapping[str, Any] | None = None,
 ) -> Iterator[bytes]:
-    """All records of a file, in order.
+    """Read all records of a file, in order.
 
     Args:
-        path: A local path, one with a scheme (``s3://...``), or a binary file object that is read forward.
-        compression_type: "auto" (detected from the first bytes), None or "" (none), "GZIP", "ZLIB", in any case.
-        verify_crc: Check the payloads' checksums. Lengths and their checksums are always checked.
-        on_corrupt: "raise", or "skip" to leave damaged records out and report them in one warning at the end.
-        storage_options: As of `TFRecordDataset`.
+        path: A local path, a URL (``s3://...``), or a binary file object, which is read forward.
+        compression_type: "auto" (detected from the first bytes), None or "" (none), "GZIP" or "ZLIB", in any case.
+        verify_crc: Check the payload checksums. Lengths and their checksums are always checked.
+        on_corrupt: "raise", or "skip" to skip damaged records and report them in one warning at the end.
+        storage_options: As for `TFRecordDataset`.
 
     Yields:
-        The payload of each record. Those in front of any damage come out before the error is raised.
+        The payload of each record. Records before any damage are yielded before the error is raised.
 
     Raises:
-        CorruptRecordError: a checksum differs, or the file ends inside a record.
-        CompressionError: the file is compressed differently than declared, damaged, or cut.
-        LimitExceededError: a compressed record of a length that no honest file has.
-        OSError: the file cannot be opened or read; the path is named.
-        ValueError: an unknown `compression_type` or `on_corrupt`.
+        CorruptRecordError: A checksum is wrong, or the file ends inside a record.
+        CompressionError: The compression is not the declared one, or is damaged or truncated.
+        LimitExceededError: A compressed record has an implausible length.
+        OSError: The file cannot be opened or read; names the path.
+        ValueError: `compression_type` or `on_corrupt` is unknown.
 
     Example:
         >>> for record in read_records("train.tfrecord.gz"):  # doctest: +SKIP
@@ -81,7 +81,7 @@ def read_records(
 
 
 def check_on_corrupt(on_corrupt: OnCorrupt) -> None:
-    """ValueError unless "raise" or "skip"."""
+    """Raise ValueError unless "raise" or "skip"."""
     one_of("on_corrupt", on_corrupt, *get_args(OnCorrupt))
 
 
@@ -95,9 +95,10 @@ def read_blocks(
     access: Access = DEFAULT_ACCESS,
     open_source: Callable[[str], FileSource] | None = None,
 ) -> Iterator[Block]:
-    """`read_records` block by block, with the offsets; the file is opened at the first block.
+    """`read_records` block by block, with offsets; opens the file at the first block.
 
     Args:
+        path, compression_type, verify_crc, on_corrupt: See `read_records`.
         reuse_buffer: See `RecordScanner`.
         access: How a remote file is reached.
         open_source: Opens the path, in place of that.
@@ -128,28 +129,33 @@ def _report(path: str, skipped: SkippedBytes) -> None:
 
 
 class RecordReader:
-    """Reads single records of a stream at offsets that an index names. Keeps no position; safe from threads.
+    """Reads records of a stream at offsets from an index. Has no file position; safe from threads.
 
     Args:
-        verify_crc: Check the payload's checksum, too; the header is always checked.
+        verify_crc: Also check the payload's checksum; the header is always checked.
     """
 
     def __init__(self, verify_crc: bool = True) -> None:
         self._verify = verify_crc
 
     def read(self, source: ByteSource, offset: int, length: int) -> bytes:
-        """Payload of the record at `offset`, which must be `length` bytes long.
+        """The payload of the record at `offset`, which must have `length` bytes.
 
         Raises:
-            CorruptRecordError: a checksum differs, or the file ends inside the record.
-            IndexMismatchError: there is another length at that offset.
+            CorruptRecordError: A checksum is wrong, or the file ends inside the record.
+            IndexMismatchError: The record at that offset has another length.
         """
         if isinstance(source, LocalFile):
             payload = source.read_record(offset, length, verify_crc=self._verify)
             if payload is not None:
                 return payload
         try:
-            return self._read(source, offset, length)
+            try:
+                return self._read(source, offset, length)
+            except (CorruptRecordError, IndexMismatchError):
+                if not _is_worth_reading_again(source, offset, length):
+                    raise
+                return self._read(source, offset, length)
         except TFRecordError as error:
             error.args = (f"{error.args[0]}{offset_note(source)}",)
             error.locate(path=source.path, offset=offset)
@@ -165,21 +171,21 @@ class RecordReader:
         is_remote: bool = False,
         read_blocks: RangeReader | None = None,
     ) -> PackedRecords:
-        """Records of several files, in the order asked for; a record may be asked for more than once.
+        """Read records of several files, in the requested order; a record may be requested more than once.
 
-        What lies close together is read by one call, in the order of the files and offsets; remote files are asked for
-        all of it at once.
+        Records close together are read in one call, sorted by file and offset. Ranges of remote files are
+        requested all at once.
 
         Args:
             source_of: The stream of a file, by number.
-            files: int64 [N]: number of each record's file.
+            files: int64 [N]: file number of each record.
             offsets: int64 [N]: first byte of its length field.
             lengths: int64 [N]: its payload length, below 2^62.
             is_remote: Whether files are known to be remote; of what is not said, the way of local ones is tried first.
             read_blocks: Reads ranges of remote files, in place of `read_remote_ranges`, and has what is between them.
 
         Raises:
-            TFRecordError: something is wrong with one of the records at least; `read` says more about each of them.
+            TFRecordError: At least one record is bad; `read` gives the error of each.
         """
         records = None
         if not is_remote:
@@ -188,7 +194,7 @@ class RecordReader:
             )
         if records is not None:
             return records
-        # Of each file only these numbers are held, not the open file: a batch may come from thousands.
+        # Hold only these numbers of each file, not the open file: a batch may come from thousands.
         numbers, file_of = _distinct(files)
         facts = np.array([_facts(source_of(file)) for file in numbers], dtype=np.int64).reshape(-1, 2)
         _check_inside(facts[:, 0][file_of], offsets, lengths)
@@ -208,6 +214,8 @@ class RecordReader:
         files: _Integers,
         offsets: _Integers,
         lengths: _Integers,
+        *,
+        is_second: bool = False,
     ) -> PackedRecords:
         buffer = np.empty(plan.num_bytes, dtype=np.uint8)
         borders = np.flatnonzero(np.diff(plan.files, prepend=-1, append=-1)).tolist()
@@ -222,6 +230,8 @@ class RecordReader:
         read_remote(remote, plan, buffer.data)
         records = PackedRecords(buffer, plan.places + HEADER_BYTES, lengths)
         bad = first_bad_record(records.buffer, plan.places, lengths, verify_crc=self._verify)
+        if bad is not None and not is_second and _forget(remote, plan):
+            return self._read_plan(plan, read_remote_ranges, source_of, files, offsets, lengths, is_second=True)
         if bad is not None:
             place, length = int(plan.places[bad]), int(lengths[bad])
             record = bytes(records.buffer[place : place + length + OVERHEAD_BYTES])
@@ -234,7 +244,7 @@ class RecordReader:
     def _read_singly(
         self, source_of: Callable[[int], ByteSource], files: _Integers, offsets: _Integers, lengths: _Integers
     ) -> PackedRecords:
-        """For streams that only their end tells the size of: a record at a time, in order, so that none goes back."""
+        """For streams of unknown size: read one record at a time, in file order, so that none goes back."""
         payloads = [b""] * len(files)
         for number in np.lexsort((offsets, files)).tolist():
             payloads[number] = self.read(source_of(int(files[number])), int(offsets[number]), int(lengths[number]))
@@ -243,9 +253,10 @@ class RecordReader:
 
     def _read(self, source: ByteSource, offset: int, length: int) -> bytes:
         if source.size is None and length >= _SEPARATE_READS_BYTES:
-            # An index that lies must not make us take memory for a length that is not there.
+            # A wrong index must not make us allocate memory for a length that does not exist.
             self._check_length(source.read(HEADER_BYTES, offset), length, source.max_record_bytes)
-        if length < _SEPARATE_READS_BYTES or source.size is None:
+        # A request costs more than a copy.
+        if length < _SEPARATE_READS_BYTES or source.size is None or not isinstance(source, LocalFile):
             record = source.read(length + OVERHEAD_BYTES, offset)
             header, payload, footer = record[:HEADER_BYTES], record[HEADER_BYTES:-FOOTER_BYTES], record[-FOOTER_BYTES:]
             got = len(record)
@@ -269,7 +280,7 @@ class RecordReader:
 
     def _check_length(self, header: bytes, length: int, limit: int | None = None) -> None:
         if len(header) < HEADER_BYTES:
-            return  # cut: the caller says more about it
+            return  # truncated: the caller has a better error
         stored_length = payload_length(header)
         if stored_length != length:
             raise IndexMismatchError(f"expected a record of {length} bytes (by the index), got one of {stored_length}")
@@ -279,21 +290,32 @@ class RecordReader:
             )
 
 
+def _is_worth_reading_again(source: ByteSource, offset: int, length: int) -> bool:
+    """Whether a cache held some of a record that is damaged, and has dropped it."""
+    return isinstance(source, FileSource) and source.forget(offset, offset + length + OVERHEAD_BYTES)
+
+
+def _forget(remote: Sequence[tuple[RemoteFile, slice]], plan: ReadPlan) -> bool:
+    """The same for all that was read of remote files."""
+    ranges = [(file, *pair) for file, part in remote for pair in zip(plan.begins[part], plan.sizes[part], strict=True)]
+    return True in [file.forget(int(begin), int(begin + size)) for file, begin, size in ranges]  # all of them
+
+
 def _facts(source: ByteSource) -> tuple[int, int]:
-    """Bytes of a stream, and the gap that a read may bridge; -1 where ranges cannot be read."""
+    """Size of a stream, and the gap that a read may bridge; -1 if ranges cannot be read."""
     return _FAR if source.size is None else source.size, source.max_gap_bytes if isinstance(source, FileSource) else -1
 
 
 def _distinct(files: _Integers) -> tuple[list[int], _Integers]:
-    """The numbers of the files, ascending, and for each record which of these is its own."""
-    if len(files) and files[0] == files[-1] and (files == files[0]).all():  # most often, and quickly told
+    """The distinct file numbers, ascending, and for each record the place of its file among them."""
+    if len(files) and files[0] == files[-1] and (files == files[0]).all():  # the common case, and a cheap check
         return [int(files[0])], np.zeros(len(files), dtype=np.int64)
     numbers, file_of = np.unique(files, return_inverse=True)
     return numbers.tolist(), file_of
 
 
 def _check_inside(limits: _Integers, offsets: _Integers, lengths: _Integers) -> None:
-    """Hold each record against the size of its file before anything is allocated."""
+    """Check each record against the size of its file before allocating anything."""
     is_outside = (offsets < 0) | (lengths < 0) | (lengths > limits - offsets - OVERHEAD_BYTES)
     if is_outside.any():
         first = int(is_outside.argmax())

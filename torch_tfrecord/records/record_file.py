@@ -1,4 +1,4 @@
-"""One TFRecord file being written, with its index."""
+"""TFRecord files being written, with their indexes."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import zlib
 from array import array
 from pathlib import Path
+from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 
@@ -24,14 +25,32 @@ from torch_tfrecord.records.sidecar import (
 )
 from torch_tfrecord.records.storage import fingerprint
 
-__all__ = ["RecordFile"]
+__all__ = ["LocalRecordFile", "RecordFile"]
+
+_File = TypeVar("_File", bound="WritableFile")
 
 
-class RecordFile:
+class WritableFile(Protocol):
+    """What records are written to."""
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        """Append bytes."""
+
+    def flush(self) -> None:
+        """Hand all bytes to the operating system."""
+
+    def read(self, num_bytes: int, offset: int) -> bytes:
+        """What was handed to it."""
+
+    def discard(self) -> None:
+        """Leave nothing behind."""
+
+
+class RecordFile(Generic[_File]):
     """One file being written: frames and compresses records, and knows where they lie.
 
     Args:
-        path: The final path.
+        file: Takes the bytes.
         compression_type: "", "GZIP" or "ZLIB".
         level: Of the compression; None for zlib's default.
         write_index: Also write the index beside the file.
@@ -40,18 +59,12 @@ class RecordFile:
         num_bytes: Bytes of all records, framed, before compression.
     """
 
-    def __init__(self, path: str, compression_type: str, level: int | None, write_index: bool) -> None:
-        self._file = AtomicFile(path)
+    def __init__(self, file: _File, compression_type: str, level: int | None, write_index: bool) -> None:
+        self._file = file
         self._compression_type = compression_type
         self._deflater = compressor(compression_type, level) if compression_type else None
-        self._lengths: array[int] | None = None
-        self._index_file: AtomicFile | None = None
+        self._lengths: array[int] | None = array("q") if write_index else None
         self.num_bytes = 0
-        if write_index:
-            if not self._file.is_regular:
-                self._file.discard()
-                raise ValueError(f"write_index needs a regular file, got the device or pipe {path}")
-            self._lengths = array("q")
 
     def write(self, payload: bytes | bytearray | memoryview) -> None:
         """Append one record."""
@@ -68,25 +81,46 @@ class RecordFile:
             self._file.write(self._deflater.flush(zlib.Z_SYNC_FLUSH))
         self._file.flush()
 
-    def prepare(self) -> None:
-        """Everything, the index too, is on the disk; nothing has its name yet."""
+    def _finish_stream(self) -> None:
         if self._deflater is not None:
             self._file.write(self._deflater.flush())
+
+    def _index(self, payload_lengths: array[int], size: int, mtime_ns: int = 0, etag: str | None = None) -> RecordIndex:
+        """The index of the whole file, of which all is flushed."""
+        lengths = np.array(payload_lengths, dtype=np.int64)
+        ends = np.cumsum(lengths + OVERHEAD_BYTES)
+        found = fingerprint(self._file.read, size)
+        offsets = ends - lengths - OVERHEAD_BYTES
+        return RecordIndex(offsets, lengths, size, self._compression_type, mtime_ns, found, etag)
+
+    def discard(self) -> None:
+        """Leave nothing behind."""
+        self._file.discard()
+
+
+class LocalRecordFile(RecordFile[AtomicFile]):
+    """A file of this machine; see `RecordFile`.
+
+    Args:
+        path: The final path.
+    """
+
+    def __init__(self, path: str, compression_type: str, level: int | None, write_index: bool) -> None:
+        super().__init__(AtomicFile(path), compression_type, level, write_index)
+        self._index_file: AtomicFile | None = None
+        if write_index and not self._file.is_regular:
+            self._file.discard()
+            raise ValueError(f"write_index needs a regular file, got the device or pipe {path}")
+
+    def prepare(self) -> None:
+        """Everything, the index too, is on the disk; nothing has its name yet."""
+        self._finish_stream()
         status = self._file.prepare()
         if self._lengths is not None:
-            sizes = np.array(self._lengths, dtype=np.int64) + OVERHEAD_BYTES
-            index = RecordIndex(
-                np.cumsum(sizes) - sizes,
-                sizes - OVERHEAD_BYTES,
-                status.st_size,
-                self._compression_type,
-                status.st_mtime_ns,
-                fingerprint(self._file.read, status.st_size),
-            )
             # In the data's own folder until `publish`, so that a failure before leaves no folder for indexes behind.
             place = Path(self._file.path).parent / Path(sidecar_path(self._file.path)).name
             self._index_file = AtomicFile(str(place))
-            self._index_file.write(index.to_bytes())
+            self._index_file.write(self._index(self._lengths, status.st_size, status.st_mtime_ns).to_bytes())
             self._index_file.prepare()
 
     def publish(self) -> None:
@@ -134,6 +168,6 @@ class RecordFile:
 
     def discard(self) -> None:
         """Leave nothing behind."""
-        self._file.discard()
+        super().discard()
         if self._index_file is not None:
             self._index_file.discard()

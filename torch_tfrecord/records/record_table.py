@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -14,7 +14,7 @@ from torch_tfrecord.order.block_shuffle import block_starts
 from torch_tfrecord.records.framing import OVERHEAD_BYTES
 from torch_tfrecord.records.index import RecordIndex
 
-__all__ = ["RecordPlaces", "RecordTable"]
+__all__ = ["RecordPlaces", "RecordTable", "extent_among"]
 
 _Integers: TypeAlias = "npt.NDArray[np.int64]"
 
@@ -39,8 +39,17 @@ class RecordTable:
     """
 
     def __init__(self, indexes: Iterable[RecordIndex]) -> None:
-        # Of each file the offsets of its records, then that of its end: record i of file f is entry i + f.
-        borders = [_borders(index) for index in indexes]
+        self._set_up([_borders(index) for index in indexes])
+
+    @classmethod
+    def of_borders(cls, borders: Sequence[_Integers]) -> RecordTable:
+        """Of each file the offsets of its records, then that of its end."""
+        table = cls.__new__(cls)
+        table._set_up(borders)
+        return table
+
+    def _set_up(self, borders: Sequence[_Integers]) -> None:
+        # Record i of file f is entry i + f.
         self._ends = np.cumsum([len(of_file) - 1 for of_file in borders], dtype=np.int64)
         self._ends_list: list[int] = self._ends.tolist()  # faster for one record
         self._borders = np.concatenate(borders) if borders else np.empty(0, np.int64)
@@ -81,13 +90,8 @@ class RecordTable:
         """Where the first of the records begins that begin in the same `block_bytes` bytes of a file as one at an
         offset, and where the last of them ends.
         """
-        number = offset // block_bytes
         first = (self._ends_list[file - 1] if file else 0) + file
-        borders = self._borders[first : self._ends_list[file] + file + 1]
-        begin, end = np.searchsorted(borders, (number * block_bytes, (number + 1) * block_bytes)).tolist()
-        if borders[begin] > offset:  # in the midst of a record that begins in a block before
-            begin -= 1
-        return int(borders[begin]), int(borders[min(end, len(borders) - 1)])
+        return extent_among(self._borders[first : self._ends_list[file] + file + 1], offset, block_bytes)
 
     def block_starts(self, positions: range | _Integers, block_bytes: int) -> _Integers:
         """Of a sequence of positions, the first place in it of each block; see `block_shuffle.block_starts`."""
@@ -99,6 +103,15 @@ class RecordTable:
             starts = block_starts(files, offsets, block_bytes)
             found.append(starts[1:] + (begin - 1) if begin else starts)
         return np.concatenate(found) if found else np.empty(0, np.int64)
+
+
+def extent_among(borders: _Integers, offset: int, block_bytes: int) -> tuple[int, int]:
+    """See `RecordTable.block_extent`; `borders` are those of the records around."""
+    number = offset // block_bytes
+    begin, end = np.searchsorted(borders, (number * block_bytes, (number + 1) * block_bytes)).tolist()
+    if borders[begin] > offset:  # in the midst of a record that begins in a block before
+        begin -= 1
+    return int(borders[begin]), int(borders[min(end, len(borders) - 1)])
 
 
 def _borders(index: RecordIndex) -> _Integers:

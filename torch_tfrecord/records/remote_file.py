@@ -14,8 +14,10 @@ from torch_tfrecord.records.checksum import crc32c
 from torch_tfrecord.records.file_source import FINGERPRINT_BYTES, FileSource
 from torch_tfrecord.records.read_plan import ReadPlan
 from torch_tfrecord.remote.access import DEFAULT_ACCESS, Access
+from torch_tfrecord.remote.cached_ranges import fetch, forget, read_into
 from torch_tfrecord.remote.store import RemoteInfo
-from torch_tfrecord.remote.transfers import FileRange, RemotePart, fetch, infos, read_into
+from torch_tfrecord.remote.transfers import FileRange, RemotePart, infos
+from torch_tfrecord.remote.transfers import fetch as fetch_directly
 
 __all__ = ["RemoteFile", "read_remote_ranges"]
 
@@ -29,6 +31,9 @@ class RemoteFile(FileSource):
         path: With its scheme.
         access: How it is reached.
         info: What the storage says of it, where that is known already.
+
+    Attributes:
+        num_forgotten: How often the cache dropped something damaged: what was read before may be wrong.
 
     Raises:
         OSError: it cannot be opened; always with the path.
@@ -49,6 +54,9 @@ class RemoteFile(FileSource):
         self.size = self.file_size = info.size
         self.mtime_ns, self.etag = info.mtime_ns, info.etag
         self.part = RemotePart(path, info.size, info.etag, info.mtime_ns)
+        self.num_forgotten = 0
+        if access.cache is not None:
+            self.max_gap_bytes = 0  # what lies between two pieces may be there already
 
     def read(self, num_bytes: int, offset: int) -> bytes:
         """Up to `num_bytes` from `offset`; fewer only at the end of the file."""
@@ -64,11 +72,18 @@ class RemoteFile(FileSource):
         ranges = [FileRange(self.part, begin, end) for begin, end in zip(begins.tolist(), ends, strict=True)]
         read_into(ranges, starts.tolist(), buffer, self.access)
 
+    def forget(self, begin: int, end: int) -> bool:
+        """Drop what the cache holds of a range whose records are damaged; see `FileSource`."""
+        found = forget([FileRange(self.part, max(begin, 0), min(end, self.file_size))], self.access)
+        self.num_forgotten += found
+        return found
+
     def fingerprint(self) -> int:
         """See `file_source.fingerprint`; both parts are read at once."""
         size, most = self.file_size, FINGERPRINT_BYTES
         ranges = [FileRange(self.part, 0, min(most, size)), FileRange(self.part, max(size - most, 0), size)]
-        first, last = fetch(ranges, self.access) if size else (b"", b"")
+        # Not out of the cache: it tells changes that a storage's time may hide.
+        first, last = fetch_directly(ranges, self.access) if size else (b"", b"")
         return int(crc32c(last, crc32c(first)))
 
 

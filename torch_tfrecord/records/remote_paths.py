@@ -69,7 +69,7 @@ class RemoteNames:
             names = self._listed(folder, recursive=len(wanted) > 1 or wanted == ["**"])
         except FileNotFoundError:
             return []
-        begin, is_shown = _begin_below(names, folder), parts[-1].startswith(".")
+        begin, is_shown = len(folder.rstrip("/")) + 1, parts[-1].startswith(".")
         return [
             name
             for name in names
@@ -117,7 +117,9 @@ class RemoteNames:
         if folder.startswith("http"):
             folder = f"{folder.rstrip('/')}/"  # else the links on its page are those of the folder above
         found = listing(folder, self.access, recursive=recursive)
-        files = [(path, info) for path, info in found if not info.is_folder and not path.endswith("/")]
+        begin = _begin_below([path for path, _ in found], folder)
+        own = f"{folder.rstrip('/')}/"  # as the user writes it
+        files = [(own + path[begin:], info) for path, info in found if not info.is_folder and not path.endswith("/")]
         self.infos.update((path, info) for path, info in files if info.size is not None)
         return [path for path, _ in files]
 

@@ -1,4 +1,4 @@
-"""Finding the next record behind a damaged one."""
+"""Find the next record after a damaged one."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _PIECE_BYTES = 1 << 21
 
 
 def behind_record(source: ByteSource, offset: int) -> int | None:
-    """Offset behind a record with a good header, the stream's end where the record is cut; None where no header is."""
+    """Offset after a record with a good header, or the end of the stream if it is truncated; None without a header."""
     header = source.read(HEADER_BYTES, offset)
     if not is_header(header):
         return None
@@ -44,16 +44,16 @@ def behind_record(source: ByteSource, offset: int) -> int | None:
 
 
 class _Piece:
-    """The headers that were found in a part of the stream, and the numbers of `checksum` that belong to them.
+    """The headers found in a part of the stream, with the keys from `checksum` for their payloads.
 
     Attributes:
-        begin, content: The bytes, and some of the next piece's.
-        end: Where the next piece begins.
-        places, ends, keys: int64, int64, uint32 [N]: offset of each header that may begin a whole record, the end of
-            its payload, and the number of the payload's beginning.
-        closings, closed: uint32, int64 [M]: the numbers of what stands in front of headers, as ends of payloads,
-            ascending, and the headers' offsets.
-        is_settled: Whether `places` are only of good records: those that go beyond `content` were checked, too.
+        begin, content: The bytes, including some of the next piece.
+        end: Start of the next piece.
+        places, ends, keys: int64, int64, uint32 [N]: offset of each header that may start a complete record, the end of
+            its payload, and the key of the payload's beginning.
+        closings, closed: uint32, int64 [M]: the keys of the positions before headers, as payload ends, ascending, and
+            the offsets of those headers.
+        is_settled: Whether `places` has only good records: those that extend beyond `content` were checked, too.
     """
 
     def __init__(self, begin: int, content: bytes, end: int) -> None:
@@ -63,7 +63,7 @@ class _Piece:
         self.is_settled = False
 
     def last_closed(self, key: int, limit: int) -> int | None:
-        """The last header up to `limit` in front of which a payload ends whose beginning has this number."""
+        """The last header up to `limit` that directly follows a payload whose beginning has this key."""
         first = int(np.searchsorted(self.closings, np.uint32(key)))
         if first == len(self.closings) or self.closings[first] != key:
             return None
@@ -73,30 +73,30 @@ class _Piece:
 
 
 class RecordSearch:
-    """Finds the next records of a stream, each behind a damaged one that lies no further in front than the last find.
+    """Finds the next record after each damaged one; searches must go forward in the stream.
 
-    What was found out for one place serves the next: all searches of a stream together go over its bytes a constant
-    number of times, however many places are damaged and whatever lengths stand in headers.
+    Results are shared between searches: all searches of a stream together process its bytes a constant number of
+    times, regardless of the number of damaged places and the lengths in headers.
     """
 
     def __init__(self, source: ByteSource) -> None:
         self._source = source
         self._sums = RunningChecksums(self._read)
         self._pieces: list[_Piece] = []
-        self._begin = self._end = 0  # the range of the stream that was searched for headers
+        self._begin = self._end = 0  # the range of the stream searched for headers so far
         self._stream_end: int | None = None
         self._closing_at_end: int | None = None
 
     def find(self, begin: int) -> int:
-        """Offset of the next record behind one with a damaged header at `begin`; the stream's end where there is none.
+        """Offset of the next record after a damaged header at `begin`, or the end of the stream if there is none.
 
-        That is the first place with a header whose payload has its checksum, unless it lies inside the payload of the
-        damaged record: a later place, in front of which stands the checksum of everything since `begin`, wins. The last
-        such place, since a header that begins the payload is itself eight bytes and their checksum.
+        That is the first header whose payload matches its checksum, unless it is inside the payload of the damaged
+        record: a later place directly after the checksum of everything since `begin` wins, and the last such place,
+        as a header at the start of the payload is itself eight bytes with their checksum.
         """
         self._keep_from(begin)
         try:
-            # A header that begins right behind a piece is still one of its own.
+            # A header directly after a piece still belongs to it.
             self._pieces = [piece for piece in self._pieces if piece.end + FOOTER_BYTES > begin]
             if not self._pieces or self._end < begin:
                 self._pieces.clear()
@@ -120,20 +120,20 @@ class RecordSearch:
                 return piece.content[at : at + num_bytes]
         return self._source.read(num_bytes, offset)
 
-    # Headers, and what belongs to each.
+    # Headers and their keys.
 
     def _add_piece(self) -> None:
         begin = self._end
         end = (begin + _PIECE_BYTES) // MARK_BYTES * MARK_BYTES
-        wanted = end - begin + OVERHEAD_BYTES - 1  # what a header may need that has its footer's place before `end`
+        wanted = end - begin + OVERHEAD_BYTES - 1  # what a header may need whose footer starts before `end`
         content = self._source.read(wanted, begin)
         if len(content) < wanted:
             end = self._stream_end = begin + len(content)
         piece = _Piece(begin, content, end)
         self._pieces.append(piece)
-        self._sums.extend(end)  # while its bytes are at hand
+        self._sums.extend(end)  # while its bytes are in memory
         places = begin + np.array(find_headers(content), dtype=np.int64)
-        if begin > self._begin:  # the first of them are the last piece's
+        if begin > self._begin:  # the first of them belong to the last piece
             places = places[places >= begin + FOOTER_BYTES]
         self._note_closings(piece, places[places >= self._begin + FOOTER_BYTES])
         self._note_records(piece, places)
@@ -163,7 +163,7 @@ class RecordSearch:
         piece.places, piece.ends, piece.keys = places[is_good], ends[is_good], keys[is_good]
 
     def _settle(self, piece: _Piece) -> None:
-        """Find out which of a piece's headers begin good records that go beyond it."""
+        """Check which headers of a piece start good records that extend beyond it."""
         is_good = piece.ends + FOOTER_BYTES <= piece.begin + len(piece.content)
         open_ones = np.flatnonzero(~is_good)
         stream_end = self._sums.extend(int(piece.ends[open_ones].max()) + FOOTER_BYTES)
@@ -180,7 +180,7 @@ class RecordSearch:
         stored = unmask(np.frombuffer(footers, "<u4").astype(np.uint32))
         return moved(self._sums.up_to(points) ^ stored, -points)
 
-    # The answers.
+    # Lookups.
 
     def _last_closed(self, begin: int) -> int | None:
         end, first = self._stream_end, begin + OVERHEAD_BYTES
@@ -204,7 +204,7 @@ class RecordSearch:
                     return place
             if self._stream_end is not None:
                 return self._stream_end
-            self._pieces.clear()  # there is nothing in them, neither for this place nor for later ones
+            self._pieces.clear()  # they have nothing for this place or later ones
             self._keep_from(self._end)
             self._add_piece()
 

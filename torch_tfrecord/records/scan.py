@@ -1,4 +1,4 @@
-"""Walking all records of a stream from front to back, block by block: the core of reading, indexing and verifying."""
+"""Walk all records of a stream from start to end, block by block: the core of reading, indexing and verifying."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from torch_tfrecord.errors import CorruptRecordError, LimitExceededError, TFReco
 from torch_tfrecord.native import native_module
 from torch_tfrecord.records.checksum import crc32c
 from torch_tfrecord.records.compression import ByteSource, offset_note
+from torch_tfrecord.records.file_source import FileSource
 from torch_tfrecord.records.framing import (
     FOOTER_BYTES,
     HEADER_BYTES,
@@ -29,25 +30,25 @@ __all__ = ["Block", "RecordScanner", "SkippedBytes"]
 
 _Integers: TypeAlias = "npt.NDArray[np.int64]"
 
-# Bytes looked at to tell what a file is that is no TFRecord file.
+# Bytes used to guess the type of a file that is not a TFRecord file.
 _GUESS_BYTES = 64
-# So many records, or bytes, are looked at by one call of the compiled core: a few milliseconds of work.
+# Maximum records or bytes per call of the compiled core: a few milliseconds of work.
 _QUICK_RECORDS = 1 << 14
 _QUICK_BYTES = 1 << 24
-# Where only the headers of long records are wanted, this much is read for each.
+# If only the headers of long records are needed, this much is read for each.
 _PEEK_BYTES = 1 << 12
-# Behind damage so many bytes are walked first, then twice as many: more damage may follow.
+# After damage, this many bytes are walked first, then twice as many, as more damage may follow.
 _FIRST_STEP_BYTES = 1 << 9
 
 
 class Block(NamedTuple):
-    """Neighbouring records.
+    """Consecutive records.
 
     Attributes:
         position: Number of the first record in its file.
         offsets: int64 [N]: first byte of each record's length field, in the (decompressed) stream.
         lengths: int64 [N]: payload length of each.
-        records: The payloads, or None where they were not asked for.
+        records: The payloads, or None if they were not requested.
     """
 
     position: int
@@ -57,20 +58,20 @@ class Block(NamedTuple):
 
     @property
     def payloads(self) -> list[bytes] | None:
-        """Each payload as bytes, made anew each time."""
+        """Each payload as bytes, copied on each call."""
         return None if self.records is None else self.records.tolist()
 
 
 @dataclass
 class SkippedBytes:
-    """What a scan over damage left out: half-open ranges of the (decompressed) stream, and the first error of each."""
+    """What a scan skipped: half-open ranges of the (decompressed) stream, and the first error in each."""
 
     ranges: list[tuple[int, int]] = field(default_factory=list)
     errors: list[TFRecordError] = field(default_factory=list)
-    num_records: int = 0  # at least: how many lay behind a damaged header is not known
+    num_records: int = 0  # a lower bound: the number of records after a damaged header is unknown
 
     def add(self, begin: int, end: int, error: TFRecordError) -> None:
-        """Note a skipped range; one that continues the last is joined to it."""
+        """Add a skipped range, merged with the last one if adjacent."""
         self.num_records += end > begin
         if self.ranges and self.ranges[-1][1] == begin:
             self.ranges[-1] = (self.ranges[-1][0], end)
@@ -82,20 +83,20 @@ class SkippedBytes:
 class RecordScanner:
     """Iterates over the blocks of a stream of records.
 
-    Records in front of any damage come out first. Errors carry path, record number and byte offset. An iteration that
-    was broken off can be continued by iterating again.
+    Records before any damage come first. Errors have path, record number and byte offset. To continue an interrupted
+    iteration, iterate again.
 
     Args:
         source: The (decompressed) stream.
-        verify_crc: Check the payloads' checksums. Headers are always checked.
-        keep_payloads: Hand the payloads out; without them (and without `verify_crc`) large ones are not even read.
-        reuse_buffer: The records of a block are good until the next block only, which saves memory traffic.
-        skipped: Where given, damage does not raise: damaged records are left out and noted here.
+        verify_crc: Check the payload checksums. Headers are always checked.
+        keep_payloads: Return the payloads; without them (and without `verify_crc`), large ones are not even read.
+        reuse_buffer: The records of a block are only valid until the next block, which saves memory traffic.
+        skipped: If given, damage does not raise: damaged records are skipped and added here.
 
     Raises:
-        CorruptRecordError: a wrong checksum, or a stream that ends inside a record.
-        CompressionError: the stream's compression is damaged or cut.
-        LimitExceededError: a record of a stream of unknown size that is longer than any honest one.
+        CorruptRecordError: A checksum is wrong, or the stream ends inside a record.
+        CompressionError: The stream's compression is damaged or truncated.
+        LimitExceededError: A record in a stream of unknown size has an implausible length.
     """
 
     def __init__(
@@ -112,14 +113,15 @@ class RecordScanner:
         self._keep = keep_payloads
         self._reads_payloads = keep_payloads or verify_crc
         self._skipped = skipped
-        self._usual = max(source.chunk_bytes, OVERHEAD_BYTES)  # less could never hold a record
+        self._usual = max(source.chunk_bytes, OVERHEAD_BYTES)  # less could not hold a record
         self._read_into = getattr(source, "read_into", None) if reuse_buffer or not keep_payloads else None
         self._buffer = bytearray()
-        self._held = memoryview(b"")  # what was read last
-        self._held_begin = 0  # its offset
-        self._search: RecordSearch | None = None  # for what comes behind damage
-        self._offset = 0  # of the next record
-        self._position = 0  # its number
+        self._held = memoryview(b"")  # the last bytes read
+        self._held_begin = 0  # offset of these bytes
+        self._search: RecordSearch | None = None  # for the next record after damage
+        self._offset = 0  # offset of the next record
+        self._position = 0  # number of the next record
+        self._again = -1  # offset of what was last read a second time
 
     def __iter__(self) -> Iterator[Block]:
         wanted = step = ahead = self._usual
@@ -144,7 +146,7 @@ class RecordScanner:
                         lengths = np.array([length], dtype=np.int64)
                         records = PackedRecords(payload, np.zeros(1, np.int64), lengths) if self._keep else None
                         yield self._block(np.array([self._offset], dtype=np.int64), lengths, records)
-                        if length > 4 * _PEEK_BYTES and not self._reads_payloads:  # no more than the next header
+                        if length > 4 * _PEEK_BYTES and not self._reads_payloads:  # only the next header
                             wanted, ahead = _PEEK_BYTES, 0
                 elif problem is None:
                     wanted = max(wanted, length + OVERHEAD_BYTES)
@@ -153,6 +155,8 @@ class RecordScanner:
                 if problem is None:
                     return
             if problem is not None:
+                if self._is_worth_reading_again(max(len(chunk) - found.used, OVERHEAD_BYTES + (length or 0))):
+                    continue
                 problem = self._complete(problem, bytes(chunk[found.used : found.used + _GUESS_BYTES]))
                 if self._skipped is None:
                     raise problem
@@ -161,7 +165,7 @@ class RecordScanner:
                 wanted = step = min(_FIRST_STEP_BYTES, self._usual)
 
     def _quick_blocks(self) -> Iterator[Block]:
-        """Blocks of good records of a local file whose payloads are only checked: by few calls of the compiled core."""
+        """Blocks of good records of a local file whose payloads are only checked, in few calls of the compiled core."""
         native = native_module("frames")
         if native is None or self._keep or not self._verify or not isinstance(self._source, LocalFile):
             return
@@ -173,13 +177,13 @@ class RecordScanner:
             end = min(self._source.file_size, self._offset + _QUICK_BYTES)
             held = self._source.hold()
             found = native.scan(held.number, self._offset, end, self._buffer, offsets, lengths)
-            del held  # not while the records are used
+            del held  # not held while the caller uses the records
             if not found:
                 return
             yield self._block(offsets[:found].copy(), lengths[:found].copy(), None)
 
     def _read(self, num_bytes: int, offset: int, ahead: int = 0) -> memoryview:
-        """As `ByteSource.read`; what is held already is not read again, and up to `ahead` bytes are held."""
+        """`ByteSource.read` with a buffer: bytes in it are not read again, and up to `ahead` bytes are read ahead."""
         at = offset - self._held_begin
         if at < 0 or at + num_bytes > len(self._held):
             self._hold(max(num_bytes, ahead), offset)
@@ -187,7 +191,7 @@ class RecordScanner:
         return self._held[at : at + num_bytes]
 
     def _hold(self, num_bytes: int, offset: int) -> None:
-        """Read so many bytes; where the buffer is reused, what it holds already is moved in it and not read again."""
+        """Read into the buffer; if it is reused, bytes in it are moved rather than read again."""
         if self._read_into is None:
             self._held, self._held_begin = memoryview(self._source.read(num_bytes, offset)), offset
             return
@@ -197,18 +201,18 @@ class RecordScanner:
             self._buffer, self._held, kept, have = bytearray(num_bytes), memoryview(b""), self._held[:0], 0
         content = memoryview(self._buffer)
         content[:have] = kept[:have]
-        self._held, self._held_begin = content[:have], offset  # what is true if reading fails
+        self._held, self._held_begin = content[:have], offset  # a valid state if reading fails
         have += self._read_into(content[have:num_bytes], offset + have)
         self._held = content[:have]
 
     def _block(self, offsets: _Integers, lengths: _Integers, records: PackedRecords | None) -> Block:
-        """The next block, behind which the scan goes on."""
+        """Return the next block, and advance the scan past it."""
         block = Block(self._position, offsets, lengths, records)
         self._offset = int(offsets[-1] + lengths[-1]) + OVERHEAD_BYTES
         self._position += len(offsets)
         return block
 
-    # Records longer than a chunk: each is read alone, and where it is not kept in pieces or not at all.
+    # Records longer than a chunk: each is read on its own; if it is not kept, in pieces or not at all.
 
     def _is_large(self, length: int) -> bool:
         if self._source.size is None:
@@ -216,7 +220,7 @@ class RecordScanner:
         return not self._reads_payloads or length + OVERHEAD_BYTES > self._usual
 
     def _large_payload(self, length: int) -> tuple[bytes, TFRecordError | None]:
-        """The payload at the current offset, where it is kept; or what is wrong with the record."""
+        """The payload at the current offset, if it is kept, and the error of the record, if any."""
         if not self._reads_payloads:
             return b"", None
         begin, crc, got, payload = self._offset + HEADER_BYTES, 0, 0, b""
@@ -235,10 +239,20 @@ class RecordScanner:
             return b"", self._check_end(HEADER_BYTES + got + len(footer))
         return payload, checksum_error(crc, footer, length) if self._verify else None
 
-    # What ends a scan.
+    # The end of a scan.
+
+    def _is_worth_reading_again(self, num_bytes: int) -> bool:
+        """Whether the next record was damaged in a cache, which has dropped it; asked once for each."""
+        if self._again == self._offset or not isinstance(self._source, FileSource):
+            return False
+        self._again = self._offset
+        if not self._source.forget(self._offset, self._offset + num_bytes):
+            return False
+        self._held = memoryview(b"")
+        return True
 
     def _check_next(self, length: int, left: int, at_end: bool) -> TFRecordError | None:
-        """Hold the length of an incomplete record against what is left, before anything is allocated for it."""
+        """Check the length of an incomplete record against what is left, before allocating anything for it."""
         size, limit = self._source.size, self._source.max_record_bytes
         if size is not None and length + OVERHEAD_BYTES > size - self._offset:
             return _truncated(length, size - self._offset)
@@ -251,20 +265,20 @@ class RecordScanner:
         return None
 
     def _check_end(self, left: int) -> TFRecordError | None:
-        """The error of a stream that ends with `left` bytes behind its last record; None where all is well."""
+        """The error of a stream that ends `left` bytes after its last record; None if there is no error."""
         try:
             self._source.check_end()
         except TFRecordError as error:
             return error
         size = self._source.size
-        if size is not None and self._offset + left < size:  # cut since it was opened
+        if size is not None and self._offset + left < size:  # truncated since it was opened
             return CorruptRecordError(f"truncated file: expected {size} bytes, got {self._offset + left}")
         return (
             CorruptRecordError(f"truncated header: {left} of {HEADER_BYTES} bytes") if 0 < left < HEADER_BYTES else None
         )
 
     def _complete(self, error: TFRecordError, first_bytes: bytes | None = None) -> TFRecordError:
-        """Add to an error what only the scan knows; `first_bytes` stand where a header is expected."""
+        """Add path, record and offset to an error; `first_bytes` are those found in place of a header."""
         text = str(error.args[0])
         damaged_header = first_bytes is not None and not is_header(first_bytes[:HEADER_BYTES])
         if self._offset == 0 and damaged_header and isinstance(error, CorruptRecordError):
@@ -273,13 +287,13 @@ class RecordScanner:
         error.args = (text + offset_note(self._source),)
         return error.locate(path=self._source.path, offset=self._offset, position=self._position)
 
-    # Going on behind damage.
+    # Continue after damage.
 
     def _skip(self, error: TFRecordError, skipped: SkippedBytes) -> bool:
-        """Go on behind damage; False where nothing readable follows.
+        """Continue after damage; False if nothing readable follows.
 
-        A record whose header is good is left out alone; one that is cut takes the rest with it, since anything in there
-        that looks like a record belongs to its payload. Behind a damaged header the next record is searched for.
+        A record with a good header is skipped alone; if it is truncated, so is the rest, as anything in there that
+        looks like a record belongs to its payload. After a damaged header, the next record is searched for.
         """
         begin = self._offset
         end = behind_record(self._source, begin)

@@ -13,14 +13,17 @@ import os
 import shutil
 import threading
 import warnings
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Generic, TypeVar, get_args
 
 from torch_tfrecord.arguments import IndexPolicy, one_of
-from torch_tfrecord.errors import IndexMismatchError, outer_level
+from torch_tfrecord.errors import IndexMismatchError, TFRecordError, outer_level
 from torch_tfrecord.progress import ProgressBar
 from torch_tfrecord.records.atomic import write_atomically
+from torch_tfrecord.records.build_turns import Waiting, build_alone, in_own_order
 from torch_tfrecord.records.index import RecordIndex, index_source, load_fresh
 from torch_tfrecord.records.sidecar_file import check_replaceable, is_own
 from torch_tfrecord.records.storage import FileSource, is_remote, open_file, open_files
@@ -28,6 +31,7 @@ from torch_tfrecord.remote.access import DEFAULT_ACCESS, Access
 from torch_tfrecord.remote.store import RemoteInfo
 from torch_tfrecord.remote.together import each_at_once
 from torch_tfrecord.shown import printable
+from torch_tfrecord.user_cache import cache_dir
 
 __all__ = [
     "SIDECAR_FOLDER",
@@ -94,14 +98,14 @@ def places(data_path: str, index_dir: str | None = None) -> Iterator[str]:
     yield old_sidecar_path(data_path)
 
 
-def write_sidecar(place: str, content: bytes) -> None:
-    """Write an index, and make its folder where it is missing.
+def write_sidecar(place: str, *content: bytes) -> None:
+    """Write an index, in one piece or several, and make its folder where it is missing.
 
     Raises:
         OSError: nothing was changed at `place`; also where a symbolic link is there, which is not followed, or a file
             that is no index.
     """
-    in_sidecar_folder(place, lambda: write_atomically(place, content))
+    in_sidecar_folder(place, lambda: write_atomically(place, *content))
 
 
 def in_sidecar_folder(place: str, write: Callable[[], None]) -> None:
@@ -163,6 +167,16 @@ def sidecar_folder(place: str) -> Iterator[None]:
         raise
 
 
+@contextlib.contextmanager
+def _tidy_folder(place: str) -> Iterator[None]:
+    """`sidecar_folder`, of which a hidden one is removed in any case if it is empty: nothing could be kept there."""
+    with sidecar_folder(place):
+        yield
+    if Path(place).parent.name == SIDECAR_FOLDER:
+        with contextlib.suppress(OSError):
+            Path(place).parent.rmdir()
+
+
 def _made_hidden(folder: Path) -> bool:
     try:
         folder.mkdir()
@@ -218,19 +232,54 @@ class SidecarKeeper(Generic[_Index]):
         """
         if self._policy == "memory":
             return build()
-        stale: IndexMismatchError | None = None
-        for place in places(name, self._index_dir):
-            try:
-                return load(place)
-            except IndexMismatchError as error:
-                stale = stale or about_data(error, path)
-            except OSError:
-                continue
+        found, stale = self._load(path, name, load)
+        if found is not None:
+            return found
         if self._policy == "require":
             raise stale or IndexMismatchError(
                 f"expected an {self._kind} at {' or '.join(places(name, self._index_dir))}, got none ({self._advice})",
                 path=path,
             )
+        waiting = Waiting(path, self._kind)
+        while True:
+            with self._building_alone(name) as is_alone:
+                found, _ = self._load(path, name, load)  # another process may have built it meanwhile
+                if found is not None:
+                    return found
+                if is_alone or waiting.is_over:
+                    return self._built(path, name, load, build, content)
+            if not self._help():
+                waiting.pause()
+
+    def _load(
+        self, path: str, name: str, load: Callable[[str], _Index]
+    ) -> tuple[_Index | None, IndexMismatchError | None]:
+        """What is kept; or what is wrong with it, where something is there."""
+        stale: IndexMismatchError | None = None
+        for place in places(name, self._index_dir):
+            try:
+                return load(place), None
+            except IndexMismatchError as error:
+                stale = stale or about_data(error, path)
+            except OSError:
+                continue
+        return None, stale
+
+    def _building_alone(self, name: str) -> contextlib.AbstractContextManager[bool]:
+        return build_alone(new_places(name, self._index_dir), _tidy_folder)
+
+    def _help(self) -> bool:
+        """Build something else that is missing while another process builds what is asked for; whether there was."""
+        return False
+
+    def _built(
+        self,
+        path: str,
+        name: str,
+        load: Callable[[str], _Index],
+        build: Callable[[], _Index],
+        content: Callable[[_Index], bytes],
+    ) -> _Index:
         found = build()
         kept = self._keep(content(found), path, name)
         if kept is not None and self._reloads:
@@ -293,6 +342,7 @@ class IndexKeeper(SidecarKeeper[RecordIndex]):
         self._compression_type = compression_type
         self._access = access
         self._building = threading.BoundedSemaphore(_MOST_BUILDING)
+        self._to_help: deque[str] = deque()
 
     def indexes(self, paths: Sequence[str]) -> list[RecordIndex]:
         """The index of each file, in order; see `each`."""
@@ -312,40 +362,47 @@ class IndexKeeper(SidecarKeeper[RecordIndex]):
             TFRecordError: a data file that must be indexed is damaged.
             OSError: a data file cannot be opened.
         """
+        self._to_help = deque(in_own_order(paths))
         found = self._each_remote(paths, infos) if any(map(is_remote, paths)) else None
         for path in ProgressBar(paths, "indexing", unit="file", delay=1.0):
-            yield self._index(open_file(path)) if found is None else next(found)
+            yield self.index(open_file(path)) if found is None else next(found)
         self.warn_of_displaced()
 
     def _each_remote(self, paths: Sequence[str], infos: Mapping[str, RemoteInfo] | None) -> Iterator[RecordIndex]:
         """The same of files some of which are remote: of many of them at once."""
         for begin in range(0, len(paths), _FILES_AT_ONCE):
-            yield from each_at_once(self._index, open_files(paths[begin : begin + _FILES_AT_ONCE], self._access, infos))
+            yield from each_at_once(self.index, open_files(paths[begin : begin + _FILES_AT_ONCE], self._access, infos))
 
-    def _index(self, data: FileSource) -> RecordIndex:
-        compression_type = self._compression_type
-
-        def load(place: str) -> RecordIndex:
-            index = load_fresh(place, data, self._access)
-            if compression_type not in ("auto", index.compression_type):
-                text = f"expected compression {compression_type!r}, got {index.compression_type!r} in the index"
-                raise IndexMismatchError(text, path=data.path)
-            return index
-
-        def build() -> RecordIndex:
-            with self._building:
-                return index_source(data, verify_crc=self._verify, compression_type=compression_type)
-
+    def index(self, data: FileSource) -> RecordIndex:
+        """The index of one file; see `each`. May be called from several threads."""
+        load, build = partial(self._loaded, data), partial(self._build, data)
         return self.find(data.path, data.path, load, build, RecordIndex.to_bytes)
+
+    def _loaded(self, data: FileSource, place: str) -> RecordIndex:
+        index = load_fresh(place, data, self._access)
+        if self._compression_type not in ("auto", index.compression_type):
+            text = f"expected compression {self._compression_type!r}, got {index.compression_type!r} in the index"
+            raise IndexMismatchError(text, path=data.path)
+        return index
+
+    def _build(self, data: FileSource) -> RecordIndex:
+        with self._building:
+            return index_source(data, verify_crc=self._verify, compression_type=self._compression_type)
+
+    def _help(self) -> bool:
+        while self._to_help:
+            path = self._to_help.popleft()
+            # What fails comes again in that file's turn.
+            with contextlib.suppress(OSError, TFRecordError), self._building_alone(path) as is_alone:
+                if is_alone:
+                    data = open_file(path, self._access)
+                    if self._load(path, path, partial(self._loaded, data))[0] is None:
+                        self._keep(self._build(data).to_bytes(), path, path)
+                        return True
+        return False
 
 
 def _reason(error: OSError) -> str:
     if isinstance(error, FileExistsError):
         return f"a file that is no index lies where its index would ({error.filename})"
     return "the folder cannot be written"
-
-
-def cache_dir() -> str:
-    """The folder of the user's cache that indexes go to where the data's own cannot be written."""
-    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    return os.path.join(base, "torch_tfrecord")

@@ -1,14 +1,15 @@
-"""The form of every file that is kept beside data: a safetensors file, of which all is checked before it is believed.
+"""The format of every file stored next to data: a safetensors file that is fully checked before it is used.
 
 ::
 
     8 bytes    length of the header, little-endian
     header     {"__metadata__":{"format":<mark>,"version":<n>,"checksum":<8 hex digits>,<fields>},<arrays>}, and spaces
-    arrays     one behind the other, each of one dimension
+    arrays     concatenated, each of one dimension
 
-The checksum is the CRC-32C of the whole file but its own digits: a flipped bit anywhere is noticed. There is one way of
-writing the same content, so that a header that says anything else, says it twice or in another order is refused. A
-checksum keeps no attacker out: who reads a sidecar still holds what it says against the data.
+The checksum is the CRC-32C of the whole file except its own digits, so it detects any flipped bit. For a kind whose
+last array is large (`SidecarFormat.is_lazy`) it ends before that array, whose parts have checksums of their own. The
+encoding is unique: a header with other content, duplicates or another order is rejected. A checksum does not stop an
+attacker: code that reads a sidecar still checks its content against the data.
 """
 
 from __future__ import annotations
@@ -30,17 +31,26 @@ from torch_tfrecord.records.storage import FileSource, open_file
 from torch_tfrecord.remote.access import DEFAULT_ACCESS, Access
 from torch_tfrecord.remote.store import RemoteInfo
 
-__all__ = ["Sidecar", "SidecarFormat", "check_replaceable", "is_own", "pack", "read_sidecar", "stored_number"]
+__all__ = [
+    "Sidecar",
+    "SidecarFormat",
+    "check_replaceable",
+    "is_own",
+    "pack",
+    "read_sidecar",
+    "read_source",
+    "stored_number",
+]
 
 _MARK = "torch_tfrecord."
-_LENGTH_BYTES = 8  # of the length of the header, which comes first
+_LENGTH_BYTES = 8  # of the header length field, which comes first
 _ALIGNMENT = 8
 _CHECKSUM_DIGITS = 8
-_FIRST_READ_BYTES = 4096  # most sidecars' header, so that it takes one read
-_MOST_HEADER_BYTES = 1 << 20  # that are searched for the mark of an earlier version
-_DTYPES = {"int64": "I64", "float64": "F64", "uint8": "U8"}  # as safetensors calls them
+_FIRST_READ_BYTES = 4096  # holds the header of most sidecars, so one read is enough
+_MOST_HEADER_BYTES = 1 << 20  # searched for the format name of an earlier version
+_DTYPES = {"int64": "I64", "float64": "F64", "uint32": "U32", "uint8": "U8"}  # safetensors' names
 _METADATA = "__metadata__"
-# The first bytes of what earlier versions wrote, whose metadata came in any order.
+# The first bytes that earlier versions wrote, with metadata in any order.
 _MARK_AT_ANY_PLACE = f'"format":"{_MARK}'.encode()
 _NUMBER = re.compile(r"0|-?[1-9][0-9]{0,18}")
 
@@ -49,12 +59,14 @@ class SidecarFormat(NamedTuple):
     """One kind of sidecar.
 
     Attributes:
-        name: Its mark, "torch_tfrecord." and a word.
-        version: Which other versions than this one are not read.
-        what: How errors call it: "an index".
-        fields: Names of the metadata, each a str, in their order.
-        arrays: Name -> "int64", "float64" or "uint8", in their order; those of 8 bytes first.
-        max_header_bytes: The longest header that is read.
+        name: Its format name, "torch_tfrecord." and a word.
+        version: The only version that is read.
+        what: Its name in errors, such as "an index".
+        fields: Names of the metadata fields, each a str, in order.
+        arrays: Name -> "int64", "float64", "uint32" or "uint8", in order; those of 8 bytes first.
+        max_header_bytes: Maximum size of a header.
+        is_lazy: Whether the last array, of uint8, stays in the file: it is neither read nor covered by the checksum.
+        first_read_bytes: Size of the first read, so that most of these files take one read.
     """
 
     name: str
@@ -63,30 +75,40 @@ class SidecarFormat(NamedTuple):
     fields: tuple[str, ...]
     arrays: Mapping[str, str]
     max_header_bytes: int = 1 << 16
+    is_lazy: bool = False
+    first_read_bytes: int = _FIRST_READ_BYTES
 
 
 class Sidecar(NamedTuple):
-    """What a sidecar says.
+    """The content of a sidecar.
 
     Attributes:
         metadata: Field -> text.
-        arrays: Name -> array [N], read-only.
+        arrays: Name -> array [N], read-only; without one that stays in the file.
         starts: Name -> first byte of the array in the file.
+        checksum: The 8 digits.
     """
 
     metadata: dict[str, str]
     arrays: dict[str, npt.NDArray[Any]]
     starts: dict[str, int]
+    checksum: str
 
 
-def pack(kind: SidecarFormat, metadata: Mapping[str, str], arrays: Mapping[str, npt.NDArray[Any]]) -> bytes:
-    """The bytes of a sidecar.
+def pack(
+    kind: SidecarFormat, metadata: Mapping[str, str], arrays: Mapping[str, npt.NDArray[Any]], lazy_bytes: int = 0
+) -> bytes:
+    """Serialize a sidecar; for a lazy kind, the part before its last array, which has `lazy_bytes`.
 
     Raises:
-        OSError: its header is longer than would be read again.
+        OSError: The header is longer than `read_sidecar` accepts.
     """
-    ordered = [np.ascontiguousarray(arrays[name], _stored(dtype)) for name, dtype in kind.arrays.items()]
-    header = _header(kind, metadata, {name: len(array) for name, array in zip(kind.arrays, ordered, strict=True)})
+    names = list(kind.arrays)[: -1 if kind.is_lazy else None]
+    ordered = [np.ascontiguousarray(arrays[name], _stored(kind.arrays[name])) for name in names]
+    lengths = dict.fromkeys(kind.arrays, lazy_bytes) | {
+        name: len(array) for name, array in zip(names, ordered, strict=True)
+    }
+    header = _header(kind, metadata, lengths)
     if len(header) > kind.max_header_bytes:
         raise OSError(errno.EFBIG, f"expected a header of at most {kind.max_header_bytes} bytes, got {len(header)}")
     content = b"".join([len(header).to_bytes(_LENGTH_BYTES, "little"), header, *(array.tobytes() for array in ordered)])
@@ -104,56 +126,63 @@ def read_sidecar(
     access: Access = DEFAULT_ACCESS,
     info: RemoteInfo | None = None,
 ) -> Sidecar:
-    """Read what `pack` wrote, and check all that can be told without the data.
+    """Read what `pack` wrote, and check everything that can be checked without the data.
 
     Args:
         path: The file.
-        kind: What it must be.
-        most_bytes: From the metadata to the most bytes that all arrays may have together, by the size of the data:
-            a file may claim gigabytes that it does not hold on the disk. May raise IndexMismatchError.
-        owner: Whose size that is, for errors.
-        access: How a remote file is reached.
-        info: What its storage says of it, where that is known already.
+        kind: The expected kind.
+        most_bytes: Maps the metadata to the maximum total size of the arrays, given the size of the data, as a sparse
+            file may claim gigabytes that it does not hold on disk. May raise IndexMismatchError.
+        owner: Name of the data with that size, for errors.
+        access: How to reach a remote file.
+        info: What the storage says about it, if that is known already.
 
     Raises:
-        IndexMismatchError: damaged, of another format or version, or larger than an honest one.
-        OSError: the file cannot be opened or read.
+        IndexMismatchError: The sidecar is damaged, has another format or version, or is implausibly large.
+        OSError: The file cannot be opened or read.
     """
-    source = open_file(path, access, info)  # refuses directories and pipes
+    return read_source(
+        open_file(path, access.without_cache(), info), kind, most_bytes, owner
+    )  # rejects directories and pipes
+
+
+def read_source(
+    source: FileSource, kind: SidecarFormat, most_bytes: Callable[[Mapping[str, str]], int], owner: str
+) -> Sidecar:
+    """`read_sidecar` of a file that is open already."""
     try:
         return _read(source, kind, most_bytes, owner)
     except (ValueError, RecursionError, MemoryError) as error:
-        raise IndexMismatchError(f"expected {kind.what} written by torch_tfrecord, got {error}", path=path) from error
+        text = f"expected {kind.what} written by torch_tfrecord, got {error}"
+        raise IndexMismatchError(text, path=source.path) from error
     except IndexMismatchError as error:
-        error.locate(path=path)
+        error.locate(path=source.path)
         raise
 
 
 def _read(
     source: FileSource, kind: SidecarFormat, most_bytes: Callable[[Mapping[str, str]], int], owner: str
 ) -> Sidecar:
-    head = source.read(_FIRST_READ_BYTES, 0)
+    head = source.read(kind.first_read_bytes, 0)
     header_bytes = _header_bytes(head, kind)
     if len(head) < _LENGTH_BYTES + header_bytes:
         head = source.read(_LENGTH_BYTES + header_bytes, 0)
     header = head[_LENGTH_BYTES : _LENGTH_BYTES + header_bytes]
     metadata, lengths = _parse_header(header, kind)
-    array_bytes = sum(
-        length * _stored(dtype).itemsize for length, dtype in zip(lengths, kind.arrays.values(), strict=True)
-    )
+    sizes = [length * _stored(dtype).itemsize for length, dtype in zip(lengths, kind.arrays.values(), strict=True)]
+    total = _LENGTH_BYTES + header_bytes + sum(sizes)
+    if source.file_size != total:
+        raise IndexMismatchError(f"expected {kind.what} of {total} bytes, as its header says, got {source.file_size}")
+    array_bytes = sum(sizes[: -1 if kind.is_lazy else None])
     expected = _LENGTH_BYTES + header_bytes + array_bytes
-    if source.file_size != expected:
-        raise IndexMismatchError(
-            f"expected {kind.what} of {expected} bytes, as its header says, got {source.file_size}"
-        )
     limit = most_bytes(metadata)
     if array_bytes > limit:
         raise IndexMismatchError(
             f"expected {kind.what} with at most {limit} bytes of arrays, by the size of {owner}, got {array_bytes}"
         )
-    # Read, not mapped: a file that is cut while mapped kills the process.
-    content = head if len(head) == expected else source.read(expected, 0)
-    if len(content) != expected or content[: len(head)] != head:
+    # Read, not mapped: a file that is truncated while mapped kills the process.
+    content = head[:expected] if len(head) >= expected else source.read(expected, 0)
+    if len(content) != expected or content[: len(head)] != head[:expected]:
         raise IndexMismatchError(
             f"expected {kind.what} that does not change while it is read, got {len(content)} bytes"
         )
@@ -162,7 +191,7 @@ def _read(
     got = _checksum(content, begin).decode()
     if stored != got:
         raise IndexMismatchError(f"expected {kind.what} with checksum {stored}, got {got}: it is damaged")
-    return _arrays(content, kind, metadata, lengths, _LENGTH_BYTES + header_bytes)
+    return _arrays(content, kind, metadata, lengths, _LENGTH_BYTES + header_bytes, got)
 
 
 def _header_bytes(head: bytes, kind: SidecarFormat) -> int:
@@ -181,7 +210,7 @@ def _header_bytes(head: bytes, kind: SidecarFormat) -> int:
 
 
 def _parse_header(header: bytes, kind: SidecarFormat) -> tuple[dict[str, str], list[int]]:
-    """Metadata and the arrays' lengths, of a header that is what `_header` makes of them."""
+    """Parse the metadata and array lengths, and check that `_header` would write the same header."""
     found = json.loads(header.decode("ascii"))
     metadata = found.get(_METADATA)
     lengths = [_length(found.get(name)) for name in kind.arrays]
@@ -191,7 +220,7 @@ def _parse_header(header: bytes, kind: SidecarFormat) -> tuple[dict[str, str], l
     begin = len(_lead(kind))
     again[begin : begin + _CHECKSUM_DIGITS] = header[begin : begin + _CHECKSUM_DIGITS]
     if again != header:
-        raise IndexMismatchError(f"expected {kind.what} in the one form that torch_tfrecord writes, got another")
+        raise IndexMismatchError(f"expected {kind.what} in the exact form that torch_tfrecord writes, got another")
     return {name: metadata[name] for name in kind.fields}, lengths
 
 
@@ -202,12 +231,16 @@ def _length(described: object) -> int:
     return shape[0]
 
 
-def _arrays(content: bytes, kind: SidecarFormat, metadata: dict[str, str], lengths: list[int], start: int) -> Sidecar:
+def _arrays(
+    content: bytes, kind: SidecarFormat, metadata: dict[str, str], lengths: list[int], start: int, checksum: str
+) -> Sidecar:
     arrays, starts = {}, {}
     for (name, dtype), length in zip(kind.arrays.items(), lengths, strict=True):
-        arrays[name], starts[name] = np.frombuffer(content, _stored(dtype), length, start), start
-        start += arrays[name].nbytes
-    return Sidecar(metadata, arrays, starts)
+        starts[name] = start
+        if start < len(content) or not length:
+            arrays[name] = np.frombuffer(content, _stored(dtype), length, start)
+            start += arrays[name].nbytes
+    return Sidecar(metadata, arrays, starts, checksum)
 
 
 def _stored(dtype: str) -> np.dtype[Any]:
@@ -216,7 +249,7 @@ def _stored(dtype: str) -> np.dtype[Any]:
 
 
 def _lead(kind: SidecarFormat) -> bytes:
-    """How every header of a kind begins, up to the checksum."""
+    """The start of every header of a kind, up to the checksum."""
     return f'{{"{_METADATA}":{{"format":"{kind.name}","version":"{kind.version}","checksum":"'.encode()
 
 
@@ -233,17 +266,17 @@ def _header(kind: SidecarFormat, metadata: Mapping[str, str], lengths: Mapping[s
 
 
 def _checksum(content: bytes, begin: int) -> bytes:
-    """Of all bytes but the digits of the checksum itself."""
+    """The checksum of all bytes except its own digits."""
     view = memoryview(content)
     crc = crc32c(view[begin + _CHECKSUM_DIGITS :], crc32c(view[:begin]))
     return b"%08x" % crc
 
 
 def stored_number(text: str, name: str) -> int:
-    """An integer of 64 bits from the metadata.
+    """Parse a 64-bit integer from the metadata.
 
     Raises:
-        IndexMismatchError: It is none, or not written as `str` writes it.
+        IndexMismatchError: It is not an integer in the form that `str` writes.
     """
     if not _NUMBER.fullmatch(text) or not -(1 << 63) <= int(text) < 1 << 63:
         raise IndexMismatchError(f"expected a whole number as {name}, got {len(text)} other characters")
@@ -254,7 +287,7 @@ def stored_number(text: str, name: str) -> int:
 
 
 def is_own(path: str) -> bool:
-    """Whether a regular file is there that carries the mark of a sidecar of this library, whole or damaged."""
+    """Whether there is a regular file with the format name of one of our sidecars, intact or damaged."""
     try:
         return stat.S_ISREG(os.lstat(path).st_mode) and _is_marked(path)
     except OSError:
@@ -274,10 +307,10 @@ def _has_mark(head: bytes) -> bool:
 
 
 def check_replaceable(path: str) -> None:
-    """Raise OSError unless nothing is at a path, an empty file, or one that `is_own`.
+    """Raise OSError unless a path is free, an empty file, or a file that `is_own`.
 
-    Files that were made without being asked for must replace nothing that somebody else put there, nor what a symbolic
-    link names: who may write to a folder of data must not choose what other users overwrite.
+    Files that are written automatically must not replace foreign files, or follow symbolic links: somebody with write
+    access to a data folder must not choose what other users overwrite.
     """
     try:
         status = os.lstat(path)

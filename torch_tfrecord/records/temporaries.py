@@ -1,6 +1,6 @@
-"""Temporary names in a folder: hidden, locked by who uses them, removed by the next user where that one was killed.
+"""Temporary names in a folder: hidden, locked while in use, and removed by the next user after a kill.
 
-The names follow from what they stand for, so that no folder is listed to find those of a run before.
+The names are derived from the final name, so the next run finds them without listing the folder.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ __all__ = [
     "claim_folder",
     "clear_dead",
     "hidden_name",
+    "is_at",
     "lock_dead",
     "remove_folder",
     "sync_directory",
@@ -33,24 +34,24 @@ _ATTEMPTS = 3
 
 
 def hidden_name(key: str, ending: str) -> str:
-    """A hidden name without the final one: TensorFlow's and pathlib's ``*train*`` match hidden names, too."""
+    """A hidden name without the final one in it, as ``*train*`` in TensorFlow and pathlib matches hidden names."""
     return f".{hashlib.sha256(os.fsencode(key)).hexdigest()[:16]}.{ending}"
 
 
 def temporary_names(path: Path) -> Iterator[Path]:
-    """The temporary names for a path, in the order in which they are taken."""
+    """Yield the temporary names for a path, in the order in which they are used."""
     return (path.parent / hidden_name(f"{number}/{path.name}", "tmp") for number in itertools.count())
 
 
 def claim(names: Iterator[Path], create: Callable[[Path], int]) -> tuple[Path, int]:
-    """Take the first free name, and lock what is there.
+    """Create and lock a file or folder under the first free name.
 
     Args:
-        names: As of `temporary_names`.
-        create: Makes what has that name; returns its descriptor. FileExistsError where the name is taken.
+        names: Names from `temporary_names`.
+        create: Creates it and returns its descriptor; raises FileExistsError if the name is taken.
 
     Raises:
-        OSError: as `create` does.
+        OSError: See `create`.
     """
     for path in names:
         for attempt in range(_ATTEMPTS):
@@ -59,7 +60,7 @@ def claim(names: Iterator[Path], create: Callable[[Path], int]) -> tuple[Path, i
             except FileExistsError:
                 if not _remove_dead(path):
                     break
-            except FileNotFoundError:  # one that clears took it for dead before it was locked
+            except FileNotFoundError:  # another process removed it before it was locked
                 if attempt == _ATTEMPTS - 1:
                     raise
             else:
@@ -70,7 +71,7 @@ def claim(names: Iterator[Path], create: Callable[[Path], int]) -> tuple[Path, i
 
 
 def claim_folder(names: Iterator[Path]) -> tuple[Path, int]:
-    """Make a folder under the first free name; closing the descriptor unlocks it."""
+    """Create a folder under the first free name; closing the descriptor unlocks it."""
     return claim(names, _make_folder)
 
 
@@ -84,20 +85,20 @@ def _make_folder(path: Path) -> int:
 
 
 def remove_folder(path: Path) -> None:
-    """Remove a folder and what is in it, as far as that can be done."""
-    with contextlib.suppress(OSError):  # rmtree lets some pass
+    """Remove a folder and its content, as far as possible."""
+    with contextlib.suppress(OSError):  # rmtree lets some errors through
         shutil.rmtree(path, ignore_errors=True)
 
 
 def clear_dead(names: Iterator[Path]) -> None:
-    """Remove what killed processes left under these names, up to the first that is free or in use."""
+    """Remove what killed processes left under these names, up to the first name that is free or in use."""
     for path in names:
         if not _remove_dead(path):
             return
 
 
 def _remove_dead(path: Path) -> bool:
-    """Remove a file or folder that nobody has locked; whether it was removed."""
+    """Remove a file or folder that nobody has locked; return whether it was removed."""
     with contextlib.suppress(OSError):
         descriptor = lock_dead(path)
         if descriptor is not None:
@@ -110,15 +111,15 @@ def _remove_dead(path: Path) -> bool:
 
 
 def lock_dead(path: Path) -> int | None:
-    """Lock what a killed process left; its descriptor, None where it is in use.
+    """Lock what a killed process left, and return its descriptor; None if it is in use.
 
     Raises:
-        OSError: it cannot be opened.
+        OSError: It cannot be opened.
     """
     descriptor = opened(os.open, path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if _is_at(descriptor, path):
+        if is_at(descriptor, path):
             return descriptor
     except OSError:  # in use, or a file system without locks
         pass
@@ -127,20 +128,21 @@ def lock_dead(path: Path) -> int | None:
 
 
 def _lock(descriptor: int, path: Path) -> bool:
-    """Lock what was made; whether it is still there."""
+    """Lock a new file or folder; return whether it still exists."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
-    except OSError:  # a file system without locks, on which nobody takes it for dead
+    except OSError:  # a file system without locks, where nobody can remove it as abandoned
         return True
     try:
-        return _is_at(descriptor, path)
+        return is_at(descriptor, path)
     except OSError:
         return True
 
 
-def _is_at(descriptor: int, path: Path) -> bool:
+def is_at(descriptor: int, path: Path) -> bool:
+    """Whether an open file still has that name."""
     try:
         return os.path.samestat(os.fstat(descriptor), os.lstat(path))
     except FileNotFoundError:
@@ -148,10 +150,10 @@ def _is_at(descriptor: int, path: Path) -> bool:
 
 
 def sync_directory(folder: Path) -> None:
-    """Make the names in a folder durable, where that can be done: a folder that may not be listed cannot be opened.
+    """Sync the names in a folder to disk, if possible: a folder that may not be listed cannot be opened.
 
     Raises:
-        OSError: the disk failed; names the folder.
+        OSError: The disk failed; names the folder.
     """
     with named(folder):
         try:

@@ -20,8 +20,10 @@ from torch_tfrecord.records.compression import check_compression_type
 from torch_tfrecord.records.file_set import FileSet
 from torch_tfrecord.records.framing import OVERHEAD_BYTES
 from torch_tfrecord.records.paths import shard_name
-from torch_tfrecord.records.record_file import RecordFile
+from torch_tfrecord.records.record_file import LocalRecordFile
 from torch_tfrecord.records.storage import is_remote, local_path
+from torch_tfrecord.records.upload_file import RemoteRecordFile, upload_record_files
+from torch_tfrecord.remote.access import Access
 
 __all__ = ["ShardedTFRecordWriter", "TFRecordWriter"]
 
@@ -152,12 +154,15 @@ class TFRecordWriter(_Writer):
     path and the number of records lost. Leaving `with` by an exception leaves no file, either.
 
     Args:
-        path: A local path. A regular file that is there is replaced at `close`; a device or FIFO is written directly.
+        path: A local path, or one with a ``scheme://`` (``s3://bucket/train.tfrecord``). A file that is there is
+            replaced at `close`; a local device or FIFO is written directly. What goes to a storage is first written to
+            the folder for temporary files (``TMPDIR``), and uploaded by `close`, in parts where it is large.
         compression_type: "auto" (by the name: ``.gz`` is GZIP, ``.zlib`` ZLIB, else none), None or "" (none), "GZIP",
             "ZLIB".
         compression_level: 0 to 9, or -1 or None for zlib's default (6). Without effect where nothing is compressed.
         write_index: Also write the index, in the hidden folder ``.torch_index`` beside the file, without reading the
             file again.
+        storage_options: Of the storage, as in fsspec: ``{"key": ..., "secret": ...}``; see docs/remote.md.
 
     Raises:
         OSError: the file cannot be created; the path is named.
@@ -176,15 +181,18 @@ class TFRecordWriter(_Writer):
         compression_type: str | None = "auto",
         compression_level: int | None = None,
         write_index: bool = False,
+        storage_options: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__()
-        self.path = self._name = _checked_path(path)
+        self.path = self._name = local_path(path)
+        self._access = Access(storage_options)
         compression = _resolve_compression(self.path, compression_type)
         if compression_level is not None and (
             isinstance(compression_level, bool) or compression_level not in range(-1, 10)
         ):
             raise ValueError(f"compression_level must be None or -1 to 9, got {compression_level!r}")
-        self._file = RecordFile(self.path, compression, compression_level, write_index)
+        kind = RemoteRecordFile if is_remote(self.path) else LocalRecordFile
+        self._file: RemoteRecordFile | LocalRecordFile = kind(self.path, compression, compression_level, write_index)
         self._closed = False
 
     def __repr__(self) -> str:
@@ -198,7 +206,10 @@ class TFRecordWriter(_Writer):
 
     def _commit(self) -> None:
         self._file.prepare()
-        self._file.publish()
+        if isinstance(self._file, LocalRecordFile):
+            self._file.publish()
+        else:
+            upload_record_files([self._file], [self.path], self._access)
 
     def _discard(self) -> None:
         self._file.discard()
@@ -209,16 +220,18 @@ class ShardedTFRecordWriter(_Writer):
 
     After a failure the shards that were there before are there again. Where the process is killed while it replaces
     them, `find_files` and the datasets refuse the set, and the next writer with this prefix and suffix puts the old
-    ones back.
+    ones back. A storage has no such set: there the shards appear one after the other, those that replaced others stay
+    after a failure, and the rest are removed.
 
     Args:
-        prefix: Path and first part of the names.
+        prefix: Path and first part of the names; local, or with a ``scheme://``.
         num_shards: Write to this many shards in turn (all are open at once).
         max_shard_bytes: Begin a new shard before this many bytes (framed, before compression) are exceeded; a longer
             record gets a shard of its own. Exactly one of `num_shards` and `max_shard_bytes` must be given.
         compression_type: As for `TFRecordWriter`; "auto" goes by the suffix.
         suffix: Last part of the names.
         write_index: Also write each shard's index.
+        storage_options: As for `TFRecordWriter`.
 
     Attributes:
         paths: The names of the shards; known, and filled, after `close`.
@@ -240,9 +253,11 @@ class ShardedTFRecordWriter(_Writer):
         compression_type: str | None = "auto",
         suffix: str = ".tfrecord",
         write_index: bool = False,
+        storage_options: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__()
-        self.prefix = _checked_path(prefix)
+        self.prefix = local_path(prefix)
+        self._access = Access(storage_options)
         if (num_shards is None) == (max_shard_bytes is None):
             raise ValueError("exactly one of num_shards and max_shard_bytes must be given")
         num_shards = None if num_shards is None else at_least(1, "num_shards", num_shards)
@@ -253,10 +268,12 @@ class ShardedTFRecordWriter(_Writer):
         self._compression_type = _resolve_compression(suffix, compression_type)
         self._max_shard_bytes = max_shard_bytes
         self._write_index = write_index
-        self._shards: list[RecordFile] = []
+        self._shards: list[LocalRecordFile | RemoteRecordFile] = []
+        self._files: FileSet | None = None
         self._closed = False
         with self._failing():
-            self._files = FileSet(self.prefix, suffix)
+            if not is_remote(self.prefix):
+                self._files = FileSet(self.prefix, suffix)
             for _ in range(num_shards or 1):
                 self._open_shard()
 
@@ -265,7 +282,8 @@ class ShardedTFRecordWriter(_Writer):
 
     def _open_shard(self) -> None:
         name = f"{self.prefix}-{len(self._shards):05d}{self._suffix}"  # how many there will be is not known yet
-        self._shards.append(RecordFile(name, self._compression_type, None, self._write_index))
+        kind = RemoteRecordFile if self._files is None else LocalRecordFile
+        self._shards.append(kind(name, self._compression_type, None, self._write_index))
 
     def _write(self, payload: bytes | bytearray | memoryview) -> None:
         if self._max_shard_bytes is None:
@@ -282,25 +300,34 @@ class ShardedTFRecordWriter(_Writer):
         for shard in self._shards if self._max_shard_bytes is None else self._shards[-1:]:
             shard.flush()
 
-    def _finish(self, shard: RecordFile) -> None:
+    def _finish(self, shard: LocalRecordFile | RemoteRecordFile) -> None:
         shard.prepare()
-        shard.add_to(self._files)
+        if self._files is not None and isinstance(shard, LocalRecordFile):
+            shard.add_to(self._files)
 
     def _commit(self) -> None:
         for shard in self._shards if self._max_shard_bytes is None else self._shards[-1:]:
             self._finish(shard)
         total = len(self._shards)
         paths = [shard_name(self.prefix, number, total, self._suffix) for number in range(total)]
+        if self._files is None:
+            remote = [shard for shard in self._shards if isinstance(shard, RemoteRecordFile)]
+            upload_record_files(remote, paths, self._access)
+        else:
+            self._publish(self._files, paths)
+        self.paths = paths
+
+    def _publish(self, files: FileSet, paths: Sequence[str]) -> None:
+        shards = [shard for shard in self._shards if isinstance(shard, LocalRecordFile)]
         names: list[str] = []
-        for shard, path in zip(self._shards, paths, strict=True):
+        for shard, path in zip(shards, paths, strict=True):
             names += shard.names(os.path.basename(path))
         for file in self._beside():
-            self._files.add(file)
+            files.add(file)
             names.append(os.path.basename(file.path))
-        self._files.publish(names)
-        for shard, path in zip(self._shards, paths, strict=True):
+        files.publish(names)
+        for shard, path in zip(shards, paths, strict=True):
             shard.remove_old_indexes(path)
-        self.paths = paths
 
     def _beside(self) -> Sequence[AtomicFile]:
         """Prepared files of the same folder that appear with the shards; for classes that write such."""
@@ -309,7 +336,7 @@ class ShardedTFRecordWriter(_Writer):
     def _discard(self) -> None:
         for shard in self._shards:
             shard.discard()
-        if self._shards:
+        if self._files is not None and self._shards:
             self._files.discard()
 
 
@@ -329,13 +356,6 @@ def _payload(record: object) -> bytes | bytearray | memoryview:
     raise TypeError(
         f"a record must be bytes, bytearray, memoryview or a mapping of feature values, got {type(record).__name__}"
     )
-
-
-def _checked_path(path: str | os.PathLike[str]) -> str:
-    name = local_path(path)
-    if is_remote(name):
-        raise ValueError(f"writers write local files (copy them afterwards), got {name!r}")
-    return name
 
 
 def _resolve_compression(name: str, compression_type: str | None) -> str:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime, timezone
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from torch_tfrecord.remote.access import Access
 from torch_tfrecord.remote.obstore_store import REQUEST_SECONDS, nanoseconds
-from torch_tfrecord.remote.store import PASSING_STATUSES, RemoteInfo, StoreError
+from torch_tfrecord.remote.store import PASSING_STATUSES, RemoteInfo, StoreError, part_bytes
 
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
@@ -19,7 +20,12 @@ __all__ = ["FsspecStore", "fsspec_filesystem"]
 
 # File systems that threads may use at once, beside those that are written for many requests.
 _SAFE_FROM_THREADS = frozenset({"memory", "hf", "local", "file"})
+# Where a folder is a part of names, and making one may make a bucket.
+_OBJECT_STORES = frozenset(
+    {"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl", "hf", "oss", "obs", "cos", "oci", "http"}
+)
 _TIMES = ("LastModified", "last_modified", "updated", "mtime", "modified", "last_commit", "created")
+_MISSING = (404, 410)
 _PASSING = (ConnectionError, TimeoutError, EOFError)
 
 
@@ -36,16 +42,19 @@ class FsspecStore:
     Args:
         filesystem: Of this process.
         access: For errors.
-    """
 
-    checks_etag = False
+    Attributes:
+        checks_etag: For http alone, which can be asked for one version only; see `Store`.
+    """
 
     def __init__(self, filesystem: AbstractFileSystem, access: Access) -> None:
         self._filesystem, self._access = filesystem, access
         protocol = filesystem.protocol
         names = {protocol} if isinstance(protocol, str) else set(protocol)
+        self._has_folders = not names & _OBJECT_STORES
         is_safe = filesystem.async_impl or bool(names & _SAFE_FROM_THREADS)
         self._turn = None if is_safe else threading.Lock()
+        self.checks_etag = bool(names & {"http", "https"})
 
     def path_of(self, name: str) -> str:
         """The whole path of a name, with its scheme."""
@@ -56,10 +65,15 @@ class FsspecStore:
         return _info(self._ask("info", name))
 
     def read_range(self, name: str, begin: int, end: int, etag: str | None = None) -> bytes | memoryview:
-        """The bytes of a range of a file; whether it has changed cannot be told."""
-        data = bytes(self._ask("cat_file", name, start=begin, end=end))
+        """The bytes of a range of a file; whether it has changed is told by http alone."""
+        data = bytes(self._ask("cat_file", name, start=begin, end=end, **self._condition(etag)))
         # A server that sends no ranges sends all.
         return data[begin:end] if len(data) > end - begin and len(data) >= end else data
+
+    def _condition(self, etag: str | None) -> dict[str, Any]:
+        if not self.checks_etag or etag is None or etag.startswith("W/"):  # a weak one matches nothing
+            return {}
+        return {"headers": {**self._filesystem.kwargs.get("headers", {}), "If-Match": etag}}
 
     def listing(self, prefix: str, recursive: bool = False) -> list[tuple[str, RemoteInfo]]:
         """What lies in a folder, or all files below it."""
@@ -68,6 +82,28 @@ class FsspecStore:
             found: Mapping[str, Any] = self._ask("find", prefix, detail=True)
             return [(name, _info(entry)) for name, entry in found.items()]
         return [(entry["name"], _info(entry)) for entry in self._ask("ls", prefix, detail=True)]
+
+    def upload(self, name: str, file: IO[bytes], size: int) -> RemoteInfo:
+        """Write all of a local file; also where folders are no mere part of names."""
+        with self._translated():
+            if self._has_folders:
+                self._filesystem.makedirs(name.rpartition("/")[0], exist_ok=True)
+            target = self._filesystem.open(name, "wb", autocommit=False, block_size=part_bytes(size))
+            try:
+                shutil.copyfileobj(file, target, part_bytes(size))
+                target.close()
+                target.commit()
+            except BaseException:
+                target.closed = True  # or it would finish when it is dropped
+                with suppress(Exception):
+                    target.discard()
+                raise
+            self._filesystem.invalidate_cache()
+        return self.info(name)
+
+    def remove(self, name: str) -> None:
+        """Remove a file."""
+        self._ask("rm_file", name)
 
     def _ask(self, method: str, *args: Any, **kwargs: Any) -> Any:
         with self._translated():
@@ -85,7 +121,12 @@ class FsspecStore:
     def _translated(self) -> Iterator[None]:
         try:
             yield
-        except (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError):
+        except FileNotFoundError as error:
+            cause = error.__cause__  # http says so of whatever went wrong
+            if isinstance(cause, Exception) and self.checks_etag and getattr(cause, "status", 0) not in _MISSING:
+                raise _failure(cause, self._access) from None
+            raise
+        except (PermissionError, IsADirectoryError, NotADirectoryError):
             raise
         except Exception as error:
             raise _failure(error, self._access) from None

@@ -6,12 +6,12 @@ import re
 import urllib.error
 import urllib.request
 from datetime import datetime
-from typing import Any
+from typing import IO, Any
 
 from torch_tfrecord.errors import CorruptRecordError
 from torch_tfrecord.remote.access import Access
 from torch_tfrecord.remote.obstore_options import ObstoreConfig
-from torch_tfrecord.remote.store import PASSING_STATUSES, RemoteInfo, StoreError
+from torch_tfrecord.remote.store import PASSING_STATUSES, RemoteInfo, StoreError, part_bytes
 
 __all__ = ["CONNECT_SECONDS", "REQUEST_SECONDS", "STALL_SECONDS", "ObstoreStore"]
 
@@ -22,6 +22,8 @@ _REGION_SECONDS = 5
 
 _STATUS = re.compile(r"status code: (\d{3})")
 _LISTED_AT_ONCE = 1000
+_PARTS_AT_ONCE = 4
+_MOST_RETRIES = 5  # of a part
 
 
 class ObstoreStore:
@@ -39,6 +41,7 @@ class ObstoreStore:
     def __init__(self, module: Any, root: str, config: ObstoreConfig, access: Access) -> None:
         self._module, self._root, self._access = module, root, access
         self._client = _client(module, config)
+        self._config = config
 
     def path_of(self, name: str) -> str:
         """The whole path of a name, with its scheme."""
@@ -90,6 +93,25 @@ class ObstoreStore:
         folders = [(name.rstrip("/"), RemoteInfo(None, is_folder=True)) for name in found["common_prefixes"]]
         return [*folders, *((entry["path"], _info(entry)) for entry in found["objects"])]
 
+    def upload(self, name: str, file: IO[bytes], size: int) -> RemoteInfo:
+        """Write all of a local file."""
+        # A part that fails is sent again by the client: `transfers` would begin with the first.
+        client = _client(self._module, self._config, max_retries=_MOST_RETRIES)
+        try:
+            found = self._module.put(client, name, file, chunk_size=part_bytes(size), max_concurrency=_PARTS_AT_ONCE)
+        except OSError:  # of the local file
+            raise
+        except Exception as error:
+            raise self._failure(error, name) from None
+        return RemoteInfo(size, found["e_tag"])
+
+    def remove(self, name: str) -> None:
+        """Remove a file."""
+        try:
+            self._module.delete(self._client, name)
+        except Exception as error:
+            raise self._failure(error, name) from None
+
     def _failure(self, error: Exception, name: str) -> Exception:
         kind = type(error).__name__
         if isinstance(error, FileNotFoundError):
@@ -130,14 +152,14 @@ def nanoseconds(time: datetime) -> int:
     return int(time.timestamp() * 1_000_000) * 1000
 
 
-def _client(module: Any, config: ObstoreConfig) -> Any:
+def _client(module: Any, config: ObstoreConfig, max_retries: int = 0) -> Any:  # `transfers` asks again
     options = {
         **config.client,
         "connect_timeout": f"{CONNECT_SECONDS}s",
         "read_timeout": f"{STALL_SECONDS}s",
         "timeout": f"{REQUEST_SECONDS}s",
     }
-    more: dict[str, Any] = {"client_options": options, "retry_config": {"max_retries": 0}}  # `transfers` asks again
+    more: dict[str, Any] = {"client_options": options, "retry_config": {"max_retries": max_retries}}
     kind = getattr(module.store, config.kind)
     if config.kind == "HTTPStore":
         return kind.from_url(config.place, **more)

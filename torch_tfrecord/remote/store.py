@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from typing import IO, NamedTuple, Protocol
 
-__all__ = ["PASSING_STATUSES", "RemoteInfo", "Store", "StoreError"]
+__all__ = ["PASSING_STATUSES", "RemoteInfo", "Store", "StoreError", "part_bytes"]
 
 PASSING_STATUSES = frozenset({408, 425, 429, 500, 502, 503, 504})
 """HTTP statuses after which asking again can help."""
@@ -69,3 +69,18 @@ class Store(Protocol):
 
     def listing(self, prefix: str, recursive: bool = False) -> list[tuple[str, RemoteInfo]]:
         """What lies in a folder, names as `info` takes them: files and folders, or all files below it."""
+
+    def upload(self, name: str, file: IO[bytes], size: int) -> RemoteInfo:
+        """Write all of a local file, in parts where it is large; it appears whole, and nothing stays after an error."""
+
+    def remove(self, name: str) -> None:
+        """Remove a file."""
+
+
+_PART_BYTES = 8 << 20
+_MOST_PARTS = 9000  # S3 takes 10,000
+
+
+def part_bytes(size: int) -> int:
+    """Into parts of how many bytes a file is cut that is written."""
+    return max(_PART_BYTES, -(-size // _MOST_PARTS))

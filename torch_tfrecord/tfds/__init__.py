@@ -1,4 +1,4 @@
-"""Datasets that TensorFlow Datasets prepared (tfrecord files), read and written without TensorFlow."""
+"""Read and write TensorFlow Datasets (TFDS) directories of TFRecord files without TensorFlow."""
 
 import torch_tfrecord.tfds.features as features
 from torch_tfrecord.tfds.dataset_info import DatasetInfo, SplitInfo, info

@@ -1,4 +1,4 @@
-"""What a TFDS directory says of itself: dataset_info.json, features.json and the labels' names."""
+"""The metadata of a TFDS directory: dataset_info.json, features.json and the label names."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 import torch_tfrecord.tfds.features as f
 from torch_tfrecord.errors import ParseError
 from torch_tfrecord.records.storage import local_path
+from torch_tfrecord.remote.access import DEFAULT_ACCESS, Access
 from torch_tfrecord.tfds.features_json import features_from_json
 from torch_tfrecord.tfds.files import (
     DEFAULT_TEMPLATE,
@@ -24,27 +25,27 @@ from torch_tfrecord.tfds.files import (
 )
 from torch_tfrecord.tfds.json_fields import JsonFields, read_json, read_text
 
-__all__ = ["FEATURES_FILE", "SPLIT_NAME", "DatasetInfo", "SplitInfo", "SupervisedKeys", "flat_keys", "info"]
+__all__ = ["FEATURES_FILE", "SPLIT_NAME", "DatasetInfo", "SplitInfo", "SupervisedKeys", "flat_keys", "info", "info_of"]
 
 SPLIT_NAME = re.compile(r"[\w-]+")
 _READABLE = "tfrecord"
-_MOST_SHARDS = 100_000  # TFDS makes up to some thousands
-_MAX_DEPTH = 64  # of supervised keys in one another
+_MOST_SHARDS = 100_000  # TFDS writes at most a few thousand
+_MAX_DEPTH = 64  # of nested supervised keys
 
 SupervisedKeys: TypeAlias = "str | tuple[SupervisedKeys, ...] | Mapping[str, SupervisedKeys]"
-"""Names of features, or nested tuples and dicts of them."""
+"""Feature names, or nested tuples and dicts of them."""
 
 
 @dataclass(frozen=True)
 class SplitInfo:
-    """One split.
+    """One split of a dataset.
 
     Attributes:
-        name: Its name.
-        shard_lengths: Records of each shard; None where an old dataset_info.json does not tell.
-        num_bytes: Bytes of all payloads.
+        name: Name of the split, such as "train".
+        shard_lengths: Number of records in each shard; None if an old dataset_info.json does not list them.
+        num_bytes: Total payload bytes.
         filepath_template: See `shard_paths`.
-        num_shards: How many files.
+        num_shards: Number of shard files.
     """
 
     name: str
@@ -55,27 +56,28 @@ class SplitInfo:
 
     @property
     def num_examples(self) -> int | None:
-        """How many examples; None where only the files can tell."""
+        """Number of examples; None if dataset_info.json does not say (count the records in the files)."""
         return None if self.shard_lengths is None else sum(self.shard_lengths)
 
 
 @dataclass(frozen=True)
 class DatasetInfo:
-    """A TFDS dataset: what is in it, and how it lies on the disk.
+    """The contents and layout of a TFDS dataset.
 
     Attributes:
-        directory: Of this version.
-        name: Of the dataset.
+        directory: The directory of this version.
+        name: Name of the dataset.
         version: "x.y.z".
-        config_name: Of the config; None without.
-        description: Text for people.
-        splits: Name -> `SplitInfo`, in the order of the file.
-        features: The feature tree; `features["label"].int2str(0)`.
+        config_name: Name of the config; None if there is none.
+        description: Free text.
+        splits: Name -> `SplitInfo`, in the order of dataset_info.json.
+        features: The feature tree; `features["label"].int2str(0)` names a class.
         supervised_keys: (input, target) or (input, target, weights): names, or nested tuples and dicts of them; None
-            where there are none.
+            if the dataset has none.
         citation: BibTeX.
-        license: Text.
-        raw: All of dataset_info.json.
+        license: Free text.
+        raw: The parsed dataset_info.json.
+        access: How to reach a remote directory.
     """
 
     directory: str
@@ -89,9 +91,10 @@ class DatasetInfo:
     citation: str = ""
     license: str = ""
     raw: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
+    access: Access = field(default=DEFAULT_ACCESS, repr=False, compare=False)
 
     def files(self, split: str) -> list[str]:
-        """The paths of a split's shards, in order; they need not exist."""
+        """List the shard paths of a split, in order, without checking that they exist."""
         info = self.splits[split]
         try:
             return shard_paths(
@@ -101,7 +104,7 @@ class DatasetInfo:
             raise error.locate(path=posixpath.join(self.directory, INFO_FILE)) from error.__cause__
 
     def __str__(self) -> str:
-        """For people."""
+        """Summarise the dataset as readable text."""
         title = "/".join(part for part in (self.name, self.config_name, self.version) if part)
         lines = [f"{title}  ({self.directory})"]
         if self.description:
@@ -115,38 +118,40 @@ class DatasetInfo:
         return "\n".join(lines)
 
 
-def info(directory: str | os.PathLike[str]) -> DatasetInfo:
-    """Read what a TFDS directory says of itself; no TensorFlow, no records.
+def info(directory: str | os.PathLike[str], *, storage_options: Mapping[str, Any] | None = None) -> DatasetInfo:
+    """Read the metadata of a TFDS directory without TensorFlow and without opening the shards.
 
     Args:
-        directory: ``.../name/1.0.0``, ``.../name/config/1.0.0``; or one above: the highest version is taken, and the
-            config where there is only one or the dataset names its default. Local, or of fsspec.
+        directory: ``.../name/1.0.0`` or ``.../name/config/1.0.0``. If you pass a parent directory, the highest version
+            is used, and the only config or the dataset's default config. A local path or a URL.
+        storage_options: As for `TFRecordDataset`; `load` and `RLDSDataset` use those of the result.
 
     Returns:
-        Name, version, splits with counts, the feature tree with the classes' names, supervised keys.
+        Name, version, splits with their counts, the feature tree with class names, and supervised keys.
 
     Raises:
         FileNotFoundError: Not a TFDS directory: dataset_info.json or features.json is missing.
-        ParseError: One of them is damaged, or the format of the shards is not "tfrecord"; names the file and the field.
-        ValueError: The directory is one that TFDS has not finished (``incomplete.*``), or has several configs.
+        ParseError: One of the two is damaged, or the shards are not "tfrecord" files; names the file and the field.
+        ValueError: TFDS has not finished writing the directory (``incomplete.*``), or it has several configs.
 
     Example:
         >>> tfds.info("~/tensorflow_datasets/mnist").splits["train"].num_examples  # doctest: +SKIP
         60000
     """
-    folder = version_folder(os.path.expanduser(local_path(directory)).rstrip("/") or "/")
+    access = Access(storage_options)
+    folder = version_folder(os.path.expanduser(local_path(directory)).rstrip("/") or "/", access)
     path = posixpath.join(folder, INFO_FILE)
-    fields = JsonFields(read_json(path), path, "")
-    file_format = fields.text("fileFormat") or _READABLE  # which old datasets do not name
+    fields = JsonFields(read_json(path, access), path, "")
+    file_format = fields.text("fileFormat") or _READABLE  # old datasets leave it out
     if file_format != _READABLE:
         raise ParseError(
-            f"fileFormat: expected {_READABLE!r}, got {file_format!r}: shards of that format are not read here "
-            "(TFDS converts them: `tfds convert_format`)",
+            f"fileFormat: expected {_READABLE!r}, got {file_format!r}: this shard format is not supported "
+            "(convert the dataset with `tfds convert_format`)",
             path=path,
         )
     name = fields.text("name") or posixpath.basename(posixpath.dirname(folder))
     features_path = posixpath.join(folder, FEATURES_FILE)
-    features = features_from_json(read_json(features_path), features_path)
+    features = features_from_json(read_json(features_path, access), features_path)
     splits = [_split(item) for item in fields.objects("splits")]
     if len({split.name for split in splits}) < len(splits):
         raise fields.error("splits", "different names", [split.name for split in splits])
@@ -157,12 +162,20 @@ def info(directory: str | os.PathLike[str]) -> DatasetInfo:
         config_name=fields.text("configName") or None,
         description=fields.text("description"),
         splits={split.name: split for split in splits},
-        features=_with_names(features, folder, frozenset(list_folder(folder))),
+        features=_with_names(features, folder, frozenset(list_folder(folder, access)), access),
         supervised_keys=_supervised_keys(fields),
         citation=fields.text("citation"),
         license=fields.inner("redistributionInfo").text("license"),
         raw=fields.values,
+        access=access,
     )
+
+
+def info_of(directory: str | os.PathLike[str] | DatasetInfo, storage_options: Mapping[str, Any] | None) -> DatasetInfo:
+    """What `info` says of a directory, or said of it; options given now count."""
+    if not isinstance(directory, DatasetInfo):
+        return info(directory, storage_options=storage_options)
+    return directory if storage_options is None else replace(directory, access=Access(storage_options))
 
 
 def _split(fields: JsonFields) -> SplitInfo:
@@ -190,7 +203,7 @@ def _supervised_keys(fields: JsonFields) -> tuple[SupervisedKeys, ...] | None:
 
 
 def _keys(value: object, fields: JsonFields, depth: int = 0) -> SupervisedKeys:
-    """One of {"featureKey": name}, {"tuple": {"items": [...]}}, {"dict": {"dict": {...}}}."""
+    """Parse one of {"featureKey": name}, {"tuple": {"items": [...]}}, {"dict": {"dict": {...}}}."""
     if isinstance(value, Mapping) and depth <= _MAX_DEPTH:
         name = value.get("featureKey", value.get("feature_key"))
         if isinstance(name, str):
@@ -205,10 +218,10 @@ def _keys(value: object, fields: JsonFields, depth: int = 0) -> SupervisedKeys:
 
 
 def flat_keys(keys: SupervisedKeys) -> Iterator[str]:
-    """The names in supervised keys.
+    """Yield the feature names in nested supervised keys.
 
     Raises:
-        TypeError: Neither a name, nor a tuple or dict.
+        TypeError: An item is not a name, tuple or dict.
     """
     if isinstance(keys, str):
         yield keys
@@ -216,21 +229,21 @@ def flat_keys(keys: SupervisedKeys) -> Iterator[str]:
         for item in keys.values() if isinstance(keys, Mapping) else keys:
             yield from flat_keys(item)
     else:
-        raise TypeError(f"supervised_keys must be names, tuples and dicts, got {type(keys).__name__}")
+        raise TypeError(f"supervised_keys must be names, or tuples and dicts of names, got {type(keys).__name__}")
 
 
-def _with_names(feature: Any, folder: str, there: Collection[str], names: tuple[str, ...] = ()) -> Any:
-    """The tree with the names of the labels' files, where there are such."""
+def _with_names(feature: Any, folder: str, there: Collection[str], access: Access, names: tuple[str, ...] = ()) -> Any:
+    """Add the class names from the ``*.labels.txt`` files that exist to the tree."""
     if isinstance(feature, f.FeaturesDict):
-        named = {name: _with_names(item, folder, there, (*names, name)) for name, item in feature.items()}
+        named = {name: _with_names(item, folder, there, access, (*names, name)) for name, item in feature.items()}
         return replace(feature, features=named)
     if isinstance(feature, f.Sequence):
-        return replace(feature, feature=_with_names(feature.feature, folder, there, names))
+        return replace(feature, feature=_with_names(feature.feature, folder, there, access, names))
     file = label_file(names)
     if not isinstance(feature, (f.ClassLabel, f.LabeledImage)) or feature.names is not None or file not in there:
         return feature
     path = posixpath.join(folder, file)
-    lines = read_text(path).split("\n")
+    lines = read_text(path, access).split("\n")
     try:
         return replace(feature, names=tuple(line.strip() for line in lines if line.strip()))
     except ValueError as error:

@@ -1,7 +1,7 @@
-"""One value of a TFDS feature: from what a list of the record holds to a tensor, str or bytes.
+"""Decode one value of a TFDS feature from a list of the record to a tensor, str or bytes.
 
-An element knows which list holds it, how many of the list's values it takes, and how to make elements of values. What
-lies around it (sequences, ragged rows) is `leaves`'s. Source: the ``decode_example`` of each class of
+An element knows which kind of list holds it, how many list values it takes, and how to decode them. `leaves` handles
+the nesting around it (sequences, ragged rows). Source: the ``decode_example`` of each class of
 ``tensorflow_datasets.core.features``, 4.9.10.
 """
 
@@ -35,15 +35,15 @@ __all__ = ["BytesElement", "Element", "EncodedTensor", "NumberElement", "StringE
 
 
 class Element:
-    """One value.
+    """How one value is decoded.
 
     Attributes:
-        kind: The list that holds it.
-        count: Values of the list for one element; None where a size is not known and the list tells it.
-        what: What it is, for errors.
-        is_joint: Whether the elements of several lists may be made as those of one: they do not depend on each other.
-        dtype: Of its tensors; None where it is none.
-        shape: Of one element.
+        kind: Kind of list that holds it.
+        count: List values per element; None if the shape has an unknown size, inferred from the list.
+        what: Name of the kind of value, for errors.
+        is_joint: Whether the elements of several lists can be decoded in one call, as they are independent.
+        dtype: Dtype of the tensors; None if the values are not tensors.
+        shape: Shape of one element.
     """
 
     kind: ListKind
@@ -54,7 +54,7 @@ class Element:
     shape: Shape = ()
 
     def each(self, values: Any, num_lists: int) -> Any:
-        """The one element of each of some lists of equal length, whose values lie one behind the other.
+        """Decode one element from each of `num_lists` lists of equal length, given their concatenated values.
 
         Returns:
             A tensor [num_lists, ...], or a list.
@@ -62,20 +62,20 @@ class Element:
         raise NotImplementedError
 
     def many(self, values: Any) -> Any:
-        """All elements of a list: a tensor [n, ...] where they are alike, else a list."""
+        """Decode all elements of a list: a tensor [n, ...] if they have the same shape, else a list."""
         raise NotImplementedError
 
     def none(self) -> Any:
-        """No elements: a tensor [0, ...], or a list."""
+        """Return zero elements: a tensor [0, ...], or an empty list."""
         return [] if self.dtype is None else torch.empty(0, *(size or 0 for size in self.shape), dtype=self.dtype)
 
 
 class NumberElement(Element):
-    """Numbers in a list of their own: ints and bools in an int64_list, floats in a float_list.
+    """Numbers stored as a list: ints and bools in an int64_list, floats in a float_list.
 
     Args:
-        dtype: Of the tensor. uint64 is bit-cast from int64, as TFDS writes it.
-        shape: Of one element; at most one None.
+        dtype: Dtype of the tensor. uint64 is bit-cast from int64, as TFDS writes it.
+        shape: Shape of one element; at most one None.
     """
 
     dtype: torch.dtype
@@ -93,9 +93,9 @@ class NumberElement(Element):
     def many(self, values: npt.NDArray[Any]) -> torch.Tensor:
         """A tensor [n, *shape]."""
         if self.count is None:
-            raise ParseError("expected the sizes of elements of unknown shape beside them, got one list of numbers")
+            raise ParseError("expected a shape list next to elements of unknown shape, got one list of numbers")
         if not self.count:
-            raise ParseError("expected elements of at least one number: the record does not tell how many there are")
+            raise ParseError("expected elements of at least one number: the record does not say how many there are")
         if len(values) % self.count:
             raise ParseError(f"expected a multiple of {self.count} values for shape {self.shape}, got {len(values)}")
         return self._cast(values).reshape(-1, *known_shape(self.shape, self.count))
@@ -107,10 +107,10 @@ class NumberElement(Element):
 
 
 class StringElement(Element):
-    """Bytes of any content, of a shape; as bytes, or nested lists of bytes.
+    """Byte strings of a shape, returned as bytes or nested lists of bytes.
 
     Args:
-        shape: Of one element; at most one None.
+        shape: Shape of one element; at most one None.
     """
 
     kind = BYTES_LIST
@@ -121,7 +121,7 @@ class StringElement(Element):
         self.count = _num_values(shape)
 
     def each(self, values: Sequence[bytes], num_lists: int) -> list[Any]:
-        """A list of elements, nested as the shape says."""
+        """A list of elements, each nested according to the shape."""
         nested: list[Any] = nest(values, (num_lists, *known_shape(self.shape, len(values) // num_lists)))
         return nested
 
@@ -133,11 +133,11 @@ class StringElement(Element):
 
 
 class BytesElement(Element):
-    """One bytes value for each element, decoded by a function; the bytes themselves where there is none.
+    """One byte string per element, decoded by a function.
 
     Args:
-        decode: From bytes to the value.
-        what: For errors.
+        decode: Turns bytes into the value; None returns the bytes.
+        what: Name of the kind of value, for errors.
     """
 
     kind = BYTES_LIST
@@ -149,26 +149,26 @@ class BytesElement(Element):
         self.what = what
 
     def decode(self, data: bytes) -> Any:
-        """One value."""
+        """Decode one value."""
         return data if self._decode is None else self._decode(data)
 
     def each(self, values: Sequence[bytes], num_lists: int) -> list[Any]:
-        """The values, which are not stacked."""
+        """Decode the values without stacking them."""
         if len(values) != num_lists:
             raise ParseError(f"expected 1 value, got {len(values) // num_lists}")
         return read_each(self.decode, values)
 
     def many(self, values: Sequence[bytes]) -> Any:
-        """All of them."""
+        """Decode all values of a list."""
         return self.join([self.decode(value) for value in values])
 
     def join(self, items: list[Any]) -> Any:
-        """Make one thing of decoded elements."""
+        """Stack decoded elements if they have the same shape."""
         return _stack_alike(items) if items else self.none()
 
 
 class TextElement(BytesElement):
-    """A str."""
+    """UTF-8 text, decoded to str."""
 
     is_joint = True
 
@@ -177,11 +177,11 @@ class TextElement(BytesElement):
 
 
 class EncodedTensor(BytesElement):
-    """A tensor as its bytes, or these in a zlib stream.
+    """A tensor stored as its raw bytes, optionally zlib-compressed.
 
     Args:
-        dtype: Of the tensor.
-        shape: None for unknown sizes; with two or more the record holds the shape beside the bytes.
+        dtype: Dtype of the tensor.
+        shape: None for unknown sizes; with two or more, the record also holds the shape.
         is_zlib: Whether the bytes are compressed.
     """
 
@@ -192,11 +192,11 @@ class EncodedTensor(BytesElement):
         self.dtype, self.shape, self._is_zlib = dtype, shape, is_zlib
 
     def decode(self, data: bytes) -> torch.Tensor:
-        """The tensor, whose shape is known but for one size."""
+        """Decode a tensor with at most one unknown size."""
         return self.decode_shaped(data, self.shape)
 
     def decode_shaped(self, data: bytes, shape: Shape) -> torch.Tensor:
-        """The tensor of a shape that the record tells."""
+        """Decode a tensor with the shape given in the record."""
         if not fits(shape, self.shape):
             raise ParseError(f"expected a shape like {self.shape}, got {shape}")
         count = _num_values(shape)
@@ -213,15 +213,15 @@ class EncodedTensor(BytesElement):
 
 
 def _num_values(shape: Shape) -> int | None:
-    """How many values an element has; None where a size is not known."""
+    """Number of values in an element; None if a size is unknown."""
     return None if None in shape else math.prod(size for size in shape if size is not None)
 
 
 def known_shape(shape: Shape, num_values: int) -> tuple[int, ...]:
-    """The shape with its one unknown size found from the number of values.
+    """Fill in the unknown size of a shape from the number of values.
 
     Raises:
-        ParseError: They do not fit.
+        ParseError: The number of values does not fit the shape.
     """
     unknown = shape.count(None)
     fixed = math.prod(size for size in shape if size is not None)
@@ -234,7 +234,7 @@ def known_shape(shape: Shape, num_values: int) -> tuple[int, ...]:
 
 
 def _stack_alike(items: list[Any]) -> Any:
-    """Stack tensors of one shape; everything else stays a list."""
+    """Stack tensors of equal shape and dtype; return anything else as a list."""
     first = items[0] if items else None
     if not isinstance(first, torch.Tensor) or any(
         not isinstance(item, torch.Tensor) or item.shape != first.shape or item.dtype != first.dtype for item in items
@@ -250,7 +250,7 @@ def _inflate(data: bytes, num_bytes: int | None) -> bytes:
     try:
         raw = inflater.decompress(data, limit + 1)
     except zlib.error as error:
-        raise ParseError("expected a zlib stream, got bytes that are none") from error
+        raise ParseError("expected a zlib stream, got other bytes") from error
     if num_bytes is None and len(raw) > limit:
         raise LimitExceededError(f"a zlib stream of more than {limit} bytes")
     if len(raw) > limit or not inflater.eof or inflater.unused_data:

@@ -1,4 +1,4 @@
-"""Samples to records by a feature tree: the reverse of `leaves`, in the form that TFDS writes.
+"""Encode samples as records with a feature tree: the inverse of `leaves`, in the form that TFDS writes.
 
 Source: ``encode_example`` of each class of ``tensorflow_datasets.core.features``, and ``core/example_serializer.py``
 of TFDS 4.9.10.
@@ -31,14 +31,14 @@ _Values: TypeAlias = "npt.NDArray[Any] | list[bytes]"
 
 
 class SampleEncoder:
-    """Makes records of samples.
+    """Encodes samples as records.
 
     Args:
-        features: The tree.
-        as_numpy_layout: Arrays of images are [H, W, C], of videos [T, H, W, C]; else [C, H, W] and [T, C, H, W].
+        features: The feature tree.
+        as_numpy_layout: Image arrays are [H, W, C] and video arrays [T, H, W, C]; else [C, H, W] and [T, C, H, W].
 
     Raises:
-        ValueError: A feature that cannot be written.
+        ValueError: A feature cannot be written.
     """
 
     def __init__(self, features: f.FeaturesDict, *, as_numpy_layout: bool = False) -> None:
@@ -47,10 +47,10 @@ class SampleEncoder:
         self._encoders = [_LeafEncoder(leaf, as_numpy_layout) for leaf in self._places]
 
     def encode(self, sample: Mapping[str, Any]) -> bytes:
-        """The serialized Example of one sample.
+        """Return the serialized Example of one sample.
 
         Raises:
-            TypeError, ValueError: A value that its feature does not have; names the feature.
+            TypeError, ValueError: A value does not fit its feature; names the feature.
         """
         values: dict[str, Any] = {}
         self._collect(self._features, sample, (), values)
@@ -65,7 +65,7 @@ class SampleEncoder:
         return encode_example(record)
 
     def _collect(self, feature: Any, value: Any, names: tuple[str, ...], values: dict[str, Any]) -> None:
-        """Each leaf's value, nested by the sequences around it."""
+        """Collect the value of each leaf, nested by the sequences around it."""
         if isinstance(feature, f.FeaturesDict):
             _check_names(feature, value, names)
             for name, item in feature.items():
@@ -81,7 +81,7 @@ class SampleEncoder:
             values["/".join(names)] = value
 
     def _collect_sequence(self, inner: Any, value: Any, names: tuple[str, ...], values: dict[str, Any]) -> None:
-        if isinstance(value, Mapping):  # columns, as they are read
+        if isinstance(value, Mapping):  # columns, as `load` returns them
             self._collect(inner, value, names, values)
             return
         if not isinstance(value, Sequence):
@@ -97,7 +97,7 @@ class SampleEncoder:
 
 
 def _is_leaf(feature: object) -> bool:
-    """Whether values lie in no dict: a leaf, or sequences of one."""
+    """Whether a feature contains no dict: a leaf, or a sequence of leaves."""
     while isinstance(feature, f.Sequence):
         feature = feature.feature
     return not isinstance(feature, (f.FeaturesDict, f.Translation, f.TranslationVariableLanguages))
@@ -126,7 +126,7 @@ def _check_names(expected: Mapping[str, object], value: object, names: tuple[str
 
 
 class _LeafEncoder:
-    """Makes the entries of one leaf."""
+    """Encodes the record entries of one leaf."""
 
     def __init__(self, place: LeafPlace, as_numpy_layout: bool) -> None:
         self._place = place
@@ -137,7 +137,7 @@ class _LeafEncoder:
         self._depth = len(place.lengths)
 
     def entries(self, value: Any) -> dict[str, _Values]:
-        """Key -> values."""
+        """Return the entries as key -> values."""
         key = self._place.path
         if value is None and not self._depth:
             if getattr(self._place.feature, "optional", False):
@@ -161,7 +161,7 @@ class _LeafEncoder:
 
 
 def _flatten(value: Any, lengths: Sequence[int | None], row_lengths: list[list[int]]) -> list[Any]:
-    """The innermost values, and how many there are in each row of each level."""
+    """Return the innermost values, and append the row lengths of each level to `row_lengths`."""
     rows = _rows(value)
     if lengths[0] is not None and len(rows) != lengths[0]:
         raise ValueError(f"expected a sequence of {lengths[0]}, got {len(rows)}")
@@ -180,7 +180,7 @@ def _rows(value: Any) -> Any:
 
 
 def _value_encoder(place: LeafPlace, as_numpy_layout: bool) -> tuple[Callable[[Any], _Values], npt.DTypeLike]:
-    """From one value to what a list of the record holds of it; and the dtype of an empty list of that kind."""
+    """Return the function that turns one value into list values, and the dtype of an empty list."""
     feature = place.feature
     if isinstance(feature, f.Video):
         feature = feature.frame
@@ -219,7 +219,7 @@ def _numbers(value: Any) -> npt.NDArray[Any]:
 
 
 def _array(value: Any, feature: f.Tensor | f.Scalar | f.Audio) -> npt.NDArray[Any]:
-    """The value in the feature's dtype and shape; integers must not change."""
+    """Cast a value to the feature's dtype and shape; integers must not change."""
     found, dtype = _numbers(value), _numpy_dtype(feature.dtype)
     if not fits(found.shape, feature.shape):
         raise ValueError(f"expected shape {feature.shape}, got {found.shape}")
@@ -291,7 +291,7 @@ def _box(value: Any, feature: f.BBoxFeature) -> npt.NDArray[np.float32]:
 
 
 def _stored_box(box: npt.NDArray[Any], value: Any, bbox_format: str) -> npt.NDArray[Any]:
-    """From a tv_tensor's format to TFDS's."""
+    """Convert a box from the tv_tensor's format to TFDS's."""
     if value.format.value == "CXCYWH":
         box = np.concatenate([box[:2] - box[2:] / 2, box[2:]])
     elif value.format.value == "XYXY":
@@ -325,7 +325,7 @@ def _picture(value: Any, feature: f.Image | f.LabeledImage, as_numpy_layout: boo
 
 
 def _as_rgba(pixels: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
-    """The four bytes of each float32 as a pixel."""
+    """View the four bytes of each float32 as one RGBA pixel."""
     if len(pixels) != 1:
         raise ValueError(f"expected one channel of float32, got {len(pixels)}")
     height, width = pixels.shape[1:]

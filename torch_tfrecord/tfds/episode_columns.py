@@ -1,4 +1,4 @@
-"""The columns of an episode: one value for each step, of which samples take a few neighbouring ones."""
+"""The columns of an episode: one value per step; a sample reads a window of consecutive steps."""
 
 from __future__ import annotations
 
@@ -31,26 +31,26 @@ class FeaturePlace(NamedTuple):
     """A feature of one episode, for errors.
 
     Attributes:
-        path: Of the feature.
-        locate: Adds file and record to an error.
+        path: Path of the feature.
+        locate: Adds the file and record to an error.
     """
 
     path: str
     locate: Callable[[TFRecordError], TFRecordError]
 
     def at_step(self, error: TFRecordError, step: int) -> TFRecordError:
-        """The error of one step."""
+        """Return the error with the feature, step, file and record added."""
         return self.locate(type(error)(f"feature {self.path!r}, step {step}: {error.args[0]}"))
 
 
 class Column:
-    """One value for each step of an episode.
+    """One value per step of an episode.
 
     Attributes:
-        num_bytes: Memory that it keeps, in the main.
+        num_bytes: Approximate memory it holds.
     """
 
-    # A batch takes from many episodes that are in no cache: each look into a dict would be a wait for memory.
+    # A batch reads from many episodes that are not in the CPU cache: each dict lookup would wait for memory.
     __slots__ = ("num_bytes",)
 
     num_bytes: int
@@ -60,7 +60,7 @@ class Column:
         raise NotImplementedError
 
     def read(self, first: int, stop: int) -> Any:
-        """The values of the steps `first` to `stop` - 1: a list, or a tensor of its own memory."""
+        """The values of steps `first` to `stop` - 1: a list, or a tensor that owns its memory."""
         raise NotImplementedError
 
     def at(self, step: int) -> Any:
@@ -69,13 +69,13 @@ class Column:
 
 
 class NumberColumn(Column):
-    """Numbers of one shape: `read` gives a tensor [steps, *shape].
+    """Numbers of equal shape: `read` returns a tensor [steps, *shape].
 
     Args:
-        values: [T, *shape], a tensor or array; not changed.
+        values: [T, *shape], a tensor or array; not modified.
 
     Attributes:
-        array: The same memory as an array; None where there is none, as of bfloat16.
+        array: A NumPy view of the same memory; None for dtypes that NumPy lacks, such as bfloat16.
     """
 
     __slots__ = ("array", "values")
@@ -103,7 +103,7 @@ def own_tensor(values: npt.NDArray[np.generic] | torch.Tensor) -> torch.Tensor:
 
 
 def _as_array(values: torch.Tensor) -> npt.NDArray[np.generic] | None:
-    if type(values) is not torch.Tensor:  # others must keep their kind
+    if type(values) is not torch.Tensor:  # subclasses must keep their type
         return None
     try:
         array: npt.NDArray[np.generic] = values.numpy()
@@ -113,11 +113,11 @@ def _as_array(values: torch.Tensor) -> npt.NDArray[np.generic] | None:
 
 
 class ListColumn(Column):
-    """Values that no tensor holds, such as bytes; a sample has a list of them.
+    """Values that are not tensors, such as bytes; a sample gets a list of them.
 
     Args:
-        values: One for each step.
-        empty: What stands for a missing one with pad="zero".
+        values: One per step.
+        empty: The padding value with pad="zero".
     """
 
     __slots__ = ("empty", "values")
@@ -144,11 +144,11 @@ def _size(value: object) -> int:
 
 
 class TextColumn(ListColumn):
-    """Texts, as str; decoded when a sample takes them.
+    """Text as str, decoded when a sample reads it.
 
     Args:
-        values: UTF-8, one for each step.
-        place: Of the feature.
+        values: UTF-8, one per step.
+        place: Where the feature is, for errors.
     """
 
     __slots__ = ("_place",)
@@ -170,10 +170,10 @@ class TextColumn(ListColumn):
 
 
 class Pictures(NamedTuple):
-    """How the pictures of a feature are decoded many at a time, where `decode_image` is all that decoding does.
+    """How to decode the images of a feature in bulk, if decoding is a plain `decode_image`.
 
     Attributes:
-        mode: As of `decode_image`.
+        mode: See `decode_image`.
         shape: (height, width, channels), None for any.
     """
 
@@ -181,18 +181,18 @@ class Pictures(NamedTuple):
     shape: tuple[int | None, ...]
 
     def fits(self, size: Sequence[int]) -> bool:
-        """Whether pictures of (height, width) are of this shape."""
+        """Whether images of (height, width) match this shape."""
         return all(wanted in (None, found) for wanted, found in zip(self.shape, size, strict=False))
 
 
 class EncodedColumn(Column):
-    """Encoded values, such as images, read and decoded when a sample takes them.
+    """Encoded values, such as images, read and decoded when a sample needs them.
 
     Args:
-        values: One for each step.
-        decode: From bytes to the value; None hands out the bytes.
-        place: Of the feature.
-        pictures: What `decode` makes of them, where that is plain `tv_tensors.Image`.
+        values: One per step.
+        decode: Turns bytes into the value; None returns the bytes.
+        place: Where the feature is, for errors.
+        pictures: How to decode many at once, if `decode` returns plain `tv_tensors.Image`.
     """
 
     __slots__ = ("_decode", "_place", "_values", "pictures")
@@ -214,11 +214,11 @@ class EncodedColumn(Column):
         return len(self._values)
 
     def encoded(self, first: int, stop: int) -> list[bytes]:
-        """The bytes of the steps `first` to `stop` - 1, whose checksums were right."""
+        """The bytes of steps `first` to `stop` - 1, with their checksums verified."""
         return self._values.read(first, stop) if isinstance(self._values, Frames) else list(self._values[first:stop])
 
     def read(self, first: int, stop: int) -> list[Any]:
-        """Of images each a `tv_tensors.Image` [C, H, W]; bytes where nothing is decoded."""
+        """The decoded values, images as `tv_tensors.Image` [C, H, W]; bytes if there is no `decode`."""
         encoded = self.encoded(first, stop)
         if self._decode is None:
             return encoded
@@ -232,7 +232,7 @@ class EncodedColumn(Column):
 
 
 def read_encoded(columns: Sequence[EncodedColumn], spans: Spans) -> list[bytes]:
-    """What `EncodedColumn.encoded` gives of each column's window, one after another."""
+    """`EncodedColumn.encoded` of each column's window, concatenated."""
     frames = [column._values for column in columns if isinstance(column._values, Frames)]
     values = read_frames(frames, spans) if frames and len(frames) == len(columns) else None
     if values is None:
@@ -242,13 +242,13 @@ def read_encoded(columns: Sequence[EncodedColumn], spans: Spans) -> list[bytes]:
 
 
 def each_leaf(tree: Any, make: Callable[[Any], Any]) -> Any:
-    """A tree of columns or values, with what is made of each of them.
+    """Apply a function to each leaf of a tree of columns or values.
 
     Example:
         >>> each_leaf({"a": {"b": 1}}, str)
         {'a': {'b': '1'}}
     """
-    if isinstance(tree, Column):  # before the slower question
+    if isinstance(tree, Column):  # the cheaper check first
         return make(tree)
     if isinstance(tree, Mapping):
         return {name: each_leaf(item, make) for name, item in tree.items()}

@@ -1,8 +1,9 @@
-"""Where the lists of an episode lie in its record, and the table that says so in an index of episodes.
+"""The location of an episode's lists in its record, and the table that stores them in an episode index.
 
-A table is uint32 words, little-endian: the number of lists; for each, in the order of the record's bytes, ``key, kind,
-count, num_bytes, crc``; then for each list of kind `FRAMES` its values' lengths and CRC-32Cs. Where the lists lie
-follows: they fill the record. It is empty for a record in another form than the usual one, or in a compressed file.
+A table is little-endian uint32 words: the number of lists; for each list, in record order, ``key, kind, count,
+num_bytes, crc``; then, for each list of kind `FRAMES`, the lengths and CRC-32Cs of its values. The locations follow
+from the sizes, as the lists fill the record. The table is empty for a record in a non-canonical encoding, or in a
+compressed file.
 """
 
 from __future__ import annotations
@@ -33,11 +34,11 @@ from torch_tfrecord.tfds.example_layout import (
 __all__ = ["FRAMES", "ROW_WORDS", "ListPlace", "count_steps", "find_places", "is_usual", "read_table", "write_table"]
 
 FRAMES = 4
-"""Kind of a bytes_list whose values are large enough to be read one by one."""
+"""Kind of a bytes_list with values large enough to be read one by one."""
 ROW_WORDS = 5
-"""Words of a list in a table."""
+"""Words per list in a table."""
 
-# A list below the first, or with values below the second in the mean, is read as a whole: another read costs more.
+# A list smaller than the first, or with a mean value size below the second, is read whole: another read costs more.
 _MIN_FRAMES_BYTES = 1 << 14
 _MIN_FRAME_BYTES = 1 << 7
 
@@ -46,20 +47,19 @@ _NONE.flags.writeable = False
 
 
 class ListPlace(NamedTuple):
-    """Where a list lies in its record's payload, and the checksums of its parts.
+    """The location of a list in its record's payload, and the checksums of its parts.
 
     Attributes:
         kind: `BYTES`, `FLOATS`, `INTEGERS`, `FRAMES`, or `UNSET`.
-        num_values: How many.
-        start: First byte, in the payload.
-        num_bytes: Bytes of all values, of bytes with the tags between them.
+        num_values: Number of values.
+        start: First byte in the payload.
+        num_bytes: Bytes of all values; for a bytes_list, including the tags between them.
         crc: CRC-32C of these bytes; 0 for `FRAMES`, where each value has its own.
-        head: What stands before the list in its record, from the start of its entry; empty where nothing is held
-            against it.
-        starts: int64 [num_values], of `FRAMES` each value's first byte in the payload; else empty.
-        lengths: int64 [num_values]: bytes of each.
-        heads: int64 [num_values]: bytes of the tag and the length in front of each.
-        crcs: int64 [num_values]: CRC-32C of each, with its tag and its length in front of it.
+        head: The bytes before the list in its record, from the start of its entry; empty if they are not checked.
+        starts: int64 [num_values] for `FRAMES`: first byte of each value in the payload; else empty.
+        lengths: int64 [num_values]: size of each value in bytes.
+        heads: int64 [num_values]: size in bytes of the tag and length before each value.
+        crcs: int64 [num_values]: CRC-32C of each value, including its tag and length.
     """
 
     kind: int
@@ -75,12 +75,12 @@ class ListPlace(NamedTuple):
 
 
 def find_places(payload: bytes) -> tuple[dict[str, ListPlace], bytes]:
-    """The places of a record's lists, and the bytes that they lie in: its own, or those of its `canonical` form.
+    """Find a record's lists, and return them with the bytes they refer to: the payload or its `canonical` form.
 
-    Keys whose kind is not set have a place of kind `UNSET`.
+    Keys without a list have a place of kind `UNSET`.
 
     Raises:
-        ParseError: The bytes are no Example.
+        ParseError: The bytes are not an Example.
     """
     lists = find_entries(payload)
     if lists is None:
@@ -104,7 +104,7 @@ def _place(payload: memoryview, found: ListLayout) -> ListPlace:
 
 
 def is_usual(places: Mapping[str, ListPlace], payload_bytes: int) -> bool:
-    """Whether the lists lie where their sizes alone say: an empty list may be written in two ways."""
+    """Whether the list locations follow from their sizes alone: an empty list has two encodings."""
     at = example_head_bytes(payload_bytes)
     for key, place in places.items():
         head = entry_head(key_head(key.encode()), _wire_kind(place.kind), place.num_bytes)
@@ -119,13 +119,13 @@ def _wire_kind(kind: int) -> int:
 
 
 def count_steps(places: Mapping[str, ListPlace], step_lists: Mapping[str, int]) -> int:
-    """The number of steps of an episode: it is stored nowhere, so every list that tells it must tell the same.
+    """Infer the number of steps of an episode, which no field stores, from its lists; they must all agree.
 
-    A list tells it by its number of values; one of rows of different lengths by the number of its row lengths; one of
-    arrays of different shapes by the number of its arrays.
+    A plain list gives it by its number of values, a ragged list by its number of row lengths, and a list of
+    arrays with different shapes by its number of arrays.
 
     Raises:
-        ParseError: two lists disagree, a list ends inside a step, or none tells it.
+        ParseError: Two lists disagree, a list ends inside a step, or no list determines the number of steps.
     """
     first: tuple[str, int] | None = None
     for key, per_step in step_lists.items():
@@ -134,13 +134,13 @@ def count_steps(places: Mapping[str, ListPlace], step_lists: Mapping[str, int]) 
             continue
         if first is not None and first[1] != steps:
             raise ParseError(
-                f"expected as many steps in each feature of an episode, got {first[1]} in {first[0]!r} and "
+                f"expected the same number of steps in each feature of an episode, got {first[1]} in {first[0]!r} and "
                 f"{steps} in {key!r}"
             )
         first = first or (key, steps)
     if first is None:
         raise ParseError(
-            f"expected a feature that tells the number of steps, got none of {', '.join(map(repr, step_lists))}"
+            f"expected a feature that determines the number of steps, got none of {', '.join(map(repr, step_lists))}"
         )
     return first[1]
 
@@ -165,27 +165,28 @@ def _is_set(places: Mapping[str, ListPlace], key: str) -> bool:
 
 
 def write_table(places: Mapping[str, ListPlace], numbers: Mapping[str, int]) -> bytes:
-    """The table of a record's lists; `numbers` has the number of each key."""
+    """Serialize the table of a record's lists; `numbers` maps each key to its number."""
     rows = [[numbers[key], place.kind, place.num_values, place.num_bytes, place.crc] for key, place in places.items()]
     frames = [part for place in places.values() if place.kind == FRAMES for part in (place.lengths, place.crcs)]
     words = np.concatenate([np.array([len(rows)]), np.array(rows, np.int64).reshape(-1), *frames])
-    return words.astype("<u4").tobytes()
+    table: bytes = words.astype("<u4").tobytes()
+    return table
 
 
 def read_table(
     table: bytes, keys: Sequence[str], key_heads: Sequence[bytes], payload_bytes: int, number: int
 ) -> dict[str, ListPlace]:
-    """The lists of an Example of so many bytes, by its table.
+    """Read the lists of an Example of `payload_bytes` bytes from its table.
 
     Args:
-        table: What `write_table` gave.
-        keys: By their numbers.
-        key_heads: `key_head` of each.
-        payload_bytes: Of the Example.
-        number: Of the record, for errors.
+        table: Bytes from `write_table`.
+        keys: Keys by their numbers.
+        key_heads: `key_head` of each key.
+        payload_bytes: Size of the Example.
+        number: Record number, for errors.
 
     Raises:
-        IndexMismatchError: There is no such table.
+        IndexMismatchError: The table is not valid for such an Example.
     """
     words = np.frombuffer(table, "<u4", len(table) // 4)
     num_rows = int(words[0]) if len(words) else 0
@@ -228,4 +229,4 @@ def _is_possible(kind: int, count: int, num_bytes: int) -> bool:
 
 
 def _bad(expected: str, got: str, number: int) -> IndexMismatchError:
-    return IndexMismatchError(f"the index of episodes: expected {expected}, got {got}", position=number)
+    return IndexMismatchError(f"the episode index: expected {expected}, got {got}", position=number)

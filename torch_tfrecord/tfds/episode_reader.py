@@ -1,9 +1,9 @@
-"""Reads parts of episodes: the short lists of one at once, and of the frames only those asked for.
+"""Read parts of episodes: the short lists of an episode in one read, and only the frames you ask for.
 
-What is read is held against the checksums that the index of episodes has of each part. The index is not believed for
-what a list is: before each stand its key, its kind and its length, and all of them are held against the index. Where
-they differ, the whole record is read, whose own CRC tells which of the two is damaged. A record in another form than
-the usual one, or in a compressed file, is read as a whole, by its own CRC.
+Each part is checked against its checksum in the episode index. The index is not trusted for what a list is: the key,
+kind and length before each list in the record are checked against it, too. If they differ, the whole record is read
+and its own CRC shows whether the record or the index is damaged. A record in a non-canonical encoding, or in a
+compressed file, is read whole and checked with its own CRC.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from torch_tfrecord.records.index import RecordIndex
 from torch_tfrecord.records.local_reads import read_local_values
 from torch_tfrecord.records.reader import RecordReader
 from torch_tfrecord.records.storage import SourceCache, open_file
+from torch_tfrecord.remote.access import DEFAULT_ACCESS, Access
 from torch_tfrecord.shown import printable
 from torch_tfrecord.tfds.episode_index import EpisodeIndex
 from torch_tfrecord.tfds.episode_places import FRAMES, ListPlace, find_places
@@ -37,12 +38,12 @@ from torch_tfrecord.tfds.example_layout import (
 
 __all__ = ["EpisodeReader", "EpisodeRecord", "Frames", "Spans", "Values", "read_frames"]
 
-# Short lists this near to each other are read together: a call costs more than so many bytes.
+# Short lists this close to each other are read together: a read call costs more than that many bytes.
 _MAX_GAP_BYTES = 1 << 12
 
 Values: TypeAlias = "npt.NDArray[np.int64] | npt.NDArray[np.float32] | list[bytes] | Frames"
 Spans: TypeAlias = Sequence[tuple[int, int, int, int]]
-"""Windows' `Span`s, of which the first step and the one behind the last count here."""
+"""`Span`s of windows; only their first step and end (exclusive) are used here."""
 
 
 class EpisodeReader:
@@ -52,40 +53,47 @@ class EpisodeReader:
         files: The data files.
         records: The record index of each.
         episodes: The episode index of each.
+        access: How remote files are reached.
     """
 
-    def __init__(self, files: Sequence[str], records: Sequence[RecordIndex], episodes: Sequence[EpisodeIndex]) -> None:
+    def __init__(
+        self,
+        files: Sequence[str],
+        records: Sequence[RecordIndex],
+        episodes: Sequence[EpisodeIndex],
+        access: Access = DEFAULT_ACCESS,
+    ) -> None:
         self.files = files
         self.records = records
         self.episodes = episodes
-        # No methods of the reader: it would hold itself, and with it open files.
-        self.data = SourceCache(functools.partial(_open_data, files, records))
-        self.tables = SourceCache(functools.partial(_open_tables, episodes))
+        # Not bound methods of the reader: a reference cycle would keep the files open.
+        self.data = SourceCache(functools.partial(_open_data, files, records, access))
+        self.tables = SourceCache(functools.partial(_open_tables, episodes, access))
 
     def record(self, file: int, number: int) -> EpisodeRecord:
-        """The record of an episode, by number of file and record."""
+        """The record of an episode, by file number and record number."""
         return EpisodeRecord(self, file, number)
 
 
-def _open_data(files: Sequence[str], records: Sequence[RecordIndex], file: int) -> ByteSource:
-    """A data file, which must still be the one that was indexed."""
-    source = open_file(files[file])
+def _open_data(files: Sequence[str], records: Sequence[RecordIndex], access: Access, file: int) -> ByteSource:
+    """Open a data file and check that it is still the one that was indexed."""
+    source = open_file(files[file], access)
     records[file].check_fresh(source)
     return open_stream(source, records[file].compression_type)[0]
 
 
-def _open_tables(episodes: Sequence[EpisodeIndex], file: int) -> ByteSource:
-    return open_file(episodes[file].tables_path)
+def _open_tables(episodes: Sequence[EpisodeIndex], access: Access, file: int) -> ByteSource:
+    return open_file(episodes[file].tables_path, access)
 
 
 class EpisodeRecord:
-    """One episode's record, and where its bytes come from.
+    """The record of one episode, and where its bytes come from.
 
     Attributes:
-        file: Its number.
-        number: The record's number in it.
-        payload: All of it, where it was read as a whole.
-        begin: First byte of the payload in its file.
+        file: Number of the file.
+        number: Number of the record in the file.
+        payload: The whole payload, if it was read whole.
+        begin: First byte of the payload in the file.
     """
 
     __slots__ = ("_num_bytes", "_offset", "begin", "file", "number", "payload", "reader")
@@ -100,10 +108,10 @@ class EpisodeRecord:
         self.begin = self._offset + HEADER_BYTES
 
     def lists(self, wanted: Callable[[str], bool]) -> dict[str, Values]:
-        """The lists whose key is wanted: int64 or float32 [N], list of bytes, or `Frames`, not yet read.
+        """The lists whose key is wanted: int64 or float32 [N], a list of bytes, or `Frames` that are not read yet.
 
         Raises:
-            TFRecordError: with the file and the record.
+            TFRecordError: A part is damaged or does not match; names the file and the record.
         """
         try:
             places = self._places()
@@ -135,7 +143,7 @@ class EpisodeRecord:
         return RecordReader().read(self.reader.data.get(self.file), self._offset, self._num_bytes)
 
     def _short(self, places: Mapping[str, ListPlace], wanted: Callable[[str], bool]) -> Iterator[tuple[str, Values]]:
-        """The wanted lists that are read as a whole; of all lists what stands before them is held against the index."""
+        """The wanted short lists; the bytes before every list are checked against the index."""
         pieces = []
         for key, place in places.items():
             is_read = place.kind not in (FRAMES, UNSET) and wanted(key)
@@ -159,7 +167,7 @@ class EpisodeRecord:
                     yield piece.key, content
 
     def read(self, num_bytes: int, start: int) -> bytes:
-        """Bytes of the payload."""
+        """Read `num_bytes` bytes of the payload, from `start`."""
         if self.payload is not None:
             return self.payload[start : start + num_bytes]
         data = self.reader.data.get(self.file).read(num_bytes, self.begin + start)
@@ -168,19 +176,19 @@ class EpisodeRecord:
         return data
 
     def blame(self, error: CorruptRecordError) -> TFRecordError:
-        """The error of a part that is not as the index says: the record's own CRC tells which of them is damaged."""
+        """The error for a part that does not match the index: the record's own CRC shows which of them is damaged."""
         if self.payload is None:
             try:
                 self._whole()
             except TFRecordError:
                 return error
             return IndexMismatchError(
-                f"the index of episodes is not of this record, whose own checksum is right: {error.args[0]}"
+                f"the episode index does not match this record, whose own checksum is right: {error.args[0]}"
             )
         return error
 
     def locate(self, error: TFRecordError) -> TFRecordError:
-        """Add file, byte and record to an error."""
+        """Add the file, record and byte offset to an error."""
         return error.locate(path=self.reader.files[self.file], offset=self._offset, position=self.number)
 
     def __str__(self) -> str:
@@ -189,18 +197,18 @@ class EpisodeRecord:
 
 
 class Frames:
-    """The values of a long bytes_list, such as encoded images: read when they are asked for.
+    """The values of a long bytes_list, such as encoded images, read on demand.
 
     Args:
         record: The record.
-        key: The list's key.
-        place: Where its values lie.
+        key: Key of the list.
+        place: Location of its values.
 
     Attributes:
-        num_bytes: Memory that it keeps.
+        num_bytes: Memory it holds.
         record: The record.
-        places: int64 [N, 3]: first byte of each value in the file (in the payload where that was read as a whole), its
-            bytes, and its CRC-32C; with its tag and its length, which stand in front of it.
+        places: int64 [N, 3]: first byte of each value in the file (in the payload if that was read whole), its size,
+            and its CRC-32C; all include the tag and length before the value.
     """
 
     __slots__ = ("_begin", "_heads", "key", "num_bytes", "places", "record")
@@ -218,11 +226,11 @@ class Frames:
         return len(self.places)
 
     def read(self, first: int, stop: int) -> list[bytes]:
-        """The values of the steps `first` to `stop` - 1, by one read.
+        """The values of steps `first` to `stop` - 1, in one read.
 
         Raises:
-            CorruptRecordError: a value has another checksum; names the file, the record, the key and the step.
-            IndexMismatchError: the record is whole, and the index of episodes is not of it.
+            CorruptRecordError: The checksum of a value is wrong; names the file, the record, the key and the step.
+            IndexMismatchError: The record is intact, but the episode index does not match it.
         """
         starts, lengths, crcs = self.places[first:stop].T.tolist()
         if not starts:
@@ -243,7 +251,7 @@ class Frames:
         return contents
 
     def contents(self, first: int, values: Sequence[bytes]) -> list[bytes] | None:
-        """Values without the tag and the length in front of them; None where these say something else."""
+        """The values without the tag and length before them; None if these do not match the index."""
         found = []
         for value, head in zip(values, self._heads[first : first + len(values)].tolist(), strict=True):
             if not value.startswith(value_head(len(value) - head)):
@@ -253,9 +261,9 @@ class Frames:
 
 
 def read_frames(frames: Sequence[Frames], spans: Spans) -> list[bytes] | None:
-    """What `Frames.read` gives of each window, one after another, by a few calls in all.
+    """`Frames.read` of each window, concatenated, in a few calls.
 
-    None in any doubt: then each is read by itself, which also finds what is wrong.
+    None if anything does not match: the caller then reads each window on its own, which also finds the error.
     """
     reader = frames[0].record.reader
     files: list[int] = []
@@ -272,7 +280,7 @@ def read_frames(frames: Sequence[Frames], spans: Spans) -> list[bytes] | None:
         places.append(found)
     try:
         values = read_local_values(reader.data.get, files, counts, np.concatenate(places))
-    except (OSError, TFRecordError):  # of opening a file
+    except (OSError, TFRecordError):  # a file cannot be opened
         return None
     if values is None:
         return None
@@ -287,13 +295,13 @@ def read_frames(frames: Sequence[Frames], spans: Spans) -> list[bytes] | None:
 
 def _wrong_checksum(what: str, data: bytes, expected: int) -> CorruptRecordError:
     return CorruptRecordError(
-        f"corrupted record: {what}: expected checksum {expected:#010x} (by the index of episodes), got "
+        f"corrupted record: {what}: expected checksum {expected:#010x} (from the episode index), got "
         f"{crc32c(data):#010x} ({len(data)} bytes)"
     )
 
 
 class _Piece(NamedTuple):
-    """What is read of one list at once: its values where they are wanted and short, and what stands before them."""
+    """The part of one list that is read at once: the bytes before it, and its values if they are wanted and short."""
 
     begin: int
     end: int
@@ -302,17 +310,17 @@ class _Piece(NamedTuple):
     is_read: bool
 
     def content(self, data: memoryview) -> Values | None:
-        """The list's values; None where they are not read.
+        """The list's values; None if they are not read.
 
         Raises:
-            CorruptRecordError: Something differs from what the index of episodes says.
+            CorruptRecordError: The bytes do not match the episode index.
         """
         _, _, key, place, is_read = self
         content = data[len(place.head) :]
         if data[: len(place.head)] != place.head:
             raise CorruptRecordError(
-                f"corrupted record: expected feature {key!r} in {place.num_bytes} bytes (by the index of "
-                f"episodes) at byte {place.start} of the payload, got another"
+                f"corrupted record: expected feature {key!r} in {place.num_bytes} bytes (from the episode "
+                f"index) at byte {place.start} of the payload, got another"
             )
         if not is_read:
             return None
@@ -324,14 +332,14 @@ class _Piece(NamedTuple):
             raise CorruptRecordError(f"feature {key!r}: {error.args[0]}") from error
         if len(values) != place.num_values:
             raise CorruptRecordError(
-                f"feature {key!r}: expected {place.num_values} values (by the index of episodes), got {len(values)}"
+                f"feature {key!r}: expected {place.num_values} values (from the episode index), got {len(values)}"
             )
         return values
 
 
 def _decode(place: ListPlace, content: memoryview) -> Values:
     if place.kind == FLOATS:
-        return np.frombuffer(content, "<f4").astype(np.float32)  # own memory, which torch may write to
+        return np.frombuffer(content, "<f4").astype(np.float32)  # a copy, as torch needs writable memory
     if place.kind == INTEGERS:
         return decode_integers(content)
     return split_values(bytes(content))

@@ -1,4 +1,4 @@
-"""The episodes of a split: their lengths, and each one's columns, read when they are asked for and kept for a while."""
+"""The episodes of a split: their lengths, and the columns of each, read on demand and cached."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from torch_tfrecord.process_cache import ProcessCache
 from torch_tfrecord.records.sidecar import IndexKeeper
 from torch_tfrecord.samples import transform_one
 from torch_tfrecord.shown import shown_list
-from torch_tfrecord.tfds.dataset_info import FEATURES_FILE, DatasetInfo, info
+from torch_tfrecord.tfds.dataset_info import FEATURES_FILE, DatasetInfo, info_of
 from torch_tfrecord.tfds.elements import BytesElement, NumberElement, StringElement, TextElement
 from torch_tfrecord.tfds.episode_columns import (
     Column,
@@ -45,19 +45,19 @@ __all__ = ["STEPS", "DecodeImages", "Episode", "EpisodeStore", "EpisodeTransform
 STEPS = "steps"
 _MODES = {1: "L", 3: "RGB", 4: "RGBA"}
 DecodeImages: TypeAlias = bool | str | Collection[str]
-"""True, False, or the names or paths of the images to decode."""
+"""True, False, or the names or paths of images to decode."""
 EpisodeTransform: TypeAlias = Callable[[dict[str, Any]], Mapping[str, Any]]
 
 
 class Episode(NamedTuple):
-    """What samples are made of.
+    """The columns and metadata of one episode, which samples are built from.
 
     Attributes:
         number: Position of the episode.
-        num_steps: How many steps.
-        steps: The steps' columns, nested as in the feature tree.
-        metadata: The other features' values, nested.
-        num_bytes: Memory that it keeps.
+        num_steps: Number of steps.
+        steps: The columns of the steps, nested as in the feature tree.
+        metadata: The values of the other features, nested.
+        num_bytes: Memory it holds.
     """
 
     number: int
@@ -73,7 +73,7 @@ class EpisodeStore:
     The arguments are those of `RLDSDataset`; `transform` is its `episode_transform`.
 
     Attributes:
-        info: Of the dataset.
+        info: Metadata of the dataset.
         num_steps: int64 [N]: steps of each episode.
     """
 
@@ -88,8 +88,10 @@ class EpisodeStore:
         index: IndexPolicy = "auto",
         index_dir: str | os.PathLike[str] | None = None,
         cache_bytes: int = 32 << 20,
+        storage_options: Mapping[str, Any] | None = None,
     ) -> None:
-        self.info = directory if isinstance(directory, DatasetInfo) else info(directory)
+        self.info = info_of(directory, storage_options)
+        access = self.info.access
         self._path = posixpath.join(self.info.directory, FEATURES_FILE)
         places = list_leaves(self.info.features)
         self._check_steps()
@@ -97,11 +99,12 @@ class EpisodeStore:
         self._columns = _column_makers(self._leaves, decode_images, self._path)
         self._keys = frozenset(key for leaf in self._leaves for key in list_keys(leaf))
         self.episode_transform = transform
-        # Headers only: the index of episodes is built by reading every record, and checks it.
-        files = open_split(self.info, split, IndexKeeper(index, index_dir=index_dir, verify_crc=False))
+        # Headers only: building the episode index reads and checks every record anyway.
+        files = open_split(self.info, split, IndexKeeper(index, index_dir=index_dir, verify_crc=False, access=access))
         counted = values_per_step([leaf for leaf in places if _is_step(leaf)])
-        episodes = EpisodeIndexKeeper(index, index_dir=index_dir).indexes(files.files, files.indexes, counted)
-        self._reader = EpisodeReader(files.files, files.indexes, episodes)
+        keeper = EpisodeIndexKeeper(index, index_dir=index_dir, access=access)
+        episodes = keeper.indexes(files.files, files.indexes, counted)
+        self._reader = EpisodeReader(files.files, files.indexes, episodes, access)
         self._files = files
         self._positions = files.positions
         self._ends = np.cumsum([len(item) for item in files.indexes], dtype=np.int64)
@@ -114,7 +117,7 @@ class EpisodeStore:
         steps = self.info.features.features.get(STEPS)
         if not isinstance(steps, f.Sequence) or not isinstance(steps.feature, f.FeaturesDict):
             raise ParseError(
-                f"expected a feature {STEPS!r} that is a Dataset of dicts, as RLDS has, got "
+                f"expected a feature {STEPS!r} that is a Dataset of dicts, as in RLDS, got "
                 f"{shown_list([*self.info.features], repr)}; read this dataset with tfds.load",
                 path=self._path,
             )
@@ -126,12 +129,12 @@ class EpisodeStore:
         """The episode at a position.
 
         Raises:
-            TFRecordError: a damaged or unfitting record; names the file, the record and the feature.
+            TFRecordError: The record is damaged or does not fit the features; names the file, record and feature.
         """
         return self._cache.find(number, self._load)
 
     def identity(self) -> list[Any]:
-        """What tells this split of these files from any other: as JSON can hold it."""
+        """The identity of this split of these files, as JSON values."""
         files = [
             [posixpath.basename(path), item.file_size, item.mtime_ns, item.fingerprint]
             for path, item in zip(self._files.files, self._files.indexes, strict=True)
@@ -153,11 +156,11 @@ class EpisodeStore:
 
     @property
     def features(self) -> list[str]:
-        """The paths of what is read."""
+        """The paths of the features that are read."""
         return [leaf.path for leaf in self._leaves]
 
     def place(self, number: int) -> str:
-        """The record of an episode, as errors name it."""
+        """The record of an episode, formatted for errors."""
         return str(self.record(number))
 
     def _load(self, number: int) -> Episode:
@@ -194,7 +197,7 @@ def _is_step(leaf: LeafPlace) -> bool:
 
 
 class _ColumnMaker:
-    """Makes the column of one feature of the steps; without steps, its value."""
+    """Builds the column of one step feature, or the value of a metadata feature."""
 
     def __init__(self, leaf: LeafPlace, is_decoded: bool, path: str) -> None:
         self._leaf = leaf
@@ -237,7 +240,7 @@ class _ColumnMaker:
 
 
 def _plain_pictures(feature: Any) -> Pictures | None:
-    """Where all that decoding does is `decode_image`."""
+    """How to decode the images in bulk; None unless decoding is a plain `decode_image`."""
     if type(feature) is not f.Image or feature.dtype != "uint8" or feature.shape[-1] not in _MODES:
         return None
     return Pictures(_MODES[feature.shape[-1]], tuple(feature.shape))
@@ -253,7 +256,7 @@ def _column_makers(leaves: list[LeafPlace], decode_images: DecodeImages, path: s
 
 
 def _image_named(name: str, images: list[LeafPlace]) -> str:
-    """The path of an image that is called so, by its last name, or by more of its path."""
+    """Find the path of an image by its name, or by the end of its path."""
     found = [leaf.path for leaf in images if f"/{leaf.path}".endswith(f"/{name}")]
     if len(found) != 1:
         raise ValueError(
@@ -267,7 +270,7 @@ def _image_named(name: str, images: list[LeafPlace]) -> str:
 
 
 def _transformed(episode: Episode, transform: EpisodeTransform) -> Episode:
-    """The episode with the columns that a function made of it."""
+    """The episode with the columns that the `episode_transform` returned."""
     made = transform({**each_leaf(episode.steps, _unwrapped), **episode.metadata})
     if not isinstance(made, Mapping):
         raise TypeError(f"episode_transform must return a dict, got {type(made).__name__}")
@@ -277,7 +280,7 @@ def _transformed(episode: Episode, transform: EpisodeTransform) -> Episode:
 
 
 def _unwrapped(column: Column) -> Any:
-    """A column as what people compute with: a tensor, a list of str or bytes; an encoded one as it is, not read."""
+    """A column as an `episode_transform` sees it: a tensor, or a list of str or bytes; encoded columns stay unread."""
     return column.read(0, len(column)) if isinstance(column, (NumberColumn, ListColumn)) else column
 
 

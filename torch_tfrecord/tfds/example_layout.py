@@ -1,6 +1,6 @@
-"""Where the lists of a tf.train.Example lie in its bytes, so that parts of a long record can be read by themselves.
+"""The location of the lists in a serialized tf.train.Example, so that parts of a long record can be read on their own.
 
-Read is the one form that protobuf and TensorFlow write (protobuf's wire format, each part once)::
+Only the canonical encoding is read, which protobuf and TensorFlow write (protobuf's wire format, each field once)::
 
     Example   0A <length>  entries
     entry     0A <length>  ( 0A <length> key   12 <length> Feature )
@@ -8,8 +8,8 @@ Read is the one form that protobuf and TensorFlow write (protobuf's wire format,
               12 <length>  ( 0A <length> floats )          a float_list: 4 bytes each, little-endian
               1A <length>  ( 0A <length> varints )         an int64_list
 
-Everything else that protobuf reads (parts in pieces, unknown fields, unpacked numbers, keys twice) is left to protobuf,
-by `canonical`, which gives that form.
+Other encodings that protobuf accepts (split messages, unknown fields, unpacked numbers, duplicate keys) are converted
+to it by protobuf, see `canonical`.
 """
 
 from __future__ import annotations
@@ -42,27 +42,27 @@ __all__ = [
 ]
 
 UNSET, BYTES, FLOATS, INTEGERS = 0, 1, 2, 3
-"""Kinds of lists, by the number of their field in a Feature; `UNSET` where it has none."""
+"""Kinds of lists, by their field number in a Feature; `UNSET` if the Feature has no list."""
 
 _FIRST_FIELD, _SECOND_FIELD, _THIRD_FIELD = 0x0A, 0x12, 0x1A
 _KINDS = {_FIRST_FIELD: BYTES, _SECOND_FIELD: FLOATS, _THIRD_FIELD: INTEGERS}
 _TAGS = {kind: tag for tag, kind in _KINDS.items()}
 _FLOAT_BYTES = 4
 _MAX_VARINT_BYTES = 10
-_LENGTH_LIMIT = 1 << 31  # protobuf reads no longer message
-# From each length on it takes a byte more.
+_LENGTH_LIMIT = 1 << 31  # protobuf's message size limit
+# From each of these lengths on, a varint takes one more byte.
 _HEAD_BORDERS = np.array([1 << 7, 1 << 14, 1 << 21, 1 << 28], np.int64)
 
 
 class ListLayout(NamedTuple):
-    """One list: its kind, and the bytes of its values in the record's payload.
+    """The kind of one list, and the location of its values in the record's payload.
 
     Attributes:
         kind: `BYTES`, `FLOATS`, `INTEGERS` or `UNSET`.
-        num_values: How many.
-        start: First byte; of a bytes_list the tag of its first value.
-        num_bytes: Up to the end of the last value.
-        lengths: Of a bytes_list the bytes of each value; empty for numbers.
+        num_values: Number of values.
+        start: First byte; for a bytes_list, the tag of its first value.
+        num_bytes: Size in bytes, up to the end of the last value.
+        lengths: Size in bytes of each value of a bytes_list; empty for numbers.
     """
 
     kind: int
@@ -72,15 +72,15 @@ class ListLayout(NamedTuple):
     lengths: tuple[int, ...] = ()
 
 
-class _OtherForm(Exception):  # noqa: N818 - not an error: protobuf is asked instead
-    """The bytes are not of the one form."""
+class _OtherForm(Exception):  # noqa: N818 - not an error: falls back to protobuf
+    """The bytes are not in the canonical encoding."""
 
 
 def canonical(payload: bytes) -> bytes:
-    """The same Example in the form that `find_entries` reads.
+    """Re-encode an Example in the form that `find_entries` reads.
 
     Raises:
-        ParseError: The bytes are no Example.
+        ParseError: The bytes are not an Example.
     """
     message = parse_message(payload)
     message.DiscardUnknownFields()
@@ -89,7 +89,7 @@ def canonical(payload: bytes) -> bytes:
 
 
 def find_entries(payload: bytes) -> dict[str, ListLayout] | None:
-    """Key -> place of its list, in the order of the bytes; None where the bytes are of another form.
+    """Key -> location of its list, in byte order; None if the encoding is not canonical.
 
     Example:
         >>> find_entries(bytes.fromhex("0a0c0a0a0a016112051a030a0105"))
@@ -139,7 +139,7 @@ def _list(payload: bytes, at: int, end: int) -> ListLayout:
 
 
 def _field(payload: bytes, at: int, end: int, tag: int) -> tuple[int, int]:
-    """Start and end of the content of the field at `at`, whose tag and length stand in front of it."""
+    """Start and end of the content of the field at `at`, after its tag and length."""
     if at >= end or payload[at] != tag:
         raise _OtherForm
     length = payload[at + 1]
@@ -156,7 +156,7 @@ def _field(payload: bytes, at: int, end: int, tag: int) -> tuple[int, int]:
                 break
             if length >= _LENGTH_LIMIT or shift > 35:
                 raise _OtherForm
-        if byte == 0:  # written longer than needed: the places of values could not be told from their lengths
+        if byte == 0:  # longer than needed: the location of values would not follow from their lengths
             raise _OtherForm
     if start + length > end:
         raise _OtherForm
@@ -164,18 +164,18 @@ def _field(payload: bytes, at: int, end: int, tag: int) -> tuple[int, int]:
 
 
 def _varint_ends(data: npt.NDArray[np.uint8]) -> npt.NDArray[np.int64]:
-    """The last byte of each of the varints, one or more, that fill these bytes."""
+    """Position of the last byte of each varint in these bytes."""
     ends = np.flatnonzero(data < 0x80)
     if not len(ends) or ends[-1] != len(data) - 1 or np.diff(ends, prepend=-1).max() > _MAX_VARINT_BYTES:
         raise _OtherForm
     return ends
 
 
-# What stands before a list, and before each value of a bytes_list: their lengths alone tell it.
+# The bytes before a list, and before each value of a bytes_list, follow from their lengths alone.
 
 
 def example_head_bytes(payload_bytes: int) -> int | None:
-    """How many bytes stand before the first entry of an Example of so many bytes; None where there is no such Example.
+    """Number of bytes before the first entry of an Example of this size; None if no Example has this size.
 
     Example:
         >>> example_head_bytes(129), example_head_bytes(130), example_head_bytes(131)
@@ -185,15 +185,17 @@ def example_head_bytes(payload_bytes: int) -> int | None:
 
 
 def key_head(key: bytes) -> bytes:
-    """A key in its entry, with its tag and length."""
+    """The bytes of a key in its entry, with tag and length."""
     return value_head(len(key)) + key
 
 
 def entry_head(key: bytes, kind: int, num_bytes: int) -> bytes:
-    """What stands before a list in an Example: from the start of its entry to the first byte of its values.
+    """The bytes before a list in an Example, from the start of its entry to the first byte of its values.
 
     Args:
-        key: What `key_head` gives.
+        key: Bytes from `key_head`.
+        kind: Kind of the list.
+        num_bytes: Size of its values in bytes.
 
     Example:
         >>> entry_head(key_head(b"a"), INTEGERS, 1).hex()
@@ -208,8 +210,8 @@ def entry_head(key: bytes, kind: int, num_bytes: int) -> bytes:
 
 
 def value_head(length: int, tag: int = _FIRST_FIELD) -> bytes:
-    """What stands before so many bytes, of a value of a bytes_list and of all else: a tag and the length."""
-    if length < 0x80:  # most of them, and there are some for each list of each episode
+    """The tag and length before content of this size, such as a value of a bytes_list."""
+    if length < 0x80:  # the common case, and this runs several times per list and episode
         return bytes((tag, length))
     if length < 0x4000:
         return bytes((tag, length & 0x7F | 0x80, length >> 7))
@@ -227,26 +229,27 @@ def _varint_bytes(number: int) -> int:
 
 
 def value_head_bytes(lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """How many bytes stand before each value of a bytes_list: its tag and its length."""
+    """Size in bytes of the tag and length before each value of a bytes_list."""
     return _HEAD_BORDERS.searchsorted(lengths, "right") + 2
 
 
 def value_starts(start: int, lengths: npt.NDArray[np.int64], heads: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """First byte of each value of a bytes_list that begins at `start`; `heads` is their `value_head_bytes`.
+    """First byte of each value of a bytes_list that begins at `start`; `heads` comes from `value_head_bytes`.
 
     Example:
         >>> lengths = np.array([3, 200, 0])
         >>> value_starts(100, lengths, value_head_bytes(lengths))
         array([102, 108, 310])
     """
-    return start + np.cumsum(heads + lengths) - lengths
+    starts: npt.NDArray[np.int64] = start + np.cumsum(heads + lengths) - lengths
+    return starts
 
 
 def split_values(content: bytes) -> list[bytes]:
-    """The values of a bytes_list, from its bytes; equal ones are one object, since a text may stand in every step.
+    """Split the bytes of a bytes_list into values; a text repeated in every step becomes one shared object.
 
     Raises:
-        ParseError: The bytes are no such list.
+        ParseError: The bytes are not a bytes_list.
 
     Example:
         >>> split_values(bytes.fromhex("0a01610a00"))
@@ -259,21 +262,21 @@ def split_values(content: bytes) -> list[bytes]:
         if content:
             start, end = _field(content, 0, len(content), _FIRST_FIELD)
             count, rest = divmod(len(content), end)
-            if not rest and content == content[:end] * count:  # an instruction that stands in every step
+            if not rest and content == content[:end] * count:  # an instruction repeated in every step
                 return [content[start:end]] * count
         while at < len(content):
             start, at = _field(content, at, len(content), _FIRST_FIELD)
             values.append(seen.setdefault(content[start:at], content[start:at]))
     except (_OtherForm, IndexError):
-        raise ParseError(f"expected a list of bytes, got {len(content)} bytes that are none") from None
+        raise ParseError(f"expected a list of bytes, got {len(content)} bytes that cannot be parsed") from None
     return values
 
 
 def decode_integers(content: bytes | memoryview) -> npt.NDArray[np.int64]:
-    """The values of an int64_list, from its packed bytes; int64, writable, owning its memory.
+    """Decode the packed bytes of an int64_list to a writable int64 array that owns its memory.
 
     Raises:
-        ParseError: The bytes are no packed integers.
+        ParseError: The bytes are not packed integers.
 
     Example:
         >>> decode_integers(bytes([5, 0x80, 0x02]))
@@ -285,7 +288,7 @@ def decode_integers(content: bytes | memoryview) -> npt.NDArray[np.int64]:
     try:
         ends = _varint_ends(data)
     except _OtherForm:
-        raise ParseError(f"expected packed integers, got {len(data)} bytes that are none") from None
+        raise ParseError(f"expected packed integers, got {len(data)} bytes that cannot be parsed") from None
     starts = np.concatenate([[0], ends[:-1] + 1])
     places = np.arange(len(data)) - np.repeat(starts, ends + 1 - starts)
     parts = (data & 0x7F).astype(np.uint64) << (7 * places).astype(np.uint64)

@@ -1,4 +1,4 @@
-"""What all features of the tree have in common: the base class, and the checks of shapes, dtypes and encodings."""
+"""The base class of all TFDS features, and the checks of shapes, dtypes and encodings."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ Shape: TypeAlias = tuple[int | None, ...]
 
 @dataclass(frozen=True, repr=False)
 class FeatureConnector:
-    """The base of all features.
+    """The base class of all features.
 
     Args:
-        doc: What the feature is, for people.
+        doc: Free-text description of the feature.
     """
 
     doc: str = field(default="", kw_only=True)
 
     def __post_init__(self) -> None:
-        """Check and normalise what many features have: a shape, a dtype, an encoding."""
+        """Check and normalise the shape, dtype and encoding, if the feature has them."""
         own = vars(self)
         set_fields(self, **{name: check(own[name]) for name, check in _CHECKS.items() if name in own})
 
     def __repr__(self) -> str:
-        """Print as the code that builds it, without what is default."""
+        """Show the code that builds the feature, without default arguments."""
         shown = [
             _code(value) if item.default is MISSING and not item.kw_only else f"{item.name}={_code(value)}"
             for item in sorted(fields(self), key=lambda item: item.kw_only is True)
@@ -45,7 +45,7 @@ class FeatureConnector:
 
 
 def torch_dtype_of(name: str) -> torch.dtype | None:
-    """The torch dtype of a numpy name; None for "string" and for what torch has not."""
+    """The torch dtype for a NumPy dtype name; None for "string" and dtypes that torch lacks."""
     found = vars(torch).get(name)
     if not isinstance(found, torch.dtype) or str(found) != f"torch.{name}" or name.startswith(("q", "bits")):
         return None
@@ -59,26 +59,26 @@ def set_fields(feature: FeatureConnector, /, **values: object) -> None:
 
 
 def _checked_shape(shape: Iterable[int | None]) -> Shape:
-    """The sizes as a tuple, None for -1.
+    """Normalise a shape to a tuple, with None for -1.
 
     Raises:
-        ValueError: A negative size, or sizes that no record has.
+        ValueError: A size is negative, or the shape is too large for any record.
     """
     sizes = tuple(None if size in (None, -1) else int(size) for size in shape)
     if any(size is not None and size < 0 for size in sizes):
-        raise ValueError(f"shape must be of sizes or None, got {shape!r}")
+        raise ValueError(f"shape must be sizes or None, got {shape!r}")
     if math.prod(size or 1 for size in sizes) > _MAX_ELEMENTS:
         raise ValueError(f"shape has more than {_MAX_ELEMENTS} elements")
     return sizes
 
 
 def fits(found: Sequence[int | None], shape: Shape) -> bool:
-    """Whether sizes are those of a shape."""
+    """Whether concrete sizes match a shape with unknown sizes."""
     return len(found) == len(shape) and all(size in (None, there) for size, there in zip(shape, found, strict=True))
 
 
 def _checked_dtype(dtype: Any) -> str:
-    """The name of a dtype of numpy, torch or Python."""
+    """The NumPy name of a NumPy, torch or Python dtype."""
     if dtype in (bytes, str, object, "object", "bytes", "str", STRING):
         return STRING
     if isinstance(dtype, torch.dtype):
@@ -89,10 +89,10 @@ def _checked_dtype(dtype: Any) -> str:
 
 
 def _checked_encoding(encoding: object) -> str:
-    """The name in small letters.
+    """The encoding name in lower case.
 
     Raises:
-        ValueError: Not a known encoding.
+        ValueError: The encoding is unknown.
     """
     name = str(encoding).lower()
     if name not in _ENCODINGS:

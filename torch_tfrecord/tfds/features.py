@@ -1,6 +1,7 @@
 """The feature tree of a TFDS dataset: one frozen class for each class of ``tensorflow_datasets.features``.
 
-Names and arguments are TFDS's. A tree says what lies in a record (`features.json` is read into one) and what to write::
+Names and arguments are those of TFDS. A tree describes the content of a record, read or to be written
+(`features.json` is parsed into one)::
 
     FeaturesDict({
         "image": Image(shape=(None, None, 3)),
@@ -8,8 +9,8 @@ Names and arguments are TFDS's. A tree says what lies in a record (`features.jso
         "objects": Sequence({"bbox": BBoxFeature(), "label": ClassLabel(num_classes=3)}),
     })
 
-Of a shape, None is a size that is not known. A dtype is numpy's name ("uint8", "float32"), or "string"; a dtype of
-torch or numpy, `bytes` and `str` are taken as well.
+In a shape, None is an unknown size. A dtype is a NumPy name ("uint8", "float32") or "string"; you can also pass a
+torch or NumPy dtype, `bytes` or `str`.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ _BBOX_FORMATS = (None, "REL_YXYX", "REL_XYXY", "YXYX", "XYXY", "XYWH")
 
 @dataclass(frozen=True, repr=False)
 class _Values(FeatureConnector):
-    """How numbers, bools and bytes are stored."""
+    """Shape, dtype and encoding of numbers, bools and bytes."""
 
     encoding: str = field(default="none", kw_only=True)
     minimum: float | None = field(default=None, kw_only=True)
@@ -64,13 +65,13 @@ class Tensor(_Values):
     """Numbers, bools or bytes of a shape.
 
     Args:
-        shape: Sizes; None for one that varies.
-        dtype: Numpy's name, or "string".
-        encoding: "none" (a list of numbers), "bytes" (their bytes) or "zlib" (these, compressed). Two or more unknown
-            sizes need one of the latter.
-        minimum: Smallest value; for information.
-        maximum: Largest value; for information.
-        optional: Whether an example may have None.
+        shape: Sizes; None for a size that varies.
+        dtype: NumPy name, or "string".
+        encoding: "none" (a list of numbers), "bytes" (raw bytes) or "zlib" (compressed raw bytes). Two or more unknown
+            sizes need "bytes" or "zlib".
+        minimum: Smallest value, for information only.
+        maximum: Largest value, for information only.
+        optional: Whether the value may be None.
     """
 
     shape: Shape
@@ -79,19 +80,19 @@ class Tensor(_Values):
 
 @dataclass(frozen=True, repr=False)
 class Scalar(_Values):
-    """One number, bool or bytes; arguments as those of `Tensor`."""
+    """One number, bool or byte string; the arguments are those of `Tensor`."""
 
     dtype: str
 
     @property
     def shape(self) -> Shape:
-        """No dimensions."""
+        """The empty shape."""
         return ()
 
 
 @dataclass(frozen=True, repr=False)
 class _Labels(FeatureConnector):
-    """Names of classes, and their numbers."""
+    """Class names and numbers."""
 
     num_classes: int | None = None
     names: tuple[str, ...] | None = None
@@ -100,17 +101,17 @@ class _Labels(FeatureConnector):
         """Check and normalise."""
         names = None if self.names is None else tuple(self.names)
         if names is not None and (len(set(names)) != len(names) or not all(isinstance(name, str) for name in names)):
-            raise ValueError("names must be different str")
+            raise ValueError("names must be distinct str")
         if names is not None and self.num_classes not in (None, len(names)):
             raise ValueError(f"num_classes must be the number of names, {len(names)}, got {self.num_classes}")
         set_fields(self, names=names, num_classes=len(names) if names is not None else self.num_classes)
         super().__post_init__()
 
     def int2str(self, label: int | torch.Tensor) -> str:
-        """The name of a class.
+        """Return the name of a class.
 
         Raises:
-            ValueError: No such class, or -1, which means that there is no label.
+            ValueError: There is no such class, or the label is -1 (no label).
         """
         number = int(label)
         if self.num_classes is None or not 0 <= number < self.num_classes:
@@ -118,27 +119,27 @@ class _Labels(FeatureConnector):
         return str(number) if self.names is None else self.names[number]
 
     def str2int(self, name: str) -> int:
-        """The number of a class; without names the text of a number.
+        """Return the number of a class by its name; without names, parse the number itself.
 
         Raises:
-            ValueError: No such class.
+            ValueError: There is no such class.
         """
         if self.names is not None:
             if name not in self.names:
-                raise ValueError(f"{name!r} is no name of a class; there are {few(self.names)}")
+                raise ValueError(f"{name!r} is not a class name; expected one of {few(self.names)}")
             return self.names.index(name)
         if not name.isdecimal() or int(name) >= (self.num_classes or 0):
-            raise ValueError(f"classes have no names, and {name!r} is no number below {self.num_classes}")
+            raise ValueError(f"classes have no names, and {name!r} is not a number below {self.num_classes}")
         return int(name)
 
 
 @dataclass(frozen=True, repr=False)
 class ClassLabel(_Labels):
-    """The number of a class; -1 where there is no label.
+    """The number of a class; -1 means no label.
 
     Args:
-        num_classes: How many there are.
-        names: Their names, in order.
+        num_classes: Number of classes.
+        names: Class names, in order.
 
     Example:
         >>> ClassLabel(names=["cat", "dog"]).int2str(1)
@@ -148,7 +149,7 @@ class ClassLabel(_Labels):
 
 @dataclass(frozen=True, repr=False)
 class _Pixels(FeatureConnector):
-    """What encoded pictures are of."""
+    """Shape, dtype and format of encoded images."""
 
     shape: Shape = (None, None, 3)
     dtype: str = "uint8"
@@ -170,25 +171,25 @@ class _Pixels(FeatureConnector):
 
 @dataclass(frozen=True, repr=False)
 class Image(_Pixels):
-    """An encoded picture.
+    """An encoded image.
 
     Args:
         shape: (height, width, channels).
         dtype: "uint8", "uint16", or "float32" (one channel, such as depth).
-        encoding_format: What arrays are written as, "png" or "jpeg"; None means PNG. Files are kept as they are.
-        use_colormap: Whether people are shown it in colours.
+        encoding_format: How arrays are encoded, "png" or "jpeg"; None means PNG. Files are stored unchanged.
+        use_colormap: Whether viewers show it with a colormap.
     """
 
 
 @dataclass(frozen=True, repr=False)
 class LabeledImage(_Pixels, _Labels):
-    """A picture whose pixels are numbers of classes (a segmentation).
+    """An image whose pixels are class numbers (a segmentation mask).
 
     Args:
-        num_classes: How many there are.
-        names: Their names, in order.
+        num_classes: Number of classes.
+        names: Class names, in order.
         shape: (height, width, 1).
-        dtype, encoding_format, use_colormap: As of `Image`.
+        dtype, encoding_format, use_colormap: See `Image`.
     """
 
     shape: Shape = (None, None, 1)
@@ -197,11 +198,11 @@ class LabeledImage(_Pixels, _Labels):
 
 @dataclass(frozen=True, repr=False)
 class Video(_Pixels):
-    """Encoded pictures, one after another.
+    """A video, stored as a list of encoded images.
 
     Args:
         shape: (frames, height, width, channels).
-        dtype, encoding_format, use_colormap: As of `Image`, for each frame.
+        dtype, encoding_format, use_colormap: See `Image`; they apply to each frame.
     """
 
     shape: Shape = (None, None, None, 3)
@@ -216,15 +217,15 @@ class Video(_Pixels):
 
 @dataclass(frozen=True, repr=False)
 class Audio(FeatureConnector):
-    """A sound, as numbers or as the bytes of its file.
+    """Audio, stored as samples or as the bytes of an audio file.
 
     Args:
         shape: (length,) or (length, channels).
-        dtype: Of the numbers.
-        file_format: "wav", "flac", ...; None where nothing is known.
-        sample_rate: Numbers per second and channel.
-        encoding: As of `Tensor`.
-        lazy_decode: Whether the record holds the file's bytes.
+        dtype: Dtype of the samples.
+        file_format: "wav", "flac", ...; None if unknown.
+        sample_rate: Samples per second.
+        encoding: See `Tensor`.
+        lazy_decode: Whether the record holds the bytes of the audio file.
     """
 
     shape: Shape = (None,)
@@ -243,11 +244,11 @@ class Audio(FeatureConnector):
 
 @dataclass(frozen=True, repr=False)
 class BBoxFeature(FeatureConnector):
-    """A box of four float32.
+    """A bounding box of four float32.
 
     Args:
-        bbox_format: The meaning of the four: "REL_YXYX" (ymin, xmin, ymax, xmax from 0 to 1), "REL_XYXY", in pixels
-            "YXYX", "XYXY" or "XYWH", or None where it is not known.
+        bbox_format: The meaning of the four numbers: "REL_YXYX" (ymin, xmin, ymax, xmax from 0 to 1) or "REL_XYXY";
+            "YXYX", "XYXY" or "XYWH" in pixels; or None if unknown.
     """
 
     bbox_format: str | None = "REL_YXYX"
@@ -260,15 +261,15 @@ class BBoxFeature(FeatureConnector):
 
 @dataclass(frozen=True, repr=False)
 class Text(FeatureConnector):
-    """A text, in UTF-8."""
+    """UTF-8 text."""
 
 
 @dataclass(frozen=True, repr=False)
 class Translation(FeatureConnector):
-    """One text in each of some languages.
+    """One text per language.
 
     Args:
-        languages: Their codes.
+        languages: Language codes.
     """
 
     languages: tuple[str, ...]
@@ -280,10 +281,10 @@ class Translation(FeatureConnector):
 
 @dataclass(frozen=True, repr=False)
 class TranslationVariableLanguages(FeatureConnector):
-    """Texts in languages that vary: two lists, `language` and `translation`.
+    """Texts in a varying set of languages: two lists, `language` and `translation`.
 
     Args:
-        languages: The codes that occur; None where they are not known.
+        languages: The language codes that occur; None if unknown.
     """
 
     languages: tuple[str, ...] | None = None
@@ -295,22 +296,22 @@ class TranslationVariableLanguages(FeatureConnector):
 
 @dataclass(frozen=True, repr=False)
 class FeaturesDict(FeatureConnector, Mapping[str, Any]):
-    """Features by name; `tree["image"]`, and of nested ones `tree["a/b"]`.
+    """Features by name: `tree["image"]`, or `tree["a/b"]` for nested ones.
 
     Args:
-        features: Name -> feature, or a mapping of such again.
+        features: Name -> feature or nested mapping.
     """
 
     features: Mapping[str, Any]
 
     def __post_init__(self) -> None:
-        """Take nested mappings for FeaturesDicts."""
+        """Convert nested mappings to FeaturesDicts."""
         if not isinstance(self.features, Mapping) or any(not isinstance(name, str) for name in self.features):
             raise TypeError("features must be a mapping of names to features")
         set_fields(self, features={name: as_feature(value) for name, value in self.features.items()})
 
     def __getitem__(self, name: str) -> Any:
-        """The feature of a name, or of a path of names joined by "/"."""
+        """Return the feature with a name, or with a path of names joined by "/"."""
         if name in self.features or "/" not in name:
             return self.features[name]
         first, rest = name.split("/", 1)
@@ -328,39 +329,39 @@ class FeaturesDict(FeatureConnector, Mapping[str, Any]):
         return len(self.features)
 
     def __repr__(self) -> str:
-        """One line for each feature."""
+        """Show one line per feature."""
         lines = [f"    {name!r}: {value!r},".replace("\n", "\n    ") for name, value in self.features.items()]
         return "\n".join(["FeaturesDict({", *lines, "})"])
 
 
 @dataclass(frozen=True, repr=False)
 class Sequence(FeatureConnector):
-    """Any number of values of one feature; of a FeaturesDict, one list for each of its leaves.
+    """A list of values of one feature; for a FeaturesDict, one list per leaf.
 
     Args:
-        feature: A feature, or a mapping of them.
-        length: How many, where it is always the same.
+        feature: A feature, or a mapping of features.
+        length: Fixed length; None if it varies.
     """
 
     feature: Any
     length: int | None = None
 
     def __post_init__(self) -> None:
-        """Take a mapping for a FeaturesDict, -1 for None."""
+        """Convert a mapping to a FeaturesDict, and -1 to None."""
         set_fields(self, feature=as_feature(self.feature), length=None if self.length == -1 else self.length)
 
 
 @dataclass(frozen=True, repr=False)
 class Dataset(Sequence):
-    """As `Sequence`: what TFDS reads as a dataset in the dataset, such as the steps of an episode."""
+    """A `Sequence` that TFDS reads as a nested dataset, such as the steps of an episode."""
 
 
 @dataclass(frozen=True, repr=False)
 class UnknownFeature(FeatureConnector):
-    """A feature of a class that is not known here; an error only where it is asked for.
+    """A feature of an unsupported class; an error is raised only if you read it.
 
     Args:
-        class_name: The class, as features.json names it.
+        class_name: Class name in features.json.
         reason: Why it cannot be read.
     """
 
@@ -369,7 +370,7 @@ class UnknownFeature(FeatureConnector):
 
 
 def as_feature(value: object) -> FeatureConnector:
-    """A feature as it is; a mapping as FeaturesDict; a dtype as Scalar.
+    """Convert a mapping to a FeaturesDict and a dtype to a Scalar; return a feature unchanged.
 
     Raises:
         TypeError: Anything else.
@@ -380,4 +381,4 @@ def as_feature(value: object) -> FeatureConnector:
         return FeaturesDict(value)
     if isinstance(value, (torch.dtype, np.dtype, type)):
         return Scalar(value)  # type: ignore[arg-type]
-    raise TypeError(f"a feature must be of torch_tfrecord.tfds.features, a mapping or a dtype, got {value!r}")
+    raise TypeError(f"a feature must be a torch_tfrecord.tfds.features class, a mapping or a dtype, got {value!r}")

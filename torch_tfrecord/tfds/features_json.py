@@ -1,4 +1,4 @@
-"""features.json to a feature tree, of all generations of the format; and a tree to the form that TFDS 4.9 writes.
+"""Parse features.json of any TFDS generation into a feature tree, and write a tree as TFDS 4.9 does.
 
 ::
 
@@ -26,19 +26,18 @@ from torch_tfrecord.tfds.json_fields import json_field, json_integer, snake_case
 __all__ = ["features_from_json", "features_to_json"]
 
 _PACKAGE = "tensorflow_datasets."
-_MAX_DEPTH = 64  # of features in features: far above any, far below where Python stops
+_MAX_DEPTH = 64  # of nested features: far above any real tree, far below Python's recursion limit
 
 
 def features_from_json(value: Any, path: str) -> f.FeaturesDict:
-    """Build the tree.
+    """Build the feature tree. Unknown feature classes become `UnknownFeature`.
 
     Args:
         value: The parsed JSON.
-        path: Of the file, for errors.
+        path: Path of the file, for errors.
 
     Raises:
-        ParseError: Not in one of the forms; names the file and the field. A class that is not known becomes an
-            `UnknownFeature`.
+        ParseError: The JSON has none of the known forms; names the file and the field.
     """
     root = _feature(value, _Place(path, ()))
     if isinstance(root, f.FeaturesDict):
@@ -47,10 +46,10 @@ def features_from_json(value: Any, path: str) -> f.FeaturesDict:
 
 
 def features_to_json(feature: f.FeatureConnector) -> dict[str, Any]:
-    """The new form of a tree, as TFDS 4.9 writes it.
+    """Return the JSON of a tree in the new form, as TFDS 4.9 writes it.
 
     Raises:
-        ValueError: An `UnknownFeature`.
+        ValueError: The tree has an `UnknownFeature`.
     """
     name = type(feature).__name__
     if name not in _CLASSES:
@@ -63,7 +62,7 @@ def features_to_json(feature: f.FeatureConnector) -> dict[str, Any]:
 
 
 class _Place(NamedTuple):
-    """Where in the file something stands."""
+    """A position in features.json, for errors."""
 
     path: str
     names: tuple[str, ...]
@@ -78,18 +77,18 @@ class _Place(NamedTuple):
 
 
 class _Content:
-    """The content of one feature: values by name, of camelCase or snake_case, checked for their type."""
+    """The content of one feature: values by camelCase or snake_case name, with type checks."""
 
     def __init__(self, values: Mapping[str, Any], place: _Place) -> None:
         self.values = values
         self.place = place
 
     def get(self, name: str) -> Any:
-        """The value, None where there is none."""
+        """The value, or None."""
         return json_field(self.values, name)
 
     def integer(self, name: str) -> int | None:
-        """A number, written as number or string."""
+        """An integer, written as a number or string."""
         value = self.get(name)
         number = json_integer(value)
         if value is not None and number is None:
@@ -97,7 +96,7 @@ class _Content:
         return number
 
     def number(self, name: str) -> float | None:
-        """A number that need not be whole."""
+        """A float."""
         value = self.get(name)
         try:
             return None if value is None else float(value)
@@ -105,14 +104,14 @@ class _Content:
             raise self.place.error(f"expected {name} as a number, got {shown_value(value)}") from None
 
     def text(self, name: str) -> str | None:
-        """A string; "" is none."""
+        """A string; None for ""."""
         value = self.get(name)
         if value is not None and not isinstance(value, str):
             raise self.place.error(f"expected {name} as a string, got {type(value).__name__}")
         return value or None
 
     def flag(self, name: str) -> bool:
-        """A bool; false where it is left out."""
+        """A bool; False if missing."""
         value = self.get(name)
         if not isinstance(value, (bool, type(None))):
             raise self.place.error(f"expected {name} as true or false, got {shown_value(value)}")
@@ -139,7 +138,7 @@ def _feature(value: Any, place: _Place) -> f.FeatureConnector:
     if not isinstance(value, Mapping):
         raise place.error(f"expected a feature as an object, got {type(value).__name__}")
     if place.depth > _MAX_DEPTH:
-        raise place.error(f"expected features in features at most {_MAX_DEPTH} deep, got more")
+        raise place.error(f"expected features nested at most {_MAX_DEPTH} deep, got more")
     class_name = value.get("pythonClassName", value.get("type"))
     if not isinstance(class_name, str):
         raise place.error("expected the feature's class (pythonClassName), got none")
@@ -149,7 +148,7 @@ def _feature(value: Any, place: _Place) -> f.FeatureConnector:
     if known is None:
         return f.UnknownFeature(class_name)
     if content.get("useEncoder") is not None:
-        return f.UnknownFeature(class_name, "texts of the old encoders")
+        return f.UnknownFeature(class_name, "text of the old encoders")
     try:
         fields = known.fields.items()
         built = known.feature(**{kind.name or snake_case(key): kind.read(content, key) for key, kind in fields})
@@ -176,18 +175,18 @@ def _content(value: Mapping[str, Any], place: _Place) -> _Content:
         try:
             found = json.loads(found)
         except (ValueError, RecursionError) as error:
-            raise place.error("expected the content as JSON, got a string that is none") from error
+            raise place.error("expected the content as JSON, got another string") from error
     if not isinstance(found, Mapping):
         raise place.error("expected one content, as an object")
     return _Content(found, place)
 
 
 class _Kind(NamedTuple):
-    """How a field is read from the content by its key, and how its value is written; None leaves it out."""
+    """How to read a field from the content by its key, and how to write its value; None leaves it out."""
 
     read: Callable[[_Content, str], Any]
     write: Callable[[Any], object] = lambda value: value
-    name: str = ""  # of the class's field, where it is not the key
+    name: str = ""  # name of the class's field, if it differs from the key
 
 
 def _dtype(default: str | None = None) -> _Kind:
@@ -221,7 +220,7 @@ def _read_label(content: _Content, name: str) -> int | None:
 
 
 def _read_box_format(content: _Content, name: str) -> str | None:
-    # Before there were formats all boxes were of this one; a proto without one means that it is not known.
+    # Before TFDS had box formats, all boxes used this one; a proto without a format means that it is unknown.
     old = name not in content.values and "dtype" not in content.values
     return "REL_YXYX" if old else content.text(name)
 
@@ -236,7 +235,7 @@ _TEXT = _Kind(_Content.text, lambda text: text or None)
 _FLAG = _Kind(_Content.flag, lambda flag: flag or None)
 _BOX_FORMAT = _Kind(_read_box_format)
 _NUM_CLASSES = _Kind(_Content.integer, lambda number: str(number or 0))
-_NAMES = _Kind(lambda content, name: content.texts(name) or None, lambda names: None)  # they have a file of their own
+_NAMES = _Kind(lambda content, name: content.texts(name) or None, lambda names: None)  # written to their own file
 _LABEL = _Kind(_read_label, lambda number: {"numClasses": str(number or 0)}, "num_classes")
 _RATE = _Kind(lambda content, name: content.integer(name) or None, lambda rate: str(rate) if rate else None)
 _LANGUAGES = _Kind(_Content.texts, list)
@@ -247,14 +246,14 @@ _LENGTH = _Kind(_read_length, lambda length: "-1" if length is None else str(len
 
 
 class _Class(NamedTuple):
-    """A class of features, and how TFDS writes it.
+    """A feature class, and how TFDS writes it.
 
     Attributes:
         feature: The class.
-        module: Where TFDS has it.
-        key: Of the content.
-        fields: What stands in the content, by their keys there: the class's names in camelCase.
-        constants: What is written of each feature of the class.
+        module: Its module in TFDS.
+        key: Key of the content.
+        fields: The fields of the content by their keys: the class's field names in camelCase.
+        constants: Values written for every feature of the class.
     """
 
     feature: type[f.FeatureConnector]

@@ -1,4 +1,4 @@
-"""The files of a dataset: the folder of its version, and the names of a split's shards by its template."""
+"""The files of a TFDS dataset: the version directory, and the shard names of a split from its template."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from collections.abc import Iterable
 
 from torch_tfrecord.errors import ParseError
 from torch_tfrecord.records.descriptors import opened
-from torch_tfrecord.records.storage import filesystem, is_remote
+from torch_tfrecord.records.storage import is_remote
+from torch_tfrecord.remote.access import DEFAULT_ACCESS, Access
+from torch_tfrecord.remote.transfers import listing
 from torch_tfrecord.shown import shown_list
 from torch_tfrecord.tfds.json_fields import JsonFields, read_json
 
@@ -37,61 +39,62 @@ _MIN_SHARD_BYTES = 64 << 20  # TFDS writes shards of 64 MiB to 1 GiB
 _MAX_SHARD_BYTES = 1 << 30
 
 
-def version_folder(folder: str) -> str:
-    """The folder itself, or that of the highest version below it.
+def version_folder(folder: str, access: Access = DEFAULT_ACCESS) -> str:
+    """Return the folder itself, or the highest version below it.
 
     Raises:
-        FileNotFoundError: Neither.
+        FileNotFoundError: There is neither.
         ValueError: TFDS has not finished the folder, or there are several configs.
     """
     if posixpath.basename(folder).startswith("incomplete."):
         raise ValueError(f"{folder}: TFDS has not finished this directory ('incomplete.'); prepare it again")
-    entries = list_folder(folder)
+    entries = list_folder(folder, access)
     if INFO_FILE in entries:
         return folder
     versions = [name for name in entries if VERSION.fullmatch(name)]
     if versions:
         return posixpath.join(folder, max(versions, key=lambda name: [*map(int, name.split("."))]))
     unfinished = sorted(name for name in entries if name.startswith("incomplete."))
-    configs = [name for name in entries if not name.startswith((".", "incomplete.")) and _has_version(folder, name)]
-    default = _default_config(folder) if ".config" in entries else None
+    configs = [
+        name for name in entries if not name.startswith((".", "incomplete.")) and _has_version(folder, name, access)
+    ]
+    default = _default_config(folder, access) if ".config" in entries else None
     if default in configs:
-        return version_folder(posixpath.join(folder, str(default)))
+        return version_folder(posixpath.join(folder, str(default)), access)
     if len(configs) == 1:
-        return version_folder(posixpath.join(folder, configs[0]))
+        return version_folder(posixpath.join(folder, configs[0]), access)
     if configs:
         raise ValueError(f"{folder}: several configs, choose one: {shown_list(sorted(configs))}")
     hint = f"; {unfinished[0]} was never finished" if unfinished else ""
     raise FileNotFoundError(
-        errno.ENOENT, f"no {INFO_FILE}: not a directory of a TFDS dataset{hint}", posixpath.join(folder, INFO_FILE)
+        errno.ENOENT, f"no {INFO_FILE}: not a TFDS dataset directory{hint}", posixpath.join(folder, INFO_FILE)
     )
 
 
-def _has_version(folder: str, name: str) -> bool:
+def _has_version(folder: str, name: str, access: Access) -> bool:
     try:
-        return any(map(VERSION.fullmatch, list_folder(posixpath.join(folder, name))))
+        return any(map(VERSION.fullmatch, list_folder(posixpath.join(folder, name), access)))
     except NotADirectoryError:
         return False
 
 
-def _default_config(folder: str) -> str | None:
+def _default_config(folder: str, access: Access) -> str | None:
     path = posixpath.join(folder, ".config", "metadata.json")
     try:
-        return JsonFields(read_json(path), path, "").text("default_config_name") or None
+        return JsonFields(read_json(path, access), path, "").text("default_config_name") or None
     except FileNotFoundError:
         return None
 
 
-def list_folder(folder: str) -> list[str]:
-    """Names in a folder, sorted."""
+def list_folder(folder: str, access: Access = DEFAULT_ACCESS) -> list[str]:
+    """List the names in a folder, sorted."""
     if not is_remote(folder):
         return sorted(opened(os.listdir, folder))
-    system, path = filesystem(folder)
-    return sorted(posixpath.basename(str(name).rstrip("/")) for name in system.ls(path, detail=False))
+    return sorted(posixpath.basename(name.rstrip("/")) for name, _ in listing(folder, access))
 
 
 def label_file(names: Iterable[str]) -> str:
-    """The file of the names of classes, by the names of the label's feature from the root of the tree."""
+    """The file of class names for a label feature, given the feature names from the root of the tree."""
     return f"{'-'.join(name.replace('/', '.') for name in names)}.labels.txt"
 
 
@@ -99,16 +102,16 @@ def shard_paths(directory: str, template: str, *, dataset: str, split: str, num_
     """The files of a split, in order.
 
     Args:
-        directory: That of the dataset.
-        template: ``{SPLIT}/data.{FILEFORMAT}-{SHARD_INDEX}`` and the like, "" for TFDS's default. An ending from the
-            last ``%`` on is a hint at the coding and dropped; ``name@N`` is N shards, ``name@*`` any number.
+        directory: The dataset directory.
+        template: A template like ``{SPLIT}/data.{FILEFORMAT}-{SHARD_INDEX}``, "" for TFDS's default. Everything from
+            the last ``%`` on is an encoding hint and ignored; ``name@N`` means N shards, ``name@*`` any number.
         dataset: Name of the dataset.
         split: Name of the split.
-        num_shards: How many there are.
+        num_shards: Number of shards.
 
     Raises:
-        ParseError: A template with other variables, one that leaves the dataset's folder, or one without a shard's
-            number where there are several.
+        ParseError: The template has unknown variables, leads outside the dataset directory, or lacks the shard number
+            although there are several shards.
 
     Example:
         >>> shard_paths("d", "", dataset="mnist", split="train", num_shards=1)
@@ -120,7 +123,9 @@ def shard_paths(directory: str, template: str, *, dataset: str, split: str, num_
     except ValueError:
         used = ["?"]
     if any(name not in _VARIABLES for name in used):
-        raise ParseError(f"split {split!r}: cannot read filepathTemplate {template!r}, which knows {_VARIABLES}")
+        raise ParseError(
+            f"split {split!r}: cannot read filepathTemplate {template!r}; the known variables are {_VARIABLES}"
+        )
     if num_shards > 1 and not set(used) & {"SHARD_INDEX", "SHARD_X_OF_Y"}:
         raise ParseError(f"split {split!r}: filepathTemplate {template!r} has no number for {num_shards} shards")
     names = {"DATASET": dataset, "SPLIT": split, "FILEFORMAT": "tfrecord"}
@@ -129,17 +134,19 @@ def shard_paths(directory: str, template: str, *, dataset: str, split: str, num_
     for number in range(num_shards):
         one = f"{number:0{digits}d}"
         found.append(plain.format(**names, SHARD_INDEX=one, NUM_SHARDS=total, SHARD_X_OF_Y=f"{one}-of-{total}"))
-    if found and (posixpath.isabs(found[0]) or ".." in found[0].split("/")):  # the others differ in digits alone
-        raise ParseError(f"split {split!r}: filepathTemplate {template!r} leaves the dataset's folder: {found[0]!r}")
+    if found and (posixpath.isabs(found[0]) or ".." in found[0].split("/")):  # the others differ only in digits
+        raise ParseError(
+            f"split {split!r}: filepathTemplate {template!r} leads outside the dataset directory: {found[0]!r}"
+        )
     return [posixpath.join(directory, name) for name in found]
 
 
 def shard_count(num_bytes: int, num_examples: int) -> int:
-    """How many shards TFDS makes of so many records: the most of at least 64 MiB, up to 1024, none over 1 GiB.
+    """The number of shards that TFDS chooses: as many as possible of at least 64 MiB, up to 1024, none over 1 GiB.
 
     Args:
-        num_bytes: Of all records, framed.
-        num_examples: How many records.
+        num_bytes: Total bytes of all records, including framing.
+        num_examples: Number of records.
 
     Source: ``shard_utils.ShardConfig.calculate_number_shards``.
     """
@@ -152,7 +159,7 @@ def shard_count(num_bytes: int, num_examples: int) -> int:
 
 
 def shard_borders(num_examples: int, num_shards: int) -> list[int]:
-    """One behind the last example of each shard, as TFDS rounds.
+    """The end (exclusive) of each shard's examples, rounded as in TFDS.
 
     Example:
         >>> shard_borders(127, 4)

@@ -1,4 +1,4 @@
-"""Reading JSON files by their fields, with errors that name the file and the field."""
+"""Read JSON files by field, with errors that name the file and the field."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 
 from torch_tfrecord.errors import ParseError
 from torch_tfrecord.records.storage import open_file
+from torch_tfrecord.remote.access import DEFAULT_ACCESS, Access
 from torch_tfrecord.shown import shown_value
 
 __all__ = ["JsonFields", "json_field", "json_integer", "read_json", "read_text", "snake_case"]
@@ -18,7 +19,7 @@ _MAX_INT64 = (1 << 63) - 1
 
 
 class JsonFields:
-    """The fields of one JSON object (proto3: absent means default), checked for their type."""
+    """The fields of one JSON object (as in proto3, absent means default), with type checks."""
 
     def __init__(self, values: Any, path: str, where: str) -> None:
         self.path, self.where = path, where
@@ -27,11 +28,11 @@ class JsonFields:
         self.values = values
 
     def get(self, name: str) -> Any:
-        """The value, None where there is none."""
+        """The value, or None."""
         return json_field(self.values, name)
 
     def error(self, name: str, expected: str, found: object) -> ParseError:
-        """An error that names the field."""
+        """Build an error that names the field."""
         return ParseError(f"{self.where}{name}: expected {expected}, got {shown_value(found, 80)}", path=self.path)
 
     def text(self, name: str) -> str:
@@ -42,7 +43,7 @@ class JsonFields:
         return value or ""
 
     def integer(self, name: str) -> int:
-        """An int64, which proto3's JSON writes as a string."""
+        """An int64, which proto3 JSON writes as a string."""
         value = self.get(name) or 0
         number = json_integer(value)
         if number is None or number < 0:
@@ -71,18 +72,18 @@ class JsonFields:
 
 
 def json_field(values: Mapping[str, Any], name: str) -> Any:
-    """The value of a camelCase name, or of the proto's own with underscores; None where there is none."""
+    """The value by its camelCase name, or by the proto's snake_case name; None if there is neither."""
     found = values.get(name)
     return values.get(snake_case(name)) if found is None else found
 
 
 def snake_case(name: str) -> str:
-    """A camelCase name with underscores."""
+    """Convert a camelCase name to snake_case."""
     return re.sub("[A-Z]", lambda letter: f"_{letter[0].lower()}", name)
 
 
 def json_integer(value: object) -> int | None:
-    """The int64 that is written as a number or as a string of one; None for everything else, as 1.5 and Infinity.
+    """Parse an int64 written as a number or a string; None for anything else, such as 1.5 or Infinity.
 
     Example:
         >>> json_integer("-1"), json_integer(3), json_integer(1.5), json_integer(10**400)
@@ -97,13 +98,13 @@ def json_integer(value: object) -> int | None:
     return value if -_MAX_INT64 - 1 <= value <= _MAX_INT64 else None
 
 
-def read_text(path: str) -> str:
-    """All of a file, local or of fsspec.
+def read_text(path: str, access: Access = DEFAULT_ACCESS) -> str:
+    """Read a text file from a local path or a URL.
 
     Raises:
-        ParseError: It is not UTF-8.
+        ParseError: The file is not UTF-8.
     """
-    source = open_file(path)
+    source = open_file(path, access)
     data = source.read(source.file_size, 0)
     try:
         return data.decode()
@@ -111,13 +112,13 @@ def read_text(path: str) -> str:
         raise ParseError(f"expected UTF-8 text, got an invalid byte at {error.start}", path=path) from None
 
 
-def read_json(path: str) -> Any:
-    """The value in a JSON file.
+def read_json(path: str, access: Access = DEFAULT_ACCESS) -> Any:
+    """Read a JSON file.
 
     Raises:
-        ParseError: It is no JSON.
+        ParseError: The file is not valid JSON.
     """
     try:
-        return json.loads(read_text(path))
+        return json.loads(read_text(path, access))
     except (ValueError, RecursionError) as error:
         raise ParseError(f"expected JSON, got damaged text: {error}", path=path) from error

@@ -1,4 +1,4 @@
-"""From the feature tree to what reads its leaves: the spec of a plain feature, or a `Leaf`."""
+"""Turn the leaves of a feature tree into readers: a feature spec for a plain feature, else a `Leaf`."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ class Decoding:
     """How leaves are decoded.
 
     Args:
-        as_numpy_layout: Values as TFDS lays them out: images [H, W, C], boxes four plain numbers.
-        decoders: Path -> function of an encoded value's bytes, in place of the feature's own; None for the bytes.
-        defaults: Path -> value where an optional feature is lacking.
+        as_numpy_layout: Use the TFDS layout: images [H, W, C], boxes as four plain numbers.
+        decoders: Path -> function that decodes the bytes instead of the feature's own decoder; None returns the bytes.
+        defaults: Path -> value for a missing optional feature.
     """
 
     as_numpy_layout: bool = False
@@ -41,14 +41,14 @@ class Decoding:
 
 @dataclass(frozen=True)
 class LeafPlace:
-    """A leaf, and where it stands in the tree.
+    """A leaf and its place in the tree.
 
     Attributes:
         path: Names from the root, joined by "/": its key in the record.
-        names: The same names, one by one.
+        names: The same names as a tuple.
         feature: The leaf's feature.
-        lengths: Of the sequences around it, outermost first; None for any length.
-        image_key: The image that boxes here lie in.
+        lengths: Lengths of the sequences around it, outermost first; None for any length.
+        image_key: The image that bounding boxes refer to.
     """
 
     path: str
@@ -59,7 +59,7 @@ class LeafPlace:
 
 
 def list_leaves(tree: f.FeaturesDict) -> list[LeafPlace]:
-    """All leaves, in the order of the tree. A Video is a leaf in a sequence more; translations are a leaf each."""
+    """List all leaves in tree order. A Video adds one sequence level; each language of a Translation is a leaf."""
     return list(_walk(tree, (), (), None))
 
 
@@ -80,14 +80,14 @@ def _walk(feature: Any, names: tuple[str, ...], lengths: Shape, image: str | Non
 
 
 def _image_of(features: f.FeaturesDict, names: tuple[str, ...]) -> str | None:
-    """The image that boxes in a dict belong to: the one called "image", or the only one."""
+    """The image that boxes in a dict refer to: the one named "image", or the only one."""
     images = [name for name, item in features.items() if isinstance(item, f.Image)]
     chosen = "image" if "image" in images else images[0] if len(images) == 1 else None
     return None if chosen is None else "/".join((*names, chosen))
 
 
 def plain_spec(place: LeafPlace, decoding: Decoding) -> Feature | None:
-    """The spec that reads the same, for what the compiled core knows; None for the rest."""
+    """The feature spec that reads the same values, if the compiled core supports the feature; else None."""
     feature, key = place.feature, place.path
     if key in decoding.decoders or len(place.lengths) > 1 or any(length is not None for length in place.lengths):
         return None
@@ -113,21 +113,21 @@ def plain_spec(place: LeafPlace, decoding: Decoding) -> Feature | None:
 def make_leaf(
     place: LeafPlace, decoding: Decoding = Decoding(), path: str | None = None, plain: Collection[str] = ()
 ) -> Leaf:
-    """What reads a leaf.
+    """Build the reader of a leaf.
 
     Args:
         place: The leaf.
-        decoding: How.
-        path: Of features.json, for errors.
-        plain: The paths of what the same records' plain specs read.
+        decoding: How to decode it.
+        path: Path of features.json, for errors.
+        plain: Paths of the leaves that plain specs read from the same records.
 
     Raises:
-        ParseError: A feature of a class that is not known, or a dtype that torch has not; names the field.
+        ParseError: The feature class is unknown, or torch lacks the dtype; names the feature.
     """
     element = make_element(place, decoding, path)
     if isinstance(place.feature, f.BBoxFeature) and not decoding.as_numpy_layout:
         key = place.image_key
-        # Wanted as the image's own reader does, so that one pass over the records finds it.
+        # The same `Want` as the image's own reader, so that one pass over the records serves both.
         num_values = 1 if key in plain else None
         image = None if key is None else Want(place.path, key, BYTES_LIST, "Image", num_values=num_values)
         return BoxLeaf(place.path, element, place.lengths, place.feature.bbox_format, image)
@@ -136,12 +136,12 @@ def make_leaf(
 
 
 def make_element(place: LeafPlace, decoding: Decoding = Decoding(), path: str | None = None) -> Element:
-    """The element of a leaf: how one of its values is decoded; arguments and errors as of `make_leaf`."""
+    """Build the element of a leaf, which decodes one value; arguments and errors are those of `make_leaf`."""
     element = _own_element(place, decoding, path)
     if place.path not in decoding.decoders:
         return element
     if not isinstance(element, BytesElement):
-        raise ValueError(f"decoders: feature {place.path!r} is no encoded value, but {element.what}")
+        raise ValueError(f"decoders: feature {place.path!r} is not an encoded value, but {element.what}")
     return BytesElement(decoding.decoders[place.path], "bytes")
 
 
@@ -159,12 +159,10 @@ def _own_element(place: LeafPlace, decoding: Decoding, path: str | None) -> Elem
         return NumberElement(torch.float32, (4,))
     if isinstance(feature, (f.Tensor, f.Scalar, f.Audio)):
         return _tensor_element(feature, place, path)
-    reason, name = "a class that is not read", type(feature).__name__
+    reason, name = "an unsupported class", type(feature).__name__
     if isinstance(feature, f.UnknownFeature):
         reason, name = feature.reason, feature.class_name
-    raise ParseError(
-        f"feature {place.path!r}: {reason}, {name!r}; leave it out by naming the features you want", path=path
-    )
+    raise ParseError(f"feature {place.path!r}: {reason}, {name!r}; to skip it, name the features you want", path=path)
 
 
 def _tensor_element(feature: f.Tensor | f.Scalar | f.Audio, place: LeafPlace, path: str | None) -> Element:
@@ -178,5 +176,5 @@ def _tensor_element(feature: f.Tensor | f.Scalar | f.Audio, place: LeafPlace, pa
     if feature.encoding != "none":
         return EncodedTensor(dtype, feature.shape, feature.encoding == "zlib")
     if dtype.is_complex:
-        raise ParseError(f"feature {place.path!r}: {feature.dtype} without an encoding is in no list", path=path)
+        raise ParseError(f"feature {place.path!r}: no list can hold {feature.dtype} without an encoding", path=path)
     return NumberElement(dtype, feature.shape)

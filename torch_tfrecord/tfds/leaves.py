@@ -1,12 +1,12 @@
-"""One leaf of the feature tree, read from records: an element alone, in a sequence, or in ragged rows.
+"""Read one leaf of the feature tree from records: a single element, a sequence, or ragged rows.
 
-Where the values lie is decided by the keys that are in the record, since TFDS itself does not tell::
+TFDS does not declare the storage form, so the keys in the record decide::
 
     k                                                        one list: an element, or those of a sequence
-    k/ragged_flat_values, k/ragged_row_lengths_0, ...        sequences in sequences, outermost lengths first
+    k/ragged_flat_values, k/ragged_row_lengths_0, ...        nested sequences, outermost lengths first
     k/shape, k/value                                         tensors of two or more unknown sizes, and their shapes
 
-Records that hold it in one way are read together, others one by one.
+Records in the same form are read together, others one by one.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ from torch_tfrecord.values.stacking import rows_of
 __all__ = ["MAX_LENGTH", "Leaf", "running_sum"]
 
 _Ints: TypeAlias = "npt.NDArray[np.int64]"
-_THERE, _LACKING = 0, 1  # as of Column.missing
+_THERE, _LACKING = 0, 1  # the values of Column.missing
 MAX_LENGTH = 1 << 33
-"""More than a record can hold, since protobuf reads no message from 2 GiB on."""
+"""More than a record can hold, since protobuf limits messages to 2 GiB."""
 
 
 class Leaf:
-    """Reads one leaf: a `Reader`, whose column is a tensor where `collate` would make that of the records' values.
+    """A `Reader` of one leaf; its column is a tensor if `collate` would stack the records' values to one.
 
     Args:
         key: Its key in the record: the names from the root, joined by "/".
-        element: What one value is.
-        lengths: One for each sequence around it, outermost first: a fixed length, or None.
+        element: How to decode one value.
+        lengths: One entry per sequence around it, outermost first: a fixed length, or None.
         is_optional: Whether a record may lack it.
-        default: The value where an optional one is lacking.
+        default: The value for a missing optional leaf.
 
     Attributes:
         wants: All keys of a record that may hold it.
@@ -67,10 +67,10 @@ class Leaf:
         self._shape_place = 1 + len(ragged) if is_shaped else None
 
     def read(self, columns: Sequence[Column]) -> Any:
-        """The batch's column.
+        """Read the batch's column.
 
         Raises:
-            TFRecordError: A record lacks it, or holds something else; names the feature.
+            TFRecordError: The leaf is missing from a record, or has another type or shape; names the feature.
         """
         try:
             return self._column(columns)
@@ -83,7 +83,7 @@ class Leaf:
         return self.read_own(columns)
 
     def read_own(self, columns: Sequence[Column]) -> Any:
-        """As `read`, with errors that do not name the feature."""
+        """`read`, with errors that do not name the feature."""
         num_records = len(columns[0].offsets) - 1
         if num_records == 1:
             return self._together(columns, [0 if item.missing is None else int(item.missing[0]) for item in columns])
@@ -95,13 +95,13 @@ class Leaf:
             if column.missing is not None:
                 missing[place] = column.missing
         if self.lengths and len(columns) == 1:
-            missing[missing == _LACKING] = _THERE  # as TFDS: a sequence that is missing is empty
+            missing[missing == _LACKING] = _THERE  # as in TFDS, a missing sequence is empty
         if is_joint and num_records and (missing == missing[:, :1]).all():
             return self._together(columns, missing[:, 0].tolist())
         return read_each(lambda row: rows_of(self.read_own(_row(columns, row)))[0], range(num_records))
 
     def _together(self, columns: Sequence[Column], missing: list[int]) -> Any:
-        """The column of records that hold it in one way."""
+        """The column of records that store the leaf in the same form."""
         if missing[0] == _THERE:
             return self._plain(columns[0])
         if len(self.lengths) > 1 and missing[2] != _LACKING:
@@ -141,7 +141,7 @@ class Leaf:
         return rows
 
     def _sequences(self, rows: Any, totals: _Ints) -> Any:
-        """Elements of several records, each with a sequence around its own."""
+        """Elements of several records, each in its own sequence."""
         if isinstance(rows, list) or (self.lengths[0] is None and rows.dim() == 1):
             return _nest(rows, [totals])
         if (totals == totals[0]).all():
@@ -149,7 +149,7 @@ class Leaf:
         return list(torch.split(rows, totals.tolist()))
 
     def _rows(self, values: Any, counts: _Ints) -> tuple[Any, _Ints]:
-        """All elements of the records, and how many each has."""
+        """All elements of the records, and the number in each."""
         count = self.element.count
         if count is None and not len(values):
             return self.element.none(), counts
@@ -157,10 +157,10 @@ class Leaf:
         return self.element.many(values[: wrong[0]] if len(wrong) else values), counts // (count or 1)
 
     def _static_lengths(self, totals: _Ints) -> list[_Ints]:
-        """Lengths as of `_nest` of sequences in sequences in one list, which must be those of the tree.
+        """Lengths (see `_nest`) of nested sequences stored in one list, which must match those of the tree.
 
         Args:
-            totals: How many elements each record has.
+            totals: Number of elements in each record.
         """
         levels: list[_Ints] = []
         found = totals
@@ -216,8 +216,8 @@ class Leaf:
 
 
 def _check_row_lengths(level: int, lengths: _Ints, bounds: _Ints, counts: _Ints) -> None:
-    """Check that each record's row lengths are of as many rows as it has in the next level; worded for one record."""
-    # Bounded before they are added up, since a sum that wraps around might look right.
+    """Check that the row lengths of each record sum to its rows in the next level; errors describe one record."""
+    # Clipped before summing: a sum that overflows might look right.
     sums = running_sum(np.minimum(lengths, MAX_LENGTH))[bounds]
     if (sums[1:] - sums[:-1] != counts).any() or (lengths < 0).any():
         found = sum(lengths.tolist())
@@ -225,7 +225,7 @@ def _check_row_lengths(level: int, lengths: _Ints, bounds: _Ints, counts: _Ints)
 
 
 def _nest(rows: Any, lengths: Sequence[_Ints]) -> Any:
-    """Rows of several records, from how many outermost rows each has, and the lengths of all rows."""
+    """Nest values into rows, from the number of outermost rows in each record and the lengths of all rows."""
     splits = [torch.from_numpy(running_sum(level)) for level in lengths]
     if isinstance(rows, torch.Tensor):
         return Nested(rows.as_subclass(torch.Tensor), tuple(splits))
@@ -233,20 +233,20 @@ def _nest(rows: Any, lengths: Sequence[_Ints]) -> Any:
 
 
 def _counts(column: Column) -> _Ints:
-    """How many values each record has."""
+    """Number of values in each record."""
     found: _Ints = column.offsets[1:] - column.offsets[:-1]
     return found
 
 
 def running_sum(lengths: _Ints) -> _Ints:
-    """Where rows of these lengths begin and end."""
+    """Row splits of rows with these lengths: where each begins and ends."""
     ends = np.zeros(len(lengths) + 1, np.int64)
     lengths.cumsum(out=ends[1:])
     return ends
 
 
 def _row(columns: Sequence[Column], row: int) -> list[Column]:
-    """The columns of one record."""
+    """The columns of a single record."""
     found = []
     for values, offsets, missing, buffer in columns:
         begin, end = offsets[row : row + 2].tolist()

@@ -1,4 +1,4 @@
-"""A split of a TFDS dataset as a map-style dataset."""
+"""Open a split of a TFDS dataset as a map-style dataset."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from torch_tfrecord.records.index import RecordIndex
 from torch_tfrecord.records.sidecar import IndexKeeper
 from torch_tfrecord.records.storage import is_remote
 from torch_tfrecord.shown import shown_list, shown_text
-from torch_tfrecord.tfds.dataset_info import DatasetInfo, info
+from torch_tfrecord.tfds.dataset_info import DatasetInfo, info_of
 from torch_tfrecord.tfds.files import FEATURES_FILE
 from torch_tfrecord.tfds.leaf_table import Decoding
 from torch_tfrecord.tfds.parser import Chosen, TFDSParser
@@ -43,39 +43,42 @@ def load(
     index: IndexPolicy = "auto",
     index_dir: str | os.PathLike[str] | None = None,
     max_batch_bytes: int = MAX_BATCH_BYTES,
+    storage_options: Mapping[str, Any] | None = None,
 ) -> TFRecordDataset:
-    """Open a split of a dataset that TFDS prepared, for random access, without TensorFlow and without a schema.
+    """Open a split of a TFDS dataset for random access, without TensorFlow and without writing a feature spec.
 
-    Examples come in the order of the files, as TFDS gives them with ``shuffle_files=False`` and one file at a time.
+    Examples come in file order, as in TFDS with ``shuffle_files=False`` and one file at a time.
 
     Args:
-        directory: As of `info`; or what `info` gave.
+        directory: See `info`; or a `DatasetInfo`.
         split: ``"train"``, ``"train[:10%]"``, ``"train[100:200]"``, ``"train[:-5]"``, ``"train[:2shard]"``,
-            ``"train+test"``, ``"all"``; or of `ReadInstruction` or `even_splits`. Only the slice's shards are opened.
-        features: What to read: names and paths (``["image", "objects/label"]``), or a nested mapping. The rest is
-            neither parsed nor decoded, and may be of classes that are not known. None for everything.
+            ``"train+test"``, ``"all"``; or a `ReadInstruction` or a part from `even_splits`. Only the shards of the
+            slice are opened.
+        features: The features to read: names and paths (``["image", "objects/label"]``), or a nested mapping. Others
+            are neither parsed nor decoded, so their classes may be unknown. None reads everything.
         transform: Called with each sample.
-        as_supervised: Samples are tuples of the dataset's supervised keys, such as (image, label).
-        as_numpy_layout: Values as TFDS lays them out: images [H, W, C], boxes as four plain numbers.
-        decoders: Path -> function of the bytes of an encoded value (image, text, encoded tensor), in place of its own
-            decoding; None gives the bytes.
-        defaults: Path -> value of an optional feature where an example lacks it; else None.
-        verify_crc: Check the payloads' checksums.
-        index: As of `TFRecordDataset`.
-        index_dir: As of `TFRecordDataset`.
-        max_batch_bytes: As of `TFRecordDataset`.
+        as_supervised: Return tuples of the dataset's supervised keys, such as (image, label).
+        as_numpy_layout: Use the TFDS layout: images [H, W, C], boxes as four plain numbers.
+        decoders: Path -> function that decodes the bytes of an image, text or encoded tensor instead of the default
+            decoder; None returns the bytes.
+        defaults: Path -> value for a missing optional feature; None if not given.
+        verify_crc: Check the payload checksums.
+        index: See `TFRecordDataset`.
+        index_dir: See `TFRecordDataset`.
+        max_batch_bytes: See `TFRecordDataset`.
+        storage_options: See `TFRecordDataset`; None uses those that `info` was given.
 
     Returns:
-        A `TFRecordDataset` of nested dicts: numbers and class labels are tensors, images `tv_tensors.Image` [C, H, W],
-        segmentations `Mask`, videos `Video` [T, C, H, W], boxes `BoundingBoxes`, texts str, other strings bytes;
-        sequences tensors [T, ...] or lists, ragged ones jagged nested tensors or `RaggedTensor`.
+        A `TFRecordDataset` of nested dicts. Numbers and class labels are tensors, images `tv_tensors.Image` [C, H, W],
+        segmentation masks `Mask`, videos `Video` [T, C, H, W], boxes `BoundingBoxes`, text str, other strings bytes.
+        Sequences are tensors [T, ...] or lists; ragged ones are jagged nested tensors or `RaggedTensor`.
 
     Raises:
         FileNotFoundError: Not a TFDS directory, or a shard is missing.
         IndexMismatchError: A shard has more or fewer records than dataset_info.json says.
-        KeyError: `features`, `decoders` or `defaults` name what is not there.
-        ParseError: dataset_info.json or features.json is damaged, or a feature is of a class that is not known.
-        ValueError: A split that cannot be read, is not there, or holds no example; no supervised keys.
+        KeyError: `features`, `decoders` or `defaults` name a feature that does not exist.
+        ParseError: dataset_info.json or features.json is damaged, or a feature has an unknown class.
+        ValueError: The split is invalid, unknown or empty; the dataset has no supervised keys.
 
     Example:
         >>> ds = tfds.load("~/tensorflow_datasets/mnist", "train[:90%]", as_supervised=True)  # doctest: +SKIP
@@ -83,7 +86,7 @@ def load(
         (Image([[[...]]], dtype=torch.uint8, ), tensor(4))
     """
     check_callable("transform", transform)
-    found = directory if isinstance(directory, DatasetInfo) else info(directory)
+    found = info_of(directory, storage_options)
     if as_supervised and found.supervised_keys is None:
         raise ValueError(f"{found.directory}: as_supervised: the dataset has no supervised_keys")
     parser = TFDSParser(
@@ -94,7 +97,9 @@ def load(
         path=posixpath.join(found.directory, FEATURES_FILE),
         max_batch_bytes=max_batch_bytes,
     )
-    files = open_split(found, split, IndexKeeper(index, index_dir=index_dir, verify_crc=verify_crc))
+    files = open_split(
+        found, split, IndexKeeper(index, index_dir=index_dir, verify_crc=verify_crc, access=found.access)
+    )
     return TFRecordDataset.from_indexes(
         files.files,
         files.indexes,
@@ -103,17 +108,18 @@ def load(
         transform=transform,
         verify_crc=verify_crc,
         max_batch_bytes=max_batch_bytes,
+        access=found.access,
     )
 
 
 @dataclass(frozen=True)
 class SplitFiles:
-    """The files of a split, and which of their records it has.
+    """The files of a split, and the positions of its records.
 
     Attributes:
         files: Paths, each once, in the order of their first use.
-        indexes: Of each file.
-        positions: Counted over all files; a range where they are neighbours, else an int64 array.
+        indexes: The record index of each file.
+        positions: Positions over all files; a range if they are contiguous, else an int64 array.
     """
 
     files: list[str]
@@ -125,7 +131,7 @@ def open_split(info: DatasetInfo, split: Split, keeper: IndexKeeper) -> SplitFil
     """Find and check the shards of a split.
 
     Raises:
-        FileNotFoundError, IndexMismatchError, ValueError: As `load`.
+        FileNotFoundError, IndexMismatchError, ValueError: See `load`.
     """
     known: dict[str, RecordIndex] = {}
     counted = {name: _shard_lengths(info, name, keeper, known) for name in info.splits}
@@ -140,7 +146,7 @@ def open_split(info: DatasetInfo, split: Split, keeper: IndexKeeper) -> SplitFil
     for path in files:
         if len(known[path]) != lengths[path]:
             raise IndexMismatchError(
-                f"expected {lengths[path]} records, as dataset_info.json says in shardLengths, got {len(known[path])} "
+                f"expected {lengths[path]} records (shardLengths in dataset_info.json), got {len(known[path])} "
                 "in the shard",
                 path=path,
             )
@@ -149,7 +155,7 @@ def open_split(info: DatasetInfo, split: Split, keeper: IndexKeeper) -> SplitFil
 
 def _shard_lengths(info: DatasetInfo, name: str, keeper: IndexKeeper, known: dict[str, RecordIndex]) -> tuple[int, ...]:
     lengths = info.splits[name].shard_lengths
-    if lengths is None:  # an old dataset_info.json: the files have to be counted
+    if lengths is None:  # an old dataset_info.json: count the records in the files
         files = info.files(name)
         _check_there(files)
         known.update(zip(files, keeper.indexes(files), strict=True))
@@ -158,7 +164,7 @@ def _shard_lengths(info: DatasetInfo, name: str, keeper: IndexKeeper, known: dic
 
 
 def _pieces(part: SplitRange, shards: Sequence[tuple[str, int]]) -> list[tuple[str, int, int]]:
-    """File, first record and one behind the last, of each shard that the range touches."""
+    """(file, first record, end) of each shard that the range touches; the end is exclusive."""
     pieces = []
     begin = 0
     for path, length in shards:

@@ -1,4 +1,4 @@
-"""Records of a TFDS dataset to samples: chosen leaves of the feature tree, nested as the tree is."""
+"""Parse records of a TFDS dataset into samples: the chosen leaves of the feature tree, nested like the tree."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ from torch_tfrecord.tfds.leaf_table import Decoding, LeafPlace, list_leaves, mak
 __all__ = ["Chosen", "TFDSParser", "choose_leaves"]
 
 Chosen = Any
-"""Names of features: paths such as "image" or "objects/label", or a nested mapping {"objects": {"label"}}."""
+"""Feature names: paths such as "image" or "objects/label", or a nested mapping {"objects": {"label"}}."""
 
 
 class TFDSParser:
-    """Reads chosen leaves of each record; built once. Pickles where its decoders do; safe from several threads.
+    """Reads the chosen leaves of each record. Pickles if its decoders do; safe from several threads.
 
     Args:
-        features: The tree.
-        chosen: Names of what to read; None for all.
-        decoding: How.
-        supervised_keys: Give a tuple of these in place of the dict.
-        path: Of features.json, for errors.
-        max_batch_bytes: As of `TFRecordDataset`.
+        features: The feature tree.
+        chosen: Names of the features to read; None for all.
+        decoding: How to decode the leaves.
+        supervised_keys: Return a tuple of these instead of the dict.
+        path: Path of features.json, for errors.
+        max_batch_bytes: See `TFRecordDataset`.
 
     Raises:
-        KeyError: A name that is not in the tree.
-        ParseError: A chosen feature is of a class that is not known.
-        ValueError: Nothing is chosen, or a decoder or default for what cannot have it.
+        KeyError: A name is not in the tree.
+        ParseError: A chosen feature has an unknown class.
+        ValueError: Nothing is chosen, or a feature cannot have the given decoder or default.
     """
 
     needs_keys = False  # nothing is drawn at random
@@ -71,36 +71,36 @@ class TFDSParser:
         self._parser = ExampleParser.of_readers(readers, max_batch_bytes=self.max_batch_bytes)
 
     def __reduce__(self) -> tuple[Callable[[], TFDSParser], tuple[()]]:
-        """Pickle the arguments; the readers are built again."""
+        """Pickle the arguments; unpickling builds the readers again."""
         return partial(TFDSParser, **self._arguments), ()
 
     def single(self, serialized: bytes | bytearray | memoryview, key: int = 0) -> Any:
-        """The sample of one record.
+        """Parse one record into a sample.
 
         Raises:
-            ImageDecodeError: An image that cannot be decoded.
-            ParseError: The bytes are no Example, or do not fit the features.
+            ImageDecodeError: An image cannot be decoded.
+            ParseError: The bytes are not an Example, or do not fit the features.
         """
         return self._nest(self._parser.single(serialized))
 
     def batch(self, records: Any, keys: Any = None) -> ColumnBatch:
-        """Several samples, as columns that are nested as they are."""
+        """Parse several records into columns, nested like a sample."""
         return ColumnBatch(self._nest(self._parser.batch(records)), len(records))
 
     def batches(self, records: PackedRecords, keys: Any, borders: Sequence[int]) -> list[ColumnBatch]:
-        """Several calls of `batch`: their records one behind the other, and where each begins and ends."""
+        """Parse several batches at once: their concatenated records, and the border positions of each batch."""
         sizes = (end - begin for begin, end in pairwise(borders))
         return [*map(ColumnBatch, map(self._nest, self._parser.batches(records, None, borders)), sizes)]
 
     @property
     def plain_features(self) -> Mapping[str, Feature] | None:
-        """The specs that read the same samples, where all leaves are plain and nothing is nested; else None."""
+        """The feature specs that read the same samples, if all leaves are plain and nothing is nested; else None."""
         is_flat = all(len(leaf.names) == 1 for leaf in self.leaves) and self._supervised_keys is None
         return self._specs if is_flat else None
 
     @property
     def features(self) -> list[str]:
-        """The paths of what is read."""
+        """The paths of the features that are read."""
         return [leaf.path for leaf in self.leaves]
 
     def _nest(self, values: Mapping[str, Any]) -> Any:
@@ -114,10 +114,10 @@ class TFDSParser:
 
 
 def choose_leaves(features: f.FeaturesDict, places: Sequence[LeafPlace], chosen: Chosen) -> list[LeafPlace]:
-    """The leaves that are chosen, in the order of the tree.
+    """Return the chosen leaves, in tree order.
 
     Raises:
-        KeyError: A name that is not in the tree.
+        KeyError: A name is not in the tree.
         ValueError: Nothing is chosen.
     """
     if chosen is None:

@@ -1,4 +1,4 @@
-"""Pictures and sounds of TFDS features, from their encoded bytes; and boxes in pictures, as torchvision takes them."""
+"""Decode the images and audio of TFDS features, and convert bounding boxes to torchvision's form."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ from torch_tfrecord.values.stacking import rows_of
 __all__ = ["PIXEL_MODES", "BoxLeaf", "PictureElement", "sound_element"]
 
 PIXEL_MODES = {1: "L", 3: "RGB", 4: "RGBA"}
-"""Channels -> mode of `decode_image`, of uint8 pictures."""
+"""Number of channels -> mode of `decode_image`, for uint8 images."""
 _WAV_DTYPES: dict[int, np.dtype[Any]] = {1: np.dtype("u1"), 2: np.dtype("<i2"), 4: np.dtype("<i4")}
 
 
 class PictureElement(BytesElement):
-    """An image: uint8, uint16, or float32 in the four bytes of RGBA pixels.
+    """An image: uint8, uint16, or float32 stored in the four bytes of RGBA pixels.
 
     Args:
-        feature: Its shape and dtype, and whether its pixels are classes.
-        as_numpy_layout: Plain tensors [H, W, C], in place of `tv_tensors.Image` (of classes `Mask`) [C, H, W].
-        is_video: Many are a `tv_tensors.Video`.
+        feature: Gives shape and dtype; a `LabeledImage` has class numbers as pixels.
+        as_numpy_layout: Return plain tensors [H, W, C] instead of `tv_tensors.Image` or `Mask` [C, H, W].
+        is_video: Join several images to a `tv_tensors.Video`.
     """
 
     def __init__(self, feature: f.Image | f.LabeledImage, as_numpy_layout: bool, is_video: bool = False) -> None:
@@ -46,7 +46,7 @@ class PictureElement(BytesElement):
         self._many = tv_tensors.Video if is_video else self._one
 
     def decode(self, data: bytes) -> torch.Tensor:
-        """One picture."""
+        """Decode one image."""
         pixels = self._pixels(data)
         channels, height, width = pixels.shape
         stored = (height, width, channels)
@@ -63,39 +63,41 @@ class PictureElement(BytesElement):
             return decode_image(data, PIXEL_MODES[channels])
         pixels = decode_image(data, "unchanged").numpy()
         if self.dtype == torch.uint16:
-            pixels = pixels if pixels.dtype == np.uint16 else pixels.astype(np.uint16) * 257  # as libpng's expansion
+            pixels = (
+                pixels if pixels.dtype == np.uint16 else pixels.astype(np.uint16) * 257
+            )  # as libpng expands 8 bits to 16
         else:
             pixels = pixels if pixels.dtype == np.uint8 else (pixels >> 8).astype(np.uint8)
         return torch.from_numpy(_with_channels(pixels, channels))
 
     def join(self, items: list[Any]) -> Any:
-        """Stacked where the sizes are equal; a tensor also where there are none."""
+        """Stack images of equal size; return an empty tensor if there are none."""
         stacked = super().join([item.as_subclass(torch.Tensor) for item in items])
         if not isinstance(stacked, torch.Tensor):
             return items
         return stacked if self._is_numpy_layout else self._many(stacked)
 
     def none(self) -> torch.Tensor:
-        """No pictures, laid out as some would be."""
+        """Return an empty tensor in the layout of the images."""
         pixels = torch.empty(0, *(size or 0 for size in self.shape), dtype=self.dtype)
         return pixels if self._is_numpy_layout else pixels.permute(0, 3, 1, 2)
 
 
 def _with_channels(pixels: npt.NDArray[Any], channels: int | None) -> npt.NDArray[Any]:
-    """As TensorFlow does: gray is repeated, alpha dropped, and opaque where it is missing."""
+    """Convert the number of channels as TensorFlow does: repeat gray, drop alpha, or add an opaque alpha."""
     found = len(pixels)
     if channels is None or channels == found:
         return pixels
     color = pixels[:1] if found in (1, 2) else pixels[:3]
     opaque = np.full_like(pixels[:1], np.iinfo(pixels.dtype).max)
     if channels in (1, 2) and len(color) == 3:
-        raise ParseError(f"expected {channels} channels, got a picture in colours")
+        raise ParseError(f"expected {channels} channels, got a colour image")
     color = np.repeat(color, 3, axis=0) if channels >= 3 and len(color) == 1 else color
     return np.concatenate([color, opaque]) if channels in (2, 4) else np.ascontiguousarray(color)
 
 
 def sound_element(feature: f.Audio, dtype: torch.dtype) -> BytesElement:
-    """The file of a sound, decoded to [T] or [T, channels]; WAV by Python itself, others stay bytes."""
+    """The element of an audio file: WAV is decoded to [T] or [T, channels], other formats stay bytes."""
     decode = functools.partial(_decode_wav, shape=feature.shape, dtype=dtype)
     return BytesElement(decode if feature.file_format in ("wav", None) else None, "Audio")
 
@@ -108,7 +110,7 @@ def _decode_wav(data: bytes, *, shape: Shape, dtype: torch.dtype) -> Any:
             width, channels = sound.getsampwidth(), sound.getnchannels()
             raw = sound.readframes(sound.getnframes())
     except (wave.Error, EOFError) as error:
-        raise ParseError(f"expected a WAV file of PCM samples, got bytes that are none ({error})") from error
+        raise ParseError(f"expected a WAV file of PCM samples, got other bytes ({error})") from error
     if width == 3:
         wide = np.zeros((len(raw) // 3, 4), np.uint8)
         wide[:, 1:] = np.frombuffer(raw, np.uint8).reshape(-1, 3)
@@ -118,21 +120,21 @@ def _decode_wav(data: bytes, *, shape: Shape, dtype: torch.dtype) -> Any:
         numbers = numbers.astype(np.int16) - 128 if width == 1 else numbers
     wanted = shape[1] if len(shape) > 1 else 1
     if channels != wanted:
-        raise ParseError(f"expected a sound of {wanted} channels, got {channels}")
+        raise ParseError(f"expected audio of {wanted} channels, got {channels}")
     tensor = torch.from_numpy(numbers.copy())
     return (tensor.reshape(-1, channels) if len(shape) > 1 else tensor).to(dtype)
 
 
 class BoxLeaf(Leaf):
-    """Reads boxes as `tv_tensors.BoundingBoxes`, in pixels of an image of the same record.
+    """Reads boxes as `tv_tensors.BoundingBoxes`, in pixels of an image in the same record.
 
-    The image's size is read from its header: the image need not be asked for, and is not decoded. Without an image
-    relative boxes are in a canvas of (1, 1), and others the plain four numbers.
+    Only the image's header is read, for its size: you need not choose the image, and it is not decoded. Without an
+    image, relative boxes get a canvas of (1, 1), and others stay four plain numbers.
 
     Args:
-        key, element, lengths: As of `Leaf`.
-        bbox_format: TFDS's name; None where it is not known.
-        image: What is wanted of the image: any number of values, or one; None where there is none.
+        key, element, lengths: See `Leaf`.
+        bbox_format: Name of the format in TFDS; None if unknown.
+        image: How to find the image in the record; None if there is no image.
     """
 
     def __init__(
@@ -153,7 +155,7 @@ class BoxLeaf(Leaf):
         return boxes if None in sizes and not self._format.startswith("REL_") else self._in_pixels(rows, sizes)
 
     def _in_pixels(self, rows: Sequence[torch.Tensor], sizes: Sequence[tuple[int, int] | None]) -> list[Any]:
-        """Boxes of several records: of images whose sizes are all known, or relative ones of none."""
+        """Boxes of several records, either all with known image sizes, or all relative without an image."""
         bbox_format = str(self._format)
         if sizes[0] is None and not bbox_format.startswith("REL_"):
             return [*rows]
@@ -174,7 +176,7 @@ def _size_of(encoded: memoryview | None) -> tuple[int, int] | None:
 
 
 def _only_values(column: Column) -> list[memoryview | None]:
-    """Each record's string; None where it has none or several."""
+    """The string of each record; None if it has none or several."""
     views: list[memoryview | None] = [*column.views()]
     if len(column.offsets):
         return [views[begin] if end - begin == 1 else None for begin, end in column.bounds()]

@@ -1,4 +1,4 @@
-"""RLDS and Open X-Embodiment episodes: windows of steps by position, and whole episodes."""
+"""Read RLDS and Open X-Embodiment episodes: windows of steps by position, or whole episodes."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ __all__ = ["RLDSDataset", "RLDSEpisodes"]
 
 _OBSERVATION, _ACTION = "observation", "action"
 _INSTRUCTIONS = ("language_instruction", "natural_language_instruction", "instruction")
-# Episodes that a batch reads are held together up to so many bytes: records that are read as a whole may be large.
+# The episodes of a batch are held in memory together up to this many bytes: records that are read whole may be large.
 _MOST_HELD_BYTES = 256 << 20
 
 _Same = TypeVar("_Same", bound="_EpisodeDataset")
 
 
 class _EpisodeDataset(Dataset[Any]):
-    """Some positions of the episodes of a split, and what `RLDSDataset` and `RLDSEpisodes` share."""
+    """The shared base of `RLDSDataset` and `RLDSEpisodes`: a range of positions over the episodes of a split."""
 
     _unit = "episodes"
 
@@ -77,7 +77,7 @@ class _EpisodeDataset(Dataset[Any]):
             raise IndexError(f"position {position} is out of range for {len(self)} {self._unit}") from None
 
     def _of_episode(self, number: int, make: Callable[[Episode], dict[str, Any]]) -> dict[str, Any]:
-        """What is made of one episode, by its number, within the budget of a batch."""
+        """Build a sample from one episode, by its number, within the memory budget of a batch."""
         try:
             with BatchBudget(self._max_batch_bytes):
                 return make(self._store.episode(number))
@@ -91,55 +91,55 @@ class _EpisodeDataset(Dataset[Any]):
 
 
 class RLDSDataset(_EpisodeDataset):
-    """Steps of episodes by position, each with a window of past observations and a horizon of future actions.
+    """A dataset of steps, each with a window of past observations and a horizon of future actions.
 
-    Position i is a step; episodes follow one another in the order of the files. A sample reads and decodes the frames
-    of its window alone, and each is held against a checksum. The first use reads every file once, for an index that
-    stays beside the data. Use it as any map-style dataset: with DataLoader, `RecordSampler`, `Mixture`, Subset. It
-    pickles without open files, and may be used after fork and spawn, and from threads.
+    Each position is one step; episodes follow in file order. A sample reads and decodes only the frames of its window,
+    and checks each against a checksum. The first use reads every file once to build an index, which is stored next to
+    the data. Use it like any map-style dataset: with DataLoader, `RecordSampler`, `Mixture` or Subset. It pickles
+    without open files, and is safe after fork and spawn, and from threads.
 
-    A sample, of an episode of T steps, at step t::
+    The sample at step t of an episode with T steps::
 
         observation      the dataset's own names, each [window_size, ...]: steps t - window_size + 1 to t; images are
                          a tv_tensors.Video [window_size, C, H, W]
-            timestep     int64 [window_size]: number of the step
+            timestep     int64 [window_size]: step numbers
             pad_mask     bool [window_size]: True for a step of the episode, False for padding
-        action           [action_horizon, ...]: steps t to t + action_horizon - 1; a dict where the dataset has one
+        action           [action_horizon, ...]: steps t to t + action_horizon - 1; a dict if the dataset has one
         action_pad_mask  bool [action_horizon]
-        task             {"language_instruction": str}, "" where there is none
-        reward, is_first, ...   all else that a step has, of step t
-        episode_metadata ...    all else that the episode has
+        task             {"language_instruction": str}, "" if there is none
+        reward, is_first, ...   the other features of step t
+        episode_metadata ...    the other features of the episode
         dataset_name     str
-        _len, _traj_index, _frame_index    int: T, number of the episode in this split, t
+        _len, _traj_index, _frame_index    int: T, the number of the episode in this split, t
 
     Args:
-        directory: As of `tfds.info`; or what that gave.
-        split: As of `tfds.load`, in episodes: ``"train[:90%]"``.
-        window_size: Observations of a sample: the step's own and those before it.
-        action_horizon: Actions of a sample: the step's own and those after it (Octo's word; OpenVLA's
+        directory: See `tfds.info`; or a `DatasetInfo`.
+        split: See `tfds.load`; slices count episodes: ``"train[:90%]"``.
+        window_size: Number of observations per sample: the current step and those before it.
+        action_horizon: Number of actions per sample: the current step and those after it (the term in Octo; OpenVLA's
             ``future_action_window_size`` is one less).
-        pad: At an episode's ends: "repeat" its first observation and its last action, "zero", or None: steps whose
-            window or horizon does not fit are no positions.
-        decode_images: False gives images as encoded bytes; or names of those to decode, as ["image"].
-        features: Paths of what to read, as ["steps/observation/image", "steps/action"]; None for all.
+        pad: Padding at the ends of an episode: "repeat" the first observation and the last action, "zero", or None:
+            steps whose window or horizon does not fit are excluded.
+        decode_images: False returns images as encoded bytes; or pass the names of those to decode, such as ["image"].
+        features: Paths to read, such as ["steps/observation/image", "steps/action"]; None for all.
         step_transform: Called with each sample.
-        episode_transform: Called with each episode when it is read: a dict of the steps' columns and the metadata.
-            Numbers are tensors [T, ...], texts lists of str, images objects of length T that are not read; all may be
-            renamed, changed or left out, but keep one value for each step. Must be a pure function: what it returns is
-            kept for the next samples of the episode.
-        index: As of `TFRecordDataset`.
-        index_dir: As of `TFRecordDataset`.
-        cache_bytes: The most memory, in each process, for the columns of episodes that were read last. Frames are not
-            kept.
-        max_batch_bytes: As of `TFRecordDataset`, for what samples hold: windows and frames.
+        episode_transform: Called with each episode when it is read: a dict of the step columns and the metadata.
+            Numbers are tensors [T, ...], text is lists of str, images are objects of length T that are not read yet.
+            You may rename, change or drop columns, but each must keep one value per step. Must be a pure function:
+            its result is cached for further samples of the episode.
+        index: See `TFRecordDataset`.
+        index_dir: See `TFRecordDataset`.
+        cache_bytes: Memory limit, in each process, for the columns of recently read episodes. Frames are not cached.
+        max_batch_bytes: See `TFRecordDataset`; counts the windows and frames of the samples.
+        storage_options: See `load`.
 
     Attributes:
-        info: What `tfds.info` says of the directory.
+        info: The `DatasetInfo` of the directory.
         num_steps: int64 [episodes]: steps of each episode.
 
     Raises:
-        FileNotFoundError, IndexMismatchError, ParseError, ValueError: As `tfds.load`; a dataset without steps; episodes
-            whose features have different numbers of steps.
+        FileNotFoundError, IndexMismatchError, ParseError, ValueError: See `tfds.load`; also if the dataset has no
+            steps, or the features of an episode have different numbers of steps.
 
     Example:
         >>> ds = RLDSDataset("bridge/0.1.0", "train", window_size=2, action_horizon=4)  # doctest: +SKIP
@@ -165,6 +165,7 @@ class RLDSDataset(_EpisodeDataset):
         index_dir: str | os.PathLike[str] | None = None,
         cache_bytes: int = 32 << 20,
         max_batch_bytes: int = MAX_BATCH_BYTES,
+        storage_options: Mapping[str, Any] | None = None,
     ) -> None:
         check_callable("step_transform", step_transform)
         check_callable("episode_transform", episode_transform)
@@ -180,6 +181,7 @@ class RLDSDataset(_EpisodeDataset):
             index=index,
             index_dir=index_dir,
             cache_bytes=cache_bytes,
+            storage_options=storage_options,
         )
         self._step_transform = step_transform
         counts = self._windows.num_positions(store.num_steps)
@@ -194,9 +196,9 @@ class RLDSDataset(_EpisodeDataset):
     def __getitem__(self, position: Any) -> Any: ...
 
     def __getitem__(self, position: Any) -> Any:
-        """The sample at a position (negative ones count from the end), or for a slice a dataset of those positions.
+        """Return the sample at a position (negative counts from the end), or for a slice a dataset of those positions.
 
-        For a list of positions, or a 1-D array or tensor of integers, the batch that `collate` makes of their samples.
+        For a list of positions, or a 1-D integer array or tensor, return the batch that `collate` makes of the samples.
         """
         if isinstance(position, slice):
             return self._part(position)
@@ -209,12 +211,12 @@ class RLDSDataset(_EpisodeDataset):
         return transform_one(self._step_transform, sample, self._places([position]), 0)
 
     def __getitems__(self, positions: Sequence[int]) -> Sequence[Any]:
-        """The samples of several positions, in that order: what DataLoader asks for to make a batch.
+        """Return the samples at several positions, in that order; DataLoader calls this for each batch.
 
-        Read in the order of the files, and held as columns, which `collate` hands on; for everything else the result is
-        a sequence of samples, each equal to `ds[position]`.
+        Reads in file order and returns columns, which `collate` passes on without stacking again. To any other code,
+        the result is a sequence of samples, each equal to `ds[position]`.
         """
-        if not defines_last(self, "__getitems__"):  # a user's class has another __getitem__, which counts
+        if not defines_last(self, "__getitems__"):  # a subclass overrides __getitem__
             return [self[position] for position in positions]
         return self._transform_samples(self._load_samples(positions))
 
@@ -227,26 +229,26 @@ class RLDSDataset(_EpisodeDataset):
             with BatchBudget(self._max_batch_bytes):
                 return ColumnBatch(self._columns(places), len(places), self._places(positions))
         except (TFRecordError, DifferentNamesError, _TooLargeError):
-            # One after another, for the error of the first bad position.
+            # One by one, to raise the error of the first bad position.
             with BatchBudget(self._max_batch_bytes):
                 return SampleList([self._one(position) for position in positions], self._places(positions))
 
     def _load_batches(self, batches: Sequence[Sequence[int]]) -> list[Sequence[Any]]:
-        """`_load_samples` of several batches."""
+        """`_load_samples` for several batches."""
         return [self._load_samples(positions) for positions in batches]
 
     @property
     def _has_user_transform(self) -> bool:
-        """Whether there is a step_transform, which may do anything, such as draw from the global random state."""
+        """Whether there is a step_transform, which may have side effects, such as draws from the global RNG."""
         return self._step_transform is not None
 
     def _transform_samples(self, samples: Sequence[Any]) -> Sequence[Any]:
-        """The step_transform applied to each of the samples that `_load_samples` gave."""
+        """Apply the step_transform to each sample from `_load_samples`."""
         transform = self._step_transform
         return samples if transform is None else transform_each(transform, samples)
 
     def locate(self, position: int) -> tuple[int, int]:
-        """Number of a position's episode, and of its step."""
+        """Return (episode number, step number) of a position."""
         return self._locate_all([position])[0]
 
     def _places(self, positions: Sequence[int]) -> Places:
@@ -267,7 +269,7 @@ class RLDSDataset(_EpisodeDataset):
         return self._of_episode(number, lambda episode: self._sample(episode, step))
 
     def _sample(self, episode: Episode, step: int) -> dict[str, Any]:
-        """The row of `_columns` of this step alone, in less time."""
+        """The row of `_columns` for one step, computed faster."""
         pad = self._windows.pad
         seen, done = self._windows.observations(step), self._windows.actions(step, episode.num_steps)
         sample: dict[str, Any] = {}
@@ -290,7 +292,7 @@ class RLDSDataset(_EpisodeDataset):
         return sample
 
     def _columns(self, places: list[tuple[int, int]]) -> dict[str, Any]:
-        """The columns of the samples of each episode and step."""
+        """The columns of the samples at these (episode, step) places."""
         held = self._held({number for number, _ in places})
         episodes, steps = [held[number] for number, _ in places], [step for _, step in places]
         seen = [self._windows.observations(step) for step in steps]
@@ -313,13 +315,13 @@ class RLDSDataset(_EpisodeDataset):
         for name, trees in shared_names([episode.metadata for episode in episodes]):
             columns[name] = together(trees, lambda values: [*map(_own, values)])
         columns["dataset_name"] = [self.info.name] * len(places)
-        # Lists, since a sample has an int of each.
+        # Lists, as a sample has these as int.
         columns["_len"] = [episode.num_steps for episode in episodes]
         columns["_traj_index"], columns["_frame_index"] = [episode.number for episode in episodes], steps
         return columns
 
     def _held(self, numbers: set[int]) -> dict[int, Episode]:
-        """Episodes by number, read in order."""
+        """The episodes by number, read in order."""
         found: dict[int, Episode] = {}
         num_bytes = 0
         for number in sorted(numbers):
@@ -336,21 +338,22 @@ class RLDSDataset(_EpisodeDataset):
 
 
 class RLDSEpisodes(_EpisodeDataset):
-    """Whole episodes: ``{"steps": {"observation": {...}, "action": [T, ...], ...}, "episode_metadata": ...}``.
+    """A dataset of whole episodes: ``{"steps": {"action": [T, ...], ...}, "episode_metadata": ...}``.
 
     Args:
-        directory: As of `RLDSDataset`.
-        split: As of `RLDSDataset`.
-        decode_images: As of `RLDSDataset`. Images of all steps are decoded: a `tv_tensors.Video` [T, C, H, W]. Without,
-            a list of T bytes.
-        features: As of `RLDSDataset`.
-        transform: Called with each item.
-        index: As of `TFRecordDataset`.
-        index_dir: As of `TFRecordDataset`.
-        max_batch_bytes: As of `TFRecordDataset`, for an episode.
+        directory: See `RLDSDataset`.
+        split: See `RLDSDataset`.
+        decode_images: See `RLDSDataset`. The images of all steps are decoded to a `tv_tensors.Video` [T, C, H, W]; with
+            False, they are a list of T bytes.
+        features: See `RLDSDataset`.
+        transform: Called with each episode.
+        index: See `TFRecordDataset`.
+        index_dir: See `TFRecordDataset`.
+        max_batch_bytes: See `TFRecordDataset`; applies to one episode.
+        storage_options: See `load`.
 
     Attributes:
-        info: What `tfds.info` says of the directory.
+        info: The `DatasetInfo` of the directory.
         num_steps: int64 [episodes]: steps of each episode.
 
     Example:
@@ -370,6 +373,7 @@ class RLDSEpisodes(_EpisodeDataset):
         index: IndexPolicy = "auto",
         index_dir: str | os.PathLike[str] | None = None,
         max_batch_bytes: int = MAX_BATCH_BYTES,
+        storage_options: Mapping[str, Any] | None = None,
     ) -> None:
         check_callable("transform", transform)
         check_max_batch_bytes(max_batch_bytes)
@@ -381,6 +385,7 @@ class RLDSEpisodes(_EpisodeDataset):
             index=index,
             index_dir=index_dir,
             cache_bytes=0,
+            storage_options=storage_options,
         )
         self._transform = transform
         super().__init__(store, len(store), max_batch_bytes)
@@ -392,7 +397,7 @@ class RLDSEpisodes(_EpisodeDataset):
     def __getitem__(self, position: int) -> Any: ...
 
     def __getitem__(self, position: int | slice) -> Any:
-        """The episode at a position (negative ones count from the end), or for a slice a dataset of those positions."""
+        """Return the episode at a position (negative counts from the end), or for a slice a dataset of them."""
         if isinstance(position, slice):
             return self._part(position)
         register_in_worker()
@@ -407,7 +412,7 @@ class RLDSEpisodes(_EpisodeDataset):
         return {STEPS: steps, **metadata, "_len": episode.num_steps, "_traj_index": episode.number}
 
     def __getitems__(self, positions: Sequence[int]) -> list[Any]:
-        """The episodes of several positions, in that order."""
+        """Return the episodes at several positions, in that order."""
         return [self[position] for position in positions]
 
     def __repr__(self) -> str:
@@ -415,16 +420,16 @@ class RLDSEpisodes(_EpisodeDataset):
 
 
 class _TooLargeError(Exception):
-    """The episodes of a batch are too large to be held together."""
+    """The episodes of a batch do not fit into memory together."""
 
 
 def _own(value: Any) -> Any:
-    """Metadata that a sample may change: a tensor of its own."""
+    """Copy metadata, so that a sample may modify it."""
     return value.clone() if isinstance(value, torch.Tensor) else value
 
 
 def _instruction(episode: Episode, step: int) -> str:
-    """The text of the first of the usual names that a step, its observation, or the episode has."""
+    """The language instruction: the first of the usual names in the step, its observation, or the episode."""
     for tree in _text_places(episode):
         for name in _INSTRUCTIONS if isinstance(tree, Mapping) else ():
             value = tree.get(name)

@@ -1,13 +1,14 @@
-"""Split strings and their objects to ranges of examples: names and numbers in, ranges out; no files.
+"""Resolve split strings and objects to ranges of examples, without touching files.
 
-The rules and the rounding are TFDS's (``tensorflow_datasets/core/splits.py`` and ``subsplits_utils.py`` of 4.9.10)::
+The rules and the rounding are those of TFDS (``tensorflow_datasets/core/splits.py`` and ``subsplits_utils.py``,
+4.9.10)::
 
-    train                 a split                       train[:10%]      percent, of TFDS's rounding
+    train                 a split                       train[:10%]      percent, rounded as in TFDS
     train[100:200]        from 100 up to 200            train[:-5]       from the end
     train[:2shard]        whole shards                  train[-1shard]   one shard
     train[:1%]+test       one after the other           all              every split
 
-A bound beyond the split is an error, as is a slice of no examples.
+A bound outside the split is an error, and so is an empty slice.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class SplitRange(NamedTuple):
 
 
 class _Part:
-    """What can be added to another."""
+    """The base of splits that can be added."""
 
     def __add__(self, other: Split) -> SplitSum:
         return SplitSum((self, other))  # type: ignore[arg-type]
@@ -51,15 +52,16 @@ class ReadInstruction(_Part):
     """A slice of a split, as an object; `a + b` reads both.
 
     Args:
-        split_name: The split.
-        from_: First example; negative from the end; None for 0.
-        to: One behind the last; None for the end.
+        split_name: Name of the split.
+        from_: First example; negative counts from the end; None for 0.
+        to: End (exclusive); None for the end of the split.
         unit: "abs" (examples), "%" (-100 to 100, may be a float) or "shard".
-        rounding: Of percents: "closest", or "pct1_dropremainder": multiples of one percent, itself rounded down, so
-            that all slices of as many percents have as many examples.
+        rounding: How percentages are rounded: "closest", or "pct1_dropremainder": multiples of one percent, rounded
+            down, so that slices of equal percentage have the same number of examples.
 
     Raises:
-        ValueError: Another unit or rounding, or percents outside -100 to 100.
+        TypeError: A bound is not an int.
+        ValueError: `unit` or `rounding` is unknown, or a percentage is outside -100 to 100.
 
     Example:
         >>> ReadInstruction("train", to=10, unit="%", rounding="pct1_dropremainder") + "test"
@@ -85,7 +87,7 @@ class ReadInstruction(_Part):
                 raise TypeError(f"bounds must be int, got {bound!r}")
 
     def __repr__(self) -> str:
-        """Print as code."""
+        """Show the code that builds it."""
         options = {"from_": self.from_, "to": self.to, "unit": self.unit, "rounding": self.rounding}
         shown = [f"{name}={value!r}" for name, value in options.items() if value not in (None, "abs", "closest")]
         return f"ReadInstruction({', '.join([repr(self.split_name), *shown])})"
@@ -93,7 +95,7 @@ class ReadInstruction(_Part):
 
 @dataclass(frozen=True)
 class EvenSplit(_Part):
-    """One of the parts that `even_splits` makes."""
+    """One of the parts from `even_splits`."""
 
     split: Split
     index: int
@@ -103,7 +105,7 @@ class EvenSplit(_Part):
 
 @dataclass(frozen=True)
 class SplitSum(_Part):
-    """Splits one after the other."""
+    """Splits read one after the other."""
 
     parts: tuple[Split, ...]
 
@@ -112,12 +114,12 @@ Split: TypeAlias = "str | ReadInstruction | EvenSplit | SplitSum"
 
 
 def even_splits(split: Split, n: int, *, drop_remainder: bool = False) -> list[EvenSplit]:
-    """Cut a split into n parts of equal size; the first ones have one example more where n does not divide it.
+    """Cut a split into n parts of equal size; if n does not divide it, the first parts get one more example.
 
     Args:
-        split: A split string or object; each summand of `a+b` is cut by itself.
-        n: Number of parts.
-        drop_remainder: Leave out what would make parts unequal.
+        split: A split string or object; each summand of `a+b` is cut on its own.
+        n: Number of parts, at least 1.
+        drop_remainder: Drop the examples that would make the parts unequal.
 
     Raises:
         ValueError: n is below 1.
@@ -132,15 +134,15 @@ def even_splits(split: Split, n: int, *, drop_remainder: bool = False) -> list[E
 
 
 def resolve_split(split: Split, lengths: Mapping[str, Sequence[int]]) -> list[SplitRange]:
-    """The ranges that a split stands for, in order, duplicates kept, without empty ones.
+    """Resolve a split to ranges, in order, with duplicates and without empty ranges.
 
     Args:
         split: A split string or object.
-        lengths: The lengths of the shards of all splits of the dataset, in their order.
+        lengths: Split name -> lengths of its shards, for all splits of the dataset, in order.
 
     Raises:
-        TypeError: `split` is neither.
-        ValueError: It cannot be read, names a split that is not there, leaves its bounds, or holds no example.
+        TypeError: `split` is neither a string nor a split object.
+        ValueError: The split cannot be parsed, is unknown, exceeds its bounds, or holds no example.
     """
     ranges = [part for part in _ranges(split, lengths) if part.start < part.stop]
     if not ranges:
@@ -159,7 +161,7 @@ def _ranges(split: Split, lengths: Mapping[str, Sequence[int]]) -> list[SplitRan
         return [_even_part(part, split) for part in _ranges(split.split, lengths)]
     if isinstance(split, ReadInstruction):
         return [_absolute(split, lengths)]
-    raise TypeError(f"split must be str, ReadInstruction, or of even_splits, got {type(split).__name__}")
+    raise TypeError(f"split must be str, ReadInstruction, or from even_splits, got {type(split).__name__}")
 
 
 def _instruction(spec: str, split: str) -> ReadInstruction:
@@ -184,15 +186,15 @@ def _instruction(spec: str, split: str) -> ReadInstruction:
         raise _unreadable(spec, split)
     if len(numbers) == 1:
         if unit != "shard" or numbers[0] is None:
-            raise ValueError(f"split {split!r}: only shards can be taken by one number ('train[3shard]'); use a slice")
+            raise ValueError(f"split {split!r}: only shards take a single index ('train[3shard]'); use a slice")
         numbers.append(numbers[0] + 1)
     return ReadInstruction(name, numbers[0], numbers[1], unit)
 
 
 def _unreadable(spec: str, split: str) -> ValueError:
     return ValueError(
-        f"split {shown_value(split)}: cannot read {shown_value(spec)}; expected a name, as 'train', with a slice, as "
-        "'train[:10%]', 'train[100:200]', 'train[:2shard]', or several joined by '+'"
+        f"split {shown_value(split)}: cannot read {shown_value(spec)}; expected a name such as 'train', a slice such "
+        "as 'train[:10%]', 'train[100:200]' or 'train[:2shard]', or several joined by '+'"
     )
 
 

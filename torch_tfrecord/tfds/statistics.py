@@ -1,4 +1,4 @@
-"""Statistics of actions and states over all steps of a dataset, with the names and the layout of Octo and OpenVLA."""
+"""Compute action and state statistics over all steps of a dataset, in the format of Octo and OpenVLA."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ import numpy as np
 import numpy.typing as npt
 
 from torch_tfrecord.arguments import IndexPolicy
-from torch_tfrecord.errors import IndexMismatchError, ParseError
+from torch_tfrecord.errors import IndexMismatchError, ParseError, RemoteError
 from torch_tfrecord.progress import ProgressBar
 from torch_tfrecord.records.sidecar import cache_dir, write_sidecar
 from torch_tfrecord.records.sidecar_file import Sidecar, SidecarFormat, pack, read_sidecar
 from torch_tfrecord.records.storage import is_remote, open_file
+from torch_tfrecord.remote.access import Access
 from torch_tfrecord.shown import shown_list
-from torch_tfrecord.tfds.dataset_info import FEATURES_FILE, DatasetInfo, info
+from torch_tfrecord.tfds.dataset_info import FEATURES_FILE, DatasetInfo, info_of
 from torch_tfrecord.tfds.episode_columns import NumberColumn
 from torch_tfrecord.tfds.episode_store import STEPS, EpisodeStore, EpisodeTransform
 from torch_tfrecord.tfds.leaf_table import list_leaves
@@ -35,7 +36,7 @@ _FORMAT = SidecarFormat(
     ("key",),
     {"action": "float64", "proprio": "float64", "counts": "int64"},
 )
-_MOST_KEPT_BYTES = 1 << 24  # of 170,000 dimensions
+_MOST_KEPT_BYTES = 1 << 24  # enough for 170,000 dimensions
 _ACTION = ("action",)
 _PROPRIO = ("observation/proprio", "observation/state")
 _NAMES = ("mean", "std", "max", "min", "q01", "q99")
@@ -51,43 +52,46 @@ def dataset_statistics(
     index: IndexPolicy = "auto",
     index_dir: str | os.PathLike[str] | None = None,
     cache: bool = True,
+    storage_options: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Mean, std, max, min, q01 and q99 of each dimension of the actions and of the state, and counts.
+    """Compute mean, std, max, min, q01 and q99 of each action and state dimension, and count steps and episodes.
 
-    No image is read. All values of the two are held in memory while they are computed, 4 bytes each (float32): the
-    quantiles are exact, by linear interpolation as ``numpy.quantile``. Mean and std (of the population, as numpy's
-    default) are computed in float64, about the first value, so that large offsets cost no digits.
+    No image is read. All action and state values are held in memory, 4 bytes each (float32), so that the quantiles are
+    exact, with linear interpolation like ``numpy.quantile``. Mean and population std (NumPy's default) are computed in
+    float64 after subtracting the first value, so that large offsets cost no precision.
 
-    The result is kept as ``dataset_statistics_<key>.safetensors`` in the directory, or in the user's cache where that
-    cannot be written; the key is a hash of the files (names, sizes, times, content of their ends), features.json, the
-    split and the arguments. A result that is damaged, or whose counts are not the split's, is computed again. With
-    `episode_transform` nothing is kept, since a function has no hash.
+    The result is cached as ``dataset_statistics_<key>.safetensors`` in the directory, or in the user's cache directory
+    if that is not writable. The key is a hash of the files (names, sizes, times, and the content of their ends),
+    features.json, the split and the arguments. A cached result that is damaged or has other counts than the split is
+    computed again. With `episode_transform` nothing is cached, as a function cannot be hashed.
 
     Args:
-        directory: As of `RLDSDataset`.
-        split: As of `RLDSDataset`.
-        action: Name of the actions among the features of a step, "action" by default; several are joined in their
-            order, and of a dict its leaves in the order of their names.
-        proprio: Name of the state, as "observation/state"; by default that or "observation/proprio", where it is there.
-        episode_transform: As of `RLDSDataset`; names are those after it.
-        index: As of `RLDSDataset`.
-        index_dir: As of `RLDSDataset`; also where the result is kept.
-        cache: Use a result that was kept, and keep a new one.
+        directory: See `RLDSDataset`.
+        split: See `RLDSDataset`.
+        action: Name of the action feature in a step, "action" by default. Several names are concatenated in order; for
+            a dict, its leaves in the order of their names.
+        proprio: Name of the state feature, such as "observation/state"; by default "observation/state" or
+            "observation/proprio", if there is one.
+        episode_transform: See `RLDSDataset`; `action` and `proprio` then refer to its output.
+        index: See `RLDSDataset`.
+        index_dir: See `RLDSDataset`; the result is cached there, too.
+        cache: Use a cached result, and cache a new one.
+        storage_options: See `load`.
 
     Returns:
         ``{"action": {"mean": [...], "std": ..., "max": ..., "min": ..., "q01": ..., "q99": ...}, "proprio": {...},
-        "num_transitions": steps, "num_trajectories": episodes}``, lists of floats; no "proprio" where there is none.
+        "num_transitions": steps, "num_trajectories": episodes}``, with lists of floats; "proprio" only if there is one.
 
     Raises:
-        KeyError: A name that the steps have not.
-        ParseError: A feature of no fixed number of numbers; a value that is not finite.
-        ValueError: A split without steps.
+        KeyError: A name is not among the step features.
+        ParseError: A feature does not have a fixed number of values per step, or a value is not finite.
+        ValueError: The split has no steps.
 
     Example:
         >>> dataset_statistics("bridge/0.1.0")["action"]["q01"]  # doctest: +SKIP
         [-0.0287, -0.0417, -0.0263, -0.0801, -0.0921, -0.2068, 0.0]
     """
-    found = directory if isinstance(directory, DatasetInfo) else info(directory)
+    found = info_of(directory, storage_options)
     columns = {
         "action": _names(found, action, _ACTION, is_needed=episode_transform is None),
         "proprio": _names(found, proprio, _PROPRIO, is_needed=False),
@@ -109,7 +113,7 @@ def dataset_statistics(
         return _compute(store, columns)
     key = _key(found, store, columns)
     places = _places(found, key, index_dir)
-    result = _kept(places, key, store)
+    result = _kept(places, key, store, found.access)
     if result is None:
         result = _compute(store, columns)
         _keep(places, key, result)
@@ -119,12 +123,12 @@ def dataset_statistics(
 def _names(
     found: DatasetInfo, chosen: str | Sequence[str] | None, usual: Sequence[str], is_needed: bool
 ) -> tuple[str, ...]:
-    """Paths of numbers below the steps."""
+    """Paths of number features in the steps."""
     there = ["/".join(leaf.names[1:]) for leaf in list_leaves(found.features) if leaf.names[0] == STEPS]
     if chosen is None:
         tops = [name for name in usual if any(_is_below(path, name) for path in there)][:1]
         if not tops and is_needed:
-            raise KeyError(f"no feature 'action' in the steps; name one of {shown_list(sorted(there))}")
+            raise KeyError(f"no feature 'action' in the steps; set action to one of {shown_list(sorted(there))}")
     else:
         tops = [chosen] if isinstance(chosen, str) else list(chosen)
     names: list[str] = []
@@ -182,7 +186,7 @@ def _numbers(steps: Mapping[str, Any], path: str, store: EpisodeStore) -> npt.ND
 def _describe(rows: npt.NDArray[np.float32], name: str, store: EpisodeStore) -> dict[str, list[float]]:
     described = []
     for number in range(rows.shape[1]):
-        column = rows[:, number].astype(np.float64)  # one at a time: twice the memory of one
+        column = rows[:, number].astype(np.float64)  # one at a time, as float64 doubles the memory
         if not np.isfinite(column).all():
             at = int(np.flatnonzero(~np.isfinite(column))[0])
             episode = int(np.searchsorted(np.cumsum(store.num_steps), at, side="right"))
@@ -198,7 +202,7 @@ def _describe(rows: npt.NDArray[np.float32], name: str, store: EpisodeStore) -> 
 
 
 def _by_name(values: npt.NDArray[np.float64]) -> dict[str, list[float]]:
-    """Of each name its numbers, one for each dimension."""
+    """Statistic name -> values, one per dimension."""
     return dict(zip(_NAMES, values.reshape(len(_NAMES), -1).tolist(), strict=True))
 
 
@@ -206,8 +210,8 @@ def _by_name(values: npt.NDArray[np.float64]) -> dict[str, list[float]]:
 
 
 def _key(found: DatasetInfo, store: EpisodeStore, columns: Mapping[str, Sequence[str]]) -> str:
-    """What the result depends on."""
-    source = open_file(posixpath.join(found.directory, FEATURES_FILE))
+    """A hash of everything the result depends on."""
+    source = open_file(posixpath.join(found.directory, FEATURES_FILE), found.access)
     key = hashlib.sha256(source.read(source.file_size, 0))
     for part in (_FORMAT.version, {name: list(paths) for name, paths in columns.items()}, *store.identity()):
         key.update(json.dumps(part).encode() + b"\n")
@@ -215,17 +219,18 @@ def _key(found: DatasetInfo, store: EpisodeStore, columns: Mapping[str, Sequence
 
 
 def _places(found: DatasetInfo, key: str, index_dir: str | os.PathLike[str] | None) -> list[str]:
-    """Where the result may lie, the preferred place first."""
+    """The paths where the result may be cached, in order of preference."""
     folders = [found.directory, *([os.fspath(index_dir)] if index_dir is not None else []), cache_dir()]
     if index_dir is not None or is_remote(found.directory):
         folders = [*folders[1:], folders[0]]
     return [posixpath.join(folder, f"dataset_statistics_{key}.safetensors") for folder in folders]
 
 
-def _kept(places: Sequence[str], key: str, store: EpisodeStore) -> dict[str, Any] | None:
+def _kept(places: Sequence[str], key: str, store: EpisodeStore, access: Access) -> dict[str, Any] | None:
     for place in places:
-        with contextlib.suppress(OSError, IndexMismatchError):
-            return _unpacked(read_sidecar(place, _FORMAT, lambda _: _MOST_KEPT_BYTES, "what is kept"), key, store)
+        with contextlib.suppress(OSError, IndexMismatchError, RemoteError):
+            kept = read_sidecar(place, _FORMAT, lambda _: _MOST_KEPT_BYTES, "what is kept", access=access)
+            return _unpacked(kept, key, store)
     return None
 
 

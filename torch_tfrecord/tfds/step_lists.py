@@ -1,4 +1,4 @@
-"""The lists of an episode as columns with a record for each step, and what tells the number of steps: no files."""
+"""View the lists of an episode as columns with one record per step, and find what determines the number of steps."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _Ints: TypeAlias = "npt.NDArray[np.int64]"
 
 
 def values_per_step(leaves: Sequence[LeafPlace]) -> dict[str, int]:
-    """Key of each feature of the steps -> values of one step in its list; 0 where the list alone does not tell it."""
+    """Key of each step feature -> list values per step; 0 if the list does not determine it."""
     return {leaf.path: _per_step(leaf) for leaf in leaves}
 
 
@@ -36,18 +36,18 @@ def _per_step(leaf: LeafPlace) -> int:
 
 
 def list_keys(leaf: LeafPlace) -> list[str]:
-    """All keys of a record that may hold a feature of the steps."""
+    """All keys of a record that may hold a step feature."""
     rows = [f"{leaf.path}/ragged_row_lengths_{level}" for level in range(len(leaf.lengths) - 1)]
     return [leaf.path, f"{leaf.path}/ragged_flat_values", *rows, f"{leaf.path}/shape", f"{leaf.path}/value"]
 
 
 class _Part(NamedTuple):
-    """Of a list what each record has: rows of equally many values.
+    """A list divided into records, each with rows of equal length.
 
     Attributes:
         values: The list.
-        row_values: Values of a row.
-        ends: Where each record's rows begin and end; None for one row each.
+        row_values: Values per row.
+        ends: Row splits of the records; None for one row each.
     """
 
     values: Values
@@ -55,19 +55,19 @@ class _Part(NamedTuple):
     ends: _Ints | None = None
 
     def bounds(self, first: int, stop: int) -> _Ints:
-        """Where the values of the records `first` to `stop` - 1 begin and end."""
+        """Where the values of records `first` to `stop` - 1 begin and end."""
         rows = np.arange(first, stop + 1) if self.ends is None else self.ends[first : stop + 1]
         return rows * self.row_values
 
 
 class LeafLists(Column):
-    """A feature as its lists, by key: int64 or float32 arrays, lists of bytes, or `Frames`; decoded when it is read.
+    """A feature as its lists by key (int64 or float32 arrays, lists of bytes, or `Frames`), decoded when read.
 
     Args:
-        leaf: What reads one record; of a feature of the steps one step, without the sequence of steps around it.
+        leaf: Reads one record; for a step feature, one step without the sequence of steps around it.
         lists: The feature's lists.
-        place: Of the feature.
-        num_steps: How many records they are cut into; None where they are those of one record.
+        place: Where the feature is, for errors.
+        num_steps: Number of steps to cut them into; None if they belong to a single record.
 
     Raises:
         ParseError: The lists do not fit the number of steps.
@@ -90,17 +90,17 @@ class LeafLists(Column):
         return self._num_steps
 
     def read(self, first: int, stop: int) -> list[Any]:
-        """The values of the steps `first` to `stop` - 1, in memory of their own."""
+        """The values of steps `first` to `stop` - 1, as copies."""
         try:
             return self.values(first, stop)
         except TFRecordError as error:
             if stop == first + 1:
                 raise self._place.at_step(error, first) from error.__cause__
-            # One after another, for the error of the first bad step.
+            # One by one, to raise the error of the first bad step.
             return [value for step in range(first, stop) for value in self.read(step, step + 1)]
 
     def values(self, first: int = 0, stop: int = 1) -> list[Any]:
-        """As `read`, whose errors tell no step."""
+        """`read`, with errors that do not name the step."""
         columns = [_column(want, self._parts.get(want.key), first, stop) for want in self._leaf.wants]
         try:
             return list(rows_of(self._leaf.read(columns)))
@@ -109,7 +109,7 @@ class LeafLists(Column):
 
 
 def _cut(leaf: Leaf, lists: Mapping[str, Values], num_steps: int) -> dict[str, _Part]:
-    """Each step's part of the lists, by the keys that a record would have that held this step alone."""
+    """Cut the lists by step, under the keys that a record with only that step would have."""
     key, ends, total = leaf.key, None, num_steps
     if key in lists or f"{key}/ragged_row_lengths_0" not in lists:
         keys = (key, f"{key}/shape", f"{key}/value")
@@ -137,7 +137,7 @@ def _found(want: Want, lists: Mapping[str, Values]) -> Any:
 
 
 def _shares(values: Any, total: int, ends: _Ints | None = None) -> _Part:
-    """A list that holds so many rows of equally many values; `ends` as of `_Part`."""
+    """Divide a list into `total` rows of equal length; for `ends` see `_Part`."""
     if total and len(values) % total:
         raise ParseError(f"expected a multiple of {total} values, got {len(values)}")
     return _Part(values, len(values) // total if total else 0, ends)
@@ -162,10 +162,10 @@ def _column(want: Want, part: _Part | None, first: int, stop: int) -> ReadColumn
 
 
 def _of_kind(want: Want, values: Any) -> Any:
-    """A list.
+    """Check the kind of a list.
 
     Raises:
-        ParseError: It is of another kind.
+        ParseError: The list has another kind.
     """
     kind = BYTES_LIST if not isinstance(values, np.ndarray) else FLOAT_LIST if values.dtype.kind == "f" else INT64_LIST
     if kind != want.kind:

@@ -1,4 +1,4 @@
-"""Windows of steps: which steps of an episode a sample holds, and those of several samples as columns of a batch."""
+"""Windows of steps: which steps of an episode a sample holds, and windows of several samples as batch columns."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ __all__ = [
 
 
 class Span(NamedTuple):
-    """Neighbouring steps of one episode, half-open, and how many are missing in front of them and behind."""
+    """A half-open range of steps of one episode, and the number of padding steps before and after it."""
 
     first: int
     stop: int
@@ -56,7 +56,7 @@ class Span(NamedTuple):
         return mask
 
     def repeated(self) -> npt.NDArray[np.int64]:
-        """int64: the step at each place, where padding repeats the nearest step."""
+        """int64 [before + steps + behind]: the step at each place; padding repeats the nearest step."""
         places = np.arange(self.first - self.before, self.stop + self.behind, dtype=np.int64)
         places[: self.before] = self.first
         places[len(places) - self.behind :] = self.stop - 1
@@ -64,7 +64,7 @@ class Span(NamedTuple):
 
 
 def laid_out(spans: Sequence[Span]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
-    """`Span.repeated` and `Span.mask` of spans of one size: int64 and bool, each [N, steps].
+    """`Span.repeated` and `Span.mask` of spans of equal size: int64 and bool, each [N, steps].
 
     Example:
         >>> laid_out([Span(4, 6, before=1)])
@@ -80,19 +80,19 @@ def laid_out(spans: Sequence[Span]) -> tuple[npt.NDArray[np.int64], npt.NDArray[
 
 @dataclass(frozen=True)
 class Windows:
-    """The steps around a step: `window_size` up to and with it, and `action_horizon` from it on.
+    """The windows around a step: `window_size` steps up to and including it, and `action_horizon` steps from it on.
 
-    A window never leaves its episode. What it lacks at the episode's ends is padded, or, with `pad=None`, the step is
-    no position.
+    A window never crosses an episode border. At the ends of an episode it is padded; with `pad=None`, such steps are
+    excluded.
 
     Args:
-        window_size: Observations of a sample: the step's own and those before it.
-        action_horizon: Actions of a sample: the step's own and those after it.
-        pad: "repeat" (the episode's first observation, its last action), "zero", or None.
+        window_size: Number of observations per sample: the current step and those before it.
+        action_horizon: Number of actions per sample: the current step and those after it.
+        pad: "repeat" (the first observation, the last action), "zero", or None.
 
     Raises:
-        TypeError: A size that is no integer.
-        ValueError: A size below 1, or another `pad`.
+        TypeError: A size is not an integer.
+        ValueError: A size is below 1, or `pad` is unknown.
 
     Example:
         >>> windows = Windows(window_size=3, action_horizon=4)
@@ -112,22 +112,22 @@ class Windows:
         one_of("pad", self.pad, "repeat", "zero", None)
 
     def num_positions(self, num_steps: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """How many steps of episodes of these lengths are positions, int64 of the same shape."""
+        """Number of positions in episodes of these lengths, int64 of the same shape."""
         if self.pad is not None:
             return num_steps
         return np.maximum(num_steps - (self.window_size + self.action_horizon - 2), 0)
 
     def step(self, number: int) -> int:
-        """The step of an episode's position with this number."""
+        """The step at a position within an episode."""
         return number if self.pad is not None else number + self.window_size - 1
 
     def observations(self, step: int) -> Span:
-        """The steps whose observations the sample of a step has."""
+        """The observation steps of the sample at a step."""
         first = step - self.window_size + 1
         return Span(max(first, 0), step + 1, before=max(-first, 0))
 
     def actions(self, step: int, num_steps: int) -> Span:
-        """The steps whose actions the sample of a step has."""
+        """The action steps of the sample at a step."""
         stop = step + self.action_horizon
         return Span(step, min(stop, num_steps), behind=max(stop - num_steps, 0))
 
@@ -136,11 +136,11 @@ class Windows:
 
 
 class DifferentNamesError(ValueError):
-    """The episodes of a batch have no columns in common."""
+    """The episodes of a batch have different column names."""
 
 
 def together(trees: Sequence[Any], join: Callable[[list[Any]], Any]) -> Any:
-    """Trees with the same names as one, each leaf made of all their leaves.
+    """Merge trees with the same names, joining the leaves with the same path.
 
     Raises:
         DifferentNamesError: The names differ.
@@ -159,7 +159,7 @@ def _is_tree(kind: type) -> bool:
 
 
 def shared_names(trees: Sequence[Any]) -> Iterator[tuple[str, list[Any]]]:
-    """Each name, and what all mappings have by it.
+    """Yield each name with its values in all mappings.
 
     Raises:
         DifferentNamesError: The names differ.
@@ -174,12 +174,12 @@ def shared_names(trees: Sequence[Any]) -> Iterator[tuple[str, list[Any]]]:
 
 
 class StepBatch:
-    """Takes windows of equal size out of several episodes' columns.
+    """Takes windows of equal size from the columns of several episodes.
 
     Args:
-        spans: The window of each sample; columns are given in the same order.
-        order: The samples' numbers in the order in which frames are best read.
-        pad: What stands for missing steps: "repeat", "zero" or None.
+        spans: The window of each sample; columns are passed in the same order.
+        order: Sample numbers in the best order for reading frames.
+        pad: Padding of missing steps: "repeat", "zero" or None.
     """
 
     def __init__(self, spans: Sequence[Span], order: Sequence[int], pad: Pad) -> None:
@@ -189,7 +189,7 @@ class StepBatch:
         self._size = spans[0].before + spans[0].stop - spans[0].first + spans[0].behind
 
     def take(self, columns: Sequence[Column]) -> Any:
-        """[B, steps, ...] of a number or picture; else a list of B windows, each stacked where its values can be."""
+        """[B, steps, ...] for numbers and images; else a list of B windows, each stacked if possible."""
         batch = self._numbers(columns)
         if batch is None:
             pictures = self._pictures(columns)
@@ -197,7 +197,7 @@ class StepBatch:
         return self._each(columns, lambda column, span: window(column, span, self._pad)) if batch is None else batch
 
     def at(self, columns: Sequence[Column]) -> Any:
-        """[B, ...] of a number or picture, the first step of each window; else a list."""
+        """[B, ...] for numbers and images, from the first step of each window; else a list."""
         batch = self._numbers(columns)
         if batch is not None:
             return batch[:, 0]
@@ -227,7 +227,7 @@ class StepBatch:
                 pieces += self._padded(array, begin, stop, before, behind)
             else:
                 pieces.append(array[begin:stop])
-        try:  # one call: it says whether all are of one dtype and shape
+        try:  # one call, which also checks that all have the same dtype and shape
             np.concatenate(pieces, out=out.reshape(len(arrays) * self._size, *first.shape[1:]), casting="no")
         except (TypeError, ValueError):
             return None
@@ -243,7 +243,7 @@ class StepBatch:
         return [zeros[:before], real, zeros[:behind]]
 
     def _pictures(self, columns: Sequence[Column]) -> torch.Tensor | None:
-        """uint8 [B, steps, C, H, W]; None where they are no plain pictures, or not all of the size expected."""
+        """uint8 [B, steps, C, H, W]; None if they are not plain images, or do not all have the expected size."""
         plan = columns[0].pictures if isinstance(columns[0], EncodedColumn) else None
         alike = [item for item in columns if isinstance(item, EncodedColumn) and item.pictures is plan]
         if plan is None or len(alike) < len(columns):
@@ -252,11 +252,11 @@ class StepBatch:
         values = read_encoded([alike[number] for number in self._order], spans)
         try:
             stack = decode_stack(values, plan.mode, self._rows, len(columns) * self._size)
-        except TFRecordError:  # does not say of which: decoded one by one
+        except TFRecordError:  # does not name the image: decode one by one
             return None
         if stack is None or not plan.fits(stack.shape[2:]):
             return None
-        # A view, though of [N, H, W, C] memory.
+        # A view of [N, H, W, C] memory.
         batch: torch.Tensor = stack.view(len(columns), self._size, *stack.shape[1:])
         for number, span in enumerate(self._spans):
             if span.before or span.behind:
@@ -265,7 +265,7 @@ class StepBatch:
 
     @functools.cached_property
     def _rows(self) -> list[int]:
-        """Of each step that is read, in that order, its place among all steps."""
+        """The place among all steps of each step that is read, in reading order."""
         rows: list[int] = []
         for number in self._order:
             first, stop, before, _ = self._spans[number]
@@ -283,7 +283,7 @@ class StepBatch:
 
 
 def window(column: Column, span: Span, pad: Pad) -> Any:
-    """The values of a window: [steps, ...] where a tensor holds them, of images a `tv_tensors.Video`; else a list."""
+    """The values of a window: a tensor [steps, ...], a `tv_tensors.Video` for images, or a list."""
     if isinstance(column, NumberColumn):
         return _numbers(column.values, span, pad)
     values: list[Any] = column.read(span.first, span.stop)
@@ -299,24 +299,24 @@ def _numbers(values: npt.NDArray[np.generic] | torch.Tensor, span: Span, pad: Pa
     reserve((before + stop - first + behind) * math.prod(values.shape[1:]) * values.itemsize)
     if not before and not behind:
         return own_tensor(values[first:stop])
-    padded = torch.as_tensor(values[span.repeated()])  # memory of its own
+    padded = torch.as_tensor(values[span.repeated()])  # indexing copies
     if pad == "zero":
         padded[~torch.from_numpy(span.mask())] = 0
     return padded
 
 
 def _empty(column: Column, value: Any) -> Any:
-    """What stands for a missing value with pad="zero"."""
+    """The padding value with pad="zero"."""
     if isinstance(column, ListColumn):
         return column.empty
     if not isinstance(value, torch.Tensor):
         return type(value)()
-    zeros = torch.zeros_like(value)  # of a tv_tensor a plain one
+    zeros = torch.zeros_like(value)  # a plain tensor, also for a tv_tensor
     return tv_tensors.wrap(zeros, like=value) if isinstance(value, tv_tensors.TVTensor) else zeros
 
 
 def _stacked(values: list[Any]) -> Any:
-    """Tensors of one shape as one tensor, of images a `tv_tensors.Video`; everything else as the list it is."""
+    """Stack tensors of equal shape, images to a `tv_tensors.Video`; return anything else as the list."""
     first = values[0] if values else None
     if not isinstance(first, torch.Tensor) or first.is_nested or is_ragged(first):
         return values
@@ -324,7 +324,7 @@ def _stacked(values: list[Any]) -> Any:
         return values
     plain = [value.as_subclass(torch.Tensor) for value in values]
     reserve(len(values) * first.nbytes if len(values) > 1 else 0)
-    together = plain[0][None] if len(plain) == 1 else torch.stack(plain)  # one needs no copy
+    together = plain[0][None] if len(plain) == 1 else torch.stack(plain)  # no copy for a single one
     if isinstance(first, tv_tensors.Image):
         return tv_tensors.Video(together)
     return tv_tensors.Mask(together) if isinstance(first, tv_tensors.Mask) else together

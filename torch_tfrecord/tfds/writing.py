@@ -1,12 +1,14 @@
-"""Samples to a directory that TFDS loads."""
+"""Write samples to a directory that TFDS can load."""
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,9 @@ from torch_tfrecord.records.reader import read_records
 from torch_tfrecord.records.storage import is_remote, local_path
 from torch_tfrecord.records.temporaries import claim_folder, remove_folder, sync_directory, temporary_names
 from torch_tfrecord.records.writer import TFRecordWriter
+from torch_tfrecord.remote.access import Access
+from torch_tfrecord.remote.transfers import listing
+from torch_tfrecord.remote.uploads import Upload, remove, upload
 from torch_tfrecord.tfds.dataset_info import SPLIT_NAME, DatasetInfo, SupervisedKeys, flat_keys, info
 from torch_tfrecord.tfds.encoding import SampleEncoder
 from torch_tfrecord.tfds.features_json import features_to_json
@@ -52,36 +57,40 @@ def write(
     supervised_keys: tuple[SupervisedKeys, ...] | None = None,
     num_shards: int | Mapping[str, int] | None = None,
     as_numpy_layout: bool = False,
+    storage_options: Mapping[str, Any] | None = None,
 ) -> DatasetInfo:
-    """Write samples as a dataset that TFDS loads by ``tfds.builder_from_directory``, and `load` does.
+    """Write samples as a dataset that both ``tfds.builder_from_directory`` and `load` can read.
 
-    Samples keep their order, over the shards of a split one after the other. The directory appears complete or not at
-    all; what a killed process left beside it (``incomplete.*``) is cleared by the next call.
+    Samples keep their order, shard after shard. The directory appears complete or not at all; the next call removes
+    what a killed process left next to it (``incomplete.*``).
 
     Args:
-        directory: The one of this version, which TFDS calls ``<data_dir>/<name>[/<config>]/<version>``. Must not exist,
-            or be empty.
-        samples_by_split: Name of the split -> samples, as `load` gives them: nested dicts; a sequence of dicts may also
-            be a list of dicts. Images are arrays, tensors, or the bytes or path of a file, which is kept as it is.
-        features: The feature tree, of `torch_tfrecord.tfds.features`.
-        name: Of the dataset: a letter, then letters, digits and "_".
+        directory: The version directory, ``<data_dir>/<name>[/<config>]/<version>`` in TFDS. Must not exist, or be
+            empty. If it is a URL, the files are written to the folder for temporary files and uploaded, with
+            dataset_info.json last, so that no reader sees an unfinished dataset.
+        samples_by_split: Split name -> samples in the form that `load` returns: nested dicts; a sequence of dicts may
+            also be a list of dicts. Images are arrays, tensors, or the bytes or path of a file, stored unchanged.
+        features: The feature tree, built from `torch_tfrecord.tfds.features`.
+        name: Name of the dataset: a letter, then letters, digits and "_".
         version: "x.y.z".
-        config_name: Of the config, if any.
-        description: Text for people.
+        config_name: Name of the config, if any.
+        description: Free text.
         citation: BibTeX.
-        license: Text.
+        license: Free text.
         supervised_keys: (input, target) or (input, target, weights); names, or nested tuples and dicts of them.
-        num_shards: Of every split, or of each; by default TFDS's choice (shards of 64 MiB to 1 GiB).
-        as_numpy_layout: Arrays of images are [H, W, C], as of ``load(as_numpy_layout=True)``.
+        num_shards: Number of shards of every split, or split name -> number; by default chosen as in TFDS (shards of
+            64 MiB to 1 GiB).
+        as_numpy_layout: Image arrays are [H, W, C], as from ``load(as_numpy_layout=True)``.
+        storage_options: See `TFRecordDataset`.
 
     Returns:
-        What `info` says of the directory.
+        The `DatasetInfo` of the directory.
 
     Raises:
-        FileExistsError: There is something in the directory.
-        KeyError: Supervised keys that the features have not.
-        TypeError, ValueError: Another argument is wrong, a split is empty, or a sample does not fit the features: names
-            split, sample and feature.
+        FileExistsError: The directory is not empty.
+        KeyError: Supervised keys are not among the features.
+        TypeError, ValueError: An argument is invalid, a split is empty, or a sample does not fit the features; names
+            the split, sample and feature.
 
     Example:
         >>> features = {"image": f.Image(), "label": f.ClassLabel(num_classes=2)}  # f is tfds.features
@@ -105,11 +114,10 @@ def write(
         "redistributionInfo": {"license": license} if license else None,
         "supervisedKeys": None if supervised_keys is None else _written_keys(supervised_keys),
         "fileFormat": "tfrecord",
-        "disableShuffling": True,  # the order is the caller's
+        "disableShuffling": True,  # keep the caller's order
     }
-    target = _target(directory)
-    folder, lock = claim_folder(_unfinished_names(target))
-    try:
+
+    def fill(folder: Path) -> None:
         splits = [
             _write_split(folder, name, split, samples, encoder, _shards_of(num_shards, split))
             for split, samples in samples_by_split.items()
@@ -120,6 +128,20 @@ def write(
                 texts[label_file(leaf.names)] = "\n".join(leaf.feature.names) + "\n"
         for file, text in texts.items():
             write_atomically(str(folder / file), text.encode())
+
+    path = local_path(directory)
+    if is_remote(path):
+        _write_remote(path.rstrip("/"), fill, Access(storage_options))
+        return info(path, storage_options=storage_options)
+    target = _target(path)
+    _write_local(target, fill)
+    return info(target)
+
+
+def _write_local(target: Path, fill: Callable[[Path], None]) -> None:
+    folder, lock = claim_folder(_unfinished_names(target))
+    try:
+        fill(folder)
         sync_directory(folder)
         _rename(folder, target)
     except BaseException:
@@ -127,7 +149,27 @@ def write(
         raise
     finally:
         os.close(lock)
-    return info(target)
+
+
+def _write_remote(directory: str, fill: Callable[[Path], None], access: Access) -> None:
+    """Write to a temporary folder, then upload all of it, and last the file without which nobody reads the rest."""
+    with contextlib.suppress(FileNotFoundError):
+        if listing(directory, access):
+            raise FileExistsError(errno.EEXIST, "there is something already", directory)
+    with tempfile.TemporaryDirectory(prefix="torch_tfrecord-") as temporary, contextlib.ExitStack() as opened_files:
+        folder = Path(temporary)
+        fill(folder)
+        uploads = [
+            Upload(f"{directory}/{path.name}", opened_files.enter_context(path.open("rb")), path.stat().st_size)
+            for path in sorted(folder.iterdir(), key=lambda path: (path.name == INFO_FILE, path.name))
+        ]
+        try:
+            upload(uploads[:-1], access)
+            upload(uploads[-1:], access)
+        except BaseException:
+            with contextlib.suppress(Exception):  # of an error that is being raised
+                remove([item.path for item in uploads], access)
+            raise
 
 
 def _check(what: str, value: object, pattern: re.Pattern[str]) -> None:
@@ -135,23 +177,20 @@ def _check(what: str, value: object, pattern: re.Pattern[str]) -> None:
         raise ValueError(f"{what} must be like {pattern.pattern}, got {value!r}")
 
 
-def _target(directory: str | os.PathLike[str]) -> Path:
-    path = local_path(directory)
-    if is_remote(path):
-        raise ValueError(f"datasets are written to local directories (copy them afterwards), got {path!r}")
+def _target(path: str) -> Path:
     target = Path(os.path.abspath(os.path.expanduser(path)))
     if target.is_dir() and not opened(os.listdir, target):
         return target
     if os.path.lexists(target):
-        raise FileExistsError(errno.EEXIST, "there is something already", str(target))
+        raise FileExistsError(errno.EEXIST, "expected a new or empty directory, got an existing one", str(target))
     target.parent.mkdir(parents=True, exist_ok=True)
     return target
 
 
 def _unfinished_names(target: Path) -> Iterator[Path]:
-    """TFDS's own names for a directory that is not finished, which every reader refuses; with 12 digits, TFDS's have 6.
+    """Names for an unfinished directory that every TFDS reader refuses; with 12 digits, as those of TFDS have 6.
 
-    The next `write` to that directory clears what a killed one left.
+    The next `write` to that directory removes what a killed one left.
     """
     for path in temporary_names(target):
         yield target.parent / f"incomplete.{path.name[1:13].upper()}_{target.name}"
@@ -175,7 +214,7 @@ def _shards_of(num_shards: int | Mapping[str, int] | None, split: str) -> int | 
 def _write_split(
     folder: Path, name: str, split: str, samples: Iterable[Any], encoder: SampleEncoder, num_shards: int | None
 ) -> dict[str, Any]:
-    """Write the shards of a split: first to one file, since their number and borders go by the count."""
+    """Write the shards of a split: first to one file, as their number and borders depend on the sample count."""
     whole = folder / f".{split}.tfrecord"
     count = num_bytes = 0
     with TFRecordWriter(whole, compression_type=None) as writer:
@@ -189,7 +228,7 @@ def _write_split(
             writer.write(record)
             count, num_bytes = count + 1, num_bytes + len(record)
     if not count:
-        raise ValueError(f"split {split!r} has no samples, which TFDS cannot read")
+        raise ValueError(f"split {split!r} has no samples; TFDS cannot read an empty split")
     number = num_shards or shard_count(num_bytes + OVERHEAD_BYTES * count, count)
     if number > count:
         raise ValueError(f"split {split!r}: {number} shards need as many samples, got {count}")

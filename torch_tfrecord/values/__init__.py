@@ -1,3 +1,3 @@
-"""What a feature can hold: dtypes, tensors, containers."""
+"""The values a feature can hold: dtypes, tensors, containers."""
 
 __all__: list[str] = []

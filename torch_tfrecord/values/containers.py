@@ -1,7 +1,7 @@
-"""What torch has no tensor for: several ragged dimensions, and sparse strings.
+"""Containers for values that torch has no tensor for: several ragged dimensions, and sparse strings.
 
-torch holds one ragged dimension (a jagged nested tensor) and sparse numbers (``torch.sparse_coo``). Only what goes
-beyond has a class here. Strings with ragged dimensions are nested lists.
+torch supports one ragged dimension (a jagged nested tensor) and sparse numbers (``torch.sparse_coo``). Only values
+beyond that have a class here. Strings with ragged dimensions are nested lists.
 """
 
 from __future__ import annotations
@@ -29,19 +29,20 @@ __all__ = [
 
 @dataclass(frozen=True, eq=False)
 class RaggedTensor:
-    """Numbers with two or more ragged dimensions; with one, the package gives torch's own jagged nested tensor.
+    """Numbers with two or more ragged dimensions; with one, you get torch's own jagged nested tensor.
 
-    The layout is TensorFlow's. Travels through DataLoader workers, ``pin_memory`` included.
+    The layout is that of ``tf.RaggedTensor``. Works with DataLoader workers and ``pin_memory``.
 
     Args:
-        flat_values: [N, *inner], any dtype: all innermost rows, one behind the other.
-        row_splits: One int64 tensor [rows + 1] per ragged dimension, outermost first: row i of a dimension is what lies
-            from ``row_splits[i]`` (included) to ``row_splits[i + 1]`` (excluded) in the next one, at last in
-            ``flat_values``. Each begins with 0, never decreases and ends with the number of rows of the next.
+        flat_values: [N, *inner], any dtype: all innermost rows, concatenated.
+        row_splits: One int64 tensor [rows + 1] per ragged dimension, outermost first: row i of a dimension spans
+            ``row_splits[i]`` (included) to ``row_splits[i + 1]`` (excluded) of the next dimension, or of
+            ``flat_values`` for the last. Each starts with 0, never decreases, and ends with the number of rows of the
+            next.
 
     Raises:
-        TypeError: Other types than these.
-        ValueError: No row_splits, or one that is not a 1-D tensor of at least one entry.
+        TypeError: An argument is not a tensor, or row splits are not int64.
+        ValueError: There are no row splits, or they are not 1-D tensors of at least one entry.
 
     Example:
         >>> ragged = RaggedTensor(torch.tensor([1, 2, 3]), (torch.tensor([0, 2, 2]), torch.tensor([0, 1, 3])))
@@ -55,7 +56,7 @@ class RaggedTensor:
     row_splits: tuple[torch.Tensor, ...]
 
     def __post_init__(self) -> None:
-        """Check the types; the content is not, since that would wait for the device."""
+        """Check the types, but not the content, as that would synchronize with the device."""
         object.__setattr__(self, "row_splits", tuple(self.row_splits))
         for tensor in (self.flat_values, *self.row_splits):
             if not isinstance(tensor, torch.Tensor):
@@ -67,7 +68,7 @@ class RaggedTensor:
 
     @property
     def shape(self) -> tuple[int | None, ...]:
-        """Sizes of all dimensions, None for a ragged one."""
+        """Sizes of all dimensions, None for ragged ones."""
         return (len(self), *[None] * len(self.row_splits), *self.flat_values.shape[1:])
 
     def __len__(self) -> int:
@@ -75,7 +76,7 @@ class RaggedTensor:
         return len(self.row_splits[0]) - 1
 
     def __getitem__(self, row: int) -> Any:
-        """One outermost row, without copying: a jagged nested tensor, or a RaggedTensor of one dimension less."""
+        """One outermost row, without copying: a jagged nested tensor, or a RaggedTensor with one dimension less."""
         first = range(len(self))[row]
         low, high = (int(end) for end in self.row_splits[0][first : first + 2])
         inner = []
@@ -90,16 +91,16 @@ class RaggedTensor:
         return split_lists(self.flat_values.tolist(), [splits.tolist() for splits in self.row_splits])
 
     def to(self, *args: Any, **kwargs: Any) -> RaggedTensor:
-        """As ``torch.Tensor.to``; the row splits move to the same device and stay int64."""
+        """Like ``torch.Tensor.to``; the row splits move to the same device and stay int64."""
         values = self.flat_values.to(*args, **kwargs)
         return RaggedTensor(values, tuple(splits.to(values.device) for splits in self.row_splits))
 
     def pin_memory(self) -> RaggedTensor:
-        """As ``torch.Tensor.pin_memory``; DataLoader calls it."""
+        """Like ``torch.Tensor.pin_memory``; DataLoader calls it."""
         return RaggedTensor(self.flat_values.pin_memory(), tuple(splits.pin_memory() for splits in self.row_splits))
 
     def __eq__(self, other: object) -> bool:
-        """Whether rows, values and dtype are the same; a NaN is unequal, as everywhere."""
+        """Whether rows, values and dtype are equal; NaN is not equal to itself, as usual."""
         if not isinstance(other, RaggedTensor):
             return NotImplemented
         mine, theirs = (self.flat_values, *self.row_splits), (other.flat_values, *other.row_splits)
@@ -112,10 +113,10 @@ class RaggedTensor:
 
 @dataclass(frozen=True, eq=False)
 class SparseList:
-    """Sparse bytes or str: what ``torch.sparse_coo`` is for numbers.
+    """Sparse bytes or str, like ``torch.sparse_coo`` for numbers.
 
     Args:
-        indices: int64 [ndim, nnz], as ``torch.sparse_coo_tensor`` takes them.
+        indices: int64 [ndim, nnz], as in ``torch.sparse_coo_tensor``.
         values: nnz bytes or str.
         shape: The ndim sizes.
 
@@ -129,7 +130,7 @@ class SparseList:
     shape: tuple[int, ...]
 
     def __eq__(self, other: object) -> bool:
-        """Whether indices, values and shape are the same, in the same order."""
+        """Whether indices, values and shape are equal, in the same order."""
         if not isinstance(other, SparseList):
             return NotImplemented
         same = (self.values, self.shape) == (other.values, other.shape)
@@ -138,7 +139,7 @@ class SparseList:
     __hash__ = None  # type: ignore[assignment]
 
     def to(self, *args: Any, **kwargs: Any) -> SparseList:
-        """Move the indices as ``torch.Tensor.to`` does."""
+        """Move the indices, like ``torch.Tensor.to``."""
         return SparseList(self.indices.to(*args, **kwargs), self.values, self.shape)
 
     def pin_memory(self) -> SparseList:
@@ -147,7 +148,7 @@ class SparseList:
 
 
 class Nested(NamedTuple):
-    """Values [N, *inner] and any number of row splits, outermost first: none is a dense tensor."""
+    """Values [N, *inner] and any number of row splits, outermost first; without row splits, a dense tensor."""
 
     values: torch.Tensor
     row_splits: tuple[torch.Tensor, ...] = ()
@@ -159,14 +160,14 @@ class Nested(NamedTuple):
 
 
 def offsets_of(lengths: Sequence[int]) -> torch.Tensor:
-    """Row splits of rows of these lengths."""
+    """The row splits of rows with these lengths."""
     offsets = torch.zeros(len(lengths) + 1, dtype=torch.int64)
     torch.cumsum(torch.tensor(lengths, dtype=torch.int64), 0, out=offsets[1:])
     return offsets
 
 
 def join_nested(parts: Sequence[Nested], template: Nested) -> Nested:
-    """Make parts the outermost rows of one; all have the depth and inner shape of ``template``, which has no rows."""
+    """Join parts as outermost rows; all have the depth and inner shape of ``template``, which has no rows."""
     outer = offsets_of([part.num_rows for part in parts])
     if not parts:
         return Nested(template.values, (outer, *template.row_splits))
@@ -175,7 +176,7 @@ def join_nested(parts: Sequence[Nested], template: Nested) -> Nested:
 
 
 def _join_splits(parts: Sequence[torch.Tensor]) -> torch.Tensor:
-    # Straight to their place: rows without values may be many, and diff, cat and cumsum would hold them four times.
+    # Written in place: there may be many empty rows, and diff, cat and cumsum would hold them four times.
     joined = torch.zeros(1 + sum(len(splits) - 1 for splits in parts), dtype=torch.int64)
     row = 1
     for splits in parts:
@@ -188,14 +189,14 @@ def _join_splits(parts: Sequence[torch.Tensor]) -> torch.Tensor:
 def jagged_tensor(values: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
     """``torch.nested.nested_tensor_from_jagged(values, offsets)``, a jagged nested tensor that views the values.
 
-    It knows the length of its longest row, without which ``to_padded_tensor`` makes rows of all rows' length together.
+    It stores the length of its longest row; without it, ``to_padded_tensor`` would pad to the sum of all lengths.
 
-    Made by its class, as torch's operators make theirs: torch's function takes three times as long, and asks torch.fx
-    whether it is being traced, about which question torch writes a warning to stderr, once in each process.
+    Built with the class itself, as in torch's operators: torch's function takes three times as long, and its check for
+    torch.fx tracing makes torch write a warning to stderr, once per process.
     """
     longest = _longest(offsets)
-    if not values.requires_grad:  # a gradient goes through torch's view only
-        with contextlib.suppress(ImportError):  # it is not public
+    if not values.requires_grad:  # gradients only flow through torch's own view
+        with contextlib.suppress(ImportError):  # not public
             from torch.nested._internal.nested_tensor import NestedTensor
 
             return NestedTensor(values, offsets, _metadata_cache={"max_seqlen": torch.zeros(longest, 0)})
@@ -203,12 +204,12 @@ def jagged_tensor(values: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
 
 
 def _longest(offsets: torch.Tensor) -> int:
-    ends = offsets.numpy(force=True)  # quicker than torch for few rows
+    ends = offsets.numpy(force=True)  # faster than torch for few rows
     return int((ends[1:] - ends[:-1]).max(initial=0))
 
 
 def wrap_nested(nested: Nested) -> torch.Tensor | RaggedTensor:
-    """The plainest thing that holds it: a tensor, a jagged nested tensor, or a RaggedTensor."""
+    """Wrap in the simplest type that holds it: a tensor, a jagged nested tensor, or a RaggedTensor."""
     if not nested.row_splits:
         return nested.values
     if len(nested.row_splits) == 1:
@@ -226,7 +227,7 @@ def split_lists(values: list[Any], row_splits: Sequence[Sequence[int]]) -> list[
 def make_sparse(
     indices: torch.Tensor, values: torch.Tensor | list[Any], shape: tuple[int, ...], *, is_coalesced: bool
 ) -> torch.Tensor | SparseList:
-    """A ``torch.sparse_coo`` tensor, or a SparseList where the values are a list; nothing is checked or sorted."""
+    """Build a ``torch.sparse_coo`` tensor, or a SparseList if values are a list, without checking or sorting."""
     if isinstance(values, list):
         return SparseList(indices, values, shape)
     return torch.sparse_coo_tensor(indices, values, shape, is_coalesced=is_coalesced, check_invariants=False)

@@ -1,4 +1,4 @@
-"""From the values of a list to tensors of a dtype: which list holds a dtype, the checked cast, own memory."""
+"""Convert list values to tensors of a dtype: the list kind of each dtype, checked casts, and copies from bytes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ DType: TypeAlias = torch.dtype | type[bytes] | type[str]
 
 
 class ListKind(NamedTuple):
-    """One of the three lists of a Feature: its field, and what TensorFlow's errors call it and count in it."""
+    """One of the three lists of a Feature: its field name, and its names in TensorFlow's errors."""
 
     field: str
     tf_name: str
@@ -43,7 +43,7 @@ INT64_LIST = ListKind("int64_list", "int64", "int64")
 FLOAT_LIST = ListKind("float_list", "float", "float")
 BYTES_LIST = ListKind("bytes_list", "string", "bytes")
 
-_MAX_ELEMENTS = 1 << 40  # of a tensor of none, were its zeros ones: far below where the sizes of a batch overflow
+_MAX_ELEMENTS = 1 << 40  # of an empty tensor, counting sizes of 0 as 1: far below where the sizes of a batch overflow
 
 _INTEGERS = (
     torch.int8,
@@ -68,7 +68,7 @@ _LISTS: dict[object, ListKind] = {
 
 
 def list_kind(dtype: object) -> ListKind | None:
-    """The list whose values a dtype is read from; None for a dtype that no list holds (complex, quantized, ...)."""
+    """The list that a dtype is read from; None for a dtype that no list holds (complex, quantized, ...)."""
     return _LISTS.get(dtype)
 
 
@@ -78,14 +78,14 @@ def dtype_name(dtype: object) -> str:
 
 
 def torch_dtype(dtype: DType) -> torch.dtype:
-    """The dtype, which is known to be a torch dtype."""
+    """Narrow the type of a dtype that must be a torch dtype."""
     if not isinstance(dtype, torch.dtype):
         raise TypeError(f"no tensor holds {dtype_name(dtype)}")
     return dtype
 
 
 def value_range(dtype: torch.dtype) -> tuple[int, int] | tuple[float, float]:
-    """Smallest and largest finite value of a dtype that a list holds."""
+    """The smallest and largest finite value of a dtype that a list can hold."""
     if dtype == torch.bool:
         return 0, 1
     info = torch.finfo(dtype) if dtype in _FLOATS else torch.iinfo(dtype)
@@ -93,10 +93,10 @@ def value_range(dtype: torch.dtype) -> tuple[int, int] | tuple[float, float]:
 
 
 def cast(values: npt.NDArray[np.int64] | npt.NDArray[np.float32], dtype: torch.dtype) -> torch.Tensor:
-    """Turn an int64 or float32 array into a tensor of a dtype, without leaving the dtype's range.
+    """Cast an int64 or float32 array to a tensor of a dtype, and check that values are in its range.
 
-    The rule, for integers and floats alike: a value outside the dtype's finite range is an error (infinities pass where
-    the dtype has them). Rounding inside the range is what a narrower float is for, and passes.
+    For integers and floats alike, a value outside the dtype's finite range is an error (infinities pass if the dtype
+    has them). Rounding to a narrower float is allowed.
 
     Raises:
         ParseError: A value would change by more than rounding.
@@ -112,7 +112,7 @@ def _check_range(values: npt.NDArray[Any], dtype: torch.dtype) -> None:
     if dtype in _WITH_INFINITY:
         values = values[~np.isinf(values)]
     elif dtype == torch.uint64:
-        high = (1 << 63) - 1  # an int64 is never above
+        high = (1 << 63) - 1  # no int64 is larger
     if ((values < low) | (values > high)).any():
         raise ParseError(
             f"a value is outside the range of {dtype_name(dtype)}, {low} to {high}: the cast would change it"
@@ -120,13 +120,13 @@ def _check_range(values: npt.NDArray[Any], dtype: torch.dtype) -> None:
 
 
 def from_bytes(data: bytes | memoryview, dtype: torch.dtype, shape: Sequence[int]) -> torch.Tensor:
-    """Copy little-endian, row-major bytes of exactly the right number into a tensor (big-endian hosts: not verified).
+    """Copy little-endian, row-major bytes of exactly the right size into a tensor (not tested on big-endian hosts).
 
     Raises:
-        ParseError: A bool that is neither 0 nor 1, or a shape that torch refuses.
+        ParseError: A bool is neither 0 nor 1, or torch does not support the shape.
     """
     if math.prod(size or 1 for size in shape) > _MAX_ELEMENTS and 0 in shape:
-        raise ParseError(f"shape {list(shape)} is not possible for a tensor: its sizes but for 0 are too large")
+        raise ParseError(f"shape {list(shape)} is not possible for a tensor: its nonzero sizes are too large")
     if dtype == torch.bool and bytes(data).strip(b"\x00\x01"):  # strip stops at the first other byte
         raise ParseError("expected bool bytes of 0 or 1, got another value")
     try:

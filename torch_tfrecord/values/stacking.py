@@ -1,4 +1,4 @@
-"""Samples put together, and batches taken apart."""
+"""Stack samples to batches, and split batches into samples."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _RAGGED = "_torch_tfrecord_ragged"
 
 
 def stack(values: list[Any]) -> torch.Tensor | list[Any]:
-    """Stack tensors of one shape and dtype; everything else stays a list.
+    """Stack tensors of equal shape and dtype; return anything else as a list.
 
     Raises:
-        LimitExceededError: As `reserve`.
+        LimitExceededError: See `reserve`.
     """
     first = values[0] if values else None
     if not isinstance(first, torch.Tensor) or any(not isinstance(item, torch.Tensor) for item in values):
@@ -39,7 +39,7 @@ def stack(values: list[Any]) -> torch.Tensor | list[Any]:
 
 
 def rows_of(column: Any) -> Sequence[Any]:
-    """What each sample has of a reader's column, without copying: views of its tensors."""
+    """Split a reader's column into the values of each sample, without copying: views of its tensors."""
     if isinstance(column, list):
         return column
     if isinstance(column, Nested):
@@ -68,7 +68,7 @@ def _nested_rows(column: Nested) -> list[Any]:
 
 
 def _sparse_rows(indices: torch.Tensor, values: Any, shape: tuple[int, ...]) -> list[Any]:
-    """One sparse sample for each first index; those ascend."""
+    """Split sparse values into one sample per first index; first indices must ascend."""
     ends = torch.bincount(indices[0], minlength=shape[0]).cumsum(0).tolist()
     return [
         make_sparse(part := indices[1:, begin:end], values[begin:end], shape[1:], is_coalesced=is_ascending(part))
@@ -77,7 +77,7 @@ def _sparse_rows(indices: torch.Tensor, values: Any, shape: tuple[int, ...]) -> 
 
 
 def is_ascending(indices: torch.Tensor) -> bool:
-    """Whether indices [ndim, nnz] ascend, none of them twice: what torch calls coalesced."""
+    """Whether indices [ndim, nnz] are sorted without duplicates, which torch calls coalesced."""
     is_less = torch.zeros(max(indices.shape[1] - 1, 0), dtype=torch.bool)
     for axis in reversed(indices):
         is_less = (axis[:-1] < axis[1:]) | ((axis[:-1] == axis[1:]) & is_less)
@@ -85,9 +85,9 @@ def is_ascending(indices: torch.Tensor) -> bool:
 
 
 def mark_ragged(tensor: torch.Tensor) -> torch.Tensor:
-    """Mark a sample's tensor as of varying length, so that collating makes it jagged also where lengths are equal.
+    """Mark a sample's tensor as variable-length, so that collating makes it jagged even if all lengths are equal.
 
-    The mark is on the tensor object: it does not survive an operation on it, nor pickling to another process.
+    The mark belongs to the tensor object: it does not survive operations on it, or pickling to another process.
     """
     setattr(tensor, _RAGGED, True)
     return tensor
@@ -99,24 +99,24 @@ def is_ragged(tensor: torch.Tensor) -> bool:
 
 
 def stack_samples(samples: Sequence[Any]) -> Any:
-    """Make a batch of samples that ``torch.stack`` does not take: RaggedTensor, SparseList, jagged, sparse.
+    """Batch samples that ``torch.stack`` does not support: RaggedTensor, SparseList, jagged, sparse.
 
     Args:
-        samples: At least one; all of one kind. Dense tensors [n, *inner] of any n make a jagged nested tensor.
+        samples: At least one; all of the same kind. Dense tensors [n, *inner] of any n become a jagged nested tensor.
 
     Returns:
-        Of jagged samples and RaggedTensors a RaggedTensor of one dimension more; of sparse ones a sparse one, with the
-        sample's number as first index.
+        For jagged samples and RaggedTensors, a RaggedTensor with one more dimension; for sparse samples, a sparse
+        batch with the sample's number as first index.
 
     Raises:
-        ValueError: Samples of different depths or sizes.
+        ValueError: Samples have different depths or sizes.
     """
     if _is_sparse(samples[0]):
         return _stack_sparse(samples)
     parts = [_as_nested(sample) for sample in samples]
     depths = {(len(part.row_splits), part.values.shape[1:]) for part in parts}
     if len(depths) > 1:
-        raise ValueError(f"expected samples with as many ragged dimensions, got {sorted(depths)}")
+        raise ValueError(f"expected samples with the same number of ragged dimensions, got {sorted(depths)}")
     return wrap_nested(join_nested(parts, parts[0]))
 
 
@@ -133,14 +133,14 @@ def _is_sparse(value: Any) -> bool:
 
 
 def _sparse_parts(value: Any) -> tuple[torch.Tensor, Any]:
-    """Indices, and a tensor or list of values."""
+    """The indices, and a tensor or list of values."""
     return (value.indices, value.values) if isinstance(value, SparseList) else (value._indices(), value._values())
 
 
 def _stack_sparse(samples: Sequence[Any]) -> torch.Tensor | SparseList:
     shapes = {tuple(sample.shape) for sample in samples}
     if len(shapes) > 1:
-        raise ValueError(f"expected sparse samples of one size, got {sorted(shapes)}")
+        raise ValueError(f"expected sparse samples of equal size, got {sorted(shapes)}")
     places, values = zip(*map(_sparse_parts, samples), strict=True)
     rows = torch.repeat_interleave(torch.tensor([part.shape[1] for part in places]))
     indices = torch.cat([rows[None], torch.cat(places, dim=1)])
@@ -151,15 +151,15 @@ def _stack_sparse(samples: Sequence[Any]) -> torch.Tensor | SparseList:
 
 
 def pad_rows(values: torch.Tensor, offsets: torch.Tensor, longest: int, fill: torch.Tensor) -> torch.Tensor:
-    """Rows that lie one behind the other as a dense tensor [B, longest, *inner].
+    """Pad concatenated rows to a dense tensor [B, longest, *inner].
 
-    The memory is the caller's to reserve. Bits stay as they are.
+    The caller must reserve the memory. Values are copied bit for bit.
 
     Args:
         values: [N, *inner], any dtype, on the CPU.
-        offsets: int64 [B + 1]: row i is ``values[offsets[i]:offsets[i + 1]]``; from 0 to N, ascending.
+        offsets: int64 [B + 1]: row i is ``values[offsets[i]:offsets[i + 1]]``; ascending from 0 to N.
         longest: At least the length of the longest row.
-        fill: What stands behind each row: one value of the dtype.
+        fill: The padding value, one element of the same dtype.
 
     Example:
         >>> pad_rows(torch.tensor([4, 5, 6]), torch.tensor([0, 1, 3]), 2, torch.tensor(-1)).tolist()

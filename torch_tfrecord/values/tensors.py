@@ -1,8 +1,8 @@
-"""TensorProto: what ``tf.io.serialize_tensor`` writes and ``tf.io.parse_tensor`` reads.
+"""Read and write TensorProto, the format of ``tf.io.serialize_tensor`` and ``tf.io.parse_tensor``.
 
 A TensorProto has a dtype, a shape, and the values either as ``tensor_content`` (raw little-endian bytes) or in the
-typed field of its dtype. A typed field with fewer values than the shape asks for is filled with its last value, or with
-zeros, so twenty bytes may stand for gigabytes: that growth is limited.
+typed field of its dtype. A typed field with fewer values than the shape needs is filled with its last value, or with
+zeros, so twenty bytes can expand to gigabytes: this growth is limited.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from torch_tfrecord.values.dtypes import DType, decode_text, dtype_name, from_by
 
 __all__ = ["MAX_FILL_BYTES", "ParsedTensor", "parse_tensor", "serialize_tensor"]
 
-# What a message may grow by when it does not hold all values itself: 64 MiB. Values that are there have no limit.
+# Limit on values that are filled in rather than stored in the message: 64 MiB. Stored values have no limit.
 MAX_FILL_BYTES = 1 << 26
 
 ParsedTensor: TypeAlias = "torch.Tensor | bytes | str | list[Any]"
 
-_MAX_RANK = 254  # TensorFlow's
+_MAX_RANK = 254  # TensorFlow's limit
 _MAX_INT64 = (1 << 63) - 1
-_POINTER_BYTES = 8  # of one entry in a Python list
+_POINTER_BYTES = 8  # per entry of a Python list
 
 
 class _Type(NamedTuple):
-    """One row of the format's table: enum, TensorFlow's name, typed field, and the numpy dtype of its elements."""
+    """One dtype of the format: enum value, TensorFlow's name, typed field, and the NumPy dtype of its elements."""
 
     enum: int
     name: str
@@ -68,20 +68,20 @@ _TYPES = (
 )
 _BY_ENUM = {row.enum: row for row in _TYPES}
 _BY_DTYPE: dict[object, _Type] = {row.dtype: row for row in _TYPES}
-# What the repeated field itself holds, where that is not the element: low bits count, so values wrap.
+# The dtype of the repeated field, if it differs from the element: the low bits count, so values wrap.
 _FIELD_ELEMENT = {"int_val": "i4", "half_val": "i4", "scomplex_val": "f4", "dcomplex_val": "f8"}
 
 
 def serialize_tensor(tensor: Any) -> bytes:
-    """Serialize a tensor exactly as ``tf.io.serialize_tensor`` does.
+    """Serialize a tensor to the same bytes as ``tf.io.serialize_tensor``.
 
     Args:
         tensor: A torch tensor (any device, any strides; bool, integers, floats, complex, bfloat16, float8), a numpy
             array, or strings: bytes, str (as UTF-8), a rectangular nested list of these, or a numpy array of them.
 
     Raises:
-        TypeError: A value or dtype that a TensorProto of TensorFlow's does not hold.
-        ValueError: Nested lists of strings of different lengths.
+        TypeError: TensorFlow's TensorProto cannot hold the value or dtype.
+        ValueError: Nested lists of strings have different lengths.
 
     Example:
         >>> serialize_tensor(torch.tensor(1.5)).hex()
@@ -100,22 +100,22 @@ def parse_tensor(
     *,
     max_bytes: int | None = MAX_FILL_BYTES,
 ) -> ParsedTensor:
-    """Parse a serialized TensorProto, as ``tf.io.parse_tensor`` does.
+    """Parse a serialized TensorProto, like ``tf.io.parse_tensor``.
 
     Args:
-        serialized: The message's bytes.
-        dtype: The dtype that is expected: a torch dtype, ``bytes`` for strings, or ``str`` for strings that are UTF-8.
-            None takes the stored one (strings as bytes).
-        max_bytes: Most bytes by which the result may grow beyond the values that the message holds; None for no limit.
+        serialized: The bytes of the message.
+        dtype: The expected dtype: a torch dtype, ``bytes`` for strings, or ``str`` for UTF-8 strings. None accepts the
+            stored one (strings as bytes).
+        max_bytes: Limit in bytes on filled-in values that the message does not store; None for no limit.
 
     Returns:
-        A tensor that owns its writable memory; for strings bytes (scalar) or a nested list of them.
+        A tensor that owns its writable memory; for strings, bytes (scalar) or a nested list of bytes.
 
     Raises:
-        LimitExceededError: The message stands for more than ``max_bytes`` of repeated values.
-        ParseError: The bytes are no TensorProto, its dtype is not ``dtype`` or unknown to torch, its shape is
-            impossible or its content has not the size of its shape.
-        TypeError: ``serialized`` is not bytes-like, or ``dtype`` is no such dtype.
+        LimitExceededError: The message expands to more than ``max_bytes`` of filled-in values.
+        ParseError: The bytes are not a TensorProto, its dtype is not ``dtype`` or is unknown to torch, its shape is
+            impossible, or its content does not have the size of its shape.
+        TypeError: ``serialized`` is not bytes-like, or ``dtype`` is not a supported dtype.
 
     Example:
         >>> parse_tensor(serialize_tensor(torch.arange(3)), torch.int64)
@@ -176,7 +176,7 @@ def _numbers(proto: Any, row: _Type, shape: tuple[int, ...], max_bytes: int | No
 
 
 def _typed_values(proto: Any, row: _Type) -> npt.NDArray[Any]:
-    """The values of the typed field, as elements of the dtype's size."""
+    """The values of the typed field, as elements of the dtype."""
     stored = getattr(proto, row.typed_field)
     if row.typed_field == "float8_val":
         return np.frombuffer(stored, dtype=np.uint8)
@@ -187,7 +187,7 @@ def _typed_values(proto: Any, row: _Type) -> npt.NDArray[Any]:
 
 
 def _filled(values: npt.NDArray[Any], count: int, max_bytes: int | None) -> npt.NDArray[Any]:
-    """Cut to a count, or repeat the last value up to it (zero if there is none)."""
+    """Cut to ``count`` values, or fill up with the last value (zero if there is none)."""
     missing = count - values.size
     _check_growth(missing * values.itemsize, max_bytes)
     reserve(count * values.itemsize)
@@ -208,7 +208,7 @@ def _strings(proto: Any, shape: tuple[int, ...], max_bytes: int | None) -> list[
     count = math.prod(shape)
     content = proto.tensor_content
     values = _split_strings(content, count) if content and count else list(proto.string_val[:count])
-    # Every entry of every list on the way, since [N, 1, 1, ...] makes many lists of few values.
+    # Count the entries of all nested lists, as [N, 1, 1, ...] creates many lists of few values.
     sizes = shape[: shape.index(0) + 1] if 0 in shape else shape
     entries = sum(math.prod(sizes[:rank]) for rank in range(1, len(sizes) + 1))
     _check_growth((entries - len(values)) * _POINTER_BYTES, max_bytes)
@@ -238,20 +238,20 @@ def _read_varint(content: bytes, start: int) -> tuple[int, int]:
         value |= (byte & 0x7F) << 7 * number
         if byte < 0x80:
             return value, start + number + 1
-    raise ParseError("Cannot parse tensor from proto: expected the length of a string, got an endless or cut number")
+    raise ParseError("Cannot parse tensor from proto: expected the length of a string, got a truncated or overlong one")
 
 
 def _from_numpy(array: np.ndarray[Any, Any] | np.generic) -> torch.Tensor:
     try:
         return torch.from_numpy(np.array(array, dtype=array.dtype.newbyteorder("="), order="C"))
     except TypeError as error:
-        raise TypeError(f"a TensorProto holds no numpy dtype {array.dtype}") from error
+        raise TypeError(f"a TensorProto cannot hold numpy dtype {array.dtype}") from error
 
 
 def _serialize_numbers(tensor: torch.Tensor) -> bytes:
     row = _BY_DTYPE.get(tensor.dtype)
     if row is None or tensor.layout != torch.strided or tensor.is_nested:
-        raise TypeError(f"a TensorProto holds no tensor of dtype {tensor.dtype} and layout {tensor.layout}")
+        raise TypeError(f"a TensorProto cannot hold a tensor of dtype {tensor.dtype} and layout {tensor.layout}")
     proto = _empty_proto(row, tensor.shape)
     if tensor.numel():
         flat = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
@@ -272,7 +272,7 @@ def _shape_of_strings(value: Any) -> tuple[int, ...]:
         return ()
     shapes = {_shape_of_strings(item) for item in value}
     if len(shapes) > 1:
-        raise ValueError("nested lists of different lengths are no tensor")
+        raise ValueError("nested lists of different lengths (ragged) do not form a tensor")
     return (len(value), *(shapes.pop() if shapes else ()))
 
 

@@ -1,0 +1,54 @@
+"""`tfrecord cache`: what a cache holds, and that it is gone."""
+
+import os
+import re
+
+import pytest
+
+from index_tools.main import main
+from torch_tfrecord.remote import block_cache
+from torch_tfrecord.remote.block_cache import BlockCache
+from torch_tfrecord.remote.cached_read import CachedFile, Range
+from torch_tfrecord.user_cache import blocks_folder
+
+
+def fill(folder, monkeypatch):
+    monkeypatch.setattr(block_cache, "_TOUCH_SECONDS", 0.0)
+    cache, file = BlockCache(folder, 64_000_000), CachedFile("s3://bucket/file", "1", 900_000)
+    for _ in range(4):
+        cache.read([Range(file, 0, 900_000)], lambda ranges: [bytes(one.end - one.begin) for one in ranges])
+    return cache
+
+
+@pytest.mark.parametrize("is_default", [False, True])
+def test_what_it_holds(tmp_path, capsys, monkeypatch, is_default):
+    folder = blocks_folder() if is_default else str(tmp_path / "cache\n")
+    arguments = ["cache"] if is_default else ["cache", folder]
+    shown = folder.replace("\n", "\\n")
+    assert main(arguments) == 0
+    assert capsys.readouterr().out == f"{shown}: no cache\n"
+    assert not os.path.exists(folder)
+    cache = fill(folder, monkeypatch)
+    assert main(arguments) == 0
+    held, disk, read = capsys.readouterr().out.splitlines()
+    assert held == f"{shown}: 900.1 KB of remote data, at most 64.0 MB"
+    assert re.fullmatch(r"on the disk: 9\d\d\.\d KB in 14 of 960 blocks", disk)
+    assert read == "read through it: 3.6 MB, 75 % of it from the cache"
+    assert main([*arguments, "--clear"]) == 0
+    assert capsys.readouterr().out == f"{shown}: removed 900.1 KB of remote data\n"
+    assert os.listdir(folder) == []
+    assert main([*arguments, "--clear"]) == 0
+    assert capsys.readouterr().out == f"{shown}: no cache\n"
+    del cache
+
+
+def test_what_is_no_folder(tmp_path, capsys):
+    (tmp_path / "file").write_bytes(b"")
+    assert main(["cache", str(tmp_path / "file")]) == 0
+    assert capsys.readouterr().out == f"{tmp_path}/file: no cache\n"
+
+
+def test_one_that_cannot_be_opened(tmp_path, capsys):
+    (tmp_path / "torch_tfrecord.blocks").mkdir()
+    assert main(["cache", str(tmp_path)]) == 2
+    assert capsys.readouterr().err == f"tfrecord: {tmp_path}/torch_tfrecord.blocks: Is a directory\n"

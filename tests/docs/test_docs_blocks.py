@@ -1,0 +1,173 @@
+"""Every code block of docs/ runs in a test, or stands here with the reason; safety.md and trainers.md run here."""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed
+from torch import nn
+
+from torch_tfrecord import (
+    FixedLenFeature,
+    Image,
+    RandomResizedCrop,
+    TFRecordDataset,
+    TFRecordWriter,
+    collate,
+    encode_image,
+    make_dataloader,
+)
+
+DOCS = Path(__file__).parents[2] / "docs"
+pytestmark = pytest.mark.skipif(not DOCS.is_dir(), reason="not beside an installed package")
+
+RUN_BY = {
+    "audio": "test_docs_media",
+    "features": "test_readme",
+    "images": "test_docs_images",
+    "index": "test_docs_site",
+    "order": "test_docs_order",
+    "ports": "test_ports",  # the halves in PyTorch; those in TensorFlow made the golden data
+    "remote": "test_docs_remote",
+    "resume": "test_docs_site",
+    "rlds": "test_docs_rlds",
+    "safety": "test_docs_blocks",
+    "slow_loader": "test_docs_site",
+    "tables": "test_docs_site",
+    "text": "test_docs_site",
+    "tfds": "test_docs_tfds",
+    "trainers": "test_docs_blocks",
+    "video": "test_docs_media",
+    "write": "test_docs_site",
+}
+NOT_RUN = {
+    ("install", "bash"): "installs into the system",
+    ("install", "text"): "what tfrecord doctor printed on one machine",
+    ("rlds", "py"): "the TensorFlow code that the page ports",
+}
+
+
+def blocks(page, language="python"):
+    text = (DOCS / f"{page}.md").read_text(encoding="utf-8")
+    return re.findall(rf"^```{language}\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+
+
+def test_every_block_runs_or_has_a_reason():
+    found = set()
+    for path in DOCS.rglob("*.md"):
+        for info in re.findall(r"^ *```(\S.*)$", path.read_text(encoding="utf-8"), re.MULTILINE):
+            found.add((path.relative_to(DOCS).with_suffix("").as_posix(), info.split()[0]))
+    assert found == {(page, "python") for page in RUN_BY} | {*NOT_RUN}
+    for page, test in RUN_BY.items():
+        text = Path(__file__).with_name(f"{test}.py").read_text(encoding="utf-8")
+        assert re.search(rf'"{page}(\.md)?"', text), f"{test} does not name {page}"
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(2, 1)
+
+    def forward(self, x):
+        return {"loss": self.head(x).square().mean()}
+
+
+@pytest.fixture
+def names(tmp_path, monkeypatch):
+    """What the blocks take for granted."""
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.chdir(tmp_path)
+    Path("data").mkdir()
+    for name, count in (("data/train-0", 150), ("data/validation-0", 10), ("train-0", 150)):
+        with TFRecordWriter(name) as writer:
+            for number in range(count):
+                writer.write({"id": number, "x": [float(number), 1.0]})
+    features = {"id": FixedLenFeature((), torch.int64), "x": FixedLenFeature((2,), torch.float32)}
+    trained = []
+    given = {"features": features, "trained": trained, "train": lambda batch: trained.append(batch["id"].tolist())}
+    return given | {"collate": collate, "make_dataloader": make_dataloader, "TFRecordDataset": TFRecordDataset}
+
+
+def test_safety(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("uploads").mkdir()
+    with TFRecordWriter("uploads/a.tfrecord") as writer:
+        for label in range(3):
+            writer.write({"image": encode_image(torch.zeros(3, 30, 40, dtype=torch.uint8)), "label": label})
+    names = {"make_dataloader": make_dataloader, "Image": Image, "RandomResizedCrop": RandomResizedCrop}
+    names |= {"FixedLenFeature": FixedLenFeature, "torch": torch}
+    (program,) = blocks("safety")
+    exec(program, names)
+    (batch,) = names["loader"]
+    assert batch[0]["image"].shape == (3, 3, 224, 224)
+    assert sorted(batch[1].tolist()) == [0, 1, 2]
+    assert not Path("uploads/.torch_index").exists()
+
+
+def test_trainers_distributed_sampler(names):
+    program = blocks("trainers")[-1]
+    torch.distributed.init_process_group("gloo", init_method=f"file://{Path.cwd()}/store", rank=0, world_size=1)
+    try:
+        exec(program, names)
+    finally:
+        torch.distributed.destroy_process_group()
+    ids = torch.tensor([number for batch in names["trained"] for number in batch])
+    epochs = ids.view(3, 150).tolist()
+    assert [sorted(epoch) for epoch in epochs] == [list(range(150))] * 3
+    assert epochs[0] != epochs[1]
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # what trainers say of this machine
+class TestTrainers:
+    """What is around the blocks is as small as it can be; tests/training holds what they promise on several ranks."""
+
+    def test_lightning(self, names):
+        pytest.importorskip("lightning")
+        from lightning.pytorch import LightningModule
+
+        class Module(LightningModule):
+            def __init__(self):
+                super().__init__()
+                self.model = Model()
+
+            def training_step(self, batch):
+                names["train"](batch)
+                return self.model(batch["x"])["loss"]
+
+            def validation_step(self, batch):
+                return None
+
+            def configure_optimizers(self):
+                return torch.optim.SGD(self.parameters(), lr=1e-9)
+
+        # With devices=2 Lightning would start the whole test again.
+        program = blocks("trainers")[0].replace('strategy="ddp", devices=2', 'accelerator="cpu", devices=1')
+        exec(program, names | {"model": Module()})
+        assert [len(ids) for ids in names["trained"]] == [64, 64, 22] * 3
+
+    def test_fabric(self, names):
+        fabric = pytest.importorskip("lightning.fabric").Fabric(accelerator="cpu", devices=1)
+        exec(blocks("trainers")[1], names | {"fabric": fabric, "model": Model(), "resumed": False})
+        assert [len(ids) for ids in names["trained"]] == [64, 64, 22] * 3
+        exec(blocks("trainers")[1], names | {"fabric": fabric, "model": Model(), "resumed": True})
+        assert len(names["trained"]) == 9  # nothing was left to do
+
+    def test_accelerate(self, names):
+        accelerator = pytest.importorskip("accelerate").Accelerator(cpu=True)
+        model = Model()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        given = {"accelerator": accelerator, "model": model, "optimizer": optimizer, "num_epochs": 2, "resume": False}
+        given |= names
+        exec(blocks("trainers")[2], given)
+        assert given["loader"].epoch == 2
+        assert Path("checkpoint").is_dir()
+
+    def test_hugging_face(self, names):
+        transformers = pytest.importorskip("transformers")
+        given = {"Trainer": transformers.Trainer, "TrainingArguments": transformers.TrainingArguments, "model": Model()}
+        exec(blocks("trainers")[3].replace('"run", ', '"run", use_cpu=True, '), given := given | names)
+        batch = next(iter(given["trainer"].get_train_dataloader()))
+        assert batch["x"].shape == (8, 2)

@@ -1,0 +1,212 @@
+"""Several processes that need the same indexes: each is built once, whoever is killed, and nobody waits for ever."""
+
+import errno
+import fcntl
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from helpers import framed
+
+from torch_tfrecord import CorruptRecordError, build_index
+from torch_tfrecord.records import build_turns, sidecar
+from torch_tfrecord.records.build_turns import Waiting, build_alone, in_own_order
+from torch_tfrecord.records.sidecar import IndexKeeper, sidecar_folder, sidecar_path
+
+FORK = multiprocessing.get_context("fork")
+
+
+@pytest.fixture
+def files(tmp_path):
+    paths = [str(tmp_path / f"x-{number}") for number in range(6)]
+    for number, path in enumerate(paths):
+        Path(path).write_bytes(framed(b"%d" % number, b"abc"))
+    return paths
+
+
+@pytest.fixture
+def log(tmp_path, monkeypatch):
+    """A file with a line for each index that is built, by whichever process; building takes a while."""
+    path = tmp_path / "log"
+    path.touch()
+    real = sidecar.index_source
+
+    def index_source(file, **options):
+        with open(path, "a") as lines:
+            lines.write(f"{os.getpid()} {file.path}\n")
+        time.sleep(0.05)
+        return real(file, **options)
+
+    monkeypatch.setattr(sidecar, "index_source", index_source)
+    return path
+
+
+def in_processes(count, function, *arguments):
+    children = [FORK.Process(target=function, args=(number, *arguments)) for number in range(count)]
+    for child in children:
+        child.start()
+    for child in children:
+        child.join()
+    assert [child.exitcode for child in children] == [0] * count
+
+
+def check_indexes(number, files, world_size=0):
+    if world_size:
+        os.environ.update(RANK=str(number), WORLD_SIZE=str(world_size))
+    assert [len(index) for index in IndexKeeper().each(files)] == [2] * len(files)
+
+
+@pytest.mark.parametrize("world_size", [0, 3])
+def test_each_index_is_built_once(files, log, world_size):
+    in_processes(3, check_indexes, files, world_size)
+    lines = [line.split() for line in log.read_text().splitlines()]
+    assert sorted(path for _, path in lines) == files
+    assert len({pid for pid, _ in lines}) > 1  # they share the work
+    folder = Path(sidecar_path(files[0])).parent
+    assert sorted(os.listdir(folder)) == sorted(Path(sidecar_path(path)).name for path in files)
+
+
+def test_ranks_begin_with_their_share(monkeypatch):
+    paths = [str(number) for number in range(7)]
+    assert list(in_own_order(paths)) == paths
+    for rank, expected in enumerate(["0 3 6 1 4 2 5", "1 4 2 5 0 3 6", "2 5 0 3 6 1 4"]):
+        monkeypatch.setenv("RANK", str(rank))
+        monkeypatch.setenv("WORLD_SIZE", "3")
+        assert list(in_own_order(paths)) == expected.split()
+    monkeypatch.setenv("RANK", "3")  # no rank of three
+    assert list(in_own_order(paths)) == paths
+
+
+def test_a_killed_builder_keeps_nobody_waiting(files, log, monkeypatch):
+    ready = FORK.Event()
+
+    def build_for_ever(file, **options):
+        ready.set()
+        time.sleep(1000)
+
+    def child():
+        sidecar.index_source = build_for_ever
+        list(IndexKeeper().each(files[:1]))
+
+    builder = FORK.Process(target=child)
+    builder.start()
+    assert ready.wait(30)
+    waiter = FORK.Process(target=check_indexes, args=(0, files[:1]))
+    waiter.start()
+    waiter.join(0.3)
+    assert waiter.is_alive()
+    os.kill(builder.pid, signal.SIGKILL)
+    waiter.join(30)
+    assert waiter.exitcode == 0
+    assert [line.split()[1] for line in log.read_text().splitlines()] == files[:1]
+    assert os.listdir(Path(sidecar_path(files[0])).parent) == [Path(sidecar_path(files[0])).name]
+
+
+def test_who_waits_says_so_and_not_for_ever(files, monkeypatch):
+    monkeypatch.setattr(build_turns, "_SILENT_SECONDS", 0)
+    monkeypatch.setattr(build_turns, "_MOST_SECONDS", 0.1)
+    with build_alone([sidecar_path(files[0])], sidecar_folder) as is_alone:
+        assert is_alone
+        with pytest.warns(UserWarning, match="x-0: another process builds its index; waiting for it"):
+            (index,) = IndexKeeper().indexes(files[:1])
+    assert index == build_index(files[0])
+
+
+def test_meanwhile_others_are_built(files, log):
+    with build_alone([sidecar_path(files[0])], sidecar_folder):
+        child = FORK.Process(target=check_indexes, args=(0, files))
+        child.start()
+        end = time.monotonic() + 30
+        while len(log.read_text().splitlines()) < 5 and time.monotonic() < end:
+            time.sleep(0.01)
+        assert [line.split()[1] for line in log.read_text().splitlines()] == files[1:]
+    child.join(30)
+    assert child.exitcode == 0
+
+
+def test_a_damaged_file_is_reported_in_its_turn(files):
+    Path(files[3]).write_bytes(framed(b"abc")[:-1])
+    with build_alone([sidecar_path(files[1])], sidecar_folder):
+        child = FORK.Process(target=fail_at, args=(files, 3))
+        child.start()
+        child.join(0.5)
+    child.join(30)
+    assert child.exitcode == 0
+
+
+def fail_at(files, number):
+    found = []
+    with pytest.raises(CorruptRecordError, match=files[number]):
+        found.extend(IndexKeeper().each(files))
+    assert len(files) > number
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS])
+def test_a_file_system_without_locks(files, monkeypatch, number):
+    def flock(descriptor, how):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    assert len(IndexKeeper().indexes(files)) == 6
+    assert len(os.listdir(Path(sidecar_path(files[0])).parent)) == 6
+
+
+def test_a_lock_that_was_removed_by_its_owner_is_none(tmp_path):
+    """Who opened it before it was removed must not take it for the one that others see."""
+    place = str(tmp_path / "kept")
+    (lock,) = (tmp_path / build_turns.hidden_name("kept", "lock"),)
+    with build_alone([place], sidecar_folder) as is_alone:
+        assert is_alone and lock.exists()
+        with build_alone([place], sidecar_folder) as other:
+            assert not other
+        lock.unlink()
+        with build_alone([place], sidecar_folder) as other:
+            assert other
+    assert not lock.exists()
+
+
+def test_waiting_grows(monkeypatch):
+    pauses = []
+    monkeypatch.setattr(time, "sleep", pauses.append)
+    waiting = Waiting("x", "index")
+    for _ in range(8):
+        waiting.pause()
+    assert pauses == [0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.5, 0.5]
+    assert not waiting.is_over
+
+
+JOB = """
+import os, sys, time
+from torch_tfrecord import TFRecordDataset
+from torch_tfrecord.records import sidecar
+
+real = sidecar.index_source
+def index_source(file, **options):
+    with open(sys.argv[1] + "/log", "a") as lines:
+        lines.write(os.environ["RANK"] + " " + file.path + "\\n")
+    time.sleep(0.2)
+    return real(file, **options)
+sidecar.index_source = index_source
+
+ds = TFRecordDataset(sys.argv[1] + "/x-*")
+assert len(ds) == 12 and ds[11] == b"abc"
+"""
+
+
+@pytest.mark.slow
+def test_torchrun(files, tmp_path):
+    (tmp_path / "job.py").write_text(JOB)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    root = Path(build_turns.__file__).parents[2]
+    environment = {**os.environ, "PYTHONPATH": f"{root}:{os.environ.get('PYTHONPATH', '')}"}
+    done = subprocess.run(
+        [*command, tmp_path / "job.py", tmp_path], env=environment, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    lines = [line.split() for line in (tmp_path / "log").read_text().splitlines()]
+    assert sorted(path for _, path in lines) == files  # each once, by whichever rank
