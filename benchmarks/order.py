@@ -109,7 +109,7 @@ def seconds(call: Callable[[], object], rounds: int) -> float:
 
 def print_beside_torch(largest: int, rounds: int) -> None:
     """All positions of an epoch as an array, in turn with torch.randperm's."""
-    print("\n| N | ns a position: shuffle=True | torch.randperm |")
+    print("\n| N | ns per position: shuffle=True | torch.randperm |")
     print("|---" * 3 + "|")
     for exponent in range(3, min(largest, 7) + 1):
         count, ours, theirs = 10**exponent, [], []
@@ -140,7 +140,7 @@ def sampled(count: int) -> int:
 
 
 def print_cost(largest: int, rounds: int) -> None:
-    columns = ("N", "µs to begin an epoch", "ns a position, in chunks", "ns a position, by RecordSampler", "bytes held")
+    columns = ("N", "µs to start an epoch", "ns per position, in chunks", "ns per position, by RecordSampler", "bytes held")
     print(f"\n| {' | '.join(columns)} | torch.randperm(N), bytes |")
     print("|---" * 6 + "|")
     for exponent in range(3, largest + 1):

@@ -73,7 +73,7 @@ def _(folder):
         raises(CorruptRecordError, write(folder, content + b"\0" * count))
 
 
-@row("gzip or zlib that is cut")
+@row("truncated gzip or zlib")
 def _(folder):
     for compress in (gzip.compress, zlib.compress):
         whole = compress(framed(folder, b"abc", b"defg"))
@@ -89,7 +89,7 @@ def _(folder):
     assert list(read_records(write(folder, zlib.compress(first) + zlib.compress(second)))) == [b"abc", b"defg"]
 
 
-@row("bytes behind a zlib stream")
+@row("bytes after a zlib stream")
 def _(folder):
     raises(CompressionError, write(folder, zlib.compress(framed(folder, b"abc")) + b"junk"))
 
@@ -127,7 +127,7 @@ def _(folder):
     assert not (folder / "new.tfrecord").exists()
 
 
-@row("a writer that nobody closed")
+@row("a writer that is never closed")
 def _(folder):
     writer = TFRecordWriter(folder / "new.tfrecord")
     writer.write(b"abc")
@@ -136,7 +136,7 @@ def _(folder):
     assert not (folder / "new.tfrecord").exists()
 
 
-@row("`list_files`: names with a dot in front")
+@row("`list_files`: names with a leading dot")
 def _(folder):
     content = framed(folder, b"abc")
     path = write(folder, content, "b.data")
@@ -144,7 +144,7 @@ def _(folder):
     assert TFRecordDataset(folder / "*.data").files == [str(path)]
 
 
-@row("`list_files`: a file named twice; a pattern without match beside others")
+@row("`list_files`: a file named twice; a pattern without a match, among others")
 def _(folder):
     path = write(folder, framed(folder, b"abc"))
     with pytest.raises(ValueError, match="named once"):
@@ -183,7 +183,7 @@ def example(*entries):
     return b"\x0a" + bytes([len(content)]) + content
 
 
-@row("malformed bytes in features nobody asked for")
+@row("malformed bytes in features that you did not ask for")
 def _(folder):
     cut = entry(b"b", b"\x1a\x03\x0a\x05\x01")  # an int64_list whose packed values end too early
     with pytest.raises(ParseError):
@@ -198,7 +198,7 @@ def _(folder):
     assert parse_single_example(record, {"a": VarLenFeature(torch.int64)})["a"].tolist() == [1, 2, 3, 4]
 
 
-@row("sparse indices out of range or twice, inconsistent ragged partitions")
+@row("sparse indices out of range or duplicate, inconsistent ragged partitions")
 def _(folder):
     sparse = {"s": SparseFeature("i", "v", torch.int64, 3)}
     for indices in ([0, 3], [1, 1]):
@@ -232,7 +232,7 @@ def _(folder):
     assert sample["dense"].tolist() == sample["ragged"].tolist() == sample["sparse"].to_dense().tolist() == [1, 2]
 
 
-@row("numbers of sparse indices and values that differ")
+@row("different numbers of sparse indices and values")
 def _(folder):
     with pytest.raises(ParseError):
         parse_single_example(encode_example({"v": [1, 2], "i": [0]}), {"s": SparseFeature("i", "v", torch.int64, 9)})
@@ -251,7 +251,7 @@ def _(folder):
         FixedLenFeature((2,), torch.int64, default_value=[1, 2, 3])
 
 
-@row("var-length features of a batch")
+@row("variable-length features of a batch")
 def _(folder):
     batch = parse_example([encode_example({"a": [1, 2], "b": ["x"]})] * 2, {"a": VarLenFeature(torch.int64)})
     assert batch["a"].layout == torch.jagged

@@ -62,7 +62,7 @@ def test_names_of_arguments_and_of_what_a_sample_has(names):
     listed = {name for row in re.findall(r"^\| (.*?) \|", section, re.MULTILINE) for name in re.findall(r"`(\w+)", row)}
     assert listed <= arguments
     assert arguments <= listed | {"directory", "split", "window_size", "action_horizon"}
-    table = TEXT.split("| name | of a step t")[1].split("\n\n")[0]
+    table = TEXT.split("| name | value for step t")[1].split("\n\n")[0]
     sample = tfds.RLDSDataset("data/pick/1.0.0")[0]
     described = {
         name for row in re.findall(r"^\| (`.*?) \|", table, re.MULTILINE) for name in re.findall(r"`([\w.]+)`", row)

@@ -78,7 +78,7 @@ def test_write(run, capsys):
 
 def test_slow_loader(run, capsys):
     speeds = run("slow_loader")["speeds"]
-    assert list(speeds) == ["all", "without transform", "without images", "bytes alone", "bytes in order"]
+    assert list(speeds) == ["all", "without transform", "without images", "bytes only", "bytes in order"]
     printed = capsys.readouterr().out
     assert re.fullmatch(r"compiled core: (True|False)\nwaiting: \d+%\n(.+: [\d,]+ records/s\n){5}", printed)
 
