@@ -140,7 +140,7 @@ def sampled(count: int) -> int:
 
 
 def print_cost(largest: int, rounds: int) -> None:
-    columns = ("N", "µs to start an epoch", "ns per position, in chunks", "ns per position, RecordSampler", "bytes held")
+    columns = ("N", "µs to start an epoch", "ns per position, in chunks", "ns per position, sampler", "bytes held")
     print(f"\n| {' | '.join(columns)} | torch.randperm(N), bytes |")
     print("|---" * 6 + "|")
     for exponent in range(3, largest + 1):
