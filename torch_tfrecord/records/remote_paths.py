@@ -10,7 +10,6 @@ from collections.abc import Iterable, Sequence
 from torch_tfrecord.errors import RemoteError
 from torch_tfrecord.remote.access import Access
 from torch_tfrecord.remote.store import RemoteInfo
-from torch_tfrecord.remote.stores import store_of
 from torch_tfrecord.remote.transfers import infos_if_there, listing
 
 __all__ = ["RemoteNames"]
@@ -89,18 +88,12 @@ class RemoteNames:
         suffix = next((number for number, name in enumerate(names[0]) if name in self.infos), None)
         if suffix is None:
             return None
-        wanted = self._as_listed([of_shard[suffix] for of_shard in names])
+        wanted = [of_shard[suffix] for of_shard in names]
         self.ask(wanted)
         return (
             [name for name in wanted if name in self.infos],
             [number for number, name in enumerate(wanted) if name not in self.infos],
         )
-
-    def _as_listed(self, paths: list[str]) -> list[str]:
-        """Paths as a listing names them, so that a set is the same files whichever way it was asked for."""
-        store, name = store_of(paths[0], self.access)
-        folder = posixpath.dirname(store.path_of(name))
-        return [f"{folder}/{posixpath.basename(path)}" for path in paths]
 
     def suffixes(self, suffix: str) -> tuple[str, ...]:
         """Which suffixes a set may have, of which one is said or none."""
