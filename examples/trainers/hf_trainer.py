@@ -71,6 +71,8 @@ def main(folder, max_steps):
     if trainer.is_world_process_zero():
         print(f"from {last and Path(last).name} to step {trainer.state.global_step}")
         print(f"error {found.metrics['test_loss']:.6f} of {len(found.label_ids)} records")
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()  # else its threads may still run when Python ends
 
 
 if __name__ == "__main__":

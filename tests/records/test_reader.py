@@ -392,22 +392,33 @@ def test_reader_says_which_checksum(tmp_path):
 
 
 # A length cut to 32 bits, with a sign or without, is wrong for the second size, too.
-@pytest.mark.parametrize(
-    "size",
-    [pytest.param(2**31 + 5, marks=pytest.mark.exhaustive), pytest.param(2**32 + 5, marks=pytest.mark.slow)],
-)
-def test_records_above_2_and_4_gib(tmp_path, size):  # robustness 19, 82
+SIZES = [2**31 + 5, 2**32 + 5]
+
+
+def large_record(path, size):
     """A sparse file: the payload is zeros, its checksum is not right, so only the lengths are checked."""
-    path = tmp_path / "x"
     with path.open("wb") as file:
         file.write(framed(b"abc") + header(size))
         file.seek(size, os.SEEK_CUR)
         file.write(b"\0\0\0\0" + framed(b"after"))
+    return path
+
+
+@pytest.mark.slow
+def test_an_index_of_records_above_4_gib(tmp_path):  # robustness 19
+    path, size = large_record(tmp_path / "x", SIZES[1]), SIZES[1]
     index = build_index(path, verify_crc=False)
     assert index.lengths.tolist() == [3, size, 5]
     assert index.offsets.tolist() == [0, 19, 19 + size + 16]
     source = open_file(str(path))
     assert RecordReader().read(source, int(index.offsets[2]), 5) == b"after"
+
+
+@pytest.mark.exhaustive  # minutes, where memory comes slowly
+@pytest.mark.parametrize("size", SIZES)
+def test_records_above_2_and_4_gib(tmp_path, size):  # robustness 19, 82
+    path = large_record(tmp_path / "x", size)
+    source = open_file(str(path))
     payload = RecordReader(verify_crc=False).read(source, 19, size)
     assert len(payload) == size
     del payload

@@ -46,7 +46,7 @@ def s3(server, request, monkeypatch):
     pytest.importorskip(request.param)
     if request.param == "s3fs":
         monkeypatch.setattr(stores, "obstore_module", lambda: None)
-        monkeypatch.setattr(stores, "_stores", None)
+        monkeypatch.setattr(stores, "_stores", {})
     client = boto3.client(
         "s3",
         endpoint_url=server,

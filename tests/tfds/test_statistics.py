@@ -13,6 +13,7 @@ from rlds_episodes import LENGTHS, action, state, write_episodes
 from sidecars import changed, flipped_in_place, flips
 
 from torch_tfrecord import ParseError, tfds
+from torch_tfrecord.remote.access import Access
 from torch_tfrecord.tfds import dataset_statistics, statistics
 from torch_tfrecord.tfds.rlds import RLDSEpisodes
 
@@ -205,9 +206,9 @@ def test_every_flipped_bit_is_refused(drawn, monkeypatch):
     content = place.read_bytes()
     store = statistics.EpisodeStore(drawn, "train")
     key = place.name.split("_")[-1].split(".")[0]
-    assert statistics._kept([str(place)], key, store) == dataset_statistics(drawn)
+    assert statistics._kept([str(place)], key, store, Access()) == dataset_statistics(drawn)
     for _ in flipped_in_place(place, range(8 * len(content))):
-        assert statistics._kept([str(place)], key, store) is None
+        assert statistics._kept([str(place)], key, store, Access()) is None
 
 
 @pytest.mark.parametrize("make", ["json", "safetensors", "link"])

@@ -304,7 +304,7 @@ def test_processes_that_lightning_starts(folder):
 @pytest.mark.slow
 def test_example(tmp_path):
     done = subprocess.run(
-        [sys.executable, HERE.parent / "examples" / "trainers" / "lightning_fit.py"],
+        [sys.executable, HERE.parents[1] / "examples" / "trainers" / "lightning_fit.py"],
         capture_output=True,
         text=True,
         cwd=tmp_path,
