@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, TypeAlias, TypeVar
 
 from torch_tfrecord.errors import TFRecordError
+from torch_tfrecord.processors import num_processors
 from torch_tfrecord.progress import ProgressBar
 from torch_tfrecord.records.storage import FileSource, is_remote, open_file
 
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from ctypes import c_byte
     from multiprocessing.sharedctypes import Synchronized
 
-__all__ = ["Outcome", "default_jobs", "exit_code", "work_on_files"]
+__all__ = ["Outcome", "exit_code", "work_on_files"]
 
 _T = TypeVar("_T")
 _FileTask: TypeAlias = "Callable[[FileSource], _T]"
@@ -45,11 +46,6 @@ class Outcome(Generic[_T]):
     path: str
     value: _T | None = None
     error: Exception | None = None
-
-
-def default_jobs() -> int:
-    """The number of processors that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def exit_code(errors: Sequence[Exception | None]) -> int:
@@ -79,7 +75,7 @@ def work_on_files(
     """
     total_bytes = sum(map(_file_size, paths))
     if num_jobs is None:
-        num_jobs = default_jobs() if total_bytes >= _MIN_PARALLEL_BYTES else 1
+        num_jobs = num_processors() if total_bytes >= _MIN_PARALLEL_BYTES else 1
     num_jobs = min(num_jobs, len(paths))
     with ProgressBar(total=total_bytes or None, desc=description, unit="B", unit_scale=True) as bar:
         if num_jobs == 1:

@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from index_tools._arguments import Verbs, add_jobs, add_verb, byte_size, integer
-from index_tools._files import default_jobs
 from index_tools._images import ImageFile, LoadedImage, check_output, find_images, load_image, write_shards
 from index_tools._text import counted, error_text, escape, format_table
 from torch_tfrecord.errors import ImageDecodeError
 from torch_tfrecord.order.random_stream import shuffled
+from torch_tfrecord.processors import num_processors
 from torch_tfrecord.progress import ProgressBar
 
 __all__ = ["add_parser"]
@@ -133,7 +133,7 @@ def _run(options: argparse.Namespace) -> int:
     files = shuffled(content.files, options.seed) if options.shuffle else list(content.files)
     load = functools.partial(_load_or_error, jpeg_quality=jpeg_quality, drop_alpha=drop_alpha)
     with ProgressBar(total=len(files), desc="converting", unit="image") as bar:
-        images = _written(_parallel(load, files, options.jobs or default_jobs()), result, bar)
+        images = _written(_parallel(load, files, options.jobs or num_processors()), result, bar)
         result.paths, result.labels_path = write_shards(
             images,
             content.classes,

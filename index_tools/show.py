@@ -14,9 +14,9 @@ from index_tools._values import describe_record, is_sequence_example
 from torch_tfrecord.errors import IndexMismatchError, ParseError, TFRecordError
 from torch_tfrecord.features.inference import format_features, infer_features_from_records
 from torch_tfrecord.records.compression import open_stream
+from torch_tfrecord.records.index_keeper import IndexKeeper
 from torch_tfrecord.records.reader import RecordReader, read_blocks
 from torch_tfrecord.records.scan import RecordScanner
-from torch_tfrecord.records.sidecar import IndexKeeper
 from torch_tfrecord.records.storage import open_file
 
 __all__ = ["add_parser"]

@@ -14,9 +14,10 @@ import pytest
 from helpers import framed
 
 from torch_tfrecord import CorruptRecordError, build_index
-from torch_tfrecord.records import build_turns, sidecar
+from torch_tfrecord.records import build_turns, index_keeper
 from torch_tfrecord.records.build_turns import Waiting, build_alone, in_own_order
-from torch_tfrecord.records.sidecar import IndexKeeper, sidecar_folder, sidecar_path
+from torch_tfrecord.records.index_keeper import IndexKeeper
+from torch_tfrecord.records.sidecar import sidecar_folder, sidecar_path
 
 FORK = multiprocessing.get_context("fork")
 
@@ -34,7 +35,7 @@ def log(tmp_path, monkeypatch):
     """A file with a line for each index that is built, by whichever process; building takes a while."""
     path = tmp_path / "log"
     path.touch()
-    real = sidecar.index_source
+    real = index_keeper.index_source
 
     def index_source(file, **options):
         with open(path, "a") as lines:
@@ -42,7 +43,7 @@ def log(tmp_path, monkeypatch):
         time.sleep(0.05)
         return real(file, **options)
 
-    monkeypatch.setattr(sidecar, "index_source", index_source)
+    monkeypatch.setattr(index_keeper, "index_source", index_source)
     return path
 
 
@@ -90,7 +91,7 @@ def test_a_killed_builder_keeps_nobody_waiting(files, log, monkeypatch):
         time.sleep(1000)
 
     def child():
-        sidecar.index_source = build_for_ever
+        index_keeper.index_source = build_for_ever
         list(IndexKeeper().each(files[:1]))
 
     builder = FORK.Process(target=child)
@@ -183,15 +184,15 @@ def test_waiting_grows(monkeypatch):
 JOB = """
 import os, sys, time
 from torch_tfrecord import TFRecordDataset
-from torch_tfrecord.records import sidecar
+from torch_tfrecord.records import index_keeper
 
-real = sidecar.index_source
+real = index_keeper.index_source
 def index_source(file, **options):
     with open(sys.argv[1] + "/log", "a") as lines:
         lines.write(os.environ["RANK"] + " " + file.path + "\\n")
     time.sleep(0.2)
     return real(file, **options)
-sidecar.index_source = index_source
+index_keeper.index_source = index_source
 
 ds = TFRecordDataset(sys.argv[1] + "/x-*")
 assert len(ds) == 12 and ds[11] == b"abc"

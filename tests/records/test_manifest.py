@@ -25,7 +25,7 @@ from torch_tfrecord import (
     build_manifest,
     find_files,
 )
-from torch_tfrecord.records import manifest_table, sidecar
+from torch_tfrecord.records import index_keeper, manifest_table
 from torch_tfrecord.records.checksum import crc32c
 from torch_tfrecord.records.index import RecordIndex
 from torch_tfrecord.records.length_blocks import pack_lengths, unpack_lengths
@@ -86,7 +86,7 @@ def no_builds(monkeypatch):
     def refuse(self, *arguments):
         raise AssertionError("not opened from the manifest")
 
-    monkeypatch.setattr(sidecar.IndexKeeper, "index", refuse)
+    monkeypatch.setattr(index_keeper.IndexKeeper, "index", refuse)
 
 
 # Values.

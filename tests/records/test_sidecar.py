@@ -1,6 +1,7 @@
 """Where indexes are kept: beside the data, in a folder, in the cache, in memory; by several processes at once.
 
 Covers records/sidecar_file.
+Covers records/index_keeper.
 """
 
 import errno
@@ -28,8 +29,9 @@ from torch_tfrecord import (
     TFRecordWriter,
     build_index,
 )
-from torch_tfrecord.records import sidecar
-from torch_tfrecord.records.sidecar import IndexKeeper, old_sidecar_path, places, sidecar_path
+from torch_tfrecord.records import index_keeper, sidecar
+from torch_tfrecord.records.index_keeper import IndexKeeper
+from torch_tfrecord.records.sidecar import old_sidecar_path, places, sidecar_path
 
 PAYLOADS = [b"abc", b"", b"x" * 30]
 
@@ -50,13 +52,13 @@ def _cache():
 def builds(monkeypatch):
     """The paths for which an index was built."""
     built = []
-    real = sidecar.index_source
+    real = index_keeper.index_source
 
     def index_source(file, **options):
         built.append(file.path)
         return real(file, **options)
 
-    monkeypatch.setattr(sidecar, "index_source", index_source)
+    monkeypatch.setattr(index_keeper, "index_source", index_source)
     return built
 
 

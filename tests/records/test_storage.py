@@ -15,10 +15,11 @@ from helpers import FaultyPread, collect, compressed, framed, open_descriptors, 
 
 from torch_tfrecord import CorruptRecordError, IndexMismatchError, RecordIndex, TFRecordError, build_index, read_records
 from torch_tfrecord.records.compression import open_stream
+from torch_tfrecord.records.index_keeper import IndexKeeper
 from torch_tfrecord.records.paths import find_files
 from torch_tfrecord.records.reader import RecordReader
 from torch_tfrecord.records.scan import RecordScanner
-from torch_tfrecord.records.sidecar import IndexKeeper, old_sidecar_path, sidecar_path
+from torch_tfrecord.records.sidecar import old_sidecar_path, sidecar_path
 from torch_tfrecord.records.storage import LocalFile, SourceCache, open_file
 
 # What is no regular file. robustness 74

@@ -23,9 +23,10 @@ import pytest
 from helpers import RECORDS, framed, open_descriptors, random_payloads, run_python
 
 from torch_tfrecord import RecordIndex, ShardedTFRecordWriter, TFRecordWriter, build_index, decode_example, read_records
+from torch_tfrecord.records.index_keeper import IndexKeeper
 from torch_tfrecord.records.paths import find_files
 from torch_tfrecord.records.record_file import RecordFile
-from torch_tfrecord.records.sidecar import IndexKeeper, sidecar_path
+from torch_tfrecord.records.sidecar import sidecar_path
 
 pytestmark = [
     pytest.mark.usefixtures("random_states_untouched"),
@@ -794,7 +795,7 @@ def test_indexes_written_beside_shards_are_fresh(options, suffix, tmp_path, monk
     payloads = random_payloads(60, 2)
     writer = write_shards(tmp_path / "x", payloads, suffix=suffix, write_index=True, **options)
     assert len(writer.paths) > 2
-    monkeypatch.setattr("torch_tfrecord.records.sidecar.index_source", None)  # nothing is built
+    monkeypatch.setattr("torch_tfrecord.records.index_keeper.index_source", None)  # nothing is built
     indexes = IndexKeeper("require").indexes(writer.paths)
     assert indexes == [build_index(path) for path in writer.paths]
     assert {index.compression_type for index in indexes} == {{".tfrecord.gz": "GZIP", ".zlib": "ZLIB"}.get(suffix, "")}

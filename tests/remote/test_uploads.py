@@ -22,6 +22,7 @@ from torch_tfrecord.records import upload_file
 from torch_tfrecord.records.storage import open_file
 from torch_tfrecord.remote import obstore_store, store, stores, uploads
 from torch_tfrecord.remote.access import Access
+from torch_tfrecord.remote.transfers import infos_if_there
 
 boto3 = pytest.importorskip("boto3")
 KEYS = {"key": "testing", "secret": "testing-secret"}
@@ -184,7 +185,7 @@ def test_file_systems_without_parts():
     ds = TFRecordDataset("memory://up/a/x", index="require")
     assert [ds.raw(number) for number in range(3)] == RECORDS[:3]
     uploads.remove(["memory://up/a/x", "memory://up/a/none"], Access())
-    assert uploads.exist(["memory://up/a/x"], Access()) == [False]
+    assert infos_if_there(["memory://up/a/x"], Access()) == [None]
 
 
 def test_bytes():

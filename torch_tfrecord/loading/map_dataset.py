@@ -36,9 +36,9 @@ from torch_tfrecord.order.position_batch import epoch_of, is_batch_of_positions,
 from torch_tfrecord.order.random_stream import record_keys, salted_keys
 from torch_tfrecord.records.compression import check_compression_type
 from torch_tfrecord.records.index import RecordIndex
+from torch_tfrecord.records.index_keeper import IndexKeeper
 from torch_tfrecord.records.manifest_shards import ManifestShards, open_shards
 from torch_tfrecord.records.paths import Paths
-from torch_tfrecord.records.sidecar import IndexKeeper
 from torch_tfrecord.remote.access import DEFAULT_ACCESS, Access
 from torch_tfrecord.samples import Places, SampleList
 from torch_tfrecord.shown import shown_features, shown_files, shown_transform

@@ -23,6 +23,7 @@ from torch_tfrecord.loading.nested_dataset import NestedDataset, loads_ahead
 from torch_tfrecord.native import has_native
 from torch_tfrecord.order.leaves import draw_salt, leaves, salted, stores
 from torch_tfrecord.order.random_stream import RandomStream
+from torch_tfrecord.processors import num_processors
 
 __all__ = ["LoadsAhead", "ReadAheadLoader", "usual_num_threads"]
 
@@ -42,8 +43,7 @@ def usual_num_threads(dataset: object = None) -> int:
     """
     if any(store.is_remote for store in stores(dataset)):
         return _MOST_THREADS
-    available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(available, _MOST_THREADS) if has_native() else 1
+    return min(num_processors(), _MOST_THREADS) if has_native() else 1
 
 
 # What was loaded, or else the error.

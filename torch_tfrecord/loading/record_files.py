@@ -23,7 +23,8 @@ from torch_tfrecord.records.reader import RecordReader
 from torch_tfrecord.records.record_table import RecordTable
 from torch_tfrecord.records.storage import FileSource, is_remote, open_file
 from torch_tfrecord.remote.access import DEFAULT_ACCESS, Access
-from torch_tfrecord.remote.stores import RemoteInfo, store_of
+from torch_tfrecord.remote.store import RemoteInfo
+from torch_tfrecord.remote.stores import store_of
 from torch_tfrecord.remote.together import each_at_once
 from torch_tfrecord.shown import printable
 

@@ -9,10 +9,11 @@ from typing import Any, NamedTuple
 from torch_tfrecord.errors import IndexMismatchError
 from torch_tfrecord.progress import ProgressBar
 from torch_tfrecord.records.atomic import write_atomically
+from torch_tfrecord.records.index_keeper import IndexKeeper
 from torch_tfrecord.records.manifest import MANIFEST_SUFFIX, Manifest, ShardRow, is_manifest, manifest_parts, shard_row
 from torch_tfrecord.records.manifest_files import manifest_path, relative_names, shard_paths
 from torch_tfrecord.records.paths import Paths, found_files
-from torch_tfrecord.records.sidecar import IndexKeeper, write_sidecar
+from torch_tfrecord.records.sidecar import write_sidecar
 from torch_tfrecord.records.storage import is_remote, local_path, open_file
 from torch_tfrecord.records.upload_file import upload_bytes
 from torch_tfrecord.remote.access import DEFAULT_ACCESS, Access

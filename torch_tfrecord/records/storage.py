@@ -10,7 +10,7 @@ import errno
 import os
 import stat
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, BinaryIO
+from typing import BinaryIO
 
 from torch_tfrecord.errors import CorruptRecordError
 from torch_tfrecord.native import native_module
@@ -21,12 +21,8 @@ from torch_tfrecord.records.file_source import FileSource, fingerprint
 from torch_tfrecord.records.framing import OVERHEAD_BYTES
 from torch_tfrecord.records.remote_file import RemoteFile
 from torch_tfrecord.remote.access import DEFAULT_ACCESS, Access
-from torch_tfrecord.remote.fsspec_store import fsspec_filesystem
 from torch_tfrecord.remote.store import RemoteInfo
 from torch_tfrecord.remote.transfers import infos
-
-if TYPE_CHECKING:
-    from fsspec import AbstractFileSystem
 
 __all__ = [
     "FileSource",
@@ -34,7 +30,6 @@ __all__ = [
     "PipeSource",
     "RemoteFile",
     "SourceCache",
-    "filesystem",
     "fingerprint",
     "is_remote",
     "local_path",
@@ -181,11 +176,6 @@ class PipeSource(SequentialSource):
 
     def _restart(self) -> None:
         raise OSError(errno.ESPIPE, os.strerror(errno.ESPIPE), self.path)
-
-
-def filesystem(path: str, access: Access = DEFAULT_ACCESS) -> tuple[AbstractFileSystem, str]:
-    """The fsspec file system of a path, and the path as that file system calls it."""
-    return fsspec_filesystem(path, access)
 
 
 def open_file(path: str, access: Access = DEFAULT_ACCESS, info: RemoteInfo | None = None) -> FileSource:

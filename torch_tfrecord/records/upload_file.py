@@ -13,7 +13,8 @@ from torch_tfrecord.records.record_file import RecordFile
 from torch_tfrecord.records.sidecar import sidecar_path
 from torch_tfrecord.remote.access import Access
 from torch_tfrecord.remote.store import RemoteInfo
-from torch_tfrecord.remote.uploads import Upload, exist, remove, upload
+from torch_tfrecord.remote.transfers import infos_if_there
+from torch_tfrecord.remote.uploads import Upload, remove, upload
 
 __all__ = ["RemoteRecordFile", "UploadFile", "upload_all", "upload_bytes", "upload_record_files"]
 
@@ -74,12 +75,12 @@ def upload_all(files: Sequence[UploadFile], paths: Sequence[str], access: Access
         OSError, RemoteError: One could not be written. Those that replace nothing are removed again; a file that was
             replaced before the error stays the new one.
     """
-    is_there = exist(paths, access)
+    before = infos_if_there(paths, access)
     try:
         return upload([file.as_upload(path) for file, path in zip(files, paths, strict=True)], access)
     except BaseException:
         with contextlib.suppress(Exception):  # of an error that is being raised
-            remove([path for path, was_there in zip(paths, is_there, strict=True) if not was_there], access)
+            remove([path for path, info in zip(paths, before, strict=True) if info is None or info.is_folder], access)
         raise
 
 

@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+from torch_tfrecord.processors import num_processors
 from torch_tfrecord.remote.access import Access
 from torch_tfrecord.remote.attempts import Attempts
 from torch_tfrecord.remote.limit import AdaptiveLimit
@@ -223,8 +224,7 @@ class _Engine:
 
 def _most_requests() -> int:
     """So many threads wait for storages without being in each other's way (measured on two processors)."""
-    available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(_MOST_REQUESTS, max(_REQUESTS_A_PROCESSOR * available, AdaptiveLimit().number))
+    return min(_MOST_REQUESTS, max(_REQUESTS_A_PROCESSOR * num_processors(), AdaptiveLimit().number))
 
 
 _engines: dict[int, _Engine] = {}  # by number of the process: threads do not come along through a fork

@@ -17,9 +17,9 @@ from torch_tfrecord.remote.fsspec_store import FsspecStore, fsspec_filesystem
 from torch_tfrecord.remote.obstore_module import obstore_module
 from torch_tfrecord.remote.obstore_options import obstore_config
 from torch_tfrecord.remote.obstore_store import ObstoreStore
-from torch_tfrecord.remote.store import RemoteInfo, Store, StoreError
+from torch_tfrecord.remote.store import Store
 
-__all__ = ["RemoteInfo", "Store", "StoreError", "fsspec_store_of", "store_of"]
+__all__ = ["fsspec_store_of", "store_of"]
 
 _HTTP = ("http", "https")
 _OF_HTTP = "/%;=@:+$,!~*'()&"  # what stands in the path of an address as it is

@@ -11,7 +11,7 @@ from torch_tfrecord.remote.access import Access
 from torch_tfrecord.remote.engine import Job, Transfer
 from torch_tfrecord.remote.store import RemoteInfo, Store, StoreError
 
-__all__ = ["Upload", "exist", "remove", "upload"]
+__all__ = ["Upload", "remove", "upload"]
 
 _MOST_AT_ONCE = 4  # files, each in several parts at once
 
@@ -77,18 +77,6 @@ class _Group:
         with self._changed:
             self._is_ended = True
             self._changed.wait_for(lambda: not self._num_running)
-
-
-def exist(paths: Sequence[str], access: Access) -> list[bool]:
-    """Whether there is a file at each path."""
-
-    def call(store: Store, name: str) -> bool:
-        try:
-            return not store.info(name).is_folder
-        except FileNotFoundError:
-            return False
-
-    return Transfer([Job(path, "whether it is there", 0, call) for path in paths], access).answers()
 
 
 def remove(paths: Sequence[str], access: Access) -> None:

@@ -23,8 +23,8 @@ from torch_tfrecord.progress import ProgressBar
 from torch_tfrecord.records.checksum import crc32c
 from torch_tfrecord.records.compression import ByteSource, open_stream
 from torch_tfrecord.records.index import RecordIndex
+from torch_tfrecord.records.index_keeper import SidecarKeeper
 from torch_tfrecord.records.reader import RecordReader
-from torch_tfrecord.records.sidecar import SidecarKeeper
 from torch_tfrecord.records.sidecar_file import SidecarFormat, pack, read_sidecar
 from torch_tfrecord.records.storage import open_file
 from torch_tfrecord.remote.access import DEFAULT_ACCESS, Access

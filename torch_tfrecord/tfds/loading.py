@@ -17,7 +17,7 @@ from torch_tfrecord.batch_memory import MAX_BATCH_BYTES
 from torch_tfrecord.errors import IndexMismatchError
 from torch_tfrecord.loading.map_dataset import TFRecordDataset
 from torch_tfrecord.records.index import RecordIndex
-from torch_tfrecord.records.sidecar import IndexKeeper
+from torch_tfrecord.records.index_keeper import IndexKeeper
 from torch_tfrecord.records.storage import is_remote
 from torch_tfrecord.shown import shown_list, shown_text
 from torch_tfrecord.tfds.dataset_info import DatasetInfo, info_of

@@ -1,0 +1,272 @@
+"""Finding the indexes of data files, building those that are missing or stale, and keeping what was built."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import warnings
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Generic, TypeVar, get_args
+
+from torch_tfrecord.arguments import IndexPolicy, one_of
+from torch_tfrecord.errors import IndexMismatchError, TFRecordError, outer_level
+from torch_tfrecord.progress import ProgressBar
+from torch_tfrecord.records.build_turns import Waiting, build_alone, in_own_order
+from torch_tfrecord.records.index import RecordIndex, index_source, load_fresh
+from torch_tfrecord.records.sidecar import (
+    SIDECAR_FOLDER,
+    about_data,
+    new_places,
+    places,
+    sidecar_folder,
+    write_sidecar,
+)
+from torch_tfrecord.records.storage import FileSource, is_remote, open_file, open_files
+from torch_tfrecord.remote.access import DEFAULT_ACCESS, Access
+from torch_tfrecord.remote.store import RemoteInfo
+from torch_tfrecord.remote.together import each_at_once
+from torch_tfrecord.shown import printable
+
+__all__ = ["IndexKeeper", "SidecarKeeper"]
+
+_Index = TypeVar("_Index")
+
+_FILES_AT_ONCE = 256  # remote ones, asked for their sizes
+_MOST_BUILDING = 2  # indexes at once: each takes a processor, and reads ahead
+
+
+@contextlib.contextmanager
+def _tidy_folder(place: str) -> Iterator[None]:
+    """`sidecar_folder`, of which a hidden one is removed in any case if it is empty: nothing could be kept there."""
+    with sidecar_folder(place):
+        yield
+    if Path(place).parent.name == SIDECAR_FOLDER:
+        with contextlib.suppress(OSError):
+            Path(place).parent.rmdir()
+
+
+class SidecarKeeper(Generic[_Index]):
+    """Finds what is kept beside data files, builds what is missing or stale, and keeps what it built.
+
+    Args:
+        policy: "auto" (use a fresh sidecar, else build and keep), "require" (never build), "memory" (build, keep
+            nothing and look at no sidecar).
+        index_dir: A folder to keep indexes in; without it they lie beside the data, or in the user's cache where that
+            cannot be written.
+        kind: What is kept, for errors: "index"; and how to build it, where it is required.
+    """
+
+    _reloads = False
+    """Whether what was kept is loaded again, since parts of it stay in the file."""
+
+    def __init__(
+        self, policy: IndexPolicy, index_dir: str | os.PathLike[str] | None, kind: str = "index", advice: str = ""
+    ) -> None:
+        one_of("index", policy, *get_args(IndexPolicy))
+        self._policy = policy
+        self._index_dir = None if index_dir is None else os.fspath(index_dir)
+        self._kind, self._advice = kind, advice
+        self._displaced: list[tuple[str, str | None, str]] = []
+
+    def find(
+        self,
+        path: str,
+        name: str,
+        load: Callable[[str], _Index],
+        build: Callable[[], _Index],
+        content: Callable[[_Index], bytes],
+    ) -> _Index:
+        """What is kept of a data file, or is built.
+
+        Args:
+            path: The data file.
+            name: The path that the sidecar is kept for: the data file's, or one beside it.
+            load: Loads it from a place; IndexMismatchError where it is not of the data, OSError where it is not there.
+            build: Builds it.
+            content: The bytes to keep.
+
+        Raises:
+            IndexMismatchError: with the policy "require", where no place has a fresh one.
+        """
+        if self._policy == "memory":
+            return build()
+        found, stale = self._load(path, load, places(name, self._index_dir))
+        if found is not None:
+            return found
+        if self._policy == "require":
+            raise stale or IndexMismatchError(
+                f"expected an {self._kind} at {' or '.join(places(name, self._index_dir))}, got none ({self._advice})",
+                path=path,
+            )
+        waiting = Waiting(path, self._kind)
+        while True:
+            with self._building_alone(name) as is_alone:
+                # Another process may have built it meanwhile.
+                found, _ = self._load(path, load, new_places(name, self._index_dir))
+                if found is not None:
+                    return found
+                if is_alone or waiting.is_over:
+                    return self._built(path, name, load, build, content)
+            if not self._help():
+                waiting.pause()
+
+    def _load(
+        self, path: str, load: Callable[[str], _Index], where: Iterable[str]
+    ) -> tuple[_Index | None, IndexMismatchError | None]:
+        """What is kept; or what is wrong with it, where something is there."""
+        stale: IndexMismatchError | None = None
+        for place in where:
+            try:
+                return load(place), None
+            except IndexMismatchError as error:
+                stale = stale or about_data(error, path)
+            except OSError:
+                continue
+        return None, stale
+
+    def _building_alone(self, name: str) -> contextlib.AbstractContextManager[bool]:
+        return build_alone(new_places(name, self._index_dir), _tidy_folder)
+
+    def _help(self) -> bool:
+        """Build something else that is missing while another process builds what is asked for; whether there was."""
+        return False
+
+    def _built(
+        self,
+        path: str,
+        name: str,
+        load: Callable[[str], _Index],
+        build: Callable[[], _Index],
+        content: Callable[[_Index], bytes],
+    ) -> _Index:
+        found = build()
+        kept = self._keep(content(found), path, name)
+        if kept is not None and self._reloads:
+            with contextlib.suppress(OSError, IndexMismatchError):  # another process may have put there another one
+                return load(kept)
+        return found
+
+    def _keep(self, content: bytes, path: str, name: str) -> str | None:
+        """The place where it is kept now; None where none can be written."""
+        reason = ""
+        for number, place in enumerate(new_places(name, self._index_dir)):
+            try:
+                write_sidecar(place, content)
+            except OSError as error:
+                reason = reason or _reason(error)
+                continue
+            if number:
+                self._displaced.append((path, place, reason))
+            return place
+        self._displaced.append((path, None, reason))
+        return None
+
+    def warn_of_displaced(self) -> None:
+        """Say once where sidecars are kept that could not be kept where they belong."""
+        if not self._displaced:
+            return
+        path, place, reason = self._displaced[0]
+        failed = f"no {self._kind} could be kept, it is built again each time"
+        kept = f"its {self._kind} is kept at {place}" if place else failed
+        warnings.warn(
+            f"{printable(path)}: {reason}: {kept} ({len(self._displaced)} such files). "
+            "Give index_dir= to choose a place, or index='memory' if none is wanted.",
+            stacklevel=outer_level(),
+        )
+        self._displaced.clear()
+
+
+class IndexKeeper(SidecarKeeper[RecordIndex]):
+    """The indexes of records.
+
+    Args:
+        policy: See `SidecarKeeper`.
+        index_dir: See there.
+        verify_crc: Check all payloads' checksums while building.
+        compression_type: Of all the files; "auto" detects it for each.
+        access: How remote files are reached, and the indexes beside them.
+    """
+
+    def __init__(
+        self,
+        policy: IndexPolicy = "auto",
+        *,
+        index_dir: str | os.PathLike[str] | None = None,
+        verify_crc: bool = True,
+        compression_type: str = "auto",
+        access: Access = DEFAULT_ACCESS,
+    ) -> None:
+        super().__init__(policy, index_dir, advice="build it with `tfrecord index`, or use index='auto'")
+        self._verify = verify_crc
+        self._compression_type = compression_type
+        self._access = access
+        self._building = threading.BoundedSemaphore(_MOST_BUILDING)
+        self._to_help: deque[str] = deque()
+
+    def indexes(self, paths: Sequence[str]) -> list[RecordIndex]:
+        """The index of each file, in order; see `each`."""
+        return list(self.each(paths))
+
+    def each(self, paths: Sequence[str], infos: Mapping[str, RemoteInfo] | None = None) -> Iterator[RecordIndex]:
+        """The index of each file, one after the other, so that a caller may drop what it has used.
+
+        A progress bar appears when building takes more than a second. Indexes of remote files are looked for at once.
+
+        Args:
+            paths: The files.
+            infos: What storages say of them, where that is known.
+
+        Raises:
+            IndexMismatchError: with the policy "require", for a file without a fresh index.
+            TFRecordError: a data file that must be indexed is damaged.
+            OSError: a data file cannot be opened.
+        """
+        self._to_help = deque(in_own_order(paths))
+        found = self._each_remote(paths, infos) if any(map(is_remote, paths)) else None
+        for path in ProgressBar(paths, "indexing", unit="file", delay=1.0):
+            yield self.index(open_file(path)) if found is None else next(found)
+        self.warn_of_displaced()
+
+    def _each_remote(self, paths: Sequence[str], infos: Mapping[str, RemoteInfo] | None) -> Iterator[RecordIndex]:
+        """The same of files some of which are remote: of many of them at once."""
+        for begin in range(0, len(paths), _FILES_AT_ONCE):
+            yield from each_at_once(self.index, open_files(paths[begin : begin + _FILES_AT_ONCE], self._access, infos))
+
+    def index(self, data: FileSource) -> RecordIndex:
+        """The index of one file; see `each`. May be called from several threads."""
+        load, build = partial(self._loaded, data), partial(self._build, data)
+        return self.find(data.path, data.path, load, build, RecordIndex.to_bytes)
+
+    def _loaded(self, data: FileSource, place: str) -> RecordIndex:
+        index = load_fresh(place, data, self._access)
+        if self._compression_type not in ("auto", index.compression_type):
+            text = f"expected compression {self._compression_type!r}, got {index.compression_type!r} in the index"
+            raise IndexMismatchError(text, path=data.path)
+        return index
+
+    def _build(self, data: FileSource) -> RecordIndex:
+        with self._building:
+            return index_source(data, verify_crc=self._verify, compression_type=self._compression_type)
+
+    def _help(self) -> bool:
+        while self._to_help:
+            path = self._to_help.popleft()
+            # What fails comes again in that file's turn.
+            with contextlib.suppress(OSError, TFRecordError), self._building_alone(path) as is_alone:
+                if is_alone:
+                    data = open_file(path, self._access)
+                    where = places(path, self._index_dir)
+                    if self._load(path, partial(self._loaded, data), where)[0] is None:
+                        self._keep(self._build(data).to_bytes(), path, path)
+                        return True
+        return False
+
+
+def _reason(error: OSError) -> str:
+    if isinstance(error, FileExistsError):
+        return f"a file that is no index lies where its index would ({error.filename})"
+    return "the folder cannot be written"
