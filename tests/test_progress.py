@@ -54,7 +54,7 @@ def test_a_process_that_was_killed_with_tqdms_lock_stops_no_other():
         killed.join()
         other = context.Process(target=_index)
         other.start()
-        other.join(10)
+        other.join(120)
         code = other.exitcode
         other.kill()
         os._exit(0 if code == 0 else 1)

@@ -107,7 +107,7 @@ def test_threads_share_a_request(files, fetched):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(200)
     assert not wrong
     assert len(fetched) == len(set(fetched))
 

@@ -394,7 +394,7 @@ def test_a_dropped_iterator_ends_its_workers(files):
     (process,) = iterator._workers
     assert process.is_alive()
     del iterator
-    process.join(20)
+    process.join(120)
     assert not process.is_alive()
 
 

@@ -63,6 +63,7 @@ def test_an_install_without_a_compiler_works_and_warns_once(tmp_path):
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="the sanitizers' libraries are found by Linux's names")
 @pytest.mark.skipif(not (ROOT / "setup.py").is_file(), reason="not beside an installed package")
+@pytest.mark.timeout(900)
 def test_nothing_for_the_sanitizers_to_say():
     pytest.importorskip("Cython")
     script = ["bash", str(ROOT / "tests" / "native" / "sanitize.sh")]

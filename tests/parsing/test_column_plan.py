@@ -411,7 +411,7 @@ def test_threads_may_share_a_parser():
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(200)
     assert not wrong
     assert not any(thread.is_alive() for thread in threads)
 

@@ -52,5 +52,5 @@ def test_a_wrong_oracle_is_found_and_made_small(tmp_path):
         "(kept,) = engine.CORPUS.glob('tensors/ValueError-*'); assert kept.read_bytes() == b''"
     )
     command = [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(ENGINE.parent)!r}); {code}", tmp_path]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=250, check=False)
     assert done.returncode == 0, done.stderr

@@ -102,7 +102,7 @@ def test_a_killed_builder_keeps_nobody_waiting(files, log, monkeypatch):
     waiter.join(0.3)
     assert waiter.is_alive()
     os.kill(builder.pid, signal.SIGKILL)
-    waiter.join(30)
+    waiter.join(200)
     assert waiter.exitcode == 0
     assert [line.split()[1] for line in log.read_text().splitlines()] == files[:1]
     assert os.listdir(Path(sidecar_path(files[0])).parent) == [Path(sidecar_path(files[0])).name]
@@ -126,7 +126,7 @@ def test_meanwhile_others_are_built(files, log):
         while len(log.read_text().splitlines()) < 5 and time.monotonic() < end:
             time.sleep(0.01)
         assert [line.split()[1] for line in log.read_text().splitlines()] == files[1:]
-    child.join(30)
+    child.join(200)
     assert child.exitcode == 0
 
 
@@ -136,7 +136,7 @@ def test_a_damaged_file_is_reported_in_its_turn(files):
         child = FORK.Process(target=fail_at, args=(files, 3))
         child.start()
         child.join(0.5)
-    child.join(30)
+    child.join(200)
     assert child.exitcode == 0
 
 

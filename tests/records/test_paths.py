@@ -179,7 +179,7 @@ def test_all_missing():
             find_files(ask)
 
 
-@pytest.mark.timeout(10)
+@pytest.mark.timeout(100)
 def test_names_that_claim_very_many_shards():
     with pytest.raises(FileNotFoundError, match="more than 10 of 100000000000 shards missing"):
         find_files("x@100000000000")

@@ -357,7 +357,7 @@ def _folder_as_file(place):
 ODD = [_directory, _fifo, _dangling, _link, _link_to_itself, _folder_as_link, _folder_as_file]
 
 
-@pytest.mark.timeout(10)
+@pytest.mark.timeout(100)
 @pytest.mark.parametrize("make", ODD, ids=lambda make: make.__name__[1:])
 def test_what_is_no_file_at_the_place_of_the_index(make, data, builds):
     Path(sidecar_path(data)).parent.mkdir()

@@ -61,7 +61,7 @@ ODD = [
 ]
 
 
-@pytest.mark.timeout(10)
+@pytest.mark.timeout(100)
 @pytest.mark.parametrize(("make", "kind", "text"), ODD, ids=[make.__name__ for make, *_ in ODD])
 def test_what_is_no_file_names_its_path_and_does_not_hang(make, kind, text, tmp_path):
     path = tmp_path / "x"

@@ -456,7 +456,7 @@ def test_a_link_to_itself_is_replaced(tmp_path):
     assert list(read_records(tmp_path / "x")) == [b"abc"]
 
 
-@pytest.mark.timeout(10)
+@pytest.mark.timeout(100)
 def test_a_fifo(tmp_path):
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)

@@ -106,7 +106,7 @@ def rounds(folder, max_bytes, number):
         victim = rng.choice(processes)
         os.kill(victim.pid, signal.SIGKILL)
         for process in processes:
-            process.join(60)
+            process.join(200)
             assert process.exitcode == 0 or (process is victim and process.exitcode == -signal.SIGKILL), process
         stopped.set()
         watcher.join()

@@ -101,7 +101,7 @@ def test_forked_while_threads_read(paths):
     finally:
         is_ended.set()
         for thread in threads:
-            thread.join(60)
+            thread.join(200)
 
 
 @needs_fork

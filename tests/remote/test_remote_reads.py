@@ -303,7 +303,7 @@ def test_from_threads(server, client):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(200)
     assert wrong == []
 
 

@@ -9,7 +9,7 @@ from torch_tfrecord.remote.together import each_at_once
 
 
 def test_in_their_order_and_at_once():
-    barrier = threading.Barrier(8, timeout=30)
+    barrier = threading.Barrier(8, timeout=200)
     assert list(each_at_once(lambda n: (barrier.wait(), time.sleep(0.001 * (8 - n)), n)[2], range(8), 8)) == [*range(8)]
     assert list(each_at_once(str, range(100), 3)) == [str(number) for number in range(100)]
     assert list(each_at_once(str, [])) == []

@@ -698,7 +698,7 @@ def test_a_fork_while_a_thread_reads(drawn):
     with ds._store._cache._state.lock:  # as another thread would hold it in the moment of the fork
         process = multiprocessing.get_context("fork").Process(target=_read_one, args=(ds,))
         process.start()
-    process.join(60)
+    process.join(200)
     assert process.exitcode == 0
 
 
