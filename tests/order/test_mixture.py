@@ -349,3 +349,53 @@ def test_of_files(tmp_path):
     stream = IterableMixture(streams, [2, 1], stop="all_exhausted_without_replacement")
     found = DataLoader(stream, batch_size=None, num_workers=2, generator=torch.Generator())
     assert sorted(int(sample["id"]) for sample in found) == sorted(ids[0])
+
+
+# By name.
+
+
+def test_weights_by_name_are_those_in_the_order_of_the_datasets():
+    datasets = {"bridge": range(40), "kuka": range(1000, 1013), "taco": range(2000, 2007)}
+    plain = everything(Mixture(list(datasets.values()), [5, 2, 1], seed=3))
+    assert plain == everything(Mixture(datasets, [5, 2, 1], seed=3))
+    assert plain == everything(Mixture(datasets, {"taco": 0.5, "bridge": 2.5, "kuka": 1}, seed=3))
+    pairs = [("taco", 0.5), ("kuka", 1.0), ("bridge", 2.5), ("kuka", 9.0)]  # OpenVLA's mixtures name some twice
+    mixture = Mixture(datasets, pairs, seed=3)
+    assert plain == everything(mixture)
+    assert mixture.names == ["bridge", "kuka", "taco"]
+    assert mixture.shares == [0.625, 0.25, 0.125]
+    assert repr(mixture) == (
+        f"Mixture({len(mixture)} samples of 3 datasets: 'bridge' 62.5% of 40 samples, 'kuka' 25.0% of 13 samples, "
+        "'taco' 12.5% of 7 samples)"
+    )
+    assert Mixture(numbers(4, 4)).names is None
+    assert Mixture(datasets, choices=[0, 2]).shares is None
+    assert "2 samples of 3 datasets: 'bridge' 40 samples, " in repr(Mixture(datasets, choices=[0, 2]))
+
+
+def test_balanced_weights_count_with_the_sizes():
+    datasets = {"bridge": range(60), "kuka": range(1000, 1015)}
+    mixture = Mixture(datasets, [("bridge", 0.5), ("kuka", 1.0)], balance_weights=True, seed=1)
+    assert mixture.shares == [2 / 3, 1 / 3]  # 30 to 15
+    assert everything(mixture) == everything(Mixture(list(datasets.values()), [2, 1], seed=1))
+    equal = Mixture(datasets, balance_weights=True, seed=2, stop="all_exhausted")
+    assert set(everything(equal)) == {*range(60), *range(1000, 1015)}
+    assert len(equal) - 75 in (0, 1, 2)  # one pass over each, and what comes before the last sample's turn
+
+
+def test_names_and_weights_that_do_not_fit():
+    datasets = {"bridge": range(4), "kuka": range(3)}
+    with pytest.raises(ValueError, match=r"weights must name each of \['bridge', 'kuka'\], got \['bridge'\]"):
+        Mixture(datasets, {"bridge": 1.0})
+    with pytest.raises(
+        ValueError, match=r"weights must name each of \['bridge', 'kuka'\], got \['taco', 'kuka', 'bridge'\]"
+    ):
+        Mixture(datasets, [("bridge", 1.0), ("kuka", 1.0), ("taco", 1.0)])
+    with pytest.raises(ValueError, match="weights by name need names: datasets must be a dict"):
+        Mixture(list(datasets.values()), {"bridge": 1.0, "kuka": 1.0})
+    with pytest.raises(ValueError, match="dataset 1 is empty: balance_weights would give it no weight"):
+        Mixture({"bridge": range(4), "kuka": []}, balance_weights=True)
+    with pytest.raises(ValueError, match="balance_weights and choices cannot be given together"):
+        Mixture(datasets, choices=[0, 1], balance_weights=True)
+    with pytest.raises(TypeError, match="balance_weights must be True or False, got 1"):
+        Mixture(datasets, balance_weights=1)

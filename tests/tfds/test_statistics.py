@@ -14,8 +14,7 @@ from sidecars import changed, flipped_in_place, flips
 
 from torch_tfrecord import ParseError, tfds
 from torch_tfrecord.remote.access import Access
-from torch_tfrecord.tfds import dataset_statistics, statistics
-from torch_tfrecord.tfds.rlds import RLDSEpisodes
+from torch_tfrecord.tfds import RLDSEpisodes, dataset_statistics, statistics
 
 STEPS = [(number, at) for number, length in enumerate(LENGTHS) for at in range(length)]
 NAMES = ["mean", "std", "max", "min", "q01", "q99"]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import bisect
 import heapq
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from itertools import count
 from math import gcd, lcm
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +23,7 @@ __all__ = [
     "WeightedTurns",
     "check_stop",
     "checked_choices",
+    "listed_weights",
     "mixture_weights",
     "whole_weights",
 ]
@@ -306,16 +307,48 @@ def check_stop(stop: str) -> None:
         raise ValueError(f"stop must be one of {', '.join(map(repr, STOPS))}, got {stop!r}")
 
 
+def listed_weights(names: Sequence[str] | None, weights: Any) -> Any:
+    """Weights by name, a dict or pairs, in the order of the names; other weights as they are.
+
+    In pairs, the first weight of a name counts, as for Octo and OpenVLA, some of whose mixtures name a dataset twice.
+
+    Raises:
+        ValueError: The datasets have no names, or others.
+
+    Example:
+        >>> listed_weights(["bridge", "kuka"], [("kuka", 0.5), ("bridge", 1.0), ("kuka", 2.0)])
+        [1.0, 0.5]
+    """
+    is_paired = isinstance(weights, Sequence) and any(isinstance(each, tuple) for each in weights)
+    if not isinstance(weights, Mapping) and not is_paired:
+        return weights
+    by_name = dict(weights if isinstance(weights, Mapping) else reversed(weights))
+    if names is None:
+        raise ValueError("weights by name need names: datasets must be a dict")
+    if by_name.keys() != set(names):
+        raise ValueError(f"weights must name each of {list(names)}, got {list(by_name)}")
+    return [by_name[name] for name in names]
+
+
 def mixture_weights(
-    num_datasets: int, weights: Sequence[float | Fraction] | None, choices: npt.ArrayLike | None
+    num_datasets: int,
+    weights: Sequence[float | Fraction] | None,
+    choices: npt.ArrayLike | None,
+    factors: Sequence[int] | None = None,
 ) -> list[int]:
-    """One whole number for each dataset; ValueError if the arguments do not fit together."""
+    """One whole number for each dataset, multiplied by its factor; ValueError if the arguments do not fit together."""
     if not num_datasets:
         raise ValueError("datasets must hold at least one dataset")
     if weights is not None and choices is not None:
         raise ValueError("weights and choices cannot be given together")
     if weights is None:
-        return [1] * num_datasets
+        weights = [1] * num_datasets
     if len(weights) != num_datasets:
         raise ValueError(f"weights must have one number for each of {num_datasets} datasets, got {len(weights)}")
-    return whole_weights(weights)
+    if factors is None:
+        return whole_weights(weights)
+    if choices is not None:
+        raise ValueError("balance_weights and choices cannot be given together")
+    if 0 in factors:
+        raise ValueError(f"dataset {list(factors).index(0)} is empty: balance_weights would give it no weight")
+    return whole_weights([_as_fraction(weight) * factor for weight, factor in zip(weights, factors, strict=True)])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
 from operator import index as as_integer
 from typing import Any
@@ -13,7 +13,7 @@ from torch.utils.data import Dataset
 
 from torch_tfrecord.arguments import at_least, integer, true_or_false
 from torch_tfrecord.order.leaves import Inner, draws_at_random, join_samples, leaf_batches, read_leaf, salted
-from torch_tfrecord.order.mixing import ChoicePlan, WeightedPlan, check_stop, mixture_weights
+from torch_tfrecord.order.mixing import ChoicePlan, WeightedPlan, check_stop, listed_weights, mixture_weights
 from torch_tfrecord.order.orders import Permutation
 from torch_tfrecord.order.random_stream import RandomStream
 from torch_tfrecord.shown import shown_items, shown_list
@@ -33,9 +33,11 @@ class Mixture(Dataset[Any]):
     positions) each dataset continues where the epoch before stopped, so that you see all of a long one.
 
     Args:
-        datasets: Anything with a length and `ds[i]`.
+        datasets: Anything with a length and `ds[i]`: a list, or a dict of names to them.
         weights: Proportions, numbers above 0; None for equal ones. A float counts as the decimal that it prints as, and
-            over a long run the proportions are exact.
+            over a long run the proportions are exact. For datasets by name also a dict, or pairs such as Octo's and
+            OpenVLA's ``[("bridge_dataset", 1.0), ...]``, where the first weight of a name counts.
+        balance_weights: Multiply each weight by the dataset's length, as Octo and OpenVLA do.
         choices: Instead of weights: the number of the dataset for each sample, as for tf.data's
             ``choose_from_datasets``.
         shuffle: False reads each dataset in its own order, which is enough if a sampler shuffles the mixture.
@@ -49,6 +51,8 @@ class Mixture(Dataset[Any]):
 
     Attributes:
         datasets: The datasets that are mixed.
+        names: Their names, if they have any.
+        shares: The part of each in the mixture, so that the sum is 1; None with `choices`.
 
     Raises:
         ValueError: There are no datasets, weights or choices do not fit them, or a dataset that must be repeated is
@@ -63,9 +67,10 @@ class Mixture(Dataset[Any]):
 
     def __init__(
         self,
-        datasets: Sequence[Any],
-        weights: Sequence[float | Fraction] | None = None,
+        datasets: Sequence[Any] | Mapping[str, Any],
+        weights: Sequence[float | Fraction | tuple[str, float]] | Mapping[str, float] | None = None,
         *,
+        balance_weights: bool = False,
         choices: npt.ArrayLike | None = None,
         shuffle: bool = True,
         seed: int = 0,
@@ -73,11 +78,15 @@ class Mixture(Dataset[Any]):
         num_samples: int | None = None,
     ) -> None:
         check_stop(stop)
-        self.datasets = list(datasets)
+        self.names = list(datasets) if isinstance(datasets, Mapping) else None
+        self.datasets = list(datasets.values() if isinstance(datasets, Mapping) else datasets)
         self._sizes = [len(dataset) for dataset in self.datasets]
         self._seed = integer("seed", seed)
         self._shuffle = true_or_false("shuffle", shuffle)
-        numbers = mixture_weights(len(self.datasets), weights, choices)
+        factors = self._sizes if true_or_false("balance_weights", balance_weights) else None
+        listed = listed_weights(self.names, weights)
+        numbers = mixture_weights(len(self.datasets), listed, choices, factors)
+        self.shares = None if choices is not None else [number / sum(numbers) for number in numbers]
         self._plan: WeightedPlan | ChoicePlan
         if choices is None:
             self._plan = WeightedPlan(self._sizes, numbers, self._seed, stop)
@@ -173,5 +182,10 @@ class Mixture(Dataset[Any]):
 
     def __repr__(self) -> str:
         length = "endless" if self._length is None else f"{self._length} samples"
+        if self.names is not None:
+            shares = [""] * len(self.names) if self.shares is None else [f"{share:.1%} of " for share in self.shares]
+            parts = zip(self.names, shares, self._sizes, strict=True)
+            shown = shown_list([f"{name!r} {share}{size} samples" for name, share, size in parts])
+            return f"Mixture({length} of {len(self.names)} datasets: {shown})"
         sizes = f"{len(self.datasets)} datasets of [{shown_list(self._sizes)}] samples"
         return f"Mixture({length} of {sizes}: {shown_items(self.datasets)})"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import posixpath
 from collections.abc import Callable, Collection, Mapping
@@ -95,9 +96,7 @@ class EpisodeStore:
         self._path = posixpath.join(self.info.directory, FEATURES_FILE)
         places = list_leaves(self.info.features)
         self._check_steps()
-        self._leaves = choose_leaves(self.info.features, places, features)
-        self._columns = _column_makers(self._leaves, decode_images, self._path)
-        self._keys = frozenset(key for leaf in self._leaves for key in list_keys(leaf))
+        self._choose(features, decode_images)
         self.episode_transform = transform
         # Headers only: building the episode index reads and checks every record anyway.
         files = open_split(self.info, split, IndexKeeper(index, index_dir=index_dir, verify_crc=False, access=access))
@@ -112,6 +111,11 @@ class EpisodeStore:
             np.asarray(files.positions, dtype=np.int64)
         ]
         self._cache: ProcessCache[Episode] = ProcessCache(cache_bytes, attrgetter("num_bytes"))
+
+    def _choose(self, features: Chosen, decode_images: DecodeImages) -> None:
+        self._leaves = choose_leaves(self.info.features, list_leaves(self.info.features), features)
+        self._columns = _column_makers(self._leaves, decode_images, self._path)
+        self._keys = frozenset(key for leaf in self._leaves for key in list_keys(leaf))
 
     def _check_steps(self) -> None:
         steps = self.info.features.features.get(STEPS)
@@ -132,6 +136,14 @@ class EpisodeStore:
             TFRecordError: The record is damaged or does not fit the features; names the file, record and feature.
         """
         return self._cache.find(number, self._load)
+
+    def only(self, features: Chosen) -> EpisodeStore:
+        """A store of the same episodes that reads only these features, without a transform; nothing is cached."""
+        other = copy.copy(self)
+        other._choose(features, False)
+        other.episode_transform = None
+        other._cache = ProcessCache(0, attrgetter("num_bytes"))
+        return other
 
     def identity(self) -> list[Any]:
         """The identity of this split of these files, as JSON values."""

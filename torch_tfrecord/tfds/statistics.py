@@ -23,9 +23,11 @@ from torch_tfrecord.remote.access import Access
 from torch_tfrecord.shown import shown_list
 from torch_tfrecord.tfds.dataset_info import FEATURES_FILE, DatasetInfo, info_of
 from torch_tfrecord.tfds.episode_columns import NumberColumn
-from torch_tfrecord.tfds.episode_store import STEPS, EpisodeStore, EpisodeTransform
+from torch_tfrecord.tfds.episode_store import STEPS, Episode, EpisodeStore, EpisodeTransform
+from torch_tfrecord.tfds.keep import DROID_KEY, Keep, KeepKey, kept_ranges
 from torch_tfrecord.tfds.leaf_table import list_leaves
 from torch_tfrecord.tfds.splits import Split
+from torch_tfrecord.tfds.step_ranges import StepRanges, kept_parts
 
 __all__ = ["dataset_statistics"]
 
@@ -48,6 +50,8 @@ def dataset_statistics(
     *,
     action: str | Sequence[str] | None = None,
     proprio: str | Sequence[str] | None = None,
+    keep: Keep | None = None,
+    keep_key: KeepKey = DROID_KEY,
     episode_transform: EpisodeTransform | None = None,
     index: IndexPolicy = "auto",
     index_dir: str | os.PathLike[str] | None = None,
@@ -62,7 +66,7 @@ def dataset_statistics(
 
     The result is cached as ``dataset_statistics_<key>.safetensors`` in the directory, or in the user's cache directory
     if that is not writable. The key is a hash of the files (names, sizes, times, and the content of their ends),
-    features.json, the split and the arguments. A cached result that is damaged or has other counts than the split is
+    features.json, the split, the kept steps and the arguments. A cached result that is damaged or has other counts is
     computed again. With `episode_transform` nothing is cached, as a function cannot be hashed.
 
     Args:
@@ -72,6 +76,8 @@ def dataset_statistics(
             a dict, its leaves in the order of their names.
         proprio: Name of the state feature, such as "observation/state"; by default "observation/state" or
             "observation/proprio", if there is one.
+        keep: See `RLDSDataset`: only the kept steps count, and the episodes that have some.
+        keep_key: See `RLDSDataset`.
         episode_transform: See `RLDSDataset`; `action` and `proprio` then refer to its output.
         index: See `RLDSDataset`.
         index_dir: See `RLDSDataset`; the result is cached there, too.
@@ -109,13 +115,17 @@ def dataset_statistics(
         index_dir=index_dir,
         cache_bytes=0,
     )
+    kept = None
+    if keep is not None:
+        kept = kept_parts(np.zeros_like(store.num_steps), store.num_steps, kept_ranges(store, keep, keep_key))
+    rows = _Rows(store, columns, kept)
     if not cache or episode_transform is not None:
-        return _compute(store, columns)
-    key = _key(found, store, columns)
+        return _compute(rows)
+    key = _key(found, rows)
     places = _places(found, key, index_dir)
-    result = _kept(places, key, store, found.access)
+    result = _kept(places, key, rows, found.access)
     if result is None:
-        result = _compute(store, columns)
+        result = _compute(rows)
         _keep(places, key, result)
     return result
 
@@ -144,28 +154,49 @@ def _is_below(path: str, top: str) -> bool:
     return path == top or path.startswith(f"{top}/")
 
 
-def _compute(store: EpisodeStore, columns: Mapping[str, Sequence[str]]) -> dict[str, Any]:
-    counts = _counts(store)
+class _Rows:
+    """The steps that count.
+
+    Attributes:
+        store: The episodes.
+        columns: The paths of the features of each column.
+        kept: Which steps; None for all.
+        num_steps: int64 [episodes], how many of each episode.
+        counts: Steps and episodes.
+    """
+
+    def __init__(self, store: EpisodeStore, columns: Mapping[str, Sequence[str]], kept: StepRanges | None) -> None:
+        self.store, self.columns, self.kept = store, columns, kept
+        self.num_steps, num_episodes = store.num_steps, len(store)
+        if kept is not None:
+            self.num_steps = np.array([len(kept.steps_of(number)) for number in range(len(store))], np.int64)
+            num_episodes = int(np.count_nonzero(self.num_steps))
+        self.counts = {"num_transitions": int(self.num_steps.sum()), "num_trajectories": num_episodes}
+
+    def of(self, episode: Episode, path: str) -> npt.NDArray[np.float32]:
+        """[steps, dimensions] of one feature."""
+        rows = _numbers(episode.steps, path, self.store)
+        return rows if self.kept is None else rows[self.kept.steps_of(episode.number)]
+
+
+def _compute(rows: _Rows) -> dict[str, Any]:
+    store, counts = rows.store, rows.counts
     if not counts["num_transitions"]:
         raise ValueError(f"{store.info.directory}: the split has no steps")
     values: dict[str, npt.NDArray[np.float32]] = {}
     done = 0
-    for number in ProgressBar(range(len(store)), "statistics", unit="episode", delay=1.0):
+    for number in ProgressBar(np.flatnonzero(rows.num_steps).tolist(), "statistics", unit="episode", delay=1.0):
         episode = store.episode(number)
-        for name, paths in columns.items():
-            parts = [_numbers(episode.steps, path, store) for path in paths]
+        for name, paths in rows.columns.items():
+            parts = [rows.of(episode, path) for path in paths]
             if not parts:
                 continue
             if name not in values:
                 width = sum(part.shape[1] for part in parts)
                 values[name] = np.empty((counts["num_transitions"], width), np.float32)
-            np.concatenate(parts, axis=1, out=values[name][done : done + episode.num_steps])
-        done += episode.num_steps
-    return {name: _describe(rows, name, store) for name, rows in values.items()} | counts
-
-
-def _counts(store: EpisodeStore) -> dict[str, int]:
-    return {"num_transitions": int(store.num_steps.sum()), "num_trajectories": len(store)}
+            np.concatenate(parts, axis=1, out=values[name][done : done + int(rows.num_steps[number])])
+        done += int(rows.num_steps[number])
+    return {name: _describe(each, name, rows) for name, each in values.items()} | counts
 
 
 def _numbers(steps: Mapping[str, Any], path: str, store: EpisodeStore) -> npt.NDArray[np.float32]:
@@ -183,16 +214,16 @@ def _numbers(steps: Mapping[str, Any], path: str, store: EpisodeStore) -> npt.ND
     return rows.reshape(len(rows), -1)
 
 
-def _describe(rows: npt.NDArray[np.float32], name: str, store: EpisodeStore) -> dict[str, list[float]]:
+def _describe(values: npt.NDArray[np.float32], name: str, rows: _Rows) -> dict[str, list[float]]:
     described = []
-    for number in range(rows.shape[1]):
-        column = rows[:, number].astype(np.float64)  # one at a time, as float64 doubles the memory
+    for number in range(values.shape[1]):
+        column = values[:, number].astype(np.float64)  # one at a time, as float64 doubles the memory
         if not np.isfinite(column).all():
             at = int(np.flatnonzero(~np.isfinite(column))[0])
-            episode = int(np.searchsorted(np.cumsum(store.num_steps), at, side="right"))
+            episode = int(np.searchsorted(np.cumsum(rows.num_steps), at, side="right"))
             raise ParseError(
                 f"{name}, dimension {number}: expected finite numbers, got {column[at]} in episode {episode}",
-                path=store.info.directory,
+                path=rows.store.info.directory,
             )
         shifted = column - column[0]
         mean = shifted.mean()
@@ -209,12 +240,15 @@ def _by_name(values: npt.NDArray[np.float64]) -> dict[str, list[float]]:
 # The cache.
 
 
-def _key(found: DatasetInfo, store: EpisodeStore, columns: Mapping[str, Sequence[str]]) -> str:
+def _key(found: DatasetInfo, rows: _Rows) -> str:
     """A hash of everything the result depends on."""
     source = open_file(posixpath.join(found.directory, FEATURES_FILE), found.access)
     key = hashlib.sha256(source.read(source.file_size, 0))
-    for part in (_FORMAT.version, {name: list(paths) for name, paths in columns.items()}, *store.identity()):
+    for part in (_FORMAT.version, {name: list(paths) for name, paths in rows.columns.items()}, *rows.store.identity()):
         key.update(json.dumps(part).encode() + b"\n")
+    if rows.kept is not None:
+        for number in range(len(rows.store)):
+            key.update(rows.kept.steps_of(number).tobytes() + b"\n")
     return key.hexdigest()
 
 
@@ -226,21 +260,21 @@ def _places(found: DatasetInfo, key: str, index_dir: str | os.PathLike[str] | No
     return [posixpath.join(folder, f"dataset_statistics_{key}.safetensors") for folder in folders]
 
 
-def _kept(places: Sequence[str], key: str, store: EpisodeStore, access: Access) -> dict[str, Any] | None:
+def _kept(places: Sequence[str], key: str, rows: _Rows, access: Access) -> dict[str, Any] | None:
     for place in places:
         with contextlib.suppress(OSError, IndexMismatchError, RemoteError):
             kept = read_sidecar(place, _FORMAT, lambda _: _MOST_KEPT_BYTES, "what is kept", access=access)
-            return _unpacked(kept, key, store)
+            return _unpacked(kept, key, rows.counts)
     return None
 
 
-def _unpacked(kept: Sidecar, key: str, store: EpisodeStore) -> dict[str, Any]:
+def _unpacked(kept: Sidecar, key: str, counts: dict[str, int]) -> dict[str, Any]:
     rows = {name: kept.arrays[name] for name in ("action", "proprio")}
-    if kept.metadata["key"] != key or kept.arrays["counts"].tolist() != [*_counts(store).values()]:
+    if kept.metadata["key"] != key or kept.arrays["counts"].tolist() != [*counts.values()]:
         raise IndexMismatchError("expected statistics of this split, got others")
     if any(len(values) % len(_NAMES) or not np.isfinite(values).all() for values in rows.values()):
         raise IndexMismatchError(f"expected {len(_NAMES)} finite numbers for each dimension, got others")
-    return {name: _by_name(values) for name, values in rows.items() if len(values)} | _counts(store)
+    return {name: _by_name(values) for name, values in rows.items() if len(values)} | counts
 
 
 def _keep(places: Sequence[str], key: str, result: Mapping[str, Any]) -> None:

@@ -1,0 +1,129 @@
+"""Filters of steps: for each episode, by a key made of its metadata, the ranges of steps to keep.
+
+The JSON files are those of openpi (``filter_dict_path`` of its DROID loader) and NVIDIA Cosmos (``filter_dict_path`` of
+its DROID dataset): ``{"<key>": [[0, 100], [200, 300]]}`` keeps steps 0 to 99 and 200 to 299.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from string import Formatter
+from typing import Any, TypeAlias
+
+import torch
+
+from torch_tfrecord.arguments import integer
+from torch_tfrecord.errors import ParseError
+from torch_tfrecord.progress import ProgressBar
+from torch_tfrecord.shown import shown_list, shown_value
+from torch_tfrecord.tfds.episode_store import STEPS, EpisodeStore
+from torch_tfrecord.tfds.json_fields import read_json
+from torch_tfrecord.tfds.leaf_table import list_leaves
+from torch_tfrecord.tfds.step_ranges import Ranges
+from torch_tfrecord.values.dtypes import decode_text
+
+__all__ = ["DROID_KEY", "Keep", "KeepKey", "kept_ranges"]
+
+Keep: TypeAlias = "str | os.PathLike[str] | Mapping[str, Sequence[Sequence[int]]]"
+KeepKey: TypeAlias = "str | Callable[[dict[str, Any]], str | None]"
+
+DROID_KEY = "{episode_metadata/recording_folderpath}--{episode_metadata/file_path}"
+"""How openpi and Cosmos make the key of an episode of DROID."""
+_NUMBER = "_traj_index"
+
+
+def kept_ranges(store: EpisodeStore, keep: Keep, keep_key: KeepKey) -> Iterator[Ranges]:
+    """Yield the ranges to keep of each episode; none for an episode whose key is not there.
+
+    Args:
+        store: The episodes.
+        keep: A JSON file, or what it holds.
+        keep_key: See `RLDSDataset`.
+
+    Raises:
+        ParseError: The file does not hold ranges.
+        ValueError: The mapping does not; or no episode has one of its keys.
+        KeyError: `keep_key` names a feature that is not in the episodes' metadata.
+    """
+    path = os.fspath(keep) if isinstance(keep, (str, os.PathLike)) else None
+    ranges: Any = keep if path is None else read_json(path, store.info.access)
+    if not isinstance(ranges, Mapping):
+        raise _wrong(path, f"expected a dict of ranges for each episode's key, got {type(ranges).__name__}")
+    is_known = not ranges or not len(store)
+    for key in _keys(store, keep_key):
+        found = None if key is None else ranges.get(key)
+        is_known |= found is not None
+        yield () if found is None else _checked(found, key, path)
+    if not is_known:
+        some = shown_list([*map(shown_value, list(ranges)[:2])])
+        raise _wrong(
+            path,
+            f"no episode of this split has one of the {len(ranges)} keys, such as {some}; keep_key={keep_key!r} says "
+            "how keys are made",
+        )
+
+
+def _checked(ranges: Any, key: str | None, path: str | None) -> Ranges:
+    try:
+        return [(integer("first", first), integer("end", end)) for first, end in ranges]
+    except (TypeError, ValueError):
+        what = f"{shown_value(key)}: expected a list of [first step, end], got {shown_value(ranges, 80)}"
+        raise _wrong(path, what) from None
+
+
+def _wrong(path: str | None, what: str) -> Exception:
+    return ValueError(f"keep: {what}") if path is None else ParseError(what, path=path)
+
+
+# Keys.
+
+
+def _keys(store: EpisodeStore, keep_key: KeepKey) -> Iterator[str | None]:
+    """The keys of all episodes, in order."""
+    there = [leaf.path for leaf in list_leaves(store.info.features) if leaf.names[0] != STEPS]
+    make = keep_key if callable(keep_key) else _Template(keep_key, [*there, _NUMBER])
+    wanted = make.names if isinstance(make, _Template) else there
+    wanted = [name for name in wanted if name != _NUMBER]
+    part = store.only(wanted) if wanted else None
+    for number in ProgressBar(range(len(store)), "episode keys", unit="episode", delay=1.0):
+        key = make((part.episode(number).metadata if part else {}) | {_NUMBER: number})
+        if not isinstance(key, (str, type(None))):
+            raise TypeError(f"keep_key must return a str or None, got {type(key).__name__}")
+        yield key
+
+
+class _Template:
+    """Makes a key from text with features' paths in braces.
+
+    Args:
+        template: Text as for `str.format`, without attributes and indexes.
+        there: The paths that may stand in it.
+    """
+
+    def __init__(self, template: str, there: Sequence[str]) -> None:
+        if not isinstance(template, str):
+            raise TypeError(f"keep_key must be text or a function, got {shown_value(template)}")
+        try:
+            self._parts = [(text, name, spec) for text, name, spec, _ in Formatter().parse(template)]
+        except ValueError as error:
+            raise ValueError(f"keep_key must be text with features in braces, got {template!r}: {error}") from None
+        self.names = [name for _, name, _ in self._parts if name is not None]
+        for name in self.names:
+            if name not in there:
+                raise KeyError(
+                    f"keep_key: no feature {name!r} in the episodes' metadata; there are {shown_list(sorted(there))}"
+                )
+
+    def __call__(self, metadata: Mapping[str, Any]) -> str:
+        values = (("" if name is None else format(_plain(metadata, name), spec or "")) for _, name, spec in self._parts)
+        return "".join(text + value for (text, _, _), value in zip(self._parts, values, strict=True))
+
+
+def _plain(metadata: Mapping[str, Any], path: str) -> Any:
+    value: Any = metadata
+    for name in path.split("/"):
+        value = value[name]
+    if isinstance(value, bytes):
+        return decode_text(value)
+    return value.item() if isinstance(value, torch.Tensor) and not value.dim() else value
