@@ -86,7 +86,7 @@ class DatasetInfo:
     config_name: str | None
     description: str
     splits: Mapping[str, SplitInfo]
-    features: f.FeaturesDict
+    features: f.FeaturesDict | f.Sequence
     supervised_keys: tuple[SupervisedKeys, ...] | None
     citation: str = ""
     license: str = ""
@@ -234,6 +234,8 @@ def flat_keys(keys: SupervisedKeys) -> Iterator[str]:
 
 def _with_names(feature: Any, folder: str, there: Collection[str], access: Access, names: tuple[str, ...] = ()) -> Any:
     """Add the class names from the ``*.labels.txt`` files that exist to the tree."""
+    if isinstance(feature, (f.Translation, f.TranslationVariableLanguages)):
+        return feature
     if isinstance(feature, f.FeaturesDict):
         named = {name: _with_names(item, folder, there, access, (*names, name)) for name, item in feature.items()}
         return replace(feature, features=named)

@@ -29,7 +29,7 @@ _PACKAGE = "tensorflow_datasets."
 _MAX_DEPTH = 64  # of nested features: far above any real tree, far below Python's recursion limit
 
 
-def features_from_json(value: Any, path: str) -> f.FeaturesDict:
+def features_from_json(value: Any, path: str) -> f.FeaturesDict | f.Sequence:
     """Build the feature tree. Unknown feature classes become `UnknownFeature`.
 
     Args:
@@ -40,9 +40,12 @@ def features_from_json(value: Any, path: str) -> f.FeaturesDict:
         ParseError: The JSON has none of the known forms; names the file and the field.
     """
     root = _feature(value, _Place(path, ()))
-    if isinstance(root, f.FeaturesDict):
+    inner = root
+    while isinstance(inner, f.Sequence):
+        inner = inner.feature
+    if isinstance(inner, f.FeaturesDict) and isinstance(root, (f.FeaturesDict, f.Sequence)):
         return root
-    raise _Place(path, ()).error(f"expected a FeaturesDict, got {type(root).__name__}")
+    raise _Place(path, ()).error(f"expected a FeaturesDict, or a Sequence of dicts, got {root!r}")
 
 
 def features_to_json(feature: f.FeatureConnector) -> dict[str, Any]:
