@@ -90,7 +90,7 @@ class EpisodeStore:
         cache_bytes: int = 32 << 20,
         storage_options: Mapping[str, Any] | None = None,
     ) -> None:
-        self.info = info_of(directory, storage_options)
+        self.info = info_of(directory, storage_options, features)
         access = self.info.access
         self._path = posixpath.join(self.info.directory, FEATURES_FILE)
         places = list_leaves(self.info.features)
