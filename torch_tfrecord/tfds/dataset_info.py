@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import posixpath
 import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeGuard
 
 import torch_tfrecord.tfds.features as f
 from torch_tfrecord.errors import ParseError
+from torch_tfrecord.features.feature import Feature
 from torch_tfrecord.records.storage import local_path
 from torch_tfrecord.remote.access import DEFAULT_ACCESS, Access
-from torch_tfrecord.tfds.features_json import features_from_json
+from torch_tfrecord.tfds.features_json import as_root, features_from_json
 from torch_tfrecord.tfds.files import (
     DEFAULT_TEMPLATE,
     FEATURES_FILE,
@@ -25,7 +27,17 @@ from torch_tfrecord.tfds.files import (
 )
 from torch_tfrecord.tfds.json_fields import JsonFields, read_json, read_text
 
-__all__ = ["FEATURES_FILE", "SPLIT_NAME", "DatasetInfo", "SplitInfo", "SupervisedKeys", "flat_keys", "info", "info_of"]
+__all__ = [
+    "FEATURES_FILE",
+    "SPLIT_NAME",
+    "DatasetInfo",
+    "SplitInfo",
+    "SupervisedKeys",
+    "are_specs",
+    "flat_keys",
+    "info",
+    "info_of",
+]
 
 SPLIT_NAME = re.compile(r"[\w-]+")
 _READABLE = "tfrecord"
@@ -86,7 +98,7 @@ class DatasetInfo:
     config_name: str | None
     description: str
     splits: Mapping[str, SplitInfo]
-    features: f.FeaturesDict
+    features: f.FeaturesDict | f.Sequence
     supervised_keys: tuple[SupervisedKeys, ...] | None
     citation: str = ""
     license: str = ""
@@ -130,7 +142,8 @@ def info(directory: str | os.PathLike[str], *, storage_options: Mapping[str, Any
         Name, version, splits with their counts, the feature tree with class names, and supervised keys.
 
     Raises:
-        FileNotFoundError: Not a TFDS directory: dataset_info.json or features.json is missing.
+        FileNotFoundError: Not a TFDS directory: dataset_info.json or features.json is missing (TFDS wrote none up to
+            3.2.1: `load` takes your own features).
         ParseError: One of the two is damaged, or the shards are not "tfrecord" files; names the file and the field.
         ValueError: TFDS has not finished writing the directory (``incomplete.*``), or it has several configs.
 
@@ -138,7 +151,11 @@ def info(directory: str | os.PathLike[str], *, storage_options: Mapping[str, Any
         >>> tfds.info("~/tensorflow_datasets/mnist").splits["train"].num_examples  # doctest: +SKIP
         60000
     """
-    access = Access(storage_options)
+    return _info(directory, Access(storage_options), None)
+
+
+def _info(directory: str | os.PathLike[str], access: Access, given: object) -> DatasetInfo:
+    """`info`, with the features of a directory that has no features.json, or the specs that are read instead."""
     folder = version_folder(os.path.expanduser(local_path(directory)).rstrip("/") or "/", access)
     path = posixpath.join(folder, INFO_FILE)
     fields = JsonFields(read_json(path, access), path, "")
@@ -150,8 +167,8 @@ def info(directory: str | os.PathLike[str], *, storage_options: Mapping[str, Any
             path=path,
         )
     name = fields.text("name") or posixpath.basename(posixpath.dirname(folder))
-    features_path = posixpath.join(folder, FEATURES_FILE)
-    features = features_from_json(read_json(features_path, access), features_path)
+    there = frozenset(list_folder(folder, access))
+    features = _tree(folder, there, access, given)
     splits = [_split(item) for item in fields.objects("splits")]
     if len({split.name for split in splits}) < len(splits):
         raise fields.error("splits", "different names", [split.name for split in splits])
@@ -162,7 +179,7 @@ def info(directory: str | os.PathLike[str], *, storage_options: Mapping[str, Any
         config_name=fields.text("configName") or None,
         description=fields.text("description"),
         splits={split.name: split for split in splits},
-        features=_with_names(features, folder, frozenset(list_folder(folder, access)), access),
+        features=_with_names(features, folder, there, access),
         supervised_keys=_supervised_keys(fields),
         citation=fields.text("citation"),
         license=fields.inner("redistributionInfo").text("license"),
@@ -171,11 +188,38 @@ def info(directory: str | os.PathLike[str], *, storage_options: Mapping[str, Any
     )
 
 
-def info_of(directory: str | os.PathLike[str] | DatasetInfo, storage_options: Mapping[str, Any] | None) -> DatasetInfo:
-    """What `info` says of a directory, or said of it; options given now count."""
+def info_of(
+    directory: str | os.PathLike[str] | DatasetInfo, storage_options: Mapping[str, Any] | None, given: object = None
+) -> DatasetInfo:
+    """What `info` says of a directory, or said of it; options given now count.
+
+    Args:
+        directory: See `info`; or its result.
+        storage_options: See `info`.
+        given: The features that the user passed: a feature tree counts where there is no features.json; where feature
+            specs are passed, it is not read.
+    """
     if not isinstance(directory, DatasetInfo):
-        return info(directory, storage_options=storage_options)
+        return _info(directory, Access(storage_options), given)
     return directory if storage_options is None else replace(directory, access=Access(storage_options))
+
+
+def are_specs(features: object) -> TypeGuard[Mapping[str, Feature]]:
+    """Whether these features are feature specs, such as those of `TFRecordDataset`."""
+    return isinstance(features, Mapping) and any(isinstance(item, Feature) for item in features.values())
+
+
+def _tree(folder: str, there: Collection[str], access: Access, given: object) -> f.FeaturesDict | f.Sequence:
+    if are_specs(given):
+        return f.FeaturesDict({})
+    path = posixpath.join(folder, FEATURES_FILE)
+    if FEATURES_FILE in there:
+        return features_from_json(read_json(path, access), path)
+    try:
+        return as_root(given)
+    except TypeError:  # None, or names
+        text = f"no {FEATURES_FILE} (TFDS up to 3.2.1 wrote none): give tfds.load features=, specs or a FeaturesDict"
+        raise FileNotFoundError(errno.ENOENT, text, path) from None
 
 
 def _split(fields: JsonFields) -> SplitInfo:
@@ -234,6 +278,8 @@ def flat_keys(keys: SupervisedKeys) -> Iterator[str]:
 
 def _with_names(feature: Any, folder: str, there: Collection[str], access: Access, names: tuple[str, ...] = ()) -> Any:
     """Add the class names from the ``*.labels.txt`` files that exist to the tree."""
+    if isinstance(feature, (f.Translation, f.TranslationVariableLanguages)):
+        return feature
     if isinstance(feature, f.FeaturesDict):
         named = {name: _with_names(item, folder, there, access, (*names, name)) for name, item in feature.items()}
         return replace(feature, features=named)

@@ -41,9 +41,9 @@ class SampleEncoder:
         ValueError: A feature cannot be written.
     """
 
-    def __init__(self, features: f.FeaturesDict, *, as_numpy_layout: bool = False) -> None:
+    def __init__(self, features: f.FeatureConnector, *, as_numpy_layout: bool = False) -> None:
         self._features = features
-        self._places = list_leaves(features)
+        self._places = [leaf for leaf in list_leaves(features) if not leaf.is_empty]
         self._encoders = [_LeafEncoder(leaf, as_numpy_layout) for leaf in self._places]
 
     def encode(self, sample: Mapping[str, Any]) -> bytes:
@@ -66,15 +66,12 @@ class SampleEncoder:
 
     def _collect(self, feature: Any, value: Any, names: tuple[str, ...], values: dict[str, Any]) -> None:
         """Collect the value of each leaf, nested by the sequences around it."""
-        if isinstance(feature, f.FeaturesDict):
+        if isinstance(feature, f.TranslationVariableLanguages):
+            _collect_languages(value, names, values)
+        elif isinstance(feature, f.FeaturesDict):
             _check_names(feature, value, names)
             for name, item in feature.items():
                 self._collect(item, value.get(name), (*names, name), values)
-        elif isinstance(feature, f.Translation):
-            _check_names(dict.fromkeys(feature.languages), value, names)
-            values.update({"/".join((*names, language)): value[language] for language in feature.languages})
-        elif isinstance(feature, f.TranslationVariableLanguages):
-            _collect_languages(value, names, values)
         elif isinstance(feature, f.Sequence) and not _is_leaf(feature.feature):
             self._collect_sequence(feature.feature, value, names, values)
         else:
@@ -100,7 +97,7 @@ def _is_leaf(feature: object) -> bool:
     """Whether a feature contains no dict: a leaf, or a sequence of leaves."""
     while isinstance(feature, f.Sequence):
         feature = feature.feature
-    return not isinstance(feature, (f.FeaturesDict, f.Translation, f.TranslationVariableLanguages))
+    return not isinstance(feature, f.FeaturesDict)
 
 
 def _collect_languages(value: Any, names: tuple[str, ...], values: dict[str, Any]) -> None:

@@ -91,7 +91,7 @@ class EpisodeStore:
         cache_bytes: int = 32 << 20,
         storage_options: Mapping[str, Any] | None = None,
     ) -> None:
-        self.info = info_of(directory, storage_options)
+        self.info = info_of(directory, storage_options, features)
         access = self.info.access
         self._path = posixpath.join(self.info.directory, FEATURES_FILE)
         places = list_leaves(self.info.features)
@@ -100,7 +100,7 @@ class EpisodeStore:
         self.episode_transform = transform
         # Headers only: building the episode index reads and checks every record anyway.
         files = open_split(self.info, split, IndexKeeper(index, index_dir=index_dir, verify_crc=False, access=access))
-        counted = values_per_step([leaf for leaf in places if _is_step(leaf)])
+        counted = values_per_step([leaf for leaf in places if _is_step(leaf) and not leaf.is_empty])
         keeper = EpisodeIndexKeeper(index, index_dir=index_dir, access=access)
         episodes = keeper.indexes(files.files, files.indexes, counted)
         self._reader = EpisodeReader(files.files, files.indexes, episodes, access)
@@ -113,16 +113,18 @@ class EpisodeStore:
         self._cache: ProcessCache[Episode] = ProcessCache(cache_bytes, attrgetter("num_bytes"))
 
     def _choose(self, features: Chosen, decode_images: DecodeImages) -> None:
-        self._leaves = choose_leaves(self.info.features, list_leaves(self.info.features), features)
+        self._leaves = choose_leaves(list_leaves(self.info.features), features)
         self._columns = _column_makers(self._leaves, decode_images, self._path)
         self._keys = frozenset(key for leaf in self._leaves for key in list_keys(leaf))
 
     def _check_steps(self) -> None:
-        steps = self.info.features.features.get(STEPS)
+        tree = self.info.features
+        steps = tree.features.get(STEPS) if isinstance(tree, f.FeaturesDict) else None
         if not isinstance(steps, f.Sequence) or not isinstance(steps.feature, f.FeaturesDict):
             raise ParseError(
                 f"expected a feature {STEPS!r} that is a Dataset of dicts, as in RLDS, got "
-                f"{shown_list([*self.info.features], repr)}; read this dataset with tfds.load",
+                f"{shown_list([*tree], repr) if isinstance(tree, f.FeaturesDict) else tree}; read this dataset "
+                "with tfds.load",
                 path=self._path,
             )
 
@@ -183,7 +185,7 @@ class EpisodeStore:
         metadata: dict[str, Any] = {}
         for leaf, make in zip(self._leaves, self._columns, strict=True):
             try:
-                column = make(lists, num_steps, FeaturePlace(leaf.path, record.locate))
+                column: Any = {} if make is None else make(lists, num_steps, FeaturePlace(leaf.path, record.locate))
             except TFRecordError as error:
                 if not str(error.args[0]).startswith("feature "):
                     error.args = (f"feature {leaf.path!r}: {error.args[0]}",)
@@ -258,13 +260,14 @@ def _plain_pictures(feature: Any) -> Pictures | None:
     return Pictures(_MODES[feature.shape[-1]], tuple(feature.shape))
 
 
-def _column_makers(leaves: list[LeafPlace], decode_images: DecodeImages, path: str) -> list[_ColumnMaker]:
+def _column_makers(leaves: list[LeafPlace], decode_images: DecodeImages, path: str) -> list[_ColumnMaker | None]:
+    """How to make the column of each leaf; None for a dict of nothing."""
     images = [leaf for leaf in leaves if _is_step(leaf) and isinstance(leaf.feature, (f.Image, f.LabeledImage))]
     kept: set[str] = set()
     if decode_images is not True:
         names = [] if decode_images is False else [decode_images] if isinstance(decode_images, str) else decode_images
         kept = {leaf.path for leaf in images} - {_image_named(name, images) for name in names}
-    return [_ColumnMaker(leaf, leaf.path not in kept, path) for leaf in leaves]
+    return [None if leaf.is_empty else _ColumnMaker(leaf, leaf.path not in kept, path) for leaf in leaves]
 
 
 def _image_named(name: str, images: list[LeafPlace]) -> str:

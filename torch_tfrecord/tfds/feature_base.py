@@ -39,7 +39,7 @@ class FeatureConnector:
         shown = [
             _code(value) if item.default is MISSING and not item.kw_only else f"{item.name}={_code(value)}"
             for item in sorted(fields(self), key=lambda item: item.kw_only is True)
-            if (value := getattr(self, item.name)) != item.default
+            if item.init and (value := getattr(self, item.name)) != item.default
         ]
         return f"{type(self).__name__}({', '.join(shown)})"
 

@@ -265,36 +265,6 @@ class Text(FeatureConnector):
 
 
 @dataclass(frozen=True, repr=False)
-class Translation(FeatureConnector):
-    """One text per language.
-
-    Args:
-        languages: Language codes.
-    """
-
-    languages: tuple[str, ...]
-
-    def __post_init__(self) -> None:
-        """Normalise."""
-        set_fields(self, languages=tuple(self.languages))
-
-
-@dataclass(frozen=True, repr=False)
-class TranslationVariableLanguages(FeatureConnector):
-    """Texts in a varying set of languages: two lists, `language` and `translation`.
-
-    Args:
-        languages: The language codes that occur; None if unknown.
-    """
-
-    languages: tuple[str, ...] | None = None
-
-    def __post_init__(self) -> None:
-        """Normalise."""
-        set_fields(self, languages=None if self.languages is None else tuple(self.languages))
-
-
-@dataclass(frozen=True, repr=False)
 class FeaturesDict(FeatureConnector, Mapping[str, Any]):
     """Features by name: `tree["image"]`, or `tree["a/b"]` for nested ones.
 
@@ -335,6 +305,24 @@ class FeaturesDict(FeatureConnector, Mapping[str, Any]):
 
 
 @dataclass(frozen=True, repr=False)
+class Translation(FeaturesDict):
+    """One text per language: a `FeaturesDict` of them.
+
+    Args:
+        languages: Language codes.
+    """
+
+    features: Mapping[str, Any] = field(init=False, compare=False)
+    languages: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        """Normalise."""
+        set_fields(self, languages=tuple(self.languages), features={name: Text() for name in self.languages})
+
+    __repr__ = FeatureConnector.__repr__
+
+
+@dataclass(frozen=True, repr=False)
 class Sequence(FeatureConnector):
     """A list of values of one feature; for a FeaturesDict, one list per leaf.
 
@@ -349,6 +337,28 @@ class Sequence(FeatureConnector):
     def __post_init__(self) -> None:
         """Convert a mapping to a FeaturesDict, and -1 to None."""
         set_fields(self, feature=as_feature(self.feature), length=None if self.length == -1 else self.length)
+
+    def __getitem__(self, name: str) -> Any:
+        """Return the feature with a name, or with a path of names, in a sequence of dicts."""
+        return self.feature[name]
+
+
+@dataclass(frozen=True, repr=False)
+class TranslationVariableLanguages(Sequence):
+    """Texts in a varying set of languages: a `Sequence` of dicts, `language` and `translation`.
+
+    Args:
+        languages: The language codes that occur; None if unknown.
+    """
+
+    feature: Any = field(init=False, compare=False)
+    length: int | None = field(init=False, compare=False, default=None)
+    languages: tuple[str, ...] | None = None
+
+    def __post_init__(self) -> None:
+        """Normalise."""
+        texts = FeaturesDict({"language": Text(), "translation": Text()})
+        set_fields(self, feature=texts, languages=None if self.languages is None else tuple(self.languages))
 
 
 @dataclass(frozen=True, repr=False)

@@ -23,13 +23,13 @@ from torch_tfrecord.shown import shown_value
 from torch_tfrecord.tfds.feature_base import Shape, set_fields
 from torch_tfrecord.tfds.json_fields import json_field, json_integer, snake_case
 
-__all__ = ["features_from_json", "features_to_json"]
+__all__ = ["as_root", "features_from_json", "features_to_json"]
 
 _PACKAGE = "tensorflow_datasets."
 _MAX_DEPTH = 64  # of nested features: far above any real tree, far below Python's recursion limit
 
 
-def features_from_json(value: Any, path: str) -> f.FeaturesDict:
+def features_from_json(value: Any, path: str) -> f.FeaturesDict | f.Sequence:
     """Build the feature tree. Unknown feature classes become `UnknownFeature`.
 
     Args:
@@ -39,10 +39,11 @@ def features_from_json(value: Any, path: str) -> f.FeaturesDict:
     Raises:
         ParseError: The JSON has none of the known forms; names the file and the field.
     """
-    root = _feature(value, _Place(path, ()))
-    if isinstance(root, f.FeaturesDict):
-        return root
-    raise _Place(path, ()).error(f"expected a FeaturesDict, got {type(root).__name__}")
+    place = _Place(path, ())
+    try:
+        return as_root(_feature(value, place))
+    except TypeError as error:
+        raise place.error(f"{error}") from None
 
 
 def features_to_json(feature: f.FeatureConnector) -> dict[str, Any]:
@@ -59,6 +60,20 @@ def features_to_json(feature: f.FeatureConnector) -> dict[str, Any]:
     content = {**constants, **{name: value for name, value in written.items() if value is not None}}
     node = {"pythonClassName": f"{_PACKAGE}core.features.{module}.{name}", key: content}
     return {**node, "description": feature.doc} if feature.doc else node
+
+
+def as_root(value: object) -> f.FeaturesDict | f.Sequence:
+    """Convert to the features of a dataset, which have names: a FeaturesDict, or a Sequence of dicts.
+
+    Raises:
+        TypeError: Anything else; TFDS cannot write such datasets.
+    """
+    root = inner = f.as_feature(value)
+    while isinstance(inner, f.Sequence):
+        inner = inner.feature
+    if not isinstance(inner, f.FeaturesDict) or not isinstance(root, (f.FeaturesDict, f.Sequence)):
+        raise TypeError(f"expected a FeaturesDict, or a Sequence of dicts, got {root!r}")
+    return root
 
 
 class _Place(NamedTuple):
@@ -216,7 +231,7 @@ def _read_length(content: _Content, name: str) -> int | None:
 def _read_label(content: _Content, name: str) -> int | None:
     label = content.get(name)
     label = label if isinstance(label, Mapping) else {"numClasses": content.get("labels")}
-    return _Content(label, content.place).integer("numClasses")
+    return _Content(label, content.place).integer("numClasses") or None
 
 
 def _read_box_format(content: _Content, name: str) -> str | None:
@@ -234,7 +249,7 @@ _NUMBER = _Kind(_Content.number)
 _TEXT = _Kind(_Content.text, lambda text: text or None)
 _FLAG = _Kind(_Content.flag, lambda flag: flag or None)
 _BOX_FORMAT = _Kind(_read_box_format)
-_NUM_CLASSES = _Kind(_Content.integer, lambda number: str(number or 0))
+_NUM_CLASSES = _Kind(lambda content, name: content.integer(name) or None, lambda number: str(number or 0))
 _NAMES = _Kind(lambda content, name: content.texts(name) or None, lambda names: None)  # written to their own file
 _LABEL = _Kind(_read_label, lambda number: {"numClasses": str(number or 0)}, "num_classes")
 _RATE = _Kind(lambda content, name: content.integer(name) or None, lambda rate: str(rate) if rate else None)

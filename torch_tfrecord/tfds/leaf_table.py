@@ -57,23 +57,23 @@ class LeafPlace:
     lengths: Shape = ()
     image_key: str | None = None
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether it is a dict of nothing, which no record has values for."""
+        return isinstance(self.feature, f.FeaturesDict)
 
-def list_leaves(tree: f.FeaturesDict) -> list[LeafPlace]:
-    """List all leaves in tree order. A Video adds one sequence level; each language of a Translation is a leaf."""
+
+def list_leaves(tree: f.FeatureConnector) -> list[LeafPlace]:
+    """List all leaves in tree order, and dicts of nothing. A Video adds one sequence level."""
     return list(_walk(tree, (), (), None))
 
 
 def _walk(feature: Any, names: tuple[str, ...], lengths: Shape, image: str | None) -> list[LeafPlace]:
-    if isinstance(feature, f.FeaturesDict):
+    if isinstance(feature, f.FeaturesDict) and (feature or not names):
         image = image if lengths else _image_of(feature, names) or image
         return [leaf for name, item in feature.items() for leaf in _walk(item, (*names, name), lengths, image)]
     if isinstance(feature, f.Sequence):
         return _walk(feature.feature, names, (*lengths, feature.length), image)
-    if isinstance(feature, f.Translation):
-        return [leaf for name in feature.languages for leaf in _walk(f.Text(), (*names, name), lengths, image)]
-    if isinstance(feature, f.TranslationVariableLanguages):
-        texts = {"language": f.Text(), "translation": f.Text()}
-        return [leaf for name in texts for leaf in _walk(f.Text(), (*names, name), (*lengths, None), image)]
     if isinstance(feature, f.Video):
         lengths = (*lengths, feature.shape[0])
     return [LeafPlace("/".join(names), names, feature, lengths, image)]

@@ -15,12 +15,13 @@ import numpy as np
 from torch_tfrecord.arguments import IndexPolicy, check_callable
 from torch_tfrecord.batch_memory import MAX_BATCH_BYTES
 from torch_tfrecord.errors import IndexMismatchError
+from torch_tfrecord.features.feature import Feature
 from torch_tfrecord.loading.map_dataset import TFRecordDataset
 from torch_tfrecord.records.index import RecordIndex
 from torch_tfrecord.records.index_keeper import IndexKeeper
 from torch_tfrecord.records.storage import is_remote
 from torch_tfrecord.shown import shown_list, shown_text
-from torch_tfrecord.tfds.dataset_info import DatasetInfo, info_of
+from torch_tfrecord.tfds.dataset_info import DatasetInfo, are_specs, info_of
 from torch_tfrecord.tfds.files import FEATURES_FILE
 from torch_tfrecord.tfds.leaf_table import Decoding
 from torch_tfrecord.tfds.parser import Chosen, TFDSParser
@@ -33,7 +34,7 @@ def load(
     directory: str | os.PathLike[str] | DatasetInfo,
     split: Split = "train",
     *,
-    features: Chosen = None,
+    features: Chosen | Mapping[str, Feature] = None,
     transform: Callable[[Any], Any] | None = None,
     as_supervised: bool = False,
     as_numpy_layout: bool = False,
@@ -55,7 +56,10 @@ def load(
             ``"train+test"``, ``"all"``; or a `ReadInstruction` or a part from `even_splits`. Only the shards of the
             slice are opened.
         features: The features to read: names and paths (``["image", "objects/label"]``), or a nested mapping. Others
-            are neither parsed nor decoded, so their classes may be unknown. None reads everything.
+            are neither parsed nor decoded, so their classes may be unknown. None reads everything. Or feature specs, as
+            for `TFRecordDataset` (``{"image": Image(), "id": FixedLenFeature((), torch.int64)}``): then features.json
+            is not read. Where there is none (TFDS wrote none up to 3.2.1), give specs, or the tree, such as
+            ``tfds.features.FeaturesDict({...})``.
         transform: Called with each sample.
         as_supervised: Return tuples of the dataset's supervised keys, such as (image, label).
         as_numpy_layout: Use the TFDS layout: images [H, W, C], boxes as four plain numbers.
@@ -78,7 +82,8 @@ def load(
         IndexMismatchError: A shard has more or fewer records than dataset_info.json says.
         KeyError: `features`, `decoders` or `defaults` name a feature that does not exist.
         ParseError: dataset_info.json or features.json is damaged, or a feature has an unknown class.
-        ValueError: The split is invalid, unknown or empty; the dataset has no supervised keys.
+        ValueError: The split is invalid, unknown or empty; the dataset has no supervised keys; feature specs with an
+            argument that needs features.json.
 
     Example:
         >>> ds = tfds.load("~/tensorflow_datasets/mnist", "train[:90%]", as_supervised=True)  # doctest: +SKIP
@@ -86,30 +91,43 @@ def load(
         (Image([[[...]]], dtype=torch.uint8, ), tensor(4))
     """
     check_callable("transform", transform)
-    found = info_of(directory, storage_options)
+    found = info_of(directory, storage_options, features)
     if as_supervised and found.supervised_keys is None:
         raise ValueError(f"{found.directory}: as_supervised: the dataset has no supervised_keys")
-    parser = TFDSParser(
-        found.features,
-        features,
-        decoding=Decoding(as_numpy_layout, dict(decoders or {}), dict(defaults or {})),
-        supervised_keys=found.supervised_keys if as_supervised else None,
-        path=posixpath.join(found.directory, FEATURES_FILE),
-        max_batch_bytes=max_batch_bytes,
-    )
+    parser: Any = features
+    if are_specs(features):
+        _check_unused(
+            as_supervised=as_supervised, as_numpy_layout=as_numpy_layout, decoders=decoders, defaults=defaults
+        )
+    else:
+        parser = TFDSParser(
+            found.features,
+            features,
+            decoding=Decoding(as_numpy_layout, dict(decoders or {}), dict(defaults or {})),
+            supervised_keys=found.supervised_keys if as_supervised else None,
+            path=posixpath.join(found.directory, FEATURES_FILE),
+            max_batch_bytes=max_batch_bytes,
+        )
+        parser = parser if parser.plain_features is None else parser.plain_features
     files = open_split(
         found, split, IndexKeeper(index, index_dir=index_dir, verify_crc=verify_crc, access=found.access)
     )
     return TFRecordDataset.from_indexes(
         files.files,
         files.indexes,
-        parser if parser.plain_features is None else parser.plain_features,
+        parser,
         positions=files.positions,
         transform=transform,
         verify_crc=verify_crc,
         max_batch_bytes=max_batch_bytes,
         access=found.access,
     )
+
+
+def _check_unused(**arguments: object) -> None:
+    for name, value in arguments.items():
+        if value:
+            raise ValueError(f"{name} must not be given with feature specs: it is for features of features.json")
 
 
 @dataclass(frozen=True)

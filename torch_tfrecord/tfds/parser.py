@@ -46,7 +46,7 @@ class TFDSParser:
 
     def __init__(
         self,
-        features: f.FeaturesDict,
+        features: f.FeatureConnector,
         chosen: Chosen = None,
         *,
         decoding: Decoding | None = None,
@@ -61,12 +61,12 @@ class TFDSParser:
         _check_paths(decoding, places)
         if supervised_keys is not None and chosen is None:
             chosen = list(flat_keys(supervised_keys))
-        self.leaves = choose_leaves(features, places, chosen)
+        self.leaves = choose_leaves(places, chosen)
         self._supervised_keys = supervised_keys
         specs = {leaf.path: spec for leaf in self.leaves if (spec := plain_spec(leaf, decoding)) is not None}
         self._specs = specs if len(specs) == len(self.leaves) else None
         readers: dict[str, Reader] = {key: make_reader(key, spec) for key, spec in specs.items()}
-        others = (leaf for leaf in self.leaves if leaf.path not in specs)
+        others = (leaf for leaf in self.leaves if leaf.path not in specs and not leaf.is_empty)
         readers.update({leaf.path: make_leaf(leaf, decoding, path, specs) for leaf in others})
         self._parser = ExampleParser.of_readers(readers, max_batch_bytes=self.max_batch_bytes)
 
@@ -109,11 +109,11 @@ class TFDSParser:
             target = nested
             for name in leaf.names[:-1]:
                 target = target.setdefault(name, {})
-            target[leaf.names[-1]] = values[leaf.path]
+            target[leaf.names[-1]] = {} if leaf.is_empty else values[leaf.path]
         return nested if self._supervised_keys is None else _supervised(self._supervised_keys, nested)
 
 
-def choose_leaves(features: f.FeaturesDict, places: Sequence[LeafPlace], chosen: Chosen) -> list[LeafPlace]:
+def choose_leaves(places: Sequence[LeafPlace], chosen: Chosen) -> list[LeafPlace]:
     """Return the chosen leaves, in tree order.
 
     Raises:

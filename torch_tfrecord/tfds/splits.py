@@ -3,12 +3,12 @@
 The rules and the rounding are those of TFDS (``tensorflow_datasets/core/splits.py`` and ``subsplits_utils.py``,
 4.9.10)::
 
-    train                 a split                       train[:10%]      percent, rounded as in TFDS
+    train, train[:]       a split                       train[:10%]      percent, rounded as in TFDS
     train[100:200]        from 100 up to 200            train[:-5]       from the end
     train[:2shard]        whole shards                  train[-1shard]   one shard
     train[:1%]+test       one after the other           all              every split
 
-A bound outside the split is an error, and so is an empty slice.
+A bound outside the split is an error (one outside its shards is not, as in TFDS), and so is an empty slice.
 """
 
 from __future__ import annotations
@@ -174,7 +174,7 @@ def _instruction(spec: str, split: str) -> ReadInstruction:
     if name == "all":
         raise ValueError(f"split {split!r}: 'all' cannot be sliced; slice each split, as in 'train[:10%]+test[:10%]'")
     bounds = [_BOUND.fullmatch(bound) for bound in inside.split(":")]
-    if len(bounds) > 2 or not all(bounds) or not any(bound and bound[0] for bound in bounds):
+    if len(bounds) > 2 or not all(bounds):
         raise _unreadable(spec, split)
     values = [bound["value"] if bound else None for bound in bounds]
     unit = next((bound["unit"] for bound in bounds if bound and bound["unit"]), "abs")
@@ -214,8 +214,8 @@ def _bounds(part: ReadInstruction, lengths: Sequence[int], total: int) -> tuple[
         start = 0 if from_ is None else _percent(from_, total, part.rounding)
         return start, total if to is None else _percent(to, total, part.rounding)
     if part.unit == "shard":
-        last = len(lengths) if to is None else int(to) if to > 0 else len(lengths) + int(to)
-        if last > len(lengths) or (from_ is not None and abs(from_) > len(lengths)):
+        last = len(lengths) if to is None else int(to) if to > 0 else max(len(lengths) + int(to), 0)
+        if from_ is not None and from_ >= len(lengths):
             raise ValueError(f"{part!r}: outside the {len(lengths)} shards of the split")
         return 0 if from_ is None else sum(lengths[: int(from_)]), sum(lengths[:last])
     return 0 if from_ is None else int(from_), total if to is None else int(to)

@@ -25,7 +25,7 @@ from torch_tfrecord.remote.transfers import listing
 from torch_tfrecord.remote.uploads import Upload, remove, upload
 from torch_tfrecord.tfds.dataset_info import SPLIT_NAME, DatasetInfo, SupervisedKeys, flat_keys, info
 from torch_tfrecord.tfds.encoding import SampleEncoder
-from torch_tfrecord.tfds.features_json import features_to_json
+from torch_tfrecord.tfds.features_json import as_root, features_to_json
 from torch_tfrecord.tfds.files import (
     DEFAULT_TEMPLATE,
     FEATURES_FILE,
@@ -46,7 +46,7 @@ _NAME = re.compile(r"[a-zA-Z]\w*")
 def write(
     directory: str | os.PathLike[str],
     samples_by_split: Mapping[str, Iterable[Mapping[str, Any]]],
-    features: Mapping[str, Any],
+    features: Mapping[str, Any] | f.Sequence,
     *,
     name: str,
     version: str = "1.0.0",
@@ -70,7 +70,7 @@ def write(
             dataset_info.json last, so that no reader sees an unfinished dataset.
         samples_by_split: Split name -> samples in the form that `load` returns: nested dicts; a sequence of dicts may
             also be a list of dicts. Images are arrays, tensors, or the bytes or path of a file, stored unchanged.
-        features: The feature tree, built from `torch_tfrecord.tfds.features`.
+        features: The feature tree, built from `torch_tfrecord.tfds.features`: a mapping, or a `Sequence` of one.
         name: Name of the dataset: a letter, then letters, digits and "_".
         version: "x.y.z".
         config_name: Name of the config, if any.
@@ -96,7 +96,7 @@ def write(
         >>> features = {"image": f.Image(), "label": f.ClassLabel(num_classes=2)}  # f is tfds.features
         >>> tfds.write("out/toy/1.0.0", {"train": samples}, features, name="toy")  # doctest: +SKIP
     """
-    tree = features if isinstance(features, f.FeaturesDict) else f.FeaturesDict(features)
+    tree = as_root(features)
     _check("name", name, _NAME)
     _check("version", version, VERSION)
     for split in samples_by_split:
@@ -258,14 +258,15 @@ def _divide(whole: Path, paths: list[str], ends: list[int]) -> None:
     whole.unlink()
 
 
-def _check_keys(keys: tuple[SupervisedKeys, ...] | None, tree: f.FeaturesDict) -> None:
+def _check_keys(keys: tuple[SupervisedKeys, ...] | None, tree: f.FeatureConnector) -> None:
     if keys is None:
         return
     if not isinstance(keys, tuple) or len(keys) not in (2, 3):
         raise ValueError(f"supervised_keys must be a tuple of 2 or 3, got {keys!r}")
+    there = dict.fromkeys(leaf.names[0] for leaf in list_leaves(tree))
     for key in flat_keys(keys):
-        if key not in tree:
-            raise KeyError(f"supervised_keys: no feature {key!r}; there are {', '.join(tree)}")
+        if key not in there:
+            raise KeyError(f"supervised_keys: no feature {key!r}; there are {', '.join(there)}")
 
 
 def _written_keys(keys: SupervisedKeys) -> dict[str, object]:

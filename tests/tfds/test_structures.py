@@ -1,0 +1,108 @@
+"""Every structure of features.json that was found in public, with random examples written and read by TFDS.
+
+`tests/data/README.md` says where they come from. Covers tfds/features_json, tfds/leaf_table, tfds/parser.
+"""
+
+import base64
+import gzip
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+from tfds_values import assert_equal, assert_same
+
+from torch_tfrecord import ParseError, TFRecordWriter, tfds
+from torch_tfrecord.tfds.encoding import SampleEncoder
+from torch_tfrecord.tfds.features_json import features_from_json, features_to_json
+from torch_tfrecord.tfds.leaf_table import Decoding
+from torch_tfrecord.tfds.parser import TFDSParser
+from torch_tfrecord.values.stacking import rows_of
+
+DATA = Path(__file__).parent.parent / "data" / "tfds_structures"
+STRUCTURES = json.loads(gzip.decompress((DATA / "structures.json.gz").read_bytes()))
+READ = [row for row in STRUCTURES if "records" in row]
+
+
+def origins(rows):
+    return [row["origin"] for row in rows]
+
+
+def directory(folder, features, records):
+    """A directory as TFDS writes it."""
+    with TFRecordWriter(folder / "one-train.tfrecord-00000-of-00001") as writer:
+        for record in records:
+            writer.write(record)
+    info = {"name": "one", "version": "1.0.0", "splits": [{"name": "train", "shardLengths": [str(len(records))]}]}
+    (folder / "dataset_info.json").write_text(json.dumps(info))
+    (folder / "features.json").write_text(json.dumps(features))
+    return folder
+
+
+def assert_as_tfds(found, expected, where="sample"):
+    """A sample against what TFDS returned: dicts, steps of a Dataset, and values."""
+    if expected is None:
+        assert found is None, where
+    elif "dict" in expected:
+        assert found.keys() == expected["dict"].keys(), where
+        for name, item in expected["dict"].items():
+            assert_as_tfds(found[name], item, f"{where}/{name}")
+    elif "steps" in expected:
+        for number, step in enumerate(expected["steps"]):
+            assert_as_tfds(step_of(found, number, len(expected["steps"]), where), step, f"{where}[{number}]")
+    else:
+        assert_equal(found, expected, where)
+
+
+def step_of(found, number, num_steps, where):
+    if isinstance(found, dict):
+        return {name: step_of(item, number, num_steps, f"{where}/{name}") for name, item in found.items()}
+    rows = rows_of(found)
+    assert len(rows) == num_steps, where
+    return rows[number]
+
+
+def assert_read(folder, row):
+    """Each example alone, both as a batch, and written again."""
+    records = [base64.b64decode(record) for record in row["records"]]
+    ds = tfds.load(directory(folder, row["features"], records), index="memory", as_numpy_layout=True)
+    samples = [ds[position] for position in range(len(records))]
+    for sample, expected in zip(samples, row["expected"], strict=True):
+        assert_as_tfds(sample, expected)
+    for alone, together in zip(samples, ds.__getitems__([0, 1]), strict=True):
+        assert_same(alone, together)
+    encoder = SampleEncoder(tfds.info(folder).features, as_numpy_layout=True)
+    if "jpeg" in json.dumps(row["features"]):  # written anew, they change
+        return
+    parser = TFDSParser(tfds.info(folder).features, decoding=Decoding(as_numpy_layout=True))
+    for sample in samples:
+        assert_same(parser.single(encoder.encode(sample)), sample)
+
+
+def test_there_are_all_kinds():
+    assert len(STRUCTURES) > 300
+    assert sum(row["count"] for row in STRUCTURES) > 1000
+    text = json.dumps(STRUCTURES)
+    for name in tfds.features.__all__:
+        known = getattr(tfds.features, name)
+        if isinstance(known, type) and name not in ("FeatureConnector", "UnknownFeature"):
+            assert f".{name}" in text, name
+
+
+@pytest.mark.parametrize("row", STRUCTURES, ids=origins(STRUCTURES))
+def test_every_structure_is_understood(row):
+    tree = features_from_json(row["features"], "features.json")
+    assert features_from_json(features_to_json(tree), "features.json") == tree
+    assert eval(repr(tree), vars(tfds.features)) == tree
+    inner = tree
+    while isinstance(inner, tfds.features.Sequence):
+        inner = inner.feature
+    assert {leaf.names[0] for leaf in TFDSParser(tree).leaves} == set(inner)
+    assert SampleEncoder(tree)
+
+
+@pytest.mark.parametrize("row", READ, ids=origins(READ))
+def test_values_are_what_tfds_returned(row, tmp_path):
+    assert_read(tmp_path, row)
