@@ -15,8 +15,9 @@ from .features.feature import SequenceFeatures
 from .features.image import Image
 from .features.inference import format_features, infer_features
 from .features.lists import FixedLenFeature, VarLenFeature
-from .features.one_value import RawTensor, SerializedTensor, Text
+from .features.one_value import SerializedTensor, Text
 from .features.ragged import RaggedFeature
+from .features.raw_tensor import RawTensor
 from .features.rows import FixedLenSequenceFeature
 from .features.sparse import SparseFeature
 from .images.codec import decode_image, encode_image, resize_with_crop_or_pad

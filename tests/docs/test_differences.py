@@ -18,6 +18,7 @@ from torch_tfrecord import (
     PaddedCollate,
     ParseError,
     RaggedFeature,
+    RawTensor,
     SparseFeature,
     TFRecordDataset,
     TFRecordIterableDataset,
@@ -243,6 +244,16 @@ def _(folder):
     ragged = RaggedFeature(torch.int64, value_key="v", partitions=[RaggedFeature.RowSplits("p")])
     assert len(parse_example([], {"x": RaggedFeature(torch.int64)})["x"]) == 0
     assert parse_single_example(b"", {"x": ragged})["x"].size(0) == 0
+
+
+@row("`decode_compressed`: a truncated stream, bytes after a zlib stream")
+def _(folder):
+    spec = {"x": RawTensor((-1,), torch.uint8, compression="zlib")}
+    stream = zlib.compress(b"abc")
+    assert bytes(parse_single_example(encode_example({"x": stream}), spec)["x"].tolist()) == b"abc"
+    for wrong in (stream[:-1], stream + b"junk"):
+        with pytest.raises(ParseError):
+            parse_single_example(encode_example({"x": wrong}), spec)
 
 
 @row("a wrong default")

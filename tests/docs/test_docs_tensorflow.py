@@ -2,6 +2,7 @@
 
 import gzip
 import re
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -58,6 +59,10 @@ def record(number):
             "raw": picture.permute(1, 2, 0).numpy().tobytes(),
             "height": 24,
             "width": 32,
+            "shape": [24, 32, 3],
+            "rows": [bytes(8), bytes(8)],
+            "zipped": zlib.compress(bytes(8)),
+            "masks": [encode_image(picture[:1], "png")] * 2,
             "tensor": serialize_tensor(torch.ones(2)),
         }
     )

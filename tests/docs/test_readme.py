@@ -100,7 +100,7 @@ def test_readme_blocks_run(folder):
 def test_features_blocks_run(folder, capsys):
     with TFRecordWriter("data/video.tfrecord") as writer:
         writer.write(encode_sequence_example({"id": 7}, {"frame": [[jpeg(n, 8, 16)] for n in range(5)]}))
-    read, infer, batches, sequences = blocks(DOCS / "features.md")
+    read, infer, batches, *specs, sequences = blocks(DOCS / "features.md")
     names = {}
     exec(read, names)
     assert names["batch"]["image"].shape == (4, 3, 240, 250)
@@ -111,6 +111,9 @@ def test_features_blocks_run(folder, capsys):
     assert names["lengths"].tolist() == (names["batch"]["label"] % 3).tolist()
     assert [row.tolist() for row in names["rows"]] == [list(range(n)) for n in names["lengths"].tolist()]
     assert names["padded"].shape == (4, int(names["lengths"].max()))
+    for code in specs:
+        exec(code, names)
+    assert names["masks"].several == "stack"
     exec(sequences, names)
     assert names["context"]["id"] == 7
     assert type(names["sequences"]["frame"]) is tv_tensors.Video

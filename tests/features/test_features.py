@@ -17,8 +17,9 @@ from torch_tfrecord import encode_example, parse_example, parse_single_example
 from torch_tfrecord.features.feature import Feature, make_context_reader, make_reader, make_step_reader
 from torch_tfrecord.features.image import Image
 from torch_tfrecord.features.lists import FixedLenFeature, VarLenFeature
-from torch_tfrecord.features.one_value import RawTensor, SerializedTensor, Text
+from torch_tfrecord.features.one_value import SerializedTensor, Text
 from torch_tfrecord.features.ragged import RaggedFeature
+from torch_tfrecord.features.raw_tensor import RawTensor
 from torch_tfrecord.features.rows import FixedLenSequenceFeature
 from torch_tfrecord.features.sparse import SparseFeature
 from torch_tfrecord.values.stacking import is_ragged, mark_ragged
@@ -35,7 +36,8 @@ SPECS = {
     "Image()": Image(),
     "Image(mode='L', key='i', shape=('h', None, 1))": Image("L", key="i", shape=["h", None, 1]),
     "RawTensor(('h', -1, 3), torch.complex64)": RawTensor(("h", -1, 3), torch.complex64),
-    "RawTensor(('n',), torch.uint8)": RawTensor("n", torch.uint8),
+    "RawTensor('n', torch.uint8)": RawTensor("n", torch.uint8),
+    "RawTensor((2,), torch.int16, little_endian=False, compression='zlib', fixed_length=4)": RawTensor(2, torch.int16, little_endian=False, compression="zlib", fixed_length=4),
     "SerializedTensor(key='t')": SerializedTensor(key="t"),
     "Text()": Text(),
     "FixedLenSequenceFeature((2,), torch.int64)": FixedLenSequenceFeature(2, I64),

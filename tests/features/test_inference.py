@@ -14,7 +14,8 @@ from torch_tfrecord.features.feature import SequenceFeatures
 from torch_tfrecord.features.image import Image
 from torch_tfrecord.features.inference import format_features, infer_features, infer_features_from_records
 from torch_tfrecord.features.lists import FixedLenFeature, VarLenFeature
-from torch_tfrecord.features.one_value import RawTensor, SerializedTensor, Text
+from torch_tfrecord.features.one_value import SerializedTensor, Text
+from torch_tfrecord.features.raw_tensor import RawTensor
 from torch_tfrecord.features.rows import FixedLenSequenceFeature
 from torch_tfrecord.images.codec import encode_image
 from torch_tfrecord.parsing.functions import parse_example, parse_sequence_example

@@ -21,8 +21,9 @@ from torch_tfrecord.batches.sample_block import take_apart
 from torch_tfrecord.errors import ParseError, TFRecordError
 from torch_tfrecord.features.image import Image
 from torch_tfrecord.features.lists import FixedLenFeature, VarLenFeature
-from torch_tfrecord.features.one_value import OneValueReader, RawTensor, SerializedTensor, Text
+from torch_tfrecord.features.one_value import OneValueReader, SerializedTensor, Text
 from torch_tfrecord.features.ragged import RaggedFeature
+from torch_tfrecord.features.raw_tensor import RawTensor
 from torch_tfrecord.features.rows import FixedLenSequenceFeature
 from torch_tfrecord.features.sparse import SparseFeature
 from torch_tfrecord.native import native_module

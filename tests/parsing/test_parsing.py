@@ -20,7 +20,8 @@ from torch_tfrecord.errors import ImageDecodeError, LimitExceededError, ParseErr
 from torch_tfrecord.features.feature import Feature
 from torch_tfrecord.features.image import Image
 from torch_tfrecord.features.lists import FixedLenFeature, VarLenFeature
-from torch_tfrecord.features.one_value import RawTensor, SerializedTensor, Text
+from torch_tfrecord.features.one_value import SerializedTensor, Text
+from torch_tfrecord.features.raw_tensor import RawTensor
 from torch_tfrecord.images.codec import encode_image
 from torch_tfrecord.parsing.functions import parse_example, parse_single_example
 from torch_tfrecord.parsing.parsers import ExampleParser

@@ -143,7 +143,7 @@ def _finish(columns: Any, name: str) -> Any:
 
 def _collate(values: list[Any], name: str) -> Any:
     first = values[0]
-    if first is None or _is_strings(first):
+    if first is None or (_is_strings(first) and (first != [] or all(map(_is_strings, values)))):
         return values
     for kind, make_batch in _KINDS:
         if isinstance(first, kind):

@@ -88,6 +88,7 @@ class CropReader:
             return None
         spec = images[0][1]
         is_usual = type(spec) is Image and spec.mode in CHANNELS and spec.crop is None and spec.normalize is None
+        is_usual = is_usual and spec.several is None
         return images[0] if is_usual and not any(isinstance(size, str) for size in spec.shape or ()) else None
 
     @cached_property

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torchvision import tv_tensors
 
+from torch_tfrecord.arguments import one_of
 from torch_tfrecord.batch_memory import empty_tensor
-from torch_tfrecord.errors import ImageDecodeError, LimitExceededError
+from torch_tfrecord.errors import ImageDecodeError, LimitExceededError, ParseError, TFRecordError
 from torch_tfrecord.features.columns import Column, Reader, labelled
 from torch_tfrecord.features.feature import Feature
 from torch_tfrecord.features.one_value import OneValueReader, OneValueSpec, Shape
@@ -21,6 +22,8 @@ from torch_tfrecord.images.codec import DEFAULT_MAX_PIXELS, decode_image
 from torch_tfrecord.images.crops import Crop
 from torch_tfrecord.images.regions import decode_stack
 from torch_tfrecord.images.samples import CroppedImages, Normalization, check_image_shape
+from torch_tfrecord.values.dtypes import dtype_name
+from torch_tfrecord.values.stacking import rows_of, stack
 
 __all__ = ["Image", "ImageReader"]
 
@@ -35,6 +38,9 @@ class Image(OneValueSpec, Feature):
     a list. With ``crop``, all images have the crop's size, and a batch is decoded straight into its tensor, decoding
     only the region that the crop needs: see docs/images.md.
 
+    With ``several``, the feature has any number of images, such as the masks of objects, or none if the record lacks
+    it. Each gets the record's crop. A batch is a tensor if all samples have the same shape, else a list of samples.
+
     Args:
         mode: "RGB", "L" (gray), "RGBA" or "unchanged" (the stored channels).
         key: Name of the feature in the record, if it differs from the output's name.
@@ -45,14 +51,17 @@ class Image(OneValueSpec, Feature):
         crop: A :class:`RandomResizedCrop` or :class:`ResizedCenterCrop`; not for mode "unchanged".
         normalize: (mean, std), one number per channel, for values from 0 to 1: returns float32 like torchvision's
             ``ToDtype(torch.float32, scale=True)`` and ``Normalize(mean, std)``. Not for mode "unchanged".
+        several: "stack" for one image tensor [N, C, H, W] in each sample: images of different sizes raise ParseError,
+            and without images H and W are those of ``crop`` or ``shape``, else 0. "list" for a list of N images
+            [C, H, W]. None for exactly one image.
         max_pixels: Maximum height times width, of the stored image and of the size a crop resizes it to; more raises
             ImageDecodeError before memory is allocated. None means 178,956,970, or a quarter of that for whole images
             with ``normalize``, as a float32 takes four bytes.
 
     Raises:
         TypeError: An entry of ``shape``, ``crop`` or ``max_pixels`` has the wrong type.
-        ValueError: The mode is unknown, the shape does not have three entries, ``normalize`` does not fit the mode, or
-            ``max_pixels`` is below 1 or below the crop's size.
+        ValueError: The mode or ``several`` is unknown, the shape does not have three entries, ``normalize`` does not
+            fit the mode, or ``max_pixels`` is below 1 or below the crop's size.
 
     Example:
         >>> Image(key="image/encoded", shape=("image/height", "image/width", 3))
@@ -65,6 +74,7 @@ class Image(OneValueSpec, Feature):
     crop: Crop | None = field(default=None, kw_only=True)
     normalize: tuple[Sequence[float], Sequence[float]] | None = field(default=None, kw_only=True)
     max_pixels: int | None = field(default=None, kw_only=True)
+    several: Literal["stack", "list"] | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         """Check the fields."""
@@ -85,10 +95,11 @@ class Image(OneValueSpec, Feature):
             object.__setattr__(self, "shape", shape)
         if self.max_pixels is not None:
             _check_max_pixels(self.max_pixels, self.crop)
+        one_of("several", self.several, None, "stack", "list")
 
     def reader(self, name: str, *, pads: bool = False) -> ImageReader:
         """Build the reader for Examples."""
-        return ImageReader(name, self)
+        return ImageReader(name, self) if self.several is None else _ImagesReader(name, self)
 
     def context_reader(self, name: str) -> Reader:
         """Build the reader for a context; random crops are not supported."""
@@ -135,7 +146,7 @@ class ImageReader(OneValueReader):
     keyed = False
 
     def __init__(self, name: str, spec: Image) -> None:
-        super().__init__(name, spec, self._read_one, spec.shape or ())
+        super().__init__(name, spec, self._read_one, spec.shape or (), several=spec.several is not None)
         self._mode, self._apply_orientation = spec.mode, spec.apply_orientation
         self._normalization = None if spec.normalize is None else Normalization(*spec.normalize)
         self._max_pixels = _max_pixels(spec)
@@ -186,6 +197,65 @@ class ImageReader(OneValueReader):
                 pixels.permute(1, 2, 0).numpy(), empty_tensor(tuple(pixels.shape), torch.float32)
             )
         return tv_tensors.Image(pixels)
+
+
+class _ImagesReader(ImageReader):
+    """Reads an Image with ``several``: the images of all records as one batch, then divided among the records."""
+
+    def __init__(self, name: str, spec: Image) -> None:
+        super().__init__(name, spec)
+        self._want.is_required = False  # as with a VarLenFeature
+        self._stacks = spec.several == "stack"
+        height, width, channels = (size if isinstance(size, int) else 0 for size in spec.shape or (0, 0, 0))
+        size = (height, width) if spec.crop is None else spec.crop.size
+        dtype = torch.uint8 if spec.normalize is None else torch.float32
+        self._none = torch.empty(0, _CHANNELS[spec.mode] or channels, *size, dtype=dtype)
+
+    def read(self, columns: Sequence[Column], keys: Sequence[int] | None = None) -> Any:
+        """The batch's column: one tensor [B, N, C, H, W], or a list of samples."""
+        bounds, shapes = columns[0].bounds(), self._shapes(columns)
+        record = [number for number, (begin, end) in enumerate(bounds) for _ in range(begin, end)]
+        keys = [0] * len(bounds) if keys is None else keys
+        each = columns[0].views(), [shapes[number] for number in record], [keys[number] for number in record]
+        images = labelled(self._want, self._images, *each, record)
+        return labelled(self._want, self._divided, images, bounds)
+
+    def _images(self, views: Sequence[Any], shapes: Sequence[Shape], keys: Sequence[int], record: Sequence[int]) -> Any:
+        """All images: a tensor, or a list; errors name the record, or for a single record the image."""
+        try:
+            return self.from_values(views, shapes, keys) if views else []
+        except LimitExceededError as error:
+            if error.position is not None:
+                error.position = record[error.position]
+            raise
+        except TFRecordError:
+            for number, (view, shape, key) in enumerate(zip(views, shapes, keys, strict=True)):
+                try:
+                    self.from_values([view], [shape], [key])
+                except TFRecordError as error:
+                    raise type(error)(f"image {number}: {error.args[0]}") from error.__cause__
+            raise
+
+    def _divided(self, images: Any, bounds: Sequence[tuple[int, int]]) -> Any:
+        """The images of each record."""
+        if not self._stacks:
+            images = rows_of(images)
+            return [[*images[begin:end]] for begin, end in bounds]
+        counts = {end - begin for begin, end in bounds}
+        if isinstance(images, torch.Tensor) and len(counts) == 1 and 0 not in counts:
+            return tv_tensors.Image(images.unflatten(0, (len(bounds), -1)))
+        return stack([self._stacked(images[begin:end]) for begin, end in bounds])
+
+    def _stacked(self, images: Any) -> tv_tensors.Image:
+        if not len(images):
+            return tv_tensors.Image(self._none.clone())
+        found = images if isinstance(images, torch.Tensor) else stack(images)
+        if isinstance(found, torch.Tensor):
+            return tv_tensors.Image(found)
+        kinds = [f"{[*image.shape]} of {dtype_name(image.dtype)}" for image in images]
+        other = next(number for number, kind in enumerate(kinds) if kind != kinds[0])
+        text = f"expected images of one size, got {kinds[0]} in image 0, {kinds[other]} in image {other}"
+        raise ParseError(f"{text}: several='list' reads them")
 
 
 def _max_pixels(spec: Image) -> int:

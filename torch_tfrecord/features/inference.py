@@ -19,7 +19,8 @@ from torch_tfrecord.errors import ParseError, TFRecordError
 from torch_tfrecord.features.feature import Feature, SequenceFeatures
 from torch_tfrecord.features.image import Image
 from torch_tfrecord.features.lists import FixedLenFeature, VarLenFeature
-from torch_tfrecord.features.one_value import RawTensor, SerializedTensor, Text
+from torch_tfrecord.features.one_value import SerializedTensor, Text
+from torch_tfrecord.features.raw_tensor import RawTensor
 from torch_tfrecord.features.rows import FixedLenSequenceFeature
 from torch_tfrecord.images.codec import image_size
 from torch_tfrecord.protobuf.example import Values, decode_sequence_example

@@ -1,8 +1,7 @@
-"""The RawTensor, SerializedTensor and Text specs (one bytes value), and their readers."""
+"""The SerializedTensor and Text specs (one bytes value), and the readers that specs of bytes share."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -12,20 +11,17 @@ import numpy as np
 import torch
 from torchvision import tv_tensors
 
-from torch_tfrecord.errors import ParseError
 from torch_tfrecord.features.columns import NO_OFFSETS, Column, Ints, Reader, Want, labelled, read_each
 from torch_tfrecord.features.feature import Feature
-from torch_tfrecord.features.spec_checks import check_list_dtype, shape_with_names
 from torch_tfrecord.features.steps import ReadContext, StepColumn, StepReader, check_steps, part_of, read_record
-from torch_tfrecord.values.dtypes import BYTES_LIST, INT64_LIST, decode_text, dtype_name, from_bytes, list_kind
+from torch_tfrecord.values.dtypes import BYTES_LIST, INT64_LIST, decode_text
 from torch_tfrecord.values.stacking import stack
 from torch_tfrecord.values.tensors import parse_tensor
 
-__all__ = ["OneValueReader", "OneValueSpec", "RawTensor", "SerializedTensor", "Shape", "Text"]
+__all__ = ["OneValueReader", "OneValueSpec", "SerializedTensor", "Shape", "Text"]
 
 Shape: TypeAlias = tuple[Any, ...]
 """The shape of one value: ints, -1 or None."""
-_COMPLEX = (torch.complex32, torch.complex64, torch.complex128)
 _ONE: Any = {"num_values": 1, "is_required": True}
 
 
@@ -43,57 +39,6 @@ class OneValueSpec:
     def step_reader(self, name: str, *, pads: bool = False) -> StepReader:
         """Build the reader for a feature list."""
         return _ValueSteps(self.reader(name), pads=pads)
-
-
-@dataclass(frozen=True, repr=False)
-class RawTensor(OneValueSpec, Feature):
-    """The raw bytes of an array in one bytes value: little-endian, row-major, without a header.
-
-    A sample is a tensor of ``shape``; a batch is stacked if all shapes are equal, else a list.
-
-    Args:
-        shape: An entry is an int, -1 (at most one, inferred from the number of bytes) or the key of another feature of
-            the record that holds one integer. The number of bytes must match exactly, else ParseError.
-        dtype: A torch dtype with whole bytes per element.
-        key: Name of the feature in the record, if it differs from the output's name.
-
-    Raises:
-        TypeError: The dtype is unknown, or an entry of ``shape`` has another type.
-        ValueError: The shape or dtype is missing, a dimension is negative, or there is more than one -1.
-
-    Example:
-        >>> RawTensor(("height", "width", 3), torch.uint8, key="image_raw")
-        RawTensor(('height', 'width', 3), torch.uint8, key='image_raw')
-    """
-
-    shape: tuple[int | str, ...]
-    dtype: torch.dtype
-
-    def __post_init__(self) -> None:
-        """Check the fields."""
-        super().__post_init__()
-        if self.shape is None:
-            raise ValueError("Missing shape: pass a tuple; -1 means one unknown dimension")
-        shape = shape_with_names(self.shape, "an int, -1 or the key of a feature", unknown=-1)
-        if shape.count(-1) > 1:
-            raise ValueError(f"shape must have at most one -1, got {shape!r}")
-        object.__setattr__(self, "shape", shape)
-        if not isinstance(self.dtype, torch.dtype) or (list_kind(self.dtype) is None and self.dtype not in _COMPLEX):
-            check_list_dtype(self.dtype)
-            raise TypeError(f"dtype must be a torch dtype with whole bytes per element, got {dtype_name(self.dtype)}")
-
-    def reader(self, name: str, *, pads: bool = False) -> OneValueReader:
-        """Build the reader for Examples."""
-        return OneValueReader(name, self, self._read, self.shape)
-
-    def _read(self, data: memoryview, shape: Shape) -> torch.Tensor:
-        row_bytes = math.prod(size for size in shape if size != -1) * self.dtype.itemsize
-        if -1 in shape and row_bytes and len(data) % row_bytes == 0:
-            shape = tuple(len(data) // row_bytes if size == -1 else size for size in shape)
-        elif -1 in shape or len(data) != row_bytes:
-            wanted = f"{row_bytes} bytes" if -1 not in shape else f"a multiple of {row_bytes} bytes"
-            raise ParseError(f"expected {wanted} for shape {[*shape]} of {dtype_name(self.dtype)}, got {len(data)}")
-        return from_bytes(data, self.dtype, shape)
 
 
 @dataclass(frozen=True, repr=False)
@@ -126,43 +71,58 @@ class Text(OneValueSpec, Feature):
 
 
 class OneValueReader:
-    """Reads a single bytes value.
+    """Reads a single bytes value, or all bytes values of a list together.
 
     Args:
         name: Name of the output.
         spec: Its spec.
-        convert: Turns the stored bytes and the record's shape into a value. The bytes are a view of a buffer that may
-            be reused after the call.
-        shape: The shape in the spec; names of other features are replaced with their values.
+        convert: Turns the stored bytes and the record's shape into a value; with ``several``, a list of the stored
+            bytes. The bytes are views of a buffer that may be reused after the call.
+        shape: The shape in the spec; names of other features are replaced with their values. A str names a list feature
+            that holds the whole shape.
+        several: Whether the list may have any number of values.
     """
 
     def __init__(
         self,
         name: str,
         spec: Feature,
-        convert: Callable[[memoryview, Shape], object],
-        shape: Sequence[int | str | None] = (),
+        convert: Callable[[Any, Shape], object],
+        shape: str | Sequence[int | str | None] = (),
+        *,
+        several: bool = False,
     ) -> None:
-        self._convert = convert
-        self._want = Want(name, spec.key_of(name), BYTES_LIST, type(spec).__name__, **_ONE)
-        self._shape = [
-            Want(name, entry, INT64_LIST, "size", **_ONE) if isinstance(entry, str) else entry for entry in shape
-        ]
+        self._convert, self.several = convert, several
+        number: Any = {"num_values": None if several else 1}
+        self._want = Want(name, spec.key_of(name), BYTES_LIST, type(spec).__name__, is_required=True, **number)
+        self._is_whole = isinstance(shape, str)
+        self._shape: list[Any] = (
+            [Want(name, shape, INT64_LIST, "shape", is_required=True)]
+            if isinstance(shape, str)
+            else [Want(name, entry, INT64_LIST, "size", **_ONE) if isinstance(entry, str) else entry for entry in shape]
+        )
         self.wants = (self._want, *(entry for entry in self._shape if isinstance(entry, Want)))
 
     def read(self, columns: Sequence[Column]) -> torch.Tensor | list[Any]:
         """The batch's column: one tensor [N, ...] if all shapes and dtypes are equal, else a list."""
-        return labelled(self._want, self.from_values, columns[0].views(), self._shapes(columns))
+        values: Sequence[Any] = columns[0].views()
+        if self.several:
+            values = [values[begin:end] for begin, end in columns[0].bounds()]
+        return labelled(self._want, self.from_values, values, self._shapes(columns))
 
-    def from_values(self, values: Sequence[memoryview], shapes: Sequence[Shape]) -> torch.Tensor | list[Any]:
+    def from_values(self, values: Sequence[Any], shapes: Sequence[Shape]) -> torch.Tensor | list[Any]:
         """The column of several values with their shapes."""
         return stack(read_each(lambda found: self._convert(*found), zip(values, shapes, strict=True)))
 
     def _shapes(self, columns: Sequence[Column]) -> list[Shape]:
         """The shape of each record's value."""
-        num_records, sizes = len(columns[0].values), iter(columns[1:])
+        num_records = max(len(columns[0].offsets) - 1, 0) if self.several else len(columns[0].values)
+        sizes = iter(columns[1:])
         if len(columns) == 1:
             return [tuple(self._shape)] * num_records
+        if self._is_whole:
+            found = _sizes(self._shape[0], columns[1])
+            return [tuple(found[begin:end]) for begin, end in columns[1].bounds()]
         entries = [
             _sizes(entry, next(sizes)) if isinstance(entry, Want) else [entry] * num_records for entry in self._shape
         ]
@@ -208,7 +168,8 @@ class _ValueSteps(StepReader):
         check_steps(want, lists[0], is_required=True)
         pairs = enumerate(zip(self.step_wants[1:], lists[1:], strict=True))
         sizes = [_step_sizes(want, column, borders, context, place) for place, (want, column) in pairs]
-        columns = [lists[0].steps._replace(offsets=NO_OFFSETS), *sizes]
+        values = lists[0].steps
+        columns = [values if want.num_values is None else values._replace(offsets=NO_OFFSETS), *sizes]
         samples = read_each(lambda ends: self._sample(columns, *ends), pairwise(borders.tolist()))
         return labelled(want, stack, samples) if self._pads else samples
 
@@ -217,29 +178,28 @@ class _ValueSteps(StepReader):
         if begin == end:
             return []
         found: torch.Tensor | list[Any] = read_record(self._reader, [part_of(column, begin, end) for column in columns])
-        return tv_tensors.Video(found) if isinstance(found, tv_tensors.Image) else found
+        return tv_tensors.Video(found) if isinstance(found, tv_tensors.Image) and found.dim() == 4 else found
 
 
 def _step_sizes(want: Want, column: StepColumn, borders: Ints, context: ReadContext, place: int) -> Column:
-    """One number per step: from the step if the record's list has one per step, else from the context.
+    """The size or shape of each step: from the step if the record's list has one per step, else from the context.
 
     Raises:
-        ParseError: There is not exactly one number per step.
+        ParseError: There is not exactly one number per step, or not at least one for a whole shape.
     """
     lengths = np.diff(borders)
     record = np.repeat(np.arange(len(lengths)), lengths)
     number = np.arange(borders[-1]) - borders[record]
     is_own = number < np.diff(column.borders)[record]
-    values = np.zeros(len(record), np.int64)
-    values[is_own] = _one_each(want, column.steps, (column.borders[record] + number)[is_own])
+    values, offsets, rows = column.steps.values, column.steps.offsets, column.borders[record] + number
     if not is_own.all():
-        values[~is_own] = _one_each(want, context()[place], record[~is_own])
-    return Column(values, NO_OFFSETS, None, b"")
-
-
-def _one_each(want: Want, column: Column, rows: Ints) -> Ints:
-    begins = column.offsets[rows]
-    if (column.offsets[rows + 1] - begins != 1).any():
-        raise want.error("expected one value")
-    found: Ints = column.values[begins]
-    return found
+        shared = context()[place]
+        rows = np.where(is_own, rows, len(offsets) + record)  # the context's rows, behind the steps'
+        offsets = np.concatenate([offsets, shared.offsets + len(values)])
+        values = np.concatenate([values, shared.values])
+    begins, counts = offsets[rows], offsets[rows + 1] - offsets[rows]
+    if (counts < 1).any() or (want.num_values == 1 and (counts > 1).any()):
+        raise want.error("expected one value" if want.num_values == 1 else "expected at least one size, got none")
+    ends = np.concatenate([np.zeros(1, np.int64), counts.cumsum()])
+    taken = values[np.repeat(begins - ends[:-1], counts) + np.arange(ends[-1])]
+    return Column(taken, NO_OFFSETS if want.num_values == 1 else ends, None, b"")

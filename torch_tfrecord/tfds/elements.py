@@ -8,7 +8,6 @@ the nesting around it (sequences, ragged rows). Source: the ``decode_example`` o
 from __future__ import annotations
 
 import math
-import zlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,9 +15,8 @@ import numpy.typing as npt
 import torch
 
 from torch_tfrecord.batch_memory import reserve
-from torch_tfrecord.errors import LimitExceededError, ParseError
+from torch_tfrecord.errors import ParseError
 from torch_tfrecord.features.columns import read_each
-from torch_tfrecord.records.compression import MAX_INFLATED_RECORD_BYTES
 from torch_tfrecord.tfds.feature_base import Shape, fits
 from torch_tfrecord.values.dtypes import (
     BYTES_LIST,
@@ -30,6 +28,7 @@ from torch_tfrecord.values.dtypes import (
     from_bytes,
     nest,
 )
+from torch_tfrecord.values.inflate import inflate
 
 __all__ = ["BytesElement", "Element", "EncodedTensor", "NumberElement", "StringElement", "TextElement"]
 
@@ -201,13 +200,11 @@ class EncodedTensor(BytesElement):
             raise ParseError(f"expected a shape like {self.shape}, got {shape}")
         count = _num_values(shape)
         fixed = None if count is None else count * self.dtype.itemsize
-        if self._is_zlib and fixed is not None:
-            reserve(fixed)
-        raw = _inflate(data, fixed) if self._is_zlib else data
+        raw = inflate(data, "zlib", fixed) if self._is_zlib else data
         if len(raw) % self.dtype.itemsize or (fixed is not None and len(raw) != fixed):
             wanted = f"{fixed} bytes" if fixed is not None else f"a multiple of {self.dtype.itemsize} bytes"
             raise ParseError(f"expected {wanted} for shape {shape}, got {len(raw)}")
-        if not self._is_zlib or fixed is None:
+        if not self._is_zlib:
             reserve(len(raw))
         return from_bytes(raw, self.dtype, known_shape(shape, len(raw) // self.dtype.itemsize))
 
@@ -242,17 +239,3 @@ def _stack_alike(items: list[Any]) -> Any:
         return items
     reserve(len(items) * first.nbytes)
     return torch.stack(items)
-
-
-def _inflate(data: bytes, num_bytes: int | None) -> bytes:
-    limit = MAX_INFLATED_RECORD_BYTES if num_bytes is None else num_bytes
-    inflater = zlib.decompressobj()
-    try:
-        raw = inflater.decompress(data, limit + 1)
-    except zlib.error as error:
-        raise ParseError("expected a zlib stream, got other bytes") from error
-    if num_bytes is None and len(raw) > limit:
-        raise LimitExceededError(f"a zlib stream of more than {limit} bytes")
-    if len(raw) > limit or not inflater.eof or inflater.unused_data:
-        raise ParseError(f"expected a whole zlib stream{'' if num_bytes is None else f' of {num_bytes} bytes'}")
-    return raw
