@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -11,9 +11,9 @@ import numpy.typing as npt
 
 from torch_tfrecord.batch_memory import MAX_BATCH_BYTES
 from torch_tfrecord.batches.column_batch import ColumnBatch
-from torch_tfrecord.features.feature import SequenceFeatures
-from torch_tfrecord.parsing.parsers import make_parser
+from torch_tfrecord.parsing.record_parsers import RecordFeatures, make_parser
 from torch_tfrecord.records.packed_records import PackedRecords
+from torch_tfrecord.values.stacking import rows_of
 
 __all__ = ["BatchParser"]
 
@@ -29,11 +29,9 @@ class BatchParser:
         max_batch_bytes: As for `TFRecordDataset`.
     """
 
-    def __init__(
-        self, features: Mapping[str, Any] | SequenceFeatures, *, max_batch_bytes: int = MAX_BATCH_BYTES
-    ) -> None:
+    def __init__(self, features: RecordFeatures, *, max_batch_bytes: int = MAX_BATCH_BYTES) -> None:
         self._parser = make_parser(features, pads=False, max_batch_bytes=max_batch_bytes)
-        self.features: Mapping[str, Any] | SequenceFeatures = self._parser.features
+        self.features: RecordFeatures = self._parser.features
         self.needs_keys: bool = self._parser.needs_keys
         self.max_batch_bytes = max_batch_bytes
 
@@ -50,4 +48,9 @@ class BatchParser:
     ) -> list[Sequence[Any]]:
         """Several calls of `batch` in one: all their records in a row, and the borders between batches."""
         sizes = (end - begin for begin, end in pairwise(borders))
-        return [*map(ColumnBatch, self._parser.batches(records, keys, borders), sizes)]
+        return [*map(_batch, self._parser.batches(records, keys, borders), sizes)]
+
+
+def _batch(columns: Any, num_samples: int) -> Sequence[Any]:
+    # Of samples that are tensors, torch's default_collate takes a list alone.
+    return ColumnBatch(columns, num_samples) if isinstance(columns, (dict, tuple)) else [*rows_of(columns)]

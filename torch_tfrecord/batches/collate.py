@@ -20,6 +20,7 @@ from torch_tfrecord.samples import check_for_torch, place_of
 from torch_tfrecord.shown import shown_list, shown_value
 from torch_tfrecord.values.containers import RaggedTensor, SparseList
 from torch_tfrecord.values.stacking import is_ragged, stack_samples
+from torch_tfrecord.values.whole_values import WHOLE_KINDS
 
 __all__ = ["collate", "keep_type", "register_samples", "take_columns"]
 
@@ -33,7 +34,7 @@ def collate(samples: Sequence[Any]) -> Any:
     - Var-length features always become a jagged nested tensor [B, *], whatever their lengths; so do other 1-D tensors
       of unequal length.
     - Jagged, ragged and sparse samples are joined into one, with the sample's number as first dimension.
-    - In mappings, tuples and lists, each part becomes a batch. None becomes a list.
+    - In mappings, tuples and lists, each part becomes a batch. None, protobuf messages and JSON become lists.
 
     Columns that a dataset has read already (in `__getitems__`, without a transform) are passed on as they are, and
     samples that you have not touched are joined from their columns. torch's own ``default_collate`` does the same. From
@@ -143,7 +144,7 @@ def _finish(columns: Any, name: str) -> Any:
 
 def _collate(values: list[Any], name: str) -> Any:
     first = values[0]
-    if first is None or _is_strings(first):
+    if first is None or isinstance(first, WHOLE_KINDS) or _is_strings(first):
         return values
     for kind, make_batch in _KINDS:
         if isinstance(first, kind):
