@@ -1,4 +1,7 @@
-"""Examples inside Examples, as bytes and as JSON."""
+"""Examples inside Examples, as bytes and as JSON.
+
+Covers protobuf/json_text.
+"""
 
 import base64
 import json

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from torch_tfrecord.batch_memory import MAX_BATCH_BYTES
+from torch_tfrecord.batches.collate import register_samples
 from torch_tfrecord.batches.column_batch import ColumnBatch
 from torch_tfrecord.parsing.record_parsers import RecordFeatures, make_parser
 from torch_tfrecord.records.packed_records import PackedRecords
@@ -34,6 +35,7 @@ class BatchParser:
         self.features: RecordFeatures = self._parser.features
         self.needs_keys: bool = self._parser.needs_keys
         self.max_batch_bytes = max_batch_bytes
+        register_samples()
 
     def single(self, record: bytes, key: int = 0) -> Any:
         """One sample."""
@@ -52,5 +54,7 @@ class BatchParser:
 
 
 def _batch(columns: Any, num_samples: int) -> Sequence[Any]:
-    # Of samples that are tensors, torch's default_collate takes a list alone.
-    return ColumnBatch(columns, num_samples) if isinstance(columns, (dict, tuple)) else [*rows_of(columns)]
+    if isinstance(columns, (dict, tuple)):
+        return ColumnBatch(columns, num_samples)
+    register_samples()
+    return [*rows_of(columns)]  # of samples that are tensors, torch's default_collate takes a list alone

@@ -80,7 +80,7 @@ def _batch(samples: Sequence[Any], columns: Any | None) -> Any:
 
 
 def register_samples() -> None:
-    """Register `Sample` with torch's functions that look values up by their exact class."""
+    """Register `Sample`, and what a batch keeps whole, with torch's functions that look values up by their class."""
     register_in_worker()
     if Sample not in torchs.default_collate_fn_map:
         of_dict = _pytree.SUPPORTED_NODES[dict]
@@ -92,7 +92,12 @@ def register_samples() -> None:
                 serialized_type_name="torch_tfrecord.Sample",
                 flatten_with_keys_fn=of_dict.flatten_with_keys_fn,
             )
+        torchs.default_collate_fn_map.update(dict.fromkeys(WHOLE_KINDS, _listed))
         torchs.default_collate_fn_map[Sample] = _collate_for_torch
+
+
+def _listed(values: Sequence[Any], *, collate_fn_map: Any = None) -> list[Any]:
+    return list(values)
 
 
 def _collate_for_torch(samples: Sequence[Any], *, collate_fn_map: Any = None) -> Any:

@@ -14,7 +14,7 @@ from torch_tfrecord.features.feature import Feature
 from torch_tfrecord.features.one_value import OneValueReader, OneValueSpec
 from torch_tfrecord.protobuf.example import parse_message
 from torch_tfrecord.protobuf.json_text import parse_json
-from torch_tfrecord.values.whole_values import JsonList, JsonObject, register_whole_values
+from torch_tfrecord.values.whole_values import JsonList, JsonObject
 
 __all__ = ["Json", "Proto"]
 
@@ -49,7 +49,6 @@ class Proto(OneValueSpec, Feature):
 
     def reader(self, name: str, *, pads: bool = False) -> OneValueReader:
         """Build the reader for Examples."""
-        register_whole_values()
         kind, what = self.message_class, self.message_class.DESCRIPTOR.full_name
         if _is_importable(kind):
             return OneValueReader(name, self, lambda data, shape: parse_message(data, kind, what))
@@ -90,7 +89,6 @@ class Json(OneValueSpec, Feature):
 
     def reader(self, name: str, *, pads: bool = False) -> OneValueReader:
         """Build the reader for Examples."""
-        register_whole_values()
         return OneValueReader(name, self, _read_json)
 
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from google.protobuf.message import Message
-from torch.utils.data._utils import collate as torchs
 
-__all__ = ["WHOLE_KINDS", "JsonList", "JsonObject", "register_whole_values"]
+__all__ = ["WHOLE_KINDS", "JsonList", "JsonObject"]
 
 
 class JsonObject(dict[str, Any]):
@@ -19,13 +18,3 @@ class JsonList(list[Any]):
 
 
 WHOLE_KINDS = (Message, JsonObject, JsonList)
-
-
-def register_whole_values() -> None:
-    """Let torch's ``default_collate`` make a list of them, too."""
-    for kind in WHOLE_KINDS:
-        torchs.default_collate_fn_map.setdefault(kind, _listed)
-
-
-def _listed(values: Any, *, collate_fn_map: Any = None) -> list[Any]:
-    return list(values)
