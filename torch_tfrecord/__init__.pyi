@@ -11,6 +11,7 @@ from .errors import (
     RemoteError,
     TFRecordError,
 )
+from .features.example_list import ExampleListFeatures
 from .features.feature import SequenceFeatures
 from .features.image import Image
 from .features.inference import format_features, infer_features
@@ -20,6 +21,7 @@ from .features.ragged import RaggedFeature
 from .features.raw_tensor import RawTensor
 from .features.rows import FixedLenSequenceFeature
 from .features.sparse import SparseFeature
+from .features.whole_values import Json, Proto
 from .images.codec import decode_image, encode_image, resize_with_crop_or_pad
 from .images.crops import RandomResizedCrop, ResizedCenterCrop
 from .loading.iterable_dataset import TFRecordIterableDataset
@@ -38,6 +40,7 @@ from .parsing.functions import (
     parse_single_example,
     parse_single_sequence_example,
 )
+from .parsing.nested import Nested
 from .protobuf.example import decode_example, decode_sequence_example, encode_example, encode_sequence_example
 from .records.index import RecordIndex, build_index
 from .records.manifest_build import build_manifest
@@ -50,16 +53,20 @@ from .values.tensors import parse_tensor, serialize_tensor
 __all__ = [
     "CompressionError",
     "CorruptRecordError",
+    "ExampleListFeatures",
     "FixedLenFeature",
     "FixedLenSequenceFeature",
     "Image",
     "ImageDecodeError",
     "IndexMismatchError",
     "IterableMixture",
+    "Json",
     "LimitExceededError",
     "Mixture",
+    "Nested",
     "PaddedCollate",
     "ParseError",
+    "Proto",
     "RaggedFeature",
     "RaggedTensor",
     "RandomResizedCrop",

@@ -163,11 +163,11 @@ def test_the_ragged_mark():
     assert not is_ragged(tensor + 1)
 
 
-ANYWHERE = "Image, RaggedFeature, RawTensor, SerializedTensor"
+ANYWHERE = "Image, Json, {}Proto, RaggedFeature, RawTensor, SerializedTensor"
 PLACES = {
-    "reader": (make_reader, f"an Example: expected one of FixedLenFeature, FixedLenSequenceFeature, {ANYWHERE}, SparseFeature, Text, VarLenFeature"),
-    "context": (make_context_reader, f"a context: expected one of FixedLenFeature, {ANYWHERE}, Text, VarLenFeature"),
-    "steps": (make_step_reader, f"a feature list: expected one of FixedLenSequenceFeature, {ANYWHERE}, Text, VarLenFeature"),
+    "reader": (make_reader, f"an Example: expected one of FixedLenFeature, FixedLenSequenceFeature, {ANYWHERE.format('Nested, ')}, SparseFeature, Text, VarLenFeature"),
+    "context": (make_context_reader, f"a context: expected one of FixedLenFeature, {ANYWHERE.format('Nested, ')}, Text, VarLenFeature"),
+    "steps": (make_step_reader, f"a feature list: expected one of FixedLenSequenceFeature, {ANYWHERE.format('')}, Text, VarLenFeature"),
 }  # fmt: skip
 
 

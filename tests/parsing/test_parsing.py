@@ -371,7 +371,8 @@ def test_wrong_arguments():
             parse_single_example(b"", features)
     for features in ({"a": torch.int64}, {"a": VarLenFeature}, {"a": Unknown()}):
         with pytest.raises(
-            TypeError, match=r"Unsupported .* expected one of FixedLenFeature, FixedLenSequenceFeature, Image, Ragged"
+            TypeError,
+            match=r"Unsupported .* expected one of FixedLenFeature, FixedLenSequenceFeature, Image, Json, Nested, Proto, Ragged",
         ):
             parse_single_example(b"", features)
     with pytest.raises(TypeError, match="a name in features must be str, got int"):
@@ -494,10 +495,8 @@ def test_specs_that_changed_between_calls_count():
 
 
 def test_a_parser_is_built_once_for_the_same_specs(monkeypatch):
-    from torch_tfrecord.parsing import functions
-
     built = []
-    monkeypatch.setattr(functions.ExampleParser, "__init__", _counted(functions.ExampleParser.__init__, built))
+    monkeypatch.setattr(ExampleParser, "__init__", _counted(ExampleParser.__init__, built))
     features = {"a": VarLenFeature(torch.int64)}
     for number in range(20):
         assert parse_single_example(encode_example({"a": [number]}), features)["a"].tolist() == [number]

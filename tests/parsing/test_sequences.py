@@ -35,7 +35,8 @@ from torch_tfrecord import (
     serialize_tensor,
 )
 from torch_tfrecord.features.feature import Feature
-from torch_tfrecord.parsing.parsers import ExampleParser, SequenceExampleParser, make_parser
+from torch_tfrecord.parsing.parsers import ExampleParser, SequenceExampleParser
+from torch_tfrecord.parsing.record_parsers import make_parser
 from torch_tfrecord.values.stacking import is_ragged
 
 I64, F32 = torch.int64, torch.float32

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -10,10 +10,11 @@ import numpy as np
 import numpy.typing as npt
 
 from torch_tfrecord.batch_memory import MAX_BATCH_BYTES
+from torch_tfrecord.batches.collate import register_samples
 from torch_tfrecord.batches.column_batch import ColumnBatch
-from torch_tfrecord.features.feature import SequenceFeatures
-from torch_tfrecord.parsing.parsers import make_parser
+from torch_tfrecord.parsing.record_parsers import RecordFeatures, make_parser
 from torch_tfrecord.records.packed_records import PackedRecords
+from torch_tfrecord.values.stacking import rows_of
 
 __all__ = ["BatchParser"]
 
@@ -29,13 +30,12 @@ class BatchParser:
         max_batch_bytes: As for `TFRecordDataset`.
     """
 
-    def __init__(
-        self, features: Mapping[str, Any] | SequenceFeatures, *, max_batch_bytes: int = MAX_BATCH_BYTES
-    ) -> None:
+    def __init__(self, features: RecordFeatures, *, max_batch_bytes: int = MAX_BATCH_BYTES) -> None:
         self._parser = make_parser(features, pads=False, max_batch_bytes=max_batch_bytes)
-        self.features: Mapping[str, Any] | SequenceFeatures = self._parser.features
+        self.features: RecordFeatures = self._parser.features
         self.needs_keys: bool = self._parser.needs_keys
         self.max_batch_bytes = max_batch_bytes
+        register_samples()
 
     def single(self, record: bytes, key: int = 0) -> Any:
         """One sample."""
@@ -50,4 +50,11 @@ class BatchParser:
     ) -> list[Sequence[Any]]:
         """Several calls of `batch` in one: all their records in a row, and the borders between batches."""
         sizes = (end - begin for begin, end in pairwise(borders))
-        return [*map(ColumnBatch, self._parser.batches(records, keys, borders), sizes)]
+        return [*map(_batch, self._parser.batches(records, keys, borders), sizes)]
+
+
+def _batch(columns: Any, num_samples: int) -> Sequence[Any]:
+    if isinstance(columns, (dict, tuple)):
+        return ColumnBatch(columns, num_samples)
+    register_samples()
+    return [*rows_of(columns)]  # of samples that are tensors, torch's default_collate takes a list alone

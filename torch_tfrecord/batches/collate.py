@@ -20,6 +20,7 @@ from torch_tfrecord.samples import check_for_torch, place_of
 from torch_tfrecord.shown import shown_list, shown_value
 from torch_tfrecord.values.containers import RaggedTensor, SparseList
 from torch_tfrecord.values.stacking import is_ragged, stack_samples
+from torch_tfrecord.values.whole_values import WHOLE_KINDS
 
 __all__ = ["collate", "keep_type", "register_samples", "take_columns"]
 
@@ -33,7 +34,7 @@ def collate(samples: Sequence[Any]) -> Any:
     - Var-length features always become a jagged nested tensor [B, *], whatever their lengths; so do other 1-D tensors
       of unequal length.
     - Jagged, ragged and sparse samples are joined into one, with the sample's number as first dimension.
-    - In mappings, tuples and lists, each part becomes a batch. None becomes a list.
+    - In mappings, tuples and lists, each part becomes a batch. None, protobuf messages and JSON become lists.
 
     Columns that a dataset has read already (in `__getitems__`, without a transform) are passed on as they are, and
     samples that you have not touched are joined from their columns. torch's own ``default_collate`` does the same. From
@@ -79,7 +80,7 @@ def _batch(samples: Sequence[Any], columns: Any | None) -> Any:
 
 
 def register_samples() -> None:
-    """Register `Sample` with torch's functions that look values up by their exact class."""
+    """Register `Sample`, and what a batch keeps whole, with torch's functions that look values up by their class."""
     register_in_worker()
     if Sample not in torchs.default_collate_fn_map:
         of_dict = _pytree.SUPPORTED_NODES[dict]
@@ -91,7 +92,12 @@ def register_samples() -> None:
                 serialized_type_name="torch_tfrecord.Sample",
                 flatten_with_keys_fn=of_dict.flatten_with_keys_fn,
             )
+        torchs.default_collate_fn_map.update(dict.fromkeys(WHOLE_KINDS, _listed))
         torchs.default_collate_fn_map[Sample] = _collate_for_torch
+
+
+def _listed(values: Sequence[Any], *, collate_fn_map: Any = None) -> list[Any]:
+    return list(values)
 
 
 def _collate_for_torch(samples: Sequence[Any], *, collate_fn_map: Any = None) -> Any:
@@ -143,7 +149,7 @@ def _finish(columns: Any, name: str) -> Any:
 
 def _collate(values: list[Any], name: str) -> Any:
     first = values[0]
-    if first is None or (_is_strings(first) and (first != [] or all(map(_is_strings, values)))):
+    if first is None or isinstance(first, WHOLE_KINDS) or (_is_strings(first) and (first or all(map(_is_strings, values)))):
         return values
     for kind, make_batch in _KINDS:
         if isinstance(first, kind):

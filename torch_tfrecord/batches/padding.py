@@ -23,6 +23,7 @@ from torch_tfrecord.batches.padded_values import (
 )
 from torch_tfrecord.errors import LimitExceededError
 from torch_tfrecord.samples import place_of
+from torch_tfrecord.values.whole_values import WHOLE_KINDS
 
 __all__ = ["PaddedCollate"]
 
@@ -34,7 +35,8 @@ class PaddedCollate:
     Padding is added at the end of each dimension; nothing is ever truncated. Tensors, arrays, numbers and lists of
     numbers become tensors [B, ...]; ``tv_tensors`` keep their type as in `collate`, and Python floats become float64.
     Lists of bytes or str, also nested, stay lists and are padded in the same way. In mappings, tuples and lists of
-    anything else, each part is padded by itself. None, and a single bytes or str for each sample, become a list. Lists
+    anything else, each part is padded by itself. None, messages,
+    JSON, and a single bytes or str for each sample, become a list. Lists
     that are empty in the whole batch are taken to be of bytes.
 
     Args:
@@ -144,6 +146,8 @@ def _pad(column: Any, shapes: object, paddings: object, name: str) -> Padded:
 
 def _pad_values(values: list[Any], shapes: object, paddings: object, name: str) -> Padded:
     first = values[0]
+    if isinstance(first, WHOLE_KINDS):
+        return values, None
     if isinstance(first, Mapping):
         return _pad_mapping(_columns_of_mappings(values, name), shapes, paddings, name)
     if isinstance(first, tuple):

@@ -11,8 +11,12 @@
     ├── Image                       encoded image                  -> tv_tensors.Image
     ├── RawTensor                   raw bytes of an array          -> tensor
     ├── SerializedTensor            TensorProto                    -> tensor
-    └── Text                        UTF-8 bytes                    -> str
+    ├── Text                        UTF-8 bytes                    -> str
+    ├── Json                        JSON text                      -> Python object
+    ├── Proto                       message of the user's class    -> message
+    └── Nested                      serialized Example             -> dict (in ``parsing``: it parses)
     SequenceFeatures                specs for the context and the feature lists of a SequenceExample
+    ExampleListFeatures             specs for the context and the Examples of a list of Examples
 
 Specs are frozen classes that are validated when built; they hold no state, compare and hash by value, pickle, and print
 as the code that builds them. Each is in one module with its readers.
@@ -164,10 +168,10 @@ def _makes(method: _Method, kind: type) -> bool:
 
 
 def _kinds(method: _Method) -> str:
-    """The names of all specs in this folder that build such a reader."""
+    """The names of all specs of this package that build such a reader."""
     for module in pkgutil.iter_modules([str(Path(__file__).parent)], f"{__package__}."):
         importlib.import_module(module.name)
-    known = [kind for kind in Feature.__subclasses__() if kind.__module__.startswith(f"{__package__}.")]
+    known = [kind for kind in Feature.__subclasses__() if kind.__module__.startswith("torch_tfrecord.")]
     return ", ".join(sorted(kind.__name__ for kind in known if _makes(method, kind)))
 
 

@@ -21,7 +21,6 @@ from torch_tfrecord.batches.crop_reader import NotCroppedError, UncroppedBatch
 from torch_tfrecord.batches.sample_block import Origin, SampleBlock
 from torch_tfrecord.batches.transport import register_in_worker
 from torch_tfrecord.errors import LimitExceededError, TFRecordError
-from torch_tfrecord.features.feature import SequenceFeatures
 from torch_tfrecord.loading.record_groups import RecordGroup, StreamRecord, regroup
 from torch_tfrecord.loading.record_stream import RecordStream
 from torch_tfrecord.loading.sample_maker import (
@@ -39,6 +38,7 @@ from torch_tfrecord.order.epoch_count import EpochCount
 from torch_tfrecord.order.prepared import check_loaded_epoch, prepared_loader
 from torch_tfrecord.order.random_stream import RandomStream, record_keys, shuffled
 from torch_tfrecord.order.ranks import check_rank, consumer, in_process_group, resolve_rank
+from torch_tfrecord.parsing.record_parsers import RecordFeatures
 from torch_tfrecord.records.ahead_file import FilesAhead
 from torch_tfrecord.records.compression import check_compression_type
 from torch_tfrecord.records.paths import Paths, found_files
@@ -97,7 +97,7 @@ class TFRecordIterableDataset(IterableDataset[Any]):
     def __init__(
         self,
         paths: Paths,
-        features: Mapping[str, Any] | SequenceFeatures | None = None,
+        features: RecordFeatures | None = None,
         *,
         transform: Callable[[Any], Any] | None = None,
         batch_size: int | None = None,

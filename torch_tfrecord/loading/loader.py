@@ -17,7 +17,6 @@ from torch_tfrecord.batch_memory import MAX_BATCH_BYTES
 from torch_tfrecord.batches.collate import collate
 from torch_tfrecord.batches.column_batch import ChainedTransforms, ColumnTransform
 from torch_tfrecord.errors import outer_level
-from torch_tfrecord.features.feature import SequenceFeatures
 from torch_tfrecord.loading.map_dataset import TFRecordDataset
 from torch_tfrecord.loading.nested_dataset import NestedDataset, loads_ahead
 from torch_tfrecord.loading.read_ahead import usual_num_threads
@@ -28,6 +27,7 @@ from torch_tfrecord.order.leaves import stores
 from torch_tfrecord.order.random_stream import RandomStream
 from torch_tfrecord.order.ranks import check_rank, resolve_rank
 from torch_tfrecord.order.samplers import BLOCK_BYTES
+from torch_tfrecord.parsing.record_parsers import RecordFeatures
 from torch_tfrecord.records.paths import Paths
 
 __all__ = ["make_dataloader"]
@@ -47,7 +47,7 @@ class SizedDataset(Protocol):
 def make_dataloader(
     paths: Paths | SizedDataset,
     batch_size: int,
-    features: Mapping[str, Any] | SequenceFeatures | None = None,
+    features: RecordFeatures | None = None,
     *,
     label_key: str | None = None,
     transform: Callable[[Any], Any] | None = None,
@@ -248,7 +248,7 @@ def _shuffle_of(dataset: object, shuffle: Shuffle) -> Shuffle:
     return "blocks" if shuffle else False
 
 
-def _check_label(label_key: str | None, features: Mapping[str, Any] | SequenceFeatures | None) -> None:
+def _check_label(label_key: str | None, features: RecordFeatures | None) -> None:
     if label_key is not None and (not isinstance(features, Mapping) or label_key not in features):
         keys = list(features) if isinstance(features, Mapping) else None
         raise ValueError(f"The `label_key` provided ({label_key}) must be one of the `features` keys: {keys}")

@@ -20,7 +20,6 @@ from torch_tfrecord.batch_memory import MAX_BATCH_BYTES, check_max_batch_bytes
 from torch_tfrecord.batches.batch_parser import BatchParser
 from torch_tfrecord.batches.collate import collate
 from torch_tfrecord.errors import LimitExceededError, RemoteError, TFRecordError
-from torch_tfrecord.features.feature import SequenceFeatures
 from torch_tfrecord.loading.record_files import RecordFiles
 from torch_tfrecord.loading.sample_maker import (
     RecordRows,
@@ -34,6 +33,7 @@ from torch_tfrecord.native import native_module
 from torch_tfrecord.order.leaves import defines_last, salted
 from torch_tfrecord.order.position_batch import epoch_of, is_batch_of_positions, list_of_positions
 from torch_tfrecord.order.random_stream import record_keys, salted_keys
+from torch_tfrecord.parsing.record_parsers import RecordFeatures, is_record_features
 from torch_tfrecord.records.compression import check_compression_type
 from torch_tfrecord.records.index import RecordIndex
 from torch_tfrecord.records.index_keeper import IndexKeeper
@@ -101,7 +101,7 @@ class TFRecordDataset(Dataset[Any]):
     def __init__(
         self,
         paths: Paths,
-        features: Mapping[str, Any] | SequenceFeatures | None = None,
+        features: RecordFeatures | None = None,
         *,
         transform: Callable[[Any], Any] | None = None,
         compression_type: str | None = "auto",
@@ -153,7 +153,7 @@ class TFRecordDataset(Dataset[Any]):
             access: How to reach remote files.
         """
         dataset = cls.__new__(cls)
-        is_spec = isinstance(features, (Mapping, SequenceFeatures))
+        is_spec = is_record_features(features)
         parser = BatchParser(features, max_batch_bytes=max_batch_bytes) if is_spec else features
         dataset._set_up(list(files), indexes, positions, parser, transform, verify_crc, access)
         return dataset

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Mapping
 from operator import is_
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, overload
 
 import torch
 
 from torch_tfrecord.batch_memory import MAX_BATCH_BYTES
 from torch_tfrecord.features.feature import Feature
-from torch_tfrecord.parsing.parsers import ExampleParser, SequenceExampleParser
+from torch_tfrecord.parsing.parsers import SequenceExampleParser
+from torch_tfrecord.parsing.record_parsers import RecordFeatures, make_parser
 
 __all__ = [
     "parse_example",
@@ -21,7 +22,7 @@ __all__ = [
 ]
 
 _Bytes: TypeAlias = bytes | bytearray | memoryview
-_Specs: TypeAlias = tuple[Mapping[str, Feature] | None, ...]
+_Specs: TypeAlias = tuple[RecordFeatures | None, ...]
 
 # The most recently built parsers, as these functions are usually called for each record with the same specs.
 _kept: deque[tuple[Any, _Specs, int, Any]] = deque(maxlen=8)
@@ -34,26 +35,30 @@ def _parser(kind: Any, specs: _Specs, max_batch_bytes: int) -> Any:
         if is_same and all(map(_are_same, specs, others)):
             return parser
     parser = kind(*specs, max_batch_bytes=max_batch_bytes)
-    copies = tuple(None if each is None else dict(each) for each in specs)
+    copies = tuple(dict(each) if isinstance(each, Mapping) else each for each in specs)
     _kept.append((kind, copies, max_batch_bytes, parser))
     return parser
 
 
-def _are_same(specs: Mapping[str, Feature] | None, others: Mapping[str, Feature] | None) -> bool:
-    """Whether both mappings have the same objects under the same names, in the same order."""
-    if not isinstance(specs, Mapping) or others is None:
+def _are_same(specs: RecordFeatures | None, others: RecordFeatures | None) -> bool:
+    """Whether both mappings have the same objects under the same names, in the same order; or are one spec."""
+    if not isinstance(specs, Mapping) or not isinstance(others, Mapping):
         return specs is others
     return list(specs) == list(others) and all(map(is_, specs.values(), others.values()))
 
 
-def parse_single_example(serialized: _Bytes, features: Mapping[str, Feature]) -> dict[str, Any]:
+@overload
+def parse_single_example(serialized: _Bytes, features: Mapping[str, Feature]) -> dict[str, Any]: ...
+@overload
+def parse_single_example(serialized: _Bytes, features: RecordFeatures) -> Any: ...
+def parse_single_example(serialized: _Bytes, features: RecordFeatures) -> Any:
     """Parse one serialized tf.train.Example with a mapping of feature specs, like ``tf.io.parse_single_example``.
 
     The specs are prepared on first use: pass the same spec objects for each record.
 
     Args:
         serialized: The bytes of the record.
-        features: Output name -> feature spec.
+        features: Output name -> feature spec; for other records than Examples, what a dataset takes as ``features``.
 
     Returns:
         Name -> value, in the order of ``features``. The spec decides the type: a tensor, str, bytes or list.
@@ -71,22 +76,27 @@ def parse_single_example(serialized: _Bytes, features: Mapping[str, Feature]) ->
         >>> parse_single_example(bytes.fromhex("0a0c0a0a0a016112051a030a0105"), {"a": VarLenFeature(torch.int64)})
         {'a': tensor([5])}
     """
-    parser: ExampleParser = _parser(ExampleParser, (features,), MAX_BATCH_BYTES)
+    parser = _parser(make_parser, (features,), MAX_BATCH_BYTES)
     return parser.single(serialized)
 
 
+@overload
 def parse_example(
-    serialized_list: Iterable[_Bytes] | _Bytes,
-    features: Mapping[str, Feature],
-    *,
-    max_batch_bytes: int = MAX_BATCH_BYTES,
-) -> dict[str, Any]:
+    serialized_list: Iterable[_Bytes] | _Bytes, features: Mapping[str, Feature], *, max_batch_bytes: int = ...
+) -> dict[str, Any]: ...
+@overload
+def parse_example(
+    serialized_list: Iterable[_Bytes] | _Bytes, features: RecordFeatures, *, max_batch_bytes: int = ...
+) -> Any: ...
+def parse_example(
+    serialized_list: Iterable[_Bytes] | _Bytes, features: RecordFeatures, *, max_batch_bytes: int = MAX_BATCH_BYTES
+) -> Any:
     """Parse several serialized tf.train.Examples into a batch, like ``tf.io.parse_example``.
 
     Args:
         serialized_list: A list of the records' bytes. The bytes of a single record are parsed as in
             :func:`parse_single_example`.
-        features: Output name -> feature spec.
+        features: Output name -> feature spec; for other records than Examples, what a dataset takes as ``features``.
         max_batch_bytes: Memory limit in bytes for the batch: its columns and the parts they are built from. For
             strings, only their list slots count, as their bytes are in the records.
 
@@ -108,11 +118,10 @@ def parse_example(
         >>> parse_example([bytes.fromhex("0a0c0a0a0a016112051a030a0105")] * 2, {"a": FixedLenFeature((), torch.int64)})
         {'a': tensor([5, 5])}
     """
-    parser: ExampleParser = _parser(ExampleParser, (features,), max_batch_bytes)
+    parser = _parser(make_parser, (features,), max_batch_bytes)
     if isinstance(serialized_list, (bytes, bytearray, memoryview)):
         return parser.single(serialized_list)
-    batch: dict[str, Any] = parser.batch(serialized_list)
-    return batch
+    return parser.batch(serialized_list)
 
 
 def parse_single_sequence_example(

@@ -39,8 +39,12 @@ from torch_tfrecord.values.stacking import rows_of
 
 __all__ = [
     "ExampleParser",
+    "InnerParser",
+    "Parser",
+    "PartPlan",
     "SequenceExampleParser",
-    "make_parser",
+    "packed",
+    "wrapped",
 ]
 
 _Bytes: TypeAlias = bytes | bytearray | memoryview
@@ -50,9 +54,11 @@ _Sample = TypeVar("_Sample")
 _Batch = TypeVar("_Batch")
 
 
-class _Parser(Generic[_Sample, _Batch]):
-    """The shared base of both parsers: a batch reports the lowest position that fails."""
+class Parser(Generic[_Sample, _Batch]):
+    """The shared base of all parsers: a batch reports the lowest position that fails."""
 
+    features: Any
+    """What it reads."""
     needs_keys = False
     """Whether a spec draws at random, so that the record keys matter."""
 
@@ -79,7 +85,7 @@ class _Parser(Generic[_Sample, _Batch]):
         Raises:
             TFRecordError: The first record that fails; ``position`` is its number among these records.
         """
-        rows = _packed(records)
+        rows = packed(records)
         return self.batches(rows, keys, (0, len(rows)))[0]
 
     def batches(self, records: PackedRecords, keys: _Keys | None, borders: Sequence[int]) -> list[_Batch]:
@@ -130,7 +136,7 @@ class _Parser(Generic[_Sample, _Batch]):
         raise NotImplementedError
 
 
-class ExampleParser(_Parser[_Values, _Values]):
+class ExampleParser(Parser[_Values, _Values]):
     """Parses Examples with a mapping of feature specs. Pickles; safe from several threads.
 
     Args:
@@ -162,17 +168,21 @@ class ExampleParser(_Parser[_Values, _Values]):
         self._pads = pads
         # One set for samples, one for batches: they differ if rows are padded.
         self._use([make_reader(name, spec) for name, spec in self.features.items()])
-        if pads and any(isinstance(spec, FixedLenSequenceFeature) for spec in self.features.values()):
+        if pads and _has_rows(self.features):
             self._readers = [make_reader(name, spec, pads=True) for name, spec in self.features.items()]
 
     @classmethod
     def of_readers(cls, readers: Mapping[str, Reader], *, max_batch_bytes: int = MAX_BATCH_BYTES) -> ExampleParser:
         """Build a parser from readers; such a parser cannot be pickled."""
         parser = cls.__new__(cls)
-        _Parser.__init__(parser, max_batch_bytes)
+        Parser.__init__(parser, max_batch_bytes)
         parser.features = dict(readers)
         parser._use([*readers.values()])
         return parser
+
+    @staticmethod
+    def _wrapped(column: Any) -> Any:
+        return wrapped(column)
 
     def _use(self, readers: list[Reader]) -> None:
         self._row_readers = self._readers = readers
@@ -212,11 +222,27 @@ class ExampleParser(_Parser[_Values, _Values]):
         values: _Values = {}
         for name, reader, found in zip(self.features, self._readers, columns, strict=True):
             column = read_columns(reader, found, keys) if self.needs_keys else reader.read(found)
-            values[name] = _wrapped(column)
+            values[name] = self._wrapped(column)
         return values
 
 
-class SequenceExampleParser(_Parser[tuple[_Values, _Values], Any]):
+class InnerParser(ExampleParser):
+    """Parses Examples that are parts of records: ragged columns stay a `Nested`, for the parser around it."""
+
+    @staticmethod
+    def _wrapped(column: Any) -> Any:
+        return column
+
+
+class PartPlan:
+    """The plan of a parser that reads each batch's records by itself."""
+
+    def read(self, records: PackedRecords, borders: Sequence[int]) -> list[PackedRecords]:
+        """The records of each batch."""
+        return [records[begin:end] for begin, end in itertools.pairwise(borders)]
+
+
+class SequenceExampleParser(Parser[tuple[_Values, _Values], Any]):
     """Parses SequenceExamples, like :class:`ExampleParser`.
 
     Args:
@@ -304,9 +330,9 @@ class SequenceExampleParser(_Parser[tuple[_Values, _Values], Any]):
     def _read(self, found: SequenceColumns, num_records: int, keys: _Keys) -> tuple[_Values, ...]:
         _reserve([*self._context.values()], self._row_bytes, num_records)
         readers = zip(self._context.items(), found.context, strict=True)
-        context = {name: _wrapped(reader.read(columns)) for (name, reader), columns in readers}
+        context = {name: wrapped(reader.read(columns)) for (name, reader), columns in readers}
         steps = zip((self._padded if self._pads else self._steps).items(), found.lists, found.sizes, strict=True)
-        sequences = {name: _wrapped(reader.read(columns, sizes)) for (name, reader), columns, sizes in steps}
+        sequences = {name: wrapped(reader.read(columns, sizes)) for (name, reader), columns, sizes in steps}
         if not self._pads:
             return context, sequences
         lists = dict(zip(self._steps, found.lists, strict=True))
@@ -319,18 +345,12 @@ class SequenceExampleParser(_Parser[tuple[_Values, _Values], Any]):
         return context, sequences, {name: torch.tensor(len(sequences[name])) for name in self._counted}
 
 
-def make_parser(
-    features: Mapping[str, Feature] | SequenceFeatures, *, pads: bool = True, max_batch_bytes: int = MAX_BATCH_BYTES
-) -> ExampleParser | SequenceExampleParser:
-    """Build the parser for the kind of records that ``features`` describes.
-
-    Raises:
-        TypeError, ValueError: See the parsers.
-    """
-    if isinstance(features, SequenceFeatures):
-        own = features.context_features, features.sequence_features
-        return SequenceExampleParser(*own, pads=pads, max_batch_bytes=max_batch_bytes)
-    return ExampleParser(features, pads=pads, max_batch_bytes=max_batch_bytes)
+def _has_rows(features: Mapping[str, Any]) -> bool:
+    """Whether there are rows that are padded in a batch, at any depth."""
+    return any(
+        isinstance(spec, FixedLenSequenceFeature) or _has_rows(getattr(spec, "features", {}))
+        for spec in features.values()
+    )
 
 
 def _row_bytes(readers: Sequence[Reader]) -> int:
@@ -347,11 +367,15 @@ def _reserve(readers: Sequence[Reader], row_bytes: int, num_records: int) -> Non
         raise
 
 
-def _wrapped(column: Any) -> Any:
-    return wrap_nested(column) if type(column) is Nested else column
+def wrapped(column: Any) -> Any:
+    """The column, or the columns by name, with ragged ones in the type that users see."""
+    if type(column) is Nested:
+        return wrap_nested(column)
+    return {name: wrapped(part) for name, part in column.items()} if type(column) is dict else column
 
 
-def _packed(records: Any) -> PackedRecords:
+def packed(records: Any) -> PackedRecords:
+    """The bytes of several records, in one buffer."""
     if isinstance(records, PackedRecords):
         return records
     fixed_width = isinstance(records, np.ndarray) and records.dtype.kind == "S"  # drops trailing NULs

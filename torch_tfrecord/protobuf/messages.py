@@ -10,7 +10,7 @@ from typing import Any
 
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
-__all__ = ["BytesList", "Example", "FloatList", "Int64List", "SequenceExample", "TensorProto"]
+__all__ = ["BytesList", "Example", "ExampleListWithContext", "FloatList", "Int64List", "SequenceExample", "TensorProto"]
 
 _PACKAGE = "tensorflow"
 
@@ -30,6 +30,8 @@ _SCHEMA: dict[str, list[tuple[int, str, str, str]]] = {
     "FeatureLists": [(1, "feature_list", "map", "FeatureList")],
     "Example": [(1, "features", "", "Features")],
     "SequenceExample": [(1, "context", "", "Features"), (2, "feature_lists", "", "FeatureLists")],
+    # tensorflow_serving's, with the Examples as bytes: which of them are parsed, and how, is said later.
+    "ExampleListWithContext": [(1, "examples", "repeated", "bytes"), (2, "context", "", "bytes")],
     "Dim": [(1, "size", "", "int64"), (2, "name", "", "string")],
     "TensorShapeProto": [(2, "dim", "repeated", "Dim"), (3, "unknown_rank", "", "bool")],
     "TensorProto": [
@@ -103,5 +105,6 @@ BytesList = _message_class("BytesList")
 FloatList = _message_class("FloatList")
 Int64List = _message_class("Int64List")
 Example = _message_class("Example")
+ExampleListWithContext = _message_class("ExampleListWithContext")
 SequenceExample = _message_class("SequenceExample")
 TensorProto = _message_class("TensorProto")

@@ -42,6 +42,9 @@ def rows_of(column: Any) -> Sequence[Any]:
     """Split a reader's column into the values of each sample, without copying: views of its tensors."""
     if isinstance(column, list):
         return column
+    if isinstance(column, dict):
+        rows = zip(*map(rows_of, column.values()), strict=True)
+        return [dict(zip(column, row, strict=True)) for row in rows]
     if isinstance(column, Nested):
         return _nested_rows(column)
     if _is_sparse(column):
@@ -50,8 +53,8 @@ def rows_of(column: Any) -> Sequence[Any]:
         return _nested_rows(_as_nested(column))
     if isinstance(column, tv_tensors.TVTensor):
         return [tv_tensors.wrap(row, like=column) for row in column.as_subclass(torch.Tensor).unbind()]
-    rows: Sequence[torch.Tensor] = column.unbind()
-    return rows
+    tensors: Sequence[torch.Tensor] = column.unbind()
+    return tensors
 
 
 def _nested_rows(column: Nested) -> list[Any]:

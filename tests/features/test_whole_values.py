@@ -1,0 +1,205 @@
+"""Messages of the user's own classes, and JSON: in a bytes feature, and as whole records.
+
+Covers features/whole_values, values/whole_values, parsing/record_parsers.
+"""
+
+import json
+import pickle
+
+import pytest
+import torch
+from scenario_messages import Scenario, unnamed_class
+from torch.utils.data import DataLoader, default_collate
+
+from torch_tfrecord import (
+    FixedLenFeature,
+    Json,
+    Nested,
+    PaddedCollate,
+    ParseError,
+    Proto,
+    RawTensor,
+    SerializedTensor,
+    Text,
+    TFRecordDataset,
+    TFRecordIterableDataset,
+    TFRecordWriter,
+    VarLenFeature,
+    collate,
+    encode_example,
+    make_dataloader,
+    parse_example,
+    parse_single_example,
+    serialize_tensor,
+)
+from torch_tfrecord.errors import TFRecordError
+
+SCENARIOS = [
+    Scenario(scenario_id=f"s{number}", timestamps_seconds=[number / 2] * number, tracks=[{"id": number}])
+    for number in range(4)
+]
+OBJECTS = [{"caption": "a", "boxes": [[1, 2], [3, 4]]}, {"boxes": []}, {"caption": None, "more": 2.5}, {}]
+
+
+def write(path, records):
+    with TFRecordWriter(path) as writer:
+        for record in records:
+            writer.write(record)
+    return path
+
+
+def loaders(path, spec):
+    """The batches of all records, each way."""
+    ds = TFRecordDataset(path, spec)
+    yield collate([ds[number] for number in range(4)])
+    for loader in (
+        DataLoader(ds, 4),
+        DataLoader(ds, 4, collate_fn=collate),
+        DataLoader(ds, 4, num_workers=2),
+        DataLoader(TFRecordIterableDataset(path, spec), 4),
+        DataLoader(TFRecordIterableDataset(path, spec, batch_size=4), batch_size=None),
+        make_dataloader(path, 4, spec, shuffle=False),
+    ):
+        [batch] = loader
+        yield batch
+    yield PaddedCollate()([ds[number] for number in range(4)])
+    for batch_of in (collate, default_collate):
+        yield batch_of([touched(ds[number]) for number in range(4)])
+
+
+def touched(sample):
+    """As after a transform that makes a new dict."""
+    return dict(sample.items()) if type(sample) is dict else sample
+
+
+CASES = {
+    "proto": ([each.SerializeToString() for each in SCENARIOS], Proto(Scenario), SCENARIOS),
+    "json": ([json.dumps(each).encode() for each in OBJECTS], Json(), OBJECTS),
+    "json lists": ([json.dumps([each]).encode() for each in OBJECTS], Json(), [[each] for each in OBJECTS]),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_records_every_way(tmp_path, case):
+    records, spec, values = CASES[case]
+    path = write(tmp_path / "x.tfrecord", records)
+    for batch in loaders(path, spec):
+        assert (type(batch), batch) == (list, values)
+    assert parse_single_example(records[0], spec) == values[0]
+    assert parse_example(records, spec) == values
+    assert parse_example([], spec) == []
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_features_every_way(tmp_path, case):
+    records, spec, values = CASES[case]
+    examples = [encode_example({"part": record, "n": number}) for number, record in enumerate(records)]
+    path = write(tmp_path / "x.tfrecord", examples)
+    features = {"n": FixedLenFeature((), torch.int64), "part": spec}
+    for batch in loaders(path, features):
+        assert batch["n"].tolist() == [0, 1, 2, 3]
+        assert (type(batch["part"]), batch["part"]) == (list, values)
+    assert parse_example(examples, features)["part"] == values
+
+
+@pytest.mark.slow
+def test_messages_from_a_spawned_worker(tmp_path):
+    records, spec, values = CASES["proto"]
+    ds = TFRecordDataset(write(tmp_path / "x.tfrecord", records), spec)
+    [batch] = DataLoader(ds, 4, num_workers=1, multiprocessing_context="spawn")
+    assert batch == values
+
+
+def test_json_values():
+    texts = [b'"x"', b"2", b"true", b"null", b"1.5", b"[1]", b' {"a": {"b": 1, "b": 2}} \n', '"\u00e9"'.encode()]
+    assert parse_example(texts, Json()) == ["x", 2, True, None, 1.5, [1], {"a": {"b": 2}}, "\u00e9"]
+
+
+def test_what_is_not_json():
+    told = {
+        b"": "Json: expected JSON, got something else at character 0",
+        b"[1,]": "Json: expected JSON, got something else at character 3",
+        b"[NaN]": "Json: expected JSON, got NaN",
+        b"-Infinity": "Json: expected JSON, got -Infinity",
+        b'"\xff"': "Json: expected UTF-8 text, got an invalid byte at 1 of 3",
+        b"[" * 100_000: "Json: expected JSON of fewer levels, got lists or objects nested too deeply",
+        b"1" * 5000: "Json: expected JSON, got an integer of too many digits",
+    }
+    for text, message in told.items():
+        with pytest.raises(ParseError) as caught:
+            parse_single_example(text, Json())
+        assert str(caught.value) == message
+        with pytest.raises(ParseError) as caught:
+            parse_example([encode_example({"a": b"1"}), encode_example({"a": text})], {"a": Json()})
+        assert str(caught.value) == f"record 1: feature 'a' ({message[:4]}){message[4:]}"
+
+
+def test_what_is_not_the_message(tmp_path):
+    good = SCENARIOS[1].SerializeToString()
+    text = f"Could not parse demo.Scenario: expected one Scenario message, got {len(good) - 1} bytes that are not one"
+    path = write(tmp_path / "x.tfrecord", [good, good[:-1]])
+    ds = TFRecordDataset(path, Proto(Scenario))
+    for read in (
+        lambda: ds[1],
+        lambda: ds.__getitems__([0, 1]),
+        lambda: [*TFRecordIterableDataset(path, Proto(Scenario))],
+    ):
+        with pytest.raises(ParseError) as caught:
+            read()
+        assert str(caught.value) == f"{path}: record 1 at byte {ds.locate(1)[1]}: Proto: {text}"
+    with pytest.raises(ParseError) as caught:
+        parse_single_example(encode_example({"a": good[:-1]}), {"a": Proto(Scenario)})
+    assert str(caught.value) == f"feature 'a' (Proto): {text}"
+
+
+def test_a_class_that_no_module_has(tmp_path):
+    path = write(tmp_path / "x.tfrecord", CASES["proto"][0])
+    ds = TFRecordDataset(path, Proto(unnamed_class()))
+    [batch] = DataLoader(ds, 4)
+    assert [each.scenario_id for each in batch] == ["s0", "s1", "s2", "s3"]
+    with pytest.raises(
+        TypeError, match=r"Proto: a DataLoader worker sends messages by .*demo\.Scenario cannot be imported"
+    ):
+        next(iter(DataLoader(ds, 4, num_workers=1, multiprocessing_context="fork")))
+
+
+def test_other_values_as_records(tmp_path):
+    arrays = torch.arange(6, dtype=torch.int32).reshape(2, 3)
+    tensors = [serialize_tensor(each) for each in arrays]
+    assert parse_example(tensors, SerializedTensor()).equal(arrays)
+    ds = TFRecordDataset(write(tmp_path / "x.tfrecord", tensors), SerializedTensor())
+    assert ds[1].equal(arrays[1])
+    [batch] = DataLoader(ds, 2)
+    assert batch.equal(arrays)
+    raw = [each.numpy().tobytes() for each in arrays]
+    assert parse_example(raw, RawTensor((3,), torch.int32)).equal(arrays)
+    assert parse_example([b"a", b"b"], Text()) == ["a", "b"]
+    assert parse_example([b"a", b"b"], FixedLenFeature((), bytes)) == [b"a", b"b"]
+    with pytest.raises(TFRecordError, match=r"^record 1: RawTensor: expected 12 bytes for shape \[3\] of int32, got 2"):
+        parse_example([raw[0], b"ab"], RawTensor((3,), torch.int32))
+
+
+def test_wrong_arguments():
+    for spec in (VarLenFeature(bytes), FixedLenFeature((), torch.int64), RawTensor(("n",), torch.uint8), Text(key="a")):
+        with pytest.raises(ValueError, match="features must be a mapping of names to specs, or one spec that reads"):
+            parse_example([], spec)
+    for kind in (Scenario(), dict, "Scenario", None):
+        with pytest.raises(TypeError, match="message_class must be a generated protobuf class"):
+            Proto(kind)
+    with pytest.raises(ValueError, match="The `label_key` provided"):
+        make_dataloader("x", 4, Json(), label_key="a")
+
+
+def test_specs_pickle_compare_and_print():
+    for spec in (Proto(Scenario), Proto(Scenario, key="a"), Json(), Json(key="b")):
+        assert pickle.loads(pickle.dumps(spec)) == spec
+        assert hash(spec) == hash(pickle.loads(pickle.dumps(spec)))
+    assert repr(Proto(Scenario, key="a")) == "Proto(Scenario, key='a')"
+    assert Json() != Json(key="a")
+
+
+def test_in_a_nested_example():
+    inner = encode_example({"m": SCENARIOS[3].SerializeToString(), "j": b"[1]"})
+    features = {"inner": Nested({"m": Proto(Scenario), "j": Json()})}
+    sample = parse_single_example(encode_example({"inner": inner}), features)
+    assert sample == {"inner": {"m": SCENARIOS[3], "j": [1]}}

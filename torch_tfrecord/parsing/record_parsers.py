@@ -1,0 +1,97 @@
+"""The parser for each kind of records: Examples and what holds several, or one value of any kind."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from torch_tfrecord.batch_memory import MAX_BATCH_BYTES
+from torch_tfrecord.errors import TFRecordError
+from torch_tfrecord.features.columns import NO_OFFSETS, Column, read_columns
+from torch_tfrecord.features.example_list import ExampleListFeatures
+from torch_tfrecord.features.feature import Feature, SequenceFeatures, make_reader
+from torch_tfrecord.parsing.example_lists import ExampleListParser
+from torch_tfrecord.parsing.parsers import ExampleParser, Parser, PartPlan, SequenceExampleParser, packed, wrapped
+from torch_tfrecord.records.packed_records import PackedRecords
+from torch_tfrecord.values.dtypes import BYTES_LIST
+from torch_tfrecord.values.stacking import rows_of
+
+__all__ = ["RecordFeatures", "ValueParser", "is_record_features", "make_parser"]
+
+RecordFeatures: TypeAlias = Mapping[str, Any] | SequenceFeatures | ExampleListFeatures | Feature
+"""What to read from records: features of Examples by name, or the spec of another kind of record."""
+
+
+def is_record_features(value: object) -> bool:
+    """Whether it is one of `RecordFeatures`."""
+    return isinstance(value, (Mapping, SequenceFeatures, ExampleListFeatures, Feature))
+
+
+def make_parser(
+    features: RecordFeatures, *, pads: bool = True, max_batch_bytes: int = MAX_BATCH_BYTES
+) -> Parser[Any, Any]:
+    """Build the parser for the kind of records that ``features`` describes.
+
+    Raises:
+        TypeError, ValueError: See the parsers.
+    """
+    if isinstance(features, SequenceFeatures):
+        own = features.context_features, features.sequence_features
+        return SequenceExampleParser(*own, pads=pads, max_batch_bytes=max_batch_bytes)
+    if isinstance(features, ExampleListFeatures):
+        return ExampleListParser(features, pads=pads, max_batch_bytes=max_batch_bytes)
+    if isinstance(features, Feature):
+        return ValueParser(features, pads=pads, max_batch_bytes=max_batch_bytes)
+    return ExampleParser(features, pads=pads, max_batch_bytes=max_batch_bytes)
+
+
+class ValueParser(Parser[Any, Any]):
+    """Parses records that are one value each, such as an image, a message or JSON: what a bytes feature could hold.
+
+    Args:
+        features: The spec.
+        pads, max_batch_bytes: See `ExampleParser`.
+
+    Raises:
+        ValueError: The spec needs more than one bytes value.
+    """
+
+    def __init__(self, features: Feature, *, pads: bool = True, max_batch_bytes: int = MAX_BATCH_BYTES) -> None:
+        super().__init__(max_batch_bytes)
+        self.features, self._pads = features, pads
+        self._reader = make_reader("record", features, pads=pads)
+        want, *others = self._reader.wants
+        if others or want.kind is not BYTES_LIST or want.num_values != 1 or features.key is not None:
+            raise ValueError(
+                f"features must be a mapping of names to specs, or one spec that reads the record's bytes alone, got "
+                f"{features!r}"
+            )
+        want.label = want.what
+        self.needs_keys = getattr(self._reader, "keyed", False)
+
+    def __reduce__(self) -> tuple[Callable[..., ValueParser], tuple[Feature]]:
+        """Pickle the spec; the reader is built again."""
+        return functools.partial(type(self), pads=self._pads, max_batch_bytes=self.max_batch_bytes), (self.features,)
+
+    def single(self, serialized: Any, key: int = 0) -> Any:
+        """Parse one record into a value."""
+        try:
+            with self.budget():
+                return rows_of(self._column(packed([serialized]), key))[0]
+        except TFRecordError as error:
+            error.position = None  # only the number within the batch of one
+            raise
+
+    @functools.cached_property
+    def _plan(self) -> PartPlan:
+        return PartPlan()
+
+    def _read(self, found: PackedRecords, num_records: int, keys: Any) -> Any:
+        return wrapped(self._column(found, keys))
+
+    def _column(self, records: PackedRecords, keys: Any) -> Any:
+        spans = np.stack([records.starts, records.lengths], axis=1)
+        return read_columns(self._reader, [Column(spans, NO_OFFSETS, None, records.buffer)], keys)
