@@ -11,6 +11,7 @@ from .errors import (
     RemoteError,
     TFRecordError,
 )
+from .features.audio import Audio
 from .features.feature import SequenceFeatures
 from .features.image import Image
 from .features.inference import format_features, infer_features
@@ -19,6 +20,7 @@ from .features.one_value import RawTensor, SerializedTensor, Text
 from .features.ragged import RaggedFeature
 from .features.rows import FixedLenSequenceFeature
 from .features.sparse import SparseFeature
+from .features.video import Video
 from .images.codec import decode_image, encode_image, resize_with_crop_or_pad
 from .images.crops import RandomResizedCrop, ResizedCenterCrop
 from .loading.iterable_dataset import TFRecordIterableDataset
@@ -47,6 +49,7 @@ from .values.containers import RaggedTensor, SparseList
 from .values.tensors import parse_tensor, serialize_tensor
 
 __all__ = [
+    "Audio",
     "CompressionError",
     "CorruptRecordError",
     "FixedLenFeature",
@@ -80,6 +83,7 @@ __all__ = [
     "TFRecordWriter",
     "Text",
     "VarLenFeature",
+    "Video",
     "balanced_weights",
     "build_index",
     "build_manifest",
