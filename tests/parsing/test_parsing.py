@@ -370,7 +370,8 @@ def test_wrong_arguments():
             parse_single_example(b"", features)
     for features in ({"a": torch.int64}, {"a": VarLenFeature}, {"a": Unknown()}):
         with pytest.raises(
-            TypeError, match=r"Unsupported .* expected one of FixedLenFeature, FixedLenSequenceFeature, Image, Ragged"
+            TypeError,
+            match=r"Unsupported .* expected one of Audio, FixedLenFeature, FixedLenSequenceFeature, Image, Ragged",
         ):
             parse_single_example(b"", features)
     with pytest.raises(TypeError, match="a name in features must be str, got int"):

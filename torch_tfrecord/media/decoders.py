@@ -18,6 +18,7 @@ from torch_tfrecord.errors import ParseError
 __all__ = ["Frames", "decode_frames", "decode_sound"]
 
 _SAMPLE_BYTES = 4
+_MARGIN_SECONDS = 1.0  # codecs and resampling give the last samples late
 _PLACE = re.compile(r"^.*\.(?:cpp|h):\d+, ")  # of an error in torchcodec's source
 # A WAV file of one sample. Newer torchcodecs look for FFmpeg not when they are imported, but when they decode.
 _LITTLE_WAV = struct.pack(
@@ -86,14 +87,21 @@ def decode_sound(
         per_second = (sample_rate or facts.sample_rate) * facts.num_channels * _SAMPLE_BYTES
         begin = facts.begin_stream_seconds_from_header or 0.0
         if num_samples is not None:
-            stop = begin + (num_samples + 1) * facts.num_channels * _SAMPLE_BYTES / per_second
-            found = decoder.get_samples_played_in_range(0.0, stop)
-            if found.data.shape[1] >= num_samples:
+            found = _beginning(decoder, begin + num_samples / (sample_rate or facts.sample_rate) + _MARGIN_SECONDS)
+            if found is not None and found.data.shape[1] >= num_samples:
                 return found.data, int(found.sample_rate)
         reserve(int((facts.duration_seconds_from_header or 0) * per_second))
         # The header may lie: never decode more than the largest batch by default.
         found = decoder.get_samples_played_in_range(0.0, begin + MAX_BATCH_BYTES / per_second)
     return found.data, int(found.sample_rate)
+
+
+def _beginning(decoder: Any, stop_seconds: float) -> Any:
+    """The samples up to a time; None if there are none, as the header may not say when the sound begins."""
+    try:
+        return decoder.get_samples_played_in_range(0.0, stop_seconds)
+    except RuntimeError:
+        return None
 
 
 class Frames(NamedTuple):
