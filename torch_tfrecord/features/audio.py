@@ -14,7 +14,7 @@ from torch_tfrecord.batch_memory import empty_tensor
 from torch_tfrecord.features.feature import Feature
 from torch_tfrecord.features.media import MediaReader, MediaSpec, window_start
 from torch_tfrecord.media.decoders import decode_sound
-from torch_tfrecord.media.wav import Wav, read_wav
+from torch_tfrecord.media.wav import read_wav
 
 __all__ = ["Audio"]
 
@@ -73,8 +73,7 @@ class Audio(MediaSpec, Feature):
         sound = read_wav(data)
         if sound is None or self.sample_rate not in (None, sound.sample_rate):
             needed = None if self.random_start else self.num_samples
-            found, rate = decode_sound(data, self.sample_rate, needed)
-            sound = Wav(rate, found.numpy().T, 1)
+            sound = decode_sound(data, self.sample_rate, needed)
         samples = self._cut(sound.samples, sound.full_scale, key)
         return {"samples": samples, "sample_rate": torch.tensor(sound.sample_rate)}
 

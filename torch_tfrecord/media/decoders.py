@@ -14,6 +14,7 @@ import torch
 
 from torch_tfrecord.batch_memory import MAX_BATCH_BYTES, reserve
 from torch_tfrecord.errors import ParseError
+from torch_tfrecord.media.wav import Sound
 
 __all__ = ["Frames", "decode_frames", "decode_sound"]
 
@@ -63,18 +64,13 @@ def _translated(what: str, data: memoryview) -> Iterator[Any]:
         raise ParseError(f"expected {what} that FFmpeg can decode, got {len(data)} other bytes ({reason})") from error
 
 
-def decode_sound(
-    data: memoryview, sample_rate: int | None = None, num_samples: int | None = None
-) -> tuple[torch.Tensor, int]:
-    """Decode a sound, resampled if a rate is given.
+def decode_sound(data: memoryview, sample_rate: int | None = None, num_samples: int | None = None) -> Sound:
+    """Decode a sound to float32, resampled if a rate is given.
 
     Args:
         data: The bytes of a file.
         sample_rate: Samples per second and channel of the result; None means those stored.
         num_samples: How many are needed from the start; there may be more.
-
-    Returns:
-        float32 [channels, samples], and the rate.
 
     Raises:
         ImportError: torchcodec or FFmpeg is missing.
@@ -89,11 +85,17 @@ def decode_sound(
         if num_samples is not None:
             found = _beginning(decoder, begin + num_samples / (sample_rate or facts.sample_rate) + _MARGIN_SECONDS)
             if found is not None and found.data.shape[1] >= num_samples:
-                return found.data, int(found.sample_rate)
+                return _sound(found, facts)
         reserve(int((facts.duration_seconds_from_header or 0) * per_second))
         # The header may lie: never decode more than the largest batch by default.
         found = decoder.get_samples_played_in_range(0.0, begin + MAX_BATCH_BYTES / per_second)
-    return found.data, int(found.sample_rate)
+    return _sound(found, facts)
+
+
+def _sound(found: Any, facts: Any) -> Sound:
+    # FFmpeg's formats are s16, s32 (for 24 bits, too), flt and so on. Codecs that lose something hold no integers.
+    integer_scale = 1 << (31 if str(facts.sample_format).startswith("s32") else 15)
+    return Sound(int(found.sample_rate), found.data.numpy().T, 1, integer_scale)
 
 
 def _beginning(decoder: Any, stop_seconds: float) -> Any:

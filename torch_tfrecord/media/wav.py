@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from torch_tfrecord.errors import ParseError
 
-__all__ = ["Wav", "read_wav"]
+__all__ = ["Sound", "read_wav"]
 
 _CHUNK = struct.Struct("<4sI")
 _FORMAT = struct.Struct("<HHIIHH")  # encoding, channels, samples and bytes per second, bytes per frame, bits per sample
@@ -32,22 +32,31 @@ _DTYPES: dict[tuple[int, int], np.dtype[Any]] = {
 _UNKNOWN_SIZE = 0x7FFFF000
 
 
-class Wav(NamedTuple):
-    """The samples of a WAV file.
+class Sound(NamedTuple):
+    """The samples of a file.
 
     Attributes:
         sample_rate: Samples per second and channel.
-        samples: [samples, channels]: integers from -full_scale to full_scale - 1, or floats. Unsigned samples of 8 bits
+        samples: [samples, channels]: floats, or integers from -full_scale to full_scale - 1. Unsigned samples of 8 bits
             are shifted to -128..127; those of 24 bits have 8 zero bits below.
         full_scale: What stands for 1.0.
+        integer_scale: What does in `integers`.
     """
 
     sample_rate: int
     samples: npt.NDArray[Any]
     full_scale: int
+    integer_scale: int
+
+    def integers(self) -> npt.NDArray[Any]:
+        """The samples as integers from -integer_scale to integer_scale - 1; floats are rounded and clipped."""
+        if self.samples.dtype.kind == "i":
+            return self.samples
+        scaled = np.rint(self.samples.astype(np.float64) * self.integer_scale)
+        return np.clip(scaled, -self.integer_scale, self.integer_scale - 1).astype(np.int64)
 
 
-def read_wav(data: memoryview) -> Wav | None:
+def read_wav(data: memoryview) -> Sound | None:
     """Read a WAV file of PCM samples of 8, 16, 24 or 32 bits, or of floats of 32 or 64 bits.
 
     Returns:
@@ -91,7 +100,7 @@ def _fields(chunk: memoryview) -> tuple[int, int, int, int]:
     return encoding, channels, sample_rate, bits
 
 
-def _samples(data: memoryview, size: int, encoding: int, channels: int, sample_rate: int, bits: int) -> Wav | None:
+def _samples(data: memoryview, size: int, encoding: int, channels: int, sample_rate: int, bits: int) -> Sound | None:
     dtype = _DTYPES.get((encoding, bits))
     if dtype is None:
         return None
@@ -100,11 +109,13 @@ def _samples(data: memoryview, size: int, encoding: int, channels: int, sample_r
     frame_bytes = channels * bits // 8
     kept = data[: min(size, len(data)) // frame_bytes * frame_bytes]
     found: npt.NDArray[Any] = np.frombuffer(kept, dtype) if len(kept) else np.zeros(0, dtype)
-    full_scale = 1 if encoding == _FLOAT else 1 << max(bits - 1, 0)
+    if encoding == _FLOAT:
+        return Sound(sample_rate, found.reshape(-1, channels), 1, 1 << 31)
+    full_scale = 1 << bits - 1
     if bits == 8:
         found = found.astype(np.int16) - 128
     elif bits == 24:
         wide = np.zeros((len(found) // 3, 4), np.uint8)
         wide[:, 1:] = found.reshape(-1, 3)
         found, full_scale = wide.view("<i4")[:, 0], 1 << 31
-    return Wav(sample_rate, found.reshape(-1, channels), full_scale)
+    return Sound(sample_rate, found.reshape(-1, channels), full_scale, full_scale)
