@@ -11,6 +11,7 @@ from .errors import (
     RemoteError,
     TFRecordError,
 )
+from .features.audio import Audio
 from .features.example_list import ExampleListFeatures
 from .features.feature import SequenceFeatures
 from .features.image import Image
@@ -21,6 +22,7 @@ from .features.ragged import RaggedFeature
 from .features.raw_tensor import RawTensor
 from .features.rows import FixedLenSequenceFeature
 from .features.sparse import SparseFeature
+from .features.video import Video
 from .features.whole_values import Json, Proto
 from .images.codec import decode_image, encode_image, resize_with_crop_or_pad
 from .images.crops import RandomResizedCrop, ResizedCenterCrop
@@ -51,6 +53,7 @@ from .values.containers import RaggedTensor, SparseList
 from .values.tensors import parse_tensor, serialize_tensor
 
 __all__ = [
+    "Audio",
     "CompressionError",
     "CorruptRecordError",
     "ExampleListFeatures",
@@ -88,6 +91,7 @@ __all__ = [
     "TFRecordWriter",
     "Text",
     "VarLenFeature",
+    "Video",
     "balanced_weights",
     "build_index",
     "build_manifest",

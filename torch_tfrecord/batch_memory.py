@@ -129,4 +129,6 @@ def empty_tensor(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
 
     num_bytes = math.prod(shape) * dtype.itemsize
     reserve(num_bytes)
+    if not num_bytes:  # which torch does not view as another dtype
+        return torch.empty(shape, dtype=dtype)
     return torch.from_numpy(empty_bytes(num_bytes)).view(dtype).view(shape)

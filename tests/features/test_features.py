@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from torch_tfrecord import encode_example, parse_example, parse_single_example
+from torch_tfrecord.features.audio import Audio
 from torch_tfrecord.features.feature import Feature, make_context_reader, make_reader, make_step_reader
 from torch_tfrecord.features.image import Image
 from torch_tfrecord.features.lists import FixedLenFeature, VarLenFeature
@@ -22,10 +23,13 @@ from torch_tfrecord.features.ragged import RaggedFeature
 from torch_tfrecord.features.raw_tensor import RawTensor
 from torch_tfrecord.features.rows import FixedLenSequenceFeature
 from torch_tfrecord.features.sparse import SparseFeature
+from torch_tfrecord.features.video import Video
 from torch_tfrecord.values.stacking import is_ragged, mark_ragged
 
 I64 = torch.int64
 SPECS = {
+    "Audio()": Audio(),
+    "Audio(sample_rate=16000, num_channels=1, num_samples=400, random_start=True, seed=3, return_rate=True, key='a')": Audio(sample_rate=16000, num_channels=1, num_samples=400, random_start=True, seed=3, return_rate=True, key="a"),
     "FixedLenFeature((), torch.int64)": FixedLenFeature((), I64),
     "FixedLenFeature((2,), bytes)": FixedLenFeature(2, bytes),
     "FixedLenFeature((2, 3), str, key='x/y')": FixedLenFeature([2, 3], str, key="x/y"),
@@ -47,6 +51,10 @@ SPECS = {
     "RaggedFeature(torch.int64, partitions=(RaggedFeature.RowLengths('a'), RaggedFeature.RowStarts('b'), RaggedFeature.RowLimits('c'), RaggedFeature.ValueRowIds('d')))": RaggedFeature(I64, None, (RaggedFeature.RowLengths("a"), RaggedFeature.RowStarts("b"), RaggedFeature.RowLimits("c"), RaggedFeature.ValueRowIds("d"))),
     "SparseFeature(('i',), 'v', torch.float32, (9,))": SparseFeature("i", "v", torch.float32, 9),
     "SparseFeature(('i', 'j'), 'v', str, (9, 3), already_sorted=True, validate=False)": SparseFeature(["i", "j"], "v", str, [9, 3], True, validate=False),
+    "Video()": Video(),
+    "Video(num_frames=8, step=2, random_start=True, return_times=True)": Video(num_frames=8, step=2, random_start=True, return_times=True),
+    "Video(frames=(0, -1))": Video(frames=[0, np.int64(-1)]),
+    "Video(frames=slice(None, None, 2))": Video(frames=slice(None, None, 2)),
 }  # fmt: skip
 
 
@@ -147,6 +155,22 @@ def test_defaults(default, dtype, kept):
         (lambda: RawTensor((2,), bytes), TypeError, "dtype must be a torch dtype with whole bytes per element, got bytes"),
         (lambda: RawTensor((2,), None), ValueError, "Missing type: dtype must be a torch dtype, bytes or str"),
         (lambda: Text(key=5), TypeError, "key must be str or None, got int"),
+        (lambda: Audio(sample_rate=0), ValueError, "sample_rate must be an integer of at least 1, got 0"),
+        (lambda: Audio(num_channels="2"), TypeError, "num_channels must be an integer of at least 1, got '2' (str)"),
+        (lambda: Audio(num_samples=-1), ValueError, "num_samples must be an integer of at least 1, got -1"),
+        (lambda: Audio(return_rate=1), TypeError, "return_rate must be True or False, got 1"),
+        (lambda: Audio(num_samples=2, seed=0.5), TypeError, "seed must be an integer, got 0.5 (float)"),
+        (lambda: Audio(random_start=True), ValueError, "random_start needs num_samples: how long the window is that is drawn"),
+        (lambda: Video(num_frames=0), ValueError, "num_frames must be an integer of at least 1, got 0"),
+        (lambda: Video(num_frames=2, step=0), ValueError, "step must be an integer of at least 1, got 0"),
+        (lambda: Video(frames=[0.5]), TypeError, "frames must be a slice or integers, got 0.5 (float)"),
+        (lambda: Video(frames=3), TypeError, "frames must be a slice or the numbers of frames, got 3"),
+        (lambda: Video(frames=[]), ValueError, "frames must be a slice or at least one number, got none"),
+        (lambda: Video(frames=[0], num_frames=1), ValueError, "frames and num_frames must not both be given: each says which frames to take"),
+        (lambda: Video(step=2), ValueError, "step needs num_frames; for every second frame of a whole video: frames=slice(None, None, 2)"),
+        (lambda: Video(num_frames=2, random_start=True), ValueError, "random_start needs num_frames and step: frames spread over the whole video have no start"),
+        (lambda: Video(num_frames=2, step=1, random_start="yes"), TypeError, "random_start must be True or False, got 'yes'"),
+        (lambda: Video(return_times=None), TypeError, "return_times must be True or False, got None"),
     ],
 )  # fmt: skip
 def test_wrong_specs(build, kind, text):
@@ -165,9 +189,9 @@ def test_the_ragged_mark():
 
 ANYWHERE = "Image, Json, {}Proto, RaggedFeature, RawTensor, SerializedTensor"
 PLACES = {
-    "reader": (make_reader, f"an Example: expected one of FixedLenFeature, FixedLenSequenceFeature, {ANYWHERE.format('Nested, ')}, SparseFeature, Text, VarLenFeature"),
-    "context": (make_context_reader, f"a context: expected one of FixedLenFeature, {ANYWHERE.format('Nested, ')}, Text, VarLenFeature"),
-    "steps": (make_step_reader, f"a feature list: expected one of FixedLenSequenceFeature, {ANYWHERE.format('')}, Text, VarLenFeature"),
+    "reader": (make_reader, f"an Example: expected one of Audio, FixedLenFeature, FixedLenSequenceFeature, {ANYWHERE.format('Nested, ')}, SparseFeature, Text, VarLenFeature, Video"),
+    "context": (make_context_reader, f"a context: expected one of Audio, FixedLenFeature, {ANYWHERE.format('Nested, ')}, Text, VarLenFeature, Video"),
+    "steps": (make_step_reader, f"a feature list: expected one of Audio, FixedLenSequenceFeature, {ANYWHERE.format('')}, Text, VarLenFeature, Video"),
 }  # fmt: skip
 
 
@@ -194,6 +218,6 @@ def test_a_spec_makes_its_own_reader():
     assert parse_example(records, {"x": Doubled(key="a"), "a": FixedLenFeature((), I64)})["x"].tolist() == [6, 8]
     assert parse_single_example(records[1], {"a": Doubled()})["a"].tolist() == 8
     with pytest.raises(
-        ValueError, match=r"^Unsupported Doubled for key 'x' of a context: expected one of FixedLenFeat"
+        ValueError, match=r"^Unsupported Doubled for key 'x' of a context: expected one of Audio, Fixed"
     ):
         make_context_reader("x", Doubled())

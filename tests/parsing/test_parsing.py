@@ -372,7 +372,7 @@ def test_wrong_arguments():
     for features in ({"a": torch.int64}, {"a": VarLenFeature}, {"a": Unknown()}):
         with pytest.raises(
             TypeError,
-            match=r"Unsupported .* expected one of FixedLenFeature, FixedLenSequenceFeature, Image, Json, Nested, Proto, Ragged",
+            match=r"Unsupported .* expected one of Audio, FixedLenFeature, FixedLenSequenceFeature, Image, Json, Nested, Proto, Ragged",
         ):
             parse_single_example(b"", features)
     with pytest.raises(TypeError, match="a name in features must be str, got int"):

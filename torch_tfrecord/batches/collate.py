@@ -19,7 +19,7 @@ from torch_tfrecord.batches.transport import for_transport, register_in_worker
 from torch_tfrecord.samples import check_for_torch, place_of
 from torch_tfrecord.shown import shown_list, shown_value
 from torch_tfrecord.values.containers import RaggedTensor, SparseList
-from torch_tfrecord.values.stacking import is_ragged, stack_samples
+from torch_tfrecord.values.stacking import is_listed, is_ragged, stack_samples
 from torch_tfrecord.values.whole_values import WHOLE_KINDS
 
 __all__ = ["collate", "keep_type", "register_samples", "take_columns"]
@@ -30,7 +30,8 @@ def collate(samples: Sequence[Any]) -> Any:
 
     - Bytes, str and (nested) lists of them become lists with one item for each sample.
     - Tensors of equal shape are stacked to [B, ...]; images, videos and masks of ``tv_tensors`` keep their type.
-    - Boxes and key points of ``tv_tensors``, which belong to one image each, become lists.
+    - Boxes and key points of ``tv_tensors``, which belong to one image each, become lists; so do sounds and videos of
+      any length (`Audio`, `Video`), whatever their lengths.
     - Var-length features always become a jagged nested tensor [B, *], whatever their lengths; so do other 1-D tensors
       of unequal length.
     - Jagged, ragged and sparse samples are joined into one, with the sample's number as first dimension.
@@ -210,6 +211,8 @@ def _names(keys: Any) -> str:
 
 def _tensors(values: list[Any], name: str) -> Any:
     first = values[0]
+    if is_listed(first):
+        return values
     if first.is_nested or first.layout == torch.sparse_coo:
         return _structured(values, name)
     if not isinstance(first, tv_tensors.TVTensor):

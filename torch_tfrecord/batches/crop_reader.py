@@ -80,7 +80,9 @@ class CropReader:
     @cached_property
     def _image(self) -> tuple[str, Image] | None:
         """The Image and its name."""
-        features = self._parser.features if type(self._parser) is BatchParser else None
+        # Without draws of other features, as `_encoded` gets no keys.
+        can_be_read = type(self._parser) is BatchParser and not self._parser.needs_keys
+        features = self._parser.features if can_be_read else None
         images = (
             [item for item in features.items() if isinstance(item[1], Image)] if isinstance(features, Mapping) else []
         )

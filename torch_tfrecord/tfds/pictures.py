@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import functools
-import io
-import wave
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,6 +15,8 @@ import torch_tfrecord.tfds.features as f
 from torch_tfrecord.errors import ParseError
 from torch_tfrecord.features.columns import Column, Want, read_each
 from torch_tfrecord.images.codec import decode_image, image_size
+from torch_tfrecord.media.decoders import decode_sound
+from torch_tfrecord.media.wav import read_wav
 from torch_tfrecord.tfds.elements import BytesElement, Element
 from torch_tfrecord.tfds.feature_base import Shape, fits
 from torch_tfrecord.tfds.leaves import Leaf
@@ -26,7 +26,6 @@ __all__ = ["PIXEL_MODES", "BoxLeaf", "PictureElement", "sound_element"]
 
 PIXEL_MODES = {1: "L", 3: "RGB", 4: "RGBA"}
 """Number of channels -> mode of `decode_image`, for uint8 images."""
-_WAV_DTYPES: dict[int, np.dtype[Any]] = {1: np.dtype("u1"), 2: np.dtype("<i2"), 4: np.dtype("<i4")}
 
 
 class PictureElement(BytesElement):
@@ -97,32 +96,18 @@ def _with_channels(pixels: npt.NDArray[Any], channels: int | None) -> npt.NDArra
 
 
 def sound_element(feature: f.Audio, dtype: torch.dtype) -> BytesElement:
-    """The element of an audio file: WAV is decoded to [T] or [T, channels], other formats stay bytes."""
-    decode = functools.partial(_decode_wav, shape=feature.shape, dtype=dtype)
-    return BytesElement(decode if feature.file_format in ("wav", None) else None, "Audio")
+    """The element of an audio file: decoded to integers [T] or [T, channels], as stored, or of 16 bits."""
+    return BytesElement(functools.partial(_decode_sound, shape=feature.shape, dtype=dtype), "Audio")
 
 
-def _decode_wav(data: bytes, *, shape: Shape, dtype: torch.dtype) -> Any:
-    if data[:4] != b"RIFF":
-        return data
-    try:
-        with wave.open(io.BytesIO(data)) as sound:
-            width, channels = sound.getsampwidth(), sound.getnchannels()
-            raw = sound.readframes(sound.getnframes())
-    except (wave.Error, EOFError) as error:
-        raise ParseError(f"expected a WAV file of PCM samples, got other bytes ({error})") from error
-    if width == 3:
-        wide = np.zeros((len(raw) // 3, 4), np.uint8)
-        wide[:, 1:] = np.frombuffer(raw, np.uint8).reshape(-1, 3)
-        numbers = wide.view("<i4")[:, 0]
-    else:
-        numbers = np.frombuffer(raw, _WAV_DTYPES[width])
-        numbers = numbers.astype(np.int16) - 128 if width == 1 else numbers
-    wanted = shape[1] if len(shape) > 1 else 1
+def _decode_sound(data: bytes, *, shape: Shape, dtype: torch.dtype) -> torch.Tensor:
+    view = memoryview(data)
+    numbers = (read_wav(view) or decode_sound(view)).integers()
+    channels, wanted = numbers.shape[1], shape[1] if len(shape) > 1 else 1
     if channels != wanted:
         raise ParseError(f"expected audio of {wanted} channels, got {channels}")
-    tensor = torch.from_numpy(numbers.copy())
-    return (tensor.reshape(-1, channels) if len(shape) > 1 else tensor).to(dtype)
+    tensor = torch.from_numpy(np.array(numbers))
+    return (tensor if len(shape) > 1 else tensor[:, 0]).to(dtype)
 
 
 class BoxLeaf(Leaf):

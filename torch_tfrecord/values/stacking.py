@@ -16,9 +16,20 @@ from torch_tfrecord.batch_memory import empty_bytes, reserve
 from torch_tfrecord.native import optional_module
 from torch_tfrecord.values.containers import Nested, RaggedTensor, SparseList, join_nested, make_sparse, wrap_nested
 
-__all__ = ["is_ascending", "is_ragged", "mark_ragged", "pad_rows", "rows_of", "stack", "stack_samples"]
+__all__ = [
+    "is_ascending",
+    "is_listed",
+    "is_ragged",
+    "mark_listed",
+    "mark_ragged",
+    "pad_rows",
+    "rows_of",
+    "stack",
+    "stack_samples",
+]
 
 _RAGGED = "_torch_tfrecord_ragged"
+_LISTED = "_torch_tfrecord_listed"
 
 
 def stack(values: list[Any]) -> torch.Tensor | list[Any]:
@@ -43,8 +54,7 @@ def rows_of(column: Any) -> Sequence[Any]:
     if isinstance(column, list):
         return column
     if isinstance(column, dict):
-        rows = zip(*map(rows_of, column.values()), strict=True)
-        return [dict(zip(column, row, strict=True)) for row in rows]
+        return [dict(zip(column, row, strict=True)) for row in zip(*map(rows_of, column.values()), strict=True)]
     if isinstance(column, Nested):
         return _nested_rows(column)
     if _is_sparse(column):
@@ -99,6 +109,20 @@ def mark_ragged(tensor: torch.Tensor) -> torch.Tensor:
 def is_ragged(tensor: torch.Tensor) -> bool:
     """Whether :func:`mark_ragged` marked this tensor object."""
     return getattr(tensor, _RAGGED, False)
+
+
+def mark_listed(tensor: torch.Tensor) -> torch.Tensor:
+    """Mark a sample's tensor so that collating makes a list of such tensors even if all sizes are equal.
+
+    For sounds and videos of any length, whose last dimensions vary; the mark lasts as long as that of `mark_ragged`.
+    """
+    setattr(tensor, _LISTED, True)
+    return tensor
+
+
+def is_listed(tensor: torch.Tensor) -> bool:
+    """Whether :func:`mark_listed` marked this tensor object."""
+    return getattr(tensor, _LISTED, False)
 
 
 def stack_samples(samples: Sequence[Any]) -> Any:
