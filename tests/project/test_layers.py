@@ -107,6 +107,7 @@ ORDER = [
     "values",
     "images.crops",
     "images.headers",
+    "images.png_gray",
     "images.backends",
     "images.codec",
     "images.regions",
