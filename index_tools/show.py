@@ -17,6 +17,7 @@ from torch_tfrecord.records.compression import open_stream
 from torch_tfrecord.records.index_keeper import IndexKeeper
 from torch_tfrecord.records.reader import RecordReader, read_blocks
 from torch_tfrecord.records.scan import RecordScanner
+from torch_tfrecord.records.spread import SpreadRecord, spread_records
 from torch_tfrecord.records.storage import open_file
 
 __all__ = ["add_parser"]
@@ -24,16 +25,14 @@ __all__ = ["add_parser"]
 _T = TypeVar("_T")
 
 _DEFAULT_RECORDS = 3
-# Features are inferred from as many records as `infer_features` uses, but not from gigabytes of them.
-_INFER_RECORDS = 100
-_INFER_BYTES = 1 << 28
+_INFER_RECORDS = 100  # as many as `infer_features` looks at
 
 _DESCRIPTION = """\
 Prints a line for each record with its position, file, byte offset and length, then a line for each
 feature with its name, kind, number of values, and values. Text is shown as text, an image as
 "jpeg 500x375, 61.2 KB" (width x height), a serialized tensor as dtype and shape, and other bytes as
 hex, shortened. For compressed files the offset is that in the decompressed stream. At the end come
-the features as Python code, inferred from the first 100 records.
+the features as Python code, inferred from 100 records that are spread over all files.
 
 A record with feature lists is shown as a SequenceExample. A record that is not an Example is not an
 error: TFRecord files may contain anything.
@@ -68,7 +67,7 @@ def _run(options: argparse.Namespace) -> int:
     num_records = default if options.num_records is None else options.num_records
     wanted = _stream_records(files) if position is None else _records_from(files, _absolute_position(files, position))
     shown, damage = _until_damage(map(_shown, itertools.islice(wanted, num_records)))
-    samples, later_damage = _until_damage(() if options.no_features else _samples(_stream_records(files)))
+    samples, later_damage = _until_damage(() if options.no_features else spread_records(files, _INFER_RECORDS))
     for text in shown:
         print(text)
     if not shown and damage is None and num_records > 0:
@@ -178,24 +177,29 @@ def _places(path: str) -> Iterator[tuple[int, Sequence[int], Sequence[int]]]:
 # Features.
 
 
-def _samples(records: Iterable[_Record]) -> Iterator[bytes]:
-    num_bytes = 0
-    for record in itertools.islice(records, _INFER_RECORDS):
-        num_bytes += len(record.payload)
-        yield record.payload
-        if num_bytes > _INFER_BYTES:
-            return
-
-
-def _features(records: Sequence[bytes]) -> str:
+def _features(samples: Sequence[SpreadRecord]) -> str:
     """The features as code, or a comment that says why there are none."""
-    source = f"from the first {counted(len(records), 'record')}" if len(records) > 1 else "from one record"
+    records = [sample.payload for sample in samples]
     if not records:
         return "# no features: there are no records to infer them from"
+    source = _source(samples)
     if any(map(is_sequence_example, records)):
         return "# no features: they are inferred from Examples, and these are SequenceExamples"
     try:
         features = infer_features_from_records(records)
     except ParseError as error:
+        if error.position is not None:
+            error.path, error.position, error.offset, _ = samples[error.position]
         return f"# no features: {error_text(error)}"
     return f"# inferred {source}\n{format_features(features)}" if features else f"# no features {source}"
+
+
+def _source(samples: Sequence[SpreadRecord]) -> str:
+    if len(samples) == 1:
+        return "from one record"
+    records = counted(len(samples), "record")
+    by_file = [[*group] for _, group in itertools.groupby(samples, key=lambda sample: sample.path)]
+    if all(sample.position == number for group in by_file for number, sample in enumerate(group)):
+        return f"from the first {records}"
+    where = "the file" if len(by_file) == 1 else counted(len(by_file), "file")
+    return f"from {records}, spread over {where}"

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 
-from index_tools import show
 from index_tools._values import describe_bytes, describe_record
 from index_tools.main import main
 from torch_tfrecord import (
@@ -152,7 +151,7 @@ def test_records_that_give_no_features_say_why(capsys):
         assert main(["show", f"{name}.tfrecord"]) == 0
         last_lines.append(capsys.readouterr().out.splitlines()[-1])
     assert last_lines[0].startswith("# no features: feature 'a': ")
-    assert last_lines[1].startswith("# no features: record 0: Could not parse example input")
+    assert last_lines[1].startswith("# no features: b.tfrecord: record 0 at byte 0: Could not parse example input")
     assert last_lines[2:] == [
         "# no features from one record",
         "# no features: there are no records to infer them from",
@@ -232,10 +231,23 @@ def test_only_the_beginning_of_a_file_is_read(folder, monkeypatch, capsys):
     assert sum(num_read) < 3 << 20
 
 
-def test_inference_stops_before_gigabytes(monkeypatch):
-    monkeypatch.setattr(show, "_INFER_BYTES", 30)
-    records = [show._Record(number, "a", 0, b"x" * 20) for number in range(5)]
-    assert len(list(show._samples(records))) == 2
+def test_features_are_inferred_from_records_of_the_whole_file(capsys):
+    write("a.tfrecord", [{"label": number} | ({"late": 0.5} if number > 150 else {}) for number in range(200)])
+    write("b.tfrecord", [{"label": number} for number in range(200)])
+    assert main(["show", "a.tfrecord", "-n", "0"]) == 0
+    code = capsys.readouterr().out
+    assert code.startswith("# inferred from 100 records, spread over the file\n")
+    assert '"late": VarLenFeature(torch.float32),' in code
+    assert main(["show", "*.tfrecord", "-n", "0"]) == 0
+    assert capsys.readouterr().out.startswith("# inferred from 100 records, spread over 2 files\n")
+
+
+def test_records_that_are_no_examples_are_named(capsys):
+    write("a.tfrecord", [{"a": 1}] * 150 + [b"\x09" + bytes(8) + b"\x10\x01"] * 50)
+    assert main(["show", "a.tfrecord", "-n", "0"]) == 0
+    text = capsys.readouterr().out
+    assert text.startswith("# no features: a.tfrecord: record 151 at byte ")
+    assert text.endswith("got 11 bytes that look like a TensorFlow event, as in tfevents files\n")
 
 
 def test_damage_ends_the_output_with_an_error(folder, capsys):

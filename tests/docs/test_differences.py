@@ -344,6 +344,21 @@ def _(folder):
         assert (image.shape, int(image.max())) == ((3, 6, 4), 0)
 
 
+@row("size of a GIF")
+def _(folder):
+    frozen = np.load(Path(__file__).parents[1] / "data/images/pictures.npz")
+    found = decode_image(frozen["gif one small"])
+    assert frozen["gif one small|0"].shape == (2, 3, 3) and found.shape == (3, 5, 6)
+    assert found[:, 1:3, 2:5].any(0).all()
+
+
+@row("16-bit PNG, without `dtype`")
+def _(folder):
+    data = encode_image(np.arange(0, 60000, 2500, dtype=np.uint16).reshape(1, 4, 6), "png")
+    assert decode_image(data, "unchanged").dtype == torch.uint16
+    assert decode_image(data, "L").flatten().tolist() == [value >> 8 for value in range(0, 60000, 2500)]
+
+
 @row("RGB to gray")
 def _(folder):
     picture = np.arange(4 * 4 * 3, dtype=np.uint8).reshape(4, 4, 3) * 5

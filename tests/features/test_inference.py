@@ -250,3 +250,68 @@ def test_printed_code_of_sequences(tmp_path):
             ")",
         ]
     )
+
+
+# --- Files -----------------------------------------------------------------------------------------------------------
+
+
+def write(path, rows, **options):
+    with TFRecordWriter(path, **options) as writer:
+        for row in rows:
+            writer.write(row)
+
+
+ROWS = st.fixed_dictionaries(
+    {"a": st.lists(st.integers(0, 9), min_size=1, max_size=3)},
+    optional={
+        "late": st.lists(st.floats(0, 1, width=32), min_size=1, max_size=2),
+        "text": st.text(min_size=1, max_size=9),
+        "raw": st.binary(min_size=1, max_size=40),
+        "kind": st.one_of(st.just([1]), st.just(["text"])),
+    },
+)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(ROWS, min_size=1, max_size=4), st.sampled_from(["plain", "index", "gzip", "shards"]))
+def test_what_later_records_have_is_seen(tmp_path_factory, segments, layout):
+    """Each segment is of equal records, and is long enough for one of those looked at: features, lengths and kinds."""
+    folder = tmp_path_factory.mktemp("files")
+    rows = [row | {"n": number} for row in segments for number in range(400)]
+    options = {"plain": {}, "index": {"write_index": True}, "gzip": {"compression_type": "GZIP"}, "shards": {}}[layout]
+    shards = 7 if layout == "shards" else 1
+    for shard in range(shards):
+        write(
+            folder / f"a-{shard:05}-of-{shards:05}",
+            rows[shard * len(rows) // shards : (shard + 1) * len(rows) // shards],
+            **options,
+        )
+    kinds = {type(row["kind"][0]) for row in segments if "kind" in row}
+    if len(kinds) > 1:
+        with pytest.raises(ParseError, match="feature 'kind': Data types don't match: bytes and int64"):
+            infer_features(folder)
+        return
+    parse_example([encode_example(row) for row in rows], infer_features(folder))
+
+
+def test_a_record_of_a_file_that_is_no_example(tmp_path):
+    write(tmp_path / "a.tfrecord", [encode_example({"a": 1})] * 3 + [b"\x09" + bytes(8) + b"\x10\x01"])
+    with pytest.raises(ParseError) as caught:
+        infer_features(tmp_path / "a.tfrecord")
+    size = len(encode_example({"a": 1})) + 16
+    assert str(caught.value) == (
+        f"{tmp_path}/a.tfrecord: record 3 at byte {3 * size}: expected an Example or SequenceExample, got 11 bytes that "
+        "look like a TensorFlow event, as in tfevents files"
+    )
+
+
+def test_the_number_of_records(tmp_path):
+    write(tmp_path / "a.tfrecord", [{"a": [1] * (1 + (number == 1))} for number in range(9)])
+    assert infer_features(tmp_path / "a.tfrecord", num_records=3) == {"a": ONE}  # 0, 4 and 8
+    assert infer_features(tmp_path / "a.tfrecord", num_records=9) == {"a": VarLenFeature(torch.int64)}
+    for number in (0, True, 1.5):
+        with pytest.raises(ValueError, match="num_records must be an integer of at least 1, got"):
+            infer_features(tmp_path / "a.tfrecord", num_records=number)
+    write(tmp_path / "b.tfrecord", [])
+    with pytest.raises(ValueError, match="expected at least one record to look at, got none in 1 files"):
+        infer_features(tmp_path / "b.tfrecord")

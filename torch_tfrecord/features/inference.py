@@ -7,9 +7,9 @@ things are ``bytes``, and a feature that has a varying number of values, or is m
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import islice
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -22,10 +22,13 @@ from torch_tfrecord.features.lists import FixedLenFeature, VarLenFeature
 from torch_tfrecord.features.one_value import SerializedTensor, Text
 from torch_tfrecord.features.raw_tensor import RawTensor
 from torch_tfrecord.features.rows import FixedLenSequenceFeature
-from torch_tfrecord.images.codec import image_size
+from torch_tfrecord.images.codec import image_format, image_size
+from torch_tfrecord.images.headers import guess_content
 from torch_tfrecord.protobuf.example import Values, decode_sequence_example
+from torch_tfrecord.protobuf.guess import guess_message, is_bare
 from torch_tfrecord.records.paths import Paths, find_files
-from torch_tfrecord.records.reader import read_records
+from torch_tfrecord.records.spread import spread_records
+from torch_tfrecord.remote.access import Access
 from torch_tfrecord.values.dtypes import decode_text
 from torch_tfrecord.values.tensors import parse_tensor
 
@@ -36,6 +39,8 @@ _SIZE_NAMES = (("height", "rows"), ("width", "cols"), ("depth", "channels"))
 # Only these dtypes can be recognised from bytes: one byte is an image's uint8, and float bits are distinctive.
 _RAW_DTYPES = ((torch.uint8, None), (torch.float32, np.dtype("<f4")), (torch.float64, np.dtype("<f8")))
 _PLAUSIBLE_FLOAT = 1e15
+# What a protobuf message may look like, too.
+_VAGUE = ("an unknown format", "an image truncated in its first bytes")
 
 # A record's context and feature lists; an Example is a context without lists.
 _Sample: TypeAlias = tuple[dict[str, Values], dict[str, list[Values]]]
@@ -48,7 +53,9 @@ def infer_features(
 
     Args:
         paths: See `TFRecordDataset`.
-        num_records: Number of records to look at: the first of each file, spread as evenly as the files allow.
+        num_records: Number of records to look at, spread over all files and over each file, or all if there are fewer.
+            At most 256 MiB are read, so fewer of records longer than 2 MiB, and of a compressed file only what that
+            reaches. A record that was not looked at may still differ: then give a larger number.
         storage_options: See `TFRecordDataset`.
 
     Returns:
@@ -56,8 +63,8 @@ def infer_features(
         `format_features` prints it as code.
 
     Raises:
-        ParseError: A record is not an Example; names the record.
-        TFRecordError: A file is damaged in the part that is read.
+        ParseError: A record is not an Example; names the record, and says what it looks like. A key has several kinds.
+        TFRecordError: A file is damaged in the part that is read, or is no TFRecord file.
         ValueError: ``num_records`` is below 1, or the files hold no record.
 
     Example:
@@ -67,12 +74,8 @@ def infer_features(
     if isinstance(num_records, bool) or not isinstance(num_records, int) or num_records < 1:
         raise ValueError(f"num_records must be an integer of at least 1, got {num_records!r}")
     files = find_files(paths, storage_options=storage_options)
-    samples: list[_Sample] = []
-    for number, path in enumerate(files):
-        # If a file has fewer records than its share, later files make up for it.
-        share = -(-(num_records - len(samples)) // (len(files) - number))
-        for position, record in enumerate(islice(read_records(path, storage_options=storage_options), share)):
-            samples.append(_decode(record, position, path))
+    records = spread_records(files, num_records, Access(storage_options))
+    samples = [_decode(record.payload, record.position, record.path, record.offset) for record in records]
     if not samples:
         raise ValueError(f"expected at least one record to look at, got none in {len(files)} files: {files[0]}, ...")
     return _propose_all(samples)
@@ -187,11 +190,38 @@ def _quoted(name: str) -> str:
     return f'"{text[1:-1]}"' if text[0] == "'" and '"' not in text else text
 
 
-def _decode(record: bytes, position: int, path: str | None = None) -> _Sample:
+def _decode(record: bytes, position: int | None, path: str | None = None, offset: int | None = None) -> _Sample:
     try:
-        return decode_sequence_example(record)
-    except TFRecordError as error:
-        raise error.locate(path=path, position=position) from error.__cause__
+        sample = decode_sequence_example(record)
+        if not _has_values(sample):
+            _check_empty(record)
+    except ParseError as error:
+        if error.__cause__ is not None:
+            error.args = (f"{error.args[0]}; they look like {_looks_like(record)}",)
+        raise error.locate(path=path, position=position, offset=offset) from error.__cause__
+    return sample
+
+
+def _has_values(sample: _Sample) -> bool:
+    """Whether some feature has a value, or at least says its kind."""
+    context, lists = sample
+    steps = itertools.chain.from_iterable(lists.values())
+    return any(isinstance(values, np.ndarray) or values for values in (*context.values(), *steps))
+
+
+def _check_empty(record: bytes) -> None:
+    """Refuse what protobuf takes for an Example without features, since it skips the fields of other messages."""
+    looks = _looks_like(record) if record else ""
+    if record and (not is_bare(record) or "ELWC" in looks):
+        raise ParseError(f"expected an Example or SequenceExample, got {len(record)} bytes that look like {looks}")
+
+
+def _looks_like(record: bytes) -> str:
+    image = image_format(record)
+    if image is not None:
+        return f"a {image.upper()} image"
+    content = guess_content(record)
+    return content if content not in _VAGUE else guess_message(record) or content
 
 
 def _propose(key: str, samples: Sequence[Mapping[str, Values]]) -> Feature | None:

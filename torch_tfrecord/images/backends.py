@@ -32,6 +32,7 @@ from PIL import (
 
 from torch_tfrecord.errors import ImageDecodeError
 from torch_tfrecord.images.headers import ImageHeader, has_end_marker
+from torch_tfrecord.images.png_gray import gray_of_colors, needs_gamma
 
 __all__ = [
     "DECODERS",
@@ -101,9 +102,12 @@ def _decode_with_torchcodec(data: bytes | memoryview, header: ImageHeader, mode:
         wanted = "RGB" if mode == "unchanged" and header.channels == 4 else _TORCHCODEC_MODES[mode]
         image = decoders.decode_jpeg(source, mode=wanted)
     elif header.format == "png":
-        image = decoders.decode_png(source, mode=_TORCHCODEC_MODES[mode], output_dtype="auto")
+        wanted = "RGB" if mode == "L" and needs_gamma(header.gamma) else mode
+        image = decoders.decode_png(source, mode=_TORCHCODEC_MODES[wanted], output_dtype="auto")
         if image.dtype == torch.uint16 and mode != "unchanged":
             image = torch.from_numpy((image.numpy() >> 8).astype(np.uint8))
+        if wanted != mode:
+            image = torch.from_numpy(gray_of_colors(image.permute(1, 2, 0).numpy(), header.gamma))[None]
     else:
         raise ImageDecodeError(
             f"expected a JPEG or PNG image for backend='torchcodec', got {header.format.upper()}; "
@@ -120,14 +124,48 @@ def _decode_with_pillow(data: bytes | memoryview, header: ImageHeader, mode: str
         if mode == "unchanged":
             return torch.from_numpy(pixels).permute(2, 0, 1)
         pixels = _append_png16_alpha(pixels, picture.info.get("transparency"))
-        converted = Image.fromarray((pixels >> 8).astype(np.uint8).squeeze(2 if pixels.shape[2] == 1 else ()))
+        stored = Image.fromarray((pixels >> 8).astype(np.uint8).squeeze(2 if pixels.shape[2] == 1 else ()))
+        array = _converted(stored, mode, header)
+    elif header.format == "gif":
+        array = _read_gif(picture, mode, header)
     else:
         if mode == "L" and isinstance(picture, JpegImagePlugin.JpegImageFile):
             picture.draft("L", None)  # the stored luma, as in TensorFlow, not a weighted sum of RGB
+        tile = picture.tile[0] if picture.tile else None
         picture.load()
-        converted = picture
-    array = np.array(_convert(converted, mode, header))
+        if header.format == "bmp" and mode in ("RGBA", "unchanged"):
+            _append_unnamed_alpha(picture, tile, data)
+        array = _converted(picture, mode, header)
     return torch.from_numpy(array[None] if array.ndim == 2 else array.transpose(2, 0, 1))
+
+
+def _converted(picture: Image.Image, mode: str, header: ImageHeader) -> np.ndarray[Any, Any]:
+    """The pixels of a picture in the wanted mode, [H, W] or [H, W, C]."""
+    if mode == "L" and needs_gamma(header.gamma):
+        return gray_of_colors(np.array(_convert(picture, "RGB", header)), header.gamma)
+    return np.array(_convert(picture, mode, header))
+
+
+def _read_gif(picture: ImageFile.ImageFile, mode: str, header: ImageHeader) -> np.ndarray[Any, Any]:
+    """The first frame of a GIF: 0 where it paints nothing, as in TensorFlow; Pillow gives a colour of the palette."""
+    left, top, right, bottom = picture.tile[0].extents or (0, 0, *picture.size)
+    picture.load()
+    unpainted = np.ones((header.height, header.width), dtype=np.bool_)
+    unpainted[top:bottom, left:right] = False
+    if "transparency" in picture.info:
+        unpainted |= np.asarray(picture) == picture.info["transparency"]
+    array = _converted(picture, mode, header)
+    array[unpainted] = 0
+    return array
+
+
+def _append_unnamed_alpha(picture: Image.Image, tile: Any, data: bytes | memoryview) -> None:
+    """Add the fourth byte of the pixels of a 32-bit BMP that names no alpha as alpha, as TensorFlow does."""
+    raw_mode = tile.args[0] if tile is not None and tile.codec_name == "raw" else ""
+    if len(raw_mode) == 4 and "X" in raw_mode:
+        size = (picture.height, picture.width, 4)
+        pixels = np.frombuffer(data, np.uint8, picture.height * picture.width * 4, tile.offset).reshape(size)
+        picture.putalpha(Image.fromarray(pixels[:: tile.args[-1], :, raw_mode.index("X")]))
 
 
 def _open_pillow(data: bytes | memoryview, header: ImageHeader) -> ImageFile.ImageFile:

@@ -63,10 +63,11 @@ def decode_image(
     Args:
         data: The encoded image, bytes or a 1-D uint8 tensor or array; not modified, and copied only if the decoder
             needs it.
-        mode: ``"RGB"`` (gray is repeated, alpha dropped), ``"L"`` (gray; for a JPEG the stored luma, exactly as in
-            TensorFlow, else within 1 of it), ``"RGBA"`` (alpha 255 if the image has none), or ``"unchanged"``: the
-            stored 1 to 4 channels (palette: RGB, or RGBA if the palette has transparent colours; CMYK and GIF: RGB),
-            and uint16 for a 16-bit PNG. The other modes convert such a PNG to 8 bits by ``value >> 8``.
+        mode: ``"RGB"`` (gray is repeated, alpha dropped), ``"L"`` (gray; for a JPEG the stored luma, for a PNG by the
+            gamma that it says, exactly as in TensorFlow, else within 1 of it), ``"RGBA"`` (alpha 255 if the image has
+            none), or ``"unchanged"``: the stored 1 to 4 channels (palette: RGB, or RGBA if the palette has transparent
+            colours; CMYK and GIF: RGB; 32-bit BMP: RGBA), and uint16 for a 16-bit PNG. The other modes convert such a
+            PNG to 8 bits by ``value >> 8``.
         backend: ``"pillow"`` (all formats), ``"torchcodec"`` (JPEG and PNG), ``"nvimgcodec"`` (JPEG; nvImageCodec
             on the CPU, an extra), or ``"auto"``: torchcodec for JPEG if torchcodec 0.16 or newer is installed (same
             pixels, faster), else Pillow.
@@ -76,7 +77,7 @@ def decode_image(
     Returns:
         uint8 (or uint16, see ``mode``) [C, H, W], values 0 to 255 (65535), writable, owning its memory. Usually a
         view of [H, W, C] memory ("channels last"), which torchvision resizes fastest. For an animation, the first
-        frame.
+        frame; 0 where that of a GIF paints nothing.
 
     Raises:
         ImageDecodeError: The data is not an image, is truncated or damaged, exceeds ``max_pixels``, is a JPEG of more

@@ -27,6 +27,8 @@ from torch_tfrecord.errors import ImageDecodeError
 __all__ = ["ImageHeader", "check_scans", "detect_format", "guess_content", "has_end_marker", "read_header"]
 
 _PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
+_SRGB_GAMMA, _SRGB_INTENTS = 45455, 4
+_PNG_GAMMAS = range(16, 625_000_001)  # libpng ignores others
 _JPEG_END = b"\xff\xd9"
 _HEAD_BYTES = 4096  # holds the header of most JPEGs without EXIF
 _BMP_INFO_SIZES = frozenset({12, 16, 40, 52, 56, 64, 108, 124})
@@ -66,7 +68,8 @@ class ImageHeader(NamedTuple):
     ``orientation`` is the EXIF orientation, 1 to 8, and 1 (upright) if it is missing or invalid. ``channels`` and
     ``bits`` are the stored ones for JPEG and PNG (palette: 1), and 0 for other formats. ``adobe`` is True if a JPEG has
     Adobe's marker, so that CMYK is stored inverted. ``scan`` is the start of a JPEG's first scan, else 0;
-    ``progressive`` is True if further scans refine it.
+    ``progressive`` is True if further scans refine it. ``gamma`` is the exponent with which a PNG's colours are stored,
+    times 100,000, and 0 if it does not say.
     """
 
     format: str
@@ -79,6 +82,7 @@ class ImageHeader(NamedTuple):
     adobe: bool = False
     scan: int = 0
     progressive: bool = False
+    gamma: int = 0
 
 
 def detect_format(data: bytes) -> str | None:
@@ -241,7 +245,7 @@ def _read_jpeg(data: bytes) -> ImageHeader:
 
 def _read_png(data: bytes) -> ImageHeader:
     exif: list[tuple[int, int]] = []
-    orientation = 1
+    orientation, gamma, knows_gamma = 1, 0, False
     position = len(_PNG_SIGNATURE)
     view = memoryview(data)
     while True:
@@ -257,12 +261,25 @@ def _read_png(data: bytes) -> ImageHeader:
             orientation = _exif_orientation(data[position + 8 : end - 4])
         if name in (b"eXIf", b"zTXt", b"iTXt"):
             exif.append((position, end))
+        knows_gamma = knows_gamma or name in (b"PLTE", b"IDAT")  # libpng ignores what comes later
+        if not knows_gamma:
+            gamma, knows_gamma = _png_gamma(name, data[position + 8 : end - 4], gamma)
         if name == b"IEND":
             break
         position = end
     width, height, bits, color = struct.unpack_from(">IIBB", data, 16)
     channels = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}.get(color, 0)
-    return ImageHeader("png", height, width, channels, bits, tuple(exif), orientation)
+    return ImageHeader("png", height, width, channels, bits, tuple(exif), orientation, gamma=gamma)
+
+
+def _png_gamma(name: bytes, payload: bytes, gamma: int) -> tuple[int, bool]:
+    """The gamma after one more chunk, and whether it is final: sRGB counts before gAMA, then the first one."""
+    if name == b"sRGB" and len(payload) == 1 and payload[0] < _SRGB_INTENTS:
+        return _SRGB_GAMMA, True
+    if name == b"gAMA" and len(payload) == 4 and not gamma:
+        stored = int.from_bytes(payload, "big")
+        return (stored if stored in _PNG_GAMMAS else 0), False
+    return gamma, False
 
 
 def _read_gif(data: bytes) -> ImageHeader:

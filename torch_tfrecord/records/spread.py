@@ -1,0 +1,207 @@
+"""Look at some records of many: spread over all files, and over each of them, at a bounded cost.
+
+Where records lie is known of a local file with a kept index, and of a file of few long records by their headers. Any
+other plain file is read at equal distances of bytes, each time the next record from there on: that needs no index, and
+only short reads of a file of any size. Small and compressed files are read from their beginning, as far as the cost
+allows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from torch_tfrecord.errors import IndexMismatchError, TFRecordError
+from torch_tfrecord.records.compression import open_stream
+from torch_tfrecord.records.framing import HEADER_BYTES, OVERHEAD_BYTES, find_headers, is_header, payload_length
+from torch_tfrecord.records.reader import RecordReader, read_blocks
+from torch_tfrecord.records.scan import RecordScanner
+from torch_tfrecord.records.sidecar import IndexKeeper
+from torch_tfrecord.records.storage import FileSource, is_remote, open_file
+from torch_tfrecord.remote.access import DEFAULT_ACCESS, Access
+from torch_tfrecord.remote.together import each_at_once
+
+__all__ = ["SpreadRecord", "spread_records"]
+
+_Integers: TypeAlias = "npt.NDArray[np.int64]"
+
+_MOST_BYTES = 1 << 28  # read in all
+_MOST_BYTES_EACH = 1 << 22  # for each record that is wanted
+_MOST_KEPT = 1 << 12  # records of a file that is read from its beginning, then every second of them
+_SMALL_FILE = 1 << 20  # is read as a whole
+_MOST_HEADERS, _MOST_REMOTE_HEADERS = 1 << 12, 1 << 6  # read to know where records lie
+_FIRST_WINDOW, _FIRST_REMOTE_WINDOW = 1 << 12, 1 << 16  # searched for a record, then four times as much
+
+
+class SpreadRecord(NamedTuple):
+    """A record and its place; `position` in its file is None where no index tells it."""
+
+    path: str
+    position: int | None
+    offset: int
+    payload: bytes
+
+
+def spread_records(paths: Sequence[str], num_records: int, access: Access = DEFAULT_ACCESS) -> Iterator[SpreadRecord]:
+    """Records spread as evenly as their files allow, the first record of the first file among them.
+
+    Args:
+        paths: The files. Of more than `num_records` as many are looked at, spread over all.
+        num_records: How many; fewer if there are fewer, or if they are so long that more would cost too much.
+        access: How remote files are reached.
+
+    Raises:
+        TFRecordError: A file is damaged in the part that is read, or is no TFRecord file; records before come first.
+        OSError: A file cannot be opened.
+    """
+    chosen = _evenly(len(paths), num_records)
+    found, left = 0, _MOST_BYTES
+    for number, choice in enumerate([*chosen, *sorted({*range(len(paths))} - {*chosen})]):
+        if found and number >= len(chosen):
+            return  # others only where these had no record at all
+        # If a file has fewer records than its share, later files make up for it.
+        files_left = max(len(chosen) - number, 1)
+        share = -(-(num_records - found) // files_left)
+        limit = min(left // files_left, share * _MOST_BYTES_EACH)
+        for record in _of_file(paths[choice], _fractions(share, number, len(chosen)), limit, access):
+            found, left = found + 1, left - len(record.payload)
+            yield record
+
+
+def _evenly(total: int, wanted: int) -> list[int]:
+    """At most so many of the numbers below a total, at equal distances, the first and the last among them."""
+    return np.unique(np.linspace(0, total - 1, min(total, wanted)).round().astype(int)).tolist() if total else []
+
+
+def _fractions(share: int, number: int, num_files: int) -> list[float]:
+    """Where in a file to look, from 0 to 1: elsewhere in each file, as few records of many files are looked at."""
+    if num_files == 1:
+        return [place / max(share - 1, 1) for place in range(share)]
+    return [(place + number / (num_files - 1)) / share for place in range(share)]
+
+
+def _of_file(path: str, fractions: Sequence[float], limit: int, access: Access) -> Iterator[SpreadRecord]:
+    file = open_file(path, access)
+    _, compression = open_stream(file, "auto")
+    if compression or file.file_size <= min(_SMALL_FILE, limit):
+        return _from_beginning(path, fractions, limit, access)
+    known = _known_places(file)
+    if known is None:
+        return _at_bytes(file, fractions, limit, access)
+    return _at_positions(file, *known, fractions, limit)
+
+
+def _known_places(file: FileSource) -> tuple[_Integers, _Integers] | None:
+    """Offsets and lengths of all records, where that is cheap to know."""
+    most = _MOST_REMOTE_HEADERS if is_remote(file.path) else _MOST_HEADERS
+    if not is_remote(file.path):
+        with suppress(IndexMismatchError):
+            index = IndexKeeper("require").index(file)
+            return index.offsets, index.lengths
+    header = file.read(HEADER_BYTES, 0)
+    if not is_header(header) or most * payload_length(header) < file.file_size:
+        return None
+    blocks = []
+    with suppress(TFRecordError):  # damage is found by those who read the records
+        for block in RecordScanner(file, verify_crc=False, keep_payloads=False):
+            blocks.append(block)
+            if block.position > 2 * most:
+                return None
+    if not blocks:
+        return None
+    return np.concatenate([block.offsets for block in blocks]), np.concatenate([block.lengths for block in blocks])
+
+
+def _from_beginning(path: str, fractions: Sequence[float], limit: int, access: Access) -> Iterator[SpreadRecord]:
+    """Records of the beginning of a file; where it is damaged those before the damage, then the error."""
+    kept: list[SpreadRecord] = []
+    damage, step, num_bytes = None, 1, 0
+    try:
+        for record in _sequence(path, access):
+            num_bytes += len(record.payload) + OVERHEAD_BYTES
+            if record.position is not None and record.position % step == 0:
+                kept.append(record)
+            if num_bytes > limit:
+                break
+            if len(kept) > max(_MOST_KEPT, 2 * len(fractions)):
+                kept, step = kept[::2], 2 * step
+    except TFRecordError as error:
+        damage = error
+    for place in _places(fractions, len(kept)):
+        yield kept[place]
+    if damage is not None:
+        raise damage
+
+
+def _sequence(path: str, access: Access) -> Iterator[SpreadRecord]:
+    for block in read_blocks(path, "auto", verify_crc=True, on_corrupt="raise", access=access):
+        for number, payload in enumerate(block.payloads or ()):
+            yield SpreadRecord(path, block.position + number, int(block.offsets[number]), payload)
+
+
+def _places(fractions: Sequence[float], total: int) -> list[int]:
+    """The numbers below a total that fractions of it mean, each once; all where there are no more than fractions."""
+    if total <= len(fractions):
+        return [*range(total)]
+    return sorted({min(int(fraction * total), total - 1) for fraction in fractions})
+
+
+def _at_positions(
+    file: FileSource, offsets: _Integers, lengths: _Integers, fractions: Sequence[float], limit: int
+) -> Iterator[SpreadRecord]:
+    reader, places = RecordReader(), _places(fractions, len(offsets))
+    places = places[:: 1 + int(lengths[places].sum()) // limit]  # fewer of long ones
+    for place in places:
+        offset, length = int(offsets[place]), int(lengths[place])
+        try:
+            yield SpreadRecord(file.path, place, offset, reader.read(file, offset, length))
+        except TFRecordError as error:
+            raise error.locate(position=place) from error.__cause__
+
+
+def _at_bytes(file: FileSource, fractions: Sequence[float], limit: int, access: Access) -> Iterator[SpreadRecord]:
+    """The records that follow some places in a file; its first ones where none can be found."""
+    begins = [int(fraction * file.file_size) for fraction in fractions]
+    search = partial(_record_from, file, most=limit // len(fractions))
+    found: Iterable[SpreadRecord | None] = each_at_once(search, begins) if is_remote(file.path) else map(search, begins)
+    seen: dict[int, SpreadRecord] = {record.offset: record for record in found if record is not None}
+    if not seen or (0 in begins and 0 not in seen):  # long records, or the file is damaged: reading it says how
+        first = next(_sequence(file.path, access))
+        seen = {first.offset: first, **seen}
+    yield from seen.values()
+
+
+def _record_from(file: FileSource, begin: int, most: int) -> SpreadRecord | None:
+    """The first good record from a place on, or the last one of the file; None if that takes too many bytes."""
+    window = _FIRST_REMOTE_WINDOW if is_remote(file.path) else _FIRST_WINDOW
+    while True:
+        content = file.read(window, begin)
+        reaches_end = begin + len(content) >= file.file_size
+        headers = [at for at in find_headers(content) if _is_short(content, at, most)]
+        for at in reversed(headers) if reaches_end and begin > 0 else headers:
+            record = _record_at(file, begin + at, payload_length(content[at : at + HEADER_BYTES]))
+            if record is not None:
+                return record
+        if window >= most or (reaches_end and begin == 0):
+            return None
+        window = min(4 * window, most)
+        if reaches_end:  # in the last record: go back to where it begins
+            begin = max(file.file_size - window, 0)
+
+
+def _is_short(content: bytes, at: int, most: int) -> bool:
+    return payload_length(content[at : at + HEADER_BYTES]) <= most
+
+
+def _record_at(file: FileSource, offset: int, length: int) -> SpreadRecord | None:
+    """The record at what looks like a header; None if it is none, or is damaged."""
+    try:
+        payload = RecordReader().read(file, offset, length)
+    except TFRecordError:
+        return None
+    return SpreadRecord(file.path, 0 if offset == 0 else None, offset, payload)
