@@ -2,6 +2,7 @@
 
 import torch_tfrecord.tfds.features as features
 from torch_tfrecord.tfds.dataset_info import DatasetInfo, SplitInfo, info
+from torch_tfrecord.tfds.lerobot_export import LeRobotExport, rlds_to_lerobot
 from torch_tfrecord.tfds.loading import load
 from torch_tfrecord.tfds.rlds import RLDSDataset, RLDSEpisodes
 from torch_tfrecord.tfds.splits import ReadInstruction, even_splits
@@ -10,6 +11,7 @@ from torch_tfrecord.tfds.writing import write
 
 __all__ = [
     "DatasetInfo",
+    "LeRobotExport",
     "RLDSDataset",
     "RLDSEpisodes",
     "ReadInstruction",
@@ -19,5 +21,6 @@ __all__ = [
     "features",
     "info",
     "load",
+    "rlds_to_lerobot",
     "write",
 ]

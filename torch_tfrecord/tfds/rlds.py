@@ -39,10 +39,10 @@ from torch_tfrecord.tfds.windows import (
 )
 from torch_tfrecord.values.dtypes import decode_text
 
-__all__ = ["RLDSDataset", "RLDSEpisodes"]
+__all__ = ["INSTRUCTIONS", "RLDSDataset", "RLDSEpisodes", "instruction"]
 
 _OBSERVATION, _ACTION = "observation", "action"
-_INSTRUCTIONS = ("language_instruction", "natural_language_instruction", "instruction")
+INSTRUCTIONS = ("language_instruction", "natural_language_instruction", "instruction")
 # The episodes of a batch are held in memory together up to this many bytes: records that are read whole may be large.
 _MOST_HELD_BYTES = 256 << 20
 
@@ -285,7 +285,7 @@ class RLDSDataset(_EpisodeDataset):
             observation["timestep"] = torch.from_numpy(seen.repeated())
             observation["pad_mask"] = torch.from_numpy(seen.mask())
         sample["action_pad_mask"] = torch.from_numpy(done.mask())
-        sample["task"] = {"language_instruction": _instruction(episode, step)}
+        sample["task"] = {"language_instruction": instruction(episode, step)}
         sample.update(each_leaf(episode.metadata, _own))
         sample["dataset_name"] = self.info.name
         sample["_len"], sample["_traj_index"], sample["_frame_index"] = episode.num_steps, episode.number, step
@@ -310,7 +310,7 @@ class RLDSDataset(_EpisodeDataset):
         if isinstance(observation, dict):
             observation["timestep"], observation["pad_mask"] = map(torch.from_numpy, laid_out(seen))
         columns["action_pad_mask"] = torch.from_numpy(laid_out(done)[1])
-        texts = [_instruction(episode, step) for episode, step in zip(episodes, steps, strict=True)]
+        texts = [instruction(episode, step) for episode, step in zip(episodes, steps, strict=True)]
         columns["task"] = {"language_instruction": texts}
         for name, trees in shared_names([episode.metadata for episode in episodes]):
             columns[name] = together(trees, lambda values: [*map(_own, values)])
@@ -428,10 +428,10 @@ def _own(value: Any) -> Any:
     return value.clone() if isinstance(value, torch.Tensor) else value
 
 
-def _instruction(episode: Episode, step: int) -> str:
+def instruction(episode: Episode, step: int) -> str:
     """The language instruction: the first of the usual names in the step, its observation, or the episode."""
     for tree in _text_places(episode):
-        for name in _INSTRUCTIONS if isinstance(tree, Mapping) else ():
+        for name in INSTRUCTIONS if isinstance(tree, Mapping) else ():
             value = tree.get(name)
             value = value.at(step) if hasattr(value, "at") else value
             if isinstance(value, (str, bytes)):
