@@ -6,15 +6,12 @@
 import base64
 import gzip
 import json
-import os
-import subprocess
 from pathlib import Path
 
 import pytest
-import torch
 from tfds_values import assert_equal, assert_same
 
-from torch_tfrecord import ParseError, TFRecordWriter, tfds
+from torch_tfrecord import TFRecordWriter, tfds
 from torch_tfrecord.tfds.encoding import SampleEncoder
 from torch_tfrecord.tfds.features_json import features_from_json, features_to_json
 from torch_tfrecord.tfds.leaf_table import Decoding

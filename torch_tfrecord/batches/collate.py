@@ -150,13 +150,22 @@ def _finish(columns: Any, name: str) -> Any:
 
 def _collate(values: list[Any], name: str) -> Any:
     first = values[0]
-    if first is None or isinstance(first, WHOLE_KINDS) or (_is_strings(first) and (first or all(map(_is_strings, values)))):
+    if (
+        first is None
+        or isinstance(first, WHOLE_KINDS)
+        or (_is_strings(first) and (first or all(map(_is_strings, values))))
+    ):
         return values
     for kind, make_batch in _KINDS:
         if isinstance(first, kind):
             _check_kind(values, kind, name)
             return make_batch(values, name)
     return default_collate(values)
+
+
+def _are_strings(values: list[Any]) -> bool:
+    """Whether these are a bytes feature's; where the first is an empty list, the others say what it is."""
+    return _is_strings(values[0]) and (values[0] != [] or all(map(_is_strings, values)))
 
 
 def _is_strings(value: Any) -> bool:

@@ -19,9 +19,9 @@ import numpy.typing as npt
 from torch_tfrecord.errors import IndexMismatchError, TFRecordError
 from torch_tfrecord.records.compression import open_stream
 from torch_tfrecord.records.framing import HEADER_BYTES, OVERHEAD_BYTES, find_headers, is_header, payload_length
+from torch_tfrecord.records.index_keeper import IndexKeeper
 from torch_tfrecord.records.reader import RecordReader, read_blocks
 from torch_tfrecord.records.scan import RecordScanner
-from torch_tfrecord.records.sidecar import IndexKeeper
 from torch_tfrecord.records.storage import FileSource, is_remote, open_file
 from torch_tfrecord.remote.access import DEFAULT_ACCESS, Access
 from torch_tfrecord.remote.together import each_at_once

@@ -4,6 +4,7 @@ import torch_tfrecord.tfds.features as features
 from torch_tfrecord.tfds.dataset_info import DatasetInfo, SplitInfo, info
 from torch_tfrecord.tfds.episode_dataset import RLDSEpisodes
 from torch_tfrecord.tfds.goals import UniformGoals
+from torch_tfrecord.tfds.lerobot_export import LeRobotExport, rlds_to_lerobot
 from torch_tfrecord.tfds.loading import load
 from torch_tfrecord.tfds.normalization import Normalize
 from torch_tfrecord.tfds.rlds import RLDSDataset
@@ -13,6 +14,7 @@ from torch_tfrecord.tfds.writing import write
 
 __all__ = [
     "DatasetInfo",
+    "LeRobotExport",
     "Normalize",
     "RLDSDataset",
     "RLDSEpisodes",
@@ -24,5 +26,6 @@ __all__ = [
     "features",
     "info",
     "load",
+    "rlds_to_lerobot",
     "write",
 ]

@@ -15,7 +15,7 @@ from torch_tfrecord.values.dtypes import decode_text
 __all__ = ["StepSamples", "own"]
 
 _OBSERVATION, _ACTION = "observation", "action"
-_INSTRUCTIONS = ("language_instruction", "natural_language_instruction", "instruction")
+INSTRUCTIONS = ("language_instruction", "natural_language_instruction", "instruction")
 
 
 class StepSamples:
@@ -51,7 +51,7 @@ class StepSamples:
         if goal is not None:
             task.update(each_leaf(_seen_at_goal(episode), lambda column: column.at(goal)))
             task["timestep"] = goal
-        task["language_instruction"] = _instruction(episode, step)
+        task["language_instruction"] = instruction(episode, step)
         sample.update(each_leaf(episode.metadata, own))
         sample["dataset_name"] = self._dataset_name
         sample["_len"], sample["_traj_index"], sample["_frame_index"] = episode.num_steps, episode.number, step
@@ -75,7 +75,7 @@ class StepSamples:
         if isinstance(observation, dict):
             observation["timestep"], observation["pad_mask"] = map(torch.from_numpy, laid_out(seen))
         columns["action_pad_mask"] = torch.from_numpy(laid_out(done)[1])
-        texts = [_instruction(episode, step) for episode, step in zip(episodes, steps, strict=True)]
+        texts = [instruction(episode, step) for episode, step in zip(episodes, steps, strict=True)]
         columns["task"] = _at_goals(episodes, goals) | {"language_instruction": texts}
         for name, trees in shared_names([episode.metadata for episode in episodes]):
             columns[name] = together(trees, lambda values: [*map(own, values)])
@@ -106,10 +106,10 @@ def own(value: Any) -> Any:
     return value.clone() if isinstance(value, torch.Tensor) else value
 
 
-def _instruction(episode: Episode, step: int) -> str:
+def instruction(episode: Episode, step: int) -> str:
     """The language instruction: the first of the usual names in the step, its observation, or the episode."""
     for tree in _text_places(episode):
-        for name in _INSTRUCTIONS if isinstance(tree, Mapping) else ():
+        for name in INSTRUCTIONS if isinstance(tree, Mapping) else ():
             value = tree.get(name)
             value = value.at(step) if hasattr(value, "at") else value
             if isinstance(value, (str, bytes)):
