@@ -32,6 +32,7 @@ RUN_BY = {
     "remote": "test_docs_remote",
     "resume": "test_docs_site",
     "rlds": "test_docs_rlds",
+    "robots": "test_docs_robots",
     "safety": "test_docs_blocks",
     "slow_loader": "test_docs_site",
     "tables": "test_docs_site",
@@ -45,6 +46,7 @@ NOT_RUN = {
     ("install", "bash"): "installs into the system",
     ("install", "text"): "what tfrecord doctor printed on one machine",
     ("rlds", "py"): "the TensorFlow code that the page ports",
+    ("robots", "py"): "calls of the originals, and of one of their classes",
 }
 
 

@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 from rlds_episodes import write_episodes
 
 import torch_tfrecord
@@ -13,6 +14,9 @@ from torch_tfrecord import tfds
 DOC = Path(__file__).parents[2] / "docs" / "rlds.md"
 TEXT = DOC.read_text(encoding="utf-8")
 PLAIN = re.findall(r"^```python\n(.*?)^```", TEXT, re.MULTILINE | re.DOTALL)
+KEEP, GOALS = (
+    re.findall(rf"^```python {word}\n(.*?)^```", TEXT, re.MULTILINE | re.DOTALL) for word in ("keep", "goals")
+)
 MIXTURE = re.findall(r"^```python mixture\n(.*?)^```", TEXT, re.MULTILINE | re.DOTALL)
 
 
@@ -40,7 +44,10 @@ def test_code(names):
     run(PLAIN[2], names)
     assert names["statistics"]["num_trajectories"] == 45
     run(PLAIN[3], names)
-    assert names["normalized"][5]["action"].shape == (4, 3)
+    sample = names["normalized"][5]
+    assert sample["action"].shape == (4, 3)
+    assert sample["action"].abs().max() <= 1
+    torch.testing.assert_close(names["action"], names["ds"][0]["action"])
     run(PLAIN[4], names)
     batch = next(iter(names["loader"]))
     assert batch["observation"]["image_primary"].shape == (8, 2, 3, 24, 24)
@@ -54,6 +61,17 @@ def test_mixture(names):
     batches = list(names["loader"])
     found = {name for batch in batches for name in batch["dataset_name"]}
     assert found == {"pick", "push"}
+    assert repr(names["mixture"]).endswith("2 datasets: 'pick' 97.5% of 1125 samples, 'push' 2.5% of 57 samples)")
+
+
+def test_kept_steps_and_goals(names):
+    run(PLAIN[0], names)
+    run(KEEP[0], names)
+    assert len(names["kept"]) == 30
+    for _ in range(20):
+        run(GOALS[0], names)
+        assert names["sample"]["task"]["image"].shape == (3, 32, 40)
+        assert 3 <= names["sample"]["task"]["timestep"] <= 23
 
 
 def test_names_of_arguments_and_of_what_a_sample_has(names):

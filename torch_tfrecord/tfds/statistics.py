@@ -7,7 +7,7 @@ import hashlib
 import json
 import os
 import posixpath
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -98,23 +98,18 @@ def dataset_statistics(
         [-0.0287, -0.0417, -0.0263, -0.0801, -0.0921, -0.2068, 0.0]
     """
     found = info_of(directory, storage_options)
-    columns = {
-        "action": _names(found, action, _ACTION, is_needed=episode_transform is None),
-        "proprio": _names(found, proprio, _PROPRIO, is_needed=False),
-    }
-    features = None
-    if episode_transform is None:
-        features = [f"{STEPS}/{name}" for names in columns.values() for name in names]
     store = EpisodeStore(
-        found,
-        split,
-        features=features,
-        decode_images=False,
-        transform=episode_transform,
-        index=index,
-        index_dir=index_dir,
-        cache_bytes=0,
+        found, split, decode_images=False, transform=episode_transform, index=index, index_dir=index_dir, cache_bytes=0
     )
+    there = ["/".join(leaf.names[1:]) for leaf in list_leaves(found.features) if leaf.names[0] == STEPS]
+    if episode_transform is not None and len(store):
+        there = list(_paths(store.episode(0).steps))
+    columns = {
+        "action": _names(there, action, _ACTION, is_needed=True),
+        "proprio": _names(there, proprio, _PROPRIO, is_needed=proprio is not None),
+    }
+    if episode_transform is None:
+        store = store.only([f"{STEPS}/{name}" for names in columns.values() for name in names])
     kept = None
     if keep is not None:
         kept = kept_parts(np.zeros_like(store.num_steps), store.num_steps, kept_ranges(store, keep, keep_key))
@@ -131,10 +126,9 @@ def dataset_statistics(
 
 
 def _names(
-    found: DatasetInfo, chosen: str | Sequence[str] | None, usual: Sequence[str], is_needed: bool
+    there: Sequence[str], chosen: str | Sequence[str] | None, usual: Sequence[str], is_needed: bool
 ) -> tuple[str, ...]:
     """Paths of number features in the steps."""
-    there = ["/".join(leaf.names[1:]) for leaf in list_leaves(found.features) if leaf.names[0] == STEPS]
     if chosen is None:
         tops = [name for name in usual if any(_is_below(path, name) for path in there)][:1]
         if not tops and is_needed:
@@ -148,6 +142,12 @@ def _names(
             raise KeyError(f"no feature {top!r} in the steps; there are {shown_list(sorted(there))}")
         names += below or [top]
     return tuple(names)
+
+
+def _paths(tree: Mapping[str, Any]) -> Iterator[str]:
+    """The paths of the columns of steps."""
+    for name, item in tree.items():
+        yield from (f"{name}/{path}" for path in _paths(item)) if isinstance(item, Mapping) else (name,)
 
 
 def _is_below(path: str, top: str) -> bool:
