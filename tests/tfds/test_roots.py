@@ -166,6 +166,17 @@ def old(tmp_path, written):
     return folder
 
 
+def test_episodes_of_an_old_directory(written, tmp_path):
+    tree = f.FeaturesDict({"steps": f.Dataset({"action": f.Tensor((2,), "float32")}), "id": f.Text()})
+    directory = written(tree, [{"steps": {"action": torch.ones(3, 2)}, "id": "first"}])
+    with pytest.raises(TypeError, match="features must be names"):
+        tfds.RLDSDataset(directory, features={"id": Text()})
+    (tmp_path / "one" / "1.0.0" / "features.json").unlink()
+    ds = tfds.RLDSDataset(directory, features=tree)
+    assert (len(ds), ds[2]["id"], ds[2]["action"].tolist()) == (3, "first", [[1.0, 1.0]])
+    assert tfds.RLDSEpisodes(directory, features=tree)[0]["steps"]["action"].shape == (3, 2)
+
+
 def test_the_error_says_what_to_give(old):
     for read in (tfds.info, tfds.load, tfds.RLDSDataset):
         with pytest.raises(FileNotFoundError, match=r"no features.json .* give tfds.load features=, specs or a Feat"):
