@@ -100,6 +100,47 @@ def test_every_structure_is_understood(row):
     assert SampleEncoder(tree)
 
 
+def is_rlds(row):
+    tree = features_from_json(row["features"], "features.json")
+    steps = tree.get("steps") if isinstance(tree, tfds.features.FeaturesDict) else None
+    return isinstance(steps, tfds.features.Dataset) and isinstance(steps.feature, tfds.features.FeaturesDict)
+
+
+EPISODES = [row for row in READ if is_rlds(row)]
+
+
+@pytest.mark.parametrize("row", EPISODES, ids=origins(EPISODES))
+def test_steps_are_those_of_the_whole_record(row, tmp_path):
+    folder = directory(tmp_path, row["features"], [base64.b64decode(record) for record in row["records"]])
+    whole, episodes = tfds.load(folder, index="memory"), tfds.RLDSEpisodes(folder, index="memory")
+    for number, num_steps in enumerate(episodes.num_steps.tolist()):
+        for step in range(num_steps):
+            found = step_of(episodes[number]["steps"], step, num_steps, "steps")
+            assert_same(plain(found), plain(step_of(whole[number]["steps"], step, num_steps, "steps")))
+    steps = tfds.RLDSDataset(folder, index="memory", window_size=2)
+    assert len(steps) == sum(episodes.num_steps.tolist())
+    assert_same([*steps], list(steps.__getitems__(range(len(steps)))))
+
+
+def plain(value):
+    """Frames of a video are those of images."""
+    if isinstance(value, dict):
+        return {name: plain(item) for name, item in value.items()}
+    return value.as_subclass(torch.Tensor) if isinstance(value, torch.Tensor) else value
+
+
 @pytest.mark.parametrize("row", READ, ids=origins(READ))
 def test_values_are_what_tfds_returned(row, tmp_path):
     assert_read(tmp_path, row)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif("TFDS_PYTHON" not in os.environ, reason="TFDS_PYTHON names no Python with tensorflow-datasets")
+def test_other_values_are_what_tfds_returns(tmp_path):
+    command = [os.environ["TFDS_PYTHON"], str(DATA / "structures.py"), "values", os.environ.get("SEED", "other")]
+    bare = json.dumps([{"features": row["features"], "origin": row["origin"]} for row in READ])
+    rows = json.loads(subprocess.run(command, input=bare, capture_output=True, text=True, check=True).stdout)
+    assert len(rows) == len(READ)
+    for number, row in enumerate(rows):
+        (tmp_path / str(number)).mkdir()
+        assert_read(tmp_path / str(number), row)

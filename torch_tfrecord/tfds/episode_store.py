@@ -21,7 +21,7 @@ from torch_tfrecord.process_cache import ProcessCache
 from torch_tfrecord.records.index_keeper import IndexKeeper
 from torch_tfrecord.samples import transform_one
 from torch_tfrecord.shown import shown_list
-from torch_tfrecord.tfds.dataset_info import FEATURES_FILE, DatasetInfo, info_of
+from torch_tfrecord.tfds.dataset_info import FEATURES_FILE, DatasetInfo, are_specs, info_of
 from torch_tfrecord.tfds.elements import BytesElement, NumberElement, StringElement, TextElement
 from torch_tfrecord.tfds.episode_columns import (
     Column,
@@ -91,7 +91,7 @@ class EpisodeStore:
         cache_bytes: int = 32 << 20,
         storage_options: Mapping[str, Any] | None = None,
     ) -> None:
-        self.info = info_of(directory, storage_options, features)
+        self.info = info_of(directory, storage_options, None if are_specs(features) else features)
         access = self.info.access
         self._path = posixpath.join(self.info.directory, FEATURES_FILE)
         places = list_leaves(self.info.features)

@@ -62,6 +62,7 @@ class TFDSParser:
         if supervised_keys is not None and chosen is None:
             chosen = list(flat_keys(supervised_keys))
         self.leaves = choose_leaves(places, chosen)
+        self._places = [(leaf.path, leaf.names[:-1], leaf.names[-1], leaf.is_empty) for leaf in self.leaves]
         self._supervised_keys = supervised_keys
         specs = {leaf.path: spec for leaf in self.leaves if (spec := plain_spec(leaf, decoding)) is not None}
         self._specs = specs if len(specs) == len(self.leaves) else None
@@ -105,11 +106,11 @@ class TFDSParser:
 
     def _nest(self, values: Mapping[str, Any]) -> Any:
         nested: dict[str, Any] = {}
-        for leaf in self.leaves:
+        for path, parents, name, is_empty in self._places:
             target = nested
-            for name in leaf.names[:-1]:
-                target = target.setdefault(name, {})
-            target[leaf.names[-1]] = {} if leaf.is_empty else values[leaf.path]
+            for parent in parents:
+                target = target.setdefault(parent, {})
+            target[name] = {} if is_empty else values[path]
         return nested if self._supervised_keys is None else _supervised(self._supervised_keys, nested)
 
 
