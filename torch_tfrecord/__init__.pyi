@@ -19,6 +19,7 @@ from .features.one_value import SerializedTensor, Text
 from .features.ragged import RaggedFeature
 from .features.raw_tensor import RawTensor
 from .features.rows import FixedLenSequenceFeature
+from .features.source import Source
 from .features.sparse import SparseFeature
 from .images.codec import decode_image, encode_image, resize_with_crop_or_pad
 from .images.crops import RandomResizedCrop, ResizedCenterCrop
@@ -73,6 +74,7 @@ __all__ = [
     "SequenceFeatures",
     "SerializedTensor",
     "ShardedTFRecordWriter",
+    "Source",
     "SparseFeature",
     "SparseList",
     "TFRecordDataset",

@@ -165,8 +165,8 @@ def test_the_ragged_mark():
 
 ANYWHERE = "Image, RaggedFeature, RawTensor, SerializedTensor"
 PLACES = {
-    "reader": (make_reader, f"an Example: expected one of FixedLenFeature, FixedLenSequenceFeature, {ANYWHERE}, SparseFeature, Text, VarLenFeature"),
-    "context": (make_context_reader, f"a context: expected one of FixedLenFeature, {ANYWHERE}, Text, VarLenFeature"),
+    "reader": (make_reader, f"an Example: expected one of FixedLenFeature, FixedLenSequenceFeature, {ANYWHERE}, Source, SparseFeature, Text, VarLenFeature"),
+    "context": (make_context_reader, f"a context: expected one of FixedLenFeature, {ANYWHERE}, Source, Text, VarLenFeature"),
     "steps": (make_step_reader, f"a feature list: expected one of FixedLenSequenceFeature, {ANYWHERE}, Text, VarLenFeature"),
 }  # fmt: skip
 

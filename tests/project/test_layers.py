@@ -123,6 +123,7 @@ ORDER = [
     "features.partitions",
     "features.ragged",
     "features.sparse",
+    "features.source",
     "features.one_value",
     "features.raw_tensor",
     "features.image",
