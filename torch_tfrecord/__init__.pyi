@@ -21,6 +21,7 @@ from .features.one_value import SerializedTensor, Text
 from .features.ragged import RaggedFeature
 from .features.raw_tensor import RawTensor
 from .features.rows import FixedLenSequenceFeature
+from .features.source import Source
 from .features.sparse import SparseFeature
 from .features.video import Video
 from .features.whole_values import Json, Proto
@@ -83,6 +84,7 @@ __all__ = [
     "SequenceFeatures",
     "SerializedTensor",
     "ShardedTFRecordWriter",
+    "Source",
     "SparseFeature",
     "SparseList",
     "TFRecordDataset",

@@ -1,15 +1,28 @@
-"""The samples of a batch with the record that each is from, so that errors after reading can name it."""
+"""Which record each sample is from: so that errors after reading can name it, and `Source` can give it."""
 
 from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
-__all__ = ["Places", "SampleList", "check_for_torch", "place_of", "transform_each", "transform_one"]
+from torch_tfrecord.shown import printable
+
+__all__ = ["Places", "RecordPlace", "SampleList", "check_for_torch", "place_of", "transform_each", "transform_one"]
 
 Places: TypeAlias = Callable[[int], str]
 """From a sample's number in its batch to the record: ``<path>: record <n> at byte <offset>``."""
+
+
+class RecordPlace(NamedTuple):
+    """Where a record is; its text is how errors name the record."""
+
+    path: str
+    offset: int
+    position: int
+
+    def __str__(self) -> str:
+        return f"{printable(self.path)}: record {self.position} at byte {self.offset}"
 
 
 class SampleList(list[Any]):

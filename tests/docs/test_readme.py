@@ -114,6 +114,7 @@ def test_features_blocks_run(folder, capsys):
     for code in specs:
         exec(code, names)
     assert names["masks"].several == "stack"
+    assert names["again"]["label"] == names["batch"]["label"][0]
     exec(sequences, names)
     assert names["context"]["id"] == 7
     assert type(names["sequences"]["frame"]) is tv_tensors.Video

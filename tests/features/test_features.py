@@ -189,8 +189,8 @@ def test_the_ragged_mark():
 
 ANYWHERE = "Image, Json, {}Proto, RaggedFeature, RawTensor, SerializedTensor"
 PLACES = {
-    "reader": (make_reader, f"an Example: expected one of Audio, FixedLenFeature, FixedLenSequenceFeature, {ANYWHERE.format('Nested, ')}, SparseFeature, Text, VarLenFeature, Video"),
-    "context": (make_context_reader, f"a context: expected one of Audio, FixedLenFeature, {ANYWHERE.format('Nested, ')}, Text, VarLenFeature, Video"),
+    "reader": (make_reader, f"an Example: expected one of Audio, FixedLenFeature, FixedLenSequenceFeature, {ANYWHERE.format('Nested, ')}, Source, SparseFeature, Text, VarLenFeature, Video"),
+    "context": (make_context_reader, f"a context: expected one of Audio, FixedLenFeature, {ANYWHERE.format('Nested, ')}, Source, Text, VarLenFeature, Video"),
     "steps": (make_step_reader, f"a feature list: expected one of Audio, FixedLenSequenceFeature, {ANYWHERE.format('')}, Text, VarLenFeature, Video"),
 }  # fmt: skip
 

@@ -134,6 +134,7 @@ ORDER = [
     "features.partitions",
     "features.ragged",
     "features.sparse",
+    "features.source",
     "features.one_value",
     "features.raw_tensor",
     "features.whole_values",

@@ -6,9 +6,12 @@
 import base64
 import gzip
 import json
+import os
+import subprocess
 from pathlib import Path
 
 import pytest
+import torch
 from tfds_values import assert_equal, assert_same
 
 from torch_tfrecord import TFRecordWriter, tfds

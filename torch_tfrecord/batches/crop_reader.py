@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from torch_tfrecord.batches.batch_parser import BatchParser
+from torch_tfrecord.batches.batch_parser import BatchParser, nowhere
 from torch_tfrecord.batches.column_batch import ChainedTransforms, ColumnBatch, ColumnTransform
 from torch_tfrecord.errors import TFRecordError
 from torch_tfrecord.features.image import Image
@@ -18,7 +18,7 @@ from torch_tfrecord.images.codec import CHANNELS, DEFAULT_MAX_PIXELS
 from torch_tfrecord.images.leading_crops import LeadingCrop, find_leading_crop
 from torch_tfrecord.images.samples import StoredImage
 from torch_tfrecord.records.packed_records import PackedRecords
-from torch_tfrecord.samples import Places, transform_each, transform_one
+from torch_tfrecord.samples import Places, RecordPlace, transform_each, transform_one
 
 __all__ = ["CropReader", "NotCroppedError", "UncroppedBatch"]
 
@@ -34,14 +34,20 @@ class CropReader:
         self._parser = parser
 
     def batches(
-        self, transform: Any, records: PackedRecords, borders: Sequence[int], *, in_turn: bool
+        self,
+        transform: Any,
+        records: PackedRecords,
+        borders: Sequence[int],
+        place: Callable[[int], RecordPlace] = nowhere,
+        *,
+        in_turn: bool,
     ) -> list[UncroppedBatch] | None:
         """Read several batches, given all their records in a row and the borders between batches.
 
         Args:
             transform: The dataset's transform.
             records: The records of all batches.
-            borders: As for `BatchParser.batches`.
+            borders, place: As for `BatchParser.batches`.
             in_turn: Also accept a crop that is followed by transforms that may draw at random: the samples are then
                 decoded and transformed one after another by one thread.
 
@@ -53,7 +59,7 @@ class CropReader:
             return None
         name, spec = self._image  # type: ignore[misc]
         try:
-            batches: list[Any] = self._encoded.batches(records, None, borders)
+            batches: list[Any] = self._encoded.batches(records, None, borders, place)
             return [UncroppedBatch(batch.map(self._opened), name, CHANNELS[spec.mode]) for batch in batches]
         except TFRecordError:
             return None
@@ -62,20 +68,20 @@ class CropReader:
         """Whether a transform begins with a crop of the features' image."""
         return transform is not None and self._image is not None and _taken_apart(transform)[0] is not None
 
-    def sample(self, transform: Any, record: bytes, place: Callable[[int], str]) -> Any:
-        """Apply a transform that `takes` accepts to one record's sample; an error in it names the place.
+    def sample(self, transform: Any, record: bytes, place: Callable[[int], RecordPlace], number: int) -> Any:
+        """Apply a transform that `takes` accepts to the sample of a record at ``place(number)``, which errors name.
 
         Raises:
             NotCroppedError: The image must be decoded first; nothing was drawn yet.
         """
         name, _ = self._image  # type: ignore[misc]
         try:
-            sample = self._encoded.single(record)
+            sample = self._encoded.single(record, 0, lambda _: place(number))
             sample[name] = self._open(sample[name])
         except TFRecordError as error:
             raise NotCroppedError from error
         with _draws_undone():
-            return transform_one(partial(_apply, *_crop_of(transform), name), sample, place, 0)
+            return transform_one(partial(_apply, *_crop_of(transform), name), sample, lambda _: str(place(number)), 0)
 
     @cached_property
     def _image(self) -> tuple[str, Image] | None:

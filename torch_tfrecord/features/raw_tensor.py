@@ -5,12 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
 
 from torch_tfrecord.arguments import at_least, one_of, true_or_false
+from torch_tfrecord.batch_memory import reserve
 from torch_tfrecord.errors import ParseError
+from torch_tfrecord.features.columns import Column, labelled
 from torch_tfrecord.features.feature import Feature
 from torch_tfrecord.features.one_value import OneValueReader, OneValueSpec, Shape
 from torch_tfrecord.features.spec_checks import check_list_dtype, shape_with_names
@@ -81,10 +84,13 @@ class RawTensor(OneValueSpec, Feature):
 
     def reader(self, name: str, *, pads: bool = False) -> OneValueReader:
         """Build the reader for Examples."""
-        return OneValueReader(name, self, self._read, self.shape, several=True)
+        return _RawReader(name, self)
 
     def _read(self, strings: Sequence[memoryview], shape: Shape) -> torch.Tensor:
         """One record's tensor."""
+        is_plain = len(strings) == 1 and self.compression is None and self.fixed_length is None and self.little_endian
+        if is_plain and len(strings[0]) == math.prod(shape) * self.dtype.itemsize:
+            return from_bytes(strings[0], self.dtype, shape)
         shape, row = _rows(len(strings), shape)
         row_bytes = math.prod(size for size in row if size != -1) * self.dtype.itemsize
         exact = None if -1 in row else row_bytes
@@ -112,6 +118,31 @@ class RawTensor(OneValueSpec, Feature):
         if self.fixed_length is None or len(found) == self.fixed_length:
             return found
         return bytes(found[: self.fixed_length]).ljust(self.fixed_length, b"\0")
+
+
+class _RawReader(OneValueReader):
+    """Reads a RawTensor. Arrays of one known size, each in one plain string, are joined at once."""
+
+    def __init__(self, name: str, spec: RawTensor) -> None:
+        super().__init__(name, spec, spec._read, spec.shape, several=True)
+        self._dtype, self._sizes = spec.dtype, [size for size in spec.shape if isinstance(size, int) and size >= 0]
+        is_plain = spec.compression is None and spec.fixed_length is None and spec.little_endian
+        is_known = len(self._sizes) == len(spec.shape)
+        self._num_bytes = math.prod(self._sizes) * spec.dtype.itemsize if is_plain and is_known else 0
+
+    def read(self, columns: Sequence[Column]) -> torch.Tensor | list[Any]:
+        values, offsets = columns[0].values, columns[0].offsets
+        number = len(offsets) - 1
+        is_one_each = self._num_bytes > 0 and len(values) == number > 0 and bool((offsets[1:] > offsets[:-1]).all())
+        if is_one_each and bool((values[:, 1] == self._num_bytes).all()):
+            return labelled(self._want, self._joined, columns[0].views())
+        return super().read(columns)
+
+    def _joined(self, views: Sequence[memoryview]) -> torch.Tensor:
+        if len(views) > 1:
+            reserve(len(views) * self._num_bytes)
+        data = views[0] if len(views) == 1 else b"".join(views)
+        return from_bytes(data, self._dtype, (len(views), *self._sizes))
 
 
 def _rows(number: int, shape: Shape) -> tuple[Shape, Shape]:

@@ -24,7 +24,6 @@ from torch_tfrecord.errors import LimitExceededError, TFRecordError
 from torch_tfrecord.loading.record_groups import RecordGroup, StreamRecord, regroup
 from torch_tfrecord.loading.record_stream import RecordStream
 from torch_tfrecord.loading.sample_maker import (
-    RecordPlace,
     RecordRows,
     SampleMaker,
     located,
@@ -45,7 +44,7 @@ from torch_tfrecord.records.paths import Paths, found_files
 from torch_tfrecord.records.reader import check_on_corrupt, read_blocks
 from torch_tfrecord.records.scan import Block
 from torch_tfrecord.remote.access import Access
-from torch_tfrecord.samples import SampleList, transform_one
+from torch_tfrecord.samples import RecordPlace, SampleList, transform_one
 from torch_tfrecord.shown import shown_features, shown_files, shown_transform
 
 __all__ = ["TFRecordIterableDataset"]
@@ -354,7 +353,7 @@ class TFRecordIterableDataset(IterableDataset[Any]):
     def _uncropped(self, rows: RecordRows) -> UncroppedBatch | None:
         """The samples with the image still encoded; None if the image is not cropped first."""
         maker = self._maker
-        found = maker.crops.batches(maker.transform, rows.records, (0, len(rows.records)), in_turn=True)
+        found = maker.crops.batches(maker.transform, rows.records, (0, len(rows.records)), rows.place, in_turn=True)
         return None if found is None else found[0].located(rows.places, list)
 
     def _load(self, rows: RecordRows) -> Sequence[Any]:

@@ -250,19 +250,20 @@ class TFRecordDataset(Dataset[Any]):
         if maker.draws_at_random:
             keys = np.concatenate([*map(self._keys, (salted(self, positions) for positions in batches), absolutes)])
 
+        rows = RecordRows(records, keys, lambda row: files.place(int(absolute[row])))
+
         def parts() -> list[RecordRows]:
-            rows = RecordRows(records, keys, lambda row: files.place(int(absolute[row])))
             return [rows.part(begin, end) for begin, end in pairwise(borders)]
 
         if maker.has_user_transform:
             # Threads decode these ahead; otherwise the thread that transforms would decode them one by one.
             in_turn = threading.current_thread() is threading.main_thread()
-            cropped = maker.crops.batches(maker.transform, records, borders, in_turn=in_turn)
+            cropped = maker.crops.batches(maker.transform, records, borders, rows.place, in_turn=in_turn)
             if cropped is not None:
                 pairs = zip(cropped, parts(), strict=True)
                 return [batch.located(part.places, partial(maker.one_by_one, part)) for batch, part in pairs]
         try:
-            found = maker.batches(records, keys, borders)
+            found = maker.batches(rows, borders)
         except LimitExceededError:
             if not maker.has_user_transform:
                 raise

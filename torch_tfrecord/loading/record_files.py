@@ -11,7 +11,6 @@ import numpy.typing as npt
 
 from torch_tfrecord.errors import TFRecordError, outer_level
 from torch_tfrecord.loading.block_memory import BlockMemory
-from torch_tfrecord.loading.sample_maker import RecordPlace
 from torch_tfrecord.order.block_shuffle import plan_lanes
 from torch_tfrecord.process_cache import ProcessCache
 from torch_tfrecord.records.ahead_file import read_ahead
@@ -26,6 +25,7 @@ from torch_tfrecord.remote.access import DEFAULT_ACCESS, Access
 from torch_tfrecord.remote.store import RemoteInfo
 from torch_tfrecord.remote.stores import store_of
 from torch_tfrecord.remote.together import each_at_once
+from torch_tfrecord.samples import RecordPlace
 from torch_tfrecord.shown import printable
 
 __all__ = ["RecordFiles"]

@@ -16,11 +16,9 @@ from torch_tfrecord.batches.crop_reader import CropReader, NotCroppedError, Uncr
 from torch_tfrecord.batches.transport import register_in_worker
 from torch_tfrecord.errors import TFRecordError
 from torch_tfrecord.records.packed_records import PackedRecords
-from torch_tfrecord.samples import Places, SampleList, transform_each, transform_one
-from torch_tfrecord.shown import printable
+from torch_tfrecord.samples import Places, RecordPlace, SampleList, transform_each, transform_one
 
 __all__ = [
-    "RecordPlace",
     "RecordRows",
     "SampleMaker",
     "SampleParser",
@@ -33,7 +31,10 @@ _Keys: TypeAlias = "npt.NDArray[np.uint64]"
 
 
 class SampleParser(Protocol):
-    """What a dataset parses its records with: `BatchParser`, or a parser of a higher layer."""
+    """What a dataset parses its records with: `BatchParser`, or a parser of a higher layer.
+
+    One with ``needs_places = True`` also takes the function from a row to its place, as its last argument.
+    """
 
     needs_keys: bool
     max_batch_bytes: int
@@ -47,17 +48,6 @@ class SampleParser(Protocol):
 
     def batches(self, records: PackedRecords, keys: _Keys | None, borders: Sequence[int]) -> Sequence[Sequence[Any]]:
         """Several batches: all their records in a row, and the borders between batches."""
-
-
-class RecordPlace(NamedTuple):
-    """Where a record is; its text is how errors name the record."""
-
-    path: str
-    offset: int
-    position: int
-
-    def __str__(self) -> str:
-        return f"{printable(self.path)}: record {self.position} at byte {self.offset}"
 
 
 class RecordRows(NamedTuple):
@@ -101,6 +91,7 @@ class SampleMaker:
         self.parser = parser
         self.transform = transform
         self.crops = CropReader(parser)
+        self._needs_places = getattr(parser, "needs_places", False)
         self.draws_at_random = parser is not None and parser.needs_keys
         self.has_user_transform = transform is not None and not isinstance(transform, ColumnTransform)
 
@@ -110,7 +101,7 @@ class SampleMaker:
         transform = self.transform
         if self.crops.takes(transform):
             with suppress(NotCroppedError):
-                return self.crops.sample(transform, record, lambda _: str(place(number)))
+                return self.crops.sample(transform, record, place, number)
         sample = self.parsed(record, key, place, number)
         if transform is None:
             return sample
@@ -121,21 +112,23 @@ class SampleMaker:
         if self.parser is None:
             return record
         try:
-            return self.parser.single(record, key)
+            places: Any = (lambda _: place(number),) if self._needs_places else ()
+            return self.parser.single(record, key, *places)
         except TFRecordError as error:
             error.locate(**place(number)._asdict())
             raise
 
-    def batches(self, records: PackedRecords, keys: _Keys | None, borders: Sequence[int]) -> Sequence[Sequence[Any]]:
+    def batches(self, rows: RecordRows, borders: Sequence[int]) -> Sequence[Sequence[Any]]:
         """The samples of several batches, not transformed; an error carries the number of its record."""
         if self.parser is None:
-            payloads = records.tolist()
+            payloads = rows.records.tolist()
             return [payloads[begin:end] for begin, end in pairwise(borders)]
-        return self.parser.batches(records, keys, borders)
+        places: Any = (rows.place,) if self._needs_places else ()
+        return self.parser.batches(rows.records, rows.keys, borders, *places)
 
     def batch(self, rows: RecordRows) -> Sequence[Any]:
         """The samples of a batch, not transformed; an error carries the number of its record."""
-        return self.batches(rows.records, rows.keys, (0, len(rows.records)))[0]
+        return self.batches(rows, (0, len(rows.records)))[0]
 
     def each(self, rows: RecordRows) -> Iterator[Any]:
         """The samples of a batch, not transformed, each parsed alone."""
