@@ -29,6 +29,7 @@ RUN_BY = {
     "index": "test_docs_site",
     "order": "test_docs_order",
     "ports": "test_ports",  # the halves in PyTorch; those in TensorFlow made the golden data
+    "records": "test_docs_records",
     "remote": "test_docs_remote",
     "resume": "test_docs_site",
     "rlds": "test_docs_rlds",

@@ -11,6 +11,7 @@ import torch
 import torch.utils.data
 from PIL import Image as PillowImage
 from PIL import ImageSequence
+from scenario_messages import Scenario
 from torchvision.transforms import v2
 
 import torch_tfrecord
@@ -98,6 +99,7 @@ def names(folder, monkeypatch):
     monkeypatch.chdir(folder)
     features = {"label": FixedLenFeature((), torch.int64), "ids": VarLenFeature(torch.int64)}
     picture = torch.randint(0, 256, (3, 24, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    context = encode_example({"id": 1})
     given = {name: getattr(torch_tfrecord, name) for name in torch_tfrecord.__all__}
     given |= {name: getattr(torch.utils.data, name) for name in torch.utils.data.__all__}
     return given | {
@@ -117,6 +119,13 @@ def names(folder, monkeypatch):
         "context_features": {"id": FixedLenFeature((), torch.int64)},
         "sequence_features": {"step": VarLenFeature(torch.int64)},
         "data": encode_image(picture, "png"),
+        "Scenario": Scenario,
+        "example_features": {"score": FixedLenFeature((), torch.float32, -1.0)},
+        "lists": [b"\x12" + bytes([len(context)]) + context],
+        "messages": [encode_example({"message": Scenario(scenario_id="s").SerializeToString()})],
+        "outer": [encode_example({"inner": record(3)})],
+        "pairs": [encode_example({"serialized_context": context})],
+        "texts": [b'{"features": {"feature": {"label": {"int64List": {"value": [3]}}}}}'],
         "image": picture,
         "augment": augment,
         "keep": keep,
@@ -152,7 +161,9 @@ def test_rows_are_found():
     sections = {section for section, _, _ in rows()}
     assert len(rows()) > 80
     assert len(sections) == 7
-    assert all(left.startswith(("`tf.", "`method", "default", "`antialias", "Snappy")) for _, left, _ in rows())
+    assert all(
+        left.startswith(("`tf.", "`tfr.", "`method", "default", "`antialias", "Snappy")) for _, left, _ in rows()
+    )
 
 
 def test_some_results(names):
