@@ -103,6 +103,19 @@ def test_more_wav_files_than_tensorflow_reads(name):
     assert (decoded(WAVS[name])[0].numpy() * 32768).tolist() == PCM.tolist()
 
 
+def test_damaged_wav_files(no_torchcodec):
+    """Every cut and every changed byte of a header gives samples or our error, or is left to torchcodec."""
+    whole = WAVS["extensible"]
+    damaged = [whole[:size] for size in range(1, len(whole))]
+    damaged += [whole[:at] + bytes([value]) + whole[at + 1 :] for at in range(68) for value in (0, 1, 3, 0x7F, 0xFF)]
+    for data in damaged:
+        try:
+            samples = decoded(data)
+        except (ParseError, ImportError):
+            continue
+        assert samples.shape[0] * samples.shape[1] * 2 <= len(whole), data[:68]
+
+
 def test_other_samples_in_wav_files():
     stored = np.arange(-128, 128)
     assert (
