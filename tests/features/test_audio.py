@@ -26,6 +26,7 @@ from torch_tfrecord import (
     ParseError,
     SequenceFeatures,
     TFRecordDataset,
+    TFRecordIterableDataset,
     TFRecordWriter,
     collate,
     encode_example,
@@ -287,6 +288,15 @@ def test_random_starts(path, random_states_untouched):
     assert starts(drawn, 0) == first
     assert len({*first, *starts(drawn, 1), *starts(features(num_samples=3, random_start=True, seed=1), 0)}) > 2 * COUNT
     assert max(first) <= 997
+
+    def streamed(**options):
+        stream = TFRecordIterableDataset(path + "-long", drawn, **options)
+        stream.set_epoch(0)
+        return stream
+
+    one_by_one = torch.stack([sample["audio"] for sample in streamed()])
+    assert torch.equal(torch.cat([batch["audio"] for batch in streamed(batch_size=4)]), one_by_one)
+    assert len(set(one_by_one[:, 0, 0].tolist())) > COUNT // 2
 
 
 def test_random_starts_beside_an_image_that_a_transform_crops(tmp_path):
