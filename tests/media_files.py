@@ -92,6 +92,8 @@ def ways_in(pattern, features, *, num_workers=0, **options):
     yield "collate", list(DataLoader(ds, collate_fn=collate, **plain))
     yield "padded", list(DataLoader(ds, collate_fn=PaddedCollate(), **plain))
     yield "loader", list(make_dataloader(ds, shuffle=False, **plain))
+    if not num_workers:
+        yield "threads", list(make_dataloader(ds, shuffle=False, num_threads=2, batch_size=4))
     yield "stream", list(DataLoader(TFRecordIterableDataset(pattern, features), **plain))
     by_batch = TFRecordIterableDataset(pattern, features, batch_size=4)
     yield "stream by batch", list(DataLoader(by_batch, batch_size=None, **own))

@@ -2,6 +2,7 @@
 
 import gzip
 import re
+import runpy
 import zlib
 from pathlib import Path
 
@@ -9,6 +10,8 @@ import numpy as np
 import pytest
 import torch
 import torch.utils.data
+from media_files import FOLDER
+from media_files import torchcodec as torchcodec
 from PIL import Image as PillowImage
 from PIL import ImageSequence
 from scenario_messages import Scenario
@@ -31,6 +34,7 @@ DOC = Path(__file__).parents[2] / "docs" / "tensorflow.md"
 # Sections whose rows show code on the right; those of the differences say in words what other tests assert.
 WITHOUT_CODE = "Deliberate differences"
 NUM_RECORDS = 140
+WAV = runpy.run_path(str(FOLDER / "make.py"))["WAVS"]["stereo"]
 
 
 def rows():
@@ -65,6 +69,8 @@ def record(number):
             "zipped": zlib.compress(bytes(8)),
             "masks": [encode_image(picture[:1], "png")] * 2,
             "tensor": serialize_tensor(torch.ones(2)),
+            "sound": WAV,
+            "moving": (FOLDER / "moving.gif").read_bytes(),
         }
     )
 
@@ -94,7 +100,7 @@ def keep(sample):
 
 
 @pytest.fixture
-def names(folder, monkeypatch):
+def names(folder, monkeypatch, torchcodec):
     """What the page takes for granted."""
     monkeypatch.chdir(folder)
     features = {"label": FixedLenFeature((), torch.int64), "ids": VarLenFeature(torch.int64)}

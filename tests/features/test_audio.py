@@ -26,6 +26,7 @@ from torch_tfrecord import (
     ParseError,
     SequenceFeatures,
     TFRecordDataset,
+    TFRecordIterableDataset,
     TFRecordWriter,
     collate,
     encode_example,
@@ -101,6 +102,19 @@ def check_different(data, ours, options):
 @pytest.mark.parametrize("name", ["an odd list before", "extensible", "an unknown size", "part of a sample more"])
 def test_more_wav_files_than_tensorflow_reads(name):
     assert (decoded(WAVS[name])[0].numpy() * 32768).tolist() == PCM.tolist()
+
+
+def test_damaged_wav_files(no_torchcodec):
+    """Every cut and every changed byte of a header gives samples or our error, or is left to torchcodec."""
+    whole = WAVS["extensible"]
+    damaged = [whole[:size] for size in range(1, len(whole))]
+    damaged += [whole[:at] + bytes([value]) + whole[at + 1 :] for at in range(68) for value in (0, 1, 3, 0x7F, 0xFF)]
+    for data in damaged:
+        try:
+            samples = decoded(data)
+        except (ParseError, ImportError):
+            continue
+        assert samples.shape[0] * samples.shape[1] * 2 <= len(whole), data[:68]
 
 
 def test_other_samples_in_wav_files():
@@ -274,6 +288,15 @@ def test_random_starts(path, random_states_untouched):
     assert starts(drawn, 0) == first
     assert len({*first, *starts(drawn, 1), *starts(features(num_samples=3, random_start=True, seed=1), 0)}) > 2 * COUNT
     assert max(first) <= 997
+
+    def streamed(**options):
+        stream = TFRecordIterableDataset(path + "-long", drawn, **options)
+        stream.set_epoch(0)
+        return stream
+
+    one_by_one = torch.stack([sample["audio"] for sample in streamed()])
+    assert torch.equal(torch.cat([batch["audio"] for batch in streamed(batch_size=4)]), one_by_one)
+    assert len(set(one_by_one[:, 0, 0].tolist())) > COUNT // 2
 
 
 def test_random_starts_beside_an_image_that_a_transform_crops(tmp_path):

@@ -29,7 +29,7 @@ from torch_tfrecord.values.stacking import is_ragged, mark_ragged
 I64 = torch.int64
 SPECS = {
     "Audio()": Audio(),
-    "Audio(sample_rate=16000, num_channels=1, num_samples=400, random_start=True, seed=3, return_rate=True, key='a')": Audio(sample_rate=16000, num_channels=1, num_samples=400, random_start=True, seed=3, return_rate=True, key="a"),
+    "Audio(key='a', sample_rate=16000, num_channels=1, num_samples=400, random_start=True, seed=3, return_rate=True)": Audio(sample_rate=16000, num_channels=1, num_samples=400, random_start=True, seed=3, return_rate=True, key="a"),
     "FixedLenFeature((), torch.int64)": FixedLenFeature((), I64),
     "FixedLenFeature((2,), bytes)": FixedLenFeature(2, bytes),
     "FixedLenFeature((2, 3), str, key='x/y')": FixedLenFeature([2, 3], str, key="x/y"),

@@ -9,6 +9,8 @@
     ├── RaggedFeature               values and their partitions    -> tensor, jagged nested tensor, RaggedTensor
     ├── SparseFeature               values and their indices       -> torch.sparse_coo
     ├── Image                       encoded image                  -> tv_tensors.Image
+    ├── Audio                       sound file                     -> float32 tensor [channels, samples]
+    ├── Video                       video file                     -> tv_tensors.Video
     ├── RawTensor                   raw bytes of an array          -> tensor
     ├── SerializedTensor            TensorProto                    -> tensor
     ├── Text                        UTF-8 bytes                    -> str

@@ -9,7 +9,7 @@ import torch
 
 from torch_tfrecord.arguments import at_least, integer, true_or_false
 from torch_tfrecord.features.columns import Column, Reader, Want, labelled, read_each
-from torch_tfrecord.features.one_value import ValueSteps
+from torch_tfrecord.features.one_value import OneValueSpec
 from torch_tfrecord.features.steps import StepReader
 from torch_tfrecord.order.random_stream import RandomStream
 from torch_tfrecord.values.dtypes import BYTES_LIST
@@ -18,7 +18,7 @@ from torch_tfrecord.values.stacking import mark_listed, stack
 __all__ = ["MediaReader", "MediaSpec", "window_start"]
 
 
-class MediaSpec:
+class MediaSpec(OneValueSpec):
     """A spec of one encoded sound or video, of which a window may be drawn at random.
 
     Attributes:
@@ -28,21 +28,21 @@ class MediaSpec:
     random_start: bool
     seed: int
 
-    def reader(self, name: str, *, pads: bool = False) -> MediaReader:
-        """Build the reader for Examples."""
+    def reader(self, name: str, *, pads: bool = False) -> Any:
+        """Build the reader for Examples, a `MediaReader`."""
         raise NotImplementedError
 
     def context_reader(self, name: str) -> Reader:
         """Build the reader for a context; a random start is not supported."""
         self._check_no_draw(name)
-        return self.reader(name)
+        return super().context_reader(name)
 
     def step_reader(self, name: str, *, pads: bool = False) -> StepReader:
         """Build the reader for a feature list; a random start and several parts are not supported."""
         self._check_no_draw(name)
         if self.reader(name).returns_parts:
             raise ValueError(f"{name!r}: steps of a feature list hold no dicts; leave out return_rate or return_times")
-        return ValueSteps(self.reader(name), pads=pads)
+        return super().step_reader(name, pads=pads)
 
     def decode(self, data: memoryview, key: int) -> dict[str, torch.Tensor]:
         """The parts of one sample, with its random key; the first is the one that counts."""

@@ -18,7 +18,7 @@ from torch_tfrecord.values.dtypes import BYTES_LIST, INT64_LIST, decode_text
 from torch_tfrecord.values.stacking import stack
 from torch_tfrecord.values.tensors import parse_tensor
 
-__all__ = ["OneValueReader", "OneValueSpec", "SerializedTensor", "Shape", "Text", "ValueSteps"]
+__all__ = ["OneValueReader", "OneValueSpec", "SerializedTensor", "Shape", "Text"]
 
 Shape: TypeAlias = tuple[Any, ...]
 """The shape of one value: ints, -1 or None."""
@@ -38,7 +38,7 @@ class OneValueSpec:
 
     def step_reader(self, name: str, *, pads: bool = False) -> StepReader:
         """Build the reader for a feature list."""
-        return ValueSteps(self.reader(name), pads=pads)
+        return _ValueSteps(self.reader(name), pads=pads)
 
 
 @dataclass(frozen=True, repr=False)
@@ -145,7 +145,7 @@ class _TextReader(OneValueReader):
         return labelled(self._want, columns[0].strings, str)
 
 
-class ValueSteps(StepReader):
+class _ValueSteps(StepReader):
     """Reads the steps of a spec of one bytes value. Sizes come from the step or the context.
 
     A sample is stacked if all steps have the same shape and dtype (images to a ``tv_tensors.Video``), else a list.
