@@ -2,6 +2,7 @@
 
 import gzip
 import io
+import itertools
 import re
 import zlib
 from pathlib import Path
@@ -93,6 +94,25 @@ def _(folder):
 @row("bytes after a zlib stream")
 def _(folder):
     raises(CompressionError, write(folder, zlib.compress(framed(folder, b"abc")) + b"junk"))
+
+
+@row("a record of more than 256 KiB in a Snappy file")
+def _(folder):
+    pytest.importorskip("cramjam")
+    path = Path(__file__).parents[1] / "data/snappy/long.tfrecord"
+    assert [len(record) for record in read_records(path)] == [10, 400_000, 5000, 0, 3]
+
+
+@row("a file that another process still writes")
+def _(folder):
+    whole = framed(folder, b"abc", b"defg", b"hi")
+    path = write(folder, whole[:45])
+    records = read_records(path)
+    found = [next(records), next(records)]
+    with pytest.raises(CorruptRecordError, match="truncated"):
+        next(records)
+    path.write_bytes(whole)
+    assert [*found, *itertools.islice(read_records(path), 2, None)] == [b"abc", b"defg", b"hi"]
 
 
 @row("a damaged record, skipped")

@@ -85,6 +85,8 @@ def folder(tmp_path_factory):
         writer.write(record(0))
         writer.write(record(1))
     (path / "zipped.gz").write_bytes(gzip.compress((path / "more.tfrecord").read_bytes(), mtime=0))
+    snappy = Path(__file__).parents[1] / "data/snappy/short.tfrecord"
+    (path / "snappy.tfrecord").write_bytes(snappy.read_bytes())
     (path / "picture.png").write_bytes(encode_image(torch.zeros(3, 4, 4, dtype=torch.uint8), "png"))
     frames = [PillowImage.new("L", (4, 4), value) for value in (0, 255)]
     frames[0].save(path / "moving.gif", save_all=True, append_images=frames[1:])

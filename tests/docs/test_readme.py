@@ -16,6 +16,8 @@ import torch_tfrecord
 from index_tools.main import main
 from torch_tfrecord import (
     FixedLenFeature,
+    IterableMixture,
+    Mixture,
     ShardedTFRecordWriter,
     TFRecordDataset,
     TFRecordWriter,
@@ -144,7 +146,9 @@ def test_migration_row_runs(code, tmp_path, monkeypatch):
     if "directory" in code:
         write_digits("mnist/3.0.1")
     names = {name: getattr(torch_tfrecord, name) for name in torch_tfrecord.__all__} | {"torch": torch}
-    names |= {"path": "a.tfrecord", "pattern": "*.tfrecord", "directory": "mnist/3.0.1"}
+    names |= {"path": "a.tfrecord", "pattern": "{}.tfrecord", "splits": {"a": 0.3, "b": 0.7}}
+    Path("b.tfrecord").write_bytes(Path("a.tfrecord").read_bytes())
+    names["directory"] = "mnist/3.0.1"
     names["features"] = {"label": FixedLenFeature((), torch.int64)}
     try:
         value = eval(code, names)
@@ -156,6 +160,8 @@ def test_migration_row_runs(code, tmp_path, monkeypatch):
         assert next(iter(value))["label"].tolist() == [3]
     elif isinstance(value, TFRecordDataset):
         assert value[0]
+    elif isinstance(value, Mixture | IterableMixture):
+        assert next(iter(value))["label"] == 3
     elif ".save(" in code:
         assert TFRecordDataset("a.tfrecord", index="require")[0] == record
 

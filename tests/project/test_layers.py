@@ -73,6 +73,7 @@ ORDER = [
     "records.checksum",
     "records.framing",
     "records.packed_records",
+    "records.snappy",
     "records.compression",
     "records.descriptors",
     "records.file_source",

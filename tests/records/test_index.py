@@ -112,7 +112,7 @@ def test_sums_that_overflow_are_no_way_around():
 
 
 def test_unknown_compression():
-    with pytest.raises(ValueError, match="compression_type must be '', 'GZIP' or 'ZLIB', got 'gzip'"):
+    with pytest.raises(ValueError, match="compression_type must be '', 'GZIP', 'ZLIB' or 'SNAPPY', got 'gzip'"):
         RecordIndex(np.zeros(0, np.int64), np.zeros(0, np.int64), 0, "gzip")
 
 
@@ -294,7 +294,7 @@ CHANGED = [  # robustness 63
     ({"file_size": "50"}, "expected an index with at most 48 bytes of arrays, by the size of the data file, got 64"),
     ({"mtime_ns": "1.5"}, "expected a whole number as mtime_ns"),
     ({"fingerprint": "x"}, "expected a whole number as fingerprint"),
-    ({"compression_type": "LZ4"}, "expected the compression '', 'GZIP' or 'ZLIB', got another"),
+    ({"compression_type": "LZ4"}, "expected the compression '', 'GZIP', 'ZLIB' or 'SNAPPY', got another"),
     ({"more": "1"}, FORM),
     ({"arrays": {"more": ZEROS}}, FORM),
     ({"arrays": {"offsets": ZEROS}}, "record 1: expected each record right behind the one before: offset 19, got 0"),

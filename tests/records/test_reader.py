@@ -238,7 +238,7 @@ def test_unknown_content(tmp_path):
         (
             {"compression_type": "BZ2"},
             ValueError,
-            "compression_type must be 'auto', None, '', 'GZIP' or 'ZLIB', got 'BZ2'",
+            "compression_type must be 'auto', None, '', 'GZIP', 'ZLIB' or 'SNAPPY', got 'BZ2'",
         ),
         ({"compression_type": 3}, ValueError, "got 3"),
     ],

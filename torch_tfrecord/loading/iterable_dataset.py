@@ -82,7 +82,7 @@ class TFRecordIterableDataset(IterableDataset[Any]):
         cycle_length: Number of files to read from in turn, as in tf.data's ``interleave``.
         block_length: Records to read from a file at its turn.
         drop_last: Drop each worker's last batch if it is not full.
-        compression_type: "auto" (detected for each file), None or "" (none), "GZIP", "ZLIB".
+        compression_type: "auto" (detected for each file), None or "" (none), "GZIP", "ZLIB", "SNAPPY".
         verify_crc: Check the payloads' checksums; headers are always checked.
         on_corrupt: "raise", or "skip" to skip damaged records, with one warning per file.
         max_batch_bytes, storage_options, cache_dir, cache_bytes: As for `TFRecordDataset`.

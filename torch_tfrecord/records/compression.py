@@ -1,6 +1,7 @@
 """Whole-file compression of TFRecord files: names, detection, and reading a compressed stream by offset.
 
-TFRecord compression wraps the whole file (RFC 1952 gzip or RFC 1950 zlib), so offsets refer to the decompressed stream.
+TFRecord compression wraps the whole file (RFC 1952 gzip, RFC 1950 zlib or blocks of Snappy), so offsets refer to the
+decompressed stream.
 Reading is strict where TensorFlow silently loses data: any number of gzip members and zlib streams is read, and a
 truncated stream or trailing bytes are errors.
 """
@@ -14,12 +15,16 @@ from typing import Protocol
 
 from torch_tfrecord.errors import CompressionError
 from torch_tfrecord.records.framing import HEADER_BYTES, is_header
+from torch_tfrecord.records.snappy import SNAPPY_PREFIX_BYTES, first_uncompressed, read_block
 
 __all__ = [
+    "DETECTED_BYTES",
     "ByteSource",
     "InflatedSource",
     "SequentialSource",
+    "SnappySource",
     "check_compression_type",
+    "check_written_type",
     "compressor",
     "detect_compression",
     "offset_note",
@@ -28,7 +33,15 @@ __all__ = [
 
 _GZIP_MAGIC = b"\x1f\x8b\x08"
 _WINDOW_BITS = {"GZIP": 31, "ZLIB": 15}
-_DESCRIPTION = {"": "an uncompressed TFRecord file", "GZIP": "a gzip stream", "ZLIB": "a zlib stream"}
+_DESCRIPTION = {
+    "": "an uncompressed TFRecord file",
+    "GZIP": "a gzip stream",
+    "ZLIB": "a zlib stream",
+    "SNAPPY": "a Snappy stream",
+}
+
+DETECTED_BYTES = SNAPPY_PREFIX_BYTES
+"""First bytes of a file by which its compression is detected."""
 
 # Compressed bytes fed to the decompressor at a time, and the maximum it may output for them in one call.
 _INPUT_BYTES = 1 << 17
@@ -56,25 +69,38 @@ class ByteSource(Protocol):
 
 
 def check_compression_type(compression_type: str | None) -> str:
-    """Normalise a compression type to "auto", "", "GZIP" or "ZLIB"; raise ValueError for anything else."""
+    """Normalise a compression type to "auto", "", "GZIP", "ZLIB" or "SNAPPY"; raise ValueError for anything else."""
+    return _checked_type(compression_type, (*_WINDOW_BITS, "SNAPPY"))
+
+
+def check_written_type(compression_type: str | None) -> str:
+    """The same for a file to write: Snappy is only read."""
+    return _checked_type(compression_type, (*_WINDOW_BITS,))
+
+
+def _checked_type(compression_type: str | None, types: tuple[str, ...]) -> str:
     name = "" if compression_type is None else compression_type
     if isinstance(name, str):
         if name.lower() == "auto":
             return "auto"
-        if name.upper() in ("", *_WINDOW_BITS):
+        if name.upper() in ("", *types):
             return name.upper()
-    raise ValueError(f"compression_type must be 'auto', None, '', 'GZIP' or 'ZLIB', got {compression_type!r}")
+    *others, last = map(repr, ("auto", None, "", *types))
+    raise ValueError(f"compression_type must be {', '.join(others)} or {last}, got {compression_type!r}")
 
 
 def detect_compression(first_bytes: bytes) -> str:
-    """Detect "", "GZIP" or "ZLIB" from the first 12 (or all) bytes of a file.
+    """Detect "", "GZIP", "ZLIB" or "SNAPPY" from the first `DETECTED_BYTES` (or all) bytes of a file.
 
-    A valid record header takes precedence: a plain file whose first record has 35,615 bytes starts like gzip.
+    A valid record header takes precedence: a plain file whose first record has 35,615 bytes starts like gzip. A Snappy
+    stream has no mark of its own; it is one if the header of a record comes out of it.
     """
     if is_header(first_bytes[:HEADER_BYTES]):
         return ""
     if first_bytes[:3] == _GZIP_MAGIC or first_bytes in (b"\x1f", b"\x1f\x8b"):
         return "GZIP"
+    if is_header(first_uncompressed(first_bytes, HEADER_BYTES)):
+        return "SNAPPY"
     return "ZLIB" if _is_zlib_header(first_bytes) or first_bytes == b"\x78" else ""
 
 
@@ -100,24 +126,27 @@ def open_stream(source: ByteSource, compression_type: str, kept_bytes: int = 0) 
         kept_bytes: See `InflatedSource`.
 
     Returns:
-        The stream of records, and the compression found: "", "GZIP" or "ZLIB".
+        The stream of records, and the compression found: "", "GZIP", "ZLIB" or "SNAPPY".
 
     Raises:
         CompressionError: The declared type does not match the first bytes.
     """
-    first_bytes = source.read(HEADER_BYTES, 0)
+    first_bytes = source.read(DETECTED_BYTES, 0)
     found = detect_compression(first_bytes)
     cut_header = compression_type == "" and len(first_bytes) < HEADER_BYTES  # the reader has a better error
     if first_bytes and compression_type not in ("auto", found) and not cut_header:
+        is_known = found or is_header(first_bytes[:HEADER_BYTES])
         raise CompressionError(
             f"expected {_DESCRIPTION[compression_type]} (compression_type={compression_type!r}), "
-            f"got {_DESCRIPTION[found] if found or is_header(first_bytes) else 'neither gzip nor zlib nor a record'}",
+            f"got {_DESCRIPTION[found] if is_known else 'neither gzip nor zlib nor a record'}",
             path=source.path,
             offset=0,
         )
     if not first_bytes:
         found = "" if compression_type == "auto" else compression_type
-    return (InflatedSource(source, found, kept_bytes) if found and first_bytes else source), found
+    if not found or not first_bytes:
+        return source, found
+    return (SnappySource if found == "SNAPPY" else InflatedSource)(source, found, kept_bytes), found
 
 
 def offset_note(source: ByteSource) -> str:
@@ -276,3 +305,20 @@ class InflatedSource(SequentialSource):
         kind = self._type.lower()
         self._error = CompressionError(f"{kind}: {text} (near compressed byte {at})", path=self.path)
         self._error.__cause__ = cause
+
+
+class SnappySource(InflatedSource):
+    """The decompressed stream of a file of Snappy blocks, in the same way."""
+
+    def _more(self) -> bytes:
+        size, limit = self._source.size, self.max_record_bytes or 0
+        piece = b""
+        while self._error is None and not piece:
+            begin = self._consumed
+            try:
+                piece, self._consumed = read_block(self._source.read, begin, size, limit)
+            except CompressionError as error:
+                self._fail(str(error.args[0]), error)  # whole blocks before it can be read
+            if self._consumed == begin:
+                break
+        return piece

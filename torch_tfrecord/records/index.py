@@ -19,8 +19,13 @@ import numpy.typing as npt
 from torch_tfrecord.errors import IndexMismatchError
 from torch_tfrecord.records.ahead_file import read_ahead
 from torch_tfrecord.records.atomic import write_atomically
-from torch_tfrecord.records.compression import check_compression_type, detect_compression, open_stream
-from torch_tfrecord.records.framing import HEADER_BYTES, OVERHEAD_BYTES
+from torch_tfrecord.records.compression import (
+    DETECTED_BYTES,
+    check_compression_type,
+    detect_compression,
+    open_stream,
+)
+from torch_tfrecord.records.framing import OVERHEAD_BYTES
 from torch_tfrecord.records.scan import RecordScanner
 from torch_tfrecord.records.sidecar_file import SidecarFormat, pack, read_sidecar, stored_number
 from torch_tfrecord.records.storage import FileSource, is_remote, local_path, open_file
@@ -29,7 +34,7 @@ from torch_tfrecord.remote.store import RemoteInfo
 
 __all__ = ["COMPRESSION_TYPES", "RecordIndex", "build_index", "index_source", "load_fresh"]
 
-COMPRESSION_TYPES = ("", "GZIP", "ZLIB")
+COMPRESSION_TYPES = ("", "GZIP", "ZLIB", "SNAPPY")
 _FORMAT = SidecarFormat(
     "torch_tfrecord.index",
     "3",
@@ -53,7 +58,7 @@ class RecordIndex:
         offsets: int64 [N]: first byte of each record's length field; in the decompressed stream for compressed files.
         lengths: int64 [N]: payload length of each record in bytes.
         file_size: Bytes of the data file.
-        compression_type: "" (none), "GZIP" or "ZLIB".
+        compression_type: "" (none), "GZIP", "ZLIB" or "SNAPPY".
         mtime_ns: Modification time of the data file, nanoseconds since the epoch; 0 where it is not known.
         fingerprint: CRC-32C over the first and last 4 KiB of the data file; None where it is not known.
         etag: The version of the data file that its storage says; None where it says none, and of local files.
@@ -76,7 +81,7 @@ class RecordIndex:
             array.flags.writeable = False
             object.__setattr__(self, name, array)
         if self.compression_type not in COMPRESSION_TYPES:
-            raise ValueError(f"compression_type must be '', 'GZIP' or 'ZLIB', got {self.compression_type!r}")
+            raise ValueError(f"compression_type must be '', 'GZIP', 'ZLIB' or 'SNAPPY', got {self.compression_type!r}")
         _check_contiguous(self.offsets, self.lengths, None if self.compression_type else self.file_size)
 
     def __len__(self) -> int:
@@ -233,7 +238,7 @@ def build_index(
     Args:
         path: A local path, or one with a ``scheme://``: ``s3://...``, ``https://...``.
         verify_crc: Check the payloads' checksums, too; headers are always checked.
-        compression_type: "auto", None or "", "GZIP", "ZLIB".
+        compression_type: "auto", None or "", "GZIP", "ZLIB", "SNAPPY".
         storage_options: As of `TFRecordDataset`.
 
     Raises:
@@ -309,8 +314,8 @@ def _load(path: str, data: FileSource | None, access: Access, info: RemoteInfo |
     metadata = found.metadata
     fingerprint = metadata["fingerprint"]
     try:
-        if metadata["compression_type"] not in ("", "GZIP", "ZLIB"):
-            raise IndexMismatchError("expected the compression '', 'GZIP' or 'ZLIB', got another")
+        if metadata["compression_type"] not in COMPRESSION_TYPES:
+            raise IndexMismatchError("expected the compression '', 'GZIP', 'ZLIB' or 'SNAPPY', got another")
         return RecordIndex(
             found.arrays["offsets"],
             found.arrays["lengths"],
@@ -346,7 +351,7 @@ def load_fresh(
     if (
         index.compression_type
         and data.file_size
-        and detect_compression(data.read(HEADER_BYTES, 0)) != index.compression_type
+        and detect_compression(data.read(DETECTED_BYTES, 0)) != index.compression_type
     ):
         raise IndexMismatchError(
             f"the index is not of this file as it is now: expected compression {index.compression_type!r}, "

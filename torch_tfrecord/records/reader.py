@@ -50,7 +50,8 @@ def read_records(
 
     Args:
         path: A local path, a URL (``s3://...``), or a binary file object, which is read forward.
-        compression_type: "auto" (detected from the first bytes), None or "" (none), "GZIP" or "ZLIB", in any case.
+        compression_type: "auto" (detected from the first bytes), None or "" (none), "GZIP", "ZLIB" or "SNAPPY", in
+            any case. Snappy needs the extra `snappy`.
         verify_crc: Check the payload checksums. Lengths and their checksums are always checked.
         on_corrupt: "raise", or "skip" to skip damaged records and report them in one warning at the end.
         storage_options: As for `TFRecordDataset`.

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from torch_tfrecord.arguments import at_least
 from torch_tfrecord.protobuf.example import encode_example
 from torch_tfrecord.records.atomic import AtomicFile
-from torch_tfrecord.records.compression import check_compression_type
+from torch_tfrecord.records.compression import check_written_type
 from torch_tfrecord.records.file_set import FileSet
 from torch_tfrecord.records.framing import OVERHEAD_BYTES
 from torch_tfrecord.records.paths import shard_name
@@ -359,7 +359,7 @@ def _payload(record: object) -> bytes | bytearray | memoryview:
 
 
 def _resolve_compression(name: str, compression_type: str | None) -> str:
-    checked = check_compression_type(compression_type)
+    checked = check_written_type(compression_type)
     if checked != "auto":
         return checked
     return "GZIP" if name.endswith(".gz") else "ZLIB" if name.endswith(".zlib") else ""
