@@ -27,7 +27,7 @@ _NUMBERS = {"bool", "float16", "float32", "float64", "int8", "int16", "int32", "
 _NUMBERS |= {"uint8", "uint16", "uint32", "uint64"}
 _MOST_DIMENSIONS = 5  # of an array in LeRobot
 _OBSERVATION, _STATE, _ACTION = "observation", "observation.state", "action"
-_STATES = ("observation/proprio", "observation/state")
+_STATES = ("observation/state", "observation/proprio")
 # LeRobot writes these itself, or gives them a meaning of its own.
 _TAKEN = {"timestamp", "frame_index", "episode_index", "index", "task_index", "task"}
 _TAKEN |= {"language_persistent", "language_events"}

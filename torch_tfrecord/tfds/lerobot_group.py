@@ -139,7 +139,9 @@ class EpisodeGroups:
                     statistics.add(frame)
                 kind = header.format if _is_plain(header, column) else "png"
                 yield {
-                    "bytes": data if frame is None or _is_plain(header, column) else encode_image(frame.transpose(2, 0, 1), kind),
+                    "bytes": data
+                    if frame is None or _is_plain(header, column)
+                    else encode_image(frame.transpose(2, 0, 1), kind),
                     "path": f"frame-{step:06d}.{kind}",
                 }
 
