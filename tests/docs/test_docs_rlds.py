@@ -13,6 +13,7 @@ from torch_tfrecord import tfds
 DOC = Path(__file__).parents[2] / "docs" / "rlds.md"
 TEXT = DOC.read_text(encoding="utf-8")
 PLAIN = re.findall(r"^```python\n(.*?)^```", TEXT, re.MULTILINE | re.DOTALL)
+LEROBOT = re.findall(r"^```python lerobot\n(.*?)^```", TEXT, re.MULTILINE | re.DOTALL)
 MIXTURE = re.findall(r"^```python mixture\n(.*?)^```", TEXT, re.MULTILINE | re.DOTALL)
 
 
@@ -54,6 +55,16 @@ def test_mixture(names):
     batches = list(names["loader"])
     found = {name for batch in batches for name in batch["dataset_name"]}
     assert found == {"pick", "push"}
+
+
+def test_export_to_lerobot(names):
+    pytest.importorskip("av")
+    pytest.importorskip("pyarrow")
+    run(PLAIN[0], names)
+    run(LEROBOT[0], names)
+    assert names["result"].features["observation.images.wrist"] == ("observation/wrist_image",)
+    assert names["result"].left_out == ["reward"]
+    assert names["result"].num_episodes == 10
 
 
 def test_names_of_arguments_and_of_what_a_sample_has(names):
