@@ -23,6 +23,7 @@ _VERBS = {
     "verify": "check every record of TFRecord files",
     "show": "show records as readable text, and the features to read them with",
     "from-images": "write an image folder as TFRecord shards",
+    "rlds-to-lerobot": "write RLDS episodes as a LeRobot dataset",
     "cache": "show or clear the disk cache of remote data",
     "doctor": "report what runs compiled, what decodes images, and what is missing",
 }
@@ -35,6 +36,7 @@ examples:
   tfrecord verify data/
   tfrecord show data/train-00000-of-00016.tfrecord
   tfrecord index 'data/train-*' --jobs 8
+  tfrecord rlds-to-lerobot bridge/0.1.0 bridge_lerobot --fps 5
   tfrecord cache
   tfrecord doctor"""
 

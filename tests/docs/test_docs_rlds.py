@@ -17,6 +17,7 @@ PLAIN = re.findall(r"^```python\n(.*?)^```", TEXT, re.MULTILINE | re.DOTALL)
 KEEP, GOALS = (
     re.findall(rf"^```python {word}\n(.*?)^```", TEXT, re.MULTILINE | re.DOTALL) for word in ("keep", "goals")
 )
+LEROBOT = re.findall(r"^```python lerobot\n(.*?)^```", TEXT, re.MULTILINE | re.DOTALL)
 MIXTURE = re.findall(r"^```python mixture\n(.*?)^```", TEXT, re.MULTILINE | re.DOTALL)
 
 
@@ -72,6 +73,16 @@ def test_kept_steps_and_goals(names):
         run(GOALS[0], names)
         assert names["sample"]["task"]["image"].shape == (3, 32, 40)
         assert 3 <= names["sample"]["task"]["timestep"] <= 23
+
+
+def test_export_to_lerobot(names):
+    pytest.importorskip("av")
+    pytest.importorskip("pyarrow")
+    run(PLAIN[0], names)
+    run(LEROBOT[0], names)
+    assert names["result"].features["observation.images.wrist"] == ("observation/wrist_image",)
+    assert names["result"].left_out == ["reward"]
+    assert names["result"].num_episodes == 10
 
 
 def test_names_of_arguments_and_of_what_a_sample_has(names):

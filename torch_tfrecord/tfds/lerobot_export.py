@@ -11,30 +11,26 @@ import contextlib
 import hashlib
 import json
 import math
-import multiprocessing
 import os
-import signal
-import threading
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from torch_tfrecord.arguments import IndexPolicy, at_least, one_of
+from torch_tfrecord.errors import ImageDecodeError
 from torch_tfrecord.images.codec import image_size
+from torch_tfrecord.processors import num_processors
 from torch_tfrecord.progress import ProgressBar
 from torch_tfrecord.records.atomic import write_atomically
 from torch_tfrecord.records.build_turns import build_alone
 from torch_tfrecord.records.storage import is_remote
 from torch_tfrecord.shown import printable, shown_list, shown_value
 from torch_tfrecord.tfds.dataset_info import DatasetInfo, info_of
+from torch_tfrecord.tfds.episode_columns import FeaturePlace
 from torch_tfrecord.tfds.episode_store import STEPS, EpisodeStore
 from torch_tfrecord.tfds.leaf_table import list_leaves
 from torch_tfrecord.tfds.lerobot_features import CAMERA_DTYPES, Chosen, LeRobotFeature, choose_features
@@ -49,6 +45,7 @@ from torch_tfrecord.tfds.lerobot_files import (
 )
 from torch_tfrecord.tfds.lerobot_group import EpisodeGroups, episodes_path
 from torch_tfrecord.tfds.lerobot_statistics import STATISTICS, merged_statistics
+from torch_tfrecord.tfds.lerobot_workers import write_groups
 from torch_tfrecord.tfds.splits import Split
 from torch_tfrecord.tfds.step_samples import INSTRUCTIONS, instruction
 
@@ -114,8 +111,8 @@ def rlds_to_lerobot(
         robot_type: Name of the robot, for LeRobot.
         features: LeRobot name -> path or paths below "steps": ``{"observation.state": ["observation/joints",
             "observation/gripper"]}`` are concatenated; a dict stands for its features; None leaves the name out.
-            Features not mentioned are there, too: images as ``observation.images.<name>``, "observation/proprio" or
-            "observation/state" as ``observation.state``, others by their path with dots. What LeRobot has no form for
+            Features not mentioned are there, too: images as ``observation.images.<name>``, "observation/state" or
+            "observation/proprio" as ``observation.state``, others by their path with dots. What LeRobot has no form for
             is left out (lists of varying length, bytes, 16-bit images).
         images: "video" encodes frames as MP4; "image" stores them as images, with the same pixels.
         codec: Of videos: "libsvtav1" (AV1, LeRobot's own), "h264" or "hevc".
@@ -139,7 +136,7 @@ def rlds_to_lerobot(
     one_of("images", images, *CAMERA_DTYPES)
     one_of("codec", codec, *CODECS)
     encoder = VideoEncoder(codec, at_least(0, "crf", crf))
-    num_workers = _num_processors() if num_workers is None else at_least(1, "num_workers", num_workers)
+    num_workers = num_processors() if num_workers is None else at_least(1, "num_workers", num_workers)
     out = os.fspath(out)
     if is_remote(out):
         raise ValueError(f"out must be a local folder, got {shown_value(out)}")
@@ -163,15 +160,11 @@ def rlds_to_lerobot(
         frames = np.concatenate([[0], np.cumsum(store.num_steps[numbers])])
         by_name = {task: number for number, task in enumerate(tasks)}
         job = EpisodeGroups(store, chosen, fps, encoder, out, numbers, frames, _groups(frames, chosen), by_name)
-        _write_groups(job, num_workers)
+        write_groups(job, num_workers)
         _finish(job, robot_type)
     with contextlib.suppress(OSError):
         _plan(out).parent.rmdir()
     return LeRobotExport(len(numbers), int(frames[-1]), {item.name: item.paths for item in chosen}, left_out)
-
-
-def _num_processors() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _with_steps(store: EpisodeStore, episodes: Sequence[int] | None) -> list[int]:
@@ -189,7 +182,12 @@ def _sized(feature: LeRobotFeature, store: EpisodeStore, number: int) -> LeRobot
     """A camera with the size of its first frame."""
     if not feature.is_camera:
         return feature
-    return feature._replace(shape=(*image_size(feature.column(store.episode(number).steps).encoded(0, 1)[0]), 3))
+    data = feature.column(store.episode(number).steps).encoded(0, 1)[0]
+    try:
+        return feature._replace(shape=(*image_size(data), 3))
+    except ImageDecodeError as error:
+        place = FeaturePlace(f"{STEPS}/{feature.paths[0]}", store.record(number).locate)
+        raise place.at_step(error, 0) from error
 
 
 def _tasks(store: EpisodeStore, numbers: Sequence[int]) -> list[str]:
@@ -262,66 +260,6 @@ def _planned(out: str, request: Mapping[str, Any]) -> list[str] | None:
         )
     tasks: list[str] = plan["tasks"]
     return tasks
-
-
-# The processes.
-
-
-def _write_groups(job: EpisodeGroups, num_workers: int) -> None:
-    """Write the groups that are missing."""
-    missing = [number for number in range(len(job)) if not episodes_path(job.out, number).exists()]
-    num_done = int(job.frames[-1]) - sum(map(job.num_frames, missing))
-    with ProgressBar(total=int(job.frames[-1]), initial=num_done, desc="exporting", unit="frame") as bar:
-        if not missing:
-            return
-        try:
-            for number in _in_processes(job, missing, min(num_workers, len(missing))):
-                bar.update(job.num_frames(number))
-        except BrokenProcessPool as error:
-            raise ChildProcessError(
-                "a worker process died, perhaps because memory ran out; run it again, with fewer workers: it continues"
-            ) from error
-
-
-def _in_processes(job: EpisodeGroups, numbers: Sequence[int], num_workers: int) -> Iterator[int]:
-    """Write groups in a fork server's children; yield the number of each that is done."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([__name__])
-    # The children wait for the end of this process, or of its wish to go on, at a pipe.
-    waiting, alive = context.Pipe(duplex=False)
-    pool = ProcessPoolExecutor(num_workers, context, _start_worker, (job, waiting))
-    try:
-        for future in as_completed([pool.submit(_write_group, number) for number in numbers]):
-            yield future.result()
-    except BaseException:
-        alive.close()
-        raise
-    finally:
-        pool.shutdown(cancel_futures=True)
-        alive.close()
-        waiting.close()
-
-
-_jobs: list[EpisodeGroups] = []  # of this worker process: one
-
-
-def _start_worker(job: EpisodeGroups, waiting: Connection) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal sends it to all; the parent decides
-    threading.Thread(target=_end_with, args=(waiting,), daemon=True).start()
-    os.environ.setdefault("SVT_LOG", "1")  # errors only
-    torch.set_num_threads(1)
-    _jobs.append(job)
-
-
-def _end_with(waiting: Connection) -> None:
-    with contextlib.suppress(EOFError, OSError):
-        waiting.recv_bytes()
-    os._exit(1)  # at once: what is not complete has no name
-
-
-def _write_group(number: int) -> int:
-    _jobs[-1].write(number)
-    return number
 
 
 # What holds for all groups.

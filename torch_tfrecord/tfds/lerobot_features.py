@@ -27,7 +27,7 @@ _NUMBERS = {"bool", "float16", "float32", "float64", "int8", "int16", "int32", "
 _NUMBERS |= {"uint8", "uint16", "uint32", "uint64"}
 _MOST_DIMENSIONS = 5  # of an array in LeRobot
 _OBSERVATION, _STATE, _ACTION = "observation", "observation.state", "action"
-_STATES = ("observation/proprio", "observation/state")
+_STATES = ("observation/state", "observation/proprio")
 # LeRobot writes these itself, or gives them a meaning of its own.
 _TAKEN = {"timestamp", "frame_index", "episode_index", "index", "task_index", "task"}
 _TAKEN |= {"language_persistent", "language_events"}
@@ -74,7 +74,9 @@ def _column(steps: Mapping[str, Any], path: str) -> Any:
     return functools.reduce(getitem, path.split("/"), steps)
 
 
-def choose_features(tree: f.FeaturesDict, wanted: Chosen, camera: str) -> tuple[list[LeRobotFeature], list[str]]:
+def choose_features(
+    tree: f.FeaturesDict | f.Sequence, wanted: Chosen, camera: str
+) -> tuple[list[LeRobotFeature], list[str]]:
     """The features of a LeRobot dataset, and the paths of the steps that are not in it.
 
     Args:
@@ -86,7 +88,7 @@ def choose_features(tree: f.FeaturesDict, wanted: Chosen, camera: str) -> tuple[
     Raises:
         ValueError: A path names nothing that LeRobot can hold, or a name cannot be used.
     """
-    leaves = {"/".join(leaf.names[1:]): leaf for leaf in list_leaves(tree) if leaf.names[0] == STEPS}
+    leaves = {"/".join(leaf.names[1:]): leaf for leaf in list_leaves(tree) if leaf.names[:1] == (STEPS,)}
     usable = {path: kind for path, leaf in leaves.items() if (kind := _kind(leaf, camera)) is not None}
     features = [_named(name, paths, usable) for name, paths in wanted.items() if paths is not None]
     used = {path for feature in features for path in feature.paths}
