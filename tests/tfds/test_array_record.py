@@ -1,6 +1,6 @@
 """TFDS directories in ArrayRecord, made by TFDS (data/tfds_array_record.tar.gz): the same values as from TFRecord.
 
-Covers loading/array_record_files, records/array_record, records/array_record_module, records/numbered.
+Covers loading/array_record_files, module_copy, records/array_record, records/array_record_module, records/numbered.
 """
 
 import gzip

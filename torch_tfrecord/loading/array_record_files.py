@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import pairwise
 
@@ -39,6 +40,7 @@ class ArrayRecordFiles(ProcessCache[ArrayRecordFile]):
     def __init__(self, paths: Sequence[str], indexes: Sequence[ArrayRecordIndex]) -> None:
         self._paths, self._indexes = paths, indexes
         self._begins = np.cumsum([0, *map(len, indexes)], dtype=np.int64)
+        self._begins_list: list[int] = self._begins.tolist()  # faster for one record
         self.table = RecordTable.of_borders([_borders(index) for index in indexes])
         self.extent = len(paths), len(self.table), self.table.num_bytes
         super().__init__(_MOST_FILES)
@@ -86,8 +88,8 @@ class ArrayRecordFiles(ProcessCache[ArrayRecordFile]):
         return RecordPlace(self._paths[file], None, number)
 
     def _find(self, position: int) -> tuple[int, int]:
-        file = int(np.searchsorted(self._begins, position, side="right")) - 1
-        return file, position - int(self._begins[file])
+        file = bisect_right(self._begins_list, position) - 1
+        return file, position - self._begins_list[file]
 
     def _open(self, file: int) -> ArrayRecordFile:
         return ArrayRecordFile(self._paths[file], self._indexes[file])

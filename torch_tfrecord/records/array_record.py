@@ -23,7 +23,7 @@ from torch_tfrecord.records.storage import LocalFile, is_remote
 __all__ = ["ArrayRecordFile", "ArrayRecordIndex", "array_record_indexes"]
 
 _OPTIONS = "readahead_buffer_size:0,max_parallelism:0"  # for random access
-_BUFFER_BYTES = 1 << 15  # the package's 1 MiB takes 4 times as long for small records
+_BUFFER_BYTES = 1 << 12  # 1 MiB takes 3 times as long for small records
 _ERRORS = (RuntimeError, ValueError, IndexError)  # what the package raises, whatever is wrong
 
 
