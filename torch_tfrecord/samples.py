@@ -15,14 +15,15 @@ Places: TypeAlias = Callable[[int], str]
 
 
 class RecordPlace(NamedTuple):
-    """Where a record is; its text is how errors name the record."""
+    """Where a record is; its text is how errors name the record. The offset is None where none is known."""
 
     path: str
-    offset: int
+    offset: int | None
     position: int
 
     def __str__(self) -> str:
-        return f"{printable(self.path)}: record {self.position} at byte {self.offset}"
+        offset = "" if self.offset is None else f" at byte {self.offset}"
+        return f"{printable(self.path)}: record {self.position}{offset}"
 
 
 class SampleList(list[Any]):

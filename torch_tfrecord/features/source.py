@@ -21,8 +21,8 @@ class Source(Feature):
     """The file and place of a sample's record, as errors name it; for the features of a dataset.
 
     The path is a str as in the dataset's `files`; the position (the record's number in that file, from 0) and the
-    offset (of its first byte; in the decompressed stream for a compressed file) are int64 scalars. In a batch they are
-    a list, and tensors [B].
+    offset (of its first byte; in the decompressed stream for a compressed file; -1 in an ArrayRecord file) are int64
+    scalars. In a batch they are a list, and tensors [B].
 
     Args:
         what: "path", "position" or "offset" for one of them; None for a dict of all three.
@@ -62,11 +62,15 @@ class Source(Feature):
         columns = {
             "path": [place.path for place in places],
             "position": torch.tensor([place.position for place in places], dtype=torch.int64),
-            "offset": torch.tensor([place.offset for place in places], dtype=torch.int64),
+            "offset": torch.tensor([*map(_offset, places)], dtype=torch.int64),
         }
         return columns if self.what is None else columns[self.what]
 
     def value(self, place: RecordPlace) -> Any:
         """The value of one sample."""
-        values = {"path": place.path, "position": torch.tensor(place.position), "offset": torch.tensor(place.offset)}
+        values = {"path": place.path, "position": torch.tensor(place.position), "offset": torch.tensor(_offset(place))}
         return values if self.what is None else values[self.what]
+
+
+def _offset(place: RecordPlace) -> int:
+    return -1 if place.offset is None else place.offset

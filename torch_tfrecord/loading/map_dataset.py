@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import accumulate, pairwise
 from operator import index as as_integer
@@ -20,7 +20,7 @@ from torch_tfrecord.batch_memory import MAX_BATCH_BYTES, check_max_batch_bytes
 from torch_tfrecord.batches.batch_parser import BatchParser
 from torch_tfrecord.batches.collate import collate
 from torch_tfrecord.errors import LimitExceededError, RemoteError, TFRecordError
-from torch_tfrecord.loading.record_files import RecordFiles
+from torch_tfrecord.loading.record_files import RecordFiles, RecordSource
 from torch_tfrecord.loading.sample_maker import (
     RecordRows,
     SampleMaker,
@@ -35,11 +35,10 @@ from torch_tfrecord.order.position_batch import epoch_of, is_batch_of_positions,
 from torch_tfrecord.order.random_stream import record_keys, salted_keys
 from torch_tfrecord.parsing.record_parsers import RecordFeatures, is_record_features
 from torch_tfrecord.records.compression import check_compression_type
-from torch_tfrecord.records.index import RecordIndex
 from torch_tfrecord.records.index_keeper import IndexKeeper
-from torch_tfrecord.records.manifest_shards import ManifestShards, open_shards
+from torch_tfrecord.records.manifest_shards import open_shards
 from torch_tfrecord.records.paths import Paths
-from torch_tfrecord.remote.access import DEFAULT_ACCESS, Access
+from torch_tfrecord.remote.access import Access
 from torch_tfrecord.samples import Places, SampleList
 from torch_tfrecord.shown import shown_features, shown_files, shown_transform
 
@@ -63,8 +62,8 @@ class TFRecordDataset(Dataset[Any]):
             takes little memory, however many records there are.
         features: What to read from each record, by name; None gives the record's bytes. `SequenceFeatures` reads
             SequenceExamples, as `(context, sequences)`, `ExampleListFeatures` lists of Examples; the spec of one bytes
-            value alone (`Image()`, `Proto(...)`, `Json()`, ...) reads the record as that value. For random draws (a fused
-            crop) see `set_epoch`.
+            value alone (`Image()`, `Proto(...)`, `Json()`, ...) reads the record as that value. For random draws (a
+            fused crop) see `set_epoch`.
         transform: Called with each sample.
         compression_type: "auto" (detected for each file), None or "" (none), "GZIP", "ZLIB", "SNAPPY". Random access to
             a compressed file decompresses it from the beginning up to the record: read such files in order, or with
@@ -126,53 +125,47 @@ class TFRecordDataset(Dataset[Any]):
             index, index_dir=index_dir, verify_crc=verify_crc, compression_type=compression, access=access
         )
         indexes = keeper.each(files, infos) if shards is None else shards
-        self._set_up(files, indexes, None, parser, transform, verify_crc, access)
+        self._set_up(files, RecordFiles(files, indexes, verify_crc, access), None, parser, transform)
 
     @classmethod
-    def from_indexes(
+    def from_source(
         cls,
         files: Sequence[str],
-        indexes: Sequence[RecordIndex],
+        source: RecordSource,
         features: Any = None,
         *,
         positions: Sequence[int] | None = None,
         transform: Callable[[Any], Any] | None = None,
-        verify_crc: bool = True,
         max_batch_bytes: int = MAX_BATCH_BYTES,
-        access: Access = DEFAULT_ACCESS,
     ) -> TFRecordDataset:
         """Make a dataset of files in a given order, for layers above that know the files, such as `tfds`.
 
         Args:
             files: The paths, in the order to read them; they are not sorted.
-            indexes: One for each file.
+            source: Reads their records.
             features: As for the class; or an object that parses records, with `single`, `batches`
                 and `max_batch_bytes`.
             positions: The records to include, counted over all files: a range or an int64 array; None for all.
             transform: Called with each sample.
-            verify_crc: Check the payloads' checksums.
             max_batch_bytes: As for the class; ignored if `features` is an object that parses, which has its own.
-            access: How to reach remote files.
         """
         dataset = cls.__new__(cls)
         is_spec = is_record_features(features)
         parser = BatchParser(features, max_batch_bytes=max_batch_bytes) if is_spec else features
-        dataset._set_up(list(files), indexes, positions, parser, transform, verify_crc, access)
+        dataset._set_up(list(files), source, positions, parser, transform)
         return dataset
 
     def _set_up(
         self,
         files: list[str],
-        indexes: Iterable[RecordIndex] | ManifestShards,
+        source: RecordSource,
         positions: Sequence[int] | None,
         parser: SampleParser | None,
         transform: Callable[[Any], Any] | None,
-        verify_crc: bool,
-        access: Access,
     ) -> None:
         self._maker = SampleMaker(parser, transform)
         self.files: list[str] = files
-        self.record_files = RecordFiles(files, indexes, verify_crc, access)
+        self.record_files = source
         self._positions: Any = range(len(self.record_files.table)) if positions is None else positions
         self._epoch = torch.tensor(_UNKNOWN)
         self._share_epoch()
@@ -301,12 +294,14 @@ class TFRecordDataset(Dataset[Any]):
     def locate(self, position: int) -> tuple[str, int]:
         """Return the file of a position and its record's byte offset, in the decompressed stream for compressed files.
 
+        For an ArrayRecord file (`tfds.load`), return the record's number in place of the offset.
+
         Example:
             >>> ds.locate(0)  # doctest: +SKIP
             ('train-00000-of-00004.tfrecord', 0)
         """
         place = self.record_files.place(self._absolute(position))
-        return place.path, place.offset
+        return place.path, place.position if place.offset is None else place.offset
 
     def block_starts(self, block_bytes: int) -> npt.NDArray[np.int64]:
         """Return the first position of each block of neighbouring records, which `shuffle="blocks"` shuffles.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +13,7 @@ import numpy.typing as npt
 from torch_tfrecord.errors import TFRecordError, outer_level
 from torch_tfrecord.loading.block_memory import BlockMemory
 from torch_tfrecord.order.block_shuffle import plan_lanes
+from torch_tfrecord.order.leaves import Store
 from torch_tfrecord.process_cache import ProcessCache
 from torch_tfrecord.records.ahead_file import read_ahead
 from torch_tfrecord.records.compression import ByteSource, open_stream
@@ -28,10 +30,33 @@ from torch_tfrecord.remote.together import each_at_once
 from torch_tfrecord.samples import RecordPlace
 from torch_tfrecord.shown import printable
 
-__all__ = ["RecordFiles"]
+__all__ = ["RecordFiles", "RecordSource"]
 
 
 _MOST_OPEN = 256
+
+
+class RecordSource(Store, Protocol):
+    """What a map-style dataset reads its records from, by position over all files: `RecordFiles`, `ArrayRecordFiles`.
+
+    A dataset and its slices share one object. Pickles without open files; may be used after fork and spawn, and from
+    threads.
+    """
+
+    table: RecordTable
+
+    @property
+    def paths(self) -> list[str] | None:
+        """The files' paths where they need not travel, since a manifest names them."""
+
+    def read(self, position: int) -> bytes:
+        """The payload of one record; raises the error that names it."""
+
+    def read_batch(self, positions: npt.NDArray[np.int64]) -> PackedRecords:
+        """The payloads of several records; if one cannot be read, `read` finds out which."""
+
+    def place(self, position: int) -> RecordPlace:
+        """Where a record is."""
 
 
 class RecordFiles(ProcessCache[ByteSource]):

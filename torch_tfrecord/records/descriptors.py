@@ -15,9 +15,9 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Concatenate, ParamSpec, Protocol, TypeVar
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
-__all__ = ["Descriptor", "Owner", "named", "open_descriptor", "open_if_free", "opened"]
+__all__ = ["Descriptor", "Owner", "named", "open_descriptor", "open_if_free", "opened", "reserve_descriptor"]
 
 _Opened = TypeVar("_Opened")
 _Path = TypeVar("_Path", bound="str | os.PathLike[str]")
@@ -41,12 +41,14 @@ class Descriptor:
     Attributes:
         number: The file descriptor.
         is_used: Whether it was read from since the pool last checked.
+        holds: What keeps a file open in place of the number: see `reserve_descriptor`.
     """
 
-    __slots__ = ("__weakref__", "_pool", "is_used", "number")
+    __slots__ = ("__weakref__", "_pool", "holds", "is_used", "number")
 
     def __init__(self, pool: _Pool) -> None:
         self.number = -1
+        self.holds: Any = None
         self.is_used = True
         self._pool = pool
         pool.alive.add(id(self))
@@ -146,6 +148,15 @@ def open_if_free(path: str, owner: Owner) -> Descriptor | None:
     """
     held = _pool().reserve_free(owner)
     return None if held is None else _open(path, held)
+
+
+def reserve_descriptor(owner: Owner) -> Descriptor:
+    """A place among the open files for a file that another package opens: its reader goes into `holds`.
+
+    Args:
+        owner: See `open_descriptor`.
+    """
+    return _pool().reserve(owner)
 
 
 def _open(path: str, held: Descriptor) -> Descriptor:

@@ -152,7 +152,11 @@ _SIGNATURES: tuple[tuple[bytes, str], ...] = (
     (b"\xfd7zXZ\x00", "an xz stream"),
     (b"\x28\xb5\x2f\xfd", "a zstd stream"),
     (b"\xff\x06\x00\x00sNaPpY", "a snappy stream"),
-    (b"\x83\xaf\x70\xd1", "a Riegeli file"),
+    (
+        b"\x83\xaf\x70\xd1",
+        "an ArrayRecord or Riegeli file; `tfds.load` reads TFDS directories of ArrayRecord files, "
+        "the package array-record single ones",
+    ),
 )
 
 

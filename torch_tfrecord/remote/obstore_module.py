@@ -8,16 +8,15 @@ memory, which takes 50 ms and 15 MB. (Measured: a new store in the child hangs, 
 from __future__ import annotations
 
 import contextlib
-import importlib.machinery
-import importlib.util
+import importlib
 import multiprocessing
 import os
 import sys
-import tempfile
 import threading
-from pathlib import Path
 from types import ModuleType
-from typing import IO, Any
+from typing import Any
+
+from torch_tfrecord.module_copy import compiled_copy
 
 __all__ = ["obstore_module"]
 
@@ -52,7 +51,7 @@ def obstore_module() -> Any:
 
 def _own_copy() -> ModuleType:
     """The package once more, around another copy of what is compiled; what is imported stays as it is."""
-    compiled = _compiled_copy()
+    compiled = compiled_copy(_NAME)
     before = {name: sys.modules.pop(name) for name in [*sys.modules] if name.partition(".")[0] == "obstore"}
     sys.modules[_NAME] = compiled
     try:
@@ -61,28 +60,3 @@ def _own_copy() -> ModuleType:
         for name in [name for name in sys.modules if name.partition(".")[0] == "obstore"]:
             del sys.modules[name]
         sys.modules.update(before)
-
-
-def _compiled_copy() -> ModuleType:
-    """From a copy of the file: what is loaded from the same file is the same."""
-    original = importlib.util.find_spec(_NAME)
-    if original is None or original.origin is None:
-        raise ImportError(f"no file of {_NAME}")
-    content = Path(original.origin).read_bytes()
-    if hasattr(os, "memfd_create"):
-        with open(os.memfd_create("obstore"), "wb") as file:  # noqa: PTH123 - it has no path
-            return _loaded_from(file, content, f"/proc/self/fd/{file.fileno()}")
-    with tempfile.NamedTemporaryFile(suffix=".so") as file:
-        return _loaded_from(file, content, file.name)
-
-
-def _loaded_from(file: IO[bytes], content: bytes, path: str) -> ModuleType:
-    file.write(content)
-    file.flush()
-    loader = importlib.machinery.ExtensionFileLoader(_NAME, path)
-    spec = importlib.util.spec_from_file_location(_NAME, path, loader=loader)
-    if spec is None:
-        raise ImportError(f"no module at {path}")
-    module = importlib.util.module_from_spec(spec)
-    loader.exec_module(module)
-    return module

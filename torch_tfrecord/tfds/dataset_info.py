@@ -40,7 +40,7 @@ __all__ = [
 ]
 
 SPLIT_NAME = re.compile(r"[\w-]+")
-_READABLE = "tfrecord"
+_READABLE = ("tfrecord", "array_record")
 _MOST_SHARDS = 100_000  # TFDS writes at most a few thousand
 _MAX_DEPTH = 64  # of nested supervised keys
 
@@ -90,6 +90,7 @@ class DatasetInfo:
         license: Free text.
         raw: The parsed dataset_info.json.
         access: How to reach a remote directory.
+        file_format: Format of the shards: "tfrecord" or "array_record".
     """
 
     directory: str
@@ -104,16 +105,27 @@ class DatasetInfo:
     license: str = ""
     raw: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
     access: Access = field(default=DEFAULT_ACCESS, repr=False, compare=False)
+    file_format: str = "tfrecord"
 
     def files(self, split: str) -> list[str]:
         """List the shard paths of a split, in order, without checking that they exist."""
         info = self.splits[split]
         try:
             return shard_paths(
-                self.directory, info.filepath_template, dataset=self.name, split=split, num_shards=info.num_shards
+                self.directory,
+                info.filepath_template,
+                dataset=self.name,
+                split=split,
+                num_shards=info.num_shards,
+                file_format=self.file_format,
             )
         except ParseError as error:
             raise error.locate(path=posixpath.join(self.directory, INFO_FILE)) from error.__cause__
+
+    def _is_among(self, there: Collection[str]) -> bool:
+        """Whether the first shard of a split is there in this format, given the names in the directory."""
+        firsts = [path for split in self.splits for path in self.files(split)[:1]]
+        return any(posixpath.basename(path) in there or os.path.exists(path) for path in firsts)
 
     def __str__(self) -> str:
         """Summarise the dataset as readable text."""
@@ -144,7 +156,8 @@ def info(directory: str | os.PathLike[str], *, storage_options: Mapping[str, Any
     Raises:
         FileNotFoundError: Not a TFDS directory: dataset_info.json or features.json is missing (TFDS wrote none up to
             3.2.1: `load` takes your own features).
-        ParseError: One of the two is damaged, or the shards are not "tfrecord" files; names the file and the field.
+        ParseError: One of the two is damaged, or the shards are neither "tfrecord" nor "array_record" files; names the
+            file and the field.
         ValueError: TFDS has not finished writing the directory (``incomplete.*``), or it has several configs.
 
     Example:
@@ -159,20 +172,15 @@ def _info(directory: str | os.PathLike[str], access: Access, given: object) -> D
     folder = version_folder(os.path.expanduser(local_path(directory)).rstrip("/") or "/", access)
     path = posixpath.join(folder, INFO_FILE)
     fields = JsonFields(read_json(path, access), path, "")
-    file_format = fields.text("fileFormat") or _READABLE  # old datasets leave it out
-    if file_format != _READABLE:
-        raise ParseError(
-            f"fileFormat: expected {_READABLE!r}, got {file_format!r}: this shard format is not supported "
-            "(convert the dataset with `tfds convert_format`)",
-            path=path,
-        )
+    formats = _formats(fields)
     name = fields.text("name") or posixpath.basename(posixpath.dirname(folder))
     there = frozenset(list_folder(folder, access))
     features = _tree(folder, there, access, given)
     splits = [_split(item) for item in fields.objects("splits")]
     if len({split.name for split in splits}) < len(splits):
         raise fields.error("splits", "different names", [split.name for split in splits])
-    return DatasetInfo(
+    there = frozenset(list_folder(folder, access))
+    found = DatasetInfo(
         directory=folder,
         name=name,
         version=fields.text("version"),
@@ -185,7 +193,25 @@ def _info(directory: str | os.PathLike[str], access: Access, given: object) -> D
         license=fields.inner("redistributionInfo").text("license"),
         raw=fields.values,
         access=access,
+        file_format=formats[0],
     )
+    if len(formats) == 1:
+        return found
+    return next((other for name in formats if (other := replace(found, file_format=name))._is_among(there)), found)
+
+
+def _formats(fields: JsonFields) -> list[str]:
+    """The formats that the shards may have, the main one first, without those that cannot be read."""
+    main = fields.text("fileFormat") or _READABLE[0]  # old datasets leave it out
+    formats = [name for name in (main, *fields.texts("alternativeFileFormats")) if name in _READABLE]
+    if not formats:
+        expected = " or ".join(map(repr, _READABLE))
+        raise ParseError(
+            f"fileFormat: expected {expected}, got {main!r}: this shard format is not supported (prepare the dataset "
+            "in another with TFDS: `download_and_prepare(file_format='array_record')`)",
+            path=fields.path,
+        )
+    return formats
 
 
 def info_of(

@@ -13,6 +13,7 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,12 +22,10 @@ from torch_tfrecord.arguments import IndexPolicy
 from torch_tfrecord.errors import IndexMismatchError, ParseError, TFRecordError
 from torch_tfrecord.progress import ProgressBar
 from torch_tfrecord.records.checksum import crc32c
-from torch_tfrecord.records.compression import ByteSource, open_stream
 from torch_tfrecord.records.index import RecordIndex
 from torch_tfrecord.records.index_keeper import SidecarKeeper
-from torch_tfrecord.records.reader import RecordReader
+from torch_tfrecord.records.numbered import FileIndex, has_ranges, open_records, read_record, record_offset
 from torch_tfrecord.records.sidecar_file import SidecarFormat, pack, read_sidecar
-from torch_tfrecord.records.storage import open_file
 from torch_tfrecord.remote.access import DEFAULT_ACCESS, Access
 from torch_tfrecord.tfds.episode_places import (
     ROW_WORDS,
@@ -53,6 +52,7 @@ _FORMAT = SidecarFormat(
 _EPISODE_BYTES = 24  # per episode, without the tables
 # The smallest list takes 8 bytes in the record and 24 in the table; a frame takes at least 128 and 8.
 _MOST_TABLE_BYTES = 4
+_MOST_STEPS = 1 << 30  # of an episode whose size in bytes is not known
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,7 +122,7 @@ class EpisodeIndex:
                 position=number,
             )
 
-    def to_bytes(self, records: RecordIndex) -> bytes:
+    def to_bytes(self, records: FileIndex) -> bytes:
         """Serialize the index as a safetensors file, with the tables last.
 
         Raises:
@@ -134,7 +134,7 @@ class EpisodeIndex:
 
     @classmethod
     def load(
-        cls, path: str, records: RecordIndex, step_lists: Mapping[str, int], access: Access = DEFAULT_ACCESS
+        cls, path: str, records: FileIndex, step_lists: Mapping[str, int], access: Access = DEFAULT_ACCESS
     ) -> EpisodeIndex:
         """Read what `to_bytes` wrote for the same records; the tables are checked and stay in the file.
 
@@ -153,11 +153,11 @@ class EpisodeIndex:
             raise error.locate(path=path) from None
 
 
-def build_episode_index(stream: ByteSource, records: RecordIndex, step_lists: Mapping[str, int]) -> EpisodeIndex:
+def build_episode_index(stream: Any, records: FileIndex, step_lists: Mapping[str, int]) -> EpisodeIndex:
     """Read every record of a file, check its CRC, and note the location of its lists.
 
     Args:
-        stream: The (decompressed) file.
+        stream: The file, from `open_records`.
         records: The file's record index.
         step_lists: Key of each step feature -> list values per step, 0 if unknown.
 
@@ -165,15 +165,15 @@ def build_episode_index(stream: ByteSource, records: RecordIndex, step_lists: Ma
         CorruptRecordError, ParseError: A record is damaged, is not an Example, or its features have different numbers
             of steps; names the file, the record and the features.
     """
-    reader = RecordReader()
     found: list[tuple[int, dict[str, ListPlace] | None]] = []
-    for number, (offset, length) in enumerate(zip(records.offsets.tolist(), records.lengths.tolist(), strict=True)):
+    for number in range(len(records)):
         try:
-            payload = reader.read(stream, offset, length)
+            payload = read_record(stream, records, number)
             places, placed = find_places(payload)
-            has_table = placed is payload and not records.compression_type and is_usual(places, length)
+            has_table = placed is payload and has_ranges(records) and is_usual(places, len(payload))
             found.append((count_steps(places, step_lists), places if has_table else None))
         except TFRecordError as error:
+            offset = record_offset(records, number)
             raise error.locate(path=stream.path, offset=offset, position=number) from error.__cause__
     keys = tuple(sorted({key for _, places in found for key in places or ()}))
     numbers = {key: number for number, key in enumerate(keys)}
@@ -210,7 +210,7 @@ class EpisodeIndexKeeper(SidecarKeeper[EpisodeIndex]):
         super().__init__(policy, index_dir, "episode index", "open the dataset once with index='auto'")
 
     def indexes(
-        self, files: Sequence[str], records: Sequence[RecordIndex], step_lists: Mapping[str, int]
+        self, files: Sequence[str], records: Sequence[FileIndex], step_lists: Mapping[str, int]
     ) -> list[EpisodeIndex]:
         """The episode index of each file; shows a progress bar if building takes more than a second.
 
@@ -224,10 +224,9 @@ class EpisodeIndexKeeper(SidecarKeeper[EpisodeIndex]):
         self.warn_of_displaced()
         return found
 
-    def _index(self, path: str, records: RecordIndex, step_lists: Mapping[str, int]) -> EpisodeIndex:
+    def _index(self, path: str, records: FileIndex, step_lists: Mapping[str, int]) -> EpisodeIndex:
         def build() -> EpisodeIndex:
-            stream, _ = open_stream(open_file(path, self._access), records.compression_type)
-            return build_episode_index(stream, records, step_lists)
+            return build_episode_index(open_records(path, records, self._access), records, step_lists)
 
         load = functools.partial(EpisodeIndex.load, records=records, step_lists=step_lists, access=self._access)
         return self.find(path, path + _NAME, load, build, lambda index: index.to_bytes(records))
@@ -236,18 +235,23 @@ class EpisodeIndexKeeper(SidecarKeeper[EpisodeIndex]):
 # The file.
 
 
-def _identity(records: RecordIndex, step_lists: Mapping[str, int]) -> dict[str, str]:
+def _identity(records: FileIndex, step_lists: Mapping[str, int]) -> dict[str, str]:
     """What the index was built from: it must match for the index to be used."""
     return {
         "file_size": str(records.file_size),
         "mtime_ns": str(records.mtime_ns),
         "fingerprint": "" if records.fingerprint is None else str(records.fingerprint),
-        "records": str(crc32c(records.lengths.astype("<i8").data)),
+        "records": str(_records_number(records)),
         "step_lists": json.dumps(dict(sorted(step_lists.items()))),
     }
 
 
-def _load(path: str, records: RecordIndex, step_lists: Mapping[str, int], access: Access) -> EpisodeIndex:
+def _records_number(records: FileIndex) -> int:
+    """A number that differs if the records do."""
+    return crc32c(records.lengths.astype("<i8").data) if isinstance(records, RecordIndex) else len(records)
+
+
+def _load(path: str, records: FileIndex, step_lists: Mapping[str, int], access: Access) -> EpisodeIndex:
     def most_bytes(metadata: Mapping[str, str]) -> int:
         for name, expected in _identity(records, step_lists).items():
             if metadata[name] != expected:
@@ -255,7 +259,7 @@ def _load(path: str, records: RecordIndex, step_lists: Mapping[str, int], access
                     f"the episode index does not match the current file and features: expected {name} "
                     f"{_short(expected)}, got {_short(metadata[name])}"
                 )
-        table_bytes = 0 if records.compression_type else _MOST_TABLE_BYTES * int(records.lengths.sum())
+        table_bytes = _MOST_TABLE_BYTES * int(records.lengths.sum()) if has_ranges(records) else 0
         return _EPISODE_BYTES * len(records) + table_bytes + 4 * len(records)
 
     found = read_sidecar(path, _FORMAT, most_bytes, access=access)
@@ -288,14 +292,15 @@ def _check_tables(
     num_steps: npt.NDArray[np.int64],
     ends: npt.NDArray[np.int64],
     tables: npt.NDArray[np.uint8],
-    records: RecordIndex,
+    records: FileIndex,
     per_step: npt.NDArray[np.int64],
 ) -> None:
     """Check the step counts of all episodes against their lists: positions depend on these counts alone."""
     begins = np.concatenate([np.zeros(1, np.int64), ends[:-1]])[: len(ends)]
     if ((begins > ends) | (begins < 0) | (ends % 4 != 0)).any() or (ends[-1] if len(ends) else 0) != len(tables):
         raise IndexMismatchError("expected contiguous tables in the episode index, got others")
-    if ((num_steps < 0) | (num_steps > records.lengths)).any():
+    most = records.lengths if isinstance(records, RecordIndex) else _MOST_STEPS
+    if ((num_steps < 0) | (num_steps > most)).any():
         raise IndexMismatchError("expected at most one step per byte in the episode index, got more")
     words = tables.view("<u4")
     there = np.flatnonzero(ends > begins)

@@ -10,21 +10,20 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from torch_tfrecord.errors import CorruptRecordError, IndexMismatchError, ParseError, TFRecordError
 from torch_tfrecord.records.checksum import crc32c
-from torch_tfrecord.records.compression import ByteSource, open_stream
+from torch_tfrecord.records.compression import ByteSource
 from torch_tfrecord.records.framing import HEADER_BYTES
-from torch_tfrecord.records.index import RecordIndex
 from torch_tfrecord.records.local_reads import read_local_values
-from torch_tfrecord.records.reader import RecordReader
+from torch_tfrecord.records.numbered import FileIndex, has_ranges, open_records, read_record, record_offset
 from torch_tfrecord.records.storage import SourceCache, open_file
 from torch_tfrecord.remote.access import DEFAULT_ACCESS, Access
-from torch_tfrecord.shown import printable
+from torch_tfrecord.samples import RecordPlace
 from torch_tfrecord.tfds.episode_index import EpisodeIndex
 from torch_tfrecord.tfds.episode_places import FRAMES, ListPlace, find_places
 from torch_tfrecord.tfds.example_layout import (
@@ -59,7 +58,7 @@ class EpisodeReader:
     def __init__(
         self,
         files: Sequence[str],
-        records: Sequence[RecordIndex],
+        records: Sequence[FileIndex],
         episodes: Sequence[EpisodeIndex],
         access: Access = DEFAULT_ACCESS,
     ) -> None:
@@ -75,11 +74,8 @@ class EpisodeReader:
         return EpisodeRecord(self, file, number)
 
 
-def _open_data(files: Sequence[str], records: Sequence[RecordIndex], access: Access, file: int) -> ByteSource:
-    """Open a data file and check that it is still the one that was indexed."""
-    source = open_file(files[file], access)
-    records[file].check_fresh(source)
-    return open_stream(source, records[file].compression_type)[0]
+def _open_data(files: Sequence[str], records: Sequence[FileIndex], access: Access, file: int) -> Any:
+    return open_records(files[file], records[file], access)
 
 
 def _open_tables(episodes: Sequence[EpisodeIndex], access: Access, file: int) -> ByteSource:
@@ -93,19 +89,18 @@ class EpisodeRecord:
         file: Number of the file.
         number: Number of the record in the file.
         payload: The whole payload, if it was read whole.
-        begin: First byte of the payload in the file.
+        begin: First byte of the payload in the file; 0 if only the whole record can be read.
     """
 
-    __slots__ = ("_num_bytes", "_offset", "begin", "file", "number", "payload", "reader")
+    __slots__ = ("_offset", "begin", "file", "number", "payload", "reader")
 
     def __init__(self, reader: EpisodeReader, file: int, number: int) -> None:
         self.reader = reader
         self.file = file
         self.payload: bytes | None = None
         self.number = number
-        index = reader.records[file]
-        self._offset, self._num_bytes = int(index.offsets[number]), int(index.lengths[number])
-        self.begin = self._offset + HEADER_BYTES
+        self._offset = record_offset(reader.records[file], number)
+        self.begin = 0 if self._offset is None else self._offset + HEADER_BYTES
 
     def lists(self, wanted: Callable[[str], bool]) -> dict[str, Values]:
         """The lists whose key is wanted: int64 or float32 [N], a list of bytes, or `Frames` that are not read yet.
@@ -124,9 +119,9 @@ class EpisodeRecord:
             raise self.locate(error) from error.__cause__
 
     def _places(self) -> dict[str, ListPlace]:
-        index = self.reader.episodes[self.file]
-        if not self.reader.records[self.file].compression_type:
-            places = index.places(self.number, self._table(index), self._num_bytes)
+        index, records = self.reader.episodes[self.file], self.reader.records[self.file]
+        if has_ranges(records):
+            places = index.places(self.number, self._table(index), int(records.lengths[self.number]))
             if places is not None:
                 return places
         places, self.payload = find_places(self._whole())
@@ -140,7 +135,7 @@ class EpisodeRecord:
         return self.reader.tables.get(self.file).read(num_bytes, index.tables_offset + start)
 
     def _whole(self) -> bytes:
-        return RecordReader().read(self.reader.data.get(self.file), self._offset, self._num_bytes)
+        return read_record(self.reader.data.get(self.file), self.reader.records[self.file], self.number)
 
     def _short(self, places: Mapping[str, ListPlace], wanted: Callable[[str], bool]) -> Iterator[tuple[str, Values]]:
         """The wanted short lists; the bytes before every list are checked against the index."""
@@ -193,7 +188,7 @@ class EpisodeRecord:
 
     def __str__(self) -> str:
         """As errors name it."""
-        return f"{printable(self.reader.files[self.file])}: record {self.number} at byte {self._offset}"
+        return str(RecordPlace(self.reader.files[self.file], self._offset, self.number))
 
 
 class Frames:

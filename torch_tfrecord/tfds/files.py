@@ -98,7 +98,9 @@ def label_file(names: Iterable[str]) -> str:
     return f"{'-'.join(name.replace('/', '.') for name in names)}.labels.txt"
 
 
-def shard_paths(directory: str, template: str, *, dataset: str, split: str, num_shards: int) -> list[str]:
+def shard_paths(
+    directory: str, template: str, *, dataset: str, split: str, num_shards: int, file_format: str = "tfrecord"
+) -> list[str]:
     """The files of a split, in order.
 
     Args:
@@ -108,6 +110,7 @@ def shard_paths(directory: str, template: str, *, dataset: str, split: str, num_
         dataset: Name of the dataset.
         split: Name of the split.
         num_shards: Number of shards.
+        file_format: Format of the shards.
 
     Raises:
         ParseError: The template has unknown variables, leads outside the dataset directory, or lacks the shard number
@@ -128,7 +131,7 @@ def shard_paths(directory: str, template: str, *, dataset: str, split: str, num_
         )
     if num_shards > 1 and not set(used) & {"SHARD_INDEX", "SHARD_X_OF_Y"}:
         raise ParseError(f"split {split!r}: filepathTemplate {template!r} has no number for {num_shards} shards")
-    names = {"DATASET": dataset, "SPLIT": split, "FILEFORMAT": "tfrecord"}
+    names = {"DATASET": dataset, "SPLIT": split, "FILEFORMAT": file_format}
     digits = max(_MIN_DIGITS, len(str(num_shards)))
     total, found = f"{num_shards:0{digits}d}", []
     for number in range(num_shards):

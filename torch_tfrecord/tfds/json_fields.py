@@ -58,6 +58,13 @@ class JsonFields:
             raise self.error(name, "a list of integers", values)
         return tuple(number for number in numbers if number is not None)
 
+    def texts(self, name: str) -> list[str]:
+        """A list of strings."""
+        values = self.get(name) or []
+        if not isinstance(values, list) or not all(isinstance(item, str) for item in values):
+            raise self.error(name, "a list of strings", values)
+        return values
+
     def objects(self, name: str) -> list[JsonFields]:
         """A list of objects."""
         values = self.get(name) or []

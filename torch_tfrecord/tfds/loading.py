@@ -16,10 +16,15 @@ from torch_tfrecord.arguments import IndexPolicy, check_callable
 from torch_tfrecord.batch_memory import MAX_BATCH_BYTES
 from torch_tfrecord.errors import IndexMismatchError
 from torch_tfrecord.features.feature import Feature
+from torch_tfrecord.loading.array_record_files import ArrayRecordFiles
 from torch_tfrecord.loading.map_dataset import TFRecordDataset
+from torch_tfrecord.loading.record_files import RecordFiles, RecordSource
+from torch_tfrecord.records.array_record import ArrayRecordIndex, array_record_indexes
 from torch_tfrecord.records.index import RecordIndex
 from torch_tfrecord.records.index_keeper import IndexKeeper
+from torch_tfrecord.records.numbered import FileIndex
 from torch_tfrecord.records.storage import is_remote
+from torch_tfrecord.remote.access import Access
 from torch_tfrecord.shown import shown_list, shown_text
 from torch_tfrecord.tfds.dataset_info import DatasetInfo, are_specs, info_of
 from torch_tfrecord.tfds.files import FEATURES_FILE
@@ -112,15 +117,13 @@ def load(
     files = open_split(
         found, split, IndexKeeper(index, index_dir=index_dir, verify_crc=verify_crc, access=found.access)
     )
-    return TFRecordDataset.from_indexes(
+    return TFRecordDataset.from_source(
         files.files,
-        files.indexes,
+        files.source(verify_crc, found.access),
         parser,
         positions=files.positions,
         transform=transform,
-        verify_crc=verify_crc,
         max_batch_bytes=max_batch_bytes,
-        access=found.access,
     )
 
 
@@ -136,13 +139,20 @@ class SplitFiles:
 
     Attributes:
         files: Paths, each once, in the order of their first use.
-        indexes: The record index of each file.
+        indexes: The index of each file: all of them `RecordIndex`, or all `ArrayRecordIndex`.
         positions: Positions over all files; a range if they are contiguous, else an int64 array.
     """
 
     files: list[str]
-    indexes: list[RecordIndex]
+    indexes: Sequence[FileIndex]
     positions: Sequence[int]
+
+    def source(self, verify_crc: bool, access: Access) -> RecordSource:
+        """What reads the records."""
+        arrays = [index for index in self.indexes if isinstance(index, ArrayRecordIndex)]
+        if arrays:
+            return ArrayRecordFiles(self.files, arrays)
+        return RecordFiles(self.files, [i for i in self.indexes if isinstance(i, RecordIndex)], verify_crc, access)
 
 
 def open_split(info: DatasetInfo, split: Split, keeper: IndexKeeper) -> SplitFiles:
@@ -151,15 +161,16 @@ def open_split(info: DatasetInfo, split: Split, keeper: IndexKeeper) -> SplitFil
     Raises:
         FileNotFoundError, IndexMismatchError, ValueError: See `load`.
     """
-    known: dict[str, RecordIndex] = {}
-    counted = {name: _shard_lengths(info, name, keeper, known) for name in info.splits}
+    indexes = array_record_indexes if info.file_format == "array_record" else keeper.indexes
+    known: dict[str, FileIndex] = {}
+    counted = {name: _shard_lengths(info, name, indexes, known) for name in info.splits}
     ranges = resolve_split(split, counted)
     shards = {name: [*zip(info.files(name), found, strict=True)] for name, found in counted.items()}
     pieces = [piece for part in ranges for piece in _pieces(part, shards[part.split])]
     files = list(dict.fromkeys(path for path, _, _ in pieces))
     _check_there(files)
     new = [path for path in files if path not in known]
-    known.update(zip(new, keeper.indexes(new), strict=True))
+    known.update(zip(new, indexes(new), strict=True))
     lengths = dict(shard for several in shards.values() for shard in several)
     for path in files:
         if len(known[path]) != lengths[path]:
@@ -171,12 +182,14 @@ def open_split(info: DatasetInfo, split: Split, keeper: IndexKeeper) -> SplitFil
     return SplitFiles(files, [known[path] for path in files], _positions(pieces, files, lengths))
 
 
-def _shard_lengths(info: DatasetInfo, name: str, keeper: IndexKeeper, known: dict[str, RecordIndex]) -> tuple[int, ...]:
+def _shard_lengths(
+    info: DatasetInfo, name: str, indexes: Callable[[Sequence[str]], Sequence[FileIndex]], known: dict[str, FileIndex]
+) -> tuple[int, ...]:
     lengths = info.splits[name].shard_lengths
     if lengths is None:  # an old dataset_info.json: count the records in the files
         files = info.files(name)
         _check_there(files)
-        known.update(zip(files, keeper.indexes(files), strict=True))
+        known.update(zip(files, indexes(files), strict=True))
         lengths = tuple(len(known[path]) for path in files)
     return lengths
 

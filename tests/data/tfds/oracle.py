@@ -3,6 +3,7 @@
 Runs only where tensorflow-datasets is installed (4.9.10 with TensorFlow 2.21 made what is here); no test imports it.
 
     python oracle.py make tests/data/tfds      writes the datasets and expected.json.gz
+    python oracle.py make DIRECTORY array_record      the same in another format
     python oracle.py read DIRECTORY            prints the values of all splits as JSON
 """
 
@@ -10,6 +11,7 @@ import gzip
 import hashlib
 import json
 import os
+import struct
 import sys
 import tempfile
 
@@ -35,12 +37,10 @@ def picture(number, height, width, channels, dtype=np.uint8):
 
 def bmp(pixels):
     """A 24-bit BMP file."""
-    from PIL import Image
-
-    with tempfile.NamedTemporaryFile(suffix=".bmp") as file:
-        Image.fromarray(pixels).save(file.name)
-        with open(file.name, "rb") as again:
-            return again.read()
+    height, width, _ = pixels.shape
+    rows = b"".join(row[:, ::-1].tobytes() + bytes(-3 * width % 4) for row in pixels[::-1])
+    info = struct.pack("<IiiHHIIiiII", 40, width, height, 1, 24, 0, len(rows), 0, 0, 0, 0)
+    return b"BM" + struct.pack("<IHHI", 54 + len(rows), 0, 0, 54) + info + rows
 
 
 class Drawings(tfds.core.GeneratorBasedBuilder):
@@ -298,15 +298,23 @@ def jpegs(features):
     return [name for name, item in features.items() if getattr(item, "_encoding_format", None) == "jpeg"]
 
 
+def examples_of(builder, split, decoders):
+    """The examples in file order; `as_dataset` does not read array_record."""
+    if builder.info.file_format.value == "array_record":
+        raw = builder.as_data_source(split, deserialize_method=tfds.decode.DeserializeMethod.RAW_BYTES)
+        records = tf.data.Dataset.from_tensor_slices([raw[i] for i in range(len(raw))])
+        return records.map(lambda record: builder.info.features.deserialize_example(record, decoders=decoders))
+    return builder.as_dataset(split=split, shuffle_files=False, read_config=ORDER, decoders=decoders)
+
+
 def read(directory):
     """All examples of all splits; JPEG decoded with the accurate transform."""
     builder = tfds.builder_from_directory(directory)
     skipped = {name: tfds.decode.SkipDecoding() for name in jpegs(builder.info.features)}
     out = {}
     for split in builder.info.splits:
-        data = builder.as_dataset(split=split, shuffle_files=False, read_config=ORDER, decoders=skipped)
         out[split] = []
-        for example in data:
+        for example in examples_of(builder, split, skipped):
             for name in skipped:
                 if not isinstance(builder.info.features[name], F.Video):
                     example[name] = tf.io.decode_jpeg(example[name], dct_method="INTEGER_ACCURATE")
@@ -321,8 +329,7 @@ def split_ids(directory):
     builder = tfds.builder_from_directory(directory)
 
     def ids(split):
-        data = builder.as_dataset(split=split, shuffle_files=False, read_config=ORDER)
-        return [int(example["id"]) for example in data]
+        return [int(example["id"]) for example in examples_of(builder, split, None)]
 
     found = {}
     for split in SPLITS.split("|"):
@@ -346,13 +353,13 @@ def split_ids(directory):
     return {"splits": found, "even": even, "pct1": percent}
 
 
-def make(out):
+def make(out, file_format="tfrecord"):
     """Write the datasets and what TFDS reads of them."""
     expected = {}
     for builder_class, shards in ((Drawings, 2), (Kinds, 2), (Counted, 4)):
         config = tfds.download.DownloadConfig(num_shards=shards)
         builder = builder_class(data_dir=out)
-        builder.download_and_prepare(file_format="tfrecord", download_config=config)
+        builder.download_and_prepare(file_format=file_format, download_config=config)
         directory = os.path.relpath(builder.data_dir, out)
         expected[builder.name] = {"directory": directory, **read(builder.data_dir)}
         if builder_class is Counted:
@@ -362,8 +369,8 @@ def make(out):
 
 
 if __name__ == "__main__":
-    verb, directory = sys.argv[1:]
+    verb, directory, *options = sys.argv[1:]
     if verb == "make":
-        make(directory)
+        make(directory, *options)
     else:
         json.dump(read(directory), sys.stdout)

@@ -3,6 +3,7 @@
 Runs only where tensorflow-datasets is installed (4.9.10 with TensorFlow 2.21 made what is here); no test imports it.
 
     python oracle.py tests/data/tfds_rlds
+    python oracle.py DIRECTORY array_record      the same in another format
 """
 
 import gzip
@@ -107,19 +108,26 @@ def flat(tree, path=""):
     return {path[1:]: {"dtype": str(array.dtype), "values": array.tolist()}}
 
 
-def main(target):
+def episodes_of(builder, split):
+    """The episodes in file order; `as_dataset` does not read array_record."""
+    if builder.info.file_format.value == "array_record":
+        raw = builder.as_data_source(split, deserialize_method=tfds.decode.DeserializeMethod.RAW_BYTES)
+        return (tfds.as_numpy(builder.info.features.deserialize_example(raw[i])) for i in range(len(raw)))
+    order = tfds.ReadConfig(interleave_cycle_length=1, try_autocache=False)
+    return tfds.as_numpy(builder.as_dataset(split=split, shuffle_files=False, read_config=order))
+
+
+def main(target, file_format="tfrecord"):
     with tempfile.TemporaryDirectory() as folder:
         builder = DrawnEpisodes(data_dir=folder)
         config = tfds.download.DownloadConfig(num_shards=2)
-        builder.download_and_prepare(download_config=config)
+        builder.download_and_prepare(download_config=config, file_format=file_format)
         for split in LENGTHS:
             print(split, builder.info.splits[split].shard_lengths)
-        order = tfds.ReadConfig(interleave_cycle_length=1, try_autocache=False)
         expected = {}
         for split in LENGTHS:
-            episodes = tfds.as_numpy(builder.as_dataset(split=split, shuffle_files=False, read_config=order))
             expected[split] = []
-            for episode in episodes:
+            for episode in episodes_of(builder, split):
                 steps = [flat(item) for item in episode.pop("steps")]
                 expected[split].append({"steps": steps, **flat(episode)})
         shutil.rmtree(os.path.join(target, "drawn_episodes"), ignore_errors=True)
@@ -129,4 +137,4 @@ def main(target):
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

@@ -1,0 +1,72 @@
+"""The compiled module of `array-record` for this process, also in a child that was forked after its parent had used it.
+
+The module has threads that wait for locks of its own. A fork copies the locks, but not the threads: a child that used
+the parent's module would follow pointers into stacks that are gone, and crash. A second copy of the module has its own.
+"""
+
+from __future__ import annotations
+
+import builtins
+import importlib
+import multiprocessing
+import os
+import sys
+import threading
+from typing import Any
+
+from torch_tfrecord.module_copy import compiled_copy
+
+__all__ = ["array_record_module"]
+
+_NAME = "array_record.python.array_record_module"
+_PYBIND = "__pybind11_internals"  # where the classes of all modules that were made with pybind11 are registered
+
+
+class _Loaded:
+    """What a process has loaded."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.module: Any = None
+
+
+_loaded: dict[int, _Loaded] = {}  # by number of the process; those of its forebears come along
+
+
+def array_record_module() -> Any:
+    """The module for this process.
+
+    Raises:
+        ImportError: The package is missing, or cannot be loaded twice.
+    """
+    loaded = _loaded.setdefault(os.getpid(), _Loaded())
+    with loaded.lock:
+        if loaded.module is None:
+            # Whoever was forked from a process that has it imported cannot know whether it was used there.
+            was_forked = multiprocessing.parent_process() is not None and _NAME in sys.modules
+            loaded.module = _own_copy() if was_forked or len(_loaded) > 1 else _first()
+        return loaded.module
+
+
+def _first() -> Any:
+    try:
+        return importlib.import_module(_NAME)
+    except ImportError as error:
+        raise ImportError(
+            "ArrayRecord files need the package array-record: pip install 'torch-tfrecord[arrayrecord]'"
+        ) from error
+
+
+def _own_copy() -> Any:
+    hidden = {name: value for name, value in vars(builtins).items() if name.startswith(_PYBIND)}
+    for name in hidden:  # else it refuses to register a class again
+        delattr(builtins, name)
+    try:
+        return compiled_copy(_NAME)
+    except ImportError as error:
+        raise ImportError(
+            "array-record cannot be used in a process that was forked after its parent had used it: set "
+            'multiprocessing_context="forkserver" of the DataLoader'
+        ) from error
+    finally:
+        vars(builtins).update(hidden)

@@ -1,0 +1,54 @@
+"""Records by number, of a data file in either format: TFRecord or ArrayRecord."""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias, TypeGuard
+
+from torch_tfrecord.records.array_record import ArrayRecordFile, ArrayRecordIndex
+from torch_tfrecord.records.compression import open_stream
+from torch_tfrecord.records.index import RecordIndex
+from torch_tfrecord.records.reader import RecordReader
+from torch_tfrecord.records.storage import open_file
+from torch_tfrecord.remote.access import DEFAULT_ACCESS, Access
+
+__all__ = ["FileIndex", "has_ranges", "open_records", "read_record", "record_offset"]
+
+FileIndex: TypeAlias = "RecordIndex | ArrayRecordIndex"
+"""The number of records of a file, and which file it is."""
+
+
+def has_ranges(records: FileIndex) -> TypeGuard[RecordIndex]:
+    """Whether parts of a record can be read, by offset: the file is an uncompressed TFRecord file."""
+    return isinstance(records, RecordIndex) and not records.compression_type
+
+
+def open_records(path: str, records: FileIndex, access: Access = DEFAULT_ACCESS) -> Any:
+    """Open a data file for `read_record`, after a check that it is still the one that was indexed.
+
+    Returns:
+        A `ByteSource`, or an `ArrayRecordFile`.
+    """
+    if isinstance(records, ArrayRecordIndex):
+        return ArrayRecordFile(path, records)
+    source = open_file(path, access)
+    records.check_fresh(source)
+    return open_stream(source, records.compression_type)[0]
+
+
+def read_record(stream: Any, records: FileIndex, number: int) -> bytes:
+    """Read a whole record and check it.
+
+    Args:
+        stream: From `open_records`.
+        records: The index of the file.
+        number: Number of the record.
+    """
+    if isinstance(records, ArrayRecordIndex):
+        found: bytes = stream.read(number)
+        return found
+    return RecordReader().read(stream, int(records.offsets[number]), int(records.lengths[number]))
+
+
+def record_offset(records: FileIndex, number: int) -> int | None:
+    """First byte of a record; None in an ArrayRecord file."""
+    return None if isinstance(records, ArrayRecordIndex) else int(records.offsets[number])
