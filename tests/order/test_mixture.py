@@ -369,6 +369,8 @@ def test_weights_by_name_are_those_in_the_order_of_the_datasets():
         "'taco' 12.5% of 7 samples)"
     )
     assert Mixture(numbers(4, 4)).names is None
+    stream = IterableMixture(datasets, pairs, seed=3)
+    assert list(stream) == list(IterableMixture([*datasets.values()], [5, 2, 1], seed=3))
     assert Mixture(datasets, choices=[0, 2]).shares is None
     assert "2 samples of 3 datasets: 'bridge' 40 samples, " in repr(Mixture(datasets, choices=[0, 2]))
 

@@ -99,6 +99,15 @@ def test_dtypes():
     np.testing.assert_allclose(found[0, 1].numpy(), by_hand("bounds")[0, 1], rtol=1e-6)
 
 
+def test_other_devices():
+    """The numbers follow the values; "meta" refuses any that are elsewhere."""
+    normalize = Normalize(STATISTICS, "bounds", mask=MASK)
+    values = {"action": ACTIONS.to("meta"), "observation": {"state": torch.zeros(2, device="meta")}}
+    found = normalize(values)
+    assert (found["action"].device.type, found["action"].shape) == ("meta", ACTIONS.shape)
+    assert normalize.inverse(found)["observation"]["state"].device.type == "meta"
+
+
 def test_episodes_samples_and_batches_are_normalised_alike(tmp_path):
     directory = write_episodes(tmp_path / "drawn" / "1.0.0")
     normalize = Normalize(dataset_statistics(directory), "bounds_q99", mask=[True, True, False])

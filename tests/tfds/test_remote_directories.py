@@ -83,5 +83,16 @@ def test_episodes(tmp_path):
         assert torch.equal(local[position]["observation"]["image"], remote[position]["observation"]["image"])
     episodes = tfds.RLDSEpisodes("memory://m/drawn/1.0.0", index="memory", storage_options=OPTIONS, decode_images=False)
     assert [len(episodes[number]["steps"]["action"]) for number in range(len(episodes))] == [*LENGTHS]
+    (tmp_path / "keep").mkdir()
+    (tmp_path / "keep" / "keep.json").write_text('{"episode 2": [[3, 5]]}')
+    copied(tmp_path / "keep", "/m/keep")
+    kept = tfds.RLDSDataset(
+        "memory://m/drawn/1.0.0",
+        keep="memory://m/keep/keep.json",
+        keep_key="{episode_metadata/name}",
+        index="memory",
+        storage_options=OPTIONS,
+    )
+    assert [kept.locate(position) for position in range(len(kept))] == [(2, 3), (2, 4)]
     told = tfds.dataset_statistics("memory://m/drawn/1.0.0", storage_options=OPTIONS, index="memory", cache=False)
     assert told == tfds.dataset_statistics(folder, index="memory", cache=False)

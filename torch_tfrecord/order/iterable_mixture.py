@@ -13,7 +13,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 from torch_tfrecord.arguments import at_least, integer
 from torch_tfrecord.order.epoch_count import EpochCount
 from torch_tfrecord.order.epochs import STATE_VERSION, check_number, check_state, digest
-from torch_tfrecord.order.mixing import WeightedTurns, check_stop, checked_choices, mixture_weights
+from torch_tfrecord.order.mixing import WeightedTurns, check_stop, checked_choices, listed_weights, mixture_weights
 from torch_tfrecord.order.ranks import consumer, resolve_rank
 from torch_tfrecord.shown import shown_items, shown_list, shown_value
 
@@ -34,8 +34,8 @@ class IterableMixture(IterableDataset[Any]):
     keeps one per worker.
 
     Args:
-        datasets: Iterables. If one has a method ``iter_epoch(epoch)``, it is called at each repetition, for the order
-            of another epoch.
+        datasets: Iterables: a list, or a dict of names to them. If one has a method ``iter_epoch(epoch)``, it is called
+            at each repetition, for the order of another epoch.
         weights, choices, seed, stop: As for `Mixture`. A stream counts as exhausted once it is asked for a sample that
             it does not have.
 
@@ -50,8 +50,8 @@ class IterableMixture(IterableDataset[Any]):
 
     def __init__(
         self,
-        datasets: Sequence[Iterable[Any]],
-        weights: Sequence[float | Fraction] | None = None,
+        datasets: Sequence[Iterable[Any]] | Mapping[str, Iterable[Any]],
+        weights: Sequence[float | Fraction | tuple[str, float]] | Mapping[str, float] | None = None,
         *,
         choices: npt.ArrayLike | None = None,
         seed: int = 0,
@@ -59,10 +59,11 @@ class IterableMixture(IterableDataset[Any]):
     ) -> None:
         super().__init__()
         check_stop(stop)
-        self._datasets = list(datasets)
+        names = list(datasets) if isinstance(datasets, Mapping) else None
+        self._datasets = list(datasets.values() if isinstance(datasets, Mapping) else datasets)
         self._seed = integer("seed", seed)
         self._stop = stop
-        self._weights = mixture_weights(len(self._datasets), weights, choices)
+        self._weights = mixture_weights(len(self._datasets), listed_weights(names, weights), choices)
         self._choices = None if choices is None else checked_choices(choices, len(self._datasets)).tolist()
         self._epochs = EpochCount()
         self._loaded: Mapping[str, Any] | None = None
