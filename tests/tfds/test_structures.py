@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 from tfds_values import assert_equal, assert_same
+from torchvision import tv_tensors
 
 from torch_tfrecord import TFRecordWriter, tfds
 from torch_tfrecord.tfds.encoding import SampleEncoder
@@ -129,7 +130,7 @@ def plain(value):
     """Frames of a video are those of images."""
     if isinstance(value, dict):
         return {name: plain(item) for name, item in value.items()}
-    return value.as_subclass(torch.Tensor) if isinstance(value, torch.Tensor) else value
+    return value.as_subclass(torch.Tensor) if isinstance(value, tv_tensors.TVTensor) else value
 
 
 @pytest.mark.parametrize("row", READ, ids=origins(READ))

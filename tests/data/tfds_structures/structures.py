@@ -42,12 +42,14 @@ def reduced(node):
     if content_key == "featuresDict":
         items = sorted(content.get("features", {}).items())
         kept = {name: reduced(item) for name, item in items if name in KEPT_NAMES}
-        seen, others = {json.dumps(item) for item in kept.values()}, []
-        for item in sorted((reduced(item) for name, item in items if name not in KEPT_NAMES), key=json.dumps):
-            if json.dumps(item) not in seen:
-                others.append(item)
-                seen.add(json.dumps(item))
-        content = {"features": {**kept, **{f"f{number}": item for number, item in enumerate(others)}}}
+        seen, others = {json.dumps(item) for item in kept.values()}, {}
+        for item, ending in sorted(
+            ((reduced(item), "/x" * ("/" in name)) for name, item in items if name not in KEPT_NAMES), key=json.dumps
+        ):
+            if json.dumps(item) + ending not in seen:
+                others[f"f{len(others)}{ending}"] = item
+                seen.add(json.dumps(item) + ending)
+        content = {"features": {**kept, **others}}
     elif content_key == "sequence":
         content = {**content, "feature": reduced(content["feature"])}
         content["length"] = "2" if int(content.get("length", -1)) > 0 else "-1"
