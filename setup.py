@@ -1,6 +1,6 @@
 """The compiled core, where there is a compiler; all else is in pyproject.toml.
 
-`optional`: where compiling fails the package installs without it and uses the Python twins.
+`optional`: where compiling fails the package installs without it and uses the Python fallbacks.
 """
 
 import os

@@ -87,7 +87,7 @@ def draw() -> str:
     line = place(taken) - 2
     parts.append(f'<path d="M{line:g} 96 V490" stroke="#c1121f" stroke-width="2" stroke-dasharray="6 4"/>')
     parts.append(text(line + 8, 294, f"state: epoch 0, consumed {taken}", 12))
-    parts.append(text(10, 294, "go on with 3 ranks: what is left of the order is dealt out from there", 12))
+    parts.append(text(10, 294, "continued on 3 ranks: what is left of the order is dealt out from there", 12))
     for rank, positions in enumerate(after):
         parts += batches(310 + 62 * rank, rank, positions, taken, 3)
     body = "\n".join(parts)

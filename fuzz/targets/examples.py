@@ -1,5 +1,5 @@
 """Examples: each spec by a few lines over protobuf's own messages, by the single parser, in a batch by the compiled
-core and by its twin. The first byte of an input chooses the specs, the rest is one record among good ones.
+core and by its Python fallback. The first byte of an input chooses the specs, the rest is one record among good ones.
 """
 
 import torch

@@ -1,4 +1,4 @@
-"""pad_rows, compiled and its twin: rows at their places, the padding behind them, bits as they were."""
+"""pad_rows, compiled and its Python fallback: rows at their places, the padding behind them, bits as they were."""
 
 import numpy as np
 import pytest

@@ -327,7 +327,7 @@ def test_a_single_file_is_split_by_record(tmp_path):
 
 @pytest.mark.parametrize("suffix", ["", ".gz"])
 def test_a_file_of_several_blocks_is_split_by_record(tmp_path, suffix):
-    # Files are read about half a megabyte at a time; the count goes on across the borders.
+    # Files are read about half a megabyte at a time; the count continues across the borders.
     sizes = [1000, 999, 70_000, 0, 3]
     records = [b"%d:" % number + bytes(sizes[number % 5]) for number in range(200)]
     write(tmp_path / f"a{suffix}", records)

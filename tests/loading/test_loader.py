@@ -135,7 +135,7 @@ def test_errors_arrive_from_workers_with_class_path_record_and_byte(bad, method,
     running = iter(
         DataLoader(ds, sampler=positions, num_workers=num_workers, multiprocessing_context=method, collate_fn=collate)
     )
-    for position in positions:  # a worker goes on after an error
+    for position in positions:  # a worker continues after an error
         if position not in errors:
             assert next(running)["n"].tolist() == [position]
             continue

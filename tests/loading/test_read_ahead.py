@@ -244,7 +244,7 @@ def test_a_fork_in_the_middle(path):
     running = iter(make_dataloader(path, 4, FEATURES, shuffle=False, num_threads=2))
     next(running)
     child = os.fork()
-    if not child:  # goes on by itself, with threads of its own
+    if not child:  # continues by itself, with threads of its own
         right = False
         try:
             right = numbers(running) == [list(range(low, low + 4)) for low in range(4, NUM_RECORDS, 4)]

@@ -202,7 +202,7 @@ def test_set_epoch(files):
     loader.set_epoch(9)
     assert (loader.state_dict()["epoch"], loader.state_dict()["consumed"]) == (9, 0)
     loader.load_state_dict(state)
-    loader.set_epoch(1)  # as a training loop does that goes on in epoch 1
+    loader.set_epoch(1)  # as a training loop does that continues in epoch 1
     assert ids(loader) == expected(files, num_epochs=1, iteration=1)[1:]
 
 

@@ -56,7 +56,7 @@ def test_resume_at_every_batch(make, num_workers):
     runs = []
     states = []
     for epoch in range(3):
-        if make is not by_batches:  # that one goes on by itself
+        if make is not by_batches:  # that one continues by itself
             sampler.set_epoch(epoch)
         runs.append(received(loader, states if epoch == 1 else None))
         if epoch == 1:
@@ -97,7 +97,7 @@ def test_persistent_workers_and_snapshots_now_and_then(make):
 
 
 def test_a_state_of_another_world_size():
-    # Two ranks received 2 batches of 3 each; one rank goes on with the places from 12.
+    # Two ranks received 2 batches of 3 each; one rank continues with the places from 12.
     states = []
     received(by_sampler(2)[0], states)
     whole = list(RecordSampler(range(N), seed=1))

@@ -87,7 +87,7 @@ def test_resume_at_every_record_is_the_uninterrupted_run(files, options, rank):
         fresh = stream(files, **options)
         fresh.load_state_dict(state)
         assert plain(fresh.state_dict()) == state
-        fresh.set_epoch(3)  # as a training loop does that goes on in epoch 3
+        fresh.set_epoch(3)  # as a training loop does that continues in epoch 3
         assert ids(fresh) == found[place:]
         assert ids(fresh) == following  # the next epoch, all of it
         fresh.load_state_dict(state)

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The compiled core under AddressSanitizer and UndefinedBehaviorSanitizer: builds it in a copy of the tree, and runs the
-# tests that feed it damaged, cut and random bytes, without those of its twins in Python and of memory kept
+# tests that feed it damaged, cut and random bytes, without those of its Python fallbacks and of memory kept
 # (the sanitizers keep what is freed). Any report ends the run. Arguments go to pytest; PYTHON chooses the interpreter.
 set -euo pipefail
 cd "$(dirname "$0")/../.."

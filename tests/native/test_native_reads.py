@@ -22,7 +22,7 @@ frames = pytest.importorskip("torch_tfrecord.native.frames")
 
 @pytest.fixture(autouse=True)
 def core():
-    with pure_python(False):  # also where the environment forces the twin
+    with pure_python(False):  # also where the environment forces the fallback
         yield
 
 

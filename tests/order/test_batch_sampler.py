@@ -143,7 +143,7 @@ def test_epochs_can_be_chosen():
     assert list(sampler) == slow_batches(10, 4, [6])
     state = {**sampler.state_dict(), "first_epoch": 2, "epoch": 2, "consumed": 4}
     sampler.load_state_dict(state)
-    sampler.set_epoch(2)  # as a training loop does that goes on in epoch 2
+    sampler.set_epoch(2)  # as a training loop does that continues in epoch 2
     assert list(sampler) == slow_batches(10, 4, [2])[1:]
     sampler.load_state_dict(state)
     sampler.set_epoch(3)

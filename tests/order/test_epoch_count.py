@@ -23,7 +23,7 @@ def test_in_one_process():
     assert [epochs.next(), epochs.begin(), epochs.next(), epochs.begin()] == [0, 0, 1, 1]
     epochs.choose(7)
     assert [epochs.next(), epochs.begin(), epochs.begin()] == [7, 7, 8]
-    epochs.correct(3)  # what began last goes on in epoch 3
+    epochs.correct(3)  # what began last continues in epoch 3
     assert epochs.begin() == 4
 
 

@@ -213,7 +213,7 @@ def test_images_and_arrays_of_different_sizes():
 
 @needs_core
 def test_plain_records_are_read_by_the_core(monkeypatch):
-    # Else all of the above would compare the twin with itself.
+    # Else all of the above would compare the fallback with itself.
     rng = np.random.default_rng(0)
     records = packed([row(rng) for _ in range(5)])
     seen = counted_protobuf(monkeypatch)

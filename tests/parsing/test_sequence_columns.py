@@ -98,7 +98,7 @@ def twin_of(context, steps, **options):
 
 
 def check(context, steps, records):
-    """Core and twin agree on batches, padded or not, and one by one; the row of a batch is the sample."""
+    """Core and Python fallback agree on batches, padded or not, and one by one; the row of a batch is the sample."""
     for pads in (True, False):
         core, twin = (make(context, steps, pads=pads) for make in (SequenceExampleParser, twin_of))
         wanted = outcome(lambda twin=twin: twin.batch(records))

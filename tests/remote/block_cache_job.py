@@ -123,7 +123,7 @@ def rounds(folder, max_bytes, number):
 
 
 def full_disk(folder):
-    """A disk of 4 MB and a cache of 100: reading goes on, with one warning."""
+    """A disk of 4 MB and a cache of 100: reading continues, with one warning."""
     storage = Storage(SIZES * 4)
     cache = BlockCache(folder, 100_000_000)
     rng = random.Random(1)

@@ -134,7 +134,7 @@ def loaded_elsewhere(here, loaders):
 
 
 class Received:
-    """How a training says where it is, and goes on from there: four ways."""
+    """How a training says where it is, and continues from there: four ways."""
 
     def __init__(self, folder, name, way, num_workers):
         self.way, self.folder = way, f"{folder}/{name}-{way}-{num_workers}"

@@ -71,7 +71,7 @@ def test_on_two_ranks(folder):
     torchrun(2, "accelerate_job.py", "coverage,settings,resume_first", folder)
     check_every_record_under_every_setting(results(folder, "coverage", 2))
     check_settings(results(folder, "settings", 2))
-    # Resumed after every batch of two epochs, in one way of those below; where two ranks stopped one goes on.
+    # Resumed after every batch of two epochs, in one way of those below; where two ranks stopped one continues.
     ranks = results(folder, "resume_first", 2)
     check_one_rank_goes_on(folder, ranks, num_cases=2)
     check_resumed(ranks, num_cases=1)

@@ -70,7 +70,7 @@ def assert_all_records(folder, name, *, stage="train", epochs=(0, 1), ranks=2, e
 
 
 def whole_and_resumed(name, kind, steps, *, checkpoints=EVERY_STEP, **options):
-    """A training that saves, and those that go on from its checkpoints."""
+    """A training that saves, and those that continue from its checkpoints."""
     yield {"name": name, "kind": kind, "checkpoints": checkpoints, **options}
     for step in steps:
         yield {"name": f"{name} from {step}", "kind": kind, "resume": f"{name}/step={step}", **options}

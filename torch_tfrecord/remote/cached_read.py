@@ -76,7 +76,7 @@ class _Block(NamedTuple):
 
 
 def _joins(last: Range, following: Range) -> bool:
-    """Whether a range goes on where another ends, or overlaps with it, which no size excuses from joining."""
+    """Whether a range continues where another ends, or overlaps with it, which no size excuses from joining."""
     if last.file.identity != following.file.identity or following.begin > last.end:
         return False
     return following.begin < last.end or following.end - last.begin <= _MOST_JOINED_BYTES
