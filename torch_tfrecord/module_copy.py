@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib.machinery
 import importlib.util
 import os
+import sys
 import tempfile
 from pathlib import Path
 from types import ModuleType
@@ -18,6 +19,8 @@ __all__ = ["compiled_copy"]
 
 def compiled_copy(name: str) -> ModuleType:
     """Load a compiled module once more, from a copy of its file: what is loaded from the same file is the same.
+
+    `sys.modules` is not changed.
 
     Raises:
         ImportError: There is no such module, or it cannot be loaded twice.
@@ -40,6 +43,11 @@ def _loaded_from(name: str, file: IO[bytes], content: bytes, path: str) -> Modul
     spec = importlib.util.spec_from_file_location(name, path, loader=loader)
     if spec is None:
         raise ImportError(f"no module at {path}")
-    module = importlib.util.module_from_spec(spec)
-    loader.exec_module(module)
+    before = {key: sys.modules[key] for key in (name,) if key in sys.modules}
+    try:
+        module = importlib.util.module_from_spec(spec)
+        loader.exec_module(module)
+    finally:  # some modules register themselves
+        sys.modules.pop(name, None)
+        sys.modules.update(before)
     return module

@@ -3,6 +3,7 @@
 Covers loading/array_record_files, module_copy, records/array_record, records/array_record_module, records/numbered.
 """
 
+import builtins
 import gzip
 import json
 import multiprocessing
@@ -41,6 +42,7 @@ from torch_tfrecord.records.array_record import ArrayRecordFile
 
 array_record = pytest.importorskip("array_record.python.array_record_module")
 
+pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 RLDS = DATA.parent / "tfds_rlds"
 STEPS = json.loads(gzip.decompress((RLDS / "expected.json.gz").read_bytes()))
 
@@ -204,6 +206,23 @@ def test_blocks_are_parts_of_files(frozen):
 def reads_in_child(ds):
     if ids(ds) != [*range(130)] or ds[[3, 100]]["id"].tolist() != [3, 100]:
         os._exit(1)
+
+
+def reads_in_grandchild(ds):
+    reads_in_child(ds)
+    child = multiprocessing.get_context("fork").Process(target=reads_in_child, args=(ds,))
+    child.start()
+    child.join(60)
+    if child.exitcode != 0:
+        os._exit(1)
+
+
+def test_children_of_children(frozen):
+    ds = ours.load(frozen / "counted", "train")
+    child = multiprocessing.get_context("fork").Process(target=reads_in_grandchild, args=(ds,))
+    child.start()
+    child.join(120)
+    assert child.exitcode == 0
 
 
 def test_children_forked_while_threads_read(frozen):
@@ -404,6 +423,26 @@ def test_without_the_package(frozen, monkeypatch):
     with pytest.raises(ImportError, match=r"^ArrayRecord files need .* pip install 'torch-tfrecord\[arrayrecord\]'$"):
         ours.load(frozen / "counted")
     assert ours.info(frozen / "counted").splits["train"].num_examples == 130
+
+
+def test_where_no_copy_of_the_package_can_be_loaded(monkeypatch):
+    def refuse(name):
+        raise ImportError("already registered")
+
+    monkeypatch.setattr(array_record_module, "compiled_copy", refuse)
+    registered = {name: value for name, value in vars(builtins).items() if "pybind" in name}
+    assert registered
+    with pytest.raises(ImportError, match=r'forked after .* multiprocessing_context="forkserver"'):
+        array_record_module._own_copy()
+    assert {name: value for name, value in vars(builtins).items() if "pybind" in name} == registered
+
+
+def test_a_copy_has_classes_of_its_own(tmp_path):
+    write(tmp_path / "x", [b"one", b"two"])
+    module = array_record_module._own_copy()
+    assert module.ArrayRecordReader is not array_record.ArrayRecordReader
+    assert sys.modules[array_record.__name__] is array_record
+    assert module.ArrayRecordReader(str(tmp_path / "x")).read([1, 0]) == [b"two", b"one"]
 
 
 def test_remote_directories_must_be_copied(frozen):

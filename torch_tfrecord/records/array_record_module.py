@@ -1,7 +1,8 @@
 """The compiled module of `array-record` for this process, also in a child that was forked after its parent had used it.
 
-The module has threads that wait for locks of its own. A fork copies the locks, but not the threads: a child that used
-the parent's module would follow pointers into stacks that are gone, and crash. A second copy of the module has its own.
+A thread of the module (Riegeli's BackgroundCleaner) waits for a lock. A fork copies the lock, but not the thread: a
+child that reads by the parent's module follows a pointer into a stack that another thread may have by now, and crashes.
+(DataLoader's workers do, also with new readers.) A second copy of the module has its own.
 """
 
 from __future__ import annotations
