@@ -85,6 +85,8 @@ def test_parts_of_a_translation(written):
 def test_parts_of_a_sequence(written):
     info = tfds.info(written(ROOTS[1][0], WORDS))
     assert info.features["tag"].num_classes == 5
+    assert "tag" in info.features
+    assert "x" not in info.features
     assert tfds.load(info, features=["word"])[2] == {"word": ["w0", "w1"]}
     with pytest.raises(KeyError, match="no feature 'x'; there are tag, word"):
         tfds.load(info, features=["x"])

@@ -342,6 +342,9 @@ class Sequence(FeatureConnector):
         """Return the feature with a name, or with a path of names, in a sequence of dicts."""
         return self.feature[name]
 
+    def __contains__(self, name: object) -> bool:
+        return name in self.feature
+
 
 @dataclass(frozen=True, repr=False)
 class TranslationVariableLanguages(Sequence):
