@@ -63,8 +63,8 @@ class TFRecordDataset(Dataset[Any]):
             takes little memory, however many records there are.
         features: What to read from each record, by name; None gives the record's bytes. `SequenceFeatures` reads
             SequenceExamples, as `(context, sequences)`, `ExampleListFeatures` lists of Examples; the spec of one bytes
-            value alone (`Image()`, `Proto(...)`, `Json()`, ...) reads the record as that value. For random draws (a fused crop)
-            see `set_epoch`.
+            value alone (`Image()`, `Proto(...)`, `Json()`, ...) reads the record as that value. For random draws (a
+            fused crop) see `set_epoch`.
         transform: Called with each sample.
         compression_type: "auto" (detected for each file), None or "" (none), "GZIP", "ZLIB". Random access to a
             compressed file decompresses it from the beginning up to the record: read such files in order, or with
