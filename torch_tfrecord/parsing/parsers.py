@@ -156,6 +156,8 @@ class ExampleParser(Parser[_Values, _Values]):
         {'a': tensor(5)}
     """
 
+    _wraps = True
+
     def __init__(
         self, features: Mapping[str, Feature], *, pads: bool = True, max_batch_bytes: int = MAX_BATCH_BYTES
     ) -> None:
@@ -179,10 +181,6 @@ class ExampleParser(Parser[_Values, _Values]):
         parser.features = dict(readers)
         parser._use([*readers.values()])
         return parser
-
-    @staticmethod
-    def _wrapped(column: Any) -> Any:
-        return wrapped(column)
 
     def _use(self, readers: list[Reader]) -> None:
         self._row_readers = self._readers = readers
@@ -222,16 +220,14 @@ class ExampleParser(Parser[_Values, _Values]):
         values: _Values = {}
         for name, reader, found in zip(self.features, self._readers, columns, strict=True):
             column = read_columns(reader, found, keys) if self.needs_keys else reader.read(found)
-            values[name] = self._wrapped(column)
+            values[name] = wrapped(column) if type(column) in _WRAPPED and self._wraps else column
         return values
 
 
 class InnerParser(ExampleParser):
     """Parses Examples that are parts of records: ragged columns stay a `Nested`, for the parser around it."""
 
-    @staticmethod
-    def _wrapped(column: Any) -> Any:
-        return column
+    _wraps = False
 
 
 class PartPlan:
@@ -365,6 +361,9 @@ def _reserve(readers: Sequence[Reader], row_bytes: int, num_records: int) -> Non
         for reader in readers:
             reserve_for(reader.wants[0], num_records * _row_bytes([reader]))
         raise
+
+
+_WRAPPED = (Nested, dict)
 
 
 def wrapped(column: Any) -> Any:
