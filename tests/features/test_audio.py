@@ -36,6 +36,7 @@ from torch_tfrecord import (
     parse_sequence_example,
     parse_single_example,
 )
+from torch_tfrecord.media import decoders
 
 MAKE = runpy.run_path(str(FOLDER / "make.py"))
 WAVS, wav = MAKE["WAVS"], MAKE["wav"]
@@ -333,3 +334,14 @@ def test_sequence_examples():
 def test_the_memory_of_a_batch_is_limited(path):
     with pytest.raises(LimitExceededError, match=r"record 0 .*expected a batch of at most 1000 bytes"):
         TFRecordDataset(path, features(num_samples=1 << 40), max_batch_bytes=1000)[0]
+
+
+def test_a_sound_that_is_longer_than_any_batch(monkeypatch):
+    """A few bytes may stand for hours, whatever the header says."""
+    needs_ffmpeg()
+    assert decoded((FOLDER / "tone.mp3").read_bytes()).nbytes == 8000
+    monkeypatch.setattr(decoders, "MAX_BATCH_BYTES", 7999)
+    with pytest.raises(
+        LimitExceededError, match=r"expected a sound of at most 7999 bytes when it is decoded, got a longer"
+    ):
+        decoded((FOLDER / "tone.mp3").read_bytes())

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 
 from torch_tfrecord.batch_memory import MAX_BATCH_BYTES, reserve
-from torch_tfrecord.errors import ParseError
+from torch_tfrecord.errors import LimitExceededError, ParseError
 from torch_tfrecord.media.wav import Sound
 
 __all__ = ["Frames", "decode_frames", "decode_sound"]
@@ -86,9 +86,14 @@ def decode_sound(data: memoryview, sample_rate: int | None = None, num_samples: 
             found = _beginning(decoder, begin + num_samples / (sample_rate or facts.sample_rate) + _MARGIN_SECONDS)
             if found is not None and found.data.shape[1] >= num_samples:
                 return _sound(found, facts)
+            decoder = decoders.AudioDecoder(_source(data), sample_rate=sample_rate)  # torchcodec 0.7 begins only once
         reserve(int((facts.duration_seconds_from_header or 0) * per_second))
-        # The header may lie: never decode more than the largest batch by default.
-        found = decoder.get_samples_played_in_range(0.0, begin + MAX_BATCH_BYTES / per_second)
+        # The header may lie, so stop a second after the limit.
+        found = decoder.get_samples_played_in_range(0.0, begin + MAX_BATCH_BYTES / per_second + _MARGIN_SECONDS)
+    if found.data.nbytes > MAX_BATCH_BYTES:
+        raise LimitExceededError(
+            f"expected a sound of at most {MAX_BATCH_BYTES} bytes when it is decoded, got a longer one"
+        )
     return _sound(found, facts)
 
 
