@@ -173,7 +173,7 @@ def run_python(code, *arguments, timeout=120, **options):
 
 @contextlib.contextmanager
 def pure_python(wanted=True):
-    """The Python fallbacks (or with False the compiled core, where it is there) for a while, as the environment chooses."""
+    """The Python fallbacks (or with False the compiled core) for a while, as the environment chooses."""
     switch = "TORCH_TFRECORD_PURE_PYTHON"
     before = os.environ.get(switch)
     try:

@@ -1,4 +1,4 @@
-"""SequenceExamples: each spec by a few lines over protobuf's own messages; one, a batch by the core and by its fallback."""
+"""SequenceExamples: each spec by a few lines over protobuf's own messages; one, a batch by core and fallback."""
 
 import torch
 from google.protobuf.message import DecodeError

@@ -1,4 +1,4 @@
-"""The records of a buffer, by the compiled core and by its Python fallback: both against the tests' own framing, then equal."""
+"""The records of a buffer, by the core and by its Python fallback: both against the tests' own framing, then equal."""
 
 import random
 import struct

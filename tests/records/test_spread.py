@@ -97,7 +97,15 @@ def test_long_records_are_found_by_their_headers_and_fewer_of_them_read(tmp_path
     monkeypatch.setattr(spread, "_MOST_BYTES", 8_000_000)
     num_read.clear()
     assert numbers(spread_records([path], 100)) == [0, 4, 8, 12, 16, 20, 24, 28]
-    assert sum(num_read) < 1_000_000  # the payloads are read by the compiled core or not at all
+    assert sum(num_read) < 8_100_000
+
+
+@pytest.mark.parametrize("length", [100, 2_000_000])
+def test_each_file_gives_a_record_where_the_limit_is_used_up(length, tmp_path, monkeypatch):
+    paths = [write(tmp_path / str(name), [payload(name, length)] * 3) for name in range(4)]
+    for limit in (1, length, 3 * length):
+        monkeypatch.setattr(spread, "_MOST_BYTES", limit)
+        assert {int(record.payload[:8]) for record in spread_records(paths, 8)} == {0, 1, 2, 3}
 
 
 def test_of_a_compressed_file_only_what_the_limit_reaches(tmp_path, monkeypatch):

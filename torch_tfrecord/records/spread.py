@@ -67,7 +67,7 @@ def spread_records(paths: Sequence[str], num_records: int, access: Access = DEFA
         # If a file has fewer records than its share, later files make up for it.
         files_left = max(len(chosen) - number, 1)
         share = -(-(num_records - found) // files_left)
-        limit = min(left // files_left, share * _MOST_BYTES_EACH)
+        limit = max(min(left // files_left, share * _MOST_BYTES_EACH), 1)
         for record in _of_file(paths[choice], _fractions(share, number, len(chosen)), limit, access):
             found, left = found + 1, left - len(record.payload)
             yield record
@@ -88,7 +88,8 @@ def _fractions(share: int, number: int, num_files: int) -> list[float]:
 def _of_file(path: str, fractions: Sequence[float], limit: int, access: Access) -> Iterator[SpreadRecord]:
     file = open_file(path, access)
     _, compression = open_stream(file, "auto")
-    if compression or file.file_size <= min(_SMALL_FILE, limit):
+    is_small = file.file_size <= min(_SMALL_FILE, limit)
+    if compression or is_small or not is_header(file.read(HEADER_BYTES, 0)):  # what is wrong is found by reading
         return _from_beginning(path, fractions, limit, access)
     known = _known_places(file)
     if known is None:
@@ -103,8 +104,7 @@ def _known_places(file: FileSource) -> tuple[_Integers, _Integers] | None:
         with suppress(IndexMismatchError):
             index = IndexKeeper("require").index(file)
             return index.offsets, index.lengths
-    header = file.read(HEADER_BYTES, 0)
-    if not is_header(header) or most * payload_length(header) < file.file_size:
+    if most * payload_length(file.read(HEADER_BYTES, 0)) < file.file_size:
         return None
     blocks = []
     with suppress(TFRecordError):  # damage is found by those who read the records
