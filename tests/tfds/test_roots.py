@@ -77,6 +77,7 @@ def test_torchs_own_collate_keeps_empty_dicts(written, workers):
 def test_parts_of_a_translation(written):
     info = tfds.info(written(ROOTS[0][0], PAIRS, supervised_keys=("de", "en")))
     assert info.features["en"] == f.Text()
+    assert list(f.Translation(iter(["en", "de"]))) == ["en", "de"]
     assert tfds.load(info, as_supervised=True)[1] == ("Satz 1", "sentence 1")
     assert tfds.load(info, features=["en"])[2] == {"en": "sentence 2"}
     assert eval(repr(info.features), vars(f)) == info.features

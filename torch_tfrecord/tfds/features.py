@@ -317,7 +317,8 @@ class Translation(FeaturesDict):
 
     def __post_init__(self) -> None:
         """Normalise."""
-        set_fields(self, languages=tuple(self.languages), features={name: Text() for name in self.languages})
+        languages = tuple(self.languages)
+        set_fields(self, languages=languages, features={name: Text() for name in languages})
 
     __repr__ = FeatureConnector.__repr__
 
