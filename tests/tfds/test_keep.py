@@ -122,6 +122,19 @@ def test_a_mixture_counts_kept_steps(drawn):
     assert from_kept[:8] == [at for _, at in KEPT]
 
 
+def test_ranges_that_hold_whole_chunks(drawn):
+    """As Cosmos does (DROIDLeRobotDataset._append_index_records): steps from `first` to below `end - chunk`."""
+    chunk = 3
+    kept = {"episode 0": [[0, 5]], "episode 2": [[4, 9], [20, 22], [30, 40]]}
+    shorter = {key: [[first, end - chunk] for first, end in ranges] for key, ranges in kept.items()}
+    ds = RLDSDataset(drawn, keep=shorter, keep_key=NAME, action_horizon=chunk)
+    expected = [
+        (int(key[-1]), at) for key, ranges in kept.items() for first, end in ranges for at in range(first, end - chunk)
+    ]
+    assert [ds.locate(position) for position in range(len(ds))] == expected
+    assert all(sample["action_pad_mask"].all() for sample in ds)
+
+
 # Keys.
 
 

@@ -23,20 +23,16 @@ class Normalize:
     """Normalise the actions and the state of an episode, a sample or a batch by a dataset's statistics.
 
     As `episode_transform` (behind your own) it runs once for each episode, before windows are cut; it is also a
-    `step_transform`, and works on batches, on any device. It returns a new dict.
+    `step_transform`, and works on batches, on any device. It returns a new dict. A dimension x becomes::
 
-    ==============  =====================================  ========
-    normalization   a dimension becomes                    inverse
-    ==============  =====================================  ========
-    "normal"        (x - mean) / (std + epsilon)           exact
-    "bounds"        from [min, max] to [-1, 1]             of what was not clipped
-    "bounds_q99"    from [q01, q99] to [-1, 1]             of what was not clipped
-    ==============  =====================================  ========
+        "normal"        (x - mean) / (std + epsilon)
+        "bounds"        2 * (x - min) / (max - min + epsilon) - 1
+        "bounds_q99"    2 * (x - q01) / (q99 - q01 + epsilon) - 1
 
     Args:
         statistics: What `dataset_statistics` returns; or the same from a ``dataset_statistics.json`` of OpenVLA (of one
             dataset) or Octo (with "p01" and "p99"). Without "proprio", states stay as they are.
-        normalization: The table's. OpenVLA names all three so; Octo's "bounds" is "bounds_q99" with
+        normalization: One of these. OpenVLA names all three so; Octo's "bounds" is "bounds_q99" with
             ``zero_unchanging=False``; openpi's quantiles are "bounds_q99" with ``epsilon=1e-6, clip=False,
             zero_unchanging=False``.
         mask: For each action dimension, whether to normalise it: False for a gripper that is 0 or 1. None: "mask" of
