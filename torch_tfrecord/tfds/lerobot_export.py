@@ -269,10 +269,10 @@ def _finish(job: EpisodeGroups, robot_type: str | None) -> None:
     """Write what is known when all groups are there; ``info.json`` last, as LeRobot opens nothing without it."""
     names = [feature.name for feature in job.features if not feature.is_text] + [*OWN_FEATURES]
     paths = [str(episodes_path(job.out, number)) for number in range(len(job))]
-    statistics = {}
-    for name in names:  # one by one, which holds less in memory
-        columns = read_columns(paths, [f"stats/{name}/{key}" for key in STATISTICS])
-        statistics[name] = merged_statistics(dict(zip(STATISTICS, columns.values(), strict=True)))
+    columns = read_columns(paths, [f"stats/{name}/{key}" for name in names for key in STATISTICS])
+    statistics = {
+        name: merged_statistics({key: columns[f"stats/{name}/{key}"] for key in STATISTICS}) for name in names
+    }
     content = {
         "meta/tasks.parquet": tasks_table([*job.tasks]),
         "meta/stats.json": json.dumps(statistics, indent=4).encode(),

@@ -234,11 +234,14 @@ def table_bytes(columns: Mapping[str, Sequence[Any]], metadata: Mapping[str, str
     return bytes(sink.getvalue())
 
 
-def read_columns(paths: Sequence[str], names: Sequence[str]) -> dict[str, list[Any]]:
-    """Columns of several Parquet files, one after the other."""
-    arrow = _module("pyarrow")
-    table = arrow.concat_tables([_module("pyarrow.parquet").read_table(path, columns=[*names]) for path in paths])
-    return {name: table.column(name).to_pylist() for name in names}
+def read_columns(paths: Sequence[str], names: Sequence[str]) -> dict[str, npt.NDArray[Any]]:
+    """Columns of numbers in several Parquet files, one after the other."""
+    parts: dict[str, list[npt.NDArray[Any]]] = {name: [] for name in names}
+    for path in paths:
+        table = _module("pyarrow.parquet").read_table(path, columns=[*names])
+        for name in names:
+            parts[name].append(np.array(table.column(name).to_pylist()))
+    return {name: np.concatenate(arrays) for name, arrays in parts.items()}
 
 
 def tasks_table(tasks: Sequence[str]) -> bytes:

@@ -103,7 +103,7 @@ def _of_levels(counts: npt.NDArray[np.int64]) -> dict[str, float]:
     return found | dict(zip(_QUANTILES, _quantiles(levels.astype(np.float32), weights), strict=True))
 
 
-def merged_statistics(episodes: Mapping[str, Sequence[Any]]) -> dict[str, list[Any]]:
+def merged_statistics(episodes: Mapping[str, Sequence[Any] | npt.NDArray[Any]]) -> dict[str, list[Any]]:
     """The statistics of all episodes together: quantiles are means of the episodes' quantiles, as in LeRobot.
 
     Args:
