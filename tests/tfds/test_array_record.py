@@ -11,7 +11,6 @@ import os
 import pickle
 import random
 import re
-import resource
 import shutil
 import subprocess
 import sys
@@ -188,13 +187,8 @@ def test_make_dataloader(frozen, num_workers, shuffle):
 
 def test_a_mixture_with_tfrecord(frozen):
     mixed = Mixture([ours.load(frozen / "counted", "test"), ours.load(directory("counted"), "test", index="memory")])
-    found = collections_of([int(sample["id"]) for sample in mixed.__getitems__(range(len(mixed)))])
-    assert set(found) <= {*range(1000, 1011)}
-
-
-def collections_of(values):
-    assert values
-    return values
+    found = [int(sample["id"]) for sample in mixed.__getitems__(range(len(mixed)))]
+    assert {*found} == {*range(1000, 1011)}
 
 
 def test_blocks_are_parts_of_files(frozen):
@@ -285,7 +279,6 @@ def test_few_files_are_open_at_once(frozen, monkeypatch):
         for ds in datasets:
             assert int(ds[position * len(ds) // 11]["id"]) % 1000 == position * len(ds) // 11
             assert num_open(frozen) <= 4
-    assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] > 4
 
 
 def test_a_relative_path_after_a_change_of_folder(frozen, monkeypatch):
