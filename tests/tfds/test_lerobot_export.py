@@ -344,6 +344,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
 def test_killed_and_called_again(tmp_path, number):
     pytest.importorskip("av")
@@ -357,8 +358,8 @@ def test_killed_and_called_again(tmp_path, number):
         while process.poll() is None and not [*out.glob("meta/episodes/*/*.parquet")]:
             time.sleep(0.01)
         process.send_signal(number)
-        process.wait(60)
-        deadline = time.monotonic() + 60
+        process.wait(200)
+        deadline = time.monotonic() + 200
         while (left := of_session(process.pid)) and time.monotonic() < deadline:
             time.sleep(0.05)
         assert left == []
@@ -368,7 +369,7 @@ def test_killed_and_called_again(tmp_path, number):
     if not (out / "meta/info.json").exists():
         done = {path: path.stat().st_ino for path in out.glob("meta/episodes/*/*.parquet")}
         assert done
-        subprocess.run(command, check=True, timeout=200)
+        tfds.rlds_to_lerobot(directory, out, fps=10, num_workers=2)
         assert {path: path.stat().st_ino for path in done} == done
     tfds.rlds_to_lerobot(directory, tmp_path / "whole", fps=10, num_workers=2)
     assert contents(out) == contents(tmp_path / "whole")
