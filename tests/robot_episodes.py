@@ -157,9 +157,6 @@ def write_robots(directory):
         episodes = [make_episode(name, number) for number in range(len(lengths))]
         folder = directory / name / VERSIONS.get(name, "1.0.0")
         tfds.write(folder, {"train": episodes}, FEATURES[name], name=name)
-        info = json.loads((folder / "dataset_info.json").read_text())
-        del info["disableShuffling"]  # TFDS refuses to interleave the files of an ordered dataset, as dlimp does
-        (folder / "dataset_info.json").write_text(json.dumps(info))
     (directory / "keep.json").write_text(json.dumps(DROID_KEEP))
     return directory
 

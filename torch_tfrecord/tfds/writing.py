@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch_tfrecord.tfds.features as f
+from torch_tfrecord.arguments import true_or_false
 from torch_tfrecord.records.atomic import write_atomically
 from torch_tfrecord.records.descriptors import opened
 from torch_tfrecord.records.framing import OVERHEAD_BYTES
@@ -57,6 +58,7 @@ def write(
     supervised_keys: tuple[SupervisedKeys, ...] | None = None,
     num_shards: int | Mapping[str, int] | None = None,
     as_numpy_layout: bool = False,
+    disable_shuffling: bool = False,
     storage_options: Mapping[str, Any] | None = None,
 ) -> DatasetInfo:
     """Write samples as a dataset that both ``tfds.builder_from_directory`` and `load` can read.
@@ -81,6 +83,8 @@ def write(
         num_shards: Number of shards of every split, or split name -> number; by default chosen as in TFDS (shards of
             64 MiB to 1 GiB).
         as_numpy_layout: Image arrays are [H, W, C], as from ``load(as_numpy_layout=True)``.
+        disable_shuffling: Mark the dataset as ordered, as TFDS's argument of this name does. TFDS then reads the shards
+            one after another, and refuses to shuffle or interleave them (so do dlimp, OpenVLA, Octo and openpi).
         storage_options: See `TFRecordDataset`.
 
     Returns:
@@ -114,7 +118,7 @@ def write(
         "redistributionInfo": {"license": license} if license else None,
         "supervisedKeys": None if supervised_keys is None else _written_keys(supervised_keys),
         "fileFormat": "tfrecord",
-        "disableShuffling": True,  # keep the caller's order
+        "disableShuffling": true_or_false("disable_shuffling", disable_shuffling) or None,
     }
 
     def fill(folder: Path) -> None:
