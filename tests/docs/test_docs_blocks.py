@@ -46,7 +46,7 @@ RUN_BY = {
 NOT_RUN = {
     ("install", "bash"): "installs into the system",
     ("install", "text"): "what tfrecord doctor printed on one machine",
-    ("rlds", "py"): "the TensorFlow code that the page ports",
+    ("rlds", "py"): "the TensorFlow code that the page ports, and LeRobot's own reader",
     ("robots", "py"): "calls of the originals, and of one of their classes",
 }
 

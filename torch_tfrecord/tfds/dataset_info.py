@@ -179,7 +179,6 @@ def _info(directory: str | os.PathLike[str], access: Access, given: object) -> D
     splits = [_split(item) for item in fields.objects("splits")]
     if len({split.name for split in splits}) < len(splits):
         raise fields.error("splits", "different names", [split.name for split in splits])
-    there = frozenset(list_folder(folder, access))
     found = DatasetInfo(
         directory=folder,
         name=name,
