@@ -4,6 +4,7 @@ import gzip
 import io
 import itertools
 import re
+import struct
 import zlib
 from pathlib import Path
 
@@ -13,9 +14,12 @@ import torch
 from PIL import Image as PillowImage
 
 from torch_tfrecord import (
+    Audio,
     CompressionError,
     CorruptRecordError,
+    ExampleListFeatures,
     FixedLenFeature,
+    Nested,
     PaddedCollate,
     ParseError,
     RaggedFeature,
@@ -266,6 +270,39 @@ def _(folder):
     assert parse_single_example(b"", {"x": ragged})["x"].size(0) == 0
 
 
+JSON = Nested({"x": VarLenFeature(torch.float32)}, format="json")
+JSON_ROW = (
+    "`decode_json_example`: single quotes, names without quotes, commas at the end, line breaks in text, "
+    "`null` among numbers, one number for a list, an object's name twice"
+)
+
+
+def in_json(value):
+    return f'{{"features": {{"feature": {{"x": {{"floatList": {{"value": {value}}}}}}}}}}}'
+
+
+@row(JSON_ROW)
+def _(folder):
+    assert parse_single_example(in_json("[2]").encode(), JSON)["x"].tolist() == [2]
+    wrong = [in_json(value) for value in ("[2,]", "2", "['2']", "[null]")]
+    wrong += [in_json("[2]").replace('"', "'"), in_json("[2]").replace('"x"', "x"), in_json('[2], "value": [3]')]
+    for text in wrong:
+        with pytest.raises(ParseError):
+            parse_single_example(text.encode(), JSON)
+
+
+@row("`decode_json_example`: floats below the least normal one")
+def _(folder):
+    assert parse_single_example(in_json("[1e-40]").encode(), JSON)["x"].item() == np.float32(1e-40) > 0
+
+
+@row("TF-Ranking: sizes of lists")
+def _(folder):
+    lists = ExampleListFeatures(None, {"x": VarLenFeature(torch.float32)}, list_size=2, size_feature_name="size")
+    _, examples = parse_example([bytes([10, 0])], lists)
+    assert (examples["size"].dtype, examples["size"].tolist()) == (torch.int64, [1])
+
+
 @row("`decode_compressed`: a truncated stream, bytes after a zlib stream")
 def _(folder):
     spec = {"x": RawTensor((-1,), torch.uint8, compression="zlib")}
@@ -394,6 +431,35 @@ def _(folder):
     data = encode_image(np.stack([picture] * 3))
     expected = np.asarray(PillowImage.open(io.BytesIO(data))).transpose(2, 0, 1)
     assert (decode_image(data).numpy() == expected).all()
+
+
+def wav(samples, bits, num_channels=1, encoding=1, size=None):
+    """A WAV file; ``size`` is what it says of its samples."""
+    frame = num_channels * bits // 8
+    parts = b"fmt " + struct.pack("<IHHIIHH", 16, encoding, num_channels, 8000, 8000 * frame, frame, bits)
+    parts += b"data" + struct.pack("<I", len(samples) if size is None else size) + samples
+    return b"RIFF" + struct.pack("<I", 4 + len(parts)) + b"WAVE" + parts
+
+
+@row("layout of sounds")
+def _(folder):
+    stored = np.arange(6, dtype="<i2").reshape(3, 2)
+    found = parse_single_example(encode_example({"a": wav(stored.tobytes(), 16, 2)}), {"a": Audio()})["a"]
+    assert (found.numpy() * 32768).tolist() == stored.T.tolist()
+
+
+@row("WAV of 8, 24 or 32 bits, floats, extensible headers, padded chunks, a size that was not filled in")
+def _(folder):
+    values = [-0.5, 0.0, 0.25]
+    files = [
+        wav(bytes(int(value * 128) + 128 for value in values), 8),
+        wav(b"".join(int(value * (1 << 23)).to_bytes(3, "little", signed=True) for value in values), 24),
+        wav(b"".join(int(value * (1 << 31)).to_bytes(4, "little", signed=True) for value in values), 32),
+        wav(np.array(values, "<f4").tobytes(), 32, encoding=3),
+        wav(np.array(values, "<f4").tobytes(), 32, encoding=3, size=0xFFFFFFFF),
+    ]
+    for file in files:
+        assert parse_single_example(encode_example({"a": file}), {"a": Audio()})["a"].tolist() == [values]
 
 
 def rows():

@@ -170,7 +170,8 @@ def test_rows_are_found():
     assert len(rows()) > 80
     assert len(sections) == 7
     assert all(
-        left.startswith(("`tf.", "`tfr.", "`method", "default", "`antialias", "Snappy")) for _, left, _ in rows()
+        left.startswith(("`tf.", "`tfr.", "`method", "default", "`antialias", "Snappy", "ArrayRecord"))
+        for _, left, _ in rows()
     )
 
 

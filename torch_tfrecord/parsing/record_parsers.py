@@ -64,7 +64,8 @@ class ValueParser(Parser[Any, Any]):
         self.features, self._pads = features, pads
         self._reader = make_reader("record", features, pads=pads)
         want, *others = self._reader.wants
-        if others or want.kind is not BYTES_LIST or want.num_values != 1 or features.key is not None:
+        takes_one = want.num_values == 1 or (want.num_values is None and want.is_required)
+        if others or want.kind is not BYTES_LIST or not takes_one or features.key is not None:
             raise ValueError(
                 f"features must be a mapping of names to specs, or one spec that reads the record's bytes alone, got "
                 f"{features!r}"
@@ -94,4 +95,5 @@ class ValueParser(Parser[Any, Any]):
 
     def _column(self, records: PackedRecords, keys: Any) -> Any:
         spans = np.stack([records.starts, records.lengths], axis=1)
-        return read_columns(self._reader, [Column(spans, NO_OFFSETS, None, records.buffer)], keys)
+        offsets = NO_OFFSETS if self._reader.wants[0].num_values == 1 else np.arange(len(spans) + 1)
+        return read_columns(self._reader, [Column(spans, offsets, None, records.buffer)], keys)
