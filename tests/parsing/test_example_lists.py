@@ -5,6 +5,7 @@ Covers features/example_list, parsing/record_parsers.
 
 import json
 import pickle
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -115,8 +116,8 @@ def equal(one, two):
 
 
 @pytest.mark.parametrize("list_size", [None, 2])
-def test_every_way_in(kind, list_size):
-    path = DATA / f"{kind}.tfrecord"
+def test_every_way_in(kind, list_size, tmp_path):
+    path = shutil.copy(DATA / f"{kind}.tfrecord", tmp_path)
     spec = replace(SPEC, format=kind, list_size=list_size)
     ds = TFRecordDataset(path, spec)
     samples = [ds[number] for number in range(5)]
@@ -149,7 +150,9 @@ def test_every_way_in(kind, list_size):
 
 
 def test_padded_to_the_longest_of_a_batch():
-    ds = TFRecordDataset(DATA / "elwc.tfrecord", replace(SPEC, example_features={"score": EXAMPLES["score"]}))
+    ds = TFRecordDataset(
+        DATA / "elwc.tfrecord", replace(SPEC, example_features={"score": EXAMPLES["score"]}), index="memory"
+    )
     batch, lengths = PaddedCollate(padding_values=(None, {"score": -1.0}), return_lengths=True)([ds[0], ds[3]])
     assert flat(batch) == {
         "query": ["learning", ""],
@@ -162,7 +165,7 @@ def test_padded_to_the_longest_of_a_batch():
 
 
 def test_jagged_features_of_a_batch_have_the_same_rows():
-    ds = TFRecordDataset(DATA / "elwc.tfrecord", SPEC)
+    ds = TFRecordDataset(DATA / "elwc.tfrecord", SPEC, index="memory")
     _, examples = collate(ds.__getitems__([0, 1, 3]))
     assert plain(examples["score"] * examples["mask"]) == [[0.5, 1.0], [0.25], [-1.0, 2.0, -1.0, -1.0]]
 
