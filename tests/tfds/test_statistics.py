@@ -203,11 +203,11 @@ def test_every_flipped_bit_is_refused(drawn, monkeypatch):
     dataset_statistics(drawn)
     place = kept_file(drawn)
     content = place.read_bytes()
-    store = statistics.EpisodeStore(drawn, "train")
+    rows = statistics._Rows(statistics.EpisodeStore(drawn, "train"), {}, None)
     key = place.name.split("_")[-1].split(".")[0]
-    assert statistics._kept([str(place)], key, store, Access()) == dataset_statistics(drawn)
+    assert statistics._kept([str(place)], key, rows, Access()) == dataset_statistics(drawn)
     for _ in flipped_in_place(place, range(8 * len(content))):
-        assert statistics._kept([str(place)], key, store, Access()) is None
+        assert statistics._kept([str(place)], key, rows, Access()) is None
 
 
 @pytest.mark.parametrize("make", ["json", "safetensors", "link"])
