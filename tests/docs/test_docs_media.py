@@ -1,6 +1,5 @@
 """docs/audio.md and docs/video.md: their programs run, by torchcodec where it finds FFmpeg, else by stand-ins."""
 
-import re
 from pathlib import Path
 
 import pytest
@@ -8,24 +7,10 @@ import torch
 from media_files import torchcodec as torchcodec
 
 DOCS = Path(__file__).parents[2] / "docs"
-pytestmark = pytest.mark.skipif(not DOCS.is_dir(), reason="not beside an installed package")
-
-
-@pytest.fixture
-def run(tmp_path, monkeypatch, torchcodec):
-    """Runs the one program of a page as it stands; gives its names."""
-    monkeypatch.chdir(tmp_path)
-
-    def run(page):
-        text = (DOCS / f"{page}.md").read_text(encoding="utf-8")
-        (program,) = re.findall(r"^```python\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
-        names = {}
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
-            exec(program, names)
-        return names
-
-    return run
+pytestmark = [
+    pytest.mark.skipif(not DOCS.is_dir(), reason="not beside an installed package"),
+    pytest.mark.usefixtures("torchcodec"),
+]
 
 
 def test_audio(run):

@@ -17,23 +17,6 @@ pytestmark = pytest.mark.skipif(not DOCS.is_dir(), reason="not beside an install
 FROM_ELSEWHERE = {"changelog.md"}  # docs/site/pages.py makes it of CHANGELOG.md
 
 
-@pytest.fixture
-def run(tmp_path, monkeypatch):
-    """Runs the one program of a page as it stands; gives its names."""
-    monkeypatch.chdir(tmp_path)
-
-    def run(page):
-        text = (DOCS / f"{page}.md").read_text(encoding="utf-8")
-        (program,) = re.findall(r"^```python\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
-        names = {}
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
-            exec(program, names)
-        return names
-
-    return run
-
-
 def test_getting_started(run, capsys):
     names = run("index")
     assert capsys.readouterr().out.startswith("200 torch.Size([3, 32, 32])\nloss ")

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from helpers import for_each
+from refusals import check_refusals
 from torch.utils.data import DataLoader
 
 from torch_tfrecord import (
@@ -203,22 +204,7 @@ def test_errors_name_the_example(tmp_path):
         good[:-1]: "Could not parse example list: expected one ExampleListWithContext message, got "
         f"{len(good) - 1} bytes that are not one",
     }
-    for bad, text in told.items():
-        with pytest.raises(ParseError) as caught:
-            parse_single_example(bad, spec)
-        assert str(caught.value) == text
-        with pytest.raises(ParseError) as caught:
-            parse_example([good, bad, good], spec)
-        assert str(caught.value) == f"record 1: {text}"
-        path = tmp_path / "bad.tfrecord"
-        with TFRecordWriter(path) as writer:
-            for each in (good, bad):
-                writer.write(each)
-        ds = TFRecordDataset(path, spec)
-        for read in (lambda ds=ds: ds[1], lambda ds=ds: ds.__getitems__([0, 1])):
-            with pytest.raises(ParseError) as caught:
-                read()
-            assert str(caught.value) == f"{path}: record 1 at byte {ds.locate(1)[1]}: {text}"
+    check_refusals(spec, good, told, tmp_path)
 
 
 def test_what_lies_beyond_the_cut_is_not_read():

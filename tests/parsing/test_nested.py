@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from helpers import for_each
+from refusals import check_refusals
 from torch.utils.data import DataLoader
 
 from torch_tfrecord import (
@@ -169,7 +170,7 @@ def test_in_the_context_of_a_sequence_example():
         parse_single_sequence_example(record, {"i": Nested({"x": Image(crop=RandomResizedCrop(8))})}, None)
 
 
-def test_errors_name_the_record_and_both_features(path):
+def test_errors_name_the_record_and_both_features(tmp_path):
     told = {
         encode_example({"id": "x"}): "feature 'inner' (Nested): key 'inner' is required but could not be found: "
         "the record has 'id'",
@@ -187,22 +188,7 @@ def test_errors_name_the_record_and_both_features(path):
         "feature 'deep' (Nested, key 'd'): Could not parse example input: expected one Example message, got 1 bytes "
         "that are not one",
     }
-    for number, (bad, text) in enumerate(told.items()):
-        with pytest.raises(ParseError) as caught:
-            parse_single_example(bad, FEATURES)
-        assert str(caught.value) == text
-        with pytest.raises(ParseError) as caught:
-            parse_example([RECORDS[0], bad, RECORDS[1]], FEATURES)
-        assert str(caught.value) == f"record 1: {text}"
-        other = path.parent / f"bad{number}.tfrecord"
-        with TFRecordWriter(other) as writer:
-            for record in (RECORDS[0], bad):
-                writer.write(record)
-        ds = TFRecordDataset(other, FEATURES)
-        for read in (lambda ds=ds: ds[1], lambda ds=ds: ds.__getitems__([0, 1])):
-            with pytest.raises(ParseError) as caught:
-                read()
-            assert str(caught.value) == f"{other}: record 1 at byte {ds.locate(1)[1]}: {text}"
+    check_refusals(FEATURES, RECORDS[0], told, tmp_path)
 
 
 def test_wrong_arguments():

@@ -150,11 +150,7 @@ def _finish(columns: Any, name: str) -> Any:
 
 def _collate(values: list[Any], name: str) -> Any:
     first = values[0]
-    if (
-        first is None
-        or isinstance(first, WHOLE_KINDS)
-        or (_is_strings(first) and (first or all(map(_is_strings, values))))
-    ):
+    if first is None or isinstance(first, WHOLE_KINDS) or _are_strings(values):
         return values
     for kind, make_batch in _KINDS:
         if isinstance(first, kind):

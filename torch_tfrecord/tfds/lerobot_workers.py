@@ -41,7 +41,7 @@ def _in_processes(job: EpisodeGroups, numbers: Sequence[int], num_workers: int) 
     """Write groups in a fork server's children; yield the number of each that is done."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([__name__])
-    # The children wait for the end of this process, or of its wish to go on, at a pipe.
+    # The children wait at a pipe for the end of this process, or until it gives up.
     waiting, alive = context.Pipe(duplex=False)
     pool = ProcessPoolExecutor(num_workers, context, _start_worker, (job, waiting))
     try:
