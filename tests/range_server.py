@@ -174,9 +174,10 @@ class _State:
                 return fault
         return None
 
-    def end(self, number: int, status: int) -> None:
+    def end(self, number: int, status: int, sent: int) -> None:
         with self.lock:
             self.now -= 1
+            self.sent += sent
             if number < len(self.log):  # a reset may have come between
                 self.log[number][3] = status
 
@@ -204,6 +205,7 @@ class _Connection:
         self.state = state
         self.socket = client
         self.first = True
+        self.number: int | None = None  # of the request under way
         self.buffer = b""
 
     def run(self) -> None:
@@ -222,14 +224,20 @@ class _Connection:
             return
         self.body(int(headers.get("content-length", 0)))
         path = path.lstrip("/")
-        number, fault = self.state.begin(method, path, headers, self.first)
+        self.number, fault = self.state.begin(method, path, headers, self.first)
         self.first = False
-        self.status = 0
+        self.status = self.sent = 0
         try:
             time.sleep(self.state.options["latency"])
             self.respond(method, path, headers, fault, dict(urllib.parse.parse_qsl(address.query)))
         finally:
-            self.state.end(number, self.status)
+            self.end()
+
+    def end(self) -> None:
+        """Count the request as answered: before its last bytes leave, since the client may ask for the counts then."""
+        if self.number is not None:
+            self.state.end(self.number, self.status, self.sent)
+        self.number = None
 
     def request(self) -> tuple[str, str, dict[str, str]]:
         while b"\r\n\r\n" not in self.buffer:
@@ -326,13 +334,15 @@ class _Connection:
             piece = min(_SLICE, stop - position)
             if speed:  # bytes arrive when they have been sent: the piece comes after its time
                 time.sleep(max(0.0, start + (position + piece - begin) / speed - time.perf_counter()))
+            if position + piece == stop:
+                self.sent = stop - begin
+                if stop == end:
+                    self.end()
             while piece:
                 sent = os.sendfile(self.socket.fileno(), file, position, piece)
                 if not sent:
                     raise _End  # the file became shorter
                 position, piece = position + sent, piece - sent
-        with self.state.lock:
-            self.state.sent += stop - begin
         if kind == "stall":
             self.socket.settimeout(self.state.options["stall_seconds"])
             self.receive()  # ends when the client does
@@ -344,6 +354,7 @@ class _Connection:
     def send(self, status: int, headers: dict[str, str], body: bytes, *, head_only: bool = False) -> None:
         self.head(status, headers, len(body), more=bool(body) and not head_only)
         if body and not head_only:
+            self.end()
             self.socket.sendall(body)
 
     def head(self, status: int, headers: dict[str, str], length: int, *, more: bool) -> None:
@@ -351,7 +362,10 @@ class _Connection:
         lines = [f"HTTP/1.1 {status} {http.client.responses[status]}", f"Content-Length: {length}"]
         lines += [f"{name}: {value}" for name, value in headers.items()]
         # In one packet with the body's first bytes, where the system can.
-        flags = getattr(socket, "MSG_MORE", 0) if more and length else 0
+        more = more and length > 0
+        flags = getattr(socket, "MSG_MORE", 0) if more else 0
+        if not more:
+            self.end()
         self.socket.sendall("\r\n".join([*lines, "", ""]).encode("latin-1"), flags)
 
 
