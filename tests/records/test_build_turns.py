@@ -5,13 +5,12 @@ import fcntl
 import multiprocessing
 import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 from helpers import framed
+from jobs import torchrun
 
 from torch_tfrecord import CorruptRecordError, build_index
 from torch_tfrecord.records import build_turns, index_keeper
@@ -202,12 +201,9 @@ assert len(ds) == 12 and ds[11] == b"abc"
 @pytest.mark.slow
 def test_torchrun(files, tmp_path):
     (tmp_path / "job.py").write_text(JOB)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
     root = Path(build_turns.__file__).parents[2]
-    environment = {**os.environ, "PYTHONPATH": f"{root}:{os.environ.get('PYTHONPATH', '')}"}
-    done = subprocess.run(
-        [*command, tmp_path / "job.py", tmp_path], env=environment, capture_output=True, text=True, timeout=300
-    )
+    environment = {"PYTHONPATH": f"{root}:{os.environ.get('PYTHONPATH', '')}"}
+    done = torchrun(2, tmp_path / "job.py", tmp_path, environment=environment)
     assert done.returncode == 0, done.stderr[-2000:]
     lines = [line.split() for line in (tmp_path / "log").read_text().splitlines()]
     assert sorted(path for _, path in lines) == files  # each once, by whichever rank

@@ -1,14 +1,12 @@
 """Accelerate and Hugging Face's Trainer themselves, on two gloo ranks: every record; resumed exactly."""
 
 import json
-import os
 import re
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 
 import pytest
+from jobs import torchrun
 
 from torch_tfrecord import ShardedTFRecordWriter
 
@@ -16,17 +14,9 @@ N = 103
 NAMES = ["make_dataloader", "batch_sampler", "sampler", "stream", "batched_stream"]
 
 
-def torchrun(num_ranks, script, *arguments):
-    """What it prints."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(num_ranks)]
-    environment = {key: value for key, value in os.environ.items() if key not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
-    done = subprocess.run(
-        [*command, Path(__file__).parent / script, *map(str, arguments)],
-        env=environment | {"OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=280,
-    )
+def printed(num_ranks, script, *arguments):
+    """By a job of ranks."""
+    done = torchrun(num_ranks, Path(__file__).parent / script, *arguments)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -68,7 +58,7 @@ def check_epochs(ranks, name, *, equal=True):
 @pytest.mark.slow
 def test_on_two_ranks(folder):
     """In one job: importing takes longer than any of them."""
-    torchrun(2, "accelerate_job.py", "coverage,settings,resume_first", folder)
+    printed(2, "accelerate_job.py", "coverage,settings,resume_first", folder)
     check_every_record_under_every_setting(results(folder, "coverage", 2))
     check_settings(results(folder, "settings", 2))
     # Resumed after every batch of two epochs, in one way of those below; where two ranks stopped one continues.
@@ -103,7 +93,7 @@ def check_every_record_under_every_setting(ranks):
 
 @pytest.mark.exhaustive
 def test_workers(folder):
-    torchrun(2, "accelerate_job.py", "workers", folder)
+    printed(2, "accelerate_job.py", "workers", folder)
     ranks = results(folder, "workers", 2)
     for name in NAMES[:3]:
         check_epochs(ranks, f"{name}, default, fork")
@@ -168,7 +158,7 @@ def check_few(ranks):
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("num_ranks", [1, 2])
 def test_resumed_in_every_way(folder, num_ranks):
-    torchrun(num_ranks, "accelerate_job.py", "resume", folder)
+    printed(num_ranks, "accelerate_job.py", "resume", folder)
     ranks = results(folder, "resume", num_ranks)
     if num_ranks == 2:
         check_one_rank_goes_on(folder, ranks, num_cases=6)
@@ -194,7 +184,7 @@ def check_resumed(ranks, num_cases):
 
 def check_one_rank_goes_on(folder, before, num_cases):
     """Where two stopped: what was left, exactly."""
-    torchrun(1, "accelerate_job.py", "other_ranks", folder)
+    printed(1, "accelerate_job.py", "other_ranks", folder)
     (left,) = results(folder, "other_ranks", 1)
     assert len(left) == num_cases
     for case, rows in left.items():
@@ -209,7 +199,7 @@ def check_one_rank_goes_on(folder, before, num_cases):
 
 @pytest.mark.slow
 def test_torchrun_without_a_process_group(folder):
-    torchrun(2, "torchrun_job.py", folder)
+    printed(2, "torchrun_job.py", folder)
     ranks = results(folder, "torchrun", 2)
     for name in NAMES:
         for num_workers in (0, 2):
@@ -226,7 +216,7 @@ def test_torchrun_without_a_process_group(folder):
 @pytest.mark.slow
 def test_hugging_face_trainer(folder):
     """A dataset, resumed after every batch; our loader; a stream; what is evaluated."""
-    torchrun(2, "hf_trainer_job.py", folder, "some")
+    printed(2, "hf_trainer_job.py", folder, "some")
     ranks = results(folder, "hf_trainer", 2)
     check_trained(ranks, {"dataset": 7, "stream": 7, "loader": 7})
     check_checkpoints(ranks, {"dataset": 13, "loader": 13})
@@ -235,7 +225,7 @@ def test_hugging_face_trainer(folder):
 
 @pytest.mark.exhaustive
 def test_hugging_face_trainer_with_all_loaders(folder):
-    torchrun(2, "hf_trainer_job.py", folder, "all")
+    printed(2, "hf_trainer_job.py", folder, "all")
     ranks = results(folder, "hf_trainer", 2)
     check_trained(ranks, {"dataset": 7, "stream": 7, "loader": 7, "two workers, each reads": 8})
     # A Trainer does not know the epoch of a stream, which has no length: only the first one is gone on with.
@@ -278,10 +268,10 @@ EXAMPLES = Path(__file__).parents[2] / "examples" / "trainers"
 def test_the_example_with_accelerate(tmp_path):
     example = EXAMPLES / "accelerate_loop.py"
     # 200 records: 13 steps of two ranks in an epoch, the last of them of 8 records
-    stopped = torchrun(2, example, tmp_path, "--stop-after", 18).splitlines()
+    stopped = printed(2, example, tmp_path, "--stop-after", 18).splitlines()
     assert stopped[0].endswith(" of 100 records")
     assert stopped[1:] == ["stopped in epoch 1"]
-    lines = torchrun(1, example, tmp_path).splitlines()
+    lines = printed(1, example, tmp_path).splitlines()
     assert lines[0] == "resuming in epoch 1, 15 batches left"
     found = [re.fullmatch(r"epoch (\d): error ([\d.]+) of 100 records", line).groups() for line in lines[1:]]
     assert [epoch for epoch, _ in found] == ["1", "2"]
@@ -291,8 +281,8 @@ def test_the_example_with_accelerate(tmp_path):
 @pytest.mark.slow
 def test_the_example_with_the_trainer(tmp_path):
     example = EXAMPLES / "hf_trainer.py"
-    first = torchrun(2, example, tmp_path, 10)
-    second = torchrun(2, example, tmp_path, 26)
+    first = printed(2, example, tmp_path, 10)
+    second = printed(2, example, tmp_path, 26)
     pattern = r"from (\S+) to step (\d+)\nerror ([\d.]+) of 100 records"
     (before, _, error), (checkpoint, step, less) = (re.search(pattern, text).groups() for text in (first, second))
     assert (before, checkpoint, step) == ("None", "checkpoint-10", "26")

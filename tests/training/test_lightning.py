@@ -5,12 +5,11 @@ Each test is one job with many trainings (tests/lightning_job.py): its imports t
 
 import importlib.util
 import json
-import os
-import subprocess
-import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
+from jobs import run_job, torchrun
 
 from torch_tfrecord import RecordBatchSampler, ShardedTFRecordWriter, TFRecordDataset
 
@@ -30,25 +29,11 @@ def folder(tmp_path):
     return tmp_path
 
 
-def environment():
-    """Without a rank, and with one thread for each process."""
-    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
-    return {key: value for key, value in os.environ.items() if key not in names} | {"OMP_NUM_THREADS": "1"}
-
-
-def job(folder, ranks, fits, *, torchrun=True):
-    """Run the trainings."""
+def job(folder, ranks, fits, *, start=None):
+    """Run the trainings; `start`: by torchrun where there are several ranks."""
     (folder / "fits.json").write_text(json.dumps(fits))
-    start = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(ranks)]
-    command = [sys.executable, *(start if ranks > 1 and torchrun else []), str(HERE / "lightning_job.py")]
-    done = subprocess.run(
-        [*command, folder, str(ranks), folder / "fits.json"],
-        env=environment(),
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=280,
-    )
+    start = start or (run_job if ranks == 1 else partial(torchrun, ranks))
+    done = start(HERE / "lightning_job.py", folder, ranks, folder / "fits.json", cwd=folder)
     assert done.returncode == 0, done.stderr[-4000:]
 
 
@@ -296,21 +281,14 @@ def test_processes_that_lightning_starts(folder):
         for kind in ("make_dataloader", "sampler", "batch_sampler", "stream")
         for workers in (0, 1)
     ]
-    job(folder, 2, fits, torchrun=False)
+    job(folder, 2, fits, start=run_job)
     for fit in fits:
         assert_all_records(folder, fit["name"], epochs=[0], evenly=fit["kind"] != "stream")
 
 
 @pytest.mark.slow
 def test_example(tmp_path):
-    done = subprocess.run(
-        [sys.executable, HERE.parents[1] / "examples" / "trainers" / "lightning_fit.py"],
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
-        env=environment(),
-        timeout=200,
-    )
+    done = run_job(HERE.parents[1] / "examples" / "trainers" / "lightning_fit.py", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     printed = [line for line in done.stdout.splitlines() if line.startswith(("steps", "epoch"))]
     assert printed == [

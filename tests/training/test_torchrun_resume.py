@@ -1,29 +1,17 @@
 """Jobs of several ranks, killed in the middle and started again with another number of ranks."""
 
 import json
-import os
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 
 import pytest
 import torch
+from jobs import torchrun
 
 from torch_tfrecord import ShardedTFRecordWriter
 
+SCRIPT = Path(__file__).parent / "train_job.py"
 N = 240  # what is left can be divided evenly at every step, so that nothing is repeated
-
-
-def torchrun(num_ranks, *arguments):
-    """The exit status."""
-    script = Path(__file__).parent / "train_job.py"
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(num_ranks)]
-    environment = {key: value for key, value in os.environ.items() if key not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
-    done = subprocess.run(
-        [*command, script, *map(str, arguments)], env=environment, capture_output=True, text=True, timeout=200
-    )
-    return done.returncode, done.stderr
 
 
 def logged(folder, run):
@@ -54,17 +42,17 @@ def test_killed_and_started_with_other_ranks(tmp_path, runs, kind):
             writer.write({"id": number})
     trained = Counter()
     for run, (num_ranks, killed_rank, kill_after) in enumerate(runs):
-        status, text = torchrun(num_ranks, tmp_path, run, kind, killed_rank, kill_after)
+        done = torchrun(num_ranks, SCRIPT, tmp_path, run, kind, killed_rank, kill_after)
         steps = logged(tmp_path, run)
         assert len({path.name for path in tmp_path.glob(f"log-{run}-*")}) == num_ranks
         if killed_rank >= 0:
-            assert status != 0 and "SIGKILL" in text
+            assert done.returncode != 0 and "SIGKILL" in done.stderr
             checkpoint = torch.load(tmp_path / "checkpoint.pt", weights_only=True)
             assert checkpoint["run"] == str(run)  # as given on the command line
             # What was done after the last checkpoint is lost with the weights, and done again.
             assert checkpoint["step"] == kill_after // 3 * 3
             steps = [line for line in steps if line[1] <= checkpoint["step"]]
         else:
-            assert status == 0, text
+            assert done.returncode == 0, done.stderr
         trained.update((epoch, number) for epoch, _, ids in steps for number in ids)
     assert trained == Counter((epoch, number) for epoch in range(2) for number in range(N))

@@ -1,0 +1,42 @@
+"""Programs of the tests in processes of their own, alone or as the ranks of torchrun."""
+
+import os
+import signal
+import subprocess
+import sys
+
+RANK_NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
+
+
+def run_job(*command, timeout=240, environment=(), **options):
+    """Run a Python program, outside any rank and with one thread for each process.
+
+    One that hangs says where: each of its processes prints the stacks of its threads into the AssertionError.
+    """
+    variables = {name: value for name, value in os.environ.items() if name not in RANK_NAMES}
+    variables |= {"OMP_NUM_THREADS": "1", "PYTHONFAULTHANDLER": "1", **dict(environment)}
+    command = [sys.executable, *map(str, command)]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, env=variables, **pipes, **options) as process:
+        try:
+            out, err = process.communicate(timeout=timeout)
+        except subprocess.TimeoutExpired:
+            _abort(process)
+            out, err = process.communicate()
+            raise AssertionError(f"{command} took more than {timeout} s:\n{err[-30000:]}") from None
+    return subprocess.CompletedProcess(command, process.returncode, out, err)
+
+
+def torchrun(num_ranks, script, *arguments, **options):
+    """`run_job` on ranks of this machine."""
+    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node", num_ranks)
+    return run_job(*launcher, script, *arguments, **options)
+
+
+def _abort(process):
+    """End a job and what it has started: PYTHONFAULTHANDLER prints the stacks at SIGABRT, in forked workers, too."""
+    import psutil  # comes with Accelerate
+
+    for child in reversed(psutil.Process(process.pid).children(recursive=True)):
+        child.send_signal(signal.SIGABRT)
+    process.kill()
