@@ -7,6 +7,7 @@ import pytest
 from helpers import framed
 
 from torch_tfrecord import make_dataloader
+from torch_tfrecord.loading import record_loader
 
 
 @pytest.mark.parametrize("error", [ConnectionResetError(104, "Connection reset by peer"), EOFError()])
@@ -29,6 +30,7 @@ def test_the_worker_is_named(tmp_path, monkeypatch, error):
 
 
 def test_other_errors_stay(tmp_path, monkeypatch):
+    """And come at once where there is no worker to wait for."""
     (tmp_path / "a.tfrecord").write_bytes(framed(*[b"abc"] * 20))
     batches = iter(make_dataloader(tmp_path / "a.tfrecord", 2, index="memory"))
 
@@ -36,5 +38,6 @@ def test_other_errors_stay(tmp_path, monkeypatch):
         raise ConnectionResetError("of the storage")
 
     monkeypatch.setattr(type(batches._iterator), "__next__", fail)
+    monkeypatch.setattr(record_loader, "wait", None)
     with pytest.raises(ConnectionResetError, match="of the storage"):
         next(batches)

@@ -92,8 +92,12 @@ def place(folder, number):
 
 
 def exhaust(loader):
-    for _ in loader:
-        pass
+    """Its error comes without traceback: torch's is a cycle, and an iterator in a cycle waits 5 s for its workers."""
+    try:
+        for _ in loader:
+            pass
+    except Exception as error:
+        raise error.with_traceback(None)  # noqa: B904  the same error
 
 
 # Transforms

@@ -128,7 +128,7 @@ class _ReceivedBatches(Iterator[Any]):
 
 def _ended_workers(workers: Sequence[Any]) -> list[str]:
     """The workers that have ended, and why: torch does not check for one that is killed while it sends a batch."""
-    ended = wait([worker.sentinel for worker in workers], _WAIT_SECONDS)
+    ended = wait([worker.sentinel for worker in workers], _WAIT_SECONDS) if workers else []
     for worker in workers:
         if worker.sentinel in ended:
             worker.join(_WAIT_SECONDS)  # it has ended, but its exit code may not be available yet
