@@ -10,7 +10,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image as PillowImage
-from scipy import stats
 from torchvision.transforms import InterpolationMode, v2
 from torchvision.transforms.v2 import _geometry, functional
 
@@ -40,6 +39,14 @@ class TorchOnOurStream:
         return torch.tensor([low + self.random.below(high - low)])
 
 
+@pytest.fixture(scope="module")
+def stats():
+    """Not at the top: importing it takes two seconds, in every process that collects the tests."""
+    from scipy import stats
+
+    return stats
+
+
 def torchvisions_region(monkeypatch, crop, height, width, key):
     theirs = v2.RandomResizedCrop(crop.size, scale=crop.scale, ratio=crop.ratio)
     theirs._log_ratio = torch.tensor([math.log(limit) for limit in crop.ratio], dtype=torch.float64)
@@ -64,7 +71,7 @@ def test_the_arithmetic_is_torchvisions(height, width, key, scale, ratio):
         assert crop.plan(height, width, key)[:4] == torchvisions_region(monkeypatch, crop, height, width, key)
 
 
-def test_the_distribution_is_torchvisions():
+def test_the_distribution_is_torchvisions(stats):
     generator = torch.Generator().manual_seed(3)  # torchvision draws from the global state
     count, height, width = 3000, 375, 500
     with torch.random.fork_rng():
@@ -105,7 +112,7 @@ def test_these_plans_for_ever():
 
 
 @pytest.mark.parametrize("probability", [0.0, 0.25, 1.0])
-def test_flips_come_with_their_probability(probability):
+def test_flips_come_with_their_probability(stats, probability):
     crop = RandomResizedCrop(8, horizontal_flip=probability)
     flips = sum(crop.plan(40, 50, key).flip for key in range(2000))
     assert stats.binomtest(flips, 2000, probability).pvalue > 1e-3

@@ -631,10 +631,10 @@ def test_jagged_batches_without_a_word_on_stderr(folder, tmp_path):
             rows, padded = batch["ids"].unbind(), batch["ids"].to_padded_tensor(0)
         parse_example([encode_example({{"ids": [1]}})], {{"ids": VarLenFeature(torch.int64)}})
     """
-    for pure in (False, True):
-        inside = textwrap.indent(textwrap.dedent(program), "    ")
-        done = run_program(f"from helpers import pure_python\nwith pure_python({pure}):\n{inside}", tmp_path)
-        assert (done.stderr, done.returncode) == ("", 0)
+    inside = textwrap.indent(textwrap.dedent(program), "        ")
+    both = f"from helpers import pure_python\nfor pure in (False, True):\n    with pure_python(pure):\n{inside}"
+    done = run_program(both, tmp_path)
+    assert (done.stderr, done.returncode) == ("", 0)
 
 
 # repr
