@@ -14,6 +14,7 @@ from torch_tfrecord import CorruptRecordError, TFRecordWriter
 VERBS = ("index", "verify", "show", "from-images", "cache", "doctor")
 
 
+@pytest.mark.slow
 def test_python_m_index_tools_runs_in_a_process_of_its_own(tmp_path):
     path = tmp_path / "a \xe9\n.tfrecord"
     with TFRecordWriter(path) as writer:
@@ -28,6 +29,7 @@ def test_python_m_index_tools_runs_in_a_process_of_its_own(tmp_path):
     assert done.returncode == 0
 
 
+@pytest.mark.slow
 def test_a_reader_that_goes_away_gives_no_traceback(tmp_path):
     with TFRecordWriter(tmp_path / "a.tfrecord") as writer:
         for number in range(3000):

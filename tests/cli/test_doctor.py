@@ -181,6 +181,7 @@ def test_no_random_state_is_read():
     assert before == (random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("command", "pure"), [(["torch_tfrecord"], "0"), (["index_tools", "doctor"], "1")])
 def test_both_commands_print_the_report(command, pure, tmp_path):
     done = subprocess.run(

@@ -44,6 +44,7 @@ def test_quickstart():
     assert 0.95 < float(accuracy) <= 1
 
 
+@pytest.mark.slow
 def test_read_tensorflow_files():
     printed = run("read_tensorflow_files.py")
     assert "    'image/encoded': Image(),\n" in printed
@@ -59,6 +60,7 @@ def test_read_tensorflow_files():
     )
 
 
+@pytest.mark.slow
 def test_raw_arrays():
     assert run("raw_arrays.py").splitlines() == [
         "label 0: image [2, 3, 3], heat [2, 3]",

@@ -263,6 +263,7 @@ ENDINGS = {
 }
 
 
+@pytest.mark.slow
 def test_the_interpreter_ends(path):
     """In a fork for each ending: importing takes longer."""
     code = (
@@ -280,6 +281,7 @@ def test_the_interpreter_ends(path):
     assert (done.returncode, done.stdout.split(), done.stderr) == (0, codes, "")
 
 
+@pytest.mark.slow
 def test_an_interrupt_ends_an_endless_loop(path):
     code = (
         "import signal, sys, torch\nfrom torch_tfrecord import *\n"

@@ -35,10 +35,12 @@ def run(path, **environment):
     return done.stdout.strip()
 
 
+@pytest.mark.slow
 def test_the_switch_forces_the_twin_without_a_warning(tmp_path):
     assert run(tmp_path, TORCH_TFRECORD_PURE_PYTHON="1") == "False []"
 
 
+@pytest.mark.slow
 def test_no_other_value_is_needed_to_have_it(tmp_path):
     printed = run(tmp_path, TORCH_TFRECORD_PURE_PYTHON="0")
     assert printed == "True []" or printed == run(tmp_path, TORCH_TFRECORD_PURE_PYTHON="")

@@ -612,6 +612,7 @@ def test_missing_shards_are_told_shortly(tmp_path):
 # What torch logs
 
 
+@pytest.mark.slow
 def test_jagged_batches_without_a_word_on_stderr(folder, tmp_path):
     program = f"""
         import torch

@@ -33,12 +33,14 @@ def check_wheel(tmp_path, pure):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(any(optional_module(name) is None for name in PARTS), reason="needs every compiled part")
 def test_the_check_of_the_wheels_passes_a_whole_build(tmp_path):
     done = check_wheel(tmp_path, "0")
     assert (done.stderr, done.stdout, done.returncode) == ("", "the wheel is whole\n", 0)
 
 
+@pytest.mark.slow
 def test_the_check_of_the_wheels_refuses_what_is_not_compiled(tmp_path):
     done = check_wheel(tmp_path, "1")
     missing = dict.fromkeys(PARTS, "TORCH_TFRECORD_PURE_PYTHON is set")

@@ -376,6 +376,7 @@ def test_no_clash_with_another_packages_messages(first):
     assert (run.stdout, run.stderr) == ("[1, 2]\n", "")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", [True, False])
 def test_no_clash_with_the_package_tfrecord(first):
     pytest.importorskip("tfrecord.example_pb2")

@@ -289,6 +289,7 @@ assert len(found) == 8000, len(found)
 """
 
 
+@pytest.mark.slow
 def test_32_descriptors_are_enough_for_episodes(tmp_path):
     done = run_program(RLDS, tmp_path, tmp_path)
     assert done.returncode == 0, done.stderr[-2000:]
