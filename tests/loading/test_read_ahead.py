@@ -31,7 +31,7 @@ from torch_tfrecord import (
     collate,
     make_dataloader,
 )
-from torch_tfrecord.loading import read_ahead
+from torch_tfrecord.loading import pace, read_ahead
 from torch_tfrecord.loading.read_ahead import ReadAheadLoader, usual_num_threads
 
 pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
@@ -100,6 +100,16 @@ def test_the_same_batches_as_without_threads(path, num_threads, options):
             assert_same(got, expected)
 
 
+def test_the_same_batches_while_the_number_of_threads_changes(path, monkeypatch):
+    numbers_of_threads = itertools.cycle([1, 3, 2])
+    monkeypatch.setattr(pace.Pace, "learn", lambda self, *_: setattr(self, "num_threads", next(numbers_of_threads)))
+    loader = make_dataloader(path, 2, FEATURES, num_epochs=2)
+    for got, expected in zip(loader, make_dataloader(path, 2, FEATURES, num_epochs=2, num_threads=0), strict=True):
+        assert_same(got, expected)
+    for _ in zip(range(5), loader):  # left in the middle: the fixture looks for threads
+        pass
+
+
 def test_transforms_draw_in_this_thread_in_order(path):
     drawn = []
     for num_threads in (0, 3):
@@ -131,8 +141,8 @@ def test_reads_a_bounded_number_of_batches_ahead(path, most, monkeypatch):
     monkeypatch.setattr(
         TFRecordDataset, "_load_batches", lambda ds, batches: begun.extend(batches) or load(ds, batches)
     )
-    monkeypatch.setattr(read_ahead, "_MOST_BATCHES", most)
-    monkeypatch.setattr(read_ahead, "_TASK_SECONDS", 1000)  # whatever else the machine does
+    monkeypatch.setattr(pace, "_MOST_BATCHES", most)
+    monkeypatch.setattr(pace, "_TASK_SECONDS", 1000)  # whatever else the machine does
     running = iter(make_dataloader(path, 1, FEATURES, num_threads=2))
     assert begun == []  # nothing before the first batch is asked for
     for taken in range(1, 12):
@@ -143,7 +153,7 @@ def test_reads_a_bounded_number_of_batches_ahead(path, most, monkeypatch):
 
 
 def test_what_a_sampler_gave_before_it_failed_is_not_lost(path, monkeypatch):
-    monkeypatch.setattr(read_ahead, "_TASK_SECONDS", 1000)
+    monkeypatch.setattr(pace, "_TASK_SECONDS", 1000)
 
     class Failing:
         def __iter__(self):

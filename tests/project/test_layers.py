@@ -182,6 +182,7 @@ ORDER = [
     "loading.stream_iteration",
     "loading.iterable_dataset",
     "loading.nested_dataset",
+    "loading.pace",
     "loading.read_ahead",
     "loading.record_loader",
     "loading.loader",

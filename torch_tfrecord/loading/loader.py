@@ -19,7 +19,6 @@ from torch_tfrecord.batches.column_batch import ChainedTransforms, ColumnTransfo
 from torch_tfrecord.errors import outer_level
 from torch_tfrecord.loading.map_dataset import TFRecordDataset
 from torch_tfrecord.loading.nested_dataset import NestedDataset, loads_ahead
-from torch_tfrecord.loading.read_ahead import usual_num_threads
 from torch_tfrecord.loading.record_loader import RecordLoader
 from torch_tfrecord.order.batch_sampler import RecordBatchSampler
 from torch_tfrecord.order.epochs import find_lanes
@@ -110,7 +109,8 @@ def make_dataloader(
         num_workers: Worker processes of the DataLoader. With 0, threads of this process read ahead: the faster way,
             unless your transform is slow, since it then runs in the thread that iterates.
         num_threads: Threads that read, check, parse and decode ahead if `num_workers` is 0; they prepare one more batch
-            than there are threads. 0 for none; None chooses by the number of processors. Compressed files use one.
+            than there are threads. 0 for none. None: one per processor, up to 8, and fewer where that is as fast
+            (`ReadAheadLoader`). Compressed files use one.
         rank, world_size: Give both or neither. None takes them from torch.distributed if it is initialised, else from
             torchrun's environment variables, else 0 of 1.
         compression_type, verify_crc, index, index_dir, max_batch_bytes, storage_options, cache_dir, cache_bytes: As for
@@ -184,7 +184,6 @@ def make_dataloader(
         dataloader_kwargs["generator"] = generator
     if transform is not None or not loads_ahead(dataset):
         dataset = NestedDataset(dataset, transform)
-    num_threads = usual_num_threads(dataset) if num_threads is None else int(num_threads)
     return RecordLoader(
         dataset,
         batch_sampler=batches,

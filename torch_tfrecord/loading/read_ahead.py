@@ -7,7 +7,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from time import perf_counter
+from time import perf_counter, thread_time
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from torch.autograd import profiler
@@ -20,6 +20,7 @@ from torch_tfrecord.batches.collate import collate
 from torch_tfrecord.batches.padding import PaddedCollate
 from torch_tfrecord.images.leading_crops import helped_by
 from torch_tfrecord.loading.nested_dataset import NestedDataset, loads_ahead
+from torch_tfrecord.loading.pace import Pace
 from torch_tfrecord.native import has_native
 from torch_tfrecord.order.leaves import draw_salt, leaves, salted, stores
 from torch_tfrecord.order.random_stream import RandomStream
@@ -30,9 +31,6 @@ __all__ = ["LoadsAhead", "ReadAheadLoader", "usual_num_threads"]
 
 # With more threads than this they wait for the GIL, except with large images.
 _MOST_THREADS = 8
-# A task loads as many batches as take about this long, but never more than that number.
-_TASK_SECONDS = 4e-3
-_MOST_BATCHES = 4
 
 
 def usual_num_threads(dataset: object = None) -> int:
@@ -79,7 +77,8 @@ class ReadAheadLoader(DataLoader[Any]):
         dataset: A `TFRecordDataset` or `tfds.RLDSDataset`, or a `Subset`, `ConcatDataset` or `Mixture` of these.
         num_threads: Threads that read ahead. Each prepares one batch, and one more is ready (with batches that take
             less than 4 ms, up to 4 instead of one). None for one per processor that this process may use, up to 8,
-            or 8 for remote files. Compressed files are read by one thread.
+            or 8 for remote files; of these, half are tried, and half of those, where they wait for each other (batches
+            of many Python objects hold the GIL), and kept if that is as fast. Compressed files are read by one thread.
         **dataloader_kwargs: For `DataLoader`: batch_size, shuffle, sampler, ...; `collate_fn` defaults to `collate`.
 
     Raises:
@@ -98,13 +97,15 @@ class ReadAheadLoader(DataLoader[Any]):
         super().__init__(dataset, **dataloader_kwargs)
         read = dataset.dataset if isinstance(dataset, NestedDataset) else dataset
         self.num_threads = usual_num_threads(read) if num_threads is None else at_least(0, "num_threads", num_threads)
-        self._pace = _Pace()
         if self.num_threads and not self.num_workers:
             _check_leaves(leaves(read))
             if any(store.first_compressed for store in stores(read)):
                 self.num_threads = 1  # several would read out of order, which means to decompress from the beginning
             for store in stores(read) if isinstance(self.sampler, RandomSampler) else []:
                 store.warn()  # here, since in a thread no line of the user's code is on the stack
+        # Threads that wait for a remote file do not wait for each other.
+        is_fixed = num_threads is not None or any(store.is_remote for store in stores(read))
+        self._pace = Pace(self.num_threads, is_fixed=is_fixed)
 
     def __repr__(self) -> str:
         size = self.batch_size if self.batch_size is not None else getattr(self.batch_sampler, "batch_size", None)
@@ -135,22 +136,11 @@ class _Task(NamedTuple):
 
 
 class _Loaded(NamedTuple):
-    """The result of a task: for each batch what was loaded or its error, and the seconds it took."""
+    """The result of a task: for each batch what was loaded or its error; the seconds it took, and those it computed."""
 
     batches: list[_Outcome]
     seconds: float
-
-
-class _Pace:
-    """How many batches to load together; learned over all iterations of a loader."""
-
-    def __init__(self) -> None:
-        self.num_batches = 1
-
-    def learn(self, seconds_a_batch: float) -> None:
-        """Note how long a batch took."""
-        wanted = int(_TASK_SECONDS / max(seconds_a_batch, 1e-9))
-        self.num_batches = min(max(wanted, 1), 2 * self.num_batches, _MOST_BATCHES)
+    cpu_seconds: float
 
 
 class _ReadAheadIterator(_SingleProcessDataLoaderIter):
@@ -164,14 +154,15 @@ class _ReadAheadIterator(_SingleProcessDataLoaderIter):
 
     def __init__(self, loader: ReadAheadLoader) -> None:
         super().__init__(loader)  # type: ignore[no-untyped-call, unused-ignore] # has none before torch 2.9
-        self._num_threads = loader.num_threads
         # The collate_fn may run ahead only if it is ours and no user's transform comes before it.
         is_ours = self._collate_fn is collate or isinstance(self._collate_fn, PaddedCollate)
         self._ahead = self._collate_fn if is_ours and not self._dataset._has_user_transform else None
         self._tasks: deque[_Task] = deque()  # in order
         self._loaded: deque[_Outcome] = deque()  # of tasks that have ended, in order
-        self._pace = loader._pace
+        # A transform's images are decoded by all threads.
+        self._pace = loader._pace if self._ahead is not None else Pace(loader.num_threads, is_fixed=True)
         self._salts: RandomStream | None = None
+        self._num_threads = 0
         self._pool = ThreadPoolExecutor(1)  # until the first batch; has no thread
         self._is_ended = self._is_interrupted = False
         self._pid = -1
@@ -197,6 +188,10 @@ class _ReadAheadIterator(_SingleProcessDataLoaderIter):
     def _next_batch(self) -> Any:
         if self._pid != os.getpid():
             self._start()
+            self._tasks = deque(self._submit(task.positions) for task in self._tasks)  # those of before a fork
+        elif self._num_threads != self._pace.num_threads:
+            self._pool.shutdown(wait=False)
+            self._start()
         while not self._is_ended and len(self._tasks) <= self._num_threads:
             self._begin_task()
         if not self._loaded:
@@ -212,12 +207,12 @@ class _ReadAheadIterator(_SingleProcessDataLoaderIter):
             return self._dataset._transform_samples(loaded)
 
     def _start(self) -> None:
-        """Start the threads; after a fork, start them again and resubmit the pending tasks."""
+        """Start the threads, or others: after a fork, or as many as the pace has learned to be best."""
+        self._num_threads = self._pace.num_threads
         self._pool = ThreadPoolExecutor(self._num_threads, "tfrecord-read-ahead")
         self._pid = os.getpid()
         # Once the iterator is dropped, no further batch is started.
         weakref.finalize(self, self._pool.shutdown, wait=False, cancel_futures=True).atexit = False
-        self._tasks = deque(self._submit(task.positions) for task in self._tasks)
 
     def _begin_task(self) -> None:
         size = self._pace.num_batches
@@ -253,17 +248,17 @@ class _ReadAheadIterator(_SingleProcessDataLoaderIter):
         if not self._tasks:
             self._pool.shutdown(wait=False)
             raise StopIteration
-        batches, seconds = self._tasks.popleft().loading.result()
+        batches, seconds, cpu_seconds = self._tasks.popleft().loading.result()
         self._loaded.extend(batches)
-        self._pace.learn(seconds / len(batches))
+        self._pace.learn(len(batches), seconds, cpu_seconds)
 
 
 def _load(dataset: LoadsAhead, batches: Sequence[Sequence[int]], collate_fn: Callable[[Any], Any] | None) -> _Loaded:
-    begin = perf_counter()
+    begin, cpu_begin = perf_counter(), thread_time()
     loaded = _load_together(dataset, batches, collate_fn) if len(batches) > 1 else None
     if loaded is None:
         loaded = [_load_one(dataset, positions, collate_fn) for positions in batches]
-    return _Loaded(loaded, perf_counter() - begin)
+    return _Loaded(loaded, perf_counter() - begin, thread_time() - cpu_begin)
 
 
 def _load_together(

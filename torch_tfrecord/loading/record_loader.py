@@ -28,7 +28,7 @@ class RecordLoader(ReadAheadLoader):
     """
 
     def __init__(
-        self, dataset: Any, *, batch_sampler: RecordBatchSampler, num_threads: int, **dataloader_kwargs: Any
+        self, dataset: Any, *, batch_sampler: RecordBatchSampler, num_threads: int | None, **dataloader_kwargs: Any
     ) -> None:
         # For predictions Lightning wraps our batch sampler in its own, which copies our attributes.
         self._order: RecordBatchSampler = batch_sampler.sampler.batches
