@@ -51,19 +51,23 @@ class ColumnRows:
         inner = np.array(self.values.shape[1:], np.int64)
         if self.offsets is None:
             return np.tile(inner, (len(self.values), 1))
-        lengths = self.offsets.diff().numpy()[:, None]
-        return np.hstack([lengths, np.tile(inner, (len(lengths), 1))])
+        lengths = np.diff(self.offsets.numpy())[:, None]
+        return np.hstack([lengths, np.tile(inner, (len(lengths), 1))]) if len(inner) else lengths
 
 
 def column_rows(column: Any) -> ColumnRows | None:
     """A tensor's rows, if it is dense or jagged without gaps, on the CPU, and does not require a gradient."""
-    if column.layout == torch.strided and not column.is_nested:
-        return ColumnRows(column, None) if _is_plain(column) else None
-    if column.layout != torch.jagged or column._lengths is not None or column._ragged_idx != 1:
-        return None
-    values, offsets = column.values(), column.offsets()
-    is_whole = (offsets[0].item(), offsets[-1].item()) == (0, len(values))
-    return ColumnRows(values, offsets.contiguous()) if is_whole and _is_plain(values) else None
+    with torch._C.DisableTorchFunctionSubclass():  # or a jagged tensor answers each question in Python, in 20 us
+        if not _is_plain(column):
+            return None
+        if column.layout == torch.strided and not column.is_nested:
+            return ColumnRows(column, None)
+        if column.layout != torch.jagged or column._lengths is not None or column._ragged_idx != 1:
+            return None
+        # Not `values()`: torch's operator, for gradients.
+        values, offsets = column._values, column._offsets.contiguous()
+        ends = offsets.numpy()
+        return ColumnRows(values, offsets) if ends[0] == 0 and ends[-1] == len(values) and _is_plain(values) else None
 
 
 def _is_plain(values: torch.Tensor) -> bool:
