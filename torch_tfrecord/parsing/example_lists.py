@@ -6,8 +6,7 @@ no bytes, as in TF-Ranking. Source: ``tensorflow_ranking/python/data.py``, 0.5.5
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple, TypeAlias
 
@@ -26,7 +25,7 @@ from torch_tfrecord.features.one_value import OneValueSpec
 from torch_tfrecord.features.sparse import SparseFeature
 from torch_tfrecord.order.random_stream import shuffled
 from torch_tfrecord.parsing.nested import Nested as NestedFeature
-from torch_tfrecord.parsing.parsers import InnerParser, Parser, PartPlan, packed, wrapped
+from torch_tfrecord.parsing.parsers import InnerParser, PartParser, packed, wrapped
 from torch_tfrecord.protobuf.example import parse_message
 from torch_tfrecord.protobuf.messages import ExampleListWithContext
 from torch_tfrecord.records.packed_records import PackedRecords
@@ -60,7 +59,7 @@ class _Lists(NamedTuple):
     width: int | None
 
 
-class ExampleListParser(Parser[Any, Any]):
+class ExampleListParser(PartParser):
     """Parses such records, like `ExampleParser`.
 
     Args:
@@ -83,24 +82,9 @@ class ExampleListParser(Parser[Any, Any]):
         self._context = _inner(features.context_features, pads=pads) if features.context_features else None
         _check(features.example_features)
 
-    def __reduce__(self) -> tuple[Callable[..., ExampleListParser], tuple[ExampleListFeatures]]:
-        """Pickle the specs; the readers are built again."""
-        return functools.partial(type(self), pads=self._pads, max_batch_bytes=self.max_batch_bytes), (self.features,)
-
-    def single(self, serialized: Any, key: int = 0) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Parse one record into ``(context, examples)``."""
-        records = packed([serialized])
-        try:
-            with self.budget():
-                context, examples = self._columns(records, np.array([key], np.uint64), pads=False)
-        except TFRecordError as error:
-            error.position = None  # only the number within the batch of one
-            raise
+    def _row(self, record: PackedRecords, keys: _Keys) -> tuple[dict[str, Any], dict[str, Any]]:
+        context, examples = self._columns(record, keys, pads=False)
         return rows_of(context)[0] if context else {}, rows_of(examples)[0]
-
-    @functools.cached_property
-    def _plan(self) -> PartPlan:
-        return PartPlan()
 
     def _read(self, found: PackedRecords, num_records: int, keys: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         context, examples = self._columns(found, keys, pads=self._pads)
