@@ -39,6 +39,7 @@ ORDER = [
     "order.ranks",
     "order.epoch_count",
     "order.epochs",
+    "order.draw_epoch",
     "order.shares",
     "order.samplers",
     "order.batch_sampler",
