@@ -28,17 +28,22 @@ _ONE: Any = {"num_values": 1, "is_required": True}
 class OneValueSpec:
     """The shared base of specs of one bytes value, which can be used in an Example, a context or a feature list."""
 
-    def reader(self, name: str, *, pads: bool = False) -> OneValueReader:
+    def reader(self, name: str, *, pads: bool = False) -> Reader:
         """Build the reader for Examples."""
         raise NotImplementedError
 
     def context_reader(self, name: str) -> Reader:
-        """Build the reader for a context."""
+        """Build the reader for a context; random draws are not supported."""
+        self._check_no_draw(name)
         return self.reader(name)
 
     def step_reader(self, name: str, *, pads: bool = False) -> StepReader:
-        """Build the reader for a feature list."""
+        """Build the reader for a feature list; random draws are not supported."""
+        self._check_no_draw(name)
         return _ValueSteps(self.reader(name), pads=pads)
+
+    def _check_no_draw(self, name: str) -> None:
+        """Raise ValueError if something is drawn at random for each record."""
 
 
 @dataclass(frozen=True, repr=False)

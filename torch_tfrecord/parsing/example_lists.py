@@ -13,7 +13,6 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 import torch
-from torchvision import tv_tensors
 
 from torch_tfrecord.batch_memory import MAX_BATCH_BYTES, reserve
 from torch_tfrecord.errors import ParseError, TFRecordError
@@ -30,7 +29,7 @@ from torch_tfrecord.protobuf.example import parse_message
 from torch_tfrecord.protobuf.messages import ExampleListWithContext
 from torch_tfrecord.records.packed_records import PackedRecords
 from torch_tfrecord.values.containers import Nested, split_lists
-from torch_tfrecord.values.stacking import rows_of, stack
+from torch_tfrecord.values.stacking import as_kind_of, rows_of, stack
 
 __all__ = ["ExampleListParser"]
 
@@ -207,17 +206,10 @@ def _tensor(column: torch.Tensor, lists: _Lists) -> torch.Tensor | Nested:
     """One tensor if the lists have one length, else ragged rows."""
     if lists.width is None:
         return Nested(column, (lists.offsets,))
-    return _like(column.reshape(len(lists.sizes), lists.width, *column.shape[1:]), column)
+    return as_kind_of(column.reshape(len(lists.sizes), lists.width, *column.shape[1:]), column)
 
 
 def _parts(column: Any, lists: _Lists) -> list[Any]:
     """One value for each list: what of images and arrays is not ragged, but stacked or listed, as in a batch."""
     rows = rows_of(column)
     return [stack([*rows[begin:end]]) for begin, end in pairwise(lists.borders.tolist())]
-
-
-def _like(tensor: torch.Tensor, column: torch.Tensor) -> torch.Tensor:
-    if not isinstance(column, tv_tensors.TVTensor):
-        return tensor
-    kept: torch.Tensor = tv_tensors.wrap(tensor, like=column)
-    return kept

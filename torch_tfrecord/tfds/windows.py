@@ -26,7 +26,7 @@ from torch_tfrecord.tfds.episode_columns import (
     own_tensor,
     read_encoded,
 )
-from torch_tfrecord.values.stacking import is_ragged
+from torch_tfrecord.values.stacking import as_kind_of, is_ragged
 
 __all__ = [
     "DifferentNamesError",
@@ -311,8 +311,7 @@ def _empty(column: Column, value: Any) -> Any:
         return column.empty
     if not isinstance(value, torch.Tensor):
         return type(value)()
-    zeros = torch.zeros_like(value)  # a plain tensor, also for a tv_tensor
-    return tv_tensors.wrap(zeros, like=value) if isinstance(value, tv_tensors.TVTensor) else zeros
+    return as_kind_of(torch.zeros_like(value), value)  # zeros are a plain tensor, also for a tv_tensor
 
 
 def _stacked(values: list[Any]) -> Any:
