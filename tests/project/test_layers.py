@@ -221,6 +221,7 @@ ORDER = [
     "tfds.lerobot_features",
     "tfds.lerobot_statistics",
     "tfds.lerobot_files",
+    "tfds.lerobot_camera",
     "tfds.lerobot_group",
     "tfds.lerobot_workers",
     "tfds.lerobot_export",
