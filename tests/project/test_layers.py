@@ -180,6 +180,7 @@ ORDER = [
     "loading.stream_marks",
     "loading.record_stream",
     "loading.stream_states",
+    "loading.stream_samples",
     "loading.stream_iteration",
     "loading.iterable_dataset",
     "loading.nested_dataset",

@@ -6,7 +6,7 @@ import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from itertools import accumulate, pairwise
+from itertools import accumulate
 from operator import index as as_integer
 from typing import Any, TypeAlias, overload
 
@@ -243,23 +243,18 @@ class TFRecordDataset(Dataset[Any]):
             keys = np.concatenate([*map(self._epoch.keys, map(partial(salted, self), batches), absolutes)])
 
         rows = RecordRows(records, keys, lambda row: files.place(int(absolute[row])))
-
-        def parts() -> list[RecordRows]:
-            return [rows.part(begin, end) for begin, end in pairwise(borders)]
-
         if maker.has_user_transform:
             # Threads decode these ahead; otherwise the thread that transforms would decode them one by one.
             in_turn = threading.current_thread() is threading.main_thread()
-            cropped = maker.crops.batches(maker.transform, records, borders, rows.place, in_turn=in_turn)
+            cropped = maker.uncropped(rows, borders, in_turn=in_turn)
             if cropped is not None:
-                pairs = zip(cropped, parts(), strict=True)
-                return [batch.located(part.places, partial(maker.one_by_one, part)) for batch, part in pairs]
+                return [*cropped]
         try:
             found = maker.batches(rows, borders)
         except LimitExceededError:
             if not maker.has_user_transform:
                 raise
-            return [*map(maker.without_columns, parts())]  # columns would need memory on top of the samples
+            return [*map(maker.without_columns, rows.parts(borders))]  # columns would need memory on top of the samples
         return [located(samples, self._places(each)) for samples, each in zip(found, absolutes, strict=True)]
 
     def _places(self, absolutes: _Integers) -> Places:
