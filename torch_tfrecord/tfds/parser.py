@@ -84,12 +84,8 @@ class TFDSParser:
         """
         return self._nest(self._parser.single(serialized))
 
-    def batch(self, records: Any, keys: Any = None) -> ColumnBatch:
-        """Parse several records into columns, nested like a sample."""
-        return ColumnBatch(self._nest(self._parser.batch(records)), len(records))
-
     def batches(self, records: PackedRecords, keys: Any, borders: Sequence[int]) -> list[ColumnBatch]:
-        """Parse several batches at once: their concatenated records, and the border positions of each batch."""
+        """Parse several batches at once into columns, nested like a sample: all their records, and their borders."""
         sizes = (end - begin for begin, end in pairwise(borders))
         return [*map(ColumnBatch, map(self._nest, self._parser.batches(records, None, borders)), sizes)]
 
