@@ -55,9 +55,10 @@ class DrawEpoch:
             seeds: What else decides the draws of an epoch.
         """
         salt, epoch = getattr(positions, "salt", None), epoch_of(positions)
-        if salt is not None or (epoch is None and not self.is_known):
+        epoch = int(self._number) if epoch is None else epoch
+        if salt is not None or epoch == _UNKNOWN:
             return salted_keys(len(records), salt or 0)
-        return record_keys(records, self.number if epoch is None else epoch, *seeds)
+        return record_keys(records, epoch, *seeds)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -72,24 +73,11 @@ class EpisodeGroups:
     def _add(self, place: int, number: int, table: DataTable, movies: dict[str, Movie]) -> dict[str, Any]:
         """Add an episode to the files; return its row of ``meta/episodes``."""
         episode = self.store.episode(self.episodes[place])
-        begin, end = map(int, self.frames[place : place + 2])
-        steps = np.arange(episode.num_steps)
         tasks = [instruction(episode, step) for step in range(episode.num_steps)]
-        file = {"chunk_index": number // FILES_PER_CHUNK, "file_index": number % FILES_PER_CHUNK}
         row: dict[str, Any] = {"episode_index": place, "tasks": [*dict.fromkeys(tasks)], "length": episode.num_steps}
-        row |= {f"data/{key}": value for key, value in file.items()}
-        row |= {"dataset_from_index": begin, "dataset_to_index": end}
-        for name, movie in movies.items():
-            first, last = movie.num_frames, movie.num_frames + episode.num_steps
-            times = {"from_timestamp": first / self.fps, "to_timestamp": last / self.fps}
-            row |= {f"videos/{name}/{key}": value for key, value in {**file, **times}.items()}
-        columns: dict[str, Any] = {
-            "timestamp": steps / self.fps,
-            "frame_index": steps,
-            "episode_index": np.full(len(steps), place),
-            "index": steps + begin,
-            "task_index": np.array([self.tasks[task] for task in tasks]),
-        }
+        file = {"chunk_index": number // FILES_PER_CHUNK, "file_index": number % FILES_PER_CHUNK}
+        row |= self._where(place, file, movies)
+        columns = self._own_columns(place, tasks)
         found = {name: number_statistics(values) for name, values in columns.items()}
         columns["timestamp"] = columns["timestamp"].astype(np.float32)
         for feature in self.features:
@@ -101,14 +89,35 @@ class EpisodeGroups:
                     columns[feature.name] = [*camera.files()]
                 found[feature.name] = camera.statistics.result()
             elif feature.is_text:
-                columns[feature.name] = feature.column(episode.steps).read(0, len(steps))
+                columns[feature.name] = feature.column(episode.steps).read(0, episode.num_steps)
             else:
-                columns[feature.name] = feature.numbers(episode.steps)
-                values = columns[feature.name]
+                columns[feature.name] = values = feature.numbers(episode.steps)
                 found[feature.name] = number_statistics(values[:, 0] if feature.shape == (1,) else values)
         table.add(columns)
         row |= {f"stats/{name}/{key}": value for name, items in found.items() for key, value in items.items()}
         return row | {f"meta/episodes/{key}": value for key, value in file.items()}
+
+    def _where(self, place: int, file: Mapping[str, int], movies: Mapping[str, Movie]) -> dict[str, Any]:
+        """Where an episode is going to be in its files."""
+        begin, end = map(int, self.frames[place : place + 2])
+        where: dict[str, Any] = {f"data/{key}": value for key, value in file.items()}
+        where |= {"dataset_from_index": begin, "dataset_to_index": end}
+        for name, movie in movies.items():
+            first, last = movie.num_frames, movie.num_frames + end - begin
+            times = {"from_timestamp": first / self.fps, "to_timestamp": last / self.fps}
+            where |= {f"videos/{name}/{key}": value for key, value in {**file, **times}.items()}
+        return where
+
+    def _own_columns(self, place: int, tasks: list[str]) -> dict[str, Any]:
+        """The columns of `OWN_FEATURES` of an episode, given the task of each step."""
+        steps = np.arange(len(tasks))
+        return {
+            "timestamp": steps / self.fps,
+            "frame_index": steps,
+            "episode_index": np.full(len(steps), place),
+            "index": steps + int(self.frames[place]),
+            "task_index": np.array([self.tasks[task] for task in tasks]),
+        }
 
 
 def _publish(path: Path, content: bytes) -> None:
