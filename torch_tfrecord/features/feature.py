@@ -122,11 +122,7 @@ class SequenceFeatures:
 
 
 def copy_mappings(features: object, *names: str) -> None:
-    """Copy these fields, mappings of specs; None becomes an empty one.
-
-    Raises:
-        TypeError: One of them is not a mapping.
-    """
+    """Copy these fields, mappings of specs, where None becomes an empty one; TypeError for anything else."""
     for name in names:
         given = getattr(features, name)
         if given is not None and not isinstance(given, Mapping):

@@ -22,7 +22,6 @@ __all__ = ["OneValueReader", "OneValueSpec", "SerializedTensor", "Shape", "Text"
 
 Shape: TypeAlias = tuple[Any, ...]
 """The shape of one value: ints, -1 or None."""
-_ONE: Any = {"num_values": 1, "is_required": True}
 
 
 class OneValueSpec:
@@ -98,13 +97,13 @@ class OneValueReader:
         several: bool = False,
     ) -> None:
         self._convert, self.several = convert, several
-        number: Any = {"num_values": None if several else 1}
-        self._want = Want(name, spec.key_of(name), BYTES_LIST, type(spec).__name__, is_required=True, **number)
+        kind, num_values = type(spec).__name__, None if several else 1
+        self._want = Want(name, spec.key_of(name), BYTES_LIST, kind, num_values=num_values, is_required=True)
         self._is_whole = isinstance(shape, str)
         self._shape: list[Any] = (
             [Want(name, shape, INT64_LIST, "shape", is_required=True)]
             if isinstance(shape, str)
-            else [Want(name, entry, INT64_LIST, "size", **_ONE) if isinstance(entry, str) else entry for entry in shape]
+            else [_size_want(name, entry) if isinstance(entry, str) else entry for entry in shape]
         )
         self.wants = (self._want, *(entry for entry in self._shape if isinstance(entry, Want)))
 
@@ -132,6 +131,10 @@ class OneValueReader:
             _sizes(entry, next(sizes)) if isinstance(entry, Want) else [entry] * num_records for entry in self._shape
         ]
         return list(zip(*entries, strict=True))
+
+
+def _size_want(name: str, key: str) -> Want:
+    return Want(name, key, INT64_LIST, "size", num_values=1, is_required=True)
 
 
 def _sizes(want: Want, column: Column) -> list[int]:

@@ -16,18 +16,20 @@ import numpy.typing as npt
 from torch_tfrecord.arguments import IndexPolicy
 from torch_tfrecord.errors import IndexMismatchError, ParseError, RemoteError
 from torch_tfrecord.progress import ProgressBar
-from torch_tfrecord.records.sidecar import cache_dir, write_sidecar
+from torch_tfrecord.records.sidecar import write_sidecar
 from torch_tfrecord.records.sidecar_file import Sidecar, SidecarFormat, pack, read_sidecar
 from torch_tfrecord.records.storage import is_remote, open_file
 from torch_tfrecord.remote.access import Access
 from torch_tfrecord.shown import shown_list
-from torch_tfrecord.tfds.dataset_info import FEATURES_FILE, DatasetInfo, info_of
+from torch_tfrecord.tfds.dataset_info import DatasetInfo, info_of
 from torch_tfrecord.tfds.episode_columns import NumberColumn
 from torch_tfrecord.tfds.episode_store import STEPS, Episode, EpisodeStore, EpisodeTransform
+from torch_tfrecord.tfds.files import FEATURES_FILE
 from torch_tfrecord.tfds.keep import DROID_KEY, Keep, KeepKey, kept_ranges
 from torch_tfrecord.tfds.leaf_table import list_leaves, paths_below
 from torch_tfrecord.tfds.splits import Split
 from torch_tfrecord.tfds.step_ranges import StepRanges, kept_parts
+from torch_tfrecord.user_cache import cache_dir
 
 __all__ = ["dataset_statistics"]
 
