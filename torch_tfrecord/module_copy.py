@@ -1,20 +1,52 @@
-"""A second copy of a compiled module, with variables of its own.
+"""Compiled modules that do not survive a fork: a child gets a second copy, with variables of its own.
 
-A fork copies the locks of a module, but not its threads, so that a child may have to use a copy.
+A fork copies the locks of a module, but not its threads.
 """
 
 from __future__ import annotations
 
 import importlib.machinery
 import importlib.util
+import multiprocessing
 import os
 import sys
 import tempfile
+import threading
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
-from typing import IO
+from typing import IO, Any
 
-__all__ = ["compiled_copy"]
+__all__ = ["compiled_copy", "module_of_process"]
+
+
+class _Loaded:
+    """What a process has loaded."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.modules: list[Any] = []  # one, once it was loaded
+
+
+_loaded: dict[str, dict[int, _Loaded]] = {}  # by name and number of the process; those of its forebears come along
+
+
+def module_of_process(name: str, first: Callable[[], Any], own_copy: Callable[[], Any]) -> Any:
+    """What this process uses of a compiled module; loaded once, unless that raises.
+
+    Args:
+        name: Name of the module.
+        first: Loads it where no other process can have used it.
+        own_copy: Loads it in a child that was forked from a process that may have used it.
+    """
+    processes = _loaded.setdefault(name, {})
+    loaded = processes.setdefault(os.getpid(), _Loaded())
+    with loaded.lock:
+        if not loaded.modules:
+            # Whoever was forked from a process that has it imported cannot know whether it was used there.
+            was_forked = multiprocessing.parent_process() is not None and name in sys.modules
+            loaded.modules.append(own_copy() if was_forked or len(processes) > 1 else first())
+        return loaded.modules[0]
 
 
 def compiled_copy(name: str) -> ModuleType:

@@ -1,4 +1,7 @@
-"""The stream: order, shuffling, epochs, batches, damaged files, every record once over all ranks and workers."""
+"""The stream: order, shuffling, epochs, batches, damaged files, every record once over all ranks and workers.
+
+Covers loading/stream_samples.
+"""
 
 import copy
 import inspect

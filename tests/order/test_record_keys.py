@@ -1,6 +1,6 @@
 """Keys for random draws: a function of (epoch, position) alone, and they reach the parser that asks for them.
 
-Covers order/position_batch.
+Covers order/draw_epoch, order/position_batch.
 """
 
 import pickle

@@ -35,6 +35,7 @@ from torch_tfrecord import (
     TFRecordError,
     collate,
     make_dataloader,
+    module_copy,
 )
 from torch_tfrecord.records import array_record_module, descriptors
 from torch_tfrecord.records.array_record import ArrayRecordFile
@@ -412,7 +413,7 @@ def test_tfrecorddataset_names_the_way(frozen):
 
 def test_without_the_package(frozen, monkeypatch):
     monkeypatch.setitem(sys.modules, "array_record.python.array_record_module", None)
-    monkeypatch.setattr(array_record_module, "_loaded", {})
+    monkeypatch.setattr(module_copy, "_loaded", {})
     with pytest.raises(ImportError, match=r"^ArrayRecord files need .* pip install 'torch-tfrecord\[arrayrecord\]'$"):
         ours.load(frozen / "counted")
     assert ours.info(frozen / "counted").splits["train"].num_examples == 130

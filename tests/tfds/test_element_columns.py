@@ -49,6 +49,12 @@ def encodable(record):
     }
 
 
+def batch_of(parser, records):
+    """The samples of a batch that holds these records."""
+    (batch,) = parser.batches(parsers.packed(records), None, (0, len(records)))
+    return [*batch]
+
+
 def outcome(function):
     try:
         return function()
@@ -110,7 +116,7 @@ def test_a_record_in_another_form_is_read_beside_plain_ones():
         half.features.feature[key].CopyFrom(feature)
         halves.append(half.SerializeToString())
     odd = [*records[:2], b"".join(halves), records[3]]
-    assert_same([*parser.batch(odd)], [*parser.batch(records)])
+    assert_same(batch_of(parser, odd), batch_of(parser, records))
     assert_same(parser.single(odd[2]), parser.single(records[2]))
 
 
@@ -127,7 +133,7 @@ def test_the_error_of_a_batch_is_the_first_bad_records(name, is_pure, capfd):
             rows = [records[0], changed[0], records[1], changed[1], records[2]]
             alone = [outcome(lambda row=row: parser.single(row)) for row in rows]
             bad = next((number for number, found in enumerate(alone) if isinstance(found, tuple)), None)
-            found = outcome(lambda rows=rows: [*parser.batch(rows)])
+            found = outcome(lambda rows=rows: batch_of(parser, rows))
             if bad is None:
                 assert_same(found, alone)
             else:
@@ -148,16 +154,16 @@ def test_records_that_hold_a_feature_in_different_ways():
         encode_example({"rows/ragged_flat_values": [7, 8], "rows/ragged_row_lengths_0": [2]}),
         encode_example({}),
     ]
-    samples = [*parser.batch(records[:2])]
+    samples = batch_of(parser, records[:2])
     assert collate([{"rows": sample["rows"]} for sample in samples])["rows"].to_list() == [[[1, 2], [3, 4]], [[7, 8]]]
     assert samples[0]["opt"].tolist() == [5, 6]
     assert samples[1]["opt"] is None
-    assert [len(sample["rows"]) for sample in parser.batch(records)] == [2, 1, 0]
+    assert [len(sample["rows"]) for sample in batch_of(parser, records)] == [2, 1, 0]
     wrong = encode_example({"rows/ragged_flat_values": [7, 8, 9], "rows/ragged_row_lengths_0": [2]})
     with pytest.raises(
         TFRecordError, match=r"^record 1: feature 'rows' \(int64\): expected row lengths of level 0 that"
     ):
-        parser.batch([records[0], wrong, records[1]])
+        batch_of(parser, [records[0], wrong, records[1]])
 
 
 def test_boxes_of_records_with_and_without_an_image():
@@ -172,7 +178,7 @@ def test_boxes_of_records_with_and_without_an_image():
         encode_example(boxes),
         encode_example({**boxes, "image": image * 2}),
     ]
-    samples = [*parser.batch(records)]
+    samples = batch_of(parser, records)
     assert [sample["box"].canvas_size for sample in samples] == [(10, 12), (1, 1), (1, 1)]
     assert [sample["box"].tolist() for sample in samples] == [[[6, 2.5, 12, 7.5]], *[[[0.5, 0.25, 1, 0.75]]] * 2]
     assert [type(sample["pixels"]) is torch.Tensor for sample in samples] == [False, True, True]

@@ -1,6 +1,7 @@
 """RLDS to LeRobot: what LeRobot's own writer makes of the same episodes, read by its own reader where it is installed.
 
-Covers tfds/lerobot_export, tfds/lerobot_features, tfds/lerobot_files, tfds/lerobot_group, tfds/lerobot_workers.
+Covers tfds/lerobot_camera, tfds/lerobot_export, tfds/lerobot_features, tfds/lerobot_files, tfds/lerobot_group,
+tfds/lerobot_workers.
 """
 
 import gzip

@@ -66,10 +66,6 @@ class BatchParser:
         found = place(0)
         return self._completed(sample, {name: spec.value(found) for name, spec in self._sources.items()})
 
-    def batch(self, records: PackedRecords, keys: npt.NDArray[np.uint64] | None = None) -> Sequence[Any]:
-        """Several samples, as columns if possible."""
-        return self.batches(records, keys, (0, len(records)))[0]
-
     def batches(
         self,
         records: PackedRecords,
@@ -77,7 +73,7 @@ class BatchParser:
         borders: Sequence[int],
         place: _Place = nowhere,
     ) -> list[Sequence[Any]]:
-        """Several calls of `batch` in one: all their records in a row, the borders between batches, and the places."""
+        """Several batches, as columns if possible: all their records in a row, the borders between them, the places."""
         ends = [*pairwise(borders)]
         found = [self._no_values] * len(ends) if self._parser is None else self._parser.batches(records, keys, borders)
         for number, (begin, end) in enumerate(ends if self._sources else []):

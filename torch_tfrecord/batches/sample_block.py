@@ -11,12 +11,11 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 import torch
-from torchvision import tv_tensors
 
 from torch_tfrecord.batch_memory import empty_bytes
 from torch_tfrecord.batches.sample import UNSEEN, Sample, make_samples
 from torch_tfrecord.values.containers import RaggedTensor, SparseList, jagged_tensor
-from torch_tfrecord.values.stacking import rows_of
+from torch_tfrecord.values.stacking import as_kind_of, rows_of
 
 __all__ = ["Origin", "SampleBlock", "join_samples", "take_apart"]
 
@@ -110,7 +109,7 @@ class SampleBlock:
             column = self.columns[name]
             if name not in self._looked and isinstance(column, torch.Tensor) and column.layout == torch.strided:
                 self._looked.add(name)
-                return _like(column.as_subclass(torch.Tensor)[row], column)
+                return as_kind_of(column.as_subclass(torch.Tensor)[row], column)
             values = self._values(name)
         return values[row]
 
@@ -149,14 +148,6 @@ def take_apart(columns: Any, num_rows: int) -> Sequence[Any]:
         rows: Sequence[Any] = rows_of(columns)
         return rows
     return [columns[number] for number in range(num_rows)]
-
-
-def _like(tensor: torch.Tensor, column: torch.Tensor) -> torch.Tensor:
-    """A tensor as the same tv_tensor as the column, if that is one."""
-    if not isinstance(column, tv_tensors.TVTensor):
-        return tensor
-    wrapped: torch.Tensor = tv_tensors.wrap(tensor, like=column)
-    return wrapped
 
 
 # Joining.
@@ -239,7 +230,7 @@ def _joined(blocks: Sequence[SampleBlock], name: Any, chosen: _Chosen) -> Any:
     dense = _same([block.dense(name) for block in blocks])
     columns = [block.columns[name] for block in blocks]
     if dense is not None:
-        return _like(_joined_rows(dense, chosen), columns[0])
+        return as_kind_of(_joined_rows(dense, chosen), columns[0])
     if all(isinstance(column, list) for column in columns):
         return _joined_lists(columns, chosen)
     if all(isinstance(column, torch.Tensor) and column.layout == torch.jagged for column in columns):

@@ -64,7 +64,7 @@ class Audio(MediaSpec, Feature):
         if self.random_start and self.num_samples is None:
             raise ValueError("random_start needs num_samples: how long the window is that is drawn")
 
-    def reader(self, name: str, *, pads: bool = False) -> Any:
+    def reader(self, name: str, *, pads: bool = False) -> MediaReader:
         """Build the reader for Examples."""
         return MediaReader(name, self, has_length=self.num_samples is not None, returns_parts=self.return_rate)
 

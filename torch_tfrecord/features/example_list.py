@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from torch_tfrecord.arguments import at_least, one_of, true_or_false
-from torch_tfrecord.features.feature import Feature
+from torch_tfrecord.features.feature import Feature, copy_mappings
 
 __all__ = ["ExampleListFeatures"]
 
@@ -53,11 +53,7 @@ class ExampleListFeatures:
 
     def __post_init__(self) -> None:
         """Check the fields, and copy the mappings."""
-        for name in ("context_features", "example_features"):
-            features = getattr(self, name)
-            if features is not None and not isinstance(features, Mapping):
-                raise TypeError(f"{name} must be a mapping of names to specs, got {type(features).__name__}")
-            object.__setattr__(self, name, dict(features or {}))
+        copy_mappings(self, "context_features", "example_features")
         if not self.example_features:
             raise ValueError("example_features must name at least one feature")
         if self.list_size is not None:

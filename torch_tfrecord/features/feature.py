@@ -40,7 +40,7 @@ from torch_tfrecord.features.columns import Reader
 from torch_tfrecord.features.steps import StepReader
 from torch_tfrecord.values.dtypes import DType
 
-__all__ = ["Feature", "SequenceFeatures", "make_context_reader", "make_reader", "make_step_reader"]
+__all__ = ["Feature", "SequenceFeatures", "copy_mappings", "make_context_reader", "make_reader", "make_step_reader"]
 
 
 @dataclass(frozen=True, repr=False)
@@ -111,11 +111,7 @@ class SequenceFeatures:
 
     def __post_init__(self) -> None:
         """Check and copy the fields."""
-        for name in ("context_features", "sequence_features"):
-            features = getattr(self, name)
-            if features is not None and not isinstance(features, Mapping):
-                raise TypeError(f"{name} must be a mapping of names to specs, got {type(features).__name__}")
-            object.__setattr__(self, name, dict(features or {}))
+        copy_mappings(self, "context_features", "sequence_features")
         if not self.context_features and not self.sequence_features:
             raise ValueError(
                 "Both `context_features` and `sequence_features` argument are None, "
@@ -123,6 +119,15 @@ class SequenceFeatures:
             )
 
     __hash__ = None  # type: ignore[assignment]
+
+
+def copy_mappings(features: object, *names: str) -> None:
+    """Copy these fields, mappings of specs, where None becomes an empty one; TypeError for anything else."""
+    for name in names:
+        given = getattr(features, name)
+        if given is not None and not isinstance(given, Mapping):
+            raise TypeError(f"{name} must be a mapping of names to specs, got {type(given).__name__}")
+        object.__setattr__(features, name, dict(given or {}))
 
 
 def make_reader(name: str, spec: Feature, *, pads: bool = False) -> Reader:

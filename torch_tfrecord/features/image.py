@@ -13,11 +13,10 @@ from torchvision import tv_tensors
 from torch_tfrecord.arguments import one_of
 from torch_tfrecord.batch_memory import empty_tensor
 from torch_tfrecord.errors import ImageDecodeError, LimitExceededError, ParseError, TFRecordError
-from torch_tfrecord.features.columns import Column, Reader, labelled
+from torch_tfrecord.features.columns import Column, labelled
 from torch_tfrecord.features.feature import Feature
 from torch_tfrecord.features.one_value import OneValueReader, OneValueSpec, Shape
 from torch_tfrecord.features.spec_checks import shape_with_names
-from torch_tfrecord.features.steps import StepReader
 from torch_tfrecord.images.codec import DEFAULT_MAX_PIXELS, decode_image
 from torch_tfrecord.images.crops import Crop
 from torch_tfrecord.images.regions import decode_stack
@@ -100,16 +99,6 @@ class Image(OneValueSpec, Feature):
     def reader(self, name: str, *, pads: bool = False) -> ImageReader:
         """Build the reader for Examples."""
         return ImageReader(name, self) if self.several is None else _ImagesReader(name, self)
-
-    def context_reader(self, name: str) -> Reader:
-        """Build the reader for a context; random crops are not supported."""
-        self._check_no_draw(name)
-        return self.reader(name)
-
-    def step_reader(self, name: str, *, pads: bool = False) -> StepReader:
-        """Build the reader for a feature list; random crops are not supported."""
-        self._check_no_draw(name)
-        return super().step_reader(name, pads=pads)
 
     def _check_no_draw(self, name: str) -> None:
         if self.crop is not None and self.crop.is_random:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from torch_tfrecord.arguments import at_least, integer, true_or_false
-from torch_tfrecord.features.columns import Column, Reader, Want, labelled, read_each
+from torch_tfrecord.features.columns import Column, Want, labelled, read_each
 from torch_tfrecord.features.one_value import OneValueSpec
 from torch_tfrecord.features.steps import StepReader
 from torch_tfrecord.order.random_stream import RandomStream
@@ -28,21 +28,16 @@ class MediaSpec(OneValueSpec):
     random_start: bool
     seed: int
 
-    def reader(self, name: str, *, pads: bool = False) -> Any:
-        """Build the reader for Examples, a `MediaReader`."""
+    def reader(self, name: str, *, pads: bool = False) -> MediaReader:
+        """Build the reader for Examples."""
         raise NotImplementedError
-
-    def context_reader(self, name: str) -> Reader:
-        """Build the reader for a context; a random start is not supported."""
-        self._check_no_draw(name)
-        return super().context_reader(name)
 
     def step_reader(self, name: str, *, pads: bool = False) -> StepReader:
         """Build the reader for a feature list; a random start and several parts are not supported."""
-        self._check_no_draw(name)
+        reader = super().step_reader(name, pads=pads)
         if self.reader(name).returns_parts:
             raise ValueError(f"{name!r}: steps of a feature list hold no dicts; leave out return_rate or return_times")
-        return super().step_reader(name, pads=pads)
+        return reader
 
     def decode(self, data: memoryview, key: int) -> dict[str, torch.Tensor]:
         """The parts of one sample, with its random key; the first is the one that counts."""

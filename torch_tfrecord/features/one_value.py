@@ -22,23 +22,27 @@ __all__ = ["OneValueReader", "OneValueSpec", "SerializedTensor", "Shape", "Text"
 
 Shape: TypeAlias = tuple[Any, ...]
 """The shape of one value: ints, -1 or None."""
-_ONE: Any = {"num_values": 1, "is_required": True}
 
 
 class OneValueSpec:
     """The shared base of specs of one bytes value, which can be used in an Example, a context or a feature list."""
 
-    def reader(self, name: str, *, pads: bool = False) -> OneValueReader:
+    def reader(self, name: str, *, pads: bool = False) -> Reader:
         """Build the reader for Examples."""
         raise NotImplementedError
 
     def context_reader(self, name: str) -> Reader:
-        """Build the reader for a context."""
+        """Build the reader for a context; random draws are not supported."""
+        self._check_no_draw(name)
         return self.reader(name)
 
     def step_reader(self, name: str, *, pads: bool = False) -> StepReader:
-        """Build the reader for a feature list."""
+        """Build the reader for a feature list; random draws are not supported."""
+        self._check_no_draw(name)
         return _ValueSteps(self.reader(name), pads=pads)
+
+    def _check_no_draw(self, name: str) -> None:
+        """Raise ValueError if something is drawn at random for each record."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -93,13 +97,13 @@ class OneValueReader:
         several: bool = False,
     ) -> None:
         self._convert, self.several = convert, several
-        number: Any = {"num_values": None if several else 1}
-        self._want = Want(name, spec.key_of(name), BYTES_LIST, type(spec).__name__, is_required=True, **number)
+        kind, num_values = type(spec).__name__, None if several else 1
+        self._want = Want(name, spec.key_of(name), BYTES_LIST, kind, num_values=num_values, is_required=True)
         self._is_whole = isinstance(shape, str)
         self._shape: list[Any] = (
             [Want(name, shape, INT64_LIST, "shape", is_required=True)]
             if isinstance(shape, str)
-            else [Want(name, entry, INT64_LIST, "size", **_ONE) if isinstance(entry, str) else entry for entry in shape]
+            else [_size_want(name, entry) if isinstance(entry, str) else entry for entry in shape]
         )
         self.wants = (self._want, *(entry for entry in self._shape if isinstance(entry, Want)))
 
@@ -127,6 +131,10 @@ class OneValueReader:
             _sizes(entry, next(sizes)) if isinstance(entry, Want) else [entry] * num_records for entry in self._shape
         ]
         return list(zip(*entries, strict=True))
+
+
+def _size_want(name: str, key: str) -> Want:
+    return Want(name, key, INT64_LIST, "size", num_values=1, is_required=True)
 
 
 def _sizes(want: Want, column: Column) -> list[int]:

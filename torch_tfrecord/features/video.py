@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torchvision import tv_tensors
@@ -73,7 +72,7 @@ class Video(MediaSpec, Feature):
         if self.random_start and self.step is None:
             raise ValueError("random_start needs num_frames and step: frames spread over the whole video have no start")
 
-    def reader(self, name: str, *, pads: bool = False) -> Any:
+    def reader(self, name: str, *, pads: bool = False) -> MediaReader:
         """Build the reader for Examples."""
         return MediaReader(
             name,

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import islice
 from typing import Any
 
 from torch.utils.data import IterableDataset, get_worker_info
@@ -16,22 +14,13 @@ from torch_tfrecord.arguments import OnCorrupt, at_least, check_callable, intege
 from torch_tfrecord.batch_memory import MAX_BATCH_BYTES, check_max_batch_bytes
 from torch_tfrecord.batches.batch_parser import BatchParser
 from torch_tfrecord.batches.collate import collate
-from torch_tfrecord.batches.column_batch import ColumnBatch
-from torch_tfrecord.batches.crop_reader import NotCroppedError, UncroppedBatch
-from torch_tfrecord.batches.sample_block import Origin, SampleBlock
 from torch_tfrecord.batches.transport import register_in_worker
-from torch_tfrecord.errors import LimitExceededError, TFRecordError
-from torch_tfrecord.loading.record_groups import RecordGroup, StreamRecord, regroup
+from torch_tfrecord.loading.record_groups import RecordGroup, grouped, regroup
 from torch_tfrecord.loading.record_stream import RecordStream
-from torch_tfrecord.loading.sample_maker import (
-    RecordRows,
-    SampleMaker,
-    located,
-    located_error,
-    transform_samples,
-)
+from torch_tfrecord.loading.sample_maker import RecordRows, SampleMaker
 from torch_tfrecord.loading.stream_iteration import LastIteration, LoadedStates, StreamIteration, check_states
 from torch_tfrecord.loading.stream_pieces import Piece
+from torch_tfrecord.loading.stream_samples import batch_of, samples_of
 from torch_tfrecord.loading.stream_states import StreamStates
 from torch_tfrecord.order.epoch_count import EpochCount
 from torch_tfrecord.order.prepared import check_loaded_epoch, prepared_loader
@@ -44,7 +33,7 @@ from torch_tfrecord.records.paths import Paths, found_files
 from torch_tfrecord.records.reader import check_on_corrupt, read_blocks
 from torch_tfrecord.records.scan import Block
 from torch_tfrecord.remote.access import Access
-from torch_tfrecord.samples import RecordPlace, SampleList, transform_one
+from torch_tfrecord.samples import RecordPlace
 from torch_tfrecord.shown import shown_features, shown_files, shown_transform
 
 __all__ = ["TFRecordIterableDataset"]
@@ -279,25 +268,25 @@ class TFRecordIterableDataset(IterableDataset[Any]):
         size = self._batch_size
         if not size:
             return self._samples(stream, epoch)
-        groups = stream.groups() if stream.is_plain else _grouped(stream.records(), size)
+        groups = stream.groups() if stream.is_plain else grouped(stream.records(), size)
         return self._batches(stream, groups, size, epoch)
 
     # Samples and batches.
 
     def _batches(self, stream: RecordStream, groups: Iterator[RecordGroup], size: int, epoch: int) -> Iterator[Any]:
-        def check(group: RecordGroup) -> None:
-            self._load(self._rows(group, epoch))  # so that the error of the first bad record is raised
+        def load(group: RecordGroup) -> Sequence[Any]:
+            return batch_of(self._maker, self._rows(group, epoch))
 
-        for group in regroup(groups, size, drop_last=self._drop_last, before_error=check):
-            batch = collate(self._load(self._rows(group, epoch)))
+        # Before another error, so that the error of the first bad record is raised.
+        for group in regroup(groups, size, drop_last=self._drop_last, before_error=load):
+            batch = collate(load(group))
             stream.num_taken += len(group.numbers)
             yield batch
 
     def _samples(self, stream: RecordStream, epoch: int) -> Iterator[Any]:
         """Samples one by one, parsed several at a time."""
-        ready = self._parsed if self._maker.transform is None else self._transformed
         for group in stream.parts():
-            for sample in ready(stream, self._rows(group, epoch)):
+            for sample in samples_of(self._maker, stream, self._rows(group, epoch)):
                 stream.num_taken += 1
                 yield sample
 
@@ -312,69 +301,6 @@ class TFRecordIterableDataset(IterableDataset[Any]):
             return RecordPlace(self.files[file], offset, number)
 
         return RecordRows(group.records, keys, place)
-
-    def _parsed(self, stream: RecordStream, rows: RecordRows) -> Iterable[Any]:
-        """The samples of a part of the stream; those before a bad record are yielded before its error is raised."""
-        try:
-            samples = self._maker.batch(rows)
-        except TFRecordError:
-            return self._parsed_by_halves(stream, rows)
-        if not isinstance(samples, ColumnBatch) or not isinstance(samples.columns, dict):
-            return samples
-        joined = partial(stream.sizes.learn, stream.num_taken)
-        return SampleBlock(samples.columns, len(samples), Origin(lambda: self._columns(rows), joined)).samples()
-
-    def _parsed_by_halves(self, stream: RecordStream, rows: RecordRows) -> Iterator[Any]:
-        size = len(rows.records)
-        if size == 1:
-            yield from self._maker.each(rows)
-            return
-        yield from self._parsed(stream, rows.part(0, size // 2))
-        yield from self._parsed(stream, rows.part(size // 2, size))
-
-    def _columns(self, rows: RecordRows) -> Any:
-        """The columns of records that were already parsed once."""
-        samples = self._maker.batch(rows)
-        return samples.columns if isinstance(samples, ColumnBatch) else None
-
-    def _transformed(self, stream: RecordStream, rows: RecordRows) -> Iterator[Any]:
-        """The samples of a part of the stream, each cropped and transformed only when it is taken."""
-        maker, uncropped, places = self._maker, self._uncropped(rows), rows.places
-        if uncropped is None:
-            for row, sample in enumerate(self._parsed(stream, rows)):
-                yield transform_one(maker.transform, sample, places, row)  # type: ignore[arg-type]
-            return
-        for row in range(len(uncropped)):
-            try:
-                sample = uncropped.transform_row(maker.transform, row)
-            except NotCroppedError:
-                sample = maker.sample(*rows.row(row))
-            yield sample
-
-    def _uncropped(self, rows: RecordRows) -> UncroppedBatch | None:
-        """The samples with the image still encoded; None if the image is not cropped first."""
-        maker = self._maker
-        found = maker.crops.batches(maker.transform, rows.records, (0, len(rows.records)), rows.place, in_turn=True)
-        return None if found is None else found[0].located(rows.places, list)
-
-    def _load(self, rows: RecordRows) -> Sequence[Any]:
-        """The samples of a batch."""
-        maker, uncropped = self._maker, self._uncropped(rows)
-        if uncropped is not None:
-            with suppress(NotCroppedError):
-                return uncropped.transformed(maker.transform)
-        try:
-            samples = maker.batch(rows)
-        except LimitExceededError as error:
-            if maker.transform is None:
-                for _ in maker.each(rows):  # if no record is too large alone, the batch's own error stands
-                    pass
-                raise located_error(error, rows.place) from error.__cause__
-            samples = maker.without_columns(rows)
-        except TFRecordError:
-            # For the error of the first bad record.
-            return SampleList((maker.sample(*rows.row(row)) for row in range(len(rows.records))), rows.places)
-        return transform_samples(maker.transform, located(samples, rows.places))
 
     def __getstate__(self) -> dict[str, Any]:
         state = {**self.__dict__, "_last": None}
@@ -393,18 +319,3 @@ def _digest(files: Sequence[str]) -> str:
     """A digest of the file names; without folders, since the data may have moved when a run is resumed."""
     names = "\0".join(map(os.path.basename, files))
     return hashlib.blake2b(names.encode("utf-8", "surrogateescape"), digest_size=8).hexdigest()
-
-
-def _grouped(records: Iterator[StreamRecord], size: int) -> Iterator[RecordGroup]:
-    """Groups of up to `size` records; the records before an error are yielded before it is raised."""
-    while True:
-        taken: list[StreamRecord] = []
-        try:
-            taken.extend(islice(records, size))
-        except TFRecordError:
-            if taken:
-                yield RecordGroup.of(taken)
-            raise
-        if not taken:
-            return
-        yield RecordGroup.of(taken)

@@ -6,16 +6,15 @@ import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from itertools import accumulate, pairwise
+from itertools import accumulate
 from operator import index as as_integer
 from typing import Any, TypeAlias, overload
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from torch.utils.data import Dataset
 
-from torch_tfrecord.arguments import IndexPolicy, at_least, check_callable
+from torch_tfrecord.arguments import IndexPolicy, check_callable
 from torch_tfrecord.batch_memory import MAX_BATCH_BYTES, check_max_batch_bytes
 from torch_tfrecord.batches.batch_parser import BatchParser
 from torch_tfrecord.batches.collate import collate
@@ -30,9 +29,9 @@ from torch_tfrecord.loading.sample_maker import (
     transform_samples,
 )
 from torch_tfrecord.native import native_module
+from torch_tfrecord.order.draw_epoch import DrawEpoch
 from torch_tfrecord.order.leaves import defines_last, salted
-from torch_tfrecord.order.position_batch import epoch_of, is_batch_of_positions, list_of_positions
-from torch_tfrecord.order.random_stream import record_keys, salted_keys
+from torch_tfrecord.order.position_batch import is_batch_of_positions, list_of_positions
 from torch_tfrecord.parsing.record_parsers import RecordFeatures, is_record_features
 from torch_tfrecord.records.compression import check_compression_type
 from torch_tfrecord.records.index_keeper import IndexKeeper
@@ -45,7 +44,6 @@ from torch_tfrecord.shown import shown_features, shown_files, shown_transform
 __all__ = ["TFRecordDataset"]
 
 _Integers: TypeAlias = "npt.NDArray[np.int64]"
-_UNKNOWN = -1  # epoch
 
 
 class TFRecordDataset(Dataset[Any]):
@@ -167,8 +165,7 @@ class TFRecordDataset(Dataset[Any]):
         self.files: list[str] = files
         self.record_files = source
         self._positions: Any = range(len(self.record_files.table)) if positions is None else positions
-        self._epoch = torch.tensor(_UNKNOWN)
-        self._share_epoch()
+        self._epoch = DrawEpoch(self.draws_at_random)
 
     def __len__(self) -> int:
         return len(self._positions)
@@ -191,7 +188,7 @@ class TFRecordDataset(Dataset[Any]):
             return collate(self.__getitems__(list_of_positions(position)))
         absolute, key, files = self._absolute(position), 0, self.record_files
         if self._maker.draws_at_random:
-            key = int(self._keys(salted(self, [position]), np.array([absolute]))[0])
+            key = int(self._epoch.keys(salted(self, [position]), np.array([absolute]))[0])
         return self._maker.sample(files.read(absolute), key, files.place, absolute)
 
     def __getitems__(self, positions: Sequence[int]) -> Sequence[Any]:
@@ -222,7 +219,7 @@ class TFRecordDataset(Dataset[Any]):
             if error.position is not None or (error.path is None and isinstance(error, LimitExceededError)):
                 raise located_error(error, lambda row: place(int(absolutes[row]))) from error.__cause__
             # A record cannot be read: load them one by one, since an earlier one may not fit the features.
-            keys = self._keys(positions, absolutes).tolist() if self.draws_at_random else [0] * len(absolutes)
+            keys = self._epoch.keys(positions, absolutes).tolist() if self.draws_at_random else [0] * len(absolutes)
             return SampleList(
                 [
                     self._maker.parsed(self.record_files.read(absolute), key, place, absolute)
@@ -243,26 +240,21 @@ class TFRecordDataset(Dataset[Any]):
         borders = [0, *accumulate(map(len, batches))]
         records, keys = files.read_batch(absolute), None
         if maker.draws_at_random:
-            keys = np.concatenate([*map(self._keys, (salted(self, positions) for positions in batches), absolutes)])
+            keys = np.concatenate([*map(self._epoch.keys, map(partial(salted, self), batches), absolutes)])
 
         rows = RecordRows(records, keys, lambda row: files.place(int(absolute[row])))
-
-        def parts() -> list[RecordRows]:
-            return [rows.part(begin, end) for begin, end in pairwise(borders)]
-
         if maker.has_user_transform:
             # Threads decode these ahead; otherwise the thread that transforms would decode them one by one.
             in_turn = threading.current_thread() is threading.main_thread()
-            cropped = maker.crops.batches(maker.transform, records, borders, rows.place, in_turn=in_turn)
+            cropped = maker.uncropped(rows, borders, in_turn=in_turn)
             if cropped is not None:
-                pairs = zip(cropped, parts(), strict=True)
-                return [batch.located(part.places, partial(maker.one_by_one, part)) for batch, part in pairs]
+                return [*cropped]
         try:
             found = maker.batches(rows, borders)
         except LimitExceededError:
             if not maker.has_user_transform:
                 raise
-            return [*map(maker.without_columns, parts())]  # columns would need memory on top of the samples
+            return [*map(maker.without_columns, rows.parts(borders))]  # columns would need memory on top of the samples
         return [located(samples, self._places(each)) for samples, each in zip(found, absolutes, strict=True)]
 
     def _places(self, absolutes: _Integers) -> Places:
@@ -285,7 +277,7 @@ class TFRecordDataset(Dataset[Any]):
     @property
     def needs_salt(self) -> bool:
         """Whether random draws need a salt, since no epoch was chosen."""
-        return self.draws_at_random and int(self._epoch) == _UNKNOWN
+        return self.draws_at_random and not self._epoch.is_known
 
     def raw(self, position: int) -> bytes:
         """Return the payload of the record at a position as bytes, unparsed."""
@@ -331,7 +323,7 @@ class TFRecordDataset(Dataset[Any]):
         Positions from `make_dataloader`, `RecordSampler` and `RecordBatchSampler` carry their own epoch, which takes
         precedence. Until you choose an epoch, all others get new draws each time, seeded by torch's default generator.
         """
-        self._epoch.fill_(at_least(0, "epoch", epoch))
+        self._epoch.choose(epoch)
 
     def _part(self, positions: Sequence[int]) -> TFRecordDataset:
         part = object.__new__(type(self))
@@ -367,17 +359,6 @@ class TFRecordDataset(Dataset[Any]):
         start, step = self._positions.start, self._positions.step
         return numbers if (start, step) == (0, 1) else numbers * step + start
 
-    # Random draws.
-
-    def _keys(self, positions: Sequence[int], absolutes: _Integers) -> npt.NDArray[np.uint64]:
-        """Keys for the random draws of each record; the positions must be `salted`."""
-        salt, epoch = getattr(positions, "salt", None), epoch_of(positions)
-        if epoch is None:
-            epoch = int(self._epoch)
-        if salt is not None or epoch == _UNKNOWN:
-            return salted_keys(len(absolutes), salt or 0)
-        return record_keys(absolutes, epoch)
-
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | ({} if self.record_files.paths is None else {"files": None})
 
@@ -385,12 +366,6 @@ class TFRecordDataset(Dataset[Any]):
         self.__dict__.update(state)
         if self.files is None:
             self.files = self.record_files.paths
-        self._share_epoch()  # plain pickling and copying lose the sharing
-
-    def _share_epoch(self) -> None:
-        # In shared memory, so that persistent workers, which hold a copy of this object, see set_epoch.
-        if self.draws_at_random:
-            self._epoch.share_memory_()
 
     def __repr__(self) -> str:
         features = shown_features(None if self._maker.parser is None else self._maker.parser.features)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -12,7 +13,7 @@ from torch_tfrecord.batch_memory import scratch_bytes
 from torch_tfrecord.errors import TFRecordError
 from torch_tfrecord.records.packed_records import PackedRecords
 
-__all__ = ["GroupCutter", "PartSizes", "RecordGroup", "StreamRecord", "regroup"]
+__all__ = ["GroupCutter", "PartSizes", "RecordGroup", "StreamRecord", "grouped", "regroup"]
 
 _Integers: TypeAlias = "npt.NDArray[np.int64]"
 
@@ -70,6 +71,21 @@ class RecordGroup(NamedTuple):
         joined = np.concatenate(parts, out=scratch_bytes(end))
         packed = PackedRecords(joined, np.concatenate(starts), np.concatenate(lengths))
         return cls(packed, *(np.concatenate(column) for column in zip(*(group[1:] for group in groups), strict=True)))
+
+
+def grouped(records: Iterator[StreamRecord], size: int) -> Iterator[RecordGroup]:
+    """Groups of up to `size` records; the records before an error are yielded before it is raised."""
+    while True:
+        taken: list[StreamRecord] = []
+        try:
+            taken.extend(islice(records, size))
+        except TFRecordError:
+            if taken:
+                yield RecordGroup.of(taken)
+            raise
+        if not taken:
+            return
+        yield RecordGroup.of(taken)
 
 
 def regroup(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from itertools import pairwise
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
@@ -73,6 +74,10 @@ class RecordRows(NamedTuple):
         keys = None if self.keys is None else self.keys[begin:end]
         return RecordRows(self.records[begin:end], keys, lambda row: self.place(begin + row))
 
+    def parts(self, borders: Sequence[int]) -> list[RecordRows]:
+        """The records of several batches, by the borders between them."""
+        return [self.part(begin, end) for begin, end in pairwise(borders)]
+
 
 class SampleMaker:
     """Makes samples from records.
@@ -129,6 +134,14 @@ class SampleMaker:
     def batch(self, rows: RecordRows) -> Sequence[Any]:
         """The samples of a batch, not transformed; an error carries the number of its record."""
         return self.batches(rows, (0, len(rows.records)))[0]
+
+    def uncropped(self, rows: RecordRows, borders: Sequence[int], *, in_turn: bool) -> list[UncroppedBatch] | None:
+        """The batches with the image still encoded; None if it is not cropped first: see `CropReader.batches`."""
+        batches = self.crops.batches(self.transform, rows.records, borders, rows.place, in_turn=in_turn)
+        if batches is None:
+            return None
+        pairs = zip(batches, rows.parts(borders), strict=True)
+        return [batch.located(part.places, partial(self.one_by_one, part)) for batch, part in pairs]
 
     def each(self, rows: RecordRows) -> Iterator[Any]:
         """The samples of a batch, not transformed, each parsed alone."""

@@ -178,9 +178,9 @@ def _first_class(kind: type, names: Sequence[str]) -> type | None:
     return next((each for each in kind.__mro__ if any(name in vars(each) for name in names)), None)
 
 
-def defines_last(dataset: object, name: str, others: Sequence[str] = _READS) -> bool:
-    """Whether no subclass overrides one of the other methods without this one, which would then bypass the override."""
-    found = _first_class(type(dataset), [name, *others])
+def defines_last(dataset: object, name: str) -> bool:
+    """Whether no subclass overrides how samples are read without this method, which would then bypass the override."""
+    found = _first_class(type(dataset), [name, *_READS])
     return found is not None and name in vars(found)
 
 

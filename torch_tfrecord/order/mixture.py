@@ -8,10 +8,10 @@ from operator import index as as_integer
 from typing import Any
 
 import numpy.typing as npt
-import torch
 from torch.utils.data import Dataset
 
 from torch_tfrecord.arguments import at_least, integer, true_or_false
+from torch_tfrecord.order.draw_epoch import DrawEpoch
 from torch_tfrecord.order.leaves import Inner, draws_at_random, join_samples, leaf_batches, read_leaf, salted
 from torch_tfrecord.order.mixing import ChoicePlan, WeightedPlan, check_stop, listed_weights, mixture_weights
 from torch_tfrecord.order.orders import Permutation
@@ -20,7 +20,6 @@ from torch_tfrecord.shown import shown_items, shown_list
 
 __all__ = ["Mixture"]
 
-_UNKNOWN = -1  # epoch: like epoch 0, except for the datasets' own random draws
 _MAX_ORDERS = 64  # cached orders of passes over a dataset, each at most 128 KiB
 
 
@@ -98,8 +97,7 @@ class Mixture(Dataset[Any]):
             self._length = limit if self._length is None else min(self._length, limit)
         self._an_epoch = [0] * len(self._sizes) if self._length is None else self._plan.counts(self._length)
         self._orders: dict[tuple[int, int], Permutation] = {}
-        self._epoch = torch.tensor(_UNKNOWN)
-        self._share_epoch()
+        self._epoch = DrawEpoch()
 
     def __len__(self) -> int:
         if self._length is None:
@@ -108,7 +106,7 @@ class Mixture(Dataset[Any]):
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch, from 0, which decides where the mixture begins in each dataset; reaches running workers."""
-        self._epoch.fill_(at_least(0, "epoch", epoch))
+        self._epoch.choose(epoch)
 
     def locate(self, position: int, epoch: int | None = None) -> tuple[int, int]:
         """Return the number of a sample's dataset and its position there, in `epoch` or (None) the epoch set before."""
@@ -118,7 +116,7 @@ class Mixture(Dataset[Any]):
     def _find(self, position: int, epoch: int | None) -> tuple[int, int, int]:
         """The number of the dataset, the number of the pass over it, and the position in it."""
         component, before = self._plan.turn(self._checked(position))
-        before += self._an_epoch[component] * (max(int(self._epoch), 0) if epoch is None else epoch)
+        before += self._an_epoch[component] * (self._epoch.number if epoch is None else epoch)
         passes, place = divmod(before, self._sizes[component])
         return component, passes, self._order(component, passes)[place] if self._shuffle else place
 
@@ -138,7 +136,7 @@ class Mixture(Dataset[Any]):
     @property
     def needs_salt(self) -> bool:
         """Whether the datasets' random draws need a salt, since no epoch was chosen."""
-        return int(self._epoch) == _UNKNOWN and draws_at_random(self)
+        return not self._epoch.is_known and draws_at_random(self)
 
     def inner_batches(self, part: Inner) -> Iterator[Inner]:
         """Split part of a batch by dataset."""
@@ -171,14 +169,6 @@ class Mixture(Dataset[Any]):
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_orders": {}}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._share_epoch()  # plain pickling and copying lose the sharing
-
-    def _share_epoch(self) -> None:
-        # In shared memory, so that workers, which hold a copy of this object, see set_epoch.
-        self._epoch.share_memory_()
 
     def __repr__(self) -> str:
         length = "endless" if self._length is None else f"{self._length} samples"

@@ -6,15 +6,13 @@ no bytes, as in TF-Ranking. Source: ``tensorflow_ranking/python/data.py``, 0.5.5
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torchvision import tv_tensors
 
 from torch_tfrecord.batch_memory import MAX_BATCH_BYTES, reserve
 from torch_tfrecord.errors import ParseError, TFRecordError
@@ -26,12 +24,12 @@ from torch_tfrecord.features.one_value import OneValueSpec
 from torch_tfrecord.features.sparse import SparseFeature
 from torch_tfrecord.order.random_stream import shuffled
 from torch_tfrecord.parsing.nested import Nested as NestedFeature
-from torch_tfrecord.parsing.parsers import InnerParser, Parser, PartPlan, packed, wrapped
+from torch_tfrecord.parsing.parsers import InnerParser, PartParser, packed, wrapped
 from torch_tfrecord.protobuf.example import parse_message
 from torch_tfrecord.protobuf.messages import ExampleListWithContext
 from torch_tfrecord.records.packed_records import PackedRecords
 from torch_tfrecord.values.containers import Nested, split_lists
-from torch_tfrecord.values.stacking import rows_of, stack
+from torch_tfrecord.values.stacking import as_kind_of, rows_of, stack
 
 __all__ = ["ExampleListParser"]
 
@@ -60,7 +58,7 @@ class _Lists(NamedTuple):
     width: int | None
 
 
-class ExampleListParser(Parser[Any, Any]):
+class ExampleListParser(PartParser):
     """Parses such records, like `ExampleParser`.
 
     Args:
@@ -83,24 +81,9 @@ class ExampleListParser(Parser[Any, Any]):
         self._context = _inner(features.context_features, pads=pads) if features.context_features else None
         _check(features.example_features)
 
-    def __reduce__(self) -> tuple[Callable[..., ExampleListParser], tuple[ExampleListFeatures]]:
-        """Pickle the specs; the readers are built again."""
-        return functools.partial(type(self), pads=self._pads, max_batch_bytes=self.max_batch_bytes), (self.features,)
-
-    def single(self, serialized: Any, key: int = 0) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Parse one record into ``(context, examples)``."""
-        records = packed([serialized])
-        try:
-            with self.budget():
-                context, examples = self._columns(records, np.array([key], np.uint64), pads=False)
-        except TFRecordError as error:
-            error.position = None  # only the number within the batch of one
-            raise
+    def _row(self, record: PackedRecords, keys: _Keys) -> tuple[dict[str, Any], dict[str, Any]]:
+        context, examples = self._columns(record, keys, pads=False)
         return rows_of(context)[0] if context else {}, rows_of(examples)[0]
-
-    @functools.cached_property
-    def _plan(self) -> PartPlan:
-        return PartPlan()
 
     def _read(self, found: PackedRecords, num_records: int, keys: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         context, examples = self._columns(found, keys, pads=self._pads)
@@ -223,17 +206,10 @@ def _tensor(column: torch.Tensor, lists: _Lists) -> torch.Tensor | Nested:
     """One tensor if the lists have one length, else ragged rows."""
     if lists.width is None:
         return Nested(column, (lists.offsets,))
-    return _like(column.reshape(len(lists.sizes), lists.width, *column.shape[1:]), column)
+    return as_kind_of(column.reshape(len(lists.sizes), lists.width, *column.shape[1:]), column)
 
 
 def _parts(column: Any, lists: _Lists) -> list[Any]:
     """One value for each list: what of images and arrays is not ragged, but stacked or listed, as in a batch."""
     rows = rows_of(column)
     return [stack([*rows[begin:end]]) for begin, end in pairwise(lists.borders.tolist())]
-
-
-def _like(tensor: torch.Tensor, column: torch.Tensor) -> torch.Tensor:
-    if not isinstance(column, tv_tensors.TVTensor):
-        return tensor
-    kept: torch.Tensor = tv_tensors.wrap(tensor, like=column)
-    return kept

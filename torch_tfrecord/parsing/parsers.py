@@ -41,7 +41,7 @@ __all__ = [
     "ExampleParser",
     "InnerParser",
     "Parser",
-    "PartPlan",
+    "PartParser",
     "SequenceExampleParser",
     "packed",
     "wrapped",
@@ -61,9 +61,19 @@ class Parser(Generic[_Sample, _Batch]):
     """What it reads."""
     needs_keys = False
     """Whether a spec draws at random, so that the record keys matter."""
+    _pads: bool
 
     def __init__(self, max_batch_bytes: int) -> None:
         self.max_batch_bytes = check_max_batch_bytes(max_batch_bytes)
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        """Pickle the specs; the readers are built again."""
+        kind: Callable[..., Any] = type(self)
+        return functools.partial(kind, pads=self._pads, max_batch_bytes=self.max_batch_bytes), self._specs
+
+    @property
+    def _specs(self) -> tuple[Any, ...]:
+        return (self.features,)
 
     def budget(self, num_batches: int = 1) -> BatchBudget:
         """The memory budget of this many batches; each ``with`` starts a fresh one."""
@@ -187,11 +197,6 @@ class ExampleParser(Parser[_Values, _Values]):
         self._row_bytes = _row_bytes(readers)
         self.needs_keys = any(getattr(reader, "keyed", False) for reader in readers)
 
-    def __reduce__(self) -> tuple[Callable[..., ExampleParser], tuple[dict[str, Feature]]]:
-        """Pickle the specs; the readers are built again."""
-        build = functools.partial(type(self), pads=self._pads, max_batch_bytes=self.max_batch_bytes)
-        return build, (self.features,)
-
     def single(self, serialized: _Bytes, key: int = 0) -> _Values:
         """Parse one serialized Example; see `parse_single_example`.
 
@@ -230,9 +235,28 @@ class InnerParser(ExampleParser):
     _wraps = False
 
 
-class PartPlan:
-    """The plan of a parser that reads each batch's records by itself."""
+class PartParser(Parser[Any, Any]):
+    """The base of parsers of other records than Examples: each batch is read by itself, a sample as a batch of one."""
 
+    def single(self, serialized: _Bytes, key: int = 0) -> Any:
+        """Parse one record."""
+        try:
+            with self.budget():
+                return self._row(packed([serialized]), np.array([key], np.uint64))
+        except TFRecordError as error:
+            error.position = None  # only the number within the batch of one
+            raise
+
+    def _row(self, record: PackedRecords, keys: _Keys) -> Any:
+        """The only row of a batch of one record."""
+        raise NotImplementedError
+
+    @functools.cached_property
+    def _plan(self) -> _PartPlan:
+        return _PartPlan()
+
+
+class _PartPlan:
     def read(self, records: PackedRecords, borders: Sequence[int]) -> list[PackedRecords]:
         """The records of each batch."""
         return [records[begin:end] for begin, end in itertools.pairwise(borders)]
@@ -277,10 +301,9 @@ class SequenceExampleParser(Parser[tuple[_Values, _Values], Any]):
         self._steps = {name: make_step_reader(name, spec) for name, spec in steps.items()}
         self._counted = [name for name, spec in steps.items() if isinstance(spec, FixedLenSequenceFeature)]
 
-    def __reduce__(self) -> tuple[Callable[..., SequenceExampleParser], tuple[Any, Any]]:
-        """Pickle the specs; the readers are built again."""
-        build = functools.partial(type(self), pads=self._pads, max_batch_bytes=self.max_batch_bytes)
-        return build, (self.features.context_features, self.features.sequence_features)
+    @property
+    def _specs(self) -> tuple[Any, ...]:
+        return self.features.context_features, self.features.sequence_features
 
     def single(self, serialized: _Bytes, key: int = 0) -> tuple[_Values, _Values]:
         """Parse one serialized SequenceExample; see `parse_single_sequence_example`."""

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from torch_tfrecord.batch_memory import MAX_BATCH_BYTES
-from torch_tfrecord.errors import TFRecordError
 from torch_tfrecord.features.columns import NO_OFFSETS, Column, read_columns
 from torch_tfrecord.features.example_list import ExampleListFeatures
 from torch_tfrecord.features.feature import Feature, SequenceFeatures, make_reader
 from torch_tfrecord.parsing.example_lists import ExampleListParser
-from torch_tfrecord.parsing.parsers import ExampleParser, Parser, PartPlan, SequenceExampleParser, packed, wrapped
+from torch_tfrecord.parsing.parsers import ExampleParser, Parser, PartParser, SequenceExampleParser, wrapped
 from torch_tfrecord.records.packed_records import PackedRecords
 from torch_tfrecord.values.dtypes import BYTES_LIST
 from torch_tfrecord.values.stacking import rows_of
@@ -48,7 +46,7 @@ def make_parser(
     return ExampleParser(features, pads=pads, max_batch_bytes=max_batch_bytes)
 
 
-class ValueParser(Parser[Any, Any]):
+class ValueParser(PartParser):
     """Parses records that are one value each, such as an image, a message or JSON: what a bytes feature could hold.
 
     Args:
@@ -73,22 +71,8 @@ class ValueParser(Parser[Any, Any]):
         want.label = want.what
         self.needs_keys = getattr(self._reader, "keyed", False)
 
-    def __reduce__(self) -> tuple[Callable[..., ValueParser], tuple[Feature]]:
-        """Pickle the spec; the reader is built again."""
-        return functools.partial(type(self), pads=self._pads, max_batch_bytes=self.max_batch_bytes), (self.features,)
-
-    def single(self, serialized: Any, key: int = 0) -> Any:
-        """Parse one record into a value."""
-        try:
-            with self.budget():
-                return rows_of(self._column(packed([serialized]), key))[0]
-        except TFRecordError as error:
-            error.position = None  # only the number within the batch of one
-            raise
-
-    @functools.cached_property
-    def _plan(self) -> PartPlan:
-        return PartPlan()
+    def _row(self, record: PackedRecords, keys: Any) -> Any:
+        return rows_of(self._column(record, keys))[0]
 
     def _read(self, found: PackedRecords, num_records: int, keys: Any) -> Any:
         return wrapped(self._column(found, keys))

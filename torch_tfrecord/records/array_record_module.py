@@ -9,29 +9,14 @@ from __future__ import annotations
 
 import builtins
 import importlib
-import multiprocessing
-import os
-import sys
-import threading
 from typing import Any
 
-from torch_tfrecord.module_copy import compiled_copy
+from torch_tfrecord.module_copy import compiled_copy, module_of_process
 
 __all__ = ["array_record_module"]
 
 _NAME = "array_record.python.array_record_module"
 _PYBIND = "__pybind11_internals"  # where the classes of all modules that were made with pybind11 are registered
-
-
-class _Loaded:
-    """What a process has loaded."""
-
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.module: Any = None
-
-
-_loaded: dict[int, _Loaded] = {}  # by number of the process; those of its forebears come along
 
 
 def array_record_module() -> Any:
@@ -40,13 +25,7 @@ def array_record_module() -> Any:
     Raises:
         ImportError: The package is missing, or cannot be loaded twice.
     """
-    loaded = _loaded.setdefault(os.getpid(), _Loaded())
-    with loaded.lock:
-        if loaded.module is None:
-            # Whoever was forked from a process that has it imported cannot know whether it was used there.
-            was_forked = multiprocessing.parent_process() is not None and _NAME in sys.modules
-            loaded.module = _own_copy() if was_forked or len(_loaded) > 1 else _first()
-        return loaded.module
+    return module_of_process(_NAME, _first, _own_copy)
 
 
 def _first() -> Any:

@@ -30,7 +30,6 @@ from torch_tfrecord.records.scan import RecordScanner
 from torch_tfrecord.records.sidecar_file import SidecarFormat, pack, read_sidecar, stored_number
 from torch_tfrecord.records.storage import FileSource, is_remote, local_path, open_file
 from torch_tfrecord.remote.access import DEFAULT_ACCESS, Access
-from torch_tfrecord.remote.store import RemoteInfo
 
 __all__ = ["COMPRESSION_TYPES", "RecordIndex", "build_index", "index_source", "load_fresh"]
 
@@ -298,7 +297,7 @@ def _check_contiguous(offsets: npt.NDArray[np.int64], lengths: npt.NDArray[np.in
         raise IndexMismatchError(f"expected records up to the end of the file ({size} bytes), got an end of {end}")
 
 
-def _load(path: str, data: FileSource | None, access: Access, info: RemoteInfo | None = None) -> RecordIndex:
+def _load(path: str, data: FileSource | None, access: Access) -> RecordIndex:
     def most_bytes(metadata: Mapping[str, str]) -> int:
         file_size = stored_number(metadata["file_size"], "file_size")
         if data is not None and file_size != data.file_size:  # before its arrays are read
@@ -310,7 +309,7 @@ def _load(path: str, data: FileSource | None, access: Access, info: RemoteInfo |
         stream = file_size * _MOST_INFLATED if metadata["compression_type"] else file_size
         return stream // OVERHEAD_BYTES * _ENTRY_BYTES
 
-    found = read_sidecar(path, _FORMAT, most_bytes, access=access, info=info)
+    found = read_sidecar(path, _FORMAT, most_bytes, access=access)
     metadata = found.metadata
     fingerprint = metadata["fingerprint"]
     try:
@@ -330,22 +329,19 @@ def _load(path: str, data: FileSource | None, access: Access, info: RemoteInfo |
         raise
 
 
-def load_fresh(
-    path: str, data: FileSource, access: Access = DEFAULT_ACCESS, info: RemoteInfo | None = None
-) -> RecordIndex:
+def load_fresh(path: str, data: FileSource, access: Access = DEFAULT_ACCESS) -> RecordIndex:
     """The index at a path, if it is of the data file as it is now.
 
     Args:
         path: Of the index.
         data: The data file.
         access: How a remote index is reached.
-        info: What its storage says of it, where that is known already.
 
     Raises:
         IndexMismatchError: it is not, or is none; nothing larger than an index of that file is read.
         OSError: the index cannot be opened.
     """
-    index = _load(path, data, access, info)
+    index = _load(path, data, access)
     index.check_fresh(data)
     # A plain file needs no look: its records would not fill it. What is empty is of any compression.
     if (

@@ -8,6 +8,7 @@ import threading
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Generic, TypeVar, get_args
@@ -31,7 +32,7 @@ from torch_tfrecord.remote.store import RemoteInfo
 from torch_tfrecord.remote.together import each_at_once
 from torch_tfrecord.shown import printable
 
-__all__ = ["IndexKeeper", "SidecarKeeper"]
+__all__ = ["IndexKeeper", "Kept", "SidecarKeeper"]
 
 _Index = TypeVar("_Index")
 
@@ -47,6 +48,25 @@ def _tidy_folder(place: str) -> Iterator[None]:
     if Path(place).parent.name == SIDECAR_FOLDER:
         with contextlib.suppress(OSError):
             Path(place).parent.rmdir()
+
+
+@dataclass(frozen=True)
+class Kept(Generic[_Index]):
+    """What is kept of one data file.
+
+    Attributes:
+        path: The data file.
+        name: The path that the sidecar is kept for: the data file's, or one beside it.
+        load: Loads it from a place; IndexMismatchError where it is not of the data, OSError where it is not there.
+        build: Builds it.
+        content: The bytes to keep.
+    """
+
+    path: str
+    name: str
+    load: Callable[[str], _Index]
+    build: Callable[[], _Index]
+    content: Callable[[_Index], bytes]
 
 
 class SidecarKeeper(Generic[_Index]):
@@ -72,58 +92,42 @@ class SidecarKeeper(Generic[_Index]):
         self._kind, self._advice = kind, advice
         self._displaced: list[tuple[str, str | None, str]] = []
 
-    def find(
-        self,
-        path: str,
-        name: str,
-        load: Callable[[str], _Index],
-        build: Callable[[], _Index],
-        content: Callable[[_Index], bytes],
-    ) -> _Index:
+    def find(self, kept: Kept[_Index]) -> _Index:
         """What is kept of a data file, or is built.
-
-        Args:
-            path: The data file.
-            name: The path that the sidecar is kept for: the data file's, or one beside it.
-            load: Loads it from a place; IndexMismatchError where it is not of the data, OSError where it is not there.
-            build: Builds it.
-            content: The bytes to keep.
 
         Raises:
             IndexMismatchError: with the policy "require", where no place has a fresh one.
         """
         if self._policy == "memory":
-            return build()
-        found, stale = self._load(path, load, places(name, self._index_dir))
+            return kept.build()
+        found, stale = self._load(kept, places(kept.name, self._index_dir))
         if found is not None:
             return found
         if self._policy == "require":
+            there = " or ".join(places(kept.name, self._index_dir))
             raise stale or IndexMismatchError(
-                f"expected an {self._kind} at {' or '.join(places(name, self._index_dir))}, got none ({self._advice})",
-                path=path,
+                f"expected an {self._kind} at {there}, got none ({self._advice})", path=kept.path
             )
-        waiting = Waiting(path, self._kind)
+        waiting = Waiting(kept.path, self._kind)
         while True:
-            with self._building_alone(name) as is_alone:
+            with self._building_alone(kept.name) as is_alone:
                 # Another process may have built it meanwhile.
-                found, _ = self._load(path, load, new_places(name, self._index_dir))
+                found, _ = self._load(kept, new_places(kept.name, self._index_dir))
                 if found is not None:
                     return found
                 if is_alone or waiting.is_over:
-                    return self._built(path, name, load, build, content)
+                    return self._build_and_keep(kept)
             if not self._help():
                 waiting.pause()
 
-    def _load(
-        self, path: str, load: Callable[[str], _Index], where: Iterable[str]
-    ) -> tuple[_Index | None, IndexMismatchError | None]:
+    def _load(self, kept: Kept[_Index], where: Iterable[str]) -> tuple[_Index | None, IndexMismatchError | None]:
         """What is kept; or what is wrong with it, where something is there."""
         stale: IndexMismatchError | None = None
         for place in where:
             try:
-                return load(place), None
+                return kept.load(place), None
             except IndexMismatchError as error:
-                stale = stale or about_data(error, path)
+                stale = stale or about_data(error, kept.path)
             except OSError:
                 continue
         return None, stale
@@ -135,34 +139,27 @@ class SidecarKeeper(Generic[_Index]):
         """Build something else that is missing while another process builds what is asked for; whether there was."""
         return False
 
-    def _built(
-        self,
-        path: str,
-        name: str,
-        load: Callable[[str], _Index],
-        build: Callable[[], _Index],
-        content: Callable[[_Index], bytes],
-    ) -> _Index:
-        found = build()
-        kept = self._keep(content(found), path, name)
-        if kept is not None and self._reloads:
+    def _build_and_keep(self, kept: Kept[_Index]) -> _Index:
+        found = kept.build()
+        place = self._written(kept, kept.content(found))
+        if place is not None and self._reloads:
             with contextlib.suppress(OSError, IndexMismatchError):  # another process may have put there another one
-                return load(kept)
+                return kept.load(place)
         return found
 
-    def _keep(self, content: bytes, path: str, name: str) -> str | None:
+    def _written(self, kept: Kept[_Index], content: bytes) -> str | None:
         """The place where it is kept now; None where none can be written."""
         reason = ""
-        for number, place in enumerate(new_places(name, self._index_dir)):
+        for number, place in enumerate(new_places(kept.name, self._index_dir)):
             try:
                 write_sidecar(place, content)
             except OSError as error:
                 reason = reason or _reason(error)
                 continue
             if number:
-                self._displaced.append((path, place, reason))
+                self._displaced.append((kept.path, place, reason))
             return place
-        self._displaced.append((path, None, reason))
+        self._displaced.append((kept.path, None, reason))
         return None
 
     def warn_of_displaced(self) -> None:
@@ -238,8 +235,11 @@ class IndexKeeper(SidecarKeeper[RecordIndex]):
 
     def index(self, data: FileSource) -> RecordIndex:
         """The index of one file; see `each`. May be called from several threads."""
+        return self.find(self._kept(data))
+
+    def _kept(self, data: FileSource) -> Kept[RecordIndex]:
         load, build = partial(self._loaded, data), partial(self._build, data)
-        return self.find(data.path, data.path, load, build, RecordIndex.to_bytes)
+        return Kept(data.path, data.path, load, build, RecordIndex.to_bytes)
 
     def _loaded(self, data: FileSource, place: str) -> RecordIndex:
         index = load_fresh(place, data, self._access)
@@ -258,10 +258,9 @@ class IndexKeeper(SidecarKeeper[RecordIndex]):
             # What fails comes again in that file's turn.
             with contextlib.suppress(OSError, TFRecordError), self._building_alone(path) as is_alone:
                 if is_alone:
-                    data = open_file(path, self._access)
-                    where = places(path, self._index_dir)
-                    if self._load(path, partial(self._loaded, data), where)[0] is None:
-                        self._keep(self._build(data).to_bytes(), path, path)
+                    kept = self._kept(open_file(path, self._access))
+                    if self._load(kept, places(path, self._index_dir))[0] is None:
+                        self._build_and_keep(kept)
                         return True
         return False
 

@@ -24,7 +24,6 @@ __all__ = [
     "SIDECAR_FOLDER",
     "SIDECAR_SUFFIX",
     "about_data",
-    "cache_dir",
     "in_sidecar_folder",
     "new_places",
     "old_sidecar_path",

@@ -29,7 +29,6 @@ from torch_tfrecord.errors import IndexMismatchError
 from torch_tfrecord.records.checksum import crc32c
 from torch_tfrecord.records.storage import FileSource, open_file
 from torch_tfrecord.remote.access import DEFAULT_ACCESS, Access
-from torch_tfrecord.remote.store import RemoteInfo
 
 __all__ = [
     "Sidecar",
@@ -124,7 +123,6 @@ def read_sidecar(
     owner: str = "the data file",
     *,
     access: Access = DEFAULT_ACCESS,
-    info: RemoteInfo | None = None,
 ) -> Sidecar:
     """Read what `pack` wrote, and check everything that can be checked without the data.
 
@@ -135,15 +133,13 @@ def read_sidecar(
             file may claim gigabytes that it does not hold on disk. May raise IndexMismatchError.
         owner: Name of the data with that size, for errors.
         access: How to reach a remote file.
-        info: What the storage says about it, if that is known already.
 
     Raises:
         IndexMismatchError: The sidecar is damaged, has another format or version, or is implausibly large.
         OSError: The file cannot be opened or read.
     """
-    return read_source(
-        open_file(path, access.without_cache(), info), kind, most_bytes, owner
-    )  # rejects directories and pipes
+    source = open_file(path, access.without_cache())  # rejects directories and pipes
+    return read_source(source, kind, most_bytes, owner)
 
 
 def read_source(

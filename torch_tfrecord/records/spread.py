@@ -182,9 +182,9 @@ def _record_from(file: FileSource, begin: int, most: int) -> SpreadRecord | None
     while True:
         content = file.read(window, begin)
         reaches_end = begin + len(content) >= file.file_size
-        headers = [at for at in find_headers(content) if _is_short(content, at, most)]
-        for at in reversed(headers) if reaches_end and begin > 0 else headers:
-            record = _record_at(file, begin + at, payload_length(content[at : at + HEADER_BYTES]))
+        headers = [(at, payload_length(content[at : at + HEADER_BYTES])) for at in find_headers(content)]
+        for at, length in reversed(headers) if reaches_end and begin > 0 else headers:
+            record = _record_at(file, begin + at, length) if length <= most else None
             if record is not None:
                 return record
         if window >= most or (reaches_end and begin == 0):
@@ -192,10 +192,6 @@ def _record_from(file: FileSource, begin: int, most: int) -> SpreadRecord | None
         window = min(4 * window, most)
         if reaches_end:  # in the last record: go back to where it begins
             begin = max(file.file_size - window, 0)
-
-
-def _is_short(content: bytes, at: int, most: int) -> bool:
-    return payload_length(content[at : at + HEADER_BYTES]) <= most
 
 
 def _record_at(file: FileSource, offset: int, length: int) -> SpreadRecord | None:

@@ -9,6 +9,7 @@ __all__ = ["AdaptiveLimit"]
 _REQUEST_BYTES = 1 << 16  # what a request counts beside its bytes: of small ones more are served, not more bytes
 _GAIN = 1.05  # that a larger number must bring
 _UP, _DOWN = 1.5, 0.67
+_FIRST, _LEAST = 96, 4  # requests
 _LEAST_SECONDS = 0.1  # that a number is measured for, twice where it brings nothing: other processes are busy, too
 _CALM_SECONDS = 1.0  # between two refusals that count
 _REST_WINDOWS = 20  # before the next trials
@@ -21,17 +22,17 @@ class AdaptiveLimit:
     slower than one. Halves when the storage refuses. Not safe from threads: whoever calls holds a lock.
 
     Args:
-        first, least, most: The number at first, and what it stays between.
+        most: The most requests.
 
     Attributes:
         number: Requests that may be in flight now.
     """
 
-    def __init__(self, first: int = 96, least: int = 4, most: int = 256) -> None:
-        self.number, self._least, self._most = first, least, most
+    def __init__(self, most: int = 256) -> None:
+        self.number, self._most = _FIRST, most
         self._begin: float | None = None
         self._count = self._bytes = 0
-        self._best_rate, self._best_number = 0.0, first
+        self._best_rate, self._best_number = 0.0, _FIRST
         self._rates: list[float] = []  # of this number
         self._factor = _UP  # of this trial
         self._rests = 2  # windows until the next trial: connections are made in the first ones
@@ -89,5 +90,5 @@ class AdaptiveLimit:
         self._begin = None
 
     def _set(self, number: float) -> None:
-        self.number = max(self._least, min(self._most, int(number)))
+        self.number = max(_LEAST, min(self._most, int(number)))
         self._rates = []

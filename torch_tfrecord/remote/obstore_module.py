@@ -9,44 +9,29 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import multiprocessing
-import os
 import sys
-import threading
+from collections.abc import Callable
+from functools import partial
 from types import ModuleType
 from typing import Any
 
-from torch_tfrecord.module_copy import compiled_copy
+from torch_tfrecord.module_copy import compiled_copy, module_of_process
 
 __all__ = ["obstore_module"]
 
 _NAME = "obstore._obstore"
 
 
-class _Loaded:
-    """What a process has loaded."""
-
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.is_tried = False
-        self.module: ModuleType | None = None
-
-
-_loaded: dict[int, _Loaded] = {}  # by number of the process; those of its forebears come along
-
-
 def obstore_module() -> Any:
     """The module `obstore` of this process; None where it is not installed, or cannot be loaded."""
-    loaded = _loaded.setdefault(os.getpid(), _Loaded())
-    with loaded.lock:
-        if not loaded.is_tried:
-            # Whoever was forked from a process that has it imported cannot know whether it was used there.
-            was_forked = multiprocessing.parent_process() is not None and _NAME in sys.modules
-            is_first = len(_loaded) == 1 and not was_forked
-            with contextlib.suppress(ImportError, OSError):
-                loaded.module = importlib.import_module("obstore") if is_first else _own_copy()
-            loaded.is_tried = True
-        return loaded.module
+    first = partial(importlib.import_module, "obstore")
+    return module_of_process(_NAME, partial(_or_none, first), partial(_or_none, _own_copy))
+
+
+def _or_none(load: Callable[[], ModuleType]) -> ModuleType | None:
+    with contextlib.suppress(ImportError, OSError):
+        return load()
+    return None
 
 
 def _own_copy() -> ModuleType:

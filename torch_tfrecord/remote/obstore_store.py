@@ -170,9 +170,9 @@ def _client(module: Any, config: ObstoreConfig, max_retries: int = 0) -> Any:  #
     return client
 
 
-def bucket_region(bucket: str, address: str = "https://s3.amazonaws.com") -> str | None:
+def bucket_region(bucket: str) -> str | None:
     """Where a bucket of Amazon's lies, which its host tells anybody; None where it cannot be asked."""
-    request = urllib.request.Request(f"{address}/{bucket}", method="HEAD")
+    request = urllib.request.Request(f"https://s3.amazonaws.com/{bucket}", method="HEAD")
     try:
         with urllib.request.urlopen(request, timeout=_REGION_SECONDS) as answer:
             headers = answer.headers

@@ -28,7 +28,6 @@ from torch_tfrecord.tfds.files import (
 from torch_tfrecord.tfds.json_fields import JsonFields, read_json, read_text
 
 __all__ = [
-    "FEATURES_FILE",
     "SPLIT_NAME",
     "DatasetInfo",
     "SplitInfo",

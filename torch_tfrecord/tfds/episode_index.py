@@ -23,7 +23,7 @@ from torch_tfrecord.errors import IndexMismatchError, ParseError, TFRecordError
 from torch_tfrecord.progress import ProgressBar
 from torch_tfrecord.records.checksum import crc32c
 from torch_tfrecord.records.index import RecordIndex
-from torch_tfrecord.records.index_keeper import SidecarKeeper
+from torch_tfrecord.records.index_keeper import Kept, SidecarKeeper
 from torch_tfrecord.records.numbered import FileIndex, has_ranges, open_records, read_record, record_offset
 from torch_tfrecord.records.sidecar_file import SidecarFormat, pack, read_sidecar
 from torch_tfrecord.remote.access import DEFAULT_ACCESS, Access
@@ -229,7 +229,7 @@ class EpisodeIndexKeeper(SidecarKeeper[EpisodeIndex]):
             return build_episode_index(open_records(path, records, self._access), records, step_lists)
 
         load = functools.partial(EpisodeIndex.load, records=records, step_lists=step_lists, access=self._access)
-        return self.find(path, path + _NAME, load, build, lambda index: index.to_bytes(records))
+        return self.find(Kept(path, path + _NAME, load, build, lambda index: index.to_bytes(records)))
 
 
 # The file.

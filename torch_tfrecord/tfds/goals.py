@@ -4,19 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from torch_tfrecord.arguments import at_least, integer
-from torch_tfrecord.order.position_batch import epoch_of
-from torch_tfrecord.order.random_stream import record_keys, salted_keys
+from torch_tfrecord.order.draw_epoch import DrawEpoch
 
 __all__ = ["GoalDraws", "UniformGoals"]
-
-_UNKNOWN = -1
 
 
 @dataclass(frozen=True)
@@ -72,40 +67,21 @@ class GoalDraws:
     Args:
         goals: How to draw.
         num_steps: int64 [episodes].
+
+    Attributes:
+        epoch: The epoch of positions that do not know theirs.
     """
 
     def __init__(self, goals: UniformGoals, num_steps: npt.NDArray[np.int64]) -> None:
         self._goals = goals
         self._num_steps = num_steps
         self._begins = np.cumsum(num_steps) - num_steps
-        self._epoch = torch.tensor(_UNKNOWN)
-        self._share_epoch()
-
-    @property
-    def needs_salt(self) -> bool:
-        """Whether no epoch was chosen."""
-        return int(self._epoch) == _UNKNOWN
-
-    def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch of positions that do not know theirs."""
-        self._epoch.fill_(at_least(0, "epoch", epoch))
+        self.epoch = DrawEpoch()
 
     def of(self, positions: Sequence[int], episodes: Sequence[int], steps: Sequence[int]) -> list[int]:
         """The goal steps of a batch of positions, which must be `salted`, at these steps of these episodes."""
         numbers, at = np.array(episodes, np.int64), np.array(steps, np.int64)
-        salt, epoch = getattr(positions, "salt", None), epoch_of(positions)
-        epoch = int(self._epoch) if epoch is None else epoch
-        if salt is not None or epoch == _UNKNOWN:
-            keys = salted_keys(len(at), salt or 0)
-        else:  # by the step among all steps of the split: the same whichever of them are positions
-            keys = record_keys(self._begins[numbers] + at, epoch, self._goals.seed)
+        # By the step among all steps of the split: the same whichever of them are positions.
+        keys = self.epoch.keys(positions, self._begins[numbers] + at, self._goals.seed)
         goals: list[int] = self._goals.draw(at, self._num_steps[numbers], keys).tolist()
         return goals
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._share_epoch()  # plain pickling and copying lose the sharing
-
-    def _share_epoch(self) -> None:
-        # In shared memory, so that persistent workers, which hold a copy of this object, see set_epoch.
-        self._epoch.share_memory_()

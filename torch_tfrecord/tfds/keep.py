@@ -6,8 +6,10 @@ its DROID dataset): ``{"<key>": [[0, 100], [200, 300]]}`` keeps steps 0 to 99 an
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from operator import getitem
 from string import Formatter
 from typing import Any, TypeAlias
 
@@ -121,9 +123,7 @@ class _Template:
 
 
 def _plain(metadata: Mapping[str, Any], path: str) -> Any:
-    value: Any = metadata
-    for name in path.split("/"):
-        value = value[name]
+    value: Any = functools.reduce(getitem, path.split("/"), metadata)
     if isinstance(value, bytes):
         return decode_text(value)
     return value.item() if isinstance(value, torch.Tensor) and not value.dim() else value

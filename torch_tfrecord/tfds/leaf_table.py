@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,7 +21,7 @@ from torch_tfrecord.tfds.leaves import Leaf
 from torch_tfrecord.tfds.pictures import PIXEL_MODES, BoxLeaf, PictureElement, sound_element
 from torch_tfrecord.values.dtypes import BYTES_LIST
 
-__all__ = ["Decoding", "LeafPlace", "list_leaves", "make_element", "make_leaf", "plain_spec"]
+__all__ = ["Decoding", "LeafPlace", "list_leaves", "make_element", "make_leaf", "paths_below", "plain_spec"]
 
 
 @dataclass(frozen=True)
@@ -66,6 +66,16 @@ class LeafPlace:
 def list_leaves(tree: f.FeatureConnector) -> list[LeafPlace]:
     """List all leaves in tree order, and dicts of nothing. A Video adds one sequence level."""
     return list(_walk(tree, (), (), None))
+
+
+def paths_below(paths: Iterable[str], top: str) -> list[str]:
+    """Those of the paths that are this one or below it.
+
+    Example:
+        >>> paths_below(["a", "ab", "a/b"], "a")
+        ['a', 'a/b']
+    """
+    return [path for path in paths if path == top or path.startswith(f"{top}/")]
 
 
 def _walk(feature: Any, names: tuple[str, ...], lengths: Shape, image: str | None) -> list[LeafPlace]:

@@ -21,8 +21,6 @@ import numpy as np
 import numpy.typing as npt
 
 from torch_tfrecord.arguments import IndexPolicy, at_least, one_of
-from torch_tfrecord.errors import ImageDecodeError
-from torch_tfrecord.images.codec import image_size
 from torch_tfrecord.processors import num_processors
 from torch_tfrecord.progress import ProgressBar
 from torch_tfrecord.records.atomic import write_atomically
@@ -30,9 +28,9 @@ from torch_tfrecord.records.build_turns import build_alone
 from torch_tfrecord.records.storage import is_remote
 from torch_tfrecord.shown import printable, shown_list, shown_value
 from torch_tfrecord.tfds.dataset_info import DatasetInfo, info_of
-from torch_tfrecord.tfds.episode_columns import FeaturePlace
 from torch_tfrecord.tfds.episode_store import STEPS, EpisodeStore
 from torch_tfrecord.tfds.leaf_table import list_leaves
+from torch_tfrecord.tfds.lerobot_camera import CameraFrames
 from torch_tfrecord.tfds.lerobot_features import CAMERA_DTYPES, Chosen, LeRobotFeature, choose_features
 from torch_tfrecord.tfds.lerobot_files import (
     CODECS,
@@ -182,12 +180,8 @@ def _sized(feature: LeRobotFeature, store: EpisodeStore, number: int) -> LeRobot
     """A camera with the size of its first frame."""
     if not feature.is_camera:
         return feature
-    data = feature.column(store.episode(number).steps).encoded(0, 1)[0]
-    try:
-        return feature._replace(shape=(*image_size(data), 3))
-    except ImageDecodeError as error:
-        place = FeaturePlace(f"{STEPS}/{feature.paths[0]}", store.record(number).locate)
-        raise place.at_step(error, 0) from error
+    camera = CameraFrames(feature, store.episode(number), store)
+    return feature._replace(shape=(*camera.first_size(), 3))
 
 
 def _tasks(store: EpisodeStore, numbers: Sequence[int]) -> list[str]:

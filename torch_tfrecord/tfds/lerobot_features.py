@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch_tfrecord.tfds.features as f
 from torch_tfrecord.shown import shown_list
 from torch_tfrecord.tfds.episode_store import STEPS
-from torch_tfrecord.tfds.leaf_table import LeafPlace, list_leaves
+from torch_tfrecord.tfds.leaf_table import LeafPlace, list_leaves, paths_below
 from torch_tfrecord.tfds.step_samples import INSTRUCTIONS
 
 __all__ = ["CAMERA_DTYPES", "Chosen", "LeRobotFeature", "choose_features"]
@@ -129,14 +129,10 @@ def _usual_name(path: str, dtype: str, usable: Mapping[str, Any]) -> str:
     if dtype == _STRING:
         is_task = parts[-1] in INSTRUCTIONS and parts[:-1] in ([], [_OBSERVATION])
         return "task" if is_task else ".".join(parts)
-    states = [top for top in _STATES if any(_is_below(other, top) for other in usable)]
-    if states and _is_below(path, states[0]):
+    states = next((below for top in _STATES if (below := paths_below(usable, top))), [])
+    if path in states:
         return _STATE
-    return _ACTION if _is_below(path, _ACTION) else ".".join(parts)
-
-
-def _is_below(path: str, top: str) -> bool:
-    return path == top or path.startswith(f"{top}/")
+    return _ACTION if paths_below([path], _ACTION) else ".".join(parts)
 
 
 def _named(name: str, tops: str | Sequence[str], usable: Mapping[str, tuple[str, tuple[int, ...]]]) -> LeRobotFeature:
@@ -145,7 +141,7 @@ def _named(name: str, tops: str | Sequence[str], usable: Mapping[str, tuple[str,
         raise ValueError(f"features: {name!r} cannot be the name of a feature: LeRobot uses it, or it has a '/'")
     paths: list[str] = []
     for top in [tops] if isinstance(tops, str) else tops:
-        below = sorted(path for path in usable if _is_below(path, top))
+        below = sorted(paths_below(usable, top))
         if not below:
             raise ValueError(
                 f"features: {name!r}: no feature {top!r} in the steps that LeRobot can hold; there are "

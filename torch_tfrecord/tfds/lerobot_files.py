@@ -49,17 +49,16 @@ OWN_FEATURES = {
 def check_installed(*names: str) -> None:
     """ImportError unless these modules are there, which the extra `lerobot` installs."""
     for name in names:
-        try:
-            importlib.import_module(name)
-        except ImportError as error:
-            raise ImportError(
-                f"{name} is missing, which writes LeRobot's files: pip install 'torch-tfrecord[lerobot]'"
-            ) from error
+        _module(name)
 
 
 def _module(name: str) -> Any:
-    # Imported where they are used: they are an extra, and have no types.
-    return importlib.import_module(name)
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise ImportError(
+            f"{name} is missing, which writes LeRobot's files: pip install 'torch-tfrecord[lerobot]'"
+        ) from error
 
 
 def place_of(number: int) -> str:

@@ -2,29 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
-from torch_tfrecord.errors import ImageDecodeError, ParseError, TFRecordError
-from torch_tfrecord.images.codec import encode_image
-from torch_tfrecord.images.headers import ImageHeader, read_header
 from torch_tfrecord.records.atomic import write_atomically
-from torch_tfrecord.tfds.episode_columns import EncodedColumn, FeaturePlace
-from torch_tfrecord.tfds.episode_store import STEPS, Episode, EpisodeStore
+from torch_tfrecord.tfds.episode_store import EpisodeStore
+from torch_tfrecord.tfds.lerobot_camera import CameraFrames
 from torch_tfrecord.tfds.lerobot_features import LeRobotFeature
 from torch_tfrecord.tfds.lerobot_files import FILES_PER_CHUNK, DataTable, Movie, VideoEncoder, place_of, table_bytes
-from torch_tfrecord.tfds.lerobot_statistics import PixelStatistics, number_statistics
+from torch_tfrecord.tfds.lerobot_statistics import number_statistics
 from torch_tfrecord.tfds.step_samples import instruction
 
 __all__ = ["EpisodeGroups", "episodes_path"]
-
-_BLOCK_STEPS = 32  # frames read and decoded together
 
 
 def episodes_path(out: str, number: int) -> Path:
@@ -79,110 +73,53 @@ class EpisodeGroups:
     def _add(self, place: int, number: int, table: DataTable, movies: dict[str, Movie]) -> dict[str, Any]:
         """Add an episode to the files; return its row of ``meta/episodes``."""
         episode = self.store.episode(self.episodes[place])
-        begin, end = map(int, self.frames[place : place + 2])
-        steps = np.arange(episode.num_steps)
         tasks = [instruction(episode, step) for step in range(episode.num_steps)]
-        file = {"chunk_index": number // FILES_PER_CHUNK, "file_index": number % FILES_PER_CHUNK}
         row: dict[str, Any] = {"episode_index": place, "tasks": [*dict.fromkeys(tasks)], "length": episode.num_steps}
-        row |= {f"data/{key}": value for key, value in file.items()}
-        row |= {"dataset_from_index": begin, "dataset_to_index": end}
-        for name, movie in movies.items():
-            first, last = movie.num_frames, movie.num_frames + episode.num_steps
-            times = {"from_timestamp": first / self.fps, "to_timestamp": last / self.fps}
-            row |= {f"videos/{name}/{key}": value for key, value in {**file, **times}.items()}
-        columns: dict[str, Any] = {
-            "timestamp": steps / self.fps,
-            "frame_index": steps,
-            "episode_index": np.full(len(steps), place),
-            "index": steps + begin,
-            "task_index": np.array([self.tasks[task] for task in tasks]),
-        }
+        file = {"chunk_index": number // FILES_PER_CHUNK, "file_index": number % FILES_PER_CHUNK}
+        row |= self._where(place, file, movies)
+        columns = self._own_columns(place, tasks)
         found = {name: number_statistics(values) for name, values in columns.items()}
         columns["timestamp"] = columns["timestamp"].astype(np.float32)
         for feature in self.features:
             if feature.is_camera:
-                columns[feature.name], found[feature.name] = self._frames(feature, episode, movies.get(feature.name))
+                camera = CameraFrames(feature, episode, self.store)
+                if feature.name in movies:
+                    camera.add_to(movies[feature.name])
+                else:
+                    columns[feature.name] = [*camera.files()]
+                found[feature.name] = camera.statistics.result()
             elif feature.is_text:
-                columns[feature.name] = feature.column(episode.steps).read(0, len(steps))
+                columns[feature.name] = feature.column(episode.steps).read(0, episode.num_steps)
             else:
-                columns[feature.name] = feature.numbers(episode.steps)
-                values = columns[feature.name]
+                columns[feature.name] = values = feature.numbers(episode.steps)
                 found[feature.name] = number_statistics(values[:, 0] if feature.shape == (1,) else values)
         table.add(columns)
         row |= {f"stats/{name}/{key}": value for name, items in found.items() for key, value in items.items()}
         return row | {f"meta/episodes/{key}": value for key, value in file.items()}
 
-    def _frames(self, feature: LeRobotFeature, episode: Episode, movie: Movie | None) -> tuple[Any, dict[str, Any]]:
-        """The column of a camera, with its frames unless they go to a movie, and its statistics."""
-        statistics = PixelStatistics(episode.num_steps)
-        if movie is None:
-            return [*self._images(feature, episode, statistics)], statistics.result()
-        for step, frame in self._pixels(feature, episode, range(episode.num_steps)):
-            movie.add(frame)
-            if step in statistics.numbers:
-                statistics.add(frame)
-        return None, statistics.result()
+    def _where(self, place: int, file: Mapping[str, int], movies: Mapping[str, Movie]) -> dict[str, Any]:
+        """Where an episode is going to be in its files."""
+        begin, end = map(int, self.frames[place : place + 2])
+        where: dict[str, Any] = {f"data/{key}": value for key, value in file.items()}
+        where |= {"dataset_from_index": begin, "dataset_to_index": end}
+        for name, movie in movies.items():
+            first, last = movie.num_frames, movie.num_frames + end - begin
+            times = {"from_timestamp": first / self.fps, "to_timestamp": last / self.fps}
+            where |= {f"videos/{name}/{key}": value for key, value in {**file, **times}.items()}
+        return where
 
-    def _images(
-        self, feature: LeRobotFeature, episode: Episode, statistics: PixelStatistics
-    ) -> Iterator[dict[str, bytes | str]]:
-        """The frames as files: the bytes that are there if any program reads the same pixels from them, else a PNG."""
-        column = feature.column(episode.steps)
-        for first in range(0, episode.num_steps, _BLOCK_STEPS):
-            stop = min(first + _BLOCK_STEPS, episode.num_steps)
-            for step, data in enumerate(column.encoded(first, stop), first):
-                header = self._header(feature, episode, data, step)
-                frame = None
-                if step in statistics.numbers or not _is_plain(header, column):
-                    ((_, frame),) = self._pixels(feature, episode, range(step, step + 1))
-                if step in statistics.numbers and frame is not None:
-                    statistics.add(frame)
-                kind = header.format if _is_plain(header, column) else "png"
-                yield {
-                    "bytes": data
-                    if frame is None or _is_plain(header, column)
-                    else encode_image(frame.transpose(2, 0, 1), kind),
-                    "path": f"frame-{step:06d}.{kind}",
-                }
-
-    def _pixels(
-        self, feature: LeRobotFeature, episode: Episode, steps: range
-    ) -> Iterator[tuple[int, npt.NDArray[np.uint8]]]:
-        """The frames of steps as uint8 [H, W, 3]: gray is repeated, alpha left out."""
-        column = feature.column(episode.steps)
-        for first in range(steps.start, steps.stop, _BLOCK_STEPS):
-            pictures = column.read(first, min(first + _BLOCK_STEPS, steps.stop))
-            for step, picture in enumerate(pictures, first):
-                self._check_size(feature, episode, tuple(picture.shape[1:]), step)
-                frame = picture.as_subclass(torch.Tensor)[:3].expand(3, -1, -1).permute(1, 2, 0)
-                yield step, frame.contiguous().numpy()
-
-    def _header(self, feature: LeRobotFeature, episode: Episode, data: bytes, step: int) -> ImageHeader:
-        try:
-            header = read_header(data)
-        except ImageDecodeError as error:
-            raise self._at(feature, episode, step, error) from error
-        self._check_size(feature, episode, (header.height, header.width), step)
-        return header
-
-    def _check_size(self, feature: LeRobotFeature, episode: Episode, size: tuple[int, ...], step: int) -> None:
-        if size != feature.shape[:2]:
-            height, width, _ = feature.shape
-            text = f"expected an image of {height} x {width} pixels, as in the first episode, got {size[0]} x {size[1]}"
-            raise self._at(feature, episode, step, ParseError(text))
-
-    def _at(self, feature: LeRobotFeature, episode: Episode, step: int, error: TFRecordError) -> TFRecordError:
-        place = FeaturePlace(f"{STEPS}/{feature.paths[0]}", self.store.record(episode.number).locate)
-        return place.at_step(error, step)
+    def _own_columns(self, place: int, tasks: list[str]) -> dict[str, Any]:
+        """The columns of `OWN_FEATURES` of an episode, given the task of each step."""
+        steps = np.arange(len(tasks))
+        return {
+            "timestamp": steps / self.fps,
+            "frame_index": steps,
+            "episode_index": np.full(len(steps), place),
+            "index": steps + int(self.frames[place]),
+            "task_index": np.array([self.tasks[task] for task in tasks]),
+        }
 
 
 def _publish(path: Path, content: bytes) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(str(path), content)
-
-
-def _is_plain(header: ImageHeader, column: EncodedColumn) -> bool:
-    """Whether any program reads the same pixels from an image: RGB of 8 bits, upright."""
-    has_colours = column.pictures is not None and column.pictures.mode == "RGB"
-    is_common = header.format in ("jpeg", "png") and header.channels == 3 and header.bits == 8
-    return has_colours and is_common and header.orientation == 1

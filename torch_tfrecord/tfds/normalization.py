@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -98,7 +97,7 @@ class Normalize:
         return self._scales[name].backward(torch.as_tensor(values))
 
     def _mapped(self, values: Mapping[str, Any], change: _Change) -> dict[str, Any]:
-        changed = _replaced(values, self._action.split("/"), partial(change, scale=self._scales["action"]))
+        changed = _replaced(values, self._action.split("/"), change, self._scales["action"])
         if "proprio" in self._scales:
             path = next((path.split("/") for path in self._proprio if _is_there(values, path.split("/"))), None)
             if path is None:
@@ -106,15 +105,11 @@ class Normalize:
                     f"no {' or '.join(map(repr, self._proprio))} to normalise; set proprio to the path of the state, "
                     "or leave 'proprio' out of the statistics"
                 )
-            changed = _replaced(changed, path, partial(change, scale=self._scales["proprio"]))
+            changed = _replaced(changed, path, change, self._scales["proprio"])
         return changed
 
     def __repr__(self) -> str:
         return f"Normalize({self._normalization!r}, {', '.join(self._scales)})"
-
-
-class _Change(Protocol):
-    def __call__(self, tensor: torch.Tensor, *, scale: _Scale) -> torch.Tensor: ...
 
 
 class _Scale:
@@ -182,9 +177,12 @@ def _is_there(values: Any, path: Sequence[str]) -> bool:
     return True
 
 
-def _replaced(values: Mapping[str, Any], path: Sequence[str], change: Callable[[Any], Any]) -> dict[str, Any]:
+_Change: TypeAlias = Callable[[torch.Tensor, _Scale], torch.Tensor]
+
+
+def _replaced(values: Mapping[str, Any], path: Sequence[str], change: _Change, scale: _Scale) -> dict[str, Any]:
     """A copy with another value at a path."""
     name, *rest = path
     if not isinstance(values, Mapping) or name not in values:
         raise KeyError(f"no {name!r} to normalise; there are {shown_list(list(values), repr)}")
-    return {**values, name: _replaced(values[name], rest, change) if rest else change(values[name])}
+    return {**values, name: _replaced(values[name], rest, change, scale) if rest else change(values[name], scale)}

@@ -17,7 +17,7 @@ from torch_tfrecord.parsing.parsers import ExampleParser
 from torch_tfrecord.records.packed_records import PackedRecords
 from torch_tfrecord.shown import shown_list
 from torch_tfrecord.tfds.dataset_info import SupervisedKeys, flat_keys
-from torch_tfrecord.tfds.leaf_table import Decoding, LeafPlace, list_leaves, make_leaf, plain_spec
+from torch_tfrecord.tfds.leaf_table import Decoding, LeafPlace, list_leaves, make_leaf, paths_below, plain_spec
 
 __all__ = ["Chosen", "TFDSParser", "choose_leaves"]
 
@@ -84,12 +84,8 @@ class TFDSParser:
         """
         return self._nest(self._parser.single(serialized))
 
-    def batch(self, records: Any, keys: Any = None) -> ColumnBatch:
-        """Parse several records into columns, nested like a sample."""
-        return ColumnBatch(self._nest(self._parser.batch(records)), len(records))
-
     def batches(self, records: PackedRecords, keys: Any, borders: Sequence[int]) -> list[ColumnBatch]:
-        """Parse several batches at once: their concatenated records, and the border positions of each batch."""
+        """Parse several batches at once into columns, nested like a sample: all their records, and their borders."""
         sizes = (end - begin for begin, end in pairwise(borders))
         return [*map(ColumnBatch, map(self._nest, self._parser.batches(records, None, borders)), sizes)]
 
@@ -126,14 +122,13 @@ def choose_leaves(places: Sequence[LeafPlace], chosen: Chosen) -> list[LeafPlace
     wanted = list(_chosen_paths(chosen, ()))
     if not wanted:
         raise ValueError("features must name at least one feature, or be None for all")
+    there, found = [leaf.path for leaf in places], set[str]()
     for path in wanted:
-        if not any(_is_below(leaf.path, path) for leaf in places):
-            raise KeyError(f"no feature {path!r}; there are {shown_list(sorted(leaf.path for leaf in places))}")
-    return [leaf for leaf in places if any(_is_below(leaf.path, path) for path in wanted)]
-
-
-def _is_below(path: str, top: str) -> bool:
-    return path == top or path.startswith(f"{top}/")
+        below = paths_below(there, path)
+        if not below:
+            raise KeyError(f"no feature {path!r}; there are {shown_list(sorted(there))}")
+        found.update(below)
+    return [leaf for leaf in places if leaf.path in found]
 
 
 def _chosen_paths(chosen: Chosen, names: tuple[str, ...]) -> Iterable[str]:

@@ -230,7 +230,7 @@ class RLDSDataset(EpisodeDataset):
         """
         at_least(0, "epoch", epoch)
         if self._goals is not None:
-            self._goals.set_epoch(epoch)
+            self._goals.epoch.choose(epoch)
 
     @property
     def draws_at_random(self) -> bool:
@@ -240,7 +240,7 @@ class RLDSDataset(EpisodeDataset):
     @property
     def needs_salt(self) -> bool:
         """Whether the draws of goals need a salt, since no epoch was chosen."""
-        return self._goals is not None and self._goals.needs_salt
+        return self._goals is not None and not self._goals.epoch.is_known
 
     def _places(self, positions: Sequence[int]) -> Places:
         def place(number: int) -> str:

@@ -16,18 +16,20 @@ import numpy.typing as npt
 from torch_tfrecord.arguments import IndexPolicy
 from torch_tfrecord.errors import IndexMismatchError, ParseError, RemoteError
 from torch_tfrecord.progress import ProgressBar
-from torch_tfrecord.records.sidecar import cache_dir, write_sidecar
+from torch_tfrecord.records.sidecar import write_sidecar
 from torch_tfrecord.records.sidecar_file import Sidecar, SidecarFormat, pack, read_sidecar
 from torch_tfrecord.records.storage import is_remote, open_file
 from torch_tfrecord.remote.access import Access
 from torch_tfrecord.shown import shown_list
-from torch_tfrecord.tfds.dataset_info import FEATURES_FILE, DatasetInfo, info_of
+from torch_tfrecord.tfds.dataset_info import DatasetInfo, info_of
 from torch_tfrecord.tfds.episode_columns import NumberColumn
 from torch_tfrecord.tfds.episode_store import STEPS, Episode, EpisodeStore, EpisodeTransform
+from torch_tfrecord.tfds.files import FEATURES_FILE
 from torch_tfrecord.tfds.keep import DROID_KEY, Keep, KeepKey, kept_ranges
-from torch_tfrecord.tfds.leaf_table import list_leaves
+from torch_tfrecord.tfds.leaf_table import list_leaves, paths_below
 from torch_tfrecord.tfds.splits import Split
 from torch_tfrecord.tfds.step_ranges import StepRanges, kept_parts
+from torch_tfrecord.user_cache import cache_dir
 
 __all__ = ["dataset_statistics"]
 
@@ -130,14 +132,14 @@ def _names(
 ) -> tuple[str, ...]:
     """Paths of number features in the steps."""
     if chosen is None:
-        tops = [name for name in usual if any(_is_below(path, name) for path in there)][:1]
+        tops = [name for name in usual if paths_below(there, name)][:1]
         if not tops and is_needed:
             raise KeyError(f"no feature 'action' in the steps; set action to one of {shown_list(sorted(there))}")
     else:
         tops = [chosen] if isinstance(chosen, str) else list(chosen)
     names: list[str] = []
     for top in tops:
-        below = sorted(path for path in there if _is_below(path, top))
+        below = sorted(paths_below(there, top))
         if not below and is_needed:
             raise KeyError(f"no feature {top!r} in the steps; there are {shown_list(sorted(there))}")
         names += below or [top]
@@ -148,10 +150,6 @@ def _paths(tree: Mapping[str, Any]) -> Iterator[str]:
     """The paths of the columns of steps."""
     for name, item in tree.items():
         yield from (f"{name}/{path}" for path in _paths(item)) if isinstance(item, Mapping) else (name,)
-
-
-def _is_below(path: str, top: str) -> bool:
-    return path == top or path.startswith(f"{top}/")
 
 
 class _Rows:

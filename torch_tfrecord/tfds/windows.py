@@ -26,7 +26,7 @@ from torch_tfrecord.tfds.episode_columns import (
     own_tensor,
     read_encoded,
 )
-from torch_tfrecord.values.stacking import is_ragged
+from torch_tfrecord.values.stacking import as_kind_of, is_ragged, stack
 
 __all__ = [
     "DifferentNamesError",
@@ -311,20 +311,17 @@ def _empty(column: Column, value: Any) -> Any:
         return column.empty
     if not isinstance(value, torch.Tensor):
         return type(value)()
-    zeros = torch.zeros_like(value)  # a plain tensor, also for a tv_tensor
-    return tv_tensors.wrap(zeros, like=value) if isinstance(value, tv_tensors.TVTensor) else zeros
+    return as_kind_of(torch.zeros_like(value), value)  # zeros are a plain tensor, also for a tv_tensor
 
 
 def _stacked(values: list[Any]) -> Any:
     """Stack tensors of equal shape, images to a `tv_tensors.Video`; return anything else as the list."""
     first = values[0] if values else None
-    if not isinstance(first, torch.Tensor) or first.is_nested or is_ragged(first):
+    if not isinstance(first, torch.Tensor) or is_ragged(first) or any(value.is_nested for value in values):
         return values
-    if any(value.is_nested or value.shape != first.shape or value.dtype != first.dtype for value in values):
+    stacked = stack([value.as_subclass(torch.Tensor) for value in values])
+    if not isinstance(stacked, torch.Tensor):
         return values
-    plain = [value.as_subclass(torch.Tensor) for value in values]
-    reserve(len(values) * first.nbytes if len(values) > 1 else 0)
-    together = plain[0][None] if len(plain) == 1 else torch.stack(plain)  # no copy for a single one
     if isinstance(first, tv_tensors.Image):
-        return tv_tensors.Video(together)
-    return tv_tensors.Mask(together) if isinstance(first, tv_tensors.Mask) else together
+        return tv_tensors.Video(stacked)
+    return tv_tensors.Mask(stacked) if isinstance(first, tv_tensors.Mask) else stacked

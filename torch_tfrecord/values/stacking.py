@@ -17,6 +17,7 @@ from torch_tfrecord.native import optional_module
 from torch_tfrecord.values.containers import Nested, RaggedTensor, SparseList, join_nested, make_sparse, wrap_nested
 
 __all__ = [
+    "as_kind_of",
     "is_ascending",
     "is_listed",
     "is_ragged",
@@ -46,7 +47,15 @@ def stack(values: list[Any]) -> torch.Tensor | list[Any]:
     if len(values) > 1:
         reserve(len(values) * first.nbytes)
     stacked = torch.stack(values) if len(values) > 1 else first.as_subclass(torch.Tensor)[None]
-    return tv_tensors.wrap(stacked, like=first) if isinstance(first, tv_tensors.TVTensor) else stacked
+    return as_kind_of(stacked, first)
+
+
+def as_kind_of(tensor: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """A tensor as the same tv_tensor as another one, if that is one."""
+    if not isinstance(other, tv_tensors.TVTensor):
+        return tensor
+    wrapped: torch.Tensor = tv_tensors.wrap(tensor, like=other)
+    return wrapped
 
 
 def rows_of(column: Any) -> Sequence[Any]:

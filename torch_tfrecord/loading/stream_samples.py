@@ -1,0 +1,89 @@
+"""From the records of a stream to its samples, one by one or a batch at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+from torch_tfrecord.batches.column_batch import ColumnBatch
+from torch_tfrecord.batches.crop_reader import NotCroppedError, UncroppedBatch
+from torch_tfrecord.batches.sample_block import Origin, SampleBlock
+from torch_tfrecord.errors import LimitExceededError, TFRecordError
+from torch_tfrecord.loading.record_stream import RecordStream
+from torch_tfrecord.loading.sample_maker import RecordRows, SampleMaker, located, located_error, transform_samples
+from torch_tfrecord.samples import SampleList, transform_one
+
+__all__ = ["batch_of", "samples_of"]
+
+
+def samples_of(maker: SampleMaker, stream: RecordStream, rows: RecordRows) -> Iterable[Any]:
+    """The samples of a part of a stream; those before a bad record are yielded before its error is raised."""
+    return _parsed(maker, stream, rows) if maker.transform is None else _transformed(maker, stream, rows)
+
+
+def _parsed(maker: SampleMaker, stream: RecordStream, rows: RecordRows) -> Iterable[Any]:
+    try:
+        samples = maker.batch(rows)
+    except TFRecordError:
+        return _parsed_by_halves(maker, stream, rows)
+    if not isinstance(samples, ColumnBatch) or not isinstance(samples.columns, dict):
+        return samples
+    joined = partial(stream.sizes.learn, stream.num_taken)
+    return SampleBlock(samples.columns, len(samples), Origin(lambda: _columns(maker, rows), joined)).samples()
+
+
+def _parsed_by_halves(maker: SampleMaker, stream: RecordStream, rows: RecordRows) -> Iterator[Any]:
+    size = len(rows.records)
+    if size == 1:
+        yield from maker.each(rows)
+        return
+    yield from _parsed(maker, stream, rows.part(0, size // 2))
+    yield from _parsed(maker, stream, rows.part(size // 2, size))
+
+
+def _columns(maker: SampleMaker, rows: RecordRows) -> Any:
+    """The columns of records that were already parsed once."""
+    samples = maker.batch(rows)
+    return samples.columns if isinstance(samples, ColumnBatch) else None
+
+
+def _transformed(maker: SampleMaker, stream: RecordStream, rows: RecordRows) -> Iterator[Any]:
+    """The samples, each cropped and transformed only when it is taken."""
+    uncropped = _uncropped(maker, rows)
+    if uncropped is None:
+        places, transform = rows.places, maker.transform
+        for row, sample in enumerate(_parsed(maker, stream, rows)):
+            yield transform_one(transform, sample, places, row)  # type: ignore[arg-type]
+        return
+    for row in range(len(uncropped)):
+        try:
+            sample = uncropped.transform_row(maker.transform, row)
+        except NotCroppedError:
+            sample = maker.sample(*rows.row(row))
+        yield sample
+
+
+def _uncropped(maker: SampleMaker, rows: RecordRows) -> UncroppedBatch | None:
+    found = maker.uncropped(rows, (0, len(rows.records)), in_turn=True)
+    return None if found is None else found[0]
+
+
+def batch_of(maker: SampleMaker, rows: RecordRows) -> Sequence[Any]:
+    """The samples of a batch; a TFRecordError is that of its first bad record."""
+    uncropped = _uncropped(maker, rows)
+    if uncropped is not None:
+        with suppress(NotCroppedError):
+            return uncropped.transformed(maker.transform)
+    try:
+        samples = maker.batch(rows)
+    except LimitExceededError as error:
+        if maker.transform is None:
+            for _ in maker.each(rows):  # if no record is too large alone, the batch's own error stands
+                pass
+            raise located_error(error, rows.place) from error.__cause__
+        samples = maker.without_columns(rows)
+    except TFRecordError:
+        return SampleList((maker.sample(*rows.row(row)) for row in range(len(rows.records))), rows.places)
+    return transform_samples(maker.transform, located(samples, rows.places))
