@@ -119,7 +119,9 @@ def _bytes(value: Any) -> bytes:
     if isinstance(value, str):
         try:
             digits = value.replace("-", "+").replace("_", "/").rstrip("=")
-            return base64.b64decode(digits + "=" * (-len(digits) % 4), validate=True)
+            whole = digits + "=" * (-len(digits) % 4)
+            if len(value) in (len(digits), len(whole)):  # all of the padding may be missing, but not some, as in protobuf
+                return base64.b64decode(whole, validate=True)
         except ValueError:
             pass
     raise ParseError(f"expected bytes in base64, got {_kind(value)}")
