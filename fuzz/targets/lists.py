@@ -17,11 +17,15 @@ from torch_tfrecord.protobuf.messages import Example, ExampleListWithContext
 
 COMPILED = True
 _CONTEXT = {"q": FixedLenFeature((), bytes, default_value=b"?"), "w": VarLenFeature(torch.int64)}
-_EXAMPLES = {"score": FixedLenFeature((2,), torch.float32, default_value=[-1.0, 5.0]), "ids": VarLenFeature(torch.int64)}
+_EXAMPLES = {
+    "score": FixedLenFeature((2,), torch.float32, default_value=[-1.0, 5.0]),
+    "ids": VarLenFeature(torch.int64),
+}
 _OPTIONS = [{"format": kind, "list_size": size} for kind in ("elwc", "eie") for size in (None, 1, 3)]
 _PARSERS = [
     ExampleListParser(
-        ExampleListFeatures(_CONTEXT, _EXAMPLES, size_feature_name="size", mask_feature_name="mask", **options), pads=False
+        ExampleListFeatures(_CONTEXT, _EXAMPLES, size_feature_name="size", mask_feature_name="mask", **options),
+        pads=False,
     )
     for options in _OPTIONS
 ]
@@ -114,6 +118,9 @@ def _parts(record, format):
         return message.context, [*message.examples]
     feature = Example.FromString(record).features.feature
     (context,) = feature["serialized_context"].bytes_list.value if "serialized_context" in feature else ()
-    if "serialized_examples" in feature and feature["serialized_examples"].WhichOneof("kind") not in (None, "bytes_list"):
+    if "serialized_examples" in feature and feature["serialized_examples"].WhichOneof("kind") not in (
+        None,
+        "bytes_list",
+    ):
         raise ValueError("another kind")
     return context, [*feature["serialized_examples"].bytes_list.value]

@@ -34,8 +34,14 @@ def _wav(samples, *, channels=1, bits=16, encoding=1, rate=8000, before=b""):
 
 _NOISE = bytes(range(3, 243, 5)) * 2
 _FILES = [_wav(_NOISE, channels=channels, bits=bits) for channels in (1, 2) for bits in (8, 16, 24, 32)]
-_FILES += [_wav(np.array([0.5, -1.5] * 6, kind).tobytes(), bits=bits, encoding=3) for kind, bits in (("<f4", 32), ("<f8", 64))]
-_FILES += [_wav(_NOISE, encoding=1 << 16 | 0xFFFE), _wav(_NOISE, before=b"LIST" + struct.pack("<I", 3) + b"odd\0"), _wav(b"")]
+_FILES += [
+    _wav(np.array([0.5, -1.5] * 6, kind).tobytes(), bits=bits, encoding=3) for kind, bits in (("<f4", 32), ("<f8", 64))
+]
+_FILES += [
+    _wav(_NOISE, encoding=1 << 16 | 0xFFFE),
+    _wav(_NOISE, before=b"LIST" + struct.pack("<I", 3) + b"odd\0"),
+    _wav(b""),
+]
 
 
 def seeds():

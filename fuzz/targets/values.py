@@ -58,7 +58,9 @@ def mutate(rng, data):
             count = rng.randrange(195, 205)
             text = rng.choice(['["]", ', '[ "\\"", ', "["]) * count + text + "]" * count
         if rng.random() < 0.05:
-            text = text.replace("{", rng.choice(['{"features":', "[", "{"]) * rng.choice([2, 90, 190, 200, 210, 1100, 100_000]), 1)
+            text = text.replace(
+                "{", rng.choice(['{"features":', "[", "{"]) * rng.choice([2, 90, 190, 200, 210, 1100, 100_000]), 1
+            )
         if rng.random() < 0.1:
             text = text.replace("3", "9" * rng.choice([19, 39, 401, 5000]) + rng.choice(["", "e400", ".0", "e-9"]), 1)
         content = text.encode("utf-8", "surrogatepass")

@@ -140,7 +140,9 @@ def test_levels_of_json(kind):
             if levels(wanted) <= 200:
                 assert parse_single_example(each, Json()) == wanted
                 continue
-            with pytest.raises(ParseError, match="^Json: expected JSON of at most 200 levels, got lists or objects nest"):
+            with pytest.raises(
+                ParseError, match="^Json: expected JSON of at most 200 levels, got lists or objects nest"
+            ):
                 parse_single_example(each, Json())
 
 

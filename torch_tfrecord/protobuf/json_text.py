@@ -141,7 +141,10 @@ def _bytes(value: Any) -> bytes:
         try:
             digits = value.replace("-", "+").replace("_", "/").rstrip("=")
             whole = digits + "=" * (-len(digits) % 4)
-            if len(value) in (len(digits), len(whole)):  # all of the padding may be missing, but not some, as in protobuf
+            if len(value) in (
+                len(digits),
+                len(whole),
+            ):  # all of the padding may be missing, but not some, as in protobuf
                 return base64.b64decode(whole, validate=True)
         except ValueError:
             pass
