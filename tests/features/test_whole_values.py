@@ -141,7 +141,7 @@ def test_levels_of_json(kind):
                 assert parse_single_example(each, Json()) == wanted
                 continue
             with pytest.raises(
-                ParseError, match="^Json: expected JSON of at most 200 levels, got lists or objects nest"
+                ParseError, match=r"^Json: expected JSON of at most 200 levels, got lists or objects nest"
             ):
                 parse_single_example(each, Json())
 

@@ -227,7 +227,7 @@ def test_the_examples_of_decode_json_example(name):
 @pytest.mark.parametrize("text", ["dGV4dA=", "dGVd4dA==", "/w/A=", "abcd=", "abcd====", "=", "====", "ab==abcd", "a"])
 def test_damaged_base64_is_refused(text):
     # TensorFlow refuses each of these, too: padding is there as it must be, or not at all.
-    with pytest.raises(ParseError, match="^expected bytes in base64, got other text$"):
+    with pytest.raises(ParseError, match=r"^expected bytes in base64, got other text$"):
         example_of_json(b'{"features":{"feature":{"b":{"bytesList":{"value":["%s"]}}}}}' % text.encode())
 
 

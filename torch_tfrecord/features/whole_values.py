@@ -81,7 +81,7 @@ class Json(OneValueSpec, Feature):
     a tensor of numbers. Records that are JSON themselves: give the spec alone, ``TFRecordDataset(path, Json())``. For
     the JSON form of Examples: ``Nested(features, format="json")``.
 
-    The text must be JSON in UTF-8: NaN and Infinity, which Python writes, raise ParseError.
+    The text must be JSON in UTF-8, of 200 levels at most: NaN and Infinity, which Python writes, raise ParseError.
 
     Args:
         key: Name of the feature in the record, if it differs from the output's name.

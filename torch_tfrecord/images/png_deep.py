@@ -29,7 +29,7 @@ def encode_deep_png(pixels: npt.NDArray[np.uint16]) -> bytes:
     rows[:, 0], rows[:, 1:], left = _SUB, stored, 2 * channels
     rows[:, 1 + left :] -= stored[:, :-left]
     header = struct.pack(">IIBBBBB", width, height, 16, _COLOR_TYPES[channels], 0, 0, 0)
-    parts = [(b"IHDR", header), (b"IDAT", zlib.compress(rows)), (b"IEND", b"")]
+    parts = [(b"IHDR", header), (b"IDAT", zlib.compress(rows.tobytes())), (b"IEND", b"")]
     return b"\x89PNG\r\n\x1a\n" + b"".join(_chunk(*part) for part in parts)
 
 
