@@ -146,6 +146,33 @@ def test_levels_of_json(kind):
                 parse_single_example(each, Json())
 
 
+@pytest.mark.parametrize(
+    ("values", "dtype"),
+    [
+        ([1, 0.1], torch.float64),
+        ([0.1, 1], torch.float64),
+        ([True, 2], torch.int64),
+        ([True, False], torch.bool),
+        ([1, None], None),
+        ([None, 1], None),
+        ([1, "a"], None),
+        (["a", 1], None),
+        ([1, {"a": 1}], None),
+        ([1, [2]], None),
+    ],
+)
+def test_batches_of_json_do_not_depend_on_the_first_value(tmp_path, values, dtype):
+    with TFRecordWriter(tmp_path / "x.tfrecord") as writer:
+        for value in values:
+            writer.write({"j": json.dumps(value)})
+    ds = TFRecordDataset(tmp_path / "x.tfrecord", {"j": Json()})
+    loaders = [DataLoader(ds, 2), DataLoader(ds, 2, collate_fn=collate), make_dataloader(ds, 2, shuffle=False)]
+    for batch in (*(next(iter(loader)) for loader in loaders), collate([ds[0], ds[1]])):
+        found = batch["j"]
+        assert (found.dtype if isinstance(found, torch.Tensor) else None) == dtype
+        assert (found.tolist() if isinstance(found, torch.Tensor) else found) == values
+
+
 def test_what_is_not_json():
     told = {
         b"": "Json: expected JSON, got something else at character 0",

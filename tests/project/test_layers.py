@@ -122,6 +122,7 @@ ORDER = [
     "media",
     "images.crops",
     "images.headers",
+    "images.png_deep",
     "images.png_gray",
     "images.backends",
     "images.codec",
