@@ -146,6 +146,17 @@ def test_levels_of_json(kind):
                 parse_single_example(each, Json())
 
 
+@pytest.mark.parametrize("kind", ["lists", "objects"])
+def test_a_worker_sends_the_most_levels(tmp_path, kind):
+    opening, closing = DEEP[kind]
+    text = opening * 200 + b"1" + closing * 200
+    with TFRecordWriter(tmp_path / "x.tfrecord") as writer:
+        for _ in range(2):
+            writer.write({"j": text})
+    [batch] = DataLoader(TFRecordDataset(tmp_path / "x.tfrecord", {"j": Json()}), 2, num_workers=1, timeout=120)
+    assert batch["j"] == [json.loads(text)] * 2
+
+
 @pytest.mark.parametrize(
     ("values", "dtype"),
     [
