@@ -1,4 +1,4 @@
-"""Report what this installation can do: compiled parts, image backends, shared memory of workers, versions.
+"""Report what this installation can do: compiled parts, image backends, FFmpeg, shared memory of workers, versions.
 
 Everything is tried out, never guessed from versions: a part is compiled if it loads, and shared memory is available if
 a DataLoader worker gets some.
@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from torch_tfrecord.images.backends import NVIMGCODEC_PIP, TORCHCODEC_PIP, nvimgcodec, torchcodec_decoders
 from torch_tfrecord.images.regions import region_decoder
+from torch_tfrecord.media.decoders import FFMPEG, decoders_obstacle, ffmpeg_version
 from torch_tfrecord.native import PURE_PYTHON, fallback_reason
 from torch_tfrecord.shared_memory import WorkerMemory
 
@@ -46,7 +47,7 @@ class _Row(NamedTuple):
 
 
 def installation_report() -> str:
-    """Report in plain text what runs compiled, what decodes images, how workers send batches, and what is missing.
+    """Report in plain text what runs compiled, what decodes, how workers send batches, and what is missing.
 
     Starts one DataLoader worker to see whether it can share memory.
 
@@ -64,6 +65,7 @@ def installation_report() -> str:
     sections = {
         "Compiled core": [_part(name) for name in _PARTS],
         "Images": list(_image_rows()),
+        "Sounds and videos": [_Row("WAV", "this package (PCM and float samples, not resampled)"), _media_row()],
         "DataLoader workers": [_worker_row()],
         "Versions": [_Row(name, _version(name)) for name in _PACKAGES],
     }
@@ -110,6 +112,15 @@ def _image_backend(name: str, is_there: bool, pip: str, *, is_missed: bool) -> _
         return _Row(name, f'decode_image(backend="{name}") works')
     text = f'decode_image(backend="{name}") is not available'
     return _Row(name, text, f"{name}: {pip}") if is_missed else _Row(name, f"{text} (optional): {pip}")
+
+
+def _media_row() -> _Row:
+    obstacle = decoders_obstacle()
+    if obstacle is None:
+        return _Row("others", f"torchcodec and FFmpeg {ffmpeg_version()} (sounds, resampling, videos)")
+    how = {"torchcodec is not installed": "pip install torchcodec", "torchcodec finds no FFmpeg": FFMPEG}
+    remedy = how.get(obstacle, f"install the torchcodec that fits your torch, and FFmpeg: {FFMPEG}")
+    return _Row("others", f"not available (optional): {obstacle}: {remedy}")
 
 
 def _worker_row() -> _Row:

@@ -13,6 +13,7 @@ from helpers import pure_python
 
 from index_tools.main import main
 from torch_tfrecord import doctor, native
+from torch_tfrecord.media import decoders
 from torch_tfrecord.native import fallback_reason, optional_module
 from torch_tfrecord.shared_memory import WorkerMemory
 
@@ -98,6 +99,67 @@ def test_regions_by_nvimgcodec_where_libjpeg_is_not(backends):
     with pure_python():
         images = sections(doctor.installation_report())["Images"]
     assert images[:2] == ["  JPEG         torchcodec", "  JPEG crops   nvImageCodec"]
+
+
+MISSING_LIBRARY = "libavutil.so.{}: cannot open shared object file: No such file or directory"
+HOW = "apt install ffmpeg, brew install ffmpeg or conda install ffmpeg"
+NO_FFMPEG = f"torchcodec finds no FFmpeg: {HOW}"
+MEDIA = {
+    "not installed": (
+        ModuleNotFoundError("No module named 'torchcodec'", name="torchcodec"),
+        "torchcodec is not installed: pip install torchcodec",
+    ),
+    "no FFmpeg": (
+        RuntimeError(
+            "Could not load libtorchcodec. Likely causes:\n"
+            + "".join(
+                f"FFmpeg version {9 - number}:\nOSError: {MISSING_LIBRARY.format(61 - number)}\n"
+                f"OSError: Could not load this library: libtorchcodec_core{9 - number}.so\n"
+                for number in range(6)
+            )
+        ),
+        NO_FFMPEG,
+    ),
+    "no FFmpeg, torchcodec 0.7": (
+        RuntimeError(f"Could not load libtorchcodec.\nFFmpeg version 7: {MISSING_LIBRARY.format(59)}\n[end]"),
+        NO_FFMPEG,
+    ),
+    "no FFmpeg on macOS": (
+        RuntimeError("Could not\nFFmpeg version 7: dlopen(core7): Library not loaded: @rpath/libavutil.59.dylib"),
+        NO_FFMPEG,
+    ),
+    "another torch": (
+        RuntimeError(
+            f"Could not\nOSError: {MISSING_LIBRARY.format(60)}\nOSError: libcore7.so: undefined symbol: _ZN3c10"
+        ),
+        "torchcodec does not load (libcore7.so: undefined symbol: _ZN3c10): install the torchcodec that fits "
+        f"your torch, and FFmpeg: {HOW}",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", MEDIA)
+def test_sounds_and_videos_that_cannot_be_decoded(backends, monkeypatch, case):
+    error, text = MEDIA[case]
+
+    def refuse():
+        raise ImportError("missing") from error
+
+    backends("torchcodec")
+    monkeypatch.setattr(decoders, "_decoders", refuse)
+    rows = sections(doctor.installation_report())["Sounds and videos"]
+    assert rows == [
+        "  WAV          this package (PCM and float samples, not resampled)",
+        f"  others       not available (optional): {text}",
+    ]
+
+
+def test_sounds_and_videos_that_can_be_decoded(backends, monkeypatch):
+    backends("torchcodec")
+    monkeypatch.setattr(decoders, "_decoders", object)
+    monkeypatch.setattr(doctor, "ffmpeg_version", lambda: "7")
+    rows = sections(doctor.installation_report())["Sounds and videos"]
+    assert rows[1] == "  others       torchcodec and FFmpeg 7 (sounds, resampling, videos)"
 
 
 def test_the_versions(backends):

@@ -132,6 +132,7 @@ def test_other_samples_in_wav_files():
     doubles = np.array([0.1, -1.0])
     found = decoded(wav(doubles.tobytes(), bits=64, encoding=3))[0]
     assert found.tolist() == doubles.astype(np.float32).tolist()
+    assert decoded(wav(np.array([1e39, -1e300]).tobytes(), bits=64, encoding=3))[0].tolist() == [np.inf, -np.inf]
 
 
 def test_the_same_as_torchcodec():

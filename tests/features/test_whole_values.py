@@ -115,6 +115,75 @@ def test_json_values():
     assert parse_example(texts, Json()) == ["x", 2, True, None, 1.5, [1], {"a": {"b": 2}}, "\u00e9"]
 
 
+DEEP = {
+    "lists": (b"[", b"]"),
+    "objects": (b'{"a":', b"}"),
+    "both": (b'[1,{"a":"]", "b":', b"}]"),
+    "text with brackets": (b'["]}[", "\\"[{", "\\\\",', b", []]"),
+}
+
+
+def levels(value):
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else None
+    return 0 if parts is None else 1 + max(map(levels, parts), default=0)
+
+
+@pytest.mark.parametrize("kind", DEEP)
+def test_levels_of_json(kind):
+    # A worker's queue cannot send many more, and the loader would wait for ever.
+    opening, closing = DEEP[kind]
+    for count in (99, 100, 101, 198, 199, 200, 201, 202):
+        text = opening * count + b"1" + closing * count
+        wide = b"[" + b",".join([b'{"a":[1,"x"]}'] * 300 + [text]) + b"]"
+        for each in (text, wide):
+            wanted = json.loads(each)
+            if levels(wanted) <= 200:
+                assert parse_single_example(each, Json()) == wanted
+                continue
+            with pytest.raises(
+                ParseError, match=r"^Json: expected JSON of at most 200 levels, got lists or objects nest"
+            ):
+                parse_single_example(each, Json())
+
+
+@pytest.mark.parametrize("kind", ["lists", "objects"])
+def test_a_worker_sends_the_most_levels(tmp_path, kind):
+    opening, closing = DEEP[kind]
+    text = opening * 200 + b"1" + closing * 200
+    with TFRecordWriter(tmp_path / "x.tfrecord") as writer:
+        for _ in range(2):
+            writer.write({"j": text})
+    [batch] = DataLoader(TFRecordDataset(tmp_path / "x.tfrecord", {"j": Json()}), 2, num_workers=1, timeout=120)
+    assert batch["j"] == [json.loads(text)] * 2
+
+
+@pytest.mark.parametrize(
+    ("values", "dtype"),
+    [
+        ([1, 0.1], torch.float64),
+        ([0.1, 1], torch.float64),
+        ([True, 2], torch.int64),
+        ([True, False], torch.bool),
+        ([1, None], None),
+        ([None, 1], None),
+        ([1, "a"], None),
+        (["a", 1], None),
+        ([1, {"a": 1}], None),
+        ([1, [2]], None),
+    ],
+)
+def test_batches_of_json_do_not_depend_on_the_first_value(tmp_path, values, dtype):
+    with TFRecordWriter(tmp_path / "x.tfrecord") as writer:
+        for value in values:
+            writer.write({"j": json.dumps(value)})
+    ds = TFRecordDataset(tmp_path / "x.tfrecord", {"j": Json()})
+    loaders = [DataLoader(ds, 2), DataLoader(ds, 2, collate_fn=collate), make_dataloader(ds, 2, shuffle=False)]
+    for batch in (*(next(iter(loader)) for loader in loaders), collate([ds[0], ds[1]])):
+        found = batch["j"]
+        assert (found.dtype if isinstance(found, torch.Tensor) else None) == dtype
+        assert (found.tolist() if isinstance(found, torch.Tensor) else found) == values
+
+
 def test_what_is_not_json():
     told = {
         b"": "Json: expected JSON, got something else at character 0",
@@ -122,7 +191,7 @@ def test_what_is_not_json():
         b"[NaN]": "Json: expected JSON, got NaN",
         b"-Infinity": "Json: expected JSON, got -Infinity",
         b'"\xff"': "Json: expected UTF-8 text, got an invalid byte at 1 of 3",
-        b"[" * 100_000: "Json: expected JSON of fewer levels, got lists or objects nested too deeply",
+        b"[" * 100_000: "Json: expected JSON of at most 200 levels, got lists or objects nested more deeply",
         b"1" * 5000: "Json: expected JSON, got an integer of too many digits",
     }
     for text, message in told.items():

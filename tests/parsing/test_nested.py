@@ -224,6 +224,13 @@ def test_the_examples_of_decode_json_example(name):
         assert example_of_json(text) == base64.b64decode(example)
 
 
+@pytest.mark.parametrize("text", ["dGV4dA=", "dGVd4dA==", "/w/A=", "abcd=", "abcd====", "=", "====", "ab==abcd", "a"])
+def test_damaged_base64_is_refused(text):
+    # TensorFlow refuses each of these, too: padding is there as it must be, or not at all.
+    with pytest.raises(ParseError, match=r"^expected bytes in base64, got other text$"):
+        example_of_json(b'{"features":{"feature":{"b":{"bytesList":{"value":["%s"]}}}}}' % text.encode())
+
+
 def test_json_records_and_features(tmp_path):
     texts = [
         json.dumps({"features": {"feature": {"n": {"int64List": {"value": [number] * number}}}}}) for number in range(3)

@@ -1,6 +1,8 @@
 """Some of the inputs of fuzz/, with a fixed seed, and all of its corpus; for hours it is run by hand."""
 
+import importlib
 import itertools
+import random
 import subprocess
 import sys
 from pathlib import Path
@@ -10,9 +12,9 @@ import pytest
 ENGINE = Path(__file__).parents[2] / "fuzz" / "engine.py"
 # Inputs of each target; those of one number share a process, since importing takes longer than most.
 TARGETS = {
-    1500: ("columns", "compressed", "tensors"),
-    500: ("frames", "images", "writers"),
-    200: ("dataset_json", "examples", "paths", "states"),
+    1500: ("columns", "compressed", "tensors", "values"),
+    500: ("frames", "images", "sounds", "writers"),
+    200: ("dataset_json", "examples", "lists", "paths", "states"),
     100: ("sequences", "sidecars"),
 }
 
@@ -32,6 +34,15 @@ def test_every_target_is_counted():
     assert sorted(itertools.chain(*TARGETS.values())) == sorted(
         path.stem for path in ENGINE.parent.glob("targets/*.py")
     )
+
+
+@pytest.mark.parametrize("name", ["compressed", "lists", "sounds", "values"])
+def test_a_few_inputs_of_the_latest_targets(name, monkeypatch):
+    monkeypatch.syspath_prepend(ENGINE.parent)
+    target, rng = importlib.import_module(f"targets.{name}"), random.Random(name)
+    for data in target.seeds():
+        target.check(data)
+        target.check(target.mutate(rng, data))
 
 
 @pytest.mark.slow

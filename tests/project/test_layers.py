@@ -123,6 +123,7 @@ ORDER = [
     "media",
     "images.crops",
     "images.headers",
+    "images.png_deep",
     "images.png_gray",
     "images.backends",
     "images.codec",

@@ -134,6 +134,39 @@ def test_images_from_files_bytes_and_arrays(tmp_path):
     assert raw[0]["i"] == path.read_bytes()
 
 
+# What TFDS 4.9.10 writes for Image((3, 4, channels), "uint16") with these pixels.
+DEEP = {
+    3: "89504e470d0a1a0a0000000d49484452000000040000000310020000006b06e5d20000003b494441540899636660677ecf7e9d7b"
+    "0f9f81808a9084088f1883c417a917d27758f41ee83fd07fc0b383e70102723fe07ec0a20f914013e67e0000bfc61d45a69e7336"
+    "0000000049454e44ae426082",
+    4: "89504e470d0a1a0a0000000d4948445200000004000000031006000000e46472850000004a494441540899636660677ecf7e9d7b"
+    "3fff122109111e3106892f522f64eec85e903fa2b843798daa02a35dbb53be5bb897bdc0028105fc50288004196bd91bdeb75cef"
+    "d88f2a8c500a0049e522257d8860a40000000049454e44ae426082",
+}
+
+
+@pytest.mark.parametrize("channels", DEEP)
+def test_colours_of_16_bits(tmp_path, channels):
+    feature, size = f.Image((None, None, channels), dtype="uint16"), (3, 4, channels)
+    pixels = (np.arange(np.prod(size)) * 1000 + 7).astype(np.uint16).reshape(size)
+    theirs = bytes.fromhex(DEEP[channels])
+    tfds.write(
+        tmp_path / "deep", {"train": [{"x": theirs}, {"x": pixels}]}, {"x": feature}, name="deep", as_numpy_layout=True
+    )
+    for sample in tfds.load(tmp_path / "deep", as_numpy_layout=True):
+        assert sample["x"].dtype == torch.uint16 and np.array_equal(sample["x"].numpy(), pixels)
+    if "TFDS_PYTHON" not in os.environ:
+        return
+    code = (
+        "import sys, tensorflow_datasets as tfds; from pathlib import Path;"
+        "[print(each['x'].tolist()) for each in tfds.as_numpy(tfds.builder_from_directory(next(Path(sys.argv[1]).rglob("
+        "'features.json')).parent).as_dataset('train'))]"
+    )
+    command = [os.environ["TFDS_PYTHON"], "-c", code, str(tmp_path / "deep")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=250, check=True)
+    assert done.stdout.splitlines() == [str(pixels.tolist())] * 2
+
+
 def test_boxes_of_every_format(tmp_path):
     features = {name: f.BBoxFeature(name) for name in ("REL_YXYX", "REL_XYXY", "YXYX", "XYXY", "XYWH")}
     boxes = {

@@ -156,7 +156,15 @@ def _collate(values: list[Any], name: str) -> Any:
         if isinstance(first, kind):
             _check_kind(values, kind, name)
             return make_batch(values, name)
-    return default_collate(values)
+    return _numbers(values) if isinstance(first, (int, float)) else default_collate(values)
+
+
+def _numbers(values: list[Any]) -> Any:
+    """One tensor of Python's numbers; JSON with null, text or others among them stays a list, wherever they are."""
+    if any(value is None or isinstance(value, (str, *WHOLE_KINDS)) for value in values):
+        return values
+    # torch looks at the first alone, and would make float32 of floats behind an int.
+    return default_collate([*map(float, values)] if any(isinstance(value, float) for value in values) else values)
 
 
 def _are_strings(values: list[Any]) -> bool:

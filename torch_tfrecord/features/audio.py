@@ -87,5 +87,6 @@ class Audio(MediaSpec, Feature):
         out = empty_tensor((channels, length), torch.float32)
         array = out.numpy()
         array[:, len(stored) :] = 0
-        np.multiply(stored.T, 1 / full_scale, out=array[:, : len(stored)], dtype=np.float32, casting="unsafe")
+        with np.errstate(over="ignore", invalid="ignore"):  # doubles that float32 cannot hold become infinite
+            np.multiply(stored.T, 1 / full_scale, out=array[:, : len(stored)], dtype=np.float32, casting="unsafe")
         return out

@@ -78,10 +78,11 @@ class Json(OneValueSpec, Feature):
     """JSON text in one bytes value, as Python objects.
 
     A sample is what the text says (dict, list, str, int, float, bool or None), a batch a list of objects, lists or str,
-    a tensor of numbers. Records that are JSON themselves: give the spec alone, ``TFRecordDataset(path, Json())``. For
-    the JSON form of Examples: ``Nested(features, format="json")``.
+    a tensor of numbers (float64 if one is a float), and a list where numbers are not alone. Records that are JSON
+    themselves: give the spec alone, ``TFRecordDataset(path, Json())``. For the JSON form of Examples:
+    ``Nested(features, format="json")``.
 
-    The text must be JSON in UTF-8: NaN and Infinity, which Python writes, raise ParseError.
+    The text must be JSON in UTF-8, of 200 levels at most: NaN and Infinity, which Python writes, raise ParseError.
 
     Args:
         key: Name of the feature in the record, if it differs from the output's name.

@@ -20,6 +20,7 @@ from torch_tfrecord.batch_memory import reserve
 from torch_tfrecord.errors import ImageDecodeError
 from torch_tfrecord.images.backends import DECODERS, NVIMGCODEC_PIP, TORCHCODEC_PIP, nvimgcodec, torchcodec_decoders
 from torch_tfrecord.images.headers import ImageHeader, check_scans, detect_format, read_header
+from torch_tfrecord.images.png_deep import encode_deep_png
 
 __all__ = [
     "CHANNELS",
@@ -193,7 +194,7 @@ def encode_image(image: torch.Tensor | np.ndarray[Any, Any], format: str = "jpeg
 
     Args:
         image: uint8 [C, H, W], values 0 to 255, a tensor (also a ``tv_tensors.Image``) or array. C is 1 or 3; for PNG
-            also 2 (gray and alpha) or 4, for WebP 3 or 4. PNG also takes uint16 [1, H, W].
+            also 2 (gray and alpha) or 4, for WebP 3 or 4. PNG also takes uint16.
         format: ``"jpeg"``, ``"png"``, ``"webp"``, ``"bmp"`` or ``"gif"``. PNG and BMP are lossless, and so is GIF for
             one channel (three are reduced to 256 colours); JPEG and WebP are lossy.
         quality: 1 to 100, for JPEG and WebP.
@@ -216,6 +217,8 @@ def encode_image(image: torch.Tensor | np.ndarray[Any, Any], format: str = "jpeg
     if quality > 100:
         raise ValueError(f"expected quality from 1 to 100, got {quality}")
     pixels = _encodable(image, format)
+    if pixels.dtype == np.uint16 and len(pixels) > 1:
+        return encode_deep_png(pixels.transpose(1, 2, 0))
     picture = Image.fromarray(pixels[0] if len(pixels) == 1 else np.ascontiguousarray(pixels.transpose(1, 2, 0)))
     options = {"quality": quality} if format in ("jpeg", "webp") else {}
     buffer = io.BytesIO()
@@ -320,7 +323,7 @@ def _encodable(image: torch.Tensor | np.ndarray[Any, Any], format: str) -> np.nd
         pixels = image
     else:
         raise TypeError(f"expected image as a tensor or array, got {type(image).__name__}")
-    channels = (1,) if format == "png" and pixels.dtype == np.uint16 else _ENCODE_CHANNELS[format]
+    channels = _ENCODE_CHANNELS[format]
     dtypes = (np.uint8, np.uint16) if format == "png" else (np.uint8,)
     if pixels.dtype not in dtypes or pixels.ndim != 3 or 0 in pixels.shape or len(pixels) not in channels:
         raise ValueError(

@@ -16,7 +16,7 @@ from torch_tfrecord.batch_memory import MAX_BATCH_BYTES, reserve
 from torch_tfrecord.errors import LimitExceededError, ParseError
 from torch_tfrecord.media.wav import Sound
 
-__all__ = ["Frames", "decode_frames", "decode_sound"]
+__all__ = ["FFMPEG", "Frames", "decode_frames", "decode_sound", "decoders_obstacle", "ffmpeg_version"]
 
 _SAMPLE_BYTES = 4
 _MARGIN_SECONDS = 1.0  # codecs and resampling give the last samples late
@@ -25,10 +25,14 @@ _PLACE = re.compile(r"^.*\.(?:cpp|h):\d+, ")  # of an error in torchcodec's sour
 _LITTLE_WAV = struct.pack(
     "<4sI4s4sIHHIIHH4sIh", b"RIFF", 38, b"WAVE", b"fmt ", 16, 1, 1, 8000, 16000, 2, 16, b"data", 2, 0
 )
+FFMPEG = "apt install ffmpeg, brew install ffmpeg or conda install ffmpeg"
 _MISSING = (
     "decoding a video, or a sound other than a WAV file of PCM or float samples, or resampling one, needs torchcodec "
-    "and FFmpeg 4 or newer: pip install torchcodec, and apt install ffmpeg, brew install ffmpeg or conda install ffmpeg"
+    f"and FFmpeg 4 or newer: pip install torchcodec, and {FFMPEG}"
 )
+# torchcodec tries its library for each version of FFmpeg, and lists what was wrong with each.
+_LOADING = re.compile(r"^(?:\w*Error|FFmpeg version \d+): (?!Could not load)(\S.*)$", re.MULTILINE)
+_FFMPEG_LIBRARY = re.compile(r"(?=.*\blib(?:av|sw)\w+\.)(?=.*(?:cannot open|not loaded))", re.IGNORECASE)
 
 
 @functools.cache
@@ -44,6 +48,30 @@ def _decoders() -> Any:
     except (ImportError, OSError, RuntimeError) as error:
         raise ImportError(_MISSING) from error
     return decoders
+
+
+def decoders_obstacle() -> str | None:
+    """Say why sounds and videos cannot be decoded here; None if they can."""
+    try:
+        _decoders()
+    except ImportError as error:
+        return _reason(error.__cause__)
+    return None
+
+
+def _reason(error: BaseException | None) -> str:
+    if isinstance(error, ModuleNotFoundError) and str(error.name).startswith("torchcodec"):
+        return "torchcodec is not installed"
+    told = _LOADING.findall(str(error))
+    others = [line for line in told if not _FFMPEG_LIBRARY.match(line)]
+    if told and not others:
+        return "torchcodec finds no FFmpeg"
+    return f"torchcodec does not load ({(others or str(error).splitlines() or [type(error).__name__])[0][:200]})"
+
+
+def ffmpeg_version() -> str:
+    """The version of FFmpeg that torchcodec has loaded, such as "7"; "" if it does not say."""
+    return str(getattr(importlib.import_module("torchcodec"), "ffmpeg_major_version", ""))
 
 
 def _source(data: bytes | memoryview) -> torch.Tensor:
