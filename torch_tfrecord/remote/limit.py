@@ -27,7 +27,7 @@ class AdaptiveLimit:
         number: Requests that may be in flight now.
     """
 
-    def __init__(self, first: int = 96, least: int = 4, most: int = 256) -> None:
+    def __init__(self, first: int = 128, least: int = 4, most: int = 256) -> None:
         self.number, self._least, self._most = first, least, most
         self._begin: float | None = None
         self._count = self._bytes = 0

@@ -7,6 +7,8 @@ from functools import partial
 from itertools import pairwise
 from typing import NamedTuple
 
+import numpy as np
+
 from torch_tfrecord.progress import ProgressBar
 from torch_tfrecord.remote.access import Access
 from torch_tfrecord.remote.engine import Job, Transfer
@@ -62,12 +64,13 @@ def read_into(ranges: Sequence[FileRange], starts: Sequence[int], buffer: memory
     Raises:
         RemoteError, OSError, CorruptRecordError: As of `Attempts.ask`, for the first range that fails.
     """
-    pieces = _pieces(ranges)
+    pieces, target = _pieces(ranges), np.frombuffer(buffer, np.uint8)
     transfer = start([piece for _, piece in pieces], access)
     for job, data in transfer.arrived():
         number, piece = pieces[job]
         begin = starts[number] + piece.begin - ranges[number].begin
-        buffer[begin : begin + len(data)] = data
+        # By NumPy, which copies without the GIL: the threads that make requests need it.
+        target[begin : begin + len(data)] = np.frombuffer(data, np.uint8)
 
 
 def fetch(ranges: Sequence[FileRange], access: Access) -> list[bytes | memoryview]:
