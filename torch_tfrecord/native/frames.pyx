@@ -204,7 +204,6 @@ def slices(const uint8_t[::1] buffer, const int64_t[:] starts, const int64_t[:] 
     cdef const char *data = <const char *>&buffer[0]
     cdef Py_ssize_t number, count = starts.shape[0]
     cdef int64_t size = buffer.shape[0], start, length
-    cdef char *copied
     if lengths.shape[0] != count:
         raise ValueError(f"expected as many starts as lengths, got {count} and {lengths.shape[0]}")
     parts = PyList_New(count)
@@ -212,13 +211,7 @@ def slices(const uint8_t[::1] buffer, const int64_t[:] starts, const int64_t[:] 
         start, length = starts[number], lengths[number]
         if start < 0 or length < 0 or length > size - start:
             raise ValueError(f"expected parts of a buffer of {size} bytes, got {length} bytes from {start}")
-        if length < _SMALL:
-            part = PyBytes_FromStringAndSize(data + start, length)
-        else:
-            part = PyBytes_FromStringAndSize(NULL, length)
-            copied = PyBytes_AS_STRING(part)
-            with nogil:
-                memmove(copied, data + start, length)
+        part = PyBytes_FromStringAndSize(data + start, length)
         Py_INCREF(part)  # the list takes one over
         PyList_SET_ITEM(parts, number, part)
     return parts
