@@ -25,7 +25,7 @@ from torch_tfrecord import (
     build_manifest,
     find_files,
 )
-from torch_tfrecord.records import index_keeper, manifest_table
+from torch_tfrecord.records import index_keeper, manifest_files, manifest_table
 from torch_tfrecord.records.checksum import crc32c
 from torch_tfrecord.records.index import RecordIndex
 from torch_tfrecord.records.length_blocks import pack_lengths, unpack_lengths
@@ -296,9 +296,12 @@ def test_a_changed_shard(data, change):
     assert ds.raw(sum(COUNTS[:4])) != WANTED[sum(COUNTS[:4])]
 
 
-def test_a_missing_shard(data):
+@pytest.mark.parametrize("most_asked_singly", [100, 1], ids=["by name", "by the folder's entries"])
+def test_a_missing_shard(data, most_asked_singly, monkeypatch):
+    monkeypatch.setattr(manifest_files, "_MOST_ASKED_SINGLY", most_asked_singly)
     (data / "x-00004-of-00007").unlink()
     (data / "x-00005-of-00007").unlink()
+    (data / "x-00005-of-00007").symlink_to("nowhere")
     with pytest.raises(FileNotFoundError, match=r"2 of 7 shards of the manifest are missing.*x-00004-of-00007"):
         TFRecordDataset(manifest_of(data))
     rest = [str(data / f"x-0000{shard}-of-00007") for shard in (0, 1, 2, 3, 6)]

@@ -46,9 +46,9 @@ def test_one_file_in_all_forms(folder):
 
 
 def test_lists_are_sorted_bytewise():
-    names = ["f-10", "f-2", "f-1", "f-9", "F", "ä", os.fsdecode(b"\xff"), "z"]
+    names = ["f-10", "f-2", "f-1", "f-9", "F", "ä", os.fsdecode(b"\xff"), os.fsdecode(b"\x80"), "z"]
     make(*names)
-    assert find_files(names) == ["F", "f-1", "f-10", "f-2", "f-9", "z", "ä", os.fsdecode(b"\xff")]
+    assert find_files(names) == ["F", "f-1", "f-10", "f-2", "f-9", "z", os.fsdecode(b"\x80"), "ä", os.fsdecode(b"\xff")]
     assert find_files(iter(names)) == find_files("*") == find_files(names)
 
 
@@ -156,6 +156,9 @@ def test_numbers_beyond_five_digits():
     assert find_files("t-10000[01]-of-100002") == names
     with pytest.raises(FileNotFoundError, match="more than 10 of 100002 shards missing: t-00000-of-100002, "):
         find_files("t-*")
+    wide = [f"w-{number:06d}-of-000003" for number in range(3)]
+    make(*wide)
+    assert find_files("w-*") == find_files("w@*") == wide
 
 
 @pytest.mark.parametrize("ask", ["x-*", "x@10", "x@*", "x-?????-of-00010", "."])

@@ -35,12 +35,12 @@ def test_goes_down_where_fewer_bring_as_much(clock):
 
 
 def test_goes_back_from_what_is_slower(clock):
-    assert after(clock, AdaptiveLimit(), lambda number: max(1000 - 8 * number, 10), 300) <= 16
+    assert after(clock, AdaptiveLimit(), lambda number: max(1000 - 4 * number, 10), 300) <= 16
 
 
 def test_a_storage_that_changes(clock):
     adaptive = AdaptiveLimit()
-    after(clock, adaptive, lambda number: max(1000 - 8 * number, 10), 300)
+    after(clock, adaptive, lambda number: max(1000 - 4 * number, 10), 300)
     assert after(clock, adaptive, lambda number: number / 0.02, 60) > 100
 
 
@@ -48,7 +48,7 @@ def test_a_storage_that_refuses(clock):
     adaptive = AdaptiveLimit()
     adaptive.refused()
     adaptive.refused()  # of the same moment
-    assert adaptive.number == 48
+    assert adaptive.number == 64
     for _ in range(10):
         clock[0] += 2
         adaptive.refused()
@@ -60,4 +60,4 @@ def test_what_is_not_busy_tells_nothing(clock):
     for _ in range(10_000):
         clock[0] += 0.001
         adaptive.finished(1, False)
-    assert adaptive.number == 96
+    assert adaptive.number == 128

@@ -125,7 +125,8 @@ def test_a_long_listing_shows_that_it_goes_on(server, monkeypatch):
             shown.append("listing")
 
     monkeypatch.setattr(transfers, "ProgressBar", Bar)
-    monkeypatch.setattr(transfers, "_SHOWN_AFTER", 0.01)
+    is_late, wait = iter([False] * 3), transfers.Transfer.wait
+    monkeypatch.setattr(transfers.Transfer, "wait", lambda self, seconds: next(is_late, wait(self, 60)))
     assert find_files(f"{server}/train-*") == paths(server)
     assert set(shown) == {"listing"}
 

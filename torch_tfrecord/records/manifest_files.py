@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import posixpath
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import TypeAlias
 
@@ -180,14 +180,17 @@ def _states(files: Sequence[str]) -> tuple[_Integers, _Integers]:
     return np.array(sizes, np.int64), np.array(mtimes, np.int64)
 
 
-def _in_folder(folder: str, files: Sequence[str]) -> list[os.stat_result | None]:
+def _in_folder(folder: str, files: Sequence[str]) -> Iterator[os.stat_result | None]:
+    """By the entries of the folder. None of them stays: Python's collector would look at all, again and again."""
     begin = len(folder)
     with opened(os.scandir, folder or os.curdir) as entries:
         there = {entry.name: entry for entry in entries}
-    try:
-        return [there[file[begin:]].stat() for file in files]
-    except (KeyError, FileNotFoundError):
-        return [*map(_state, files)]
+    for file in files:
+        entry = there.pop(file[begin:], None)
+        try:
+            yield _state(file) if entry is None else entry.stat()
+        except FileNotFoundError:  # a link to nowhere, or it was removed meanwhile
+            yield None
 
 
 def _state(file: str) -> os.stat_result | None:

@@ -137,7 +137,8 @@ def found_files(paths: Paths, access: Access) -> tuple[list[str], Mapping[str, R
     repeated = [path for path, count in counts.items() if count > 1]
     if repeated:
         raise ValueError(f"each file may be named once, got {len(repeated)} of them more than once: {_some(repeated)}")
-    return sorted(found, key=os.fsencode), remote.infos
+    # Letters of ASCII sort as their bytes do, and do not have to be made into them.
+    return sorted(found, key=None if all(map(str.isascii, found)) else os.fsencode), remote.infos
 
 
 def _is_counted(path: str) -> bool:
@@ -306,11 +307,13 @@ def _check_shards(found: list[str], asked: str, pattern: str = "*") -> list[str]
 
 def _whole_set(found: list[str]) -> _Shard | None:
     """A shard of the one set that these files are, all of its shards; None in any other case, or in doubt."""
-    first = _shard_of(min(found))
-    if first is None or first.total != len(found):
+    first = min(found)
+    shard, match = _shard_of(first), _SHARD.fullmatch(first)
+    if shard is None or match is None or shard.total != len(found):
         return None
-    names = {shard_name(first.base, number, first.total, first.suffix) for number in range(first.total)}
-    return first if names == set(found) else None
+    begin, end, width = first[: match.start("number")], first[match.end("number") :], len(match["number"])
+    names = {f"{begin}{number:0{width}d}{end}" for number in range(shard.total)}
+    return shard if names == set(found) else None
 
 
 def _missing(name: str, suffix: str, total: int, numbers: set[int], pattern: str) -> Iterator[int]:

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from torch_tfrecord.arguments import OnCorrupt, one_of
+from torch_tfrecord.batch_memory import scratch_bytes
 from torch_tfrecord.errors import CorruptRecordError, IndexMismatchError, LimitExceededError, TFRecordError
 from torch_tfrecord.records.ahead_file import read_ahead
 from torch_tfrecord.records.compression import ByteSource, check_compression_type, offset_note, open_stream
@@ -218,7 +219,7 @@ class RecordReader:
         *,
         is_second: bool = False,
     ) -> PackedRecords:
-        buffer = np.empty(plan.num_bytes, dtype=np.uint8)
+        buffer = scratch_bytes(plan.num_bytes)
         borders = np.flatnonzero(np.diff(plan.files, prepend=-1, append=-1)).tolist()
         remote: list[tuple[RemoteFile, slice]] = []
         for first, last in pairwise(borders):

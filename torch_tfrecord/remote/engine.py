@@ -19,7 +19,7 @@ from torch_tfrecord.remote.store import Store
 __all__ = ["Job", "Transfer"]
 
 _MOST_BYTES = 1 << 28  # in flight
-_MOST_REQUESTS, _REQUESTS_A_PROCESSOR = 256, 48
+_MOST_REQUESTS, _REQUESTS_A_PROCESSOR = 256, 64
 _READY_BYTES = 1 << 25  # that came are handed out before the others are there
 _IDLE_SECONDS = 10.0
 _EXIT_SECONDS = 1.0  # which requests in flight have to end, before Python ends in the midst of them

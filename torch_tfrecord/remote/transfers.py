@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
 
 from torch_tfrecord.progress import ProgressBar
 from torch_tfrecord.remote.access import Access
@@ -62,12 +65,11 @@ def read_into(ranges: Sequence[FileRange], starts: Sequence[int], buffer: memory
     Raises:
         RemoteError, OSError, CorruptRecordError: As of `Attempts.ask`, for the first range that fails.
     """
-    pieces = _pieces(ranges)
-    transfer = start([piece for _, piece in pieces], access)
-    for job, data in transfer.arrived():
-        number, piece = pieces[job]
-        begin = starts[number] + piece.begin - ranges[number].begin
-        buffer[begin : begin + len(data)] = data
+    target, jobs = np.frombuffer(buffer, np.uint8), []
+    for number, (file, begin, end) in _pieces(ranges):
+        start = starts[number] + begin - ranges[number].begin
+        jobs.append(_job(file, begin, end, partial(_read_to, target[start : start + end - begin])))
+    Transfer(jobs, access).answers()
 
 
 def fetch(ranges: Sequence[FileRange], access: Access) -> list[bytes | memoryview]:
@@ -136,9 +138,13 @@ def _info_if_there(store: Store, name: str) -> RemoteInfo | None:
         return None
 
 
-def _job(file: RemotePart, begin: int, end: int) -> Job:
-    call: Callable[[Store, str], bytes | memoryview] = partial(_read, file, begin, end)
-    return Job(file.path, f"bytes {begin} to {end}", end - begin, call)
+def _job(file: RemotePart, begin: int, end: int, read: Callable[..., Any] | None = None) -> Job:
+    return Job(file.path, f"bytes {begin} to {end}", end - begin, partial(read or _read, file, begin, end))
+
+
+def _read_to(target: npt.NDArray[np.uint8], file: RemotePart, begin: int, end: int, store: Store, name: str) -> None:
+    # Here, as each arrives: one thread that copies all of a batch would wait for the GIL after each.
+    target[:] = np.frombuffer(_read(file, begin, end, store, name), np.uint8)
 
 
 def _read(file: RemotePart, begin: int, end: int, store: Store, name: str) -> bytes | memoryview:
