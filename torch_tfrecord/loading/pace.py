@@ -11,11 +11,12 @@ __all__ = ["Pace"]
 _TASK_SECONDS = 4e-3
 _MOST_BATCHES = 4
 # Threads that compute for less of their time than this may be waiting for each other: for the GIL.
-_BUSY = 0.8
+_BUSY = 0.95
 # Fewer threads must be at least as fast, up to noise.
 _AS_FAST = 0.95
-# A number of threads is judged by the median of so many tasks.
-_TASKS = 12
+# A number of threads is judged by the median of so many groups of tasks, after a first few that find everything cold.
+_GROUPS = 8
+_FIRST_TASKS = 32
 # After so many more, begin again with all threads: a file may be in memory now, or no longer.
 _TASKS_BETWEEN = 2000
 
@@ -44,30 +45,38 @@ class Pace:
         self._before: _Speed | None = None  # where fewer are on trial
         self._is_chosen = False
         self._use(num_threads)
+        self._num_ignored = _FIRST_TASKS
 
-    def learn(self, num_batches: int, seconds: float, cpu_seconds: float) -> None:
-        """Note how long a task took, and how long of that its thread computed."""
+    def learn(self, num_batches: int, seconds: float, cpu_seconds: float, now: float) -> None:
+        """Note how long a task took, how long of that its thread computed, and when it was received."""
         each = max(seconds, 1e-9) / num_batches
         self.num_batches = min(max(int(_TASK_SECONDS / each), 1), 2 * self.num_batches, _MOST_BATCHES)
         if self._is_fixed:
             return
         if self._num_ignored:
             self._num_ignored -= 1
+            self._since = now
             if self._is_chosen and not self._num_ignored:
                 self._is_chosen = False
                 self._use(self._most)
             return
-        self._seconds.append(each)
         self._busy.append(cpu_seconds / max(seconds, 1e-9))
-        if len(self._seconds) == _TASKS:
-            self._choose(_Speed(self.num_threads, self.num_threads / median(self._seconds)), median(self._busy))
+        self._num_received += num_batches
+        if len(self._busy) % self._most:  # so many may end together
+            return
+        self._rates.append(self._num_received / max(now - self._since, 1e-9))
+        self._since, self._num_received = now, 0
+        if len(self._rates) == _GROUPS:
+            self._choose(_Speed(self.num_threads, median(self._rates)), median(self._busy))
 
     def _use(self, num_threads: int) -> None:
         """Begin to judge a number of threads."""
         self._num_ignored = self.num_threads + 1  # tasks that have begun with another number
         self.num_threads = num_threads
-        self._seconds: list[float] = []  # a batch, by task
-        self._busy: list[float] = []  # the part of it that the thread computed, by task
+        self._since = 0.0
+        self._num_received = 0
+        self._rates: list[float] = []  # batches a second, by group of tasks: pauses of the training are in a few
+        self._busy: list[float] = []  # the part of its time that the thread computed, by task
 
     def _choose(self, now: _Speed, busy: float) -> None:
         """Keep the number of threads, try half of them, or take back what was tried."""

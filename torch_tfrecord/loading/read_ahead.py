@@ -250,7 +250,7 @@ class _ReadAheadIterator(_SingleProcessDataLoaderIter):
             raise StopIteration
         batches, seconds, cpu_seconds = self._tasks.popleft().loading.result()
         self._loaded.extend(batches)
-        self._pace.learn(len(batches), seconds, cpu_seconds)
+        self._pace.learn(len(batches), seconds, cpu_seconds, perf_counter())
 
 
 def _load(dataset: LoadsAhead, batches: Sequence[Sequence[int]], collate_fn: Callable[[Any], Any] | None) -> _Loaded:
