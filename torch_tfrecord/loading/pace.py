@@ -73,8 +73,8 @@ class Pace:
         """Begin to judge a number of threads."""
         self._num_ignored = self.num_threads + 1  # tasks that have begun with another number
         self.num_threads = num_threads
-        self._since = 0.0
-        self._num_received = 0
+        self._since: float = 0.0
+        self._num_received: int = 0
         self._rates: list[float] = []  # batches a second, by group of tasks: pauses of the training are in a few
         self._busy: list[float] = []  # the part of its time that the thread computed, by task
 
