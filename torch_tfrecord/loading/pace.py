@@ -44,7 +44,9 @@ class Pace:
         self._most, self._is_fixed = num_threads, is_fixed or num_threads < 2
         self._before: _Speed | None = None  # where fewer are on trial
         self._is_chosen = False
-        self._use(num_threads)
+        self._since, self._num_received = 0.0, 0  # of this group of tasks
+        self._rates: list[float] = []  # batches a second, by group: pauses of the training are in a few
+        self._busy: list[float] = []  # the part of its time that the thread computed, by task
         self._num_ignored = _FIRST_TASKS
 
     def learn(self, num_batches: int, seconds: float, cpu_seconds: float, now: float) -> None:
@@ -73,10 +75,9 @@ class Pace:
         """Begin to judge a number of threads."""
         self._num_ignored = self.num_threads + 1  # tasks that have begun with another number
         self.num_threads = num_threads
-        self._since: float = 0.0
-        self._num_received: int = 0
-        self._rates: list[float] = []  # batches a second, by group of tasks: pauses of the training are in a few
-        self._busy: list[float] = []  # the part of its time that the thread computed, by task
+        self._num_received = 0
+        self._rates.clear()
+        self._busy.clear()
 
     def _choose(self, now: _Speed, busy: float) -> None:
         """Keep the number of threads, try half of them, or take back what was tried."""
