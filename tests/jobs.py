@@ -4,6 +4,8 @@ import os
 import signal
 import subprocess
 import sys
+import time
+from pathlib import Path
 
 RANK_NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
 
@@ -23,20 +25,26 @@ def run_job(*command, timeout=240, environment=(), **options):
         except subprocess.TimeoutExpired:
             _abort(process)
             out, err = process.communicate()
-            raise AssertionError(f"{command} took more than {timeout} s:\n{err[-30000:]}") from None
+            stacks = "\n".join(line for line in err.splitlines() if not line.startswith("Extension modules"))
+            raise AssertionError(f"{command} took more than {timeout} s:\n{stacks[-30000:]}") from None
     return subprocess.CompletedProcess(command, process.returncode, out, err)
 
 
-def torchrun(num_ranks, script, *arguments, **options):
-    """`run_job` on ranks of this machine."""
+def torchrun(num_ranks, script, *arguments, is_killed=False, **options):
+    """`run_job` on ranks of this machine; `is_killed`: ranks are killed, which forkservers would outlive."""
     launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node", num_ranks)
-    return run_job(*launcher, script, *arguments, **options)
+    rank = (Path(__file__).with_name("rank.py"), "fork" if is_killed else "forkserver")
+    return run_job(*launcher, *rank, script, *arguments, **options)
 
 
 def _abort(process):
     """End a job and what it has started: PYTHONFAULTHANDLER prints the stacks at SIGABRT, in forked workers, too."""
     import psutil  # comes with Accelerate
 
-    for child in reversed(psutil.Process(process.pid).children(recursive=True)):
+    started = psutil.Process(process.pid).children(recursive=True)
+    process.send_signal(signal.SIGSTOP)  # a launcher would end the other ranks when it sees that one ended
+    for child in started:  # parents first: they do not notice that their workers ended
         child.send_signal(signal.SIGABRT)
-    process.kill()
+        time.sleep(0.5)
+    process.send_signal(signal.SIGABRT)
+    process.send_signal(signal.SIGCONT)
