@@ -1,8 +1,8 @@
 """A program as one rank of torchrun, for `jobs.torchrun`: rank.py START_METHOD SCRIPT ARGUMENTS.
 
 START_METHOD is that of DataLoader workers before Python 3.12. There a forked one hangs if a thread of another library
-made its Python state at that moment (https://github.com/python/cpython/issues/112275). gloo's threads do, when they free
-tensors. So "fork" waits until they are done with a collective that has just ended; "forkserver" is safe.
+made its Python state at that moment (https://github.com/python/cpython/issues/112275), as gloo's threads do to free a
+tensor. So "fork" waits until they are done with a collective that has just ended; "forkserver" is safe.
 """
 
 import multiprocessing
