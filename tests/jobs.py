@@ -30,11 +30,10 @@ def run_job(*command, timeout=240, environment=(), **options):
     return subprocess.CompletedProcess(command, process.returncode, out, err)
 
 
-def torchrun(num_ranks, script, *arguments, is_killed=False, **options):
-    """`run_job` on ranks of this machine; `is_killed`: ranks are killed, which forkservers would outlive."""
+def torchrun(num_ranks, script, *arguments, **options):
+    """`run_job` on ranks of this machine."""
     launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node", num_ranks)
-    rank = (Path(__file__).with_name("rank.py"), "fork" if is_killed else "forkserver")
-    return run_job(*launcher, *rank, script, *arguments, **options)
+    return run_job(*launcher, Path(__file__).with_name("rank.py"), script, *arguments, **options)
 
 
 def _abort(process):

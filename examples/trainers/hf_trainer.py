@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import torch
-from transformers import Trainer, TrainingArguments
+from transformers import Trainer, TrainingArguments, set_seed
 from transformers.trainer_utils import get_last_checkpoint
 
 from torch_tfrecord import FixedLenFeature, ShardedTFRecordWriter, TFRecordDataset, collate
@@ -58,6 +58,7 @@ def main(folder, max_steps):
     with arguments.main_process_first(local=False):
         if arguments.process_index == 0 and not any(Path(folder).glob("train*")):
             write_records(folder)
+    set_seed(0)
     trainer = Trainer(
         Model(),
         arguments,

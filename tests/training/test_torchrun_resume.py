@@ -42,7 +42,7 @@ def test_killed_and_started_with_other_ranks(tmp_path, runs, kind):
             writer.write({"id": number})
     trained = Counter()
     for run, (num_ranks, killed_rank, kill_after) in enumerate(runs):
-        done = torchrun(num_ranks, SCRIPT, tmp_path, run, kind, killed_rank, kill_after, is_killed=True)
+        done = torchrun(num_ranks, SCRIPT, tmp_path, run, kind, killed_rank, kill_after)
         steps = logged(tmp_path, run)
         assert len({path.name for path in tmp_path.glob(f"log-{run}-*")}) == num_ranks
         if killed_rank >= 0:
