@@ -23,8 +23,8 @@ COUNTS = {
     "images": 2_048,
     "many-tokens": 20_000,
     "ragged": 50_000,
-    "texts": 20_000,
-    "sequences": 1_000,
+    "texts": 200_000,
+    "sequences": 4_000,
     "tfds": 2_000,
     "few-images": 1_024,
 }
