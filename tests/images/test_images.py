@@ -710,6 +710,21 @@ def test_lossy_formats_are_near_and_repeatable(format):
         assert len(encode_image(image, format, quality=20)) < len(data)
 
 
+@pytest.mark.parametrize("mode", ["L", "LA", "RGB", "RGBA"])
+def test_pil_images_are_encoded(mode):
+    picture = draw().convert(mode)
+    data = encode_image(picture, "png")
+    assert np.array_equal(np.asarray(Image.open(io.BytesIO(data))), np.asarray(picture))
+    with pytest.raises(
+        ValueError, match=r"expected a PIL image of mode L, LA, RGB or RGBA, got P: convert\('RGB'\) it"
+    ):
+        encode_image(draw().convert("P"), "png")
+
+
+def test_jpg_is_jpeg():
+    assert encode_image(IMAGE, "jpg") == encode_image(IMAGE, "jpeg")
+
+
 def test_jpeg_bytes_are_pillows_and_strides_do_not_matter():
     buffer = io.BytesIO()
     draw().save(buffer, "jpeg", quality=95)
@@ -727,11 +742,17 @@ IMAGE = torch.zeros(3, 4, 5, dtype=torch.uint8)
         ((IMAGE, "jpeg", 0), ValueError, "expected quality to be at least 1, got 0"),
         ((IMAGE, "jpeg", 101), ValueError, "expected quality from 1 to 100, got 101"),
         ((IMAGE, "jpeg", 9.5), TypeError, "expected quality as an int, got float"),
-        (([[1]], "png"), TypeError, "expected image as a tensor or array, got list"),
+        (([[1]], "png"), TypeError, "expected image as a tensor, an array or a PIL image, got list"),
         (
             (IMAGE[0],),
             ValueError,
             "expected image as uint8 [C, H, W] with C of 1, 3 for jpeg, got uint8 [4, 5]",
+        ),
+        (
+            (IMAGE.permute(1, 2, 0), "jpeg"),
+            ValueError,
+            "expected image as uint8 [C, H, W] with C of 1, 3 for jpeg, got uint8 [4, 5, 3]; permute(2, 0, 1) puts the "
+            "channels of [H, W, C] first",
         ),
         (
             (IMAGE.float(), "png"),

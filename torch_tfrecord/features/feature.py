@@ -28,16 +28,18 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
 
 from torch_tfrecord.features.columns import Reader
 from torch_tfrecord.features.steps import StepReader
+from torch_tfrecord.features.value_encoder import ValueEncoder
+from torch_tfrecord.protobuf.encoding import ListValues
 from torch_tfrecord.values.dtypes import DType
 
 __all__ = ["Feature", "SequenceFeatures", "copy_mappings", "make_context_reader", "make_reader", "make_step_reader"]
@@ -52,6 +54,8 @@ class Feature:
     """
 
     key: str | None = field(default=None, kw_only=True)
+    decodes: ClassVar[bool] = False
+    """Whether reading decodes a picture or a sound, so that a written value is not read back to check it."""
 
     def __post_init__(self) -> None:
         """Check the fields."""
@@ -70,6 +74,25 @@ class Feature:
     def key_of(self, name: str) -> str:
         """The name in the record, given the name of the output."""
         return name if self.key is None else self.key
+
+    def encoder(self, name: str) -> Callable[[object], ListValues | None]:
+        """Build what turns a row's value into the values that `reader` reads back; see `encode_example`.
+
+        Raises:
+            TypeError: The spec cannot be written by: it reads several keys.
+        """
+        reader = self.reader(name)
+        if len(reader.wants) > 1 or getattr(self, "partitions", None):
+            raise TypeError(
+                f"feature {name!r}: {self!r} cannot be written by, since it puts a value together from several parts: "
+                "give each key that it reads a spec of its own"
+            )
+        shape = getattr(self, "shape", ())
+        return ValueEncoder(reader, self.stored, shape, reads_back=not self.decodes)
+
+    def stored(self, value: object) -> object:
+        """What stands in the record for a row's value, to be checked and widened by the kind of the list."""
+        return value
 
     # A spec can be used wherever it implements one of these.
 

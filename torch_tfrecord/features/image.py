@@ -19,6 +19,7 @@ from torch_tfrecord.features.one_value import OneValueReader, OneValueSpec, Shap
 from torch_tfrecord.features.spec_checks import shape_with_names
 from torch_tfrecord.images.codec import DEFAULT_MAX_PIXELS, decode_image
 from torch_tfrecord.images.crops import Crop
+from torch_tfrecord.images.headers import read_header
 from torch_tfrecord.images.regions import decode_stack
 from torch_tfrecord.images.samples import CroppedImages, Normalization, check_image_shape
 from torch_tfrecord.values.dtypes import dtype_name
@@ -67,6 +68,8 @@ class Image(OneValueSpec, Feature):
         Image(key='image/encoded', shape=('image/height', 'image/width', 3))
     """
 
+    decodes = True
+
     mode: str = "RGB"
     shape: tuple[int | str | None, ...] | None = field(default=None, kw_only=True)
     apply_orientation: bool = field(default=False, kw_only=True)
@@ -99,6 +102,15 @@ class Image(OneValueSpec, Feature):
     def reader(self, name: str, *, pads: bool = False) -> ImageReader:
         """Build the reader for Examples."""
         return ImageReader(name, self) if self.several is None else _ImagesReader(name, self)
+
+    def stored(self, value: object) -> object:
+        """The bytes of a picture, or several, of a format that can be decoded and whole by their headers."""
+        pictures = value if isinstance(value, (list, tuple)) else [value]
+        for picture in pictures:
+            if not isinstance(picture, bytes):
+                raise TypeError(f"expected an encoded picture, as from encode_image, got {type(picture).__name__}")
+            read_header(picture)
+        return value
 
     def _check_no_draw(self, name: str) -> None:
         if self.crop is not None and self.crop.is_random:

@@ -25,6 +25,8 @@ class MediaSpec(OneValueSpec):
         random_start, seed: Whether to draw where the window begins, and what determines the draws.
     """
 
+    decodes = True
+
     random_start: bool
     seed: int
 

@@ -16,7 +16,7 @@ from torch_tfrecord.features.feature import Feature
 from torch_tfrecord.features.steps import ReadContext, StepColumn, StepReader, check_steps, part_of, read_record
 from torch_tfrecord.values.dtypes import BYTES_LIST, INT64_LIST, decode_text
 from torch_tfrecord.values.stacking import stack
-from torch_tfrecord.values.tensors import parse_tensor
+from torch_tfrecord.values.tensors import parse_tensor, serialize_tensor
 
 __all__ = ["OneValueReader", "OneValueSpec", "SerializedTensor", "Shape", "Text"]
 
@@ -59,6 +59,10 @@ class SerializedTensor(OneValueSpec, Feature):
     def reader(self, name: str, *, pads: bool = False) -> OneValueReader:
         """Build the reader for Examples."""
         return OneValueReader(name, self, lambda data, shape: parse_tensor(data))
+
+    def stored(self, value: object) -> object:
+        """A tensor, array or nested list of strings as a TensorProto; bytes are one already."""
+        return value if isinstance(value, bytes) else serialize_tensor(value)
 
 
 @dataclass(frozen=True, repr=False)

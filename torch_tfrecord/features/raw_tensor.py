@@ -18,7 +18,7 @@ from torch_tfrecord.features.feature import Feature
 from torch_tfrecord.features.one_value import OneValueReader, OneValueSpec, Shape
 from torch_tfrecord.features.spec_checks import check_list_dtype, shape_with_names
 from torch_tfrecord.values.dtypes import dtype_name, from_bytes, list_kind
-from torch_tfrecord.values.inflate import Compression, inflate
+from torch_tfrecord.values.inflate import Compression, deflate, inflate
 
 __all__ = ["RawTensor"]
 
@@ -85,6 +85,21 @@ class RawTensor(OneValueSpec, Feature):
     def reader(self, name: str, *, pads: bool = False) -> OneValueReader:
         """Build the reader for Examples."""
         return _RawReader(name, self)
+
+    def stored(self, value: object) -> object:
+        """A tensor or array as its bytes; bytes, or a list of them, are stored already."""
+        if isinstance(value, bytes) or (isinstance(value, (list, tuple)) and all(isinstance(v, bytes) for v in value)):
+            return value
+        tensor = torch.as_tensor(value)
+        sizes = [size for size, wanted in zip(tensor.shape, self.shape, strict=False) if wanted not in (-1, size)]
+        if tensor.dtype != self.dtype or sizes or tensor.dim() != len(self.shape):
+            raise ValueError(
+                f"expected {[*self.shape]} of {dtype_name(self.dtype)}, got {[*tensor.shape]} of "
+                f"{dtype_name(tensor.dtype)}"
+            )
+        data = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+        data = data if self.little_endian else _turned(data, self.dtype)
+        return data if self.compression is None else deflate(data, self.compression)
 
     def _read(self, strings: Sequence[memoryview], shape: Shape) -> torch.Tensor:
         """One record's tensor."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from dataclasses import dataclass
 from functools import reduce
@@ -54,6 +55,10 @@ class Proto(OneValueSpec, Feature):
             return OneValueReader(name, self, lambda data, shape: parse_message(data, kind, what))
         return OneValueReader(name, self, self._read_unnamed)
 
+    def stored(self, value: object) -> object:
+        """A message as its bytes."""
+        return value.SerializeToString() if isinstance(value, self.message_class) else value
+
     def _read_unnamed(self, data: memoryview, shape: object) -> Message:
         kind, what = self.message_class, self.message_class.DESCRIPTOR.full_name
         if get_worker_info() is not None:  # a queue that cannot send it would leave the loader waiting forever
@@ -91,6 +96,10 @@ class Json(OneValueSpec, Feature):
     def reader(self, name: str, *, pads: bool = False) -> OneValueReader:
         """Build the reader for Examples."""
         return OneValueReader(name, self, _read_json)
+
+    def stored(self, value: object) -> object:
+        """A value as JSON text; bytes are the text already."""
+        return value if isinstance(value, bytes) else json.dumps(value, ensure_ascii=False)
 
 
 def _read_json(data: memoryview, shape: object) -> Any:

@@ -189,21 +189,24 @@ def image_size(data: EncodedImage) -> tuple[int, int]:
     return header.height, header.width
 
 
-def encode_image(image: torch.Tensor | np.ndarray[Any, Any], format: str = "jpeg", quality: int = 95) -> bytes:
+def encode_image(
+    image: torch.Tensor | np.ndarray[Any, Any] | Image.Image, format: str = "jpeg", quality: int = 95
+) -> bytes:
     """Encode one image; the bytes are deterministic for a given version of Pillow.
 
     Args:
         image: uint8 [C, H, W], values 0 to 255, a tensor (also a ``tv_tensors.Image``) or array. C is 1 or 3; for PNG
-            also 2 (gray and alpha) or 4, for WebP 3 or 4. PNG also takes uint16.
-        format: ``"jpeg"``, ``"png"``, ``"webp"``, ``"bmp"`` or ``"gif"``. PNG and BMP are lossless, and so is GIF for
-            one channel (three are reduced to 256 colours); JPEG and WebP are lossy.
+            also 2 (gray and alpha) or 4, for WebP 3 or 4. PNG also takes uint16. Or a PIL image, of a mode with those
+            channels ("L", "RGB", "LA", "RGBA").
+        format: ``"jpeg"`` (``"jpg"``), ``"png"``, ``"webp"``, ``"bmp"`` or ``"gif"``. PNG and BMP are lossless, and so
+            is GIF for one channel (three are reduced to 256 colours); JPEG and WebP are lossy.
         quality: 1 to 100, for JPEG and WebP.
 
     Returns:
         The bytes of the image file.
 
     Raises:
-        TypeError: ``image`` is neither a tensor nor an array.
+        TypeError: ``image`` is neither a tensor nor an array nor a PIL image.
         ValueError: The shape, dtype, format or quality is not supported, or the sides are too long for the format.
 
     Source: ``tf.io.encode_jpeg`` (same default quality, 95) and ``tf.io.encode_png``, which take [H, W, C].
@@ -212,6 +215,7 @@ def encode_image(image: torch.Tensor | np.ndarray[Any, Any], format: str = "jpeg
         >>> encode_image(torch.zeros(3, 4, 6, dtype=torch.uint8), "png")[1:4]
         b'PNG'
     """
+    format = "jpeg" if format == "jpg" else format
     _check_choice("format", format, tuple(sorted(_ENCODE_CHANNELS)))
     _check_positive("quality", quality)
     if quality > 100:
@@ -316,18 +320,24 @@ def turn_upright(image: torch.Tensor, orientation: int) -> torch.Tensor:
     return torch.from_numpy(np.flip(array, _ORIENTATION_FLIPS[orientation]).copy())
 
 
-def _encodable(image: torch.Tensor | np.ndarray[Any, Any], format: str) -> np.ndarray[Any, Any]:
+def _encodable(image: torch.Tensor | np.ndarray[Any, Any] | Image.Image, format: str) -> np.ndarray[Any, Any]:
     if isinstance(image, torch.Tensor):
         pixels = image.detach().as_subclass(torch.Tensor).cpu().numpy()
     elif isinstance(image, np.ndarray):
         pixels = image
+    elif isinstance(image, Image.Image):
+        if image.mode not in ("L", "LA", "RGB", "RGBA"):
+            raise ValueError(f"expected a PIL image of mode L, LA, RGB or RGBA, got {image.mode}: convert('RGB') it")
+        pixels = np.atleast_3d(np.asarray(image)).transpose(2, 0, 1)
     else:
-        raise TypeError(f"expected image as a tensor or array, got {type(image).__name__}")
+        raise TypeError(f"expected image as a tensor, an array or a PIL image, got {type(image).__name__}")
     channels = _ENCODE_CHANNELS[format]
     dtypes = (np.uint8, np.uint16) if format == "png" else (np.uint8,)
     if pixels.dtype not in dtypes or pixels.ndim != 3 or 0 in pixels.shape or len(pixels) not in channels:
+        is_last = pixels.ndim == 3 and pixels.shape[-1] in channels
+        hint = "; permute(2, 0, 1) puts the channels of [H, W, C] first" if is_last else ""
         raise ValueError(
             f"expected image as {' or '.join(np.dtype(dtype).name for dtype in dtypes)} [C, H, W] with C of "
-            f"{', '.join(map(str, channels))} for {format}, got {pixels.dtype} {list(pixels.shape)}"
+            f"{', '.join(map(str, channels))} for {format}, got {pixels.dtype} {list(pixels.shape)}{hint}"
         )
     return pixels

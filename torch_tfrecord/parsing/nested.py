@@ -10,6 +10,7 @@ from torch_tfrecord.arguments import one_of
 from torch_tfrecord.features.columns import Column, Reader, Want, labelled, read_each
 from torch_tfrecord.features.feature import Feature
 from torch_tfrecord.parsing.parsers import InnerParser, packed
+from torch_tfrecord.protobuf.example import encode_example
 from torch_tfrecord.protobuf.json_text import example_of_json
 from torch_tfrecord.records.packed_records import PackedRecords
 from torch_tfrecord.values.dtypes import BYTES_LIST
@@ -41,6 +42,8 @@ class Nested(Feature):
         Nested({'age': FixedLenFeature((), torch.int64)}, key='user')
     """
 
+    decodes = True  # pictures among its features
+
     features: Mapping[str, Feature]
     format: Literal["proto", "json"] = field(default="proto", kw_only=True)
 
@@ -56,6 +59,12 @@ class Nested(Feature):
     def reader(self, name: str, *, pads: bool = False) -> Reader:
         """Build the reader for Examples."""
         return _NestedReader(name, self, pads=pads)
+
+    def stored(self, value: object) -> object:
+        """A row of the inner features as a serialized Example; bytes are one already."""
+        if isinstance(value, Mapping) and self.format == "proto":
+            return encode_example(value, self.features)
+        return value
 
     def context_reader(self, name: str) -> Reader:
         """Build the reader for a context; random crops are not supported."""

@@ -10,13 +10,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-__all__ = ["fill_feature"]
+__all__ = ["HELD", "ListValues", "fill_feature", "int64_error", "list_values"]
 
 _ALLOWED = "a bool, int, float, str, bytes, a list or tuple of one of these, a numpy array or a torch tensor"
 
+HELD = {"int64_list": "integers", "float_list": "floats", "bytes_list": "bytes or str"}
+"""What each list holds, as errors say it."""
 
-class _Encodable(NamedTuple):
-    """A converted value: ``kind`` names the list, ``values`` is a flat list, or the bytes of float32.
+
+class ListValues(NamedTuple):
+    """What a Feature message holds for a value: ``kind`` names the list, ``values`` is flat, or the bytes of float32.
 
     Floats are written to the message as raw field bytes: one bit-exact copy, while extend() would make Python floats.
     """
@@ -26,15 +29,15 @@ class _Encodable(NamedTuple):
     shape: tuple[int, ...]
 
 
-def fill_feature(feature: Any, value: Any, where: str) -> None:
-    """Write a value into a Feature message; ``where`` is the prefix of every error text.
+def fill_feature(feature: Any, value: Any, where: str) -> str:
+    """Write a value into a Feature message, and return the kind of its list; ``where`` begins every error text.
 
     Raises:
         TypeError: No list holds the type of the value, or the value mixes several kinds.
         ValueError: A value does not fit its list.
     """
     try:
-        encodable = _sort_out(value)
+        encodable = list_values(value)
         target = getattr(feature, encodable.kind)
         if not encodable.values:
             target.SetInParent()
@@ -46,13 +49,20 @@ def fill_feature(feature: Any, value: Any, where: str) -> None:
         raise TypeError(f"{where}: {error}") from error
     except ValueError as error:
         raise ValueError(f"{where}: {error}") from error
+    return encodable.kind
 
 
 def _extend(repeated: Any, values: list[Any]) -> None:
     try:
         repeated.extend(values)
     except ValueError as error:
-        raise ValueError("integer outside int64: an int64_list holds -2**63 to 2**63 - 1") from error
+        raise int64_error(values) from error
+
+
+def int64_error(values: list[int]) -> ValueError:
+    """The error for integers of which one is outside int64."""
+    large = next(value for value in values if not -(2**63) <= value < 2**63)
+    return ValueError(f"integer outside int64: an int64_list holds -2**63 to 2**63 - 1, got {large}")
 
 
 def _varint(number: int) -> bytes:
@@ -64,10 +74,13 @@ def _varint(number: int) -> bytes:
     return bytes(out)
 
 
-def _sort_out(value: Any) -> _Encodable:
+def list_values(value: Any) -> ListValues:
+    """Convert a value to what a Feature message holds; raises as `fill_feature` does."""
+    if isinstance(value, ListValues):
+        return value
     kind = _kind_of(type(value))
     if kind is not None:
-        return _Encodable(kind, _LEAVES[kind]([value]), ())
+        return ListValues(kind, _LEAVES[kind]([value]), ())
     if isinstance(value, (list, tuple, range)):
         return _sort_out_list(value)
     array = _as_array(value)
@@ -113,25 +126,26 @@ def _bytes_leaves(values: Any) -> list[bytes]:
 _LEAVES: dict[str, Any] = {"int64_list": _int_leaves, "float_list": _float_leaves, "bytes_list": _bytes_leaves}
 
 
-def _sort_out_list(values: Any) -> _Encodable:
+def _sort_out_list(values: Any) -> ListValues:
     if not len(values):
         raise ValueError(
             "an empty list has no type: use an empty typed array, such as numpy.zeros(0, numpy.int64); its dtype, "
-            "numpy.int64, numpy.float32 or numpy.bytes_, selects the kind of list"
+            "numpy.int64, numpy.float32 or numpy.bytes_, selects the kind of list; or write by features, whose spec "
+            "says it"
         )
     kinds = {_kind_of(cls) for cls in set(map(type, values))}
     if kinds == {None}:
-        return _join([_sort_out(value) for value in values])
+        return _join([list_values(value) for value in values])
     if kinds == {"int64_list", "float_list"} and bool not in map(type, values):
         kinds = {"float_list"}  # as in [0, 0.5, 1] from JSON
     if len(kinds) > 1:
         names = ", ".join(sorted({cls.__name__ for cls in map(type, values)}))
         raise TypeError(f"mixed types in one list: {names}; a list holds integers, floats or bytes only")
     kind = str(kinds.pop())
-    return _Encodable(kind, _LEAVES[kind](values), (len(values),))
+    return ListValues(kind, _LEAVES[kind](values), (len(values),))
 
 
-def _join(parts: list[_Encodable]) -> _Encodable:
+def _join(parts: list[ListValues]) -> ListValues:
     """Flatten the rows of a nested list."""
     kinds, shapes = {part.kind for part in parts}, {part.shape for part in parts}
     if len(kinds) > 1:
@@ -140,7 +154,7 @@ def _join(parts: list[_Encodable]) -> _Encodable:
         raise ValueError("nested lists of different lengths (ragged) do not fit one feature: store the lengths as well")
     rows = [part.values for part in parts]
     values = b"".join(rows) if parts[0].kind == "float_list" else list(itertools.chain.from_iterable(rows))
-    return _Encodable(parts[0].kind, values, (len(parts), *parts[0].shape))
+    return ListValues(parts[0].kind, values, (len(parts), *parts[0].shape))
 
 
 def _as_array(value: Any) -> np.ndarray[Any, Any] | None:
@@ -156,18 +170,18 @@ def _as_array(value: Any) -> np.ndarray[Any, Any] | None:
     return np.asarray(value) if hasattr(value, "__array__") else None
 
 
-def _sort_out_array(array: np.ndarray[Any, Any]) -> _Encodable:
+def _sort_out_array(array: np.ndarray[Any, Any]) -> ListValues:
     kind = array.dtype.kind
     if kind == "b":
-        return _Encodable("int64_list", array.astype(np.int64).ravel().tolist(), array.shape)
+        return ListValues("int64_list", array.astype(np.int64).ravel().tolist(), array.shape)
     if kind in "iu":
-        return _Encodable("int64_list", array.ravel().tolist(), array.shape)
+        return ListValues("int64_list", array.ravel().tolist(), array.shape)
     if kind == "f" or array.dtype.name.startswith(
         ("bfloat16", "float8")
     ):  # the latter come from ml_dtypes, with kind "V"
-        return _Encodable("float_list", _float_array_leaves(array), array.shape)
+        return ListValues("float_list", _float_array_leaves(array), array.shape)
     if kind in "SUT" and not array.size:
-        return _Encodable("bytes_list", [], array.shape)
+        return ListValues("bytes_list", [], array.shape)
     if kind in "SUTO":
         return _sort_out_list(array.ravel().tolist())._replace(shape=array.shape)
     raise TypeError(f"expected {_ALLOWED}, got an array of dtype {array.dtype}")

@@ -11,19 +11,21 @@ The wire format is protobuf's: what protobuf accepts is read with the same value
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 from google.protobuf.message import DecodeError
 
 from torch_tfrecord.errors import ParseError
-from torch_tfrecord.protobuf.encoding import fill_feature
+from torch_tfrecord.protobuf.encoding import HELD, ListValues, fill_feature
 from torch_tfrecord.protobuf.messages import Example, FloatList, SequenceExample
 
 __all__ = [
+    "RowEncoder",
     "Values",
+    "WritableSpec",
     "decode_example",
     "decode_sequence_example",
     "encode_example",
@@ -38,31 +40,98 @@ Values: TypeAlias = "npt.NDArray[np.int64] | npt.NDArray[np.float32] | list[byte
 _SHORT_LIST = 32
 
 
-def encode_example(features: Mapping[str, Any]) -> bytes:
+class WritableSpec(Protocol):
+    """What encoding asks of a feature spec."""
+
+    def key_of(self, name: str) -> str:
+        """The key in the record, given the name of the output."""
+
+    def encoder(self, name: str) -> Callable[[object], ListValues | None]:
+        """Build what turns a row's value into the values that the spec reads back; None where the record lacks them."""
+
+
+_Encoders: TypeAlias = Mapping[str, tuple[str, Callable[[object], ListValues | None]]]
+
+
+class RowEncoder:
+    """Encodes rows as Examples, one after another: each by the specs, or without them each key as one kind of list.
+
+    Args:
+        features: Name -> spec that shall read the records, or None; see `encode_example`.
+
+    Raises:
+        TypeError: ``features`` is not a mapping, or has a spec that cannot be written by.
+    """
+
+    def __init__(self, features: Mapping[str, WritableSpec] | None = None) -> None:
+        self._encoders: _Encoders | None = None
+        if features is not None:
+            _check_mapping(features, "features")
+            for name, spec in features.items():
+                if not hasattr(spec, "encoder"):
+                    raise TypeError(f"feature {name!r}: expected a spec, such as VarLenFeature(bytes), got {spec!r}")
+            self._encoders = {name: (spec.key_of(name), spec.encoder(name)) for name, spec in features.items()}
+            keys = [key for key, _ in self._encoders.values()]
+            if len({*keys}) < len(keys):
+                raise ValueError(f"expected one name for each key to write, got {sorted(keys)}")
+        self._kinds: dict[str, str] = {}
+        self._since: dict[str, int] = {}
+
+    def encode(self, row: Mapping[str, Any], number: int = 0) -> bytes:
+        """Encode the row with this number; raises as `encode_example` does, and for a key that changes its kind."""
+        message, kinds = Example(), self._kinds
+        message.features.SetInParent()
+        features = message.features.feature
+        if self._encoders is not None:
+            _fill_by(self._encoders, features, row)
+        else:
+            found = _fill_map(features, row, "features")
+            for key, kind in found.items():
+                if kinds.get(key, kind) != kind:
+                    raise self._changed(key, kind, row[key])
+            if not found.keys() <= kinds.keys():
+                self._since.update(dict.fromkeys(found.keys() - kinds.keys(), number))
+                kinds.update(found)
+        return bytes(message.SerializeToString(deterministic=True))
+
+    def _changed(self, key: str, kind: str, value: object) -> ValueError:
+        is_nan = isinstance(value, float) and value != value
+        hint = "; NaN is how pandas writes a missing value: leave out the key, or let features do so" if is_nan else ""
+        return ValueError(
+            f"feature {key!r}: expected {HELD[self._kinds[key]]}, as in row {self._since[key]}, got {HELD[kind]} "
+            f"({type(value).__name__}): pass features, which say what is right{hint}"
+        )
+
+
+def encode_example(row: Mapping[str, Any], features: Mapping[str, WritableSpec] | None = None) -> bytes:
     """Encode one mapping as a serialized tf.train.Example.
 
     The encoding is deterministic: keys are sorted by their UTF-8 bytes, and lists are packed, so the order of the
     mapping does not matter.
 
     Args:
-        features: Key -> value. A value is a scalar, str, bytes, list or tuple (also nested, if rectangular), numpy
+        row: Key -> value. A value is a scalar, str, bytes, list or tuple (also nested, if rectangular), numpy
             array or torch tensor; more than one dimension is flattened in row-major order. bool and integers become an
             int64_list, floats a float_list (rounded to float32), str (as UTF-8) and bytes a bytes_list. NumPy drops
             trailing NUL bytes from the elements of an array of dtype "S": pass binary data as a list or object array.
+        features: Name -> spec that shall read the record: a value then stands under the spec's name, and is what the
+            spec reads: a sample is a row that can be written again.
+            Integers become floats, and floats without a fraction integers, where the spec says so. None, pandas.NA,
+            and NaN except for a float spec, are missing: the key is left out. `Image`, `Audio` and `Video` take the
+            encoded bytes, `RawTensor` and `SerializedTensor` a tensor, an array or the stored bytes.
 
     Raises:
-        TypeError: A value has another type (None, complex, dict, ...), or a list mixes several kinds.
+        TypeError: A value has another type (None, complex, dict, ...), or a list mixes several kinds; or a spec cannot
+            be written by: `SparseFeature`, partitions, or a `RawTensor` whose shape is in other features.
         ValueError: An empty list has no type (use an empty typed array), an integer is outside int64, a finite float
-            is outside float32, nested lists have different lengths, or text is not valid Unicode.
+            is outside float32, nested lists have different lengths, or text is not valid Unicode. With ``features``:
+            a name is not among them, a value is required but missing, or the spec would not read the value back.
 
     Example:
         >>> encode_example({"a": 1}).hex()
         '0a0c0a0a0a016112051a030a0101'
     """
-    message = Example()
-    message.features.SetInParent()
-    _fill_map(message.features.feature, features, "features")
-    return bytes(message.SerializeToString(deterministic=True))
+    return RowEncoder(features).encode(row)
 
 
 def encode_sequence_example(context: Mapping[str, Any], feature_lists: Mapping[str, Any]) -> bytes:
@@ -208,10 +277,22 @@ def _decode_feature(feature: Any) -> Values:
     return join_arrays([getattr(feature, kind)])
 
 
-def _fill_map(target: Any, features: Mapping[str, Any], what: str) -> None:
+def _fill_map(target: Any, features: Mapping[str, Any], what: str) -> dict[str, str]:
+    """Fill a map of features, and return the kind of each."""
     _check_mapping(features, what)
-    for key, value in features.items():
-        fill_feature(_entry(target, key), value, f"feature {key!r}")
+    return {key: fill_feature(_entry(target, key), value, f"feature {key!r}") for key, value in features.items()}
+
+
+def _fill_by(encoders: _Encoders, target: Any, row: Mapping[str, Any]) -> None:
+    """Fill a map of features by the specs, which say the kinds."""
+    _check_mapping(row, "row")
+    unknown = [name for name in row if name not in encoders]
+    if unknown:
+        raise ValueError(f"feature {unknown[0]!r}: expected one of {sorted(encoders)}, the names in features")
+    for name, (key, encode) in encoders.items():
+        values = encode(row.get(name))
+        if values is not None:
+            fill_feature(_entry(target, key), values, f"feature {name!r}")
 
 
 def _check_mapping(features: Mapping[str, Any], what: str) -> None:

@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from torch_tfrecord.arguments import at_least
-from torch_tfrecord.protobuf.example import encode_example
+from torch_tfrecord.protobuf.example import RowEncoder, WritableSpec
 from torch_tfrecord.records.atomic import AtomicFile
 from torch_tfrecord.records.compression import check_written_type
 from torch_tfrecord.records.file_set import FileSet
@@ -36,7 +36,8 @@ class _Writer(ABC):
     _closed = True  # until the files are open; also where __init__ was called with wrong arguments
     _name: str  # for warnings
 
-    def __init__(self) -> None:
+    def __init__(self, features: Mapping[str, WritableSpec] | None) -> None:
+        self._encoder = RowEncoder(features)
         self._failure: BaseException | None = None
         self._pid = os.getpid()
         self._count = 0
@@ -47,15 +48,16 @@ class _Writer(ABC):
         """Append one record.
 
         Args:
-            record: The payload, or a mapping of feature values that `encode_example` makes one of.
+            record: The payload, or a row: a mapping of feature values that `encode_example` makes one of.
 
         Raises:
             TypeError: neither bytes-like nor a mapping; nothing was written.
-            ValueError: the writer is closed, or a value that `encode_example` refuses; nothing was written.
+            ValueError: the writer is closed, or a value that `encode_example` refuses, or, without ``features``, a key
+                whose values were of another kind in an earlier row; nothing was written.
             OSError: the disk is full or the like; the file is given up, and `close` raises again.
         """
         self._check_open()
-        payload = _payload(record)
+        payload = self._payload(record)
         with self._failing():
             self._write(payload)
         self._count += 1
@@ -133,6 +135,23 @@ class _Writer(ABC):
                 stacklevel=3,
             )
 
+    def _payload(self, record: object) -> bytes | bytearray | memoryview:
+        if isinstance(record, (bytes, bytearray)):
+            return record
+        if isinstance(record, memoryview):
+            return record.tobytes()  # whatever its shape and format
+        if not isinstance(record, Mapping):
+            raise TypeError(
+                "a record must be bytes, bytearray, memoryview or a mapping of feature values, got "
+                f"{type(record).__name__}"
+            )
+        try:
+            return self._encoder.encode(record, self._count)
+        except TypeError as error:
+            raise TypeError(f"{self._name}: row {self._count}: {error}") from error
+        except ValueError as error:
+            raise ValueError(f"{self._name}: row {self._count}: {error}") from error
+
     @abstractmethod
     def _write(self, payload: bytes | bytearray | memoryview) -> None: ...
 
@@ -163,6 +182,8 @@ class TFRecordWriter(_Writer):
         write_index: Also write the index, in the hidden folder ``.torch_index`` beside the file, without reading the
             file again.
         storage_options: Of the storage, as in fsspec: ``{"key": ..., "secret": ...}``; see docs/remote.md.
+        features: Name -> spec that shall read the file. Rows are then checked and widened by the specs, and missing
+            values left out: see `encode_example`. Without it, the values of a key must be of one kind in all rows.
 
     Raises:
         OSError: the file cannot be created; the path is named.
@@ -182,8 +203,9 @@ class TFRecordWriter(_Writer):
         compression_level: int | None = None,
         write_index: bool = False,
         storage_options: Mapping[str, Any] | None = None,
+        features: Mapping[str, WritableSpec] | None = None,
     ) -> None:
-        super().__init__()
+        super().__init__(features)
         self.path = self._name = local_path(path)
         self._access = Access(storage_options)
         compression = _resolve_compression(self.path, compression_type)
@@ -232,6 +254,7 @@ class ShardedTFRecordWriter(_Writer):
         suffix: Last part of the names.
         write_index: Also write each shard's index.
         storage_options: As for `TFRecordWriter`.
+        features: As for `TFRecordWriter`.
 
     Attributes:
         paths: The names of the shards; known, and filled, after `close`.
@@ -254,8 +277,9 @@ class ShardedTFRecordWriter(_Writer):
         suffix: str = ".tfrecord",
         write_index: bool = False,
         storage_options: Mapping[str, Any] | None = None,
+        features: Mapping[str, WritableSpec] | None = None,
     ) -> None:
-        super().__init__()
+        super().__init__(features)
         self.prefix = local_path(prefix)
         self._access = Access(storage_options)
         if (num_shards is None) == (max_shard_bytes is None):
@@ -344,18 +368,6 @@ def _give_up(writer: Callable[[], _Writer | None]) -> None:
     left = writer()
     if left is not None:
         left._give_up()
-
-
-def _payload(record: object) -> bytes | bytearray | memoryview:
-    if isinstance(record, (bytes, bytearray)):
-        return record
-    if isinstance(record, memoryview):
-        return record.tobytes()  # whatever its shape and format
-    if isinstance(record, Mapping):
-        return encode_example(record)
-    raise TypeError(
-        f"a record must be bytes, bytearray, memoryview or a mapping of feature values, got {type(record).__name__}"
-    )
 
 
 def _resolve_compression(name: str, compression_type: str | None) -> str:

@@ -8,12 +8,18 @@ from typing import Literal, TypeAlias
 from torch_tfrecord.batch_memory import reserve
 from torch_tfrecord.errors import ParseError
 
-__all__ = ["Compression", "inflate"]
+__all__ = ["Compression", "deflate", "inflate"]
 
 Compression: TypeAlias = Literal["zlib", "gzip"]
 _WINDOW_BITS = {"zlib": 15, "gzip": 31}
 _INPUT_BYTES = 1 << 18
 _OUTPUT_BYTES = 1 << 20
+
+
+def deflate(data: bytes, compression: Compression) -> bytes:
+    """Compress a value as `inflate` reads it; equal bytes give equal ones."""
+    deflater = zlib.compressobj(wbits=_WINDOW_BITS[compression])
+    return deflater.compress(data) + deflater.flush()
 
 
 def inflate(data: bytes | memoryview, compression: Compression, num_bytes: int | None = None) -> bytes:
