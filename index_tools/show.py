@@ -116,7 +116,7 @@ def _stream_records(files: Sequence[str]) -> Iterator[_Record]:
     base = 0
     for path in files:
         num_records = 0
-        for block in read_blocks(path, "auto", verify_crc=True, on_corrupt="raise"):
+        for block in read_blocks(path, "auto", verify_crc=True, on_error="raise"):
             num_records = block.position + len(block.offsets)
             for number, payload in enumerate(block.payloads or ()):
                 yield _Record(base + block.position + number, path, int(block.offsets[number]), payload)

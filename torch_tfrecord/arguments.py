@@ -9,7 +9,7 @@ from torch_tfrecord.shown import shown_value
 
 __all__ = [
     "IndexPolicy",
-    "OnCorrupt",
+    "OnError",
     "Pad",
     "Shuffle",
     "at_least",
@@ -22,7 +22,7 @@ __all__ = [
 IndexPolicy: TypeAlias = Literal["auto", "require", "memory"]
 """Where indexes come from: stored ones, else built and stored; stored ones only; built and not stored."""
 
-OnCorrupt: TypeAlias = Literal["raise", "skip"]
+OnError: TypeAlias = Literal["raise", "skip"]
 """What to do at a damaged record."""
 
 Pad: TypeAlias = Literal["repeat", "zero"] | None
@@ -75,10 +75,10 @@ def one_of(name: str, value: object, *choices: str | None) -> None:
     """ValueError unless the value is one of the choices, which are strings or None.
 
     Example:
-        >>> one_of("on_corrupt", "ignore", "raise", "skip")
+        >>> one_of("on_error", "ignore", "raise", "skip")
         Traceback (most recent call last):
         ...
-        ValueError: on_corrupt must be 'raise' or 'skip', got 'ignore'
+        ValueError: on_error must be 'raise' or 'skip', got 'ignore'
     """
     if not isinstance(value, (str, type(None))) or value not in choices:
         *others, last = map(repr, choices)

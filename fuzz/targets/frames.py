@@ -52,7 +52,7 @@ def check(data):
     index, error = outcome(build_index, path, compression_type="")
     assert (error is None) == is_whole
     _read_at_random(path, payloads, index)
-    skipped, _ = _payloads(read_records(path, compression_type="", on_corrupt="skip"))
+    skipped, _ = _payloads(read_records(path, compression_type="", on_error="skip"))
     assert skipped[: len(payloads)] == payloads
     at = 0  # whatever comes behind damage is a good record, in order
     for each in skipped:

@@ -124,7 +124,7 @@ def _(folder):
     content = bytearray(framed(folder, b"abc", b"defg", b"hi"))
     content[19 + 12] ^= 1
     with pytest.warns(UserWarning, match="1 "):
-        found = list(read_records(write(folder, bytes(content)), on_corrupt="skip"))
+        found = list(read_records(write(folder, bytes(content)), on_error="skip"))
     assert found == [b"abc", b"hi"]
 
 

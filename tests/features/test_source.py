@@ -167,7 +167,7 @@ def test_damaged_records_before_it_count(tmp_path):
     content = bytearray((tmp_path / "a").read_bytes())
     content[known[2][2] + 13] ^= 1
     (tmp_path / "a").write_bytes(content)
-    stream = TFRecordIterableDataset(tmp_path / "a", FEATURES, on_corrupt="skip")
+    stream = TFRecordIterableDataset(tmp_path / "a", FEATURES, on_error="skip")
     with pytest.warns(UserWarning, match="1 "):
         found = flat(DataLoader(stream, 3))
     assert found == {label: place for label, place in known.items() if label != 2}

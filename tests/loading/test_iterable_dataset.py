@@ -447,14 +447,14 @@ def test_damage_is_seen_only_where_it_is_looked_for(damaged):
 def test_skip_leaves_out_the_damaged_record_alone_and_says_so(damaged):
     folder, path, records = damaged
     kept = [record for record in records if record != b"b1"]
-    ds = stream(folder, on_corrupt="skip")
+    ds = stream(folder, on_error="skip")
     with pytest.warns(UserWarning, match="skipped") as caught:
         assert list(ds) == kept
     (warning,) = caught
     message = str(warning.message)
     assert message.startswith(f"{path}: skipped 18 damaged bytes (at least 1 records) in 1 places: [18, 36)")
     with pytest.warns(UserWarning, match="skipped 18 damaged bytes"):
-        assert text(stream(folder, on_corrupt="skip", cycle_length=2)) == "a0 b0 a1 b2 a2 a3 c0 a4"
+        assert text(stream(folder, on_error="skip", cycle_length=2)) == "a0 b0 a1 b2 a2 a3 c0 a4"
 
 
 def test_skip_shares_what_is_left_among_the_ranks(tmp_path):
@@ -466,7 +466,7 @@ def test_skip_shares_what_is_left_among_the_ranks(tmp_path):
     seen = []
     for rank in range(3):
         with pytest.warns(UserWarning, match="skipped 18 damaged bytes"):
-            seen += stream(tmp_path, on_corrupt="skip", rank=rank, world_size=3)
+            seen += stream(tmp_path, on_error="skip", rank=rank, world_size=3)
     assert sorted(seen) == [record for record in records if record != b"a3"]
 
 
@@ -548,7 +548,7 @@ def test_skip_in_batches(tmp_path):
         data[int(build_index(path).offsets[bad]) + 12] ^= 1
     Path(path).write_bytes(data)
     with pytest.warns(UserWarning, match="skipped .* in 2 places"):
-        found = list(stream(tmp_path, features=BATCH_FEATURES, batch_size=7, on_corrupt="skip"))
+        found = list(stream(tmp_path, features=BATCH_FEATURES, batch_size=7, on_error="skip"))
     assert [batch["n"].tolist() for batch in found] == [
         [0, 1, 2, 3, 5, 6, 7],
         list(range(8, 15)),
@@ -574,7 +574,7 @@ def test_skip_in_batches(tmp_path):
         ),
         ({"cycle_length": None}, TypeError, "cycle_length must be an integer of at least 1, got None"),
         ({"shuffle": "blocks"}, TypeError, "shuffle must be True or False, got 'blocks'"),
-        ({"on_corrupt": "ignore"}, ValueError, "on_corrupt must be 'raise' or 'skip', got 'ignore'"),
+        ({"on_error": "ignore"}, ValueError, "on_error must be 'raise' or 'skip', got 'ignore'"),
         ({"compression_type": "BZ2"}, ValueError, "'BZ2'"),
         ({"seed": 0.5}, TypeError, "float"),
         ({"rank": 0}, ValueError, "rank and world_size must be given together, got rank=0, world_size=None"),

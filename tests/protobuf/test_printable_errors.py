@@ -48,7 +48,7 @@ def test_errors(path):
 def test_warnings(path):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        assert list(read_records(path, on_corrupt="skip")) == [b"abc"]
+        assert list(read_records(path, on_error="skip")) == [b"abc"]
     check(str(caught[0].message))
 
 

@@ -451,7 +451,7 @@ with open(path, "wb") as file:
     file.write(deflater.compress(bytes(4)) + deflater.flush())
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 for call in (lambda: list(read_records(path)), lambda: build_index(path), lambda: build_index(path, verify_crc=False),
-             lambda: list(read_records(open(path, "rb"))), lambda: list(read_records(path, on_corrupt="skip"))):
+             lambda: list(read_records(open(path, "rb"))), lambda: list(read_records(path, on_error="skip"))):
     try:
         call()
         print("no error")

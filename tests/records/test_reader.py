@@ -77,7 +77,7 @@ def test_golden_sequential(description, chunk_bytes, monkeypatch):  # robustness
         for verify_crc in (True, False):
             records = list(read_records(path, compression_type=declared, verify_crc=verify_crc))
             assert digests(records, description["records"]) == expected(description)
-    assert list(read_records(path, on_corrupt="skip")) == records
+    assert list(read_records(path, on_error="skip")) == records
 
 
 @golden
@@ -234,7 +234,7 @@ def test_unknown_content(tmp_path):
 @pytest.mark.parametrize(
     ("options", "kind", "text"),
     [
-        ({"on_corrupt": "ignore"}, ValueError, "on_corrupt must be 'raise' or 'skip', got 'ignore'"),
+        ({"on_error": "ignore"}, ValueError, "on_error must be 'raise' or 'skip', got 'ignore'"),
         (
             {"compression_type": "BZ2"},
             ValueError,

@@ -180,7 +180,7 @@ def test_skipping_goes_over_the_bytes_a_few_times(tmp_path, monkeypatch, recwarn
         data = make(size)
         (tmp_path / "a").write_bytes(data)
         work.update(read=0, headers=0, sums=0)
-        sum(1 for _ in read_records(tmp_path / "a", on_corrupt="skip"))
+        sum(1 for _ in read_records(tmp_path / "a", on_error="skip"))
         assert work["headers"] <= 1.1 * len(data) + (1 << 14)
         assert work["sums"] <= 8 * len(data) + (1 << 14), size
         assert work["read"] <= 8 * len(data) + (1 << 17), size
@@ -189,5 +189,5 @@ def test_skipping_goes_over_the_bytes_a_few_times(tmp_path, monkeypatch, recwarn
 def test_headers_that_claim_what_follows(tmp_path, recwarn):
     path = tmp_path / "a"
     path.write_bytes(claiming(300, lambda behind: behind - 16))
-    assert list(read_records(path, on_corrupt="skip")) == [b"the record"]
+    assert list(read_records(path, on_error="skip")) == [b"the record"]
     assert "skipped 3633 damaged bytes" in str(recwarn.list[0].message)

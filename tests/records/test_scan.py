@@ -524,7 +524,7 @@ def test_skipping_goes_only_forward(tmp_path, way):
     parts = [framed(rng.randbytes(3000)) if n % 3 else damage(framed(rng.randbytes(3000)), 3) for n in range(30)]
     content = b"".join(parts)
     with pytest.warns(UserWarning, match="in 10 places"):
-        read = list(read_records(Pipe(compressed(content, way.replace("pipe", "")), 1000), on_corrupt="skip"))
+        read = list(read_records(Pipe(compressed(content, way.replace("pipe", "")), 1000), on_error="skip"))
     assert len(read) == 20
 
 
@@ -553,7 +553,7 @@ def test_the_search_goes_beyond_one_read(monkeypatch):
 def test_the_one_warning_of_a_skipping_reader(file):  # robustness 21
     path = file(damage(framed(*FIVE), 12, 43) + b"tail")
     with pytest.warns(UserWarning) as caught:
-        assert list(read_records(path, on_corrupt="skip")) == [FIVE[1], FIVE[3], FIVE[4]]
+        assert list(read_records(path, on_error="skip")) == [FIVE[1], FIVE[3], FIVE[4]]
     assert len(caught) == 1
     text = str(caught[0].message)
     assert text.startswith(
@@ -565,11 +565,11 @@ def test_the_one_warning_of_a_skipping_reader(file):  # robustness 21
 def test_the_warning_names_ten_ranges_at_most(file):
     path = file(b"".join(damage(framed(b"a"), 12) + framed(b"b") for _ in range(15)))
     with pytest.warns(UserWarning, match=r"in 15 places: .*\[306, 323\) and 5 more; the first"):
-        assert list(read_records(path, on_corrupt="skip")) == [b"b"] * 15
+        assert list(read_records(path, on_error="skip")) == [b"b"] * 15
 
 
 def test_nothing_damaged_nothing_said(file):
-    assert list(read_records(file(framed(*FIVE)), on_corrupt="skip")) == FIVE
+    assert list(read_records(file(framed(*FIVE)), on_error="skip")) == FIVE
 
 
 def _is_subsequence(part, whole):

@@ -242,7 +242,7 @@ def test_damage_of_the_storage_is_left_out_with_skip(data, cache, tmp_path):
     content[int(index.offsets[9]) + 3] ^= 1
     first.write_bytes(content)
     with range_server(tmp_path / "data") as url:
-        stream = TFRecordIterableDataset(f"{url}/train@{FILES}", on_corrupt="skip", **cache)
+        stream = TFRecordIterableDataset(f"{url}/train@{FILES}", on_error="skip", **cache)
         for _ in range(2):
             with warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("always")

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch.utils.data import IterableDataset, get_worker_info
 
-from torch_tfrecord.arguments import OnCorrupt, at_least, check_callable, integer, true_or_false
+from torch_tfrecord.arguments import OnError, at_least, check_callable, integer, true_or_false
 from torch_tfrecord.batch_memory import MAX_BATCH_BYTES, check_max_batch_bytes
 from torch_tfrecord.batches.batch_parser import BatchParser
 from torch_tfrecord.batches.collate import collate
@@ -30,7 +30,7 @@ from torch_tfrecord.parsing.record_parsers import RecordFeatures
 from torch_tfrecord.records.ahead_file import FilesAhead
 from torch_tfrecord.records.compression import check_compression_type
 from torch_tfrecord.records.paths import Paths, found_files
-from torch_tfrecord.records.reader import check_on_corrupt, read_blocks
+from torch_tfrecord.records.reader import check_on_error, read_blocks
 from torch_tfrecord.records.scan import Block
 from torch_tfrecord.remote.access import Access
 from torch_tfrecord.samples import RecordPlace
@@ -73,7 +73,7 @@ class TFRecordIterableDataset(IterableDataset[Any]):
         drop_last: Drop each worker's last batch if it is not full.
         compression_type: "auto" (detected for each file), None or "" (none), "GZIP", "ZLIB", "SNAPPY".
         verify_crc: Check the payloads' checksums; headers are always checked.
-        on_corrupt: "raise", or "skip" to skip damaged records, with one warning per file.
+        on_error: "raise", or "skip" to skip damaged records, with one warning per file.
         max_batch_bytes, storage_options, cache_dir, cache_bytes: As for `TFRecordDataset`.
 
     Example:
@@ -100,7 +100,7 @@ class TFRecordIterableDataset(IterableDataset[Any]):
         drop_last: bool = False,
         compression_type: str | None = "auto",
         verify_crc: bool = True,
-        on_corrupt: OnCorrupt = "raise",
+        on_error: OnError = "raise",
         max_batch_bytes: int = MAX_BATCH_BYTES,
         storage_options: Mapping[str, Any] | None = None,
         cache_dir: str | os.PathLike[str] | None = None,
@@ -111,7 +111,7 @@ class TFRecordIterableDataset(IterableDataset[Any]):
             raise TypeError(f"shuffle must be True or False, got {shuffle!r}")
         check_rank(rank, world_size)
         check_callable("transform", transform)
-        check_on_corrupt(on_corrupt)
+        check_on_error(on_error)
         self._compression_type = check_compression_type(compression_type)
         check_max_batch_bytes(max_batch_bytes)
         parser = None if features is None else BatchParser(features, max_batch_bytes=max_batch_bytes)
@@ -125,7 +125,7 @@ class TFRecordIterableDataset(IterableDataset[Any]):
         self._block_length = at_least(1, "block_length", block_length)
         self._drop_last = true_or_false("drop_last", drop_last)
         self._verify = verify_crc
-        self._on_corrupt = on_corrupt
+        self._on_error = on_error
         access = Access(storage_options, cache_dir, cache_bytes)
         self.files, self._infos = found_files(paths, access.without_cache())
         self._access = access.for_files(self.files)
@@ -259,7 +259,7 @@ class TFRecordIterableDataset(IterableDataset[Any]):
             self.files[file],
             self._compression_type,
             verify_crc=self._verify,
-            on_corrupt=self._on_corrupt,
+            on_error=self._on_error,
             open_source=files.open,
         )
 

@@ -11,7 +11,7 @@ from typing import Any, BinaryIO, TypeAlias, get_args
 import numpy as np
 import numpy.typing as npt
 
-from torch_tfrecord.arguments import OnCorrupt, one_of
+from torch_tfrecord.arguments import OnError, one_of
 from torch_tfrecord.batch_memory import scratch_bytes
 from torch_tfrecord.errors import CorruptRecordError, IndexMismatchError, LimitExceededError, TFRecordError
 from torch_tfrecord.records.ahead_file import read_ahead
@@ -26,7 +26,7 @@ from torch_tfrecord.records.storage import FileSource, LocalFile, PipeSource, lo
 from torch_tfrecord.remote.access import DEFAULT_ACCESS, Access
 from torch_tfrecord.shown import printable
 
-__all__ = ["RecordReader", "check_on_corrupt", "read_blocks", "read_records"]
+__all__ = ["RecordReader", "check_on_error", "read_blocks", "read_records"]
 
 _Integers: TypeAlias = "npt.NDArray[np.int64]"
 
@@ -44,7 +44,7 @@ def read_records(
     *,
     compression_type: str | None = "auto",
     verify_crc: bool = True,
-    on_corrupt: OnCorrupt = "raise",
+    on_error: OnError = "raise",
     storage_options: Mapping[str, Any] | None = None,
 ) -> Iterator[bytes]:
     """Read all records of a file, in order.
@@ -54,7 +54,7 @@ def read_records(
         compression_type: "auto" (detected from the first bytes), None or "" (none), "GZIP", "ZLIB" or "SNAPPY", in
             any case. Snappy needs the extra `snappy`.
         verify_crc: Check the payload checksums. Lengths and their checksums are always checked.
-        on_corrupt: "raise", or "skip" to skip damaged records and report them in one warning at the end.
+        on_error: "raise", or "skip" to skip damaged records and report them in one warning at the end.
         storage_options: As for `TFRecordDataset`.
 
     Yields:
@@ -65,26 +65,26 @@ def read_records(
         CompressionError: The compression is not the declared one, or is damaged or truncated.
         LimitExceededError: A compressed record has an implausible length.
         OSError: The file cannot be opened or read; names the path.
-        ValueError: `compression_type` or `on_corrupt` is unknown.
+        ValueError: `compression_type` or `on_error` is unknown.
 
     Example:
         >>> for record in read_records("train.tfrecord.gz"):  # doctest: +SKIP
         ...     print(len(record))
     """
     compression = check_compression_type(compression_type)
-    check_on_corrupt(on_corrupt)
+    check_on_error(on_error)
     if not isinstance(path, (str, os.PathLike)) and not callable(getattr(path, "read", None)):
         raise TypeError(f"path must be a path or a binary file object, got {type(path).__name__}")
     access = Access(storage_options)
     blocks = read_blocks(
-        path, compression, verify_crc=verify_crc, on_corrupt=on_corrupt, reuse_buffer=True, access=access
+        path, compression, verify_crc=verify_crc, on_error=on_error, reuse_buffer=True, access=access
     )
     return chain.from_iterable(block.payloads or () for block in blocks)
 
 
-def check_on_corrupt(on_corrupt: OnCorrupt) -> None:
+def check_on_error(on_error: OnError) -> None:
     """Raise ValueError unless "raise" or "skip"."""
-    one_of("on_corrupt", on_corrupt, *get_args(OnCorrupt))
+    one_of("on_error", on_error, *get_args(OnError))
 
 
 def read_blocks(
@@ -92,7 +92,7 @@ def read_blocks(
     compression_type: str,
     *,
     verify_crc: bool,
-    on_corrupt: OnCorrupt,
+    on_error: OnError,
     reuse_buffer: bool = False,
     access: Access = DEFAULT_ACCESS,
     open_source: Callable[[str], FileSource] | None = None,
@@ -100,7 +100,7 @@ def read_blocks(
     """`read_records` block by block, with offsets; opens the file at the first block.
 
     Args:
-        path, compression_type, verify_crc, on_corrupt: See `read_records`.
+        path, compression_type, verify_crc, on_error: See `read_records`.
         reuse_buffer: See `RecordScanner`.
         access: How a remote file is reached.
         open_source: Opens the path, in place of that.
@@ -111,7 +111,7 @@ def read_blocks(
     else:
         name = local_path(path)
         file = read_ahead(open_file(name, access)) if open_source is None else open_source(name)
-    skipped = SkippedBytes() if on_corrupt == "skip" else None
+    skipped = SkippedBytes() if on_error == "skip" else None
     stream, _ = open_stream(file, compression_type)
     yield from RecordScanner(stream, verify_crc=verify_crc, reuse_buffer=reuse_buffer, skipped=skipped)
     if skipped is not None and skipped.ranges:

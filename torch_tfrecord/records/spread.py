@@ -139,7 +139,7 @@ def _from_beginning(path: str, fractions: Sequence[float], limit: int, access: A
 
 
 def _sequence(path: str, access: Access) -> Iterator[SpreadRecord]:
-    for block in read_blocks(path, "auto", verify_crc=True, on_corrupt="raise", access=access):
+    for block in read_blocks(path, "auto", verify_crc=True, on_error="raise", access=access):
         for number, payload in enumerate(block.payloads or ()):
             yield SpreadRecord(path, block.position + number, int(block.offsets[number]), payload)
 
