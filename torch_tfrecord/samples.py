@@ -4,11 +4,23 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from enum import Enum, auto
 from typing import Any, NamedTuple, TypeAlias
 
-from torch_tfrecord.shown import printable
+from torch_tfrecord.error_log import RAISES, ErrorLog
+from torch_tfrecord.shown import printable, shown_callable
 
-__all__ = ["Places", "RecordPlace", "SampleList", "check_for_torch", "place_of", "transform_each", "transform_one"]
+__all__ = [
+    "LEFT_OUT",
+    "Places",
+    "RecordPlace",
+    "SampleList",
+    "check_for_torch",
+    "place_of",
+    "transform_each",
+    "transform_one",
+    "without_left_out",
+]
 
 Places: TypeAlias = Callable[[int], str]
 """From a sample's number in its batch to the record: ``<path>: record <n> at byte <offset>``."""
@@ -58,26 +70,61 @@ def place_of(samples: object, number: int) -> str | None:
 # Transforms.
 
 
-def transform_each(transform: Callable[[Any], Any], samples: Sequence[Any]) -> SampleList:
-    """Apply the transform to each sample; an exception in it gets a note that names the record."""
+class _LeftOut(Enum):
+    """In place of a sample whose record failed, where ``on_error="skip"``, until the batch is whole."""
+
+    LEFT_OUT = auto()
+
+
+LEFT_OUT = _LeftOut.LEFT_OUT
+
+
+def transform_each(transform: Callable[[Any], Any], samples: Sequence[Any], errors: ErrorLog = RAISES) -> SampleList:
+    """Apply the transform to each sample; see `transform_one`."""
     places: Places | None = getattr(samples, "places", None)
-    done: list[Any] = []
-    try:
-        for sample in samples:
-            done.append(transform(sample))  # len(done) tells which one failed
-    except Exception as error:
-        _note_place(error, places, len(done))
-        raise
-    return SampleList(done, places)
+    return SampleList([transform_one(transform, *pair, places, errors) for pair in enumerate(samples)], places)
 
 
-def transform_one(transform: Callable[[Any], Any], sample: Any, places: Places, number: int) -> Any:
-    """Apply the transform to one sample; an exception in it gets a note that names record `number`."""
+def transform_one(
+    transform: Callable[[Any], Any], number: int, sample: Any, places: Places | None, errors: ErrorLog = RAISES
+) -> Any:
+    """Apply the transform to one sample; an exception in it gets a note that names record `number`.
+
+    Raises:
+        TypeError: It returned None, and records are not left out.
+    """
+    if sample is LEFT_OUT:
+        return sample
     try:
-        return transform(sample)
+        found = transform(sample)
     except Exception as error:
+        if errors.takes(error):
+            errors.add(type(error).__name__, f"{_named(places, number)}{error}")
+            return LEFT_OUT
         _note_place(error, places, number)
         raise
+    if found is not None:
+        return found
+    text = f"{_named(places, number)}the transform {shown_callable(transform)} returned None"
+    if not errors.skips:
+        raise TypeError(f"{text}: expected a sample; on_error='skip' leaves such records out")
+    errors.add("None", text)
+    return LEFT_OUT
+
+
+def without_left_out(samples: Sequence[Any]) -> Sequence[Any]:
+    """The samples of a batch but those that were left out."""
+    if not isinstance(samples, SampleList):
+        return samples  # columns
+    kept = [number for number, sample in enumerate(samples) if sample is not LEFT_OUT]
+    if len(kept) == len(samples):
+        return samples
+    places = samples.places
+    return SampleList([samples[number] for number in kept], places and (lambda number: places(kept[number])))
+
+
+def _named(places: Places | None, number: int) -> str:
+    return "" if places is None else f"{places(number)}: "
 
 
 def _note_place(error: Exception, places: Places | None, number: int) -> None:

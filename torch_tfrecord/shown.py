@@ -90,8 +90,13 @@ def shown_transform(name: str, transform: object) -> str:
     """A transform's name without its arguments, which may be secret or long; empty if there is none."""
     if transform is None:
         return ""
-    inner = getattr(transform, "func", transform)  # of functools.partial
-    return f", {name}={_start_of(getattr(inner, '__qualname__', type(inner).__qualname__))}"
+    return f", {name}={shown_callable(transform)}"
+
+
+def shown_callable(value: object) -> str:
+    """A callable's name without its arguments."""
+    inner = getattr(value, "func", value)  # of functools.partial
+    return _start_of(getattr(inner, "__qualname__", type(inner).__qualname__))
 
 
 def shown_features(features: object) -> str:

@@ -11,16 +11,18 @@ DOCS = Path(__file__).parents[2] / "docs"
 
 @pytest.fixture
 def run(tmp_path, monkeypatch):
-    """Runs the one program of a page as it stands; gives its names."""
+    """Runs a page's program, or its programs one after another, as they stand; gives the names."""
     monkeypatch.chdir(tmp_path)
 
     def run(page):
         text = (DOCS / f"{page}.md").read_text(encoding="utf-8")
-        (program,) = re.findall(r"^```python\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+        programs = re.findall(r"^```python\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+        assert programs
         names = {}
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
-            exec(program, names)
+            for program in programs:
+                exec(program, names)
         return names
 
     return run

@@ -24,6 +24,7 @@ pytestmark = pytest.mark.skipif(not DOCS.is_dir(), reason="not beside an install
 
 RUN_BY = {
     "audio": "test_docs_media",
+    "datasets": "test_docs_blocks",
     "features": "test_readme",
     "images": "test_docs_images",
     "index": "test_docs_site",
@@ -91,6 +92,15 @@ def names(tmp_path, monkeypatch):
     trained = []
     given = {"features": features, "trained": trained, "train": lambda batch: trained.append(batch["id"].tolist())}
     return given | {"collate": collate, "make_dataloader": make_dataloader, "TFRecordDataset": TFRecordDataset}
+
+
+@pytest.mark.filterwarnings("ignore:on_error='skip'")
+def test_datasets(names, capsys):
+    names["augment"] = lambda sample: None if sample["id"] == 3 else sample
+    (program,) = blocks("datasets")
+    exec(program, names)
+    assert "1 left out (None: 1)\n  data/train-0: record 3 at byte" in capsys.readouterr().out
+    assert names["ds"].report.num_errors == 1
 
 
 def test_safety(tmp_path, monkeypatch):

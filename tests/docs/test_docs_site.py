@@ -51,7 +51,7 @@ def test_resume(run, capsys):
 
 def test_write(run, capsys):
     names = run("write")
-    assert capsys.readouterr().out == "6 picture 0 torch.Size([3, 24, 32])\n"
+    assert capsys.readouterr().out == "6 picture 0 torch.Size([3, 24, 32])\n[30, -1]\n"
     assert names["captions"] == [f"picture {number}" for number in range(6)]
     for sample in names["dataset"]:
         number = int(sample["caption"].removeprefix("picture "))

@@ -341,6 +341,8 @@ def test_options_are_keyword_only():
         "storage_options",
         "cache_dir",
         "cache_bytes",
+        "on_error",
+        "max_errors",
     ]
     assert [name for name, kind in kinds.items() if kind == "KEYWORD_ONLY"] == options
     assert [name for name in kinds if name not in options] == ["paths", "features"]

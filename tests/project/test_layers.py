@@ -20,6 +20,7 @@ ORDER = [
     "shown",
     "errors",
     "arguments",
+    "error_log",
     "samples",
     "native",
     "process_cache",

@@ -11,6 +11,7 @@ import torch
 
 from torch_tfrecord.batches.batch_parser import BatchParser, nowhere
 from torch_tfrecord.batches.column_batch import ChainedTransforms, ColumnBatch, ColumnTransform
+from torch_tfrecord.error_log import RAISES, ErrorLog
 from torch_tfrecord.errors import TFRecordError
 from torch_tfrecord.features.image import Image
 from torch_tfrecord.features.lists import FixedLenFeature
@@ -81,7 +82,7 @@ class CropReader:
         except TFRecordError as error:
             raise NotCroppedError from error
         with _draws_undone():
-            return transform_one(partial(_apply, *_crop_of(transform), name), sample, lambda _: str(place(number)), 0)
+            return transform_one(partial(_apply, *_crop_of(transform), name), 0, sample, lambda _: str(place(number)))
 
     @cached_property
     def _image(self) -> tuple[str, Image] | None:
@@ -150,7 +151,7 @@ class UncroppedBatch(Sequence[Any]):
         """The samples with their images decoded."""
         return self._read()
 
-    def transformed(self, transform: Any) -> Sequence[Any]:
+    def transformed(self, transform: Any, errors: ErrorLog = RAISES) -> Sequence[Any]:
         """Apply the transform to each sample, with the same draws, values and errors as for decoded images.
 
         Raises:
@@ -160,9 +161,9 @@ class UncroppedBatch(Sequence[Any]):
             crop, others = _crop_of(transform)
             if _is_known(crop, others):
                 return self._at_once(crop, others)
-            return transform_each(partial(_apply, crop, others, self._name), self._batch)
+            return transform_each(partial(_apply, crop, others, self._name), self._batch, errors)
 
-    def transform_row(self, transform: Any, number: int) -> Any:
+    def transform_row(self, transform: Any, number: int, errors: ErrorLog = RAISES) -> Any:
         """Apply the transform to one sample.
 
         Raises:
@@ -170,7 +171,7 @@ class UncroppedBatch(Sequence[Any]):
         """
         with _draws_undone():
             apply, places = partial(_apply, *_crop_of(transform), self._name), self._batch.places
-            return transform_one(apply, self._batch[number], places or str, number)
+            return transform_one(apply, number, self._batch[number], places, errors)
 
     def _at_once(self, crop: LeadingCrop, others: Sequence[ColumnTransform]) -> ColumnBatch:
         columns = self._batch.columns

@@ -15,6 +15,7 @@ from torch_tfrecord.batch_memory import MAX_BATCH_BYTES, check_max_batch_bytes
 from torch_tfrecord.batches.batch_parser import BatchParser
 from torch_tfrecord.batches.collate import collate
 from torch_tfrecord.batches.transport import register_in_worker
+from torch_tfrecord.error_log import ErrorLog, ErrorReport
 from torch_tfrecord.loading.record_groups import RecordGroup, grouped, regroup
 from torch_tfrecord.loading.record_stream import RecordStream
 from torch_tfrecord.loading.sample_maker import RecordRows, SampleMaker
@@ -30,10 +31,10 @@ from torch_tfrecord.parsing.record_parsers import RecordFeatures
 from torch_tfrecord.records.ahead_file import FilesAhead
 from torch_tfrecord.records.compression import check_compression_type
 from torch_tfrecord.records.paths import Paths, found_files
-from torch_tfrecord.records.reader import check_on_error, read_blocks
-from torch_tfrecord.records.scan import Block
+from torch_tfrecord.records.reader import read_blocks
+from torch_tfrecord.records.scan import Block, SkippedBytes
 from torch_tfrecord.remote.access import Access
-from torch_tfrecord.samples import RecordPlace
+from torch_tfrecord.samples import LEFT_OUT, RecordPlace
 from torch_tfrecord.shown import shown_features, shown_files, shown_transform
 
 __all__ = ["TFRecordIterableDataset"]
@@ -73,7 +74,8 @@ class TFRecordIterableDataset(IterableDataset[Any]):
         drop_last: Drop each worker's last batch if it is not full.
         compression_type: "auto" (detected for each file), None or "" (none), "GZIP", "ZLIB", "SNAPPY".
         verify_crc: Check the payloads' checksums; headers are always checked.
-        on_error: "raise", or "skip" to skip damaged records, with one warning per file.
+        on_error, max_errors: As for `TFRecordDataset`; damage that hides where the next record begins is skipped, too,
+            up to the next one that is whole.
         max_batch_bytes, storage_options, cache_dir, cache_bytes: As for `TFRecordDataset`.
 
     Example:
@@ -101,6 +103,7 @@ class TFRecordIterableDataset(IterableDataset[Any]):
         compression_type: str | None = "auto",
         verify_crc: bool = True,
         on_error: OnError = "raise",
+        max_errors: int | None = None,
         max_batch_bytes: int = MAX_BATCH_BYTES,
         storage_options: Mapping[str, Any] | None = None,
         cache_dir: str | os.PathLike[str] | None = None,
@@ -111,11 +114,11 @@ class TFRecordIterableDataset(IterableDataset[Any]):
             raise TypeError(f"shuffle must be True or False, got {shuffle!r}")
         check_rank(rank, world_size)
         check_callable("transform", transform)
-        check_on_error(on_error)
+        self._errors = ErrorLog(on_error, max_errors)
         self._compression_type = check_compression_type(compression_type)
         check_max_batch_bytes(max_batch_bytes)
         parser = None if features is None else BatchParser(features, max_batch_bytes=max_batch_bytes)
-        self._maker = SampleMaker(parser, transform)
+        self._maker = SampleMaker(parser, transform, self._errors)
         self._batch_size = None if batch_size is None else at_least(1, "batch_size", batch_size)
         self._shuffle = shuffle
         self._buffer_size = at_least(0, "shuffle_buffer_size", shuffle_buffer_size)
@@ -125,7 +128,6 @@ class TFRecordIterableDataset(IterableDataset[Any]):
         self._block_length = at_least(1, "block_length", block_length)
         self._drop_last = true_or_false("drop_last", drop_last)
         self._verify = verify_crc
-        self._on_error = on_error
         access = Access(storage_options, cache_dir, cache_bytes)
         self.files, self._infos = found_files(paths, access.without_cache())
         self._access = access.for_files(self.files)
@@ -165,6 +167,11 @@ class TFRecordIterableDataset(IterableDataset[Any]):
             iteration.go_on(self._loaded.states)
         self._last = LastIteration(iteration)
         return iteration
+
+    @property
+    def report(self) -> ErrorReport:
+        """What was left out so far, by all workers of this host; see `TFRecordDataset.report`."""
+        return self._errors.report()
 
     def iter_epoch(self, epoch: int) -> Iterator[Any]:
         """Iterate over one epoch from its beginning, whichever epoch is next; does not change which one is next."""
@@ -259,17 +266,24 @@ class TFRecordIterableDataset(IterableDataset[Any]):
             self.files[file],
             self._compression_type,
             verify_crc=self._verify,
-            on_error=self._on_error,
+            on_error="skip" if self._errors.skips else "raise",
             open_source=files.open,
+            report=self._note_skipped,
         )
+
+    def _note_skipped(self, path: str, skipped: SkippedBytes) -> None:
+        for (begin, end), error in zip(skipped.ranges, skipped.errors, strict=True):
+            self._errors.add(type(error).__name__, f"{error} (bytes {begin} to {end} are skipped)")
 
     def _items(self, stream: RecordStream, epoch: int) -> Iterator[Any]:
         """Samples or batches of a stream."""
         size = self._batch_size
-        if not size:
-            return self._samples(stream, epoch)
-        groups = stream.groups() if stream.is_plain else grouped(stream.records(), size)
-        return self._batches(stream, groups, size, epoch)
+        if size:
+            groups = stream.groups() if stream.is_plain else grouped(stream.records(), size)
+            yield from self._batches(stream, groups, size, epoch)
+        else:
+            yield from self._samples(stream, epoch)
+        self._errors.tell()
 
     # Samples and batches.
 
@@ -279,16 +293,19 @@ class TFRecordIterableDataset(IterableDataset[Any]):
 
         # Before another error, so that the error of the first bad record is raised.
         for group in regroup(groups, size, drop_last=self._drop_last, before_error=load):
-            batch = collate(load(group))
+            samples = load(group)
+            batch = collate(samples) if len(samples) else LEFT_OUT
             stream.num_taken += len(group.numbers)
-            yield batch
+            if batch is not LEFT_OUT:
+                yield batch
 
     def _samples(self, stream: RecordStream, epoch: int) -> Iterator[Any]:
         """Samples one by one, parsed several at a time."""
         for group in stream.parts():
             for sample in samples_of(self._maker, stream, self._rows(group, epoch)):
                 stream.num_taken += 1
-                yield sample
+                if sample is not LEFT_OUT:
+                    yield sample
 
     def _rows(self, group: RecordGroup, epoch: int) -> RecordRows:
         keys = None

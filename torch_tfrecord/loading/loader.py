@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from torch_tfrecord.arguments import IndexPolicy, Shuffle, at_least, check_callable, integer, true_or_false
+from torch_tfrecord.arguments import IndexPolicy, OnError, Shuffle, at_least, check_callable, integer, true_or_false
 from torch_tfrecord.batch_memory import MAX_BATCH_BYTES
 from torch_tfrecord.batches.collate import collate
 from torch_tfrecord.batches.column_batch import ChainedTransforms, ColumnTransform
@@ -66,6 +66,8 @@ def make_dataloader(
     storage_options: Mapping[str, Any] | None = None,
     cache_dir: str | os.PathLike[str] | None = None,
     cache_bytes: int | None = None,
+    on_error: OnError = "raise",
+    max_errors: int | None = None,
     **dataloader_kwargs: Any,
 ) -> RecordLoader:
     """Make the DataLoader that most training runs need, like TensorFlow's ``make_batched_features_dataset``.
@@ -113,8 +115,10 @@ def make_dataloader(
             (`ReadAheadLoader`). Compressed files use one.
         rank, world_size: Give both or neither. None takes them from torch.distributed if it is initialised, else from
             torchrun's environment variables, else 0 of 1.
-        compression_type, verify_crc, index, index_dir, max_batch_bytes, storage_options, cache_dir, cache_bytes: As for
-            `TFRecordDataset`. Not with a dataset.
+        compression_type, verify_crc, index, index_dir, max_batch_bytes, storage_options, cache_dir, cache_bytes,
+            on_error, max_errors: As for `TFRecordDataset`. Not with a dataset. A batch of which nothing is left is
+            passed over, on several ranks an error; ``loader.dataset.report`` lists what was left out, and one warning
+            at the end of the epoch names the first ten.
         **dataloader_kwargs: For `DataLoader`: pin_memory, persistent_workers, prefetch_factor, ...; `collate_fn`
             defaults to `collate`.
 
@@ -151,6 +155,8 @@ def make_dataloader(
         "storage_options": storage_options,
         "cache_dir": cache_dir,
         "cache_bytes": cache_bytes,
+        "on_error": on_error,
+        "max_errors": max_errors,
     }
     if _is_paths(paths):
         _check_label(label_key, features)

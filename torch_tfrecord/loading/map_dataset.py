@@ -14,16 +14,18 @@ import numpy as np
 import numpy.typing as npt
 from torch.utils.data import Dataset
 
-from torch_tfrecord.arguments import IndexPolicy, check_callable
+from torch_tfrecord.arguments import IndexPolicy, OnError, check_callable
 from torch_tfrecord.batch_memory import MAX_BATCH_BYTES, check_max_batch_bytes
 from torch_tfrecord.batches.batch_parser import BatchParser
 from torch_tfrecord.batches.collate import collate
+from torch_tfrecord.error_log import RAISES, ErrorLog, ErrorReport
 from torch_tfrecord.errors import LimitExceededError, RemoteError, TFRecordError
 from torch_tfrecord.loading.record_files import RecordFiles, RecordSource
 from torch_tfrecord.loading.sample_maker import (
     RecordRows,
     SampleMaker,
     SampleParser,
+    check_left,
     located,
     located_error,
     transform_samples,
@@ -38,7 +40,7 @@ from torch_tfrecord.records.index_keeper import IndexKeeper
 from torch_tfrecord.records.manifest_shards import open_shards
 from torch_tfrecord.records.paths import Paths
 from torch_tfrecord.remote.access import Access
-from torch_tfrecord.samples import Places, SampleList
+from torch_tfrecord.samples import LEFT_OUT, Places, SampleList
 from torch_tfrecord.shown import shown_features, shown_files, shown_transform
 
 __all__ = ["TFRecordDataset"]
@@ -81,6 +83,10 @@ class TFRecordDataset(Dataset[Any]):
             fetch it once; None for no cache. Local files are read directly.
         cache_bytes: Limit on the size of that folder; None for the limit it was created with, or, for a new one, a
             tenth of the disk's free space. Without `cache_dir`, a folder in the user's cache is used.
+        on_error: "raise", or "skip" to leave a record out of its batch if its bytes, features, picture or transform
+            fail (a TFRecordError, or a transform that returns None): see `report`. Alone, `ds[i]` always raises, and so
+            does opening a file whose record headers are damaged.
+        max_errors: With "skip", the most records to leave out; one more raises TFRecordError. None for no limit.
 
     Attributes:
         files: The files, sorted.
@@ -111,7 +117,10 @@ class TFRecordDataset(Dataset[Any]):
         storage_options: Mapping[str, Any] | None = None,
         cache_dir: str | os.PathLike[str] | None = None,
         cache_bytes: int | None = None,
+        on_error: OnError = "raise",
+        max_errors: int | None = None,
     ) -> None:
+        errors = ErrorLog(on_error, max_errors)
         check_callable("transform", transform)
         compression = check_compression_type(compression_type)
         check_max_batch_bytes(max_batch_bytes)
@@ -120,10 +129,14 @@ class TFRecordDataset(Dataset[Any]):
         files, infos, shards = open_shards(paths, index, index_dir, compression, access.without_cache())
         access = access.for_files(files)
         keeper = IndexKeeper(
-            index, index_dir=index_dir, verify_crc=verify_crc, compression_type=compression, access=access
+            index,
+            index_dir=index_dir,
+            verify_crc=verify_crc and not errors.skips,  # a damaged payload is found when it is read
+            compression_type=compression,
+            access=access,
         )
         indexes = keeper.each(files, infos) if shards is None else shards
-        self._set_up(files, RecordFiles(files, indexes, verify_crc, access), None, parser, transform)
+        self._set_up(files, RecordFiles(files, indexes, verify_crc, access), None, parser, transform, errors)
 
     @classmethod
     def from_source(
@@ -160,8 +173,10 @@ class TFRecordDataset(Dataset[Any]):
         positions: Sequence[int] | None,
         parser: SampleParser | None,
         transform: Callable[[Any], Any] | None,
+        errors: ErrorLog = RAISES,
     ) -> None:
-        self._maker = SampleMaker(parser, transform)
+        self._errors = errors
+        self._maker = SampleMaker(parser, transform, errors)
         self.files: list[str] = files
         self.record_files = source
         self._positions: Any = range(len(self.record_files.table)) if positions is None else positions
@@ -200,7 +215,20 @@ class TFRecordDataset(Dataset[Any]):
         """
         if not defines_last(self, "__getitems__"):  # a subclass overrides __getitem__, which must win
             return [self[position] for position in positions]
-        return self._transform_samples(self._load_samples(positions))
+        return check_left(self._transform_samples(self._load_samples(positions)), self)
+
+    @property
+    def error_logs(self) -> list[ErrorLog]:
+        """What notes the records that are left out."""
+        return [self._errors]
+
+    @property
+    def report(self) -> ErrorReport:
+        """What was left out so far with ``on_error="skip"``, by all threads and workers of this host, each record once.
+
+        A slice, a `Subset` and the dataset that it is of share one report.
+        """
+        return self._errors.report()
 
     def _load_samples(self, positions: Sequence[int]) -> Sequence[Any]:
         """`__getitems__` without the transform: reads, verifies, parses and decodes. Safe from several threads.
@@ -215,18 +243,21 @@ class TFRecordDataset(Dataset[Any]):
         except RemoteError:  # of no record: to ask for one after another would fail for each
             raise
         except TFRecordError as error:
-            absolutes, place = self._absolutes(positions), self.record_files.place
-            if error.position is not None or (error.path is None and isinstance(error, LimitExceededError)):
+            absolutes, maker, files = self._absolutes(positions), self._maker, self.record_files
+            place = files.place
+            is_whole = error.position is not None or (error.path is None and isinstance(error, LimitExceededError))
+            if is_whole and not self._errors.takes(error):
                 raise located_error(error, lambda row: place(int(absolutes[row]))) from error.__cause__
             # A record cannot be read: load them one by one, since an earlier one may not fit the features.
             keys = self._epoch.keys(positions, absolutes).tolist() if self.draws_at_random else [0] * len(absolutes)
-            return SampleList(
-                [
-                    self._maker.parsed(self.record_files.read(absolute), key, place, absolute)
-                    for absolute, key in zip(absolutes.tolist(), keys, strict=True)
-                ],
-                self._places(absolutes),
-            )
+
+            def load(absolute: int, key: int) -> Any:
+                return maker.parsed(files.read(absolute), key, place, absolute)
+
+            found = [maker.tried(partial(load, *pair)) for pair in zip(absolutes.tolist(), keys, strict=True)]
+            if isinstance(error, LimitExceededError) and all(sample is not LEFT_OUT for sample in found):
+                raise  # no record is too large alone
+            return SampleList(found, self._places(absolutes))
 
     def _load_batches(self, batches: Sequence[Sequence[int]]) -> list[Sequence[Any]]:
         """`_load_samples` of several batches, whose records are read and parsed together.
@@ -262,7 +293,7 @@ class TFRecordDataset(Dataset[Any]):
 
     def _transform_samples(self, samples: Sequence[Any]) -> Sequence[Any]:
         """Apply the transform to each of the samples from `_load_samples`."""
-        return transform_samples(self._maker.transform, samples)
+        return transform_samples(self._maker.transform, samples, self._errors)
 
     @property
     def _has_user_transform(self) -> bool:

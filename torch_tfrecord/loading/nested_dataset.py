@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 from torch.utils.data import Dataset
 
 from torch_tfrecord.batches.column_batch import ColumnTransform
-from torch_tfrecord.loading.sample_maker import transform_samples
+from torch_tfrecord.error_log import RAISES, ErrorLog
+from torch_tfrecord.loading.sample_maker import check_left, transform_samples
 from torch_tfrecord.order.leaves import (
     LeafBatch,
     defines_last,
@@ -18,6 +19,7 @@ from torch_tfrecord.order.leaves import (
     needs_salt,
     read_leaf,
 )
+from torch_tfrecord.samples import transform_one
 
 __all__ = ["NestedDataset", "loads_ahead"]
 
@@ -60,11 +62,16 @@ class NestedDataset(Dataset[Any]):
     def __getitem__(self, position: int) -> Any:
         """The sample at a position."""
         sample = self.dataset[position]
-        return sample if self._transform is None else self._transform(sample)
+        return sample if self._transform is None else transform_one(self._transform, 0, sample, None)
 
     def __getitems__(self, positions: Sequence[int]) -> Sequence[Any]:
         """The samples of several positions, in that order."""
-        return self._transform_samples(self._load_samples(positions))
+        return check_left(self._transform_samples(self._load_samples(positions)), self)
+
+    @property
+    def error_logs(self) -> list[ErrorLog]:
+        """What notes the records that are left out, of each innermost dataset."""
+        return [log for leaf in leaves(self.dataset) for log in getattr(leaf, "error_logs", ())]
 
     def _load_samples(self, positions: Sequence[int]) -> Any:
         """`__getitems__` without the transforms, where `loads_ahead`."""
@@ -91,7 +98,8 @@ class NestedDataset(Dataset[Any]):
 
     def _transform_samples(self, loaded: Any) -> Sequence[Any]:
         """Apply the transforms, the innermost dataset's and then this one's, to what `_load_samples` returned."""
-        return transform_samples(self._transform, _joined(loaded))
+        errors = next(iter(self.error_logs), RAISES)
+        return transform_samples(self._transform, _joined(loaded), errors)
 
     @property
     def needs_salt(self) -> bool:

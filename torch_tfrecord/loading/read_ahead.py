@@ -21,10 +21,12 @@ from torch_tfrecord.batches.padding import PaddedCollate
 from torch_tfrecord.images.leading_crops import helped_by
 from torch_tfrecord.loading.nested_dataset import NestedDataset, loads_ahead
 from torch_tfrecord.loading.pace import Pace
+from torch_tfrecord.loading.sample_maker import check_left
 from torch_tfrecord.native import has_native
 from torch_tfrecord.order.leaves import draw_salt, leaves, salted, stores
 from torch_tfrecord.order.random_stream import RandomStream
 from torch_tfrecord.processors import num_processors
+from torch_tfrecord.samples import LEFT_OUT
 
 __all__ = ["LoadsAhead", "ReadAheadLoader", "usual_num_threads"]
 
@@ -199,7 +201,10 @@ class _ReadAheadIterator(_SingleProcessDataLoaderIter):
         loaded, error = self._loaded.popleft()
         if error is not None:
             raise error
-        batch = loaded if self._ahead is not None else self._collate_fn(self._transformed(loaded))
+        if self._ahead is None:
+            samples: Any = check_left(self._transformed(loaded), self._dataset)
+            loaded = self._collate_fn(samples) if len(samples) else LEFT_OUT
+        batch = loaded
         return pin_memory(batch, self._pin_memory_device) if self._pin_memory else batch
 
     def _transformed(self, loaded: Any) -> Any:
@@ -279,4 +284,7 @@ def _load_one(dataset: LoadsAhead, positions: Sequence[int], collate_fn: Callabl
 
 
 def _finish(dataset: LoadsAhead, samples: Sequence[Any], collate_fn: Callable[[Any], Any] | None) -> Any:
-    return samples if collate_fn is None else collate_fn(dataset._transform_samples(samples))
+    if collate_fn is None:
+        return samples
+    samples = check_left(dataset._transform_samples(samples), dataset)
+    return collate_fn(samples) if len(samples) else LEFT_OUT

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from multiprocessing.connection import wait
 from typing import Any
 
+from torch_tfrecord.batches.collate import collate
+from torch_tfrecord.error_log import ErrorLog
+from torch_tfrecord.errors import TFRecordError
 from torch_tfrecord.loading.read_ahead import ReadAheadLoader
 from torch_tfrecord.order.batch_sampler import BatchIteration, RecordBatchSampler
+from torch_tfrecord.order.leaves import leaves
+from torch_tfrecord.order.ranks import resolve_rank
+from torch_tfrecord.samples import LEFT_OUT
 
 __all__ = ["RecordLoader"]
 
@@ -32,6 +39,12 @@ class RecordLoader(ReadAheadLoader):
     ) -> None:
         # For predictions Lightning wraps our batch sampler in its own, which copies our attributes.
         self._order: RecordBatchSampler = batch_sampler.sampler.batches
+        self._errors: list[ErrorLog] = [log for leaf in leaves(dataset) for log in getattr(leaf, "error_logs", ())]
+        if any(log.skips for log in self._errors):
+            for log in self._errors:
+                log.is_attended = True
+            if num_threads == 0 or dataloader_kwargs.get("num_workers"):
+                dataloader_kwargs["collate_fn"] = partial(_collate_left, dataloader_kwargs.get("collate_fn", collate))
         super().__init__(dataset, batch_sampler=batch_sampler, num_threads=num_threads, **dataloader_kwargs)
         # DataLoader puts a SequentialSampler here, which it does not use, and does not let it be replaced later.
         object.__setattr__(self, "sampler", self._order.sampler)
@@ -90,6 +103,10 @@ class RecordLoader(ReadAheadLoader):
         self._order.load_state_dict(state_dict)
 
 
+def _collate_left(collate_fn: Callable[[Any], Any], samples: Sequence[Any]) -> Any:
+    return collate_fn(samples) if len(samples) else LEFT_OUT
+
+
 class _ReceivedBatches(Iterator[Any]):
     """DataLoader's iterator with a count of the batches; everything else is passed on to it.
 
@@ -104,10 +121,21 @@ class _ReceivedBatches(Iterator[Any]):
         if self._batches.is_replaced:
             self._iterator = None  # so that its workers end before those of the new one start
             self._iterator, self._batches = self._loader._begin()
+        while (batch := self._received()) is LEFT_OUT:
+            if resolve_rank(self._loader._order._rank, self._loader._order._world_size).world_size > 1:
+                raise TFRecordError(
+                    "all records of a batch were left out, and all ranks need the same number of batches: expected a "
+                    "larger batch_size, or fewer records that fail"
+                )
+        return batch
+
+    def _received(self) -> Any:
         try:
             batch = next(self._iterator)
         except StopIteration:
             self._batches.is_over = True
+            for log in self._loader._errors:
+                log.tell()
             raise
         except (ConnectionError, EOFError) as error:
             lost = _ended_workers(getattr(self._iterator, "_workers", ()))

@@ -15,14 +15,24 @@ from torch_tfrecord.batch_memory import BatchBudget
 from torch_tfrecord.batches.column_batch import ColumnBatch, ColumnTransform
 from torch_tfrecord.batches.crop_reader import CropReader, NotCroppedError, UncroppedBatch
 from torch_tfrecord.batches.transport import register_in_worker
+from torch_tfrecord.error_log import RAISES, ErrorLog
 from torch_tfrecord.errors import TFRecordError
 from torch_tfrecord.records.packed_records import PackedRecords
-from torch_tfrecord.samples import Places, RecordPlace, SampleList, transform_each, transform_one
+from torch_tfrecord.samples import (
+    LEFT_OUT,
+    Places,
+    RecordPlace,
+    SampleList,
+    transform_each,
+    transform_one,
+    without_left_out,
+)
 
 __all__ = [
     "RecordRows",
     "SampleMaker",
     "SampleParser",
+    "check_left",
     "located",
     "located_error",
     "transform_samples",
@@ -85,6 +95,7 @@ class SampleMaker:
     Args:
         parser: None gives the records' bytes.
         transform: Called with each sample.
+        errors: What to do about a record that fails.
 
     Attributes:
         draws_at_random: Whether records need keys: a feature has a random crop.
@@ -92,8 +103,10 @@ class SampleMaker:
             random state.
     """
 
-    def __init__(self, parser: SampleParser | None, transform: Callable[[Any], Any] | None) -> None:
-        self.parser = parser
+    def __init__(
+        self, parser: SampleParser | None, transform: Callable[[Any], Any] | None, errors: ErrorLog = RAISES
+    ) -> None:
+        self.parser, self.errors = parser, errors
         self.transform = transform
         self.crops = CropReader(parser)
         self._needs_places = getattr(parser, "needs_places", False)
@@ -110,7 +123,7 @@ class SampleMaker:
         sample = self.parsed(record, key, place, number)
         if transform is None:
             return sample
-        return transform_one(transform, sample, lambda number: str(place(number)), number)
+        return transform_one(transform, number, sample, lambda number: str(place(number)))
 
     def parsed(self, record: bytes, key: int, place: Callable[[int], RecordPlace], number: int) -> Any:
         """`sample` without the transform."""
@@ -144,8 +157,18 @@ class SampleMaker:
         return [batch.located(part.places, partial(self.one_by_one, part)) for batch, part in pairs]
 
     def each(self, rows: RecordRows) -> Iterator[Any]:
-        """The samples of a batch, not transformed, each parsed alone."""
-        return (self.parsed(*rows.row(row)) for row in range(len(rows.records)))
+        """The samples of a batch, not transformed, each parsed alone; LEFT_OUT for one that fails."""
+        return (self.tried(partial(self.parsed, *rows.row(row))) for row in range(len(rows.records)))
+
+    def tried(self, make: Callable[[], Any]) -> Any:
+        """What a function returns; LEFT_OUT if it fails, and records that fail are left out."""
+        try:
+            return make()
+        except TFRecordError as error:
+            if not self.errors.takes(error):
+                raise
+            self.errors.add(type(error).__name__, str(error))
+            return LEFT_OUT
 
     def one_by_one(self, rows: RecordRows) -> SampleList:
         """`each`, as a batch."""
@@ -157,18 +180,41 @@ class SampleMaker:
             return self.one_by_one(rows)
 
 
-def transform_samples(transform: Callable[[Any], Any] | None, samples: Sequence[Any]) -> Sequence[Any]:
+def transform_samples(
+    transform: Callable[[Any], Any] | None, samples: Sequence[Any], errors: ErrorLog = RAISES
+) -> Sequence[Any]:
     """Apply the transform to each of a batch's samples, or to their columns."""
     if transform is None:
         return samples
     if isinstance(samples, UncroppedBatch):
         try:
-            return samples.transformed(transform)
+            return samples.transformed(transform, errors)
         except NotCroppedError:
             samples = samples.whole
     if isinstance(transform, ColumnTransform) and isinstance(samples, ColumnBatch) and samples.is_columns:
         return samples.map(transform.columns)
-    return transform_each(transform, samples)
+    return transform_each(transform, samples, errors)
+
+
+def check_left(samples: Sequence[Any], dataset: object) -> Sequence[Any]:
+    """A dataset's batch without the samples that were left out.
+
+    Raises:
+        TFRecordError: None is left, and the loader cannot pass over an empty batch.
+    """
+    logs: Sequence[ErrorLog] = getattr(dataset, "error_logs", ())
+    if not any(errors.skips for errors in logs):
+        return samples
+    kept = without_left_out(samples)
+    if len(kept) < len(samples) and not all(errors.is_attended for errors in logs):
+        for errors in logs:
+            errors.tell(once=True)
+        if not len(kept):
+            raise TFRecordError(
+                f"all {len(samples)} records of a batch were left out, and a DataLoader has no empty batch: expected "
+                "make_dataloader, which passes over it, a larger batch, or a TFRecordIterableDataset"
+            )
+    return kept
 
 
 def located(samples: Sequence[Any], places: Places) -> Sequence[Any]:

@@ -13,7 +13,7 @@ from torch_tfrecord.batches.sample_block import Origin, SampleBlock
 from torch_tfrecord.errors import LimitExceededError, TFRecordError
 from torch_tfrecord.loading.record_stream import RecordStream
 from torch_tfrecord.loading.sample_maker import RecordRows, SampleMaker, located, located_error, transform_samples
-from torch_tfrecord.samples import SampleList, transform_one
+from torch_tfrecord.samples import LEFT_OUT, SampleList, transform_one, without_left_out
 
 __all__ = ["batch_of", "samples_of"]
 
@@ -55,13 +55,14 @@ def _transformed(maker: SampleMaker, stream: RecordStream, rows: RecordRows) -> 
     if uncropped is None:
         places, transform = rows.places, maker.transform
         for row, sample in enumerate(_parsed(maker, stream, rows)):
-            yield transform_one(transform, sample, places, row)  # type: ignore[arg-type]
+            yield transform_one(transform, row, sample, places, maker.errors)  # type: ignore[arg-type]
         return
     for row in range(len(uncropped)):
         try:
-            sample = uncropped.transform_row(maker.transform, row)
+            sample = uncropped.transform_row(maker.transform, row, maker.errors)
         except NotCroppedError:
-            sample = maker.sample(*rows.row(row))
+            sample = maker.tried(partial(maker.parsed, *rows.row(row)))
+            sample = transform_one(maker.transform, row, sample, rows.places, maker.errors)  # type: ignore[arg-type]
         yield sample
 
 
@@ -75,15 +76,15 @@ def batch_of(maker: SampleMaker, rows: RecordRows) -> Sequence[Any]:
     uncropped = _uncropped(maker, rows)
     if uncropped is not None:
         with suppress(NotCroppedError):
-            return uncropped.transformed(maker.transform)
+            return without_left_out(uncropped.transformed(maker.transform, maker.errors))
     try:
         samples = maker.batch(rows)
     except LimitExceededError as error:
-        if maker.transform is None:
-            for _ in maker.each(rows):  # if no record is too large alone, the batch's own error stands
-                pass
-            raise located_error(error, rows.place) from error.__cause__
+        if maker.transform is None and all(sample is not LEFT_OUT for sample in maker.each(rows)):
+            raise located_error(error, rows.place) from error.__cause__  # no record is too large alone
         samples = maker.without_columns(rows)
     except TFRecordError:
-        return SampleList((maker.sample(*rows.row(row)) for row in range(len(rows.records))), rows.places)
-    return transform_samples(maker.transform, located(samples, rows.places))
+        if not maker.errors.skips:
+            return SampleList((maker.sample(*rows.row(row)) for row in range(len(rows.records))), rows.places)
+        samples = maker.one_by_one(rows)
+    return without_left_out(transform_samples(maker.transform, located(samples, rows.places), maker.errors))

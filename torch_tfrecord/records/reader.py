@@ -76,9 +76,7 @@ def read_records(
     if not isinstance(path, (str, os.PathLike)) and not callable(getattr(path, "read", None)):
         raise TypeError(f"path must be a path or a binary file object, got {type(path).__name__}")
     access = Access(storage_options)
-    blocks = read_blocks(
-        path, compression, verify_crc=verify_crc, on_error=on_error, reuse_buffer=True, access=access
-    )
+    blocks = read_blocks(path, compression, verify_crc=verify_crc, on_error=on_error, reuse_buffer=True, access=access)
     return chain.from_iterable(block.payloads or () for block in blocks)
 
 
@@ -96,6 +94,7 @@ def read_blocks(
     reuse_buffer: bool = False,
     access: Access = DEFAULT_ACCESS,
     open_source: Callable[[str], FileSource] | None = None,
+    report: Callable[[str, SkippedBytes], None] | None = None,
 ) -> Iterator[Block]:
     """`read_records` block by block, with offsets; opens the file at the first block.
 
@@ -104,6 +103,7 @@ def read_blocks(
         reuse_buffer: See `RecordScanner`.
         access: How a remote file is reached.
         open_source: Opens the path, in place of that.
+        report: Takes what was skipped of a file, in place of a warning.
     """
     file: ByteSource
     if not isinstance(path, (str, os.PathLike)):
@@ -115,7 +115,7 @@ def read_blocks(
     stream, _ = open_stream(file, compression_type)
     yield from RecordScanner(stream, verify_crc=verify_crc, reuse_buffer=reuse_buffer, skipped=skipped)
     if skipped is not None and skipped.ranges:
-        _report(file.path, skipped)
+        (_report if report is None else report)(file.path, skipped)
 
 
 def _report(path: str, skipped: SkippedBytes) -> None:

@@ -136,7 +136,7 @@ class RLDSEpisodes(EpisodeDataset):
         register_in_worker()
         number = self._absolute(position)
         item = self._of_episode(number, self._whole)
-        return item if self._transform is None else transform_one(self._transform, item, self._store.place, number)
+        return item if self._transform is None else transform_one(self._transform, number, item, self._store.place)
 
     def _whole(self, episode: Episode) -> dict[str, Any]:
         batch = StepBatch([Span(0, episode.num_steps)], [0], None)

@@ -198,7 +198,7 @@ class EpisodeStore:
         episode = Episode(number, num_steps, steps, metadata, 0)
         if self.episode_transform is not None:
             transform = self.episode_transform
-            episode = _transformed(episode, lambda given: transform_one(transform, given, self.place, number))
+            episode = _transformed(episode, lambda given: transform_one(transform, number, given, self.place))
         columns: list[Column] = []
         each_leaf(episode.steps, columns.append)
         return episode._replace(num_bytes=1024 + sum(column.num_bytes for column in columns))

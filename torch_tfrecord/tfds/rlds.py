@@ -177,7 +177,7 @@ class RLDSDataset(EpisodeDataset):
         sample = self._at(numbers[0], steps[0], None if goals is None else goals[0])
         if self._step_transform is None:
             return sample
-        return transform_one(self._step_transform, sample, self._places([position]), 0)
+        return transform_one(self._step_transform, 0, sample, self._places([position]))
 
     def __getitems__(self, positions: Sequence[int]) -> Sequence[Any]:
         """Return the samples at several positions, in that order; DataLoader calls this for each batch.
