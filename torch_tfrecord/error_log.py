@@ -42,7 +42,7 @@ class ErrorReport:
         counts = ", ".join(f"{kind}: {count}" for kind, count in self.counts.items())
         shown = "".join(f"\n  {text}" for text in self.errors[:_SHOWN])
         more = f"\n  and {self.num_errors - _SHOWN} more" if self.num_errors > _SHOWN else ""
-        return f"{self.num_errors} left out ({counts}){shown}{more}" if self.errors else "nothing left out"
+        return f"skipped {self.num_errors} ({counts}){shown}{more}" if self.errors else "nothing skipped"
 
 
 class ErrorLog:
@@ -99,9 +99,7 @@ class ErrorLog:
         found, num_told = self._read()
         if self.skips and len(found) > num_told and not (once and num_told):
             self._append(["", ""])
-            warnings.warn(
-                f"on_error='skip': {self.report()}\nall are in the dataset's report", stacklevel=outer_level()
-            )
+            warnings.warn(f"on_error='skip': {self.report()}\nthe dataset's report lists all", stacklevel=outer_level())
 
     def _append(self, line: list[str]) -> None:
         descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o600)

@@ -107,7 +107,7 @@ def transform_one(
         return found
     text = f"{_named(places, number)}the transform {shown_callable(transform)} returned None"
     if not errors.skips:
-        raise TypeError(f"{text}: expected a sample; on_error='skip' leaves such records out")
+        raise TypeError(f"{text}: expected a sample")
     errors.add("None", text)
     return LEFT_OUT
 

@@ -317,7 +317,7 @@ BAD = {  # number of the record -> what is wrong with it, in the order in which 
 def test_the_error_is_that_of_the_first_bad_position(tmp_path, positions, transform):
     with TFRecordWriter(tmp_path / "a", write_index=True) as writer:
         for number in range(8):
-            writer.write({"a": number, "b": number, "ids": [1] * 3} | BAD.get(number, {}))
+            writer.write(encode_example({"a": number, "b": number, "ids": [1] * 3} | BAD.get(number, {})))
     features = {
         "a": FixedLenFeature((), torch.int64),
         "b": FixedLenFeature((), torch.int64),

@@ -99,7 +99,7 @@ def test_datasets(names, capsys):
     names["augment"] = lambda sample: None if sample["id"] == 3 else sample
     (program,) = blocks("datasets")
     exec(program, names)
-    assert "1 left out (None: 1)\n  data/train-0: record 3 at byte" in capsys.readouterr().out
+    assert "skipped 1 (None: 1)\n  data/train-0: record 3 at byte" in capsys.readouterr().out
     assert names["ds"].report.num_errors == 1
 
 

@@ -167,7 +167,7 @@ def test_one_warning_names_the_first_ten(path):
         for _ in make_dataloader(path, 4, FEATURES, index="memory", transform=even, on_error="skip", shuffle=False):
             pass
     (text,) = [str(one.message) for one in told if "on_error" in str(one.message)]
-    assert text.startswith("on_error='skip': 11 left out (None: 6, ImageDecodeError: 2, ") or "11 left out" in text
+    assert text.startswith("on_error='skip': skipped 11 (")
     assert text.count("a.tfrecord: record") == 10
     assert "and 1 more" in text
     assert "record 1 at byte" in text

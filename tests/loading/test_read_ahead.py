@@ -29,6 +29,7 @@ from torch_tfrecord import (
     VarLenFeature,
     build_index,
     collate,
+    encode_example,
     make_dataloader,
 )
 from torch_tfrecord.loading import pace, read_ahead
@@ -189,7 +190,7 @@ def test_slow_batches_are_loaded_one_by_one(path, monkeypatch):
 
 
 def test_errors_come_at_their_batch_and_it_goes_on(tmp_path):
-    path = write(tmp_path / "a", [{"n": number} if number != 5 else {"n": 1.5} for number in range(12)])
+    path = write(tmp_path / "a", [encode_example({"n": number if number != 5 else 1.5}) for number in range(12)])
     data = bytearray((tmp_path / "a").read_bytes())
     offset = int(build_index(path).offsets[8])
     data[offset + 15] ^= 1

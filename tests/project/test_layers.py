@@ -135,6 +135,7 @@ ORDER = [
     "features.columns",
     "features.steps",
     "features.spec_checks",
+    "features.value_encoder",
     "features.feature",
     "features.example_list",
     "features.lists",

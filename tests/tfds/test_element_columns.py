@@ -265,7 +265,7 @@ def test_damaged_nested_features_of_episodes(nested, tmp_path, key):
     records[0] |= {} if changed is None else {key: changed}
     with TFRecordWriter(shard) as writer:
         for record in records:
-            writer.write(encodable(record))
+            writer.write(encode_example(encodable(record)))
     ds = tfds.RLDSDataset(tmp_path / "own" / "1.0.0", index="memory")
     with pytest.raises(ParseError) as caught:
         [*ds.__getitems__(range(4))]

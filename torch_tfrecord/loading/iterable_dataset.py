@@ -273,7 +273,7 @@ class TFRecordIterableDataset(IterableDataset[Any]):
 
     def _note_skipped(self, path: str, skipped: SkippedBytes) -> None:
         for (begin, end), error in zip(skipped.ranges, skipped.errors, strict=True):
-            self._errors.add(type(error).__name__, f"{error} (bytes {begin} to {end} are skipped)")
+            self._errors.add(type(error).__name__, f"{error} (skipped {end - begin} damaged bytes: [{begin}, {end}))")
 
     def _items(self, stream: RecordStream, epoch: int) -> Iterator[Any]:
         """Samples or batches of a stream."""
