@@ -52,7 +52,9 @@ def test_the_site_builds_and_shows_every_heading(repository):
 
 def test_a_broken_site_is_refused(repository):
     with (repository / "docs" / "write.md").open("a", encoding="utf-8") as page:
-        page.write("\n[a](nothing.md) [b](words.md#nothing) [c](#nothing) [d](site/pages.py) [e](../.github/SECURITY.md)\n")
+        page.write(
+            "\n[a](nothing.md) [b](words.md#nothing) [c](#nothing) [d](site/pages.py) [e](../.github/SECURITY.md)\n"
+        )
     status, warnings = build(repository)
     assert status == 1
     assert sorted(warnings) == [
