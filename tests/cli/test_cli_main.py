@@ -29,6 +29,14 @@ def test_python_m_index_tools_runs_in_a_process_of_its_own(tmp_path):
     assert done.returncode == 0
 
 
+def test_the_package_itself_is_no_command():
+    done = subprocess.run(
+        [sys.executable, "-m", "torch_tfrecord", "show", "a.tfrecord"], capture_output=True, check=False, text=True
+    )
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "'torch_tfrecord' is a package and cannot be directly executed" in done.stderr
+
+
 @pytest.mark.slow
 def test_a_reader_that_goes_away_gives_no_traceback(tmp_path):
     with TFRecordWriter(tmp_path / "a.tfrecord") as writer:

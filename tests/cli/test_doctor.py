@@ -244,10 +244,10 @@ def test_no_random_state_is_read():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("command", "pure"), [(["torch_tfrecord"], "0"), (["index_tools", "doctor"], "1")])
-def test_both_commands_print_the_report(command, pure, tmp_path):
+@pytest.mark.parametrize("pure", ["0", "1"])
+def test_the_command_prints_the_report(pure, tmp_path):
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-m", *command],
+        [sys.executable, "-W", "error", "-m", "index_tools", "doctor"],
         env=os.environ | {"TORCH_TFRECORD_PURE_PYTHON": pure},
         capture_output=True,
         text=True,
