@@ -11,6 +11,7 @@ import pytest
 import torch
 from helpers import pure_python
 
+import torch_tfrecord
 from index_tools.main import main
 from torch_tfrecord import doctor, native
 from torch_tfrecord.media import decoders
@@ -166,7 +167,7 @@ def test_the_versions(backends):
     backends()
     report = sections(doctor.installation_report())
     head = report["head"].split(", ")
-    assert head[0].startswith("torch_tfrecord ")
+    assert head[0] == f"torch_tfrecord {torch_tfrecord.__version__}"
     assert head[1] == f"Python {'.'.join(map(str, sys.version_info[:3]))}"
     found = dict(line.split(maxsplit=1) for line in report["Versions"])
     assert {name: found[name] for name in ("torch", "torchvision", "numpy", "protobuf", "Pillow")} == {

@@ -295,7 +295,8 @@ def test_all_is_sorted_and_true(name):
 
 def test_the_roots_stub_holds_imports_and_one_sorted_list():
     tree = ast.parse((PACKAGE / "__init__.pyi").read_text(encoding="utf-8"))
-    assert {type(node) for node in tree.body} == {ast.ImportFrom, ast.Assign}
+    assert {type(node) for node in tree.body} == {ast.ImportFrom, ast.AnnAssign, ast.Assign}
+    assert [ast.unparse(node) for node in tree.body if isinstance(node, ast.AnnAssign)] == ["__version__: str"]
     assert torch_tfrecord.__all__ == sorted(torch_tfrecord.__all__)  # as lazy_loader sorts
     imports = [node for node in tree.body if isinstance(node, ast.ImportFrom)]
     assert {node.level for node in imports} == {1}
