@@ -85,6 +85,12 @@ def test_every_folder_with_code_is_installed():
     assert sorted(listed) == sorted(".".join(path.parts) for path in packages)
 
 
+def test_the_readme_installs_into_the_clone():
+    # From within it Python finds the source folder first, which has a compiled core only with `-e`.
+    installs = re.findall(r"^pip install .*$", read("README.md"), re.MULTILINE)
+    assert installs == ["pip install -e '.[examples]'", "pip install -e '.[test]'"]
+
+
 def test_the_licences_of_what_is_inside_the_wheels_are_shipped():
     assert 'license-files = ["LICENSE", "docs/licenses/*.txt"]' in read("pyproject.toml")
     assert "based in part on the work of the Independent JPEG Group" in read("docs/install.md")  # as its licence asks
