@@ -12,7 +12,7 @@ __all__ = ["add_parser"]
 _DESCRIPTION = """\
 Prints which parts of the library run compiled, what decodes images, whether DataLoader workers send
 batches through shared memory, the versions of the packages used, and how to install what is missing.
-Include it in bug reports. Without the console script: python -m torch_tfrecord.
+Include it in bug reports. Without the console script: python -m index_tools doctor.
 
 examples:
   tfrecord doctor

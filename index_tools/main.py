@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import importlib.metadata
 import io
 import os
 import signal
@@ -14,6 +13,7 @@ from typing import NoReturn
 
 from index_tools._arguments import EXIT_STATUS, OneLineParser
 from index_tools._text import error_text
+from torch_tfrecord import __version__
 from torch_tfrecord.errors import TFRecordError
 
 __all__ = ["entry_point", "main"]
@@ -101,7 +101,7 @@ def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("--version", action="version", version=f"%(prog)s {_version()}")
+    parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     verbs = parser.add_subparsers(required=True, metavar="VERB", title="verbs")
     wanted = next((argument for argument in arguments if argument in _VERBS), None)
     for name, summary in _VERBS.items():
@@ -110,10 +110,3 @@ def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
         else:
             verbs.add_parser(name, help=summary)
     return parser
-
-
-def _version() -> str:
-    try:
-        return importlib.metadata.version("torch-tfrecord")
-    except importlib.metadata.PackageNotFoundError:  # run from a checkout that is not installed
-        return "(not installed)"

@@ -53,6 +53,7 @@ from .records.writer import ShardedTFRecordWriter, TFRecordWriter
 from .values.containers import RaggedTensor, SparseList
 from .values.tensors import parse_tensor, serialize_tensor
 
+__version__: str
 __all__ = [
     "Audio",
     "CompressionError",

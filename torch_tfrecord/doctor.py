@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, Dataset
 from torch_tfrecord.images.backends import NVIMGCODEC_PIP, TORCHCODEC_PIP, nvimgcodec, torchcodec_decoders
 from torch_tfrecord.images.regions import region_decoder
 from torch_tfrecord.media.decoders import FFMPEG, decoders_obstacle, ffmpeg_version
-from torch_tfrecord.native import PURE_PYTHON, fallback_reason
+from torch_tfrecord.native import PURE_PYTHON, fallback_reason, how_to_install
 from torch_tfrecord.shared_memory import WorkerMemory
 
 __all__ = ["installation_report"]
@@ -34,7 +34,6 @@ _PACKAGES = ("torch", "torchvision", "torchcodec", "numpy", "Pillow", "protobuf"
 # A worker that cannot start must not stop the report.
 _WORKER_SECONDS = 60
 
-_FROM_SOURCE = "pip install --force-reinstall --no-deps --no-binary torch-tfrecord torch-tfrecord"
 _HEADERS = "apt install libjpeg-dev, dnf install libjpeg-turbo-devel or brew install jpeg-turbo"
 
 
@@ -89,10 +88,10 @@ def _how_to_compile(name: str, reason: str) -> str:
     if reason.startswith(PURE_PYTHON):
         return f"Compiled core: unset {PURE_PYTHON}."
     if name == "jpeg":
-        return f"JPEG regions: {_HEADERS}, then {_FROM_SOURCE}; or {NVIMGCODEC_PIP}."
+        return f"JPEG regions: {_HEADERS}, then {how_to_install()}; or {NVIMGCODEC_PIP}."
     if name == "shared" and platform.system() != "Linux":
         return ""  # not available there
-    return f"Compiled core: install a C compiler, then {_FROM_SOURCE}."
+    return f"Compiled core: install a C compiler, then {how_to_install()}."
 
 
 def _image_rows() -> Iterator[_Row]:

@@ -1,22 +1,30 @@
-"""What the site shows from outside docs/: the changelog, and each file of the repository that a page links to."""
+"""What the site shows from outside docs/: the changelog, and each file of the repository that a page links to.
+
+Also warns of links to what the site does not have: MkDocs itself only notes links to files that it leaves out.
+"""
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
+from urllib.parse import unquote
 
 if TYPE_CHECKING:
     from mkdocs.config.defaults import MkDocsConfig
     from mkdocs.structure.files import Files
     from mkdocs.structure.pages import Page
 
-__all__ = ["on_files", "on_page_markdown"]
+__all__ = ["on_files", "on_page_markdown", "on_post_build"]
 
 _ROOT = Path(__file__).resolve().parents[2]
 _NOT_SEARCHED = "---\nsearch:\n  exclude: true\n---\n"
 _LINK = re.compile(r"(?<=\]\()(\.\./[^)#\s]+)")
+_BUILT_LINK = re.compile(r'<(?:a|img)\b[^>]* (?:href|src)="([^"#?:]+)[^":]*"')
+_PATHS: dict[str, str] = {}  # of the files outside docs/ that pages show
+_LOG = logging.getLogger("mkdocs.hooks.pages")  # below MkDocs's own, whose warnings end a strict build
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -24,32 +32,46 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     from mkdocs.structure.files import File
 
     texts = {file.src_uri: file.content_string for file in files.documentation_pages()}
-    outside = {path for page, text in texts.items() for link in _LINK.findall(text) if (path := _outside(page, link))}
+    linked = {_linked(page, link) for page, text in texts.items() for link in _LINK.findall(text)}
     files.append(File.generated(config, "changelog.md", content=_text("CHANGELOG.md")))
-    for path in sorted(outside):
+    for path in sorted(path for path in linked if not path.startswith("docs/")):
+        _PATHS[_page_of(path)] = path
         files.append(File.generated(config, _page_of(path), content=_shown(path)))
     return files
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Point links that leave docs/ to the pages of `on_files`."""
+    """Point links that leave docs/, or lead there from outside, to the site's pages."""
     here = page.file.src_uri
 
     def inside(found: re.Match[str]) -> str:
-        path = _outside(here, found[1])
-        return os.path.relpath(_page_of(path), PurePosixPath(here).parent) if path else found[1]
+        return os.path.relpath(_page_of(_linked(here, found[1])), PurePosixPath(here).parent)
 
     return _LINK.sub(inside, markdown)
 
 
-def _outside(page: str, link: str) -> str | None:
-    """The path in the repository of what a page links to, None where that lies in docs/."""
-    path = os.path.normpath(PurePosixPath("docs", page).parent / link)
-    return None if path.startswith("docs/") else path
+def on_post_build(config: MkDocsConfig) -> None:
+    """Warn of each link of the built pages to a file that the site does not have."""
+    site = Path(config.site_dir)
+    for page in sorted(site.rglob("*.html")):
+        if page.name == "404.html":
+            continue  # its links begin at the site's address
+        for link in dict.fromkeys(_BUILT_LINK.findall(page.read_text(encoding="utf-8"))):
+            if not (page.parent / unquote(link)).is_file():
+                _LOG.warning("%r links to %r, which is not in the site", page.relative_to(site).as_posix(), link)
+
+
+def _linked(page: str, link: str) -> str:
+    """The path in the repository of what a page links to."""
+    return os.path.normpath(PurePosixPath(_PATHS.get(page, f"docs/{page}")).parent / link)
 
 
 def _page_of(path: str) -> str:
-    return f"repository/{path}" if path.endswith(".md") else f"repository/{path}.md"
+    """The page, in docs/, that shows a file of the repository."""
+    if path.startswith("docs/"):
+        return path.removeprefix("docs/")
+    name = "/".join(part.lstrip(".") for part in PurePosixPath(path).parts)  # MkDocs leaves hidden files out
+    return f"repository/{name}" if name.endswith(".md") else f"repository/{name}.md"
 
 
 def _shown(path: str) -> str:

@@ -4,9 +4,11 @@ import argparse
 import errno
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+import torch_tfrecord
 from index_tools import _text, main, show
 from index_tools._arguments import byte_size, integer
 from torch_tfrecord import CorruptRecordError, TFRecordWriter
@@ -29,6 +31,10 @@ def test_python_m_index_tools_runs_in_a_process_of_its_own(tmp_path):
     assert done.returncode == 0
 
 
+def test_the_package_itself_is_no_command():
+    assert not (Path(torch_tfrecord.__file__).parent / "__main__.py").exists()
+
+
 @pytest.mark.slow
 def test_a_reader_that_goes_away_gives_no_traceback(tmp_path):
     with TFRecordWriter(tmp_path / "a.tfrecord") as writer:
@@ -44,7 +50,7 @@ def test_a_reader_that_goes_away_gives_no_traceback(tmp_path):
 
 def test_version_and_help(capsys):
     assert main.main(["--version"]) == 0
-    assert capsys.readouterr().out.startswith("tfrecord ")
+    assert capsys.readouterr().out == f"tfrecord {torch_tfrecord.__version__}\n"
     assert main.main(["--help"]) == 0
     text = capsys.readouterr().out
     assert all(f"\n    {verb}" in text for verb in VERBS)

@@ -13,12 +13,14 @@ from torch_tfrecord import tfds
 
 DOC = Path(__file__).parents[2] / "docs" / "rlds.md"
 TEXT = DOC.read_text(encoding="utf-8")
-PLAIN = re.findall(r"^```python\n(.*?)^```", TEXT, re.MULTILINE | re.DOTALL)
-KEEP, GOALS = (
-    re.findall(rf"^```python {word}\n(.*?)^```", TEXT, re.MULTILINE | re.DOTALL) for word in ("keep", "goals")
-)
-LEROBOT = re.findall(r"^```python lerobot\n(.*?)^```", TEXT, re.MULTILINE | re.DOTALL)
-MIXTURE = re.findall(r"^```python mixture\n(.*?)^```", TEXT, re.MULTILINE | re.DOTALL)
+# By the heading above them, where they are no part of the page's one program.
+APART = ("Kept steps", "Goal images", "Mixtures", "Export to LeRobot")
+BLOCKS = {
+    section.partition("\n")[0]: re.findall(r"^```python\n(.*?)^```", section, re.MULTILINE | re.DOTALL)
+    for section in re.split(r"^## ", TEXT, flags=re.MULTILINE)
+}
+KEEP, GOALS, MIXTURE, LEROBOT = (BLOCKS[heading] for heading in APART)
+PLAIN = [block for heading, blocks in BLOCKS.items() if heading not in APART for block in blocks]
 
 
 @pytest.fixture

@@ -87,6 +87,11 @@ def test_links_lead_to_files():
     assert dead == []
 
 
+def test_fences_are_those_that_the_site_knows():
+    fences = [(page, line) for page, text in pages().items() for line in re.findall(r"^ *```.+$", text, re.MULTILINE)]
+    assert [(page, line) for page, line in fences if not re.fullmatch(r" *```[a-z]+", line)] == []
+
+
 def test_every_public_name_stands_in_the_reference_once():
     text = "\n".join(text for page, text in pages().items() if page.startswith("reference/"))
     shown = re.findall(r"^::: torch_tfrecord\.(\S+)$", text, re.MULTILINE)

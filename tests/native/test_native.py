@@ -23,8 +23,15 @@ with warnings.catch_warnings(record=True) as caught:
     dataset = t.TFRecordDataset(sys.argv[1], {"x": t.FixedLenFeature((), torch.int64)})
     for _ in range(2):
         assert t.collate(dataset.__getitems__([3, 1]))["x"].tolist() == [3, 1]
-print(t.has_native(), [str(item.message)[:50] for item in caught if item.category is RuntimeWarning])
+print(t.has_native(), [str(item.message) for item in caught if item.category is RuntimeWarning])
 """
+
+SLOWER = (
+    "torch_tfrecord, imported from {}, runs without its compiled core: everything works, but slower. "
+    "Install a C compiler, then {}; or set TORCH_TFRECORD_PURE_PYTHON=1 to silence this warning."
+)
+FROM_SOURCE = "pip install --force-reinstall --no-deps --no-binary torch-tfrecord torch-tfrecord"
+SITE = [path for path in sys.path if path.endswith("-packages")]
 
 
 def run(path, **environment):
@@ -59,7 +66,36 @@ def test_an_install_without_a_compiler_works_and_warns_once(tmp_path):
     subprocess.run(pip, env=os.environ | {"CC": "/bin/false"}, capture_output=True, timeout=500, check=True)
     assert not list(target.rglob("*.so"))
     printed = run(tmp_path, PYTHONPATH=str(target), TORCH_TFRECORD_PURE_PYTHON="")
-    assert printed == "False ['torch_tfrecord was installed without its compiled ']"
+    assert printed == f"False {[SLOWER.format(target, FROM_SOURCE)]}"
+
+
+IN_A_CLONE = """
+import warnings
+import torch_tfrecord
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    found = torch_tfrecord.has_native(), torch_tfrecord.has_native()
+print(found, *(f"{item.lineno} {item.message}" for item in caught))
+"""
+
+
+@pytest.mark.skipif(not (ROOT / "setup.py").is_file(), reason="not beside an installed package")
+def test_a_source_folder_without_a_core_says_so_and_how_to_build_it_there(tmp_path):
+    clone = tmp_path / "a clone"
+    shutil.copytree(ROOT / "torch_tfrecord", clone / "torch_tfrecord", ignore=shutil.ignore_patterns("*.so"))
+    shutil.copy(ROOT / "setup.py", clone)
+    done = subprocess.run(
+        # Without the site's packages, for an editable install of the package fills in what is missing here.
+        [sys.executable, "-S", "-c", IN_A_CLONE],
+        env=os.environ | {"TORCH_TFRECORD_PURE_PYTHON": "", "PYTHONPATH": os.pathsep.join(SITE)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+        cwd=clone,
+    )
+    how = f"pip install -e '{clone}'"
+    assert done.stdout == f"(False, False) 6 {SLOWER.format(clone, how)}\n"
 
 
 @pytest.mark.slow

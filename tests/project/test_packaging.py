@@ -8,11 +8,13 @@ from pathlib import Path
 
 import pytest
 
+import torch_tfrecord
 from torch_tfrecord.native import optional_module
 
 ROOT = Path(__file__).parents[2]
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 pytestmark = pytest.mark.skipif(not (ROOT / "setup.py").is_file(), reason="not beside an installed package")
+PACKAGES = ("torch_tfrecord", "index_tools")
 PARTS = ("columns", "frames", "jpeg", "memory", "pixels", "shared")
 
 
@@ -73,8 +75,20 @@ def test_the_oldest_versions_tested_are_those_required():
 
 
 def test_versions_agree():
-    (version,) = re.findall(r'^version = "(.*)"$', read("pyproject.toml"), re.MULTILINE)
-    assert re.findall(r"^version: (.*)$", read("CITATION.cff"), re.MULTILINE) == [version]
+    assert re.findall(r"^version: (.*)$", read("CITATION.cff"), re.MULTILINE) == [torch_tfrecord.__version__]
+    assert 'version = { attr = "torch_tfrecord.__version__" }' in read("pyproject.toml")
+
+
+def test_every_folder_with_code_is_installed():
+    listed = re.findall(r'^  "(torch_tfrecord[\w.]*|index_tools)",$', read("pyproject.toml"), re.MULTILINE)
+    packages = [path.parent.relative_to(ROOT) for name in PACKAGES for path in (ROOT / name).rglob("__init__.py")]
+    assert sorted(listed) == sorted(".".join(path.parts) for path in packages)
+
+
+def test_the_readme_installs_into_the_clone():
+    # From within it Python finds the source folder first, which has a compiled core only with `-e`.
+    installs = re.findall(r"^pip install .*$", read("README.md"), re.MULTILINE)
+    assert installs == ["pip install -e '.[examples]'", "pip install -e '.[test]'"]
 
 
 def test_the_licences_of_what_is_inside_the_wheels_are_shipped():

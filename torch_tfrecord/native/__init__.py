@@ -10,10 +10,16 @@ import functools
 import importlib
 import importlib.util
 import os
+import shlex
 import warnings
+from pathlib import Path
 from types import ModuleType
 
-__all__ = ["PURE_PYTHON", "fallback_reason", "has_native", "native_module", "optional_module"]
+from torch_tfrecord.errors import outer_level
+
+__all__ = ["PURE_PYTHON", "fallback_reason", "has_native", "how_to_install", "native_module", "optional_module"]
+
+_FOLDER = Path(__file__).parents[2]
 
 # Any value but "" and "0" forces the Python fallback.
 PURE_PYTHON = "TORCH_TFRECORD_PURE_PYTHON"
@@ -22,13 +28,14 @@ PURE_PYTHON = "TORCH_TFRECORD_PURE_PYTHON"
 def has_native() -> bool:
     """Whether the compiled core is used: it was built, and TORCH_TFRECORD_PURE_PYTHON is not set.
 
-    Without it, the Python fallback gives the same results, but slower. The environment is read at the first call.
+    Without it, the Python fallback gives the same results, but slower; a warning says how to get it. The environment is
+    read at the first call.
 
     Example:
         >>> isinstance(has_native(), bool)
         True
     """
-    return not _is_forced_off() and _load("frames") is not None and _load("columns") is not None
+    return native_module("frames") is not None and native_module("columns") is not None
 
 
 @functools.cache
@@ -67,6 +74,13 @@ def fallback_reason(name: str) -> str | None:
     return "built, but did not load before"
 
 
+def how_to_install() -> str:
+    """The command that compiles the package: in its source folder, if Python has found it there."""
+    if (_FOLDER / "setup.py").is_file():
+        return f"pip install -e {shlex.quote(str(_FOLDER))}"
+    return "pip install --force-reinstall --no-deps --no-binary torch-tfrecord torch-tfrecord"
+
+
 @functools.cache
 def _is_forced_off() -> bool:
     return os.environ.get(PURE_PYTHON, "") not in ("", "0")
@@ -83,8 +97,8 @@ def _load(name: str) -> ModuleType | None:
 @functools.cache
 def _warn_once() -> None:
     warnings.warn(
-        "torch_tfrecord was installed without its compiled core because no C compiler was found: everything works, but "
-        f"slower. Install a C compiler and reinstall the package, or set {PURE_PYTHON}=1 to silence this warning.",
+        f"torch_tfrecord, imported from {_FOLDER}, runs without its compiled core: everything works, but slower. "
+        f"Install a C compiler, then {how_to_install()}; or set {PURE_PYTHON}=1 to silence this warning.",
         RuntimeWarning,
-        stacklevel=4,
+        stacklevel=outer_level(),
     )
