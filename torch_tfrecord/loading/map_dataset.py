@@ -218,7 +218,7 @@ class TFRecordDataset(Dataset[Any]):
         return check_left(self._transform_samples(self._load_samples(positions)), self)
 
     @property
-    def error_logs(self) -> list[ErrorLog]:
+    def _error_logs(self) -> list[ErrorLog]:
         """What notes the records that are left out."""
         return [self._errors]
 

@@ -69,9 +69,9 @@ class NestedDataset(Dataset[Any]):
         return check_left(self._transform_samples(self._load_samples(positions)), self)
 
     @property
-    def error_logs(self) -> list[ErrorLog]:
+    def _error_logs(self) -> list[ErrorLog]:
         """What notes the records that are left out, of each innermost dataset."""
-        return [log for leaf in leaves(self.dataset) for log in getattr(leaf, "error_logs", ())]
+        return [log for leaf in leaves(self.dataset) for log in getattr(leaf, "_error_logs", ())]
 
     def _load_samples(self, positions: Sequence[int]) -> Any:
         """`__getitems__` without the transforms, where `loads_ahead`."""
@@ -98,7 +98,7 @@ class NestedDataset(Dataset[Any]):
 
     def _transform_samples(self, loaded: Any) -> Sequence[Any]:
         """Apply the transforms, the innermost dataset's and then this one's, to what `_load_samples` returned."""
-        errors = next(iter(self.error_logs), RAISES)
+        errors = next(iter(self._error_logs), RAISES)
         return transform_samples(self._transform, _joined(loaded), errors)
 
     @property

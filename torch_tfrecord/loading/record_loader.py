@@ -39,7 +39,7 @@ class RecordLoader(ReadAheadLoader):
     ) -> None:
         # For predictions Lightning wraps our batch sampler in its own, which copies our attributes.
         self._order: RecordBatchSampler = batch_sampler.sampler.batches
-        self._errors: list[ErrorLog] = [log for leaf in leaves(dataset) for log in getattr(leaf, "error_logs", ())]
+        self._errors: list[ErrorLog] = [log for leaf in leaves(dataset) for log in getattr(leaf, "_error_logs", ())]
         if any(log.skips for log in self._errors):
             for log in self._errors:
                 log.is_attended = True

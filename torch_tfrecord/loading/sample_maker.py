@@ -202,7 +202,7 @@ def check_left(samples: Sequence[Any], dataset: object) -> Sequence[Any]:
     Raises:
         TFRecordError: None is left, and the loader cannot pass over an empty batch.
     """
-    logs: Sequence[ErrorLog] = getattr(dataset, "error_logs", ())
+    logs: Sequence[ErrorLog] = getattr(dataset, "_error_logs", ())
     if not any(errors.skips for errors in logs):
         return samples
     kept = without_left_out(samples)
