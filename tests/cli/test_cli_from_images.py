@@ -110,7 +110,6 @@ def test_the_order_is_a_function_of_the_seed(photos):
         ([], "of-00001.tfrecord"),
     ],
 )
-@pytest.mark.filterwarnings("ignore:.*random access in a compressed file:UserWarning")
 def test_shards(photos, arguments, suffix):
     assert main(["from-images", "photos", "out/train", *arguments]) == 0
     assert all(name.endswith((suffix, ".torch_index", "labels-train.txt")) for name in os.listdir("out"))

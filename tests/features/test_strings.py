@@ -8,6 +8,7 @@ import base64
 import gzip
 import json
 import pickle
+import tracemalloc
 import zlib
 from pathlib import Path
 
@@ -219,6 +220,22 @@ def test_bombs_stay_within_the_batchs_memory(core):
         parse_example(
             [record], {"x": RawTensor((8,), torch.uint8, compression="zlib", fixed_length=8)}, max_batch_bytes=8 << 20
         )
+
+
+@pytest.mark.parametrize("compression", [None, "zlib"])
+@pytest.mark.parametrize("strings", [200, 1])
+def test_strings_are_filled_up_within_the_batchs_memory(core, compression, strings):
+    part = b"" if compression is None else zlib.compress(b"")
+    records = [encode_example({"x": [part] * strings})] * (200 // strings)
+    spec = RawTensor((strings, -1), torch.uint8, fixed_length=1 << 20, compression=compression)
+    text = r"^record [01]: feature 'x' \(RawTensor\): expected a batch of at most 1500000 bytes \(max_batch_bytes\), got one "
+    tracemalloc.start()
+    try:
+        with pytest.raises(LimitExceededError, match=text):
+            parse_example(records, {"x": spec}, max_batch_bytes=1_500_000)
+        assert tracemalloc.get_traced_memory()[1] < 4 << 20
+    finally:
+        tracemalloc.stop()
 
 
 def test_streams_of_any_size_are_inflated_in_parts():

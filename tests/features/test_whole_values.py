@@ -4,8 +4,10 @@ Covers features/whole_values, values/whole_values, parsing/record_parsers.
 """
 
 import json
+import math
 import pickle
 
+import numpy as np
 import pytest
 import torch
 from scenario_messages import Scenario, unnamed_class
@@ -19,6 +21,7 @@ from torch_tfrecord import (
     ParseError,
     Proto,
     RawTensor,
+    SequenceFeatures,
     SerializedTensor,
     Text,
     TFRecordDataset,
@@ -27,6 +30,7 @@ from torch_tfrecord import (
     VarLenFeature,
     collate,
     encode_example,
+    encode_sequence_example,
     make_dataloader,
     parse_example,
     parse_single_example,
@@ -162,7 +166,18 @@ def test_a_worker_sends_the_most_levels(tmp_path, kind):
     [
         ([1, 0.1], torch.float64),
         ([0.1, 1], torch.float64),
-        ([True, 2], torch.int64),
+        ([True, 2], None),
+        ([2, True], None),
+        ([True, 2.5], None),
+        ([2.5, True], None),
+        ([2**63, 1], None),
+        ([1, 2**64], None),
+        ([-(2**63), 2**63 - 1], torch.int64),
+        ([-(2**63) - 1], None),
+        ([10**400, 0.5], None),
+        ([2**53, 0.5], torch.float64),
+        ([2**53 + 1, 0.5], None),
+        ([0.5, 2**53 + 1], None),
         ([True, False], torch.bool),
         ([1, None], None),
         ([None, 1], None),
@@ -172,16 +187,60 @@ def test_a_worker_sends_the_most_levels(tmp_path, kind):
         ([1, [2]], None),
     ],
 )
-def test_batches_of_json_do_not_depend_on_the_first_value(tmp_path, values, dtype):
+def test_batches_of_json_hold_what_the_samples_hold(tmp_path, values, dtype):
     with TFRecordWriter(tmp_path / "x.tfrecord") as writer:
         for value in values:
             writer.write({"j": json.dumps(value)})
     ds = TFRecordDataset(tmp_path / "x.tfrecord", {"j": Json()})
-    loaders = [DataLoader(ds, 2), DataLoader(ds, 2, collate_fn=collate), make_dataloader(ds, 2, shuffle=False)]
-    for batch in (*(next(iter(loader)) for loader in loaders), collate([ds[0], ds[1]])):
+    size, samples = len(values), [*ds]
+    assert [sample["j"] for sample in samples] == values
+    changed = TFRecordDataset(tmp_path / "x.tfrecord", {"j": Json()}, transform=with_one_more)
+    stream = TFRecordIterableDataset(tmp_path / "x.tfrecord", {"j": Json()}, batch_size=size)
+    loaders = [
+        DataLoader(ds, size),
+        DataLoader(ds, size, collate_fn=collate),
+        DataLoader(stream, batch_size=None),
+        make_dataloader(ds, size, shuffle=False),
+    ]
+    if isinstance(values[0], (int, float)):  # torch's own looks at the first alone
+        loaders.append(DataLoader(changed, size))
+    if values == [2**63, 1]:
+        loaders.append(DataLoader(ds, size, num_workers=1, multiprocessing_context="fork"))
+    batches = [next(iter(loader)) for loader in loaders]
+    batches += [collate(samples), collate([{**sample} for sample in samples])]
+    if not isinstance(values[0], str):  # which does not take numbers among text
+        batches.append(PaddedCollate()([*ds]))
+    for batch in batches:
         found = batch["j"]
         assert (found.dtype if isinstance(found, torch.Tensor) else None) == dtype
-        assert (found.tolist() if isinstance(found, torch.Tensor) else found) == values
+        found = found.tolist() if isinstance(found, torch.Tensor) else found
+        assert found == values
+        assert dtype is not None or [*map(repr, found)] == [*map(repr, values)]  # True == 1
+    assert parse_example([ds.raw(number) for number in range(size)], {"j": Json()})["j"] == values
+
+
+def with_one_more(sample):
+    sample["more"] = 1
+    return sample
+
+
+def test_numbers_of_a_transform_that_are_not_json(tmp_path):
+    assert collate([1, np.float64(0.5)]).dtype == torch.float64
+    assert collate([math.nan, 1]).isnan().tolist() == [True, False]
+    assert collate([1, torch.tensor(2)]).tolist() == [1, 2]
+
+
+def test_steps_of_json_are_padded_exactly_or_not_at_all():
+    def padded(rows):
+        records = [encode_sequence_example({}, {"j": [[json.dumps(value)] for value in row]}) for row in rows]
+        samples = [parse_single_example(record, SequenceFeatures({}, {"j": Json()}))[1] for record in records]
+        return PaddedCollate()(samples)["j"].tolist()
+
+    assert padded([[1, 2], [3]]) == [[1, 2], [3, 0]]
+    assert padded([[1, 0.5], [2**53]]) == [[1, 0.5], [2**53, 0]]
+    for rows in ([[1, 0.5], [2**53 + 1]], [[2**53 + 1, 0.5]], [[True, 2]], [[True], [0.5]], [[2**63]], [[2**64]]):
+        with pytest.raises(TypeError, match=r"\['j'\]: expected only numbers, in lists of equal length"):
+            padded(rows)
 
 
 def test_what_is_not_json():

@@ -133,6 +133,23 @@ def test_small_data_is_shuffled_exactly_in_one_window(files, inflations):
     assert len(inflations) == len(SIZES)
 
 
+@pytest.mark.parametrize("window", [None, 16_000])  # all in one window; or each file in what is kept of it
+@pytest.mark.parametrize("way", WAYS)
+def test_files_that_are_kept_whole_are_shuffled_exactly_without_a_warning(files, inflations, monkeypatch, way, window):
+    monkeypatch.setattr(block_shuffle, "WINDOW_BYTES", window or block_shuffle.WINDOW_BYTES)
+    ds = TFRecordDataset(files, FEATURES)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        for source in (files, ds):
+            loader = make_dataloader(source, 4, FEATURES if source is files else None, seed=3, **WAYS[way])
+            assert joined(ids(loader)) == list(RecordSampler(ds, seed=3))
+        assert sorted(joined(ids(DataLoader(ds, 50, shuffle=True, collate_fn=collate)))) == list(range(N))
+        assert [ds[number]["id"].item() for number in (N - 1, 0, 300)] == [N - 1, 0, 300]
+        mixed = make_dataloader(Mixture([ds, ds[:9]], stop="all_exhausted_without_replacement"), 100, **WAYS[way])
+        assert len(joined(ids(mixed))) == N + 9
+    assert len(inflations) <= 2 * len(SIZES)  # of two datasets
+
+
 @pytest.mark.usefixtures("small_windows")
 @pytest.mark.parametrize("way", WAYS)
 def test_resumes_and_names_its_order(files, way):
@@ -211,7 +228,8 @@ def test_one_thread_reads_compressed_files_so_that_none_goes_back(files, tmp_pat
     assert make_dataloader(tmp_path / "plain", 4, FEATURES, num_threads=3).num_threads == 3
 
 
-def test_some_files_compressed(tmp_path):
+def test_some_files_compressed(tmp_path, monkeypatch):
+    monkeypatch.setattr(block_shuffle, "WINDOW_BYTES", 1000)
     for name, numbers in (("a", range(50)), ("b.gz", range(50, 90))):
         with TFRecordWriter(tmp_path / f"part-{name}") as writer:
             for number in numbers:

@@ -177,7 +177,6 @@ def test_errors_of_collating_arrive_with_the_name_of_the_feature(tmp_path):
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("kind", [".gz", ".zlib"])
-@pytest.mark.filterwarnings("ignore:.*random access in a compressed file")
 def test_compressed_files_in_workers(tmp_path, kind, num_workers):
     for first in (0, 10, 20):
         write(tmp_path / f"part-{first}{kind}", [record(n) for n in range(first, first + 10)])

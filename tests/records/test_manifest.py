@@ -9,6 +9,8 @@ import pickle
 import shutil
 import struct
 import threading
+import tracemalloc
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -445,6 +447,32 @@ def test_a_swapped_pair_of_lengths_is_noticed_when_it_is_read(tmp_path):
         IndexMismatchError, match=r"x: record 0 at byte 0: expected a record of 2 bytes \(by the index\)"
     ):
         TFRecordDataset(tmp_path / "m.safetensors")[0]
+
+
+@pytest.mark.parametrize("shards", [1, 50])
+@pytest.mark.parametrize("field", ["names", "etags"])
+@pytest.mark.parametrize("text", [b"\0", b"\xff"], ids=["many", "long"])
+@pytest.mark.parametrize("num_bytes", [60_000, 1 << 26])
+def test_texts_are_bounded_by_the_number_of_shards(tmp_path, shards, field, text, num_bytes):
+    for shard in range(shards):
+        (tmp_path / f"x{shard}").write_bytes(framed(b"a"))
+    path = Path(build_manifest(tmp_path, tmp_path / "m.safetensors"))
+    packed = np.frombuffer(zlib.compress(text * num_bytes), np.uint8)
+    path.write_bytes(changed_head(path.read_bytes(), {field: packed}, **{f"{field}_bytes": str(num_bytes)}))
+    tracemalloc.start()
+    try:
+        with pytest.raises(IndexMismatchError, match=f"expected a text for each of {shards} shards, got [0-9]+ "):
+            TFRecordDataset(path)
+        assert tracemalloc.get_traced_memory()[1] < 4 << 20  # the first MiB of the file is read at once
+    finally:
+        tracemalloc.stop()
+
+
+def test_long_names_are_read(tmp_path):
+    row = shard_row(index_of(np.array([1])))
+    for names in (["s3://bucket/" + "a" * 60_000], [f"{'a' * 4000}/{shard}" for shard in range(300)]):
+        (tmp_path / "m.safetensors").write_bytes(b"".join(manifest_parts(names, [row] * len(names))))
+        assert Manifest(str(tmp_path / "m.safetensors")).names() == names
 
 
 def test_sizes_that_no_file_has_are_not_allocated(tmp_path):

@@ -42,7 +42,6 @@ def blocks(stream: bytes, size: int) -> bytes:
     return b"".join(len(block).to_bytes(4, "big") + block for block in raw)
 
 
-@pytest.mark.filterwarnings("ignore:.*random access in a compressed file")
 @pytest.mark.parametrize("declared", ["auto", "SNAPPY", "snappy"])
 @pytest.mark.parametrize("name", CONTENTS)
 def test_files_of_tensorflow(name, declared, tmp_path):
@@ -58,7 +57,6 @@ def test_files_of_tensorflow(name, declared, tmp_path):
     assert [dataset[number] for number in range(len(dataset))] == records
 
 
-@pytest.mark.filterwarnings("ignore:.*random access in a compressed file")
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_loaders(num_workers, tmp_path):
     features = {"n": FixedLenFeature((), torch.int64)}

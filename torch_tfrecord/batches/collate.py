@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
+from types import NoneType
 from typing import Any
 
 import torch
@@ -22,7 +23,7 @@ from torch_tfrecord.values.containers import RaggedTensor, SparseList
 from torch_tfrecord.values.stacking import is_listed, is_ragged, stack_samples
 from torch_tfrecord.values.whole_values import WHOLE_KINDS
 
-__all__ = ["collate", "keep_type", "register_samples", "take_columns"]
+__all__ = ["collate", "keep_type", "numbers", "register_samples", "take_columns"]
 
 
 def collate(samples: Sequence[Any]) -> Any:
@@ -35,7 +36,8 @@ def collate(samples: Sequence[Any]) -> Any:
     - Var-length features always become a jagged nested tensor [B, *], whatever their lengths; so do other 1-D tensors
       of unequal length.
     - Jagged, ragged and sparse samples are joined into one, with the sample's number as first dimension.
-    - In mappings, tuples and lists, each part becomes a batch. None, protobuf messages and JSON become lists.
+    - In mappings, tuples and lists, each part becomes a batch. None, protobuf messages and JSON become lists;
+      numbers a tensor, or a list if no dtype holds each as it is.
 
     Columns that a dataset has read already (in `__getitems__`, without a transform) are passed on as they are, and
     samples that you have not touched are joined from their columns. torch's own ``default_collate`` does the same. From
@@ -111,7 +113,7 @@ def _collate_for_torch(samples: Sequence[Any], *, collate_fn_map: Any = None) ->
         return for_transport(_untyped(_batch(samples, columns)))
     check_for_torch(samples, getattr(samples, "places", None))
     plain = [sample.copy() if isinstance(sample, Sample) else sample for sample in samples]
-    return torchs.collate(plain, collate_fn_map=collate_fn_map)
+    return torchs.collate(plain, collate_fn_map={**collate_fn_map, **dict.fromkeys((bool, int, float), numbers)})
 
 
 def _untyped(batch: Any) -> Any:
@@ -156,15 +158,23 @@ def _collate(values: list[Any], name: str) -> Any:
         if isinstance(first, kind):
             _check_kind(values, kind, name)
             return make_batch(values, name)
-    return _numbers(values) if isinstance(first, (int, float)) else default_collate(values)
+    return numbers(values) if isinstance(first, (int, float)) else default_collate(values)
 
 
-def _numbers(values: list[Any]) -> Any:
-    """One tensor of Python's numbers; JSON with null, text or others among them stays a list, wherever they are."""
-    if any(value is None or isinstance(value, (str, *WHOLE_KINDS)) for value in values):
+def numbers(values: list[Any], *, collate_fn_map: Any = None) -> Any:
+    """One tensor of Python's numbers, if it holds each as it is; else the values, since JSON may be any mixture."""
+    kinds = {*map(type, values)}
+    is_odd = any(issubclass(kind, (str, NoneType, *WHOLE_KINDS)) for kind in kinds)
+    is_odd |= bool in kinds and len(kinds) > 1  # a tensor would hold 1 or 1.0 for True
+    if is_odd or any(not -_FAR <= value < _FAR for value in values if isinstance(value, int)):
         return values
     # torch looks at the first alone, and would make float32 of floats behind an int.
-    return default_collate([*map(float, values)] if any(isinstance(value, float) for value in values) else values)
+    if any(issubclass(kind, float) for kind in kinds):
+        held = [*map(float, values)]
+        if any(number != value == value for number, value in zip(held, values, strict=True)):
+            return values
+        values = held
+    return default_collate(values)
 
 
 def _are_strings(values: list[Any]) -> bool:
@@ -240,6 +250,8 @@ def _structured(values: list[Any], name: str) -> Any:
     except ValueError as error:
         raise ValueError(f"{name or 'samples'}: {error}") from error
 
+
+_FAR = 1 << 63  # where int64 ends
 
 # From this size on a batch is stacked in memory that is reused.
 _LARGE_BYTES = 1 << 16

@@ -14,7 +14,7 @@ import torch
 from torch.utils.data import default_collate
 
 from torch_tfrecord.batch_memory import reserve
-from torch_tfrecord.batches.collate import keep_type
+from torch_tfrecord.batches.collate import keep_type, numbers
 from torch_tfrecord.errors import LimitExceededError
 from torch_tfrecord.values.containers import offsets_of
 from torch_tfrecord.values.dtypes import dtype_name
@@ -125,6 +125,11 @@ def _tensors(values: list[Any], name: str) -> list[torch.Tensor]:
             arrays = [np.asarray(value) for value in values]
             # An empty list has no dtype of its own.
             dtype = np.result_type(*(array for array in arrays if array.size))
+            flat = [*values]
+            while list in (kinds := {*map(type, flat)}):
+                flat = [*chain.from_iterable(flat)]
+            if (len(kinds) > 1 or (int in kinds and dtype != np.int64)) and numbers(flat) is flat:
+                raise TypeError("no dtype holds each number as it is")
             return [torch.from_numpy(array.astype(dtype)) for array in arrays]
         return [torch.tensor(value) if isinstance(value, (np.ndarray, np.generic)) else value for value in values]
     except (TypeError, ValueError) as error:

@@ -109,6 +109,7 @@ class RawTensor(OneValueSpec, Feature):
         shape, row = _rows(len(strings), shape)
         row_bytes = math.prod(size for size in row if size != -1) * self.dtype.itemsize
         exact = None if -1 in row else row_bytes
+        reserve(len(strings) * (self.fixed_length or 0))  # many empty strings may be filled up
         parts = [self._stored(part, exact) for part in strings]
         length = len(parts[0]) if parts else self.fixed_length or exact or 0
         other = next((number for number, part in enumerate(parts) if len(part) != length), None)

@@ -82,8 +82,9 @@ def _is_importable(kind: type) -> bool:
 class Json(OneValueSpec, Feature):
     """JSON text in one bytes value, as Python objects.
 
-    A sample is what the text says (dict, list, str, int, float, bool or None), a batch a list of objects, lists or str,
-    a tensor of numbers (float64 if one is a float), and a list where numbers are not alone. Records that are JSON
+    A sample is what the text says (dict, list, str, int, float, bool or None). A batch holds the same: a tensor of
+    numbers (int64, or float64 if one is a float) or of bools; else a list, so also where bools stand among numbers, an
+    integer exceeds int64, or one beside a float exceeds float64's 53 bits. `parse_example` gives a list. Records that are JSON
     themselves: give the spec alone, ``TFRecordDataset(path, Json())``. For the JSON form of Examples:
     ``Nested(features, format="json")``.
 

@@ -34,6 +34,7 @@ class ArrayRecordFiles(ProcessCache[ArrayRecordFile]):
 
     paths: list[str] | None = None
     first_compressed: str | None = None
+    slow_file: str | None = None
     has_warned = False
     is_remote = False
 
@@ -42,7 +43,7 @@ class ArrayRecordFiles(ProcessCache[ArrayRecordFile]):
         self._begins = np.cumsum([0, *map(len, indexes)], dtype=np.int64)
         self._begins_list: list[int] = self._begins.tolist()  # faster for one record
         self.table = RecordTable.of_borders([_borders(index) for index in indexes])
-        self.extent = len(paths), len(self.table), self.table.num_bytes
+        self.extent = len(paths), len(self.table), int(self.table.file_bytes.sum())
         super().__init__(_MOST_FILES)
 
     def warn(self) -> None:

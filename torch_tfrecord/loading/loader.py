@@ -102,7 +102,7 @@ def make_dataloader(
             transform.
         shuffle: True for a new random order each epoch; "blocks" for one that reads nearly in sequence (see
             `RecordSampler`); False to read the sorted files one after another. For compressed files True means
-            "blocks", with a warning.
+            "blocks", with a warning, unless they are small enough to be kept decompressed.
         seed: Decides the order, and, unless you give a `generator`, the workers' random states for transforms.
         num_epochs: Epochs in one iteration over the loader: iteration k begins with epoch k * num_epochs. 0 gives no
             batch. None or -1: the iteration never ends, iteration k begins with epoch k, and ``len(loader)`` raises
@@ -233,8 +233,8 @@ def _check_dataset(dataset: object, **of_dataset: object) -> None:
 
 
 def _shuffle_of(dataset: object, shuffle: Shuffle) -> Shuffle:
-    """The shuffle to use: compressed files are never read at random."""
-    compressed = [store for store in stores(dataset) if store.first_compressed is not None]
+    """The shuffle to use: compressed files are never read at random, unless a process keeps them whole."""
+    compressed = [store for store in stores(dataset) if store.slow_file is not None]
     if not compressed:
         return shuffle
     if shuffle is True and find_lanes(dataset) is None:  # a Mixture, for which there is no better order
@@ -245,7 +245,7 @@ def _shuffle_of(dataset: object, shuffle: Shuffle) -> Shuffle:
         store.has_warned = True  # the warning below says it, or the user chose this order
     if shuffle is True:
         warnings.warn(
-            f"{compressed[0].first_compressed}: compressed files are shuffled within windows of up to 32 MiB, from up "
+            f"{compressed[0].slow_file}: compressed files are shuffled within windows of up to 32 MiB, from up "
             "to 64 files at a time, so that each is decompressed once per epoch. For an exact shuffle, write the data "
             'uncompressed; to silence this warning, pass shuffle="blocks".',
             stacklevel=outer_level(),

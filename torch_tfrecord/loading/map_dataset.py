@@ -65,10 +65,10 @@ class TFRecordDataset(Dataset[Any]):
             value alone (`Image()`, `Proto(...)`, `Json()`, ...) reads the record as that value. For random draws (a
             fused crop) see `set_epoch`.
         transform: Called with each sample.
-        compression_type: "auto" (detected for each file), None or "" (none), "GZIP", "ZLIB", "SNAPPY". Random access to
-            a compressed file decompresses it from the beginning up to the record: read such files in order, or with
-            `make_dataloader`, whose shuffle reads each file once. Each process caches up to about 200 MiB of
-            decompressed data, so small data is decompressed once in any order.
+        compression_type: "auto" (detected for each file), None or "" (none), "GZIP", "ZLIB", "SNAPPY". Each process
+            keeps up to about 200 MiB of decompressed data. What fits (32 MiB, or more in files of equal size) is read
+            in any order. Random access to larger files decompresses from the beginning up to the record: read them in
+            order, or with `make_dataloader`, whose shuffle reads each file once.
         verify_crc: Check the payloads' checksums; headers are always checked.
         index: "auto" (use a fresh index, else build and keep one), "require" (never build), "memory" (build, keep
             nothing).

@@ -77,6 +77,7 @@ class RecordFiles(ProcessCache[ByteSource]):
         extent: Files, records and decompressed bytes.
         lanes: How compressed files are read side by side.
         first_compressed: The first file that is compressed, or None.
+        slow_file: The same, but None if all decompressed data is kept, so that any order decompresses each file once.
         has_warned: Whether the user was warned that random access is slow; also set to suppress the warning.
         is_remote: Whether some files are remote.
     """
@@ -94,11 +95,15 @@ class RecordFiles(ProcessCache[ByteSource]):
         self._facts: list[RecordIndex] | ManifestShards = []
         self.table = self._table(indexes)
         self._reader = RecordReader(verify_crc)
-        self.extent = len(paths), len(self.table), self.table.num_bytes
+        file_bytes = self.table.file_bytes
+        self.extent = len(paths), len(self.table), int(file_bytes.sum())
         self.lanes = plan_lanes(*self.extent)
+        most_open = 2 * self.lanes.number
+        is_kept = len(paths) <= most_open and file_bytes.max(initial=0) <= self.lanes.kept_bytes
+        self.slow_file = None if is_kept else self.first_compressed
         self.has_warned = False
         # Each open compressed file keeps some MiB of decompressed data.
-        super().__init__(_MOST_OPEN if self.first_compressed is None else 2 * self.lanes.number)
+        super().__init__(_MOST_OPEN if self.first_compressed is None else most_open)
 
     def _table(self, indexes: Iterable[RecordIndex] | ManifestShards) -> RecordTable:
         if isinstance(indexes, ManifestShards):
@@ -130,11 +135,11 @@ class RecordFiles(ProcessCache[ByteSource]):
         self._paths = self._paths if self.paths is None else self.paths
 
     def warn(self) -> None:
-        """Warn once that random access is slow, if a file is compressed."""
-        if self.first_compressed is not None and not self.has_warned:
+        """Warn once that random access is slow, if there is a `slow_file`."""
+        if self.slow_file is not None and not self.has_warned:
             self.has_warned = True
             warnings.warn(
-                f"{printable(self.first_compressed)}: random access in a compressed file decompresses from its "
+                f"{printable(self.slow_file)}: random access in a compressed file decompresses from its "
                 "beginning up to the record: slow unless read in order. Use make_dataloader or "
                 'RecordSampler(shuffle="blocks"), whose shuffle reads each file once, stream with '
                 "TFRecordIterableDataset, or write the data uncompressed.",

@@ -64,11 +64,12 @@ class Store(Protocol):
 
     extent: tuple[int, int, int]
     first_compressed: str | None
+    slow_file: str | None
     has_warned: bool
     is_remote: bool
 
     def warn(self) -> None:
-        """Warn once that random access is slow, if a file is compressed."""
+        """Warn once that random access is slow, if there is a `slow_file`."""
 
     def read_by_blocks(self, block_bytes: int | None) -> None:
         """Fetch remote files by whole blocks from now on, since all of a block is read soon; None: no longer."""

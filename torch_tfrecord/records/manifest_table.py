@@ -60,7 +60,6 @@ class ManifestTable(RecordTable):
         self._manifest, self._rows = manifest, rows
         self._ends = np.cumsum(head.num_records[rows])
         self._first_blocks = head.first_blocks[rows]
-        self._num_bytes = int(head.stream_sizes[rows].sum())
         self._kept: ProcessCache[_KeptBlocks] = ProcessCache(1)
 
     def __getstate__(self) -> tuple[Manifest, _Integers | None]:
@@ -71,9 +70,9 @@ class ManifestTable(RecordTable):
         ManifestTable.__init__(self, manifest, np.arange(len(manifest)) if rows is None else rows)
 
     @property
-    def num_bytes(self) -> int:
-        """Bytes of all files, decompressed."""
-        return self._num_bytes
+    def file_bytes(self) -> _Integers:
+        """Bytes of each file, decompressed."""
+        return self._manifest.head.stream_sizes[self._rows]
 
     def find(self, positions: _Integers) -> RecordPlaces:
         """The places of records, by positions from 0 to len - 1, in any order.

@@ -58,9 +58,9 @@ class RecordTable:
         return int(self._ends[-1]) if len(self._ends) else 0
 
     @property
-    def num_bytes(self) -> int:
-        """Bytes of all files, decompressed."""
-        return int(self._borders[self._ends + np.arange(len(self._ends))].sum())
+    def file_bytes(self) -> _Integers:
+        """Bytes of each file, decompressed."""
+        return self._borders[self._ends + np.arange(len(self._ends))]
 
     def find(self, positions: _Integers) -> RecordPlaces:
         """The places of records, by positions from 0 to len - 1, in any order."""

@@ -14,7 +14,7 @@ from typing import Any
 import numpy.typing as npt
 import torch
 
-from torch_tfrecord.batch_memory import reserve
+from torch_tfrecord.batch_memory import reserve, reserve_objects
 from torch_tfrecord.errors import ParseError
 from torch_tfrecord.features.columns import read_each
 from torch_tfrecord.tfds.feature_base import Shape, fits
@@ -159,6 +159,7 @@ class BytesElement(Element):
 
     def many(self, values: Sequence[bytes]) -> Any:
         """Decode all values of a list."""
+        reserve_objects(len(values), are_tensors=self.dtype is not None)
         return self.join([self.decode(value) for value in values])
 
     def join(self, items: list[Any]) -> Any:

@@ -96,8 +96,8 @@ class LeafLists(Column):
         except TFRecordError as error:
             if stop == first + 1:
                 raise self._place.at_step(error, first) from error.__cause__
-            # One by one, to raise the error of the first bad step.
-            return [value for step in range(first, stop) for value in self.read(step, step + 1)]
+            middle = (first + stop) // 2  # by halves, to raise the error of the first bad step
+            return self.read(first, middle) + self.read(middle, stop)
 
     def values(self, first: int = 0, stop: int = 1) -> list[Any]:
         """`read`, with errors that do not name the step."""

@@ -15,7 +15,7 @@ import torch
 from torchvision import tv_tensors
 
 from torch_tfrecord.arguments import Pad, at_least, one_of
-from torch_tfrecord.batch_memory import reserve
+from torch_tfrecord.batch_memory import reserve, reserve_objects
 from torch_tfrecord.errors import TFRecordError
 from torch_tfrecord.images.regions import decode_stack
 from torch_tfrecord.tfds.episode_columns import (
@@ -286,12 +286,14 @@ def window(column: Column, span: Span, pad: Pad) -> Any:
     """The values of a window: a tensor [steps, ...], a `tv_tensors.Video` for images, or a list."""
     if isinstance(column, NumberColumn):
         return _numbers(column.values, span, pad)
+    is_list = isinstance(column, ListColumn)
+    reserve_objects(span.before + span.stop - span.first + span.behind, are_tensors=not is_list)
     values: list[Any] = column.read(span.first, span.stop)
     if span.before or span.behind:
         is_zero = pad == "zero"
         front = _empty(column, values[0]) if is_zero else values[0]
         values = [front] * span.before + values + [front if is_zero else values[-1]] * span.behind
-    return values if isinstance(column, ListColumn) else _stacked(values)
+    return values if is_list else _stacked(values)
 
 
 def _numbers(values: npt.NDArray[np.generic] | torch.Tensor, span: Span, pad: Pad) -> torch.Tensor:
