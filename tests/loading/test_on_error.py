@@ -77,7 +77,7 @@ def numbers(batches):
 
 WAYS = {
     "plain": lambda ds: DataLoader(ds, 5, collate_fn=collate),
-    "torch's collate": lambda ds: DataLoader(ds, 5, shuffle=True),
+    "torch's collate": lambda ds: DataLoader(ds, 5),
     "workers": lambda ds: DataLoader(ds, 5, collate_fn=collate, num_workers=2, multiprocessing_context="fork"),
     "subset": lambda ds: DataLoader(Subset(ds, range(20)), 5, collate_fn=collate),
     "make_dataloader": lambda ds: make_dataloader(ds, 5),
