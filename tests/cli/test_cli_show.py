@@ -142,7 +142,7 @@ def test_features_are_code_that_reads_the_records(capsys):
 
 
 def test_records_that_give_no_features_say_why(capsys):
-    write("a.tfrecord", [{"a": 1}, {"a": "text"}])
+    write("a.tfrecord", [encode_example({"a": 1}), encode_example({"a": "text"})])
     write("b.tfrecord", [b"\xff"])
     write("c.tfrecord", [{}])
     write("empty.tfrecord", [])
