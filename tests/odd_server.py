@@ -20,6 +20,7 @@ class Request(BaseHTTPRequestHandler):
     """One request, as `http.server` tells it: `command`, `path`, `headers`."""
 
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
 
     def send(self, status: int, headers: Mapping[str, str], body: bytes | Iterable[bytes] = b"") -> None:
         """Answer; a body in pieces has no Content-Length, and ends with the connection."""
