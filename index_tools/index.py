@@ -20,6 +20,7 @@ from torch_tfrecord.records.index import RecordIndex, index_source, load_fresh
 from torch_tfrecord.records.manifest_build import write_manifest
 from torch_tfrecord.records.sidecar import sidecar_path, write_sidecar
 from torch_tfrecord.records.storage import FileSource, is_remote
+from torch_tfrecord.shown import without_secrets
 
 __all__ = ["add_parser"]
 
@@ -104,7 +105,7 @@ def _print_report(outcomes: Sequence[Outcome[_IndexedFile]]) -> None:
     for file in done:
         content = f"{counted(file.num_records, 'record')}, {counted(file.num_bytes, 'byte')}"
         begin, end = ("indexed", " ->") if file.is_new else ("fresh", ",")
-        print(f"{begin} {escape(file.path)}: {content}{end} {escape(file.index_path)}")
+        print(f"{begin} {escape(without_secrets(file.path))}: {content}{end} {escape(file.index_path)}")
     for outcome in outcomes:
         if outcome.error is not None:
             print(f"error: {error_text(outcome.error)}", file=sys.stderr)
@@ -120,7 +121,7 @@ def _index_path(path: str, format: str, output_dir: str | None) -> str:
     if format == "safetensors":
         return sidecar_path(path, output_dir)
     # DALI and others accept any name; the data file's own name with .idx is the usual one.
-    return f"{path if output_dir is None else os.path.join(output_dir, os.path.basename(path))}.idx"
+    return f"{path if output_dir is None else os.path.join(output_dir, os.path.basename(without_secrets(path)))}.idx"
 
 
 def _index_file(
@@ -130,8 +131,8 @@ def _index_file(
     _, compression_type = open_stream(file, "auto")
     if format == "tfrecord2idx" and compression_type:
         raise ValueError(
-            f"{file.path}: a tfrecord2idx index needs an uncompressed data file, got {compression_type}; "
-            "--format safetensors has no such limit"
+            f"{without_secrets(file.path)}: a tfrecord2idx index needs an uncompressed data file, got "
+            f"{compression_type}; --format safetensors has no such limit"
         )
     index = None if force else _fresh_index(file, place, format)
     is_new = index is None

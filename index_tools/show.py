@@ -19,6 +19,7 @@ from torch_tfrecord.records.reader import RecordReader, read_blocks
 from torch_tfrecord.records.scan import RecordScanner
 from torch_tfrecord.records.spread import SpreadRecord, spread_records
 from torch_tfrecord.records.storage import open_file
+from torch_tfrecord.shown import without_secrets
 
 __all__ = ["add_parser"]
 
@@ -95,7 +96,7 @@ def _until_damage(items: Iterable[_T]) -> tuple[list[_T], TFRecordError | None]:
 def _shown(record: _Record) -> str:
     kind, lines = describe_record(record.payload)
     length = counted(len(record.payload), "byte")
-    head = f"record {record.position}: {escape(record.path)}, offset {record.offset}, {length}, {kind}"
+    head = f"record {record.position}: {escape(without_secrets(record.path))}, offset {record.offset}, {length}, {kind}"
     return "\n".join([head, *lines, ""])
 
 

@@ -22,7 +22,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from torch_tfrecord.shown import printable, shown_text
+from torch_tfrecord.shown import printable, shown_text, without_secrets
 
 __all__ = [
     "CompressionError",
@@ -52,7 +52,7 @@ class TFRecordError(Exception):
     Args:
         message: What was expected and what was found, never payload bytes. If it is longer than 1,500 bytes, its middle
             is omitted; ``str(error)`` is at most 2 KB.
-        path: The file.
+        path: The file; of a URL neither user, password nor query are kept.
         offset: First byte of the record (of its length field); in the decompressed stream for compressed files.
         position: Number of the record in its file, from 0.
 
@@ -70,10 +70,19 @@ class TFRecordError(Exception):
         position: int | None = None,
     ) -> None:
         # Not stored as `message`: torch rebuilds a worker's exception differently if it has such an attribute.
-        super().__init__(shown_text(message) if isinstance(message, str) else message)
-        self.path = None if path is None else os.fspath(path)
+        super().__init__(without_secrets(shown_text(message)) if isinstance(message, str) else message)
+        self.path = path
         self.offset = offset
         self.position = position
+
+    @property
+    def path(self) -> str | None:
+        """The file, without the user, password and query of a URL."""
+        return self._path
+
+    @path.setter
+    def path(self, path: str | os.PathLike[str] | None) -> None:
+        self._path = None if path is None else without_secrets(os.fspath(path))
 
     def locate(
         self: _Error,
@@ -83,8 +92,8 @@ class TFRecordError(Exception):
         position: int | None = None,
     ) -> _Error:
         """Fill in what a lower layer could not know, without changing what is set already; return the exception."""
-        if self.path is None and path is not None:
-            self.path = os.fspath(path)
+        if self.path is None:
+            self.path = path
         if self.offset is None:
             self.offset = offset
         if self.position is None:

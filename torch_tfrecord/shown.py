@@ -16,6 +16,7 @@ __all__ = [
     "shown_text",
     "shown_transform",
     "shown_value",
+    "without_secrets",
 ]
 
 _T = TypeVar("_T")
@@ -24,18 +25,33 @@ _MOST_NAMES = 8
 _MOST_LETTERS = 120
 _MOST_BYTES = 1500  # of an error's message, without the path
 
-# Parts of a URL that may hold secrets: user name and password before the host, and the query after `?`.
-_USER = re.compile(r"(?<=://)[^/@]*@")
-_QUERY = re.compile(r"(?<=://)([^?]*)\?.*", re.DOTALL)
+# Parts of a URL that may hold secrets: user name and password before the host, and the query after `?`. What stands
+# before the host for Azure is a container, and `?` without `=` is a pattern, but for http.
+_USER = re.compile(r"(?<=://)(?<!abfs://)(?<!abfss://)[^/?#\s]*@")
+_QUERY = re.compile(
+    r"(https?://[^?\n]*\?|https?://[^\s?#]*#|://[^\s?]*\?(?=\S*=))"
+    r"(?!\.{3})[^\s)\]'\"`,:;]\S*?(?=[,:;'\")\]]*(?:\s|$))"
+)
+
+
+def without_secrets(text: str) -> str:
+    """A path, or a text with paths in it, without what a URL may tell of its user.
+
+    Example:
+        >>> without_secrets("https://me:password@host/a?sig=1b2c: record 3")
+        'https://...@host/a?...: record 3'
+    """
+    return _QUERY.sub(r"\1...", _USER.sub("...@", text))
 
 
 def printable(text: str) -> str:
-    r"""The text in a form that any terminal, log or JSON accepts; bytes of a file name that are not UTF-8 as ``\xNN``.
+    r"""`without_secrets`, as any terminal, log or JSON accepts it; bytes of a file name that are not UTF-8 as ``\xNN``.
 
     Example:
         >>> print(printable("caf" + chr(0xDCE9) + ".tfrecord"))
         caf\xe9.tfrecord
     """
+    text = without_secrets(text)
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -80,7 +96,7 @@ def shown_files(files: Sequence[str]) -> str:
         >>> shown_files(["s3://me:password@bucket/a", "s3://me:password@bucket/b"])
         "2 files, 's3://...@bucket/a', ..."
     """
-    first = _USER.sub("...@", _QUERY.sub(r"\1?...", files[0])) if files else None
+    first = without_secrets(files[0]) if files else None
     text = repr(first)
     limit = 4 * _MOST_LETTERS
     return f"{len(files)} files, {text if len(text) <= limit else f'...{text[3 - limit :]}'}, ..."

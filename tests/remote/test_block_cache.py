@@ -251,7 +251,7 @@ def test_damaged_bytes_are_fetched_again(folder, storage, seed):
     content = bytearray(Path(path).read_bytes())
     layout = geometry_of(ENOUGH)
     begin, end = rng.choice(
-        [(0, 4096), (4096, layout.keys_at), (layout.keys_at, layout.entries_at), (layout.entries_at, len(content))]
+        [(16, 4096), (4096, layout.keys_at), (layout.keys_at, layout.entries_at), (layout.entries_at, len(content))]
     )
     for _ in range(rng.choice([1, 50, 5000])):
         content[rng.randrange(begin, end)] ^= 1 << rng.randrange(8)
@@ -273,7 +273,7 @@ def test_damaged_data_is_noticed(folder, storage):
     assert epoch(storage, cache) == 0
 
 
-@pytest.mark.parametrize("length", [0, 10, 4096, 100_000, 9_000_000])
+@pytest.mark.parametrize("length", [0, 16, 4096, 100_000, 9_000_000])
 def test_a_file_that_was_cut_or_grew(folder, storage, length):
     cache = BlockCache(folder, ENOUGH)
     epoch(storage, cache)
@@ -286,12 +286,26 @@ def test_a_file_that_was_cut_or_grew(folder, storage, length):
     assert folder_bytes(folder) <= ENOUGH
 
 
-def test_another_kind_of_file_in_its_place(folder, storage):
+@pytest.mark.parametrize("name", [FILE_NAME, USERS_NAME])
+@pytest.mark.parametrize("content", [b"precious" * 10_000, b"p", bytes(100_000), b"tfrecord"])
+def test_another_file_in_its_place_is_left_alone(folder, storage, name, content):
     os.mkdir(folder)
-    Path(folder, FILE_NAME).write_bytes(random.Random(1).randbytes(100_000))
-    cache = BlockCache(folder, ENOUGH)
-    epoch(storage, cache)
-    assert epoch(storage, cache) == 0
+    Path(folder, name).write_bytes(content)
+    text = f"{name}: expected nothing or a cache of blocks, got another file.*: remote data is read, but no more of it"
+    with pytest.warns(UserWarning, match=text):
+        assert epoch(storage, BlockCache(folder, ENOUGH)) == 1
+    for call in (cache_info, clear_cache):
+        with pytest.raises(FileExistsError, match=f"got another file.*{name}"):
+            Path(folder, FILE_NAME).touch()
+            call(folder)
+    assert Path(folder, name).read_bytes() == content
+
+
+def test_an_empty_file_in_its_place_is_taken(folder, storage):
+    os.mkdir(folder)
+    Path(folder, FILE_NAME).touch()
+    epoch(storage, BlockCache(folder, ENOUGH))
+    assert epoch(storage, BlockCache(folder, ENOUGH)) == 0
 
 
 @pytest.mark.parametrize("how", ["clear", "remove"])
@@ -352,10 +366,27 @@ def test_a_link_in_its_place(folder, storage, tmp_path, name):
     assert target.read_bytes() == b"precious"
 
 
+@pytest.mark.parametrize("name", [FILE_NAME, USERS_NAME])
+@pytest.mark.parametrize("is_ours", [False, True])
+def test_a_file_with_a_second_name_in_its_place(folder, storage, tmp_path, name, is_ours):
+    target = tmp_path / "other"
+    if is_ours:  # a snapshot that a backup keeps
+        epoch(storage, BlockCache(folder, ENOUGH))
+        os.link(os.path.join(folder, name), target)
+    else:
+        os.mkdir(folder)
+        target.touch()
+        os.link(target, os.path.join(folder, name))
+    before = target.read_bytes()
+    with pytest.warns(UserWarning, match=f"{name}: expected nothing or a cache of blocks, got .* a second name"):
+        storage.check(BlockCache(folder, ENOUGH * 2), records(storage)[:3])
+    assert target.read_bytes() == before
+
+
 def test_a_folder_that_cannot_be_one(tmp_path, storage):
     (tmp_path / "file").write_bytes(b"")
     cache = BlockCache(tmp_path / "file" / "cache", ENOUGH)
-    with pytest.warns(UserWarning, match=r"file/cache: File exists: remote data is read, but") as caught:
+    with pytest.warns(UserWarning, match=r"/file: File exists: remote data is read, but") as caught:
         assert epoch(storage, cache) == 1
     assert len(caught) == 1
     assert caught[0].filename == str(JOB)

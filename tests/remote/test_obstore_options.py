@@ -62,7 +62,8 @@ def test_a_bucket_that_is_no_host():
         ("az", {"credential": object()}),
         ("az", {"connection_string": "AccountName=a;AccountKey=k;EndpointSuffix=core.chinacloudapi.cn"}),
         ("http", {"client_kwargs": {"auth": ("a", "b")}}),
-        ("https", {"headers": {"a": 1}}),
+        ("https", {"headers": {"Authorization": 1}}),
+        ("https", {"headers": {"X-Key": "sent on by its client where a server sends it elsewhere"}}),
         ("memory", {}),
         ("hf", {"token": "t"}),
     ],
@@ -132,10 +133,8 @@ def test_azure(place, options, config):
 
 
 def test_http():
-    found = obstore_config("https", "https://h", {"headers": {"a": "b"}, "client_kwargs": {"headers": {"c": "d"}}})
-    assert (found.kind, found.place, found.client) == (
-        "HTTPStore",
-        "https://h",
-        {"default_headers": {"a": "b", "c": "d"}},
-    )
+    options = {"headers": {"Authorization": "b"}, "client_kwargs": {"headers": {"cookie": "d"}}}
+    found = obstore_config("https", "https://h", options)
+    assert (found.kind, found.place) == ("HTTPStore", "https://h")
+    assert found.client == {"default_headers": {"Authorization": "b", "cookie": "d"}}
     assert obstore_config("http", "http://h", {}).client == {"allow_http": True}

@@ -39,7 +39,7 @@ def paths(request, server):
     pytest.importorskip({"fsspec": "aiohttp"}.get(request.param, request.param))
     query = "?by=fsspec" if request.param == "fsspec" else ""
     found = [f"{server}/x-{shard:05d}-of-00002{query}" for shard in range(2)]
-    assert type(stores.store_of(found[0])[0]).__name__ == ("FsspecStore" if query else "ObstoreStore")
+    assert type(stores.store_of(found[0])[0]).__name__ == ("HttpStore" if query else "ObstoreStore")
     return found
 
 
@@ -130,7 +130,7 @@ def test_without_a_copy_of_the_module_the_child_reads_by_fsspec(server, monkeypa
     path = f"{server}/x-00000-of-00002"
     dataset = TFRecordDataset(path, index="memory")
     assert dataset[1] == ALL[1]
-    assert in_child(lambda: type(stores.store_of(path)[0]).__name__ == "FsspecStore" and dataset[2] == ALL[2])
+    assert in_child(lambda: type(stores.store_of(path)[0]).__name__ == "HttpStore" and dataset[2] == ALL[2])
 
 
 @needs_fork

@@ -28,6 +28,7 @@ from torch_tfrecord.order.ranks import check_rank, resolve_rank
 from torch_tfrecord.order.samplers import BLOCK_BYTES
 from torch_tfrecord.parsing.record_parsers import RecordFeatures
 from torch_tfrecord.records.paths import Paths
+from torch_tfrecord.shown import printable
 
 __all__ = ["make_dataloader"]
 
@@ -245,9 +246,9 @@ def _shuffle_of(dataset: object, shuffle: Shuffle) -> Shuffle:
         store.has_warned = True  # the warning below says it, or the user chose this order
     if shuffle is True:
         warnings.warn(
-            f"{compressed[0].slow_file}: compressed files are shuffled within windows of up to 32 MiB, from up "
-            "to 64 files at a time, so that each is decompressed once per epoch. For an exact shuffle, write the data "
-            'uncompressed; to silence this warning, pass shuffle="blocks".',
+            f"{printable(compressed[0].slow_file or '')}: compressed files are shuffled within windows of up to "
+            "32 MiB, from up to 64 files at a time, so that each is decompressed once per epoch. For an exact shuffle, "
+            'write the data uncompressed; to silence this warning, pass shuffle="blocks".',
             stacklevel=outer_level(),
         )
     return "blocks" if shuffle else False

@@ -19,6 +19,7 @@ from torch_tfrecord.records.array_record_module import array_record_module
 from torch_tfrecord.records.descriptors import Descriptor, reserve_descriptor
 from torch_tfrecord.records.index import RecordIndex
 from torch_tfrecord.records.storage import LocalFile, is_remote
+from torch_tfrecord.shown import without_secrets
 
 __all__ = ["ArrayRecordFile", "ArrayRecordIndex", "array_record_indexes"]
 
@@ -66,7 +67,8 @@ def array_record_indexes(paths: Sequence[str]) -> list[ArrayRecordIndex]:
 def _index(path: str) -> ArrayRecordIndex:
     if is_remote(path):
         raise ValueError(
-            f"{path}: expected a local path, since array-record reads only local files; copy the directory to a disk"
+            f"{without_secrets(path)}: expected a local path, since array-record reads only local files; copy the "
+            "directory to a disk"
         )
     source = LocalFile(path)
     return ArrayRecordIndex(len(ArrayRecordFile(path)), source.file_size, source.mtime_ns, source.fingerprint())

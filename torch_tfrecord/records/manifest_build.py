@@ -19,6 +19,7 @@ from torch_tfrecord.records.upload_file import upload_bytes
 from torch_tfrecord.remote.access import DEFAULT_ACCESS, Access
 from torch_tfrecord.remote.store import RemoteInfo
 from torch_tfrecord.remote.together import each_at_once
+from torch_tfrecord.shown import without_secrets
 
 __all__ = ["WrittenManifest", "build_manifest", "write_manifest"]
 
@@ -98,7 +99,9 @@ def write_manifest(
     files, infos = found_files(paths, access)
     place = manifest_path(files, index_dir) if out is None else local_path(out)
     if not is_manifest(place):
-        raise ValueError(f"out must end with {MANIFEST_SUFFIX!r}, and not as an index does, got {place!r}")
+        raise ValueError(
+            f"out must end with {MANIFEST_SUFFIX!r}, and not as an index does, got {without_secrets(place)!r}"
+        )
     known = _known_rows(place, access)
     asked = {*files} if again else set()
     if out is None:

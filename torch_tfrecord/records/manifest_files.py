@@ -20,6 +20,7 @@ from torch_tfrecord.records.sidecar import SIDECAR_FOLDER
 from torch_tfrecord.records.storage import is_remote, open_file
 from torch_tfrecord.remote.store import RemoteInfo
 from torch_tfrecord.remote.together import each_at_once
+from torch_tfrecord.shown import without_secrets
 
 __all__ = [
     "check_local_files",
@@ -94,11 +95,16 @@ def relative_names(files: Sequence[str], path: str) -> list[str]:
     """What a manifest calls its shards: `shard_paths`, turned around.
 
     Raises:
-        ValueError: the manifest would lie in another storage than they.
+        ValueError: the manifest would lie in another storage than they, or a name may hold a secret.
     """
     folders: dict[str, str] = {}
     names = []
     for file in files:
+        if file != without_secrets(file):
+            raise ValueError(
+                f"a manifest tells its names to whoever has it: {without_secrets(file)} would tell a user or a query; "
+                "give them as storage_options"
+            )
         folder = _folder(file)
         if folder not in folders:
             folders[folder] = _relative(folder, _folder(path), path)
@@ -110,7 +116,8 @@ def _relative(folder: str, base: str, path: str) -> str:
     if is_remote(folder) and not is_remote(path):
         return folder
     if is_remote(path) and folder.split("/", 3)[:3] != base.split("/", 3)[:3]:
-        raise ValueError(f"out must be in the storage of the data, {folder}, or a local path, got {path!r}")
+        text = f"out must be in the storage of the data, {folder}, or a local path, got {path!r}"
+        raise ValueError(without_secrets(text))
     relative = posixpath.relpath(folder.partition("://")[2], base.partition("://")[2]) if is_remote(path) else ""
     relative = relative or os.path.relpath(folder or os.curdir, base or os.curdir)
     return "" if relative == os.curdir else f"{relative}/"

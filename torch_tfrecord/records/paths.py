@@ -29,7 +29,7 @@ from torch_tfrecord.records.storage import is_remote, local_path, open_file
 from torch_tfrecord.remote.access import Access
 from torch_tfrecord.remote.store import RemoteInfo
 from torch_tfrecord.remote.together import each_at_once
-from torch_tfrecord.shown import printable
+from torch_tfrecord.shown import printable, without_secrets
 
 __all__ = ["Paths", "find_files", "found_files", "is_companion", "labels_name", "named_manifest", "shard_name"]
 
@@ -180,9 +180,9 @@ def _matching(path: str, files: _Names, counted: re.Match[str] | None) -> list[s
     if glob.has_magic(path):
         matches = [match for match in files.glob(path) if not is_companion(match)]
         if not matches:
-            raise FileNotFoundError(errno.ENOENT, "no file matches the pattern", path)
+            raise FileNotFoundError(errno.ENOENT, "no file matches the pattern", without_secrets(path))
         return _check_shards(matches, path, posixpath.basename(path))
-    raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+    raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), without_secrets(path))
 
 
 class _Local:
@@ -238,7 +238,8 @@ def _directory_content(files: _Names, path: str) -> list[str]:
     flags = each_at_once(look, names_of_data) if is_remote(path) else map(look, names_of_data)
     found = [name for name, flag in zip(names_of_data, flags, strict=True) if flag]
     if not found:
-        raise FileNotFoundError(errno.ENOENT, f"no TFRecord file among the {len(names)} files of the directory", path)
+        text = f"no TFRecord file among the {len(names)} files of the directory"
+        raise FileNotFoundError(errno.ENOENT, text, without_secrets(path))
     return found
 
 
@@ -350,7 +351,7 @@ def _counted_shards(files: _Names, asked: str, counted: re.Match[str]) -> list[s
         raise ValueError(f"{printable(asked)}: expected shards with one suffix, got {suffixes}")
     if not shards:
         if any_number or not total:
-            raise FileNotFoundError(errno.ENOENT, "no shard of this set", asked)
+            raise FileNotFoundError(errno.ENOENT, "no shard of this set", without_secrets(asked))
         near = filter(_shard_of, _glob(files, f"{glob.escape(base)}-*-of-*{glob.escape(suffix)}"))  # in other sets
         _raise_missing(base, suffix, range(total), total, sorted(near))
     return _check_shards(list(shards), asked)
@@ -381,12 +382,12 @@ def _raise_missing(base: str, suffix: str, numbers: Iterable[int], total: int, p
         count = str(len(missing)) if len(missing) <= _MAX_NAMED else f"more than {_MAX_NAMED}"
         there = f"there are {len(present)}: {_some([*map(_short, present)])}" if present else "there is none"
         text = f"{count} of {total} shards missing: {_some([missing[0], *map(_short, missing[1:])])}; {there}"
-        raise FileNotFoundError(errno.ENOENT, text, missing[0])
+        raise FileNotFoundError(errno.ENOENT, text, without_secrets(missing[0]))
 
 
 def _short(path: str) -> str:
     """The name alone, and of a very long one its end: two lists of them stay below 2 KB."""
-    name = posixpath.basename(path)
+    name = posixpath.basename(without_secrets(path))
     return name if len(name) <= _MAX_NAME else f"...{name[3 - _MAX_NAME :]}"
 
 

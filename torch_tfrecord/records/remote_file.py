@@ -18,6 +18,7 @@ from torch_tfrecord.remote.cached_ranges import fetch, forget, read_into
 from torch_tfrecord.remote.store import RemoteInfo
 from torch_tfrecord.remote.transfers import FileRange, RemotePart, infos
 from torch_tfrecord.remote.transfers import fetch as fetch_directly
+from torch_tfrecord.shown import without_secrets
 
 __all__ = ["RemoteFile", "read_remote_ranges"]
 
@@ -48,9 +49,10 @@ class RemoteFile(FileSource):
         if info is None:
             (info,) = infos([path], access)
         if info.is_folder:
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), without_secrets(path))
         if info.size is None:
-            raise OSError(errno.ESPIPE, "expected a file whose size the storage tells, got none", path)
+            text = "expected a file whose size the storage tells, got none"
+            raise OSError(errno.ESPIPE, text, without_secrets(path))
         self.size = self.file_size = info.size
         self.mtime_ns, self.etag = info.mtime_ns, info.etag
         self.part = RemotePart(path, info.size, info.etag, info.mtime_ns)

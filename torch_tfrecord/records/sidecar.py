@@ -18,6 +18,8 @@ from torch_tfrecord.errors import IndexMismatchError
 from torch_tfrecord.records.atomic import write_atomically
 from torch_tfrecord.records.sidecar_file import check_replaceable, is_own
 from torch_tfrecord.records.storage import is_remote
+from torch_tfrecord.remote.cached_ranges import without_signature
+from torch_tfrecord.shown import without_secrets
 from torch_tfrecord.user_cache import cache_dir
 
 __all__ = [
@@ -49,7 +51,8 @@ def sidecar_path(data_path: str, index_dir: str | None = None) -> str:
     folder, slash, name = data_path.rpartition("/")
     if index_dir is None or os.path.realpath(index_dir) == os.path.realpath(folder + slash):
         return f"{folder}{slash}{SIDECAR_FOLDER}/{_digest(name)}{SIDECAR_SUFFIX}"
-    absolute = data_path if is_remote(data_path) else os.path.realpath(data_path)
+    absolute = without_signature(data_path) if is_remote(data_path) else os.path.realpath(data_path)
+    name = without_secrets(data_path).rpartition("/")[2].removesuffix("?...")
     short = os.fsdecode(os.fsencode(name)[:150])  # names have at most 255 bytes
     return os.path.join(index_dir, f"{short}.{_digest(absolute)}{SIDECAR_SUFFIX}")
 

@@ -15,6 +15,7 @@ from torch_tfrecord.remote.access import Access
 from torch_tfrecord.remote.store import RemoteInfo
 from torch_tfrecord.remote.transfers import infos_if_there
 from torch_tfrecord.remote.uploads import Upload, remove, upload
+from torch_tfrecord.shown import without_secrets
 
 __all__ = ["RemoteRecordFile", "UploadFile", "upload_all", "upload_bytes", "upload_record_files"]
 
@@ -31,7 +32,7 @@ class UploadFile:
 
     def __init__(self, path: str) -> None:
         self.path = path
-        self._file: IO[bytes] = opened(lambda _: tempfile.TemporaryFile(), path)  # noqa: SIM115
+        self._file: IO[bytes] = opened(lambda _: tempfile.TemporaryFile(), without_secrets(path))  # noqa: SIM115
         self.size = 0
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
@@ -51,7 +52,7 @@ class UploadFile:
             yield
         except OSError as error:  # not of the storage
             text = f"{error.strerror} (its temporary file in {tempfile.gettempdir()})"
-            raise OSError(error.errno, text, self.path) from error
+            raise OSError(error.errno, text, without_secrets(self.path)) from error
 
     def read(self, num_bytes: int, offset: int) -> bytes:
         """What was handed to the operating system; fewer bytes only at its end."""

@@ -24,6 +24,7 @@ from torch_tfrecord.records.record_file import LocalRecordFile
 from torch_tfrecord.records.storage import is_remote, local_path
 from torch_tfrecord.records.upload_file import RemoteRecordFile, upload_record_files
 from torch_tfrecord.remote.access import Access
+from torch_tfrecord.shown import without_secrets
 
 __all__ = ["ShardedTFRecordWriter", "TFRecordWriter"]
 
@@ -130,7 +131,7 @@ class _Writer(ABC):
         self._discard()
         if self._failure is None and self._pid == os.getpid():  # an error told of it, and a forked child has a copy
             warnings.warn(
-                f"{self._name}: the writer was dropped without close(): its file is given up "
+                f"{without_secrets(self._name)}: the writer was dropped without close(): its file is given up "
                 f"(records lost: {self._count}). Write inside `with`, or call close().",
                 stacklevel=3,
             )
@@ -218,7 +219,7 @@ class TFRecordWriter(_Writer):
         self._closed = False
 
     def __repr__(self) -> str:
-        return f"TFRecordWriter({self.path!r})"
+        return f"TFRecordWriter({without_secrets(self.path)!r})"
 
     def _write(self, payload: bytes | bytearray | memoryview) -> None:
         self._file.write(payload)
@@ -302,7 +303,7 @@ class ShardedTFRecordWriter(_Writer):
                 self._open_shard()
 
     def __repr__(self) -> str:
-        return f"ShardedTFRecordWriter({self.prefix!r})"
+        return f"ShardedTFRecordWriter({without_secrets(self.prefix)!r})"
 
     def _open_shard(self) -> None:
         name = f"{self.prefix}-{len(self._shards):05d}{self._suffix}"  # how many there will be is not known yet

@@ -10,6 +10,7 @@ from itertools import takewhile
 from typing import Any
 
 from torch_tfrecord.remote.block_cache import BlockCache
+from torch_tfrecord.shown import without_secrets
 from torch_tfrecord.user_cache import blocks_folder
 
 __all__ = ["DEFAULT_ACCESS", "Access"]
@@ -87,10 +88,10 @@ class Access:
         return other
 
     def without_secrets(self, text: str) -> str:
-        """A text of somebody else's, such as a client's error, in which no value of an option stands."""
+        """A text of somebody else's, such as a client's error, in which no value of an option or URL stands."""
         for value in sorted(_texts(self.storage_options), key=len, reverse=True):
             text = text.replace(value, "...")
-        return text
+        return without_secrets(text)
 
     def __eq__(self, other: object) -> bool:
         return self._content() == other._content() if isinstance(other, Access) else NotImplemented

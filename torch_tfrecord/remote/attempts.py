@@ -12,6 +12,7 @@ from torch_tfrecord.errors import CorruptRecordError, RemoteError
 from torch_tfrecord.remote.access import Access
 from torch_tfrecord.remote.store import Store, StoreError
 from torch_tfrecord.remote.stores import store_of
+from torch_tfrecord.shown import without_secrets
 
 __all__ = ["MOST_ATTEMPTS", "Attempts"]
 
@@ -53,11 +54,14 @@ class Attempts:
             RemoteError: No good answer, after all attempts where that could help; names path, part, status, attempts.
         """
         store, name = store_of(path, access)
+        path = without_secrets(path)
         for attempt in range(1, MOST_ATTEMPTS + 1):
             try:
                 return call(store, name)
-            except FileNotFoundError:
-                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path) from None
+            except (FileNotFoundError, IsADirectoryError, NotADirectoryError) as error:
+                kinds = {IsADirectoryError: errno.EISDIR, NotADirectoryError: errno.ENOTDIR}
+                code = kinds.get(type(error), errno.ENOENT)
+                raise OSError(code, os.strerror(code), path) from None
             except PermissionError:
                 raise _forbidden(what, path) from None
             except StoreError as error:

@@ -125,7 +125,7 @@ class BlockCache:
             free_bytes, disk_bytes = table.file.free_bytes()
             if free_bytes >= min(_MOST_RESERVE_BYTES, disk_bytes // _RESERVE_SHARE):
                 return True
-            self._warn(f"the disk is nearly full, {free_bytes} bytes are left")
+            self._warn(self.folder, f"the disk is nearly full, {free_bytes} bytes are left")
         return False
 
     def _standing_aside(self) -> _StandingAside:
@@ -136,12 +136,12 @@ class BlockCache:
             return
         self._state.aside_until = time.monotonic() + _ASIDE_SECONDS
         if not isinstance(error, BlockingIOError):  # others hold it for long
-            self._warn(error.strerror or type(error).__name__)
+            self._warn(error.filename or self.folder, error.strerror or type(error).__name__)
 
-    def _warn(self, reason: str) -> None:
+    def _warn(self, path: str, reason: str) -> None:
         if not self._state.is_warned:
             self._state.is_warned = True
-            text = f"{printable(self.folder)}: {reason}: remote data is read, but no more of it is cached"
+            text = f"{printable(path)}: {reason}: remote data is read, but no more of it is cached"
             warnings.warn(text, stacklevel=outer_level())
 
     def _touch(self, table: BlockTable) -> None:

@@ -17,6 +17,7 @@ import contextlib
 import errno
 import fcntl
 import os
+import stat
 import struct
 import threading
 import time
@@ -113,7 +114,7 @@ class BlockFile:
         max_bytes: The cap; None for that of the folder, or where it has none for a tenth of the disk's free space.
 
     Raises:
-        OSError: it cannot be opened, belongs to somebody else, or the file system has no locks.
+        OSError: it cannot be opened, is not a cache of this user's, or the file system has no locks.
     """
 
     def __init__(self, folder: str, max_bytes: int | None) -> None:
@@ -201,9 +202,9 @@ class BlockFile:
     def _format(self, max_bytes: int) -> tuple[Geometry, bytes]:
         geometry, generation = geometry_of(max_bytes), os.urandom(8)
         os.ftruncate(self._fd, 0)
-        os.ftruncate(self._fd, geometry.file_bytes)
         header = _HEADER.pack(_MAGIC, generation, max_bytes, 0)[:-4]
-        self.write(header + crc32c(header).to_bytes(4, "little"), 0)
+        self.write(header + crc32c(header).to_bytes(4, "little"), 0)  # first: without it nobody would know the file
+        os.ftruncate(self._fd, geometry.file_bytes)
         return geometry, generation
 
     def clear(self) -> None:
@@ -234,11 +235,16 @@ def _make_folder(folder: str) -> None:
 
 
 def _open_own(path: str) -> int:
-    """A file of this user's: what another one can write is nothing to believe."""
+    """A file of this user's, as what another one can write is nothing to believe, which is new or bears our mark."""
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
-    if os.fstat(fd).st_uid != os.geteuid():
+    status, problem = os.fstat(fd), ""
+    if status.st_uid != os.geteuid():
+        problem = "expected a file of this user's, got somebody else's"
+    elif status.st_nlink > 1 or not stat.S_ISREG(status.st_mode) or os.pread(fd, len(_MAGIC), 0) not in (b"", _MAGIC):
+        problem = "expected nothing or a cache of blocks, got another file, or one with a second name"
+    if problem:
         os.close(fd)
-        raise PermissionError(errno.EPERM, "expected a file of this user's, got somebody else's", path)
+        raise FileExistsError(errno.EEXIST, problem, path)
     return fd
 
 

@@ -98,10 +98,10 @@ def _is_known(wanted: FileRange) -> bool:
 @lru_cache(1 << 13)
 def _cached_file(part: RemotePart, endpoint: str) -> CachedFile:
     version = f"etag {part.etag}" if part.etag is not None else f"time {part.mtime_ns}"
-    return CachedFile(f"{endpoint} {_without_signature(part.path)}", version, part.size)
+    return CachedFile(f"{endpoint} {without_signature(part.path)}", version, part.size)
 
 
-def _without_signature(path: str) -> str:
+def without_signature(path: str) -> str:
     """A path without user, password and what signs it."""
     parts = urlsplit(path)
     query = [(name, value) for name, value in parse_qsl(parts.query, keep_blank_values=True) if not _signs(name)]

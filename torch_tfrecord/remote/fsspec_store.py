@@ -21,11 +21,8 @@ __all__ = ["FsspecStore", "fsspec_filesystem"]
 # File systems that threads may use at once, beside those that are written for many requests.
 _SAFE_FROM_THREADS = frozenset({"memory", "hf", "local", "file"})
 # Where a folder is a part of names, and making one may make a bucket.
-_OBJECT_STORES = frozenset(
-    {"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl", "hf", "oss", "obs", "cos", "oci", "http"}
-)
+_OBJECT_STORES = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl", "hf", "oss", "obs", "cos", "oci"})
 _TIMES = ("LastModified", "last_modified", "updated", "mtime", "modified", "last_commit", "created")
-_MISSING = (404, 410)
 _PASSING = (ConnectionError, TimeoutError, EOFError)
 
 
@@ -42,10 +39,9 @@ class FsspecStore:
     Args:
         filesystem: Of this process.
         access: For errors.
-
-    Attributes:
-        checks_etag: For http alone, which can be asked for one version only; see `Store`.
     """
+
+    checks_etag = False
 
     def __init__(self, filesystem: AbstractFileSystem, access: Access) -> None:
         self._filesystem, self._access = filesystem, access
@@ -54,7 +50,6 @@ class FsspecStore:
         self._has_folders = not names & _OBJECT_STORES
         is_safe = filesystem.async_impl or bool(names & _SAFE_FROM_THREADS)
         self._turn = None if is_safe else threading.Lock()
-        self.checks_etag = bool(names & {"http", "https"})
 
     def path_of(self, name: str) -> str:
         """The whole path of a name, with its scheme."""
@@ -65,15 +60,8 @@ class FsspecStore:
         return _info(self._ask("info", name))
 
     def read_range(self, name: str, begin: int, end: int, etag: str | None = None) -> bytes | memoryview:
-        """The bytes of a range of a file; whether it has changed is told by http alone."""
-        data = bytes(self._ask("cat_file", name, start=begin, end=end, **self._condition(etag)))
-        # A server that sends no ranges sends all.
-        return data[begin:end] if len(data) > end - begin and len(data) >= end else data
-
-    def _condition(self, etag: str | None) -> dict[str, Any]:
-        if not self.checks_etag or etag is None or etag.startswith("W/"):  # a weak one matches nothing
-            return {}
-        return {"headers": {**self._filesystem.kwargs.get("headers", {}), "If-Match": etag}}
+        """The bytes of a range of a file; nobody tells whether it has changed."""
+        return bytes(self._ask("cat_file", name, start=begin, end=end))
 
     def listing(self, prefix: str, recursive: bool = False) -> list[tuple[str, RemoteInfo]]:
         """What lies in a folder, or all files below it."""
@@ -111,22 +99,19 @@ class FsspecStore:
                 with self._turn:
                     return getattr(self._filesystem, method)(*args, **kwargs)
             if self._filesystem.async_impl and not self._filesystem.asynchronous:
-                from fsspec.asyn import sync  # no request may stand still for ever
-
-                call: Callable[..., Any] = getattr(self._filesystem, f"_{method}")
-                return sync(self._filesystem.loop, call, *args, timeout=REQUEST_SECONDS, **kwargs)
+                return self._awaited(getattr(self._filesystem, f"_{method}"), *args, **kwargs)
             return getattr(self._filesystem, method)(*args, **kwargs)
+
+    def _awaited(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        from fsspec.asyn import sync  # no request may stand still for ever
+
+        return sync(self._filesystem.loop, call, *args, timeout=REQUEST_SECONDS, **kwargs)
 
     @contextmanager
     def _translated(self) -> Iterator[None]:
         try:
             yield
-        except FileNotFoundError as error:
-            cause = error.__cause__  # http says so of whatever went wrong
-            if isinstance(cause, Exception) and self.checks_etag and getattr(cause, "status", 0) not in _MISSING:
-                raise _failure(cause, self._access) from None
-            raise
-        except (PermissionError, IsADirectoryError, NotADirectoryError):
+        except (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError, StoreError):
             raise
         except Exception as error:
             raise _failure(error, self._access) from None

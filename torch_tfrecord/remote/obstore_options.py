@@ -39,6 +39,9 @@ _AWS_VARIABLES = ("AWS_ACCESS_KEY_ID", "AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_CONTA
 _AWS_STATIC = {"aws_access_key_id", "aws_secret_access_key", "aws_session_token"}
 _AWS_PLAIN = {"region", "output", "cli_pager", "s3"}  # of a profile: they are no credentials
 
+# Headers that its client does not send along where a server sends it to another host.
+_STAYS = {"authorization", "cookie", "proxy-authorization"}
+
 
 class ObstoreConfig(NamedTuple):
     """What makes a store.
@@ -176,7 +179,8 @@ def _http(address: str, left: dict[str, Any]) -> ObstoreConfig:
     inner = _mapping(left, "client_kwargs")
     headers |= _mapping(inner, "headers")
     _check_empty(inner)
-    if left.pop("encoded", False) or not all(isinstance(value, str) for value in headers.values()):
+    is_plain = all(name.lower() in _STAYS and isinstance(value, str) for name, value in headers.items())
+    if left.pop("encoded", False) or not is_plain:
         raise _NoCounterpartError
     client = _plain_http(address)
     return ObstoreConfig("HTTPStore", address, {}, {**client, "default_headers": headers} if headers else client)

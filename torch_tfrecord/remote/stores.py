@@ -7,13 +7,14 @@ that it would not read as they are written, such as those with a query, and for 
 from __future__ import annotations
 
 import os
+import re
 import threading
 from collections.abc import Callable, Mapping
 from typing import Any
-from urllib.parse import quote, unquote, urlsplit
 
 from torch_tfrecord.remote.access import DEFAULT_ACCESS, Access
 from torch_tfrecord.remote.fsspec_store import FsspecStore, fsspec_filesystem
+from torch_tfrecord.remote.http_store import HttpStore
 from torch_tfrecord.remote.obstore_module import obstore_module
 from torch_tfrecord.remote.obstore_options import obstore_config
 from torch_tfrecord.remote.obstore_store import ObstoreStore
@@ -22,7 +23,7 @@ from torch_tfrecord.remote.store import Store
 __all__ = ["fsspec_store_of", "store_of"]
 
 _HTTP = ("http", "https")
-_OF_HTTP = "/%;=@:+$,!~*'()&"  # what stands in the path of an address as it is
+_AS_IT_IS = re.compile(r"[\w/;=@:+$,!~*'()&.-]*", re.ASCII)  # an address that nobody writes in another way
 _MOST_STORES = 64
 
 
@@ -57,29 +58,18 @@ def store_of(path: str, access: Access = DEFAULT_ACCESS) -> tuple[Store, str]:
 def fsspec_store_of(path: str, access: Access) -> tuple[Store, str]:
     """`store_of` by fsspec, whatever else there is."""
     filesystem, name = fsspec_filesystem(path, access)
-    store = _kept((filesystem, access), lambda: FsspecStore(filesystem, access))
-    return store or FsspecStore(filesystem, access), name
+    kind = HttpStore if "http" in filesystem.protocol else FsspecStore
+    store = _kept((filesystem, access), lambda: kind(filesystem, access))
+    return store or kind(filesystem, access), name
 
 
 def _parts(path: str) -> tuple[str, str, str | None]:
     """Scheme, bucket or host, and the name there as `obstore` calls it; None where it cannot be said so."""
     scheme, _, rest = path.partition("://")
     place, _, name = rest.partition("/")
-    if scheme in _HTTP:
-        address = urlsplit(path)
-        name = unquote(name)
-        if (
-            address.query
-            or address.fragment
-            or "@" in place
-            or quote(name, safe=_OF_HTTP)
-            not in (
-                rest.partition("/")[2],
-                quote(rest.partition("/")[2], safe=_OF_HTTP),
-            )
-        ):
-            return scheme, place, None
-    elif "::" in scheme or ("@" in place and not scheme.startswith("abfs")):
+    if "::" in scheme or ("@" in place and not scheme.startswith("abfs")):
+        return scheme, place, None
+    if scheme in _HTTP and not _AS_IT_IS.fullmatch(name):
         return scheme, place, None
     is_plain = all(part not in ("", ".", "..") for part in name.rstrip("/").split("/")) if name else scheme not in _HTTP
     return scheme, place, name if is_plain and place else None

@@ -15,6 +15,7 @@ from torch_tfrecord.errors import ParseError
 from torch_tfrecord.features.feature import Feature
 from torch_tfrecord.records.storage import local_path
 from torch_tfrecord.remote.access import DEFAULT_ACCESS, Access
+from torch_tfrecord.shown import without_secrets
 from torch_tfrecord.tfds.features_json import as_root, features_from_json
 from torch_tfrecord.tfds.files import (
     DEFAULT_TEMPLATE,
@@ -71,7 +72,7 @@ class SplitInfo:
         return None if self.shard_lengths is None else sum(self.shard_lengths)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class DatasetInfo:
     """The contents and layout of a TFDS dataset.
 
@@ -129,7 +130,7 @@ class DatasetInfo:
     def __str__(self) -> str:
         """Summarise the dataset as readable text."""
         title = "/".join(part for part in (self.name, self.config_name, self.version) if part)
-        lines = [f"{title}  ({self.directory})"]
+        lines = [f"{title}  ({without_secrets(self.directory)})"]
         if self.description:
             lines += [f"  {line}" for line in self.description.strip().splitlines()[:8]]
         lines.append("splits:")
@@ -139,6 +140,8 @@ class DatasetInfo:
         lines.append(f"supervised_keys: {self.supervised_keys!r}")
         lines += f"features: {self.features!r}".splitlines()
         return "\n".join(lines)
+
+    __repr__ = __str__
 
 
 def info(directory: str | os.PathLike[str], *, storage_options: Mapping[str, Any] | None = None) -> DatasetInfo:
@@ -243,7 +246,7 @@ def _tree(folder: str, there: Collection[str], access: Access, given: object) ->
         return as_root(given)
     except TypeError:  # None, or names
         text = f"no {FEATURES_FILE} (TFDS up to 3.2.1 wrote none): give tfds.load features=, specs or a FeaturesDict"
-        raise FileNotFoundError(errno.ENOENT, text, path) from None
+        raise FileNotFoundError(errno.ENOENT, text, without_secrets(path)) from None
 
 
 def _split(fields: JsonFields) -> SplitInfo:

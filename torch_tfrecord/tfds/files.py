@@ -14,7 +14,7 @@ from torch_tfrecord.records.descriptors import opened
 from torch_tfrecord.records.storage import is_remote
 from torch_tfrecord.remote.access import DEFAULT_ACCESS, Access
 from torch_tfrecord.remote.transfers import listing
-from torch_tfrecord.shown import shown_list
+from torch_tfrecord.shown import shown_list, without_secrets
 from torch_tfrecord.tfds.json_fields import JsonFields, read_json
 
 __all__ = [
@@ -47,7 +47,9 @@ def version_folder(folder: str, access: Access = DEFAULT_ACCESS) -> str:
         ValueError: TFDS has not finished the folder, or there are several configs.
     """
     if posixpath.basename(folder).startswith("incomplete."):
-        raise ValueError(f"{folder}: TFDS has not finished this directory ('incomplete.'); prepare it again")
+        raise ValueError(
+            f"{without_secrets(folder)}: TFDS has not finished this directory ('incomplete.'); prepare it again"
+        )
     entries = list_folder(folder, access)
     if INFO_FILE in entries:
         return folder
@@ -64,11 +66,10 @@ def version_folder(folder: str, access: Access = DEFAULT_ACCESS) -> str:
     if len(configs) == 1:
         return version_folder(posixpath.join(folder, configs[0]), access)
     if configs:
-        raise ValueError(f"{folder}: several configs, choose one: {shown_list(sorted(configs))}")
+        raise ValueError(f"{without_secrets(folder)}: several configs, choose one: {shown_list(sorted(configs))}")
     hint = f"; {unfinished[0]} was never finished" if unfinished else ""
-    raise FileNotFoundError(
-        errno.ENOENT, f"no {INFO_FILE}: not a TFDS dataset directory{hint}", posixpath.join(folder, INFO_FILE)
-    )
+    place = without_secrets(posixpath.join(folder, INFO_FILE))
+    raise FileNotFoundError(errno.ENOENT, f"no {INFO_FILE}: not a TFDS dataset directory{hint}", place)
 
 
 def _has_version(folder: str, name: str, access: Access) -> bool:

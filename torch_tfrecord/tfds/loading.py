@@ -25,7 +25,7 @@ from torch_tfrecord.records.index_keeper import IndexKeeper
 from torch_tfrecord.records.numbered import FileIndex
 from torch_tfrecord.records.storage import is_remote
 from torch_tfrecord.remote.access import Access
-from torch_tfrecord.shown import shown_list, shown_text
+from torch_tfrecord.shown import shown_list, shown_text, without_secrets
 from torch_tfrecord.tfds.dataset_info import DatasetInfo, are_specs, info_of
 from torch_tfrecord.tfds.files import FEATURES_FILE
 from torch_tfrecord.tfds.leaf_table import Decoding
@@ -98,7 +98,7 @@ def load(
     check_callable("transform", transform)
     found = info_of(directory, storage_options, features)
     if as_supervised and found.supervised_keys is None:
-        raise ValueError(f"{found.directory}: as_supervised: the dataset has no supervised_keys")
+        raise ValueError(f"{without_secrets(found.directory)}: as_supervised: the dataset has no supervised_keys")
     parser: Any = features
     if are_specs(features):
         _check_unused(

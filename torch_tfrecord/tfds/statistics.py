@@ -20,7 +20,7 @@ from torch_tfrecord.records.sidecar import write_sidecar
 from torch_tfrecord.records.sidecar_file import Sidecar, SidecarFormat, pack, read_sidecar
 from torch_tfrecord.records.storage import is_remote, open_file
 from torch_tfrecord.remote.access import Access
-from torch_tfrecord.shown import shown_list
+from torch_tfrecord.shown import shown_list, without_secrets
 from torch_tfrecord.tfds.dataset_info import DatasetInfo, info_of
 from torch_tfrecord.tfds.episode_columns import NumberColumn
 from torch_tfrecord.tfds.episode_store import STEPS, Episode, EpisodeStore, EpisodeTransform
@@ -180,7 +180,7 @@ class _Rows:
 def _compute(rows: _Rows) -> dict[str, Any]:
     store, counts = rows.store, rows.counts
     if not counts["num_transitions"]:
-        raise ValueError(f"{store.info.directory}: the split has no steps")
+        raise ValueError(f"{without_secrets(store.info.directory)}: the split has no steps")
     values: dict[str, npt.NDArray[np.float32]] = {}
     done = 0
     for number in ProgressBar(np.flatnonzero(rows.num_steps).tolist(), "statistics", unit="episode", delay=1.0):
