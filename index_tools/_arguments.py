@@ -10,7 +10,17 @@ from typing import NoReturn, TypeAlias
 from index_tools._text import escape
 from torch_tfrecord.records.paths import find_files, is_companion, named_manifest
 
-__all__ = ["OneLineParser", "Verbs", "add_jobs", "add_paths", "add_verb", "byte_size", "data_files", "integer"]
+__all__ = [
+    "OneLineParser",
+    "Verbs",
+    "add_jobs",
+    "add_paths",
+    "add_verb",
+    "byte_size",
+    "data_files",
+    "data_paths",
+    "integer",
+]
 
 Verbs: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
@@ -61,18 +71,23 @@ def add_jobs(parser: argparse.ArgumentParser, what: str) -> None:
     )
 
 
-def data_files(paths: Sequence[str]) -> list[str]:
-    """`find_files`, without the indexes, manifests and labels that a glob expanded by the shell includes.
+def data_paths(paths: Sequence[str]) -> list[str]:
+    """Leave out the indexes, manifests and labels that a glob expanded by the shell includes.
 
     A manifest that is named alone stands for its files.
 
     Raises:
-        ValueError, OSError: As for `find_files`; also if there are no other files.
+        ValueError: There is nothing else.
     """
     wanted = [path for path in paths if not is_companion(path) or list(paths) == [named_manifest(path)]]
     if paths and not wanted:
         raise ValueError(f"expected data files, got only index files or labels: {', '.join(paths[:3])}")
-    return find_files(wanted)
+    return wanted
+
+
+def data_files(paths: Sequence[str]) -> list[str]:
+    """`find_files` of `data_paths`; raises its errors, too."""
+    return find_files(data_paths(paths))
 
 
 def integer(least: int, most: int | None = None) -> Callable[[str], int]:

@@ -78,7 +78,7 @@ def work_on_files(
         num_jobs = num_processors() if total_bytes >= _MIN_PARALLEL_BYTES else 1
     num_jobs = min(num_jobs, len(paths))
     with ProgressBar(total=total_bytes or None, desc=description, unit="B", unit_scale=True) as bar:
-        if num_jobs == 1:
+        if num_jobs <= 1:
             return [_work(task, path, bar.update) for path in paths]
         try:
             return _work_in_processes(task, paths, num_jobs, bar)

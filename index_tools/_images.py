@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import torch
 
+from index_tools._text import counted
 from torch_tfrecord.errors import ImageDecodeError
 from torch_tfrecord.images.codec import decode_image, encode_image, image_format, image_size
 from torch_tfrecord.images.headers import guess_content
@@ -91,9 +92,13 @@ def find_images(folder: str) -> ImageFolder:
     files = tuple(
         ImageFile(path, label) for label, name in enumerate(classes) for path in _walk(os.path.join(folder, name))
     )
+    num_outside = len(visible) - len(classes)
     if not files:
-        raise ValueError(f"{folder}: expected sub-folders with images, one per class, got {len(classes)} empty ones")
-    return ImageFolder(tuple(classes), files, len(visible) - len(classes))
+        raise ValueError(
+            f"{folder}: expected sub-folders with images, one per class, such as {folder}/cat/1.jpg, got "
+            f"{len(classes)} empty ones, and {counted(num_outside, 'file')} without a class directly in the folder"
+        )
+    return ImageFolder(tuple(classes), files, num_outside)
 
 
 def _walk(folder: str) -> Iterator[str]:
@@ -165,8 +170,12 @@ def _as_jpeg(encoded: bytes, pixels: torch.Tensor, quality: int, drop_alpha: boo
 # Shards.
 
 
-def check_output(prefix: str, num_shards: int | None, compression_type: str | None) -> None:
-    """Refuse to write beside another set of shards: two sets under one prefix look like one damaged set.
+def check_output(prefix: str, num_shards: int | None, compression_type: str | None, *, force: bool) -> None:
+    """Refuse to write beside another set of shards, as two under one prefix look like a damaged one, or over a set.
+
+    Args:
+        prefix, num_shards, compression_type: What is to be written.
+        force: Whether shards of the same names may be replaced.
 
     Raises:
         ValueError: The prefix has no name, or there are shards that may not all be replaced.
@@ -174,10 +183,13 @@ def check_output(prefix: str, num_shards: int | None, compression_type: str | No
     if not os.path.basename(prefix):
         raise ValueError(f"OUTPUT_PREFIX must end in a name for the shards, such as {prefix}train, got {prefix!r}")
     found = sorted(path for path in glob.glob(f"{glob.escape(prefix)}-*-of-*") if not is_companion(path))
-    replaced = None if num_shards is None else f"-of-{num_shards:05d}{_SUFFIXES[compression_type]}"
+    replaced = None if num_shards is None or not force else f"-of-{num_shards:05d}{_SUFFIXES[compression_type]}"
     left = [path for path in found if replaced is None or not path.endswith(replaced)]
     if left:
-        raise ValueError(f"another set of shards exists: {left[0]}; remove it, or choose another OUTPUT_PREFIX")
+        raise ValueError(
+            f"a set of shards exists: {left[0]}; remove it, or choose another OUTPUT_PREFIX (--force with --num-shards "
+            "writes over a set of as many shards)"
+        )
 
 
 def encode_image_example(image: LoadedImage, class_name: str) -> bytes:

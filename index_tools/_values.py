@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import TypeAlias
 
 import numpy as np
 import torch
 
 from index_tools._text import counted, escape, format_size
-from torch_tfrecord.errors import ImageDecodeError, TFRecordError
+from torch_tfrecord.errors import ImageDecodeError, ParseError, TFRecordError
+from torch_tfrecord.features.inference import decode_record, looks_like, read_text
 from torch_tfrecord.images.codec import image_format, image_size
-from torch_tfrecord.protobuf.example import Values, decode_example, decode_sequence_example
+from torch_tfrecord.protobuf.example import Values
 from torch_tfrecord.values.tensors import parse_tensor
 
-__all__ = ["describe_bytes", "describe_record", "is_sequence_example"]
+__all__ = ["describe_bytes", "describe_record"]
 
 _Row: TypeAlias = tuple[str, str, int, str]  # name, kind, count, values
 
@@ -28,30 +30,16 @@ _MAX_NAME_WIDTH = 40  # of the column; longer names overflow it
 
 
 def describe_record(record: bytes) -> tuple[str, list[str]]:
-    """What a record is, and its lines of text, one per feature.
-
-    Bytes that protobuf accepts but that have no feature do not count as an Example: almost any short text is like that.
-    """
-    if is_sequence_example(record):
-        context, feature_lists = decode_sequence_example(record)
-        lines = _aligned([*_feature_rows(context, "context "), *_step_rows(feature_lists)])
-        kind = f"SequenceExample, {counted(len(context), 'context feature')}"
-        return f"{kind}, {counted(len(feature_lists), 'feature list')}", lines
+    """What a record is, and its lines of text, one per feature."""
     try:
-        features = decode_example(record)
-    except TFRecordError:
-        features = {}
-    if features or record in (b"", b"\n\x00"):  # the serialized forms of an Example without features
-        return f"Example, {counted(len(features), 'feature')}", _aligned(_feature_rows(features))
-    return "not an Example", [f"  {describe_bytes(record)}"]
-
-
-def is_sequence_example(record: bytes) -> bool:
-    """Whether a record has feature lists, which an Example never has; otherwise both look the same on the wire."""
-    try:
-        return bool(decode_sequence_example(record)[1])
-    except TFRecordError:
-        return False
+        context, feature_lists = decode_record(record)
+    except ParseError:
+        return f"looks like {looks_like(record)[0]}", [f"  {describe_bytes(record)}"]
+    if not feature_lists:
+        return f"Example, {counted(len(context), 'feature')}", _aligned(_feature_rows(context))
+    lines = _aligned([*_feature_rows(context, "context "), *_step_rows(feature_lists)])
+    kind = f"SequenceExample, {counted(len(context), 'context feature')}"
+    return f"{kind}, {counted(len(feature_lists), 'feature list')}", lines
 
 
 def describe_bytes(value: bytes) -> str:
@@ -59,8 +47,8 @@ def describe_bytes(value: bytes) -> str:
     image = image_format(value)
     if image is not None:
         return f"{image} {_image_size(value)}, {format_size(len(value))}"
-    text = _text_of(value)
-    if text is not None:
+    with suppress(ParseError):
+        text = read_text(value)
         shown = escape(text[:_MAX_TEXT], escape_backslash=True).replace('"', '\\"')
         return f'"{shown}"' if len(text) <= _MAX_TEXT else f'"{shown}..." ({format_size(len(value))})'
     tensor = _tensor_of(value)
@@ -76,14 +64,6 @@ def _image_size(value: bytes) -> str:
     except ImageDecodeError:
         return "(damaged)"
     return f"{width}x{height}"
-
-
-def _text_of(value: bytes) -> str | None:
-    try:
-        text = value.decode()
-    except UnicodeDecodeError:
-        return None
-    return text if all(character.isprintable() or character in "\t\n\r" for character in text) else None
 
 
 def _tensor_of(value: bytes) -> str | None:

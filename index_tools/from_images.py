@@ -36,7 +36,8 @@ Each sub-folder of FOLDER is a class. Labels count from 0 in the sorted order of
 for classes without images, so that a training and a test folder agree. Files may be at any depth;
 hidden ones are ignored. Images are JPEG, PNG, GIF, BMP or WebP, detected by content. Each is decoded
 to check that it is complete. Unreadable files are skipped and listed at the end; they do not change
-the exit status, unless no image is left (1). Writes, all at once when everything is ready:
+the exit status, unless no image is left (1). Writes, all at once when everything is ready, and never
+over a set of shards that is there, unless you pass --force:
 
   FOLDER/PREFIX-00000-of-00004.tfrecord ...  the shards (.gz, .zlib if compressed)
   FOLDER/labels-PREFIX.txt                   the class names, one per line
@@ -117,6 +118,7 @@ def add_parser(verbs: Verbs, summary: str) -> None:
         "--shuffle", action=argparse.BooleanOptionalAction, default=True, help="shuffle the records (default: yes)"
     )
     parser.add_argument("--seed", type=int, default=0, metavar="S", help="seed of the shuffle (default: %(default)s)")
+    parser.add_argument("--force", action="store_true", help="write over a set of as many shards (with --num-shards)")
     add_jobs(parser, "decoding threads")
 
 
@@ -127,7 +129,7 @@ def _run(options: argparse.Namespace) -> int:
         raise ValueError("--drop-alpha needs --jpeg-quality: otherwise no image is re-encoded")
     if options.num_shards is None and max_shard_bytes is None:
         max_shard_bytes = _DEFAULT_SHARD_BYTES
-    check_output(options.prefix, options.num_shards, options.compression)
+    check_output(options.prefix, options.num_shards, options.compression, force=options.force)
     content = find_images(options.folder)
     result = _Conversion(content.classes, content.num_outside)
     files = shuffled(content.files, options.seed) if options.shuffle else list(content.files)

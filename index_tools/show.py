@@ -5,19 +5,21 @@ from __future__ import annotations
 import argparse
 import itertools
 import sys
-from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple, TypeVar
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TypeVar
 
 from index_tools._arguments import PATHS_HELP, Verbs, add_verb, data_files, integer
 from index_tools._text import counted, error_text, escape
-from index_tools._values import describe_record, is_sequence_example
-from torch_tfrecord.errors import IndexMismatchError, ParseError, TFRecordError
-from torch_tfrecord.features.inference import format_features, infer_features_from_records
+from index_tools._values import describe_record
+from torch_tfrecord.errors import ImageDecodeError, IndexMismatchError, ParseError, TFRecordError
+from torch_tfrecord.features.inference import Decoded, decode_record, format_features, propose_features
+from torch_tfrecord.features.lists import FixedLenFeature
+from torch_tfrecord.images.codec import image_format, image_size
 from torch_tfrecord.records.compression import open_stream
 from torch_tfrecord.records.index_keeper import IndexKeeper
-from torch_tfrecord.records.reader import RecordReader, read_blocks
+from torch_tfrecord.records.reader import RecordReader
 from torch_tfrecord.records.scan import RecordScanner
-from torch_tfrecord.records.spread import SpreadRecord, spread_records
+from torch_tfrecord.records.spread import SpreadRecord, records_of, spread_records
 from torch_tfrecord.records.storage import open_file
 from torch_tfrecord.shown import without_secrets
 
@@ -33,10 +35,11 @@ Prints a line for each record with its position, file, byte offset and length, t
 feature with its name, kind, number of values, and values. Text is shown as text, an image as
 "jpeg 500x375, 61.2 KB" (width x height), a serialized tensor as dtype and shape, and other bytes as
 hex, shortened. For compressed files the offset is that in the decompressed stream. At the end come
-the features as Python code, inferred from 100 records that are spread over all files.
+the features as Python code, inferred from all records, or from 100 that are spread over all files if
+those have 64 MiB or more; and for images among which one does not decode, which one that is.
 
 A record with feature lists is shown as a SequenceExample. A record that is not an Example is not an
-error: TFRecord files may contain anything.
+error: TFRecord files may contain anything. What it looks like is said, and which spec reads it.
 
 examples:
   tfrecord show train.tfrecord
@@ -93,7 +96,7 @@ def _until_damage(items: Iterable[_T]) -> tuple[list[_T], TFRecordError | None]:
     return found, None
 
 
-def _shown(record: _Record) -> str:
+def _shown(record: SpreadRecord) -> str:
     kind, lines = describe_record(record.payload)
     length = counted(len(record.payload), "byte")
     head = f"record {record.position}: {escape(without_secrets(record.path))}, offset {record.offset}, {length}, {kind}"
@@ -103,28 +106,13 @@ def _shown(record: _Record) -> str:
 # Records by their position over all files, from the first or from any record.
 
 
-class _Record(NamedTuple):
-    """A record and its place; `position` counts over all files, `offset` in the (decompressed) stream of one."""
-
-    position: int
-    path: str
-    offset: int
-    payload: bytes
-
-
-def _stream_records(files: Sequence[str]) -> Iterator[_Record]:
+def _stream_records(files: Sequence[str]) -> Iterator[SpreadRecord]:
     """All records from the first on; reads little more than what is taken, and needs no index."""
-    base = 0
-    for path in files:
-        num_records = 0
-        for block in read_blocks(path, "auto", verify_crc=True, on_error="raise"):
-            num_records = block.position + len(block.offsets)
-            for number, payload in enumerate(block.payloads or ()):
-                yield _Record(base + block.position + number, path, int(block.offsets[number]), payload)
-        base += num_records
+    for position, record in enumerate(itertools.chain.from_iterable(map(records_of, files))):
+        yield record._replace(position=position)
 
 
-def _records_from(files: Sequence[str], position: int) -> Iterator[_Record]:
+def _records_from(files: Sequence[str], position: int) -> Iterator[SpreadRecord]:
     """The records from a position on; earlier ones are skipped without reading their payloads.
 
     Raises:
@@ -137,7 +125,7 @@ def _records_from(files: Sequence[str], position: int) -> Iterator[_Record]:
             for number in range(max(position - base - first, 0), len(offsets)):
                 stream = stream or open_stream(open_file(path), "auto")[0]
                 payload = reader.read(stream, offsets[number], lengths[number])
-                yield _Record(base + first + number, path, offsets[number], payload)
+                yield SpreadRecord(path, base + first + number, offsets[number], payload)
             end = base + first + len(offsets)
         base = end
     if position >= base:
@@ -180,27 +168,27 @@ def _places(path: str) -> Iterator[tuple[int, Sequence[int], Sequence[int]]]:
 
 def _features(samples: Sequence[SpreadRecord]) -> str:
     """The features as code, or a comment that says why there are none."""
-    records = [sample.payload for sample in samples]
-    if not records:
-        return "# no features: there are no records to infer them from"
-    source = _source(samples)
-    if any(map(is_sequence_example, records)):
-        return "# no features: they are inferred from Examples, and these are SequenceExamples"
     try:
-        features = infer_features_from_records(records)
+        decoded = [decode_record(sample.payload, *sample[:3]) for sample in samples]
+        features = propose_features(decoded)
     except ParseError as error:
-        if error.position is not None:
-            error.path, error.position, error.offset, _ = samples[error.position]
         return f"# no features: {error_text(error)}"
-    return f"# inferred {source}\n{format_features(features)}" if features else f"# no features {source}"
+    source = f"from {counted(len(samples), 'record')} of {counted(len({sample.path for sample in samples}), 'file')}"
+    if not features:
+        return f"# no features {source}"
+    specs = features if isinstance(features, Mapping) else features.context_features
+    notes = [
+        _not_image(name, decoded, samples) for name, spec in (specs or {}).items() if spec == FixedLenFeature((), bytes)
+    ]
+    return "\n".join([f"# inferred {source}", *filter(None, notes), format_features(features)])
 
 
-def _source(samples: Sequence[SpreadRecord]) -> str:
-    if len(samples) == 1:
-        return "from one record"
-    records = counted(len(samples), "record")
-    by_file = [[*group] for _, group in itertools.groupby(samples, key=lambda sample: sample.path)]
-    if all(sample.position == number for group in by_file for number, sample in enumerate(group)):
-        return f"from the first {records}"
-    where = "the file" if len(by_file) == 1 else counted(len(by_file), "file")
-    return f"from {records}, spread over {where}"
+def _not_image(name: str, decoded: Sequence[Decoded], samples: Sequence[SpreadRecord]) -> str:
+    """Why a feature is read as bytes although it has images: the first value that is none."""
+    values = [context[name][0] for context, _ in decoded]
+    for value, sample in zip(values, samples, strict=True) if any(map(image_format, values)) else ():
+        try:
+            image_size(value)
+        except ImageDecodeError as error:
+            return escape(f"# {name} is not Image(): {sample.path}: record at byte {sample.offset}: {error}")
+    return ""

@@ -7,12 +7,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from index_tools._arguments import Verbs, add_jobs, add_paths, add_verb, data_files
+from index_tools._arguments import Verbs, add_jobs, add_paths, add_verb, data_paths
 from index_tools._files import Outcome, exit_code, work_on_files
 from index_tools._text import counted, error_text
 from torch_tfrecord.errors import IndexMismatchError, TFRecordError
 from torch_tfrecord.records.compression import open_stream
 from torch_tfrecord.records.index import RecordIndex, index_source, load_fresh
+from torch_tfrecord.records.paths import find_files
 from torch_tfrecord.records.scan import RecordScanner, SkippedBytes
 from torch_tfrecord.records.sidecar import about_data, old_sidecar_path, sidecar_path
 from torch_tfrecord.records.storage import FileSource
@@ -23,7 +24,8 @@ _DESCRIPTION = """\
 Checks both checksums of every record, that the file ends where its last record ends, and the
 checksums of the compression. Prints one line for each bad file: the record and byte where the first
 damage begins (in the decompressed stream for compressed files), what is wrong, and how much of the
-file is damaged. The last line counts files, records, bytes and bad files.
+file is damaged. A path that is not there gets a line, too, and the others are still checked (exit
+status 2 if nothing else is wrong). The last line counts files, records, bytes and bad files.
 
 An index beside a file is checked, too. A stale or damaged index only gives a warning and does not
 change the exit status: it is never used and does not mean bad data (copying makes indexes stale). If
@@ -62,18 +64,25 @@ def add_parser(verbs: Verbs, summary: str) -> None:
 
 def _run(options: argparse.Namespace) -> int:
     """Print one line for each bad file and each warning, and a last line with the counts; write no file."""
-    outcomes = work_on_files(_verify_file, data_files(options.paths), num_jobs=options.jobs, description="verifying")
+    outcomes: list[Outcome[_VerifiedFile]] = []
+    files: list[str] = []
+    for path in data_paths(options.paths):
+        try:
+            files += find_files(path)
+        except OSError as missing:
+            outcomes.append(Outcome(path, error=missing))
+    outcomes += work_on_files(_verify_file, files, num_jobs=options.jobs, description="verifying")
     for outcome in outcomes:
         error, found = _error(outcome), outcome.value
         if error is not None:
             print(f"bad: {error_text(error)}{_extent(found)}")
         if found and found.index_problem:
             print(f"warning: {error_text(found.index_problem)}")
-    files = [outcome.value for outcome in outcomes if outcome.value is not None]
+    values = [outcome.value for outcome in outcomes if outcome.value is not None]
     errors = list(map(_error, outcomes))
     print(
-        f"{counted(len(outcomes), 'file')}, {counted(sum(file.num_records for file in files), 'record')}, "
-        f"{counted(sum(file.num_bytes for file in files), 'byte')}, "
+        f"{counted(len(outcomes), 'file')}, {counted(sum(file.num_records for file in values), 'record')}, "
+        f"{counted(sum(file.num_bytes for file in values), 'byte')}, "
         f"{counted(len(errors) - errors.count(None), 'bad file')}"
     )
     return exit_code(errors)

@@ -18,7 +18,7 @@ DOCUMENTED = {"os._exit", "_asdict", "_fields", "_make", "_replace"}  # the othe
 OF_CALLERS = {"f_builtins", "f_globals", "f_locals"}
 LOOKS_UP = {"attrgetter", "delattr", "getattr", "hasattr", "setattr"}
 # Looked up in what may be ours or not.
-OUR_NAMES = {"_block", "_check_state", "_load_samples", "_row"}
+OUR_NAMES = {"_block", "_check_state", "_error_logs", "_load_samples", "_row"}
 OF_TENSORS = {"_indices", "_lengths", "_offsets", "_ragged_idx", "_values"}
 
 
@@ -38,7 +38,7 @@ def is_set_by_force(call):
 def names_defined(trees):
     """All names that some modules define."""
     for node in (node for tree in trees for node in ast.walk(tree)):
-        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             yield node.name
         elif isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Store):
             yield node.id if isinstance(node, ast.Name) else node.attr

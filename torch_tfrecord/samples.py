@@ -153,7 +153,8 @@ def _check_sizes(sizes: Mapping[str, list[int]], sample: object, number: int, pl
             raise ValueError(
                 f"{name or 'samples'}: torch's default collate_fn stacks equal sizes only, got {sizes[name]} in sample "
                 f"0, {size} in sample {number}{where}: give the DataLoader collate_fn=torch_tfrecord.collate, for "
-                "jagged tensors and lists, or collate_fn=torch_tfrecord.PaddedCollate(), for padded ones"
+                "jagged tensors and lists, or collate_fn=torch_tfrecord.PaddedCollate(), for padded ones; pictures get "
+                "one size by Image(crop=...) or in a transform"
             )
 
 

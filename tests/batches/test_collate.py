@@ -293,7 +293,8 @@ WRONG = [
     (
         [{"image": tensor(3, 2, 2)}] * 4 + [{"image": tensor(3)}],
         ValueError,
-        f"['image']: {SHAPES}[3, 2, 2] in sample 0, [3] in sample 4 (resize or pad them in a transform)",
+        f"['image']: {SHAPES}[3, 2, 2] in sample 0, [3] in sample 4 (crop, resize or pad them in a transform; "
+        "Image takes crop=)",
     ),
     ([{"a": {"b": tensor()}}, {"a": {"b": tensor(1)}}], ValueError, f"['a']['b']: {SHAPES}[] in sample 0, [1]"),
     ([(b"", tensor(1, 2)), (b"", tensor(2, 1))], ValueError, f"[1]: {SHAPES}[1, 2] in sample 0, [2, 1] in sample 1"),

@@ -19,6 +19,12 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
+EXISTS = (
+    "tfrecord: a set of shards exists: out/train-00000-of-00002.tfrecord; remove it, or choose another OUTPUT_PREFIX "
+    "(--force with --num-shards writes over a set of as many shards)\n"
+)
+
+
 def picture(channels=3, seed=0, size=(20, 30)):
     values = np.random.default_rng(seed).integers(0, 256, (channels, *size), dtype=np.uint8)
     return torch.from_numpy(np.sort(values, axis=2))  # smooth enough that a JPEG is smaller
@@ -218,9 +224,20 @@ def test_an_empty_folder_is_wrong_use(folder, inside, capsys):
         (folder / "in" / name).mkdir()
     assert main(["from-images", "in", "out/train"]) == 2
     assert capsys.readouterr().err == (
-        f"tfrecord: in: expected sub-folders with images, one per class, got {len(inside)} empty ones\n"
+        "tfrecord: in: expected sub-folders with images, one per class, such as in/cat/1.jpg, got "
+        f"{len(inside)} empty ones, and 0 files without a class directly in the folder\n"
     )
     assert os.listdir() == ["in"]
+
+
+def test_a_folder_of_images_without_classes_says_how_they_should_lie(folder, capsys):
+    for number in range(2):
+        put(folder / "in" / f"{number}.jpg", encode_image(picture(), "jpeg"))
+    assert main(["from-images", "in", "out/train"]) == 2
+    assert capsys.readouterr().err == (
+        "tfrecord: in: expected sub-folders with images, one per class, such as in/cat/1.jpg, got 0 empty ones, and "
+        "2 files without a class directly in the folder\n"
+    )
 
 
 def test_wrong_folders(folder, capsys):
@@ -267,17 +284,26 @@ def test_links_are_followed_but_not_in_circles(photos, folder):
 
 def test_another_set_of_shards_is_not_mixed_with(photos, folder, capsys):
     assert main(["from-images", "photos", "out/train", "--num-shards", "2"]) == 0
-    before = (folder / "out" / "train-00000-of-00002.tfrecord").read_bytes()
-    assert main(["from-images", "photos", "out/train", "--num-shards", "2"]) == 0  # replaced
-    assert (folder / "out" / "train-00000-of-00002.tfrecord").read_bytes() == before
     capsys.readouterr()
     for arguments in ([], ["--num-shards", "3"], ["--num-shards", "2", "--compression", "GZIP"]):
-        assert main(["from-images", "photos", "out/train", *arguments]) == 2
-        assert capsys.readouterr().err == (
-            "tfrecord: another set of shards exists: out/train-00000-of-00002.tfrecord; "
-            "remove it, or choose another OUTPUT_PREFIX\n"
-        )
+        for force in ([], ["--force"]):
+            assert main(["from-images", "photos", "out/train", *arguments, *force]) == 2
+            assert capsys.readouterr().err == EXISTS
     assert main(["from-images", "photos", "out/test"]) == 0
+
+
+def test_a_set_is_written_over_only_if_asked(photos, folder, capsys):
+    arguments = ["from-images", "photos", "out/train", "--num-shards", "2"]
+    assert main(arguments) == 0
+    before = {path: path.read_bytes() for path in (folder / "out").glob("*train*")}
+    capsys.readouterr()
+    assert main([*arguments, "--seed", "1"]) == 2
+    assert capsys.readouterr() == ("", EXISTS)
+    assert {path: path.read_bytes() for path in (folder / "out").glob("*train*")} == before
+    assert main([*arguments, "--seed", "1", "--force"]) == 0
+    assert {path: path.read_bytes() for path in (folder / "out").glob("*train*")} != before
+    assert main([*arguments, "--force"]) == 0
+    assert {path: path.read_bytes() for path in (folder / "out").glob("*train*")} == before
 
 
 @pytest.mark.parametrize("arguments", [["--num-shards", "2"], ["--max-shard-bytes", "1B"]])

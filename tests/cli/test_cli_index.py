@@ -351,7 +351,25 @@ def test_verify_reports_unreadable_sectors_as_bad_data(folder, monkeypatch, caps
 def test_verify_names_a_missing_shard(folder, capsys):
     write(folder / "a-00000-of-00002")
     assert main(["verify", "a@2"]) == 2
-    assert (
-        capsys.readouterr().err
-        == "tfrecord: a-00001-of-00002: 1 of 2 shards missing: a-00001-of-00002; there are 1: a-00000-of-00002\n"
+    assert capsys.readouterr().out == (
+        "bad: a-00001-of-00002: 1 of 2 shards missing: a-00001-of-00002; there are 1: a-00000-of-00002\n"
+        "1 file, 0 records, 0 bytes, 1 bad file\n"
     )
+
+
+@pytest.mark.parametrize("jobs", ["1", "2"])
+def test_verify_checks_the_others_where_a_path_is_missing(folder, jobs, capsys):
+    write(folder / "a.tfrecord")
+    write(folder / "b.tfrecord", DATA[:-1])
+    missing = ["gone", "gone-*", "c@2"]
+    assert main(["verify", missing[0], "a.tfrecord", *missing[1:], "x.idx", "--jobs", jobs]) == 2
+    assert capsys.readouterr().out.splitlines() == [
+        "bad: gone: No such file or directory",
+        "bad: gone-*: no file matches the pattern",
+        "bad: c-00000-of-00002: 2 of 2 shards missing: c-00000-of-00002, c-00001-of-00002; there is none",
+        "4 files, 3 records, 1051 bytes, 3 bad files",
+    ]
+    assert main(["verify", "gone", "a.tfrecord", "b.tfrecord", "--jobs", jobs]) == 1  # bad data counts more
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "bad: gone: No such file or directory" and lines[1].startswith("bad: b.tfrecord: record 2 at ")
+    assert lines[2].startswith("3 files, 5 records, ") and lines[2].endswith(", 2 bad files")

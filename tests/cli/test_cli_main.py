@@ -79,7 +79,7 @@ def test_each_verb_has_help_with_an_example_and_the_exit_statuses(verb, capsys):
         (["from-images", "x", "y", "--max-shard-bytes", "big"], "such as 1000000, 100MB or 64MiB"),
         (["from-images", "x", "y", "--num-shards", "2", "--max-shard-bytes", "1MB"], "not allowed with argument"),
         (["show", "x", "--bad\x1b[31m"], "unrecognized arguments: --bad\\x1b[31m"),
-        (["verify", "not there\n"], "tfrecord: not there\\n: No such file or directory"),
+        (["show", "not there\n"], "tfrecord: not there\\n: No such file or directory"),
         (["verify", "x.index.safetensors"], "expected data files, got only index files or labels: x.index.safetensors"),
     ],
 )

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+import torch_tfrecord
 from index_tools._values import describe_bytes, describe_record
 from index_tools.main import main
 from torch_tfrecord import (
@@ -14,10 +15,21 @@ from torch_tfrecord import (
     encode_example,
     encode_image,
     encode_sequence_example,
+    infer_features,
     serialize_tensor,
 )
+from torch_tfrecord.errors import ParseError
+from torch_tfrecord.records import spread
 from torch_tfrecord.records.framing import frame
 from torch_tfrecord.records.storage import LocalFile
+
+# The first record of tensorflow_ranking/examples/data/train_elwc.tfrecord.
+TF_RANKING = bytes.fromhex(
+    "0a4c0a4a0a120a0972656c6576616e636512051a030a01010a340a0f646f63756d656e745f746f6b656e7312210a1f0a0474"
+    "6869730a0269730a01610a0872656c6576616e740a06616e737765720a3f0a3d0a120a0972656c6576616e636512051a030a"
+    "01000a270a0f646f63756d656e745f746f6b656e7312140a120a0a697272656c6576616e740a046461746112370a350a330a"
+    "0c71756572795f746f6b656e7312230a210a04746869730a0269730a01610a0872656c6576616e740a087175657374696f6e"
+)
 
 
 @pytest.fixture(autouse=True)
@@ -78,7 +90,67 @@ def test_a_sequence_example(capsys):
         "  list tokens  int64  5  [1, 2], [3], [], [4], ...\n"
         '  list words   bytes  2  ["a"], ["b", "c"]\n'
         "\n"
-        "# no features: they are inferred from Examples, and these are SequenceExamples\n"
+        "# inferred from 1 record of 1 file\n"
+        "import torch\n"
+        "from torch_tfrecord import FixedLenFeature, SequenceFeatures, VarLenFeature\n"
+        "\n"
+        "features = SequenceFeatures(\n"
+        "    context_features={\n"
+        '        "id": FixedLenFeature((), torch.int64),\n'
+        "    },\n"
+        "    sequence_features={\n"
+        '        "tokens": VarLenFeature(torch.int64),\n'
+        '        "words": VarLenFeature(str),\n'
+        "    },\n"
+        ")\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("record", "looks", "spec"),
+    [
+        (TF_RANKING, "an ExampleListWithContext (ELWC)", "ExampleListFeatures(...)"),
+        (b"a line of text", "text", "Text()"),
+        ("Zeile f\xfcr Zeile".encode(), "text", "Text()"),
+        (b'{"a": [1, 2]}', "JSON text", "Json()"),
+        (encode_image(torch.zeros(3, 4, 6, dtype=torch.uint8), "png"), "a PNG image", "Image()"),
+        (b"\x09" + bytes(8) + b"\x10\x01", "a TensorFlow event, as in tfevents files", "Proto(...)"),
+        (b"\xff\xfe" * 9, "an unknown format", "None"),
+    ],
+)
+def test_records_that_are_no_examples_say_what_reads_them(record, looks, spec, capsys):
+    write("a.tfrecord", [record] * 2)
+    assert main(["show", "a.tfrecord"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == f"record 0: a.tfrecord, offset 0, {len(record)} bytes, looks like {looks}"
+    assert lines[-1] == "# no features: " + (
+        told := f"a.tfrecord: record 0 at byte 0: expected an Example or SequenceExample, got {len(record)} bytes that "
+        f"look like {looks}: features={spec} reads them"
+    )
+    with pytest.raises(ParseError) as caught:  # the two agree
+        infer_features("a.tfrecord")
+    assert str(caught.value) == told
+    if spec.endswith("()"):
+        assert len(TFRecordDataset("a.tfrecord", getattr(torch_tfrecord, spec[:-2])(), index="memory")) == 2
+
+
+def test_an_image_that_does_not_decode_says_why_it_is_read_as_bytes(capsys):
+    png = encode_image(torch.zeros(3, 4, 6, dtype=torch.uint8), "png")
+    rows = [{"image": png, "data": b"\xff", "text": "x"}] * 3
+    write("a.tfrecord", [*rows, rows[0] | {"image": png[:-5]}])
+    offset = 3 * (len(encode_example(rows[0])) + 16)
+    assert main(["show", "a.tfrecord", "-n", "0"]) == 0
+    assert capsys.readouterr().out == (
+        "# inferred from 4 records of 1 file\n"
+        f"# image is not Image(): a.tfrecord: record at byte {offset}: expected a whole PNG image, got {len(png) - 5} "
+        "bytes that end early\n"
+        "from torch_tfrecord import FixedLenFeature, Text\n"
+        "\n"
+        "features = {\n"
+        '    "data": FixedLenFeature((), bytes),\n'
+        '    "image": FixedLenFeature((), bytes),\n'
+        '    "text": Text(),\n'
+        "}\n"
     )
 
 
@@ -87,9 +159,9 @@ def test_a_sequence_example(capsys):
     [
         (b"", "Example, 0 features", []),
         (encode_example({}), "Example, 0 features", []),
-        (b"hello world", "not an Example", ['  "hello world"']),
-        (b"\xff" * 40, "not an Example", ["  0xffffffffffffffffffffffff... (40 bytes)"]),
-        (b"\x12\x00", "not an Example", ["  0x1200 (2 bytes)"]),  # feature_lists, but without a list
+        (b"hello world", "looks like text", ['  "hello world"']),
+        (b"\xff" * 40, "looks like an unknown format", ["  0xffffffffffffffffffffffff... (40 bytes)"]),
+        (b"\x12\x00", "Example, 0 features", []),  # feature_lists, but without a list
         (encode_sequence_example({"a": 1}, {}), "Example, 1 feature", ["  a  int64  1  1"]),
         (
             encode_sequence_example({}, {"a": []}),
@@ -133,7 +205,7 @@ def test_features_are_code_that_reads_the_records(capsys):
     write("a.tfrecord", [{"label": number, "values": [0.5] * (1 + number % 2)} for number in range(5)])
     assert main(["show", "a.tfrecord", "-n", "0"]) == 0
     code = capsys.readouterr().out
-    assert code.startswith("# inferred from the first 5 records\n")
+    assert code.startswith("# inferred from 5 records of 1 file\n")
     namespace = {}
     exec(code, namespace)
     sample = TFRecordDataset("a.tfrecord", namespace["features"], index="memory")[3]
@@ -151,10 +223,10 @@ def test_records_that_give_no_features_say_why(capsys):
         assert main(["show", f"{name}.tfrecord"]) == 0
         last_lines.append(capsys.readouterr().out.splitlines()[-1])
     assert last_lines[0].startswith("# no features: feature 'a': ")
-    assert last_lines[1].startswith("# no features: b.tfrecord: record 0 at byte 0: Could not parse example input")
+    assert last_lines[1].startswith("# no features: b.tfrecord: record 0 at byte 0: expected an Example or Sequence")
     assert last_lines[2:] == [
-        "# no features from one record",
-        "# no features: there are no records to infer them from",
+        "# no features from 1 record of 1 file",
+        "# no features from 0 records of 0 files",
     ]
 
 
@@ -222,6 +294,7 @@ def test_only_the_beginning_of_a_file_is_read(folder, monkeypatch, capsys):
         return data
 
     monkeypatch.setattr(LocalFile, "read", counting)
+    monkeypatch.setattr(spread, "_SMALL_FILES", 1 << 20)
     assert main(["show", "a.tfrecord"]) == 0
     assert positions(capsys.readouterr().out) == [0, 1, 2]
     assert sum(num_read) < 3 << 20
@@ -231,23 +304,24 @@ def test_only_the_beginning_of_a_file_is_read(folder, monkeypatch, capsys):
     assert sum(num_read) < 3 << 20
 
 
-def test_features_are_inferred_from_records_of_the_whole_file(capsys):
+def test_features_are_inferred_from_records_of_the_whole_file(monkeypatch, capsys):
+    monkeypatch.setattr(spread, "_SMALL_FILES", 1)
     write("a.tfrecord", [{"label": number} | ({"late": 0.5} if number > 150 else {}) for number in range(200)])
     write("b.tfrecord", [{"label": number} for number in range(200)])
     assert main(["show", "a.tfrecord", "-n", "0"]) == 0
     code = capsys.readouterr().out
-    assert code.startswith("# inferred from 100 records, spread over the file\n")
+    assert code.startswith("# inferred from 100 records of 1 file\n")
     assert '"late": VarLenFeature(torch.float32),' in code
     assert main(["show", "*.tfrecord", "-n", "0"]) == 0
-    assert capsys.readouterr().out.startswith("# inferred from 100 records, spread over 2 files\n")
+    assert capsys.readouterr().out.startswith("# inferred from 100 records of 2 files\n")
 
 
 def test_records_that_are_no_examples_are_named(capsys):
     write("a.tfrecord", [{"a": 1}] * 150 + [b"\x09" + bytes(8) + b"\x10\x01"] * 50)
     assert main(["show", "a.tfrecord", "-n", "0"]) == 0
     text = capsys.readouterr().out
-    assert text.startswith("# no features: a.tfrecord: record 151 at byte ")
-    assert text.endswith("got 11 bytes that look like a TensorFlow event, as in tfevents files\n")
+    assert text.startswith("# no features: a.tfrecord: record 150 at byte ")
+    assert text.endswith("like a TensorFlow event, as in tfevents files: features=Proto(...) reads them\n")
 
 
 def test_damage_ends_the_output_with_an_error(folder, capsys):
@@ -259,7 +333,7 @@ def test_damage_ends_the_output_with_an_error(folder, capsys):
     assert main(["show", "a.tfrecord", "-n", "5"]) == 1
     output = capsys.readouterr()
     assert positions(output.out) == [0, 1, 2]
-    assert "# inferred from the first 3 records" in output.out
+    assert "# inferred from 3 records of 1 file\n" in output.out
     assert output.err.startswith(f"tfrecord: a.tfrecord: record 3 at byte {offset}: corrupted record: ")
     assert output.err.count("\n") == 1
     assert main(["show", "a.tfrecord", "--position", "4", "--no-features"]) == 0  # behind the damage

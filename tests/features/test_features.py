@@ -145,7 +145,7 @@ def test_defaults(default, dtype, kept):
         (lambda: FixedLenFeature((), torch.uint8, 256), ValueError, "default_value 256 is outside the range of uint8, 0 to 255"),
         (lambda: FixedLenFeature((), torch.bool, 2), ValueError, "default_value 2 is outside the range of bool, 0 to 1"),
         (lambda: FixedLenFeature((), torch.float16, 1e6), ValueError, "default_value 1000000.0 is outside the range of float16, -65504.0 to 65504.0"),
-        (lambda: Image("BGR"), ValueError, "mode must be one of 'RGB', 'L', 'RGBA', 'unchanged', got 'BGR'"),
+        (lambda: Image("BGR"), ValueError, "mode must be one of 'RGB', 'L', 'RGBA', 'unchanged', got 'BGR': did you mean key='BGR'?"),
         (lambda: Image(shape=(1, 2)), ValueError, "shape must be (height, width, channels), got (1, 2)"),
         (lambda: Image(shape=(-1, 2, 3)), ValueError, "Dimension -1 must be >= 0; an entry of shape is an int, None or the key of a feature"),
         (lambda: RawTensor(None, torch.uint8), ValueError, "Missing shape: pass a tuple; -1 means one unknown dimension"),

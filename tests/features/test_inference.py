@@ -20,6 +20,7 @@ from torch_tfrecord.features.rows import FixedLenSequenceFeature
 from torch_tfrecord.images.codec import encode_image
 from torch_tfrecord.parsing.functions import parse_example, parse_sequence_example
 from torch_tfrecord.protobuf.example import encode_example, encode_sequence_example
+from torch_tfrecord.records import spread
 from torch_tfrecord.records.writer import TFRecordWriter
 from torch_tfrecord.values.tensors import serialize_tensor
 
@@ -106,7 +107,7 @@ def test_errors():
     with pytest.raises(ParseError) as caught:
         infer({"a": 1}, {"a": 1.5})
     assert str(caught.value) == "feature 'a': Data types don't match: float32 and int64 in different records"
-    with pytest.raises(ParseError, match=r"^record 1: Could not parse example input"):
+    with pytest.raises(ParseError, match=r"^record 1: expected an Example or SequenceExample, got 1 "):
         infer_features_from_records([b"", b"\xff"])
 
 
@@ -301,16 +302,28 @@ def test_a_record_of_a_file_that_is_no_example(tmp_path):
     size = len(encode_example({"a": 1})) + 16
     assert str(caught.value) == (
         f"{tmp_path}/a.tfrecord: record 3 at byte {3 * size}: expected an Example or SequenceExample, got 11 bytes that "
-        "look like a TensorFlow event, as in tfevents files"
+        "look like a TensorFlow event, as in tfevents files: features=Proto(...) reads them"
     )
 
 
-def test_the_number_of_records(tmp_path):
+@pytest.mark.parametrize("options", [{}, {"compression_type": "GZIP"}, {"write_index": True}])
+def test_small_files_are_read_whole(options, tmp_path):
+    """What one of many records has is seen: what is printed reads the files that it was inferred from."""
+    for shard in range(3):
+        rows = [{"a": [1] * (1 + (shard == 1 and number == 777)), "pad": bytes(600)} for number in range(2000)]
+        write(tmp_path / f"a-{shard:05}-of-00003", rows, **options)
+    spec = infer_features(tmp_path)
+    assert spec == {"a": VarLenFeature(torch.int64), "pad": FixedLenFeature((), bytes)}
+    assert infer_features(tmp_path, num_records=1) == spec
+
+
+def test_the_number_of_records(tmp_path, monkeypatch):
+    monkeypatch.setattr(spread, "_SMALL_FILES", 1)
     write(tmp_path / "a.tfrecord", [{"a": [1] * (1 + (number == 1))} for number in range(9)])
     assert infer_features(tmp_path / "a.tfrecord", num_records=3) == {"a": ONE}  # 0, 4 and 8
     assert infer_features(tmp_path / "a.tfrecord", num_records=9) == {"a": VarLenFeature(torch.int64)}
     for number in (0, True, 1.5):
-        with pytest.raises(ValueError, match="num_records must be an integer of at least 1, got"):
+        with pytest.raises((TypeError, ValueError), match="num_records must be an integer of at least 1, got"):
             infer_features(tmp_path / "a.tfrecord", num_records=number)
     write(tmp_path / "b.tfrecord", [])
     with pytest.raises(ValueError, match="expected at least one record to look at, got none in 1 files"):

@@ -157,7 +157,7 @@ WRONG = [
     (RawTensor("shape", torch.int16), {"shape": [1] * 65}, "expected a shape of at most 64 sizes, got 65"),
     (RawTensor("shape", torch.int16), {"shape": [0.5]}, "Data types don't match. Data type: float but expected type: int64"),
     (RawTensor("gone", torch.int16), {}, "key 'gone' is required but could not be found: the record has 'n', 'packed', 'shape', 'x'"),
-    (RawTensor((2, 3), torch.int16, key="y"), {}, "key 'y' is required but could not be found: the record has 'n', 'packed', 'shape', 'x'"),
+    (RawTensor((2, 3), torch.int16, key="y"), {}, "key 'y' is required but could not be found: the record has 'n', 'packed', 'shape', 'x'; to read records that lack it, take VarLenFeature, or a spec with default_value="),
     (RawTensor((2, 3), torch.int16, key="packed", compression="zlib"), {"packed": zlib.compress(b"12")}, "expected 12 bytes for shape [2, 3] of int16, got 2"),
     (RawTensor((2, 3), torch.int16, key="packed", compression="zlib"), {"packed": zlib.compress(bytes(13))}, "expected a zlib stream of 12 bytes, got a longer one"),
     (RawTensor((2, 3), torch.int16, key="packed", compression="gzip"), {}, "expected a gzip stream, got other bytes or a damaged one"),

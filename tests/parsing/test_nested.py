@@ -173,13 +173,15 @@ def test_in_the_context_of_a_sequence_example():
 def test_errors_name_the_record_and_both_features(tmp_path):
     told = {
         encode_example({"id": "x"}): "feature 'inner' (Nested): key 'inner' is required but could not be found: "
-        "the record has 'id'",
+        "the record has 'id'; "
+        "to read records that lack it, take VarLenFeature, or a spec with default_value=",
         encode_example({"id": "x", "inner": b"\x0a\x7f"}): "feature 'inner' (Nested): Could not parse example input: "
         "expected one Example message, got 2 bytes that are not one",
         encode_example(
             {"id": "x", "inner": encode_example({"m": 1})}
         ): "feature 'inner' (Nested): feature 'n' (int64): "
-        "key 'n' is required but could not be found: the record has 'm'",
+        "key 'n' is required but could not be found: the record has 'm'; "
+        "to read records that lack it, take VarLenFeature, or a spec with default_value=",
         encode_example(
             {"id": "x", "inner": encode_example({"n": 1.5})}
         ): "feature 'inner' (Nested): feature 'n' (int64): "

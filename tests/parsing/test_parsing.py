@@ -317,8 +317,8 @@ def test_images_that_do_not_fit():
         (FixedLenFeature((3,), F32, key="f"), "feature 'x' (float32, key 'f'): Number of float values != expected: got 1, expected 3 for shape [3]"),
         (FixedLenFeature((), bytes, key="two"), "feature 'x' (bytes, key 'two'): Data types don't match. Data type: int64 but expected type: string"),
         (VarLenFeature(F32, key="two"), "feature 'x' (float32, key 'two'): Data types don't match. Data type: int64 but expected type: float"),
-        (FixedLenFeature((), I64), "feature 'x' (int64): key 'x' is required but could not be found: the record has 'f', 'text', 'two', 'unset'"),
-        (FixedLenFeature((), I64, key="unset"), "feature 'x' (int64, key 'unset'): key 'unset' is required but could not be found: it is there without a value"),
+        (FixedLenFeature((), I64), "feature 'x' (int64): key 'x' is required but could not be found: the record has 'f', 'text', 'two', 'unset'; to read records that lack it, take VarLenFeature, or a spec with default_value="),
+        (FixedLenFeature((), I64, key="unset"), "feature 'x' (int64, key 'unset'): key 'unset' is required but could not be found: it is there without a value; to read records that lack it, take VarLenFeature, or a spec with default_value="),
         (Text(key="text"), "feature 'x' (Text, key 'text'): expected UTF-8 text, got an invalid byte at 6 of 7"),
         (VarLenFeature(str, key="text"), "feature 'x' (str, key 'text'): expected UTF-8 text, got an invalid byte at 6 of 7"),
         (FixedLenFeature((2,), bytes, key="text"), "feature 'x' (bytes, key 'text'): Number of bytes values != expected: got 1, expected 2 for shape [2]"),
@@ -358,7 +358,9 @@ def test_keys_in_errors_are_shortened():
     with pytest.raises(ParseError) as caught:
         parse_single_example(record, {"x": Text()})
     assert len(str(caught.value)) < 300
-    assert str(caught.value).endswith(" and 5 more")
+    assert str(caught.value).endswith(
+        " and 5 more; to read records that lack it, take VarLenFeature, or a spec with default_value="
+    )
 
 
 def test_wrong_arguments():

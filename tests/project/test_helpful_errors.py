@@ -271,7 +271,9 @@ def test_transforms_of_episodes(episodes):
 def unequal(pictures, first, larger):
     ds = TFRecordDataset(pictures)
     shapes = r"\[3, 4, 5\] in sample 0, \[3, 6, 5\] in sample " + str(larger[0])
-    advice = r"\(resize or pad them in a transform\), or let collate_fn=PaddedCollate\(\) pad them"
+    advice = (
+        r"\(crop, resize or pad them in a transform; Image takes crop=\), or let collate_fn=PaddedCollate\(\) pad them"
+    )
     records = [f"{re.escape(str(pictures))}: record {n} at byte {ds.locate(n)[1]}" for n in (first, larger[1])]
     return f"{shapes} {advice}; sample 0 is {records[0]}, sample {larger[0]} is {records[1]}$"
 
@@ -409,6 +411,21 @@ def test_no_collate_fn_for_changed_samples(folder, num_workers):
     assert (batch["ids"].tolist(), batch["more"].tolist()) == ([[0]] * 3, [1] * 3)
 
 
+def test_no_collate_fn_for_pictures_of_several_sizes(pictures):
+    """Whether torch has our samples or the user's, the error names key and records, and what to do."""
+    for transform, advice in (
+        (
+            None,
+            r"\(crop, resize or pad them in a transform; Image takes crop=\), or let collate_fn=PaddedCollate\(\) pad",
+        ),
+        (change, r"give the DataLoader collate_fn=.*; pictures get one size by Image\(crop=...\) or in a transform"),
+    ):
+        ds = TFRecordDataset(pictures, {"image": Image()}, transform=transform)
+        with pytest.raises(ValueError, match=rf"^\['image'\]: .*{advice}") as caught:
+            exhaust(DataLoader(ds, 5))
+        assert f"{pictures}: record 3 at byte " in str(caught.value)
+
+
 def test_no_collate_fn_where_sizes_are_equal(folder):
     """Jagged all the same: the third of each batch of three has two ids, and so on."""
     ds = TFRecordDataset(folder / "?", FEATURES)
@@ -430,6 +447,22 @@ def test_no_collate_fn_with_strings(tmp_path):
     ds = TFRecordDataset(tmp_path / "a", features, transform=change)
     with pytest.raises(ValueError, match=r"^\['words'\]: .* got \[2\] in sample 0, \[3\] in sample 2 \("):
         exhaust(DataLoader(ds, 3))
+
+
+# What is taken for something else.
+
+
+def test_streams_have_no_positions(folder):
+    stream = TFRecordIterableDataset(folder / "?", FEATURES)
+    with pytest.raises(TypeError, match=r"a stream has no positions, .*: TFRecordDataset reads records by position$"):
+        stream[0]
+
+
+@pytest.mark.parametrize("open_it", [tfds.load, tfds.info, tfds.RLDSDataset])
+def test_the_name_of_a_dataset_in_place_of_its_directory(open_it, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(FileNotFoundError, match=r"expected one that TFDS prepared, .* not its name: 'mnist'$"):
+        open_it("mnist")
 
 
 # Arguments

@@ -1,5 +1,7 @@
 """A few records of many: spread over files and over each of them, at a cost that does not grow with the files."""
 
+import os
+
 import fsspec
 import numpy as np
 import pytest
@@ -10,6 +12,12 @@ from torch_tfrecord.records.framing import frame
 from torch_tfrecord.records.spread import spread_records
 from torch_tfrecord.records.storage import LocalFile
 from torch_tfrecord.records.writer import TFRecordWriter
+
+
+@pytest.fixture(autouse=True)
+def few(monkeypatch):
+    """Most tests here are of what is done with large files."""
+    monkeypatch.setattr(spread, "_SMALL_FILES", 1)
 
 
 def payload(number: int, length: int = 0) -> bytes:
@@ -58,6 +66,20 @@ def test_one_file(options, length, tmp_path):
 def test_a_kept_index_tells_the_positions(tmp_path):
     path = write(tmp_path / "a", [payload(number, 500) for number in range(5000)], write_index=True)
     assert [record.position for record in spread_records([path], 5)] == [0, 1250, 2500, 3750, 4999]
+
+
+def test_small_files_are_read_whole(tmp_path, monkeypatch):
+    paths = [write(tmp_path / "a", [payload(number) for number in range(50)])]
+    paths.append(write(tmp_path / "b.gz", [payload(50 + number, 1000) for number in range(50)]))
+    size = sum(os.path.getsize(path) for path in paths)
+    monkeypatch.setattr(spread, "_SMALL_FILES", 100_000)
+    assert numbers(spread_records(paths, 2)) == [*range(100)]
+    assert [record.position for record in spread_records(paths, 2)] == 2 * [*range(50)]
+    monkeypatch.setattr(spread, "_SMALL_FILES", size)
+    assert len([*spread_records(paths, 2)]) == 2
+    monkeypatch.setattr(spread, "_SMALL_FILES", size + 1)  # of a compressed file, the first so many bytes
+    found = numbers(spread_records(paths, 2))
+    assert found == [*range(len(found))] and 50 < len(found) < 55
 
 
 def test_all_of_few_records(tmp_path):

@@ -6,6 +6,7 @@ Covers shown.
 """
 
 import contextlib
+import functools
 import io
 import logging
 import os
@@ -150,7 +151,7 @@ READERS = {
     "far": lambda url: TFRecordDataset(url)[99],
     "stream": lambda url: list(TFRecordIterableDataset(url, storage_options=OPTIONS)),
     "records": lambda url: list(read_records(url)),
-    "skipping": lambda url: list(read_records(url, on_corrupt="skip")),
+    "skipping": lambda url: list(read_records(url, on_error="skip")),
     "compressed": lambda url: list(read_records(url, compression_type="ZLIB")),
     "index": lambda url: build_index(url),
     "load": lambda url: RecordIndex.load(url),
@@ -181,7 +182,7 @@ def test_no_error_tells_it(server, tmp_path, monkeypatch, way):
     monkeypatch.chdir(tmp_path)
     for number, name in enumerate(NAMES, [*READERS].index(way)):  # each way has other pairs of a file and an address
         all_urls = [*urls(server, name), f"{server.url}/{name}"]
-        check(lambda url=all_urls[number % len(all_urls)]: READERS[way](url))
+        check(functools.partial(READERS[way], all_urls[number % len(all_urls)]))
     kept = [path for folder in (Path(os.environ["XDG_CACHE_HOME"]), tmp_path) for path in folder.rglob("*")]
     for path in kept:
         assert SECRET not in path.name

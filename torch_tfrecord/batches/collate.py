@@ -283,8 +283,8 @@ def _stack(values: list[Any], name: str) -> torch.Tensor:
         if shape != shapes[0]:
             raise _UnlikeError(
                 f"{name or 'samples'}: cannot batch tensors with different shapes: {list(shapes[0])} in sample 0, "
-                f"{list(shape)} in sample {number} (resize or pad them in a transform), or "
-                "let collate_fn=PaddedCollate() pad them",
+                f"{list(shape)} in sample {number} (crop, resize or pad them in a transform; "
+                "Image takes crop=), or let collate_fn=PaddedCollate() pad them",
                 number,
             )
     plain = [value.as_subclass(torch.Tensor) for value in values]

@@ -104,7 +104,7 @@ class CropReader:
     def _encoded(self) -> BatchParser:
         """Reads the image's bytes instead of the image."""
         name, spec = self._image  # type: ignore[misc]
-        features = {**self._parser.features, name: FixedLenFeature((), bytes, key=spec.key)}
+        features = {**self._parser.features, name: FixedLenFeature((), bytes, spec.default_value, key=spec.key)}
         return BatchParser(features, max_batch_bytes=self._parser.max_batch_bytes)
 
     def _opened(self, columns: dict[str, Any]) -> dict[str, Any]:

@@ -77,7 +77,9 @@ class Want:
     def missing(self, record: Iterable[str]) -> ParseError:
         """The error for a record that lacks the feature; it lists the record's keys, as misspelt keys are common."""
         there = "it is there without a value" if self.key in record else f"the record has {_shown_keys(record)}"
-        return self.error(f"key {self.key!r} is required but could not be found: {there}")
+        is_size = self.what in ("size", "shape")
+        hint = "" if is_size else "; to read records that lack it, take VarLenFeature, or a spec with default_value="
+        return self.error(f"key {self.key!r} is required but could not be found: {there}{hint}")
 
     def lacking(self) -> LackingError:
         """The error for code that sees only the columns; the parser, which sees the record, turns it into `missing`."""

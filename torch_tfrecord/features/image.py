@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 from torchvision import tv_tensors
 
-from torch_tfrecord.arguments import one_of
+from torch_tfrecord.arguments import at_least, one_of
 from torch_tfrecord.batch_memory import empty_tensor
 from torch_tfrecord.errors import ImageDecodeError, LimitExceededError, ParseError, TFRecordError
 from torch_tfrecord.features.columns import Column, labelled
@@ -54,14 +54,18 @@ class Image(OneValueSpec, Feature):
         several: "stack" for one image tensor [N, C, H, W] in each sample: images of different sizes raise ParseError,
             and without images H and W are those of ``crop`` or ``shape``, else 0. "list" for a list of N images
             [C, H, W]. None for exactly one image.
+        default_value: The bytes of an encoded image for records that lack the feature (:func:`encode_image` makes
+            them), decoded and cropped like those of a record; ``shape`` must not name keys, and ``several`` be None.
+            None if such a record raises ParseError.
         max_pixels: Maximum height times width, of the stored image and of the size a crop resizes it to; more raises
             ImageDecodeError before memory is allocated. None means 178,956,970, or a quarter of that for whole images
             with ``normalize``, as a float32 takes four bytes.
 
     Raises:
-        TypeError: An entry of ``shape``, ``crop`` or ``max_pixels`` has the wrong type.
+        TypeError: An entry of ``shape``, ``crop``, ``default_value`` or ``max_pixels`` has the wrong type.
         ValueError: The mode or ``several`` is unknown, the shape does not have three entries, ``normalize`` does not
-            fit the mode, or ``max_pixels`` is below 1 or below the crop's size.
+            fit the mode, ``max_pixels`` is below 1 or below the crop's size, or ``default_value`` is no image that this
+            spec reads.
 
     Example:
         >>> Image(key="image/encoded", shape=("image/height", "image/width", 3))
@@ -77,12 +81,13 @@ class Image(OneValueSpec, Feature):
     normalize: tuple[Sequence[float], Sequence[float]] | None = field(default=None, kw_only=True)
     max_pixels: int | None = field(default=None, kw_only=True)
     several: Literal["stack", "list"] | None = field(default=None, kw_only=True)
+    default_value: bytes | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         """Check the fields."""
-        super().__post_init__()
         if self.mode not in _CHANNELS:
-            raise ValueError(f"mode must be one of {', '.join(map(repr, _CHANNELS))}, got {self.mode!r}")
+            modes = ", ".join(map(repr, _CHANNELS))
+            raise ValueError(f"mode must be one of {modes}, got {self.mode!r}: did you mean key={self.mode!r}?")
         if self.crop is not None and not isinstance(self.crop, Crop):
             raise TypeError(f"crop must be a RandomResizedCrop or ResizedCenterCrop, got {type(self.crop).__name__}")
         channels = _CHANNELS[self.mode]
@@ -96,8 +101,9 @@ class Image(OneValueSpec, Feature):
                 raise ValueError(f"shape must be (height, width, channels), got {shape!r}")
             object.__setattr__(self, "shape", shape)
         if self.max_pixels is not None:
-            _check_max_pixels(self.max_pixels, self.crop)
+            at_least(1 if self.crop is None else math.prod(self.crop.size), "max_pixels", self.max_pixels)
         one_of("several", self.several, None, "stack", "list")
+        super().__post_init__()
 
     def reader(self, name: str, *, pads: bool = False) -> ImageReader:
         """Build the reader for Examples."""
@@ -118,15 +124,6 @@ class Image(OneValueSpec, Feature):
                 f"crop of {name!r}: images of a SequenceExample have no random crop (all steps would need the same "
                 "one); crop them in the transform"
             )
-
-
-def _check_max_pixels(max_pixels: object, crop: Crop | None) -> None:
-    if isinstance(max_pixels, bool) or not isinstance(max_pixels, int):
-        raise TypeError(f"max_pixels must be an int or None, got {max_pixels!r}")
-    least = 1 if crop is None else crop.size[0] * crop.size[1]
-    if max_pixels < least:
-        what = "1" if crop is None else f"the crop's {crop.size[0]} x {crop.size[1]} = {least} pixels"
-        raise ValueError(f"max_pixels must be at least {what}, got {max_pixels}")
 
 
 def _mean_and_std(value: object, channels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
@@ -164,7 +161,8 @@ class ImageReader(OneValueReader):
 
     def read(self, columns: Sequence[Column], keys: Sequence[int] | None = None) -> Any:
         """The batch's column: one tensor [N, C, H, W], or a list if sizes differ."""
-        return labelled(self._want, self.from_values, columns[0].views(), self._shapes(columns), keys)
+        values = self._completed(columns[0].views(), columns[0])
+        return labelled(self._want, self.from_values, values, self._shapes(columns), keys)
 
     def from_values(self, values: Sequence[Any], shapes: Sequence[Shape], keys: Sequence[int] | None = None) -> Any:
         """The column of several encoded images; arguments as in `OneValueReader`, and the records' keys."""
@@ -205,6 +203,8 @@ class _ImagesReader(ImageReader):
 
     def __init__(self, name: str, spec: Image) -> None:
         super().__init__(name, spec)
+        if spec.default_value is not None:
+            raise ValueError("default_value needs several=None: a record without the feature has no images")
         self._want.is_required = False  # as with a VarLenFeature
         self._stacks = spec.several == "stack"
         height, width, channels = (size if isinstance(size, int) else 0 for size in spec.shape or (0, 0, 0))

@@ -10,11 +10,13 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 
+from torch_tfrecord.arguments import at_least
 from torch_tfrecord.errors import ParseError, TFRecordError
 from torch_tfrecord.features.feature import Feature, SequenceFeatures
 from torch_tfrecord.features.image import Image
@@ -26,13 +28,23 @@ from torch_tfrecord.images.codec import image_format, image_size
 from torch_tfrecord.images.headers import guess_content
 from torch_tfrecord.protobuf.example import Values, decode_sequence_example
 from torch_tfrecord.protobuf.guess import guess_message, is_bare
+from torch_tfrecord.protobuf.json_text import parse_json
 from torch_tfrecord.records.paths import Paths, find_files
 from torch_tfrecord.records.spread import spread_records
 from torch_tfrecord.remote.access import Access
 from torch_tfrecord.values.dtypes import decode_text
 from torch_tfrecord.values.tensors import parse_tensor
 
-__all__ = ["format_features", "infer_features", "infer_features_from_records"]
+__all__ = [
+    "Decoded",
+    "decode_record",
+    "format_features",
+    "infer_features",
+    "infer_features_from_records",
+    "looks_like",
+    "propose_features",
+    "read_text",
+]
 
 # Common names for the sizes stored next to an array, outermost dimension first.
 _SIZE_NAMES = (("height", "rows"), ("width", "cols"), ("depth", "channels"))
@@ -42,8 +54,8 @@ _PLAUSIBLE_FLOAT = 1e15
 # What a protobuf message may look like, too.
 _VAGUE = ("an unknown format", "an image truncated in its first bytes")
 
-# A record's context and feature lists; an Example is a context without lists.
-_Sample: TypeAlias = tuple[dict[str, Values], dict[str, list[Values]]]
+Decoded: TypeAlias = tuple[dict[str, Values], dict[str, list[Values]]]
+"""A record's context and feature lists; an Example is a context without lists."""
 
 
 def infer_features(
@@ -53,9 +65,10 @@ def infer_features(
 
     Args:
         paths: See `TFRecordDataset`.
-        num_records: Number of records to look at, spread over all files and over each file, or all if there are fewer.
-            At most 256 MiB are read, so fewer of records longer than 2 MiB, and of a compressed file only what that
-            reaches. A record that was not looked at may still differ: then give a larger number.
+        num_records: Number of records of large files to look at, spread over all files and over each file. Files below
+            64 MiB in all, also decompressed, are read whole. Of others at most 256 MiB are read, so fewer of records
+            longer than 2 MiB, and of a compressed file only what that reaches. A record that was not looked at may
+            still differ: then give a larger number.
         storage_options: See `TFRecordDataset`.
 
     Returns:
@@ -63,7 +76,8 @@ def infer_features(
         `format_features` prints it as code.
 
     Raises:
-        ParseError: A record is not an Example; names the record, and says what it looks like. A key has several kinds.
+        ParseError: A record is not an Example; names the record, and says what it looks like and which spec reads it. A
+            key has several kinds.
         TFRecordError: A file is damaged in the part that is read, or is no TFRecord file.
         ValueError: ``num_records`` is below 1, or the files hold no record.
 
@@ -71,14 +85,13 @@ def infer_features(
         >>> infer_features("train-*")  # doctest: +SKIP
         {'image/encoded': Image(), 'image/class/label': FixedLenFeature((), torch.int64)}
     """
-    if isinstance(num_records, bool) or not isinstance(num_records, int) or num_records < 1:
-        raise ValueError(f"num_records must be an integer of at least 1, got {num_records!r}")
+    at_least(1, "num_records", num_records)
     files = find_files(paths, storage_options=storage_options)
     records = spread_records(files, num_records, Access(storage_options))
-    samples = [_decode(record.payload, record.position, record.path, record.offset) for record in records]
+    samples = [decode_record(record.payload, *record[:3]) for record in records]
     if not samples:
         raise ValueError(f"expected at least one record to look at, got none in {len(files)} files: {files[0]}, ...")
-    return _propose_all(samples)
+    return propose_features(samples)
 
 
 def infer_features_from_records(records: Iterable[bytes]) -> dict[str, Feature] | SequenceFeatures:
@@ -104,10 +117,11 @@ def infer_features_from_records(records: Iterable[bytes]) -> dict[str, Feature] 
         >>> infer_features_from_records([encode_example({"label": 1, "name": "cat"})])
         {'label': FixedLenFeature((), torch.int64), 'name': Text()}
     """
-    return _propose_all([_decode(record, position) for position, record in enumerate(records)])
+    return propose_features([decode_record(record, None, position) for position, record in enumerate(records)])
 
 
-def _propose_all(samples: Sequence[_Sample]) -> dict[str, Feature] | SequenceFeatures:
+def propose_features(samples: Sequence[Decoded]) -> dict[str, Feature] | SequenceFeatures:
+    """`infer_features_from_records`, of decoded ones."""
     context = _propose_mapping([context for context, _ in samples])
     keys = sorted(set[str]().union(*(lists for _, lists in samples)))
     if not keys:
@@ -123,7 +137,7 @@ def _propose_mapping(samples: Sequence[Mapping[str, Values]]) -> dict[str, Featu
     return {key: spec for key, spec in specs.items() if spec is not None}
 
 
-def _propose_steps(key: str, samples: Sequence[_Sample]) -> Feature | None:
+def _propose_steps(key: str, samples: Sequence[Decoded]) -> Feature | None:
     """Propose the spec of a feature list by treating each step as an Example, with sizes from the context."""
     steps = [step for sample in samples for step in _steps_as_examples(key, *sample)]
     spec = _propose(key, steps)
@@ -190,38 +204,50 @@ def _quoted(name: str) -> str:
     return f'"{text[1:-1]}"' if text[0] == "'" and '"' not in text else text
 
 
-def _decode(record: bytes, position: int | None, path: str | None = None, offset: int | None = None) -> _Sample:
-    try:
-        sample = decode_sequence_example(record)
-        if not _has_values(sample):
-            _check_empty(record)
-    except ParseError as error:
-        if error.__cause__ is not None:
-            error.args = (f"{error.args[0]}; they look like {_looks_like(record)}",)
-        raise error.locate(path=path, position=position, offset=offset) from error.__cause__
-    return sample
+def decode_record(
+    record: bytes, path: str | None = None, position: int | None = None, offset: int | None = None
+) -> Decoded:
+    """Decode an Example, or a SequenceExample, which alone has feature lists.
+
+    protobuf takes most short texts, and other messages, for an Example without features.
+
+    Raises:
+        ParseError: It is neither; says what it looks like, and which spec reads it.
+    """
+    with suppress(ParseError):
+        context, lists = sample = decode_sequence_example(record)
+        found = itertools.chain(context.values(), *lists.values())
+        has_values = any(isinstance(values, np.ndarray) or values for values in found)  # or at least says their kind
+        if has_values or (is_bare(record) and "ELWC" not in str(guess_message(record))):
+            return sample
+    looks, spec = looks_like(record)
+    raise ParseError(
+        f"expected an Example or SequenceExample, got {len(record)} bytes that look like {looks}: "
+        f"features={spec} reads them",
+        path=path,
+        position=position,
+        offset=offset,
+    )
 
 
-def _has_values(sample: _Sample) -> bool:
-    """Whether some feature has a value, or at least says its kind."""
-    context, lists = sample
-    steps = itertools.chain.from_iterable(lists.values())
-    return any(isinstance(values, np.ndarray) or values for values in (*context.values(), *steps))
+def looks_like(record: bytes) -> tuple[str, str]:
+    """What a record is that is no Example, and the `features` that read it.
 
-
-def _check_empty(record: bytes) -> None:
-    """Refuse what protobuf takes for an Example without features, since it skips the fields of other messages."""
-    looks = _looks_like(record) if record else ""
-    if record and (not is_bare(record) or "ELWC" in looks):
-        raise ParseError(f"expected an Example or SequenceExample, got {len(record)} bytes that look like {looks}")
-
-
-def _looks_like(record: bytes) -> str:
+    Example:
+        >>> looks_like(b"a line of text")
+        ('text', 'Text()')
+    """
     image = image_format(record)
     if image is not None:
-        return f"a {image.upper()} image"
+        return f"a {image.upper()} image", "Image()"
     content = guess_content(record)
-    return content if content not in _VAGUE else guess_message(record) or content
+    if content in (*_VAGUE, "text"):
+        if _all_read(read_text, [record]):
+            return ("JSON text", "Json()") if _all_read(parse_json, [record]) else ("text", "Text()")
+        message = guess_message(record)
+        if message is not None:
+            return message, "ExampleListFeatures(...)" if "ELWC" in message else "Proto(...)"
+    return content, "None"
 
 
 def _propose(key: str, samples: Sequence[Mapping[str, Values]]) -> Feature | None:
@@ -239,7 +265,7 @@ def _propose(key: str, samples: Sequence[Mapping[str, Values]]) -> Feature | Non
         flat = [value for values in stored for value in values]
         if counts == {1}:
             return _propose_bytes(key, flat, samples)
-        dtype = str if _all_read(_read_text, flat) else bytes
+        dtype = str if _all_read(read_text, flat) else bytes
     if len(counts) > 1 or counts == {0}:
         return VarLenFeature(dtype)
     count = counts.pop()
@@ -247,7 +273,9 @@ def _propose(key: str, samples: Sequence[Mapping[str, Values]]) -> Feature | Non
 
 
 def _kind(values: Values) -> str:
-    return values.dtype.name if isinstance(values, np.ndarray) else "bytes"
+    if not isinstance(values, np.ndarray):
+        return "bytes"
+    return "int64" if values.dtype == np.int64 else "float32"  # the dtype's name takes ten times as long
 
 
 def _propose_bytes(key: str, values: Sequence[bytes], samples: Sequence[Mapping[str, Values]]) -> Feature:
@@ -258,7 +286,7 @@ def _propose_bytes(key: str, values: Sequence[bytes], samples: Sequence[Mapping[
     raw = _propose_raw(key, values, samples)
     if raw is not None:
         return raw
-    return Text() if _all_read(_read_text, values) else FixedLenFeature((), bytes)
+    return Text() if _all_read(read_text, values) else FixedLenFeature((), bytes)
 
 
 def _all_read(read: Callable[[bytes], object], values: Sequence[bytes]) -> bool:
@@ -271,9 +299,12 @@ def _all_read(read: Callable[[bytes], object], values: Sequence[bytes]) -> bool:
     return any(values)
 
 
-def _read_text(value: bytes) -> None:
-    if not all(character.isprintable() or character in "\t\n\r" for character in decode_text(value)):
+def read_text(value: bytes) -> str:
+    """Decode a text without control characters but tabs and line ends; ParseError if it is none."""
+    text = decode_text(value)
+    if not all(character.isprintable() or character in "\t\n\r" for character in text):
         raise ParseError("expected printable text")
+    return text
 
 
 def _propose_raw(key: str, values: Sequence[bytes], samples: Sequence[Mapping[str, Values]]) -> RawTensor | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, TypeAlias
 
@@ -11,10 +11,11 @@ import numpy as np
 import torch
 from torchvision import tv_tensors
 
+from torch_tfrecord.errors import TFRecordError
 from torch_tfrecord.features.columns import NO_OFFSETS, Column, Ints, Reader, Want, labelled, read_each
 from torch_tfrecord.features.feature import Feature
 from torch_tfrecord.features.steps import ReadContext, StepColumn, StepReader, check_steps, part_of, read_record
-from torch_tfrecord.values.dtypes import BYTES_LIST, INT64_LIST, decode_text
+from torch_tfrecord.values.dtypes import BYTES_LIST, INT64_LIST
 from torch_tfrecord.values.stacking import stack
 from torch_tfrecord.values.tensors import parse_tensor, serialize_tensor
 
@@ -25,7 +26,32 @@ Shape: TypeAlias = tuple[Any, ...]
 
 
 class OneValueSpec:
-    """The shared base of specs of one bytes value, which can be used in an Example, a context or a feature list."""
+    """The shared base of specs of one bytes value, which can be used in an Example, a context or a feature list.
+
+    Attributes:
+        default_value: What a record that lacks the feature would store; None if that is an error.
+    """
+
+    default_value: bytes | str | None = None
+    _default_type: type = bytes
+
+    def __post_init__(self) -> None:
+        """Check the fields: a default must be what the reader of records takes."""
+        super().__post_init__()  # type: ignore[misc]
+        default = self.default_value
+        if default is None:
+            return
+        if not isinstance(default, self._default_type):
+            raise TypeError(
+                f"default_value must be {self._default_type.__name__} or None, got {type(default).__name__}"
+            )
+        reader: Any = self.reader("")
+        if len(reader.wants) > 1:
+            raise ValueError("default_value needs a shape without keys, which a record may lack, too")
+        try:
+            reader.from_values([reader.default], [tuple(reader.shape)])
+        except TFRecordError as error:
+            raise ValueError(f"default_value: {error}") from error
 
     def reader(self, name: str, *, pads: bool = False) -> Reader:
         """Build the reader for Examples."""
@@ -37,8 +63,10 @@ class OneValueSpec:
         return self.reader(name)
 
     def step_reader(self, name: str, *, pads: bool = False) -> StepReader:
-        """Build the reader for a feature list; random draws are not supported."""
+        """Build the reader for a feature list; random draws and defaults are not supported."""
         self._check_no_draw(name)
+        if self.default_value is not None:
+            raise ValueError(f"default_value of {name!r}: a step of a feature list always has its value")
         return _ValueSteps(self.reader(name), pads=pads)
 
     def _check_no_draw(self, name: str) -> None:
@@ -71,11 +99,18 @@ class Text(OneValueSpec, Feature):
 
     Args:
         key: Name of the feature in the record, if it differs from the output's name.
+        default_value: The text of a record that lacks the feature; None if that raises ParseError.
+
+    Raises:
+        TypeError: ``default_value`` is not a str.
     """
+
+    default_value: str | None = field(default=None, kw_only=True)
+    _default_type = str
 
     def reader(self, name: str, *, pads: bool = False) -> OneValueReader:
         """Build the reader for Examples."""
-        return _TextReader(name, self, lambda data, shape: decode_text(data))
+        return _TextReader(name, self, lambda text, shape: text)
 
 
 class OneValueReader:
@@ -89,12 +124,16 @@ class OneValueReader:
         shape: The shape in the spec; names of other features are replaced with their values. A str names a list feature
             that holds the whole shape.
         several: Whether the list may have any number of values.
+
+    Attributes:
+        default: What is converted for a record that lacks the feature.
+        shape: The shape; a `Want` in place of each name.
     """
 
     def __init__(
         self,
         name: str,
-        spec: Feature,
+        spec: Any,
         convert: Callable[[Any, Shape], object],
         shape: str | Sequence[int | str | None] = (),
         *,
@@ -102,21 +141,30 @@ class OneValueReader:
     ) -> None:
         self._convert, self.several = convert, several
         kind, num_values = type(spec).__name__, None if several else 1
-        self._want = Want(name, spec.key_of(name), BYTES_LIST, kind, num_values=num_values, is_required=True)
+        default = spec.default_value
+        self.default = [default] if several else default
+        self._want = Want(name, spec.key_of(name), BYTES_LIST, kind, num_values=num_values, is_required=default is None)
         self._is_whole = isinstance(shape, str)
-        self._shape: list[Any] = (
-            [Want(name, shape, INT64_LIST, "shape", is_required=True)]
-            if isinstance(shape, str)
-            else [_size_want(name, entry) if isinstance(entry, str) else entry for entry in shape]
-        )
-        self.wants = (self._want, *(entry for entry in self._shape if isinstance(entry, Want)))
+        what, count = ("shape", None) if self._is_whole else ("size", 1)
+        self.shape: list[Any] = [
+            Want(name, entry, INT64_LIST, what, num_values=count, is_required=True) if isinstance(entry, str) else entry
+            for entry in ([shape] if self._is_whole else shape)
+        ]
+        self.wants = (self._want, *(entry for entry in self.shape if isinstance(entry, Want)))
 
     def read(self, columns: Sequence[Column]) -> torch.Tensor | list[Any]:
         """The batch's column: one tensor [N, ...] if all shapes and dtypes are equal, else a list."""
-        values: Sequence[Any] = columns[0].views()
+        values: list[Any] = columns[0].views()
         if self.several:
             values = [values[begin:end] for begin, end in columns[0].bounds()]
-        return labelled(self._want, self.from_values, values, self._shapes(columns))
+        return labelled(self._want, self.from_values, self._completed(values, columns[0]), self._shapes(columns))
+
+    def _completed(self, values: list[Any], column: Column) -> list[Any]:
+        """The values, with the default of records that lack the feature."""
+        if column.missing is not None:
+            for row in column.missing.nonzero()[0]:
+                values[row] = self.default
+        return values
 
     def from_values(self, values: Sequence[Any], shapes: Sequence[Shape]) -> torch.Tensor | list[Any]:
         """The column of several values with their shapes."""
@@ -127,18 +175,14 @@ class OneValueReader:
         num_records = max(len(columns[0].offsets) - 1, 0) if self.several else len(columns[0].values)
         sizes = iter(columns[1:])
         if len(columns) == 1:
-            return [tuple(self._shape)] * num_records
+            return [tuple(self.shape)] * num_records
         if self._is_whole:
-            found = _sizes(self._shape[0], columns[1])
+            found = _sizes(self.shape[0], columns[1])
             return [tuple(found[begin:end]) for begin, end in columns[1].bounds()]
         entries = [
-            _sizes(entry, next(sizes)) if isinstance(entry, Want) else [entry] * num_records for entry in self._shape
+            _sizes(entry, next(sizes)) if isinstance(entry, Want) else [entry] * num_records for entry in self.shape
         ]
         return list(zip(*entries, strict=True))
-
-
-def _size_want(name: str, key: str) -> Want:
-    return Want(name, key, INT64_LIST, "size", num_values=1, is_required=True)
 
 
 def _sizes(want: Want, column: Column) -> list[int]:
@@ -154,7 +198,7 @@ class _TextReader(OneValueReader):
     is_plain = is_text = True
 
     def read(self, columns: Sequence[Column]) -> list[str]:
-        return labelled(self._want, columns[0].strings, str)
+        return self._completed(labelled(self._want, columns[0].strings, str), columns[0])
 
 
 class _ValueSteps(StepReader):

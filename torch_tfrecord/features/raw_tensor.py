@@ -44,11 +44,13 @@ class RawTensor(OneValueSpec, Feature):
             bytes as the shape says; with a -1 or ``fixed_length``, at most what is left of ``max_batch_bytes``.
         fixed_length: Bytes that each string is cut to, or filled up to with zeros, after it is decompressed; a multiple
             of the dtype's size. Strings may then have different lengths.
+        default_value: The bytes of one string for records that lack the feature, as a record stores them (with
+            ``compression``, compressed); ``shape`` must not name keys. None if such a record raises ParseError.
 
     Raises:
         TypeError: The dtype is unknown, or an argument or an entry of ``shape`` has another type.
-        ValueError: The shape or dtype is missing, a dimension is negative, there is more than one -1, or
-            ``compression`` or ``fixed_length`` has another value.
+        ValueError: The shape or dtype is missing, a dimension is negative, there is more than one -1,
+            ``compression`` or ``fixed_length`` has another value, or ``default_value`` does not fit the shape.
 
     Example:
         >>> RawTensor(("height", "width", 3), torch.uint8, key="image_raw")
@@ -62,10 +64,10 @@ class RawTensor(OneValueSpec, Feature):
     little_endian: bool = field(default=True, kw_only=True)
     compression: Compression | None = field(default=None, kw_only=True)
     fixed_length: int | None = field(default=None, kw_only=True)
+    default_value: bytes | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         """Check the fields."""
-        super().__post_init__()
         if self.shape is None:
             raise ValueError("Missing shape: pass a tuple; -1 means one unknown dimension")
         if not isinstance(self.shape, str):
@@ -81,6 +83,7 @@ class RawTensor(OneValueSpec, Feature):
         if self.fixed_length is not None and at_least(1, "fixed_length", self.fixed_length) % self.dtype.itemsize:
             name, size = dtype_name(self.dtype), self.dtype.itemsize
             raise ValueError(f"fixed_length must be a multiple of the {size} bytes of {name}, got {self.fixed_length}")
+        super().__post_init__()
 
     def reader(self, name: str, *, pads: bool = False) -> OneValueReader:
         """Build the reader for Examples."""

@@ -173,6 +173,9 @@ class TFRecordIterableDataset(IterableDataset[Any]):
         """What was left out so far, by all workers of this host; see `TFRecordDataset.report`."""
         return self._errors.report()
 
+    def __getitem__(self, position: Any) -> Any:
+        raise TypeError("a stream has no positions, only an order: TFRecordDataset reads records by position")
+
     def iter_epoch(self, epoch: int) -> Iterator[Any]:
         """Iterate over one epoch from its beginning, whichever epoch is next; does not change which one is next."""
         return self._iteration(at_least(0, "epoch", epoch))

@@ -62,7 +62,7 @@ class ValueParser(PartParser):
         self.features, self._pads = features, pads
         self._reader = make_reader("record", features, pads=pads)
         want, *others = self._reader.wants
-        takes_one = want.num_values == 1 or (want.num_values is None and want.is_required)
+        takes_one = want.is_required and want.num_values in (1, None)
         if others or want.kind is not BYTES_LIST or not takes_one or features.key is not None:
             raise ValueError(
                 f"features must be a mapping of names to specs, or one spec that reads the record's bytes alone, got "

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
+from itertools import accumulate
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -26,7 +27,7 @@ from torch_tfrecord.records.storage import FileSource, is_remote, open_file
 from torch_tfrecord.remote.access import DEFAULT_ACCESS, Access
 from torch_tfrecord.remote.together import each_at_once
 
-__all__ = ["SpreadRecord", "spread_records"]
+__all__ = ["SpreadRecord", "records_of", "spread_records"]
 
 _Integers: TypeAlias = "npt.NDArray[np.int64]"
 
@@ -34,6 +35,7 @@ _MOST_BYTES = 1 << 28  # read in all
 _MOST_BYTES_EACH = 1 << 22  # for each record that is wanted
 _MOST_KEPT = 1 << 12  # records of a file that is read from its beginning, then every second of them
 _SMALL_FILE = 1 << 20  # is read as a whole
+_SMALL_FILES = 1 << 26  # all together
 _MOST_HEADERS, _MOST_REMOTE_HEADERS = 1 << 12, 1 << 6  # read to know where records lie
 _FIRST_WINDOW, _FIRST_REMOTE_WINDOW = 1 << 12, 1 << 16  # searched for a record, then four times as much
 
@@ -51,7 +53,8 @@ def spread_records(paths: Sequence[str], num_records: int, access: Access = DEFA
     """Records spread as evenly as their files allow, the first record of the first file among them.
 
     Args:
-        paths: The files. Of more than `num_records` as many are looked at, spread over all.
+        paths: The files. Small ones are read whole: below 64 MiB in all, and of compressed ones the first 64 MiB. Of
+            more than `num_records` others as many are looked at, spread over all.
         num_records: How many; fewer if there are fewer, or if they are so long that more would cost too much.
         access: How remote files are reached.
 
@@ -59,8 +62,10 @@ def spread_records(paths: Sequence[str], num_records: int, access: Access = DEFA
         TFRecordError: A file is damaged in the part that is read, or is no TFRecord file; records before come first.
         OSError: A file cannot be opened.
     """
-    chosen = _evenly(len(paths), num_records)
-    found, left = 0, _MOST_BYTES
+    sizes = accumulate(open_file(path, access).file_size for path in paths)
+    is_small = all(size < _SMALL_FILES for size in sizes)
+    chosen = _evenly(len(paths), len(paths) if is_small else num_records)
+    found, left = 0, _SMALL_FILES if is_small else _MOST_BYTES
     for number, choice in enumerate([*chosen, *sorted({*range(len(paths))} - {*chosen})]):
         if found and number >= len(chosen):
             return  # others only where these had no record at all
@@ -68,7 +73,12 @@ def spread_records(paths: Sequence[str], num_records: int, access: Access = DEFA
         files_left = max(len(chosen) - number, 1)
         share = -(-(num_records - found) // files_left)
         limit = max(min(left // files_left, share * _MOST_BYTES_EACH), 1)
-        for record in _of_file(paths[choice], _fractions(share, number, len(chosen)), limit, access):
+        records = (
+            _from_beginning(paths[choice], range(_SMALL_FILES), left, access)
+            if is_small
+            else _of_file(paths[choice], _fractions(share, number, len(chosen)), limit, access)
+        )
+        for record in records:
             found, left = found + 1, left - len(record.payload)
             yield record
 
@@ -122,7 +132,7 @@ def _from_beginning(path: str, fractions: Sequence[float], limit: int, access: A
     kept: list[SpreadRecord] = []
     damage, step, num_bytes = None, 1, 0
     try:
-        for record in _sequence(path, access):
+        for record in records_of(path, access):
             num_bytes += len(record.payload) + OVERHEAD_BYTES
             if record.position is not None and record.position % step == 0:
                 kept.append(record)
@@ -138,7 +148,8 @@ def _from_beginning(path: str, fractions: Sequence[float], limit: int, access: A
         raise damage
 
 
-def _sequence(path: str, access: Access) -> Iterator[SpreadRecord]:
+def records_of(path: str, access: Access = DEFAULT_ACCESS) -> Iterator[SpreadRecord]:
+    """All records of a file."""
     for block in read_blocks(path, "auto", verify_crc=True, on_error="raise", access=access):
         for number, payload in enumerate(block.payloads or ()):
             yield SpreadRecord(path, block.position + number, int(block.offsets[number]), payload)
@@ -171,7 +182,7 @@ def _at_bytes(file: FileSource, fractions: Sequence[float], limit: int, access: 
     found: Iterable[SpreadRecord | None] = each_at_once(search, begins) if is_remote(file.path) else map(search, begins)
     seen: dict[int, SpreadRecord] = {record.offset: record for record in found if record is not None}
     if not seen or (0 in begins and 0 not in seen):  # long records, or the file is damaged: reading it says how
-        first = next(_sequence(file.path, access))
+        first = next(records_of(file.path, access))
         seen = {first.offset: first, **seen}
     yield from seen.values()
 

@@ -43,14 +43,18 @@ def version_folder(folder: str, access: Access = DEFAULT_ACCESS) -> str:
     """Return the folder itself, or the highest version below it.
 
     Raises:
-        FileNotFoundError: There is neither.
+        FileNotFoundError: There is neither, or no such folder.
         ValueError: TFDS has not finished the folder, or there are several configs.
     """
     if posixpath.basename(folder).startswith("incomplete."):
         raise ValueError(
             f"{without_secrets(folder)}: TFDS has not finished this directory ('incomplete.'); prepare it again"
         )
-    entries = list_folder(folder, access)
+    try:
+        entries = list_folder(folder, access)
+    except FileNotFoundError:
+        text = "no such directory; expected one that TFDS prepared, such as ~/tensorflow_datasets/mnist, not its name"
+        raise FileNotFoundError(errno.ENOENT, text, without_secrets(folder)) from None
     if INFO_FILE in entries:
         return folder
     versions = [name for name in entries if VERSION.fullmatch(name)]
