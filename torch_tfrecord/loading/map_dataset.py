@@ -24,7 +24,6 @@ from torch_tfrecord.loading.sample_maker import (
     RecordRows,
     SampleMaker,
     SampleParser,
-    located,
     located_error,
     transform_samples,
 )
@@ -38,7 +37,7 @@ from torch_tfrecord.records.index_keeper import IndexKeeper
 from torch_tfrecord.records.manifest_shards import open_shards
 from torch_tfrecord.records.paths import Paths
 from torch_tfrecord.remote.access import Access
-from torch_tfrecord.samples import Places, SampleList
+from torch_tfrecord.samples import SampleList
 from torch_tfrecord.shown import shown_features, shown_files, shown_transform
 
 __all__ = ["TFRecordDataset"]
@@ -225,7 +224,7 @@ class TFRecordDataset(Dataset[Any]):
                     self._maker.parsed(self.record_files.read(absolute), key, place, absolute)
                     for absolute, key in zip(absolutes.tolist(), keys, strict=True)
                 ],
-                self._places(absolutes),
+                lambda row: str(place(int(absolutes[row]))),
             )
 
     def _load_batches(self, batches: Sequence[Sequence[int]]) -> list[Sequence[Any]]:
@@ -250,15 +249,11 @@ class TFRecordDataset(Dataset[Any]):
             if cropped is not None:
                 return [*cropped]
         try:
-            found = maker.batches(rows, borders)
+            return [*maker.batches(rows, borders)]
         except LimitExceededError:
             if not maker.has_user_transform:
                 raise
             return [*map(maker.without_columns, rows.parts(borders))]  # columns would need memory on top of the samples
-        return [located(samples, self._places(each)) for samples, each in zip(found, absolutes, strict=True)]
-
-    def _places(self, absolutes: _Integers) -> Places:
-        return lambda row: str(self.record_files.place(int(absolutes[row])))
 
     def _transform_samples(self, samples: Sequence[Any]) -> Sequence[Any]:
         """Apply the transform to each of the samples from `_load_samples`."""
