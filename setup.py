@@ -30,7 +30,7 @@ EXTENSIONS = cythonize(
         extension("columns", "varints.h"),
         extension("memory", "blocks.h"),
         extension("pixels"),
-        extension("shared"),
+        extension("shared", "pieces.h"),
         # Regions of JPEG images, where the headers of libjpeg-turbo are installed: apt install libjpeg-turbo*-dev.
         extension("jpeg", "jpeg_region.h", libraries=("jpeg",)),
     ],

@@ -5,7 +5,9 @@ import os
 import pickle
 import random
 import re
+import resource
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -34,7 +36,7 @@ def received(memory, values):
     """What the receiver of a message sees of an array in the worker's memory."""
     start, offset = memory.send(values.ctypes.data, values.nbytes)
     start, num_bytes = memory.hold(start)
-    return np.frombuffer(native.Piece(attach(memory.name), start, num_bytes), np.uint8)[offset : offset + values.nbytes]
+    return np.frombuffer(attach(memory.name, start, num_bytes), np.uint8)[offset : offset + values.nbytes]
 
 
 def mappings():
@@ -154,6 +156,84 @@ def test_a_forked_process_lets_go_of_nothing(memory):
     assert memory._mapping.holders(start) == before - 1
 
 
+def forked(work):
+    """A forked process that does the work when it is told to: its pid, and its socket."""
+    ours, theirs = socket.socketpair()
+    ours.settimeout(30)
+    theirs.settimeout(30)
+    child = os.fork()
+    if child == 0:
+        try:
+            theirs.send(b"ready")
+            theirs.recv(2)
+            theirs.send(b"yes" if work() else b"no")
+        finally:
+            os._exit(0)
+    theirs.close()
+    assert ours.recv(5) == b"ready"
+    return child, ours
+
+
+def done(child, ours):
+    """What the work came to, once the process has ended."""
+    ours.send(b"go")
+    found = ours.recv(3) == b"yes"
+    ours.close()
+    os.waitpid(child, 0)
+    return found
+
+
+def reused(memory, address):
+    """Whether one of several new pieces, written over, is the one at this address."""
+    pieces = [array(memory.piece(100_000)) for _ in range(20)]
+    for piece in pieces:
+        piece[:] = 1
+    return address in [piece.ctypes.data for piece in pieces]
+
+
+def test_what_a_forked_process_inherited_is_held_until_it_ends(memory):
+    """By the process itself, its own forks, and by more of them than are listed."""
+    sent = array(memory.piece(100_000))
+    sent[:] = 7
+    address, theirs = sent.ctypes.data, [received(memory, sent)]
+
+    def sees_sevens():
+        return (theirs[0] == 7).all()
+
+    children = [forked(sees_sevens) for _ in range(70)]
+    children.append(forked(lambda: done(*forked(sees_sevens))))
+    del sent, theirs[:]
+    assert not reused(memory, address)
+    assert {done(*child) for child in children} == {True}
+
+
+@pytest.mark.parametrize("end", ["exits", "is killed", "lets go"])
+def test_a_forked_process_that_ends_holds_nothing(memory, end):
+    theirs = {"part": received(memory, array(memory.piece(100_000)))}
+    address = memory._address + memory._starts[0] + memory._header_bytes
+
+    def lets_go():
+        theirs.clear()
+        return True
+
+    child, ours = forked(lets_go)
+    del theirs["part"]
+    assert not reused(memory, address)
+    if end == "is killed":
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        ours.close()
+    elif end == "exits":
+        done(child, ours)
+    else:
+        ours.send(b"go")
+        assert ours.recv(3) == b"yes"  # it lives, or is not waited for yet
+    assert reused(memory, address)
+    if end == "lets go":
+        ours.close()
+        os.waitpid(child, 0)
+
+
 def test_no_memory_is_said_once_and_not_an_end(memory, monkeypatch):
     def full(*args):
         raise OSError(28, "No space left on device")
@@ -199,7 +279,35 @@ def test_a_system_that_limits_addresses():
         "print(m.name.size); m.piece(1 << 20)"
     )
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert int(ran.stdout) == 1 << 32
+    assert int(ran.stdout) == 1 << 30  # a quarter at most, or the worker has no room left
+
+
+def test_without_room_for_all_of_it_each_piece_is_mapped_alone(memory, monkeypatch):
+    sent = array(memory.piece(100_000))
+    sent[:] = 7
+    before = len(mappings())
+    limits = resource.getrlimit(resource.RLIMIT_AS)
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+    resource.setrlimit(resource.RLIMIT_AS, (used + (1 << 30), limits[1]))
+    try:
+        theirs = received(memory, sent)
+        assert (theirs == 7).all() and memory.name.token not in shared_memory._ATTACHED
+        with pytest.raises(
+            RuntimeError,
+            match=rf"DataLoader worker \(pid {memory.pid}\): cannot map \d+ bytes of its memory: Cannot allocate "
+            rf"memory; the address space of this process is limited to {used + (1 << 30)} bytes \(ulimit -v\)",
+        ):
+            attach(memory.name, 4096, 1 << 32)
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, limits)
+    theirs[5] = 9
+    assert sent[5] == 9 and len(mappings()) == before + 1
+    address = sent.ctypes.data
+    del sent
+    assert not reused(memory, address)
+    del theirs
+    assert len(mappings()) == before
+    assert reused(memory, address)
 
 
 @pytest.mark.parametrize("change", [{"pid": 1 << 30}, {"fd": 999}, {"token": b"x" * 16}])
@@ -208,7 +316,7 @@ def test_a_worker_that_is_gone_is_named(memory, change):
     with pytest.raises(
         RuntimeError, match=rf"DataLoader worker \(pid {name.pid}\) has ended before its batch was received"
     ):
-        attach(pickle.loads(pickle.dumps(name)))
+        attach(pickle.loads(pickle.dumps(name)), 4096, 100)
 
 
 def test_memory_outlives_its_worker(tmp_path):
@@ -224,7 +332,7 @@ def test_memory_outlives_its_worker(tmp_path):
     )
     worker = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     name, start, num_bytes = pickle.load(worker.stdout)
-    values = np.frombuffer(native.Piece(attach(name), start, num_bytes), np.uint8)[: 1 << 20]
+    values = np.frombuffer(attach(name, start, num_bytes), np.uint8)[: 1 << 20]
     worker.send_signal(signal.SIGKILL)
     worker.wait()
     worker.stdin.close()
@@ -246,12 +354,15 @@ def test_only_workers_have_one():
 def test_a_mapping_knows_its_bounds(memory):
     mapping = memory._mapping
     for call in (
-        lambda: native.Piece(mapping, 64, mapping.size - 127),
-        lambda: native.Piece(mapping, -64, 10),
+        lambda: native.Piece(mapping, 256, mapping.size - 511),
+        lambda: native.Piece(mapping, -256, 10),
         lambda: native.Piece(mapping, 1, 10),
         lambda: native.Piece(mapping, 0, -1),
         lambda: mapping.holders(mapping.size),
         lambda: native.Mapping(memory.name.fd, 0),
+        lambda: native.Mapping(memory.name.fd, 4096, -4096),
+        lambda: native.Piece(native.Mapping(memory.name.fd, 8192, 4096), 0, 10),
+        lambda: native.Piece(native.Mapping(memory.name.fd, 8192, 4096), 4096, 8192 - 255),
     ):
         with pytest.raises(ValueError, match="expected"):
             call()

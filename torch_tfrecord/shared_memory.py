@@ -1,12 +1,14 @@
 """Memory in which a DataLoader worker makes batches and the main process reads them, reused and without a copy.
 
 Each worker has one unnamed file (``memfd_create``): it is not in /dev/shm, whose size does not matter, and the system
-frees the memory however both processes end. Both map it once. Pieces of it hold the columns of batches, each with a
-reference count in front of it: the worker that fills it, a message being sent, the main process's tensors. At 0 the
-worker reuses the piece. If you keep a batch, its pieces stay in use and the file grows.
+frees the memory however both processes end. Both map it once. Pieces of it hold the columns of batches, each with its
+holders in front of it: the worker that fills it, a message being sent, the main process's tensors, and the processes
+forked while there were any, until they end. Without a holder the worker reuses the piece. If you keep a batch, its
+pieces stay in use and the file grows.
 
-The main process opens the file through /proc/<pid>/fd. Where that is not possible (not Linux, no compiled core), torch
-sends the batches itself.
+The main process opens the file through /proc/<pid>/fd. Where its address space is limited (``ulimit -v``) it maps each
+piece alone, and a worker maps at most a quarter of the limit. Where none of this is possible (not Linux, no compiled
+core), torch sends the batches itself.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from __future__ import annotations
 import multiprocessing
 import multiprocessing.util
 import os
+import resource
 import sys
 import threading
 import warnings
@@ -92,7 +95,11 @@ class WorkerMemory:
         self._blocks: dict[int, _Block] = {}
 
     def _map(self) -> Any:
+        limit = _address_limit()
+        failed = OSError(f"the address space is limited to {limit} bytes (ulimit -v)")
         for size in _SIZES:
+            if limit is not None and size > limit // 4:
+                continue
             try:
                 os.ftruncate(self._fd, size)
                 return self._native.Mapping(self._fd, size)
@@ -252,52 +259,52 @@ def _warn(reason: str) -> None:
 _ATTACHED: dict[bytes, tuple[int, Any]] = {}
 
 
-def attach(name: MemoryName) -> Any:
-    """The memory of a worker, mapped once; it stays valid as long as the worker lives or a piece is held.
+def attach(name: MemoryName, start: int, num_bytes: int) -> Any:
+    """A piece of a worker's memory, which is held for the caller; the arguments are those of `hold`.
 
     Raises:
-        RuntimeError: The worker has ended.
+        RuntimeError: The worker has ended, or this process has no room for the piece.
     """
     known = _ATTACHED.get(name.token)
-    return _attach(name) if known is None else known[1]
+    native: Any = optional_module("shared")
+    if known is None and _address_limit() is not None:
+        return native.Piece(_map(name, native.HEADER_BYTES + num_bytes, start), start, num_bytes)
+    return native.Piece(_attach(name) if known is None else known[1], start, num_bytes)
 
 
 def _attach(name: MemoryName) -> Any:
     for token, (pid, _) in list(_ATTACHED.items()):
-        if not _is_alive(pid):
+        if not os.path.exists(f"/proc/{pid}"):
             _ATTACHED.pop(token, None)
-    _, mapping = _ATTACHED.setdefault(name.token, (name.pid, _map(name)))
+    _, mapping = _ATTACHED.setdefault(name.token, (name.pid, _map(name, name.size)))
     for process in multiprocessing.active_children():
         if process.pid == name.pid:  # unmap it when its loader is gone, at the latest
             weakref.finalize(process, _ATTACHED.pop, name.token, None).atexit = False
     return mapping
 
 
-def _map(name: MemoryName) -> Any:
+def _map(name: MemoryName, size: int, begin: int = 0) -> Any:
     native: Any = optional_module("shared")
+    worker = f"DataLoader worker (pid {name.pid})"
     try:
         fd = os.open(f"/proc/{name.pid}/fd/{name.fd}", os.O_RDWR | os.O_CLOEXEC)
         try:
-            mapping = native.Mapping(fd, name.size)
+            mapping = native.Mapping(fd, size, begin)
             token = os.pread(fd, _TOKEN_BYTES, 0)
         finally:
             os.close(fd)
+    except FileNotFoundError as error:
+        raise RuntimeError(f"{worker} has ended before its batch was received: {error.strerror}") from error
     except OSError as error:
-        raise _gone(name, error.strerror) from error
+        limit = _address_limit()
+        reason = "" if limit is None else f"; the address space of this process is limited to {limit} bytes (ulimit -v)"
+        raise RuntimeError(f"{worker}: cannot map {size} bytes of its memory: {error.strerror}{reason}") from error
     if token != name.token:
-        raise _gone(name, "another process has its pid")
+        raise RuntimeError(f"{worker} has ended before its batch was received: another process has its pid")
     return mapping
 
 
-def _gone(name: MemoryName, reason: object) -> RuntimeError:
-    return RuntimeError(f"DataLoader worker (pid {name.pid}) has ended before its batch was received: {reason}")
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass
-    return True
+def _address_limit() -> int | None:
+    """Bytes of address space that this process may use; None for any number."""
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    return None if limit == resource.RLIM_INFINITY else limit

@@ -392,13 +392,17 @@ def test_neither_batches_nor_samples_share_memory(way):
 @pytest.mark.parametrize("way", BOTH)
 def test_a_batch_of_columns_is_handed_on_once(way):
     columns = columns_of([5, 6, 7])
-    batch = ColumnBatch({name: columns[name] for name in ("row", "var")}, 3)
+    batch = ColumnBatch({name: columns[name] for name in ("row", "var")}, 3).located(
+        None, lambda: columns_of([5, 6, 7])
+    )
     first = BOTH[way](batch)
     assert first["row"].data_ptr() == columns["row"].data_ptr()  # not copied
     second = BOTH[way](batch)
     first["row"].fill_(0)
     first["var"].values().fill_(0)
-    assert_same(second, collate(plain(samples_of([5, 6, 7], ["row", "var"]))))
+    expected = plain(samples_of([5, 6, 7], ["row", "var"]))
+    assert_same({name: second[name] for name in ("row", "var")}, collate(expected))
+    assert_same({name: batch[1][name] for name in ("row", "var")}, expected[1])
 
 
 @pytest.mark.parametrize("way", BOTH)

@@ -1,10 +1,13 @@
 """What leaves a worker arrives equal, whatever it is, wherever it was made, and however long who keeps it."""
 
 import gc
+import multiprocessing
 import os
 import pickle
+import resource
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -306,3 +309,83 @@ def test_several_loaders_at_once_in_any_order():
     for batches in kept:
         assert sorted(n for batch in batches for n in batch["position"].tolist()) == [*range(64)]
         assert all(torch.equal(row, torch.arange(50_000)) for batch in batches for row in batch["x"])
+
+
+# Processes that are forked while a batch is there.
+
+
+def _are_unchanged(batch, go, found):
+    x = batch["x"].numpy()  # torch's own threads do not survive a fork
+    before = x.copy()
+    found.put("ready")
+    go.wait(60)
+    found.put((x == before).all())
+
+
+def _in_a_grandchild(batch, go, found):
+    context = multiprocessing.get_context("fork")
+    child = context.Process(target=_are_unchanged, args=(batch, go, found))
+    child.start()
+    del batch
+    child.join()
+
+
+class Numbers(Dataset):
+    def __len__(self):
+        return 60
+
+    def __getitem__(self, position):
+        return {"x": torch.full((50_000,), position)}
+
+
+@pytest.mark.parametrize("work", [_are_unchanged, _in_a_grandchild])
+@pytest.mark.parametrize("context", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
+def test_a_forked_process_keeps_the_values_of_its_batch(context, work):
+    loader = DataLoader(Numbers(), 2, num_workers=2, multiprocessing_context=context, collate_fn=collate)
+    batches = iter(loader)
+    batch = next(batches)
+    forks = multiprocessing.get_context("fork")
+    go, found = forks.Event(), forks.SimpleQueue()
+    child = forks.Process(target=work, args=(batch, go, found))
+    child.start()
+    assert found.get() == "ready"
+    del batch
+    gc.collect()
+    assert [int(batch["x"][0, 0]) for batch in batches] == [*range(2, 60, 2)]  # nothing of this one is kept
+    go.set()
+    assert found.get()
+    child.join()
+
+
+@pytest.mark.slow
+def test_a_batch_in_a_queue_of_torchs_keeps_its_values():
+    context = torch.multiprocessing.get_context("spawn")
+    batches = iter(DataLoader(Numbers(), 2, num_workers=2, collate_fn=collate))
+    go, found, queue = context.Event(), context.SimpleQueue(), context.Queue()
+    queue.put(next(batches))
+    child = context.Process(target=_taken_from, args=(queue, go, found))
+    child.start()
+    assert found.get() == "ready"
+    assert sum(1 for _ in batches) == 29
+    go.set()
+    assert found.get()
+    child.join()
+
+
+def _taken_from(queue, go, found):
+    _are_unchanged(queue.get(), go, found)
+
+
+@shares
+@pytest.mark.parametrize("context", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("room", [1 << 29, 70 << 30])
+def test_a_limited_address_space(room, context):
+    """As `ulimit -v` sets it, which docs/safety.md recommends: workers map less, the trainer piece by piece."""
+    limits = resource.getrlimit(resource.RLIMIT_AS)
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + room, limits[1]))
+    try:
+        batches = [*DataLoader(Numbers(), 2, num_workers=2, collate_fn=collate, multiprocessing_context=context)]
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, limits)
+    assert [batch["x"][:, ::49_999].tolist() for batch in batches] == [[[n] * 2, [n + 1] * 2] for n in range(0, 60, 2)]

@@ -1,6 +1,5 @@
 """The compiled core for Examples, alone: what it reads is what protobuf reads, and what it does not read it leaves."""
 
-import gc
 import os
 import subprocess
 import sys
@@ -422,8 +421,7 @@ def test_arguments_that_do_not_fit():
     assert core.copies(b"", np.array([0, 0])) == [b""]
     assert core.texts(b"", np.array([0, 0])) == [""]
     rows = core.texts(b"abc", np.array([0, 1, 1, 2]), np.array([0, 1, 1, 2]))
-    assert rows == [["a"], [], ["bc"]] and gc.is_tracked(rows)
-    assert not any(map(gc.is_tracked, [*rows, core.copies(b"a", np.array([0, 1]))]))
+    assert rows == [["a"], [], ["bc"]]
     with pytest.raises(UnicodeDecodeError):
         core.texts(b"a\xff", np.array([0, 1, 0, 2]))
     text = encode_example({"t": "ä"})
@@ -439,8 +437,7 @@ def test_arguments_that_do_not_fit():
     text = encode_example({"t": ["ä", ""]})
     _, [spans], _ = core.Plan([(b"t", 1, -1, True)]).parse_one(text)
     assert [core.strings_in(text, spans, is_text) for is_text in (False, True)] == [["ä".encode(), b""], ["ä", ""]]
-    empty = core.strings_in(b"", core.Plan([(b"t", 1, -1, False)]).parse_one(b"")[1][0], True)
-    assert empty == [] and not gc.is_tracked(empty)
+    assert core.strings_in(b"", core.Plan([(b"t", 1, -1, False)]).parse_one(b"")[1][0], True) == []
     with pytest.raises(ValueError, match="a value lies outside the buffer of 5 bytes"):
         core.strings_in(text[:5], spans, False)
     with pytest.raises(UnicodeDecodeError):

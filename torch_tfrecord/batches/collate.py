@@ -40,7 +40,8 @@ def collate(samples: Sequence[Any]) -> Any:
       numbers a tensor, or a list if no dtype holds each as it is.
 
     Columns that a dataset has read already (in `__getitems__`, without a transform) are passed on as they are, and
-    samples that you have not touched are joined from their columns. torch's own ``default_collate`` does the same. From
+    samples that you have not touched are joined from their columns. You may change the batch in place: samples that you
+    look at later are parsed again. torch's own ``default_collate`` does the same. From
     a DataLoader worker the batch is sent in one piece of shared memory and arrives as a plain dict, tuple or list.
 
     Args:

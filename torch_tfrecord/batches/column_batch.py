@@ -19,13 +19,13 @@ class ColumnBatch(MutableSequence[Any]):
     `collate` and torch's ``default_collate`` take the columns as they are. Everything else sees a list of samples, made
     on first access: sample i is what the dataset returns for position i alone, and its tensors are views of their
     columns. From then on the list counts, not the columns, since a custom `collate_fn` may sort or filter it; but
-    a `Sample` that was not changed is still joined from its columns.
+    a `Sample` that was not changed is still joined from its columns. No batch shares memory with a sample: the columns
+    of samples that are first looked at after a batch took them are parsed again.
 
     Args:
         columns: Columns by name, or a tuple of such mappings and columns, nested like one sample. A column is the batch
             of several values, or a list of the values.
         num_samples: Number of samples.
-        places: The record of each sample, for errors; see `SampleList`.
 
     Example:
         >>> import torch
@@ -34,14 +34,12 @@ class ColumnBatch(MutableSequence[Any]):
         (2, {'x': tensor(5), 'name': b'b'})
     """
 
-    def __init__(self, columns: Any, num_samples: int, places: Places | None = None) -> None:
-        self._columns = columns
+    def __init__(self, columns: Any, num_samples: int) -> None:
+        self.block = SampleBlock(columns, num_samples)
         self._num_samples = num_samples
-        self._places = places
-        self._block = SampleBlock(columns, num_samples) if isinstance(columns, dict) else None
+        self._places: Places | None = None
         self._single: dict[int, Sample] = {}  # samples that were accessed by their number
         self._samples: list[Any] | None = None
-        self._is_taken = False
         register_samples()
 
     @property
@@ -51,15 +49,12 @@ class ColumnBatch(MutableSequence[Any]):
 
     @property
     def columns(self) -> Any:
-        """The original columns."""
-        return self._columns
+        """The columns; parsed again if a batch took them."""
+        return self.block.columns
 
     def take_columns(self) -> Any | None:
-        """The columns, for one batch only, since a second must not share their memory; None if samples may differ."""
-        if self._is_taken or not self.is_columns:
-            return None
-        self._is_taken = True
-        return self._columns
+        """The columns, for one batch only; None if samples may differ from them or share their memory."""
+        return self.block.take() if self.is_columns else None
 
     def __len__(self) -> int:
         return self._num_samples if self._samples is None else len(self._samples)
@@ -69,17 +64,20 @@ class ColumnBatch(MutableSequence[Any]):
         """The record of each sample, by its number; None once the samples may have been reordered."""
         return self._places if self._samples is None else getattr(self._samples, "places", None)
 
-    def located(self, places: Places) -> ColumnBatch:
-        """This batch with the record of each sample."""
-        self._places = places
+    def located(self, places: Places | None, again: Callable[[], Any] | None) -> ColumnBatch:
+        """This batch with the record of each sample, and what parses the columns once more, into new memory.
+
+        Without the latter the columns are copied for each batch.
+        """
+        self._places, self.block.again = places, again
         return self
 
     def __getitem__(self, number: Any) -> Any:
-        if self._samples is None and self._block is not None and type(number) is int:
+        if self._samples is None and self.block.template and type(number) is int:
             row = number + len(self) if number < 0 else number
             if 0 <= row < len(self):  # torch's collate first looks at one sample: do not make the others
                 if row not in self._single:
-                    self._single[row] = self._block.samples([row])[0]
+                    self._single[row] = self.block.samples([row])[0]
                 return self._single[row]
         return self._all()[number]
 
@@ -110,21 +108,23 @@ class ColumnBatch(MutableSequence[Any]):
 
     def _all(self) -> list[Any]:
         if self._samples is None:
-            samples = list(
-                take_apart(self._columns, self._num_samples) if self._block is None else self._block.samples()
-            )
+            is_dict = self.block.template
+            samples = self.block.samples() if is_dict else [*take_apart(self.columns, self._num_samples)]
             for number, sample in self._single.items():
                 samples[number] = sample
             self._samples = SampleList(samples, self._places)
         return self._samples
 
-    def map(self, function: Callable[[Any], Any]) -> ColumnBatch:
-        """The batch with the columns that a function returns for these."""
-        return ColumnBatch(function(self._columns), self._num_samples, self._places)
+    def map(self, function: Callable[[Any], Any], again: Callable[[Any], Any] | None = None) -> ColumnBatch:
+        """The batch with the columns that a function returns for these; `again` returns the same once more."""
+        repeat, parse = again or function, self.block.again
+        return ColumnBatch(function(self.columns), self._num_samples).located(
+            self._places, parse and (lambda: repeat(parse()))
+        )
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Without `places`, which do not pickle. Samples become dicts.
-        return ColumnBatch, (self._columns, self._num_samples), None if self.is_columns else list(self)
+        return ColumnBatch, (self.columns, self._num_samples), None if self.is_columns else list(self)
 
     def __setstate__(self, samples: list[Any]) -> None:
         self._samples = SampleList(samples, None)

@@ -65,6 +65,11 @@ class CropReader:
         except TFRecordError:
             return None
 
+    def columns(self, records: PackedRecords, place: Callable[[int], RecordPlace]) -> dict[str, Any]:
+        """The columns of one batch, with StoredImages, in new memory."""
+        batch: Any = self._encoded.batches(records, None, (0, len(records)), place)[0]
+        return self._opened(batch.columns)
+
     def takes(self, transform: Any) -> bool:
         """Whether a transform begins with a crop of the features' image."""
         return transform is not None and self._image is not None and _taken_apart(transform)[0] is not None
@@ -135,9 +140,9 @@ class UncroppedBatch(Sequence[Any]):
         self._batch, self._name, self._channels = batch, name, channels
         self._read: Callable[[], Sequence[Any]] = list
 
-    def located(self, places: Places, read: Callable[[], Sequence[Any]]) -> UncroppedBatch:
-        """This batch with the record of each sample, and a function that reads the samples with decoded images."""
-        self._batch, self._read = self._batch.located(places), read
+    def located(self, places: Places, again: Callable[[], Any], read: Callable[[], Sequence[Any]]) -> UncroppedBatch:
+        """Like `ColumnBatch.located`, with a function that reads the samples with decoded images."""
+        self._batch, self._read = self._batch.located(places, again), read
         return self
 
     def __len__(self) -> int:
@@ -174,9 +179,18 @@ class UncroppedBatch(Sequence[Any]):
             return transform_one(apply, number, self._batch[number], places, errors)
 
     def _at_once(self, crop: LeadingCrop, others: Sequence[ColumnTransform]) -> ColumnBatch:
-        columns = self._batch.columns
+        state = torch.get_rng_state()
+
+        def crop_all(columns: dict[str, Any]) -> dict[str, Any]:
+            return {**columns, self._name: crop.batch(columns[self._name], self._channels)}
+
+        def crop_again(columns: dict[str, Any]) -> dict[str, Any]:
+            with torch.random.fork_rng(devices=()):
+                torch.set_rng_state(state)
+                return crop_all(columns)
+
         try:
-            batch = self._batch.map(lambda _: {**columns, self._name: crop.batch(columns[self._name], self._channels)})
+            batch = self._batch.map(crop_all, crop_again)
         except Exception as error:
             raise NotCroppedError from error
         for transform in others:

@@ -82,9 +82,9 @@ class PaddedCollate:
             raise ValueError("a batch needs at least one sample, got none")
         # 0 stands for every dtype's default, also for bytes and str.
         everywhere = None if type(self.padding_values) is int and not self.padding_values else self.padding_values
+        columns = take_columns(samples)
         try:
             with BatchBudget(self.max_batch_bytes):
-                columns = take_columns(samples)
                 columns = list(samples) if columns is None else _fillable(columns, len(samples))
                 batch, lengths = _pad(columns, self.padded_shapes, everywhere, "")
         except LimitExceededError as error:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import ItemsView, Iterable, KeysView, ValuesView
+import functools
+from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 __all__ = ["FILLED", "UNSEEN", "Sample", "make_samples"]
@@ -34,6 +35,17 @@ class RowBlock(Protocol):
 
     def row(self, row: int) -> dict[Any, Any]:
         """All values of one row."""
+
+
+def _after(prepare: Callable[[Any], None], method: Callable[..., Any]) -> Any:
+    """A method of ``dict`` on a sample that is prepared for it."""
+
+    @functools.wraps(method)
+    def prepare_first(self: Sample, *args: Any, **kwargs: Any) -> Any:
+        prepare(self)
+        return method(self, *args, **kwargs)
+
+    return prepare_first
 
 
 class Sample(dict[Any, Any]):
@@ -116,37 +128,16 @@ class Sample(dict[Any, Any]):
         value = dict.get(self, name, default)
         return self._look(name) if value is UNSEEN else value
 
-    def __len__(self) -> int:
-        self._open()
-        return super().__len__()
-
-    def __contains__(self, name: object) -> bool:
-        self._open()
-        return super().__contains__(name)
-
-    def __iter__(self) -> Any:
-        # C code copies a dict's memory directly unless its class overrides this method.
-        self._open()
-        return super().__iter__()
-
-    def __reversed__(self) -> Any:
-        self._open()
-        return super().__reversed__()
-
-    def keys(self) -> KeysView[Any]:  # type: ignore[override]
-        """Like the method of ``dict``."""
-        self._open()
-        return super().keys()
-
-    def items(self) -> ItemsView[Any, Any]:  # type: ignore[override]
-        """Like the method of ``dict``."""
-        self._fill()
-        return super().items()
-
-    def values(self) -> ValuesView[Any]:  # type: ignore[override]
-        """Like the method of ``dict``."""
-        self._fill()
-        return super().values()
+    __len__ = _after(_open, dict.__len__)
+    __contains__ = _after(_open, dict.__contains__)
+    __iter__ = _after(_open, dict.__iter__)  # without it, C code copies a dict's memory directly
+    __reversed__ = _after(_open, dict.__reversed__)
+    keys = _after(_open, dict.keys)
+    items = _after(_fill, dict.items)
+    values = _after(_fill, dict.values)
+    __or__ = _after(_fill, dict.__or__)
+    __ror__ = _after(_fill, dict.__ror__)
+    __repr__ = _after(_fill, dict.__repr__)
 
     def copy(self) -> dict[Any, Any]:
         """Copy to a plain dict."""
@@ -174,56 +165,20 @@ class Sample(dict[Any, Any]):
 
     __hash__ = None  # like a dict
 
-    def __or__(self, other: Any) -> Any:
-        self._fill()
-        return super().__or__(other)
-
-    def __ror__(self, other: Any) -> Any:
-        self._fill()
-        return super().__ror__(other)
-
-    def __repr__(self) -> str:
-        self._fill()
-        return super().__repr__()
-
     # Changing.
 
-    def __setitem__(self, name: Any, value: Any) -> None:
-        self._change()
-        super().__setitem__(name, value)
-
-    def __delitem__(self, name: Any) -> None:
-        self._change()
-        super().__delitem__(name)
-
-    def __ior__(self, other: Any) -> Any:
-        self._change()
-        return super().__ior__(other)
+    __setitem__ = _after(_change, dict.__setitem__)
+    __delitem__ = _after(_change, dict.__delitem__)
+    __ior__ = _after(_change, dict.__ior__)
+    pop = _after(_change, dict.pop)
+    popitem = _after(_change, dict.popitem)
+    setdefault = _after(_change, dict.setdefault)
+    update = _after(_change, dict.update)
 
     def clear(self) -> None:
         """Like the method of ``dict``."""
         self._block, self._row = None, FILLED
         super().clear()
-
-    def pop(self, *args: Any) -> Any:
-        """Like the method of ``dict``."""
-        self._change()
-        return super().pop(*args)
-
-    def popitem(self) -> tuple[Any, Any]:
-        """Like the method of ``dict``."""
-        self._change()
-        return super().popitem()
-
-    def setdefault(self, name: Any, default: Any = None) -> Any:
-        """Like the method of ``dict``."""
-        self._change()
-        return super().setdefault(name, default)
-
-    def update(self, *args: Any, **kwargs: Any) -> None:
-        """Like the method of ``dict``."""
-        self._change()
-        super().update(*args, **kwargs)
 
 
 def make_samples(block: RowBlock, rows: Iterable[int]) -> list[Sample]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import threading
 from collections.abc import Callable, Iterable, Sequence
@@ -15,9 +16,10 @@ import torch
 from torch_tfrecord.batch_memory import empty_bytes
 from torch_tfrecord.batches.sample import UNSEEN, Sample, make_samples
 from torch_tfrecord.values.containers import RaggedTensor, SparseList, jagged_tensor
-from torch_tfrecord.values.stacking import as_kind_of, rows_of
+from torch_tfrecord.values.stacking import as_kind_of, is_listed, rows_of
+from torch_tfrecord.values.whole_values import WHOLE_KINDS
 
-__all__ = ["Origin", "SampleBlock", "join_samples", "take_apart"]
+__all__ = ["SampleBlock", "join_samples", "take_apart"]
 
 _Integers: TypeAlias = "npt.NDArray[np.int64]"
 
@@ -31,28 +33,19 @@ class _Dense(NamedTuple):
     array: npt.NDArray[Any]
 
 
-class Origin(NamedTuple):
-    """For a block that a stream has read.
-
-    Attributes:
-        again: Parses the columns once more, into new memory.
-        joined: Called for each batch that ends in this block, with its number of samples and the row after its end.
-    """
-
-    again: Callable[[], dict[Any, Any]]
-    joined: Callable[[int, int], None]
-
-
 class SampleBlock:
     """The columns of several samples, by name. A sample's values are made on first access, and kept.
 
-    Tensors of samples are views of their column, so an in-place change of one changes the column. The first access to
-    a column makes one view; on the second, the whole column is split at once.
+    Tensors of samples are views of their column, so an in-place change of one changes the column, but no batch. The
+    first access to a column makes one view; on the second, the whole column is split at once.
 
     Args:
-        columns: As for `ColumnBatch`, by name.
+        columns: As for `ColumnBatch`; only those by name have samples.
         num_rows: Number of samples.
-        origin: If there is one, a batch may `take` the columns.
+
+    Attributes:
+        again: Parses the columns once more, into new memory; if it is known, a batch may `take` the columns.
+        joined: Called for each batch that ends in this block, with its number of samples and the row after its end.
     """
 
     __slots__ = (
@@ -62,35 +55,38 @@ class SampleBlock:
         "_is_read",
         "_looked",
         "_rows",
+        "again",
+        "joined",
         "lock",
         "num_rows",
-        "origin",
         "template",
     )
 
-    def __init__(self, columns: dict[Any, Any], num_rows: int, origin: Origin | None = None) -> None:
-        self._columns: dict[Any, Any] | None = columns
-        self.num_rows, self.origin = num_rows, origin
+    def __init__(self, columns: Any, num_rows: int) -> None:
+        self._columns = columns
+        self.num_rows = num_rows
+        self.again: Callable[[], Any] | None = None
+        self.joined: Callable[[int, int], None] | None = None
         self._is_read = False
         self.lock = threading.Lock()
-        self.template: dict[Any, object] = dict.fromkeys(columns, UNSEEN)
+        self.template: dict[Any, object] = dict.fromkeys(columns if isinstance(columns, dict) else (), UNSEEN)
         self._apart: dict[Any, Sequence[Any]] = {}
         self._dense: dict[Any, _Dense | None] = {}
         self._looked: set[Any] = set()  # names of columns with one accessed value; None for a row
         self._rows: list[tuple[Any, ...]] | None = None
 
     @property
-    def columns(self) -> dict[Any, Any]:
+    def columns(self) -> Any:
         """The columns; parsed again if a batch took them."""
         self._is_read = True  # first set, then read: `take` does it in the other order
         columns = self._columns
         if columns is None:
-            columns = self._columns = self.origin.again()  # type: ignore[union-attr]  # None only after `take`
+            columns = self._columns = self.again()  # type: ignore[misc]  # None only after `take`
         return columns
 
-    def take(self) -> dict[Any, Any] | None:
+    def take(self) -> Any | None:
         """The columns, for one batch only; None if it must copy, as another batch or sample may share the memory."""
-        if self.origin is None or self._is_read:
+        if self.again is None or self._is_read:
             return None
         columns, self._columns = self._columns, None
         if self._is_read and columns is not None:  # another thread has just read them
@@ -167,8 +163,8 @@ def join_samples(samples: Sequence[Any]) -> dict[Any, Any] | None:
         return None
     rows = np.fromiter(map(_ROW, samples), np.int64, len(samples))
     taken = _taken(blocks[-1], rows) if len(distinct) == 1 else None
-    if blocks[-1].origin is not None:
-        blocks[-1].origin.joined(len(rows), max(int(rows[-1]), ~int(rows[-1])) + 1)
+    if blocks[-1].joined is not None:
+        blocks[-1].joined(len(rows), max(int(rows[-1]), ~int(rows[-1])) + 1)
     if taken is not None:
         return taken
     looked = _looked(samples, names, rows)
@@ -178,8 +174,20 @@ def join_samples(samples: Sequence[Any]) -> dict[Any, Any] | None:
         column = None
         if chosen is not None and name not in looked:
             column = _joined([*distinct.values()], name, chosen)
-        columns[name] = [sample[name] for sample in samples] if column is None else column
+        values = [sample[name] for sample in samples] if column is None else column
+        columns[name] = [*map(_own, values)] if type(values) is list else values
     return columns
+
+
+def _own(value: Any) -> Any:
+    """A copy of what a batch would list as it is; other tensors are about to be stacked."""
+    if isinstance(value, (bytes, str)):
+        return value
+    if type(value) is list:  # of strings, or of lists
+        return [*map(_own, value)] if value and type(value[0]) is list else value[:]
+    if type(value) is dict:
+        return {name: _own(part) for name, part in value.items()}
+    return copy.deepcopy(value) if isinstance(value, WHOLE_KINDS) or is_listed(value) else value
 
 
 _BLOCK, _ROW = attrgetter("_block"), attrgetter("_row")

@@ -20,7 +20,6 @@ from torch.utils.data import get_worker_info
 from torchvision import tv_tensors
 
 from torch_tfrecord.batches.sample import Sample
-from torch_tfrecord.native import optional_module
 from torch_tfrecord.records.packed_records import PackedRecords
 from torch_tfrecord.shared_memory import MemoryName, WorkerMemory, attach, worker_memory
 from torch_tfrecord.values.containers import RaggedTensor, jagged_tensor, make_sparse
@@ -243,8 +242,7 @@ def _memory(name: MemoryName | None, memory: Any) -> Any:
         return memory.numpy().data
     if name is None or isinstance(memory, bytearray):
         return memoryview(memory)
-    native: Any = optional_module("shared")
-    return memoryview(native.Piece(attach(name), *memory))
+    return memoryview(attach(name, *memory))
 
 
 def _build(tensors: list[torch.Tensor], node: _Node) -> Any:

@@ -26,7 +26,6 @@ from torch_tfrecord.loading.sample_maker import (
     SampleMaker,
     SampleParser,
     check_left,
-    located,
     located_error,
     transform_samples,
 )
@@ -40,7 +39,7 @@ from torch_tfrecord.records.index_keeper import IndexKeeper
 from torch_tfrecord.records.manifest_shards import open_shards
 from torch_tfrecord.records.paths import Paths
 from torch_tfrecord.remote.access import Access
-from torch_tfrecord.samples import LEFT_OUT, Places, SampleList
+from torch_tfrecord.samples import LEFT_OUT, SampleList
 from torch_tfrecord.shown import shown_features, shown_files, shown_transform
 
 __all__ = ["TFRecordDataset"]
@@ -257,7 +256,7 @@ class TFRecordDataset(Dataset[Any]):
             found = [maker.tried(partial(load, *pair)) for pair in zip(absolutes.tolist(), keys, strict=True)]
             if isinstance(error, LimitExceededError) and all(sample is not LEFT_OUT for sample in found):
                 raise  # no record is too large alone
-            return SampleList(found, self._places(absolutes))
+            return SampleList(found, lambda row: str(place(int(absolutes[row]))))
 
     def _load_batches(self, batches: Sequence[Sequence[int]]) -> list[Sequence[Any]]:
         """`_load_samples` of several batches, whose records are read and parsed together.
@@ -281,15 +280,11 @@ class TFRecordDataset(Dataset[Any]):
             if cropped is not None:
                 return [*cropped]
         try:
-            found = maker.batches(rows, borders)
+            return [*maker.batches(rows, borders)]
         except LimitExceededError:
             if not maker.has_user_transform:
                 raise
             return [*map(maker.without_columns, rows.parts(borders))]  # columns would need memory on top of the samples
-        return [located(samples, self._places(each)) for samples, each in zip(found, absolutes, strict=True)]
-
-    def _places(self, absolutes: _Integers) -> Places:
-        return lambda row: str(self.record_files.place(int(absolutes[row])))
 
     def _transform_samples(self, samples: Sequence[Any]) -> Sequence[Any]:
         """Apply the transform to each of the samples from `_load_samples`."""

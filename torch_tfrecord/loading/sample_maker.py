@@ -33,7 +33,6 @@ __all__ = [
     "SampleMaker",
     "SampleParser",
     "check_left",
-    "located",
     "located_error",
     "transform_samples",
 ]
@@ -140,11 +139,18 @@ class SampleMaker:
         """The samples of several batches, not transformed; an error carries the number of its record."""
         if self.parser is None:
             payloads = rows.records.tolist()
-            return [payloads[begin:end] for begin, end in pairwise(borders)]
-        places: Any = (rows.place,) if self._needs_places else ()
-        return self.parser.batches(rows.records, rows.keys, borders, *places)
+            found: Sequence[Any] = [payloads[begin:end] for begin, end in pairwise(borders)]
+        else:
+            places: Any = (rows.place,) if self._needs_places else ()
+            found = self.parser.batches(rows.records, rows.keys, borders, *places)
+        return [*map(self._located, found, rows.parts(borders))]
 
-    def batch(self, rows: RecordRows) -> Sequence[Any]:
+    def _located(self, samples: Sequence[Any], rows: RecordRows) -> Sequence[Any]:
+        if not isinstance(samples, ColumnBatch):
+            return SampleList(samples, rows.places)
+        return samples.located(rows.places, lambda: self.batch(rows).columns)
+
+    def batch(self, rows: RecordRows) -> Any:
         """The samples of a batch, not transformed; an error carries the number of its record."""
         return self.batches(rows, (0, len(rows.records)))[0]
 
@@ -154,7 +160,11 @@ class SampleMaker:
         if batches is None:
             return None
         pairs = zip(batches, rows.parts(borders), strict=True)
-        return [batch.located(part.places, partial(self.one_by_one, part)) for batch, part in pairs]
+        again = self.crops.columns
+        return [
+            batch.located(part.places, partial(again, part.records, part.place), partial(self.one_by_one, part))
+            for batch, part in pairs
+        ]
 
     def each(self, rows: RecordRows) -> Iterator[Any]:
         """The samples of a batch, not transformed, each parsed alone; LEFT_OUT for one that fails."""
@@ -215,11 +225,6 @@ def check_left(samples: Sequence[Any], dataset: object) -> Sequence[Any]:
                 "make_dataloader, which passes over it, a larger batch, or a TFRecordIterableDataset"
             )
     return kept
-
-
-def located(samples: Sequence[Any], places: Places) -> Sequence[Any]:
-    """A batch's samples with the places that they are from."""
-    return samples.located(places) if isinstance(samples, ColumnBatch) else SampleList(samples, places)
 
 
 def located_error(error: TFRecordError, place: Callable[[int], RecordPlace]) -> TFRecordError:

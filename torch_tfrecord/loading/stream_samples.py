@@ -9,10 +9,9 @@ from typing import Any
 
 from torch_tfrecord.batches.column_batch import ColumnBatch
 from torch_tfrecord.batches.crop_reader import NotCroppedError, UncroppedBatch
-from torch_tfrecord.batches.sample_block import Origin, SampleBlock
 from torch_tfrecord.errors import LimitExceededError, TFRecordError
 from torch_tfrecord.loading.record_stream import RecordStream
-from torch_tfrecord.loading.sample_maker import RecordRows, SampleMaker, located, located_error, transform_samples
+from torch_tfrecord.loading.sample_maker import RecordRows, SampleMaker, located_error, transform_samples
 from torch_tfrecord.samples import LEFT_OUT, SampleList, transform_one, without_left_out
 
 __all__ = ["batch_of", "samples_of"]
@@ -25,13 +24,13 @@ def samples_of(maker: SampleMaker, stream: RecordStream, rows: RecordRows) -> It
 
 def _parsed(maker: SampleMaker, stream: RecordStream, rows: RecordRows) -> Iterable[Any]:
     try:
-        samples = maker.batch(rows)
+        samples: Sequence[Any] = maker.batch(rows)
     except TFRecordError:
         return _parsed_by_halves(maker, stream, rows)
-    if not isinstance(samples, ColumnBatch) or not isinstance(samples.columns, dict):
+    if not isinstance(samples, ColumnBatch) or not samples.block.template:
         return samples
-    joined = partial(stream.sizes.learn, stream.num_taken)
-    return SampleBlock(samples.columns, len(samples), Origin(lambda: _columns(maker, rows), joined)).samples()
+    samples.block.joined = partial(stream.sizes.learn, stream.num_taken)
+    return samples.block.samples()
 
 
 def _parsed_by_halves(maker: SampleMaker, stream: RecordStream, rows: RecordRows) -> Iterator[Any]:
@@ -41,12 +40,6 @@ def _parsed_by_halves(maker: SampleMaker, stream: RecordStream, rows: RecordRows
         return
     yield from _parsed(maker, stream, rows.part(0, size // 2))
     yield from _parsed(maker, stream, rows.part(size // 2, size))
-
-
-def _columns(maker: SampleMaker, rows: RecordRows) -> Any:
-    """The columns of records that were already parsed once."""
-    samples = maker.batch(rows)
-    return samples.columns if isinstance(samples, ColumnBatch) else None
 
 
 def _transformed(maker: SampleMaker, stream: RecordStream, rows: RecordRows) -> Iterator[Any]:
@@ -87,4 +80,4 @@ def batch_of(maker: SampleMaker, rows: RecordRows) -> Sequence[Any]:
         if not maker.errors.skips:
             return SampleList((maker.sample(*rows.row(row)) for row in range(len(rows.records))), rows.places)
         samples = maker.one_by_one(rows)
-    return without_left_out(transform_samples(maker.transform, located(samples, rows.places), maker.errors))
+    return without_left_out(transform_samples(maker.transform, samples, maker.errors))

@@ -21,9 +21,6 @@ from libc.stdint cimport int64_t, uint8_t, uint64_t
 from libc.stdlib cimport free, malloc, realloc
 from libc.string cimport memcmp, memcpy, memset
 
-cdef extern from "Python.h":
-    void PyObject_GC_UnTrack(void *op)
-
 cdef extern from "varints.h" nogil:
     ctypedef bint (*tfr_decoder)(const uint8_t *p, const uint8_t *end, const uint8_t *limit, int64_t *out)
     tfr_decoder tfr_decoder_of(int level)
@@ -1112,16 +1109,7 @@ cdef list strings_of(const uint8_t[::1] buffer, const int64_t[::1] spans, int64_
         value = string_of(base + start, length, is_text)
         Py_INCREF(value)
         PyList_SET_ITEM(values, number - begin, value)
-    return untracked(values)
-
-
-cdef inline list untracked(list strings):
-    """Hidden from Python's garbage collector: strings form no cycles.
-
-    Otherwise the lists of batches that wait to be used make it look at all objects of the process again and again.
-    """
-    PyObject_GC_UnTrack(<void *>strings)
-    return strings
+    return values
 
 
 def string_at(bytes record not None, Memory block not None, int64_t place, bint is_text):
@@ -1149,7 +1137,7 @@ def strings_in(bytes record not None, Memory spans not None, bint is_text):
         value = string_of(<const char *>record + span[2 * number], span[2 * number + 1], is_text)
         Py_INCREF(value)  # the list takes one over
         PyList_SET_ITEM(values, number, value)
-    return untracked(values)
+    return values
 
 
 def varints(const uint8_t[::1] buffer not None, int64_t[::1] values not None, int level):

@@ -26,35 +26,41 @@ cdef extern from *:
         return -1;
     #endif
     }
-    static uint32_t shared_load(uint32_t *count) { return __atomic_load_n(count, __ATOMIC_ACQUIRE); }
-    static void shared_add(uint32_t *count) { __atomic_fetch_add(count, 1, __ATOMIC_ACQ_REL); }
-    static void shared_subtract(uint32_t *count) { __atomic_fetch_sub(count, 1, __ATOMIC_ACQ_REL); }
-    static void shared_store(uint32_t *count, uint32_t value) { __atomic_store_n(count, value, __ATOMIC_RELEASE); }
     """
     void *mmap(void *start, size_t size, int protection, int flags, int fd, long offset) nogil
     int munmap(void *start, size_t size) nogil
-    int getpid() nogil
     int PROT_READ, PROT_WRITE, MAP_SHARED, MAP_NORESERVE
     void *MAP_FAILED
     int shared_forget(void *start, size_t size) nogil
-    uint32_t shared_load(uint32_t *count) nogil
-    void shared_add(uint32_t *count) nogil
-    void shared_subtract(uint32_t *count) nogil
-    void shared_store(uint32_t *count, uint32_t value) nogil
+
+cdef extern from "pieces.h":
+    int PIECES_HEADER
+    ctypedef struct piece_header:
+        pass
+    ctypedef struct piece_link:
+        pass
+    void piece_add(piece_header *header) nogil
+    void piece_begin(piece_header *header) nogil
+    uint32_t piece_holders(piece_header *header) nogil
+    void piece_take(piece_link *link, piece_header *header) nogil
+    void piece_let_go(piece_link *link) nogil
+    int pieces_follow_forks() nogil
 
 __all__ = ["HEADER_BYTES", "Mapping", "Piece"]
 
-# Before each piece: its reference count, and padding to align the data for the widest instructions.
-DEF HEADER = 64
-HEADER_BYTES = HEADER
+# Before each piece: who holds it.
+HEADER_BYTES = PIECES_HEADER
+if pieces_follow_forks():
+    raise ImportError("the system cannot follow forks")
 
 
 cdef class Mapping:
-    """The first bytes of a file mapped into this process, until nobody holds the mapping or a piece of it.
+    """A part of a file mapped into this process, until nobody holds the mapping or a piece of it.
 
     Args:
         fd: Descriptor of the file, which may be closed afterwards.
-        size: Number of bytes, at least 1; the file must be at least as long.
+        size: Number of bytes, at least 1; the file must have them.
+        begin: Where in the file it begins, at a page. All places are bytes of the file.
 
     Raises:
         OSError: The system cannot map it.
@@ -62,14 +68,15 @@ cdef class Mapping:
 
     cdef uint8_t *base
     cdef readonly Py_ssize_t size
+    cdef Py_ssize_t begins
 
-    def __cinit__(self, int fd, Py_ssize_t size):
-        if size < 1:
-            raise ValueError(f"expected a size of at least 1, got {size}")
-        cdef void *base = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, 0)
+    def __cinit__(self, int fd, Py_ssize_t size, Py_ssize_t begin=0):
+        if size < 1 or begin < 0:
+            raise ValueError(f"expected a size of at least 1, and a begin of at least 0, got {size} and {begin}")
+        cdef void *base = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, begin)
         if base == MAP_FAILED:
             PyErr_SetFromErrno(OSError)
-        self.base, self.size = <uint8_t *>base, size
+        self.base, self.size, self.begins = <uint8_t *>base, size, begin
 
     @property
     def address(self):
@@ -77,19 +84,16 @@ cdef class Mapping:
         return <uintptr_t>self.base
 
     def holders(self, Py_ssize_t start):
-        """The reference count of the piece at this start."""
-        self._check(start, HEADER)
-        return shared_load(<uint32_t *>(self.base + start))
+        """How many hold the piece at this start: messages, and processes as often as they have it."""
+        return piece_holders(self._header(start))
 
     def hold(self, Py_ssize_t start):
         """Add a reference for a message, whose receiver creates a `Piece` from it."""
-        self._check(start, HEADER)
-        shared_add(<uint32_t *>(self.base + start))
+        piece_add(self._header(start))
 
     def begin(self, Py_ssize_t start):
         """Start a piece with one reference, for the caller that creates a `Piece` from it."""
-        self._check(start, HEADER)
-        shared_store(<uint32_t *>(self.base + start), 1)
+        piece_begin(self._header(start))
 
     def forget(self, Py_ssize_t start, Py_ssize_t num_bytes):
         """Return whole pages to the system.
@@ -97,14 +101,17 @@ cdef class Mapping:
         Raises:
             OSError: The system does not accept them.
         """
-        self._check(start, num_bytes)
-        if shared_forget(self.base + start, num_bytes) != 0:
+        if shared_forget(self._at(start, num_bytes), num_bytes) != 0:
             PyErr_SetFromErrno(OSError)
 
-    cdef int _check(self, Py_ssize_t start, Py_ssize_t num_bytes) except -1:
-        if start < 0 or num_bytes < 0 or start % HEADER or start > self.size - num_bytes:
-            raise ValueError(f"expected {num_bytes} bytes at {start} in a mapping of {self.size}")
-        return 0
+    cdef piece_header *_header(self, Py_ssize_t start) except NULL:
+        return <piece_header *>self._at(start, PIECES_HEADER)
+
+    cdef uint8_t *_at(self, Py_ssize_t start, Py_ssize_t num_bytes) except NULL:
+        cdef Py_ssize_t place = start - self.begins
+        if start < self.begins or num_bytes < 0 or place % PIECES_HEADER or place > self.size - num_bytes:
+            raise ValueError(f"expected {num_bytes} bytes at {start} in a mapping of {self.size} at {self.begins}")
+        return self.base + place
 
     def __dealloc__(self):
         if self.base != NULL:
@@ -115,7 +122,7 @@ cdef class Mapping:
 cdef class Piece:
     """Writable memory with the buffer protocol; drops its reference to the piece when its last view is gone.
 
-    In a child forked from its creator it does not count, as the creator still has its own.
+    A process forked from its creator has one, too: it counts until it lets go or ends.
 
     Args:
         mapping: Kept alive as long as this.
@@ -124,21 +131,21 @@ cdef class Piece:
     """
 
     cdef Mapping mapping
-    cdef uint8_t *header
+    cdef uint8_t *data
     cdef Py_ssize_t num_bytes
-    cdef int maker
+    cdef piece_link link
 
     def __cinit__(self, Mapping mapping not None, Py_ssize_t start, Py_ssize_t num_bytes):
-        if num_bytes < 0 or num_bytes > mapping.size - HEADER:
-            raise ValueError(f"expected at most {mapping.size - HEADER} bytes, got {num_bytes}")
-        mapping._check(start, HEADER + num_bytes)
+        if num_bytes < 0 or num_bytes > mapping.size - PIECES_HEADER:
+            raise ValueError(f"expected at most {mapping.size - PIECES_HEADER} bytes, got {num_bytes}")
+        cdef uint8_t *header = mapping._at(start, PIECES_HEADER + num_bytes)
         self.mapping, self.num_bytes = mapping, num_bytes
-        self.maker = getpid()
-        self.header = mapping.base + start
+        piece_take(&self.link, <piece_header *>header)
+        self.data = header + PIECES_HEADER
 
     def __getbuffer__(self, Py_buffer *view, int flags):
-        PyBuffer_FillInfo(view, self, self.header + HEADER, self.num_bytes, 0, flags)
+        PyBuffer_FillInfo(view, self, self.data, self.num_bytes, 0, flags)
 
     def __dealloc__(self):
-        if self.header != NULL and self.maker == getpid():
-            shared_subtract(<uint32_t *>self.header)
+        if self.data != NULL:
+            piece_let_go(&self.link)

@@ -167,16 +167,16 @@ class PlanPart:
             reserve_for(slot.want, slot.row_bytes * len(records))
 
     def row_column(self, found: tuple[Any, Sequence[Any], bytes | None], place: int, record: Any) -> Column:
-        """One column of a single record, from the result of the core's `parse_one`."""
+        """One column of a single record, copied from the result of the core's `parse_one`: several may read it."""
         slot, (block, memories, lacking) = self.slots[place], found
         missing = None if lacking is None or not lacking[place] else np.frombuffer(lacking, np.uint8, 1, place)
         if slot.want.num_values is None:
-            values = slot.from_memory(memories[self.any_places.index(place)])
+            values = slot.from_memory(memories[self.any_places.index(place)]).copy()
             return Column(values, np.array([0, len(values)]), missing, record)
         if not slot.row_bytes:
             return Column(np.zeros((1, *slot.tail), slot.dtype), NO_OFFSETS, missing, record)
         values = np.frombuffer(block, slot.dtype, slot.row_bytes // slot.dtype.itemsize, self.begins[place])
-        return Column(values.reshape(1, *slot.tail), NO_OFFSETS, missing, record)
+        return Column(values.reshape(1, *slot.tail).copy(), NO_OFFSETS, missing, record)
 
     def _dense(self, block: Any, num_records: int) -> list[tuple[int, Any]]:
         """The numbers and arrays of the dense columns; the block of columns with equal shape is split in one call."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import repeat
 from typing import Any, overload
 
@@ -196,7 +197,8 @@ class RLDSDataset(EpisodeDataset):
         numbers, steps, goals = self._find(salted(self, positions))
         try:
             with BatchBudget(self._max_batch_bytes):
-                return ColumnBatch(self._columns(numbers, steps, goals), len(steps), self._places(positions))
+                read = self._reading(numbers, steps, goals)
+                return ColumnBatch(read(), len(steps)).located(self._places(positions), read)
         except (TFRecordError, DifferentNamesError, _TooLargeError):
             # One by one, to raise the error of the first bad position.
             with BatchBudget(self._max_batch_bytes):
@@ -258,9 +260,16 @@ class RLDSDataset(EpisodeDataset):
     def _at(self, number: int, step: int, goal: int | None) -> dict[str, Any]:
         return self._of_episode(number, lambda episode: self._samples.one(episode, step, goal))
 
-    def _columns(self, numbers: list[int], steps: list[int], goals: list[int] | None) -> dict[str, Any]:
-        held = self._held(set(numbers))
-        return self._samples.batch([held[number] for number in numbers], steps, goals)
+    def _reading(self, numbers: list[int], steps: list[int], goals: list[int] | None) -> Callable[[], dict[str, Any]]:
+        """Reads the columns, each time into new memory."""
+
+        def episodes() -> list[Episode]:
+            held = self._held(set(numbers))
+            return [held[number] for number in numbers]
+
+        if self._store.episode_transform is None:
+            return lambda: self._samples.batch(episodes(), steps, goals)
+        return partial(self._samples.batch, episodes(), steps, goals)  # the transform may draw at random
 
     def _held(self, numbers: set[int]) -> dict[int, Episode]:
         """The episodes by number, read in order."""
