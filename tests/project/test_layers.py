@@ -62,6 +62,7 @@ ORDER = [
     "remote.obstore_module",
     "remote.obstore_store",
     "remote.fsspec_store",
+    "remote.http_store",
     "remote.stores",
     "remote.together",
     "remote.limit",
