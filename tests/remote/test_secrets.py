@@ -6,7 +6,6 @@ Covers shown.
 """
 
 import contextlib
-import functools
 import io
 import logging
 import os
@@ -182,7 +181,8 @@ def test_no_error_tells_it(server, tmp_path, monkeypatch, way):
     monkeypatch.chdir(tmp_path)
     for number, name in enumerate(NAMES, [*READERS].index(way)):  # each way has other pairs of a file and an address
         all_urls = [*urls(server, name), f"{server.url}/{name}"]
-        check(functools.partial(READERS[way], all_urls[number % len(all_urls)]))
+        url = all_urls[number % len(all_urls)]
+        check(lambda url=url: READERS[way](url))
     kept = [path for folder in (Path(os.environ["XDG_CACHE_HOME"]), tmp_path) for path in folder.rglob("*")]
     for path in kept:
         assert SECRET not in path.name

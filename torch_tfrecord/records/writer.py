@@ -35,7 +35,7 @@ class _Writer(ABC):
     """The life of a writer: open, then closed or failed; what failed once stays failed."""
 
     _closed = True  # until the files are open; also where __init__ was called with wrong arguments
-    _name: str  # for warnings
+    _name: str  # for warnings: at the end of Python nothing can be made any more
 
     def __init__(self, features: Mapping[str, WritableSpec] | None) -> None:
         self._encoder = RowEncoder(features)
@@ -131,7 +131,7 @@ class _Writer(ABC):
         self._discard()
         if self._failure is None and self._pid == os.getpid():  # an error told of it, and a forked child has a copy
             warnings.warn(
-                f"{without_secrets(self._name)}: the writer was dropped without close(): its file is given up "
+                f"{self._name}: the writer was dropped without close(): its file is given up "
                 f"(records lost: {self._count}). Write inside `with`, or call close().",
                 stacklevel=3,
             )
@@ -207,7 +207,8 @@ class TFRecordWriter(_Writer):
         features: Mapping[str, WritableSpec] | None = None,
     ) -> None:
         super().__init__(features)
-        self.path = self._name = local_path(path)
+        self.path = local_path(path)
+        self._name = without_secrets(self.path)
         self._access = Access(storage_options)
         compression = _resolve_compression(self.path, compression_type)
         if compression_level is not None and (
@@ -289,7 +290,7 @@ class ShardedTFRecordWriter(_Writer):
         max_shard_bytes = None if max_shard_bytes is None else at_least(1, "max_shard_bytes", max_shard_bytes)
         self.paths: list[str] = []
         self._suffix = suffix
-        self._name = f"{self.prefix}-*{suffix}"
+        self._name = without_secrets(f"{self.prefix}-*{suffix}")
         self._compression_type = _resolve_compression(suffix, compression_type)
         self._max_shard_bytes = max_shard_bytes
         self._write_index = write_index

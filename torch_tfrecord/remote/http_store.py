@@ -61,7 +61,7 @@ class HttpStore(FsspecStore):
         page = self._request("GET", prefix, {}, 0, _MOST_PAGE_BYTES + 1)[1]
         if len(page) > _MOST_PAGE_BYTES:
             raise StoreError(f"expected a page of at most {_MOST_PAGE_BYTES} bytes, got more", is_passing=False)
-        links = {urljoin(prefix, html.unescape(link)) for link in _LINK.findall(str(page, "utf-8", "replace"))}
+        links = {urljoin(prefix, html.unescape(link)) for link in _LINK.findall(page.decode(errors="replace"))}
         below = sorted(link for link in links if link.startswith(prefix) and link != prefix)
         if recursive:
             parts = [self.listing(link, True) if link.endswith("/") else [(link, RemoteInfo(None))] for link in below]
@@ -75,14 +75,14 @@ class HttpStore(FsspecStore):
         options["client_kwargs"] = _of_nobody(options["client_kwargs"])
         return type(self._filesystem)(**options)
 
-    def _request(self, *asked: Any) -> tuple[RemoteInfo, memoryview]:
+    def _request(self, *asked: Any) -> tuple[RemoteInfo, bytes]:
         with self._translated():
-            found: tuple[RemoteInfo, memoryview] = self._awaited(self._answer, *asked)
+            found: tuple[RemoteInfo, bytes] = self._awaited(self._answer, *asked)
             return found
 
     async def _answer(
         self, method: str, name: str, headers: Mapping[str, str], begin: int = 0, most: int = 0
-    ) -> tuple[RemoteInfo, memoryview]:
+    ) -> tuple[RemoteInfo, bytes]:
         """What the headers say, and the bytes from `begin`: `most`, and of a range one more, where it is too long."""
         filesystem = self._filesystem
         options, url = filesystem.kwargs, filesystem.encode_url(name)
@@ -103,7 +103,7 @@ class HttpStore(FsspecStore):
                     size = int(found["Content-Length"]) if "Content-Length" in found else None
                     is_whole = answer.status == 200  # the server sends no ranges
                     data = await _read(answer.content, begin * is_whole, most + 1 - is_whole)
-                    return RemoteInfo(size, found.get("ETag")), memoryview(data)
+                    return RemoteInfo(size, found.get("ETag")), data
                 target = url.join(filesystem.encode_url(found["Location"]))
             if target.origin() == url.origin():
                 target = target.with_user(url.user).with_password(url.password)
@@ -113,14 +113,15 @@ class HttpStore(FsspecStore):
         raise StoreError(f"more than {_MOST_REDIRECTS} redirects", is_passing=False)
 
 
-async def _read(content: Any, skipped: int, most: int) -> bytearray:
-    data = bytearray()
-    while len(data) < most and (piece := await content.read(skipped or most - len(data))):
+async def _read(content: Any, skipped: int, most: int) -> bytes:
+    pieces = []
+    while most and (piece := await content.read(skipped or most)):
         if skipped:
             skipped -= len(piece)
         else:
-            data += piece
-    return data
+            pieces.append(piece)
+            most -= len(piece)
+    return b"".join(pieces)
 
 
 def _of_nobody(options: Mapping[str, Any]) -> dict[str, Any]:
