@@ -5,6 +5,7 @@ import io
 import itertools
 import re
 import struct
+import sys
 import zlib
 from pathlib import Path
 
@@ -39,6 +40,7 @@ from torch_tfrecord import (
     parse_single_example,
     read_records,
 )
+from torch_tfrecord.images.headers import read_header
 
 DOC = Path(__file__).parents[2] / "docs" / "tensorflow.md"
 CHECKS = {}
@@ -313,6 +315,14 @@ def _(folder):
             parse_single_example(encode_example({"x": wrong}), spec)
 
 
+@row("`decode_compressed`: zstd of several frames, or without its size")
+def _(folder):
+    pytest.importorskip("compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd")
+    spec = {"x": RawTensor((-1,), torch.uint8, compression="zstd")}
+    frame = bytes.fromhex("28b52ffd0058610000000102030405060708090a0b")
+    assert parse_single_example(encode_example({"x": frame * 2}), spec)["x"].tolist() == [*range(12)] * 2
+
+
 @row("a wrong default")
 def _(folder):
     with pytest.raises(ValueError, match="default_value"):
@@ -414,6 +424,28 @@ def _(folder):
     data = encode_image(np.arange(0, 60000, 2500, dtype=np.uint16).reshape(1, 4, 6), "png")
     assert decode_image(data, "unchanged").dtype == torch.uint16
     assert decode_image(data, "L").flatten().tolist() == [value >> 8 for value in range(0, 60000, 2500)]
+
+
+@row("a PNG with a palette of 2, 4 or 16 colours, none transparent, `channels=4`")
+def _(folder):
+    for colors in (2, 4, 16):
+        picture = PillowImage.new("P", (6, 4), 1)
+        picture.putpalette(range(100, 100 + 3 * colors))
+        picture.save(buffer := io.BytesIO(), "PNG")
+        bits = read_header(buffer.getvalue()).bits
+        assert 1 << bits == colors
+        assert decode_image(buffer.getvalue(), "RGBA")[:, 0, 0].tolist() == [103, 104, 105, 255]
+
+
+@row("an 8-bit BMP with a palette")
+def _(folder):
+    picture = PillowImage.new("P", (6, 4), 1)
+    picture.putpalette(range(60))
+    picture.save(buffer := io.BytesIO(), "BMP")
+    assert decode_image(buffer.getvalue())[:, 0, 0].tolist() == [3, 4, 5]
+    frozen = np.load(Path(__file__).parents[1] / "data/images/pictures.npz")
+    data = frozen["bmp gray"]
+    assert decode_image(data, "unchanged")[0].tolist() == frozen["bmp gray|0"][:, :, 0].tolist()
 
 
 @row("RGB to gray")

@@ -88,6 +88,7 @@ def test_wav_files_have_tensorflows_values():
         assert found["samples"].dtype == torch.float32
         assert np.array_equal(found["samples"].numpy().T, wanted), (case["name"], options)
         assert found["sample_rate"].item() == case["tensorflow"]["rate"]
+        assert found["sample_rate"].dtype == torch.int32
 
 
 def check_different(data, ours, options):
@@ -103,6 +104,17 @@ def check_different(data, ours, options):
 @pytest.mark.parametrize("name", ["an odd list before", "extensible", "an unknown size", "part of a sample more"])
 def test_more_wav_files_than_tensorflow_reads(name):
     assert (decoded(WAVS[name])[0].numpy() * 32768).tolist() == PCM.tolist()
+
+
+def test_rates_that_int32_does_not_hold():
+    pcm = PCM.tobytes()
+    most = bytearray(wav(pcm))
+    most[24:28] = ((1 << 31) - 1).to_bytes(4, "little")
+    assert decoded(bytes(most), return_rate=True)["sample_rate"].item() == (1 << 31) - 1
+    most[24:28] = (1 << 31).to_bytes(4, "little")
+    text = f"expected a WAV file with channels and a rate, got 1 at {1 << 31} per second"
+    with pytest.raises(ParseError, match=text):
+        decoded(bytes(most), return_rate=True)
 
 
 def test_damaged_wav_files(no_torchcodec):
@@ -149,6 +161,7 @@ def test_the_same_as_torchcodec():
             found = decoded(data, sample_rate=rate, return_rate=True)
             assert torch.equal(found["samples"], wanted.data)
             assert found["sample_rate"].item() == (rate or 8000)
+            assert found["sample_rate"].dtype == torch.int32
             total = wanted.data.shape[1]
             for count in (1, 100, total - 1, total, total + 5):
                 cut = decoded(data, sample_rate=rate, num_samples=count)

@@ -6,8 +6,10 @@ Covers features/raw_tensor, values/inflate, features/image.
 
 import base64
 import gzip
+import importlib
 import json
 import pickle
+import sys
 import tracemalloc
 import zlib
 from pathlib import Path
@@ -191,8 +193,8 @@ def test_records_that_do_not_fit(core, tmp_path, spec, change, text):
     ("options", "kind", "text"),
     [
         ({"little_endian": 1}, TypeError, "little_endian must be True or False, got 1"),
-        ({"compression": "ZSTD"}, ValueError, "compression must be None, 'zlib' or 'gzip', got 'ZSTD'"),
-        ({"compression": 1}, ValueError, "compression must be None, 'zlib' or 'gzip', got 1"),
+        ({"compression": "ZSTD"}, ValueError, "compression must be None, 'zlib', 'gzip' or 'zstd', got 'ZSTD'"),
+        ({"compression": 1}, ValueError, "compression must be None, 'zlib', 'gzip' or 'zstd', got 1"),
         ({"fixed_length": 0}, ValueError, "fixed_length must be an integer of at least 1, got 0"),
         ({"fixed_length": 2.0}, TypeError, "fixed_length must be an integer of at least 1, got 2.0 (float)"),
         ({"fixed_length": 6}, ValueError, "fixed_length must be a multiple of the 4 bytes of float32, got 6"),
@@ -238,9 +240,83 @@ def test_strings_are_filled_up_within_the_batchs_memory(core, compression, strin
         tracemalloc.stop()
 
 
-def test_streams_of_any_size_are_inflated_in_parts():
+# Frames of zstd, and what TensorFlow 2.21 gives for each by decode_compressed, or our error.
+FRAMES = {
+    "one": ("28b52ffd200c610000000102030405060708090a0b", bytes(range(12))),
+    "a checksum": ("28b52ffd240c610000000102030405060708090a0ba5dc081f", bytes(range(12))),
+    "nothing in it": ("28b52ffd2000010000", b""),
+    "cut": (
+        "28b52ffd200c610000000102030405060708090a",
+        "expected a whole zstd stream, got a truncated one of 20 bytes",
+    ),
+    "no bytes": ("", "expected a whole zstd stream, got a truncated one of 0 bytes"),
+    "damaged": (
+        "28b52ffd240c610000000102030405060708090a0ba5dc0800",
+        "expected a zstd stream, got other bytes or a damag",
+    ),
+    "bytes behind it": ("28b52ffd2000010000616263", "expected a zstd stream, got other bytes or a damaged one"),
+}
+# TensorFlow refuses these.
+MORE_FRAMES = {
+    "no size": ("28b52ffd0058610000000102030405060708090a0b", bytes(range(12))),
+    "two": (FRAMES["one"][0] * 2, bytes(range(12)) * 2),
+    "one to skip": ("502a4d1803000000616263" + FRAMES["one"][0], bytes(range(12))),
+}
+
+
+@pytest.fixture
+def zstd():
+    return (
+        importlib.import_module("compression.zstd")
+        if sys.version_info >= (3, 14)
+        else pytest.importorskip("backports.zstd")
+    )
+
+
+@pytest.mark.parametrize("name", FRAMES | MORE_FRAMES)
+def test_zstd(core, zstd, name):
+    data, wanted = (FRAMES | MORE_FRAMES)[name]
+    record = encode_example({"x": bytes.fromhex(data), "n": len(wanted)})
+    for shape in ((-1,), ("n",)):
+        spec = {"x": RawTensor(shape, torch.uint8, compression="zstd")}
+        if isinstance(wanted, bytes):
+            assert parse_single_example(record, spec)["x"].tolist() == [*wanted]
+            assert parse_example([record, record], spec)["x"].tolist() == [[*wanted]] * 2
+        else:
+            with pytest.raises(ParseError, match=rf"^record 0: feature 'x' \(RawTensor\): {wanted}"):
+                parse_example([record], spec)
+
+
+def test_zstd_bombs_stay_within_the_batchs_memory(core, zstd):
+    record = encode_example({"x": zstd.compress(bytes(64 << 20)), "n": 64 << 20})
+    tracemalloc.start()
+    try:
+        for shape in ((-1,), ("n",)):
+            spec = {"x": RawTensor(shape, torch.uint8, compression="zstd")}
+            with pytest.raises(
+                LimitExceededError, match=r"^record 0: feature 'x' \(RawTensor\): expected a batch of at"
+            ):
+                parse_example([record], spec, max_batch_bytes=2 << 20)
+        spec = {"x": RawTensor((100,), torch.uint8, compression="zstd")}
+        with pytest.raises(ParseError, match="expected a zstd stream of 100 bytes, got a longer one"):
+            parse_example([record], spec, max_batch_bytes=1000)
+        assert tracemalloc.get_traced_memory()[1] < 8 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_zstd_without_its_package_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "backports", None)
+    monkeypatch.setitem(sys.modules, "compression", None)
+    text = r"^values compressed with zstd need the package backports\.zstd: pip install 'torch-tfrecord\[zstd\]'$"
+    with pytest.raises(ImportError, match=text):
+        RawTensor((2,), torch.uint8, compression="zstd")
+    RawTensor((2,), torch.uint8, compression="gzip")
+
+
+def test_streams_of_any_size_are_inflated_in_parts(zstd):
     data = np.random.default_rng(3).bytes(600_000) + bytes(3_000_000)  # much input, and much output
-    for kind, pack in (("zlib", zlib.compress), ("gzip", gzip.compress)):
+    for kind, pack in (("zlib", zlib.compress), ("gzip", gzip.compress), ("zstd", zstd.compress)):
         packed = pack(data)
         assert len(packed) > 2 << 18  # more than is fed at once
         assert inflate(packed, kind) == inflate(packed, kind, len(data)) == data

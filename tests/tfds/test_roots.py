@@ -12,7 +12,21 @@ import torch
 from tfds_values import assert_same
 from torch.utils.data import DataLoader
 
-from torch_tfrecord import FixedLenFeature, Image, ParseError, Text, TFRecordDataset, collate, make_dataloader, tfds
+from torch_tfrecord import (
+    FixedLenFeature,
+    FixedLenSequenceFeature,
+    Image,
+    Json,
+    ParseError,
+    SequenceFeatures,
+    Text,
+    TFRecordDataset,
+    TFRecordWriter,
+    collate,
+    encode_sequence_example,
+    make_dataloader,
+    tfds,
+)
 from torch_tfrecord.tfds import features as f
 from torch_tfrecord.tfds.features_json import features_to_json
 
@@ -223,3 +237,25 @@ def test_specs_are_read_instead_of_features_json(written, tmp_path):
             tfds.load(directory, features=SPECS, **{name: value})
     with pytest.raises(TypeError, match="name"):
         tfds.load(directory, features={**SPECS, "name": True})
+
+
+@pytest.mark.parametrize("has_tree", [True, False])
+def test_one_spec_for_whole_records(written, tmp_path, has_tree):
+    directory = written(TREE, PICTURES[:2])
+    folder = tmp_path / "one" / "1.0.0"
+    (folder / "features.json").write_text("damaged") if has_tree else (folder / "features.json").unlink()
+    [shard] = folder.glob("*.tfrecord*")
+    with TFRecordWriter(shard) as writer:
+        writer.write("tëxt".encode())
+        writer.write(b"[2, 5]")
+    ds = tfds.load(directory, features=Text())
+    assert [*ds] == ["tëxt", "[2, 5]"]
+    assert next(iter(DataLoader(ds, 2))) == ["tëxt", "[2, 5]"]
+    assert tfds.load(directory, "train[1:]", features=Json())[0] == [2, 5]
+    with pytest.raises(ValueError, match=r"as_supervised must not be given with feature specs|no supervised_keys"):
+        tfds.load(directory, features=Text(), as_supervised=True)
+    with TFRecordWriter(shard) as writer:
+        for number in range(2):
+            writer.write(encode_sequence_example({"n": number}, {"word": [b"a", b"b"][: number + 1]}))
+    sequences = SequenceFeatures({"n": FixedLenFeature((), torch.int64)}, {"word": FixedLenSequenceFeature((), bytes)})
+    assert tfds.load(directory, features=sequences)[1] == ({"n": 1}, {"word": [b"a", b"b"]})

@@ -37,7 +37,7 @@ class Audio(MediaSpec, Feature):
         random_start: Draw where the ``num_samples`` begin in a longer sound; a pure function of (seed, key), where the
             loader gives each sample in each epoch a different key.
         seed: Determines the draws, together with the key of each sample.
-        return_rate: Return a dict of "samples", and "sample_rate", an int64 scalar ([B] in a batch).
+        return_rate: Return a dict of "samples", and "sample_rate", an int32 scalar ([B] in a batch).
         key: Name of the feature in the record, if it differs from the output's name.
 
     Raises:
@@ -75,7 +75,7 @@ class Audio(MediaSpec, Feature):
             needed = None if self.random_start else self.num_samples
             sound = decode_sound(data, self.sample_rate, needed)
         samples = self._cut(sound.samples, sound.full_scale, key)
-        return {"samples": samples, "sample_rate": torch.tensor(sound.sample_rate)}
+        return {"samples": samples, "sample_rate": torch.tensor(sound.sample_rate, dtype=torch.int32)}
 
     def _cut(self, stored: npt.NDArray[Any], full_scale: int, key: int) -> torch.Tensor:
         """The wanted window and channels of samples [N, channels]."""

@@ -84,9 +84,10 @@ class Json(OneValueSpec, Feature):
 
     A sample is what the text says (dict, list, str, int, float, bool or None). A batch holds the same: a tensor of
     numbers (int64, or float64 if one is a float) or of bools; else a list, so also where bools stand among numbers, an
-    integer exceeds int64, or one beside a float exceeds float64's 53 bits. `parse_example` gives a list. Records that
-    are JSON themselves: give the spec alone, ``TFRecordDataset(path, Json())``. For the JSON form of Examples:
-    ``Nested(features, format="json")``.
+    integer exceeds int64, or one beside a float exceeds float64's 53 bits. `parse_example` gives a list.
+
+    Records that are JSON themselves: give the spec alone, ``TFRecordDataset(path, Json())``. For the JSON form of
+    Examples: ``Nested(features, format="json")``.
 
     The text must be JSON in UTF-8, of 200 levels at most: NaN and Infinity, which Python writes, raise ParseError.
 

@@ -52,6 +52,8 @@ _local = threading.local()
 # Pillow pads the rows of these in Python, at half a microsecond per pixel, although a row may take only two bytes.
 _MOST_RUN_LENGTH_PIXELS = 1 << 22
 
+_GRAYS = bytes(part for gray in range(256) for part in (gray, gray, gray, 0))  # a palette
+
 # One class per format, called directly: Image.open would also try MPO, and would apply its own global pixel limit
 # in addition to the limit of this call. (Its WebP plugin still does.)
 _PILLOW_PLUGINS: dict[str, type[ImageFile.ImageFile]] = {
@@ -169,6 +171,9 @@ def _append_unnamed_alpha(picture: Image.Image, tile: Any, data: bytes | memoryv
 
 
 def _open_pillow(data: bytes | memoryview, header: ImageHeader) -> ImageFile.ImageFile:
+    if header.format == "bmp" and header.channels == 1:
+        start = int.from_bytes(data[10:14], "little")
+        data = b"".join([data[:46], bytes(4), data[50:start], _GRAYS, data[start:]])  # Pillow needs a palette
     picture = _PILLOW_PLUGINS[header.format](io.BytesIO(data))
     # The decoded size must be the one that was checked: a GIF frame may be larger than its screen.
     if picture.size != (header.width, header.height):

@@ -90,7 +90,7 @@ def _fields(chunk: memoryview) -> tuple[int, int, int, int]:
     encoding, channels, sample_rate, _, frame_bytes, bits = _FORMAT.unpack_from(chunk)
     if encoding == _EXTENSIBLE and len(chunk) >= _ENCODING.size:
         _, encoding = _ENCODING.unpack_from(chunk)
-    if not channels or not sample_rate:
+    if not channels or not 0 < sample_rate < 1 << 31:
         raise ParseError(f"expected a WAV file with channels and a rate, got {channels} at {sample_rate} per second")
     if (encoding, bits) in _DTYPES and frame_bytes * 8 != channels * bits:
         raise ParseError(

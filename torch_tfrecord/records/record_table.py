@@ -60,8 +60,8 @@ class RecordTable:
     @property
     def file_bytes(self) -> _Integers:
         """Bytes of each file, decompressed."""
-        borders: _Integers = self._borders[self._ends + np.arange(len(self._ends))]
-        return borders
+        found: _Integers = self._borders[self._ends + np.arange(len(self._ends))]
+        return found
 
     def find(self, positions: _Integers) -> RecordPlaces:
         """The places of records, by positions from 0 to len - 1, in any order."""

@@ -15,10 +15,10 @@ import numpy as np
 from torch_tfrecord.arguments import IndexPolicy, check_callable
 from torch_tfrecord.batch_memory import MAX_BATCH_BYTES
 from torch_tfrecord.errors import IndexMismatchError
-from torch_tfrecord.features.feature import Feature
 from torch_tfrecord.loading.array_record_files import ArrayRecordFiles
 from torch_tfrecord.loading.map_dataset import TFRecordDataset
 from torch_tfrecord.loading.record_files import RecordFiles, RecordSource
+from torch_tfrecord.parsing.record_parsers import RecordFeatures
 from torch_tfrecord.records.array_record import ArrayRecordIndex, array_record_indexes
 from torch_tfrecord.records.index import RecordIndex
 from torch_tfrecord.records.index_keeper import IndexKeeper
@@ -39,7 +39,7 @@ def load(
     directory: str | os.PathLike[str] | DatasetInfo,
     split: Split = "train",
     *,
-    features: Chosen | Mapping[str, Feature] = None,
+    features: Chosen | RecordFeatures = None,
     transform: Callable[[Any], Any] | None = None,
     as_supervised: bool = False,
     as_numpy_layout: bool = False,
@@ -62,9 +62,9 @@ def load(
             slice are opened.
         features: The features to read: names and paths (``["image", "objects/label"]``), or a nested mapping. Others
             are neither parsed nor decoded, so their classes may be unknown. None reads everything. Or feature specs, as
-            for `TFRecordDataset` (``{"image": Image(), "id": FixedLenFeature((), torch.int64)}``): then features.json
-            is not read. Where there is none (TFDS wrote none up to 3.2.1), give specs, or the tree, such as
-            ``tfds.features.FeaturesDict({...})``.
+            for `TFRecordDataset` (``{"image": Image(), "id": FixedLenFeature((), torch.int64)}``, or ``Text()`` for
+            records that are text): then features.json is not read. Where there is none (TFDS wrote none up to 3.2.1),
+            give specs, or the tree, such as ``tfds.features.FeaturesDict({...})``.
         transform: Called with each sample.
         as_supervised: Return tuples of the dataset's supervised keys, such as (image, label).
         as_numpy_layout: Use the TFDS layout: images [H, W, C], boxes as four plain numbers.

@@ -2,54 +2,85 @@
 
 from __future__ import annotations
 
+import sys
 import zlib
-from typing import Literal, TypeAlias
+from collections.abc import Callable
+from typing import Any, Literal, TypeAlias
 
 from torch_tfrecord.batch_memory import reserve
 from torch_tfrecord.errors import ParseError
 
-__all__ = ["Compression", "deflate", "inflate"]
+__all__ = ["Compression", "decompressor", "deflate", "inflate"]
 
-Compression: TypeAlias = Literal["zlib", "gzip"]
+Compression: TypeAlias = Literal["zlib", "gzip", "zstd"]
 _WINDOW_BITS = {"zlib": 15, "gzip": 31}
 _INPUT_BYTES = 1 << 18
 _OUTPUT_BYTES = 1 << 20
 
 
+def decompressor(compression: Compression) -> tuple[Callable[[], Any], type[Exception]]:
+    """What makes the object that decompresses a stream, and its error.
+
+    Raises:
+        ImportError: The package for zstd is missing.
+    """
+    if compression != "zstd":
+        return lambda: zlib.decompressobj(_WINDOW_BITS[compression]), zlib.error
+    zstd = _zstd()
+    return zstd.ZstdDecompressor, zstd.ZstdError
+
+
+def _zstd() -> Any:
+    try:
+        if sys.version_info >= (3, 14):
+            from compression import zstd
+        else:
+            from backports import zstd
+    except ImportError as error:
+        text = "values compressed with zstd need the package backports.zstd: pip install 'torch-tfrecord[zstd]'"
+        raise ImportError(text) from error
+    return zstd
+
+
 def deflate(data: bytes, compression: Compression) -> bytes:
     """Compress a value as `inflate` reads it; equal bytes give equal ones."""
+    if compression == "zstd":
+        packed: bytes = _zstd().compress(data)
+        return packed
     deflater = zlib.compressobj(wbits=_WINDOW_BITS[compression])
     return deflater.compress(data) + deflater.flush()
 
 
 def inflate(data: bytes | memoryview, compression: Compression, num_bytes: int | None = None) -> bytes:
-    """Decompress a whole zlib stream (RFC 1950), or all members of a gzip file (RFC 1952).
+    """Decompress a whole zlib stream (RFC 1950), or all members of a gzip file (RFC 1952) or frames of zstd (RFC 8878).
 
     Stricter than ``tf.io.decode_compressed``, which returns what it has of a truncated stream.
 
     Args:
         data: The compressed bytes.
-        compression: "zlib" or "gzip".
+        compression: "zlib", "gzip" or "zstd".
         num_bytes: The most bytes that it may have; None for what is left of the batch's memory.
 
     Raises:
+        ImportError: See `decompressor`.
         LimitExceededError: See `reserve`; before the bytes are there, or at most 1 MiB of them too many.
         ParseError: The stream is damaged, truncated or larger, or something follows it.
     """
     if num_bytes is not None:
         reserve(num_bytes)
     view, pieces, total, place = memoryview(data), list[bytes](), 0, 0
-    inflater = zlib.decompressobj(_WINDOW_BITS[compression])
-    while not inflater.eof or (compression == "gzip" and place < len(view)):
-        inflater = zlib.decompressobj(_WINDOW_BITS[compression]) if inflater.eof else inflater
+    make, errors = decompressor(compression)
+    inflater = make()
+    while not inflater.eof or (compression != "zlib" and place < len(view)):
+        inflater = make() if inflater.eof else inflater
         part = view[place : place + _INPUT_BYTES]
         try:
             pieces.append(inflater.decompress(part, _OUTPUT_BYTES if num_bytes is None else num_bytes - total + 1))
-        except zlib.error as error:
+        except errors as error:
             raise ParseError(f"expected a {compression} stream, got other bytes or a damaged one") from error
         if not part and not pieces[-1] and not inflater.eof:
             raise ParseError(f"expected a whole {compression} stream, got a truncated one of {len(view)} bytes")
-        place += len(part) - len(inflater.unconsumed_tail) - len(inflater.unused_data)
+        place += len(part) - len(getattr(inflater, "unconsumed_tail", b"")) - len(inflater.unused_data)
         total += len(pieces[-1])
         if num_bytes is None:
             reserve(len(pieces[-1]))

@@ -79,6 +79,13 @@ def pictures():
         "bmp masks": bmp(56, (0xFF0000, 0xFF00, 0xFF, 0)),
         "bmp alpha mask": bmp(56, (0xFF0000, 0xFF00, 0xFF, 0xFF000000)),
         "bmp version 5": bmp(124),
+        "bmp gray": bmp(bits=8),
+        "bmp gray, top down": bmp(bits=8, top_down=True),
+        "bmp gray, version 5": bmp(124, bits=8),
+        "bmp gray, of TensorFlow's test": bytes.fromhex(
+            "424d3d000000000000003600000028000000020000000200000001000800000000001000000013"
+            "0b0000130b00000000000000000000ff000000ff000000"
+        ),
         "png": png(),
         "png sRGB": png(srgb),
         "png sRGB, gamma": png(srgb, gamma(50000)),
