@@ -16,7 +16,7 @@ import torch
 from torch_tfrecord.batch_memory import empty_bytes
 from torch_tfrecord.batches.sample import UNSEEN, Sample, make_samples
 from torch_tfrecord.values.containers import RaggedTensor, SparseList, jagged_tensor
-from torch_tfrecord.values.stacking import as_kind_of, is_listed, rows_of
+from torch_tfrecord.values.stacking import as_kind_of, is_listed, mark_listed, rows_of
 from torch_tfrecord.values.whole_values import WHOLE_KINDS
 
 __all__ = ["SampleBlock", "join_samples", "take_apart"]
@@ -187,7 +187,9 @@ def _own(value: Any) -> Any:
         return [*map(_own, value)] if value and type(value[0]) is list else value[:]
     if type(value) is dict:
         return {name: _own(part) for name, part in value.items()}
-    return copy.deepcopy(value) if isinstance(value, WHOLE_KINDS) or is_listed(value) else value
+    if is_listed(value):
+        return mark_listed(copy.deepcopy(value))  # a copy of a tv_tensor has no marks
+    return copy.deepcopy(value) if isinstance(value, WHOLE_KINDS) else value
 
 
 _BLOCK, _ROW = attrgetter("_block"), attrgetter("_row")
