@@ -49,7 +49,7 @@ opened, opened_cpu = time.perf_counter() - begin, time.process_time() - begin_cp
 after = memory()
 positions = np.random.default_rng(int(sys.argv[2])).integers(0, len(ds), int(sys.argv[3]))
 begin = time.perf_counter()
-ds.record_files.table.find(positions)
+ds._record_files.table.find(positions)
 found = time.perf_counter() - begin
 end = memory()
 print(json.dumps({"records": len(ds), "shards": len(ds.files), "open_seconds": opened,

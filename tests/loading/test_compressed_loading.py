@@ -114,11 +114,11 @@ def test_in_order_each_is_decompressed_once_without_a_warning(files, inflations)
 def test_memory_is_bounded(files):
     ds = TFRecordDataset(files, FEATURES)
     for _ in make_dataloader(ds, 4, shuffle="blocks", num_threads=0):
-        kept = [len(source._kept) - 8000 for source in ds.record_files._state.values.values()]
+        kept = [len(source._kept) - 8000 for source in ds._record_files._state.values.values()]
     # Two windows' share of each file, and what one call of zlib gives.
     assert len(kept) == len(SIZES)
-    assert max(kept) <= block_shuffle.plan_lanes(*ds.record_files.extent).kept_bytes
-    assert ds.record_files.lanes.kept_bytes == 2 * (4000 // len(SIZES))
+    assert max(kept) <= block_shuffle.plan_lanes(*ds._record_files.extent).kept_bytes
+    assert ds._record_files.lanes.kept_bytes == 2 * (4000 // len(SIZES))
 
 
 def test_small_data_is_shuffled_exactly_in_one_window(files, inflations):

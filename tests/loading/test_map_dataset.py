@@ -28,6 +28,7 @@ from torch_tfrecord import (
     Text,
     TFRecordDataset,
     TFRecordError,
+    TFRecordIterableDataset,
     TFRecordWriter,
     VarLenFeature,
     build_index,
@@ -658,3 +659,19 @@ def test_file_gone(tmp_path):
     with pytest.raises(FileNotFoundError) as caught:
         not_opened[0]
     assert caught.value.filename == path
+
+
+def test_features_and_public_names(folder):
+    features = {"n": FixedLenFeature((), torch.int64)}
+    for ds in (
+        TFRecordDataset(folder / "part-*", features),
+        TFRecordDataset(folder / "part-*", features)[:2],
+        TFRecordIterableDataset(folder / "part-*", features),
+    ):
+        assert ds.features == features
+        assert "features={'n': FixedLenFeature((), torch.int64)}" in repr(ds)
+    assert TFRecordDataset(folder / "part-*").features is None
+    public = {name for name in dir(TFRecordDataset(folder / "part-*")) if not name.startswith("_")}
+    assert public == {"features", "files", "locate", "raw", "report", "set_epoch"}
+    public = {name for name in dir(TFRecordIterableDataset(folder / "part-*")) if not name.startswith("_")}
+    assert public == {"features", "files", "iter_epoch", "load_state_dict", "report", "set_epoch", "state_dict"}

@@ -113,7 +113,7 @@ class Drawing(list):
 
     def __init__(self, needs_salt):
         super().__init__(range(4))
-        self.needs_salt = needs_salt
+        self._needs_salt = needs_salt
 
     def __getitems__(self, positions):
         return [getattr(positions, "salt", None)] * len(positions)

@@ -33,7 +33,7 @@ class Blocks:
     def __len__(self):
         return self.n
 
-    def block_starts(self, block_bytes):
+    def _block_starts(self, block_bytes):
         return np.arange(0, len(self), 13)
 
 

@@ -98,7 +98,7 @@ def test_a_dataset_finds_it_and_opens_from_it_alone(data, lazily, no_builds):
     for paths in (f"{data}/x-*", str(data), f"{data}/x@7", str(manifest_of(data)), [manifest_of(data)]):
         for policy in ("auto", "require"):
             ds = TFRecordDataset(paths, index=policy)
-            assert isinstance(ds.record_files.table, ManifestTable) == lazily
+            assert isinstance(ds._record_files.table, ManifestTable) == lazily
             assert ds.files == [f"{data}/x-{shard:05d}-of-00007" for shard in range(7)]
             assert len(ds) == len(WANTED)
             assert list(ds.__getitems__(list(range(len(ds))))) == WANTED
@@ -106,15 +106,15 @@ def test_a_dataset_finds_it_and_opens_from_it_alone(data, lazily, no_builds):
 
 def test_every_look_up_is_that_of_the_indexes(data, lazily):
     ds, plain = TFRecordDataset(f"{data}/x-*"), TFRecordDataset(f"{data}/x-*", index="memory")
-    table, other = ds.record_files.table, plain.record_files.table
+    table, other = ds._record_files.table, plain._record_files.table
     assert type(other) is RecordTable
-    assert ds.record_files.extent == plain.record_files.extent
+    assert ds._record_files.extent == plain._record_files.extent
     for positions in (np.arange(len(ds)), np.random.default_rng(0).permutation(len(ds)), np.empty(0, np.int64)):
         for one, expected in zip(table.find(positions), other.find(positions), strict=True):
             np.testing.assert_array_equal(one, expected)
     assert list(map(table.find_one, range(len(ds)))) == list(map(other.find_one, range(len(ds))))
     assert [ds.locate(position) for position in (0, 3, -1)] == [plain.locate(position) for position in (0, 3, -1)]
-    np.testing.assert_array_equal(ds.block_starts(3000), plain.block_starts(3000))
+    np.testing.assert_array_equal(ds._block_starts(3000), plain._block_starts(3000))
     places = other.find(np.arange(0, len(ds), 13))
     for block_bytes in (1, 100, 30_000, 1 << 20):
         found = [
@@ -139,8 +139,8 @@ def test_compressed_shards(tmp_path, lazily, kind):
         (tmp_path / f"x-{shard}").write_bytes(compressed(framed(*of_shard), kind))
     build_manifest(f"{tmp_path}/x-*")
     ds = TFRecordDataset(f"{tmp_path}/x-*", index="require")
-    ds.record_files.has_warned = True
-    assert ds.record_files.first_compressed == f"{tmp_path}/x-0"
+    ds._record_files.has_warned = True
+    assert ds._record_files.first_compressed == f"{tmp_path}/x-0"
     assert [ds[position] for position in range(len(ds))] == [*records[0], *records[1]]
     with (
         pytest.warns(UserWarning, match=f"x-0: the manifest at .* expected compression '', got '{kind}': it is not"),
@@ -625,7 +625,7 @@ def test_a_hundred_thousand_shards(tmp_path):
     assert ds.files[77] == "s3://bucket/x-000077-of-100000"
     offsets = np.r_[0, np.cumsum(row_lengths(row) + 16)]
     positions = rng.integers(0, len(ds), 1000)
-    files, found, lengths = ds.record_files.table.find(positions)
+    files, found, lengths = ds._record_files.table.find(positions)
     np.testing.assert_array_equal(files, positions // 3000)
     np.testing.assert_array_equal(found, offsets[positions % 3000])
     np.testing.assert_array_equal(lengths, row_lengths(row)[positions % 3000])
@@ -698,6 +698,6 @@ def test_storage_options_are_passed_on(memory, tmp_path):
     ds = TFRecordDataset(
         build_manifest("memory:///manifest/data/x-*", out, storage_options=options), storage_options=options
     )
-    assert ds.record_files._access.storage_options == options
+    assert ds._record_files._access.storage_options == options
     assert ds._maker is not None
     assert b"not-to-be-shown" not in out.read_bytes()

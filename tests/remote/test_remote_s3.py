@@ -158,7 +158,7 @@ def test_no_option_is_shown(store, options, bucket):
     loader = make_dataloader(FILES, 2, storage_options=options)
     stream = TFRecordIterableDataset(FILES, storage_options=options)
     texts = [repr(dataset), repr(loader), repr(stream), repr(loader.state_dict()), repr(stream.state_dict())]
-    texts += [repr(dataset.record_files._access)]
+    texts += [repr(dataset._record_files._access)]
     with pytest.raises(Exception) as caught:
         TFRecordDataset("s3://no-such-bucket/x", storage_options=options)
     texts += [str(caught.value), repr(caught.value), repr(caught.value.__cause__)]

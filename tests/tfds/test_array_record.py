@@ -194,8 +194,8 @@ def test_a_mixture_with_tfrecord(frozen):
 
 def test_blocks_are_parts_of_files(frozen):
     ds = ours.load(frozen / "counted", "train")
-    assert ds.block_starts(1 << 40).tolist() == [0, 32, 65, 98]
-    assert ds.block_starts(1 << 16).tolist() == [0, 16, 32, 49, 65, 82, 98, 114]
+    assert ds._block_starts(1 << 40).tolist() == [0, 32, 65, 98]
+    assert ds._block_starts(1 << 16).tolist() == [0, 16, 32, 49, 65, 82, 98, 114]
 
 
 def reads_in_child(ds):

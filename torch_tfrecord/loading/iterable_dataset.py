@@ -169,6 +169,11 @@ class TFRecordIterableDataset(IterableDataset[Any]):
         return iteration
 
     @property
+    def features(self) -> Any:
+        """What is read from each record: the specs as you gave them, or the TFDS tree's; None for the record's bytes."""
+        return self._maker.features
+
+    @property
     def report(self) -> ErrorReport:
         """What was left out so far, by all workers of this host; see `TFRecordDataset.report`."""
         return self._errors.report()
@@ -312,7 +317,7 @@ class TFRecordIterableDataset(IterableDataset[Any]):
 
     def _rows(self, group: RecordGroup, epoch: int) -> RecordRows:
         keys = None
-        if self._maker.draws_at_random:
+        if self._maker._draws_at_random:
             # A number for each record of all files; a file has fewer than 2^40 records.
             keys = record_keys((group.files << 40) + group.numbers, self._seed, epoch)
 
@@ -329,7 +334,7 @@ class TFRecordIterableDataset(IterableDataset[Any]):
         return state
 
     def __repr__(self) -> str:
-        features = shown_features(None if self._maker.parser is None else self._maker.parser.features)
+        features = shown_features(self.features)
         transform = shown_transform("transform", self._maker.transform)
         size = "" if self._batch_size is None else f", batch_size={self._batch_size}"
         return f"TFRecordIterableDataset({shown_files(self.files)}{features}{transform}{size})"

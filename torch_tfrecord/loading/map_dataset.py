@@ -138,7 +138,7 @@ class TFRecordDataset(Dataset[Any]):
         self._set_up(files, RecordFiles(files, indexes, verify_crc, access), None, parser, transform, errors)
 
     @classmethod
-    def from_source(
+    def _from_source(
         cls,
         files: Sequence[str],
         source: RecordSource,
@@ -177,9 +177,9 @@ class TFRecordDataset(Dataset[Any]):
         self._errors = errors
         self._maker = SampleMaker(parser, transform, errors)
         self.files: list[str] = files
-        self.record_files = source
-        self._positions: Any = range(len(self.record_files.table)) if positions is None else positions
-        self._epoch = DrawEpoch(self.draws_at_random)
+        self._record_files = source
+        self._positions: Any = range(len(self._record_files.table)) if positions is None else positions
+        self._epoch = DrawEpoch(self._draws_at_random)
 
     def __len__(self) -> int:
         return len(self._positions)
@@ -200,8 +200,8 @@ class TFRecordDataset(Dataset[Any]):
             return self._part(self._positions[position])
         if type(position) is not int and is_batch_of_positions(position):
             return collate(self.__getitems__(list_of_positions(position)))
-        absolute, key, files = self._absolute(position), 0, self.record_files
-        if self._maker.draws_at_random:
+        absolute, key, files = self._absolute(position), 0, self._record_files
+        if self._maker._draws_at_random:
             key = int(self._epoch.keys(salted(self, [position]), np.array([absolute]))[0])
         return self._maker.sample(files.read(absolute), key, files.place, absolute)
 
@@ -220,6 +220,11 @@ class TFRecordDataset(Dataset[Any]):
     def _error_logs(self) -> list[ErrorLog]:
         """What notes the records that are left out."""
         return [self._errors]
+
+    @property
+    def features(self) -> Any:
+        """What is read from each record: the specs as you gave them, or the TFDS tree's; None for the record's bytes."""
+        return self._maker.features
 
     @property
     def report(self) -> ErrorReport:
@@ -242,13 +247,13 @@ class TFRecordDataset(Dataset[Any]):
         except RemoteError:  # of no record: to ask for one after another would fail for each
             raise
         except TFRecordError as error:
-            absolutes, maker, files = self._absolutes(positions), self._maker, self.record_files
+            absolutes, maker, files = self._absolutes(positions), self._maker, self._record_files
             place = files.place
             is_whole = error.position is not None or (error.path is None and isinstance(error, LimitExceededError))
             if is_whole and not self._errors.takes(error):
                 raise located_error(error, lambda row: place(int(absolutes[row]))) from error.__cause__
             # A record cannot be read: load them one by one, since an earlier one may not fit the features.
-            keys = self._epoch.keys(positions, absolutes).tolist() if self.draws_at_random else [0] * len(absolutes)
+            keys = self._epoch.keys(positions, absolutes).tolist() if self._draws_at_random else [0] * len(absolutes)
 
             def load(absolute: int, key: int) -> Any:
                 return maker.parsed(files.read(absolute), key, place, absolute)
@@ -264,12 +269,12 @@ class TFRecordDataset(Dataset[Any]):
         Raises:
             TFRecordError: Of some record; `_load_samples` of each batch finds out which.
         """
-        maker, files = self._maker, self.record_files
+        maker, files = self._maker, self._record_files
         absolutes = [self._absolutes(positions) for positions in batches]
         absolute = absolutes[0] if len(batches) == 1 else np.concatenate(absolutes)
         borders = [0, *accumulate(map(len, batches))]
         records, keys = files.read_batch(absolute), None
-        if maker.draws_at_random:
+        if maker._draws_at_random:
             keys = np.concatenate([*map(self._epoch.keys, map(partial(salted, self), batches), absolutes)])
 
         rows = RecordRows(records, keys, lambda row: files.place(int(absolute[row])))
@@ -296,18 +301,18 @@ class TFRecordDataset(Dataset[Any]):
         return self._maker.has_user_transform
 
     @property
-    def draws_at_random(self) -> bool:
+    def _draws_at_random(self) -> bool:
         """Whether samples depend on the epoch: a feature has a random crop."""
-        return self._maker.draws_at_random
+        return self._maker._draws_at_random
 
     @property
-    def needs_salt(self) -> bool:
+    def _needs_salt(self) -> bool:
         """Whether random draws need a salt, since no epoch was chosen."""
-        return self.draws_at_random and not self._epoch.is_known
+        return self._draws_at_random and not self._epoch.is_known
 
     def raw(self, position: int) -> bytes:
         """Return the payload of the record at a position as bytes, unparsed."""
-        return self.record_files.read(self._absolute(position))
+        return self._record_files.read(self._absolute(position))
 
     def locate(self, position: int) -> tuple[str, int]:
         """Return the file of a position and its record's byte offset, in the decompressed stream for compressed files.
@@ -318,10 +323,10 @@ class TFRecordDataset(Dataset[Any]):
             >>> ds.locate(0)  # doctest: +SKIP
             ('train-00000-of-00004.tfrecord', 0)
         """
-        place = self.record_files.place(self._absolute(position))
+        place = self._record_files.place(self._absolute(position))
         return place.path, place.position if place.offset is None else place.offset
 
-    def block_starts(self, block_bytes: int) -> npt.NDArray[np.int64]:
+    def _block_starts(self, block_bytes: int) -> npt.NDArray[np.int64]:
         """Return the first position of each block of neighbouring records, which `shuffle="blocks"` shuffles.
 
         A block is the records of one file that begin within the same `block_bytes` bytes of it.
@@ -329,18 +334,18 @@ class TFRecordDataset(Dataset[Any]):
         Returns:
             int64 [number of blocks], ascending, the first one 0; empty for an empty dataset.
         """
-        return self.record_files.table.block_starts(self._positions, block_bytes)
+        return self._record_files.table._block_starts(self._positions, block_bytes)
 
     # What orders ask for.
 
     @property
-    def is_in_file_order(self) -> bool:
+    def _is_in_file_order(self) -> bool:
         """Whether the positions ascend in the order of the files, without looking at each."""
         return isinstance(self._positions, range) and self._positions.step > 0
 
-    def record_places(self, positions: Sequence[int]) -> tuple[_Integers, _Integers]:
+    def _record_places(self, positions: Sequence[int]) -> tuple[_Integers, _Integers]:
         """The file's number, and the offset in the file, of the records at several positions."""
-        files, offsets, _ = self.record_files.table.find(self._absolutes(positions))
+        files, offsets, _ = self._record_files.table.find(self._absolutes(positions))
         return files, offsets
 
     def set_epoch(self, epoch: int) -> None:
@@ -386,14 +391,14 @@ class TFRecordDataset(Dataset[Any]):
         return numbers if (start, step) == (0, 1) else numbers * step + start
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | ({} if self.record_files.paths is None else {"files": None})
+        return self.__dict__ | ({} if self._record_files.paths is None else {"files": None})
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         if self.files is None:
-            self.files = self.record_files.paths
+            self.files = self._record_files.paths
 
     def __repr__(self) -> str:
-        features = shown_features(None if self._maker.parser is None else self._maker.parser.features)
+        features = shown_features(self.features)
         transform = shown_transform("transform", self._maker.transform)
         return f"TFRecordDataset({len(self)} records in {shown_files(self.files)}{features}{transform})"

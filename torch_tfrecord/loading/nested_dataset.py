@@ -102,7 +102,7 @@ class NestedDataset(Dataset[Any]):
         return transform_samples(self._transform, _joined(loaded), errors)
 
     @property
-    def needs_salt(self) -> bool:
+    def _needs_salt(self) -> bool:
         """Whether random draws need a salt, since no epoch was chosen."""
         return needs_salt(self.dataset)
 

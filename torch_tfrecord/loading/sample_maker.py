@@ -109,8 +109,13 @@ class SampleMaker:
         self.transform = transform
         self.crops = CropReader(parser)
         self._needs_places = getattr(parser, "needs_places", False)
-        self.draws_at_random = parser is not None and parser.needs_keys
+        self._draws_at_random = parser is not None and parser.needs_keys
         self.has_user_transform = transform is not None and not isinstance(transform, ColumnTransform)
+
+    @property
+    def features(self) -> Any:
+        """What the parser reads; None for the records' bytes."""
+        return None if self.parser is None else self.parser.features
 
     def sample(self, record: bytes, key: int, place: Callable[[int], RecordPlace], number: int) -> Any:
         """The sample of one record, which is at ``place(number)``."""

@@ -140,9 +140,9 @@ def find_blocks(dataset: Any, block_bytes: int, window_blocks: int) -> Blocks:
         block_bytes = lanes.run_bytes
         for store in stores(dataset):
             store.has_warned = True
-    if hasattr(dataset, "block_starts") and (lanes is None or dataset.is_in_file_order):
-        starts = np.asarray(dataset.block_starts(block_bytes), dtype=np.int64)
-        files = None if lanes is None else dataset.record_places(starts)[0]
+    if hasattr(dataset, "_block_starts") and (lanes is None or dataset._is_in_file_order):
+        starts = np.asarray(dataset._block_starts(block_bytes), dtype=np.int64)
+        files = None if lanes is None else dataset._record_places(starts)[0]
         return Blocks(starts, None, files, 0 if lanes is None else lanes.number)
     places = record_places(dataset)
     if places is None:

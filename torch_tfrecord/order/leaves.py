@@ -122,7 +122,7 @@ def _inner(part: Inner) -> Iterator[Inner] | None:
         return iter([part._replace(dataset=dataset.dataset, positions=[indices[number] for number in part.positions])])
     if reads is ConcatDataset:
         return _of_concatenated(part)
-    return dataset.inner_batches(part) if _is_mixture(dataset) else None
+    return dataset._inner_batches(part) if _is_mixture(dataset) else None
 
 
 def _of_concatenated(part: Inner) -> Iterator[Inner]:
@@ -158,7 +158,7 @@ def _inside(dataset: Any) -> Sequence[Any] | None:
 
 def stores(dataset: object) -> list[Store]:
     """The files of the innermost datasets; a dataset and its slices count once."""
-    found = [leaf.record_files for leaf in leaves(dataset) if hasattr(leaf, "record_files")]
+    found = [leaf._record_files for leaf in leaves(dataset) if hasattr(leaf, "record_files")]
     return list({id(store): store for store in found}.values())
 
 
@@ -166,12 +166,12 @@ def has_places(dataset: object) -> bool:
     """Whether each sample is a record of a file, the same in each epoch."""
     inside = _inside(dataset)
     if inside is None:
-        return hasattr(dataset, "record_places")
+        return hasattr(dataset, "_record_places")
     return not _is_mixture(dataset) and all(map(has_places, inside))
 
 
 def _is_mixture(dataset: object) -> bool:
-    return hasattr(dataset, "inner_batches") and defines_last(dataset, "inner_batches")
+    return hasattr(dataset, "_inner_batches") and defines_last(dataset, "_inner_batches")
 
 
 def _first_class(kind: type, names: Sequence[str]) -> type | None:
@@ -214,7 +214,7 @@ def draw_salt() -> int:
 
 def draws_at_random(dataset: object) -> bool:
     """Whether samples depend on the epoch: a feature of an innermost dataset has a random crop."""
-    return any(getattr(leaf, "draws_at_random", False) for leaf in leaves(dataset))
+    return any(getattr(leaf, "_draws_at_random", False) for leaf in leaves(dataset))
 
 
 def salted(dataset: object, positions: Sequence[int], draw: Callable[[], int] = draw_salt) -> Sequence[int]:
@@ -236,7 +236,7 @@ def needs_salt(dataset: object) -> bool:
     """Whether a batch of unknown epoch needs a salt for its random draws."""
     inside = _inside(dataset)
     if inside is None or _is_mixture(dataset):
-        return bool(getattr(dataset, "needs_salt", False))
+        return bool(getattr(dataset, "_needs_salt", False))
     return any(map(needs_salt, inside))
 
 
@@ -252,12 +252,12 @@ def record_places(dataset: Any) -> tuple[_Integers, _Integers] | None:
     firsts: dict[int, int] = {}
     num_files = 0
     for leaf in leaves(dataset):
-        firsts.setdefault(id(leaf.record_files), num_files)
+        firsts.setdefault(id(leaf._record_files), num_files)
         num_files += len(leaf.files)
     files, offsets = np.empty(len(dataset), np.int64), np.empty(len(dataset), np.int64)
     for begin in range(0, len(dataset), _POSITIONS_AT_ONCE):
         for leaf, positions, inside in leaf_batches(dataset, range(begin, len(dataset))[:_POSITIONS_AT_ONCE]):
             places = np.array(inside, np.int64) + begin
-            files[places], offsets[places] = leaf.record_places(positions)
-            files[places] += firsts[id(leaf.record_files)]
+            files[places], offsets[places] = leaf._record_places(positions)
+            files[places] += firsts[id(leaf._record_files)]
     return files, offsets

@@ -134,11 +134,11 @@ class Mixture(Dataset[Any]):
         return join_samples([(part, read_leaf(part.leaf, part.positions)) for part in parts], len(positions))
 
     @property
-    def needs_salt(self) -> bool:
+    def _needs_salt(self) -> bool:
         """Whether the datasets' random draws need a salt, since no epoch was chosen."""
         return not self._epoch.is_known and draws_at_random(self)
 
-    def inner_batches(self, part: Inner) -> Iterator[Inner]:
+    def _inner_batches(self, part: Inner) -> Iterator[Inner]:
         """Split part of a batch by dataset."""
         asked: dict[tuple[int, int], tuple[list[int], list[int]]] = {}
         for place, position in zip(part.places, part.positions, strict=True):

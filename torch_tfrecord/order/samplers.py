@@ -101,7 +101,7 @@ class RecordSampler(RankSampler):
         self._drop_last = true_or_false("drop_last", drop_last)
         # Only for a dataset that itself draws at random: a `Mixture` would take the epoch to begin elsewhere in its
         # datasets, but only those with crops.
-        self._tells_epoch = bool(getattr(dataset, "draws_at_random", False))
+        self._tells_epoch = bool(getattr(dataset, "_draws_at_random", False))
         self._epoch = 0
         self._start = 0  # places taken before the next iteration; for one iteration only
         self._is_loaded = False  # whether a state was loaded and not yet used

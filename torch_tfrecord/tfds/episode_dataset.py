@@ -32,7 +32,7 @@ _Same = TypeVar("_Same", bound="EpisodeDataset")
 class EpisodeDataset(Dataset[Any]):
     """The shared base of `RLDSDataset` and `RLDSEpisodes`: a range of positions over the episodes of a split."""
 
-    unit = "episodes"
+    _unit = "episodes"
 
     def __init__(self, store: EpisodeStore, num_positions: int, max_batch_bytes: int) -> None:
         self._store = store
@@ -54,7 +54,7 @@ class EpisodeDataset(Dataset[Any]):
         try:
             return self._positions[as_integer(position)]
         except IndexError:
-            raise IndexError(f"position {position} is out of range for {len(self)} {self.unit}") from None
+            raise IndexError(f"position {position} is out of range for {len(self)} {self._unit}") from None
 
     def _of_episode(self, number: int, make: Callable[[Episode], dict[str, Any]]) -> dict[str, Any]:
         """Build a sample from one episode, by its number, within the memory budget of a batch."""

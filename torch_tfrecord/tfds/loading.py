@@ -117,7 +117,7 @@ def load(
     files = open_split(
         found, split, IndexKeeper(index, index_dir=index_dir, verify_crc=verify_crc, access=found.access)
     )
-    return TFRecordDataset.from_source(
+    return TFRecordDataset._from_source(
         files.files,
         files.source(verify_crc, found.access),
         parser,

@@ -104,7 +104,7 @@ class RLDSDataset(EpisodeDataset):
         (torch.Size([2, 3, 256, 256]), torch.Size([4, 7]))
     """
 
-    unit = "steps"
+    _unit = "steps"
 
     def __init__(
         self,
@@ -235,12 +235,12 @@ class RLDSDataset(EpisodeDataset):
             self._goals.epoch.choose(epoch)
 
     @property
-    def draws_at_random(self) -> bool:
+    def _draws_at_random(self) -> bool:
         """Whether samples depend on the epoch: there are goals."""
         return self._goals is not None
 
     @property
-    def needs_salt(self) -> bool:
+    def _needs_salt(self) -> bool:
         """Whether the draws of goals need a salt, since no epoch was chosen."""
         return self._goals is not None and not self._goals.epoch.is_known
 
