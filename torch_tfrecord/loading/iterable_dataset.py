@@ -170,7 +170,7 @@ class TFRecordIterableDataset(IterableDataset[Any]):
 
     @property
     def features(self) -> Any:
-        """What is read from each record: the specs as you gave them, or the TFDS tree's; None for the record's bytes."""
+        """What is read from each record: your specs, or those of the TFDS tree; None for the record's bytes."""
         return self._maker.features
 
     @property
