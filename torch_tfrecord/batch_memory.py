@@ -24,24 +24,26 @@ if TYPE_CHECKING:
 
 __all__ = [
     "MAX_BATCH_BYTES",
+    "OBJECT_BYTES",
+    "TENSOR_BYTES",
     "BatchBudget",
     "check_max_batch_bytes",
     "empty_bytes",
     "empty_tensor",
     "reserve",
-    "reserve_objects",
     "scratch_bytes",
 ]
 
 MAX_BATCH_BYTES = 4 << 30
 """Default limit on the bytes of a batch."""
 
+TENSOR_BYTES, OBJECT_BYTES = 1 << 10, 1 << 6
+"""What Python needs for a tensor, and for another value, besides its bytes, as measured: millions may have none."""
+
 _Bytes: TypeAlias = "npt.NDArray[np.uint8]"
 
 # The system's allocator already reuses smaller memory without clearing it.
 _SMALL_BYTES = 1 << 16
-
-_TENSOR_BYTES, _OBJECT_BYTES = 1 << 10, 1 << 6  # as measured: a tensor of its own memory; a short str, bytes or list
 
 
 class BatchBudget:
@@ -101,15 +103,6 @@ def reserve(num_bytes: int) -> None:
             f"expected a batch of at most {budget.max_batch_bytes} bytes (max_batch_bytes), got one that needs {needed}"
         )
     budget.num_bytes = needed
-
-
-def reserve_objects(count: int, *, are_tensors: bool) -> None:
-    """`reserve` what Python needs for each of many values, besides its bytes: millions of them may have none.
-
-    Raises:
-        LimitExceededError: As for `reserve`.
-    """
-    reserve(count * (_TENSOR_BYTES if are_tensors else _OBJECT_BYTES))
 
 
 def empty_bytes(size: int) -> _Bytes:

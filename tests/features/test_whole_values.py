@@ -208,8 +208,13 @@ def test_batches_of_json_hold_what_the_samples_hold(tmp_path, values, dtype):
         loaders.append(DataLoader(ds, size, num_workers=1, multiprocessing_context="fork"))
     batches = [next(iter(loader)) for loader in loaders]
     batches += [collate(samples), collate([{**sample} for sample in samples])]
-    if not isinstance(values[0], str):  # which does not take numbers among text
+    if dtype is not None:
         batches.append(PaddedCollate()([*ds]))
+    elif not {*map(type, values)} - {bool, int, float}:  # the list would be no batch to pad
+        with pytest.raises(
+            TypeError, match=r"\['j'\]: expected only numbers, in lists of equal length, that one dtype"
+        ):
+            PaddedCollate()([*ds])
     for batch in batches:
         found = batch["j"]
         assert (found.dtype if isinstance(found, torch.Tensor) else None) == dtype
@@ -227,7 +232,8 @@ def with_one_more(sample):
 def test_numbers_of_a_transform_that_are_not_json(tmp_path):
     assert collate([1, np.float64(0.5)]).dtype == torch.float64
     assert collate([math.nan, 1]).isnan().tolist() == [True, False]
-    assert collate([1, torch.tensor(2)]).tolist() == [1, 2]
+    assert collate([0.5, np.float64(1)]).tolist() == [0.5, 1]
+    assert collate([1, torch.tensor(2)]) == [1, torch.tensor(2)]
 
 
 def test_steps_of_json_are_padded_exactly_or_not_at_all():

@@ -470,7 +470,7 @@ def test_texts_are_bounded_by_the_number_of_shards(tmp_path, shards, field, text
 
 def test_long_names_are_read(tmp_path):
     row = shard_row(index_of(np.array([1])))
-    for names in (["s3://bucket/" + "a" * 60_000], [f"{'a' * 4000}/{shard}" for shard in range(300)]):
+    for names in (["s3://bucket/" + "a" * 4000], [f"{'a' * 4000}/{shard}" for shard in range(300)]):
         (tmp_path / "m.safetensors").write_bytes(b"".join(manifest_parts(names, [row] * len(names))))
         assert Manifest(str(tmp_path / "m.safetensors")).names() == names
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
-from types import NoneType
 from typing import Any
 
 import torch
@@ -20,7 +19,7 @@ from torch_tfrecord.batches.transport import for_transport, register_in_worker
 from torch_tfrecord.samples import check_for_torch, place_of
 from torch_tfrecord.shown import shown_list, shown_value
 from torch_tfrecord.values.containers import RaggedTensor, SparseList
-from torch_tfrecord.values.stacking import is_listed, is_ragged, stack_samples
+from torch_tfrecord.values.stacking import as_kind_of, is_listed, is_ragged, stack_samples
 from torch_tfrecord.values.whole_values import WHOLE_KINDS
 
 __all__ = ["collate", "keep_type", "numbers", "register_samples", "take_columns"]
@@ -114,7 +113,7 @@ def _collate_for_torch(samples: Sequence[Any], *, collate_fn_map: Any = None) ->
         return for_transport(_untyped(_batch(samples, columns)))
     check_for_torch(samples, getattr(samples, "places", None))
     plain = [sample.copy() if isinstance(sample, Sample) else sample for sample in samples]
-    return torchs.collate(plain, collate_fn_map={**collate_fn_map, **dict.fromkeys((bool, int, float), numbers)})
+    return torchs.collate(plain, collate_fn_map=collate_fn_map | dict.fromkeys((bool, int, float), numbers))
 
 
 def _untyped(batch: Any) -> Any:
@@ -165,17 +164,15 @@ def _collate(values: list[Any], name: str) -> Any:
 def numbers(values: list[Any], *, collate_fn_map: Any = None) -> Any:
     """One tensor of Python's numbers, if it holds each as it is; else the values, since JSON may be any mixture."""
     kinds = {*map(type, values)}
-    is_odd = any(issubclass(kind, (str, NoneType, *WHOLE_KINDS)) for kind in kinds)
-    is_odd |= bool in kinds and len(kinds) > 1  # a tensor would hold 1 or 1.0 for True
-    if is_odd or any(not -_FAR <= value < _FAR for value in values if isinstance(value, int)):
+    if (bool in kinds and len(kinds) > 1) or not all(issubclass(kind, (int, float)) for kind in kinds):
         return values
-    # torch looks at the first alone, and would make float32 of floats behind an int.
-    if any(issubclass(kind, float) for kind in kinds):
-        held = [*map(float, values)]
-        if any(number != value == value for number, value in zip(held, values, strict=True)):
-            return values
-        values = held
-    return default_collate(values)
+    has_floats = any(issubclass(kind, float) for kind in kinds)
+    try:  # torch looks at the first alone, and would make float32 of floats behind an int
+        batch = default_collate([*map(float, values)] if has_floats else values)
+    except (OverflowError, RuntimeError, ValueError):  # by the version of torch
+        return values
+    is_rounded = any(held != value == value for held, value in zip(batch.tolist(), values, strict=True))
+    return values if is_rounded else batch
 
 
 def _are_strings(values: list[Any]) -> bool:
@@ -252,8 +249,6 @@ def _structured(values: list[Any], name: str) -> Any:
         raise ValueError(f"{name or 'samples'}: {error}") from error
 
 
-_FAR = 1 << 63  # where int64 ends
-
 # From this size on a batch is stacked in memory that is reused.
 _LARGE_BYTES = 1 << 16
 
@@ -263,10 +258,7 @@ _BATCHED_KINDS = (tv_tensors.Image, tv_tensors.Video, tv_tensors.Mask)
 
 def keep_type(batch: torch.Tensor, sample: torch.Tensor) -> torch.Tensor:
     """The batch as the same tv_tensor as its samples; a plain tensor if tv_tensors has no batches of that type."""
-    if not isinstance(sample, _BATCHED_KINDS):
-        return batch
-    wrapped: torch.Tensor = tv_tensors.wrap(batch, like=sample)
-    return wrapped
+    return as_kind_of(batch, sample) if isinstance(sample, _BATCHED_KINDS) else batch
 
 
 def _stack(values: list[Any], name: str) -> torch.Tensor:

@@ -125,15 +125,17 @@ def _tensors(values: list[Any], name: str) -> list[torch.Tensor]:
             arrays = [np.asarray(value) for value in values]
             # An empty list has no dtype of its own.
             dtype = np.result_type(*(array for array in arrays if array.size))
-            flat = [*values]
+            flat = values
             while list in (kinds := {*map(type, flat)}):
                 flat = [*chain.from_iterable(flat)]
             if (len(kinds) > 1 or (int in kinds and dtype != np.int64)) and numbers(flat) is flat:
-                raise TypeError("no dtype holds each number as it is")
+                raise TypeError
             return [torch.from_numpy(array.astype(dtype)) for array in arrays]
         return [torch.tensor(value) if isinstance(value, (np.ndarray, np.generic)) else value for value in values]
     except (TypeError, ValueError) as error:
-        raise TypeError(f"{name or 'samples'}: expected only numbers, in lists of equal length") from error
+        raise TypeError(
+            f"{name or 'samples'}: expected only numbers, in lists of equal length, that one dtype holds as they are"
+        ) from error
 
 
 def _check_alike(tensors: list[Any], name: str) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from torch_tfrecord.batch_memory import MAX_BATCH_BYTES, BatchBudget, check_max_batch_bytes
-from torch_tfrecord.batches.collate import numbers, take_columns
+from torch_tfrecord.batches.collate import take_columns
 from torch_tfrecord.batches.column_batch import ColumnBatch
 from torch_tfrecord.batches.padded_values import (
     ColumnRows,
@@ -152,7 +152,7 @@ def _pad_values(values: list[Any], shapes: object, paddings: object, name: str) 
     if isinstance(first, tuple):
         return _pad_sequences(values, shapes, paddings, name)
     scalar = next(scalars(values), b"")  # lists that are all empty count as strings
-    if scalar is None or (isinstance(first, (int, float)) and numbers(values) is values):
+    if scalar is None:
         return values, None
     if isinstance(scalar, (bytes, str)):
         return pad_strings(values, type(scalar), shapes, paddings, name)

@@ -18,7 +18,7 @@ from torch_tfrecord.features.feature import Feature
 from torch_tfrecord.features.one_value import OneValueReader, OneValueSpec, Shape
 from torch_tfrecord.features.spec_checks import check_list_dtype, shape_with_names
 from torch_tfrecord.values.dtypes import dtype_name, from_bytes, list_kind
-from torch_tfrecord.values.inflate import Compression, decompressor, deflate, inflate
+from torch_tfrecord.values.inflate import Compression, deflate, inflate
 
 __all__ = ["RawTensor"]
 
@@ -42,13 +42,13 @@ class RawTensor(OneValueSpec, Feature):
         little_endian: Whether the first byte of an element is its lowest; False for big-endian.
         compression: "zlib", "gzip" or "zstd", if each string is compressed (``tf.io.decode_compressed``). It must have
             as many bytes as the shape says; with a -1 or ``fixed_length``, at most what is left of ``max_batch_bytes``.
+            Before Python 3.14 zstd needs the extra ``zstd``, else reading raises ImportError.
         fixed_length: Bytes that each string is cut to, or filled up to with zeros, after it is decompressed; a multiple
             of the dtype's size. Strings may then have different lengths.
         default_value: The bytes of one string for records that lack the feature, as a record stores them (with
             ``compression``, compressed); ``shape`` must not name keys. None if such a record raises ParseError.
 
     Raises:
-        ImportError: ``compression="zstd"`` before Python 3.14 without the extra ``zstd``.
         TypeError: The dtype is unknown, or an argument or an entry of ``shape`` has another type.
         ValueError: The shape or dtype is missing, a dimension is negative, there is more than one -1,
             ``compression`` or ``fixed_length`` has another value, or ``default_value`` does not fit the shape.
@@ -81,8 +81,6 @@ class RawTensor(OneValueSpec, Feature):
             raise TypeError(f"dtype must be a torch dtype with whole bytes per element, got {dtype_name(self.dtype)}")
         true_or_false("little_endian", self.little_endian)
         one_of("compression", self.compression, None, "zlib", "gzip", "zstd")
-        if self.compression is not None:
-            decompressor(self.compression)
         if self.fixed_length is not None and at_least(1, "fixed_length", self.fixed_length) % self.dtype.itemsize:
             name, size = dtype_name(self.dtype), self.dtype.itemsize
             raise ValueError(f"fixed_length must be a multiple of the {size} bytes of {name}, got {self.fixed_length}")

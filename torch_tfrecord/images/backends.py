@@ -52,8 +52,6 @@ _local = threading.local()
 # Pillow pads the rows of these in Python, at half a microsecond per pixel, although a row may take only two bytes.
 _MOST_RUN_LENGTH_PIXELS = 1 << 22
 
-_GRAYS = bytes(part for gray in range(256) for part in (gray, gray, gray, 0))  # a palette
-
 # One class per format, called directly: Image.open would also try MPO, and would apply its own global pixel limit
 # in addition to the limit of this call. (Its WebP plugin still does.)
 _PILLOW_PLUGINS: dict[str, type[ImageFile.ImageFile]] = {
@@ -120,7 +118,7 @@ def _decode_with_torchcodec(data: bytes | memoryview, header: ImageHeader, mode:
 
 def _decode_with_pillow(data: bytes | memoryview, header: ImageHeader, mode: str) -> torch.Tensor:
     """Decode an image with Pillow, using only the plugin of the header's format."""
-    picture = _open_pillow(data, header)
+    picture: Any = _open_pillow(data, header)
     if header.format == "png" and header.bits == 16:
         pixels = _read_png16(data, header)
         if mode == "unchanged":
@@ -133,7 +131,11 @@ def _decode_with_pillow(data: bytes | memoryview, header: ImageHeader, mode: str
     else:
         if mode == "L" and isinstance(picture, JpegImagePlugin.JpegImageFile):
             picture.draft("L", None)  # the stored luma, as in TensorFlow, not a weighted sum of RGB
-        tile = picture.tile[0] if picture.tile else None
+        tile: Any = picture.tile[0] if picture.tile else None
+        is_bytes = header.format == "bmp" and data[28:34] == b"\x08\0\0\0\0\0"  # 8 bits, plain
+        if is_bytes and tile.offset + tile.args[1] * header.height > len(data):  # Pillow takes pixels for a palette
+            begin = int.from_bytes(data[10:14], "little")
+            picture = Image.frombytes("L", picture.size, data[begin:], "raw", "L", *tile.args[1:])
         picture.load()
         if header.format == "bmp" and mode in ("RGBA", "unchanged"):
             _append_unnamed_alpha(picture, tile, data)
@@ -171,9 +173,6 @@ def _append_unnamed_alpha(picture: Image.Image, tile: Any, data: bytes | memoryv
 
 
 def _open_pillow(data: bytes | memoryview, header: ImageHeader) -> ImageFile.ImageFile:
-    if header.format == "bmp" and header.channels == 1:
-        start = int.from_bytes(data[10:14], "little")
-        data = b"".join([data[:46], bytes(4), data[50:start], _GRAYS, data[start:]])  # Pillow needs a palette
     picture = _PILLOW_PLUGINS[header.format](io.BytesIO(data))
     # The decoded size must be the one that was checked: a GIF frame may be larger than its screen.
     if picture.size != (header.width, header.height):

@@ -66,8 +66,7 @@ class ImageHeader(NamedTuple):
     ``exif`` holds the half-open byte ranges of the JPEG or PNG segments that may contain EXIF, including their headers,
     and those of a PNG's compressed text, which decoders would inflate to up to a thousand times its size.
     ``orientation`` is the EXIF orientation, 1 to 8, and 1 (upright) if it is missing or invalid. ``channels`` and
-    ``bits`` are the stored ones for JPEG and PNG (palette: 1), 1 and 8 for a gray BMP (see `_read_bmp`), and 0 for all
-    others. ``adobe`` is True if a JPEG has
+    ``bits`` are the stored ones for JPEG and PNG (palette: 1), and 0 for other formats. ``adobe`` is True if a JPEG has
     Adobe's marker, so that CMYK is stored inverted. ``scan`` is the start of a JPEG's first scan, else 0;
     ``progressive`` is True if further scans refine it. ``gamma`` is the exponent with which a PNG's colours are stored,
     times 100,000, and 0 if it does not say.
@@ -304,9 +303,8 @@ def _gif_table_bytes(flags: int) -> int:
 
 
 def _read_bmp(data: bytes) -> ImageHeader:
-    """Where the pixels of 8 bits begin at once behind the header, with no room for a palette, they are gray."""
     start, info_size = struct.unpack_from("<II", data, 10)
-    compression, is_gray = 0, False
+    compression = 0
     if info_size == 12:
         width, height, _, bits = struct.unpack_from("<HHHH", data, 18)
     else:
@@ -317,10 +315,7 @@ def _read_bmp(data: bytes) -> ImageHeader:
     row_bytes = (width * bits + 31) // 32 * 4
     if compression in (0, 3) and start + row_bytes * height > len(data):
         raise IndexError
-    if info_size >= 40 and bits == 8 and not compression and start == 14 + info_size:
-        (num_colors,) = struct.unpack_from("<I", data, 46)
-        is_gray = start + 4 * (num_colors or 256) + row_bytes * height > len(data)
-    return ImageHeader("bmp", height, width, int(is_gray), 8 * is_gray)
+    return ImageHeader("bmp", height, width)
 
 
 def _read_webp(data: bytes) -> ImageHeader:

@@ -235,7 +235,7 @@ def _check_dataset(dataset: object, **of_dataset: object) -> None:
 
 def _shuffle_of(dataset: object, shuffle: Shuffle) -> Shuffle:
     """The shuffle to use: compressed files are never read at random, unless a process keeps them whole."""
-    compressed = [store for store in stores(dataset) if store.slow_file is not None]
+    compressed = [store for store in stores(dataset) if store.slow_file]
     if not compressed:
         return shuffle
     if shuffle is True and find_lanes(dataset) is None:  # a Mixture, for which there is no better order

@@ -136,7 +136,7 @@ class RecordFiles(ProcessCache[ByteSource]):
 
     def warn(self) -> None:
         """Warn once that random access is slow, if there is a `slow_file`."""
-        if self.slow_file is not None and not self.has_warned:
+        if self.slow_file and not self.has_warned:
             self.has_warned = True
             warnings.warn(
                 f"{printable(self.slow_file)}: random access in a compressed file decompresses from its "

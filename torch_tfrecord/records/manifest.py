@@ -58,7 +58,6 @@ _FORMAT = SidecarFormat(
 )
 _MOST_HEAD_BYTES = 1 << 32
 _MOST_TEXT_BYTES = 1 << 12  # of a name, on average: as long as a path can be
-_MORE_TEXTS = 16  # for few long URLs
 _FAR = 1 << 62
 _UNKNOWN = -1
 
@@ -285,14 +284,13 @@ class _Head:
     def _texts(self, packed: npt.NDArray[Any], field: str) -> list[str]:
         size = stored_number(self._metadata[field], field)
         try:
-            if not 0 <= size <= (len(self.num_records) + _MORE_TEXTS) * _MOST_TEXT_BYTES:
+            if not 0 <= size <= len(self.num_records) * _MOST_TEXT_BYTES:
                 raise ValueError(f"{size} bytes")
             inflater = zlib.decompressobj()
             text = inflater.decompress(packed.tobytes(), size + 1)
-            count = text.count(b"\0")
             texts = text.decode("utf-8", "surrogateescape").split("\0", len(self.num_records))
-            if len(text) != size or not inflater.eof or count != len(self.num_records) or texts.pop():
-                raise ValueError(f"{count} of them")
+            if len(text) != size or not inflater.eof or len(texts) != len(self.num_records) + 1 or texts.pop():
+                raise ValueError(f"{len(text)} bytes of others")
         except (ValueError, zlib.error) as error:
             text_ = f"expected a text for each of {len(self.num_records)} shards, got {error}"
             raise IndexMismatchError(text_, path=self._source.path) from error

@@ -12,9 +12,8 @@ from typing import Any, TypeAlias, TypeGuard
 
 import torch_tfrecord.tfds.features as f
 from torch_tfrecord.errors import ParseError
-from torch_tfrecord.features.example_list import ExampleListFeatures
-from torch_tfrecord.features.feature import Feature, SequenceFeatures
-from torch_tfrecord.parsing.record_parsers import RecordFeatures
+from torch_tfrecord.features.feature import Feature
+from torch_tfrecord.parsing.record_parsers import RecordFeatures, is_record_features
 from torch_tfrecord.records.storage import local_path
 from torch_tfrecord.remote.access import DEFAULT_ACCESS, Access
 from torch_tfrecord.shown import without_secrets
@@ -235,8 +234,9 @@ def info_of(
 
 def are_specs(features: object) -> TypeGuard[RecordFeatures]:
     """Whether these features are feature specs, such as those of `TFRecordDataset`, or one spec of whole records."""
-    items = features.values() if isinstance(features, Mapping) else [features]
-    return any(isinstance(item, (Feature, SequenceFeatures, ExampleListFeatures)) for item in items)
+    if isinstance(features, Mapping):
+        return any(isinstance(item, Feature) for item in features.values())
+    return is_record_features(features)
 
 
 def _tree(folder: str, there: Collection[str], access: Access, given: object) -> f.FeaturesDict | f.Sequence:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy.typing as npt
 import torch
 
-from torch_tfrecord.batch_memory import reserve, reserve_objects
+from torch_tfrecord.batch_memory import OBJECT_BYTES, TENSOR_BYTES, reserve
 from torch_tfrecord.errors import ParseError
 from torch_tfrecord.features.columns import read_each
 from torch_tfrecord.tfds.feature_base import Shape, fits
@@ -29,6 +29,7 @@ from torch_tfrecord.values.dtypes import (
     nest,
 )
 from torch_tfrecord.values.inflate import inflate
+from torch_tfrecord.values.stacking import stack
 
 __all__ = ["BytesElement", "Element", "EncodedTensor", "NumberElement", "StringElement", "TextElement"]
 
@@ -159,12 +160,12 @@ class BytesElement(Element):
 
     def many(self, values: Sequence[bytes]) -> Any:
         """Decode all values of a list."""
-        reserve_objects(len(values), are_tensors=self.dtype is not None)
+        reserve(len(values) * (OBJECT_BYTES if self.dtype is None else TENSOR_BYTES))
         return self.join([self.decode(value) for value in values])
 
     def join(self, items: list[Any]) -> Any:
         """Stack decoded elements if they have the same shape."""
-        return _stack_alike(items) if items else self.none()
+        return stack(items) if items else self.none()
 
 
 class TextElement(BytesElement):
@@ -229,14 +230,3 @@ def known_shape(shape: Shape, num_values: int) -> tuple[int, ...]:
     if not fits:
         raise ParseError(f"expected {'a multiple of ' if unknown else ''}{fixed} values for {shape}, got {num_values}")
     return tuple((num_values // fixed if fixed else 0) if size is None else size for size in shape)
-
-
-def _stack_alike(items: list[Any]) -> Any:
-    """Stack tensors of equal shape and dtype; return anything else as a list."""
-    first = items[0] if items else None
-    if not isinstance(first, torch.Tensor) or any(
-        not isinstance(item, torch.Tensor) or item.shape != first.shape or item.dtype != first.dtype for item in items
-    ):
-        return items
-    reserve(len(items) * first.nbytes)
-    return torch.stack(items)

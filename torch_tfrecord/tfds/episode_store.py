@@ -39,13 +39,13 @@ from torch_tfrecord.tfds.files import FEATURES_FILE
 from torch_tfrecord.tfds.leaf_table import LeafPlace, list_leaves, make_leaf
 from torch_tfrecord.tfds.loading import open_split
 from torch_tfrecord.tfds.parser import Chosen, choose_leaves
+from torch_tfrecord.tfds.pictures import PIXEL_MODES
 from torch_tfrecord.tfds.splits import Split
 from torch_tfrecord.tfds.step_lists import LeafLists, list_keys, values_per_step
 
 __all__ = ["STEPS", "DecodeImages", "Episode", "EpisodeStore", "EpisodeTransform"]
 
 STEPS = "steps"
-_MODES = {1: "L", 3: "RGB", 4: "RGBA"}
 DecodeImages: TypeAlias = bool | str | Collection[str]
 """True, False, or the names or paths of images to decode."""
 EpisodeTransform: TypeAlias = Callable[[dict[str, Any]], Mapping[str, Any]]
@@ -256,9 +256,9 @@ class _ColumnMaker:
 
 def _plain_pictures(feature: Any) -> Pictures | None:
     """How to decode the images in bulk; None unless decoding is a plain `decode_image`."""
-    if type(feature) is not f.Image or feature.dtype != "uint8" or feature.shape[-1] not in _MODES:
+    if type(feature) is not f.Image or feature.dtype != "uint8" or feature.shape[-1] not in PIXEL_MODES:
         return None
-    return Pictures(_MODES[feature.shape[-1]], tuple(feature.shape))
+    return Pictures(PIXEL_MODES[feature.shape[-1]], tuple(feature.shape))
 
 
 def _column_makers(leaves: list[LeafPlace], decode_images: DecodeImages, path: str) -> list[_ColumnMaker | None]:

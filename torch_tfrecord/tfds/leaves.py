@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from torch_tfrecord.batch_memory import reserve_objects
+from torch_tfrecord.batch_memory import OBJECT_BYTES, TENSOR_BYTES, reserve
 from torch_tfrecord.errors import ImageDecodeError, LimitExceededError, ParseError
 from torch_tfrecord.features.columns import Column, Want, read_each, reserve_for_values
 from torch_tfrecord.tfds.elements import Element, EncodedTensor
@@ -200,7 +200,7 @@ class Leaf:
         rank = len(element.shape)
         if len(sizes) != rank * len(values) or (not self.lengths and len(values) != 1) or (sizes < 0).any():
             raise ParseError(f"expected {rank} sizes for each value, got {len(sizes)} for {len(values)} values")
-        reserve_objects(len(values), are_tensors=True)
+        reserve(len(values) * TENSOR_BYTES)
         shapes = map(tuple, sizes.reshape(len(values), rank).tolist())
         items = [element.decode_shaped(value, shape) for value, shape in zip(values, shapes, strict=True)]
         if not self.lengths:
@@ -231,7 +231,7 @@ def _nest(rows: Any, lengths: Sequence[_Ints]) -> Any:
     splits = [torch.from_numpy(running_sum(level)) for level in lengths]
     if isinstance(rows, torch.Tensor):
         return Nested(rows.as_subclass(torch.Tensor), tuple(splits))
-    reserve_objects(sum(map(len, lengths)), are_tensors=False)
+    reserve(sum(map(len, lengths)) * OBJECT_BYTES)
     return split_lists(rows, [split.tolist() for split in splits])
 
 

@@ -15,7 +15,7 @@ import torch
 from torchvision import tv_tensors
 
 from torch_tfrecord.arguments import Pad, at_least, one_of
-from torch_tfrecord.batch_memory import reserve, reserve_objects
+from torch_tfrecord.batch_memory import OBJECT_BYTES, TENSOR_BYTES, reserve
 from torch_tfrecord.errors import TFRecordError
 from torch_tfrecord.images.regions import decode_stack
 from torch_tfrecord.tfds.episode_columns import (
@@ -48,19 +48,22 @@ class Span(NamedTuple):
     before: int = 0
     behind: int = 0
 
+    @property
+    def size(self) -> int:
+        """Number of steps with the padding."""
+        return self.before + self.stop - self.first + self.behind
+
     def mask(self) -> npt.NDArray[np.bool_]:
-        """bool [before + steps + behind]: True for a step of the episode, False for padding."""
-        mask = np.ones(self.before + self.stop - self.first + self.behind, np.bool_)
+        """bool [size]: True for a step of the episode, False for padding."""
+        mask = np.ones(self.size, np.bool_)
         mask[: self.before] = False
-        mask[len(mask) - self.behind :] = False
+        mask[self.size - self.behind :] = False
         return mask
 
     def repeated(self) -> npt.NDArray[np.int64]:
-        """int64 [before + steps + behind]: the step at each place; padding repeats the nearest step."""
-        places = np.arange(self.first - self.before, self.stop + self.behind, dtype=np.int64)
-        places[: self.before] = self.first
-        places[len(places) - self.behind :] = self.stop - 1
-        return places
+        """int64 [size]: the step at each place; padding repeats the nearest step."""
+        places = np.arange(self.first - self.before, self.stop + self.behind)
+        return np.minimum(np.maximum(places, self.first), self.stop - 1)
 
 
 def laid_out(spans: Sequence[Span]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
@@ -72,8 +75,7 @@ def laid_out(spans: Sequence[Span]) -> tuple[npt.NDArray[np.int64], npt.NDArray[
     """
     rows = np.fromiter(chain.from_iterable(spans), np.int64, 4 * len(spans)).reshape(-1, 4)
     first, stop, before, _ = rows.T[:, :, None]
-    size = spans[0].before + spans[0].stop - spans[0].first + spans[0].behind
-    places = np.arange(size) + (first - before)
+    places = np.arange(spans[0].size) + (first - before)
     steps: npt.NDArray[np.int64] = np.minimum(np.maximum(places, first), stop - 1)
     return steps, steps == places
 
@@ -186,7 +188,7 @@ class StepBatch:
         self._spans = spans
         self._order = order
         self._pad = pad
-        self._size = spans[0].before + spans[0].stop - spans[0].first + spans[0].behind
+        self._size = spans[0].size
 
     def take(self, columns: Sequence[Column]) -> Any:
         """[B, steps, ...] for numbers and images; else a list of B windows, each stacked if possible."""
@@ -287,7 +289,7 @@ def window(column: Column, span: Span, pad: Pad) -> Any:
     if isinstance(column, NumberColumn):
         return _numbers(column.values, span, pad)
     is_list = isinstance(column, ListColumn)
-    reserve_objects(span.before + span.stop - span.first + span.behind, are_tensors=not is_list)
+    reserve(span.size * (OBJECT_BYTES if is_list else TENSOR_BYTES))
     values: list[Any] = column.read(span.first, span.stop)
     if span.before or span.behind:
         is_zero = pad == "zero"
@@ -297,10 +299,9 @@ def window(column: Column, span: Span, pad: Pad) -> Any:
 
 
 def _numbers(values: npt.NDArray[np.generic] | torch.Tensor, span: Span, pad: Pad) -> torch.Tensor:
-    first, stop, before, behind = span
-    reserve((before + stop - first + behind) * math.prod(values.shape[1:]) * values.itemsize)
-    if not before and not behind:
-        return own_tensor(values[first:stop])
+    reserve(span.size * math.prod(values.shape[1:]) * values.itemsize)
+    if not span.before and not span.behind:
+        return own_tensor(values[span.first : span.stop])
     padded = torch.as_tensor(values[span.repeated()])  # indexing copies
     if pad == "zero":
         padded[~torch.from_numpy(span.mask())] = 0

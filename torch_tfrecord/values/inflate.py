@@ -5,12 +5,13 @@ from __future__ import annotations
 import sys
 import zlib
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any, Literal, TypeAlias
 
 from torch_tfrecord.batch_memory import reserve
 from torch_tfrecord.errors import ParseError
 
-__all__ = ["Compression", "decompressor", "deflate", "inflate"]
+__all__ = ["Compression", "deflate", "inflate"]
 
 Compression: TypeAlias = Literal["zlib", "gzip", "zstd"]
 _WINDOW_BITS = {"zlib": 15, "gzip": 31}
@@ -18,12 +19,8 @@ _INPUT_BYTES = 1 << 18
 _OUTPUT_BYTES = 1 << 20
 
 
-def decompressor(compression: Compression) -> tuple[Callable[[], Any], type[Exception]]:
-    """What makes the object that decompresses a stream, and its error.
-
-    Raises:
-        ImportError: The package for zstd is missing.
-    """
+def _decompressor(compression: Compression) -> tuple[Callable[[], Any], type[Exception]]:
+    """What makes the object that decompresses a stream, and its error."""
     if compression != "zstd":
         return lambda: zlib.decompressobj(_WINDOW_BITS[compression]), zlib.error
     zstd = _zstd()
@@ -32,10 +29,7 @@ def decompressor(compression: Compression) -> tuple[Callable[[], Any], type[Exce
 
 def _zstd() -> Any:
     try:
-        if sys.version_info >= (3, 14):
-            from compression import zstd
-        else:
-            from backports import zstd
+        zstd = import_module("compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd")
     except ImportError as error:
         text = "values compressed with zstd need the package backports.zstd: pip install 'torch-tfrecord[zstd]'"
         raise ImportError(text) from error
@@ -62,14 +56,14 @@ def inflate(data: bytes | memoryview, compression: Compression, num_bytes: int |
         num_bytes: The most bytes that it may have; None for what is left of the batch's memory.
 
     Raises:
-        ImportError: See `decompressor`.
+        ImportError: The package for zstd is missing.
         LimitExceededError: See `reserve`; before the bytes are there, or at most 1 MiB of them too many.
         ParseError: The stream is damaged, truncated or larger, or something follows it.
     """
     if num_bytes is not None:
         reserve(num_bytes)
     view, pieces, total, place = memoryview(data), list[bytes](), 0, 0
-    make, errors = decompressor(compression)
+    make, errors = _decompressor(compression)
     inflater = make()
     while not inflater.eof or (compression != "zlib" and place < len(view)):
         inflater = make() if inflater.eof else inflater
