@@ -18,7 +18,10 @@ DOCUMENTED = {"os._exit", "_asdict", "_fields", "_make", "_replace"}  # the othe
 OF_CALLERS = {"f_builtins", "f_globals", "f_locals"}
 LOOKS_UP = {"attrgetter", "delattr", "getattr", "hasattr", "setattr"}
 # Looked up in what may be ours or not.
-OUR_NAMES = {"_block", "_check_state", "_error_logs", "_load_samples", "_row"}
+OUR_NAMES = {
+    *("_block", "_block_starts", "_check_state", "_draws_at_random", "_error_logs", "_inner_batches", "_load_samples"),
+    *("_needs_salt", "_record_files", "_record_places", "_row"),
+}
 OF_TENSORS = {"_indices", "_lengths", "_offsets", "_ragged_idx", "_values"}
 
 

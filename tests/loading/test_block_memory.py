@@ -76,7 +76,7 @@ def test_any_records_in_any_order(files, fetched):
 
 def test_blocks_are_those_of_the_order(files, fetched):
     contents, sources, table = files
-    starts = table._block_starts(range(len(table)), BLOCK).tolist()
+    starts = table.block_starts(range(len(table)), BLOCK).tolist()
     read(BlockMemory(table, BLOCK), sources, table, range(len(table)))
     _, offsets, _ = table.find(np.array(starts))
     assert sorted(begin for _, begin, _ in fetched) == sorted(offsets.tolist())

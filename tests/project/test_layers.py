@@ -176,7 +176,7 @@ ORDER = [
     "batches",
     "loading.sample_maker",
     "loading.block_memory",
-    "loading._record_files",
+    "loading.record_files",
     "loading.array_record_files",
     "loading.map_dataset",
     "loading.record_groups",

@@ -317,7 +317,7 @@ class TFRecordIterableDataset(IterableDataset[Any]):
 
     def _rows(self, group: RecordGroup, epoch: int) -> RecordRows:
         keys = None
-        if self._maker._draws_at_random:
+        if self._maker.draws_at_random:
             # A number for each record of all files; a file has fewer than 2^40 records.
             keys = record_keys((group.files << 40) + group.numbers, self._seed, epoch)
 

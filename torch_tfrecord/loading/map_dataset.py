@@ -201,7 +201,7 @@ class TFRecordDataset(Dataset[Any]):
         if type(position) is not int and is_batch_of_positions(position):
             return collate(self.__getitems__(list_of_positions(position)))
         absolute, key, files = self._absolute(position), 0, self._record_files
-        if self._maker._draws_at_random:
+        if self._maker.draws_at_random:
             key = int(self._epoch.keys(salted(self, [position]), np.array([absolute]))[0])
         return self._maker.sample(files.read(absolute), key, files.place, absolute)
 
@@ -274,7 +274,7 @@ class TFRecordDataset(Dataset[Any]):
         absolute = absolutes[0] if len(batches) == 1 else np.concatenate(absolutes)
         borders = [0, *accumulate(map(len, batches))]
         records, keys = files.read_batch(absolute), None
-        if maker._draws_at_random:
+        if maker.draws_at_random:
             keys = np.concatenate([*map(self._epoch.keys, map(partial(salted, self), batches), absolutes)])
 
         rows = RecordRows(records, keys, lambda row: files.place(int(absolute[row])))
@@ -303,7 +303,7 @@ class TFRecordDataset(Dataset[Any]):
     @property
     def _draws_at_random(self) -> bool:
         """Whether samples depend on the epoch: a feature has a random crop."""
-        return self._maker._draws_at_random
+        return self._maker.draws_at_random
 
     @property
     def _needs_salt(self) -> bool:
@@ -334,7 +334,7 @@ class TFRecordDataset(Dataset[Any]):
         Returns:
             int64 [number of blocks], ascending, the first one 0; empty for an empty dataset.
         """
-        return self._record_files.table._block_starts(self._positions, block_bytes)
+        return self._record_files.table.block_starts(self._positions, block_bytes)
 
     # What orders ask for.
 

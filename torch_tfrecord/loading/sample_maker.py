@@ -109,7 +109,7 @@ class SampleMaker:
         self.transform = transform
         self.crops = CropReader(parser)
         self._needs_places = getattr(parser, "needs_places", False)
-        self._draws_at_random = parser is not None and parser.needs_keys
+        self.draws_at_random = parser is not None and parser.needs_keys
         self.has_user_transform = transform is not None and not isinstance(transform, ColumnTransform)
 
     @property

@@ -158,7 +158,7 @@ def _inside(dataset: Any) -> Sequence[Any] | None:
 
 def stores(dataset: object) -> list[Store]:
     """The files of the innermost datasets; a dataset and its slices count once."""
-    found = [leaf._record_files for leaf in leaves(dataset) if hasattr(leaf, "record_files")]
+    found = [leaf._record_files for leaf in leaves(dataset) if hasattr(leaf, "_record_files")]
     return list({id(store): store for store in found}.values())
 
 

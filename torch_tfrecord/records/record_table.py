@@ -94,8 +94,8 @@ class RecordTable:
         first = (self._ends_list[file - 1] if file else 0) + file
         return extent_among(self._borders[first : self._ends_list[file] + file + 1], offset, block_bytes)
 
-    def _block_starts(self, positions: range | _Integers, block_bytes: int) -> _Integers:
-        """Of a sequence of positions, the first place in it of each block; see `block_shuffle._block_starts`."""
+    def block_starts(self, positions: range | _Integers, block_bytes: int) -> _Integers:
+        """Of a sequence of positions, the first place in it of each block; see `block_shuffle.block_starts`."""
         found = []
         for begin in range(0, len(positions), _POSITIONS_AT_ONCE):
             part = positions[max(begin - 1, 0) : begin + _POSITIONS_AT_ONCE]  # with the one before, to compare with
