@@ -30,7 +30,9 @@ def block(marker):
     return found
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(
+    scope="session"
+)  # a process of pytest-xdist may come back to the module, and clients know a server's address
 def bucket(tmp_path_factory):
     """``s3://my-bucket/data`` as the page has it, by a server of moto's; its URL."""
     import boto3
