@@ -30,9 +30,8 @@ def block(marker):
     return found
 
 
-@pytest.fixture(
-    scope="session"
-)  # a process of pytest-xdist may come back to the module, and clients know a server's address
+# For the session: a process of pytest-xdist may come back to the module, and clients know a server's address.
+@pytest.fixture(scope="session")
 def bucket(tmp_path_factory):
     """``s3://my-bucket/data`` as the page has it, by a server of moto's; its URL."""
     import boto3

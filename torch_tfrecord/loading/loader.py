@@ -116,10 +116,11 @@ def make_dataloader(
             (`ReadAheadLoader`). Compressed files use one.
         rank, world_size: Give both or neither. None takes them from torch.distributed if it is initialised, else from
             torchrun's environment variables, else 0 of 1.
-        compression_type, verify_crc, index, index_dir, max_batch_bytes, storage_options, cache_dir, cache_bytes,
-            on_error, max_errors: As for `TFRecordDataset`. Not with a dataset. A batch of which nothing is left is
-            passed over, on several ranks an error; ``loader.dataset.report`` lists what was left out, and one warning
-            at the end of the epoch names the first ten.
+        compression_type, verify_crc, index, index_dir, max_batch_bytes: As for `TFRecordDataset`. Not with a dataset.
+        storage_options, cache_dir, cache_bytes: As for `TFRecordDataset`. Not with a dataset.
+        on_error, max_errors: As for `TFRecordDataset`. Not with a dataset. A batch of which nothing is left is passed
+            over, on several ranks an error; ``loader.dataset.report`` lists what was left out, and one warning at the
+            end of the epoch names the first ten.
         **dataloader_kwargs: For `DataLoader`: pin_memory, persistent_workers, prefetch_factor, ...; `collate_fn`
             defaults to `collate`.
 
