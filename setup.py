@@ -31,7 +31,8 @@ EXTENSIONS = cythonize(
         extension("memory", "blocks.h"),
         extension("pixels"),
         extension("shared", "pieces.h"),
-        # Regions of JPEG images, where the headers of libjpeg-turbo are installed: apt install libjpeg-turbo*-dev.
+        # Regions of JPEG images, where the headers of libjpeg-turbo are installed: apt install
+        # libjpeg-turbo*-dev.
         extension("jpeg", "jpeg_region.h", libraries=("jpeg",)),
     ],
     language_level=3,

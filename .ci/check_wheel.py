@@ -1,7 +1,8 @@
-"""Whether an installed wheel is whole: ``python .ci/check_wheel.py CHECKOUT``, from a folder outside of the checkout.
+"""Whether an installed wheel is whole: ``python .ci/check_wheel.py CHECKOUT``, from a folder
+outside of the checkout.
 
-Every part runs compiled, libjpeg-turbo is inside, a file that TensorFlow wrote reads as TensorFlow reads it, and a
-region of a JPEG image has the pixels of the whole image.
+Every part runs compiled, libjpeg-turbo is inside, a file that TensorFlow wrote reads as TensorFlow
+reads it, and a region of a JPEG image has the pixels of the whole image.
 """
 
 import hashlib
@@ -29,10 +30,20 @@ def check_parts() -> None:
 
 def check_golden(records: Path) -> None:
     """One file that TensorFlow wrote, record by record."""
-    wanted = [record["sha256"] for record in json.loads((records / "plain.tfrecord.json").read_text())["records"]]
-    got = [hashlib.sha256(payload).hexdigest() for payload in read_records(records / "plain.tfrecord")]
-    if not wanted or [full[: len(short)] for full, short in zip(got, wanted, strict=True)] != wanted:
-        sys.exit(f"{records / 'plain.tfrecord'}: expected the records that TensorFlow reads, got others")
+    wanted = [
+        record["sha256"]
+        for record in json.loads((records / "plain.tfrecord.json").read_text())["records"]
+    ]
+    got = [
+        hashlib.sha256(payload).hexdigest() for payload in read_records(records / "plain.tfrecord")
+    ]
+    if (
+        not wanted
+        or [full[: len(short)] for full, short in zip(got, wanted, strict=True)] != wanted
+    ):
+        sys.exit(
+            f"{records / 'plain.tfrecord'}: expected the records that TensorFlow reads, got others"
+        )
 
 
 def check_jpeg() -> None:
@@ -44,7 +55,9 @@ def check_jpeg() -> None:
     got = decode_region(data, read_header(data), "RGB", region, Scratch())
     wanted = decode_image(data, backend="pillow").permute(1, 2, 0).numpy()[17:57, 33:83]
     if got is None or not np.array_equal(got, wanted):
-        sys.exit("expected a region of a JPEG image with the pixels of the whole image, got other pixels")
+        sys.exit(
+            "expected a region of a JPEG image with the pixels of the whole image, got other pixels"
+        )
 
 
 if __name__ == "__main__":

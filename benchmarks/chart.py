@@ -15,7 +15,8 @@ _OURS, _WORKERS, _OTHERS = "#1f6fb4", "#7fb2dd", "#b0b0b0"
 
 
 def draw_comparison(results: dict[str, Any], path: Path) -> None:
-    """Each way to write a loader beside the best other library: a bar is a geometric mean, a dot one data set.
+    """Each way to write a loader beside the best other library: a bar is a geometric mean, a dot
+    one data set.
 
     Narrow, so that it can be read on a phone.
     """
@@ -25,7 +26,12 @@ def draw_comparison(results: dict[str, Any], path: Path) -> None:
         return
     heights = [0.55 + len(bars) for _, bars in panels]
     figure, axes = pyplot.subplots(
-        len(panels), 1, figsize=(4.8, 0.28 * sum(heights)), height_ratios=heights, layout="constrained", squeeze=False
+        len(panels),
+        1,
+        figsize=(4.8, 0.28 * sum(heights)),
+        height_ratios=heights,
+        layout="constrained",
+        squeeze=False,
     )
     for panel, (group, bars) in zip(axes[:, 0], panels, strict=True):
         _draw_panel(panel, group, bars)
@@ -37,7 +43,11 @@ def _draw_panel(panel: Any, group: Group, bars: list[tuple[str, str, float, list
     for row, (label, colour, mean, values) in enumerate(bars):
         panel.barh(row, mean, color=colour, height=0.74)
         panel.plot(values, [row] * len(values), "o", color="black", markersize=3)
-        inside = {"x": 0.02 * most, "color": "white" if colour == _OURS else "black", "fontweight": "bold"}
+        inside = {
+            "x": 0.02 * most,
+            "color": "white" if colour == _OURS else "black",
+            "fontweight": "bold",
+        }
         beside = {"x": mean + 0.02 * most, "bbox": {"color": "white", "pad": 0.5}}
         place = inside if mean > most / 6 else beside
         panel.text(y=row, s=f"{mean:.2g}", va="center", fontsize=9, **place)
@@ -60,17 +70,30 @@ def _bars(results: dict[str, Any], group: Group) -> list[tuple[str, str, float, 
     return ours + [(name, _OTHERS, ratio, []) for name, ratio in others.items()]
 
 
-def _bars_of_way(group: Group, way: str, found: dict[str, float]) -> list[tuple[str, str, float, list[float]]]:
-    """One bar for data sets that are summed up, none where one of them was not measured; else a bar for each row."""
+def _bars_of_way(
+    group: Group, way: str, found: dict[str, float]
+) -> list[tuple[str, str, float, list[float]]]:
+    """One bar for data sets that are summed up, none where one of them was not measured; else a bar
+    for each row.
+    """
     label, colour = WAYS[way].replace("`", ""), _WORKERS if way == "workers" else _OURS
     if not group.is_one_data_set:
         values = [*found.values()]
-        return [(label, colour, geometric_mean(values), values)] if len(values) == len(group.rows) else []
-    return [(f"{label}, {row.split()[-1]}".replace("`", ""), colour, ratio, []) for row, ratio in found.items()]
+        return (
+            [(label, colour, geometric_mean(values), values)]
+            if len(values) == len(group.rows)
+            else []
+        )
+    return [
+        (f"{label}, {row.split()[-1]}".replace("`", ""), colour, ratio, [])
+        for row, ratio in found.items()
+    ]
 
 
 def draw_scaling(curves: dict[str, Any], path: Path) -> None:
-    """Microseconds a record over the numbers of records and features, and the sizes of records and batches."""
+    """Microseconds a record over the numbers of records and features, and the sizes of records and
+    batches.
+    """
     pyplot = _pyplot()
     shown = [curve for curve in curves.values() if "lines" in curve]
     figure, panels = pyplot.subplots(
@@ -78,7 +101,9 @@ def draw_scaling(curves: dict[str, Any], path: Path) -> None:
     )
     for axes, curve in zip(panels[0], shown, strict=True):
         for name, costs in curve["lines"].items():
-            axes.plot(curve["at"], [1e6 * cost for cost in costs], marker="o", markersize=3, label=name)
+            axes.plot(
+                curve["at"], [1e6 * cost for cost in costs], marker="o", markersize=3, label=name
+            )
         axes.set_xscale("log")
         axes.set_yscale("log")
         axes.set_xlabel(curve["label"])

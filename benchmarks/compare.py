@@ -1,14 +1,17 @@
-"""Measures torch_tfrecord beside its peers, each in a process of its own, in turn, on the same files.
+"""Measures torch_tfrecord beside its peers, each in a process of its own, in turn, on the same
+files.
 
     pip install -e '.[dev,benchmarks]'
-    python benchmarks/environments.py                    # the peers, each in a virtual environment of its own
-    python benchmarks/compare.py all --photos PHOTOS     # or one of the tables: tabular, tokens, embeddings, raw, ...
-    python benchmarks/compare.py all --photos PHOTOS --update-docs
-    python benchmarks/compare.py doors --rows ds_i,tokens    # every way into training; rows as workloads.py names them
+    python benchmarks/environments.py                    # the peers, each in a virtual environment
+    of its own python benchmarks/compare.py all --photos PHOTOS     # or one of the tables: tabular,
+    tokens, embeddings, raw, ... python benchmarks/compare.py all --photos PHOTOS --update-docs
+    python benchmarks/compare.py doors --rows ds_i,tokens    # every way into training; rows as
+    workloads.py names them
 
-Before the clock starts every side runs an epoch whose output is compared with ours: the same values, dtypes, shapes;
-for random crops the same layout, mean and deviation. A peer that is not installed is reported as missing. Results go to
-benchmarks/results.json, where each run replaces the tables that it measured.
+Before the clock starts every side runs an epoch whose output is compared with ours: the same
+values, dtypes, shapes; for random crops the same layout, mean and deviation. A peer that is not
+installed is reported as missing. Results go to benchmarks/results.json, where each run replaces the
+tables that it measured.
 """
 
 from __future__ import annotations
@@ -36,39 +39,76 @@ _CACHE = Path("~/.cache/torch_tfrecord_benchmarks/corpora-1").expanduser()
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("tables", nargs="+", choices=[*_TABLES, "scaling", "startup", "docs", "all"], metavar="TABLE")
-    parser.add_argument("--photos", type=Path, help="folder of .jpg files for the images (default: drawn ones)")
-    parser.add_argument("--cache", type=Path, default=_CACHE, help=f"where the files are kept (default {_CACHE})")
-    parser.add_argument("--environments", type=Path, default=DEFAULT_FOLDER, help=f"default {DEFAULT_FOLDER}")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument(
-        "--python", action="append", default=[], metavar="PEER=INTERPRETER", help="a peer that you have"
+        "tables",
+        nargs="+",
+        choices=[*_TABLES, "scaling", "startup", "docs", "all"],
+        metavar="TABLE",
+    )
+    parser.add_argument(
+        "--photos", type=Path, help="folder of .jpg files for the images (default: drawn ones)"
+    )
+    parser.add_argument(
+        "--cache", type=Path, default=_CACHE, help=f"where the files are kept (default {_CACHE})"
+    )
+    parser.add_argument(
+        "--environments", type=Path, default=DEFAULT_FOLDER, help=f"default {DEFAULT_FOLDER}"
+    )
+    parser.add_argument(
+        "--python",
+        action="append",
+        default=[],
+        metavar="PEER=INTERPRETER",
+        help="a peer that you have",
     )
     parser.add_argument("--results", type=Path, default=_ROOT / "benchmarks" / "results.json")
-    parser.add_argument("--rounds", type=int, default=7, help="measurements of each side (default 7)")
-    parser.add_argument("--seconds", type=float, default=1.0, help="at least, for a measurement (default 1)")
-    parser.add_argument("--fraction", type=float, default=1.0, help="of the records, for trying it out (default 1)")
-    parser.add_argument("--sides", nargs="+", choices=[*NAMES], default=[*NAMES], help="only these (default all)")
-    parser.add_argument("--variants", type=int, default=99, help="only the first of each side (default all)")
     parser.add_argument(
-        "--rows", type=lambda text: text.split(","), help="of doors and random: only these (see workloads.py)"
+        "--rounds", type=int, default=7, help="measurements of each side (default 7)"
     )
-    parser.add_argument("--update-docs", action="store_true", help="write tables and charts into docs/")
+    parser.add_argument(
+        "--seconds", type=float, default=1.0, help="at least, for a measurement (default 1)"
+    )
+    parser.add_argument(
+        "--fraction", type=float, default=1.0, help="of the records, for trying it out (default 1)"
+    )
+    parser.add_argument(
+        "--sides", nargs="+", choices=[*NAMES], default=[*NAMES], help="only these (default all)"
+    )
+    parser.add_argument(
+        "--variants", type=int, default=99, help="only the first of each side (default all)"
+    )
+    parser.add_argument(
+        "--rows",
+        type=lambda text: text.split(","),
+        help="of doors and random: only these (see workloads.py)",
+    )
+    parser.add_argument(
+        "--update-docs", action="store_true", help="write tables and charts into docs/"
+    )
     return parser.parse_args()
 
 
 def main() -> None:
     arguments = parse_arguments()
     results = json.loads(arguments.results.read_text()) if arguments.results.exists() else {}
-    wanted = {*_TABLES, "scaling", "startup"} if "all" in arguments.tables else set(arguments.tables)
+    wanted = (
+        {*_TABLES, "scaling", "startup"} if "all" in arguments.tables else set(arguments.tables)
+    )
     corpora = Corpora(arguments.cache, arguments.photos, arguments.fraction)
-    environments = Environments(arguments.environments, dict(one.split("=", 1) for one in arguments.python))
+    environments = Environments(
+        arguments.environments, dict(one.split("=", 1) for one in arguments.python)
+    )
     pace = Pace(arguments.rounds, arguments.seconds, 4 * arguments.seconds, os.cpu_count() or 1)
     chosen = dict.fromkeys(arguments.sides, arguments.variants)
     for name, workload in chosen_workloads(wanted, arguments.rows).items():
         print(f"\n== {name}", flush=True)
         result = run_workload(workload, corpora, environments, pace, chosen)
-        summary = door_table({name: result}) if workload.has_doors else summary_table({name: result})
+        summary = (
+            door_table({name: result}) if workload.has_doors else summary_table({name: result})
+        )
         print(summary, side_table({name: result}), sep="\n\n", flush=True)
         if arguments.rows and workload.has_doors:  # a part of a table replaces none
             continue
@@ -84,13 +124,19 @@ def main() -> None:
 
 
 def chosen_workloads(wanted: set[str], rows: list[str] | None) -> dict[str, Workload]:
-    """The workloads of the tables, of those with rows of their own only the rows that were asked for."""
+    """The workloads of the tables, of those with rows of their own only the rows that were asked
+    for.
+    """
     workloads = {name: workload for name, workload in WORKLOADS.items() if workload.table in wanted}
     if rows is None:
         return workloads
-    found = {name: only_rows(one, rows) if one.has_doors else one for name, one in workloads.items()}
+    found = {
+        name: only_rows(one, rows) if one.has_doors else one for name, one in workloads.items()
+    }
     if not any(found.values()):
-        raise SystemExit(f"--rows: expected rows or workloads of workloads.py, got {', '.join(rows)}")
+        raise SystemExit(
+            f"--rows: expected rows or workloads of workloads.py, got {', '.join(rows)}"
+        )
     return {name: workload for name, workload in found.items() if workload is not None}
 
 
@@ -112,7 +158,11 @@ def update_docs(results: dict[str, Any]) -> None:
     replace_block(page, "summary", f"{summary_table(others, goals=False)}\n\n{provenance(others)}")
     replace_block(page, "sides", side_table(others))
     if any(map(has_doors, results)):
-        replace_block(page, "doors", f"{door_table(results, goals=False)}\n\n{provenance(results, doors=True)}")
+        replace_block(
+            page,
+            "doors",
+            f"{door_table(results, goals=False)}\n\n{provenance(results, doors=True)}",
+        )
     if "scaling" in results:
         draw_scaling(results["scaling"], docs / "scaling.png")
         replace_block(page, "scaling", scaling_table(results["scaling"]))

@@ -29,7 +29,10 @@ COUNTS = {
     "few-images": 1_024,
 }
 # About 64 MB, 128 MB and 256 MB.
-COUNTS |= {f"random-{name}": count for name, count in zip(RANDOM_SIZES, (500_000, 32_000, 2_560), strict=True)}
+COUNTS |= {
+    f"random-{name}": count
+    for name, count in zip(RANDOM_SIZES, (500_000, 32_000, 2_560), strict=True)
+}
 _PICTURES = ("images", "few-images")
 
 
@@ -53,7 +56,8 @@ class Corpora:
         return count // 64 * 64 if name in _PICTURES else count
 
     def path(self, name: str) -> Path:
-        """The file, its index beside it, and the text index that DALI and the package tfrecord read.
+        """The file, its index beside it, and the text index that DALI and the package tfrecord
+        read.
 
         Of "tfds" the directory, of one version.
         """
@@ -108,5 +112,7 @@ def keep_indexes(path: Path) -> None:
 def _digest_of(photos: Path | None) -> str:
     if photos is None:
         return "drawn"
-    names = sorted(f"{path.relative_to(photos)} {path.stat().st_size}" for path in photos.rglob("*.jp*g"))
+    names = sorted(
+        f"{path.relative_to(photos)} {path.stat().st_size}" for path in photos.rglob("*.jp*g")
+    )
     return hashlib.blake2b("\n".join(names).encode(), digest_size=4).hexdigest()

@@ -1,4 +1,5 @@
-"""Draw docs/order.svg: how positions flow to ranks, batches and workers, with the library's own numbers.
+"""Draw docs/order.svg: how positions flow to ranks, batches and workers, with the library's own
+numbers.
 
 python benchmarks/draw_order.py
 """
@@ -31,7 +32,9 @@ def text(x: float, y: float, words: str, size: int = 13, anchor: str = "start") 
 def cell(x: float, y: float, position: int, edge: str = "#555", width: int = 1) -> str:
     colour = COLOURS[file_of(position)]
     box = f'<rect x="{x:g}" y="{y:g}" width="{CELL}" height="28" rx="4" fill="{colour}" stroke="{edge}" '
-    return f'{box}stroke-width="{width}"/>' + text(x + CELL / 2, y + 19, str(position), 13, "middle")
+    return f'{box}stroke-width="{width}"/>' + text(
+        x + CELL / 2, y + 19, str(position), 13, "middle"
+    )
 
 
 def place(number: int) -> float:
@@ -56,8 +59,12 @@ def shares(world_size: int, state: dict | None = None) -> list[list[int]]:
     return found
 
 
-def batches(y: float, rank: int, positions: list[int], first_place: int, world_size: int) -> list[str]:
-    """A rank's positions below their places in the order, in batches with the worker that loads them."""
+def batches(
+    y: float, rank: int, positions: list[int], first_place: int, world_size: int
+) -> list[str]:
+    """A rank's positions below their places in the order, in batches with the worker that loads
+    them.
+    """
     parts = [text(10, y + 19, f"rank {rank} of {world_size}")]
     for number, position in enumerate(positions):
         batch, x = number // BATCH, place(first_place + rank + number * world_size)
@@ -81,13 +88,19 @@ def draw() -> str:
         parts.append(text(middle, 64, f"file {file}", 12, "middle"))
     parts.append(text(10, 92, "permutation of (seed, epoch)", 12))
     parts += row(102, "the epoch's order", order, [RANK_EDGES[number % 2] for number in range(N)])
-    parts.append(text(10, 160, "2 ranks, batches of 2 (b), 2 workers (w): place p goes to rank p mod 2", 12))
+    parts.append(
+        text(10, 160, "2 ranks, batches of 2 (b), 2 workers (w): place p goes to rank p mod 2", 12)
+    )
     for rank, positions in enumerate(before):
         parts += batches(172 + 56 * rank, rank, positions, 0, 2)
     line = place(taken) - 2
-    parts.append(f'<path d="M{line:g} 96 V490" stroke="#c1121f" stroke-width="2" stroke-dasharray="6 4"/>')
+    parts.append(
+        f'<path d="M{line:g} 96 V490" stroke="#c1121f" stroke-width="2" stroke-dasharray="6 4"/>'
+    )
     parts.append(text(line + 8, 294, f"state: epoch 0, consumed {taken}", 12))
-    parts.append(text(10, 294, "continued on 3 ranks: what is left of the order is dealt out from there", 12))
+    parts.append(
+        text(10, 294, "continued on 3 ranks: what is left of the order is dealt out from there", 12)
+    )
     for rank, positions in enumerate(after):
         parts += batches(310 + 62 * rank, rank, positions, taken, 3)
     body = "\n".join(parts)

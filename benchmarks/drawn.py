@@ -1,4 +1,6 @@
-"""What the files hold: numbers, texts and pictures, drawn the same each time; pictures may be cuts of photographs."""
+"""What the files hold: numbers, texts and pictures, drawn the same each time; pictures may be cuts
+of photographs.
+"""
 
 from __future__ import annotations
 
@@ -20,13 +22,17 @@ _PICTURE_QUALITY = 93
 
 
 def _tabular(generator: np.random.Generator, count: int) -> Iterator[bytes]:
-    """13 floats and 27 integers of 1 to 4 bytes on the wire: about 650 bytes a record, as of a click log."""
+    """13 floats and 27 integers of 1 to 4 bytes on the wire: about 650 bytes a record, as of a
+    click log.
+    """
     floats = generator.standard_normal((count, 13), dtype=np.float32)
     # Small numbers are more frequent, as counts and categories are.
     bits = generator.integers(1, 27, (count, 27))
     integers = generator.integers(0, 1 << 27, (count, 27)) >> (27 - bits)
     for row in range(count):
-        example: dict[str, Any] = {f"f{n:02}": value for n, value in enumerate(floats[row].tolist())}
+        example: dict[str, Any] = {
+            f"f{n:02}": value for n, value in enumerate(floats[row].tolist())
+        }
         example.update((f"i{n:02}", value) for n, value in enumerate(integers[row].tolist()))
         yield encode_example(example)
 
@@ -38,7 +44,9 @@ def _tokens(generator: np.random.Generator, count: int) -> Iterator[bytes]:
 
 def _embeddings(generator: np.random.Generator, count: int) -> Iterator[bytes]:
     for number in range(count):
-        yield encode_example({"id": number, "embedding": generator.standard_normal(1024, dtype=np.float32)})
+        yield encode_example(
+            {"id": number, "embedding": generator.standard_normal(1024, dtype=np.float32)}
+        )
 
 
 def _ragged(generator: np.random.Generator, count: int) -> Iterator[bytes]:
@@ -56,10 +64,16 @@ def _ragged(generator: np.random.Generator, count: int) -> Iterator[bytes]:
 
 def _texts(generator: np.random.Generator, count: int) -> Iterator[bytes]:
     letters = np.frombuffer(b"abcdefghijklmnopqrstuvwxyz", np.uint8)
-    words = [generator.choice(letters, int(size)).tobytes() for size in generator.integers(3, 11, 5000)]
+    words = [
+        generator.choice(letters, int(size)).tobytes() for size in generator.integers(3, 11, 5000)
+    ]
     for number in range(count):
-        chosen = [words[place] for place in generator.integers(0, 5000, int(generator.integers(0, 20)))]
-        title = b" ".join(words[place] for place in generator.integers(0, 5000, 8)).decode() + " \u00e9"
+        chosen = [
+            words[place] for place in generator.integers(0, 5000, int(generator.integers(0, 20)))
+        ]
+        title = (
+            b" ".join(words[place] for place in generator.integers(0, 5000, 8)).decode() + " \u00e9"
+        )
         yield encode_example(
             {
                 "words": chosen or np.zeros(0, np.bytes_),
@@ -101,9 +115,13 @@ MAKERS: dict[str, Callable[[np.random.Generator, int], Iterator[bytes]]] = {
 
 
 def images(count: int, photos: Path | None) -> Iterator[bytes]:
-    """Examples of a JPEG of 500 x 375, a random cut of a photograph or else of a drawing, and a label."""
+    """Examples of a JPEG of 500 x 375, a random cut of a photograph or else of a drawing, and a
+    label.
+    """
     generator = np.random.default_rng(1)
-    sources = _photographs(photos) if photos is not None else [_drawing(generator) for _ in range(16)]
+    sources = (
+        _photographs(photos) if photos is not None else [_drawing(generator) for _ in range(16)]
+    )
     for number in range(count):
         picture = _cut(sources[number % len(sources)], generator)
         with io.BytesIO() as file:
@@ -124,7 +142,9 @@ def _cut(source: Image.Image, generator: np.random.Generator) -> Image.Image:
     scale = generator.uniform(0.7, 1.0) * min(width / _PICTURE_SIZE[0], height / _PICTURE_SIZE[1])
     wide, high = scale * _PICTURE_SIZE[0], scale * _PICTURE_SIZE[1]
     left, top = generator.uniform(0, width - wide), generator.uniform(0, height - high)
-    picture = source.resize(_PICTURE_SIZE, Image.Resampling.LANCZOS, box=(left, top, left + wide, top + high))
+    picture = source.resize(
+        _PICTURE_SIZE, Image.Resampling.LANCZOS, box=(left, top, left + wide, top + high)
+    )
     return picture.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if generator.integers(2) else picture
 
 
@@ -143,19 +163,35 @@ def _drawing(generator: np.random.Generator) -> Image.Image:
 
 
 def write_tfds(directory: Path, count: int) -> None:
-    """A TFDS directory as of a data set for detection: an image, its objects, a caption, who took it."""
+    """A TFDS directory as of a data set for detection: an image, its objects, a caption, who took
+    it.
+    """
     f = tfds.features
     features = {
         "image": f.Image((64, 64, 3), encoding_format="jpeg"),
         "objects": f.Sequence(
-            {"bbox": f.BBoxFeature(), "label": f.ClassLabel(num_classes=80), "area": f.Scalar("int64")}
+            {
+                "bbox": f.BBoxFeature(),
+                "label": f.ClassLabel(num_classes=80),
+                "area": f.Scalar("int64"),
+            }
         ),
         "caption": f.Text(),
-        "meta": {"id": f.Scalar("int64"), "author": {"name": f.Text(), "score": f.Tensor((3,), "float32")}},
+        "meta": {
+            "id": f.Scalar("int64"),
+            "author": {"name": f.Text(), "score": f.Tensor((3,), "float32")},
+        },
     }
     generator = np.random.default_rng(0)
     samples = {"train": (_detection(generator, number) for number in range(count))}
-    tfds.write(directory, samples, features, name=directory.parent.name, version=directory.name, as_numpy_layout=True)
+    tfds.write(
+        directory,
+        samples,
+        features,
+        name=directory.parent.name,
+        version=directory.name,
+        as_numpy_layout=True,
+    )
 
 
 def _detection(generator: np.random.Generator, number: int) -> dict[str, Any]:
@@ -173,5 +209,8 @@ def _detection(generator: np.random.Generator, number: int) -> dict[str, Any]:
             "area": generator.integers(0, 4096, length),
         },
         "caption": f"picture {number} of {length} things",
-        "meta": {"id": number, "author": {"name": f"author {number % 97}", "score": generator.random(3, np.float32)}},
+        "meta": {
+            "id": number,
+            "author": {"name": f"author {number % 97}", "score": generator.random(3, np.float32)},
+        },
     }

@@ -1,4 +1,5 @@
-"""What is measured on: the machine, and for each peer a virtual environment of its own, made on demand.
+"""What is measured on: the machine, and for each peer a virtual environment of its own, made on
+demand.
 
 python benchmarks/environments.py            # makes all of them, about 4 GB
 python benchmarks/environments.py dali       # this one
@@ -76,7 +77,11 @@ class Environments:
         home = _HOMES.get(side, side)
         given = self._given.get(side, self._given.get(home))
         for candidate in (given, str(self._folder / home / "bin" / "python"), sys.executable):
-            if candidate and Path(candidate).exists() and _PACKAGES[side][0] in versions_in(candidate, side):
+            if (
+                candidate
+                and Path(candidate).exists()
+                and _PACKAGES[side][0] in versions_in(candidate, side)
+            ):
                 return candidate
         return None
 
@@ -85,7 +90,9 @@ class Environments:
 def versions_in(python: str, side: str) -> dict[str, str]:
     """The versions of a side's packages in an environment."""
     command = [python, "-c", _ASK, *_PACKAGES[side]]
-    versions: dict[str, str] = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    versions: dict[str, str] = json.loads(
+        subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    )
     return versions
 
 
@@ -94,8 +101,12 @@ def describe_machine() -> dict[str, Any]:
     now = datetime.datetime.now(datetime.timezone.utc)
     return {
         "processor": _first_value("/proc/cpuinfo", "model name") or platform.processor(),
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
-        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / (1 << 30), 1),
+        "cores": len(os.sched_getaffinity(0))
+        if hasattr(os, "sched_getaffinity")
+        else os.cpu_count(),
+        "memory_gib": round(
+            os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / (1 << 30), 1
+        ),
         "system": platform.platform(),
         "python": platform.python_version(),
         "load_average": round(os.getloadavg()[0], 2),
@@ -106,7 +117,9 @@ def describe_machine() -> dict[str, Any]:
 def _first_value(path: str, key: str) -> str | None:
     if not Path(path).exists():
         return None
-    lines = (line.split(":", 1) for line in Path(path).read_text().splitlines() if line.startswith(key))
+    lines = (
+        line.split(":", 1) for line in Path(path).read_text().splitlines() if line.startswith(key)
+    )
     return next((parts[1].strip() for parts in lines), None)
 
 
@@ -118,15 +131,27 @@ def make(peer: str, folder: Path) -> None:
     with tempfile.NamedTemporaryFile("w", suffix=".txt") as constraints:
         constraints.write(_CONSTRAINTS.get(peer, ""))
         constraints.flush()
-        command = [str(path / "bin" / "python"), "-m", "pip", "install", "--quiet", *REQUIREMENTS[peer]]
-        also = {"PIP_CONSTRAINT": constraints.name} if peer in _CONSTRAINTS else {}  # for the builds, too
+        command = [
+            str(path / "bin" / "python"),
+            "-m",
+            "pip",
+            "install",
+            "--quiet",
+            *REQUIREMENTS[peer],
+        ]
+        # for the builds, too
+        also = {"PIP_CONSTRAINT": constraints.name} if peer in _CONSTRAINTS else {}
         subprocess.run(command, check=True, env={**os.environ, **also})
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("peers", nargs="*", choices=[*PEERS, []], help="which (default all)")
-    parser.add_argument("--environments", type=Path, default=DEFAULT_FOLDER, help=f"default {DEFAULT_FOLDER}")
+    parser.add_argument(
+        "--environments", type=Path, default=DEFAULT_FOLDER, help=f"default {DEFAULT_FOLDER}"
+    )
     arguments = parser.parse_args()
     for peer in arguments.peers or PEERS:
         make(peer, arguments.environments)

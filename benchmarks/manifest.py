@@ -1,10 +1,12 @@
-"""Opening a hundred thousand shards with 10^9 records from a manifest, in several processes at once.
+"""Opening a hundred thousand shards with 10^9 records from a manifest, in several processes at
+once.
 
-    python benchmarks/manifest.py                # in a temporary folder: files with holes, and a manifest of 2.3 GB
-    python benchmarks/manifest.py --shards 1000  # smaller
+    python benchmarks/manifest.py                # in a temporary folder: files with holes, and a
+    manifest of 2.3 GB python benchmarks/manifest.py --shards 1000  # smaller
 
-The lengths are like those of JPEGs of 100 KB. The shards' bytes are holes: what is measured is opening, looking records
-up, and memory, from the disk (the pattern of the files, and the manifest itself) and over http.
+The lengths are like those of JPEGs of 100 KB. The shards' bytes are holes: what is measured is
+opening, looking records up, and memory, from the disk (the pattern of the files, and the manifest
+itself) and over http.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from pathlib import Path
 
 import numpy as np
 
-from torch_tfrecord.records.atomic import write_atomically
+from torch_tfrecord.files.atomic import write_atomically
 from torch_tfrecord.records.index import RecordIndex
 from torch_tfrecord.records.manifest import ShardRow, manifest_parts, shard_row
 
@@ -61,7 +63,9 @@ print(json.dumps({"records": len(ds), "shards": len(ds.files), "open_seconds": o
 
 def main() -> None:
     """Print a table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--shards", type=int, default=100_000)
     parser.add_argument("--records", type=int, default=10_000, help="of each shard")
     parser.add_argument("--processes", type=int, default=4)
@@ -70,7 +74,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         manifest = write_shards(folder, options.shards, options.records)
-        print(f"manifest: {manifest.stat().st_size / options.shards / options.records:.2f} bytes a record")
+        print(
+            f"manifest: {manifest.stat().st_size / options.shards / options.records:.2f} bytes a record"
+        )
         with serving(folder) as address:
             for name, paths in {
                 "the pattern": f"{folder}/train-*",
@@ -83,13 +89,18 @@ def main() -> None:
 
 def worst(rounds: list[list[dict[str, float]]], key: str) -> float:
     """The median over rounds of the worst process."""
-    return round(statistics.median(max(found[key] for found in processes) for processes in rounds), 3)
+    return round(
+        statistics.median(max(found[key] for found in processes) for processes in rounds), 3
+    )
 
 
 def write_shards(folder: Path, num_shards: int, num_records: int) -> Path:
     """Files with holes, and their manifest."""
     rng = np.random.default_rng(0)
-    rows = [row_of(rng.lognormal(np.log(95_000), 0.4, num_records).astype(np.int64)) for _ in range(_KINDS)]
+    rows = [
+        row_of(rng.lognormal(np.log(95_000), 0.4, num_records).astype(np.int64))
+        for _ in range(_KINDS)
+    ]
     names, of_shards = [], []
     for shard in range(num_shards):
         row = rows[shard % _KINDS]
@@ -182,4 +193,8 @@ class serving:  # noqa: N801
 if __name__ == "__main__":
     begin = time.perf_counter()
     main()
-    print(f"{time.perf_counter() - begin:.0f} s", shutil.disk_usage(tempfile.gettempdir()).free >> 30, "GiB free")
+    print(
+        f"{time.perf_counter() - begin:.0f} s",
+        shutil.disk_usage(tempfile.gettempdir()).free >> 30,
+        "GiB free",
+    )

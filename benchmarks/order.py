@@ -1,9 +1,10 @@
 """What orders are worth and what they cost: figures of docs/order.md.
 
-Quality, of orders of one million records: how far a record moves (mean |place - position| / N; 1/3 where every place is
-as likely as any), and how much the next record's position follows from this one's (the correlation of neighbours, and
-the share of neighbours that were less than 100 positions apart; 0 and 200 / N for a random order). tf.data's shuffle
-buffer is simulated by its algorithm: fill a buffer, give out a random one, put the next in its place; NumPy draws.
+Quality, of orders of one million records: how far a record moves (mean |place - position| / N; 1/3
+where every place is as likely as any), and how much the next record's position follows from this
+one's (the correlation of neighbours, and the share of neighbours that were less than 100 positions
+apart; 0 and 200 / N for a random order). tf.data's shuffle buffer is simulated by its algorithm:
+fill a buffer, give out a random one, put the next in its place; NumPy draws.
 
 Cost: nanoseconds for a position and bytes held, for 10^3 to 10^10 records.
 
@@ -34,7 +35,10 @@ CHUNK = 1 << 16
 
 
 def positions(order, count: int) -> np.ndarray:
-    parts = [order.positions(np.arange(begin, min(begin + CHUNK, count))) for begin in range(0, count, CHUNK)]
+    parts = [
+        order.positions(np.arange(begin, min(begin + CHUNK, count)))
+        for begin in range(0, count, CHUNK)
+    ]
     return np.concatenate(parts)
 
 
@@ -60,7 +64,12 @@ def our_buffer(count: int, size: int, seed: int) -> np.ndarray:
         yield Block(0, np.arange(count), zeros, PackedRecords(b"", zeros, zeros))
 
     stream = RecordStream(
-        [Piece(0)], blocks, cycle_length=1, block_length=1, buffer_size=size, random=RandomStream(seed)
+        [Piece(0)],
+        blocks,
+        cycle_length=1,
+        block_length=1,
+        buffer_size=size,
+        random=RandomStream(seed),
     )
     return np.array([record[3] for record in stream.records()])
 
@@ -75,7 +84,9 @@ def quality(order: np.ndarray) -> tuple[float, float, float]:
 
 def print_quality(count: int, seeds: int) -> None:
     makers: dict[str, Callable[[int], np.ndarray]] = {
-        "torch.randperm": lambda s: torch.randperm(count, generator=torch.Generator().manual_seed(s)).numpy(),
+        "torch.randperm": lambda s: torch.randperm(
+            count, generator=torch.Generator().manual_seed(s)
+        ).numpy(),
         "shuffle=True": lambda s: positions(Permutation(count, s, 0), count),
         '"blocks", 40 records, 64 a window (4 MiB blocks of 100 KB records)': lambda s: positions(
             blocks(count, 40, 64, s), count
@@ -94,7 +105,9 @@ def print_quality(count: int, seeds: int) -> None:
     print("|---|---|---|---|")
     for name, make in makers.items():
         figures = [quality(make(seed)) for seed in range(seeds)]
-        moved, correlation, near = (statistics.mean(column) for column in zip(*figures, strict=True))
+        moved, correlation, near = (
+            statistics.mean(column) for column in zip(*figures, strict=True)
+        )
         print(f"| {name} | {moved:.4f} | {correlation:+.4f} | {near:.3%} |")
 
 
@@ -140,7 +153,13 @@ def sampled(count: int) -> int:
 
 
 def print_cost(largest: int, rounds: int) -> None:
-    columns = ("N", "µs to start an epoch", "ns per position, in chunks", "ns per position, sampler", "bytes held")
+    columns = (
+        "N",
+        "µs to start an epoch",
+        "ns per position, in chunks",
+        "ns per position, sampler",
+        "bytes held",
+    )
     print(f"\n| {' | '.join(columns)} | torch.randperm(N), bytes |")
     print("|---" * 6 + "|")
     for exponent in range(3, largest + 1):
@@ -151,7 +170,13 @@ def print_cost(largest: int, rounds: int) -> None:
         chunks = seconds(lambda: positions(order, part), rounds) / part  # noqa: B023
         single = seconds(lambda: sampled(count), rounds) / min(count, 100_000)  # noqa: B023
         held = held_bytes(lambda: Permutation(count, 0, 0))  # noqa: B023
-        figures = (f"{begin * 1e6:.0f}", f"{chunks * 1e9:.0f}", f"{single * 1e9:.0f}", f"{held:,}", f"{8 * count:,}")
+        figures = (
+            f"{begin * 1e6:.0f}",
+            f"{chunks * 1e9:.0f}",
+            f"{single * 1e9:.0f}",
+            f"{held:,}",
+            f"{8 * count:,}",
+        )
         print(f"| 10^{exponent} | {' | '.join(figures)} |")
     held = held_bytes(lambda: blocks(10**9, 1000, 64, 0)) / 10**6
     print(f'\n"blocks": {held:.0f} bytes held for each block')

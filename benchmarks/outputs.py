@@ -1,4 +1,6 @@
-"""What a side gave out, in a few numbers that can be compared: are two sides doing the same work?"""
+"""What a side gave out, in a few numbers that can be compared: are two sides doing the same
+work?
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,8 @@ __all__ = ["MARK", "Columns", "Outputs", "differences"]
 
 Columns = Mapping[str, "np.ndarray | Sequence[Any]"]
 
-# By how much the mean and deviation of random crops may differ between sides, in units of the deviation.
+# By how much the mean and deviation of random crops may differ between sides, in units of the
+# deviation.
 _TOLERANCE = 0.05
 MARK = 1024
 
@@ -21,8 +24,9 @@ MARK = 1024
 class Outputs:
     """Sums up an epoch of batches.
 
-    A row (one record's values of all columns) is hashed to 64 bits. "ordered" has a digest of the rows so far, at each
-    `MARK` rows and at the end; "unordered" is the sum of all mixed hashes, the same in any order.
+    A row (one record's values of all columns) is hashed to 64 bits. "ordered" has a digest of the
+    rows so far, at each `MARK` rows and at the end; "unordered" is the sum of all mixed hashes, the
+    same in any order.
 
     Args:
         random_columns: Left out of the hashes; their mean and standard deviation are kept instead.
@@ -80,16 +84,28 @@ class Outputs:
 def differences(ours: dict[str, Any], theirs: dict[str, Any], *, ordered: bool) -> list[str]:
     """In what two summaries differ; nothing if the sides do the same work.
 
-    `ordered` is False where one of them shuffles, or its workers take turns. Where it is True one may have been cut off
-    early; then they are compared up to there.
+    `ordered` is False where one of them shuffles, or its workers take turns. Where it is True one
+    may have been cut off early; then they are compared up to there.
     """
-    found = [f"layout: {ours['layout']} and {theirs['layout']}"] if ours["layout"] != theirs["layout"] else []
+    found = (
+        [f"layout: {ours['layout']} and {theirs['layout']}"]
+        if ours["layout"] != theirs["layout"]
+        else []
+    )
     if ordered:
         last = max(set(ours["ordered"]) & set(theirs["ordered"]), key=int, default=None)
         if last is None or ours["ordered"][last] != theirs["ordered"][last]:
-            found.append(f"the first {last} rows" if last else f"count: {ours['count']} and {theirs['count']}")
+            found.append(
+                f"the first {last} rows"
+                if last
+                else f"count: {ours['count']} and {theirs['count']}"
+            )
     else:
-        found += [f"{key}: {ours[key]} and {theirs[key]}" for key in ("count", "unordered") if ours[key] != theirs[key]]
+        found += [
+            f"{key}: {ours[key]} and {theirs[key]}"
+            for key in ("count", "unordered")
+            if ours[key] != theirs[key]
+        ]
     for name, mine in ours["statistics"].items():
         other = theirs["statistics"][name]
         for key in ("mean", "std"):

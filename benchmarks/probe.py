@@ -1,4 +1,6 @@
-"""Runs in a fresh process and prints one line of JSON: what importing, opening and many epochs cost. See startup.py."""
+"""Runs in a fresh process and prints one line of JSON: what importing, opening and many epochs
+cost. See startup.py.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,11 @@ def probe_import() -> dict[str, float]:
     seconds = time.perf_counter() - begin
     for name in torch_tfrecord.__all__:  # each is imported when it is first used
         getattr(torch_tfrecord, name)
-    return {"seconds": seconds, "all_seconds": time.perf_counter() - begin, "mib": resident_mib() - memory}
+    return {
+        "seconds": seconds,
+        "all_seconds": time.perf_counter() - begin,
+        "mib": resident_mib() - memory,
+    }
 
 
 def probe_open(folder: str) -> dict[str, float]:
@@ -54,14 +60,19 @@ def probe_epochs(path: str, epochs: int) -> dict[str, Any]:
 
     from torch_tfrecord import FixedLenFeature, make_dataloader
 
-    features = {"id": FixedLenFeature((), torch.int64), "embedding": FixedLenFeature((1024,), torch.float32)}
+    features = {
+        "id": FixedLenFeature((), torch.int64),
+        "embedding": FixedLenFeature((1024,), torch.float32),
+    }
     loader = make_dataloader(path, 256, features, num_workers=2, persistent_workers=True)
     own, workers = [], []
     for _ in range(epochs):
         for _batch in loader:
             pass
         own.append(resident_mib())
-        workers.append(sum(resident_mib(process.pid or 0) for process in multiprocessing.active_children()))
+        workers.append(
+            sum(resident_mib(process.pid or 0) for process in multiprocessing.active_children())
+        )
     return {"own_mib": own, "workers_mib": workers}
 
 

@@ -1,17 +1,21 @@
-"""Reading from a bucket: ours beside a bare client, fsspec, obstore, WebDataset and s3torchconnector.
+"""Reading from a bucket: ours beside a bare client, fsspec, obstore, WebDataset and
+s3torchconnector.
 
-The bucket is the tests' range server in a process of its own: 20 ms a request and 60 MB/s a connection, the same for
-all. It holds eight files of 200 records of 100 KB ("photos") and eight of 5,000 records of 4 KB ("tokens"), 160 MB
-each, their indexes beside them, and tars of the same payloads. Measured are
+The bucket is the tests' range server in a process of its own: 20 ms a request and 60 MB/s a
+connection, the same for all. It holds eight files of 200 records of 100 KB ("photos") and eight of
+5,000 records of 4 KB ("tokens"), 160 MB each, their indexes beside them, and tars of the same
+payloads. Measured are
 
 - open: a dataset of the eight files;
 - batch: 64 records drawn at random;
-- epoch: all records in random order, in batches of 64; blocks: shuffled in blocks; stream: in the files' order;
+- epoch: all records in random order, in batches of 64; blocks: shuffled in blocks; stream: in the
+  files' order;
 
-each with the number of requests, and the most of them at once. Every side runs in a process of its own, in turn, rounds
-times; the tables have medians. An epoch is ended after a few seconds. "bare client" is what the server and this machine
-give: threads over sockets that look at nothing of what they receive. tf.data is not among them: TensorFlow 2.21 reads
-neither http nor s3 itself, and cannot load tensorflow-io 0.37, the newest, which does.
+each with the number of requests, and the most of them at once. Every side runs in a process of its
+own, in turn, rounds times; the tables have medians. An epoch is ended after a few seconds. "bare
+client" is what the server and this machine give: threads over sockets that look at nothing of what
+they receive. tf.data is not among them: TensorFlow 2.21 reads neither http nor s3 itself, and
+cannot load tensorflow-io 0.37, the newest, which does.
 
     pip install -e '.[dev]' aiohttp obstore
     python -m venv /tmp/peers && /tmp/peers/bin/pip install webdataset s3torchconnector
@@ -42,10 +46,17 @@ from remote_sides import SIDES  # noqa: E402
 from report import replace_block  # noqa: E402
 
 LATENCY, BANDWIDTH = 0.02, 60e6
-DATA = {"photos": (8, 200, 100_000), "tokens": (8, 5_000, 4_096)}  # files, records of each, bytes of a record
+# files, records of each, bytes of a record
+DATA = {"photos": (8, 200, 100_000), "tokens": (8, 5_000, 4_096)}
 TASKS = ("open", "batch", "epoch", "blocks", "stream")
 OWN_VENV = {"WebDataset", "WebDataset, 4 workers", "s3torchconnector"}
-HEADS = {"open": "open", "batch": "64 at random", "epoch": "shuffled epoch", "blocks": "in blocks", "stream": "stream"}
+HEADS = {
+    "open": "open",
+    "batch": "64 at random",
+    "epoch": "shuffled epoch",
+    "blocks": "in blocks",
+    "stream": "stream",
+}
 
 
 def write_data(root: Path, names: list[str], fraction: float) -> dict[str, Any]:
@@ -80,7 +91,12 @@ def write_set(root: Path, name: str, fraction: float) -> dict[str, Any]:
         for file, dataset in offsets
     ]
     indexes = [str(path.relative_to(folder)) for path in folder.rglob("*.safetensors")]
-    return {"folder": name, "files": files, "indexes": indexes, "tars": sorted(tar.name for tar in tars.iterdir())}
+    return {
+        "folder": name,
+        "files": files,
+        "indexes": indexes,
+        "tars": sorted(tar.name for tar in tars.iterdir()),
+    }
 
 
 def payloads_of(file: int, count: int, size: int) -> Any:
@@ -107,7 +123,9 @@ class Process:
         self._process = subprocess.Popen(command, **pipes, text=True, bufsize=1)
 
     def ask(self, what: str, data: str, task: str = "", most: float = 0) -> Any:
-        self._process.stdin.write(json.dumps({"what": what, "data": data, "task": task, "most": most}) + "\n")
+        self._process.stdin.write(
+            json.dumps({"what": what, "data": data, "task": task, "most": most}) + "\n"
+        )
         answer = self._process.stdout.readline()
         if not answer:
             raise ChildProcessError("the side's process ended")
@@ -118,15 +136,21 @@ class Process:
         self._process.wait(30)
 
 
-def measure(server: RangeServer, side: Process, data: str, task: str, most: float) -> dict[str, Any]:
+def measure(
+    server: RangeServer, side: Process, data: str, task: str, most: float
+) -> dict[str, Any]:
     """One round of a task."""
     side.ask("prepare", data, task)
     server.reset()
     round_ = side.ask("run", data, task, most)
-    return round_ | {name: server.stats()[name] for name in ("requests", "most_at_once", "bytes_sent")}
+    return round_ | {
+        name: server.stats()[name] for name in ("requests", "most_at_once", "bytes_sent")
+    }
 
 
-def run(arguments: argparse.Namespace, server: RangeServer, spec: Path, names: list[str]) -> dict[str, Any]:
+def run(
+    arguments: argparse.Namespace, server: RangeServer, spec: Path, names: list[str]
+) -> dict[str, Any]:
     """All rounds: by data, side and task, what was measured."""
     results: dict[str, Any] = {data: {} for data in arguments.data}
     with tempfile.TemporaryFile("w+") as log:
@@ -140,7 +164,12 @@ def run(arguments: argparse.Namespace, server: RangeServer, spec: Path, names: l
 
 
 def run_side(
-    arguments: argparse.Namespace, server: RangeServer, spec: Path, name: str, results: dict[str, Any], log: Any
+    arguments: argparse.Namespace,
+    server: RangeServer,
+    spec: Path,
+    name: str,
+    results: dict[str, Any],
+    log: Any,
 ) -> None:
     """A round of all tasks of one side; a first, untimed batch or stream makes its connections."""
     python = arguments.peers_python if name in OWN_VENV else sys.executable
@@ -150,7 +179,9 @@ def run_side(
             tasks = side.ask("tasks", data)
             measure(server, side, data, "batch" if "batch" in tasks else "stream", 0.5)
             for task in tasks:
-                results[data][name].setdefault(task, []).append(measure(server, side, data, task, arguments.most))
+                results[data][name].setdefault(task, []).append(
+                    measure(server, side, data, task, arguments.most)
+                )
         side.end()
     except ChildProcessError:
         log.seek(0)
@@ -159,11 +190,18 @@ def run_side(
 
 def summary(rounds: list[dict[str, Any]], task: str, total: int) -> dict[str, Any]:
     """Medians of the rounds; requests for the whole where an epoch was ended early."""
-    share = [each["bytes"] / total if task not in ("open", "batch") and not each["whole"] else 1 for each in rounds]
+    share = [
+        each["bytes"] / total if task not in ("open", "batch") and not each["whole"] else 1
+        for each in rounds
+    ]
     return {
         "seconds": statistics.median(each["seconds"] for each in rounds),
-        "mb_per_second": statistics.median(each["bytes"] / each["seconds"] / 1e6 for each in rounds),
-        "requests": round(statistics.median(each["requests"] / s for each, s in zip(rounds, share, strict=True))),
+        "mb_per_second": statistics.median(
+            each["bytes"] / each["seconds"] / 1e6 for each in rounds
+        ),
+        "requests": round(
+            statistics.median(each["requests"] / s for each, s in zip(rounds, share, strict=True))
+        ),
         "most_at_once": round(statistics.median(each["most_at_once"] for each in rounds)),
         "whole": all(each["whole"] for each in rounds),
         "rounds": rounds,
@@ -173,14 +211,20 @@ def summary(rounds: list[dict[str, Any]], task: str, total: int) -> dict[str, An
 def table(sides: dict[str, Any]) -> str:
     lines = ["| | " + " | ".join(HEADS.values()) + " |", "|---" * (len(TASKS) + 1) + "|"]
     for name, tasks in sides.items():
-        lines.append(f"| {name} | " + " | ".join(cell(tasks.get(task), task) for task in TASKS) + " |")
+        lines.append(
+            f"| {name} | " + " | ".join(cell(tasks.get(task), task) for task in TASKS) + " |"
+        )
     return "\n".join(lines)
 
 
 def cell(result: dict[str, Any] | None, task: str) -> str:
     if result is None:
         return ""
-    speed = f"{result['seconds']:.2f} s" if task in ("open", "batch") else f"{in_mb(result['mb_per_second'])} MB/s"
+    speed = (
+        f"{result['seconds']:.2f} s"
+        if task in ("open", "batch")
+        else f"{in_mb(result['mb_per_second'])} MB/s"
+    )
     about = "" if result["whole"] or task in ("open", "batch") else "about "
     return f"{speed} ({about}{result['requests']:,}, {result['most_at_once']})"
 
@@ -190,32 +234,60 @@ def in_mb(speed: float) -> str:
 
 
 def verdicts(sides: dict[str, Any]) -> list[str]:
-    """The bars of photos: absolute for open and batch; 400 MB/s or 0.9 of the best bare client, whichever is lower."""
+    """The bars of photos: absolute for open and batch; 400 MB/s or 0.9 of the best bare client,
+    whichever is lower.
+    """
     ours = sides.get("torch_tfrecord", {})
     lines = []
     for task, most in (("open", 0.25), ("batch", 0.15)):
         if task in ours:
             seconds = ours[task]["seconds"]
-            lines.append(f"{task}: {seconds:.3f} s, at most {most} s: {'ok' if seconds <= most else 'missed'}")
+            lines.append(
+                f"{task}: {seconds:.3f} s, at most {most} s: {'ok' if seconds <= most else 'missed'}"
+            )
     for task, like in (("epoch", "epoch"), ("stream", "stream"), ("blocks", "stream")):
-        bare = [tasks[like]["mb_per_second"] for name, tasks in sides.items() if name.startswith("bare") and tasks]
+        bare = [
+            tasks[like]["mb_per_second"]
+            for name, tasks in sides.items()
+            if name.startswith("bare") and tasks
+        ]
         if task in ours and bare:
             least, speed = min(400, 0.9 * max(bare)), ours[task]["mb_per_second"]
-            lines.append(f"{task}: {speed:.0f} MB/s, at least {least:.0f}: {'ok' if speed >= least else 'missed'}")
+            lines.append(
+                f"{task}: {speed:.0f} MB/s, at least {least:.0f}: {'ok' if speed >= least else 'missed'}"
+            )
     return lines
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--directory", type=Path, default=Path(tempfile.gettempdir()) / "torch_tfrecord_remote")
-    parser.add_argument("--sides", type=lambda text: text.split(","), help="names, or how they begin: torch,bare")
-    parser.add_argument("--data", type=lambda text: text.split(","), default=[*DATA], help="photos,tokens")
-    parser.add_argument("--peers-python", help="the interpreter that has webdataset and s3torchconnector")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--directory", type=Path, default=Path(tempfile.gettempdir()) / "torch_tfrecord_remote"
+    )
+    parser.add_argument(
+        "--sides", type=lambda text: text.split(","), help="names, or how they begin: torch,bare"
+    )
+    parser.add_argument(
+        "--data", type=lambda text: text.split(","), default=[*DATA], help="photos,tokens"
+    )
+    parser.add_argument(
+        "--peers-python", help="the interpreter that has webdataset and s3torchconnector"
+    )
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--most", type=float, default=5, help="seconds after which an epoch is ended")
-    parser.add_argument("--fraction", type=float, default=1, help="of the records, for a look at the script")
-    parser.add_argument("--json", action="store_true", help="print all rounds as JSON in place of the tables")
-    parser.add_argument("--update-docs", action="store_true", help="write the tables into docs/remote.md")
+    parser.add_argument(
+        "--most", type=float, default=5, help="seconds after which an epoch is ended"
+    )
+    parser.add_argument(
+        "--fraction", type=float, default=1, help="of the records, for a look at the script"
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="print all rounds as JSON in place of the tables"
+    )
+    parser.add_argument(
+        "--update-docs", action="store_true", help="write the tables into docs/remote.md"
+    )
     arguments = parser.parse_args()
     names = [name for name in SIDES if any(map(name.startswith, arguments.sides or [""]))]
     names = [name for name in names if arguments.peers_python or name not in OWN_VENV]
@@ -229,7 +301,9 @@ def main() -> None:
     results = {
         data: {
             name: {
-                task: summary(each, task, sum(sum(file["lengths"]) for file in described[data]["files"]))
+                task: summary(
+                    each, task, sum(sum(file["lengths"]) for file in described[data]["files"])
+                )
                 for task, each in tasks.items()
             }
             for name, tasks in sides.items()

@@ -1,8 +1,9 @@
-"""The sides of `remote.py`, each in a process of its own: a line of JSON asks for a task, a line answers.
+"""The sides of `remote.py`, each in a process of its own: a line of JSON asks for a task, a line
+answers.
 
-A side is a class with a method for each task it has ("open", "batch", "epoch", "blocks", "stream"); a method yields
-lists of payloads, or of larger pieces where `has_records` is False. `prepare` is not timed. Only the side's own
-packages are imported: the interpreter may have no others.
+A side is a class with a method for each task it has ("open", "batch", "epoch", "blocks", "stream");
+a method yields lists of payloads, or of larger pieces where `has_records` is False. `prepare` is
+not timed. Only the side's own packages are imported: the interpreter may have no others.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ class Side:
 
     Args:
         url: Of the server.
-        data: Of one data set: "folder", "files" with "name", "size", "starts" (of payloads), "lengths"; "indexes";
-            "tars".
+        data: Of one data set: "folder", "files" with "name", "size", "starts" (of payloads),
+            "lengths"; "indexes"; "tars".
     """
 
     has_records = True
@@ -98,7 +99,9 @@ class Ours(Side):
         yield self.dataset.__getitems__(random.sample(range(len(self.dataset)), BATCH))
 
     def epoch(self, shuffle: object = True) -> Iterator[list[bytes]]:
-        yield from self.package.make_dataloader(self.dataset, BATCH, shuffle=shuffle, seed=random.randrange(2**31))
+        yield from self.package.make_dataloader(
+            self.dataset, BATCH, shuffle=shuffle, seed=random.randrange(2**31)
+        )
 
     def blocks(self) -> Iterator[list[bytes]]:
         yield from self.epoch("blocks")
@@ -196,7 +199,9 @@ class CatRanges(Side):
 
     def _get(self, ranges: list[Range]) -> list[bytes]:
         paths, begins, ends = zip(*ranges, strict=True)
-        return self.filesystem.cat_ranges([self.url + path for path in paths], begins, ends, on_error="raise")
+        return self.filesystem.cat_ranges(
+            [self.url + path for path in paths], begins, ends, on_error="raise"
+        )
 
     def batch(self) -> Iterator[list[bytes]]:
         yield self._get(self.drawn())
@@ -221,7 +226,9 @@ class Obstore(Side):
         self.store = HTTPStore.from_url(self.url, client_options={"allow_http": True})
 
     def _get(self, ranges: list[Range]) -> Iterator[list[bytes]]:
-        """Each as it arrives: what is held no longer than needed is memory that the next one takes."""
+        """Each as it arrives: what is held no longer than needed is memory that the next one
+        takes.
+        """
         import obstore
 
         loop = asyncio.new_event_loop()
@@ -230,7 +237,9 @@ class Obstore(Side):
             return await obstore.get_range_async(self.store, path.lstrip("/"), start=begin, end=end)
 
         async def next_ones(tasks: set[Any]) -> tuple[set[Any], set[Any]]:
-            tasks |= {loop.create_task(one(*piece)) for piece in itertools.islice(left, 64 - len(tasks))}
+            tasks |= {
+                loop.create_task(one(*piece)) for piece in itertools.islice(left, 64 - len(tasks))
+            }
             return await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
 
         left, tasks, arrived = iter(ranges), set(), 0
@@ -255,7 +264,9 @@ class Obstore(Side):
 
 
 class WebDataset(Side):
-    """WebDataset's reader of tars of the same bytes: a curl for each shard; shuffled by a buffer of 1,000."""
+    """WebDataset's reader of tars of the same bytes: a curl for each shard; shuffled by a buffer of
+    1,000.
+    """
 
     num_workers = 0
 
@@ -288,12 +299,19 @@ class WebDataset4(WebDataset):
 
 
 class S3Connector(Side):
-    """s3torchconnector, to which the same server is S3: ranges of objects one after another, or objects whole."""
+    """s3torchconnector, to which the same server is S3: ranges of objects one after another, or
+    objects whole.
+    """
 
     has_records = False
 
     def prepare(self, task: str) -> None:
-        from s3torchconnector import S3ClientConfig, S3IterableDataset, S3MapDataset, S3ReaderConstructor
+        from s3torchconnector import (
+            S3ClientConfig,
+            S3IterableDataset,
+            S3MapDataset,
+            S3ReaderConstructor,
+        )
 
         options: dict[str, Any] = {"region": "us-east-1", "endpoint": self.url}
         options["s3client_config"] = S3ClientConfig(force_path_style=True, unsigned=True)
@@ -303,7 +321,9 @@ class S3Connector(Side):
         else:
             reader = S3ReaderConstructor.range_based(buffer_size=0)  # else 8 MiB around each record
             dataset = S3MapDataset.from_prefix(prefix, reader_constructor=reader, **options)
-            self.readers = {f"/{self.folder}/{dataset[i].key}": dataset[i] for i in range(len(dataset))}
+            self.readers = {
+                f"/{self.folder}/{dataset[i].key}": dataset[i] for i in range(len(dataset))
+            }
 
     def _get(self, ranges: list[Range]) -> Iterator[list[bytes]]:
         for path, begin, end in ranges:
@@ -364,7 +384,11 @@ def main() -> None:
         order = json.loads(line)
         side, task = sides[order["data"]], order["task"]
         if order["what"] == "tasks":
-            answer: Any = [task for task in ("open", "batch", "epoch", "blocks", "stream") if hasattr(side, task)]
+            answer: Any = [
+                task
+                for task in ("open", "batch", "epoch", "blocks", "stream")
+                if hasattr(side, task)
+            ]
         elif order["what"] == "prepare":
             answer = side.prepare(task)
         else:

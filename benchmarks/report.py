@@ -24,12 +24,24 @@ __all__ = [
 ]
 
 # The columns of the summary, and those that only "random" has.
-_COLUMNS = {"ours": "torch_tfrecord", "tensorflow": "tf.data", "dali": "DALI", "tfrecord": "tfrecord"}
-NAMES = {**_COLUMNS, "tfr_reader": "tfr-reader", "tfd_utils": "tfd-utils", "array_record": "ArrayRecord"}
+_COLUMNS = {
+    "ours": "torch_tfrecord",
+    "tensorflow": "tf.data",
+    "dali": "DALI",
+    "tfrecord": "tfrecord",
+}
+NAMES = {
+    **_COLUMNS,
+    "tfr_reader": "tfr-reader",
+    "tfd_utils": "tfd-utils",
+    "array_record": "ArrayRecord",
+}
 
 
 def best_of(result: dict[str, Any], side: str) -> dict[str, Any] | None:
-    """The fastest variant of a side; of "ours" the one that the bars are about; None where it is missing."""
+    """The fastest variant of a side; of "ours" the one that the bars are about; None where it is
+    missing.
+    """
     found = [one for one in result["sides"] if one["side"] == side]
     if not found or side == "ours":
         return found[0] if found else None
@@ -52,7 +64,9 @@ def bar_rows(workload: Workload, result: dict[str, Any]) -> list[tuple[str, floa
 
 
 def summary_table(results: dict[str, Any], *, goals: bool = True) -> str:
-    """One row a workload: every side's best, the ratios and, for those who work on the library, the bars."""
+    """One row a workload: every side's best, the ratios and, for those who work on the library, the
+    bars.
+    """
     titles = [*_COLUMNS.values(), "ratio", *(["bar", "met"] if goals else [])]
     lines = [f"| work | {' | '.join(titles)} |", "|---|" + "---|" * len(titles)]
     for name, workload in WORKLOADS.items():
@@ -62,8 +76,14 @@ def summary_table(results: dict[str, Any], *, goals: bool = True) -> str:
 
 
 def provenance(results: dict[str, Any], *, doors: bool = False) -> str:
-    """When, where and with which versions the tables were measured, and how busy the machine was before."""
-    measured = [results[name] for name, one in WORKLOADS.items() if name in results and one.has_doors == doors]
+    """When, where and with which versions the tables were measured, and how busy the machine was
+    before.
+    """
+    measured = [
+        results[name]
+        for name, one in WORKLOADS.items()
+        if name in results and one.has_doors == doors
+    ]
     if not measured:
         return "Nothing was measured yet."
     machines = [result["machine"] for result in measured]
@@ -74,7 +94,15 @@ def provenance(results: dict[str, Any], *, doors: bool = False) -> str:
             versions |= side["versions"]
     last = machines[-1]
     rounds = sorted({len(side["rounds"]) for result in measured for side in result["sides"]})
-    names = ["torch-tfrecord", "tensorflow-cpu", "nvidia-dali-cuda120", "tfrecord", "torch", "torchvision", "protobuf"]
+    names = [
+        "torch-tfrecord",
+        "tensorflow-cpu",
+        "nvidia-dali-cuda120",
+        "tfrecord",
+        "torch",
+        "torchvision",
+        "protobuf",
+    ]
     names += ["tensorflow-datasets", "tfr-reader", "tfd-utils", "array-record"]
     listed = ", ".join(f"{name} {versions[name]}" for name in names if name in versions)
     return (
@@ -108,7 +136,11 @@ def _summary_row(workload: Workload, result: dict[str, Any], goals: bool) -> str
 
 def _rate(workload: Workload, result: dict[str, Any], one: dict[str, Any]) -> str:
     rate = f"{round_rate(one['per_second']):,}/s"
-    return f"{rate}, {_gigabytes(result, one):.1f} GB/s" if workload.table in ("raw", "index") else rate
+    return (
+        f"{rate}, {_gigabytes(result, one):.1f} GB/s"
+        if workload.table in ("raw", "index")
+        else rate
+    )
 
 
 def _gigabytes(result: dict[str, Any], one: dict[str, Any]) -> float:
@@ -122,7 +154,9 @@ def round_rate(rate: float) -> int:
 
 
 def side_table(results: dict[str, Any]) -> str:
-    """Every variant of every side: its median, the range of its rounds, processor time and memory."""
+    """Every variant of every side: its median, the range of its rounds, processor time and
+    memory.
+    """
     lines = [
         "| work | side | variant | records/s | lowest to highest | CPU s per 1,000 | peak MiB | a worker's |",
         "|---|---|---|---|---|---|---|---|",
@@ -148,23 +182,36 @@ def _side_row(name: str, one: dict[str, Any]) -> str:
 
 
 def door_table(results: dict[str, Any], *, goals: bool = True) -> str:
-    """A table for each workload; what a row is held against with our goals, or as the ratio alone."""
+    """A table for each workload; what a row is held against with our goals, or as the ratio
+    alone.
+    """
     tables = []
     for name, workload in WORKLOADS.items():
         if name in results and workload.has_doors:
             last = "what we want" if goals else "ratio"
-            lines = [f"| {workload.title} | side | a second | CPU µs each | {last} |", "|---|---|---|---|---|"]
+            lines = [
+                f"| {workload.title} | side | a second | CPU µs each | {last} |",
+                "|---|---|---|---|---|",
+            ]
             tables.append("\n".join([*lines, *_door_rows(workload, results[name], goals)]))
     return "\n\n".join(tables)
 
 
 def _door_rows(workload: Workload, result: dict[str, Any], goals: bool) -> Iterable[str]:
-    rates: dict[tuple[str, str], float] = {(one["side"], one["variant"]): one["per_second"] for one in result["sides"]}
-    costs = {(one["side"], one["variant"]): 1000 * one["cpu_seconds_per_1000"] for one in result["sides"]}
+    rates: dict[tuple[str, str], float] = {
+        (one["side"], one["variant"]): one["per_second"] for one in result["sides"]
+    }
+    costs = {
+        (one["side"], one["variant"]): 1000 * one["cpu_seconds_per_1000"] for one in result["sides"]
+    }
     for side, variants in workload.variants.items():
         for variant in variants:
             say = judge if goals else compared
-            verdicts = [say(bar, rates) for bar in workload.doors if side == "ours" and variant == bar.ours[0]]
+            verdicts = [
+                say(bar, rates)
+                for bar in workload.doors
+                if side == "ours" and variant == bar.ours[0]
+            ]
             rate = rates.get((side, variant))
             if rate is not None:
                 cell = f"{round_rate(rate):,} | {costs[side, variant]:.3g}"
@@ -179,7 +226,9 @@ def _door_rows(workload: Workload, result: dict[str, Any], goals: bool) -> Itera
 
 
 def judge(bar: Bar, rates: dict[tuple[str, str], float]) -> str | None:
-    """A bar in words, with what was measured: "at least 5 times tf.data: 9.7x ok"; None where a side is missing."""
+    """A bar in words, with what was measured: "at least 5 times tf.data: 9.7x ok"; None where a
+    side is missing.
+    """
     ours, theirs = _rates_of(bar, rates)
     if not theirs:
         return None
@@ -213,7 +262,11 @@ def _rates_of(bar: Bar, rates: dict[tuple[str, str], float]) -> tuple[list[float
 def _against(bar: Bar) -> str:
     if bar.variants == bar.ours:  # the same work by another package
         return NAMES[bar.side]
-    return TITLES[bar.variants[0]] if bar.side == "ours" else f"{NAMES[bar.side]} ({' or '.join(bar.variants)})"
+    return (
+        TITLES[bar.variants[0]]
+        if bar.side == "ours"
+        else f"{NAMES[bar.side]} ({' or '.join(bar.variants)})"
+    )
 
 
 def _digits(ratio: float) -> str:
@@ -221,9 +274,13 @@ def _digits(ratio: float) -> str:
 
 
 def replace_block(path: Path, name: str, text: str) -> None:
-    """Put text between ``<!-- name -->`` and ``<!-- /name -->`` of a file; both markers must be there."""
+    """Put text between ``<!-- name -->`` and ``<!-- /name -->`` of a file; both markers must be
+    there.
+    """
     content = path.read_text()
     pattern = re.compile(rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)", re.DOTALL)
     if not pattern.search(content):
-        raise SystemExit(f"{path}: expected the markers <!-- {name} --> and <!-- /{name} -->, got none")
+        raise SystemExit(
+            f"{path}: expected the markers <!-- {name} --> and <!-- /{name} -->, got none"
+        )
     path.write_text(pattern.sub(lambda match: f"{match[1]}{text}\n{match[2]}", content))

@@ -1,21 +1,24 @@
-"""Random steps of RLDS episodes, beside tensorflow-datasets and tf.data in dlimp's style, on the same files.
+"""Random steps of RLDS episodes, beside tensorflow-datasets and tf.data in dlimp's style, on the
+same files.
 
-The script draws the data: 1,000 episodes of 50 to 400 steps with two camera JPEGs a step, 3.7 GB, written by
-`tfds.write`. All sides give batches of 64, of the same values: one observation with both pictures decoded, and 8
-actions with their mask. Ours shuffles every step against every other by position: "threads" with `ReadAheadLoader`,
-"workers" with DataLoader's processes. tf.data works as in Octo and OpenVLA: windows are cut out of each episode, steps
-flattened, shuffled while encoded, then decoded. An exact shuffle of all steps needs a buffer of all of them: "tfds"
-has that, and makes whole batches itself, its best case. "loader" hands out samples one by one, which are put together
-in Python, as the PyTorch loaders of both do, and has the same buffer; "small" is "loader" with a buffer of `--buffer`
-steps, which mixes neighbours only.
-All run in turn, each in a process of its own; the table shows samples a second after the first batch, the processor
-time of a sample (which a busy machine changes less), the time to the first batch, and the peak of memory of all
+The script draws the data: 1,000 episodes of 50 to 400 steps with two camera JPEGs a step, 3.7 GB,
+written by `tfds.write`. All sides give batches of 64, of the same values: one observation with both
+pictures decoded, and 8 actions with their mask. Ours shuffles every step against every other by
+position: "threads" with `ReadAheadLoader`, "workers" with DataLoader's processes. tf.data works as
+in Octo and OpenVLA: windows are cut out of each episode, steps flattened, shuffled while encoded,
+then decoded. An exact shuffle of all steps needs a buffer of all of them: "tfds" has that, and
+makes whole batches itself, its best case. "loader" hands out samples one by one, which are put
+together in Python, as the PyTorch loaders of both do, and has the same buffer; "small" is "loader"
+with a buffer of `--buffer` steps, which mixes neighbours only. All run in turn, each in a process
+of its own; the table shows samples a second after the first batch, the processor time of a sample
+(which a busy machine changes less), the time to the first batch, and the peak of memory of all
 processes of a side, without the code of libraries. TensorFlow lives in an environment of its own:
 
     python -m venv /tmp/tf && /tmp/tf/bin/pip install tensorflow-cpu tensorflow-datasets psutil
     pip install -e '.[dev]' psutil
     python benchmarks/rlds.py --directory /tmp/rlds --tfds-python /tmp/tf/bin/python
-    python benchmarks/rlds.py --directory /tmp/rlds --memory --samples 50000    # of our workers, over time
+    python benchmarks/rlds.py --directory /tmp/rlds --memory --samples 50000    # of our workers,
+    over time
 """
 
 from __future__ import annotations
@@ -38,7 +41,9 @@ SIZES = {"image": 256, "wrist_image": 128}
 
 
 def memory_bytes() -> int:
-    """Memory of this process and all its children; what they share is counted once, libraries' code is not counted."""
+    """Memory of this process and all its children; what they share is counted once, libraries' code
+    is not counted.
+    """
     import psutil
 
     total = 0
@@ -48,7 +53,11 @@ def memory_bytes() -> int:
             lines = Path(f"/proc/{process.pid}/smaps_rollup").read_text().splitlines()
         except OSError:
             continue
-        total += sum(int(line.split()[1]) << 10 for line in lines if line.startswith(("Pss_Anon:", "Pss_Shmem:")))
+        total += sum(
+            int(line.split()[1]) << 10
+            for line in lines
+            if line.startswith(("Pss_Anon:", "Pss_Shmem:"))
+        )
     return total
 
 
@@ -62,7 +71,9 @@ def processor_seconds() -> float:
 
 
 class MemoryWatch(threading.Thread):
-    """Notes the memory every second, but for while time is taken: looking at gigabytes takes some."""
+    """Notes the memory every second, but for while time is taken: looking at gigabytes takes
+    some.
+    """
 
     def __init__(self) -> None:
         super().__init__(daemon=True)
@@ -91,7 +102,9 @@ def write_data(directory: Path, num_episodes: int) -> None:
     def picture(size: int) -> bytes:
         y, x = np.mgrid[0:size, 0:size]
         slopes = random.uniform(0.2, 1, (3, 2, 1, 1))
-        pixels = (x * slopes[:, 0] + y * slopes[:, 1] + random.uniform(0, 255, (3, 1, 1))) % 256 * 0.6
+        pixels = (
+            (x * slopes[:, 0] + y * slopes[:, 1] + random.uniform(0, 255, (3, 1, 1))) % 256 * 0.6
+        )
         for _ in range(25):
             top, left, height, width = (
                 random.integers(0, size - 8, 2).tolist() + random.integers(4, size // 3, 2).tolist()
@@ -105,10 +118,16 @@ def write_data(directory: Path, num_episodes: int) -> None:
     def episode(number: int) -> dict[str, object]:
         length = int(random.integers(50, 401))
         last = np.arange(length) == length - 1
-        images = {name: [bank[i] for i in random.integers(0, 600, length)] for name, bank in pictures.items()}
+        images = {
+            name: [bank[i] for i in random.integers(0, 600, length)]
+            for name, bank in pictures.items()
+        }
         return {
             "steps": {
-                "observation": {**images, "state": random.normal(size=(length, 8)).astype(np.float32)},
+                "observation": {
+                    **images,
+                    "state": random.normal(size=(length, 8)).astype(np.float32),
+                },
                 "action": random.normal(size=(length, 7)).astype(np.float32),
                 "reward": last.astype(np.float32),
                 "discount": np.ones(length, np.float32),
@@ -125,7 +144,10 @@ def write_data(directory: Path, num_episodes: int) -> None:
         "steps": f.Dataset(
             {
                 "observation": {
-                    **{name: f.Image((size, size, 3), encoding_format="jpeg") for name, size in SIZES.items()},
+                    **{
+                        name: f.Image((size, size, 3), encoding_format="jpeg")
+                        for name, size in SIZES.items()
+                    },
                     "state": f.Tensor((8,), "float32"),
                 },
                 "action": f.Tensor((7,), "float32"),
@@ -137,7 +159,14 @@ def write_data(directory: Path, num_episodes: int) -> None:
         "episode_metadata": {"file_path": f.Text()},
     }
     samples = {"train": (episode(number) for number in range(num_episodes))}
-    tfds.write(directory / VERSION, samples, features, name=VERSION.parts[0], version=VERSION.parts[1], num_shards=8)
+    tfds.write(
+        directory / VERSION,
+        samples,
+        features,
+        name=VERSION.parts[0],
+        version=VERSION.parts[1],
+        num_shards=8,
+    )
 
 
 def our_batches(directory: Path, num_threads: int):
@@ -154,12 +183,21 @@ def worker_batches(directory: Path, num_workers: int):
 
     dataset = tfds.RLDSDataset(directory / VERSION, "train", action_horizon=HORIZON)
     return iter(
-        DataLoader(dataset, BATCH, shuffle=True, num_workers=num_workers, collate_fn=collate, prefetch_factor=4)
+        DataLoader(
+            dataset,
+            BATCH,
+            shuffle=True,
+            num_workers=num_workers,
+            collate_fn=collate,
+            prefetch_factor=4,
+        )
     )
 
 
 def tfds_steps(directory: Path, buffer: int = EVERY_STEP):
-    """As dlimp and Octo's and OpenVLA's loaders do: steps are not decoded before they were shuffled."""
+    """As dlimp and Octo's and OpenVLA's loaders do: steps are not decoded before they were
+    shuffled.
+    """
     import tensorflow as tf
     import tensorflow_datasets as tfds
 
@@ -168,7 +206,8 @@ def tfds_steps(directory: Path, buffer: int = EVERY_STEP):
         split="train",
         shuffle_files=True,
         decoders={"steps": tfds.decode.SkipDecoding()},
-        read_config=tfds.ReadConfig(enable_ordering_guard=False),  # for files that say they are in order
+        # for files that say they are in order
+        read_config=tfds.ReadConfig(enable_ordering_guard=False),
     )
 
     def chunk(episode):
@@ -180,21 +219,28 @@ def tfds_steps(directory: Path, buffer: int = EVERY_STEP):
             "action": tf.gather(steps["action"], tf.minimum(places, length - 1)),
             "action_pad_mask": places < length,
             "task": {"language_instruction": steps["language_instruction"]},
-            **{name: steps[name] for name in ("reward", "discount", "is_first", "is_last", "is_terminal")},
+            **{
+                name: steps[name]
+                for name in ("reward", "discount", "is_first", "is_last", "is_terminal")
+            },
             "timestep": tf.range(length),
         }
 
     def decode(step):
         observation = dict(step["observation"])
         for name in SIZES:
-            observation[name] = tf.io.decode_image(observation[name], expand_animations=False, dtype=tf.uint8)
+            observation[name] = tf.io.decode_image(
+                observation[name], expand_animations=False, dtype=tf.uint8
+            )
             observation[name].set_shape((SIZES[name], SIZES[name], 3))
         return {**step, "observation": observation}
 
     return (
         episodes.repeat()
         .map(chunk, num_parallel_calls=tf.data.AUTOTUNE)
-        .interleave(tf.data.Dataset.from_tensor_slices, cycle_length=16, num_parallel_calls=tf.data.AUTOTUNE)
+        .interleave(
+            tf.data.Dataset.from_tensor_slices, cycle_length=16, num_parallel_calls=tf.data.AUTOTUNE
+        )
         .shuffle(buffer)
         .map(decode, num_parallel_calls=tf.data.AUTOTUNE)
     )
@@ -239,7 +285,10 @@ def run_side(batches, num_samples: int, begin: float, watch: MemoryWatch) -> Non
     while done < num_samples:
         next(batches)
         done += BATCH
-    found = {"rate": done / (time.perf_counter() - begin), "work": (processor_seconds() - work) / done * 1e3}
+    found = {
+        "rate": done / (time.perf_counter() - begin),
+        "work": (processor_seconds() - work) / done * 1e3,
+    }
     watch.look()
     print(json.dumps({**found, "first": first, "peak": watch.peak / 1e6}), flush=True)
     os._exit(0)
@@ -274,7 +323,9 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=2, help="threads or processes of ours")
     parser.add_argument("--buffer", type=int, default=50_000)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--tfds-python", help="a Python that has tensorflow and tensorflow-datasets")
+    parser.add_argument(
+        "--tfds-python", help="a Python that has tensorflow and tensorflow-datasets"
+    )
     parser.add_argument("--memory", action="store_true")
     parser.add_argument("--side", choices=list(SIDES), help=argparse.SUPPRESS)
     arguments = parser.parse_args()

@@ -1,15 +1,17 @@
 """From RLDS to LeRobot: `tfds.rlds_to_lerobot` beside LeRobot's own way, on the same files.
 
-The script draws the data: episodes of 15 to 35 steps, each with one camera (256 x 256, JPEG), a state and an action of
-7 numbers, written by `tfds.write`. LeRobot's way is that of its `examples/port_datasets/port_droid.py`: one process
-reads the episodes with tensorflow-datasets and calls `add_frame` for every step and `save_episode` for every episode.
-Both write AV1 with LeRobot's settings. Each side runs in a process of its own, in turn; the table shows the seconds,
-and the processor time of all its processes, which a busy machine changes less. LeRobot lives in an environment of its
-own, as it asks for an older torch:
+The script draws the data: episodes of 15 to 35 steps, each with one camera (256 x 256, JPEG), a
+state and an action of 7 numbers, written by `tfds.write`. LeRobot's way is that of its
+`examples/port_datasets/port_droid.py`: one process reads the episodes with tensorflow-datasets and
+calls `add_frame` for every step and `save_episode` for every episode. Both write AV1 with LeRobot's
+settings. Each side runs in a process of its own, in turn; the table shows the seconds, and the
+processor time of all its processes, which a busy machine changes less. LeRobot lives in an
+environment of its own, as it asks for an older torch:
 
-    python -m venv /tmp/lerobot && /tmp/lerobot/bin/pip install 'lerobot[dataset]' tensorflow-cpu tensorflow-datasets
-    pip install -e '.[dev,lerobot]'
-    python benchmarks/rlds_to_lerobot.py --directory /tmp/rlds_lerobot --lerobot-python /tmp/lerobot/bin/python
+    python -m venv /tmp/lerobot && /tmp/lerobot/bin/pip install 'lerobot[dataset]' tensorflow-cpu
+    tensorflow-datasets pip install -e '.[dev,lerobot]'
+    python benchmarks/rlds_to_lerobot.py --directory /tmp/rlds_lerobot --lerobot-python
+    /tmp/lerobot/bin/python
 """
 
 from __future__ import annotations
@@ -28,7 +30,9 @@ from pathlib import Path
 
 VERSION = Path("drawn_arm", "1.0.0")
 SIZE, NUMBERS, FPS = 256, 7, 10
-CHILD_SUBREAPER = 36  # of prctl: orphans become children of this process, so that their times are counted
+CHILD_SUBREAPER = (
+    36  # of prctl: orphans become children of this process, so that their times are counted
+)
 
 
 def draw(directory: Path, num_episodes: int) -> None:
@@ -45,20 +49,30 @@ def draw(directory: Path, num_episodes: int) -> None:
         "image": f.Image((SIZE, SIZE, 3), encoding_format="jpeg"),
         "state": f.Tensor((NUMBERS,), "float32"),
     }
-    steps = {"observation": observation, "action": f.Tensor((NUMBERS,), "float32"), "language_instruction": f.Text()}
+    steps = {
+        "observation": observation,
+        "action": f.Tensor((NUMBERS,), "float32"),
+        "language_instruction": f.Text(),
+    }
 
     def episodes():
         for number in range(num_episodes):
             random = np.random.default_rng(number)
             coarse = Image.fromarray(random.integers(0, 256, (8, 8, 3), dtype=np.uint8))
-            scene = np.asarray(coarse.resize((2 * SIZE, 2 * SIZE), Image.Resampling.BICUBIC)).astype(np.int16)
+            scene = np.asarray(
+                coarse.resize((2 * SIZE, 2 * SIZE), Image.Resampling.BICUBIC)
+            ).astype(np.int16)
             noise = random.integers(-6, 7, (SIZE, SIZE, 3), dtype=np.int16)
             yield {
                 "steps": [
                     {
                         "observation": {
                             "image": encode_image(
-                                np.clip(scene[4 * t : 4 * t + SIZE, 3 * t : 3 * t + SIZE] + noise, 0, 255)
+                                np.clip(
+                                    scene[4 * t : 4 * t + SIZE, 3 * t : 3 * t + SIZE] + noise,
+                                    0,
+                                    255,
+                                )
                                 .astype(np.uint8)
                                 .transpose(2, 0, 1),
                                 "jpeg",
@@ -73,7 +87,13 @@ def draw(directory: Path, num_episodes: int) -> None:
                 ]
             }
 
-    tfds.write(directory / VERSION, {"train": episodes()}, {"steps": f.Dataset(steps)}, name="drawn_arm", num_shards=8)
+    tfds.write(
+        directory / VERSION,
+        {"train": episodes()},
+        {"steps": f.Dataset(steps)},
+        name="drawn_arm",
+        num_shards=8,
+    )
 
 
 def ours(directory: Path, out: Path, num_workers: int) -> None:
@@ -128,7 +148,9 @@ def measured(command: list[str]) -> tuple[float, float]:
 
 def main() -> None:
     """Draw the data, run the sides in turn, print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--directory", type=Path, required=True)
     parser.add_argument("--lerobot-python", default=os.environ.get("LEROBOT_PYTHON"))
     parser.add_argument("--episodes", type=int, default=1000)
@@ -152,14 +174,31 @@ def main() -> None:
         for name, (python, side) in sides.items():
             out = options.directory / f"out_{side}"
             shutil.rmtree(out, ignore_errors=True)
-            command = [python, __file__, "--directory", options.directory, "--side", side, "--out", out]
+            command = [
+                python,
+                __file__,
+                "--directory",
+                options.directory,
+                "--side",
+                side,
+                "--out",
+                out,
+            ]
             times[name].append(measured(list(map(str, command))))
-            print(name, [round(number, 1) for number in times[name][-1]], file=sys.stderr, flush=True)
-    frames = json.loads((options.directory / f"out_{options.workers[0]}/meta/info.json").read_text())["total_frames"]
-    print(f"{frames} frames\n\n| | seconds | frames/s | processor ms per frame |\n|---|---|---|---|")
+            print(
+                name, [round(number, 1) for number in times[name][-1]], file=sys.stderr, flush=True
+            )
+    frames = json.loads(
+        (options.directory / f"out_{options.workers[0]}/meta/info.json").read_text()
+    )["total_frames"]
+    print(
+        f"{frames} frames\n\n| | seconds | frames/s | processor ms per frame |\n|---|---|---|---|"
+    )
     for name, found in times.items():
         seconds, processor = (statistics.median(numbers) for numbers in zip(*found, strict=True))
-        print(f"| {name} | {seconds:.1f} | {frames / seconds:,.0f} | {1000 * processor / frames:.1f} |")
+        print(
+            f"| {name} | {seconds:.1f} | {frames / seconds:,.0f} | {1000 * processor / frames:.1f} |"
+        )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,6 @@
-"""Runs all sides of one workload in turn, each in a process of its own, in the environment it is installed in."""
+"""Runs all sides of one workload in turn, each in a process of its own, in the environment it is
+installed in.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,11 @@ class Pace:
 
 
 def run_workload(
-    workload: Workload, corpora: Corpora, environments: Environments, pace: Pace, chosen: dict[str, int]
+    workload: Workload,
+    corpora: Corpora,
+    environments: Environments,
+    pace: Pace,
+    chosen: dict[str, int],
 ) -> dict[str, Any]:
     """Check that all sides give the same, then time them, round by round.
 
@@ -81,7 +87,9 @@ def run_workload(
         memory = [process.end() for process in sides]
     results = [
         _result(job, found, check, peak, versions_in(environments.python(job.side) or "", job.side))
-        for job, found, check, peak in zip([side.job for side in sides], rounds, checks, memory, strict=True)
+        for job, found, check, peak in zip(
+            [side.job for side in sides], rounds, checks, memory, strict=True
+        )
     ]
     return {
         "records": corpora.count(workload.corpus),
@@ -114,7 +122,9 @@ class SideProcess:
         self._answer()
 
     def check(self, most: float) -> dict[str, Any]:
-        """Run the warm-up epoch, for at most about `most` seconds if it can be cut off, and sum up its outputs."""
+        """Run the warm-up epoch, for at most about `most` seconds if it can be cut off, and sum up
+        its outputs.
+        """
         return self._ask(f"check {most}")
 
     def round(self, least: float, most: float) -> dict[str, Any]:
@@ -151,13 +161,17 @@ class SideProcess:
             self._process.wait()
             self._log.seek(0)
             text = self._log.read()[-3000:]
-            raise SideFailedError(f"{self.job.side} ({self.job.variant}) on {self.job.workload_name}:\n{text}")
+            raise SideFailedError(
+                f"{self.job.side} ({self.job.variant}) on {self.job.workload_name}:\n{text}"
+            )
         answer: dict[str, Any] = json.loads(line)
         return answer
 
 
 def _check_all(sides: list[SideProcess]) -> list[dict[str, Any]]:
-    """Run every side's warm-up epoch; all must give what the first one gives, which runs a whole epoch."""
+    """Run every side's warm-up epoch; all must give what the first one gives, which runs a whole
+    epoch.
+    """
     checks: list[dict[str, Any]] = []
     for process in sides:
         checks.append(process.check(_CHECK_SECONDS if checks else float("inf")))
@@ -166,7 +180,9 @@ def _check_all(sides: list[SideProcess]) -> list[dict[str, Any]]:
 
 
 def _check_doors(sides: list[SideProcess], failed: dict[str, str]) -> list[dict[str, Any]]:
-    """The same in less time; what fails, or gives something else, is noted, and taken out of `sides`."""
+    """The same in less time; what fails, or gives something else, is noted, and taken out of
+    `sides`.
+    """
     checks: list[dict[str, Any]] = []
     firsts: dict[str, dict[str, Any]] = {}
     for process in [*sides]:
@@ -188,7 +204,9 @@ def _compare(first: dict[str, Any], last: dict[str, Any], process: SideProcess) 
         found.append(f"count: {first['count']} and {last['count']}")
     if found:
         job = process.job
-        raise SideFailedError(f"{job.side} ({job.variant}) on {job.workload_name} differs: {'; '.join(found)}")
+        raise SideFailedError(
+            f"{job.side} ({job.variant}) on {job.workload_name} differs: {'; '.join(found)}"
+        )
 
 
 def _short(check: dict[str, Any]) -> dict[str, Any]:
@@ -196,13 +214,19 @@ def _short(check: dict[str, Any]) -> dict[str, Any]:
 
 
 def _result(
-    job: Job, rounds: list[dict[str, Any]], check: dict[str, Any], memory: dict[str, Any], versions: dict[str, str]
+    job: Job,
+    rounds: list[dict[str, Any]],
+    check: dict[str, Any],
+    memory: dict[str, Any],
+    versions: dict[str, str],
 ) -> dict[str, Any]:
     return {
         "side": job.side,
         "variant": job.variant,
         "per_second": statistics.median(one["records"] / one["seconds"] for one in rounds),
-        "cpu_seconds_per_1000": statistics.median(1000 * one["cpu_seconds"] / one["records"] for one in rounds),
+        "cpu_seconds_per_1000": statistics.median(
+            1000 * one["cpu_seconds"] / one["records"] for one in rounds
+        ),
         **memory,
         "rounds": rounds,
         "compared": check,

@@ -15,7 +15,14 @@ import torch
 from corpus import repeat_file, write_records
 from environments import describe_machine
 
-from torch_tfrecord import FixedLenFeature, TFRecordDataset, build_index, encode_example, make_dataloader, read_records
+from torch_tfrecord import (
+    FixedLenFeature,
+    TFRecordDataset,
+    build_index,
+    encode_example,
+    make_dataloader,
+    read_records,
+)
 from torch_tfrecord.records.sidecar import remove_sidecar
 
 __all__ = ["measure_scaling", "scaling_table"]
@@ -38,7 +45,12 @@ def measure_scaling(folder: Path, rounds: int, fraction: float) -> dict[str, Any
     """Seconds a record, medians: JSON with a curve for each of the three questions."""
     folder.mkdir(parents=True, exist_ok=True)
     curves = {"machine": describe_machine()}
-    for name, curve in {"records": _by_records, "features": _by_features, "size": _by_size, "batch": _by_batch}.items():
+    for name, curve in {
+        "records": _by_records,
+        "features": _by_features,
+        "size": _by_size,
+        "batch": _by_batch,
+    }.items():
         curves[name] = curve(folder, rounds, fraction)
         print(scaling_table({name: curves[name]}), flush=True)
     return curves
@@ -54,7 +66,9 @@ def _by_records(folder: Path, rounds: int, fraction: float) -> dict[str, Any]:
         return {
             "build the index": lambda: build_index(path),
             "open with an index": lambda: TFRecordDataset(path, features),
-            "epoch in order": lambda: _drain(make_dataloader(path, _BATCH, features, shuffle=False)),
+            "epoch in order": lambda: _drain(
+                make_dataloader(path, _BATCH, features, shuffle=False)
+            ),
             "epoch shuffled": lambda: _drain(make_dataloader(path, _BATCH, features, shuffle=True)),
         }
 
@@ -75,7 +89,9 @@ def _by_features(folder: Path, rounds: int, fraction: float) -> dict[str, Any]:
     for width in FEATURES:
         path, count, features = _scalars(folder, width, fraction)
         loader = make_dataloader(path, _BATCH, features, shuffle=False)
-        found.append(_medians({"epoch in order": lambda loader=loader: _drain(loader)}, count, rounds))
+        found.append(
+            _medians({"epoch in order": lambda loader=loader: _drain(loader)}, count, rounds)
+        )
         _remove(path)
     return _curve("features", FEATURES, found)
 
@@ -84,19 +100,31 @@ def _by_batch(folder: Path, rounds: int, fraction: float) -> dict[str, Any]:
     """40 scalars a record, in batches of several sizes."""
     path, count, features = _scalars(folder, 40, fraction)
     loaders = [make_dataloader(path, size, features, shuffle=False) for size in BATCHES]
-    costs = _medians({str(n): lambda loader=loader: _drain(loader) for n, loader in enumerate(loaders)}, count, rounds)
+    costs = _medians(
+        {str(n): lambda loader=loader: _drain(loader) for n, loader in enumerate(loaders)},
+        count,
+        rounds,
+    )
     _remove(path)
     return _curve("batch size", BATCHES, [{"40 scalars": cost} for cost in costs.values()])
 
 
-def _scalars(folder: Path, width: int, fraction: float) -> tuple[Path, int, dict[str, FixedLenFeature]]:
+def _scalars(
+    folder: Path, width: int, fraction: float
+) -> tuple[Path, int, dict[str, FixedLenFeature]]:
     """A file of whole batches, the number of its records, and what to read."""
     count = max(int(fraction * _TOTAL_BYTES / 8 / (20 * width)) // _BATCH, 1) * _BATCH
     path = folder / f"features-{width}.tfrecord"
     rows = np.random.default_rng(width).integers(0, 10_000, (_BATCH, width)).tolist()
-    examples = [encode_example({f"c{n:03}": v if n % 2 else float(v) for n, v in enumerate(row)}) for row in rows]
+    examples = [
+        encode_example({f"c{n:03}": v if n % 2 else float(v) for n, v in enumerate(row)})
+        for row in rows
+    ]
     write_records(path, (examples[n % _BATCH] for n in range(count)))
-    features = {f"c{n:03}": FixedLenFeature((), torch.int64 if n % 2 else torch.float32) for n in range(width)}
+    features = {
+        f"c{n:03}": FixedLenFeature((), torch.int64 if n % 2 else torch.float32)
+        for n in range(width)
+    }
     return path, count, features
 
 
@@ -106,7 +134,9 @@ def _by_size(folder: Path, rounds: int, fraction: float) -> dict[str, Any]:
     for size in SIZES:
         count = max(int(fraction * _TOTAL_BYTES) // size, 16)
         path = folder / f"size-{size}.tfrecord"
-        record = encode_example({"x": np.random.default_rng(size).standard_normal(size // 4, dtype=np.float32)})
+        record = encode_example(
+            {"x": np.random.default_rng(size).standard_normal(size // 4, dtype=np.float32)}
+        )
         write_records(path, (record for _ in range(count)))
         features = {"x": FixedLenFeature((size // 4,), torch.float32)}
         dataset = TFRecordDataset(path)
@@ -114,12 +144,18 @@ def _by_size(folder: Path, rounds: int, fraction: float) -> dict[str, Any]:
         loader = make_dataloader(path, max(1_000_000 // size, 4), features, shuffle=False)
         once: Calls = {
             "read in order, CRC": lambda path=path: deque(read_records(path), maxlen=0),
-            "read in order, no CRC": lambda path=path: deque(read_records(path, verify_crc=False), maxlen=0),
+            "read in order, no CRC": lambda path=path: deque(
+                read_records(path, verify_crc=False), maxlen=0
+            ),
             "loader to tensors": lambda loader=loader: _drain(loader),
         }
         costs = _medians(once, count, rounds)
         costs |= _medians(
-            {"ds.raw(i) at random, CRC": lambda raw=dataset.raw, at=positions: deque(map(raw, at), 0)},
+            {
+                "ds.raw(i) at random, CRC": lambda raw=dataset.raw, at=positions: deque(
+                    map(raw, at), 0
+                )
+            },
             len(positions),
             3,
         )
@@ -146,7 +182,11 @@ def _medians(calls: Calls, count: int, rounds: int) -> dict[str, float]:
 
 
 def _curve(label: str, at: tuple[int, ...], found: list[dict[str, float]]) -> dict[str, Any]:
-    return {"label": label, "at": list(at), "lines": {name: [one[name] for one in found] for name in found[0]}}
+    return {
+        "label": label,
+        "at": list(at),
+        "lines": {name: [one[name] for one in found] for name in found[0]},
+    }
 
 
 def _below(counts: tuple[int, ...], fraction: float) -> tuple[int, ...]:

@@ -1,4 +1,6 @@
-"""The process of one side: answers "check", "round" and "end", a line of JSON each. Started by `runner.py`."""
+"""The process of one side: answers "check", "round" and "end", a line of JSON each. Started by
+`runner.py`.
+"""
 
 from __future__ import annotations
 
@@ -23,14 +25,19 @@ _BLOCK = 256
 
 
 def check(side: Side, job: Job, most: float) -> dict[str, Any]:
-    """The warm-up epoch: its outputs summed up; cut off after `most` seconds where the order makes that comparable."""
+    """The warm-up epoch: its outputs summed up; cut off after `most` seconds where the order makes
+    that comparable.
+    """
     outputs = Outputs(job.workload.random_columns)
-    cut_off = time.perf_counter() + (most if side.ordered and not job.workload.random_columns else float("inf"))
+    cut_off = time.perf_counter() + (
+        most if side.ordered and not job.workload.random_columns else float("inf")
+    )
     whole = True
     items = map(side.columns, side.items())
     for columns in _in_blocks(items) if side.is_single else items:
         outputs.add(columns)
-        if time.perf_counter() > cut_off and outputs.count >= MARK:  # before, there may be nothing to compare
+        # before, there may be nothing to compare
+        if time.perf_counter() > cut_off and outputs.count >= MARK:
             whole = False
             break
     return {**outputs.summary(), "ordered_run": side.ordered, "whole": whole}
@@ -46,13 +53,17 @@ def _in_blocks(samples: Iterable[Columns]) -> Iterator[Columns]:
 def _joined(parts: list[Columns]) -> Columns:
     columns = {name: [part[name] for part in parts] for name in parts[0]}
     return {
-        name: np.concatenate(each) if isinstance(each[0], np.ndarray) else [*itertools.chain.from_iterable(each)]
+        name: np.concatenate(each)
+        if isinstance(each[0], np.ndarray)
+        else [*itertools.chain.from_iterable(each)]
         for name, each in columns.items()
     }
 
 
 def timed_round(side: Side, job: Job, least: float, most: float) -> dict[str, float]:
-    """Whole epochs until `least` seconds have passed; cut off after `most` seconds, for the slow."""
+    """Whole epochs until `least` seconds have passed; cut off after `most` seconds, for the
+    slow.
+    """
     side.prepare()
     cpu_before, begin = _cpu_seconds(), time.perf_counter()
     records = 0
@@ -70,16 +81,26 @@ def timed_round(side: Side, job: Job, least: float, most: float) -> dict[str, fl
 
 
 def peak_memory() -> dict[str, float]:
-    """MiB: of this process, and of the largest of its workers (pages that they share with it counted, too)."""
+    """MiB: of this process, and of the largest of its workers (pages that they share with it
+    counted, too).
+    """
     # Not ru_maxrss: that survives exec, so that it would hold what the parent had.
-    return {"peak_mib": _peak_mib("self"), "worker_peak_mib": max(map(_peak_mib, _workers()), default=0)}
+    return {
+        "peak_mib": _peak_mib("self"),
+        "worker_peak_mib": max(map(_peak_mib, _workers()), default=0),
+    }
 
 
 def _cpu_seconds() -> float:
     """Of this process, its workers that ended, and its workers that live."""
     usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    ticks = sum(sum(map(int, _read(f"/proc/{pid}/stat").rpartition(")")[2].split()[11:13])) for pid in _workers())
-    return sum(usage.ru_utime + usage.ru_stime for usage in usages) + ticks / os.sysconf("SC_CLK_TCK")
+    ticks = sum(
+        sum(map(int, _read(f"/proc/{pid}/stat").rpartition(")")[2].split()[11:13]))
+        for pid in _workers()
+    )
+    return sum(usage.ru_utime + usage.ru_stime for usage in usages) + ticks / os.sysconf(
+        "SC_CLK_TCK"
+    )
 
 
 def _workers() -> list[int]:
@@ -87,7 +108,9 @@ def _workers() -> list[int]:
 
 
 def _peak_mib(pid: int | str) -> float:
-    line = next(line for line in _read(f"/proc/{pid}/status").splitlines() if line.startswith("VmHWM"))
+    line = next(
+        line for line in _read(f"/proc/{pid}/status").splitlines() if line.startswith("VmHWM")
+    )
     return round(int(line.split()[1]) / 1024)
 
 

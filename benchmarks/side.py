@@ -44,7 +44,8 @@ class Side:
         items: One epoch: batches, records, or whatever the user of this side would get.
         columns: An item as arrays [B, ...] and lists of bytes, by name, as the check wants it.
         size: Records in an item.
-        drain: One epoch as fast as it goes, for sides that hand out single records; the count is known.
+        drain: One epoch as fast as it goes, for sides that hand out single records; the count is
+            known.
         prepare: Called before the clock starts.
         ordered: Whether the records come in the order of the file.
         is_single: Whether an item is one sample, which stays as it is while the next ones are made.

@@ -23,7 +23,9 @@ _EPOCHS = 20
 
 
 def measure_startup(folder: Path, rounds: int, fraction: float) -> dict[str, Any]:
-    """Import, opening 1,000 shards of 10,000 records with ready indexes, memory over 20 epochs in workers: JSON."""
+    """Import, opening 1,000 shards of 10,000 records with ready indexes, memory over 20 epochs in
+    workers: JSON.
+    """
     shards = _shards(folder, max(int(_SHARDS * fraction), 2))
     embeddings = Corpora(folder, None, fraction).path("embeddings")
     found = {
@@ -38,7 +40,9 @@ def measure_startup(folder: Path, rounds: int, fraction: float) -> dict[str, Any
 
 def _probe(*arguments: str) -> dict[str, Any]:
     command = [sys.executable, str(Path(__file__).parent / "probe.py"), *arguments]
-    result: dict[str, Any] = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    result: dict[str, Any] = json.loads(
+        subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    )
     return result
 
 
@@ -85,7 +89,11 @@ def startup_table(found: dict[str, Any], *, goals: bool = True) -> str:
             f"{workers[1]:.0f} and {workers[-1]:.0f} MiB",
             "flat",
         ),
-        (f"the training process, after epoch 2 and {len(own)}", f"{own[1]:.0f} and {own[-1]:.0f} MiB", "flat"),
+        (
+            f"the training process, after epoch 2 and {len(own)}",
+            f"{own[1]:.0f} and {own[-1]:.0f} MiB",
+            "flat",
+        ),
     ]
     table = [("what", "measured", "wanted below"), ("---",) * 3, *rows]
     return "\n".join(f"| {' | '.join(row if goals else row[:2])} |" for row in table)

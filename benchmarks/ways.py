@@ -1,4 +1,6 @@
-"""How many times as fast as the best other library each way to write a loader is, and the geometric mean of each."""
+"""How many times as fast as the best other library each way to write a loader is, and the geometric
+mean of each.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,9 @@ def _numbers(name: str) -> dict[str, tuple[str, str]]:
     }
 
 
-def _columns(name: str, collate: str = "collate", threads: str = "make_dataloader") -> dict[str, tuple[str, str]]:
+def _columns(
+    name: str, collate: str = "collate", threads: str = "make_dataloader"
+) -> dict[str, tuple[str, str]]:
     return {"collate": (f"doors-{name}", collate), "make_dataloader": (f"doors-{name}", threads)}
 
 
@@ -83,7 +87,10 @@ GROUPS = (
     Group(
         "JPEGs, random crop and flip, DALI = 1",
         "JPEGs",
-        {"JPEGs, torchvision's transforms": _images("v2"), "JPEGs, `Image(crop=...)`": _images("crop")},
+        {
+            "JPEGs, torchvision's transforms": _images("v2"),
+            "JPEGs, `Image(crop=...)`": _images("crop"),
+        },
         {"tf.data": (("images",), "tensorflow"), "package tfrecord": (("images",), "tfrecord")},
         "dali",
         is_one_data_set=True,
@@ -92,9 +99,13 @@ GROUPS = (
 
 
 def ratio_of(results: dict[str, Any], workload: str, variant: str, best: str) -> float | None:
-    """Records a second of a variant of ours / of the fastest variant of `best` in the same run; None: not measured."""
+    """Records a second of a variant of ours / of the fastest variant of `best` in the same run;
+    None: not measured.
+    """
     sides = results.get(workload, {"sides": []})["sides"]
-    ours = [one["per_second"] for one in sides if (one["side"], one["variant"]) == ("ours", variant)]
+    ours = [
+        one["per_second"] for one in sides if (one["side"], one["variant"]) == ("ours", variant)
+    ]
     theirs = [one["per_second"] for one in sides if one["side"] == best]
     return float(ours[0]) / float(max(theirs)) if ours and theirs else None
 
@@ -107,7 +118,9 @@ def ratios(results: dict[str, Any], group: Group, way: str) -> dict[str, float]:
 
 
 def of_others(results: dict[str, Any], group: Group) -> dict[str, float]:
-    """By name, the geometric mean of another library's best / the group's best, of their own run."""
+    """By name, the geometric mean of another library's best / the group's best, of their own
+    run.
+    """
     found = {}
     for name, (workloads, side) in group.others.items():
         rates = [_best_rates(results[one]) for one in workloads if one in results]
@@ -134,10 +147,13 @@ def way_table(results: dict[str, Any]) -> str:
             means = [_mean([*by_way[way].values()], len(group.rows)) for way in WAYS]
             lines.append(_row(f"geometric mean, {group.summary}", means, "**"))
     held = [group for group in GROUPS if not group.is_one_data_set]
-    every = [[ratio for group in held for ratio in ratios(results, group, way).values()] for way in WAYS]
+    every = [
+        [ratio for group in held for ratio in ratios(results, group, way).values()] for way in WAYS
+    ]
     number = sum(len(group.rows) for group in held)
     lines.insert(
-        -len(GROUPS[-1].rows), _row("geometric mean of all above", [_mean(one, number) for one in every], "**")
+        -len(GROUPS[-1].rows),
+        _row("geometric mean of all above", [_mean(one, number) for one in every], "**"),
     )
     return "\n".join(lines)
 

@@ -1,8 +1,9 @@
-"""What is measured: the records, the ways to read them, and by how much we want to be ahead. Read by every side.
+"""What is measured: the records, the ways to read them, and by how much we want to be ahead. Read
+by every side.
 
-Of the tables "doors" (every way into training), "workers" and "random" a row is a variant of ours. ``compare.py doors
---rows ds_i,tokens`` takes the rows of that name in all workloads, and all rows of that workload; ``scalars.ds_i`` is
-one row.
+Of the tables "doors" (every way into training), "workers" and "random" a row is a variant of ours.
+``compare.py doors --rows ds_i,tokens`` takes the rows of that name in all workloads, and all rows
+of that workload; ``scalars.ds_i`` is one row.
 """
 
 from __future__ import annotations
@@ -98,10 +99,12 @@ class Workload:
         corpus: Name of the files it reads.
         title: The row's text.
         batch_size: Records in a batch; 0 where there are none.
-        variants: By side, the ways it is run; the first of "ours" is the one that the bars are about.
+        variants: By side, the ways it is run; the first of "ours" is the one that the bars are
+            about.
         bars: By peer, the ratio to its best variant that we want; "best" is the best of all peers.
         gigabytes_bar: Gigabytes a second that we want, or 0.
-        random_columns: Outputs that are compared by their statistics, since each side draws its own crops.
+        random_columns: Outputs that are compared by their statistics, since each side draws its own
+            crops.
         doors: Where each variant of ours is a row: what we want of each.
     """
 
@@ -122,7 +125,9 @@ class Workload:
         return self.table in ("doors", "random", "workers")
 
     def kind(self, variant: str) -> str:
-        """Variants of one kind hand out the same values: raw records are another than what is parsed from them."""
+        """Variants of one kind hand out the same values: raw records are another than what is
+        parsed from them.
+        """
         return variant.partition("_")[0] if self.table == "random" else ""
 
 
@@ -145,14 +150,32 @@ _INDEXES = {"ours": ("build_index",), "tfrecord": ("create_index",)}
 
 def _index(corpus: str, gigabytes_bar: float = 0) -> Workload:
     title = f"index of the {corpus} file, every CRC"
-    return Workload(f"index-{corpus}", "index", corpus, title, 0, _INDEXES, {"tfrecord": 10}, gigabytes_bar)
+    return Workload(
+        f"index-{corpus}", "index", corpus, title, 0, _INDEXES, {"tfrecord": 10}, gigabytes_bar
+    )
 
 
 _SUMMARY = (
-    Workload("tabular", "tabular", "tabular", "tabular: 40 scalars, batch 1,024", 1024, _LOADERS, {"best": 5}),
-    Workload("tokens", "tokens", "tokens", "tokens: 2,048 int64, batch 64", 64, _LOADERS, {"best": 3}),
     Workload(
-        "embeddings", "embeddings", "embeddings", "embeddings: 1,024 float32, batch 256", 256, _LOADERS, {"best": 5}
+        "tabular",
+        "tabular",
+        "tabular",
+        "tabular: 40 scalars, batch 1,024",
+        1024,
+        _LOADERS,
+        {"best": 5},
+    ),
+    Workload(
+        "tokens", "tokens", "tokens", "tokens: 2,048 int64, batch 64", 64, _LOADERS, {"best": 3}
+    ),
+    Workload(
+        "embeddings",
+        "embeddings",
+        "embeddings",
+        "embeddings: 1,024 float32, batch 256",
+        256,
+        _LOADERS,
+        {"best": 5},
     ),
     Workload(
         "raw",
@@ -176,7 +199,11 @@ _SUMMARY = (
         "images",
         "images: random resized crop, flip, float32 [3, 224, 224], batch 64",
         64,
-        {**_IMAGE_SIDES, "tensorflow": ("decode_and_crop",), "tfrecord": ("0 workers", "1 worker", "2 workers")},
+        {
+            **_IMAGE_SIDES,
+            "tensorflow": ("decode_and_crop",),
+            "tfrecord": ("0 workers", "1 worker", "2 workers"),
+        },
         {"dali": 1.5, "tensorflow": 2},
         random_columns=("image",),
     ),
@@ -199,11 +226,15 @@ _TF_BATCHES = ("parse_example",)
 _TF_SINGLES = ("parse_single_example", "parse_single_example, batched")
 
 
-def _each(names: tuple[str, ...], side: str, variants: tuple[str, ...], ratio: float) -> tuple[Bar, ...]:
+def _each(
+    names: tuple[str, ...], side: str, variants: tuple[str, ...], ratio: float
+) -> tuple[Bar, ...]:
     return tuple(Bar((name,), side, variants, ratio) for name in names)
 
 
-def _numbers(name: str, corpus: str, title: str, size: int, doors: tuple[Bar, ...], more: str = "") -> Workload:
+def _numbers(
+    name: str, corpus: str, title: str, size: int, doors: tuple[Bar, ...], more: str = ""
+) -> Workload:
     variants = {"ours": (*_WAYS, *more.split()), "tensorflow": (*_TF_BATCHES, *_TF_SINGLES)}
     return Workload(f"doors-{name}", "doors", corpus, title, size, variants, doors=doors)
 
@@ -214,9 +245,19 @@ _SCALARS = (
     Bar(("ds_i",), "ours", ("its_tensors",), 1 / 1.5, as_limit=True),
     *_each(("ds_i",), "tensorflow", _TF_SINGLES, 0.7),
 )
-_TOKENS = (*_each(_IN_COLUMNS, "tensorflow", _TF_BATCHES, 3), *_each(_STREAMS, "tensorflow", _TF_BATCHES, 2))
+_TOKENS = (
+    *_each(_IN_COLUMNS, "tensorflow", _TF_BATCHES, 3),
+    *_each(_STREAMS, "tensorflow", _TF_BATCHES, 2),
+)
 _IMAGES = {
-    "ours": ("v2_process", "v2_threads", "v2_workers", "crop_process", "crop_threads", "crop_workers"),
+    "ours": (
+        "v2_process",
+        "v2_threads",
+        "v2_workers",
+        "crop_process",
+        "crop_threads",
+        "crop_workers",
+    ),
     "dali": ("2 threads",),
 }
 _DOORS = (
@@ -235,7 +276,10 @@ _DOORS = (
         "ragged",
         "3 features of 1 to 59 numbers, padded batches of 256",
         256,
-        {"ours": ("padded", "padded_plain", "jagged"), "tensorflow": ("padded_batch", "parse_example, padded")},
+        {
+            "ours": ("padded", "padded_plain", "jagged"),
+            "tensorflow": ("padded_batch", "parse_example, padded"),
+        },
         doors=_each(("padded", "padded_plain"), "tensorflow", ("padded_batch",), 3),
     ),
     Workload(
@@ -258,7 +302,12 @@ _DOORS = (
             "tensorflow": ("parse_sequence_example", "parse_single_sequence_example"),
         },
         doors=(
-            *_each(("make_dataloader", "collate", "sequence_function"), "tensorflow", ("parse_sequence_example",), 2),
+            *_each(
+                ("make_dataloader", "collate", "sequence_function"),
+                "tensorflow",
+                ("parse_sequence_example",),
+                2,
+            ),
             *_each(("ds_i",), "tensorflow", ("parse_single_sequence_example",), 2),
         ),
     ),
@@ -268,7 +317,10 @@ _DOORS = (
         "tfds",
         "TFDS: nested features, boxes, texts, a JPEG of 64 x 64, batches of 32",
         32,
-        {"ours": ("make_dataloader", "collate", "ds_i"), "tensorflow": ("as_numpy", "as_numpy, ragged_batch")},
+        {
+            "ours": ("make_dataloader", "collate", "ds_i"),
+            "tensorflow": ("as_numpy", "as_numpy, ragged_batch"),
+        },
         random_columns=("bbox", "image"),
         doors=(
             *_each(("make_dataloader", "collate", "ds_i"), "tensorflow", ("as_numpy",), 2),
@@ -296,10 +348,18 @@ def _random(name: str) -> Workload:
     singles, batches = ("raw", "example"), ("raw_64", "raw_1024", "example_64", "example_1024")
     peers = {
         "tfr_reader": (*singles, *batches),
-        "tfd_utils": tuple(variant for variant in (*singles, *batches) if variant.startswith("example")),
-        "array_record": tuple(variant for variant in (*singles, *batches) if variant.startswith("raw")),
+        "tfd_utils": tuple(
+            variant for variant in (*singles, *batches) if variant.startswith("example")
+        ),
+        "array_record": tuple(
+            variant for variant in (*singles, *batches) if variant.startswith("raw")
+        ),
     }
-    doors = (Bar((variant,), side, (variant,), 1) for side, variants in peers.items() for variant in variants)
+    doors = (
+        Bar((variant,), side, (variant,), 1)
+        for side, variants in peers.items()
+        for variant in variants
+    )
     return Workload(
         f"random-{name}",
         "random",
@@ -326,7 +386,9 @@ def _hand_over(megabytes: int, ratio: float) -> Workload:
     title = f"batches of {megabytes} MB that lie ready, two workers"
     variants = {"ours": ("handed_over", "by_torch")}
     bars = _each(("handed_over",), "ours", ("by_torch",), ratio)
-    return Workload(f"workers-{megabytes}MB", "workers", "embeddings", title, 1, variants, doors=bars)
+    return Workload(
+        f"workers-{megabytes}MB", "workers", "embeddings", title, 1, variants, doors=bars
+    )
 
 
 _WORKERS = (
@@ -353,7 +415,9 @@ WORKLOADS = {one.name: one for one in (*_SUMMARY, *_DOORS, *_WORKERS, *map(_rand
 def columns_of(corpus: str) -> dict[str, tuple[str, tuple[int, ...]]]:
     """By feature: "float", "int" or "byte", and its shape."""
     if corpus == "tabular":
-        return {f"f{n:02}": ("float", ()) for n in range(13)} | {f"i{n:02}": ("int", ()) for n in range(27)}
+        return {f"f{n:02}": ("float", ()) for n in range(13)} | {
+            f"i{n:02}": ("int", ()) for n in range(27)
+        }
     if corpus in ("tokens", "many-tokens"):
         return {"tokens": ("int", (2048,))}
     if corpus == "embeddings":
@@ -364,7 +428,9 @@ def columns_of(corpus: str) -> dict[str, tuple[str, tuple[int, ...]]]:
 
 
 def only_rows(workload: Workload, rows: Collection[str]) -> Workload | None:
-    """The workload with the rows of these names, and what they are held against; None where there is no such row."""
+    """The workload with the rows of these names, and what they are held against; None where there
+    is no such row.
+    """
     short = workload.name.removeprefix("doors-").removeprefix("workers-")
     if short in rows:
         return workload

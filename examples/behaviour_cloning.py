@@ -1,9 +1,11 @@
-"""Train a policy by behaviour cloning on RLDS episodes that this program writes itself, without TensorFlow.
+"""Train a policy by behaviour cloning on RLDS episodes that this program writes itself, without
+TensorFlow.
 
-The task: move a red point to a green one. The policy sees a picture of both and the red point's position. The episodes
-come from an expert that walks straight to the goal, with a little noise. They are written to a directory that
-TensorFlow Datasets can read, too. Each training sample is an observation and the next two actions, normalised by the
-dataset's statistics, as in Octo and OpenVLA.
+The task: move a red point to a green one. The policy sees a picture of both and the red point's
+position. The episodes come from an expert that walks straight to the goal, with a little noise.
+They are written to a directory that TensorFlow Datasets can read, too. Each training sample is an
+observation and the next two actions, normalised by the dataset's statistics, as in Octo and
+OpenVLA.
 
     python examples/behaviour_cloning.py
 """
@@ -96,19 +98,26 @@ class Policy(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.look = nn.Sequential(nn.Conv2d(3, 16, 5, padding=2), nn.ReLU(), nn.Conv2d(16, 8, 3, padding=1))
+        self.look = nn.Sequential(
+            nn.Conv2d(3, 16, 5, padding=2), nn.ReLU(), nn.Conv2d(16, 8, 3, padding=1)
+        )
         self.decide = nn.Sequential(nn.Linear(8 * 2 + 2, 64), nn.ReLU(), nn.Linear(64, HORIZON * 2))
         self.register_buffer("line", torch.linspace(-1, 1, SIZE))
 
     def forward(self, image: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
         """Images uint8 [B, 3, H, W] and states [B, 2] to actions [B, HORIZON, 2]."""
-        heat = self.look(image / 255).flatten(2).softmax(-1).unflatten(2, (SIZE, SIZE))  # where each channel looks
-        places = torch.cat([(heat.sum(2) * self.line).sum(-1), (heat.sum(3) * self.line).sum(-1)], 1)
+        # where each channel looks
+        heat = self.look(image / 255).flatten(2).softmax(-1).unflatten(2, (SIZE, SIZE))
+        places = torch.cat(
+            [(heat.sum(2) * self.line).sum(-1), (heat.sum(3) * self.line).sum(-1)], 1
+        )
         return self.decide(torch.cat([places, state * 2 - 1], 1)).unflatten(1, (HORIZON, 2))
 
 
 @torch.no_grad()
-def success_rate(policy: Policy, mean: torch.Tensor, std: torch.Tensor, num_trials: int = 100) -> float:
+def success_rate(
+    policy: Policy, mean: torch.Tensor, std: torch.Tensor, num_trials: int = 100
+) -> float:
     """Share of trials in which the policy reaches the goal."""
     random = torch.Generator().manual_seed(1000)
     points, goals = 0.1 + 0.8 * torch.rand(2, num_trials, 2, generator=random)
@@ -130,7 +139,9 @@ def main() -> None:
         mean, std = (torch.tensor(statistics["action"][name]) for name in ("mean", "std"))
         dataset = tfds.RLDSDataset(directory, window_size=1, action_horizon=HORIZON)
         print(f"{statistics['num_transitions']} steps in {statistics['num_trajectories']} episodes")
-        loader = DataLoader(dataset, batch_size=64, shuffle=True, collate_fn=collate, drop_last=True)
+        loader = DataLoader(
+            dataset, batch_size=64, shuffle=True, collate_fn=collate, drop_last=True
+        )
         policy = Policy()
         print(f"success before: {success_rate(policy, mean, std):.2f}")
         optimizer = torch.optim.Adam(policy.parameters(), lr=3e-3)
@@ -140,7 +151,8 @@ def main() -> None:
                 observation = batch["observation"]
                 found = policy(observation["image"][:, -1], observation["state"][:, -1])
                 error = (found - (batch["action"] - mean) / std).square().mean(-1)
-                is_real = batch["action_pad_mask"]  # actions after an episode's last step are padding
+                # actions after an episode's last step are padding
+                is_real = batch["action_pad_mask"]
                 loss = (error * is_real).sum() / is_real.sum()
                 optimizer.zero_grad()
                 loss.backward()

@@ -1,9 +1,11 @@
-"""Batch arrays of varying size that are stored as plain bytes, with height, width and depth in other features.
+"""Batch arrays of varying size that are stored as plain bytes, with height, width and depth in
+other features.
 
     python examples/raw_arrays.py
 
-Many older TensorFlow tutorials store arrays like this: `image_raw` is `array.tobytes()`, and three int64 features give
-its shape. Nothing else in the record tells the shape, so the spec names those features.
+Many older TensorFlow tutorials store arrays like this: `image_raw` is `array.tobytes()`, and three
+int64 features give its shape. Nothing else in the record tells the shape, so the spec names those
+features.
 """
 
 import tempfile
@@ -19,7 +21,8 @@ DEPTH = 3
 LARGEST = (4, 5)
 
 FEATURES = {
-    # An entry of the shape is a number, or the name of the feature in the same record that holds the number.
+    # An entry of the shape is a number, or the name of the feature in the same record that holds
+    # the number.
     "image": RawTensor(("height", "width", "depth"), torch.uint8, key="image_raw"),
     "heat": RawTensor(("height", "width"), torch.float32, key="heat_raw"),
     "label": FixedLenFeature((), torch.int64),
@@ -44,7 +47,9 @@ def write_arrays(path):
 
 
 def pad_to_largest(sample):
-    """A transform: pads with zeros at the right and bottom to one shape for all samples. Keeps the true size."""
+    """A transform: pads with zeros at the right and bottom to one shape for all samples. Keeps the
+    true size.
+    """
     height, width, _ = sample["image"].shape
     below, right = LARGEST[0] - height, LARGEST[1] - width
     return {
@@ -56,7 +61,9 @@ def pad_to_largest(sample):
 
 
 def keep_lists(samples):
-    """A custom collate_fn: keeps the arrays as a list of tensors, which torchvision's detection models take."""
+    """A custom collate_fn: keeps the arrays as a list of tensors, which torchvision's detection
+    models take.
+    """
     arrays = {name: [sample.pop(name) for sample in samples] for name in ("image", "heat")}
     return arrays | collate(samples)
 
@@ -68,7 +75,9 @@ def main():
 
         arrays = TFRecordDataset(path, FEATURES)
         for sample in arrays:
-            print(f"label {sample['label']}: image {list(sample['image'].shape)}, heat {list(sample['heat'].shape)}")
+            print(
+                f"label {sample['label']}: image {list(sample['image'].shape)}, heat {list(sample['heat'].shape)}"
+            )
 
         # Option 1: pad in a transform, so that collate can stack.
         padded = TFRecordDataset(path, FEATURES, transform=pad_to_largest)

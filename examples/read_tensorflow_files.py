@@ -1,9 +1,11 @@
-"""Read ImageNet-style TFRecord files, as TensorFlow's scripts write them, into batches for training.
+"""Read ImageNet-style TFRecord files, as TensorFlow's scripts write them, into batches for
+training.
 
     python examples/read_tensorflow_files.py [FILES ...]
 
-FILES are your own files: paths, or one glob in quotes. Without FILES the program first writes a small stand-in, without
-TensorFlow: crops of two photographs, with the keys and types of TensorFlow's `build_imagenet_data.py`.
+FILES are your own files: paths, or one glob in quotes. Without FILES the program first writes a
+small stand-in, without TensorFlow: crops of two photographs, with the keys and types of
+TensorFlow's `build_imagenet_data.py`.
 """
 
 import argparse
@@ -52,8 +54,12 @@ TRAIN_TRANSFORM = v2.Compose(
 
 
 def write_stand_in(folder):
-    """Write two shards of 8 records each, with the keys and types of TensorFlow's ImageNet script."""
-    photographs = [torch.from_numpy(image.copy()).permute(2, 0, 1) for image in load_sample_images().images]
+    """Write two shards of 8 records each, with the keys and types of TensorFlow's ImageNet
+    script.
+    """
+    photographs = [
+        torch.from_numpy(image.copy()).permute(2, 0, 1) for image in load_sample_images().images
+    ]
     texts = ["palace", "flower"]
     with ShardedTFRecordWriter(f"{folder}/train", num_shards=2, suffix="") as writer:
         for number in range(16):
@@ -72,9 +78,13 @@ def write_stand_in(folder):
                     "image/class/text": texts[kind],
                     # A typed array, since an empty list has no dtype.
                     "image/object/bbox/xmin": torch.tensor(corners, dtype=torch.float32),
-                    "image/object/bbox/xmax": torch.tensor([corner + 0.2 for corner in corners], dtype=torch.float32),
+                    "image/object/bbox/xmax": torch.tensor(
+                        [corner + 0.2 for corner in corners], dtype=torch.float32
+                    ),
                     "image/object/bbox/ymin": torch.tensor(corners, dtype=torch.float32),
-                    "image/object/bbox/ymax": torch.tensor([corner + 0.3 for corner in corners], dtype=torch.float32),
+                    "image/object/bbox/ymax": torch.tensor(
+                        [corner + 0.3 for corner in corners], dtype=torch.float32
+                    ),
                     "image/object/bbox/label": torch.full((num_boxes,), kind + 1),
                     "image/format": "JPEG",
                     "image/filename": f"{texts[kind]}_{number:02d}.JPEG",
@@ -89,18 +99,24 @@ def show(paths):
         print(f"    {name!r}: {feature!r},")
 
     torch.manual_seed(0)
-    # On first use, a file without an index is read once to build it; the index is stored beside the file.
+    # On first use, a file without an index is read once to build it; the index is stored beside the
+    # file.
     images = TFRecordDataset(paths, CLASSIFIER_FEATURES, transform=TRAIN_TRANSFORM)
     print(f"{len(images)} images in {len(images.files)} files")
     loader = DataLoader(images, batch_size=8, shuffle=True, num_workers=2, collate_fn=collate)
     for batch in loader:
         image, label = batch["image"], batch["label"]
-        print(f"images {list(image.shape)} {image.dtype}, labels {label.tolist()}, first text {batch['text'][0]!r}")
+        print(
+            f"images {list(image.shape)} {image.dtype}, labels {label.tolist()}, first text {batch['text'][0]!r}"
+        )
 
-    # Boxes: collate makes a jagged tensor, whose rows have different lengths. No image is decoded here.
+    # Boxes: collate makes a jagged tensor, whose rows have different lengths. No image is decoded
+    # here.
     boxes = TFRecordDataset(paths, BOX_FEATURES)
     for batch in DataLoader(boxes, batch_size=8, collate_fn=collate):
-        widths = [(row_max - row_min).tolist() for row_min, row_max in zip(*rows(batch), strict=True)]
+        widths = [
+            (row_max - row_min).tolist() for row_min, row_max in zip(*rows(batch), strict=True)
+        ]
         print(f"boxes in each image: {[len(row) for row in widths]}")
 
 
@@ -110,7 +126,9 @@ def rows(batch):
 
 def main():
     parser = argparse.ArgumentParser(description="Read ImageNet-style TFRecord files into batches.")
-    parser.add_argument("files", nargs="*", help="paths, or a glob in quotes; without any a stand-in is written")
+    parser.add_argument(
+        "files", nargs="*", help="paths, or a glob in quotes; without any a stand-in is written"
+    )
     files = parser.parse_args().files
     if files:
         show(files)

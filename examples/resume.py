@@ -2,9 +2,10 @@
 
     python examples/resume.py
 
-Trains a small model three times, each in its own process: once without interruption, once until it kills itself in the
-middle of an epoch, and then from the last checkpoint, with another number of workers. The interrupted run gets the same
-samples, in the same order, and the same weights as the uninterrupted one.
+Trains a small model three times, each in its own process: once without interruption, once until it
+kills itself in the middle of an epoch, and then from the last checkpoint, with another number of
+workers. The interrupted run gets the same samples, in the same order, and the same weights as the
+uninterrupted one.
 """
 
 import os
@@ -60,7 +61,8 @@ def train(folder, checkpoint, num_workers, kill_after):
             ids += batch["id"].tolist()
             steps += 1
             if steps % STEPS_BETWEEN_CHECKPOINTS == 0:
-                # The state counts the batches received here, not those that workers have prefetched.
+                # The state counts the batches received here, not those that workers have
+                # prefetched.
                 save(checkpoint, model=model.state_dict(), loader=loader.state_dict(), ids=ids)
             if steps == kill_after:
                 os.kill(os.getpid(), signal.SIGKILL)
@@ -77,11 +79,15 @@ def main():
         write_records(folder)
         straight, killed = f"{folder}/straight.pt", f"{folder}/killed.pt"
         assert run(folder, straight, num_workers=1, kill_after=-1) == 0
-        print(f"killed after 20 steps: exit status {run(folder, killed, num_workers=2, kill_after=20)}")
+        print(
+            f"killed after 20 steps: exit status {run(folder, killed, num_workers=2, kill_after=20)}"
+        )
         before = len(torch.load(killed, weights_only=True)["ids"])
         assert run(folder, killed, num_workers=0, kill_after=-1) == 0
         one, two = (torch.load(path, weights_only=True) for path in (straight, killed))
-    print(f"samples up to the last checkpoint: {before}, after the restart: {len(two['ids']) - before}")
+    print(
+        f"samples up to the last checkpoint: {before}, after the restart: {len(two['ids']) - before}"
+    )
     print(f"the last six without a break: {one['ids'][-6:]}")
     print(f"the last six, interrupted:    {two['ids'][-6:]}")
     same = one["ids"] == two["ids"] and torch.equal(one["model"]["weight"], two["model"]["weight"])

@@ -1,10 +1,12 @@
-"""Feeds a target random inputs made from its seeds and checks each: what fails is made small, kept, and told.
+"""Feeds a target random inputs made from its seeds and checks each: what fails is made small, kept,
+and told.
 
     python fuzz/engine.py TARGET [TARGET ...] [--count N | --seconds S] [--seed N]
     python fuzz/engine.py TARGET --replay FILE [FILE ...]
 
-A target is a module of fuzz/targets: ``seeds()``, ``mutate(rng, data)`` and ``check(data)`` on bytes. A check fails by
-an AssertionError, or by any exception that the library does not promise. `all` is every target.
+A target is a module of fuzz/targets: ``seeds()``, ``mutate(rng, data)`` and ``check(data)`` on
+bytes. A check fails by an AssertionError, or by any exception that the library does not promise.
+`all` is every target.
 """
 
 import argparse
@@ -37,7 +39,9 @@ def _hang(*_):
 
 
 def failure(check, data):
-    """What tells the failure of an input from others: its class and the line that raised it; None where all is well."""
+    """What tells the failure of an input from others: its class and the line that raised it; None
+    where all is well.
+    """
     signal.setitimer(signal.ITIMER_PROF, HANG_SECONDS)
     try:
         check(data)
@@ -45,7 +49,11 @@ def failure(check, data):
     except KeyboardInterrupt:
         raise
     except BaseException as error:
-        frames = [frame for frame in traceback.extract_tb(error.__traceback__) if str(HERE.parent) in frame.filename]
+        frames = [
+            frame
+            for frame in traceback.extract_tb(error.__traceback__)
+            if str(HERE.parent) in frame.filename
+        ]
         place = frames[-1] if frames else traceback.extract_tb(error.__traceback__)[-1]
         return type(error).__name__, Path(place.filename).name, place.lineno
     finally:
@@ -73,18 +81,25 @@ def keep(name, check, data, found):
     path = CORPUS / name / f"{found[0]}-{zlib.crc32(data):08x}"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(data)
-    print(f"{name}: {found} ({len(data)} bytes)\n  python fuzz/engine.py {name} --replay {path}", flush=True)
+    print(
+        f"{name}: {found} ({len(data)} bytes)\n  python fuzz/engine.py {name} --replay {path}",
+        flush=True,
+    )
 
 
 def run(name, *, count=None, seconds=None, seed=0):
-    """Fuzz one target; returns how many inputs were checked, and the failures by what tells them apart."""
+    """Fuzz one target; returns how many inputs were checked, and the failures by what tells them
+    apart.
+    """
     target = importlib.import_module(f"targets.{name}")
     rng = random.Random(f"{name} {seed}")
     old = [path.read_bytes() for path in sorted((CORPUS / name).glob("*"))]
     seeds, finds, done = [*target.seeds(), *old], {}, 0
     current = os.open(CURRENT, os.O_WRONLY | os.O_CREAT)
     begin = time.monotonic()
-    while (done < count if count is not None else time.monotonic() - begin < seconds) or done < len(old):
+    while (done < count if count is not None else time.monotonic() - begin < seconds) or done < len(
+        old
+    ):
         data = old[done] if done < len(old) else target.mutate(rng, rng.choice(seeds))
         os.pwrite(current, len(data).to_bytes(8, "little") + data, 0)
         found = failure(target.check, data)
@@ -94,12 +109,17 @@ def run(name, *, count=None, seconds=None, seed=0):
         done += 1
     os.close(current)
     took = time.monotonic() - begin
-    print(f"{name}: {done} executions, {done / max(took, 1e-9):.0f} a second, {len(finds)} finds", flush=True)
+    print(
+        f"{name}: {done} executions, {done / max(took, 1e-9):.0f} a second, {len(finds)} finds",
+        flush=True,
+    )
     return done, finds
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("targets", nargs="+", choices=["all", *TARGETS])
     parser.add_argument("--count", type=int)
     parser.add_argument("--seconds", type=float, default=60)
@@ -113,7 +133,10 @@ def main():
             importlib.import_module(f"targets.{options.targets[0]}").check(path.read_bytes())
         return 0
     names = TARGETS if "all" in options.targets else options.targets
-    finds = [run(name, count=options.count, seconds=options.seconds, seed=options.seed)[1] for name in names]
+    finds = [
+        run(name, count=options.count, seconds=options.seconds, seed=options.seed)[1]
+        for name in names
+    ]
     if str(CURRENT) != os.devnull:
         CURRENT.unlink()
     return int(any(finds))

@@ -16,8 +16,39 @@ from torch_tfrecord import TFRecordError
 FOLDER = tempfile.mkdtemp(dir="/dev/shm" if os.path.isdir("/dev/shm") else None, prefix="fuzz")
 atexit.register(shutil.rmtree, FOLDER, ignore_errors=True)
 _BYTES = [0, 1, 0x0A, 0x12, 0x7F, 0x80, 0xFF]
-NASTY = [None, True, False, -1, 0, 1, 2, 5, 2**31, 2**63 - 1, 2**63, 10**30, 1.5, float("inf"), float("nan"), -0.0]
-NASTY += ["", "1", "-1", "x" * 3000, "../x", "/etc/passwd", "\ud800", "\0", [], {}, [[]], [0] * 50, {"": None}]
+NASTY = [
+    None,
+    True,
+    False,
+    -1,
+    0,
+    1,
+    2,
+    5,
+    2**31,
+    2**63 - 1,
+    2**63,
+    10**30,
+    1.5,
+    float("inf"),
+    float("nan"),
+    -0.0,
+]
+NASTY += [
+    "",
+    "1",
+    "-1",
+    "x" * 3000,
+    "../x",
+    "/etc/passwd",
+    "\ud800",
+    "\0",
+    [],
+    {},
+    [[]],
+    [0] * 50,
+    {"": None},
+]
 
 
 class File:
@@ -34,7 +65,9 @@ class File:
 
 
 def outcome(function, *args, errors=TFRecordError, **kwargs):
-    """What a call returns, and the promised error that it raised instead, whose text is short and printable."""
+    """What a call returns, and the promised error that it raised instead, whose text is short and
+    printable.
+    """
     try:
         return function(*args, **kwargs), None
     except errors as error:
@@ -45,16 +78,26 @@ def outcome(function, *args, errors=TFRecordError, **kwargs):
 def same(one, two):
     """Whether two results are equal: values bit for bit, dtypes, types and structure."""
     if isinstance(one, dict):
-        return type(two) is type(one) and list(one) == list(two) and all(same(one[key], two[key]) for key in one)
+        return (
+            type(two) is type(one)
+            and list(one) == list(two)
+            and all(same(one[key], two[key]) for key in one)
+        )
     if isinstance(one, (list, tuple)):
         return type(two) is type(one) and len(one) == len(two) and all(map(same, one, two))
     if isinstance(one, torch.Tensor):
         if not isinstance(two, torch.Tensor) or (one.dtype, one.shape) != (two.dtype, two.shape):
             return False
-        bits = [each.contiguous().reshape(-1).view(torch.uint8) for each in (one, two) if each.numel()]
+        bits = [
+            each.contiguous().reshape(-1).view(torch.uint8) for each in (one, two) if each.numel()
+        ]
         return not bits or torch.equal(*bits)
     if isinstance(one, np.ndarray):
-        return isinstance(two, np.ndarray) and one.dtype == two.dtype and one.tobytes() == two.tobytes()
+        return (
+            isinstance(two, np.ndarray)
+            and one.dtype == two.dtype
+            and one.tobytes() == two.tobytes()
+        )
     return type(one) is type(two) and one == two
 
 
@@ -79,7 +122,9 @@ def damage(rng, data, most=5):
 
 
 def damage_json(rng, value, most=3):
-    """Some values of a nest of dicts and lists changed, removed, doubled or put one level deeper."""
+    """Some values of a nest of dicts and lists changed, removed, doubled or put one level
+    deeper.
+    """
     value = copy.deepcopy(value)
     for _ in range(rng.randrange(1, most + 1)):
         places = list(_places(value))
@@ -97,16 +142,26 @@ def damage_json(rng, value, most=3):
         elif how == 3:
             holder[key] = [holder[key]] if rng.random() < 0.5 else {"x": holder[key]}
         elif how == 4 and isinstance(holder[key], (int, float)):
-            holder[key] += rng.choice([-2, -1, 1, 2, 0.5] if abs(holder[key]) < 1 << 53 else [-2, -1, 1, 2])
+            holder[key] += rng.choice(
+                [-2, -1, 1, 2, 0.5] if abs(holder[key]) < 1 << 53 else [-2, -1, 1, 2]
+            )
         elif how == 5 and isinstance(holder[key], str):
-            holder[key] = damage(rng, holder[key].encode("utf-8", "surrogatepass")).decode(errors="replace")
+            holder[key] = damage(rng, holder[key].encode("utf-8", "surrogatepass")).decode(
+                errors="replace"
+            )
         else:
             holder[key] = copy.deepcopy(rng.choice(NASTY))
     return value
 
 
 def _places(value):
-    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    items = (
+        value.items()
+        if isinstance(value, dict)
+        else enumerate(value)
+        if isinstance(value, list)
+        else ()
+    )
     for key, item in items:
         yield value, key
         yield from _places(item)
@@ -136,7 +191,11 @@ def record_at(data, at):
         return None
     length = struct.unpack("<Q", head[:8])[0]
     payload, footer = data[at + 12 : at + 12 + length], data[at + 12 + length : at + 16 + length]
-    if len(payload) < length or len(footer) < 4 or struct.unpack("<I", footer)[0] != masked(payload):
+    if (
+        len(payload) < length
+        or len(footer) < 4
+        or struct.unpack("<I", footer)[0] != masked(payload)
+    ):
         return None
     return payload
 

@@ -1,1 +1,3 @@
-"""The command line tool ``tfrecord``: index, verify and show TFRecord files, and make them from images."""
+"""The command line tool ``tfrecord``: index, verify and show TFRecord files, and make them from
+images.
+"""

@@ -44,9 +44,15 @@ class OneLineParser(argparse.ArgumentParser):
 
 
 def add_verb(
-    verbs: Verbs, name: str, summary: str, description: str, command: Callable[[argparse.Namespace], int]
+    verbs: Verbs,
+    name: str,
+    summary: str,
+    description: str,
+    command: Callable[[argparse.Namespace], int],
 ) -> argparse.ArgumentParser:
-    """Add the parser of one verb; its `command` gets the parsed arguments and returns the exit status."""
+    """Add the parser of one verb; its `command` gets the parsed arguments and returns the exit
+    status.
+    """
     parser = verbs.add_parser(
         name,
         help=summary,
@@ -67,7 +73,10 @@ def add_paths(parser: argparse.ArgumentParser) -> None:
 def add_jobs(parser: argparse.ArgumentParser, what: str) -> None:
     """Add the option --jobs."""
     parser.add_argument(
-        "--jobs", type=integer(1), metavar="N", help=f"{what} (default: depends on the data, at most one per processor)"
+        "--jobs",
+        type=integer(1),
+        metavar="N",
+        help=f"{what} (default: depends on the data, at most one per processor)",
     )
 
 
@@ -79,9 +88,13 @@ def data_paths(paths: Sequence[str]) -> list[str]:
     Raises:
         ValueError: There is nothing else.
     """
-    wanted = [path for path in paths if not is_companion(path) or list(paths) == [named_manifest(path)]]
+    wanted = [
+        path for path in paths if not is_companion(path) or list(paths) == [named_manifest(path)]
+    ]
     if paths and not wanted:
-        raise ValueError(f"expected data files, got only index files or labels: {', '.join(paths[:3])}")
+        raise ValueError(
+            f"expected data files, got only index files or labels: {', '.join(paths[:3])}"
+        )
     return wanted
 
 
@@ -92,7 +105,9 @@ def data_files(paths: Sequence[str]) -> list[str]:
 
 def integer(least: int, most: int | None = None) -> Callable[[str], int]:
     """An argument type: an integer from `least` to `most` inclusive."""
-    allowed = f"an integer of at least {least}" if most is None else f"an integer from {least} to {most}"
+    allowed = (
+        f"an integer of at least {least}" if most is None else f"an integer from {least} to {most}"
+    )
 
     def parse(text: str) -> int:
         try:
@@ -107,7 +122,8 @@ def integer(least: int, most: int | None = None) -> Callable[[str], int]:
 
 
 def byte_size(text: str) -> int:
-    """An argument type: a number of bytes such as 1000000, 100MB (powers of 1000) or 64MiB (powers of 1024).
+    """An argument type: a number of bytes such as 1000000, 100MB (powers of 1000) or 64MiB (powers
+    of 1024).
 
     Example:
         >>> byte_size("1.5MB"), byte_size("1KiB")

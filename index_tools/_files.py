@@ -1,8 +1,8 @@
 """Run one task on many files, in parallel processes, with a progress bar in bytes.
 
-Workers come from a fork server: a fork of this process would copy its threads' locks, and a spawned worker would import
-torch again. They ignore interrupts, which the terminal sends to all processes; the parent stops them at their next
-read.
+Workers come from a fork server: a fork of this process would copy its threads' locks, and a spawned
+worker would import torch again. They ignore interrupts, which the terminal sends to all processes;
+the parent stops them at their next read.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, TypeAlias, TypeVar
 
 from torch_tfrecord.errors import TFRecordError
+from torch_tfrecord.files.storage import FileSource, is_remote, open_file
 from torch_tfrecord.processors import num_processors
 from torch_tfrecord.progress import ProgressBar
-from torch_tfrecord.records.storage import FileSource, is_remote, open_file
 
 if TYPE_CHECKING:
     from ctypes import c_byte
@@ -49,9 +49,14 @@ class Outcome(Generic[_T]):
 
 
 def exit_code(errors: Sequence[Exception | None]) -> int:
-    """1 if data is bad (also for unreadable sectors), else 2 if a file could not be used, else 0."""
+    """1 if data is bad (also for unreadable sectors), else 2 if a file could not be used, else
+    0.
+    """
     found = [error for error in errors if error is not None]
-    if any(isinstance(error, TFRecordError) or getattr(error, "errno", None) == errno.EIO for error in found):
+    if any(
+        isinstance(error, TFRecordError) or getattr(error, "errno", None) == errno.EIO
+        for error in found
+    ):
         return 1
     return 2 if found else 0
 
@@ -64,7 +69,8 @@ def work_on_files(
     Args:
         task: Called in this process or in a worker, so it must pickle.
         paths: The files.
-        num_jobs: Number of processes; None uses one per processor if the files are large enough to gain from it.
+        num_jobs: Number of processes; None uses one per processor if the files are large enough to
+            gain from it.
         description: Label of the progress bar.
 
     Returns:
@@ -83,7 +89,9 @@ def work_on_files(
         try:
             return _work_in_processes(task, paths, num_jobs, bar)
         except BrokenProcessPool as error:
-            raise ChildProcessError("a worker process died, perhaps because memory ran out; try --jobs 1") from error
+            raise ChildProcessError(
+                "a worker process died, perhaps because memory ran out; try --jobs 1"
+            ) from error
 
 
 class _TrackedFile(FileSource):
@@ -95,7 +103,11 @@ class _TrackedFile(FileSource):
         self._reached = 0
         self._lock = threading.Lock()  # large records are read by two threads
         self.path, self.size, self.file_size = file.path, file.size, file.file_size
-        self.mtime_ns, self.chunk_bytes, self.max_record_bytes = file.mtime_ns, file.chunk_bytes, file.max_record_bytes
+        self.mtime_ns, self.chunk_bytes, self.max_record_bytes = (
+            file.mtime_ns,
+            file.chunk_bytes,
+            file.max_record_bytes,
+        )
 
     def read(self, num_bytes: int, offset: int) -> bytes:
         data = self._file.read(num_bytes, offset)
@@ -119,7 +131,9 @@ def _work(task: _FileTask[_T], path: str, advance: Callable[[int], object]) -> O
         return Outcome(path, error=error)
 
 
-def _work_in_processes(task: _FileTask[_T], paths: Sequence[str], num_jobs: int, bar: ProgressBar) -> list[Outcome[_T]]:
+def _work_in_processes(
+    task: _FileTask[_T], paths: Sequence[str], num_jobs: int, bar: ProgressBar
+) -> list[Outcome[_T]]:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([__name__])
     num_read, stop = context.Value("q", 0), context.Value("b", 0, lock=False)
@@ -141,7 +155,8 @@ def _work_in_processes(task: _FileTask[_T], paths: Sequence[str], num_jobs: int,
 
 @contextlib.contextmanager
 def _interrupts_ignored() -> Iterator[None]:
-    if threading.current_thread() is not threading.main_thread():  # only the main thread may set handlers
+    # only the main thread may set handlers
+    if threading.current_thread() is not threading.main_thread():
         yield
         return
     handler = signal.signal(signal.SIGINT, signal.SIG_IGN)

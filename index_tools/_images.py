@@ -1,4 +1,6 @@
-"""An image folder with one sub-folder per class: list its files, and write them to shards with the class names."""
+"""An image folder with one sub-folder per class: list its files, and write them to shards with the
+class names.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +16,12 @@ import torch
 
 from index_tools._text import counted
 from torch_tfrecord.errors import ImageDecodeError
+from torch_tfrecord.files.atomic import AtomicFile
+from torch_tfrecord.files.storage import open_file
 from torch_tfrecord.images.codec import decode_image, encode_image, image_format, image_size
 from torch_tfrecord.images.headers import guess_content
 from torch_tfrecord.protobuf.example import encode_example
-from torch_tfrecord.records.atomic import AtomicFile
 from torch_tfrecord.records.paths import is_companion, labels_name
-from torch_tfrecord.records.storage import open_file
 from torch_tfrecord.records.writer import ShardedTFRecordWriter
 
 __all__ = [
@@ -44,7 +46,9 @@ class ImageFile(NamedTuple):
 
 
 class ImageFolder(NamedTuple):
-    """The contents of an image folder: the classes in the order of their labels, and the sorted files."""
+    """The contents of an image folder: the classes in the order of their labels, and the sorted
+    files.
+    """
 
     classes: tuple[str, ...]
     files: tuple[ImageFile, ...]
@@ -77,7 +81,8 @@ class LoadedImage(NamedTuple):
 def find_images(folder: str) -> ImageFolder:
     """List an image folder like torchvision's ImageFolder; hidden files and folders are skipped.
 
-    Every sub-folder is a class, even an empty one, so that the labels of a training and a test folder agree.
+    Every sub-folder is a class, even an empty one, so that the labels of a training and a test
+    folder agree.
 
     Raises:
         OSError: The folder, or one in it, cannot be read.
@@ -90,7 +95,9 @@ def find_images(folder: str) -> ImageFolder:
     if broken:
         raise ValueError(f"{folder}: expected class names without line breaks, got {broken[0]!r}")
     files = tuple(
-        ImageFile(path, label) for label, name in enumerate(classes) for path in _walk(os.path.join(folder, name))
+        ImageFile(path, label)
+        for label, name in enumerate(classes)
+        for path in _walk(os.path.join(folder, name))
     )
     num_outside = len(visible) - len(classes)
     if not files:
@@ -119,7 +126,9 @@ def _raise(error: OSError) -> None:
     raise error
 
 
-def load_image(file: ImageFile, *, jpeg_quality: int | None = None, drop_alpha: bool = False) -> LoadedImage:
+def load_image(
+    file: ImageFile, *, jpeg_quality: int | None = None, drop_alpha: bool = False
+) -> LoadedImage:
     """Read an image, decode it to check that it is complete, and re-encode it if wanted.
 
     Args:
@@ -137,7 +146,8 @@ def load_image(file: ImageFile, *, jpeg_quality: int | None = None, drop_alpha: 
     if format is None:
         content = f"that look like {guess_content(head)}" if head else "(an empty file)"
         raise ImageDecodeError(
-            f"expected a JPEG, PNG, GIF, BMP or WebP image, got {source.file_size} bytes {content}", path=file.path
+            f"expected a JPEG, PNG, GIF, BMP or WebP image, got {source.file_size} bytes {content}",
+            path=file.path,
         )
     encoded = source.read(source.file_size, 0)
     try:
@@ -152,10 +162,16 @@ def load_image(file: ImageFile, *, jpeg_quality: int | None = None, drop_alpha: 
     return LoadedImage(file, smaller, new_format, height, width, format, len(encoded), kept)
 
 
-def _as_jpeg(encoded: bytes, pixels: torch.Tensor, quality: int, drop_alpha: bool) -> tuple[bytes, str]:
+def _as_jpeg(
+    encoded: bytes, pixels: torch.Tensor, quality: int, drop_alpha: bool
+) -> tuple[bytes, str]:
     """The image as JPEG, or its own bytes and the reason."""
     if pixels.dtype != torch.uint8:
-        return encoded, "16-bit"  # JPEG would silently drop half of the bits, for example of a depth map
+        # JPEG would silently drop half of the bits, for example of a depth map
+        return (
+            encoded,
+            "16-bit",
+        )
     num_channels = len(pixels)
     has_alpha = num_channels in (2, 4)
     # A file may declare one colour transparent without an alpha channel.
@@ -170,8 +186,11 @@ def _as_jpeg(encoded: bytes, pixels: torch.Tensor, quality: int, drop_alpha: boo
 # Shards.
 
 
-def check_output(prefix: str, num_shards: int | None, compression_type: str | None, *, force: bool) -> None:
-    """Refuse to write beside another set of shards, as two under one prefix look like a damaged one, or over a set.
+def check_output(
+    prefix: str, num_shards: int | None, compression_type: str | None, *, force: bool
+) -> None:
+    """Refuse to write beside another set of shards, as two under one prefix look like a damaged
+    one, or over a set.
 
     Args:
         prefix, num_shards, compression_type: What is to be written.
@@ -181,9 +200,17 @@ def check_output(prefix: str, num_shards: int | None, compression_type: str | No
         ValueError: The prefix has no name, or there are shards that may not all be replaced.
     """
     if not os.path.basename(prefix):
-        raise ValueError(f"OUTPUT_PREFIX must end in a name for the shards, such as {prefix}train, got {prefix!r}")
-    found = sorted(path for path in glob.glob(f"{glob.escape(prefix)}-*-of-*") if not is_companion(path))
-    replaced = None if num_shards is None or not force else f"-of-{num_shards:05d}{_SUFFIXES[compression_type]}"
+        raise ValueError(
+            f"OUTPUT_PREFIX must end in a name for the shards, such as {prefix}train, got {prefix!r}"
+        )
+    found = sorted(
+        path for path in glob.glob(f"{glob.escape(prefix)}-*-of-*") if not is_companion(path)
+    )
+    replaced = (
+        None
+        if num_shards is None or not force
+        else f"-of-{num_shards:05d}{_SUFFIXES[compression_type]}"
+    )
     left = [path for path in found if replaced is None or not path.endswith(replaced)]
     if left:
         raise ValueError(
@@ -193,7 +220,9 @@ def check_output(prefix: str, num_shards: int | None, compression_type: str | No
 
 
 def encode_image_example(image: LoadedImage, class_name: str) -> bytes:
-    """The record of an image, with the keys of TensorFlow's ImageNet files; names are the bytes on disk."""
+    """The record of an image, with the keys of TensorFlow's ImageNet files; names are the bytes on
+    disk.
+    """
     return encode_example(
         {
             "image/encoded": image.encoded,

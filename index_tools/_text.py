@@ -11,7 +11,8 @@ _SHORT_ESCAPES = {"\n": "\\n", "\r": "\\r", "\t": "\\t", "\\": "\\\\"}
 
 
 def escape(text: str, *, escape_backslash: bool = False) -> str:
-    r"""The text with everything unprintable escaped; bytes of a file name that are not UTF-8 as ``\xNN``.
+    r"""The text with everything unprintable escaped; bytes of a file name that are not UTF-8 as
+    ``\xNN``.
 
     Args:
         text: Any text, also with lone surrogates.
@@ -36,7 +37,13 @@ def _escaped(character: str, escape_backslash: bool) -> str:
     number = ord(character)
     if 0xDC80 <= number <= 0xDCFF:  # how Python represents a byte of a file name that is not UTF-8
         number -= 0xDC00
-    return f"\\x{number:02x}" if number < 0x100 else f"\\u{number:04x}" if number < 0x10000 else f"\\U{number:08x}"
+    return (
+        f"\\x{number:02x}"
+        if number < 0x100
+        else f"\\u{number:04x}"
+        if number < 0x10000
+        else f"\\U{number:08x}"
+    )
 
 
 def error_text(error: BaseException) -> str:
@@ -76,7 +83,9 @@ def counted(number: int, noun: str, plural: str = "") -> str:
 
 
 def format_table(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Lines of a table: the first column is left-aligned, the others, numbers, right; the first row is the header."""
+    """Lines of a table: the first column is left-aligned, the others, numbers, right; the first row
+    is the header.
+    """
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
         "  ".join(

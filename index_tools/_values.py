@@ -11,11 +11,11 @@ import numpy as np
 import torch
 
 from index_tools._text import counted, escape, format_size
+from torch_tfrecord.columns.inference import decode_record, looks_like, read_text
+from torch_tfrecord.columns.tensors import parse_tensor
 from torch_tfrecord.errors import ImageDecodeError, ParseError, TFRecordError
-from torch_tfrecord.features.inference import decode_record, looks_like, read_text
 from torch_tfrecord.images.codec import image_format, image_size
 from torch_tfrecord.protobuf.example import Values
-from torch_tfrecord.values.tensors import parse_tensor
 
 __all__ = ["describe_bytes", "describe_record"]
 
@@ -43,14 +43,18 @@ def describe_record(record: bytes) -> tuple[str, list[str]]:
 
 
 def describe_bytes(value: bytes) -> str:
-    """A bytes value: text as text, an image as format, width x height and size, a TensorProto as dtype and shape."""
+    """A bytes value: text as text, an image as format, width x height and size, a TensorProto as
+    dtype and shape.
+    """
     image = image_format(value)
     if image is not None:
         return f"{image} {_image_size(value)}, {format_size(len(value))}"
     with suppress(ParseError):
         text = read_text(value)
         shown = escape(text[:_MAX_TEXT], escape_backslash=True).replace('"', '\\"')
-        return f'"{shown}"' if len(text) <= _MAX_TEXT else f'"{shown}..." ({format_size(len(value))})'
+        return (
+            f'"{shown}"' if len(text) <= _MAX_TEXT else f'"{shown}..." ({format_size(len(value))})'
+        )
     tensor = _tensor_of(value)
     if tensor is not None:
         return f"TensorProto {tensor}, {format_size(len(value))}"
@@ -81,7 +85,10 @@ def _tensor_of(value: bytes) -> str | None:
 
 
 def _feature_rows(features: Mapping[str, Values], what: str = "") -> list[_Row]:
-    return [(f"{what}{name}", _kind(values), len(values), _shown(values)) for name, values in features.items()]
+    return [
+        (f"{what}{name}", _kind(values), len(values), _shown(values))
+        for name, values in features.items()
+    ]
 
 
 def _step_rows(feature_lists: Mapping[str, Sequence[Values]]) -> list[_Row]:
@@ -114,7 +121,9 @@ def _kind(values: Values) -> str:
 def _shown(values: Values) -> str:
     if isinstance(values, np.ndarray):
         return _joined([_number(value) for value in values[:_MAX_NUMBERS].tolist()], len(values))
-    return _joined([describe_bytes(value) for value in itertools.islice(values, _MAX_STRINGS)], len(values))
+    return _joined(
+        [describe_bytes(value) for value in itertools.islice(values, _MAX_STRINGS)], len(values)
+    )
 
 
 def _number(value: float) -> str:

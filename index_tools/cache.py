@@ -6,8 +6,8 @@ import argparse
 
 from index_tools._arguments import Verbs, add_verb
 from index_tools._text import counted, escape, format_size
-from torch_tfrecord.remote.block_cache import CacheInfo, cache_info, clear_cache
-from torch_tfrecord.user_cache import blocks_folder
+from torch_tfrecord.files.block_cache import CacheInfo, cache_info, clear_cache
+from torch_tfrecord.files.user_cache import blocks_folder
 
 __all__ = ["add_parser"]
 
@@ -27,7 +27,9 @@ examples:
 def add_parser(verbs: Verbs, summary: str) -> None:
     """Add the verb to the command line."""
     parser = add_verb(verbs, "cache", summary, _DESCRIPTION, _run)
-    parser.add_argument("folder", nargs="?", metavar="DIR", help="the cache's folder (default: in the user's cache)")
+    parser.add_argument(
+        "folder", nargs="?", metavar="DIR", help="the cache's folder (default: in the user's cache)"
+    )
     parser.add_argument("--clear", action="store_true", help="remove all blocks")
 
 
@@ -46,7 +48,9 @@ def _run(options: argparse.Namespace) -> int:
 
 def _print(folder: str, info: CacheInfo) -> None:
     print(f"{escape(folder)}: {_content(info)}, at most {format_size(info.max_bytes)}")
-    print(f"on the disk: {format_size(info.disk_bytes)} in {info.num_blocks} of {counted(info.most_blocks, 'block')}")
+    print(
+        f"on the disk: {format_size(info.disk_bytes)} in {info.num_blocks} of {counted(info.most_blocks, 'block')}"
+    )
     total = info.hit_bytes + info.fetched_bytes
     share = f", {100 * info.hit_bytes / total:.0f} % of it from the cache" if total else ""
     print(f"read through it: {format_size(total)}{share}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from index_tools._arguments import Verbs, add_verb
-from torch_tfrecord.doctor import installation_report
+from index_tools.installation import installation_report
 
 __all__ = ["add_parser"]
 

@@ -1,4 +1,6 @@
-"""``tfrecord from-images``: from an image folder to shards of Examples like TensorFlow's ImageNet files."""
+"""``tfrecord from-images``: from an image folder to shards of Examples like TensorFlow's ImageNet
+files.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,14 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from index_tools._arguments import Verbs, add_jobs, add_verb, byte_size, integer
-from index_tools._images import ImageFile, LoadedImage, check_output, find_images, load_image, write_shards
+from index_tools._images import (
+    ImageFile,
+    LoadedImage,
+    check_output,
+    find_images,
+    load_image,
+    write_shards,
+)
 from index_tools._text import counted, error_text, escape, format_table
 from torch_tfrecord.errors import ImageDecodeError
 from torch_tfrecord.order.random_stream import shuffled
@@ -26,7 +35,8 @@ __all__ = ["add_parser"]
 _T = TypeVar("_T")
 _R = TypeVar("_R")
 
-# Large enough that the cost of opening a shard does not matter, small enough to copy and to shuffle by file.
+# Large enough that the cost of opening a shard does not matter, small enough to copy and to shuffle
+# by file.
 _DEFAULT_SHARD_BYTES = 100_000_000
 
 _COLUMNS = ("images", "re-encoded", "bytes before", "bytes after")
@@ -92,7 +102,11 @@ def add_parser(verbs: Verbs, summary: str) -> None:
     """Add the verb to the command line."""
     parser = add_verb(verbs, "from-images", summary, _DESCRIPTION, _run)
     parser.add_argument("folder", metavar="FOLDER", help="one sub-folder per class")
-    parser.add_argument("prefix", metavar="OUTPUT_PREFIX", help="path and first part of the names of the output files")
+    parser.add_argument(
+        "prefix",
+        metavar="OUTPUT_PREFIX",
+        help="path and first part of the names of the output files",
+    )
     size = parser.add_mutually_exclusive_group()
     size.add_argument("--num-shards", type=integer(1), metavar="N", help="write this many shards")
     size.add_argument(
@@ -113,18 +127,37 @@ def add_parser(verbs: Verbs, summary: str) -> None:
         metavar="Q",
         help="re-encode other formats as JPEG of this quality, 1 to 100",
     )
-    parser.add_argument("--drop-alpha", action="store_true", help="also re-encode images with alpha, without it")
     parser.add_argument(
-        "--shuffle", action=argparse.BooleanOptionalAction, default=True, help="shuffle the records (default: yes)"
+        "--drop-alpha", action="store_true", help="also re-encode images with alpha, without it"
     )
-    parser.add_argument("--seed", type=int, default=0, metavar="S", help="seed of the shuffle (default: %(default)s)")
-    parser.add_argument("--force", action="store_true", help="write over a set of as many shards (with --num-shards)")
+    parser.add_argument(
+        "--shuffle",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="shuffle the records (default: yes)",
+    )
+    parser.add_argument(
+        "--seed",
+        type=int,
+        default=0,
+        metavar="S",
+        help="seed of the shuffle (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--force",
+        action="store_true",
+        help="write over a set of as many shards (with --num-shards)",
+    )
     add_jobs(parser, "decoding threads")
 
 
 def _run(options: argparse.Namespace) -> int:
     """Convert the folder; either all output files appear at the end, or none."""
-    max_shard_bytes, jpeg_quality, drop_alpha = options.max_shard_bytes, options.jpeg_quality, options.drop_alpha
+    max_shard_bytes, jpeg_quality, drop_alpha = (
+        options.max_shard_bytes,
+        options.jpeg_quality,
+        options.drop_alpha,
+    )
     if drop_alpha and jpeg_quality is None:
         raise ValueError("--drop-alpha needs --jpeg-quality: otherwise no image is re-encoded")
     if options.num_shards is None and max_shard_bytes is None:
@@ -150,7 +183,9 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _print_report(result: _Conversion) -> None:
-    """Print what was written, the bytes per format before and after, and what was skipped; warnings go to stderr."""
+    """Print what was written, the bytes per format before and after, and what was skipped; warnings
+    go to stderr.
+    """
     num_records = sum(result.images_per_class.values())
     if result.paths:
         more = "" if len(result.paths) == 1 else f" to {escape(result.paths[-1])}"
@@ -173,7 +208,9 @@ def _print_report(result: _Conversion) -> None:
     sys.stdout.flush()
     if result.num_outside:
         outside = counted(result.num_outside, "file")
-        print(f"warning: skipped {outside} directly in the folder, without a class", file=sys.stderr)
+        print(
+            f"warning: skipped {outside} directly in the folder, without a class", file=sys.stderr
+        )
     for label, name in enumerate(result.classes):
         if not result.images_per_class[label]:
             print(f"warning: no images in class {label}: {escape(name)}", file=sys.stderr)
@@ -182,7 +219,10 @@ def _print_report(result: _Conversion) -> None:
 def _rows(result: _Conversion) -> list[tuple[str, ...]]:
     """The table: one row per source format, and the total."""
     formats = [*sorted(result.formats.items()), ("total", sum(result.formats.values(), Counter()))]
-    return [("format", *_COLUMNS), *((name, *(str(counts[column]) for column in _COLUMNS)) for name, counts in formats)]
+    return [
+        ("format", *_COLUMNS),
+        *((name, *(str(counts[column]) for column in _COLUMNS)) for name, counts in formats),
+    ]
 
 
 def _load_or_error(
@@ -195,7 +235,9 @@ def _load_or_error(
 
 
 def _written(
-    loaded: Iterator[LoadedImage | tuple[ImageFile, Exception]], result: _Conversion, bar: ProgressBar
+    loaded: Iterator[LoadedImage | tuple[ImageFile, Exception]],
+    result: _Conversion,
+    bar: ProgressBar,
 ) -> Iterator[LoadedImage]:
     """Yield the images and count them; note what could not be loaded."""
     for item in loaded:
@@ -213,7 +255,9 @@ def _parallel(task: Callable[[_T], _R], items: Sequence[_T], num_threads: int) -
     waiting: deque[Future[_R]] = deque()
     source = iter(items)
     try:
-        waiting.extend(pool.submit(task, item) for item in itertools.islice(source, 2 * num_threads))
+        waiting.extend(
+            pool.submit(task, item) for item in itertools.islice(source, 2 * num_threads)
+        )
         while waiting:
             yield waiting.popleft().result()
             waiting.extend(pool.submit(task, item) for item in itertools.islice(source, 1))

@@ -15,11 +15,11 @@ from index_tools._arguments import Verbs, add_jobs, add_paths, add_verb, data_fi
 from index_tools._files import Outcome, exit_code, work_on_files
 from index_tools._text import counted, error_text, escape
 from torch_tfrecord.errors import TFRecordError
-from torch_tfrecord.records.compression import open_stream
+from torch_tfrecord.files.compression import open_stream
+from torch_tfrecord.files.storage import FileSource, is_remote
 from torch_tfrecord.records.index import RecordIndex, index_source, load_fresh
 from torch_tfrecord.records.manifest_build import write_manifest
 from torch_tfrecord.records.sidecar import sidecar_path, write_sidecar
-from torch_tfrecord.records.storage import FileSource, is_remote
 from torch_tfrecord.shown import without_secrets
 
 __all__ = ["add_parser"]
@@ -59,11 +59,24 @@ def add_parser(verbs: Verbs, summary: str) -> None:
     """Add the verb to the command line."""
     parser = add_verb(verbs, "index", summary, _DESCRIPTION, _run)
     add_paths(parser)
-    parser.add_argument("--format", choices=_FORMATS, default="safetensors", help="index format (default: %(default)s)")
-    parser.add_argument("--output-dir", metavar="DIR", help="folder for the indexes (default: beside the data)")
+    parser.add_argument(
+        "--format",
+        choices=_FORMATS,
+        default="safetensors",
+        help="index format (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--output-dir", metavar="DIR", help="folder for the indexes (default: beside the data)"
+    )
     add_jobs(parser, "parallel processes")
-    parser.add_argument("--no-crc", action="store_true", help="do not check the payloads' checksums, only the headers'")
-    parser.add_argument("--manifest", action="store_true", help="also write one file for the indexes of all files")
+    parser.add_argument(
+        "--no-crc",
+        action="store_true",
+        help="do not check the payloads' checksums, only the headers'",
+    )
+    parser.add_argument(
+        "--manifest", action="store_true", help="also write one file for the indexes of all files"
+    )
     parser.add_argument("--force", action="store_true", help="rebuild fresh indexes, too")
 
 
@@ -74,7 +87,9 @@ def _run(options: argparse.Namespace) -> int:
     places = [_index_path(path, format, output_dir) for path in files]
     repeated = [place for place, count in Counter(places).items() if count > 1]
     if repeated:
-        raise ValueError(f"several data files would have the same index {repeated[0]}; index them one folder at a time")
+        raise ValueError(
+            f"several data files would have the same index {repeated[0]}; index them one folder at a time"
+        )
     if output_dir is not None:
         Path(output_dir).mkdir(parents=True, exist_ok=True)
     elif any(map(is_remote, files)):
@@ -105,7 +120,9 @@ def _print_report(outcomes: Sequence[Outcome[_IndexedFile]]) -> None:
     for file in done:
         content = f"{counted(file.num_records, 'record')}, {counted(file.num_bytes, 'byte')}"
         begin, end = ("indexed", " ->") if file.is_new else ("fresh", ",")
-        print(f"{begin} {escape(without_secrets(file.path))}: {content}{end} {escape(file.index_path)}")
+        print(
+            f"{begin} {escape(without_secrets(file.path))}: {content}{end} {escape(file.index_path)}"
+        )
     for outcome in outcomes:
         if outcome.error is not None:
             print(f"error: {error_text(outcome.error)}", file=sys.stderr)
@@ -149,7 +166,8 @@ def _fresh_index(file: FileSource, place: str, format: str) -> RecordIndex | Non
     try:
         if format == "safetensors":
             return load_fresh(place, file)
-        # The text form has no information on the data file, so compare modification times, like make.
+        # The text form has no information on the data file, so compare modification times, like
+        # make.
         if os.stat(place).st_mtime_ns < file.mtime_ns:
             return None
         return RecordIndex.from_tfrecord2idx(place, file.path)

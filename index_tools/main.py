@@ -48,7 +48,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: The arguments without the program's name; None uses those of the process.
 
     Returns:
-        0 all well, 1 bad data, 2 wrong use (also a file that cannot be opened or written), 130 interrupted.
+        0 all well, 1 bad data, 2 wrong use (also a file that cannot be opened or written), 130
+        interrupted.
     """
     try:
         arguments = sys.argv[1:] if argv is None else list(argv)
@@ -80,7 +81,8 @@ def entry_point() -> NoReturn:
     except BrokenPipeError:
         status = _SIGNAL_STATUS + signal.SIGPIPE
     if status == _SIGNAL_STATUS + signal.SIGPIPE:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # otherwise Python's last flush fails
+        # otherwise Python's last flush fails
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(status)
 
 
@@ -106,7 +108,9 @@ def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     wanted = next((argument for argument in arguments if argument in _VERBS), None)
     for name, summary in _VERBS.items():
         if name == wanted:  # do not import the others: torch alone takes seconds
-            importlib.import_module(f"index_tools.{name.replace('-', '_')}").add_parser(verbs, summary)
+            importlib.import_module(f"index_tools.{name.replace('-', '_')}").add_parser(
+                verbs, summary
+            )
         else:
             verbs.add_parser(name, help=summary)
     return parser

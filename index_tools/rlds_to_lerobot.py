@@ -6,7 +6,7 @@ import argparse
 
 from index_tools._arguments import Verbs, add_jobs, add_verb, integer
 from index_tools._text import counted, escape
-from torch_tfrecord.tfds.lerobot_export import rlds_to_lerobot
+from index_tools.lerobot_export import rlds_to_lerobot
 
 __all__ = ["add_parser"]
 
@@ -31,12 +31,20 @@ examples:
 def add_parser(verbs: Verbs, summary: str) -> None:
     """Add the verb to the command line."""
     parser = add_verb(verbs, "rlds-to-lerobot", summary, _DESCRIPTION, _run)
-    parser.add_argument("directory", metavar="DIRECTORY", help="a directory with features.json and the episodes")
+    parser.add_argument(
+        "directory", metavar="DIRECTORY", help="a directory with features.json and the episodes"
+    )
     parser.add_argument("out", metavar="OUT", help="the folder of the LeRobot dataset")
     parser.add_argument(
-        "--fps", type=integer(1), required=True, metavar="N", help="frames per second, which RLDS does not store"
+        "--fps",
+        type=integer(1),
+        required=True,
+        metavar="N",
+        help="frames per second, which RLDS does not store",
     )
-    parser.add_argument("--split", default="train", help="a split string: 'train[:90%%]' (default: %(default)s)")
+    parser.add_argument(
+        "--split", default="train", help="a split string: 'train[:90%%]' (default: %(default)s)"
+    )
     parser.add_argument("--robot-type", metavar="NAME", help="name of the robot")
     parser.add_argument(
         "--feature",
@@ -47,10 +55,16 @@ def add_parser(verbs: Verbs, summary: str) -> None:
         help="give features of the steps this LeRobot name, concatenated; nothing after = leaves NAME out; repeatable",
     )
     parser.add_argument(
-        "--images", choices=("video", "image"), default="video", help="frames as MP4, or as images with equal pixels"
+        "--images",
+        choices=("video", "image"),
+        default="video",
+        help="frames as MP4, or as images with equal pixels",
     )
     parser.add_argument(
-        "--codec", choices=("libsvtav1", "h264", "hevc"), default="libsvtav1", help="of videos (default: %(default)s)"
+        "--codec",
+        choices=("libsvtav1", "h264", "hevc"),
+        default="libsvtav1",
+        help="of videos (default: %(default)s)",
     )
     parser.add_argument(
         "--crf",
@@ -65,7 +79,9 @@ def add_parser(verbs: Verbs, summary: str) -> None:
 def _feature(text: str) -> tuple[str, list[str] | None]:
     name, separator, paths = text.partition("=")
     if not name or not separator:
-        raise argparse.ArgumentTypeError(f"expected NAME=PATH, NAME=PATH,PATH or NAME=, got {text!r}")
+        raise argparse.ArgumentTypeError(
+            f"expected NAME=PATH, NAME=PATH,PATH or NAME=, got {text!r}"
+        )
     return name, paths.split(",") if paths else None
 
 

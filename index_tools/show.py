@@ -11,16 +11,21 @@ from typing import TypeVar
 from index_tools._arguments import PATHS_HELP, Verbs, add_verb, data_files, integer
 from index_tools._text import counted, error_text, escape
 from index_tools._values import describe_record
+from torch_tfrecord.columns.inference import (
+    Decoded,
+    decode_record,
+    format_features,
+    propose_features,
+)
+from torch_tfrecord.columns.lists import FixedLenFeature
 from torch_tfrecord.errors import ImageDecodeError, IndexMismatchError, ParseError, TFRecordError
-from torch_tfrecord.features.inference import Decoded, decode_record, format_features, propose_features
-from torch_tfrecord.features.lists import FixedLenFeature
+from torch_tfrecord.files.compression import open_stream
+from torch_tfrecord.files.storage import open_file
 from torch_tfrecord.images.codec import image_format, image_size
-from torch_tfrecord.records.compression import open_stream
 from torch_tfrecord.records.index_keeper import IndexKeeper
 from torch_tfrecord.records.reader import RecordReader
 from torch_tfrecord.records.scan import RecordScanner
 from torch_tfrecord.records.spread import SpreadRecord, records_of, spread_records
-from torch_tfrecord.records.storage import open_file
 from torch_tfrecord.shown import without_secrets
 
 __all__ = ["add_parser"]
@@ -59,19 +64,30 @@ def add_parser(verbs: Verbs, summary: str) -> None:
         help=f"number of records (default: {_DEFAULT_RECORDS}, with --position 1)",
     )
     parser.add_argument(
-        "--position", type=int, metavar="P", help="first record, counted from 0 over all files; negative: from the end"
+        "--position",
+        type=int,
+        metavar="P",
+        help="first record, counted from 0 over all files; negative: from the end",
     )
     parser.add_argument("--no-features", action="store_true", help="do not infer features")
 
 
 def _run(options: argparse.Namespace) -> int:
-    """Read no further than needed, and write no file; damage is reported on stderr, after what could be read."""
+    """Read no further than needed, and write no file; damage is reported on stderr, after what
+    could be read.
+    """
     files, position = data_files([options.path]), options.position
     default = _DEFAULT_RECORDS if position is None else 1
     num_records = default if options.num_records is None else options.num_records
-    wanted = _stream_records(files) if position is None else _records_from(files, _absolute_position(files, position))
+    wanted = (
+        _stream_records(files)
+        if position is None
+        else _records_from(files, _absolute_position(files, position))
+    )
     shown, damage = _until_damage(map(_shown, itertools.islice(wanted, num_records)))
-    samples, later_damage = _until_damage(() if options.no_features else spread_records(files, _INFER_RECORDS))
+    samples, later_damage = _until_damage(
+        () if options.no_features else spread_records(files, _INFER_RECORDS)
+    )
     for text in shown:
         print(text)
     if not shown and damage is None and num_records > 0:
@@ -149,9 +165,11 @@ def _out_of_range(position: int, num_records: int) -> str:
 
 
 def _places(path: str) -> Iterator[tuple[int, Sequence[int], Sequence[int]]]:
-    """Number of the first record, offsets and lengths of neighbouring records: from a fresh index, else from headers.
+    """Number of the first record, offsets and lengths of neighbouring records: from a fresh index,
+    else from headers.
 
-    Does not build an index: looking at data should leave no file behind, and need not read to the file's end.
+    Does not build an index: looking at data should leave no file behind, and need not read to the
+    file's end.
     """
     try:
         (index,) = IndexKeeper("require").indexes([path])
@@ -178,7 +196,9 @@ def _features(samples: Sequence[SpreadRecord]) -> str:
         return f"# no features {source}"
     specs = features if isinstance(features, Mapping) else features.context_features
     notes = [
-        _not_image(name, decoded, samples) for name, spec in (specs or {}).items() if spec == FixedLenFeature((), bytes)
+        _not_image(name, decoded, samples)
+        for name, spec in (specs or {}).items()
+        if spec == FixedLenFeature((), bytes)
     ]
     return "\n".join([f"# inferred {source}", *filter(None, notes), format_features(features)])
 
@@ -186,9 +206,13 @@ def _features(samples: Sequence[SpreadRecord]) -> str:
 def _not_image(name: str, decoded: Sequence[Decoded], samples: Sequence[SpreadRecord]) -> str:
     """Why a feature is read as bytes although it has images: the first value that is none."""
     values = [context[name][0] for context, _ in decoded]
-    for value, sample in zip(values, samples, strict=True) if any(map(image_format, values)) else ():
+    for value, sample in (
+        zip(values, samples, strict=True) if any(map(image_format, values)) else ()
+    ):
         try:
             image_size(value)
         except ImageDecodeError as error:
-            return escape(f"# {name} is not Image(): {sample.path}: record at byte {sample.offset}: {error}")
+            return escape(
+                f"# {name} is not Image(): {sample.path}: record at byte {sample.offset}: {error}"
+            )
     return ""

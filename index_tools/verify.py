@@ -11,12 +11,12 @@ from index_tools._arguments import Verbs, add_jobs, add_paths, add_verb, data_pa
 from index_tools._files import Outcome, exit_code, work_on_files
 from index_tools._text import counted, error_text
 from torch_tfrecord.errors import IndexMismatchError, TFRecordError
-from torch_tfrecord.records.compression import open_stream
+from torch_tfrecord.files.compression import open_stream
+from torch_tfrecord.files.storage import FileSource
 from torch_tfrecord.records.index import RecordIndex, index_source, load_fresh
 from torch_tfrecord.records.paths import find_files
 from torch_tfrecord.records.scan import RecordScanner, SkippedBytes
 from torch_tfrecord.records.sidecar import about_data, old_sidecar_path, sidecar_path
-from torch_tfrecord.records.storage import FileSource
 
 __all__ = ["add_parser"]
 
@@ -63,7 +63,9 @@ def add_parser(verbs: Verbs, summary: str) -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
-    """Print one line for each bad file and each warning, and a last line with the counts; write no file."""
+    """Print one line for each bad file and each warning, and a last line with the counts; write no
+    file.
+    """
     outcomes: list[Outcome[_VerifiedFile]] = []
     files: list[str] = []
     for path in data_paths(options.paths):
@@ -95,7 +97,10 @@ def _error(outcome: Outcome[_VerifiedFile]) -> Exception | None:
 def _extent(found: _VerifiedFile | None) -> str:
     if found is None or not found.num_damaged_places:
         return ""
-    places, good = counted(found.num_damaged_places, "place"), counted(found.num_records, "good record")
+    places, good = (
+        counted(found.num_damaged_places, "place"),
+        counted(found.num_records, "good record"),
+    )
     return f" ({counted(found.num_damaged_bytes, 'byte')} damaged in {places}, {good})"
 
 
@@ -110,13 +115,17 @@ def _verify_file(file: FileSource) -> _VerifiedFile:
         except OSError:  # there is none
             continue
         except IndexMismatchError as error:
-            return _VerifiedFile(len(index), file.file_size, index_problem=about_data(error, file.path))
+            return _VerifiedFile(
+                len(index), file.file_size, index_problem=about_data(error, file.path)
+            )
         return _VerifiedFile(len(index), file.file_size, _difference(index, stored, file.path))
     return _VerifiedFile(len(index), file.file_size)
 
 
 def _difference(index: RecordIndex, stored: RecordIndex, path: str) -> IndexMismatchError | None:
-    if np.array_equal(stored.offsets, index.offsets) and np.array_equal(stored.lengths, index.lengths):
+    if np.array_equal(stored.offsets, index.offsets) and np.array_equal(
+        stored.lengths, index.lengths
+    ):
         return None
     return IndexMismatchError(
         f"the index passes for fresh but names other records: expected {counted(len(index), 'record')} as in the "
@@ -126,10 +135,14 @@ def _difference(index: RecordIndex, stored: RecordIndex, path: str) -> IndexMism
 
 
 def _measure_damage(file: FileSource, error: TFRecordError) -> _VerifiedFile:
-    """Read a damaged file again, past its damage: the fast check of good files stops at the first damage."""
+    """Read a damaged file again, past its damage: the fast check of good files stops at the first
+    damage.
+    """
     skipped = SkippedBytes()
     stream, _ = open_stream(file, "auto")
-    num_records = sum(len(block.offsets) for block in RecordScanner(stream, keep_payloads=False, skipped=skipped))
+    num_records = sum(
+        len(block.offsets) for block in RecordScanner(stream, keep_payloads=False, skipped=skipped)
+    )
     # A compressed stream may end early between two records; then it is unknown how much is lost.
     lost = [end - begin for begin, end in skipped.ranges if end > begin]
     return _VerifiedFile(num_records, file.file_size, error, len(lost), sum(lost))

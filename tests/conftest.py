@@ -11,20 +11,25 @@ import pytest
 import torch
 from hypothesis import settings
 
-# The same cases each time: a change fails for what it changed. HYPOTHESIS_PROFILE=explore looks for new ones.
+# The same cases each time: a change fails for what it changed. HYPOTHESIS_PROFILE=explore looks for
+# new ones.
 settings.register_profile("same", derandomize=True, deadline=None)
 settings.register_profile("explore", deadline=None)
 _CACHES = itertools.count()
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 
 
-# A forked server's processes know nothing of this one, as spawned ones do not; but torch is imported once for them all.
-# `torch_tfrecord` alone would import nothing.
-multiprocessing.set_forkserver_preload(["torchvision", "torch_tfrecord.loading", "torch_tfrecord.tfds", "pytest"])
+# A forked server's processes know nothing of this one, as spawned ones do not; but torch is
+# imported once for them all. `torch_tfrecord` alone would import nothing.
+multiprocessing.set_forkserver_preload(
+    ["torchvision", "torch_tfrecord.loading", "torch_tfrecord.tfds", "pytest"]
+)
 
 
 def pytest_collection_finish():
-    """What is imported stays: collections need not look at it, nor do forked workers then copy its pages."""
+    """What is imported stays: collections need not look at it, nor do forked workers then copy its
+    pages.
+    """
     gc.collect()
     gc.freeze()
 
@@ -35,7 +40,9 @@ def pytest_unconfigure():
 
 @pytest.fixture(autouse=True, scope="session")
 def _no_waiting_for_the_disk():
-    """Files appear complete or not at all without it, too, as long as the machine runs; each waits 10 ms with it."""
+    """Files appear complete or not at all without it, too, as long as the machine runs; each waits
+    10 ms with it.
+    """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", os.fstat)  # an error where it is no file, as fsync's
         yield
@@ -43,8 +50,12 @@ def _no_waiting_for_the_disk():
 
 @pytest.fixture(autouse=True)
 def _own_cache_folder(tmp_path_factory, monkeypatch):
-    """Indexes that cannot lie beside their data must not end up in the real user's cache; few tests make the folder."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp() / f"cache-{next(_CACHES)}"))
+    """Indexes that cannot lie beside their data must not end up in the real user's cache; few tests
+    make the folder.
+    """
+    monkeypatch.setenv(
+        "XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp() / f"cache-{next(_CACHES)}")
+    )
 
 
 @pytest.fixture
@@ -53,7 +64,11 @@ def random_states_untouched():
 
     def states():
         kind, keys, *rest = np.random.get_state()
-        return random.getstate(), (kind, keys.tobytes(), *rest), bytes(torch.get_rng_state().tolist())
+        return (
+            random.getstate(),
+            (kind, keys.tobytes(), *rest),
+            bytes(torch.get_rng_state().tolist()),
+        )
 
     before = states()
     yield

@@ -1,4 +1,6 @@
-"""Shared by the tests: TFRecord framing by an independent implementation, damage, and fault injection."""
+"""Shared by the tests: TFRecord framing by an independent implementation, damage, and fault
+injection.
+"""
 
 import contextlib
 import errno
@@ -24,7 +26,8 @@ RECORDS = Path(__file__).parent / "data" / "records"
 def for_each(names, values, ids=repr):
     """Run a test with each of many values, as `pytest.mark.parametrize` does, but as one test.
 
-    For cases of microseconds: each test costs milliseconds. An error names its case. They share their fixtures.
+    For cases of microseconds: each test costs milliseconds. An error names its case. They share
+    their fixtures.
     """
     names, values = [names] if isinstance(names, str) else names, [*values]
 
@@ -48,9 +51,11 @@ def for_each(names, values, ids=repr):
 
 
 def run_program(code, folder, *arguments, timeout=120):
-    """What `python -c` with a program printed, and its exit status: in a process that knows nothing of this one.
+    """What `python -c` with a program printed, and its exit status: in a process that knows nothing
+    of this one.
 
-    Not for what importing does: torch is imported there (conftest.py), which takes three seconds otherwise.
+    Not for what importing does: torch is imported there (conftest.py), which takes three seconds
+    otherwise.
     """
     context = multiprocessing.get_context("forkserver")
     outputs = [Path(folder) / name for name in ("stdout", "stderr")]
@@ -59,7 +64,9 @@ def run_program(code, folder, *arguments, timeout=120):
     process.join(timeout)
     process.kill()
     process.join()
-    return subprocess.CompletedProcess("program", process.exitcode, *(path.read_text() for path in outputs))
+    return subprocess.CompletedProcess(
+        "program", process.exitcode, *(path.read_text() for path in outputs)
+    )
 
 
 def _run_here(code, arguments, outputs):
@@ -123,7 +130,9 @@ BGZIP_END = bytes.fromhex("1f8b08040000000000ff0600424302001b0003000000000000000
 
 
 def compressed(data, kind):
-    return {"": bytes, "GZIP": lambda d: gzip.compress(d, mtime=0), "ZLIB": zlib.compress}[kind](data)
+    return {"": bytes, "GZIP": lambda d: gzip.compress(d, mtime=0), "ZLIB": zlib.compress}[kind](
+        data
+    )
 
 
 def random_payloads(count, seed, max_bytes=200):
@@ -143,7 +152,9 @@ def collect(iterator, error_type):
 
 
 class FaultyPread:
-    """Stands in for os.pread: what happens at the call with number `at` is `fault`, else the real thing."""
+    """Stands in for os.pread: what happens at the call with number `at` is `fault`, else the real
+    thing.
+    """
 
     def __init__(self, fault, at):
         self._fault, self._at, self._real = fault, at, os.pread
@@ -168,12 +179,16 @@ def open_descriptors():
 def run_python(code, *arguments, timeout=120, **options):
     """Run code in a fresh process; returns the CompletedProcess."""
     command = [sys.executable, "-W", "error", "-c", code, *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False, **options)
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=timeout, check=False, **options
+    )
 
 
 @contextlib.contextmanager
 def pure_python(wanted=True):
-    """The Python fallbacks (or with False the compiled core) for a while, as the environment chooses."""
+    """The Python fallbacks (or with False the compiled core) for a while, as the environment
+    chooses.
+    """
     switch = "TORCH_TFRECORD_PURE_PYTHON"
     before = os.environ.get(switch)
     try:

@@ -12,7 +12,9 @@ def draw(height, width, seed=0):
     rng = np.random.default_rng(seed)
     rows, columns = np.mgrid[:height, :width] / max(height, width)
     waves = [rng.uniform(1, 6, 4) for _ in range(3)]
-    pixels = np.stack([np.sin(a * rows + b) + np.cos(c * columns * rows + d) for a, b, c, d in waves], -1)
+    pixels = np.stack(
+        [np.sin(a * rows + b) + np.cos(c * columns * rows + d) for a, b, c, d in waves], -1
+    )
     pixels = 128 + 60 * pixels + rng.normal(0, 3, (height, width, 3))
     picture = PillowImage.fromarray(pixels.clip(0, 255).astype(np.uint8))
     pen = ImageDraw.Draw(picture)

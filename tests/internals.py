@@ -10,7 +10,10 @@ OURS = ("torch_tfrecord", "index_tools")
 UNDOCUMENTED = (
     "inspect.currentframe",
     "inspect.stack",
-    *(f"multiprocessing.{name}" for name in ("context", "forkserver", "popen_", "reduction", "resource_", "spawn")),
+    *(
+        f"multiprocessing.{name}"
+        for name in ("context", "forkserver", "popen_", "reduction", "resource_", "spawn")
+    ),
     "multiprocessing.util",
     "torch.multiprocessing.reductions",
 )
@@ -19,7 +22,15 @@ OF_CALLERS = {"f_builtins", "f_globals", "f_locals"}
 LOOKS_UP = {"attrgetter", "delattr", "getattr", "hasattr", "setattr"}
 # Looked up in what may be ours or not.
 OUR_NAMES = {
-    *("_block", "_block_starts", "_check_state", "_draws_at_random", "_error_logs", "_inner_batches", "_load_samples"),
+    *(
+        "_block",
+        "_block_starts",
+        "_check_state",
+        "_draws_at_random",
+        "_error_logs",
+        "_inner_batches",
+        "_load_samples",
+    ),
     *("_needs_salt", "_record_files", "_record_places", "_row"),
 }
 OF_TENSORS = {"_indices", "_lengths", "_offsets", "_ragged_idx", "_values"}
@@ -35,7 +46,10 @@ def is_self(node):
 
 def is_set_by_force(call):
     function = call.func
-    return getattr(function, "attr", "") == "__setattr__" and getattr(function.value, "id", "") == "object"
+    return (
+        getattr(function, "attr", "") == "__setattr__"
+        and getattr(function.value, "id", "") == "object"
+    )
 
 
 def names_defined(trees):
@@ -50,8 +64,8 @@ def names_defined(trees):
 def internals(name, tree, defined):
     """The internals of other packages that a module uses.
 
-    A name of a module is given in full (``torch._C``); an attribute of an object without the object (``._workers``);
-    what is looked up by a text that is put together, with ``*``.
+    A name of a module is given in full (``torch._C``); an attribute of an object without the object
+    (``._workers``); what is looked up by a text that is put together, with ``*``.
 
     Args:
         name: The module's name; it is imported, for its classes' bases.
@@ -80,7 +94,11 @@ class _Reader(ast.NodeVisitor):
 
     def visit_Import(self, node):
         for alias in node.names:
-            self.bind(alias.name, alias.asname or alias.name.partition(".")[0], is_root=alias.asname is None)
+            self.bind(
+                alias.name,
+                alias.asname or alias.name.partition(".")[0],
+                is_root=alias.asname is None,
+            )
 
     def visit_ImportFrom(self, node):
         for alias in node.names:
@@ -94,7 +112,9 @@ class _Reader(ast.NodeVisitor):
 
     def note(self, full):
         """Note a full name if it, or the package that it is in, is private."""
-        if full.startswith(UNDOCUMENTED) or (any(map(is_private, full.split("."))) and full not in DOCUMENTED):
+        if full.startswith(UNDOCUMENTED) or (
+            any(map(is_private, full.split("."))) and full not in DOCUMENTED
+        ):
             self.found.add(full)
 
     def visit_Assign(self, node):
@@ -117,7 +137,9 @@ class _Reader(ast.NodeVisitor):
         elif node.attr in OF_CALLERS:
             self.found.add(f".{node.attr}")
         elif is_private(node.attr) and node.attr not in DOCUMENTED:
-            is_like_ours = node.attr in self.defined and (is_self(node.value) or node.attr not in OF_TENSORS)
+            is_like_ours = node.attr in self.defined and (
+                is_self(node.value) or node.attr not in OF_TENSORS
+            )
             if not is_like_ours:
                 self.found.add(f".{node.attr}")
         self.generic_visit(node)
@@ -142,8 +164,12 @@ class _Reader(ast.NodeVisitor):
 
     def text_of(self, node):
         if isinstance(node, ast.JoinedStr):
-            return "".join(part.value if isinstance(part, ast.Constant) else "*" for part in node.values)
-        value = self.texts.get(node.id) if isinstance(node, ast.Name) else getattr(node, "value", None)
+            return "".join(
+                part.value if isinstance(part, ast.Constant) else "*" for part in node.values
+            )
+        value = (
+            self.texts.get(node.id) if isinstance(node, ast.Name) else getattr(node, "value", None)
+        )
         return value if isinstance(value, str) else ""
 
     def read_class(self, node, kind):

@@ -13,7 +13,8 @@ RANK_NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
 def run_job(*command, timeout=240, environment=(), **options):
     """Run a Python program, outside any rank and with one thread for each process.
 
-    One that hangs says where: each of its processes prints the stacks of its threads into the AssertionError.
+    One that hangs says where: each of its processes prints the stacks of its threads into the
+    AssertionError.
     """
     variables = {name: value for name, value in os.environ.items() if name not in RANK_NAMES}
     variables |= {"OMP_NUM_THREADS": "1", "PYTHONFAULTHANDLER": "1", **dict(environment)}
@@ -25,8 +26,12 @@ def run_job(*command, timeout=240, environment=(), **options):
         except subprocess.TimeoutExpired:
             _abort(process)
             out, err = process.communicate()
-            stacks = "\n".join(line for line in err.splitlines() if not line.startswith("Extension modules"))
-            raise AssertionError(f"{command} took more than {timeout} s:\n{stacks[-30000:]}") from None
+            stacks = "\n".join(
+                line for line in err.splitlines() if not line.startswith("Extension modules")
+            )
+            raise AssertionError(
+                f"{command} took more than {timeout} s:\n{stacks[-30000:]}"
+            ) from None
     return subprocess.CompletedProcess(command, process.returncode, out, err)
 
 
@@ -37,11 +42,14 @@ def torchrun(num_ranks, script, *arguments, **options):
 
 
 def _abort(process):
-    """End a job and what it has started: PYTHONFAULTHANDLER prints the stacks at SIGABRT, in forked workers, too."""
+    """End a job and what it has started: PYTHONFAULTHANDLER prints the stacks at SIGABRT, in forked
+    workers, too.
+    """
     import psutil  # comes with Accelerate
 
     started = psutil.Process(process.pid).children(recursive=True)
-    process.send_signal(signal.SIGSTOP)  # a launcher would end the other ranks when it sees that one ended
+    # a launcher would end the other ranks when it sees that one ended
+    process.send_signal(signal.SIGSTOP)
     for child in started:  # parents first: they do not notice that their workers ended
         child.send_signal(signal.SIGABRT)
         time.sleep(0.5)

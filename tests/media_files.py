@@ -1,4 +1,6 @@
-"""For tests of sounds and videos: files to decode, ways to read them, and what stands for torchcodec without FFmpeg."""
+"""For tests of sounds and videos: files to decode, ways to read them, and what stands for
+torchcodec without FFmpeg.
+"""
 
 import functools
 import importlib
@@ -14,8 +16,14 @@ import torch
 from PIL import Image, ImageSequence
 from torch.utils.data import DataLoader
 
-from torch_tfrecord import PaddedCollate, TFRecordDataset, TFRecordIterableDataset, collate, make_dataloader
-from torch_tfrecord.media import decoders
+from torch_tfrecord import (
+    PaddedCollate,
+    TFRecordDataset,
+    TFRecordIterableDataset,
+    collate,
+    make_dataloader,
+)
+from torch_tfrecord.columns import media_decoders as decoders
 
 FOLDER = Path(__file__).parent / "data" / "media"
 
@@ -35,7 +43,9 @@ class StandInVideo:
             with Image.open(io.BytesIO(data.numpy().tobytes())) as gif:
                 frames = [np.array(frame.convert("RGB")) for frame in ImageSequence.Iterator(gif)]
         except OSError as error:
-            raise RuntimeError(f"/src/Decoder.cpp:70, Failed to open input buffer\n{error}") from error
+            raise RuntimeError(
+                f"/src/Decoder.cpp:70, Failed to open input buffer\n{error}"
+            ) from error
         self._frames = torch.from_numpy(np.stack(frames)).permute(0, 3, 1, 2)
         height, width = self._frames.shape[2:]
         self.metadata = types.SimpleNamespace(height=height, width=width, average_fps=10.0)
@@ -84,7 +94,9 @@ def no_torchcodec(monkeypatch):
 
 
 def ways_in(pattern, features, *, num_workers=0, **options):
-    """(name, all batches) of each way to read 12 records in batches of 4; workers by the method that is the default."""
+    """(name, all batches) of each way to read 12 records in batches of 4; workers by the method
+    that is the default.
+    """
     ds = TFRecordDataset(pattern, features)
     own = {"num_workers": num_workers, **options}
     plain = {"batch_size": 4, **own}
@@ -100,4 +112,8 @@ def ways_in(pattern, features, *, num_workers=0, **options):
 
 
 def start_methods():
-    return [method for method in ("fork", "forkserver") if method in multiprocessing.get_all_start_methods()]
+    return [
+        method
+        for method in ("fork", "forkserver")
+        if method in multiprocessing.get_all_start_methods()
+    ]

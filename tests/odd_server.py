@@ -22,7 +22,9 @@ class Request(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True
 
-    def send(self, status: int, headers: Mapping[str, str], body: bytes | Iterable[bytes] = b"") -> None:
+    def send(
+        self, status: int, headers: Mapping[str, str], body: bytes | Iterable[bytes] = b""
+    ) -> None:
         """Answer; a body in pieces has no Content-Length, and ends with the connection."""
         self.send_response(status)
         pieces = [body] if isinstance(body, bytes) else body
@@ -76,7 +78,9 @@ class OddServer(ThreadingHTTPServer):
 def odd_server(answer: Callable[[Request], None]) -> Iterator[OddServer]:
     """Serve while the block runs."""
     server = OddServer(answer)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
+    thread = threading.Thread(
+        target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True
+    )
     thread.start()
     try:
         yield server

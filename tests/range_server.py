@@ -1,12 +1,14 @@
-"""A local HTTP server of a folder's files that stands for a bucket: ranges, ETags, latency, bandwidth, faults.
+"""A local HTTP server of a folder's files that stands for a bucket: ranges, ETags, latency,
+bandwidth, faults.
 
-    with range_server(folder, latency=0.02, bytes_per_second=60e6, faults=[Fault("reset", request=3)]) as url:
+    with range_server(folder, latency=0.02, bytes_per_second=60e6, faults=[Fault("reset",
+    request=3)]) as url:
         read(f"{url}/train-00000.tfrecord")
         assert url.stats()["most_at_once"] > 1
 
-It runs in a process of its own, so that client and server do not share an interpreter's lock, with a thread for each
-connection, which sleeps or stands in sendfile. Folders answer S3's ListObjectsV2, too: with the URL as endpoint, each
-is a bucket to read from, whatever the credentials.
+It runs in a process of its own, so that client and server do not share an interpreter's lock, with
+a thread for each connection, which sleeps or stands in sendfile. Folders answer S3's ListObjectsV2,
+too: with the URL as endpoint, each is a bucket to read from, whatever the credentials.
 """
 
 import contextlib
@@ -41,10 +43,11 @@ class Fault:
     """What goes wrong, and with which request.
 
     Args:
-        kind: One of `KINDS`: a status; "reset" (RST in mid-body), "short" (half of the body, then the end), "stall"
-            (half of the body, then nothing), "closed" (no answer at all), "changed" (from here on the file is another:
-            another ETag, and the bytes of ``replacement`` if there is one), "whole" (200 and all of the file, whatever
-            range was asked for).
+        kind: One of `KINDS`: a status; "reset" (RST in mid-body), "short" (half of the body, then
+            the end), "stall" (half of the body, then nothing), "closed" (no answer at all),
+            "changed" (from here on the file is another: another ETag, and the bytes of
+            ``replacement`` if there is one), "whole" (200 and all of the file, whatever range was
+            asked for).
         request: The number of the request, from 0 in the order of arrival; None: the next one.
         path: Only requests of this path (``train.tfrecord``) count; None: all.
         times: How many requests in succession have it.
@@ -68,15 +71,21 @@ class RangeServer(str):
     """The server's URL, without a slash at the end, and what it can be asked."""
 
     def stats(self) -> dict[str, int]:
-        """Counts since the start or `reset`: requests, most_at_once, bytes_sent (of bodies), connections, faults."""
+        """Counts since the start or `reset`: requests, most_at_once, bytes_sent (of bodies),
+        connections, faults.
+        """
         return self._ask("stats")
 
     def requests(self) -> list[tuple[str, str, str, int]]:
-        """Each request since then as (method, path, Range header, status), in the order of arrival."""
+        """Each request since then as (method, path, Range header, status), in the order of
+        arrival.
+        """
         return [tuple(entry) for entry in self._ask("requests")]
 
     def reset(self, faults: "Iterable[Fault] | Mapping[int, str]" = (), **options: float) -> None:
-        """All counts to 0, and these faults in place of those before; options of `range_server` change as given."""
+        """All counts to 0, and these faults in place of those before; options of `range_server`
+        change as given.
+        """
         self._ask("reset", {"faults": _as_dicts(faults), **options})
 
     def _ask(self, what: str, body: object = None) -> object:
@@ -107,7 +116,11 @@ def range_server(
         listing: Whether a folder's URL answers with links to its files (404 otherwise).
         stall_seconds: How long a stalled body stands still before the connection ends.
     """
-    options = {"latency": latency, "bytes_per_second": bytes_per_second, "faults": _as_dicts(faults)}
+    options = {
+        "latency": latency,
+        "bytes_per_second": bytes_per_second,
+        "faults": _as_dicts(faults),
+    }
     options |= {"listing": listing, "stall_seconds": stall_seconds}
     command = [sys.executable, "-I", "-S", __file__, os.fspath(folder), json.dumps(options)]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
@@ -144,12 +157,15 @@ class _State:
         self.seen: dict[str, int] = {}
         self.now = self.most = self.sent = self.connections = self.faults_made = 0
         self.faults = [dict(fault) for fault in self.options["faults"]]
-        self.replaced: dict[str, tuple[int, str | None]] = {}  # the request that found it so, and the file there now
+        # the request that found it so, and the file there now
+        self.replaced: dict[str, tuple[int, str | None]] = {}
 
     def begin(
         self, method: str, path: str, headers: dict[str, str], first: bool
     ) -> tuple[int, dict[str, object] | None]:
-        """Count a request, the first of its connection or a later one; its number, and the fault that it has."""
+        """Count a request, the first of its connection or a later one; its number, and the fault
+        that it has.
+        """
         with self.lock:
             self.now += 1
             self.most = max(self.most, self.now)
@@ -234,7 +250,9 @@ class _Connection:
             self.end()
 
     def end(self) -> None:
-        """Count the request as answered: before its last bytes leave, since the client may ask for the counts then."""
+        """Count the request as answered: before its last bytes leave, since the client may ask for
+        the counts then.
+        """
         if self.number is not None:
             self.state.end(self.number, self.status, self.sent)
         self.number = None
@@ -274,7 +292,12 @@ class _Connection:
         if kind.isdigit():
             seconds = fault["retry_after"]
             extra = {} if seconds is None else {"Retry-After": f"{seconds:g}"}
-            self.send(int(kind), extra, b"" if method == "HEAD" else b"injected", head_only=method == "HEAD")
+            self.send(
+                int(kind),
+                extra,
+                b"" if method == "HEAD" else b"injected",
+                head_only=method == "HEAD",
+            )
             return
         if method not in ("GET", "HEAD"):
             self.send(405, {"Allow": "GET, HEAD"}, b"")
@@ -282,11 +305,18 @@ class _Connection:
         place = self.place(path)
         is_folder = place is not None and os.path.isdir(place)
         if place is None or (is_folder and not self.state.options["listing"]):
-            self.send(404, {}, b"" if method == "HEAD" else b"not found", head_only=method == "HEAD")
+            self.send(
+                404, {}, b"" if method == "HEAD" else b"not found", head_only=method == "HEAD"
+            )
         elif is_folder and query.get("list-type") == "2":
             self.send(200, {"Content-Type": "application/xml"}, _objects(Path(place), query))
         elif is_folder:
-            self.send(200, {"Content-Type": "text/html"}, _links(Path(place), path), head_only=method == "HEAD")
+            self.send(
+                200,
+                {"Content-Type": "text/html"},
+                _links(Path(place), path),
+                head_only=method == "HEAD",
+            )
         else:
             self.send_file(method, path, place, headers, kind)
 
@@ -297,7 +327,9 @@ class _Connection:
         outside = ".." in path.split("/")
         return place if not outside and os.path.exists(place) else None
 
-    def send_file(self, method: str, path: str, place: str, headers: dict[str, str], kind: str) -> None:
+    def send_file(
+        self, method: str, path: str, place: str, headers: dict[str, str], kind: str
+    ) -> None:
         with open(place, "rb", buffering=0) as file:
             stat = os.fstat(file.fileno())
             version = self.state.replaced.get(path, ("",))[0]
@@ -314,7 +346,11 @@ class _Connection:
             if headers.get("if-none-match", "") in ("*", etag):
                 self.send(304, common, b"")
                 return
-            asked = "" if headers.get("if-range", etag) != etag or kind == "whole" else headers.get("range", "")
+            asked = (
+                ""
+                if headers.get("if-range", etag) != etag or kind == "whole"
+                else headers.get("range", "")
+            )
             begin, end = _range(asked, stat.st_size)
             if begin >= end and asked:
                 self.send(416, common | {"Content-Range": f"bytes */{stat.st_size}"}, b"")
@@ -333,7 +369,9 @@ class _Connection:
         while position < stop:
             piece = min(_SLICE, stop - position)
             if speed:  # bytes arrive when they have been sent: the piece comes after its time
-                time.sleep(max(0.0, start + (position + piece - begin) / speed - time.perf_counter()))
+                time.sleep(
+                    max(0.0, start + (position + piece - begin) / speed - time.perf_counter())
+                )
             if position + piece == stop:
                 self.sent = stop - begin
                 if stop == end:
@@ -351,7 +389,9 @@ class _Connection:
         if kind in ("reset", "short", "stall"):
             raise _End
 
-    def send(self, status: int, headers: dict[str, str], body: bytes, *, head_only: bool = False) -> None:
+    def send(
+        self, status: int, headers: dict[str, str], body: bytes, *, head_only: bool = False
+    ) -> None:
         self.head(status, headers, len(body), more=bool(body) and not head_only)
         if body and not head_only:
             self.end()
@@ -370,7 +410,9 @@ class _Connection:
 
 
 def _range(header: str, size: int) -> tuple[int, int]:
-    """The bytes of a Range header: begin and end; all of them without one, begin >= end where there are none."""
+    """The bytes of a Range header: begin and end; all of them without one, begin >= end where there
+    are none.
+    """
     found = re.fullmatch(r"bytes=(\d*)-(\d*)", header)
     if not found:
         return 0, size
@@ -384,28 +426,46 @@ def _links(folder: Path, path: str) -> bytes:
     """A folder's page: a link for each file, as Apache and nginx make them."""
     names = sorted(entry.name + "/" * entry.is_dir() for entry in folder.iterdir())
     lines = [f'<a href="{urllib.parse.quote(name)}">{html.escape(name)}</a>' for name in names]
-    return "\n".join(["<html><body>", f"<h1>Index of /{html.escape(path)}</h1>", *lines, "</body></html>"]).encode()
+    return "\n".join(
+        ["<html><body>", f"<h1>Index of /{html.escape(path)}</h1>", *lines, "</body></html>"]
+    ).encode()
 
 
 def _objects(bucket: Path, query: dict[str, str]) -> bytes:
-    """S3's ListObjectsV2: the files whose path in the bucket begins with a prefix; all in one answer."""
+    """S3's ListObjectsV2: the files whose path in the bucket begins with a prefix; all in one
+    answer.
+    """
     prefix, delimiter = query.get("prefix", ""), query.get("delimiter", "")
-    files = sorted(path.relative_to(bucket).as_posix() for path in bucket.rglob("*") if path.is_file())
+    files = sorted(
+        path.relative_to(bucket).as_posix() for path in bucket.rglob("*") if path.is_file()
+    )
     names = [name for name in files if name.startswith(prefix)]
-    folders = {prefix + name[len(prefix) :].partition("/")[0] + "/" for name in names if "/" in name[len(prefix) :]}
+    folders = {
+        prefix + name[len(prefix) :].partition("/")[0] + "/"
+        for name in names
+        if "/" in name[len(prefix) :]
+    }
     if not delimiter:
         folders = set()
     lines = ['<?xml version="1.0" encoding="UTF-8"?>']
-    lines += ['<ListBucketResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/">', f"<Name>{bucket.name}</Name>"]
+    lines += [
+        '<ListBucketResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/">',
+        f"<Name>{bucket.name}</Name>",
+    ]
     lines += [f"<Prefix>{html.escape(prefix)}</Prefix>", "<IsTruncated>false</IsTruncated>"]
     for name in names:
         if not any(name.startswith(folder) for folder in folders):
             stat = (bucket / name).stat()
             time_text = time.strftime("%Y-%m-%dT%H:%M:%S.000Z", time.gmtime(stat.st_mtime))
-            lines += [f"<Contents><Key>{html.escape(name)}</Key><LastModified>{time_text}</LastModified>"]
+            lines += [
+                f"<Contents><Key>{html.escape(name)}</Key><LastModified>{time_text}</LastModified>"
+            ]
             lines += [f"<ETag>&quot;{_etag(stat)}&quot;</ETag><Size>{stat.st_size}</Size>"]
             lines += ["<StorageClass>STANDARD</StorageClass></Contents>"]
-    lines += [f"<CommonPrefixes><Prefix>{html.escape(folder)}</Prefix></CommonPrefixes>" for folder in sorted(folders)]
+    lines += [
+        f"<CommonPrefixes><Prefix>{html.escape(folder)}</Prefix></CommonPrefixes>"
+        for folder in sorted(folders)
+    ]
     return "\n".join([*lines, f"<KeyCount>{len(names)}</KeyCount></ListBucketResult>"]).encode()
 
 

@@ -2,11 +2,19 @@
 
 import pytest
 
-from torch_tfrecord import ParseError, TFRecordDataset, TFRecordWriter, parse_example, parse_single_example
+from torch_tfrecord import (
+    ParseError,
+    TFRecordDataset,
+    TFRecordWriter,
+    parse_example,
+    parse_single_example,
+)
 
 
 def check_refusals(features, good, told, folder):
-    """Each bad record's error: alone, in a batch with a good one, and from a file, where it names the place."""
+    """Each bad record's error: alone, in a batch with a good one, and from a file, where it names
+    the place.
+    """
     for number, (bad, text) in enumerate(told.items()):
         with pytest.raises(ParseError) as caught:
             parse_single_example(bad, features)

@@ -27,7 +27,9 @@ LENGTHS = (5, 1, 40, 3)
 
 
 def pixels(episode, step, height=32, width=40):
-    """uint8 [3, height, width], of its episode and step alone; noise, so that lists of frames become large."""
+    """uint8 [3, height, width], of its episode and step alone; noise, so that lists of frames
+    become large.
+    """
     random = np.random.default_rng([episode, step, height])
     return torch.from_numpy(random.integers(0, 256, (3, height, width), dtype=np.uint8))
 
@@ -61,9 +63,13 @@ def make_episode(number, length):
     }
 
 
-def write_episodes(directory, lengths=LENGTHS, *, name="drawn", num_shards=2, features=None, change=None):
+def write_episodes(
+    directory, lengths=LENGTHS, *, name="drawn", num_shards=2, features=None, change=None
+):
     episodes = [make_episode(number, length) for number, length in enumerate(lengths)]
     if change is not None:
         episodes = [change(episode) for episode in episodes]
-    tfds.write(directory, {"train": episodes}, features or FEATURES, name=name, num_shards=num_shards)
+    tfds.write(
+        directory, {"train": episodes}, features or FEATURES, name=name, num_shards=num_shards
+    )
     return directory

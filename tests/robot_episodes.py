@@ -1,8 +1,10 @@
-"""Small directories with the features of DROID, LIBERO and Bridge V2, for the recipes of docs/robots.md.
+"""Small directories with the features of DROID, LIBERO and Bridge V2, for the recipes of
+docs/robots.md.
 
     python tests/robot_episodes.py DIRECTORY
 
-writes them, for `tests/data/robots/record.py`. All values are formulas: they are the same on every machine.
+writes them, for `tests/data/robots/record.py`. All values are formulas: they are the same on every
+machine.
 """
 
 import json
@@ -15,7 +17,11 @@ from torch_tfrecord import encode_image, tfds
 
 f = tfds.features
 SIZE = (20, 24)
-TEXTS = {"language_instruction": f.Text(), "is_first": f.Scalar("bool"), "is_last": f.Scalar("bool")}
+TEXTS = {
+    "language_instruction": f.Text(),
+    "is_first": f.Scalar("bool"),
+    "is_last": f.Scalar("bool"),
+}
 LENGTHS = {
     "droid": (9, 6, 12, 5),
     "libero_spatial_no_noops": (6, 4, 7, 5),
@@ -25,7 +31,11 @@ LENGTHS = {
 VERSIONS = {"droid": "1.0.1"}
 DROID_KEEP = {
     f"gs://raw/success/{number}/recordings/MP4--gs://raw/success/{number}/trajectory.h5": ranges
-    for number, ranges in {0: [[0, 4], [6, 20]], 2: [[2, 3], [11, 12], [5, 5]], 7: [[0, 100]]}.items()
+    for number, ranges in {
+        0: [[0, 4], [6, 20]],
+        2: [[2, 3], [11, 12], [5, 5]],
+        7: [[0, 100]],
+    }.items()
 } | {"gs://raw/failure/1/recordings/MP4--gs://raw/failure/1/trajectory.h5": [[0, 6]]}
 
 
@@ -38,7 +48,10 @@ def waves(number, step, count, phase=0.0):
 def picture(number, step, camera):
     """A PNG: stripes that move, with noise."""
     y, x = torch.meshgrid(torch.arange(SIZE[0]), torch.arange(SIZE[1]), indexing="ij")
-    layers = [(x * (3 + c) + y * 5 + step * 19 + number * 41 + camera * 77 + x * y * (c + 1)) % 256 for c in range(3)]
+    layers = [
+        (x * (3 + c) + y * 5 + step * 19 + number * 41 + camera * 77 + x * y * (c + 1)) % 256
+        for c in range(3)
+    ]
     return encode_image(torch.stack(layers).to(torch.uint8), "png")
 
 
@@ -73,7 +86,11 @@ FEATURES = {
     "libero_spatial_no_noops": {
         "steps": f.Dataset(
             {
-                "observation": {"image": image(), "wrist_image": image(), "state": f.Tensor((8,), "float32")},
+                "observation": {
+                    "image": image(),
+                    "wrist_image": image(),
+                    "state": f.Tensor((8,), "float32"),
+                },
                 "action": f.Tensor((7,), "float32"),
                 **TEXTS,
             }
@@ -120,7 +137,9 @@ def libero_step(number, step):
             "wrist_image": picture(number, step, 5),
             "state": waves(number, step, 8),
         },
-        "action": torch.cat([waves(number, step, 5), torch.zeros(1), waves(number, step, 1, 2).sign()]),
+        "action": torch.cat(
+            [waves(number, step, 5), torch.zeros(1), waves(number, step, 1, 2).sign()]
+        ),
     }
 
 
@@ -128,7 +147,10 @@ def bridge_step(number, step):
     still = torch.tensor([1, 1, 1, 0, 1, 1, 1])  # one dimension never moves
     gripper = torch.tensor([1.0, 0.6, 0.3, 0.0, 0.5, 1.0])[(number + step) % 6]
     return {
-        "observation": {"image_0": picture(number, step, 6), "state": waves(number, step, 7) * still},
+        "observation": {
+            "image_0": picture(number, step, 6),
+            "state": waves(number, step, 7) * still,
+        },
         "action": torch.cat([waves(number, step, 6, 1), gripper[None]]),
     }
 

@@ -2,13 +2,15 @@
 
 ::
 
-    message Scenario { string scenario_id = 1; repeated double timestamps_seconds = 2; repeated Track tracks = 3; }
-    message Track { int32 id = 1; }
+    message Scenario { string scenario_id = 1; repeated double timestamps_seconds = 2; repeated
+    Track tracks = 3; } message Track { int32 id = 1; }
 """
 
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
-_FILE = descriptor_pb2.FileDescriptorProto(name="scenario_messages.proto", package="demo", syntax="proto3")
+_FILE = descriptor_pb2.FileDescriptorProto(
+    name="scenario_messages.proto", package="demo", syntax="proto3"
+)
 _TRACK = _FILE.message_type.add(name="Track")
 _TRACK.field.add(name="id", number=1, label=1, type=5)
 _SCENARIO = _FILE.message_type.add(name="Scenario")

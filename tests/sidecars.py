@@ -1,4 +1,6 @@
-"""Sidecars taken apart, and put together again with a right checksum: what a deceiver could write."""
+"""Sidecars taken apart, and put together again with a right checksum: what a deceiver could
+write.
+"""
 
 import json
 import os
@@ -7,7 +9,7 @@ import struct
 
 import numpy as np
 
-from torch_tfrecord.records.checksum import crc32c
+from torch_tfrecord.files.checksum import crc32c
 
 _DTYPES = {"I64": "<i8", "F64": "<f8", "U32": "<u4", "U8": "u1"}
 
@@ -17,7 +19,9 @@ def taken_apart(content):
     end = 8 + struct.unpack("<Q", content[:8])[0]
     header = json.loads(content[8:end])
     arrays = {
-        name: np.frombuffer(content[end:][slice(*entry["data_offsets"])], _DTYPES[entry["dtype"]]).copy()
+        name: np.frombuffer(
+            content[end:][slice(*entry["data_offsets"])], _DTYPES[entry["dtype"]]
+        ).copy()
         for name, entry in header.items()
         if name != "__metadata__"
     }
@@ -28,18 +32,27 @@ def mended(content):
     """The same bytes with the checksum that they need."""
     found = re.search(rb'"checksum":"(.{8})"', content, re.DOTALL)
     begin, end = found.span(1)
-    return content[:begin] + b"%08x" % crc32c(content[end:], crc32c(content[:begin])) + content[end:]
+    return (
+        content[:begin] + b"%08x" % crc32c(content[end:], crc32c(content[:begin])) + content[end:]
+    )
 
 
 def put_together(header, arrays):
-    """A sidecar of these metadata and arrays, with a right checksum; dtypes are those of the arrays."""
+    """A sidecar of these metadata and arrays, with a right checksum; dtypes are those of the
+    arrays.
+    """
     described, data = {"__metadata__": header["__metadata__"]}, b""
     for name, array in arrays.items():
         dtype = next(
-            (key for key, value in _DTYPES.items() if np.dtype(value) == array.dtype), array.dtype.name.upper()
+            (key for key, value in _DTYPES.items() if np.dtype(value) == array.dtype),
+            array.dtype.name.upper(),
         )
         end = len(data) + array.nbytes
-        described[name] = {"dtype": dtype, "shape": list(array.shape), "data_offsets": [len(data), end]}
+        described[name] = {
+            "dtype": dtype,
+            "shape": list(array.shape),
+            "data_offsets": [len(data), end],
+        }
         data += array.tobytes()
     text = json.dumps(described, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
@@ -51,7 +64,10 @@ def changed(content, arrays=None, **metadata):
     header, own = taken_apart(content)
     merged = {**header["__metadata__"], **metadata}
     header["__metadata__"] = {name: value for name, value in merged.items() if value is not None}
-    return put_together(header, {name: array for name, array in {**own, **(arrays or {})}.items() if array is not None})
+    return put_together(
+        header,
+        {name: array for name, array in {**own, **(arrays or {})}.items() if array is not None},
+    )
 
 
 def flips(content, bits):
@@ -63,7 +79,9 @@ def flips(content, bits):
 
 
 def flipped_in_place(path, bits):
-    """Flips one bit of a file after the other, each back before the next; quicker than writing the file each time."""
+    """Flips one bit of a file after the other, each back before the next; quicker than writing the
+    file each time.
+    """
     content = path.read_bytes()
     with open(path, "r+b") as file:
         for bit in bits:

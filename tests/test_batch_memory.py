@@ -11,7 +11,9 @@ import torch
 from torch_tfrecord.batch_memory import empty_bytes, empty_tensor
 from torch_tfrecord.native import optional_module
 
-compiled = pytest.mark.skipif(optional_module("memory") is None, reason="kept by the compiled core alone")
+compiled = pytest.mark.skipif(
+    optional_module("memory") is None, reason="kept by the compiled core alone"
+)
 
 
 @pytest.mark.parametrize("size", [0, 1, 65_535, 65_536, 65_537, 1 << 20])

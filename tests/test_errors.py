@@ -29,7 +29,11 @@ CLASSES = [getattr(errors, name) for name in errors.__all__ if name.endswith("Er
 def test_text_and_attributes(kind, known, text):
     error = kind("bad", **known)
     assert str(error) == text
-    expected = (str(known["path"]) if "path" in known else None, known.get("offset"), known.get("position"))
+    expected = (
+        str(known["path"]) if "path" in known else None,
+        known.get("offset"),
+        known.get("position"),
+    )
     assert (error.path, error.offset, error.position) == expected
 
 
@@ -44,12 +48,19 @@ def test_at_most_eight_classes():
     assert len(CLASSES) == 8
 
 
-@pytest.mark.parametrize("again", [lambda e: pickle.loads(pickle.dumps(e)), copy.copy, copy.deepcopy])
+@pytest.mark.parametrize(
+    "again", [lambda e: pickle.loads(pickle.dumps(e)), copy.copy, copy.deepcopy]
+)
 @pytest.mark.parametrize("kind", CLASSES)
 def test_pickle_and_copy_keep_everything(kind, again):
     error = again(kind("bad", path="p", offset=7, position=1))
     assert type(error) is kind
-    assert (str(error), error.path, error.offset, error.position) == ("p: record 1 at byte 7: bad", "p", 7, 1)
+    assert (str(error), error.path, error.offset, error.position) == (
+        "p: record 1 at byte 7: bad",
+        "p",
+        7,
+        1,
+    )
 
 
 @pytest.mark.parametrize("kind", CLASSES)

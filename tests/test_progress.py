@@ -18,7 +18,11 @@ class Terminal(io.StringIO):
 
 def test_on_a_terminal():
     out = Terminal()
-    assert list(ProgressBar(range(3), "indexing", unit="file", file=out, mininterval=0)) == [0, 1, 2]
+    assert list(ProgressBar(range(3), "indexing", unit="file", file=out, mininterval=0)) == [
+        0,
+        1,
+        2,
+    ]
     assert "indexing: 100%" in out.getvalue()
     assert "3/3" in out.getvalue()
 

@@ -1,4 +1,6 @@
-"""A worker's memory: pieces are used again, never while anybody holds one; it grows, and gives back what is idle."""
+"""A worker's memory: pieces are used again, never while anybody holds one; it grows, and gives back
+what is idle.
+"""
 
 import gc
 import os
@@ -36,7 +38,9 @@ def received(memory, values):
     """What the receiver of a message sees of an array in the worker's memory."""
     start, offset = memory.send(values.ctypes.data, values.nbytes)
     start, num_bytes = memory.hold(start)
-    return np.frombuffer(attach(memory.name, start, num_bytes), np.uint8)[offset : offset + values.nbytes]
+    return np.frombuffer(attach(memory.name, start, num_bytes), np.uint8)[
+        offset : offset + values.nbytes
+    ]
 
 
 def mappings():
@@ -80,7 +84,9 @@ def test_what_was_sent_is_held_until_its_receiver_lets_go(memory):
     sent[:] = 7
     address = sent.ctypes.data
     theirs = received(memory, sent)
-    assert (theirs == 7).all() and theirs.ctypes.data != address  # another mapping of the same memory
+    assert (
+        theirs == 7
+    ).all() and theirs.ctypes.data != address  # another mapping of the same memory
     theirs[3] = 9
     assert sent[3] == 9
     del sent
@@ -92,7 +98,9 @@ def test_what_was_sent_is_held_until_its_receiver_lets_go(memory):
     del theirs, others
     assert all(array(memory.piece(100_000)).ctypes.data != address for _ in range(300))
     del part
-    assert address in [array(piece).ctypes.data for piece in [memory.piece(100_000) for _ in range(101)]]
+    assert address in [
+        array(piece).ctypes.data for piece in [memory.piece(100_000) for _ in range(101)]
+    ]
 
 
 def test_nobody_gets_the_same_bytes_twice(memory):
@@ -107,7 +115,10 @@ def test_nobody_gets_the_same_bytes_twice(memory):
     assert memory.send(address + 50_000, 49_001) is None
     assert memory.send(address + 50_000, 49_000) == (start, 50_000)
     del block
-    assert memory.send(array(memory.piece(100_000)).ctypes.data, 10) == (start, 0)  # used again, and not sent yet
+    assert memory.send(array(memory.piece(100_000)).ctypes.data, 10) == (
+        start,
+        0,
+    )  # used again, and not sent yet
     elsewhere = np.zeros(10, np.uint8)
     assert memory.send(elsewhere.ctypes.data, 10) is None
 
@@ -116,7 +127,9 @@ def test_batches_that_grow_and_shrink(memory):
     for size in [1 << 16, 1 << 22, 38_000_000, 1 << 20]:
         for _ in range(600):
             memory.piece(size)
-        assert memory.num_bytes < 2.2 * (size + 4096), size  # the larger ones' memory went back to the system
+        assert memory.num_bytes < 2.2 * (size + 4096), (
+            size
+        )  # the larger ones' memory went back to the system
     assert os.fstat(memory.name.fd).st_blocks * 512 < 4 << 20
 
 
@@ -239,7 +252,10 @@ def test_no_memory_is_said_once_and_not_an_end(memory, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "posix_fallocate", full)
-    with pytest.warns(RuntimeWarning, match=r"cannot allocate 106496 bytes \(No space left on device\).*--shm-size"):
+    with pytest.warns(
+        RuntimeWarning,
+        match=r"cannot allocate 106496 bytes \(No space left on device\).*--shm-size",
+    ):
         assert memory.piece(100_000) is None
 
 
@@ -255,7 +271,9 @@ def test_a_system_that_takes_no_memory_back(monkeypatch):
             raise OSError(22, "Invalid argument")
 
     before = os.listdir("/proc/self/fd")
-    module = types.SimpleNamespace(Mapping=Mapping, Piece=native.Piece, HEADER_BYTES=native.HEADER_BYTES)
+    module = types.SimpleNamespace(
+        Mapping=Mapping, Piece=native.Piece, HEADER_BYTES=native.HEADER_BYTES
+    )
     monkeypatch.setattr(shared_memory, "optional_module", lambda name: module)
     with pytest.raises(OSError, match="Invalid argument"):
         WorkerMemory()
@@ -314,7 +332,8 @@ def test_without_room_for_all_of_it_each_piece_is_mapped_alone(memory, monkeypat
 def test_a_worker_that_is_gone_is_named(memory, change):
     name = memory.name._replace(**{"token": b"y" * 16, **change})
     with pytest.raises(
-        RuntimeError, match=rf"DataLoader worker \(pid {name.pid}\) has ended before its batch was received"
+        RuntimeError,
+        match=rf"DataLoader worker \(pid {name.pid}\) has ended before its batch was received",
     ):
         attach(pickle.loads(pickle.dumps(name)), 4096, 100)
 
@@ -330,7 +349,9 @@ def test_memory_outlives_its_worker(tmp_path):
         "sys.stdout.buffer.write(pickle.dumps((memory.name, *memory.hold(start)))); sys.stdout.flush()\n"
         "sys.stdin.read()\n"
     )
-    worker = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    worker = subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
     name, start, num_bytes = pickle.load(worker.stdout)
     values = np.frombuffer(attach(name, start, num_bytes), np.uint8)[: 1 << 20]
     worker.send_signal(signal.SIGKILL)
@@ -341,7 +362,9 @@ def test_memory_outlives_its_worker(tmp_path):
     another = WorkerMemory()
     piece = array(another.piece(10))
     received(another, piece)
-    assert name.token not in shared_memory._ATTACHED  # who is dead is forgotten when the next one comes
+    assert (
+        name.token not in shared_memory._ATTACHED
+    )  # who is dead is forgotten when the next one comes
     assert (values == 3).all()
     shared_memory._ATTACHED.clear()
     os.close(another.name.fd)

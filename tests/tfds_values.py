@@ -44,7 +44,9 @@ def assert_equal(found, expected, where):
         assert strings(found) == [bytes.fromhex(item) for item in expected["values"]], where
     else:
         array = found.as_subclass(torch.Tensor).contiguous().numpy()
-        assert (str(array.dtype), list(array.shape)) == (expected["dtype"], expected["shape"]), where
+        assert (str(array.dtype), list(array.shape)) == (expected["dtype"], expected["shape"]), (
+            where
+        )
         if "sha256" in expected:
             assert hashlib.sha256(array.tobytes()).hexdigest() == expected["sha256"], where
         elif array.dtype.kind == "f":
@@ -91,6 +93,10 @@ def assert_same(one, two, where=""):
         assert_same([one.values(), one.offsets()], [two.values(), two.offsets()], where)
     elif isinstance(one, torch.Tensor):
         left, right = (item.as_subclass(torch.Tensor).contiguous().numpy() for item in (one, two))
-        assert (left.dtype, left.shape, left.tobytes()) == (right.dtype, right.shape, right.tobytes()), where
+        assert (left.dtype, left.shape, left.tobytes()) == (
+            right.dtype,
+            right.shape,
+            right.tobytes(),
+        ), where
     else:
         assert one == two, where

@@ -1,4 +1,6 @@
-"""Wire forms of Examples that protobuf reads, drawn by hypothesis; and protobuf itself, in a pool of its own, as the oracle."""
+"""Wire forms of Examples that protobuf reads, drawn by hypothesis; and protobuf itself, in a pool
+of its own, as the oracle.
+"""
 # ruff: noqa: E501 - tables of whole texts read better in one line each.
 
 import numpy as np
@@ -65,28 +67,41 @@ def length_delimited(number, body):
     return varint(number << 3 | 2) + varint(len(body)) + body
 
 
-UNKNOWN = st.sampled_from(["", "4a0178", "4803", "490000000000000000", "4d00000000", "4b4c"]).map(bytes.fromhex)
+UNKNOWN = st.sampled_from(["", "4a0178", "4803", "490000000000000000", "4d00000000", "4b4c"]).map(
+    bytes.fromhex
+)
 INT_CHUNK = st.one_of(
     st.lists(st.tuples(st.integers(0, (1 << 64) - 1), st.integers(0, 1)), max_size=3).map(
-        lambda numbers: length_delimited(1, b"".join(varint(n, e if n < 1 << 60 else 0) for n, e in numbers))
+        lambda numbers: length_delimited(
+            1, b"".join(varint(n, e if n < 1 << 60 else 0) for n, e in numbers)
+        )
     ),
     st.integers(0, (1 << 64) - 1).map(lambda number: b"\x08" + varint(number)),
 )
 FLOAT_CHUNK = st.one_of(
-    st.lists(FLOATS, max_size=3).map(lambda values: length_delimited(1, np.array(values, "<f4").tobytes())),
+    st.lists(FLOATS, max_size=3).map(
+        lambda values: length_delimited(1, np.array(values, "<f4").tobytes())
+    ),
     FLOATS.map(lambda value: b"\x0d" + np.array(value, "<f4").tobytes()),
 )
 BYTES_CHUNK = st.binary(max_size=4).map(lambda value: length_delimited(1, value))
 
 
 def wire_list(number, chunk):
-    return st.lists(st.one_of(chunk, UNKNOWN), max_size=4).map(lambda parts: length_delimited(number, b"".join(parts)))
+    return st.lists(st.one_of(chunk, UNKNOWN), max_size=4).map(
+        lambda parts: length_delimited(number, b"".join(parts))
+    )
 
 
 WIRE_FEATURE = st.lists(
-    st.one_of(wire_list(1, BYTES_CHUNK), wire_list(2, FLOAT_CHUNK), wire_list(3, INT_CHUNK), UNKNOWN), max_size=3
+    st.one_of(
+        wire_list(1, BYTES_CHUNK), wire_list(2, FLOAT_CHUNK), wire_list(3, INT_CHUNK), UNKNOWN
+    ),
+    max_size=3,
 ).map(b"".join)
-WIRE_ENTRY = st.tuples(st.sampled_from([b"a", b"b", b"", "é".encode()]), WIRE_FEATURE, st.integers(0, 4)).map(
+WIRE_ENTRY = st.tuples(
+    st.sampled_from([b"a", b"b", b"", "é".encode()]), WIRE_FEATURE, st.integers(0, 4)
+).map(
     lambda item: length_delimited(
         1,
         [
@@ -94,13 +109,17 @@ WIRE_ENTRY = st.tuples(st.sampled_from([b"a", b"b", b"", "é".encode()]), WIRE_F
             length_delimited(2, item[1]) + length_delimited(1, item[0]),
             length_delimited(1, item[0]),
             length_delimited(2, item[1]),
-            length_delimited(1, item[0]) + length_delimited(2, item[1]) + length_delimited(2, item[1]),
+            length_delimited(1, item[0])
+            + length_delimited(2, item[1])
+            + length_delimited(2, item[1]),
         ][item[2]],
     )
 )
 WIRE_EXAMPLE = st.lists(
     st.one_of(
-        st.lists(st.one_of(WIRE_ENTRY, UNKNOWN), max_size=5).map(lambda parts: length_delimited(1, b"".join(parts))),
+        st.lists(st.one_of(WIRE_ENTRY, UNKNOWN), max_size=5).map(
+            lambda parts: length_delimited(1, b"".join(parts))
+        ),
         UNKNOWN,
     ),
     max_size=3,

@@ -1,7 +1,7 @@
 """Read TFRecord files in PyTorch, without TensorFlow.
 
-`__init__.pyi` tells type checkers and this module where each name comes from. A name is imported when it is first used:
-importing torch takes seconds, and the command line mostly does not need it.
+`__init__.pyi` tells type checkers and this module where each name comes from. A name is imported
+when it is first used: importing torch takes seconds, and the command line mostly does not need it.
 """
 
 import lazy_loader

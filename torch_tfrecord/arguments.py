@@ -56,7 +56,9 @@ def integer(name: str, value: object, wanted: str = "an integer") -> int:
         TypeError: The value is not an integer.
     """
     if isinstance(value, bool) or not hasattr(value, "__index__"):
-        raise TypeError(f"{name} must be {wanted}, got {shown_value(value)} ({type(value).__name__})")
+        raise TypeError(
+            f"{name} must be {wanted}, got {shown_value(value)} ({type(value).__name__})"
+        )
     return as_integer(value)
 
 
@@ -66,7 +68,8 @@ def true_or_false(name: str, value: object) -> bool:
     Raises:
         TypeError: The value is not a bool.
     """
-    if not isinstance(value, bool) and type(value).__name__ not in ("bool", "bool_"):  # NumPy's, old and new
+    # NumPy's, old and new
+    if not isinstance(value, bool) and type(value).__name__ not in ("bool", "bool_"):
         raise TypeError(f"{name} must be True or False, got {shown_value(value)}")
     return bool(value)
 

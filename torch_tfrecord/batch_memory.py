@@ -1,8 +1,10 @@
-"""Memory for batches: reused once nothing holds a batch any more, and limited, so that no batch needs too much.
+"""Memory for batches: reused once nothing holds a batch any more, and limited, so that no batch
+needs too much.
 
-A few bytes of a record may stand for gigabytes: a size in an image's header, a shape, a row's number, the longest of
-many rows that are padded. Each value has its own limit; a `BatchBudget` limits the sum of a batch's values. Code that
-parses a batch opens one, and code that allocates for values calls `reserve` first.
+A few bytes of a record may stand for gigabytes: a size in an image's header, a shape, a row's
+number, the longest of many rows that are padded. Each value has its own limit; a `BatchBudget`
+limits the sum of a batch's values. Code that parses a batch opens one, and code that allocates for
+values calls `reserve` first.
 """
 
 from __future__ import annotations
@@ -108,10 +110,11 @@ def reserve(num_bytes: int) -> None:
 def empty_bytes(size: int) -> _Bytes:
     """Writable memory, not cleared: uint8 [size].
 
-    The operating system clears fresh memory page by page, and it is not in any cache: for normalised images that takes
-    a tenth of the time of decoding, for columns of numbers as long as parsing. So the compiled core keeps up to 128 MiB
-    of freed memory in each process. In a DataLoader worker it is memory that the main process can read, too: see
-    `shared_memory`. Safe from several threads.
+    The operating system clears fresh memory page by page, and it is not in any cache: for
+    normalised images that takes a tenth of the time of decoding, for columns of numbers as long as
+    parsing. So the compiled core keeps up to 128 MiB of freed memory in each process. In a
+    DataLoader worker it is memory that the main process can read, too: see `shared_memory`. Safe
+    from several threads.
     """
     worker = worker_memory() if size >= _SMALL_BYTES else None
     piece = None if worker is None else worker.piece(size)
@@ -119,9 +122,13 @@ def empty_bytes(size: int) -> _Bytes:
 
 
 def scratch_bytes(size: int) -> _Bytes:
-    """Like `empty_bytes`, but private to this process: for what never leaves a worker, such as the bytes of records."""
+    """Like `empty_bytes`, but private to this process: for what never leaves a worker, such as the
+    bytes of records.
+    """
     native = optional_module("memory") if size >= _SMALL_BYTES else None
-    return np.empty(size, np.uint8) if native is None else np.frombuffer(native.Block(size), np.uint8)
+    return (
+        np.empty(size, np.uint8) if native is None else np.frombuffer(native.Block(size), np.uint8)
+    )
 
 
 def empty_tensor(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:

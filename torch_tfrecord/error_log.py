@@ -1,4 +1,6 @@
-"""The records that a dataset leaves out with ``on_error="skip"``, over all of its processes and threads."""
+"""The records that a dataset leaves out with ``on_error="skip"``, over all of its processes and
+threads.
+"""
 
 from __future__ import annotations
 
@@ -26,8 +28,10 @@ class ErrorReport:
     """Which records a dataset has left out with ``on_error="skip"``, each listed once.
 
     Attributes:
-        counts: Kind -> number of errors: the name of the exception, or "None" for a transform that returned it.
-        errors: The text of each error, which names file, record and byte, in the order in which they were found.
+        counts: Kind -> number of errors: the name of the exception, or "None" for a transform that
+            returned it.
+        errors: The text of each error, which names file, record and byte, in the order in which
+            they were found.
     """
 
     counts: Mapping[str, int]
@@ -42,21 +46,27 @@ class ErrorReport:
         counts = ", ".join(f"{kind}: {count}" for kind, count in self.counts.items())
         shown = "".join(f"\n  {text}" for text in self.errors[:_SHOWN])
         more = f"\n  and {self.num_errors - _SHOWN} more" if self.num_errors > _SHOWN else ""
-        return f"skipped {self.num_errors} ({counts}){shown}{more}" if self.errors else "nothing skipped"
+        return (
+            f"skipped {self.num_errors} ({counts}){shown}{more}"
+            if self.errors
+            else "nothing skipped"
+        )
 
 
 class ErrorLog:
     """What was left out: a file of JSON lines, to which all processes that have a copy append.
 
-    Lines are appended by one call each, so that they do not mix. A file needs no process that waits for messages, and
-    survives fork, spawn and the end of a worker. The process that made the log removes it.
+    Lines are appended by one call each, so that they do not mix. A file needs no process that waits
+    for messages, and survives fork, spawn and the end of a worker. The process that made the log
+    removes it.
 
     Args:
         on_error: "raise" for no log: `add` must not be called.
         max_errors: The most errors before `add` raises; None for no limit.
 
     Attributes:
-        is_attended: Whether a loader passes over empty batches, and calls `tell` at the end of an epoch.
+        is_attended: Whether a loader passes over empty batches, and calls `tell` at the end of an
+            epoch.
     """
 
     def __init__(self, on_error: OnError = "raise", max_errors: int | None = None) -> None:
@@ -64,17 +74,25 @@ class ErrorLog:
         self.skips = on_error == "skip"
         self.max_errors = None if max_errors is None else at_least(0, "max_errors", max_errors)
         if max_errors is not None and not self.skips:
-            raise ValueError(f"max_errors needs on_error='skip', got {max_errors} with on_error={on_error!r}")
+            raise ValueError(
+                f"max_errors needs on_error='skip', got {max_errors} with on_error={on_error!r}"
+            )
         self.is_attended = False
         self._path = ""
         if self.skips:
-            self._path = os.path.join(tempfile.gettempdir(), f"torch_tfrecord-errors-{uuid.uuid4().hex}")
+            self._path = os.path.join(
+                tempfile.gettempdir(), f"torch_tfrecord-errors-{uuid.uuid4().hex}"
+            )
             weakref.finalize(self, _remove, self._path, os.getpid())
 
     def takes(self, error: Exception) -> bool:
-        """Whether a record is left out for this error: it is of the record, not of a storage or an index."""
+        """Whether a record is left out for this error: it is of the record, not of a storage or an
+        index.
+        """
         return (
-            self.skips and isinstance(error, TFRecordError) and not isinstance(error, (RemoteError, IndexMismatchError))
+            self.skips
+            and isinstance(error, TFRecordError)
+            and not isinstance(error, (RemoteError, IndexMismatchError))
         )
 
     def add(self, kind: str, text: str) -> None:
@@ -95,14 +113,21 @@ class ErrorLog:
         return ErrorReport(dict(Counter(found.values())), tuple(found))
 
     def tell(self, *, once: bool = False) -> None:
-        """Warn of what was left out, if that is more than at the last warning of any process; or only ``once``."""
+        """Warn of what was left out, if that is more than at the last warning of any process; or
+        only ``once``.
+        """
         found, num_told = self._read()
         if self.skips and len(found) > num_told and not (once and num_told):
             self._append(["", ""])
-            warnings.warn(f"on_error='skip': {self.report()}\nthe dataset's report lists all", stacklevel=outer_level())
+            warnings.warn(
+                f"on_error='skip': {self.report()}\nthe dataset's report lists all",
+                stacklevel=outer_level(),
+            )
 
     def _append(self, line: list[str]) -> None:
-        descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+        descriptor = os.open(
+            self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o600
+        )
         try:
             os.write(descriptor, json.dumps(line).encode() + b"\n")
         finally:

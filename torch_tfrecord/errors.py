@@ -12,7 +12,8 @@
         ├── LimitExceededError      a size above a limit
         └── RemoteError             a storage that does not answer as it should
 
-Wrong arguments are ``ValueError`` or ``TypeError``; a file that cannot be opened is Python's own ``OSError``.
+Wrong arguments are ``ValueError`` or ``TypeError``; a file that cannot be opened is Python's own
+``OSError``.
 """
 
 from __future__ import annotations
@@ -46,14 +47,16 @@ _Error = TypeVar("_Error", bound="TFRecordError")
 class TFRecordError(Exception):
     """Base class of the package's exceptions.
 
-    ``str(error)`` reads ``<path>: record <position> at byte <offset>: <what was expected and found>``, with the parts
-    that are known. The text contains everything, since only the text of an exception arrives from a DataLoader worker.
+    ``str(error)`` reads ``<path>: record <position> at byte <offset>: <what was expected and
+    found>``, with the parts that are known. The text contains everything, since only the text of an
+    exception arrives from a DataLoader worker.
 
     Args:
-        message: What was expected and what was found, never payload bytes. If it is longer than 1,500 bytes, its middle
-            is omitted; ``str(error)`` is at most 2 KB.
+        message: What was expected and what was found, never payload bytes. If it is longer than
+            1,500 bytes, its middle is omitted; ``str(error)`` is at most 2 KB.
         path: The file; of a URL neither user, password nor query are kept.
-        offset: First byte of the record (of its length field); in the decompressed stream for compressed files.
+        offset: First byte of the record (of its length field); in the decompressed stream for
+            compressed files.
         position: Number of the record in its file, from 0.
 
     Example:
@@ -69,8 +72,11 @@ class TFRecordError(Exception):
         offset: int | None = None,
         position: int | None = None,
     ) -> None:
-        # Not stored as `message`: torch rebuilds a worker's exception differently if it has such an attribute.
-        super().__init__(without_secrets(shown_text(message)) if isinstance(message, str) else message)
+        # Not stored as `message`: torch rebuilds a worker's exception differently if it has such an
+        # attribute.
+        super().__init__(
+            without_secrets(shown_text(message)) if isinstance(message, str) else message
+        )
         self.path = path
         self.offset = offset
         self.position = position
@@ -91,7 +97,9 @@ class TFRecordError(Exception):
         offset: int | None = None,
         position: int | None = None,
     ) -> _Error:
-        """Fill in what a lower layer could not know, without changing what is set already; return the exception."""
+        """Fill in what a lower layer could not know, without changing what is set already; return
+        the exception.
+        """
         if self.path is None:
             self.path = path
         if self.offset is None:
@@ -111,9 +119,16 @@ class TFRecordError(Exception):
         )
         path = "" if self.path is None else str(self.path)
         text = printable(": ".join(part for part in (path, place, str(self.args[0])) if part))
-        if len(text) <= _MOST_BYTES // 4 or len(text.encode("utf-8", "surrogatepass")) <= _MOST_BYTES:
+        if (
+            len(text) <= _MOST_BYTES // 4
+            or len(text.encode("utf-8", "surrogatepass")) <= _MOST_BYTES
+        ):
             return text
-        shortened = (shown_text(printable(path), 400), place, shown_text(printable(str(self.args[0]))))
+        shortened = (
+            shown_text(printable(path), 400),
+            place,
+            shown_text(printable(str(self.args[0]))),
+        )
         return ": ".join(part for part in shortened if part)
 
     def __reduce__(self) -> tuple[Callable[..., TFRecordError], tuple[object, ...]]:
@@ -121,21 +136,31 @@ class TFRecordError(Exception):
 
 
 def _rebuild(
-    kind: type[TFRecordError], message: str, path: str | None, offset: int | None, position: int | None
+    kind: type[TFRecordError],
+    message: str,
+    path: str | None,
+    offset: int | None,
+    position: int | None,
 ) -> TFRecordError:
     return kind(message, path=path, offset=offset, position=position)
 
 
 class CorruptRecordError(TFRecordError):
-    """A record's bytes are damaged or truncated: a checksum differs, the file ends early, or a length is impossible."""
+    """A record's bytes are damaged or truncated: a checksum differs, the file ends early, or a
+    length is impossible.
+    """
 
 
 class CompressionError(TFRecordError):
-    """A compressed stream is damaged, truncated, followed by other bytes, or not compressed as declared."""
+    """A compressed stream is damaged, truncated, followed by other bytes, or not compressed as
+    declared.
+    """
 
 
 class IndexMismatchError(TFRecordError):
-    """An index does not match the data file as it is now: it is stale, of another file, or damaged."""
+    """An index does not match the data file as it is now: it is stale, of another file, or
+    damaged.
+    """
 
 
 class ParseError(TFRecordError):
@@ -143,7 +168,9 @@ class ParseError(TFRecordError):
 
 
 class ImageDecodeError(TFRecordError):
-    """Bytes that should be an image are not one, are truncated, or have a format that is not supported."""
+    """Bytes that should be an image are not one, are truncated, or have a format that is not
+    supported.
+    """
 
 
 class LimitExceededError(TFRecordError):
@@ -151,10 +178,11 @@ class LimitExceededError(TFRecordError):
 
 
 class RemoteError(TFRecordError):
-    """A storage did not answer a request as it should, also when it was asked again, where that could help.
+    """A storage did not answer a request as it should, also when it was asked again, where that
+    could help.
 
-    ``str(error)`` reads ``<path>: bytes <begin> to <end>: <what it answered> (<n> attempts)``, with no value of
-    `storage_options`.
+    ``str(error)`` reads ``<path>: bytes <begin> to <end>: <what it answered> (<n> attempts)``, with
+    no value of `storage_options`.
 
     Attributes:
         status: The HTTP status, where there was one.
@@ -173,7 +201,9 @@ class RemoteError(TFRecordError):
         return _rebuild_remote, (self.status, self.attempts, *super().__reduce__()[1])
 
 
-def _rebuild_remote(status: int | None, attempts: int, kind: type[RemoteError], *rest: Any) -> RemoteError:
+def _rebuild_remote(
+    status: int | None, attempts: int, kind: type[RemoteError], *rest: Any
+) -> RemoteError:
     message, path, offset, position = rest
     return kind(message, path=path, offset=offset, position=position).answered(status, attempts)
 

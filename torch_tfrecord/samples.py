@@ -1,4 +1,6 @@
-"""Which record each sample is from: so that errors after reading can name it, and `Source` can give it."""
+"""Which record each sample is from: so that errors after reading can name it, and `Source` can give
+it.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ Places: TypeAlias = Callable[[int], str]
 
 
 class RecordPlace(NamedTuple):
-    """Where a record is; its text is how errors name the record. The offset is None where none is known."""
+    """Where a record is; its text is how errors name the record. The offset is None where none is
+    known.
+    """
 
     path: str
     offset: int | None
@@ -71,7 +75,9 @@ def place_of(samples: object, number: int) -> str | None:
 
 
 class _LeftOut(Enum):
-    """In place of a sample whose record failed, where ``on_error="skip"``, until the batch is whole."""
+    """In place of a sample whose record failed, where ``on_error="skip"``, until the batch is
+    whole.
+    """
 
     LEFT_OUT = auto()
 
@@ -79,14 +85,22 @@ class _LeftOut(Enum):
 LEFT_OUT = _LeftOut.LEFT_OUT
 
 
-def transform_each(transform: Callable[[Any], Any], samples: Sequence[Any], errors: ErrorLog = RAISES) -> SampleList:
+def transform_each(
+    transform: Callable[[Any], Any], samples: Sequence[Any], errors: ErrorLog = RAISES
+) -> SampleList:
     """Apply the transform to each sample; see `transform_one`."""
     places: Places | None = getattr(samples, "places", None)
-    return SampleList([transform_one(transform, *pair, places, errors) for pair in enumerate(samples)], places)
+    return SampleList(
+        [transform_one(transform, *pair, places, errors) for pair in enumerate(samples)], places
+    )
 
 
 def transform_one(
-    transform: Callable[[Any], Any], number: int, sample: Any, places: Places | None, errors: ErrorLog = RAISES
+    transform: Callable[[Any], Any],
+    number: int,
+    sample: Any,
+    places: Places | None,
+    errors: ErrorLog = RAISES,
 ) -> Any:
     """Apply the transform to one sample; an exception in it gets a note that names record `number`.
 
@@ -120,7 +134,9 @@ def without_left_out(samples: Sequence[Any]) -> Sequence[Any]:
     if len(kept) == len(samples):
         return samples
     places = samples.places
-    return SampleList([samples[number] for number in kept], places and (lambda number: places(kept[number])))
+    return SampleList(
+        [samples[number] for number in kept], places and (lambda number: places(kept[number]))
+    )
 
 
 def _named(places: Places | None, number: int) -> str:
@@ -137,16 +153,20 @@ def _note_place(error: Exception, places: Places | None, number: int) -> None:
 
 
 def check_for_torch(samples: Sequence[object], places: Places | None) -> None:
-    """ValueError if samples have features of different sizes, which ``default_collate`` cannot stack.
+    """ValueError if samples have features of different sizes, which ``default_collate`` cannot
+    stack.
 
-    torch's own error, "stack expects each tensor to be equal size", does not say what to do about it.
+    torch's own error, "stack expects each tensor to be equal size", does not say what to do about
+    it.
     """
     sizes = dict(_sizes(samples[0], ""))
     for number in range(1, len(samples)):
         _check_sizes(sizes, samples[number], number, places)
 
 
-def _check_sizes(sizes: Mapping[str, list[int]], sample: object, number: int, places: Places | None) -> None:
+def _check_sizes(
+    sizes: Mapping[str, list[int]], sample: object, number: int, places: Places | None
+) -> None:
     for name, size in _sizes(sample, ""):
         if sizes.get(name, size) != size:
             where = "" if places is None else f" ({places(number)})"

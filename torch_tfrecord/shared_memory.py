@@ -1,14 +1,16 @@
-"""Memory in which a DataLoader worker makes batches and the main process reads them, reused and without a copy.
+"""Memory in which a DataLoader worker makes batches and the main process reads them, reused and
+without a copy.
 
-Each worker has one unnamed file (``memfd_create``): it is not in /dev/shm, whose size does not matter, and the system
-frees the memory however both processes end. Both map it once. Pieces of it hold the columns of batches, each with its
-holders in front of it: the worker that fills it, a message being sent, the main process's tensors, and the processes
-forked while there were any, until they end. Without a holder the worker reuses the piece. If you keep a batch, its
-pieces stay in use and the file grows.
+Each worker has one unnamed file (``memfd_create``): it is not in /dev/shm, whose size does not
+matter, and the system frees the memory however both processes end. Both map it once. Pieces of it
+hold the columns of batches, each with its holders in front of it: the worker that fills it, a
+message being sent, the main process's tensors, and the processes forked while there were any, until
+they end. Without a holder the worker reuses the piece. If you keep a batch, its pieces stay in use
+and the file grows.
 
-The main process opens the file through /proc/<pid>/fd. Where its address space is limited (``ulimit -v``) it maps each
-piece alone, and a worker maps at most a quarter of the limit. Where none of this is possible (not Linux, no compiled
-core), torch sends the batches itself.
+The main process opens the file through /proc/<pid>/fd. Where its address space is limited (``ulimit
+-v``) it maps each piece alone, and a worker maps at most a quarter of the limit. Where none of this
+is possible (not Linux, no compiled core), torch sends the batches itself.
 """
 
 from __future__ import annotations
@@ -29,13 +31,15 @@ from torch_tfrecord.native import optional_module
 
 __all__ = ["MemoryName", "WorkerMemory", "attach", "worker_memory"]
 
-# Address space, not memory: only used pages take memory. Smaller sizes are for systems that limit address space.
+# Address space, not memory: only used pages take memory. Smaller sizes are for systems that limit
+# address space.
 _SIZES = (1 << 36, 1 << 34, 1 << 32, 1 << 30)
 _PAGE = 1 << 12
 _TOKEN_BYTES = 16
 # How many pieces are checked at each allocation for whether they are still held.
 _POLLED = 8
-# A piece that was not used for this many allocations is returned to the system; checked every _TRIMMED_EACH of them.
+# A piece that was not used for this many allocations is returned to the system; checked every
+# _TRIMMED_EACH of them.
 _IDLE, _TRIMMED_EACH = 256, 32
 
 
@@ -49,7 +53,9 @@ class MemoryName(NamedTuple):
 
 
 class _Block:
-    """Room for a piece: where it begins, its bytes including the header, and which parts of the data were sent."""
+    """Room for a piece: where it begins, its bytes including the header, and which parts of the
+    data were sent.
+    """
 
     __slots__ = ("capacity", "last_used", "sent", "start")
 
@@ -68,21 +74,30 @@ class WorkerMemory:
 
     def __init__(self) -> None:
         self._native: Any = optional_module("shared")
-        if self._native is None or not hasattr(os, "memfd_create") or not hasattr(os, "posix_fallocate"):
+        if (
+            self._native is None
+            or not hasattr(os, "memfd_create")
+            or not hasattr(os, "posix_fallocate")
+        ):
             raise OSError("needs Linux and the compiled core")
-        os.listdir(f"/proc/{os.getppid()}/fd")  # OSError unless processes of this user see each other's files there
+        # OSError unless processes of this user see each other's files there
+        os.listdir(f"/proc/{os.getppid()}/fd")
         self._fd = os.memfd_create("torch_tfrecord")
         token = os.urandom(_TOKEN_BYTES)
         try:
             self._mapping = self._map()
             os.posix_fallocate(self._fd, 0, _PAGE)
-            self._mapping.forget(0, _PAGE)  # OSError if the system cannot take memory back, as in some sandboxes
+            # OSError if the system cannot take memory back, as in some sandboxes
+            self._mapping.forget(0, _PAGE)
             os.posix_fallocate(self._fd, 0, _PAGE)
             os.pwrite(self._fd, token, 0)
         except BaseException:
             os.close(self._fd)
             raise
-        self._address, self._header_bytes = int(self._mapping.address), int(self._native.HEADER_BYTES)
+        self._address, self._header_bytes = (
+            int(self._mapping.address),
+            int(self._native.HEADER_BYTES),
+        )
         self.pid = os.getpid()
         self.name = MemoryName(self.pid, self._fd, self._mapping.size, token)
         self._lock = threading.Lock()
@@ -140,7 +155,8 @@ class WorkerMemory:
         if start + capacity > self._mapping.size:
             return None
         try:
-            os.posix_fallocate(self._fd, start, capacity)  # without it, a write may kill the process (SIGBUS)
+            # without it, a write may kill the process (SIGBUS)
+            os.posix_fallocate(self._fd, start, capacity)
         except OSError as error:
             _warn(f"cannot allocate {capacity} bytes ({error.strerror})")
             return None
@@ -173,10 +189,11 @@ class WorkerMemory:
             return sum(block.capacity for block in self._blocks.values())
 
     def send(self, address: int, num_bytes: int) -> tuple[int, int] | None:
-        """The place of memory that a message may send without a copy: the piece's start, and the offset from it.
+        """The place of memory that a message may send without a copy: the piece's start, and the
+        offset from it.
 
-        None for memory that is not this worker's, or was sent before: no other receiver may see what the first one
-        writes there.
+        None for memory that is not this worker's, or was sent before: no other receiver may see
+        what the first one writes there.
         """
         place = address - self._address
         if not 0 <= place < self.name.size:
@@ -194,12 +211,16 @@ class WorkerMemory:
         return block.start, begin - self._header_bytes
 
     def hold(self, start: int) -> tuple[int, int]:
-        """Hold a piece for a message's receiver; returns the arguments for `Piece`: its start and its bytes."""
+        """Hold a piece for a message's receiver; returns the arguments for `Piece`: its start and
+        its bytes.
+        """
         self._mapping.hold(start)
         return start, self._blocks[start].capacity - self._header_bytes
 
     def release(self) -> None:
-        """Return everything that is not held to the system, at the worker's end: batches may be kept for long."""
+        """Return everything that is not held to the system, at the worker's end: batches may be
+        kept for long.
+        """
         with self._lock:
             for block in self._blocks.values():
                 if not self._mapping.holders(block.start):
@@ -207,7 +228,9 @@ class WorkerMemory:
 
 
 def _rounded(size: int) -> int:
-    """Rounded up in steps of an eighth, so that batches of similar size can reuse each other's pieces."""
+    """Rounded up in steps of an eighth, so that batches of similar size can reuse each other's
+    pieces.
+    """
     step = max(_PAGE, 1 << max(0, size.bit_length() - 4))
     return -(-size // step) * step
 
@@ -229,7 +252,9 @@ _FAILED_IN = 0  # pid of the process that could not get any
 
 
 def worker_memory() -> WorkerMemory | None:
-    """This process's memory for batches, if it is a DataLoader worker and the system can share memory."""
+    """This process's memory for batches, if it is a DataLoader worker and the system can share
+    memory.
+    """
     global _MEMORY, _FAILED_IN
     data = sys.modules.get("torch.utils.data")  # reading records does not need torch
     if data is None or data.get_worker_info() is None:
@@ -239,7 +264,8 @@ def worker_memory() -> WorkerMemory | None:
         try:
             _MEMORY = WorkerMemory()
             _ATTACHED.clear()  # inherited from the main process if this one was forked
-            multiprocessing.util.Finalize(None, _MEMORY.release, exitpriority=-100)  # after the queue's thread
+            # after the queue's thread
+            multiprocessing.util.Finalize(None, _MEMORY.release, exitpriority=-100)
         except OSError:
             _MEMORY, _FAILED_IN = None, pid
     return _MEMORY
@@ -260,7 +286,8 @@ _ATTACHED: dict[bytes, tuple[int, Any]] = {}
 
 
 def attach(name: MemoryName, start: int, num_bytes: int) -> Any:
-    """A piece of a worker's memory, which is held for the caller; the arguments are those of `hold`.
+    """A piece of a worker's memory, which is held for the caller; the arguments are those of
+    `hold`.
 
     Raises:
         RuntimeError: The worker has ended, or this process has no room for the piece.
@@ -294,13 +321,23 @@ def _map(name: MemoryName, size: int, begin: int = 0) -> Any:
         finally:
             os.close(fd)
     except FileNotFoundError as error:
-        raise RuntimeError(f"{worker} has ended before its batch was received: {error.strerror}") from error
+        raise RuntimeError(
+            f"{worker} has ended before its batch was received: {error.strerror}"
+        ) from error
     except OSError as error:
         limit = _address_limit()
-        reason = "" if limit is None else f"; the address space of this process is limited to {limit} bytes (ulimit -v)"
-        raise RuntimeError(f"{worker}: cannot map {size} bytes of its memory: {error.strerror}{reason}") from error
+        reason = (
+            ""
+            if limit is None
+            else f"; the address space of this process is limited to {limit} bytes (ulimit -v)"
+        )
+        raise RuntimeError(
+            f"{worker}: cannot map {size} bytes of its memory: {error.strerror}{reason}"
+        ) from error
     if token != name.token:
-        raise RuntimeError(f"{worker} has ended before its batch was received: another process has its pid")
+        raise RuntimeError(
+            f"{worker} has ended before its batch was received: another process has its pid"
+        )
     return mapping
 
 

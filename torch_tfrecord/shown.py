@@ -1,4 +1,6 @@
-"""Text for errors and `repr`: printable, bounded in length, and without secrets of a dataset or loader."""
+"""Text for errors and `repr`: printable, bounded in length, and without secrets of a dataset or
+loader.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +27,9 @@ _MOST_NAMES = 8
 _MOST_LETTERS = 120
 _MOST_BYTES = 1500  # of an error's message, without the path
 
-# Parts of a URL that may hold secrets: user name and password before the host, and the query after `?`. What stands
-# before the host for Azure is a container, and `?` without `=` is a pattern, but for http.
+# Parts of a URL that may hold secrets: user name and password before the host, and the query after
+# `?`. What stands before the host for Azure is a container, and `?` without `=` is a pattern, but
+# for http.
 _USER = re.compile(r"(?<=://)(?<!abfs://)(?<!abfss://)[^/?#\s]*@")
 _QUERY = re.compile(
     r"(https?://[^?\n]*\?|https?://[^\s?#]*#|://[^\s?]*\?(?=\S*=))"
@@ -45,7 +48,8 @@ def without_secrets(text: str) -> str:
 
 
 def printable(text: str) -> str:
-    r"""`without_secrets`, as any terminal, log or JSON accepts it; bytes of a file name that are not UTF-8 as ``\xNN``.
+    r"""`without_secrets`, as any terminal, log or JSON accepts it; bytes of a file name that are
+    not UTF-8 as ``\xNN``.
 
     Example:
         >>> print(printable("caf" + chr(0xDCE9) + ".tfrecord"))
@@ -76,11 +80,16 @@ class _Short(reprlib.Repr):
 
     def repr_int(self, x: int, level: int) -> str:
         # Python refuses to convert much longer integers to text.
-        return repr(x) if x.bit_length() <= 4 * _MOST_LETTERS else f"an integer of {x.bit_length()} bits"
+        return (
+            repr(x)
+            if x.bit_length() <= 4 * _MOST_LETTERS
+            else f"an integer of {x.bit_length()} bits"
+        )
 
 
 def shown_value(value: object, limit: int = 4 * _MOST_LETTERS) -> str:
-    """The repr of any value, as from a damaged file: it may be long, deeply nested, or a number of many digits.
+    """The repr of any value, as from a damaged file: it may be long, deeply nested, or a number of
+    many digits.
 
     Example:
         >>> shown_value([3, {"a": 10**10000}])
@@ -103,7 +112,9 @@ def shown_files(files: Sequence[str]) -> str:
 
 
 def shown_transform(name: str, transform: object) -> str:
-    """A transform's name without its arguments, which may be secret or long; empty if there is none."""
+    """A transform's name without its arguments, which may be secret or long; empty if there is
+    none.
+    """
     if transform is None:
         return ""
     return f", {name}={shown_callable(transform)}"
@@ -128,7 +139,9 @@ def shown_features(features: object) -> str:
 
 
 def shown_items(datasets: Sequence[object]) -> str:
-    """The first few of several datasets: ours by their repr, others, which may show anything, by class."""
+    """The first few of several datasets: ours by their repr, others, which may show anything, by
+    class.
+    """
     return shown_list(datasets, _shown_item)
 
 

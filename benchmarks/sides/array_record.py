@@ -1,4 +1,6 @@
-"""ArrayRecord: the same records in a file of its own format, in groups of one, uncompressed, its fastest for this."""
+"""ArrayRecord: the same records in a file of its own format, in groups of one, uncompressed, its
+fastest for this.
+"""
 
 from __future__ import annotations
 
@@ -20,14 +22,19 @@ def open_side(job: Job) -> Side:
     path = Path(job.path).with_suffix(".array_record")
     if not path.exists():
         _write(path, _records(job.path))
-    # One record by a seek: its `read([position])` takes a hundred times as long, and so does the data source's [i].
-    reader = ArrayRecordReader(str(path), "readahead_buffer_size:0,max_parallelism:0", file_reader_buffer_size=1 << 15)
+    # One record by a seek: its `read([position])` takes a hundred times as long, and so does the
+    # data source's [i].
+    reader = ArrayRecordReader(
+        str(path), "readahead_buffer_size:0,max_parallelism:0", file_reader_buffer_size=1 << 15
+    )
 
     def one(position: int) -> bytes:
         reader.seek(position)
         return reader.read()
 
-    return side_at_random(job, one, ArrayRecordDataSource([str(path)]).__getitems__, positions_of(job))
+    return side_at_random(
+        job, one, ArrayRecordDataSource([str(path)]).__getitems__, positions_of(job)
+    )
 
 
 def _records(path: str) -> Iterator[bytes]:

@@ -15,11 +15,16 @@ _MOST = 40_000
 
 def positions_of(job: Job) -> list[int]:
     """A number of positions at random that batches of 1,024 share out evenly; some come twice."""
-    return random.Random(0).choices(range(job.count), k=min(_MOST, job.count) // 1024 * 1024 or 1024)
+    return random.Random(0).choices(
+        range(job.count), k=min(_MOST, job.count) // 1024 * 1024 or 1024
+    )
 
 
 def side_at_random(
-    job: Job, one: Callable[[int], bytes], several: Callable[[Sequence[int]], Sequence[bytes]], keys: Sequence[Any]
+    job: Job,
+    one: Callable[[int], bytes],
+    several: Callable[[Sequence[int]], Sequence[bytes]],
+    keys: Sequence[Any],
 ) -> Side:
     """One by one, or in batches of the size that the variant's name ends in.
 

@@ -1,4 +1,6 @@
-"""DALI's CPU pipeline: its TFRecord reader, decoding of the crop's region, fused flip and normalisation."""
+"""DALI's CPU pipeline: its TFRecord reader, decoding of the crop's region, fused flip and
+normalisation.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +15,16 @@ from workloads import CROP, MEAN, STD
 
 __all__ = ["open_side"]
 
-# Batches taken before the clock starts, so that those which it made while it was waiting do not count.
+# Batches taken before the clock starts, so that those which it made while it was waiting do not
+# count.
 _LEAD_IN = 4
 
 
 def open_side(job: Job) -> Side:
     """The pipeline of DALI's ImageNet example."""
-    pipeline = _pipeline(job, batch_size=job.workload.batch_size, num_threads=job.threads, device_id=None, seed=0)
+    pipeline = _pipeline(
+        job, batch_size=job.workload.batch_size, num_threads=job.threads, device_id=None, seed=0
+    )
     pipeline.build()
 
     def prepare() -> None:
@@ -33,7 +38,10 @@ def open_side(job: Job) -> Side:
 
     return Side(
         items=items,
-        columns=lambda batch: {"image": np.asarray(batch[0].as_tensor()), "label": np.asarray(batch[1].as_tensor())},
+        columns=lambda batch: {
+            "image": np.asarray(batch[0].as_tensor()),
+            "label": np.asarray(batch[1].as_tensor()),
+        },
         size=lambda batch: len(batch[0]),
         prepare=prepare,
     )
@@ -51,7 +59,10 @@ def _pipeline(job: Job) -> Any:
     )
     in_float = job.workload.name != "images-uint8"
     image = fn.decoders.image_random_crop(
-        values["image"], output_type=types.RGB, random_area=(0.08, 1.0), random_aspect_ratio=(3 / 4, 4 / 3)
+        values["image"],
+        output_type=types.RGB,
+        random_area=(0.08, 1.0),
+        random_aspect_ratio=(3 / 4, 4 / 3),
     )
     image = fn.resize(image, resize_x=CROP, resize_y=CROP)
     image = fn.crop_mirror_normalize(

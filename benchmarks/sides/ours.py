@@ -96,7 +96,9 @@ def _loader(job: Job) -> Side:
 def _features(job: Job) -> tuple[Any, Any]:
     if job.workload.corpus != "images":
         return _features_of(job.workload.corpus), None
-    return _image_features(fused=job.variant.startswith("fused"), in_float=job.workload.name == "images")
+    return _image_features(
+        fused=job.variant.startswith("fused"), in_float=job.workload.name == "images"
+    )
 
 
 def _image_features(*, fused: bool, in_float: bool = True) -> tuple[dict[str, Any], Any]:
@@ -104,7 +106,10 @@ def _image_features(*, fused: bool, in_float: bool = True) -> tuple[dict[str, An
     label = FixedLenFeature((), torch.int64)
     if fused:
         crop = RandomResizedCrop(CROP, horizontal_flip=0.5)
-        return {"image": Image(crop=crop, normalize=(MEAN, STD) if in_float else None), "label": label}, None
+        return {
+            "image": Image(crop=crop, normalize=(MEAN, STD) if in_float else None),
+            "label": label,
+        }, None
     to_float = [v2.ToDtype(torch.float32, scale=True), v2.Normalize(MEAN, STD)] if in_float else []
     steps = [v2.RandomResizedCrop(CROP), v2.RandomHorizontalFlip(), *to_float]
     return {"image": Image(), "label": label}, v2.Compose(steps)
@@ -137,10 +142,14 @@ def _door(job: Job) -> Side:
     if job.variant == "sequence_function":
         return _sequence_function(job, features)
     columns = (
-        _sequence if isinstance(features, SequenceFeatures) else partial(_flat, padded=job.workload.corpus == "ragged")
+        _sequence
+        if isinstance(features, SequenceFeatures)
+        else partial(_flat, padded=job.workload.corpus == "ragged")
     )
     size = job.workload.batch_size if job.variant == "with_stream" else None
-    return _ways(job, dataset, lambda: TFRecordIterableDataset(job.path, features, batch_size=size), columns)
+    return _ways(
+        job, dataset, lambda: TFRecordIterableDataset(job.path, features, batch_size=size), columns
+    )
 
 
 def _features_of(corpus: str) -> Any:
@@ -151,14 +160,23 @@ def _features_of(corpus: str) -> Any:
         return {"words": VarLenFeature(bytes), "ids": ints, "title": Text(), "label": label}
     if corpus == "sequences":
         state = FixedLenSequenceFeature((32,), torch.float32)
-        return SequenceFeatures({"id": label}, {"frame": FixedLenSequenceFeature((), bytes), "state": state})
-    return {name: FixedLenFeature(shape, _DTYPES[kind]) for name, (kind, shape) in columns_of(corpus).items()}
+        return SequenceFeatures(
+            {"id": label}, {"frame": FixedLenSequenceFeature((), bytes), "state": state}
+        )
+    return {
+        name: FixedLenFeature(shape, _DTYPES[kind])
+        for name, (kind, shape) in columns_of(corpus).items()
+    }
 
 
-def _ways(job: Job, dataset: Any, stream: Callable[[], Any], columns: Callable[[Any], Mapping[str, Any]]) -> Side:
+def _ways(
+    job: Job, dataset: Any, stream: Callable[[], Any], columns: Callable[[Any], Mapping[str, Any]]
+) -> Side:
     size = job.workload.batch_size
     if job.variant == "ds_i":
-        return Side(lambda: map(dataset.__getitem__, range(len(dataset))), _of_one(columns), is_single=True)
+        return Side(
+            lambda: map(dataset.__getitem__, range(len(dataset))), _of_one(columns), is_single=True
+        )
     plain = {"num_workers": 0, "batch_size": size}
     workers: Any = {"num_workers": 2, "persistent_workers": True}
     loaders: dict[str, Callable[[], Iterable[Any]]] = {
@@ -177,7 +195,8 @@ def _ways(job: Job, dataset: Any, stream: Callable[[], Any], columns: Callable[[
         "stream_torch": lambda: DataLoader(stream(), **plain),
     }
     loader = loaders[job.variant]()
-    return Side(lambda: loader, columns, _rows_of, ordered=job.variant != "with_stream")  # each worker has its part
+    # each worker has its part
+    return Side(lambda: loader, columns, _rows_of, ordered=job.variant != "with_stream")
 
 
 class _Ready(Dataset[Any]):
@@ -231,7 +250,11 @@ def _column(column: Any, padded: bool = False) -> Any:
         if column.is_nested:
             column = column.to_padded_tensor(0) if padded else column
             return [row.numpy().tobytes() for row in column.unbind()]
-        return [row.tobytes() for row in column.numpy()] if padded and column.ndim > 1 else column.numpy()
+        return (
+            [row.tobytes() for row in column.numpy()]
+            if padded and column.ndim > 1
+            else column.numpy()
+        )
     if column and isinstance(column[0], list):
         return [b"\n".join(row) for row in column]
     return [text.encode() if isinstance(text, str) else text for text in column]
@@ -242,7 +265,9 @@ def _sequence(batch: Any) -> dict[str, Any]:
     columns = _flat({**context, **sequences})
     if isinstance(columns["state"], np.ndarray):  # padded, by parse_sequence_example
         lengths = batch[2]["state"].tolist()
-        columns["state"] = [row[:length].tobytes() for row, length in zip(columns["state"], lengths, strict=True)]
+        columns["state"] = [
+            row[:length].tobytes() for row, length in zip(columns["state"], lengths, strict=True)
+        ]
         frames = zip(sequences["frame"], lengths, strict=True)
         columns["frame"] = [b"\n".join(row[:length]) for row, length in frames]
     return columns
@@ -252,7 +277,9 @@ def _detection(batch: Mapping[str, Any]) -> dict[str, Any]:
     objects, author = batch["objects"], batch["meta"]["author"]
     return {
         "image": np.moveaxis(batch["image"].numpy(), 1, -1),
-        "bbox": np.concatenate([np.asarray(boxes)[:, [1, 0, 3, 2]] / 64 for boxes in objects["bbox"]]),
+        "bbox": np.concatenate(
+            [np.asarray(boxes)[:, [1, 0, 3, 2]] / 64 for boxes in objects["bbox"]]
+        ),
         "label": _column(objects["label"]),
         "area": _column(objects["area"]),
         "caption": _column(batch["caption"]),
@@ -263,7 +290,9 @@ def _detection(batch: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _its_tensors(job: Job, dataset: TFRecordDataset) -> Side:
-    """The scalars of `ds[i]` as tensors, from a row of floats and one of integers that are ready: torch's own cost."""
+    """The scalars of `ds[i]` as tensors, from a row of floats and one of integers that are ready:
+    torch's own cost.
+    """
     names = [[name for name in columns_of(job.workload.corpus) if name[0] == kind] for kind in "fi"]
     rows: tuple[list[torch.Tensor], list[torch.Tensor]] = ([], [])
     for batch in make_dataloader(dataset, 1024, shuffle=False):
@@ -284,19 +313,26 @@ def _sequence_function(job: Job, features: SequenceFeatures) -> Side:
     def items() -> Iterable[Any]:
         records = read_records(job.path)
         while block := [*itertools.islice(records, job.workload.batch_size)]:
-            yield parse_sequence_example(block, features.context_features, features.sequence_features)
+            yield parse_sequence_example(
+                block, features.context_features, features.sequence_features
+            )
 
     return Side(items, _sequence, _rows_of)
 
 
 def _image_ways(job: Job) -> Side:
     features, transform = _image_features(fused=job.variant.startswith("crop"))
-    dataset, size = TFRecordDataset(job.path, features, transform=transform), job.workload.batch_size
+    dataset, size = (
+        TFRecordDataset(job.path, features, transform=transform),
+        job.workload.batch_size,
+    )
     way = job.variant.partition("_")[2]
     if way == "process":
         loader: Any = DataLoader(dataset, size, num_workers=0, collate_fn=collate)
     elif way == "threads":
         loader = make_dataloader(dataset, size, shuffle=False, num_threads=2)
     else:
-        loader = make_dataloader(dataset, size, shuffle=False, num_workers=2, persistent_workers=True)
+        loader = make_dataloader(
+            dataset, size, shuffle=False, num_workers=2, persistent_workers=True
+        )
     return Side(lambda: loader, _flat, _rows_of)

@@ -1,4 +1,6 @@
-"""tf.data, as its performance guide says: batches, parsed by parallel maps, prefetched. It hands out TF tensors."""
+"""tf.data, as its performance guide says: batches, parsed by parallel maps, prefetched. It hands
+out TF tensors.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,8 @@ def open_side(job: Job) -> Side:
 
 
 def _raw(job: Job) -> Side:
-    # Record by record its Python iterator is several times slower, and so is reduce(), which hands nothing out.
+    # Record by record its Python iterator is several times slower, and so is reduce(), which hands
+    # nothing out.
     dataset = _records(job).batch(1024).prefetch(_AUTO)
     return Side(
         items=lambda: dataset,
@@ -53,7 +56,11 @@ def _records(job: Job) -> tf.data.Dataset:
 
 def _examples(job: Job) -> tf.data.Dataset:
     spec = _spec(job)
-    return _records(job).batch(job.workload.batch_size).map(lambda batch: tf.io.parse_example(batch, spec), _AUTO)
+    return (
+        _records(job)
+        .batch(job.workload.batch_size)
+        .map(lambda batch: tf.io.parse_example(batch, spec), _AUTO)
+    )
 
 
 def _images(job: Job) -> tf.data.Dataset:
@@ -67,7 +74,9 @@ def _images(job: Job) -> tf.data.Dataset:
 
 
 def _augment(data: tf.Tensor) -> tf.Tensor:
-    """Decode a random region only, resize it with antialiasing as the others do, flip, normalise, channels first."""
+    """Decode a random region only, resize it with antialiasing as the others do, flip, normalise,
+    channels first.
+    """
     begin, size, _ = tf.image.sample_distorted_bounding_box(
         tf.image.extract_jpeg_shape(data),
         tf.zeros((1, 0, 4)),
@@ -109,18 +118,32 @@ def _door(job: Job) -> Side:
 def _spec(job: Job) -> dict[str, Any]:
     label = tf.io.FixedLenFeature([], tf.int64)
     if job.workload.corpus == "ragged":
-        ints, floats = (tf.io.FixedLenSequenceFeature([], kind, allow_missing=True) for kind in (tf.int64, tf.float32))
+        ints, floats = (
+            tf.io.FixedLenSequenceFeature([], kind, allow_missing=True)
+            for kind in (tf.int64, tf.float32)
+        )
         return {"ids": ints, "weights": floats, "kinds": ints, "label": label}
     if job.workload.corpus == "texts":
         several = tf.io.VarLenFeature if job.variant == "sparse" else tf.io.RaggedFeature
         title = tf.io.FixedLenFeature([], tf.string)
-        return {"words": several(tf.string), "ids": several(tf.int64), "title": title, "label": label}
+        return {
+            "words": several(tf.string),
+            "ids": several(tf.int64),
+            "title": title,
+            "label": label,
+        }
     columns = columns_of(job.workload.corpus)
-    return {name: tf.io.FixedLenFeature(shape, _KINDS[kind]) for name, (kind, shape) in columns.items()}
+    return {
+        name: tf.io.FixedLenFeature(shape, _KINDS[kind]) for name, (kind, shape) in columns.items()
+    }
 
 
 def _singles(dataset: tf.data.Dataset) -> Side:
-    return Side(lambda: dataset, lambda sample: {k: v.numpy()[None] for k, v in sample.items()}, is_single=True)
+    return Side(
+        lambda: dataset,
+        lambda sample: {k: v.numpy()[None] for k, v in sample.items()},
+        is_single=True,
+    )
 
 
 def _to_python(batch: Mapping[str, Any]) -> dict[str, Any]:
@@ -136,7 +159,10 @@ def _flat(batch: Mapping[str, Any]) -> dict[str, Any]:
 def _padded(batch: Mapping[str, Any]) -> dict[str, Any]:
     """A padded row as bytes: the batches are of several widths."""
     columns = {name: column.numpy() for name, column in batch.items()}
-    return {name: one if one.ndim == 1 else [row.tobytes() for row in one] for name, one in columns.items()}
+    return {
+        name: one if one.ndim == 1 else [row.tobytes() for row in one]
+        for name, one in columns.items()
+    }
 
 
 def _column(column: Any) -> Any:
@@ -163,19 +189,29 @@ def _sequences(job: Job) -> Side:
     def columns(batch: Any) -> dict[str, Any]:
         ids, values, lengths = batch[0]["id"].numpy(), batch[1], batch[2]["state"].numpy().tolist()
         pairs = zip(values["frame"].numpy().tolist(), values["state"].numpy(), lengths, strict=True)
-        rows = [(b"\n".join(frame[:length]), state[:length].tobytes()) for frame, state, length in pairs]
+        rows = [
+            (b"\n".join(frame[:length]), state[:length].tobytes()) for frame, state, length in pairs
+        ]
         return {"id": ids, "frame": [row[0] for row in rows], "state": [row[1] for row in rows]}
 
     def column_of_one(sample: Any) -> dict[str, Any]:
         frame, state = sample[1]["frame"].numpy().tolist(), sample[1]["state"].numpy()
-        return {"id": sample[0]["id"].numpy()[None], "frame": [b"\n".join(frame)], "state": [state.tobytes()]}
+        return {
+            "id": sample[0]["id"].numpy()[None],
+            "frame": [b"\n".join(frame)],
+            "state": [state.tobytes()],
+        }
 
     if job.variant == "parse_sequence_example":
         dataset = _records(job).batch(job.workload.batch_size)
-        dataset = dataset.map(lambda batch: tf.io.parse_sequence_example(batch, context, frames), _AUTO)
+        dataset = dataset.map(
+            lambda batch: tf.io.parse_sequence_example(batch, context, frames), _AUTO
+        )
         dataset = dataset.prefetch(_AUTO)
         return Side(lambda: dataset, columns, lambda batch: batch[0]["id"].shape[0])
-    singles = _records(job).map(lambda one: tf.io.parse_single_sequence_example(one, context, frames), _AUTO)
+    singles = _records(job).map(
+        lambda one: tf.io.parse_single_sequence_example(one, context, frames), _AUTO
+    )
     singles = singles.prefetch(_AUTO)
     return Side(lambda: singles, column_of_one, is_single=True)
 

@@ -1,4 +1,6 @@
-"""The package `tfd-utils`: records by key, its fastest way (`use_pread`); no checksums, no batches."""
+"""The package `tfd-utils`: records by key, its fastest way (`use_pread`); no checksums, no
+batches.
+"""
 
 from __future__ import annotations
 

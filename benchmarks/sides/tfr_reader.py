@@ -1,4 +1,6 @@
-"""The package `tfr-reader`: its dataset by position, and its compiled reader of raw records; no checksums."""
+"""The package `tfr-reader`: its dataset by position, and its compiled reader of raw records; no
+checksums.
+"""
 
 from __future__ import annotations
 

@@ -54,7 +54,8 @@ def _loader(job: Job) -> Side:
 
     columns = columns_of(job.workload.corpus)
     workers = int(job.variant[0])
-    # Without an index each worker yields everything; with one and no worker it begins at a random record.
+    # Without an index each worker yields everything; with one and no worker it begins at a random
+    # record.
     dataset = TFRecordDataset(
         job.path,
         job.index_path if workers else None,
@@ -62,14 +63,22 @@ def _loader(job: Job) -> Side:
         transform=_augment() if job.workload.corpus == "images" else None,
     )
     loader = DataLoader(
-        dataset, batch_size=job.workload.batch_size, num_workers=workers, persistent_workers=workers > 0
+        dataset,
+        batch_size=job.workload.batch_size,
+        num_workers=workers,
+        persistent_workers=workers > 0,
     )
     first = next(iter(columns))
-    shapes = {name: shape if kind != "byte" else (3, CROP, CROP) for name, (kind, shape) in columns.items()}
+    shapes = {
+        name: shape if kind != "byte" else (3, CROP, CROP)
+        for name, (kind, shape) in columns.items()
+    }
     return Side(
         items=lambda: loader,
         # A scalar comes as an array of one.
-        columns=lambda batch: {name: batch[name].numpy().reshape(-1, *shape) for name, shape in shapes.items()},
+        columns=lambda batch: {
+            name: batch[name].numpy().reshape(-1, *shape) for name, shape in shapes.items()
+        },
         size=lambda batch: len(batch[first]),
         ordered=workers < 2,
     )

@@ -1,4 +1,6 @@
-"""What our docstrings write otherwise than Griffe's Google style: `Example:`, `::` before a block, Sphinx's roles."""
+"""What our docstrings write otherwise than Griffe's Google style: `Example:`, `::` before a block,
+Sphinx's roles.
+"""
 
 import re
 from typing import Any

@@ -1,6 +1,8 @@
-"""What the site shows from outside docs/: the changelog, and each file of the repository that a page links to.
+"""What the site shows from outside docs/: the changelog, and each file of the repository that a
+page links to.
 
-Also warns of links to what the site does not have: MkDocs itself only notes links to files that it leaves out.
+Also warns of links to what the site does not have: MkDocs itself only notes links to files that it
+leaves out.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ _NOT_SEARCHED = "---\nsearch:\n  exclude: true\n---\n"
 _LINK = re.compile(r"(?<=\]\()(\.\./[^)#\s]+)")
 _BUILT_LINK = re.compile(r'<(?:a|img)\b[^>]* (?:href|src)="([^"#?:]+)[^":]*"')
 _PATHS: dict[str, str] = {}  # of the files outside docs/ that pages show
-_LOG = logging.getLogger("mkdocs.hooks.pages")  # below MkDocs's own, whose warnings end a strict build
+# below MkDocs's own, whose warnings end a strict build
+_LOG = logging.getLogger("mkdocs.hooks.pages")
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -58,7 +61,11 @@ def on_post_build(config: MkDocsConfig) -> None:
             continue  # its links begin at the site's address
         for link in dict.fromkeys(_BUILT_LINK.findall(page.read_text(encoding="utf-8"))):
             if not (page.parent / unquote(link)).is_file():
-                _LOG.warning("%r links to %r, which is not in the site", page.relative_to(site).as_posix(), link)
+                _LOG.warning(
+                    "%r links to %r, which is not in the site",
+                    page.relative_to(site).as_posix(),
+                    link,
+                )
 
 
 def _linked(page: str, link: str) -> str:
@@ -70,7 +77,8 @@ def _page_of(path: str) -> str:
     """The page, in docs/, that shows a file of the repository."""
     if path.startswith("docs/"):
         return path.removeprefix("docs/")
-    name = "/".join(part.lstrip(".") for part in PurePosixPath(path).parts)  # MkDocs leaves hidden files out
+    # MkDocs leaves hidden files out
+    name = "/".join(part.lstrip(".") for part in PurePosixPath(path).parts)
     return f"repository/{name}" if name.endswith(".md") else f"repository/{name}.md"
 
 

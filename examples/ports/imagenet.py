@@ -13,7 +13,9 @@ FEATURES = {
     "image": Image(key="image/encoded"),
     "label": FixedLenFeature((), torch.int64, key="image/class/label"),
 }
-PREPARE = v2.Compose([v2.ToDtype(torch.float32), v2.Resize((SIZE, SIZE), antialias=False), v2.Normalize(MEAN, STD)])
+PREPARE = v2.Compose(
+    [v2.ToDtype(torch.float32), v2.Resize((SIZE, SIZE), antialias=False), v2.Normalize(MEAN, STD)]
+)
 
 
 def central_crop(image, fraction):

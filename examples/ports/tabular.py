@@ -14,4 +14,6 @@ FEATURES = {
 
 
 def pipeline(pattern, batch_size, num_workers=0):
-    return make_dataloader(pattern, batch_size, FEATURES, label_key="clicked", shuffle=False, num_workers=num_workers)
+    return make_dataloader(
+        pattern, batch_size, FEATURES, label_key="clicked", shuffle=False, num_workers=num_workers
+    )

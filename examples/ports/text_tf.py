@@ -20,5 +20,8 @@ def pipeline(pattern, batch_size):
     files = tf.data.Dataset.list_files(pattern, shuffle=False)
     samples = tf.data.TFRecordDataset(files).map(read)
     shapes = {"text": [], "tokens": [None], "length": []}, []
-    values = {"text": "", "tokens": tf.constant(-1, tf.int64), "length": 0}, tf.constant(0, tf.int64)
+    values = (
+        {"text": "", "tokens": tf.constant(-1, tf.int64), "length": 0},
+        tf.constant(0, tf.int64),
+    )
     return samples.padded_batch(batch_size, shapes, values).prefetch(2)

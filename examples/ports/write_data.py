@@ -11,13 +11,25 @@ import torch
 
 from torch_tfrecord import ShardedTFRecordWriter, encode_image
 
-SENTENCES = ["the cat sat", "a dog", "rain falls on the grey roofs of the old town", "yes", "", "go home", "two"]
+SENTENCES = [
+    "the cat sat",
+    "a dog",
+    "rain falls on the grey roofs of the old town",
+    "yes",
+    "",
+    "go home",
+    "two",
+]
 
 
 def draw(height, width, phase):
     """Stripes and a gradient, uint8 [3, H, W]."""
     y, x = torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
-    planes = [(x * 3 + phase * 20) % 256, (y * 4 + phase * 50) % 256, (x // 6 + y // 4 + phase) % 2 * 200 + 20]
+    planes = [
+        (x * 3 + phase * 20) % 256,
+        (y * 4 + phase * 50) % 256,
+        (x // 6 + y // 4 + phase) % 2 * 200 + 20,
+    ]
     return torch.stack(planes).to(torch.uint8)
 
 
@@ -32,14 +44,21 @@ def write_text(folder):
     words = sorted({word for sentence in SENTENCES for word in sentence.split()})
     with ShardedTFRecordWriter(f"{folder}/text", num_shards=2) as writer:
         for number, sentence in enumerate(SENTENCES):
-            tokens = torch.tensor([1 + words.index(word) for word in sentence.split()], dtype=torch.int64)
+            tokens = torch.tensor(
+                [1 + words.index(word) for word in sentence.split()], dtype=torch.int64
+            )
             writer.write({"text": sentence, "tokens": tokens, "label": number // 2 % 2})
 
 
 def write_table(folder):
     with ShardedTFRecordWriter(f"{folder}/table", num_shards=2) as writer:
         for number in range(9):
-            row = {"age": 20 + number, "income": [1000.5 * number], "clicked": number % 3 == 0, "tags": ["a", "b"]}
+            row = {
+                "age": 20 + number,
+                "income": [1000.5 * number],
+                "clicked": number % 3 == 0,
+                "tags": ["a", "b"],
+            }
             if number % 4 > 1:
                 del row["age"], row["tags"]  # both have defaults
             if number % 3:

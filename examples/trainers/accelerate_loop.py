@@ -1,9 +1,11 @@
-"""Train with Hugging Face Accelerate, stop in the middle of an epoch, and resume, also on other numbers of processes.
+"""Train with Hugging Face Accelerate, stop in the middle of an epoch, and resume, also on other
+numbers of processes.
 
     torchrun --nproc_per_node 2 examples/trainers/accelerate_loop.py FOLDER --stop-after 18
     torchrun --nproc_per_node 1 examples/trainers/accelerate_loop.py FOLDER
 
-You can also use `accelerate launch`. FOLDER holds the data and the last checkpoint; both are created if missing.
+You can also use `accelerate launch`. FOLDER holds the data and the last checkpoint; both are
+created if missing.
 """
 
 import argparse
@@ -39,18 +41,23 @@ def main():
     model = torch.nn.Linear(4, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
 
-    # For training: do not prepare it. It splits records over the processes itself, prefetches with threads, and keeps
-    # the state to resume from.
+    # For training: do not prepare it. It splits records over the processes itself, prefetches with
+    # threads, and keeps the state to resume from.
     train_loader = make_dataloader(f"{arguments.folder}/train*", 8, FEATURES, label_key="y", seed=0)
     accelerator.register_for_checkpointing(train_loader)
-    # For evaluation: Accelerate splits, and gather_for_metrics drops the records that fill up the last batches.
-    test_loader = make_dataloader(f"{arguments.folder}/test*", 8, FEATURES, label_key="y", shuffle=False)
+    # For evaluation: Accelerate splits, and gather_for_metrics drops the records that fill up the
+    # last batches.
+    test_loader = make_dataloader(
+        f"{arguments.folder}/test*", 8, FEATURES, label_key="y", shuffle=False
+    )
     model, optimizer, test_loader = accelerator.prepare(model, optimizer, test_loader)
 
     checkpoint = arguments.folder / "checkpoint"
     if checkpoint.exists():
         accelerator.load_state(checkpoint)
-        accelerator.print(f"resuming in epoch {train_loader.epoch}, {len(train_loader)} batches left")
+        accelerator.print(
+            f"resuming in epoch {train_loader.epoch}, {len(train_loader)} batches left"
+        )
     steps = 0
     for epoch in range(train_loader.epoch, NUM_EPOCHS):
         for features, label in train_loader:
@@ -70,7 +77,9 @@ def main():
             for features, label in test_loader:
                 error = (model(features["x"])[:, 0] - label).square()
                 errors.append(accelerator.gather_for_metrics(error))
-        accelerator.print(f"epoch {epoch}: error {torch.cat(errors).mean():.6f} of {len(torch.cat(errors))} records")
+        accelerator.print(
+            f"epoch {epoch}: error {torch.cat(errors).mean():.6f} of {len(torch.cat(errors))} records"
+        )
     accelerator.end_training()
 
 

@@ -1,4 +1,5 @@
-"""Train with the Trainer of Hugging Face's transformers; when you run it again, it resumes from the last checkpoint.
+"""Train with the Trainer of Hugging Face's transformers; when you run it again, it resumes from the
+last checkpoint.
 
     torchrun --nproc_per_node 2 examples/trainers/hf_trainer.py FOLDER 10
     torchrun --nproc_per_node 2 examples/trainers/hf_trainer.py FOLDER 26
@@ -66,7 +67,9 @@ def main(folder, max_steps):
         train_dataset=TFRecordDataset(f"{folder}/train*", FEATURES),
         eval_dataset=TFRecordDataset(f"{folder}/test*", FEATURES),
     )
-    last = get_last_checkpoint(arguments.output_dir) if Path(arguments.output_dir).is_dir() else None
+    last = (
+        get_last_checkpoint(arguments.output_dir) if Path(arguments.output_dir).is_dir() else None
+    )
     trainer.train(resume_from_checkpoint=last)
     found = trainer.predict(trainer.eval_dataset)
     if trainer.is_world_process_zero():

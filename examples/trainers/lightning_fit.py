@@ -1,11 +1,12 @@
-"""Lightning's Trainer on two processes, stopped in the middle of an epoch and resumed from its checkpoint.
+"""Lightning's Trainer on two processes, stopped in the middle of an epoch and resumed from its
+checkpoint.
 
     pip install lightning
     python examples/trainers/lightning_fit.py
 
-Lightning's defaults are enough: the loader splits the records over the ranks, and the checkpoint contains the loader's
-state. Each rank logs the records that it was trained on; at the end every record was seen once per epoch, except for
-the one that is repeated to even out the ranks.
+Lightning's defaults are enough: the loader splits the records over the ranks, and the checkpoint
+contains the loader's state. Each rank logs the records that it was trained on; at the end every
+record was seen once per epoch, except for the one that is repeated to even out the ranks.
 """
 
 import subprocess
@@ -76,9 +77,14 @@ def main():
             subprocess.run([sys.executable, __file__, folder, str(max_steps)], check=True)
             print(f"steps so far: {len(logged(folder, 0))}")
         for epoch in range(NUM_EPOCHS):
-            each = [[i for e, ids in logged(folder, rank) if e == epoch for i in ids] for rank in range(NUM_RANKS)]
+            each = [
+                [i for e, ids in logged(folder, rank) if e == epoch for i in ids]
+                for rank in range(NUM_RANKS)
+            ]
             different = len(set().union(*each))
-            print(f"epoch {epoch}: {different} records, {[len(ids) for ids in each]} samples on the ranks")
+            print(
+                f"epoch {epoch}: {different} records, {[len(ids) for ids in each]} samples on the ranks"
+            )
 
 
 if __name__ == "__main__":

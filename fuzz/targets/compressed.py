@@ -1,4 +1,6 @@
-"""Compressed streams: what zlib gives of them byte by byte, or cramjam block by block, then a walk in plain Python."""
+"""Compressed streams: what zlib gives of them byte by byte, or cramjam block by block, then a walk
+in plain Python.
+"""
 
 import gzip
 import io
@@ -16,13 +18,17 @@ _BITS = {"GZIP": 31, "ZLIB": 15}
 
 def seeds():
     plain = [framed([b"a", b"bc" * 20, b""]), framed([b"text " * 40] * 9), b"", b"no record at all"]
-    streams = [b"G" + gzip.compress(each, mtime=0) for each in plain] + [b"Z" + zlib.compress(each) for each in plain]
+    streams = [b"G" + gzip.compress(each, mtime=0) for each in plain] + [
+        b"Z" + zlib.compress(each) for each in plain
+    ]
     streams += [b"S" + _snappy(each, size) for each in plain for size in (16, 100)]
     return [*streams, streams[0] + streams[1][1:], streams[4] + streams[5][1:]]
 
 
 def _snappy(data, size):
-    blocks = [bytes(cramjam.snappy.compress_raw(data[at : at + size])) for at in range(0, len(data), size)]
+    blocks = [
+        bytes(cramjam.snappy.compress_raw(data[at : at + size])) for at in range(0, len(data), size)
+    ]
     return b"".join(len(block).to_bytes(4, "big") + block for block in blocks)
 
 
@@ -31,7 +37,11 @@ def mutate(rng, data):
         inner = frames.mutate(rng, rng.choice(frames.seeds()))
         if rng.random() < 0.3:
             return b"S" + _snappy(inner, rng.randrange(12, 99))
-        return b"Z" + zlib.compress(inner) if rng.random() < 0.5 else b"G" + gzip.compress(inner, mtime=0)
+        return (
+            b"Z" + zlib.compress(inner)
+            if rng.random() < 0.5
+            else b"G" + gzip.compress(inner, mtime=0)
+        )
     return data[:1] + damage(rng, data[1:], 2)
 
 
@@ -40,8 +50,13 @@ def check(data):
     content, is_sound = _unsnapped(stream) if kind == "SNAPPY" else _inflated(stream, kind)
     payloads, is_whole = good_records(content)
     found = []
-    _, error = outcome(lambda: [found.append(each) for each in read_records(io.BytesIO(stream), compression_type=kind)])
-    is_refused = error is not None and not found and f"compression_type='{kind}'" in str(error)  # by its first bytes
+    _, error = outcome(
+        lambda: [
+            found.append(each) for each in read_records(io.BytesIO(stream), compression_type=kind)
+        ]
+    )
+    # by its first bytes
+    is_refused = error is not None and not found and f"compression_type='{kind}'" in str(error)
     assert found == payloads or is_refused
     assert (error is None) == (is_sound and is_whole)
 

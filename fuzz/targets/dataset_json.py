@@ -23,11 +23,18 @@ def _write():
         "label": f.ClassLabel(names=("a", "b")),
         "image": f.Image((None, None, 3)),
         "text": f.Text(),
-        "steps": f.Dataset({"x": f.Tensor((2, None), "float32"), "y": f.Sequence(f.Scalar("int64"), length=2)}),
+        "steps": f.Dataset(
+            {"x": f.Tensor((2, None), "float32"), "y": f.Sequence(f.Scalar("int64"), length=2)}
+        ),
         "box": f.BBoxFeature(),
         "sound": f.Audio(),
     }
-    tfds.write(_FOLDER, {"train": [{"n": 1}] * 3, "test": [{"n": 2}]}, {"n": f.Scalar("int64")}, name="named")
+    tfds.write(
+        _FOLDER,
+        {"train": [{"n": 1}] * 3, "test": [{"n": 2}]},
+        {"n": f.Scalar("int64")},
+        name="named",
+    )
     (_FOLDER / "features.json").write_text(json.dumps(features_to_json(f.FeaturesDict(features))))
     return {kind: (_FOLDER / name).read_bytes() for kind, name in _FILES.items()}
 
@@ -42,7 +49,8 @@ def seeds():
 def mutate(rng, data):
     try:
         text = json.dumps(damage_json(rng, json.loads(data[1:])))
-    except (ValueError, RecursionError):  # nested by an earlier mutation deeper than Python's json goes
+    # nested by an earlier mutation deeper than Python's json goes
+    except (ValueError, RecursionError):
         text = _TRUE[b"f"].decode()
     if rng.random() < 0.05:
         text = text.replace("{", '{"feature": {' * rng.choice([2, 90, 400, 3000]), 1)

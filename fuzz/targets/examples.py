@@ -1,5 +1,6 @@
-"""Examples: each spec by a few lines over protobuf's own messages, by the single parser, in a batch by the compiled
-core and by its Python fallback. The first byte of an input chooses the specs, the rest is one record among good ones.
+"""Examples: each spec by a few lines over protobuf's own messages, by the single parser, in a batch
+by the compiled core and by its Python fallback. The first byte of an input chooses the specs, the
+rest is one record among good ones.
 """
 
 import torch
@@ -8,12 +9,17 @@ from targets.columns import field, random_feature, varint
 from tools import damage, outcome, same
 
 from torch_tfrecord import FixedLenFeature, Text, VarLenFeature, decode_example, encode_example
-from torch_tfrecord.batches.sample_block import take_apart
-from torch_tfrecord.parsing.parsers import ExampleParser
+from torch_tfrecord.columns.parsers import ExampleParser
+from torch_tfrecord.loading.sample_block import take_apart
 from torch_tfrecord.protobuf.messages import Example
 
 COMPILED = True
-_KINDS = {bytes: "bytes_list", str: "bytes_list", torch.float32: "float_list", torch.int64: "int64_list"}
+_KINDS = {
+    bytes: "bytes_list",
+    str: "bytes_list",
+    torch.float32: "float_list",
+    torch.int64: "int64_list",
+}
 _GOOD = {
     "i": 5,
     "j": [1, 300],
@@ -29,8 +35,16 @@ _SPECS = [
     {"f": FixedLenFeature((2,), torch.float32, default_value=[3.0, 4.0]), "t": Text()},
     {"v": VarLenFeature(torch.int64), "g": VarLenFeature(torch.float32), "w": VarLenFeature(bytes)},
     {"b": FixedLenFeature((), bytes), "i": FixedLenFeature((), torch.int64, default_value=7)},
-    {"x": FixedLenFeature((), torch.int64, key="i"), "y": VarLenFeature(torch.float32, key="f"), "z": Text(key="b")},
-    {"w": FixedLenFeature((2,), bytes), "v": FixedLenFeature((3,), torch.int64), "g": VarLenFeature(torch.float32)},
+    {
+        "x": FixedLenFeature((), torch.int64, key="i"),
+        "y": VarLenFeature(torch.float32, key="f"),
+        "z": Text(key="b"),
+    },
+    {
+        "w": FixedLenFeature((2,), bytes),
+        "v": FixedLenFeature((3,), torch.int64),
+        "g": VarLenFeature(torch.float32),
+    },
 ]
 
 
@@ -47,7 +61,11 @@ _RECORD = encode_example(_GOOD)
 
 
 def seeds():
-    return [bytes([number]) + record for number in range(len(_SPECS)) for record in (_RECORD, encode_example({}))]
+    return [
+        bytes([number]) + record
+        for number in range(len(_SPECS))
+        for record in (_RECORD, encode_example({}))
+    ]
 
 
 def mutate(rng, data):
@@ -57,13 +75,20 @@ def mutate(rng, data):
     entries = []
     for key, value in _GOOD.items():
         if rng.random() < 0.7:
-            kind = {int: 3, float: 2}.get(type(value[0]) if isinstance(value, list) else type(value), 1)
+            kind = {int: 3, float: 2}.get(
+                type(value[0]) if isinstance(value, list) else type(value), 1
+            )
             kind = kind if rng.random() < 0.9 else rng.randrange(1, 4)
             feature = random_feature(rng, kind, rng.choice([-1, 0, 1, 1, 2, 3]))
             name = field(1, key.encode()) if rng.random() < 0.97 else b""
             entries.append(field(1, name + field(2, feature)))
-    entries += rng.sample(entries, len(entries) and rng.randrange(2))  # a key twice: the last one counts
-    unknown = varint(rng.randrange(1, 99) << 3) + varint(rng.getrandbits(50)) if rng.random() < 0.1 else b""
+    # a key twice: the last one counts
+    entries += rng.sample(entries, len(entries) and rng.randrange(2))
+    unknown = (
+        varint(rng.randrange(1, 99) << 3) + varint(rng.getrandbits(50))
+        if rng.random() < 0.1
+        else b""
+    )
     record = field(1, b"".join(entries)) + unknown
     return chosen + (damage(rng, record, 2) if rng.random() < 0.3 else record)
 

@@ -1,4 +1,6 @@
-"""Plain files of records: walk, scan, stream, random access and skipping, against a walk in plain Python."""
+"""Plain files of records: walk, scan, stream, random access and skipping, against a walk in plain
+Python.
+"""
 
 import io
 
@@ -6,9 +8,9 @@ import numpy as np
 from tools import File, damage, framed, good_records, header, outcome, record_at
 
 from torch_tfrecord import build_index, read_records
+from torch_tfrecord.files.storage import open_file
 from torch_tfrecord.records.packed_records import _walk, walk
 from torch_tfrecord.records.reader import RecordReader
-from torch_tfrecord.records.storage import open_file
 
 COMPILED = True
 _FILE = File("records")
@@ -16,14 +18,22 @@ _FILE = File("records")
 
 def seeds():
     small = [b"", b"a", b"bc" * 5, bytes(40)]
-    return [b"", framed(small), framed([framed(small), b"x"]), framed([b"r" * 300] * 4), framed([bytes(9)] * 90)]
+    return [
+        b"",
+        framed(small),
+        framed([framed(small), b"x"]),
+        framed([b"r" * 300] * 4),
+        framed([bytes(9)] * 90),
+    ]
 
 
 def mutate(rng, data):
     at = rng.randrange(len(data) + 1)
     how = rng.randrange(6)
     if how == 0:  # a good header that lies
-        length = rng.choice([0, 1, 7, 100, len(data), 2**31, 2**47, 2**62, 2**63 - 16, 2**63, 2**64 - 1])
+        length = rng.choice(
+            [0, 1, 7, 100, len(data), 2**31, 2**47, 2**62, 2**63 - 16, 2**63, 2**64 - 1]
+        )
         return data[:at] + header(length) + data[at:]
     if how == 1:
         return data[:at] + framed([rng.randbytes(rng.randrange(30))]) + data[at:]
@@ -43,7 +53,10 @@ def check(data):
     wanted = payloads, is_whole = good_records(data)
     native, twin = walk(data, verify_crc=True), _walk(data, True)
     for found in (native, twin):
-        assert [data[start : start + size] for start, size in zip(found.starts, found.lengths, strict=True)] == payloads
+        assert [
+            data[start : start + size]
+            for start, size in zip(found.starts, found.lengths, strict=True)
+        ] == payloads
         assert not is_whole or (found.problem is None and found.used == len(data))
     assert native[2:4] == twin[2:4] and str(native.problem) == str(twin.problem)
     assert _payloads(read_records(io.BytesIO(data), compression_type="")) == wanted
@@ -56,17 +69,25 @@ def check(data):
     assert skipped[: len(payloads)] == payloads
     at = 0  # whatever comes behind damage is a good record, in order
     for each in skipped:
-        at = next(place for place in range(at, len(data)) if record_at(data, place) == each) + len(each) + 16
+        at = (
+            next(place for place in range(at, len(data)) if record_at(data, place) == each)
+            + len(each)
+            + 16
+        )
 
 
 def _read_at_random(path, payloads, index):
     sizes = np.array([len(each) for each in payloads], np.int64)
     offsets = np.cumsum(sizes + 16) - sizes - 16
     if index is not None:
-        assert index.offsets.tolist() == offsets.tolist() and index.lengths.tolist() == sizes.tolist()
+        assert (
+            index.offsets.tolist() == offsets.tolist() and index.lengths.tolist() == sizes.tolist()
+        )
     source, reader = open_file(path), RecordReader()
     order = np.arange(len(sizes))[::-2]
-    records = reader.read_batch(lambda _: source, np.zeros(len(order), np.int64), offsets[order], sizes[order])
+    records = reader.read_batch(
+        lambda _: source, np.zeros(len(order), np.int64), offsets[order], sizes[order]
+    )
     assert records.tolist() == [payloads[number] for number in order]
     for number in order[:2].tolist():
         assert reader.read(source, int(offsets[number]), int(sizes[number])) == payloads[number]

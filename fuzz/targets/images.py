@@ -1,4 +1,6 @@
-"""Encoded images: Pillow's own reading, every backend, stacks and regions: the same pixels, or ImageDecodeError."""
+"""Encoded images: Pillow's own reading, every backend, stacks and regions: the same pixels, or
+ImageDecodeError.
+"""
 
 import io
 import struct
@@ -35,11 +37,24 @@ def _scans(count):
 
 def seeds():
     jpeg = _encoded("jpeg")
-    twice = jpeg[:-2] + jpeg[jpeg.find(b"\xff\xda") : -2] + jpeg[-2:]  # a second SOS behind the last row
+    # a second SOS behind the last row
+    twice = jpeg[:-2] + jpeg[jpeg.find(b"\xff\xda") : -2] + jpeg[-2:]
     frame = jpeg.find(b"\xff\xc0")
     again = jpeg[:-2] + jpeg[frame : frame + 19] + jpeg[-2:]  # a second SOF there
-    kinds = [jpeg, _encoded("jpeg", subsampling=0), _encoded("jpeg", "L"), _encoded("jpeg", progressive=True)]
-    kinds += [_encoded("jpeg", "CMYK"), _encoded("jpeg", restart_marker_blocks=1), twice, again, _scans(3), _scans(90)]
+    kinds = [
+        jpeg,
+        _encoded("jpeg", subsampling=0),
+        _encoded("jpeg", "L"),
+        _encoded("jpeg", progressive=True),
+    ]
+    kinds += [
+        _encoded("jpeg", "CMYK"),
+        _encoded("jpeg", restart_marker_blocks=1),
+        twice,
+        again,
+        _scans(3),
+        _scans(90),
+    ]
     kinds += [
         _encoded("png"),
         _encoded("png", "P"),
@@ -47,7 +62,13 @@ def seeds():
         _encoded("png", "I;16"),
         _encoded("png", "1"),
     ]
-    return [*kinds, _encoded("gif"), _encoded("bmp"), _encoded("webp"), _encoded("webp", lossless=True)]
+    return [
+        *kinds,
+        _encoded("gif"),
+        _encoded("bmp"),
+        _encoded("webp"),
+        _encoded("webp", lossless=True),
+    ]
 
 
 def mutate(rng, data):
@@ -60,7 +81,9 @@ def mutate(rng, data):
 
 def _damage_segments(rng, data):
     """A marker's segment damaged, left out, doubled, or put elsewhere."""
-    starts = [at for at in range(len(data) - 1) if data[at] == 255 and data[at + 1] not in (0, 255)] + [len(data)]
+    starts = [
+        at for at in range(len(data) - 1) if data[at] == 255 and data[at + 1] not in (0, 255)
+    ] + [len(data)]
     parts = [data[begin:end] for begin, end in pairwise(starts)]
     at = rng.randrange(len(parts))
     part = parts.pop(at)
@@ -82,13 +105,18 @@ def _damage_chunks(rng, data):
         at += size + 12
     at = rng.randrange(len(parts))
     parts[at] = parts[at][:4] + damage(rng, parts[at][4:], 2)
-    packed = [struct.pack(">I", len(part) - 4) + part + struct.pack(">I", zlib.crc32(part)) for part in parts]
+    packed = [
+        struct.pack(">I", len(part) - 4) + part + struct.pack(">I", zlib.crc32(part))
+        for part in parts
+    ]
     return data[:8] + b"".join(packed)
 
 
 def check(data):
     mode = "L" if sum(data[-8:]) % 4 == 0 else "RGB"
-    whole, error = outcome(decode_image, data, mode, max_pixels=_MOST_PIXELS, errors=ImageDecodeError)
+    whole, error = outcome(
+        decode_image, data, mode, max_pixels=_MOST_PIXELS, errors=ImageDecodeError
+    )
     other, other_error = outcome(
         decode_image, data, mode, backend="pillow", max_pixels=_MOST_PIXELS, errors=ImageDecodeError
     )
@@ -109,10 +137,16 @@ def check(data):
     if part is not None:
         assert whole is not None
         assert (part == whole[:, top : top + region.height, left:].permute(1, 2, 0).numpy()).all()
-    if other is not None and mode == "RGB" and header.format in ("jpeg", "gif", "bmp", "webp") and header.channels != 4:
+    if (
+        other is not None
+        and mode == "RGB"
+        and header.format in ("jpeg", "gif", "bmp", "webp")
+        and header.channels != 4
+    ):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             pixels = np.array(PillowImage.open(io.BytesIO(data)).convert("RGB"))
         other = other.permute(1, 2, 0).numpy()
         differs = (pixels != other).any(axis=2)
-        assert not other[differs].any() if header.format == "gif" else not differs.any()  # 0 where no frame paints
+        # 0 where no frame paints
+        assert not other[differs].any() if header.format == "gif" else not differs.any()

@@ -1,4 +1,5 @@
-"""Ranking lists (ELWC and EIE): protobuf's parser, then each Example by itself; alone, and in a batch among good ones.
+"""Ranking lists (ELWC and EIE): protobuf's parser, then each Example by itself; alone, and in a
+batch among good ones.
 
 The first byte of an input chooses the format and the options, the rest is one record.
 """
@@ -11,8 +12,8 @@ from targets.examples import _plain
 from tools import damage, outcome, same
 
 from torch_tfrecord import ExampleListFeatures, FixedLenFeature, VarLenFeature, encode_example
-from torch_tfrecord.parsing.example_lists import ExampleListParser
-from torch_tfrecord.parsing.parsers import ExampleParser
+from torch_tfrecord.columns.example_lists import ExampleListParser
+from torch_tfrecord.columns.parsers import ExampleParser
 from torch_tfrecord.protobuf.messages import Example, ExampleListWithContext
 
 COMPILED = True
@@ -21,10 +22,14 @@ _EXAMPLES = {
     "score": FixedLenFeature((2,), torch.float32, default_value=[-1.0, 5.0]),
     "ids": VarLenFeature(torch.int64),
 }
-_OPTIONS = [{"format": kind, "list_size": size} for kind in ("elwc", "eie") for size in (None, 1, 3)]
+_OPTIONS = [
+    {"format": kind, "list_size": size} for kind in ("elwc", "eie") for size in (None, 1, 3)
+]
 _PARSERS = [
     ExampleListParser(
-        ExampleListFeatures(_CONTEXT, _EXAMPLES, size_feature_name="size", mask_feature_name="mask", **options),
+        ExampleListFeatures(
+            _CONTEXT, _EXAMPLES, size_feature_name="size", mask_feature_name="mask", **options
+        ),
         pads=False,
     )
     for options in _OPTIONS
@@ -35,11 +40,15 @@ _INNER = [ExampleParser(features) for features in (_CONTEXT, _EXAMPLES)]
 def _record(kind, context, examples):
     if kind == "elwc":
         return b"".join(field(1, each) for each in examples) + field(2, context)
-    return encode_example({"serialized_context": [context], "serialized_examples": examples or np.zeros(0, bytes)})
+    return encode_example(
+        {"serialized_context": [context], "serialized_examples": examples or np.zeros(0, bytes)}
+    )
 
 
 def _good(kind):
-    examples = [encode_example({"score": [0.5, 1.0], "ids": [number] * number}) for number in range(1, 4)]
+    examples = [
+        encode_example({"score": [0.5, 1.0], "ids": [number] * number}) for number in range(1, 4)
+    ]
     return _record(kind, encode_example({"q": b"query", "w": [1, 300]}), examples)
 
 
@@ -54,9 +63,15 @@ def mutate(rng, data):
     number = rng.randrange(len(_OPTIONS))
     if rng.random() < 0.5:
         return bytes([number]) + damage(rng, _GOOD[number] if rng.random() < 0.5 else data[1:], 3)
-    examples = [encode_example({"score": [0.5, 1.0][: rng.choice([1, 2, 2, 2])], "ids": np.full(rng.randrange(3), 7)})]
+    examples = [
+        encode_example(
+            {"score": [0.5, 1.0][: rng.choice([1, 2, 2, 2])], "ids": np.full(rng.randrange(3), 7)}
+        )
+    ]
     examples += [encode_example({}), damage(rng, examples[0], 2), b"", examples[0]]
-    context = rng.choice([b"", encode_example({"q": b"x"}), damage(rng, encode_example({"q": b"xy"}), 1)])
+    context = rng.choice(
+        [b"", encode_example({"q": b"x"}), damage(rng, encode_example({"q": b"xy"}), 1)]
+    )
     chosen = [rng.choice(examples) for _ in range(rng.randrange(5))]
     return bytes([number]) + _record(_OPTIONS[number]["format"], context, chosen)
 
@@ -73,7 +88,9 @@ def check(data):
     assert error is None or error.position == 1
     if batch is not None:
         for row, sample in ((0, _expected(good, **_OPTIONS[number])), (1, wanted)):
-            assert _same(tuple({name: _row(part[name], row) for name in part} for part in batch), sample)
+            assert _same(
+                tuple({name: _row(part[name], row) for name in part} for part in batch), sample
+            )
 
 
 def _row(column, row):
@@ -90,11 +107,21 @@ def _same(found, wanted):
 def _flat(value):
     """Nested lists, with all NaNs alike."""
     if isinstance(value, torch.Tensor):
-        rows = [_flat(row) for row in value.unbind()] if value.dim() > 1 or value.is_nested else _plain(value).tolist()
+        rows = (
+            [_flat(row) for row in value.unbind()]
+            if value.dim() > 1 or value.is_nested
+            else _plain(value).tolist()
+        )
         return ["nan" if row != row else row for row in rows] if isinstance(rows, list) else rows
     if hasattr(value, "to_list"):
         return _flat(value.to_list())
-    return [_flat(each) for each in value] if isinstance(value, list) else "nan" if value != value else value
+    return (
+        [_flat(each) for each in value]
+        if isinstance(value, list)
+        else "nan"
+        if value != value
+        else value
+    )
 
 
 def _expected(record, format, list_size):
@@ -117,8 +144,12 @@ def _parts(record, format):
         message = ExampleListWithContext.FromString(record)
         return message.context, [*message.examples]
     feature = Example.FromString(record).features.feature
-    (context,) = feature["serialized_context"].bytes_list.value if "serialized_context" in feature else ()
-    if "serialized_examples" in feature and feature["serialized_examples"].WhichOneof("kind") not in (
+    (context,) = (
+        feature["serialized_context"].bytes_list.value if "serialized_context" in feature else ()
+    )
+    if "serialized_examples" in feature and feature["serialized_examples"].WhichOneof(
+        "kind"
+    ) not in (
         None,
         "bytes_list",
     ):

@@ -1,4 +1,6 @@
-"""SequenceExamples: each spec by a few lines over protobuf's own messages; one, a batch by core and fallback."""
+"""SequenceExamples: each spec by a few lines over protobuf's own messages; one, a batch by core and
+fallback.
+"""
 
 import torch
 from google.protobuf.message import DecodeError
@@ -6,8 +8,14 @@ from targets.columns import field, random_feature
 from targets.examples import _plain, _value
 from tools import damage, outcome, same
 
-from torch_tfrecord import FixedLenFeature, FixedLenSequenceFeature, Text, VarLenFeature, encode_sequence_example
-from torch_tfrecord.parsing.parsers import SequenceExampleParser
+from torch_tfrecord import (
+    FixedLenFeature,
+    FixedLenSequenceFeature,
+    Text,
+    VarLenFeature,
+    encode_sequence_example,
+)
+from torch_tfrecord.columns.parsers import SequenceExampleParser
 from torch_tfrecord.protobuf.messages import SequenceExample
 
 COMPILED = False
@@ -23,7 +31,8 @@ _KINDS = {"i": 3, "v": 2, "s": 3, "f": 2, "t": 1, "b": 1, "w": 3}
 _PARSER, _TWIN = SequenceExampleParser(_CONTEXT, _STEPS), SequenceExampleParser(_CONTEXT, _STEPS)
 _TWIN._plan._cores = []
 _RECORD = encode_sequence_example(
-    {"i": 4, "v": [0.5]}, {"s": [[1, 2], [3, 400]], "f": [1.0, 2.0], "t": ["ü", "x"], "b": [b"", b"yz"], "w": [[1, 2]]}
+    {"i": 4, "v": [0.5]},
+    {"s": [[1, 2], [3, 400]], "f": [1.0, 2.0], "t": ["ü", "x"], "b": [b"", b"yz"], "w": [[1, 2]]},
 )
 
 
@@ -34,11 +43,15 @@ def seeds():
 def mutate(rng, data):
     if rng.random() < 0.5:
         return damage(rng, data, 3)
-    context = b"".join(field(1, field(1, key.encode()) + field(2, _feature(rng, key))) for key in "iv")
+    context = b"".join(
+        field(1, field(1, key.encode()) + field(2, _feature(rng, key))) for key in "iv"
+    )
     lists = []
     for key in _STEPS:
         steps = b"".join(field(1, _feature(rng, key)) for _ in range(rng.choice([0, 1, 2, 2, 3])))
-        lists.append(field(1, field(1, key.encode()) + field(2, steps)) if rng.random() < 0.95 else b"")
+        lists.append(
+            field(1, field(1, key.encode()) + field(2, steps)) if rng.random() < 0.95 else b""
+        )
     record = field(1, context) + field(2, b"".join(lists))
     return damage(rng, record, 2) if rng.random() < 0.3 else record
 
@@ -67,7 +80,9 @@ def check(data):
 
 def _check_batch(batch, wanted):
     context, sequences, lengths = batch
-    assert all(same(_plain(context[name].unbind()[1]), _plain(wanted[0][name])) for name in _CONTEXT)
+    assert all(
+        same(_plain(context[name].unbind()[1]), _plain(wanted[0][name])) for name in _CONTEXT
+    )
     for name in _STEPS:
         steps = wanted[1][name]
         own = list(sequences[name][1].unbind()) if name == "w" else sequences[name][1][: len(steps)]
@@ -79,15 +94,23 @@ def _expected(data):
     """The values by protobuf's messages; None where an error is right."""
     try:
         message = SequenceExample.FromString(data)
-        context = {name: _value(message.context.feature, name, spec) for name, spec in _CONTEXT.items()}
-        return context, {name: _steps(message.feature_lists.feature_list, name, spec) for name, spec in _STEPS.items()}
+        context = {
+            name: _value(message.context.feature, name, spec) for name, spec in _CONTEXT.items()
+        }
+        return context, {
+            name: _steps(message.feature_lists.feature_list, name, spec)
+            for name, spec in _STEPS.items()
+        }
     except (DecodeError, ValueError):
         return None
 
 
 def _steps(lists, name, spec):
     if name == "w":
-        return [_value({name: feature}, name, spec) for feature in (lists[name].feature if name in lists else ())]
+        return [
+            _value({name: feature}, name, spec)
+            for feature in (lists[name].feature if name in lists else ())
+        ]
     if name not in lists:
         raise ValueError("missing")
     one = FixedLenFeature(spec.shape, spec.dtype) if name != "t" else spec

@@ -1,7 +1,9 @@
-"""Index files of records and of episodes, and kept statistics: what they say is true, or they are refused.
+"""Index files of records and of episodes, and kept statistics: what they say is true, or they are
+refused.
 
-The first byte of an input chooses the kind, the rest is the file's content. Most inputs have a flipped bit or damaged
-bytes; others are what the library writes for tables that lie, with every checksum right.
+The first byte of an input chooses the kind, the rest is the file's content. Most inputs have a
+flipped bit or damaged bytes; others are what the library writes for tables that lie, with every
+checksum right.
 """
 
 import copy
@@ -14,10 +16,17 @@ import torch
 from crc32c import crc32c
 from tools import FOLDER, damage, outcome, same
 
-from torch_tfrecord import IndexMismatchError, RecordIndex, build_index, encode_image, read_records, tfds
+from torch_tfrecord import (
+    IndexMismatchError,
+    RecordIndex,
+    build_index,
+    encode_image,
+    read_records,
+    tfds,
+)
+from torch_tfrecord.files.storage import open_file
 from torch_tfrecord.records.reader import RecordReader
 from torch_tfrecord.records.sidecar import sidecar_path
-from torch_tfrecord.records.storage import open_file
 from torch_tfrecord.tfds.episode_index import EpisodeIndex, EpisodeIndexKeeper, build_episode_index
 from torch_tfrecord.tfds.episode_reader import EpisodeReader
 
@@ -26,17 +35,31 @@ _STEP = {
     "image": tfds.features.Image((40, 45, 3), encoding_format="png"),
     "action": tfds.features.Tensor((2,), "float32"),
 }
-_STEP |= {"ids": tfds.features.Sequence(tfds.features.Scalar("int64")), "text": tfds.features.Text()}
+_STEP |= {
+    "ids": tfds.features.Sequence(tfds.features.Scalar("int64")),
+    "text": tfds.features.Text(),
+}
 _STEP_LISTS = {"steps/action": 2, "steps/ids": 0, "steps/image": 1, "steps/text": 1}
 
 
 def _write():
     noise = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (3, 40, 45), np.uint8))
-    step = {"image": encode_image(noise, "png"), "action": [1.0, 2.0], "ids": [3, 400, 5], "text": "ü"}
+    step = {
+        "image": encode_image(noise, "png"),
+        "action": [1.0, 2.0],
+        "ids": [3, 400, 5],
+        "text": "ü",
+    }
     episodes = [
-        {"steps": [{**step, "action": [at, number]} for at in range(count)]} for number, count in enumerate((4, 1))
+        {"steps": [{**step, "action": [at, number]} for at in range(count)]}
+        for number, count in enumerate((4, 1))
     ]
-    tfds.write(f"{FOLDER}/drawn/1.0.0", {"train": episodes}, {"steps": tfds.features.Dataset(_STEP)}, name="drawn")
+    tfds.write(
+        f"{FOLDER}/drawn/1.0.0",
+        {"train": episodes},
+        {"steps": tfds.features.Dataset(_STEP)},
+        name="drawn",
+    )
     return tfds.info(f"{FOLDER}/drawn")
 
 
@@ -60,7 +83,10 @@ def _lists(episodes):
     reader = EpisodeReader([_DATA], [_RECORDS], [episodes])
     found = [reader.record(0, number).lists(lambda _: True) for number in range(len(_RECORDS))]
     return [
-        {key: each.read(0, len(each)) if hasattr(each, "read") else each for key, each in sorted(lists.items())}
+        {
+            key: each.read(0, len(each)) if hasattr(each, "read") else each
+            for key, each in sorted(lists.items())
+        }
         for lists in found
     ]
 
@@ -97,7 +123,9 @@ def _lying_index(rng):
 
 
 def _lying_episodes(rng):
-    """Ends that do not ascend, kinds and counts of others; the values' own checksums are not mended."""
+    """Ends that do not ascend, kinds and counts of others; the values' own checksums are not
+    mended.
+    """
     parts = {
         name: getattr(_EPISODES, name)
         for name in ("num_steps", "keys", "table_ends", "table_crcs", "step_lists", "tables")
@@ -134,15 +162,25 @@ def _put(kind, content):
 def _check(kind):
     if kind == b"r":
         index, _ = outcome(RecordIndex.load, _PLACES[kind], errors=IndexMismatchError)
-        if index is None or outcome(index.check_fresh, _SOURCE, errors=IndexMismatchError)[1] is not None:
+        if (
+            index is None
+            or outcome(index.check_fresh, _SOURCE, errors=IndexMismatchError)[1] is not None
+        ):
             return
-        for number, place in enumerate(zip(index.offsets.tolist(), index.lengths.tolist(), strict=True)):
+        for number, place in enumerate(
+            zip(index.offsets.tolist(), index.lengths.tolist(), strict=True)
+        ):
             payload, error = outcome(RecordReader().read, _SOURCE, *place)
             assert error is not None or payload == _PAYLOADS[number]
-        assert len(index) == len(_PAYLOADS) or index.offsets.tolist() != _RECORDS.offsets.tolist()[: len(index)]
+        assert (
+            len(index) == len(_PAYLOADS)
+            or index.offsets.tolist() != _RECORDS.offsets.tolist()[: len(index)]
+        )
     elif kind == b"e":
         keeper = EpisodeIndexKeeper("require")
-        episodes, _ = outcome(keeper.indexes, [_DATA], [_RECORDS], _STEP_LISTS, errors=IndexMismatchError)
+        episodes, _ = outcome(
+            keeper.indexes, [_DATA], [_RECORDS], _STEP_LISTS, errors=IndexMismatchError
+        )
         lists, _ = (None, None) if episodes is None else outcome(_lists, episodes[0])
         assert episodes is None or episodes[0].num_steps.tolist() == _EPISODES.num_steps.tolist()
         assert lists is None or same(lists, _TRUE_LISTS)

@@ -1,4 +1,5 @@
-"""WAV files: Python's own `wave`, and no more samples than there are bytes; or ParseError, or left to torchcodec.
+"""WAV files: Python's own `wave`, and no more samples than there are bytes; or ParseError, or left
+to torchcodec.
 
 The first byte of an input chooses the options, the rest is the file.
 """
@@ -12,14 +13,34 @@ import numpy as np
 from tools import damage, outcome
 
 from torch_tfrecord import Audio, encode_example
+from torch_tfrecord.columns.parsers import ExampleParser
 from torch_tfrecord.errors import TFRecordError
-from torch_tfrecord.parsing.parsers import ExampleParser
 
 COMPILED = False
-_OPTIONS = [{}, {"num_channels": 1}, {"num_channels": 3}, {"num_samples": 5}, {"num_samples": 2, "random_start": True}]
+_OPTIONS = [
+    {},
+    {"num_channels": 1},
+    {"num_channels": 3},
+    {"num_samples": 5},
+    {"num_samples": 2, "random_start": True},
+]
 _OPTIONS += [{"return_rate": True}, {"num_samples": 64}]
 _PARSERS = [ExampleParser({"a": Audio(**options)}, max_batch_bytes=1 << 20) for options in _OPTIONS]
-_SIZES = [0, 1, 7, 8, 15, 16, 17, 0xFFFF, 0x7FFFEFFF, 0x7FFFF000, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF]
+_SIZES = [
+    0,
+    1,
+    7,
+    8,
+    15,
+    16,
+    17,
+    0xFFFF,
+    0x7FFFEFFF,
+    0x7FFFF000,
+    0x7FFFFFFF,
+    0x80000000,
+    0xFFFFFFFF,
+]
 
 
 def _wav(samples, *, channels=1, bits=16, encoding=1, rate=8000, before=b""):
@@ -33,9 +54,12 @@ def _wav(samples, *, channels=1, bits=16, encoding=1, rate=8000, before=b""):
 
 
 _NOISE = bytes(range(3, 243, 5)) * 2
-_FILES = [_wav(_NOISE, channels=channels, bits=bits) for channels in (1, 2) for bits in (8, 16, 24, 32)]
+_FILES = [
+    _wav(_NOISE, channels=channels, bits=bits) for channels in (1, 2) for bits in (8, 16, 24, 32)
+]
 _FILES += [
-    _wav(np.array([0.5, -1.5] * 6, kind).tobytes(), bits=bits, encoding=3) for kind, bits in (("<f4", 32), ("<f8", 64))
+    _wav(np.array([0.5, -1.5] * 6, kind).tobytes(), bits=bits, encoding=3)
+    for kind, bits in (("<f4", 32), ("<f8", 64))
 ]
 _FILES += [
     _wav(_NOISE, encoding=1 << 16 | 0xFFFE),
@@ -65,7 +89,9 @@ def check(data):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         found, _ = outcome(_PARSERS[number].single, record, 7, errors=(TFRecordError, ImportError))
-        batch, _ = outcome(_PARSERS[number].batch, [record] * 2, errors=(TFRecordError, ImportError))
+        batch, _ = outcome(
+            _PARSERS[number].batch, [record] * 2, errors=(TFRecordError, ImportError)
+        )
     assert (found is None) == (batch is None)
     if found is None:
         return
@@ -73,20 +99,31 @@ def check(data):
     assert value.numel() <= max(len(content) * 3, 65536 * _OPTIONS[number].get("num_samples", 0))
     wanted = _by_wave(content)
     if wanted is not None and not _OPTIONS[number]:
-        assert value.shape == wanted.shape and np.array_equal(value.numpy(), wanted), (value.shape, wanted.shape)
+        assert value.shape == wanted.shape and np.array_equal(value.numpy(), wanted), (
+            value.shape,
+            wanted.shape,
+        )
 
 
 def _by_wave(content):
     """The samples as float32 [channels, samples]; None where `wave` does not read the file."""
-    content = content[:4] + struct.pack("<I", max(len(content) - 8, 0)) + content[8:]  # we read to the end of the file
+    # we read to the end of the file
+    content = content[:4] + struct.pack("<I", max(len(content) - 8, 0)) + content[8:]
     try:
         with warnings.catch_warnings(), wave.open(io.BytesIO(content)) as file:
-            width, channels, raw = file.getsampwidth(), file.getnchannels(), file.readframes(1 << 20)
+            width, channels, raw = (
+                file.getsampwidth(),
+                file.getnchannels(),
+                file.readframes(1 << 20),
+            )
     except (wave.Error, EOFError, RuntimeError, ZeroDivisionError, ValueError, OverflowError):
         return None
     if width not in (1, 2, 3, 4):
         return None
     size, half = len(raw) // (width * channels) * width * channels, 1 << 8 * width - 1
-    values = [int.from_bytes(raw[at : at + width], "little", signed=width > 1) for at in range(0, size, width)]
+    values = [
+        int.from_bytes(raw[at : at + width], "little", signed=width > 1)
+        for at in range(0, size, width)
+    ]
     array = (np.array(values, np.float64) - half * (width == 1)) / half
     return array.astype(np.float32).reshape(-1, channels).T

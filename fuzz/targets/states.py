@@ -1,4 +1,5 @@
-"""Resume states: loaded and gone on from with samples that exist, or ValueError when they are loaded.
+"""Resume states: loaded and gone on from with samples that exist, or ValueError when they are
+loaded.
 
 The first byte of an input chooses the object, the rest is its state as JSON.
 """
@@ -8,7 +9,13 @@ import json
 
 from tools import FOLDER, damage, damage_json, framed, outcome
 
-from torch_tfrecord import IterableMixture, RecordBatchSampler, RecordSampler, TFRecordDataset, TFRecordIterableDataset
+from torch_tfrecord import (
+    IterableMixture,
+    RecordBatchSampler,
+    RecordSampler,
+    TFRecordDataset,
+    TFRecordIterableDataset,
+)
 
 COMPILED = False
 _MOST_ITEMS = 60
@@ -36,7 +43,9 @@ def _stream(**options):
 _MAKERS = [
     lambda: RecordSampler(_DATASET, rank=0, world_size=1),
     lambda: RecordBatchSampler(_DATASET, 4, shuffle="blocks", num_epochs=2, rank=0, world_size=1),
-    lambda: RecordBatchSampler(_DATASET, 4, num_epochs=None, weights=[1.0] * len(_DATASET), rank=0, world_size=1),
+    lambda: RecordBatchSampler(
+        _DATASET, 4, num_epochs=None, weights=[1.0] * len(_DATASET), rank=0, world_size=1
+    ),
     _stream(),
     _stream(shuffle=True, shuffle_buffer_size=5, cycle_length=2, block_length=2),
     lambda: IterableMixture([_stream()(), _stream(shuffle=True)()], weights=[0.7, 0.3]),
@@ -74,10 +83,13 @@ def check(data):
     _, error = outcome(holder.load_state_dict, state, errors=kinds)
     if error is not None:
         return
-    items, error = outcome(lambda: list(itertools.islice(iter(holder), _MOST_ITEMS)), errors=ValueError)
+    items, error = outcome(
+        lambda: list(itertools.islice(iter(holder), _MOST_ITEMS)), errors=ValueError
+    )
     assert error is None or any(words in str(error) for words in _FOR_WHOM)
     for item in items or ():
         numbers = item if isinstance(item, list) else [item]
         assert all(
-            number in _RECORDS if isinstance(number, bytes) else 0 <= number < len(_DATASET) for number in numbers
+            number in _RECORDS if isinstance(number, bytes) else 0 <= number < len(_DATASET)
+            for number in numbers
         )

@@ -1,4 +1,5 @@
-"""JSON and messages in records: `json` and protobuf's own `json_format`, and protobuf's parser; or ParseError.
+"""JSON and messages in records: `json` and protobuf's own `json_format`, and protobuf's parser; or
+ParseError.
 
 The first byte of an input chooses the spec, the rest is the value.
 """
@@ -13,7 +14,7 @@ from google.protobuf.message import DecodeError
 from tools import damage, damage_json, outcome, same
 
 from torch_tfrecord import FixedLenFeature, Json, Nested, Proto, VarLenFeature, encode_example
-from torch_tfrecord.parsing.parsers import ExampleParser
+from torch_tfrecord.columns.parsers import ExampleParser
 from torch_tfrecord.protobuf.json_text import example_of_json
 from torch_tfrecord.protobuf.messages import Example
 
@@ -23,7 +24,13 @@ _INNER = {
     "f": VarLenFeature(torch.float32),
     "b": VarLenFeature(bytes),
 }
-_SPECS = [Json(), Proto(Example), Nested(_INNER, format="json"), Nested(_INNER), Nested({"x": Nested(_INNER)})]
+_SPECS = [
+    Json(),
+    Proto(Example),
+    Nested(_INNER, format="json"),
+    Nested(_INNER),
+    Nested({"x": Nested(_INNER)}),
+]
 _PARSERS = [ExampleParser({"v": spec}) for spec in _SPECS]
 _DIRECT = ExampleParser(_INNER)
 _EXAMPLE = {"n": 3, "f": [0.5, -1.5], "b": [b"\xff\x00", b"text"]}
@@ -42,7 +49,14 @@ _FREE = {"a": [1, -2.5, None, True, "ü\ud83d\ude00"], "b": {"c": {}, "": []}, "
 def seeds():
     record = encode_example(_EXAMPLE)
     texts = [json.dumps(_FREE).encode(), json.dumps(_TEXT).encode()]
-    kinds = [(0, texts[0]), (0, texts[1]), (2, texts[1]), (1, record), (3, record), (4, encode_example({"x": record}))]
+    kinds = [
+        (0, texts[0]),
+        (0, texts[1]),
+        (2, texts[1]),
+        (1, record),
+        (3, record),
+        (4, encode_example({"x": record})),
+    ]
     return [bytes([kind]) + content for kind, content in kinds]
 
 
@@ -50,7 +64,9 @@ def mutate(rng, data):
     kind, content = data[:1], data[1:]
     if kind in b"\0\x02" and rng.random() < 0.7:
         try:
-            text = json.dumps(damage_json(rng, json.loads(content)), ensure_ascii=rng.random() < 0.5)
+            text = json.dumps(
+                damage_json(rng, json.loads(content)), ensure_ascii=rng.random() < 0.5
+            )
         except (ValueError, RecursionError):
             return kind + damage(rng, content)
         if rng.random() < 0.1:
@@ -58,10 +74,17 @@ def mutate(rng, data):
             text = rng.choice(['["]", ', '[ "\\"", ', "["]) * count + text + "]" * count
         if rng.random() < 0.05:
             text = text.replace(
-                "{", rng.choice(['{"features":', "[", "{"]) * rng.choice([2, 90, 190, 200, 210, 1100, 100_000]), 1
+                "{",
+                rng.choice(['{"features":', "[", "{"])
+                * rng.choice([2, 90, 190, 200, 210, 1100, 100_000]),
+                1,
             )
         if rng.random() < 0.1:
-            text = text.replace("3", "9" * rng.choice([19, 39, 401, 5000]) + rng.choice(["", "e400", ".0", "e-9"]), 1)
+            text = text.replace(
+                "3",
+                "9" * rng.choice([19, 39, 401, 5000]) + rng.choice(["", "e400", ".0", "e-9"]),
+                1,
+            )
         content = text.encode("utf-8", "surrogatepass")
     return kind + (damage(rng, content, 3) if rng.random() < 0.4 else content)
 
@@ -73,7 +96,9 @@ def check(data):
     batch, batch_error = outcome(_PARSERS[number].batch, records)
     assert type(error) is type(batch_error)
     value = None if single is None else single["v"]
-    (_check_json, _check_message, _check_text, _check_nested, _check_nested)[number](content, value, number)
+    (_check_json, _check_message, _check_text, _check_nested, _check_nested)[number](
+        content, value, number
+    )
     assert batch is None or isinstance(batch["v"], (list, dict, torch.Tensor))
 
 
@@ -83,11 +108,16 @@ def _check_json(content, value, _):
     except (ValueError, ZeroDivisionError, RecursionError):
         assert value is None
         return
-    assert (value is None and _levels(wanted) > 200) or same(_bare(value), _bare(wanted)), (value, wanted)
+    assert (value is None and _levels(wanted) > 200) or same(_bare(value), _bare(wanted)), (
+        value,
+        wanted,
+    )
 
 
 def _levels(value):
-    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else None
+    parts = (
+        value.values() if isinstance(value, dict) else value if isinstance(value, list) else None
+    )
     return 0 if parts is None else 1 + max(map(_levels, parts), default=0)
 
 
@@ -105,7 +135,9 @@ def _check_message(content, value, _):
     except DecodeError:
         assert value is None
         return
-    assert value.SerializeToString(deterministic=True) == wanted.SerializeToString(deterministic=True)
+    assert value.SerializeToString(deterministic=True) == wanted.SerializeToString(
+        deterministic=True
+    )
 
 
 def _check_text(content, value, _):
@@ -136,4 +168,8 @@ def _check_nested(content, value, number):
 
 
 def _nan(value):
-    return value.nan_to_num(math.pi) if isinstance(value, torch.Tensor) and value.is_floating_point() else value
+    return (
+        value.nan_to_num(math.pi)
+        if isinstance(value, torch.Tensor) and value.is_floating_point()
+        else value
+    )

@@ -1,4 +1,5 @@
-"""encode_example and the writers: what goes in comes out again, by our decoder, protobuf's and a plain walk.
+"""encode_example and the writers: what goes in comes out again, by our decoder, protobuf's and a
+plain walk.
 
 An input is the text that the values are drawn from.
 """
@@ -22,7 +23,21 @@ from torch_tfrecord.protobuf.messages import Example
 
 COMPILED = False
 _EDGES = [0, 1, -1, 127, 128, 2**31, 2**63 - 1, -(2**63)]
-_STRANGE = [None, {}, [], 2**63, 1j, [1, "a"], [[1], [2, 3]], "\ud800", float("nan"), 1e39, [None], {1}, object]
+_STRANGE = [
+    None,
+    {},
+    [],
+    2**63,
+    1j,
+    [1, "a"],
+    [[1], [2, 3]],
+    "\ud800",
+    float("nan"),
+    1e39,
+    [None],
+    {1},
+    object,
+]
 
 
 def seeds():
@@ -38,7 +53,9 @@ def _value(rng):
     kind, count = rng.randrange(6), rng.choice([1, 1, 2, 3, 40])
     if kind == 0:
         numbers = [rng.choice([*_EDGES, rng.getrandbits(20)]) for _ in range(count)]
-        return rng.choice([numbers, tuple(numbers), np.array(numbers), torch.tensor(numbers)]), np.array(numbers)
+        return rng.choice(
+            [numbers, tuple(numbers), np.array(numbers), torch.tensor(numbers)]
+        ), np.array(numbers)
     if kind == 1:
         floats = np.frombuffer(rng.randbytes(4 * count), np.float32)
         return rng.choice([floats, torch.from_numpy(floats.copy())]), floats
@@ -55,7 +72,10 @@ def _value(rng):
 
 
 def _mapping(rng):
-    pairs = {rng.choice(["", "a", "ü", "k" * 200, f"n{at}"]): _value(rng) for at in range(rng.randrange(6))}
+    pairs = {
+        rng.choice(["", "a", "ü", "k" * 200, f"n{at}"]): _value(rng)
+        for at in range(rng.randrange(6))
+    }
     return {key: value for key, (value, _) in pairs.items()}, {
         key: pairs[key][1] for key in sorted(pairs, key=str.encode)
     }
@@ -67,7 +87,10 @@ def check(data):
     record = encode_example(values)
     assert record == encode_example(dict(reversed(values.items())))
     assert Example.FromString(record).SerializeToString(deterministic=True) == record
-    wanted = {key: np.array([values[key]], np.float32) if each is None else each for key, each in wanted.items()}
+    wanted = {
+        key: np.array([values[key]], np.float32) if each is None else each
+        for key, each in wanted.items()
+    }
     assert same(decode_example(record), dict(sorted(wanted.items())))
     sequence = encode_sequence_example(values, {key: [value] * 2 for key, value in values.items()})
     context, steps = decode_sequence_example(sequence)

@@ -6,17 +6,19 @@ import re
 import pytest
 
 from index_tools.main import main
-from torch_tfrecord.remote import block_cache
-from torch_tfrecord.remote.block_cache import BlockCache
-from torch_tfrecord.remote.cached_read import CachedFile, Range
-from torch_tfrecord.user_cache import blocks_folder
+from torch_tfrecord.files import block_cache
+from torch_tfrecord.files.block_cache import BlockCache
+from torch_tfrecord.files.cached_read import CachedFile, Range
+from torch_tfrecord.files.user_cache import blocks_folder
 
 
 def fill(folder, monkeypatch):
     monkeypatch.setattr(block_cache, "_TOUCH_SECONDS", 0.0)
     cache, file = BlockCache(folder, 64_000_000), CachedFile("s3://bucket/file", "1", 900_000)
     for _ in range(4):
-        cache.read([Range(file, 0, 900_000)], lambda ranges: [bytes(one.end - one.begin) for one in ranges])
+        cache.read(
+            [Range(file, 0, 900_000)], lambda ranges: [bytes(one.end - one.begin) for one in ranges]
+        )
     return cache
 
 
@@ -51,4 +53,6 @@ def test_what_is_no_folder(tmp_path, capsys):
 def test_one_that_cannot_be_opened(tmp_path, capsys):
     (tmp_path / "torch_tfrecord.blocks").mkdir()
     assert main(["cache", str(tmp_path)]) == 2
-    assert capsys.readouterr().err == f"tfrecord: {tmp_path}/torch_tfrecord.blocks: Is a directory\n"
+    assert (
+        capsys.readouterr().err == f"tfrecord: {tmp_path}/torch_tfrecord.blocks: Is a directory\n"
+    )

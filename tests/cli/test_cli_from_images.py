@@ -68,11 +68,21 @@ def test_records_have_tensorflows_keys(photos, folder, capsys):
         "image/height": [20],
         "image/width": [30],
     }
-    assert [example["image/class/label"].tolist() for example in examples] == [[0], [0], [0], [1], [1]]
+    assert [example["image/class/label"].tolist() for example in examples] == [
+        [0],
+        [0],
+        [0],
+        [1],
+        [1],
+    ]
     assert examples[0]["image/format"] == [b"JPEG"]
     assert examples[0]["image/encoded"] == [(photos / "cat" / "0.jpg").read_bytes()]
     assert (folder / "out" / "labels-train.txt").read_bytes() == b"cat\ndog\n"
-    assert sorted(os.listdir("out")) == [".torch_index", "labels-train.txt", "train-00000-of-00001.tfrecord"]
+    assert sorted(os.listdir("out")) == [
+        ".torch_index",
+        "labels-train.txt",
+        "train-00000-of-00001.tfrecord",
+    ]
     assert len(os.listdir("out/.torch_index")) == 1
 
 
@@ -97,7 +107,13 @@ def test_the_report_is_a_table_of_bytes(photos, capsys):
 
 def test_the_order_is_a_function_of_the_seed(photos):
     orders = []
-    for arguments in ([], ["--seed", "0"], ["--shuffle", "--seed", "1"], ["--no-shuffle"], ["--jobs", "3"]):
+    for arguments in (
+        [],
+        ["--seed", "0"],
+        ["--shuffle", "--seed", "1"],
+        ["--no-shuffle"],
+        ["--jobs", "3"],
+    ):
         prefix = f"out{len(orders)}/train"
         assert main(["from-images", "photos", prefix, *arguments]) == 0
         orders.append(names(records(f"{prefix}-*.tfrecord")))
@@ -118,7 +134,9 @@ def test_the_order_is_a_function_of_the_seed(photos):
 )
 def test_shards(photos, arguments, suffix):
     assert main(["from-images", "photos", "out/train", *arguments]) == 0
-    assert all(name.endswith((suffix, ".torch_index", "labels-train.txt")) for name in os.listdir("out"))
+    assert all(
+        name.endswith((suffix, ".torch_index", "labels-train.txt")) for name in os.listdir("out")
+    )
     assert sorted(names(records())) == ["0.jpg", "1.jpg", "2.jpg", "a.png", "b.PNG"]
 
 
@@ -126,7 +144,9 @@ def test_jpeg_quality_keeps_jpeg_and_alpha(photos, capsys):
     assert main(["from-images", "photos", "out/train", "--jpeg-quality", "90", "--no-shuffle"]) == 0
     examples = records()
     for number in range(3):
-        assert examples[number]["image/encoded"] == [(photos / "cat" / f"{number}.jpg").read_bytes()]
+        assert examples[number]["image/encoded"] == [
+            (photos / "cat" / f"{number}.jpg").read_bytes()
+        ]
     assert examples[3]["image/format"] == [b"JPEG"]
     assert examples[3]["image/encoded"] == [encode_image(picture(seed=3), "jpeg", 90)]
     assert examples[4]["image/format"] == [b"PNG"]
@@ -140,7 +160,20 @@ def test_jpeg_quality_keeps_jpeg_and_alpha(photos, capsys):
 
 
 def test_drop_alpha(photos):
-    assert main(["from-images", "photos", "out/train", "--jpeg-quality", "90", "--drop-alpha", "--no-shuffle"]) == 0
+    assert (
+        main(
+            [
+                "from-images",
+                "photos",
+                "out/train",
+                "--jpeg-quality",
+                "90",
+                "--drop-alpha",
+                "--no-shuffle",
+            ]
+        )
+        == 0
+    )
     assert records()[4]["image/encoded"] == [encode_image(picture(4, seed=4)[:3], "jpeg", 90)]
 
 
@@ -164,19 +197,31 @@ def test_which_images_are_re_encoded(folder, capsys):
     put(folder / "in" / "a" / "gif", with_pillow(gray, "GIF"))
     put(folder / "in" / "a" / "gray", with_pillow(gray, "PNG"))
     put(folder / "in" / "a" / "gray_alpha", with_pillow(gray.convert("LA"), "PNG"))
-    put(folder / "in" / "a" / "gray_transparent", with_pillow(gray, "PNG", transparency=int(gray.getpixel((0, 0)))))
+    put(
+        folder / "in" / "a" / "gray_transparent",
+        with_pillow(gray, "PNG", transparency=int(gray.getpixel((0, 0)))),
+    )
     put(folder / "in" / "a" / "gray16", encode_image(np.ones((1, 4, 4), np.uint16), "png"))
     put(folder / "in" / "a" / "webp", with_pillow(color, "WEBP"))
     assert main(["from-images", "in", "out", "--jpeg-quality", "95"]) == 0
     kept = dict.fromkeys(("gray_alpha", "gray_transparent", "gray16"), "PNG")
     formats = {
-        name: example["image/format"][0].decode() for example in records("out-*.tfrecord") for name in names([example])
+        name: example["image/format"][0].decode()
+        for example in records("out-*.tfrecord")
+        for name in names([example])
     }
     assert formats == {name: kept.get(name, "JPEG") for name in os.listdir("in/a")}
-    assert "kept 1 image as they were: 16-bit\nkept 2 images as they were: alpha\n" in capsys.readouterr().out
+    assert (
+        "kept 1 image as they were: 16-bit\nkept 2 images as they were: alpha\n"
+        in capsys.readouterr().out
+    )
     assert main(["from-images", "in", "out2", "--jpeg-quality", "95", "--drop-alpha"]) == 0
-    examples = {name: example for example in records("out2-*.tfrecord") for name in names([example])}
-    assert {name for name, example in examples.items() if example["image/format"] == [b"PNG"]} == {"gray16"}
+    examples = {
+        name: example for example in records("out2-*.tfrecord") for name in names([example])
+    }
+    assert {name for name, example in examples.items() if example["image/format"] == [b"PNG"]} == {
+        "gray16"
+    }
     assert len(decode_image(examples["gray_alpha"]["image/encoded"][0], "unchanged")) == 1
 
 
@@ -196,7 +241,9 @@ def test_what_is_no_image_is_listed(photos, folder, capsys):
     assert output.out.startswith("wrote 5 records of 3 classes")
     lines = output.out.split("\n\n")[-1].splitlines()
     assert lines[0] == "skipped 5 files:"
-    assert lines[1].startswith("  photos/cat/cut.jpg: expected a whole JPEG image of 20 x 30 pixels, got ")
+    assert lines[1].startswith(
+        "  photos/cat/cut.jpg: expected a whole JPEG image of 20 x 30 pixels, got "
+    )
     assert lines[2:] == [
         "  photos/cat/empty.jpg: expected a JPEG, PNG, GIF, BMP or WebP image, got 0 bytes (an empty file)",
         "  photos/dog/notes \\n.txt: expected a JPEG, PNG, GIF, BMP or WebP image, got 9 bytes that look like text",
@@ -213,7 +260,9 @@ def test_what_is_no_image_is_listed(photos, folder, capsys):
 def test_a_folder_without_any_image_writes_nothing(folder, capsys):
     put(folder / "in" / "a" / "x.txt", b"text")
     assert main(["from-images", "in", "out/train"]) == 1
-    assert capsys.readouterr().out.startswith("wrote nothing: no image could be read\n\nskipped 1 file:\n")
+    assert capsys.readouterr().out.startswith(
+        "wrote nothing: no image could be read\n\nskipped 1 file:\n"
+    )
     assert not (folder / "out").exists()
 
 
@@ -250,7 +299,10 @@ def test_wrong_folders(folder, capsys):
     assert main(["from-images", "in", "out"]) == 2
     assert "expected class names without line breaks, got 'two\\nlines'" in capsys.readouterr().err
     assert main(["from-images", "in", "out/"]) == 2
-    assert "OUTPUT_PREFIX must end in a name for the shards, such as out/train, got 'out/'" in capsys.readouterr().err
+    assert (
+        "OUTPUT_PREFIX must end in a name for the shards, such as out/train, got 'out/'"
+        in capsys.readouterr().err
+    )
 
 
 def test_names_that_are_not_utf8_stay_as_they_are(folder, capsys):
@@ -309,7 +361,9 @@ def test_a_set_is_written_over_only_if_asked(photos, folder, capsys):
 @pytest.mark.parametrize("arguments", [["--num-shards", "2"], ["--max-shard-bytes", "1B"]])
 @pytest.mark.parametrize("step", ["load_image", "encode_image_example", "publish"])
 @pytest.mark.parametrize("error", [KeyboardInterrupt, OSError])
-def test_an_interrupt_or_a_full_disk_leaves_nothing(photos, folder, arguments, step, error, monkeypatch, capsys):
+def test_an_interrupt_or_a_full_disk_leaves_nothing(
+    photos, folder, arguments, step, error, monkeypatch, capsys
+):
     calls = []
     places = {
         "load_image": (from_images, "load_image"),
@@ -331,7 +385,10 @@ def test_an_interrupt_or_a_full_disk_leaves_nothing(photos, folder, arguments, s
     assert main(["from-images", "photos", "new/out/train", "--jobs", "1", *arguments]) == status
     if not skips:
         assert os.listdir() == ["photos"]
-        assert capsys.readouterr().err == f"tfrecord: {'interrupted' if status == 130 else 'No space left'}\n"
+        assert (
+            capsys.readouterr().err
+            == f"tfrecord: {'interrupted' if status == 130 else 'No space left'}\n"
+        )
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, OSError])

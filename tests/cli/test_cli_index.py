@@ -10,9 +10,9 @@ import pytest
 from index_tools import _files, index, verify
 from index_tools.main import main
 from torch_tfrecord import RecordIndex, TFRecordDataset, TFRecordWriter, build_index
+from torch_tfrecord.files.storage import open_file
 from torch_tfrecord.records.framing import frame
 from torch_tfrecord.records.sidecar import sidecar_path
-from torch_tfrecord.records.storage import open_file
 
 RECORDS = [b"abc", b"", b"x" * 1000]
 DATA = b"".join(map(frame, RECORDS))
@@ -65,9 +65,15 @@ def test_index_writes_a_manifest(folder, capsys):
     ]
     for path in ("a.tfrecord", "b.tfrecord"):
         os.unlink(sidecar_path(path))
-    assert [TFRecordDataset("*.tfrecord", index="require").raw(at) for at in range(6)] == RECORDS * 2
+    assert [
+        TFRecordDataset("*.tfrecord", index="require").raw(at) for at in range(6)
+    ] == RECORDS * 2
     # The other verbs take it for the files that it names, and leave it out of a shell's pattern.
-    for arguments in ([".torch_index/manifest.safetensors"], ["a.tfrecord", "b.tfrecord", "m.safetensors"], ["."]):
+    for arguments in (
+        [".torch_index/manifest.safetensors"],
+        ["a.tfrecord", "b.tfrecord", "m.safetensors"],
+        ["."],
+    ):
         assert main(["verify", *arguments]) == 0
         assert capsys.readouterr().out == "2 files, 6 records, 2102 bytes, 0 bad files\n"
 
@@ -102,7 +108,10 @@ def test_index_leaves_fresh_indexes_alone(folder, capsys):
     assert capsys.readouterr().out.startswith("indexed a.tfrecord: 4 records")
     write(place, b"my notes")
     assert main(["index", "a.tfrecord"]) == 2
-    assert f"{place}: expected nothing or an index at the place of the index" in capsys.readouterr().err
+    assert (
+        f"{place}: expected nothing or an index at the place of the index"
+        in capsys.readouterr().err
+    )
     assert place.read_bytes() == b"my notes"
 
 
@@ -111,8 +120,18 @@ def test_index_takes_what_the_shell_expands(folder, capsys):
     assert main(["index", "a.tfrecord"]) == 0
     assert main(["index", "a.tfrecord", "--format", "tfrecord2idx"]) == 0
     write(folder / "labels-a.txt", b"cat\n")
-    assert main(["index", *sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))]) == 0
-    assert capsys.readouterr().out.endswith("1 file: 0 indexed, 1 fresh, 0 failed; 3 records, 1051 bytes\n")
+    assert (
+        main(
+            [
+                "index",
+                *sorted(path.name for path in folder.iterdir() if not path.name.startswith(".")),
+            ]
+        )
+        == 0
+    )
+    assert capsys.readouterr().out.endswith(
+        "1 file: 0 indexed, 1 fresh, 0 failed; 3 records, 1051 bytes\n"
+    )
 
 
 @pytest.mark.parametrize("jobs", ["1", "2"])
@@ -122,8 +141,13 @@ def test_index_reports_damage_and_goes_on(folder, jobs, capsys):
     write(folder / "c.tfrecord")
     assert main(["index", ".", "--jobs", jobs]) == 1
     output = capsys.readouterr()
-    assert output.out.splitlines()[-1] == "3 files: 2 indexed, 0 fresh, 1 failed; 6 records, 2102 bytes"
-    assert output.err.startswith("error: ./bad \\n.tfrecord: record 2 at byte 35: corrupted record: ")
+    assert (
+        output.out.splitlines()[-1]
+        == "3 files: 2 indexed, 0 fresh, 1 failed; 6 records, 2102 bytes"
+    )
+    assert output.err.startswith(
+        "error: ./bad \\n.tfrecord: record 2 at byte 35: corrupted record: "
+    )
     assert output.err.count("\n") == 1
     places = [sidecar_path(str(folder / name)) for name in ("a.tfrecord", "c.tfrecord")]
     assert sorted(map(str, folder.glob(".torch_index/*"))) == sorted(places)
@@ -179,7 +203,9 @@ def test_index_text_form_refuses_one_name_for_two_files(folder, capsys):
         (folder / name).mkdir()
         write(folder / name / "a.tfrecord")
     assert main(["index", "one", "two", "--format", "tfrecord2idx", "--output-dir", "idx"]) == 2
-    assert "several data files would have the same index idx/a.tfrecord.idx" in capsys.readouterr().err
+    assert (
+        "several data files would have the same index idx/a.tfrecord.idx" in capsys.readouterr().err
+    )
     assert not (folder / "idx").exists()
 
 
@@ -192,7 +218,10 @@ def test_index_where_nothing_can_be_written_is_wrong_use(folder, capsys):
     place.rmdir()
     place.symlink_to("elsewhere")
     assert main(["index", "a.tfrecord"]) == 2
-    assert capsys.readouterr().err == f"error: {place}: expected no symbolic link at the place of the index\n"
+    assert (
+        capsys.readouterr().err
+        == f"error: {place}: expected no symbolic link at the place of the index\n"
+    )
     assert not (place.parent / "elsewhere").exists()
     write(folder / "file")
     assert main(["index", "a.tfrecord", "--output-dir", "file"]) == 2
@@ -238,7 +267,10 @@ def die(file):
 
 def test_a_worker_that_dies_is_reported(folder):
     write(folder / "a.tfrecord")
-    with pytest.raises(ChildProcessError, match="a worker process died, perhaps because memory ran out; try --jobs 1"):
+    with pytest.raises(
+        ChildProcessError,
+        match="a worker process died, perhaps because memory ran out; try --jobs 1",
+    ):
         _files.work_on_files(die, ["a.tfrecord", "a.tfrecord"], num_jobs=2, description="dying")
 
 
@@ -276,7 +308,9 @@ def test_verify_has_a_line_for_each_bad_file(folder, jobs, capsys):
     assert main(["verify", ".", "--jobs", jobs]) == 1
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 5
-    assert lines[0].startswith("bad: ./a.tfrecord: record 3 at byte 198: corrupted record: expected payload checksum ")
+    assert lines[0].startswith(
+        "bad: ./a.tfrecord: record 3 at byte 198: corrupted record: expected payload checksum "
+    )
     assert lines[0].endswith(" (132 bytes damaged in 2 places, 8 good records)")
     assert lines[1] == (
         "bad: ./b.tfrecord: record 9 at byte 594: truncated record: expected 66 bytes (payload 50), "
@@ -284,7 +318,9 @@ def test_verify_has_a_line_for_each_bad_file(folder, jobs, capsys):
     )
     assert lines[2].startswith("bad: ./d.tfrecord: record 0 at byte 0: ")
     assert "(Is this even a TFRecord file? It looks like a PNG image.)" in lines[2]
-    assert lines[3].startswith("bad: ./e.tfrecord.gz: record 10 at byte 660: gzip: the stream is truncated")
+    assert lines[3].startswith(
+        "bad: ./e.tfrecord.gz: record 10 at byte 660: gzip: the stream is truncated"
+    )
     size = sum(path.stat().st_size for path in folder.iterdir())
     assert lines[4] == f"5 files, 37 records, {size} bytes, 4 bad files"
 
@@ -321,7 +357,9 @@ def test_verify_warns_of_a_stale_index(folder, capsys):
 def test_verify_finds_an_index_that_only_passes_for_fresh(folder, capsys):
     write(folder / "a.tfrecord", frame(b"abc") + frame(b""))
     real = build_index("a.tfrecord")
-    forged = RecordIndex(real.offsets[:1], real.lengths[:1] + 16, real.file_size, "", real.mtime_ns, real.fingerprint)
+    forged = RecordIndex(
+        real.offsets[:1], real.lengths[:1] + 16, real.file_size, "", real.mtime_ns, real.fingerprint
+    )
     forged.save("a.tfrecord.index.safetensors")
     assert main(["verify", "a.tfrecord"]) == 1
     assert capsys.readouterr().out.splitlines()[0] == (
@@ -345,7 +383,10 @@ def test_verify_reports_unreadable_sectors_as_bad_data(folder, monkeypatch, caps
 
     monkeypatch.setattr(verify, "index_source", fail)
     assert main(["verify", "a.tfrecord"]) == 1
-    assert capsys.readouterr().out == "bad: a.tfrecord: Input/output error\n1 file, 0 records, 0 bytes, 1 bad file\n"
+    assert (
+        capsys.readouterr().out
+        == "bad: a.tfrecord: Input/output error\n1 file, 0 records, 0 bytes, 1 bad file\n"
+    )
 
 
 def test_verify_names_a_missing_shard(folder, capsys):
@@ -369,7 +410,10 @@ def test_verify_checks_the_others_where_a_path_is_missing(folder, jobs, capsys):
         "bad: c-00000-of-00002: 2 of 2 shards missing: c-00000-of-00002, c-00001-of-00002; there is none",
         "4 files, 3 records, 1051 bytes, 3 bad files",
     ]
-    assert main(["verify", "gone", "a.tfrecord", "b.tfrecord", "--jobs", jobs]) == 1  # bad data counts more
+    # bad data counts more
+    assert main(["verify", "gone", "a.tfrecord", "b.tfrecord", "--jobs", jobs]) == 1
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "bad: gone: No such file or directory" and lines[1].startswith("bad: b.tfrecord: record 2 at ")
+    assert lines[0] == "bad: gone: No such file or directory" and lines[1].startswith(
+        "bad: b.tfrecord: record 2 at "
+    )
     assert lines[2].startswith("3 files, 5 records, ") and lines[2].endswith(", 2 bad files")

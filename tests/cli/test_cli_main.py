@@ -21,13 +21,25 @@ def test_python_m_index_tools_runs_in_a_process_of_its_own(tmp_path):
     path = tmp_path / "a \xe9\n.tfrecord"
     with TFRecordWriter(path) as writer:
         writer.write({"label": 7})
-    command = [sys.executable, "-W", "error", "-m", "index_tools", "show", str(path), "--no-features"]
+    command = [
+        sys.executable,
+        "-W",
+        "error",
+        "-m",
+        "index_tools",
+        "show",
+        str(path),
+        "--no-features",
+    ]
     environment = {"PATH": "", "PYTHONIOENCODING": "ascii"}
     done = subprocess.run(command, capture_output=True, check=False, env=environment, text=True)
     name = str(path).replace("\n", "\\n").encode("ascii", "backslashreplace").decode()
     size = path.stat().st_size - 16
     assert done.stderr == ""
-    assert done.stdout == f"record 0: {name}, offset 0, {size} bytes, Example, 1 feature\n  label  int64  1  7\n\n"
+    assert (
+        done.stdout
+        == f"record 0: {name}, offset 0, {size} bytes, Example, 1 feature\n  label  int64  1  7\n\n"
+    )
     assert done.returncode == 0
 
 
@@ -40,7 +52,15 @@ def test_a_reader_that_goes_away_gives_no_traceback(tmp_path):
     with TFRecordWriter(tmp_path / "a.tfrecord") as writer:
         for number in range(3000):
             writer.write({"number": number})
-    command = [sys.executable, "-m", "index_tools", "show", str(tmp_path / "a.tfrecord"), "-n", "3000"]
+    command = [
+        sys.executable,
+        "-m",
+        "index_tools",
+        "show",
+        str(tmp_path / "a.tfrecord"),
+        "-n",
+        "3000",
+    ]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         process.stdout.readline()
         process.stdout.close()
@@ -69,18 +89,33 @@ def test_each_verb_has_help_with_an_example_and_the_exit_statuses(verb, capsys):
     ("arguments", "message"),
     [
         ([], "tfrecord: the following arguments are required: VERB (see tfrecord --help)"),
-        (["index"], "tfrecord index: the following arguments are required: PATH (see tfrecord index --help)"),
-        (["index", "x", "--jobs", "0"], "argument --jobs: expected an integer of at least 1, got '0'"),
+        (
+            ["index"],
+            "tfrecord index: the following arguments are required: PATH (see tfrecord index --help)",
+        ),
+        (
+            ["index", "x", "--jobs", "0"],
+            "argument --jobs: expected an integer of at least 1, got '0'",
+        ),
         (["index", "x", "--format", "pickle"], "'safetensors', 'tfrecord2idx'"),
         (["show", "x", "-n", "-1"], "argument -n: expected an integer of at least 0, got '-1'"),
         (["show", "x", "--position", "one"], "argument --position: invalid int value: 'one'"),
-        (["from-images", "x", "y", "--jpeg-quality", "101"], "expected an integer from 1 to 100, got '101'"),
+        (
+            ["from-images", "x", "y", "--jpeg-quality", "101"],
+            "expected an integer from 1 to 100, got '101'",
+        ),
         (["from-images", "x", "y", "--compression", "lz4"], "'GZIP', 'ZLIB'"),
         (["from-images", "x", "y", "--max-shard-bytes", "big"], "such as 1000000, 100MB or 64MiB"),
-        (["from-images", "x", "y", "--num-shards", "2", "--max-shard-bytes", "1MB"], "not allowed with argument"),
+        (
+            ["from-images", "x", "y", "--num-shards", "2", "--max-shard-bytes", "1MB"],
+            "not allowed with argument",
+        ),
         (["show", "x", "--bad\x1b[31m"], "unrecognized arguments: --bad\\x1b[31m"),
         (["show", "not there\n"], "tfrecord: not there\\n: No such file or directory"),
-        (["verify", "x.index.safetensors"], "expected data files, got only index files or labels: x.index.safetensors"),
+        (
+            ["verify", "x.index.safetensors"],
+            "expected data files, got only index files or labels: x.index.safetensors",
+        ),
     ],
 )
 def test_wrong_use_is_one_line_that_names_what_is_allowed(arguments, message, capsys):
@@ -102,8 +137,16 @@ def test_an_unknown_verb_names_the_verbs(capsys):
     ("error", "status", "text"),
     [
         (KeyboardInterrupt(), 130, "interrupted"),
-        (CorruptRecordError("cut", path="a\nb", offset=3, position=1), 1, "a\\nb: record 1 at byte 3: cut"),
-        (OSError(errno.ENOSPC, "No space left on device", "out"), 2, "out: No space left on device"),
+        (
+            CorruptRecordError("cut", path="a\nb", offset=3, position=1),
+            1,
+            "a\\nb: record 1 at byte 3: cut",
+        ),
+        (
+            OSError(errno.ENOSPC, "No space left on device", "out"),
+            2,
+            "out: No space left on device",
+        ),
         (OSError("no number"), 2, "no number"),
         (ValueError("position must be 0"), 2, "position must be 0"),
         (ImportError("pip install s3fs"), 2, "pip install s3fs"),
@@ -134,7 +177,8 @@ def test_a_broken_pipe_is_quiet(monkeypatch, capsys):
         ("\x00\x1b[2J\x7f\x9b", "\\x00\\x1b[2J\\x7f\\x9b"),
         ("a\tb\r\nc", "a\\tb\\r\\nc"),
         (b"caf\xe9".decode("utf-8", "surrogateescape"), "caf\\xe9"),
-        ("\u202etxt.exe\u2028", "\\u202etxt.exe\\u2028"),  # turns the writing direction; a line separator
+        # turns the writing direction; a line separator
+        ("\u202etxt.exe\u2028", "\\u202etxt.exe\\u2028"),
         ("\ud800\U000e0001", "\\ud800\\U000e0001"),
     ],
 )
@@ -167,7 +211,14 @@ def test_format_size(num_bytes, text):
 
 @pytest.mark.parametrize(
     ("text", "num_bytes"),
-    [("1", 1), ("512B", 512), ("100MB", 10**8), ("1.5 gb", 1_500_000_000), ("64MiB", 1 << 26), ("2tib", 2 << 40)],
+    [
+        ("1", 1),
+        ("512B", 512),
+        ("100MB", 10**8),
+        ("1.5 gb", 1_500_000_000),
+        ("64MiB", 1 << 26),
+        ("2tib", 2 << 40),
+    ],
 )
 def test_byte_size(text, num_bytes):
     assert byte_size(text) == num_bytes

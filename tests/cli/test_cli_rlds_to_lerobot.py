@@ -16,12 +16,32 @@ def directory(tmp_path):
 
 
 def run(directory, out, *options):
-    return main(["rlds-to-lerobot", directory, str(out), "--fps", "5", "--images", "image", "--jobs", "1", *options])
+    return main(
+        [
+            "rlds-to-lerobot",
+            directory,
+            str(out),
+            "--fps",
+            "5",
+            "--images",
+            "image",
+            "--jobs",
+            "1",
+            *options,
+        ]
+    )
 
 
 def test_what_it_writes_and_prints(directory, tmp_path, capsys):
     out = tmp_path / "out\n"
-    names = ["--feature", "observation.state=action,observation/state", "--feature", "reward=", "--robot-type", "arm"]
+    names = [
+        "--feature",
+        "observation.state=action,observation/state",
+        "--feature",
+        "reward=",
+        "--robot-type",
+        "arm",
+    ]
     assert run(directory, out, *names, "--split", "train[:1]") == 0
     *features, left_out, last = capsys.readouterr().out.splitlines()
     assert features == [
@@ -35,7 +55,11 @@ def test_what_it_writes_and_prints(directory, tmp_path, capsys):
     assert last == f"wrote 1 episode, 3 frames: {tmp_path}/out\\n"
     info = json.loads((out / "meta/info.json").read_text())
     assert (info["fps"], info["robot_type"], info["total_frames"]) == (5, "arm", 3)
-    assert info["features"]["observation.state"] == {"dtype": "float32", "shape": [5], "names": None}
+    assert info["features"]["observation.state"] == {
+        "dtype": "float32",
+        "shape": [5],
+        "names": None,
+    }
 
 
 def test_a_folder_with_other_files(directory, tmp_path, capsys):

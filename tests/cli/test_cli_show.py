@@ -1,4 +1,6 @@
-"""`tfrecord show`: records as text that a terminal survives, without reading more than is needed."""
+"""`tfrecord show`: records as text that a terminal survives, without reading more than is
+needed.
+"""
 
 import gzip
 
@@ -19,9 +21,9 @@ from torch_tfrecord import (
     serialize_tensor,
 )
 from torch_tfrecord.errors import ParseError
+from torch_tfrecord.files.storage import LocalFile
 from torch_tfrecord.records import spread
 from torch_tfrecord.records.framing import frame
-from torch_tfrecord.records.storage import LocalFile
 
 # The first record of tensorflow_ranking/examples/data/train_elwc.tfrecord.
 TF_RANKING = bytes.fromhex(
@@ -114,7 +116,11 @@ def test_a_sequence_example(capsys):
         ("Zeile f\xfcr Zeile".encode(), "text", "Text()"),
         (b'{"a": [1, 2]}', "JSON text", "Json()"),
         (encode_image(torch.zeros(3, 4, 6, dtype=torch.uint8), "png"), "a PNG image", "Image()"),
-        (b"\x09" + bytes(8) + b"\x10\x01", "a TensorFlow event, as in tfevents files", "Proto(...)"),
+        (
+            b"\x09" + bytes(8) + b"\x10\x01",
+            "a TensorFlow event, as in tfevents files",
+            "Proto(...)",
+        ),
         (b"\xff\xfe" * 9, "an unknown format", "None"),
     ],
 )
@@ -124,14 +130,18 @@ def test_records_that_are_no_examples_say_what_reads_them(record, looks, spec, c
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == f"record 0: a.tfrecord, offset 0, {len(record)} bytes, looks like {looks}"
     assert lines[-1] == "# no features: " + (
-        told := f"a.tfrecord: record 0 at byte 0: expected an Example or SequenceExample, got {len(record)} bytes that "
+        told
+        := f"a.tfrecord: record 0 at byte 0: expected an Example or SequenceExample, got {len(record)} bytes that "
         f"look like {looks}: features={spec} reads them"
     )
     with pytest.raises(ParseError) as caught:  # the two agree
         infer_features("a.tfrecord")
     assert str(caught.value) == told
     if spec.endswith("()"):
-        assert len(TFRecordDataset("a.tfrecord", getattr(torch_tfrecord, spec[:-2])(), index="memory")) == 2
+        assert (
+            len(TFRecordDataset("a.tfrecord", getattr(torch_tfrecord, spec[:-2])(), index="memory"))
+            == 2
+        )
 
 
 def test_an_image_that_does_not_decode_says_why_it_is_read_as_bytes(capsys):
@@ -160,7 +170,11 @@ def test_an_image_that_does_not_decode_says_why_it_is_read_as_bytes(capsys):
         (b"", "Example, 0 features", []),
         (encode_example({}), "Example, 0 features", []),
         (b"hello world", "looks like text", ['  "hello world"']),
-        (b"\xff" * 40, "looks like an unknown format", ["  0xffffffffffffffffffffffff... (40 bytes)"]),
+        (
+            b"\xff" * 40,
+            "looks like an unknown format",
+            ["  0xffffffffffffffffffffffff... (40 bytes)"],
+        ),
         (b"\x12\x00", "Example, 0 features", []),  # feature_lists, but without a list
         (encode_sequence_example({"a": 1}, {}), "Example, 1 feature", ["  a  int64  1  1"]),
         (
@@ -168,7 +182,11 @@ def test_an_image_that_does_not_decode_says_why_it_is_read_as_bytes(capsys):
             "SequenceExample, 0 context features, 1 feature list",
             ["  list a  -  0"],
         ),
-        (bytes.fromhex("0a070a050a01611200"), "Example, 1 feature", ["  a  -  0"]),  # a kind that is not set
+        (
+            bytes.fromhex("0a070a050a01611200"),
+            "Example, 1 feature",
+            ["  a  -  0"],
+        ),  # a kind that is not set
     ],
 )
 def test_what_a_record_is(record, kind, lines):
@@ -202,7 +220,9 @@ def test_no_control_character_reaches_the_terminal(capsys):
 
 
 def test_features_are_code_that_reads_the_records(capsys):
-    write("a.tfrecord", [{"label": number, "values": [0.5] * (1 + number % 2)} for number in range(5)])
+    write(
+        "a.tfrecord", [{"label": number, "values": [0.5] * (1 + number % 2)} for number in range(5)]
+    )
     assert main(["show", "a.tfrecord", "-n", "0"]) == 0
     code = capsys.readouterr().out
     assert code.startswith("# inferred from 5 records of 1 file\n")
@@ -223,7 +243,9 @@ def test_records_that_give_no_features_say_why(capsys):
         assert main(["show", f"{name}.tfrecord"]) == 0
         last_lines.append(capsys.readouterr().out.splitlines()[-1])
     assert last_lines[0].startswith("# no features: feature 'a': ")
-    assert last_lines[1].startswith("# no features: b.tfrecord: record 0 at byte 0: expected an Example or Sequence")
+    assert last_lines[1].startswith(
+        "# no features: b.tfrecord: record 0 at byte 0: expected an Example or Sequence"
+    )
     assert last_lines[2:] == [
         "# no features from 1 record of 1 file",
         "# no features from 0 records of 0 files",
@@ -249,7 +271,9 @@ def test_which_records(with_index, name, arguments, expected, capsys):
     assert main(["show", name, *arguments]) == 0
     text = capsys.readouterr().out
     assert positions(text) == expected
-    assert [line.split()[-1] for line in text.splitlines() if line.startswith("  number")] == list(map(str, expected))
+    assert [line.split()[-1] for line in text.splitlines() if line.startswith("  number")] == list(
+        map(str, expected)
+    )
 
 
 def test_positions_count_over_all_files(folder, capsys):
@@ -258,7 +282,11 @@ def test_positions_count_over_all_files(folder, capsys):
     write("a-00002-of-00003", [{"number": 2}])
     for arguments in (["-n", "9"], ["-n", "9", "--position", "0"], ["-n", "9", "--position", "-3"]):
         assert main(["show", "a@3", "--no-features", *arguments]) == 0
-        heads = [line.split(", ")[:2] for line in capsys.readouterr().out.splitlines() if line.startswith("record")]
+        heads = [
+            line.split(", ")[:2]
+            for line in capsys.readouterr().out.splitlines()
+            if line.startswith("record")
+        ]
         assert heads == [
             ["record 0: a-00000-of-00003", "offset 0"],
             ["record 1: a-00000-of-00003", f"offset {16 + len(encode_example({'number': 0}))}"],
@@ -271,14 +299,20 @@ def test_positions_count_over_all_files(folder, capsys):
 def test_a_position_that_is_not_there(position, capsys):
     write("a.tfrecord", [b"abc"] * 3)
     assert main(["show", "a.tfrecord", "--position", position]) == 2
-    assert capsys.readouterr() == ("", f"tfrecord: position must be from -3 to 2 (3 records), got {position}\n")
+    assert capsys.readouterr() == (
+        "",
+        f"tfrecord: position must be from -3 to 2 (3 records), got {position}\n",
+    )
 
 
 @pytest.mark.parametrize("position", ["0", "-1"])
 def test_a_position_of_an_empty_file(position, capsys):
     write("a.tfrecord", [])
     assert main(["show", "a.tfrecord", "--position", position]) == 2
-    assert capsys.readouterr().err == f"tfrecord: position {position} is out of range: there are no records\n"
+    assert (
+        capsys.readouterr().err
+        == f"tfrecord: position {position} is out of range: there are no records\n"
+    )
     assert main(["show", "a.tfrecord"]) == 0
     assert capsys.readouterr().out.startswith("no records\n")
 
@@ -306,7 +340,10 @@ def test_only_the_beginning_of_a_file_is_read(folder, monkeypatch, capsys):
 
 def test_features_are_inferred_from_records_of_the_whole_file(monkeypatch, capsys):
     monkeypatch.setattr(spread, "_SMALL_FILES", 1)
-    write("a.tfrecord", [{"label": number} | ({"late": 0.5} if number > 150 else {}) for number in range(200)])
+    write(
+        "a.tfrecord",
+        [{"label": number} | ({"late": 0.5} if number > 150 else {}) for number in range(200)],
+    )
     write("b.tfrecord", [{"label": number} for number in range(200)])
     assert main(["show", "a.tfrecord", "-n", "0"]) == 0
     code = capsys.readouterr().out
@@ -321,7 +358,9 @@ def test_records_that_are_no_examples_are_named(capsys):
     assert main(["show", "a.tfrecord", "-n", "0"]) == 0
     text = capsys.readouterr().out
     assert text.startswith("# no features: a.tfrecord: record 150 at byte ")
-    assert text.endswith("like a TensorFlow event, as in tfevents files: features=Proto(...) reads them\n")
+    assert text.endswith(
+        "like a TensorFlow event, as in tfevents files: features=Proto(...) reads them\n"
+    )
 
 
 def test_damage_ends_the_output_with_an_error(folder, capsys):
@@ -334,9 +373,12 @@ def test_damage_ends_the_output_with_an_error(folder, capsys):
     output = capsys.readouterr()
     assert positions(output.out) == [0, 1, 2]
     assert "# inferred from 3 records of 1 file\n" in output.out
-    assert output.err.startswith(f"tfrecord: a.tfrecord: record 3 at byte {offset}: corrupted record: ")
+    assert output.err.startswith(
+        f"tfrecord: a.tfrecord: record 3 at byte {offset}: corrupted record: "
+    )
     assert output.err.count("\n") == 1
-    assert main(["show", "a.tfrecord", "--position", "4", "--no-features"]) == 0  # behind the damage
+    # behind the damage
+    assert main(["show", "a.tfrecord", "--position", "4", "--no-features"]) == 0
     assert positions(capsys.readouterr().out) == [4]
     assert main(["show", "a.tfrecord", "--position", "3", "--no-features"]) == 1
     assert "expected payload checksum" in capsys.readouterr().err

@@ -12,9 +12,10 @@ import torch
 from helpers import pure_python
 
 import torch_tfrecord
+from index_tools import installation as doctor
 from index_tools.main import main
-from torch_tfrecord import doctor, native
-from torch_tfrecord.media import decoders
+from torch_tfrecord import native
+from torch_tfrecord.columns import media_decoders as decoders
 from torch_tfrecord.native import fallback_reason, optional_module
 from torch_tfrecord.shared_memory import WorkerMemory
 
@@ -51,7 +52,9 @@ def backends(monkeypatch):
 def sections(text):
     """The report's parts by their titles."""
     head, *parts = text.split("\n\n")
-    return {"head": head} | {part.partition("\n")[0]: part.partition("\n")[2].splitlines() for part in parts}
+    return {"head": head} | {
+        part.partition("\n")[0]: part.partition("\n")[2].splitlines() for part in parts
+    }
 
 
 @NEEDS_ALL
@@ -59,7 +62,9 @@ def test_a_whole_installation(backends):
     backends("torchcodec", "nvimgcodec")
     with pure_python(False):
         report = sections(doctor.installation_report())
-    assert report["Compiled core"] == [f"  {name:<11}  compiled ({what})" for name, what in PARTS.items()]
+    assert report["Compiled core"] == [
+        f"  {name:<11}  compiled ({what})" for name, what in PARTS.items()
+    ]
     assert report["Images"] == [
         "  JPEG         libjpeg-turbo in batches of one size, else torchcodec",
         "  JPEG crops   libjpeg-turbo",
@@ -67,7 +72,9 @@ def test_a_whole_installation(backends):
         '  torchcodec   decode_image(backend="torchcodec") works',
         '  nvimgcodec   decode_image(backend="nvimgcodec") works',
     ]
-    assert report["DataLoader workers"] == ["  batches      sent through shared memory, without a copy"]
+    assert report["DataLoader workers"] == [
+        "  batches      sent through shared memory, without a copy"
+    ]
     assert "Missing" not in report
     assert report["Nothing is missing."] == []
 
@@ -77,7 +84,9 @@ def test_the_python_fallback(backends):
     with pure_python():
         report = sections(doctor.installation_report())
     why = "TORCH_TFRECORD_PURE_PYTHON is set"
-    assert report["Compiled core"] == [f"  {name:<11}  Python fallback ({what}): {why}" for name, what in PARTS.items()]
+    assert report["Compiled core"] == [
+        f"  {name:<11}  Python fallback ({what}): {why}" for name, what in PARTS.items()
+    ]
     optional = '(optional): pip install "torch-tfrecord[nvimgcodec]"'
     assert report["Images"] == [
         "  JPEG         Pillow",
@@ -122,11 +131,15 @@ MEDIA = {
         NO_FFMPEG,
     ),
     "no FFmpeg, torchcodec 0.7": (
-        RuntimeError(f"Could not load libtorchcodec.\nFFmpeg version 7: {MISSING_LIBRARY.format(59)}\n[end]"),
+        RuntimeError(
+            f"Could not load libtorchcodec.\nFFmpeg version 7: {MISSING_LIBRARY.format(59)}\n[end]"
+        ),
         NO_FFMPEG,
     ),
     "no FFmpeg on macOS": (
-        RuntimeError("Could not\nFFmpeg version 7: dlopen(core7): Library not loaded: @rpath/libavutil.59.dylib"),
+        RuntimeError(
+            "Could not\nFFmpeg version 7: dlopen(core7): Library not loaded: @rpath/libavutil.59.dylib"
+        ),
         NO_FFMPEG,
     ),
     "another torch": (
@@ -170,8 +183,11 @@ def test_the_versions(backends):
     assert head[0] == f"torch_tfrecord {torch_tfrecord.__version__}"
     assert head[1] == f"Python {'.'.join(map(str, sys.version_info[:3]))}"
     found = dict(line.split(maxsplit=1) for line in report["Versions"])
-    assert {name: found[name] for name in ("torch", "torchvision", "numpy", "protobuf", "Pillow")} == {
-        name: importlib.metadata.version(name) for name in ("torch", "torchvision", "numpy", "protobuf", "Pillow")
+    assert {
+        name: found[name] for name in ("torch", "torchvision", "numpy", "protobuf", "Pillow")
+    } == {
+        name: importlib.metadata.version(name)
+        for name in ("torch", "torchvision", "numpy", "protobuf", "Pillow")
     }
 
 
@@ -202,11 +218,15 @@ def test_a_part_that_was_not_built(backends, monkeypatch, part, reason, remedy):
 
 
 def test_why_a_part_is_not_used(tmp_path, monkeypatch):
-    (tmp_path / "broken.py").write_text("raise ImportError('libjpeg.so.62: cannot open shared object file')")
+    (tmp_path / "broken.py").write_text(
+        "raise ImportError('libjpeg.so.62: cannot open shared object file')"
+    )
     monkeypatch.setattr(native, "__path__", [*native.__path__, str(tmp_path)])
     with pure_python(False):
         assert fallback_reason("no_such_part") == "not built"
-        assert fallback_reason("broken") == ("built, but does not load (libjpeg.so.62: cannot open shared object file)")
+        assert fallback_reason("broken") == (
+            "built, but does not load (libjpeg.so.62: cannot open shared object file)"
+        )
         assert (fallback_reason("frames") is None) is (native.native_module("frames") is not None)
     with pure_python():
         assert fallback_reason("frames") == "TORCH_TFRECORD_PURE_PYTHON is set"
@@ -241,7 +261,11 @@ def test_a_worker_that_cannot_start_does_not_stop_the_report(backends, monkeypat
 def test_no_random_state_is_read():
     before = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
     doctor.installation_report()
-    assert before == (random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist())
+    assert before == (
+        random.getstate(),
+        np.random.get_state()[1].tolist(),
+        torch.get_rng_state().tolist(),
+    )
 
 
 @pytest.mark.slow

@@ -94,7 +94,10 @@ def _(folder):
     first, second = framed(folder, b"abc"), framed(folder, b"defg")
     path = write(folder, gzip.compress(first) + gzip.compress(b"") + gzip.compress(second))
     assert list(read_records(path)) == [b"abc", b"defg"]
-    assert list(read_records(write(folder, zlib.compress(first) + zlib.compress(second)))) == [b"abc", b"defg"]
+    assert list(read_records(write(folder, zlib.compress(first) + zlib.compress(second)))) == [
+        b"abc",
+        b"defg",
+    ]
 
 
 @row("bytes after a zlib stream")
@@ -158,7 +161,9 @@ def _(folder):
 def _(folder):
     writer = TFRecordWriter(folder / "new.tfrecord")
     writer.write(b"abc")
-    with pytest.warns(UserWarning, match=rf"{folder}/new.tfrecord: .* without close\(\).* \(records lost: 1\)"):
+    with pytest.warns(
+        UserWarning, match=rf"{folder}/new.tfrecord: .* without close\(\).* \(records lost: 1\)"
+    ):
         del writer
     assert not (folder / "new.tfrecord").exists()
 
@@ -219,10 +224,16 @@ def _(folder):
 
 @row("packed values in several chunks, mixed with unpacked ones, unknown fields")
 def _(folder):
-    chunks = b"\x0a\x02\x01\x02" + b"\x08\x03" + b"\x0a\x01\x04" + b"\x78\x07"  # packed, unpacked, packed, unknown
+    # packed, unpacked, packed, unknown
+    chunks = b"\x0a\x02\x01\x02" + b"\x08\x03" + b"\x0a\x01\x04" + b"\x78\x07"
     record = example(entry(b"a", b"\x1a" + bytes([len(chunks)]) + chunks))
     assert decode_example(record)["a"].tolist() == [1, 2, 3, 4]
-    assert parse_single_example(record, {"a": VarLenFeature(torch.int64)})["a"].tolist() == [1, 2, 3, 4]
+    assert parse_single_example(record, {"a": VarLenFeature(torch.int64)})["a"].tolist() == [
+        1,
+        2,
+        3,
+        4,
+    ]
 
 
 @row("sparse indices out of range or duplicate, inconsistent ragged partitions")
@@ -256,13 +267,20 @@ def _(folder):
         "sparse": SparseFeature("i", "a", torch.int64, 2),
     }
     sample = parse_single_example(record, spec)
-    assert sample["dense"].tolist() == sample["ragged"].tolist() == sample["sparse"].to_dense().tolist() == [1, 2]
+    assert (
+        sample["dense"].tolist()
+        == sample["ragged"].tolist()
+        == sample["sparse"].to_dense().tolist()
+        == [1, 2]
+    )
 
 
 @row("different numbers of sparse indices and values")
 def _(folder):
     with pytest.raises(ParseError):
-        parse_single_example(encode_example({"v": [1, 2], "i": [0]}), {"s": SparseFeature("i", "v", torch.int64, 9)})
+        parse_single_example(
+            encode_example({"v": [1, 2], "i": [0]}), {"s": SparseFeature("i", "v", torch.int64, 9)}
+        )
 
 
 @row("an empty batch of ragged features; partitions and values both missing")
@@ -287,7 +305,11 @@ def in_json(value):
 def _(folder):
     assert parse_single_example(in_json("[2]").encode(), JSON)["x"].tolist() == [2]
     wrong = [in_json(value) for value in ("[2,]", "2", "['2']", "[null]")]
-    wrong += [in_json("[2]").replace('"', "'"), in_json("[2]").replace('"x"', "x"), in_json('[2], "value": [3]')]
+    wrong += [
+        in_json("[2]").replace('"', "'"),
+        in_json("[2]").replace('"x"', "x"),
+        in_json('[2], "value": [3]'),
+    ]
     for text in wrong:
         with pytest.raises(ParseError):
             parse_single_example(text.encode(), JSON)
@@ -295,12 +317,16 @@ def _(folder):
 
 @row("`decode_json_example`: floats below the least normal one")
 def _(folder):
-    assert parse_single_example(in_json("[1e-40]").encode(), JSON)["x"].item() == np.float32(1e-40) > 0
+    assert (
+        parse_single_example(in_json("[1e-40]").encode(), JSON)["x"].item() == np.float32(1e-40) > 0
+    )
 
 
 @row("TF-Ranking: sizes of lists")
 def _(folder):
-    lists = ExampleListFeatures(None, {"x": VarLenFeature(torch.float32)}, list_size=2, size_feature_name="size")
+    lists = ExampleListFeatures(
+        None, {"x": VarLenFeature(torch.float32)}, list_size=2, size_feature_name="size"
+    )
     _, examples = parse_example([bytes([10, 0])], lists)
     assert (examples["size"].dtype, examples["size"].tolist()) == (torch.int64, [1])
 
@@ -320,7 +346,10 @@ def _(folder):
     pytest.importorskip("compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd")
     spec = {"x": RawTensor((-1,), torch.uint8, compression="zstd")}
     frame = bytes.fromhex("28b52ffd0058610000000102030405060708090a0b")
-    assert parse_single_example(encode_example({"x": frame * 2}), spec)["x"].tolist() == [*range(12)] * 2
+    assert (
+        parse_single_example(encode_example({"x": frame * 2}), spec)["x"].tolist()
+        == [*range(12)] * 2
+    )
 
 
 @row("a wrong default")
@@ -331,13 +360,19 @@ def _(folder):
 
 @row("variable-length features of a batch")
 def _(folder):
-    batch = parse_example([encode_example({"a": [1, 2], "b": ["x"]})] * 2, {"a": VarLenFeature(torch.int64)})
+    batch = parse_example(
+        [encode_example({"a": [1, 2], "b": ["x"]})] * 2, {"a": VarLenFeature(torch.int64)}
+    )
     assert batch["a"].layout == torch.jagged
-    assert parse_example([encode_example({"b": ["x"]})], {"b": VarLenFeature(bytes)}) == {"b": [[b"x"]]}
+    assert parse_example([encode_example({"b": ["x"]})], {"b": VarLenFeature(bytes)}) == {
+        "b": [[b"x"]]
+    }
 
 
 def numbered(folder, count=7):
-    return write(folder, framed(folder, *(encode_example({"a": number}) for number in range(count))))
+    return write(
+        folder, framed(folder, *(encode_example({"a": number}) for number in range(count)))
+    )
 
 
 @row("`repeat` before `batch`")
@@ -367,12 +402,16 @@ def _(folder):
 @row("`shard`")
 def _(folder):
     path = numbered(folder)
-    found = [list(make_dataloader(path, 2, shuffle=False, rank=rank, world_size=3)) for rank in range(3)]
+    found = [
+        list(make_dataloader(path, 2, shuffle=False, rank=rank, world_size=3)) for rank in range(3)
+    ]
     assert [len(batches) for batches in found] == [2, 2, 2]
     repeated = [record for batches in found for batch in batches for record in batch]
     assert len(repeated) == 9
     assert len(set(repeated)) == 7
-    dropped = [len(make_dataloader(path, 2, drop_last=True, rank=rank, world_size=3)) for rank in range(3)]
+    dropped = [
+        len(make_dataloader(path, 2, drop_last=True, rank=rank, world_size=3)) for rank in range(3)
+    ]
     assert dropped == [1, 1, 1]
 
 
@@ -397,7 +436,11 @@ def _(folder):
 
 @row("layout")
 def _(folder):
-    assert decode_image(encode_image(torch.zeros(3, 4, 6, dtype=torch.uint8), "png")).shape == (3, 4, 6)
+    assert decode_image(encode_image(torch.zeros(3, 4, 6, dtype=torch.uint8), "png")).shape == (
+        3,
+        4,
+        6,
+    )
 
 
 @row("GIF, WebP")
@@ -423,7 +466,9 @@ def _(folder):
 def _(folder):
     data = encode_image(np.arange(0, 60000, 2500, dtype=np.uint16).reshape(1, 4, 6), "png")
     assert decode_image(data, "unchanged").dtype == torch.uint16
-    assert decode_image(data, "L").flatten().tolist() == [value >> 8 for value in range(0, 60000, 2500)]
+    assert decode_image(data, "L").flatten().tolist() == [
+        value >> 8 for value in range(0, 60000, 2500)
+    ]
 
 
 @row("a PNG with a palette of 2, 4 or 16 colours, none transparent, `channels=4`")
@@ -453,7 +498,8 @@ def _(folder):
     picture = np.arange(4 * 4 * 3, dtype=np.uint8).reshape(4, 4, 3) * 5
     data = encode_image(picture.transpose(2, 0, 1), "png")
     assert (
-        decode_image(data, "L")[0].numpy().tolist() == np.asarray(PillowImage.fromarray(picture).convert("L")).tolist()
+        decode_image(data, "L")[0].numpy().tolist()
+        == np.asarray(PillowImage.fromarray(picture).convert("L")).tolist()
     )
 
 
@@ -468,7 +514,9 @@ def _(folder):
 def wav(samples, bits, num_channels=1, encoding=1, size=None):
     """A WAV file; ``size`` is what it says of its samples."""
     frame = num_channels * bits // 8
-    parts = b"fmt " + struct.pack("<IHHIIHH", 16, encoding, num_channels, 8000, 8000 * frame, frame, bits)
+    parts = b"fmt " + struct.pack(
+        "<IHHIIHH", 16, encoding, num_channels, 8000, 8000 * frame, frame, bits
+    )
     parts += b"data" + struct.pack("<I", len(samples) if size is None else size) + samples
     return b"RIFF" + struct.pack("<I", 4 + len(parts)) + b"WAVE" + parts
 
@@ -476,27 +524,43 @@ def wav(samples, bits, num_channels=1, encoding=1, size=None):
 @row("layout of sounds")
 def _(folder):
     stored = np.arange(6, dtype="<i2").reshape(3, 2)
-    found = parse_single_example(encode_example({"a": wav(stored.tobytes(), 16, 2)}), {"a": Audio()})["a"]
+    found = parse_single_example(
+        encode_example({"a": wav(stored.tobytes(), 16, 2)}), {"a": Audio()}
+    )["a"]
     assert (found.numpy() * 32768).tolist() == stored.T.tolist()
 
 
-@row("WAV of 8, 24 or 32 bits, floats, extensible headers, padded chunks, a size that was not filled in")
+@row(
+    "WAV of 8, 24 or 32 bits, floats, extensible headers, padded chunks, a size that was not filled in"
+)
 def _(folder):
     values = [-0.5, 0.0, 0.25]
     files = [
         wav(bytes(int(value * 128) + 128 for value in values), 8),
-        wav(b"".join(int(value * (1 << 23)).to_bytes(3, "little", signed=True) for value in values), 24),
-        wav(b"".join(int(value * (1 << 31)).to_bytes(4, "little", signed=True) for value in values), 32),
+        wav(
+            b"".join(int(value * (1 << 23)).to_bytes(3, "little", signed=True) for value in values),
+            24,
+        ),
+        wav(
+            b"".join(int(value * (1 << 31)).to_bytes(4, "little", signed=True) for value in values),
+            32,
+        ),
         wav(np.array(values, "<f4").tobytes(), 32, encoding=3),
         wav(np.array(values, "<f4").tobytes(), 32, encoding=3, size=0xFFFFFFFF),
     ]
     for file in files:
-        assert parse_single_example(encode_example({"a": file}), {"a": Audio()})["a"].tolist() == [values]
+        assert parse_single_example(encode_example({"a": file}), {"a": Audio()})["a"].tolist() == [
+            values
+        ]
 
 
 def rows():
-    section = DOC.read_text(encoding="utf-8").split("## Deliberate differences")[1].split("\n## ")[0]
-    firsts = [line.strip("| ").split(" | ")[0] for line in section.splitlines() if line.startswith("| ")]
+    section = (
+        DOC.read_text(encoding="utf-8").split("## Deliberate differences")[1].split("\n## ")[0]
+    )
+    firsts = [
+        line.strip("| ").split(" | ")[0] for line in section.splitlines() if line.startswith("| ")
+    ]
     return [first for first in firsts if first != "what"]
 
 

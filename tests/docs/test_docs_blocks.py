@@ -1,4 +1,6 @@
-"""Every code block of docs/ runs in a test, or stands here with the reason; safety.md and trainers.md run here."""
+"""Every code block of docs/ runs in a test, or stands here with the reason; safety.md and
+trainers.md run here.
+"""
 
 import re
 from pathlib import Path
@@ -90,8 +92,16 @@ def names(tmp_path, monkeypatch):
                 writer.write({"id": number, "x": [float(number), 1.0]})
     features = {"id": FixedLenFeature((), torch.int64), "x": FixedLenFeature((2,), torch.float32)}
     trained = []
-    given = {"features": features, "trained": trained, "train": lambda batch: trained.append(batch["id"].tolist())}
-    return given | {"collate": collate, "make_dataloader": make_dataloader, "TFRecordDataset": TFRecordDataset}
+    given = {
+        "features": features,
+        "trained": trained,
+        "train": lambda batch: trained.append(batch["id"].tolist()),
+    }
+    return given | {
+        "collate": collate,
+        "make_dataloader": make_dataloader,
+        "TFRecordDataset": TFRecordDataset,
+    }
 
 
 @pytest.mark.filterwarnings("ignore:on_error='skip'")
@@ -108,8 +118,14 @@ def test_safety(tmp_path, monkeypatch):
     Path("uploads").mkdir()
     with TFRecordWriter("uploads/a.tfrecord") as writer:
         for label in range(3):
-            writer.write({"image": encode_image(torch.zeros(3, 30, 40, dtype=torch.uint8)), "label": label})
-    names = {"make_dataloader": make_dataloader, "Image": Image, "RandomResizedCrop": RandomResizedCrop}
+            writer.write(
+                {"image": encode_image(torch.zeros(3, 30, 40, dtype=torch.uint8)), "label": label}
+            )
+    names = {
+        "make_dataloader": make_dataloader,
+        "Image": Image,
+        "RandomResizedCrop": RandomResizedCrop,
+    }
     names |= {"FixedLenFeature": FixedLenFeature, "torch": torch}
     (program,) = blocks("safety")
     exec(program, names)
@@ -121,7 +137,9 @@ def test_safety(tmp_path, monkeypatch):
 
 def test_trainers_distributed_sampler(names):
     program = blocks("trainers")[-1]
-    torch.distributed.init_process_group("gloo", init_method=f"file://{Path.cwd()}/store", rank=0, world_size=1)
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{Path.cwd()}/store", rank=0, world_size=1
+    )
     try:
         exec(program, names)
     finally:
@@ -135,7 +153,9 @@ def test_trainers_distributed_sampler(names):
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # what trainers say of this machine
 class TestTrainers:
-    """What is around the blocks is as small as it can be; tests/training holds what they promise on several ranks."""
+    """What is around the blocks is as small as it can be; tests/training holds what they promise on
+    several ranks.
+    """
 
     def test_lightning(self, names):
         pytest.importorskip("lightning")
@@ -157,7 +177,9 @@ class TestTrainers:
                 return torch.optim.SGD(self.parameters(), lr=1e-9)
 
         # With devices=2 Lightning would start the whole test again.
-        program = blocks("trainers")[0].replace('strategy="ddp", devices=2', 'accelerator="cpu", devices=1')
+        program = blocks("trainers")[0].replace(
+            'strategy="ddp", devices=2', 'accelerator="cpu", devices=1'
+        )
         exec(program, names | {"model": Module()})
         assert [len(ids) for ids in names["trained"]] == [64, 64, 22] * 3
 
@@ -172,7 +194,13 @@ class TestTrainers:
         accelerator = pytest.importorskip("accelerate").Accelerator(cpu=True)
         model = Model()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        given = {"accelerator": accelerator, "model": model, "optimizer": optimizer, "num_epochs": 2, "resume": False}
+        given = {
+            "accelerator": accelerator,
+            "model": model,
+            "optimizer": optimizer,
+            "num_epochs": 2,
+            "resume": False,
+        }
         given |= names
         exec(blocks("trainers")[2], given)
         assert given["loader"].epoch == 2
@@ -180,7 +208,14 @@ class TestTrainers:
 
     def test_hugging_face(self, names):
         transformers = pytest.importorskip("transformers")
-        given = {"Trainer": transformers.Trainer, "TrainingArguments": transformers.TrainingArguments, "model": Model()}
-        exec(blocks("trainers")[3].replace('"run", ', '"run", use_cpu=True, '), given := given | names)
+        given = {
+            "Trainer": transformers.Trainer,
+            "TrainingArguments": transformers.TrainingArguments,
+            "model": Model(),
+        }
+        exec(
+            blocks("trainers")[3].replace('"run", ', '"run", use_cpu=True, '),
+            given := given | names,
+        )
         batch = next(iter(given["trainer"].get_train_dataloader()))
         assert batch["x"].shape == (8, 2)

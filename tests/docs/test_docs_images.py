@@ -25,7 +25,9 @@ def folder(tmp_path, monkeypatch):
 
 
 def test_python_blocks_run(folder):
-    blocks = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+    blocks = re.findall(
+        r"^```python\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE
+    )
     names, train, evaluate, transforms, one = blocks
     namespace = {}
     exec(names, namespace)
@@ -40,7 +42,10 @@ def test_python_blocks_run(folder):
     first = (batch["image"][:, 0, 0, 0] * 0.229 + 0.485) * 255
     assert (first - 3 * batch["label"]).abs().max() < 1.01
     exec(transforms, namespace)
-    assert (namespace["images"].shape, namespace["images"].dtype) == ((64, 3, 224, 224), torch.float32)
+    assert (namespace["images"].shape, namespace["images"].dtype) == (
+        (64, 3, 224, 224),
+        torch.float32,
+    )
     exec(one, namespace)
     assert namespace["image"].shape == (3, 60, 80)
 

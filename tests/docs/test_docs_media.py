@@ -1,4 +1,6 @@
-"""docs/audio.md and docs/video.md: their programs run, by torchcodec where it finds FFmpeg, else by stand-ins."""
+"""docs/audio.md and docs/video.md: their programs run, by torchcodec where it finds FFmpeg, else by
+stand-ins.
+"""
 
 from pathlib import Path
 

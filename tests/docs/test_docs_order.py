@@ -1,4 +1,6 @@
-"""docs/order.md: its code runs as it stands, in its order, and its picture is the one that the script draws."""
+"""docs/order.md: its code runs as it stands, in its order, and its picture is the one that the
+script draws.
+"""
 
 import importlib.util
 import os
@@ -28,9 +30,12 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-# DataLoader thinks more workers than processors a mistake; torchdata 0.11 with torch 2.15; forks where threads run.
+# DataLoader thinks more workers than processors a mistake; torchdata 0.11 with torch 2.15; forks
+# where threads run.
 pytestmark = pytest.mark.filterwarnings(
-    "ignore:This DataLoader will create", "ignore:'set_vital' is deprecated", "ignore:This process .* is multi-threaded"
+    "ignore:This DataLoader will create",
+    "ignore:'set_vital' is deprecated",
+    "ignore:This process .* is multi-threaded",
 )
 
 
@@ -55,13 +60,19 @@ def test_the_code(folder):
     assert [number for batch in first for number in batch] == epochs[0] + epochs[1]
     assert [number for batch in made for number in batch] == epochs[0] + epochs[1]
     assert len(stream) == 5
-    assert sorted(number for batch in stream + other_workers for number in batch) == list(range(500))
+    assert sorted(number for batch in stream + other_workers for number in batch) == list(
+        range(500)
+    )
     # The sampler was in epoch 1; its state after the last batch leaves nothing of it.
     assert [number for batch in plain for number in batch] == epochs[1]
     assert resumed == []
     assert [len(batch) for batch in steps] == [64] * 7 + [52] + [64] * 2
     assert sorted(names["balanced"].state_dict()) and len(list(names["balanced"])) == 500
-    samples = [int(sample["id"]) for batch in names["loader"] for sample in [{"id": n} for n in batch["id"]]]
+    samples = [
+        int(sample["id"])
+        for batch in names["loader"]
+        for sample in [{"id": n} for n in batch["id"]]
+    ]
     assert len(samples) == len(names["mixture"])
     assert set(samples) == set(range(500, 640))
     share = sum(number < 600 for number in samples) / len(samples)

@@ -22,14 +22,23 @@ def test_blocks_run(tmp_path, monkeypatch):
     shutil.copy(DOCS.parent / "tests" / "data" / "ranking" / "elwc.tfrecord", "data/lists.tfrecord")
     with TFRecordWriter("data/scenarios.tfrecord") as writer:
         for number in range(4):
-            message = scenario_messages.Scenario(scenario_id=f"s{number}", timestamps_seconds=[0.5] * number)
+            message = scenario_messages.Scenario(
+                scenario_id=f"s{number}", timestamps_seconds=[0.5] * number
+            )
             writer.write(message.SerializeToString())
     text = (DOCS / "records.md").read_text(encoding="utf-8")
-    lists, jagged, nested, messages = re.findall(r"^```python\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+    lists, jagged, nested, messages = re.findall(
+        r"^```python\n(.*?)^```$", text, re.DOTALL | re.MULTILINE
+    )
     names = {}
     exec(lists, names)
     assert names["context"] == {"query": ["learning", "gbdt", "none", ""]}
-    assert names["examples"]["score"].tolist() == [[0.5, 1, -1], [0.25, -1, -1], [-1, -1, -1], [-1, 2, -1]]
+    assert names["examples"]["score"].tolist() == [
+        [0.5, 1, -1],
+        [0.25, -1, -1],
+        [-1, -1, -1],
+        [-1, 2, -1],
+    ]
     assert names["examples"]["mask"].sum(1).tolist() == [2, 1, 0, 3]
     assert names["examples"]["words"][0] == [[b"tf"], [b"learning", b"to", b"rank"], []]
     exec(jagged, names)

@@ -1,4 +1,6 @@
-"""docs/remote.md: its Python is run as it stands, by a server of moto's; what it says of requests is counted."""
+"""docs/remote.md: its Python is run as it stands, by a server of moto's; what it says of requests
+is counted.
+"""
 
 import logging
 import re
@@ -25,12 +27,15 @@ NUM_FILES, NUM_RECORDS = 4, 30  # of each file
 
 def block(marker):
     """The Python block that a marker stands in."""
-    blocks = re.findall(r"^```python\n(.*?)^```$", DOC.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+    blocks = re.findall(
+        r"^```python\n(.*?)^```$", DOC.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE
+    )
     (found,) = [block for block in blocks if marker in block]
     return found
 
 
-# For the session: a process of pytest-xdist may come back to the module, and clients know a server's address.
+# For the session: a process of pytest-xdist may come back to the module, and clients know a
+# server's address.
 @pytest.fixture(scope="session")
 def bucket(tmp_path_factory):
     """``s3://my-bucket/data`` as the page has it, by a server of moto's; its URL."""
@@ -44,7 +49,11 @@ def bucket(tmp_path_factory):
     server = ThreadedMotoServer(port=0, verbose=False)
     server.start()
     url = "http://{}:{}".format(*server.get_host_and_port())
-    keys = {"aws_access_key_id": "testing", "aws_secret_access_key": "testing", "region_name": "us-east-1"}
+    keys = {
+        "aws_access_key_id": "testing",
+        "aws_secret_access_key": "testing",
+        "region_name": "us-east-1",
+    }
     client = boto3.client("s3", endpoint_url=url, **keys)
     client.create_bucket(Bucket="my-bucket")
     for path in folder.rglob("*"):
@@ -64,7 +73,9 @@ def write(folder, size=1000):
 
 @pytest.fixture
 def page(bucket, tmp_path, monkeypatch):
-    """The names of the page's first block, which was run where the environment names server and keys."""
+    """The names of the page's first block, which was run where the environment names server and
+    keys.
+    """
     monkeypatch.chdir(tmp_path)
     for name, value in {
         "AWS_ENDPOINT_URL": bucket,
@@ -151,7 +162,9 @@ def test_requests_with_a_cache(server, tmp_path):
     cache = {"cache_dir": tmp_path / "cache", "cache_bytes": 1 << 26}
     dataset = TFRecordDataset(f"{server}/data/train-*", FEATURES, **cache)
     for shuffle in (True, "blocks", True):
-        batches, found = requests_of(server, lambda way=shuffle: [*make_dataloader(dataset, 8, shuffle=way)])
+        batches, found = requests_of(
+            server, lambda way=shuffle: [*make_dataloader(dataset, 8, shuffle=way)]
+        )
         assert sum(len(batch["label"]) for batch in batches) == NUM_FILES * NUM_RECORDS
     assert found == []
 
@@ -173,5 +186,7 @@ def test_requests_of_batches_epochs_and_streams(server):
     assert len(found) <= NUM_FILES * 3
     stream = TFRecordIterableDataset(f"{server}/data/train-*", FEATURES, batch_size=8)
     batches, found = requests_of(server, lambda: [*stream])
-    assert sorted(torch.cat([batch["label"] for batch in batches]).tolist()) == [*range(NUM_FILES * NUM_RECORDS)]
+    assert sorted(torch.cat([batch["label"] for batch in batches]).tolist()) == [
+        *range(NUM_FILES * NUM_RECORDS)
+    ]
     assert len(found) <= 1 + NUM_FILES * 4

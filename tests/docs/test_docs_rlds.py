@@ -16,7 +16,9 @@ TEXT = DOC.read_text(encoding="utf-8")
 # By the heading above them, where they are no part of the page's one program.
 APART = ("Kept steps", "Goal images", "Mixtures", "Export to LeRobot")
 BLOCKS = {
-    section.partition("\n")[0]: re.findall(r"^```python\n(.*?)^```", section, re.MULTILINE | re.DOTALL)
+    section.partition("\n")[0]: re.findall(
+        r"^```python\n(.*?)^```", section, re.MULTILINE | re.DOTALL
+    )
     for section in re.split(r"^## ", TEXT, flags=re.MULTILINE)
 }
 KEEP, GOALS, MIXTURE, LEROBOT = (BLOCKS[heading] for heading in APART)
@@ -64,7 +66,9 @@ def test_mixture(names):
     batches = list(names["loader"])
     found = {name for batch in batches for name in batch["dataset_name"]}
     assert found == {"pick", "push"}
-    assert repr(names["mixture"]).endswith("2 datasets: 'pick' 97.5% of 1125 samples, 'push' 2.5% of 57 samples)")
+    assert repr(names["mixture"]).endswith(
+        "2 datasets: 'pick' 97.5% of 1125 samples, 'push' 2.5% of 57 samples)"
+    )
 
 
 def test_kept_steps_and_goals(names):
@@ -90,13 +94,19 @@ def test_export_to_lerobot(names):
 def test_names_of_arguments_and_of_what_a_sample_has(names):
     arguments = set(inspect.signature(tfds.RLDSDataset).parameters)
     section = TEXT.split("| argument | |")[1].split("\n\n")[0]
-    listed = {name for row in re.findall(r"^\| (.*?) \|", section, re.MULTILINE) for name in re.findall(r"`(\w+)", row)}
+    listed = {
+        name
+        for row in re.findall(r"^\| (.*?) \|", section, re.MULTILINE)
+        for name in re.findall(r"`(\w+)", row)
+    }
     assert listed <= arguments
     assert arguments <= listed | {"directory", "split", "window_size", "action_horizon"}
     table = TEXT.split("| name | value for step t")[1].split("\n\n")[0]
     sample = tfds.RLDSDataset("data/pick/1.0.0")[0]
     described = {
-        name for row in re.findall(r"^\| (`.*?) \|", table, re.MULTILINE) for name in re.findall(r"`([\w.]+)`", row)
+        name
+        for row in re.findall(r"^\| (`.*?) \|", table, re.MULTILINE)
+        for name in re.findall(r"`([\w.]+)`", row)
     }
     described -= {"discount", "is_terminal"}  # this dataset has none
     for path in described:

@@ -1,4 +1,6 @@
-"""docs/robots.md: its recipes give the batches of the originals' own code on the same data, kept in batches.npz."""
+"""docs/robots.md: its recipes give the batches of the originals' own code on the same data, kept in
+batches.npz.
+"""
 
 import re
 from pathlib import Path
@@ -12,7 +14,9 @@ from torch_tfrecord import tfds
 
 ROOT = Path(__file__).parents[2]
 DOC = ROOT / "docs" / "robots.md"
-BLOCKS = re.findall(r"^```python\n(.*?)^```", DOC.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+BLOCKS = re.findall(
+    r"^```python\n(.*?)^```", DOC.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL
+)
 RECORDED = np.load(ROOT / "tests" / "data" / "robots" / "batches.npz")
 SIZE = (16, 16)  # of the recorded resized images
 
@@ -46,10 +50,21 @@ def page(tmp_path_factory):
 
 def recorded(prefix):
     """The recorded samples, as flat dicts."""
-    columns = {name.removeprefix(f"{prefix}/"): RECORDED[name] for name in RECORDED.files if name.startswith(prefix)}
-    columns = {name: column for name, column in columns.items() if "statistics" not in name and column.shape}
+    columns = {
+        name.removeprefix(f"{prefix}/"): RECORDED[name]
+        for name in RECORDED.files
+        if name.startswith(prefix)
+    }
+    columns = {
+        name: column
+        for name, column in columns.items()
+        if "statistics" not in name and column.shape
+    }
     count = len(columns[next(iter(columns))])
-    return [{name: column[row] for name, column in columns.items() if len(column) == count} for row in range(count)]
+    return [
+        {name: column[row] for name, column in columns.items() if len(column) == count}
+        for row in range(count)
+    ]
 
 
 def channels_last(image):
@@ -90,7 +105,9 @@ def test_openpi(page, monkeypatch):
                 folder = f"gs://raw/success/{number}"
                 key = f"{folder}/recordings/MP4--{folder}/trajectory.h5--{step}"
                 sample = ds[position]
-                found[key, channels_last(sample["observation"]["image"]).tobytes(), sample["prompt"]] = sample
+                found[
+                    key, channels_last(sample["observation"]["image"]).tobytes(), sample["prompt"]
+                ] = sample
     expected = recorded("openpi")
     assert len(expected) == len(found) == 54
     for sample in expected:
@@ -101,7 +118,9 @@ def test_openpi(page, monkeypatch):
             channels_last(ours["observation"]["wrist_image"]), sample["observation/wrist_image"]
         )
         for name in ("joint_position", "gripper_position"):
-            np.testing.assert_array_equal(ours["observation"][name].numpy(), sample[f"observation/{name}"])
+            np.testing.assert_array_equal(
+                ours["observation"][name].numpy(), sample[f"observation/{name}"]
+            )
 
 
 def test_openpi_in_workers(page):
@@ -120,7 +139,10 @@ def test_openpi_in_workers(page):
 def openvla(page):
     """The samples of the page's datasets, by dataset, instruction and step."""
     samples = [sample for ds in page["datasets"].values() for sample in ds]
-    return {(s["dataset_name"], s["task"]["language_instruction"], s["_frame_index"]): s for s in samples}
+    return {
+        (s["dataset_name"], s["task"]["language_instruction"], s["_frame_index"]): s
+        for s in samples
+    }
 
 
 def key_of(sample):
@@ -170,7 +192,10 @@ def test_openvla_statistics_and_normalisation(page, name):
         keep_key="{_traj_index}",
         episode_transform=lambda episode: normalize(page["standardize"](name, episode)),
     )
-    ours = {(name, sample["task"]["language_instruction"], sample["_frame_index"]): sample for sample in ds}
+    ours = {
+        (name, sample["task"]["language_instruction"], sample["_frame_index"]): sample
+        for sample in ds
+    }
     rows = [sample for sample in recorded("openvla") if sample["dataset_name"] == name]
     assert len(rows) == len(ours)
     for sample in rows:
@@ -189,7 +214,11 @@ def test_openvla_weights(page):
 def test_openvla_in_workers(page, openvla):
     found = set()
     for batch in page["loader 2"]:
-        columns = batch["dataset_name"], batch["task"]["language_instruction"], batch["_frame_index"].tolist()
+        columns = (
+            batch["dataset_name"],
+            batch["task"]["language_instruction"],
+            batch["_frame_index"].tolist(),
+        )
         for key, action in zip(zip(*columns, strict=True), batch["action"], strict=True):
             assert torch.equal(action, openvla[key]["action"])
             found.add(key)
@@ -241,15 +270,25 @@ def test_octo(page):
             rows[text, int(seen["timestep"][row, -1]), int(task["timestep"][row])] = batch, row
     for sample in expected:
         text = sample["task/language_instruction"]
-        batch, row = rows[text, int(sample["observation/timestep"][-1]), int(sample["task/timestep"])]
+        batch, row = rows[
+            text, int(sample["observation/timestep"][-1]), int(sample["task/timestep"])
+        ]
         seen, task = batch["observation"], batch["task"]
-        np.testing.assert_allclose(batch["action"][row].numpy(), sample["action"], rtol=1e-5, atol=1e-6)
-        np.testing.assert_array_equal(batch["action_pad_mask"][row].numpy(), sample["action_pad_mask"])
+        np.testing.assert_allclose(
+            batch["action"][row].numpy(), sample["action"], rtol=1e-5, atol=1e-6
+        )
+        np.testing.assert_array_equal(
+            batch["action_pad_mask"][row].numpy(), sample["action_pad_mask"]
+        )
         for name in ("timestep", "timestep_pad_mask", "task_completed"):
             np.testing.assert_array_equal(seen[name][row].numpy(), sample[f"observation/{name}"])
         for ours, name in ((seen, "observation"), (task, "task")):
-            np.testing.assert_allclose(ours["proprio"][row].numpy(), sample[f"{name}/proprio"], rtol=1e-5, atol=1e-6)
-            assert_resized(channels_last(ours["image_primary"][row]), sample[f"{name}/image_primary"])
+            np.testing.assert_allclose(
+                ours["proprio"][row].numpy(), sample[f"{name}/proprio"], rtol=1e-5, atol=1e-6
+            )
+            assert_resized(
+                channels_last(ours["image_primary"][row]), sample[f"{name}/image_primary"]
+            )
         assert batch["dataset_name"][row] == sample["dataset_name"]
 
 
@@ -264,7 +303,9 @@ def test_octo_statistics(page):
             "q01": "p01",
             "q99": "p99",
         }.items():
-            np.testing.assert_allclose(found[column][each], expected[column][theirs], rtol=1e-5, atol=1e-6)
+            np.testing.assert_allclose(
+                found[column][each], expected[column][theirs], rtol=1e-5, atol=1e-6
+            )
     for count in ("num_transitions", "num_trajectories"):
         assert found[count] == RECORDED[f"octo/statistics/{count}"]
 
@@ -277,7 +318,9 @@ def test_octo_in_workers(page):
         assert batch["observation"]["image_primary"].shape[1:] == (2, 3, 256, 256)
         steps += zip(batch["_traj_index"].tolist(), batch["_frame_index"].tolist(), strict=True)
     assert sorted(steps) == [
-        (number, at) for number, steps in enumerate(LENGTHS["bridge_dataset"]) for at in range(steps - 1)
+        (number, at)
+        for number, steps in enumerate(LENGTHS["bridge_dataset"])
+        for at in range(steps - 1)
     ]
 
 

@@ -1,4 +1,6 @@
-"""The documentation site: its programs run, its navigation has every page, its reference every public name."""
+"""The documentation site: its programs run, its navigation has every page, its reference every
+public name.
+"""
 
 import re
 from collections import Counter
@@ -23,7 +25,9 @@ def test_getting_started(run, capsys):
     assert len(names["losses"]) == 5 * 7
     assert names["losses"][-1] < names["losses"][0]
     assert names["batch"]["image"].shape == (200 - 6 * 32, 3, 32, 32)
-    assert (names["batch"]["image"].mean((1, 2, 3)) > 0.4).long().tolist() == names["batch"]["label"].tolist()
+    assert (names["batch"]["image"].mean((1, 2, 3)) > 0.4).long().tolist() == names["batch"][
+        "label"
+    ].tolist()
 
 
 def test_text(run):
@@ -31,7 +35,9 @@ def test_text(run):
     assert names["losses"][-1] < names["losses"][0] / 10
     tokens = names["batch"]["tokens"]
     assert (tokens.shape, tokens.dtype) == ((20, 6), torch.int64)
-    assert {names["words"][token - 1] for token in tokens.unique().tolist() if token} == set(names["words"])
+    assert {names["words"][token - 1] for token in tokens.unique().tolist() if token} == set(
+        names["words"]
+    )
 
 
 def test_tables(run):
@@ -39,7 +45,10 @@ def test_tables(run):
     assert len(names["losses"]) == 20 * 7
     assert names["losses"][-1] < names["losses"][0]
     x = next(iter(names["loader"]))[0]
-    assert {name: tuple(column.shape) for name, column in x.items()} == {"age": (64,), "income": (64, 2)}
+    assert {name: tuple(column.shape) for name, column in x.items()} == {
+        "age": (64,),
+        "income": (64, 2),
+    }
     ages = torch.cat([x["age"] for x, _ in names["loader"]])
     assert (ages == -1).sum() == 40  # one row in ten has none
 
@@ -61,18 +70,31 @@ def test_write(run, capsys):
 
 def test_slow_loader(run, capsys):
     speeds = run("slow_loader")["speeds"]
-    assert list(speeds) == ["all", "without transform", "without images", "bytes only", "bytes in order"]
+    assert list(speeds) == [
+        "all",
+        "without transform",
+        "without images",
+        "bytes only",
+        "bytes in order",
+    ]
     printed = capsys.readouterr().out
-    assert re.fullmatch(r"compiled core: (True|False)\nwaiting: \d+%\n(.+: [\d,]+ records/s\n){5}", printed)
+    assert re.fullmatch(
+        r"compiled core: (True|False)\nwaiting: \d+%\n(.+: [\d,]+ records/s\n){5}", printed
+    )
 
 
 def pages():
-    return {path.relative_to(DOCS).as_posix(): path.read_text(encoding="utf-8") for path in DOCS.rglob("*.md")}
+    return {
+        path.relative_to(DOCS).as_posix(): path.read_text(encoding="utf-8")
+        for path in DOCS.rglob("*.md")
+    }
 
 
 def test_every_page_stands_in_the_navigation_once():
     navigation = re.findall(
-        r": ([\w/-]+\.md)$", (DOCS / "site" / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE
+        r": ([\w/-]+\.md)$",
+        (DOCS / "site" / "mkdocs.yml").read_text(encoding="utf-8"),
+        re.MULTILINE,
     )
     assert sorted(navigation) == sorted({*pages(), *FROM_ELSEWHERE})
 
@@ -82,18 +104,27 @@ def test_links_lead_to_files():
     for page, text in pages().items():
         prose = re.sub(r"^ *```.*?^ *```$", "", text, flags=re.DOTALL | re.MULTILINE)
         for target in re.findall(r"\]\(([^)#\s]+)", prose):
-            if not target.startswith("https://") and not (DOCS / page).parent.joinpath(target).is_file():
+            if (
+                not target.startswith("https://")
+                and not (DOCS / page).parent.joinpath(target).is_file()
+            ):
                 dead.append((page, target))
     assert dead == []
 
 
 def test_fences_are_those_that_the_site_knows():
-    fences = [(page, line) for page, text in pages().items() for line in re.findall(r"^ *```.+$", text, re.MULTILINE)]
+    fences = [
+        (page, line)
+        for page, text in pages().items()
+        for line in re.findall(r"^ *```.+$", text, re.MULTILINE)
+    ]
     assert [(page, line) for page, line in fences if not re.fullmatch(r" *```[a-z]+", line)] == []
 
 
 def test_every_public_name_stands_in_the_reference_once():
     text = "\n".join(text for page, text in pages().items() if page.startswith("reference/"))
     shown = re.findall(r"^::: torch_tfrecord\.(\S+)$", text, re.MULTILINE)
-    names = [name for name in torch_tfrecord.__all__ if name != "tfds"] + [f"tfds.{name}" for name in tfds.__all__]
+    names = [name for name in torch_tfrecord.__all__ if name != "tfds"] + [
+        f"tfds.{name}" for name in tfds.__all__
+    ]
     assert sorted(shown) == sorted(names)

@@ -31,7 +31,8 @@ from torch_tfrecord import (
 )
 
 DOC = Path(__file__).parents[2] / "docs" / "tensorflow.md"
-# Sections whose rows show code on the right; those of the differences say in words what other tests assert.
+# Sections whose rows show code on the right; those of the differences say in words what other tests
+# assert.
 WITHOUT_CODE = "Deliberate differences"
 NUM_RECORDS = 140
 WAV = runpy.run_path(str(FOLDER / "make.py"))["WAVS"]["stereo"]
@@ -43,7 +44,9 @@ def rows():
     for line in DOC.read_text(encoding="utf-8").splitlines():
         if line.startswith("## "):
             section = line[3:]
-        if line.startswith("|") and not line.startswith(("|---", "| TensorFlow", "| `tf.image.resize` |")):
+        if line.startswith("|") and not line.startswith(
+            ("|---", "| TensorFlow", "| `tf.image.resize` |")
+        ):
             cells = [cell.strip() for cell in line.strip("|").split(" | ")]
             if section != WITHOUT_CODE:
                 found.append((section, cells[0], cells[1]))
@@ -106,7 +109,9 @@ def names(folder, monkeypatch, torchcodec):
     """What the page takes for granted."""
     monkeypatch.chdir(folder)
     features = {"label": FixedLenFeature((), torch.int64), "ids": VarLenFeature(torch.int64)}
-    picture = torch.randint(0, 256, (3, 24, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    picture = torch.randint(
+        0, 256, (3, 24, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)
+    )
     context = encode_example({"id": 1})
     given = {name: getattr(torch_tfrecord, name) for name in torch_tfrecord.__all__}
     given |= {name: getattr(torch.utils.data, name) for name in torch.utils.data.__all__}
@@ -170,7 +175,9 @@ def test_rows_are_found():
     assert len(rows()) > 80
     assert len(sections) == 7
     assert all(
-        left.startswith(("`tf.", "`tfr.", "`method", "default", "`antialias", "Snappy", "ArrayRecord"))
+        left.startswith(
+            ("`tf.", "`tfr.", "`method", "default", "`antialias", "Snappy", "ArrayRecord")
+        )
         for _, left, _ in rows()
     )
 
@@ -199,7 +206,13 @@ def test_every_public_name_that_ports_need_is_on_the_page():
         "SparseList",
         "SequenceFeatures",
     }
-    ours_alone |= {"RandomResizedCrop", "RecordBatchSampler", "ResizedCenterCrop", "has_native", "tfds"}
+    ours_alone |= {
+        "RandomResizedCrop",
+        "RecordBatchSampler",
+        "ResizedCenterCrop",
+        "has_native",
+        "tfds",
+    }
     errors = {name for name in torch_tfrecord.__all__ if name.endswith("Error")}
     for name in set(torch_tfrecord.__all__) - ours_alone - errors:
         assert name in text, name
@@ -207,6 +220,11 @@ def test_every_public_name_that_ports_need_is_on_the_page():
 
 def test_links_of_the_page():
     text = DOC.read_text(encoding="utf-8")
-    headings = {re.sub(r"[^\w -]", "", line.lstrip("# ")).lower().replace(" ", "-") for line in text.splitlines()}
+    headings = {
+        re.sub(r"[^\w -]", "", line.lstrip("# ")).lower().replace(" ", "-")
+        for line in text.splitlines()
+    }
     for target in re.findall(r"\]\(([^)]+)\)", text):
-        assert (DOC.parent / target).exists() if not target.startswith("#") else target[1:] in headings, target
+        assert (
+            (DOC.parent / target).exists() if not target.startswith("#") else target[1:] in headings
+        ), target

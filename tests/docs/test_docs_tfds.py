@@ -14,7 +14,9 @@ pytestmark = pytest.mark.skipif(not DOC.is_file(), reason="not beside an install
 
 
 def blocks():
-    return re.findall(r"^```python\n(.*?)^```$", DOC.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+    return re.findall(
+        r"^```python\n(.*?)^```$", DOC.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE
+    )
 
 
 @pytest.fixture
@@ -23,7 +25,9 @@ def folder(tmp_path, monkeypatch):
     features = {
         "image": tfds.features.Image((24, 32, 3)),
         "label": tfds.features.ClassLabel(names=["cat", "dog"]),
-        "objects": tfds.features.Sequence({"label": tfds.features.ClassLabel(3), "box": tfds.features.BBoxFeature()}),
+        "objects": tfds.features.Sequence(
+            {"label": tfds.features.ClassLabel(3), "box": tfds.features.BBoxFeature()}
+        ),
     }
 
     def samples(count):

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-# What is wrong with the machine (few processors) or with forking as such (Python 3.12 and later), not with an example.
+# What is wrong with the machine (few processors) or with forking as such (Python 3.12 and later),
+# not with an example.
 ALLOWED = ["ignore:This DataLoader will create", "ignore:This process"]
 
 
@@ -21,7 +22,8 @@ def run(name, *arguments):
         capture_output=True,
         text=True,
         timeout=200,
-        env=os.environ | {"PYTHONWARNINGS": ",".join(warnings)},  # which reaches the processes that it starts, too
+        env=os.environ
+        | {"PYTHONWARNINGS": ",".join(warnings)},  # which reaches the processes that it starts, too
     )
     assert done.returncode == 0, done.stderr
     assert "Warning" not in done.stderr
@@ -37,7 +39,9 @@ def test_every_example_has_its_test():
 def test_quickstart():
     printed = run("quickstart.py")
     assert "1437 digits in 4 files to train, 360 to test" in printed
-    losses = [float(loss) for loss in re.findall(r"^epoch \d+ of 12: loss (\S+)$", printed, re.MULTILINE)]
+    losses = [
+        float(loss) for loss in re.findall(r"^epoch \d+ of 12: loss (\S+)$", printed, re.MULTILINE)
+    ]
     assert len(losses) == 12
     assert losses[-1] < losses[0] / 10
     (accuracy,) = re.findall(r"^test accuracy: (\S+)$", printed, re.MULTILINE)
@@ -51,9 +55,14 @@ def test_read_tensorflow_files():
     assert "    'image/object/bbox/xmin': VarLenFeature(torch.float32),\n" in printed
     assert "16 images in 2 files\n" in printed
     batches = re.findall(
-        r"^images \[8, 3, 64, 64\] torch.float32, labels \[(.*)\], first text '(.*)'$", printed, re.MULTILINE
+        r"^images \[8, 3, 64, 64\] torch.float32, labels \[(.*)\], first text '(.*)'$",
+        printed,
+        re.MULTILINE,
     )
-    assert sorted(label for labels, _ in batches for label in labels.split(", ")) == ["1"] * 8 + ["2"] * 8
+    assert (
+        sorted(label for labels, _ in batches for label in labels.split(", "))
+        == ["1"] * 8 + ["2"] * 8
+    )
     assert all(text == {"1": "palace", "2": "flower"}[labels[0]] for labels, text in batches)
     assert printed.endswith(
         "boxes in each image: [0, 2, 0, 2, 0, 2, 0, 2]\nboxes in each image: [1, 3, 1, 3, 1, 3, 1, 3]\n"
@@ -108,6 +117,8 @@ def test_distributed(monkeypatch):
 def test_behaviour_cloning():
     printed = run("behaviour_cloning.py")
     assert "steps in 300 episodes\n" in printed
-    before, after = map(float, re.findall(r"^success (?:before|after): (\S+)$", printed, re.MULTILINE))
+    before, after = map(
+        float, re.findall(r"^success (?:before|after): (\S+)$", printed, re.MULTILINE)
+    )
     assert before < 0.3
     assert after > 0.8

@@ -1,4 +1,6 @@
-"""examples/ports: the first batch of each port is the one that TensorFlow gave, and docs/ports.md shows the code."""
+"""examples/ports: the first batch of each port is the one that TensorFlow gave, and docs/ports.md
+shows the code.
+"""
 
 import importlib.util
 import re
@@ -19,7 +21,9 @@ with np.load(DATA / "first_batches.npz") as stored:
 
 
 def load(name):
-    spec = importlib.util.spec_from_file_location(f"port_{name}", ROOT / "examples" / "ports" / f"{name}.py")
+    spec = importlib.util.spec_from_file_location(
+        f"port_{name}", ROOT / "examples" / "ports" / f"{name}.py"
+    )
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
@@ -48,7 +52,8 @@ def test_imagenet(batches):
     assert_equal(label, "imagenet/label")
     expected = torch.from_numpy(GOLDEN["imagenet/image"]).permute(0, 3, 1, 2)
     assert (image.dtype, image.shape) == (torch.float32, expected.shape)
-    # The pixels decode the same bit for bit; resizing differs by 2e-4 of 255, that is 4e-6 of a standard deviation.
+    # The pixels decode the same bit for bit; resizing differs by 2e-4 of 255, that is 4e-6 of a
+    # standard deviation.
     assert float((image - expected).abs().max()) < 2e-5
     assert len(found) == 2
 

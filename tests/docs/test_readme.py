@@ -37,7 +37,9 @@ pytestmark = pytest.mark.skipif(not README.is_file(), reason="not beside an inst
 
 
 def blocks(page, language="python"):
-    return re.findall(rf"^```{language}\n(.*?)^```$", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+    return re.findall(
+        rf"^```{language}\n(.*?)^```$", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE
+    )
 
 
 def jpeg(label, height=240, width=250):
@@ -61,8 +63,13 @@ def write_digits(directory):
         "image": tfds.features.Image(shape=(28, 28, 1), encoding_format="png"),
         "label": tfds.features.ClassLabel(names=list("0123456789")),
     }
-    digits = [{"image": torch.full((1, 28, 28), 20 * label, dtype=torch.uint8), "label": label} for label in range(10)]
-    tfds.write(directory, {"train": digits}, features, name="mnist", supervised_keys=("image", "label"))
+    digits = [
+        {"image": torch.full((1, 28, 28), 20 * label, dtype=torch.uint8), "label": label}
+        for label in range(10)
+    ]
+    tfds.write(
+        directory, {"train": digits}, features, name="mnist", supervised_keys=("image", "label")
+    )
 
 
 @pytest.mark.filterwarnings("ignore:This DataLoader will create 4 worker processes:UserWarning")
@@ -74,7 +81,8 @@ def test_readme_blocks_run(folder):
     assert names["batch"]["image"].dtype == torch.float32
     assert names["batch"]["label"].dtype == torch.int64
     assert math.isfinite(names["loss"].item())
-    assert {int(state["step"]) for state in names["optimizer"].state.values()} == {2}  # of all weights
+    # of all weights
+    assert {int(state["step"]) for state in names["optimizer"].state.values()} == {2}
 
     exec(one_call, names)
     assert isinstance(names["loader"], DataLoader)
@@ -84,7 +92,11 @@ def test_readme_blocks_run(folder):
     assert sorted(torch.cat(labels).tolist()) == list(range(70))
 
     exec(write, names)
-    (record,) = [record for path in sorted(Path("data").glob("new-*.tfrecord")) for record in read_records(path)]
+    (record,) = [
+        record
+        for path in sorted(Path("data").glob("new-*.tfrecord"))
+        for record in read_records(path)
+    ]
     decoded = decode_example(record)
     assert decoded["label"].tolist() == [3]
     np.testing.assert_array_equal(decoded["x"], np.zeros(16, np.float32))
@@ -101,7 +113,9 @@ def test_readme_blocks_run(folder):
 
 def test_features_blocks_run(folder, capsys):
     with TFRecordWriter("data/video.tfrecord") as writer:
-        writer.write(encode_sequence_example({"id": 7}, {"frame": [[jpeg(n, 8, 16)] for n in range(5)]}))
+        writer.write(
+            encode_sequence_example({"id": 7}, {"frame": [[jpeg(n, 8, 16)] for n in range(5)]})
+        )
     read, infer, batches, *specs, sequences = blocks(DOCS / "features.md")
     names = {}
     exec(read, names)
@@ -111,7 +125,9 @@ def test_features_blocks_run(folder, capsys):
     assert '"ids": VarLenFeature(torch.int64)' in capsys.readouterr().out
     exec(batches, names)
     assert names["lengths"].tolist() == (names["batch"]["label"] % 3).tolist()
-    assert [row.tolist() for row in names["rows"]] == [list(range(n)) for n in names["lengths"].tolist()]
+    assert [row.tolist() for row in names["rows"]] == [
+        list(range(n)) for n in names["lengths"].tolist()
+    ]
     assert names["padded"].shape == (4, int(names["lengths"].max()))
     for code in specs:
         exec(code, names)
@@ -126,7 +142,9 @@ def test_features_blocks_run(folder, capsys):
 def migration_code():
     """What stands on the right-hand side of the rows of docs/migration.md."""
     rows = re.findall(
-        r"^\| (?!what you wrote).* \| (.*) \|$", (DOCS / "migration.md").read_text(encoding="utf-8"), re.M
+        r"^\| (?!what you wrote).* \| (.*) \|$",
+        (DOCS / "migration.md").read_text(encoding="utf-8"),
+        re.M,
     )
     return [code for right in rows for code in re.findall(r"`([^`]+)`", right)]
 
@@ -140,12 +158,16 @@ def test_migration_row_runs(code, tmp_path, monkeypatch):
     if code == "tfrecord2idx":
         return  # the name of a format
     if code.startswith("tfrecord "):
-        assert main([*shlex.split(code)[1:], *([] if "a.tfrecord" in code else ["a.tfrecord"])]) == 0
+        assert (
+            main([*shlex.split(code)[1:], *([] if "a.tfrecord" in code else ["a.tfrecord"])]) == 0
+        )
         return
     build_index("a.tfrecord").to_tfrecord2idx("a.idx")
     if "directory" in code:
         write_digits("mnist/3.0.1")
-    names = {name: getattr(torch_tfrecord, name) for name in torch_tfrecord.__all__} | {"torch": torch}
+    names = {name: getattr(torch_tfrecord, name) for name in torch_tfrecord.__all__} | {
+        "torch": torch
+    }
     names |= {"path": "a.tfrecord", "pattern": "{}.tfrecord", "splits": {"a": 0.3, "b": 0.7}}
     Path("b.tfrecord").write_bytes(Path("a.tfrecord").read_bytes())
     names["directory"] = "mnist/3.0.1"
@@ -190,13 +212,20 @@ def anchors(page):
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-# Of the README and the pages that it names; the documentation site's own pages are checked when it is built.
-LINKED = [page for page in PAGES if page == README or f"(docs/{page.name}" in README.read_text(encoding="utf-8")]
+# Of the README and the pages that it names; the documentation site's own pages are checked when it
+# is built.
+LINKED = [
+    page
+    for page in PAGES
+    if page == README or f"(docs/{page.name}" in README.read_text(encoding="utf-8")
+]
 
 
 @pytest.mark.parametrize("page", LINKED, ids=lambda page: page.name)
 def test_links_lead_somewhere(page):
-    text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+    text = re.sub(
+        r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE
+    )
     for target in re.findall(r"\]\(([^)\s]+)\)", re.sub(r"`[^`]*`", "", text)):
         if "://" in target:
             continue

@@ -1,6 +1,8 @@
-"""The site as MkDocs builds it: every heading is there, and a broken link, anchor or link to an excluded file fails.
+"""The site as MkDocs builds it: every heading is there, and a broken link, anchor or link to an
+excluded file fails.
 
-`MKDOCS` names the command, as CI does, where it is not on the path; without either, these tests are skipped.
+`MKDOCS` names the command, as CI does, where it is not on the path; without either, these tests are
+skipped.
 """
 
 import os
@@ -16,7 +18,9 @@ MKDOCS = os.environ.get("MKDOCS") or shutil.which("mkdocs")
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(MKDOCS is None, reason="MkDocs is not installed"),
-    pytest.mark.skipif(not (ROOT / "docs" / "site").is_dir(), reason="not beside an installed package"),
+    pytest.mark.skipif(
+        not (ROOT / "docs" / "site").is_dir(), reason="not beside an installed package"
+    ),
 ]
 
 
@@ -32,10 +36,24 @@ def repository(tmp_path):
 
 def build(repository):
     """The exit status, and what is warned of."""
-    command = [MKDOCS, "build", "--strict", "-f", "docs/site/mkdocs.yml", "-d", str(repository / "site")]
+    command = [
+        MKDOCS,
+        "build",
+        "--strict",
+        "-f",
+        "docs/site/mkdocs.yml",
+        "-d",
+        str(repository / "site"),
+    ]
     environment = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
     done = subprocess.run(
-        command, env=environment, cwd=repository, capture_output=True, text=True, timeout=200, check=False
+        command,
+        env=environment,
+        cwd=repository,
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
     )
     return done.returncode, re.findall(r"^WARNING +-  (.*)$", done.stderr, re.MULTILINE)
 
@@ -45,9 +63,20 @@ def test_the_site_builds_and_shows_every_heading(repository):
     for page in (repository / "docs").rglob("*.md"):
         if "reference" in page.parts:
             continue  # whose headings are docstrings
-        prose = re.sub(r"^ *```.*?^ *```$", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
-        built = (repository / "site" / page.relative_to(repository / "docs")).with_suffix(".html").read_text()
-        assert len(re.findall(r"<h[1-6][ >]", built)) == len(re.findall(r"^#+ ", prose, re.MULTILINE)), page
+        prose = re.sub(
+            r"^ *```.*?^ *```$",
+            "",
+            page.read_text(encoding="utf-8"),
+            flags=re.DOTALL | re.MULTILINE,
+        )
+        built = (
+            (repository / "site" / page.relative_to(repository / "docs"))
+            .with_suffix(".html")
+            .read_text()
+        )
+        assert len(re.findall(r"<h[1-6][ >]", built)) == len(
+            re.findall(r"^#+ ", prose, re.MULTILINE)
+        ), page
 
 
 def test_a_broken_site_is_refused(repository):

@@ -1,4 +1,6 @@
-"""Crops drawn before decoding: the draw against torchvision's own code, and what arguments are taken."""
+"""Crops drawn before decoding: the draw against torchvision's own code, and what arguments are
+taken.
+"""
 
 import math
 import pickle
@@ -21,7 +23,9 @@ KEYS = st.integers(0, 2**64 - 1)
 
 
 class TorchOnOurStream:
-    """What make_params calls of torch, its numbers being those of a stream of ours, in double precision."""
+    """What make_params calls of torch, its numbers being those of a stream of ours, in double
+    precision.
+    """
 
     exp = staticmethod(torch.exp)
 
@@ -31,7 +35,9 @@ class TorchOnOurStream:
     def empty(self, _):
         def uniform(low, high):
             number = self.random.below(1 << 53) / (1 << 53)
-            return torch.tensor([float(low) + number * (float(high) - float(low))], dtype=torch.float64)
+            return torch.tensor(
+                [float(low) + number * (float(high) - float(low))], dtype=torch.float64
+            )
 
         return SimpleNamespace(uniform_=uniform)
 
@@ -68,7 +74,9 @@ def torchvisions_region(monkeypatch, crop, height, width, key):
 def test_the_arithmetic_is_torchvisions(height, width, key, scale, ratio):
     crop = RandomResizedCrop(224, scale, ratio, seed=5)
     with pytest.MonkeyPatch.context() as monkeypatch:
-        assert crop.plan(height, width, key)[:4] == torchvisions_region(monkeypatch, crop, height, width, key)
+        assert crop.plan(height, width, key)[:4] == torchvisions_region(
+            monkeypatch, crop, height, width, key
+        )
 
 
 def test_the_distribution_is_torchvisions(stats):
@@ -79,7 +87,9 @@ def test_the_distribution_is_torchvisions(stats):
         image = torch.empty(3, height, width)
         transform = v2.RandomResizedCrop(224)
         drawn = [transform.make_params([image]) for _ in range(count)]
-    theirs = np.array([[params[name] for name in ("top", "left", "height", "width")] for params in drawn])
+    theirs = np.array(
+        [[params[name] for name in ("top", "left", "height", "width")] for params in drawn]
+    )
     ours = np.array([RandomResizedCrop(224).plan(height, width, key)[:4] for key in range(count)])
     for column in range(4):
         assert stats.ks_2samp(ours[:, column], theirs[:, column]).pvalue > 1e-3
@@ -99,7 +109,11 @@ def test_a_plan_lies_in_the_image_and_follows_from_seed_and_key(height, width, k
 
 
 def test_seeds_and_keys_decide():
-    plans = {RandomResizedCrop(224, seed=seed).plan(375, 500, key)[:4] for seed in range(20) for key in range(20)}
+    plans = {
+        RandomResizedCrop(224, seed=seed).plan(375, 500, key)[:4]
+        for seed in range(20)
+        for key in range(20)
+    }
     assert len(plans) == 400
 
 
@@ -108,7 +122,9 @@ PINNED = [(150, 242, 129, 164, False), (10, 45, 312, 276, True), (43, 144, 322, 
 
 def test_these_plans_for_ever():
     crop = RandomResizedCrop(224, horizontal_flip=0.5, seed=1)
-    assert [(*plan[:4], plan.flip) for plan in (crop.plan(375, 500, key) for key in (0, 1, 2**64 - 1))] == PINNED
+    assert [
+        (*plan[:4], plan.flip) for plan in (crop.plan(375, 500, key) for key in (0, 1, 2**64 - 1))
+    ] == PINNED
 
 
 @pytest.mark.parametrize("probability", [0.0, 0.25, 1.0])
@@ -119,7 +135,11 @@ def test_flips_come_with_their_probability(stats, probability):
 
 
 @settings(max_examples=30, deadline=None)
-@given(st.integers(20, 60), st.integers(20, 60), st.sampled_from([(24, 25), (8, 8), ((10, 20), (30, 20)), ((7, 5), 9)]))
+@given(
+    st.integers(20, 60),
+    st.integers(20, 60),
+    st.sampled_from([(24, 25), (8, 8), ((10, 20), (30, 20)), ((7, 5), 9)]),
+)
 def test_the_centre_is_torchvisions(height, width, sizes):
     size, resize = sizes
     plan = ResizedCenterCrop(size, resize).plan(height, width, 0)
@@ -139,7 +159,9 @@ def test_the_centre_is_torchvisions(height, width, sizes):
         (RandomResizedCrop(224), "RandomResizedCrop((224, 224))"),
         (RandomResizedCrop([4, 5], seed=3), "RandomResizedCrop((4, 5), seed=3)"),
         (
-            RandomResizedCrop((4,), (0.5, 1), (1, 2), PillowImage.BICUBIC, False, horizontal_flip=1),
+            RandomResizedCrop(
+                (4,), (0.5, 1), (1, 2), PillowImage.BICUBIC, False, horizontal_flip=1
+            ),
             "RandomResizedCrop((4, 4), scale=(0.5, 1.0), ratio=(1.0, 2.0), interpolation='bicubic', antialias=False, "
             "horizontal_flip=1.0)",
         ),
@@ -147,7 +169,10 @@ def test_the_centre_is_torchvisions(height, width, sizes):
             ResizedCenterCrop(224, 256, InterpolationMode.NEAREST_EXACT),
             "ResizedCenterCrop((224, 224), 256, interpolation='nearest-exact')",
         ),
-        (ResizedCenterCrop(4, (5, 6), antialias=None), "ResizedCenterCrop((4, 4), (5, 6), antialias=False)"),
+        (
+            ResizedCenterCrop(4, (5, 6), antialias=None),
+            "ResizedCenterCrop((4, 4), (5, 6), antialias=False)",
+        ),
     ],
 )
 def test_crops_print_as_code_compare_and_pickle(crop, code):

@@ -1,4 +1,6 @@
-"""Small images that would cost minutes or gigabytes, and damaged ones: the same for every decoder."""
+"""Small images that would cost minutes or gigabytes, and damaged ones: the same for every
+decoder.
+"""
 
 import io
 import re
@@ -53,7 +55,8 @@ def one_scan_for_each_component(repeats):
     data = bytearray(jpeg(8, 8, subsampling=0))
     scan = data.rindex(b"\xff\xda")
     tables = data[scan + 5 : scan + 11]  # of each component its number and its tables
-    # A DC difference of none and an end of block, in Huffman codes of the standard's tables; filled up with ones.
+    # A DC difference of none and an end of block, in Huffman codes of the standard's tables; filled
+    # up with ones.
     codes = {b"\x00": b"\x2b", b"\x11": b"\x07"}  # 00 1010 11, 00 00 ...
     parts = [
         b"\xff\xda\x00\x08\x01"
@@ -66,7 +69,12 @@ def one_scan_for_each_component(repeats):
 
 
 def chunk(name, content):
-    return struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))
+    return (
+        struct.pack(">I", len(content))
+        + name
+        + content
+        + struct.pack(">I", zlib.crc32(name + content))
+    )
 
 
 @pytest.fixture(params=["compiled", "without"])
@@ -80,10 +88,13 @@ def by(request, monkeypatch):
 WAYS = {
     "stack": lambda data: decode_stack([data, data], "RGB", [0, 1], 2),
     "centre": lambda data: CroppedImages("RGB", ResizedCenterCrop(8, 8)).batch([data], [()], [0]),
-    "region": lambda data: CroppedImages("RGB", RandomResizedCrop(8, scale=(0.05, 0.2), seed=1)).batch(
-        [data], [()], [3]
-    ),
-    **{backend: lambda data, backend=backend: decode_image(data, backend=backend) for backend in BACKENDS},
+    "region": lambda data: CroppedImages(
+        "RGB", RandomResizedCrop(8, scale=(0.05, 0.2), seed=1)
+    ).batch([data], [()], [3]),
+    **{
+        backend: lambda data, backend=backend: decode_image(data, backend=backend)
+        for backend in BACKENDS
+    },
 }
 
 
@@ -111,23 +122,30 @@ def test_the_scans_of_a_large_picture_are_fewer():
     data = bytearray(with_scans(60))
     frame = data.index(b"\xff\xc2")
     data[frame + 5 : frame + 9] = struct.pack(">HH", 5000, 8600)
-    with pytest.raises(ImageDecodeError, match="at most 49 scans in a JPEG image of 5000 x 8600 pixels"):
+    with pytest.raises(
+        ImageDecodeError, match="at most 49 scans in a JPEG image of 5000 x 8600 pixels"
+    ):
         decode_image(bytes(data))
     data[frame + 5 : frame + 9] = struct.pack(">HH", 13000, 13000)
-    with pytest.raises(ImageDecodeError, match="at most 16 scans in a JPEG image of 13000 x 13000 pixels"):
+    with pytest.raises(
+        ImageDecodeError, match="at most 16 scans in a JPEG image of 13000 x 13000 pixels"
+    ):
         decode_image(bytes(data))
 
 
 def test_as_many_scans_as_encoders_write_are_read(by):
     for decode in WAYS.values():
         assert decode(with_scans(100)).dtype == torch.uint8
-        assert torch.equal(decode(one_scan_for_each_component(33)), decode(one_scan_for_each_component(1)))
+        assert torch.equal(
+            decode(one_scan_for_each_component(33)), decode(one_scan_for_each_component(1))
+        )
 
 
 def test_what_lies_behind_the_end_or_in_a_segment_is_no_scan():
     data = jpeg(16, 16, progressive=True)
     expected = decode_image(data)
-    assert torch.equal(decode_image(data + b"\xff\xda\0\2" * 500), expected)  # a film behind a photo, say
+    # a film behind a photo, say
+    assert torch.equal(decode_image(data + b"\xff\xda\0\2" * 500), expected)
     comment = b"\xff\xfe" + struct.pack(">H", 2002) + b"\xff\xda" * 1000
     scan = data.rindex(b"\xff\xda")
     assert torch.equal(decode_image(data[:scan] + comment + data[scan:]), expected)
@@ -196,7 +214,10 @@ def test_compressed_text_is_not_inflated(backend, kind):
     data = buffer.getvalue()
     expected = decode_image(data)
     assert torch.equal(
-        decode_image(data[:33] + bomb * 20 + data[33:-12] + bomb * 20 + data[-12:], backend=backend), expected
+        decode_image(
+            data[:33] + bomb * 20 + data[33:-12] + bomb * 20 + data[-12:], backend=backend
+        ),
+        expected,
     )
 
 
@@ -247,7 +268,13 @@ NORMAL = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
 @pytest.mark.parametrize("kind", ["jpeg", "png", "gif", "bmp", "webp"])
 @pytest.mark.parametrize(
     "options",
-    [{}, {"crop": CENTRE}, {"crop": RandomResizedCrop(4)}, {"normalize": NORMAL}, {"apply_orientation": True}],
+    [
+        {},
+        {"crop": CENTRE},
+        {"crop": RandomResizedCrop(4)},
+        {"normalize": NORMAL},
+        {"apply_orientation": True},
+    ],
 )
 def test_an_image_has_max_pixels_at_most(by, options, kind):
     buffer = io.BytesIO()
@@ -256,7 +283,8 @@ def test_an_image_has_max_pixels_at_most(by, options, kind):
         assert read().shape[0] == 3
     for read in readings(Image(max_pixels=62, **options), buffer.getvalue()):
         with pytest.raises(
-            ImageDecodeError, match=r"expected at most 62 pixels \(max_pixels\), got an image of 7 x 9 = 63"
+            ImageDecodeError,
+            match=r"expected at most 62 pixels \(max_pixels\), got an image of 7 x 9 = 63",
         ):
             read()
 
@@ -267,15 +295,21 @@ def test_what_a_crop_resizes_to_has_max_pixels_at_most():
     for read in readings(Image(crop=ResizedCenterCrop(8, 8), max_pixels=640), data):
         assert read().shape == (3, 8, 8)
     for read in readings(Image(crop=ResizedCenterCrop(8, 8), max_pixels=639), data):
-        with pytest.raises(ImageDecodeError, match=r"at most 639 pixels after resizing, got 4 x 40 resized to 8 x 80"):
+        with pytest.raises(
+            ImageDecodeError,
+            match=r"at most 639 pixels after resizing, got 4 x 40 resized to 8 x 80",
+        ):
             read()
 
 
-@pytest.mark.parametrize("spec", [Image(), Image(crop=CENTRE), Image(crop=CENTRE, normalize=NORMAL)])
+@pytest.mark.parametrize(
+    "spec", [Image(), Image(crop=CENTRE), Image(crop=CENTRE, normalize=NORMAL)]
+)
 def test_the_default_is_178956970_pixels(spec):
     for read in readings(spec, claiming(13378, 13377)):
         with pytest.raises(
-            ImageDecodeError, match=r"at most 178956970 pixels \(max_pixels\), got an image of 13378 x 13377"
+            ImageDecodeError,
+            match=r"at most 178956970 pixels \(max_pixels\), got an image of 13378 x 13377",
         ):
             read()
 
@@ -284,18 +318,23 @@ def test_normalised_whole_images_have_a_quarter_of_that():
     # 45 million pixels are half a gigabyte of float32; nothing is decoded.
     for read in readings(Image(normalize=NORMAL), claiming(6700, 6700)):
         with pytest.raises(
-            ImageDecodeError, match=r"at most 44739242 pixels \(max_pixels\), got an image of 6700 x 6700"
+            ImageDecodeError,
+            match=r"at most 44739242 pixels \(max_pixels\), got an image of 6700 x 6700",
         ):
             read()
 
 
-@pytest.mark.parametrize("options", [{}, {"crop": CENTRE}, {"crop": RandomResizedCrop(4)}, {"normalize": NORMAL}])
+@pytest.mark.parametrize(
+    "options", [{}, {"crop": CENTRE}, {"crop": RandomResizedCrop(4)}, {"normalize": NORMAL}]
+)
 def test_the_largest_jpeg_that_a_header_can_claim_takes_no_memory(by, options):
     data = claiming(65_500, 65_500)
     assert len(data) < 631
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # KiB
     for read in [*readings(Image(**options), data), lambda: decode_image(data)]:
-        with pytest.raises(ImageDecodeError, match=r"\(max_pixels\), got an image of 65500 x 65500 = 4290250000"):
+        with pytest.raises(
+            ImageDecodeError, match=r"\(max_pixels\), got an image of 65500 x 65500 = 4290250000"
+        ):
             read()
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 64 << 10
 
@@ -311,8 +350,16 @@ def test_images_of_sequences_have_max_pixels_at_most():
 @pytest.mark.parametrize(
     ("options", "kind", "text"),
     [
-        ({"max_pixels": "9"}, TypeError, "max_pixels must be an integer of at least 1, got '9' (str)"),
-        ({"max_pixels": True}, TypeError, "max_pixels must be an integer of at least 1, got True (bool)"),
+        (
+            {"max_pixels": "9"},
+            TypeError,
+            "max_pixels must be an integer of at least 1, got '9' (str)",
+        ),
+        (
+            {"max_pixels": True},
+            TypeError,
+            "max_pixels must be an integer of at least 1, got True (bool)",
+        ),
         ({"max_pixels": 0}, ValueError, "max_pixels must be an integer of at least 1, got 0"),
         (
             {"max_pixels": 15, "crop": CENTRE},

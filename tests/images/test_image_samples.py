@@ -1,6 +1,7 @@
-"""Images cropped while they are decoded: decoding the whole image and torchvision's transforms are the oracle.
+"""Images cropped while they are decoded: decoding the whole image and torchvision's transforms are
+the oracle.
 
-Covers batches/crop_reader, images/regions, images/samples.
+Covers loading/crop_reader, images/regions, images/samples.
 """
 
 import pickle
@@ -37,7 +38,8 @@ from torch_tfrecord import (
     parse_single_example,
     parse_single_sequence_example,
 )
-from torch_tfrecord.features.image import ImageReader
+from torch_tfrecord.columns.image import ImageReader
+from torch_tfrecord.columns.parsers import ExampleParser
 from torch_tfrecord.images import backends as image_backends
 from torch_tfrecord.images import regions as image_regions
 from torch_tfrecord.images import samples as image_samples
@@ -45,12 +47,18 @@ from torch_tfrecord.images.headers import has_end_marker, read_header
 from torch_tfrecord.images.regions import Region, Scratch, decode_region
 from torch_tfrecord.images.samples import Normalization
 from torch_tfrecord.native import optional_module
-from torch_tfrecord.parsing.parsers import ExampleParser
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-NEEDS_LIBJPEG = pytest.mark.skipif(optional_module("jpeg") is None, reason="built without libjpeg-turbo's headers")
-NEEDS_NVIMGCODEC = pytest.mark.skipif(image_backends.nvimgcodec() is None, reason="nvImageCodec is not installed")
-REGION_DECODERS = [pytest.param("libjpeg", marks=NEEDS_LIBJPEG), pytest.param("nvimgcodec", marks=NEEDS_NVIMGCODEC)]
+NEEDS_LIBJPEG = pytest.mark.skipif(
+    optional_module("jpeg") is None, reason="built without libjpeg-turbo's headers"
+)
+NEEDS_NVIMGCODEC = pytest.mark.skipif(
+    image_backends.nvimgcodec() is None, reason="nvImageCodec is not installed"
+)
+REGION_DECODERS = [
+    pytest.param("libjpeg", marks=NEEDS_LIBJPEG),
+    pytest.param("nvimgcodec", marks=NEEDS_NVIMGCODEC),
+]
 CROP = RandomResizedCrop((24, 20), horizontal_flip=0.5, seed=4)
 
 
@@ -98,7 +106,9 @@ def test_a_region_has_the_pixels_of_the_whole_image(decoder, name, mode, data):
     with pytest.MonkeyPatch.context() as patch:
         if decoder == "nvimgcodec":
             patch.setattr(image_regions, "optional_module", lambda _: None)
-        pixels = decode_region(encoded, read_header(encoded), mode, Region(top, left, height, width), Scratch())
+        pixels = decode_region(
+            encoded, read_header(encoded), mode, Region(top, left, height, width), Scratch()
+        )
     whole = decode_image(encoded, mode).permute(1, 2, 0).numpy()
     assert np.array_equal(pixels, whole[top : top + height, left : left + width])
 
@@ -108,20 +118,29 @@ def test_other_kinds_are_left_to_whole_decoding(name):
     encoded = WHOLE_KINDS[name]
     if name == "progressive" and image_regions.region_decoder() != "libjpeg":
         pytest.skip("nvImageCodec reads progressive images by regions")
-    assert decode_region(encoded, read_header(encoded), "RGB", Region(0, 0, 9, 9), Scratch()) is None
+    assert (
+        decode_region(encoded, read_header(encoded), "RGB", Region(0, 0, 9, 9), Scratch()) is None
+    )
 
 
 @NEEDS_LIBJPEG
 def test_the_compiled_reader_checks_its_arguments():
     read_region = optional_module("jpeg").read_region
     data = JPEG_KINDS["4:2:0"]
-    for top, left, shape in ((0, 0, (76, 9, 3)), (70, 0, (6, 9, 3)), (0, 101, (9, 1, 3)), (2**32 - 1, 0, (2, 2, 3))):
+    for top, left, shape in (
+        (0, 0, (76, 9, 3)),
+        (70, 0, (6, 9, 3)),
+        (0, 101, (9, 1, 3)),
+        (2**32 - 1, 0, (2, 2, 3)),
+    ):
         with pytest.raises(ValueError, match=r"^expected a region inside 75 x 101 pixels, got "):
             read_region(data, 75, 101, top, left, np.empty(shape, np.uint8))
     with pytest.raises(ValueError, match=r"^expected 1 or 3 channels, got 4$"):
         read_region(data, 75, 101, 0, 0, np.empty((9, 9, 4), np.uint8))
     for damaged in (b"", b"no image", data[:300], data[: len(data) // 2]):
-        with pytest.raises(ValueError, match=r"^(expected a JPEG image, got 0 bytes|the data are cut or damaged)"):
+        with pytest.raises(
+            ValueError, match=r"^(expected a JPEG image, got 0 bytes|the data are cut or damaged)"
+        ):
             read_region(damaged, 75, 101, 0, 0, np.empty((75, 101, 3), np.uint8))
     with pytest.raises(ValueError, match="of another size"):
         read_region(data, 75, 102, 0, 0, np.empty((9, 9, 3), np.uint8))
@@ -159,7 +178,9 @@ def test_every_mode_and_interpolation(mode, interpolation, antialias):
     crop = RandomResizedCrop((24, 20), interpolation=interpolation, antialias=antialias)
     for data in (JPEG_KINDS["4:2:0"], JPEG_KINDS["gray"], WHOLE_KINDS["PNG with alpha"]):
         for key in range(4):
-            assert torch.equal(one(data, key, mode=mode, crop=crop), expected(data, crop, key, mode))
+            assert torch.equal(
+                one(data, key, mode=mode, crop=crop), expected(data, crop, key, mode)
+            )
 
 
 def test_a_crop_of_the_results_size_is_not_resized():
@@ -172,13 +193,16 @@ def test_a_crop_of_the_results_size_is_not_resized():
 def test_the_centre_is_that_of_torchvisions_transforms(regions_by, kind, height, width):
     data = encode(draw(height, width), kind)
     transform = v2.Compose([v2.Resize(28), v2.CenterCrop((24, 23))])
-    assert torch.equal(one(data, crop=ResizedCenterCrop((24, 23), 28)), transform(decode_image(data)))
+    assert torch.equal(
+        one(data, crop=ResizedCenterCrop((24, 23), 28)), transform(decode_image(data))
+    )
 
 
 def test_the_size_after_resizing_is_limited():
     data = encode(PillowImage.new("L", (60_000, 1)), "png")
     with pytest.raises(
-        ImageDecodeError, match=r"expected at most 178956970 pixels after resizing, got 1 x 60000 resized to 200 x"
+        ImageDecodeError,
+        match=r"expected at most 178956970 pixels after resizing, got 1 x 60000 resized to 200 x",
     ):
         one(data, mode="L", crop=ResizedCenterCrop(200, 200))
 
@@ -216,7 +240,9 @@ def test_a_sample_is_the_row_of_the_batch():
 def test_parsing_an_example():
     record = encode_example({"a": JPEG_KINDS["4:2:0"], "h": 75, "w": 101})
     spec = Image(key="a", crop=CROP, shape=("h", "w", 3))
-    assert torch.equal(parse_single_example(record, {"x": spec})["x"], expected(JPEG_KINDS["4:2:0"], CROP, 0))
+    assert torch.equal(
+        parse_single_example(record, {"x": spec})["x"], expected(JPEG_KINDS["4:2:0"], CROP, 0)
+    )
     with pytest.raises(ParseError) as caught:
         parse_single_example(record, {"x": Image(key="a", crop=CROP, shape=("w", None, 3))})
     assert str(caught.value) == (
@@ -258,7 +284,10 @@ def test_a_cut_file_is_an_error_even_where_the_crop_is_there(regions_by, name):
 
 def test_an_error_names_the_feature():
     record = encode_example({"image": JPEG_KINDS["4:2:0"][:-2]})
-    with pytest.raises(ImageDecodeError, match=r"^feature 'image' \(Image\): expected a whole JPEG image of 75 x 101"):
+    with pytest.raises(
+        ImageDecodeError,
+        match=r"^feature 'image' \(Image\): expected a whole JPEG image of 75 x 101",
+    ):
         parse_single_example(record, {"image": Image(crop=TopCrop(8))})
 
 
@@ -279,8 +308,12 @@ def test_changed_bytes_give_an_image_or_our_error_and_nothing_else(regions_by):
 def test_the_end_marker_is_looked_for_behind_the_header():
     for name, data in JPEG_KINDS.items():
         header = read_header(data)
-        assert has_end_marker(data, header) and has_end_marker(memoryview(data + b"trailing"), header), name
-        assert not has_end_marker(data[:-1], header) and not has_end_marker(data[: header.scan + 2], header), name
+        assert has_end_marker(data, header) and has_end_marker(
+            memoryview(data + b"trailing"), header
+        ), name
+        assert not has_end_marker(data[:-1], header) and not has_end_marker(
+            data[: header.scan + 2], header
+        ), name
         assert read_header(memoryview(data)) == header
 
 
@@ -293,8 +326,12 @@ def test_specs_with_crops():
         "Image(key='a', crop=RandomResizedCrop((224, 224), seed=2), "
         "normalize=((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)))"
     )
-    assert spec == pickle.loads(pickle.dumps(spec)) == eval(repr(spec)) and hash(spec) == hash(eval(repr(spec)))
-    assert reader(crop=CROP).keyed and not reader().keyed and not reader(normalize=(MEAN, STD)).keyed
+    assert spec == pickle.loads(pickle.dumps(spec)) == eval(repr(spec)) and hash(spec) == hash(
+        eval(repr(spec))
+    )
+    assert (
+        reader(crop=CROP).keyed and not reader().keyed and not reader(normalize=(MEAN, STD)).keyed
+    )
 
 
 @pytest.mark.parametrize(
@@ -407,7 +444,11 @@ def test_a_loader_draws_anew_for_each_epoch_and_the_same_for_any_batch_size(tmp_
         loader = make_dataloader(tmp_path / "a.tfrecord", batch_size, features)
         found = []
         for _ in range(2):
-            rows = [row for batch in loader for row in zip(batch["label"].tolist(), batch["image"], strict=True)]
+            rows = [
+                row
+                for batch in loader
+                for row in zip(batch["label"].tolist(), batch["image"], strict=True)
+            ]
             found.append([image.clone() for _, image in sorted(rows, key=lambda row: row[0])])
         return found
 
@@ -420,19 +461,27 @@ def test_a_loader_draws_anew_for_each_epoch_and_the_same_for_any_batch_size(tmp_
 
 def test_two_images_of_a_record_are_cropped_alike():
     record = encode_example({"a": JPEG_KINDS["4:2:0"], "b": JPEG_KINDS["4:2:0"]})
-    batch = ExampleParser({name: Image(crop=CROP) for name in "ab"}).batch([record] * 3, np.arange(3, dtype=np.uint64))
+    batch = ExampleParser({name: Image(crop=CROP) for name in "ab"}).batch(
+        [record] * 3, np.arange(3, dtype=np.uint64)
+    )
     assert torch.equal(batch["a"], batch["b"])
     for key, row in enumerate(batch["a"]):
         assert torch.equal(row, expected(JPEG_KINDS["4:2:0"], CROP, key))
 
 
 def test_sequence_examples_take_the_centre_only():
-    with pytest.raises(ValueError, match=r"^crop of 'x': images of a SequenceExample have no random crop"):
+    with pytest.raises(
+        ValueError, match=r"^crop of 'x': images of a SequenceExample have no random crop"
+    ):
         parse_single_sequence_example(b"", {"x": Image(crop=CROP)}, None)
-    with pytest.raises(ValueError, match=r"^crop of 'x': images of a SequenceExample have no random crop"):
+    with pytest.raises(
+        ValueError, match=r"^crop of 'x': images of a SequenceExample have no random crop"
+    ):
         parse_single_sequence_example(b"", None, {"x": Image(crop=CROP)})
     record = encode_sequence_example({}, {"x": [[JPEG_KINDS["4:2:0"]], [JPEG_KINDS["gray"]]]})
-    _, steps = parse_single_sequence_example(record, None, {"x": Image(crop=ResizedCenterCrop(20, 24))})
+    _, steps = parse_single_sequence_example(
+        record, None, {"x": Image(crop=ResizedCenterCrop(20, 24))}
+    )
     assert type(steps["x"]) is tv_tensors.Video and steps["x"].shape == (2, 3, 20, 20)
 
 
@@ -441,14 +490,18 @@ def test_sequence_examples_take_the_centre_only():
 def test_placing_pixels_with_and_without_the_compiled_core(monkeypatch, compiled, flip):
     if compiled and optional_module("pixels") is None:
         pytest.skip("not compiled")
-    monkeypatch.setattr(image_samples, "optional_module", optional_module if compiled else lambda _: None)
+    monkeypatch.setattr(
+        image_samples, "optional_module", optional_module if compiled else lambda _: None
+    )
     pixels = torch.from_numpy(np.random.default_rng(1).integers(0, 256, (3, 7, 11), np.uint8))
     mirrored = functional.horizontal_flip(pixels) if flip else pixels
     row = torch.empty(7, 11, 3, dtype=torch.uint8).permute(2, 0, 1)
     image_samples.place_pixels(pixels.permute(1, 2, 0).numpy(), row, flip=flip)
     assert torch.equal(row, mirrored)
     result = torch.empty(3, 7, 11)
-    image_samples.place_pixels(pixels.permute(1, 2, 0).numpy(), result, Normalization(MEAN, STD), flip=flip)
+    image_samples.place_pixels(
+        pixels.permute(1, 2, 0).numpy(), result, Normalization(MEAN, STD), flip=flip
+    )
     transform = v2.Compose([v2.ToDtype(torch.float32, scale=True), v2.Normalize(MEAN, STD)])
     assert torch.equal(result, transform(mirrored))
 
@@ -462,4 +515,6 @@ def test_the_compiled_placing_checks_its_arguments():
     with pytest.raises(ValueError, match=r"^expected out of shape \(3, 4, 5\), got \(4, 5, 3\)$"):
         native.place_normalized(pixels, False, table, np.zeros((4, 5, 3), np.float32))
     with pytest.raises(ValueError, match=r"^expected a table of shape \(3, 256\), got \(3, 255\)$"):
-        native.place_normalized(pixels, False, table[:, :255].copy(), np.zeros((3, 4, 5), np.float32))
+        native.place_normalized(
+            pixels, False, table[:, :255].copy(), np.zeros((3, 4, 5), np.float32)
+        )

@@ -1,4 +1,6 @@
-"""decode_stack: several images in one piece of memory, each with the pixels of decode_image, whatever its kind."""
+"""decode_stack: several images in one piece of memory, each with the pixels of decode_image,
+whatever its kind.
+"""
 
 import random
 
@@ -14,12 +16,16 @@ from torch_tfrecord.images.headers import has_end_marker, read_header
 from torch_tfrecord.images.regions import decode_stack
 from torch_tfrecord.native import optional_module
 
-NEEDS_LIBJPEG = pytest.mark.skipif(optional_module("jpeg") is None, reason="built without libjpeg-turbo's headers")
+NEEDS_LIBJPEG = pytest.mark.skipif(
+    optional_module("jpeg") is None, reason="built without libjpeg-turbo's headers"
+)
 
 
 def draw(height, width):
     rows, columns = np.mgrid[:height, :width] / height
-    pixels = np.stack([np.sin(a * rows) + np.cos(b * columns * rows) for a, b in ((3, 9), (17, 2), (5, 5))], -1)
+    pixels = np.stack(
+        [np.sin(a * rows) + np.cos(b * columns * rows) for a, b in ((3, 9), (17, 2), (5, 5))], -1
+    )
     noise = np.random.default_rng(0).normal(0, 6, pixels.shape)
     return PillowImage.fromarray((128 + 60 * pixels + noise).clip(0, 255).astype(np.uint8))
 
@@ -42,7 +48,8 @@ KINDS = {
     "comment": encode(PHOTO, comment=b"a picture"),
     "fill bytes": encode(PHOTO).replace(b"\xff\xda", b"\xff\xff\xff\xda"),
     "EXIF with a thumbnail": encode(PHOTO, exif=b"Exif\0\0" + encode(draw(9, 9))),
-    "doubtful": encode(PHOTO).replace(b"\xff\xda", b"\0\0\xff\xda"),  # libjpeg warns of bytes before a marker
+    # libjpeg warns of bytes before a marker
+    "doubtful": encode(PHOTO).replace(b"\xff\xda", b"\0\0\xff\xda"),
 }
 
 
@@ -123,7 +130,9 @@ def is_refused(data):
 
 def test_what_libjpeg_would_read_and_decode_image_refuses(by):
     data, thumbnail = KINDS["4:2:0"], KINDS["EXIF with a thumbnail"]
-    assert data.endswith(b"\xff\xd9") and thumbnail.index(b"\xff\xd9") < thumbnail.rindex(b"\xff\xda")
+    assert data.endswith(b"\xff\xd9") and thumbnail.index(b"\xff\xd9") < thumbnail.rindex(
+        b"\xff\xda"
+    )
     assert is_refused(data[:-2]) and is_refused(data[:-1])  # all pixels are there
     assert is_refused(thumbnail[:-2])  # whose end marker is not the picture's
     assert is_refused(KINDS["bytes behind the end"][:-11] + b"\xff\xd8\0\0")
@@ -131,7 +140,11 @@ def test_what_libjpeg_would_read_and_decode_image_refuses(by):
         assert is_refused(data[:2] + b"\xff\xfe" + length.to_bytes(2, "big") + data[2:])
     frame = data.index(b"\xff\xc0") + 4
     assert is_refused(data[:frame] + b"\x0c" + data[frame + 1 :])  # 12 bits
-    assert is_refused(data[: data.index(b"\xff\xda")]) and is_refused(data[:3]) and is_refused(data[:12])
+    assert (
+        is_refused(data[: data.index(b"\xff\xda")])
+        and is_refused(data[:3])
+        and is_refused(data[:12])
+    )
 
 
 def test_changed_headers_give_what_decode_image_gives(by):
@@ -142,7 +155,9 @@ def test_changed_headers_give_what_decode_image_gives(by):
         for _ in range(150 if "EXIF" not in name else 20):
             damaged = bytearray(data)
             for _ in range(rng.choice([1, 1, 3])):
-                damaged[rng.randrange(scan + 14)] = rng.choice([0, 1, 2, 8, 255, 0xD9, rng.randrange(256)])
+                damaged[rng.randrange(scan + 14)] = rng.choice(
+                    [0, 1, 2, 8, 255, 0xD9, rng.randrange(256)]
+                )
             damaged = bytes(damaged)
             try:
                 expected = decode_image(damaged)
@@ -159,14 +174,21 @@ def test_changed_headers_give_what_decode_image_gives(by):
 def test_headers_are_read_where_there_is_doubt(by, monkeypatch):
     opened = []
     real = image_regions.open_image
-    monkeypatch.setattr(image_regions, "open_image", lambda data, most: opened.append(data) or real(data, most))
+    monkeypatch.setattr(
+        image_regions, "open_image", lambda data, most: opened.append(data) or real(data, most)
+    )
     kinds = ["4:2:0", "gray", "EXIF", "PNG", "progressive", "RGB", "CMYK"]
     stack = decode_stack([KINDS[name] for name in kinds], "RGB", range(7), 7)
     for row, name in enumerate(kinds):
         assert torch.equal(stack[row], decode_image(KINDS[name])), name
     doubtful = ["PNG", "CMYK", "progressive"] if by == "compiled" else kinds
     assert opened == [KINDS[name] for name in ["4:2:0", *doubtful]]
-    assert decode_stack([KINDS["4:2:0"], bytearray(KINDS["gray"])], "RGB", [0, 1], 2).shape == (2, 3, 45, 61)
+    assert decode_stack([KINDS["4:2:0"], bytearray(KINDS["gray"])], "RGB", [0, 1], 2).shape == (
+        2,
+        3,
+        45,
+        61,
+    )
 
 
 def test_no_memory_is_taken_before_all_sizes_are_known(by, monkeypatch):
@@ -194,9 +216,16 @@ def test_plain_images_are_found_by_their_headers():
     assert found.dtype == np.bool_
     assert {name for name, is_plain in zip(KINDS, found, strict=True) if not is_plain} == not_plain
     assert not find_plain(values, 45, 62).any() and not find_plain(values, 61, 45).any()
-    assert not find_plain([KINDS["4:2:0"][:end] for end in range(len(KINDS["4:2:0"]))], 45, 61).any()
+    assert not find_plain(
+        [KINDS["4:2:0"][:end] for end in range(len(KINDS["4:2:0"]))], 45, 61
+    ).any()
     data = KINDS["4:2:0"]
-    assert find_plain([memoryview(data), bytearray(data), None, data], 45, 61).tolist() == [False, False, False, True]
+    assert find_plain([memoryview(data), bytearray(data), None, data], 45, 61).tolist() == [
+        False,
+        False,
+        False,
+        True,
+    ]
     assert find_plain([], 45, 61).tolist() == []
 
 
@@ -209,13 +238,24 @@ def test_what_is_found_plain_has_a_sound_header():
         for _ in range(600):
             damaged = bytearray(data)
             for _ in range(rng.choice([1, 2])):
-                at = rng.randrange(scan) if rng.random() < 0.8 else rng.randrange(len(damaged) - 2, len(damaged))
+                at = (
+                    rng.randrange(scan)
+                    if rng.random() < 0.8
+                    else rng.randrange(len(damaged) - 2, len(damaged))
+                )
                 damaged[at] = rng.choice([0, 1, 2, 8, 255, 0xD9, rng.randrange(256)])
-            damaged = bytes(damaged[: rng.choice([len(damaged), len(damaged), rng.randrange(len(damaged))])])
+            damaged = bytes(
+                damaged[: rng.choice([len(damaged), len(damaged), rng.randrange(len(damaged))])]
+            )
             if find_plain([damaged], 45, 61)[0]:
                 count += 1
                 header = read_header(damaged)
-                assert (header.format, header.height, header.width, header.bits) == ("jpeg", 45, 61, 8), name
+                assert (header.format, header.height, header.width, header.bits) == (
+                    "jpeg",
+                    45,
+                    61,
+                    8,
+                ), name
                 assert header.channels in (1, 3) and has_end_marker(damaged, header), name
     assert count > 1000
 
@@ -226,14 +266,18 @@ def test_the_compiled_reader_checks_its_arguments():
     out = np.full((3, 45, 61, 3), 7, np.uint8)
     with pytest.raises(ValueError, match=r"^expected a row for each of 1 images"):
         read_images([data], np.array([0, 1]), out)
-    with pytest.raises(ValueError, match=r"^expected a row for each of 1 images and 1 or 3 channels"):
+    with pytest.raises(
+        ValueError, match=r"^expected a row for each of 1 images and 1 or 3 channels"
+    ):
         read_images([data], np.array([0]), np.empty((1, 45, 61, 4), np.uint8))
     for row in (-1, 3):
         with pytest.raises(ValueError, match=f"got row {row} for image 0"):
             read_images([data], np.array([row]), out)
     with pytest.raises(TypeError):
         read_images([memoryview(data)], np.array([0]), out)
-    found = read_images([encode(draw(45, 60)), data, KINDS["progressive"]], np.array([0, 1, 2]), out)
+    found = read_images(
+        [encode(draw(45, 60)), data, KINDS["progressive"]], np.array([0, 1, 2]), out
+    )
     assert found.tolist() == [False, True, False]
     assert read_images([], np.empty(0, np.int64), out).tolist() == []
 

@@ -1,4 +1,5 @@
-"""Decoding, encoding and crop-or-pad of images, on pictures drawn here; Pillow and literals are the oracle.
+"""Decoding, encoding and crop-or-pad of images, on pictures drawn here; Pillow and literals are the
+oracle.
 
 Covers images/backends, images/codec, images/headers, images/png_deep.
 """
@@ -34,7 +35,9 @@ from torch_tfrecord.images.codec import (
 from torch_tfrecord.images.headers import read_header
 
 HAS_TORCHCODEC = image_backends.torchcodec_decoders() is not None
-NEEDS_TORCHCODEC = pytest.mark.skipif(not HAS_TORCHCODEC, reason="torchcodec 0.16 or newer is not installed")
+NEEDS_TORCHCODEC = pytest.mark.skipif(
+    not HAS_TORCHCODEC, reason="torchcodec 0.16 or newer is not installed"
+)
 BACKENDS = ["pillow", pytest.param("torchcodec", marks=NEEDS_TORCHCODEC), "auto"]
 HEIGHT, WIDTH = 19, 26
 
@@ -63,7 +66,12 @@ def encode(kind: str, mode: str = "RGB", **options) -> bytes:
 
 
 def chunk(name: bytes, payload: bytes) -> bytes:
-    return struct.pack(">I", len(payload)) + name + payload + struct.pack(">I", zlib.crc32(name + payload))
+    return (
+        struct.pack(">I", len(payload))
+        + name
+        + payload
+        + struct.pack(">I", zlib.crc32(name + payload))
+    )
 
 
 def write_png(rows: list[bytes], width: int, bits: int, color: int, *extra: bytes) -> bytes:
@@ -71,7 +79,11 @@ def write_png(rows: list[bytes], width: int, bits: int, color: int, *extra: byte
     header = struct.pack(">IIBBBBB", width, len(rows), bits, color, 0, 0, 0)
     pixels = zlib.compress(b"".join(b"\0" + row for row in rows))
     return (
-        b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + b"".join(extra) + chunk(b"IDAT", pixels) + chunk(b"IEND", b"")
+        b"\x89PNG\r\n\x1a\n"
+        + chunk(b"IHDR", header)
+        + b"".join(extra)
+        + chunk(b"IDAT", pixels)
+        + chunk(b"IEND", b"")
     )
 
 
@@ -145,7 +157,9 @@ def test_png_pixels_are_exact_in_every_mode(backend, stored, mode):
     expected = chw(picture.convert(as_is if mode == "unchanged" else mode))
     assert result.dtype == torch.uint8
     assert result.shape == expected.shape
-    tolerance = 1 if mode == "L" and stored in ("RGB", "RGBA", "P") and backend == "torchcodec" else 0
+    tolerance = (
+        1 if mode == "L" and stored in ("RGB", "RGBA", "P") and backend == "torchcodec" else 0
+    )
     assert np.abs(result.numpy().astype(int) - expected).max() <= tolerance
 
 
@@ -228,12 +242,30 @@ def test_gif_and_webp_animations_give_the_first_frame():
 @pytest.mark.parametrize("channels", [1, 2, 3, 4])
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_interlaced_png(backend, channels, dtype):
-    pixels = np.random.default_rng(4).integers(0, np.iinfo(dtype).max, (9, 11, channels), dtype, endpoint=True)
-    passes = [(0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4), (0, 2, 2, 4), (1, 0, 2, 2), (0, 1, 1, 2)]
-    rows = [row for x, y, dx, dy in passes for row in pixels[y::dy, x::dx].astype(pixels.dtype.newbyteorder(">"))]
+    pixels = np.random.default_rng(4).integers(
+        0, np.iinfo(dtype).max, (9, 11, channels), dtype, endpoint=True
+    )
+    passes = [
+        (0, 0, 8, 8),
+        (4, 0, 8, 8),
+        (0, 4, 4, 8),
+        (2, 0, 4, 4),
+        (0, 2, 2, 4),
+        (1, 0, 2, 2),
+        (0, 1, 1, 2),
+    ]
+    rows = [
+        row
+        for x, y, dx, dy in passes
+        for row in pixels[y::dy, x::dx].astype(pixels.dtype.newbyteorder(">"))
+    ]
     body = zlib.compress(b"".join(b"\0" + row.tobytes() for row in rows))
-    header = struct.pack(">IIBBBBB", 11, 9, dtype().itemsize * 8, {1: 0, 2: 4, 3: 2, 4: 6}[channels], 0, 0, 1)
-    data = b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", body) + chunk(b"IEND", b"")
+    header = struct.pack(
+        ">IIBBBBB", 11, 9, dtype().itemsize * 8, {1: 0, 2: 4, 3: 2, 4: 6}[channels], 0, 0, 1
+    )
+    data = (
+        b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", body) + chunk(b"IEND", b"")
+    )
     result = decode_image(data, "unchanged", backend=backend).numpy()
     assert result.dtype == dtype and np.array_equal(result, pixels.transpose(2, 0, 1))
 
@@ -241,7 +273,12 @@ def test_interlaced_png(backend, channels, dtype):
 @pytest.mark.parametrize("bits", [1, 2, 4])
 def test_narrow_gray_png_is_scaled_to_the_full_range(bits):
     values = list(range(1 << bits))
-    packed = int("".join(format(value, f"0{bits}b") for value in values).ljust(-(-len(values) * bits // 8) * 8, "0"), 2)
+    packed = int(
+        "".join(format(value, f"0{bits}b") for value in values).ljust(
+            -(-len(values) * bits // 8) * 8, "0"
+        ),
+        2,
+    )
     row = packed.to_bytes(-(-len(values) * bits // 8), "big")
     data = write_png([row], len(values), bits, 0)
     expected = [value * 255 // ((1 << bits) - 1) for value in values]
@@ -263,12 +300,16 @@ def test_16_bit_png(backend, channels):
     assert np.array_equal(rgba[:3], rgb)
     assert np.array_equal(rgba[3], high[-1] if channels in (2, 4) else np.full((7, 5), 255))
     luma = np.round(np.tensordot([0.2989, 0.587, 0.114], rgb.astype(float), 1))
-    assert np.abs(decode_image(data, "L", backend=backend).numpy()[0] - luma).max() <= (0 if channels < 3 else 1)
+    assert np.abs(decode_image(data, "L", backend=backend).numpy()[0] - luma).max() <= (
+        0 if channels < 3 else 1
+    )
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_transparent_colour_makes_alpha_only_where_alpha_is_asked_for(backend):
-    rgb = write_png([bytes([1, 2, 3, 4, 5, 6])], 2, 8, 2, chunk(b"tRNS", struct.pack(">HHH", 1, 2, 3)))
+    rgb = write_png(
+        [bytes([1, 2, 3, 4, 5, 6])], 2, 8, 2, chunk(b"tRNS", struct.pack(">HHH", 1, 2, 3))
+    )
     assert decode_image(rgb, "RGBA", backend=backend)[3].tolist() == [[0, 255]]
     assert decode_image(rgb, "RGB", backend=backend)[:, 0].tolist() == [[1, 4], [2, 5], [3, 6]]
     assert decode_image(rgb, "unchanged", backend=backend).shape == (3, 1, 2)
@@ -307,7 +348,9 @@ def test_orientation_is_ignored_by_default_and_applied_on_request(kind, orientat
 def test_orientation_of_16_bits(channels):
     data, pixels = deep_png(channels, chunk(b"eXIf", exif(6).removeprefix(b"Exif\0\0")))
     for backend in backends_of(data):
-        assert np.array_equal(decode_image(data, "unchanged", backend=backend).numpy(), pixels.transpose(2, 0, 1))
+        assert np.array_equal(
+            decode_image(data, "unchanged", backend=backend).numpy(), pixels.transpose(2, 0, 1)
+        )
         result = decode_image(data, "unchanged", backend=backend, apply_orientation=True)
         assert np.array_equal(result.numpy(), np.rot90(pixels, -1).transpose(2, 0, 1))
 
@@ -315,10 +358,14 @@ def test_orientation_of_16_bits(channels):
 def test_an_xmp_segment_and_a_second_exif_segment_do_not_turn_the_picture():
     data = encode("jpeg")
     segments = [b"http:\0" + exif(6)[6:], exif(8), exif(3)]  # torchcodec looks behind any six bytes
-    extra = b"".join(b"\xff\xe1" + struct.pack(">H", len(segment) + 2) + segment for segment in segments)
+    extra = b"".join(
+        b"\xff\xe1" + struct.pack(">H", len(segment) + 2) + segment for segment in segments
+    )
     data = data[:2] + extra + data[2:]
     for backend in (*backends_of(data), "auto"):
-        assert torch.equal(decode_image(data, backend=backend), decode_image(encode("jpeg"), backend=backend))
+        assert torch.equal(
+            decode_image(data, backend=backend), decode_image(encode("jpeg"), backend=backend)
+        )
         assert read_header(data).orientation == 8
 
 
@@ -421,7 +468,9 @@ def test_changed_bytes_give_an_image_or_our_error_and_nothing_else(name):
         mode = rng.choice(["RGB", "L", "RGBA", "unchanged"])
         for backend in backends_of(data):
             try:
-                result = decode_image(damaged, mode, backend=backend, apply_orientation=True, max_pixels=1 << 22)
+                result = decode_image(
+                    damaged, mode, backend=backend, apply_orientation=True, max_pixels=1 << 22
+                )
             except ImageDecodeError as exc:
                 assert str(exc).startswith("expected ")
             else:
@@ -431,7 +480,14 @@ def test_changed_bytes_give_an_image_or_our_error_and_nothing_else(name):
 @settings(max_examples=100, deadline=None)
 @given(
     st.sampled_from(
-        [b"", b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"GIF89a", b"RIFF\x10\0\0\0WEBPVP8X", b"BM" + bytes(12)]
+        [
+            b"",
+            b"\xff\xd8\xff",
+            b"\x89PNG\r\n\x1a\n",
+            b"GIF89a",
+            b"RIFF\x10\0\0\0WEBPVP8X",
+            b"BM" + bytes(12),
+        ]
     ),
     st.binary(max_size=80),
 )
@@ -478,8 +534,14 @@ def test_other_bytes_are_named_and_not_shown(data, got):
     ("data", "text"),
     [
         (b"\xff\xd8\xff\xe0", "expected a whole JPEG image, got 4 bytes that end early"),
-        (b"\xff\xd8\xff\xd9", "expected a frame header at byte 2 of a JPEG image, got the pixel data or the end"),
-        (b"\xff\xd8\xff\xe0\0\1", "expected a segment of 2 bytes or more at byte 2 of a JPEG image, got length 1"),
+        (
+            b"\xff\xd8\xff\xd9",
+            "expected a frame header at byte 2 of a JPEG image, got the pixel data or the end",
+        ),
+        (
+            b"\xff\xd8\xff\xe0\0\1",
+            "expected a segment of 2 bytes or more at byte 2 of a JPEG image, got length 1",
+        ),
         (
             b"\xff\xd8\xff\xc0\0\x11\x08" + bytes(4) + b"\3\xff\xda" + bytes(12),
             "expected a whole JPEG image, got 26 bytes that end early",
@@ -575,7 +637,9 @@ def test_too_many_pixels_are_refused_before_decoding(monkeypatch, kind):
 def test_max_pixels_is_inclusive_and_may_be_raised():
     data = encode("png")
     assert decode_image(data, max_pixels=HEIGHT * WIDTH).shape == (3, HEIGHT, WIDTH)
-    assert "expected at most 493 pixels" in error_of(decode_image, data, max_pixels=HEIGHT * WIDTH - 1)
+    assert "expected at most 493 pixels" in error_of(
+        decode_image, data, max_pixels=HEIGHT * WIDTH - 1
+    )
 
 
 def test_pillows_own_limit_and_settings_are_neither_used_nor_changed(monkeypatch):
@@ -598,8 +662,16 @@ def test_a_gif_frame_beyond_the_screen_is_refused():
 @pytest.mark.parametrize(
     ("arguments", "kind", "text"),
     [
-        ({"mode": "rgb"}, ValueError, "expected mode to be one of 'RGB', 'L', 'RGBA', 'unchanged', got 'rgb'"),
-        ({"mode": None}, ValueError, "expected mode to be one of 'RGB', 'L', 'RGBA', 'unchanged', got None"),
+        (
+            {"mode": "rgb"},
+            ValueError,
+            "expected mode to be one of 'RGB', 'L', 'RGBA', 'unchanged', got 'rgb'",
+        ),
+        (
+            {"mode": None},
+            ValueError,
+            "expected mode to be one of 'RGB', 'L', 'RGBA', 'unchanged', got None",
+        ),
         (
             {"backend": "cv2"},
             ValueError,
@@ -667,7 +739,8 @@ def test_threads_get_the_same_pixels():
 
 
 @pytest.mark.parametrize(
-    ("format", "channels"), [("png", 1), ("png", 2), ("png", 3), ("png", 4), ("bmp", 1), ("bmp", 3), ("gif", 1)]
+    ("format", "channels"),
+    [("png", 1), ("png", 2), ("png", 3), ("png", 4), ("bmp", 1), ("bmp", 3), ("gif", 1)],
 )
 def test_lossless_formats_round_trip(format, channels):
     image = torch.from_numpy(chw(draw({1: "L", 2: "LA", 3: "RGB", 4: "RGBA"}[channels])))
@@ -675,13 +748,19 @@ def test_lossless_formats_round_trip(format, channels):
     assert image_format(data) == format
     expected = image.expand(3, -1, -1) if format == "gif" else image
     assert torch.equal(decode_image(data, "unchanged"), expected)
-    assert data == encode_image(image.numpy(), format) == encode_image(tv_tensors.Image(image), format)
+    assert (
+        data == encode_image(image.numpy(), format) == encode_image(tv_tensors.Image(image), format)
+    )
 
 
 @settings(max_examples=40, deadline=None)
-@given(st.integers(1, 9), st.integers(1, 9), st.sampled_from([1, 2, 3, 4]), st.integers(0, 2**32 - 1))
+@given(
+    st.integers(1, 9), st.integers(1, 9), st.sampled_from([1, 2, 3, 4]), st.integers(0, 2**32 - 1)
+)
 def test_png_round_trips_for_every_size(height, width, channels, seed):
-    image = torch.from_numpy(np.random.default_rng(seed).integers(0, 256, (channels, height, width), np.uint8))
+    image = torch.from_numpy(
+        np.random.default_rng(seed).integers(0, 256, (channels, height, width), np.uint8)
+    )
     data = encode_image(image, "png")
     assert image_size(data) == (height, width)
     for backend in backends_of(data):
@@ -691,7 +770,9 @@ def test_png_round_trips_for_every_size(height, width, channels, seed):
 @pytest.mark.parametrize("channels", [1, 2, 3, 4])
 @pytest.mark.parametrize("size", [(20, 30), (1, 1), (3, 1), (1, 4)])
 def test_16_bit_png_round_trips(size, channels):
-    image = torch.from_numpy(np.random.default_rng(1).integers(0, 1 << 16, (channels, *size)).astype(np.uint16))
+    image = torch.from_numpy(
+        np.random.default_rng(1).integers(0, 1 << 16, (channels, *size)).astype(np.uint16)
+    )
     data = encode_image(image, "png")
     for backend in backends_of(data):
         result = decode_image(data, "unchanged", backend=backend)
@@ -716,7 +797,8 @@ def test_pil_images_are_encoded(mode):
     data = encode_image(picture, "png")
     assert np.array_equal(np.asarray(Image.open(io.BytesIO(data))), np.asarray(picture))
     with pytest.raises(
-        ValueError, match=r"expected a PIL image of mode L, LA, RGB or RGBA, got P: convert\('RGB'\) it"
+        ValueError,
+        match=r"expected a PIL image of mode L, LA, RGB or RGBA, got P: convert\('RGB'\) it",
     ):
         encode_image(draw().convert("P"), "png")
 
@@ -738,11 +820,19 @@ IMAGE = torch.zeros(3, 4, 5, dtype=torch.uint8)
 @pytest.mark.parametrize(
     ("arguments", "kind", "text"),
     [
-        ((IMAGE, "tiff"), ValueError, "expected format to be one of 'bmp', 'gif', 'jpeg', 'png', 'webp', got 'tiff'"),
+        (
+            (IMAGE, "tiff"),
+            ValueError,
+            "expected format to be one of 'bmp', 'gif', 'jpeg', 'png', 'webp', got 'tiff'",
+        ),
         ((IMAGE, "jpeg", 0), ValueError, "expected quality to be at least 1, got 0"),
         ((IMAGE, "jpeg", 101), ValueError, "expected quality from 1 to 100, got 101"),
         ((IMAGE, "jpeg", 9.5), TypeError, "expected quality as an int, got float"),
-        (([[1]], "png"), TypeError, "expected image as a tensor, an array or a PIL image, got list"),
+        (
+            ([[1]], "png"),
+            TypeError,
+            "expected image as a tensor, an array or a PIL image, got list",
+        ),
         (
             (IMAGE[0],),
             ValueError,
@@ -827,7 +917,9 @@ def test_crop_or_pad_in_two_dimensions_is_each_side_on_its_own(height, width, to
     assert np.array_equal(resize_with_crop_or_pad(image, to_height, to_width), expected)
 
 
-@pytest.mark.parametrize("dtype", [torch.uint8, torch.uint16, torch.float32, torch.bool, torch.int64])
+@pytest.mark.parametrize(
+    "dtype", [torch.uint8, torch.uint16, torch.float32, torch.bool, torch.int64]
+)
 @pytest.mark.parametrize("shape", [(4, 6), (3, 4, 6), (2, 3, 4, 6)])
 def test_crop_or_pad_keeps_dtype_and_leading_sizes(dtype, shape):
     result = resize_with_crop_or_pad(torch.ones(shape, dtype=dtype), 2, 9)

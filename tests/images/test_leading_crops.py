@@ -1,4 +1,6 @@
-"""torchvision's transforms that begin with a crop: what decodes whole images first is the oracle."""
+"""torchvision's transforms that begin with a crop: what decodes whole images first is the
+oracle.
+"""
 
 import os
 import threading
@@ -33,17 +35,19 @@ from torch_tfrecord import (
     encode_sequence_example,
     make_dataloader,
 )
-from torch_tfrecord.batches import crop_reader
-from torch_tfrecord.features import image as image_columns
+from torch_tfrecord.columns import image as image_columns
 from torch_tfrecord.images.leading_crops import find_leading_crop
 from torch_tfrecord.images.samples import StoredImage
+from torch_tfrecord.loading import crop_reader
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 FEATURES = {"image": Image(key="image/encoded"), "label": FixedLenFeature((), torch.int64)}
 TO_FLOAT = [v2.ToDtype(torch.float32, scale=True), v2.Normalize(MEAN, STD)]
 USUAL = v2.Compose([v2.RandomResizedCrop(24), v2.RandomHorizontalFlip(), *TO_FLOAT])
 SMALL = [
-    encode(draw(height, width), kind) for height, width in [(101, 75), (30, 31), (5, 90)] for kind in ("jpeg", "png")
+    encode(draw(height, width), kind)
+    for height, width in [(101, 75), (30, 31), (5, 90)]
+    for kind in ("jpeg", "png")
 ]
 IMAGES = [*EVERY_KIND.values(), *SMALL]
 LARGE = [*EVERY_KIND.values()]  # all of 75 x 101
@@ -101,12 +105,21 @@ def assert_equal(load, monkeypatch, decodes=False):
 
 
 def _tensors(batches):
-    return [value for batch in batches if isinstance(batch, dict) for value in batch.values() if torch.is_tensor(value)]
+    return [
+        value
+        for batch in batches
+        if isinstance(batch, dict)
+        for value in batch.values()
+        if torch.is_tensor(value)
+    ]
 
 
 def batches_of(path, transform, features=FEATURES, size=7):
     ds = TFRecordDataset(path, features, transform=transform)
-    return [collate(ds.__getitems__(list(range(len(ds)))[begin : begin + size])) for begin in range(0, len(ds), size)]
+    return [
+        collate(ds.__getitems__(list(range(len(ds)))[begin : begin + size]))
+        for begin in range(0, len(ds), size)
+    ]
 
 
 # Every transform, every kind of image
@@ -114,7 +127,9 @@ def batches_of(path, transform, features=FEATURES, size=7):
 
 CROPS = {
     "resized": [v2.RandomResizedCrop(24)],
-    "resized, of other shapes": [v2.RandomResizedCrop((20, 33), scale=(0.5, 2.0), ratio=(0.2, 5.0))],
+    "resized, of other shapes": [
+        v2.RandomResizedCrop((20, 33), scale=(0.5, 2.0), ratio=(0.2, 5.0))
+    ],
     "resized, which never fits": [v2.RandomResizedCrop(24, scale=(1.5, 2.0), ratio=(2.0, 3.0))],
     "resized, narrow": [v2.RandomResizedCrop((7, 24), ratio=(0.3, 0.35))],
     "resized, enlarged": [v2.RandomResizedCrop((120, 130), scale=(0.01, 0.1))],
@@ -122,15 +137,25 @@ CROPS = {
     "centre, odd": [v2.CenterCrop((4, 29))],
     "centre, padded": [v2.CenterCrop((80, 40))],
     "scaled centre": [v2.Resize(28), v2.CenterCrop((24, 23))],
-    "scaled to both sides": [v2.Resize((40, 30), interpolation=InterpolationMode.BICUBIC), v2.CenterCrop(24)],
+    "scaled to both sides": [
+        v2.Resize((40, 30), interpolation=InterpolationMode.BICUBIC),
+        v2.CenterCrop(24),
+    ],
     "scaled and padded": [v2.Resize(28, antialias=False), v2.CenterCrop(32)],
     "scaled to a longest side": [v2.Resize(28, max_size=30), v2.CenterCrop(24)],
     "padded if needed": [v2.RandomCrop(50, pad_if_needed=True)],
     "padded": [v2.RandomCrop((5, 30), padding=(1, 2, 3, 4), fill=(9, 8, 7))],
-    "padded with one colour for images": [v2.RandomCrop((5, 30), padding=2, fill={tv_tensors.Image: 99, "others": 3})],
+    "padded with one colour for images": [
+        v2.RandomCrop((5, 30), padding=2, fill={tv_tensors.Image: 99, "others": 3})
+    ],
     "padded by its edge": [v2.RandomCrop(30, padding=4, pad_if_needed=True, padding_mode="edge")],
     "nested": [v2.Compose([v2.Compose([v2.RandomResizedCrop(24)])])],
-    "behind what does nothing": [v2.ToImage(), v2.Identity(), v2.ToDtype(torch.uint8), v2.RandomResizedCrop(24)],
+    "behind what does nothing": [
+        v2.ToImage(),
+        v2.Identity(),
+        v2.ToDtype(torch.uint8),
+        v2.RandomResizedCrop(24),
+    ],
     **{
         f"{getattr(mode, 'value', mode)} antialias={antialias}": [
             v2.RandomResizedCrop(24, interpolation=mode, antialias=antialias)
@@ -152,13 +177,29 @@ FOLLOWING = {
     "usual": [v2.RandomHorizontalFlip(), *TO_FLOAT],
     "flip last": [*TO_FLOAT, v2.RandomVerticalFlip()],
     "unscaled": [v2.ToDtype(torch.float32)],
-    "by type": [v2.ToDtype({tv_tensors.Image: torch.float32, "others": None}, scale=True), v2.Normalize([0.5], [2.0])],
-    "in place": [v2.ConvertImageDtype(), v2.Identity(), v2.Normalize(MEAN, STD, inplace=True), v2.ToImage()],
+    "by type": [
+        v2.ToDtype({tv_tensors.Image: torch.float32, "others": None}, scale=True),
+        v2.Normalize([0.5], [2.0]),
+    ],
+    "in place": [
+        v2.ConvertImageDtype(),
+        v2.Identity(),
+        v2.Normalize(MEAN, STD, inplace=True),
+        v2.ToImage(),
+    ],
     "plain tensors": [v2.RandomHorizontalFlip(), *TO_FLOAT, v2.ToPureTensor()],
     "plain bytes": [v2.ToPureTensor()],
-    "float16": [v2.RandomHorizontalFlip(), v2.ToDtype(torch.float16, scale=True), v2.Normalize(MEAN, STD)],
+    "float16": [
+        v2.RandomHorizontalFlip(),
+        v2.ToDtype(torch.float16, scale=True),
+        v2.Normalize(MEAN, STD),
+    ],
     "bfloat16": [v2.ToDtype(torch.bfloat16, scale=True)],
-    "float64": [v2.ToDtype(torch.float64, scale=True), v2.Normalize(MEAN, STD), v2.RandomHorizontalFlip()],
+    "float64": [
+        v2.ToDtype(torch.float64, scale=True),
+        v2.Normalize(MEAN, STD),
+        v2.RandomHorizontalFlip(),
+    ],
     "int32": [v2.ToDtype(torch.int32, scale=True)],
     "and back": [*TO_FLOAT, v2.ToDtype(torch.uint8, scale=True)],
 }
@@ -190,11 +231,23 @@ def test_mirrored_edges(large, monkeypatch, mode):
 
 
 @pytest.mark.parametrize("mode", ["RGB", "L", "RGBA"])
-@pytest.mark.parametrize("crop", [v2.RandomResizedCrop(24), v2.RandomCrop(30, pad_if_needed=True), v2.CenterCrop(20)])
+@pytest.mark.parametrize(
+    "crop", [v2.RandomResizedCrop(24), v2.RandomCrop(30, pad_if_needed=True), v2.CenterCrop(20)]
+)
 def test_every_mode(records, monkeypatch, mode, crop):
     features = {**FEATURES, "image": Image(mode, key="image/encoded")}
-    for following in ([], [v2.ToDtype(torch.float32, scale=True), v2.Normalize([0.4], [0.2]), v2.RandomVerticalFlip()]):
-        assert_equal(lambda rest=following: batches_of(records, v2.Compose([crop, *rest]), features), monkeypatch)
+    for following in (
+        [],
+        [
+            v2.ToDtype(torch.float32, scale=True),
+            v2.Normalize([0.4], [0.2]),
+            v2.RandomVerticalFlip(),
+        ],
+    ):
+        assert_equal(
+            lambda rest=following: batches_of(records, v2.Compose([crop, *rest]), features),
+            monkeypatch,
+        )
 
 
 def test_more_channels_than_there_were(records, monkeypatch):
@@ -206,7 +259,9 @@ def test_more_channels_than_there_were(records, monkeypatch):
 
 @pytest.mark.parametrize("kind", ["jpeg", "png"])
 def test_upright(tmp_path, monkeypatch, kind):
-    path = write(tmp_path / "turned", [encode(PHOTO, kind, exif=exif(number)) for number in range(1, 9)])
+    path = write(
+        tmp_path / "turned", [encode(PHOTO, kind, exif=exif(number)) for number in range(1, 9)]
+    )
     for upright in (True, False):
         features = {**FEATURES, "image": Image(key="image/encoded", apply_orientation=upright)}
         assert_equal(lambda given=features: batches_of(path, USUAL, given), monkeypatch)
@@ -214,10 +269,15 @@ def test_upright(tmp_path, monkeypatch, kind):
 
 @pytest.mark.skipif(PHOTOS is None, reason="set PHOTOS to a folder of photographs")
 def test_photographs(tmp_path, monkeypatch):
-    paths = sorted(path for path in Path(PHOTOS).rglob("*") if path.suffix.lower() in (".jpg", ".jpeg"))
+    paths = sorted(
+        path for path in Path(PHOTOS).rglob("*") if path.suffix.lower() in (".jpg", ".jpeg")
+    )
     path = write(tmp_path / "photographs", [path.read_bytes() for path in paths])
     for steps in CROPS.values():
-        assert_equal(lambda given=steps: batches_of(path, v2.Compose([*given, *FOLLOWING["usual"]])), monkeypatch)
+        assert_equal(
+            lambda given=steps: batches_of(path, v2.Compose([*given, *FOLLOWING["usual"]])),
+            monkeypatch,
+        )
 
 
 # Every way in
@@ -228,12 +288,18 @@ def loader(path, transform, **options):
 
 
 def stream(path, transform, batch_size=None, **options):
-    ds = TFRecordIterableDataset(path, FEATURES, transform=transform, batch_size=batch_size, **options)
-    return DataLoader(ds, batch_size=None if batch_size else 4, collate_fn=collate if batch_size is None else None)
+    ds = TFRecordIterableDataset(
+        path, FEATURES, transform=transform, batch_size=batch_size, **options
+    )
+    return DataLoader(
+        ds, batch_size=None if batch_size else 4, collate_fn=collate if batch_size is None else None
+    )
 
 
 def chained(path, transform, **options):
-    return make_dataloader(path, 5, FEATURES, label_key="label", transform=transform, seed=3, **options)
+    return make_dataloader(
+        path, 5, FEATURES, label_key="label", transform=transform, seed=3, **options
+    )
 
 
 WAYS = {
@@ -242,38 +308,60 @@ WAYS = {
     "a collate_fn": lambda path, transform: loader(
         path, transform, collate_fn=lambda batch: default_collate(batch[::-1])
     ),
-    "workers": lambda path, transform: loader(path, transform, shuffle=True, collate_fn=collate, num_workers=2),
+    "workers": lambda path, transform: loader(
+        path, transform, shuffle=True, collate_fn=collate, num_workers=2
+    ),
     "threads": lambda path, transform: make_dataloader(
         path, 5, FEATURES, transform=transform, num_threads=2, num_epochs=2
     ),
-    "many threads": lambda path, transform: make_dataloader(path, 21, FEATURES, transform=transform, num_threads=4),
-    "no threads": lambda path, transform: make_dataloader(path, 5, FEATURES, transform=transform, num_threads=0),
+    "many threads": lambda path, transform: make_dataloader(
+        path, 21, FEATURES, transform=transform, num_threads=4
+    ),
+    "no threads": lambda path, transform: make_dataloader(
+        path, 5, FEATURES, transform=transform, num_threads=0
+    ),
     "label_key": lambda path, transform: chained(path, transform, num_threads=2),
     "label_key, workers": lambda path, transform: chained(path, transform, num_workers=2),
     "a dataset": lambda path, transform: make_dataloader(
-        Subset(TFRecordDataset(path, FEATURES, transform=transform), range(3, 18)), 5, label_key="label", num_threads=2
+        Subset(TFRecordDataset(path, FEATURES, transform=transform), range(3, 18)),
+        5,
+        label_key="label",
+        num_threads=2,
     ),
     "torch's Subset": lambda path, transform: DataLoader(
-        Subset(TFRecordDataset(path, FEATURES, transform=transform), range(3, 18)), 5, collate_fn=collate
+        Subset(TFRecordDataset(path, FEATURES, transform=transform), range(3, 18)),
+        5,
+        collate_fn=collate,
     ),
     "one by one": lambda path, transform: map(
         TFRecordDataset(path, FEATURES, transform=transform).__getitem__, (3, -1, 3)
     ),
-    "a slice": lambda path, transform: DataLoader(TFRecordDataset(path, FEATURES, transform=transform)[2:9], 3),
+    "a slice": lambda path, transform: DataLoader(
+        TFRecordDataset(path, FEATURES, transform=transform)[2:9], 3
+    ),
     "stream of batches": lambda path, transform: stream(path, transform, 5),
-    "shuffled stream": lambda path, transform: stream(path, transform, 5, shuffle=True, shuffle_buffer_size=6),
+    "shuffled stream": lambda path, transform: stream(
+        path, transform, 5, shuffle=True, shuffle_buffer_size=6
+    ),
     "stream of samples": stream,
-    "shuffled stream of samples": lambda path, transform: stream(path, transform, shuffle=True, shuffle_buffer_size=6),
+    "shuffled stream of samples": lambda path, transform: stream(
+        path, transform, shuffle=True, shuffle_buffer_size=6
+    ),
 }
-JITTERED = v2.Compose([v2.RandomResizedCrop(24), v2.RandomHorizontalFlip(), v2.ColorJitter(0.4, 0.4), *TO_FLOAT])
+JITTERED = v2.Compose(
+    [v2.RandomResizedCrop(24), v2.RandomHorizontalFlip(), v2.ColorJitter(0.4, 0.4), *TO_FLOAT]
+)
 
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", ["usual", "jittered"])
 def test_every_way_in(records, monkeypatch, way, name):
     transform = {"usual": USUAL, "jittered": JITTERED}[name]
-    # In threads whole images are decoded ahead, where what follows has to be done sample after sample.
-    decodes = name == "jittered" and WAYS[way](records, transform).__class__.__name__ == "RecordLoader"
+    # In threads whole images are decoded ahead, where what follows has to be done sample after
+    # sample.
+    decodes = (
+        name == "jittered" and WAYS[way](records, transform).__class__.__name__ == "RecordLoader"
+    )
     assert_equal(lambda: list(WAYS[way](records, transform)), monkeypatch, decodes)
 
 
@@ -289,7 +377,14 @@ def test_every_other_feature(tmp_path, monkeypatch):
         for number, image in enumerate(LARGE):
             numbers = list(range(number % 4))
             writer.write(
-                {"image": image, "x": numbers or [7], "name": f"{number}", "raw": bytes(8), "at": [1], "of": [2.0]}
+                {
+                    "image": image,
+                    "x": numbers or [7],
+                    "name": f"{number}",
+                    "raw": bytes(8),
+                    "at": [1],
+                    "of": [2.0],
+                }
             )
     features = {
         "name": FixedLenFeature((), bytes),
@@ -302,7 +397,9 @@ def test_every_other_feature(tmp_path, monkeypatch):
         "sparse": SparseFeature("at", "of", torch.float32, 5),
     }
     for transform in (USUAL, JITTERED):
-        assert_equal(lambda given=transform: batches_of(tmp_path / "wide", given, features), monkeypatch)
+        assert_equal(
+            lambda given=transform: batches_of(tmp_path / "wide", given, features), monkeypatch
+        )
     ds = TFRecordDataset(tmp_path / "wide", features, transform=v2.CenterCrop(20))
     samples = ds.__getitems__([3, 1])
     monkeypatch.setattr(crop_reader, "find_leading_crop", whole)
@@ -343,14 +440,18 @@ def test_loaded_samples_are_decoded_for_whoever_looks(records):
 
 def test_users_functions_are_called_once_a_sample_in_order(records):
     seen = []
-    transform = v2.Compose([v2.CenterCrop(4), lambda sample: seen.append(int(sample["label"])) or sample])
+    transform = v2.Compose(
+        [v2.CenterCrop(4), lambda sample: seen.append(int(sample["label"])) or sample]
+    )
     TFRecordDataset(records, FEATURES, transform=transform).__getitems__([3, 1, 2])
     assert seen == [3, 1, 2]
 
 
 def test_images_given_on_are_contiguous_and_nobody_elses(large):
     kept = []
-    transform = v2.Compose([v2.RandomCrop(20), lambda sample: kept.append(sample["image"]) or sample])
+    transform = v2.Compose(
+        [v2.RandomCrop(20), lambda sample: kept.append(sample["image"]) or sample]
+    )
     TFRecordDataset(large, FEATURES, transform=transform).__getitems__([0, 1, 5])
     assert all(type(image) is tv_tensors.Image and image.is_contiguous() for image in kept)
     copies = [image.clone() for image in kept]
@@ -422,7 +523,9 @@ def test_other_transforms(name):
 def test_what_follows_and_is_not_known(following):
     assert not find_leading_crop(v2.Compose([v2.CenterCrop(4), following])).is_all
     # Behind it others would take another tensor for the image.
-    assert not find_leading_crop(v2.Compose([v2.CenterCrop(4), v2.ToPureTensor(), v2.Identity()])).is_all
+    assert not find_leading_crop(
+        v2.Compose([v2.CenterCrop(4), v2.ToPureTensor(), v2.Identity()])
+    ).is_all
 
 
 @pytest.mark.parametrize(
@@ -462,7 +565,12 @@ def failure(load, monkeypatch, is_cropped):
         with pytest.raises(Exception) as caught:
             load()
         error = caught.value
-        return type(error), str(error), getattr(error, "__notes__", []), torch.get_rng_state().tolist()
+        return (
+            type(error),
+            str(error),
+            getattr(error, "__notes__", []),
+            torch.get_rng_state().tolist(),
+        )
 
 
 DAMAGED = {
@@ -489,7 +597,9 @@ def test_a_damaged_image(tmp_path, monkeypatch, name, transform):
         lambda: TFRecordDataset(path, FEATURES, transform=transform)[3],
     ):
         expected = failure(load, monkeypatch, is_cropped=False)
-        assert expected[0] is ImageDecodeError and expected[1].startswith(f"{path}: record 3 at byte ")
+        assert expected[0] is ImageDecodeError and expected[1].startswith(
+            f"{path}: record 3 at byte "
+        )
         assert failure(load, monkeypatch, is_cropped=True) == expected
 
 
@@ -509,10 +619,21 @@ def test_samples_of_a_stream_before_a_damaged_image(tmp_path, monkeypatch):
         (v2.RandomCrop(200), ValueError),
         (v2.RandomResizedCrop(20, ratio=(0.001, 0.001)), RuntimeError),  # a width of 0
         (v2.Compose([v2.CenterCrop(10), v2.Normalize(MEAN, STD)]), TypeError),
-        (v2.Compose([v2.CenterCrop(10), v2.ToDtype(torch.float32), v2.Normalize([1, 2], [1, 2])]), RuntimeError),
-        (v2.Compose([v2.RandomResizedCrop(10), v2.ToDtype({tv_tensors.Mask: torch.int64})]), ValueError),
+        (
+            v2.Compose(
+                [v2.CenterCrop(10), v2.ToDtype(torch.float32), v2.Normalize([1, 2], [1, 2])]
+            ),
+            RuntimeError,
+        ),
+        (
+            v2.Compose([v2.RandomResizedCrop(10), v2.ToDtype({tv_tensors.Mask: torch.int64})]),
+            ValueError,
+        ),
         (v2.RandomResizedCrop(10, interpolation=InterpolationMode.BOX), NotImplementedError),
-        (v2.Compose([v2.RandomResizedCrop(10), v2.ColorJitter(), v2.Normalize(MEAN, STD)]), TypeError),
+        (
+            v2.Compose([v2.RandomResizedCrop(10), v2.ColorJitter(), v2.Normalize(MEAN, STD)]),
+            TypeError,
+        ),
     ],
 )
 def test_errors_of_transforms(large, monkeypatch, transform, kind):
@@ -543,7 +664,11 @@ def test_errors_of_users_functions_are_raised_as_they_are(large, monkeypatch):
 
 @pytest.mark.parametrize(
     "spec",
-    [Image(key="image/encoded", max_pixels=5000), Image(key="image/encoded", shape=(75, 100, 3)), Image(key="missing")],
+    [
+        Image(key="image/encoded", max_pixels=5000),
+        Image(key="image/encoded", shape=(75, 100, 3)),
+        Image(key="missing"),
+    ],
 )
 def test_errors_of_features(large, monkeypatch, spec):
     ds = TFRecordDataset(large, {**FEATURES, "image": spec}, transform=USUAL)

@@ -1,4 +1,6 @@
-"""Unusual GIFs, BMPs and PNGs against TensorFlow's pixels, frozen; and gray from a PNG's colours as libpng has it."""
+"""Unusual GIFs, BMPs and PNGs against TensorFlow's pixels, frozen; and gray from a PNG's colours as
+libpng has it.
+"""
 
 from pathlib import Path
 
@@ -12,8 +14,11 @@ from torch_tfrecord.images.png_gray import gray_of_colors, needs_gamma
 
 FROZEN = dict(np.load(Path(__file__).parents[1] / "data/images/pictures.npz"))
 MODES = {"0": "unchanged", "1": "L", "3": "RGB", "4": "RGBA"}
-CASES = [name for name in FROZEN if name[-1] in MODES and name[-2] == "|" and "one small" not in name]
-# Without a gamma gray is Pillow's, which rounds where libpng cuts; of 16 bits the gamma is that of the upper 8.
+CASES = [
+    name for name in FROZEN if name[-1] in MODES and name[-2] == "|" and "one small" not in name
+]
+# Without a gamma gray is Pillow's, which rounds where libpng cuts; of 16 bits the gamma is that of
+# the upper 8.
 WITHOUT = (
     "png|1",
     "png unknown sRGB|1",
@@ -30,7 +35,11 @@ NO_GAMMA = ("png gamma 0|1", "png gamma 15|1", "png gamma 2147483647|1")
 
 def pixels(case: str, **options) -> np.ndarray:
     name, _, channels = case.partition("|")
-    return decode_image(FROZEN[name], MODES.get(channels, "unchanged"), **options).permute(1, 2, 0).numpy()
+    return (
+        decode_image(FROZEN[name], MODES.get(channels, "unchanged"), **options)
+        .permute(1, 2, 0)
+        .numpy()
+    )
 
 
 def difference(found: np.ndarray, expected: np.ndarray) -> int:
@@ -41,14 +50,16 @@ def difference(found: np.ndarray, expected: np.ndarray) -> int:
 @pytest.mark.parametrize("case", CASES)
 def test_tensorflows_pixels(case):
     if case == "png 16|0" or case == "png 16 gamma|0" or case == "png 16 gray|0":
-        assert difference((pixels(case) >> 8).astype(np.uint8), FROZEN[case]) == 0  # ours has all 16 bits
+        # ours has all 16 bits
+        assert difference((pixels(case) >> 8).astype(np.uint8), FROZEN[case]) == 0
     else:
         assert difference(pixels(case), FROZEN[case]) <= GRAY_WITHIN.get(case, 0)
 
 
 @NEEDS_TORCHCODEC
 @pytest.mark.parametrize(
-    "case", [case for case in CASES if case[:3] == "png" and case[-1] == "1" and case not in NO_GAMMA]
+    "case",
+    [case for case in CASES if case[:3] == "png" and case[-1] == "1" and case not in NO_GAMMA],
 )
 def test_gray_of_torchcodec(case):
     assert difference(pixels(case, backend="torchcodec"), FROZEN[case]) <= GRAY_WITHIN.get(case, 0)

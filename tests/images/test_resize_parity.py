@@ -1,4 +1,6 @@
-"""The recipe of docs/tensorflow.md for tf.image.resize: what torchvision must be told, and how near it comes."""
+"""The recipe of docs/tensorflow.md for tf.image.resize: what torchvision must be told, and how near
+it comes.
+"""
 
 from pathlib import Path
 
@@ -18,7 +20,11 @@ TOLERANCE = 5e-4
 def draw(height, width):
     """The picture that TensorFlow was given: a gradient, a moire pattern, hard edges."""
     y, x = np.mgrid[0:height, 0:width]
-    planes = [(x * 37 + y * 11) % 256, (x * y * 5 + 90) % 256, np.where((x // 3 + y // 2) % 2, 230, 15)]
+    planes = [
+        (x * 37 + y * 11) % 256,
+        (x * y * 5 + 90) % 256,
+        np.where((x // 3 + y // 2) % 2, 230, 15),
+    ]
     return np.stack(planes, -1).astype(np.uint8)
 
 
@@ -55,7 +61,10 @@ def test_torchvisions_default_is_another_one():
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize(
     ("name", "mode"),
-    [("bilinear_antialias", InterpolationMode.BILINEAR), ("bicubic_antialias", InterpolationMode.BICUBIC)],
+    [
+        ("bilinear_antialias", InterpolationMode.BILINEAR),
+        ("bicubic_antialias", InterpolationMode.BICUBIC),
+    ],
 )
 def test_with_antialias(name, mode, size):
     assert difference(name, size, interpolation=mode, antialias=True) < TOLERANCE
@@ -73,7 +82,8 @@ def test_nearest_is_not_torchs_nearest():
 
 
 def test_bicubic_without_antialias():
-    # Another kernel (a = -0.75 in torch, -0.5 in TensorFlow), but when enlarging torch's antialiased one is the same.
+    # Another kernel (a = -0.75 in torch, -0.5 in TensorFlow), but when enlarging torch's
+    # antialiased one is the same.
     bicubic = InterpolationMode.BICUBIC
     assert difference("bicubic", (26, 34), interpolation=bicubic, antialias=False) > 20
     assert difference("bicubic", (26, 34), interpolation=bicubic, antialias=True) < TOLERANCE

@@ -10,11 +10,11 @@ import pytest
 from helpers import framed
 
 from torch_tfrecord import RecordIndex, build_index
-from torch_tfrecord.loading.block_memory import BlockMemory
-from torch_tfrecord.records.read_plan import plan_reads
+from torch_tfrecord.files import transfers
+from torch_tfrecord.files.block_memory import BlockMemory
+from torch_tfrecord.files.read_plan import plan_reads
+from torch_tfrecord.files.storage import open_file
 from torch_tfrecord.records.record_table import RecordTable
-from torch_tfrecord.records.storage import open_file
-from torch_tfrecord.remote import transfers
 
 BLOCK = 1000
 LENGTHS = [[100, 50, 3000, 7, 900, 900, 0, 0, 5000, 20], [10] * 300, [2500]]
@@ -24,11 +24,18 @@ LENGTHS = [[100, 50, 3000, 7, 900, 900, 0, 0, 5000, 20], [10] * 300, [2500]]
 def files():
     """Files, their table, and the ranges that are fetched."""
     filesystem = fsspec.filesystem("memory")
-    contents = [framed(*(bytes([number % 251]) * length for number, length in enumerate(each))) for each in LENGTHS]
+    contents = [
+        framed(*(bytes([number % 251]) * length for number, length in enumerate(each)))
+        for each in LENGTHS
+    ]
     paths = [f"memory://blocks/{number}" for number in range(len(contents))]
     for path, content in zip(paths, contents, strict=True):
         filesystem.pipe(path.removeprefix("memory:/"), content)
-    yield contents, [open_file(path) for path in paths], RecordTable([build_index(path) for path in paths])
+    yield (
+        contents,
+        [open_file(path) for path in paths],
+        RecordTable([build_index(path) for path in paths]),
+    )
     filesystem.rm("/blocks", recursive=True)
 
 
@@ -37,10 +44,11 @@ def fetched(monkeypatch):
     ranges = []
     begin = transfers.begin_range
     monkeypatch.setattr(
-        "torch_tfrecord.loading.block_memory.begin_range",
-        lambda wanted, access: (ranges.append((wanted.file.path[-1], wanted.begin, wanted.end)), begin(wanted, access))[
-            1
-        ],
+        "torch_tfrecord.files.block_memory.begin_range",
+        lambda wanted, access: (
+            ranges.append((wanted.file.path[-1], wanted.begin, wanted.end)),
+            begin(wanted, access),
+        )[1],
     )
     return ranges
 
@@ -53,14 +61,17 @@ def read(memory, sources, table, positions):
     parts = [(sources[plan.files[a]], slice(a, b)) for a, b in pairwise(borders)]
     memory.read(parts, plan, buffer.data)
     return [
-        bytes(buffer[place : place + length + 16]) for place, length in zip(plan.places, lengths.tolist(), strict=True)
+        bytes(buffer[place : place + length + 16])
+        for place, length in zip(plan.places, lengths.tolist(), strict=True)
     ]
 
 
 def expected(contents, table, positions):
     return [
         contents[file][offset : offset + length + 16]
-        for file, offset, length in zip(*(column.tolist() for column in table.find(np.array(positions))), strict=True)
+        for file, offset, length in zip(
+            *(column.tolist() for column in table.find(np.array(positions))), strict=True
+        )
     ]
 
 
@@ -136,7 +147,10 @@ def test_an_extent_of_every_record():
     index = RecordIndex([0, 116, 1132], [100, 1000, 5], 1153)
     table = RecordTable([index, index])
     for file in (0, 1):
-        assert [table.block_extent(file, offset, 1000) for offset in (0, 50, 116, 999, 1000, 1131, 1132, 1152)] == [
+        assert [
+            table.block_extent(file, offset, 1000)
+            for offset in (0, 50, 116, 999, 1000, 1131, 1132, 1152)
+        ] == [
             *[(0, 1132)] * 4,
             *[(116, 1153)] * 2,
             *[(1132, 1153)] * 2,

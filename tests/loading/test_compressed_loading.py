@@ -1,4 +1,6 @@
-"""Compressed files by position: shuffled in an order that decompresses each once, and what is said of it."""
+"""Compressed files by position: shuffled in an order that decompresses each once, and what is said
+of it.
+"""
 
 import json
 import warnings
@@ -17,8 +19,8 @@ from torch_tfrecord import (
     collate,
     make_dataloader,
 )
+from torch_tfrecord.files.compression import InflatedSource
 from torch_tfrecord.order import block_shuffle
-from torch_tfrecord.records.compression import InflatedSource
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:This DataLoader will create", "ignore:This process .* is multi-threaded"
@@ -53,7 +55,9 @@ def inflations(monkeypatch):
     """The paths of the files that were decompressed from their beginning."""
     begun = []
     begin = InflatedSource._restart
-    monkeypatch.setattr(InflatedSource, "_restart", lambda self: begun.append(self.path) or begin(self))
+    monkeypatch.setattr(
+        InflatedSource, "_restart", lambda self: begun.append(self.path) or begin(self)
+    )
     return begun
 
 
@@ -65,7 +69,11 @@ def joined(lists):
     return [number for numbers in lists for number in numbers]
 
 
-WAYS = {"threads": {"num_threads": 2}, "no threads": {"num_threads": 0}, "workers": {"num_workers": 2}}
+WAYS = {
+    "threads": {"num_threads": 2},
+    "no threads": {"num_threads": 0},
+    "workers": {"num_workers": 2},
+}
 
 
 @pytest.mark.usefixtures("small_windows")
@@ -76,17 +84,22 @@ def test_one_warning_at_the_users_line_and_each_record_once(files, way):
         epochs = [joined(ids(loader)) for _ in range(2)]
     # Since Python 3.12 forks of a process with threads warn, too.
     ours = [warning for warning in caught if not issubclass(warning.category, DeprecationWarning)]
-    assert [(warning.filename, SAID in str(warning.message)) for warning in ours] == [(__file__, True)]
+    assert [(warning.filename, SAID in str(warning.message)) for warning in ours] == [
+        (__file__, True)
+    ]
     assert [sorted(epoch) for epoch in epochs] == [list(range(N))] * 2
     assert epochs[0] != epochs[1]
-    plain = make_dataloader(files, 4, FEATURES, shuffle="blocks", num_threads=0)  # without a warning
+    # without a warning
+    plain = make_dataloader(files, 4, FEATURES, shuffle="blocks", num_threads=0)
     assert [joined(ids(plain)) for _ in range(2)] == epochs
     assert joined(ids(make_dataloader(files, 4, FEATURES, shuffle="blocks", seed=1))) != epochs[0]
 
 
 @pytest.mark.usefixtures("small_windows")
 @pytest.mark.parametrize("way", ["threads", "no threads"])
-@pytest.mark.parametrize("make", [lambda ds: ds, lambda ds: random_split(ds, [500, 100])[0], lambda ds: ds[::-1]])
+@pytest.mark.parametrize(
+    "make", [lambda ds: ds, lambda ds: random_split(ds, [500, 100])[0], lambda ds: ds[::-1]]
+)
 def test_each_file_is_decompressed_once_an_epoch(files, inflations, make, way):
     dataset = make(TFRecordDataset(files, FEATURES))
     loader = make_dataloader(dataset, 4, shuffle="blocks", **WAYS[way])
@@ -99,14 +112,18 @@ def test_each_file_is_decompressed_once_an_epoch(files, inflations, make, way):
 def test_parts_of_one_dataset_share_its_files(files, inflations, monkeypatch):
     monkeypatch.setattr(block_shuffle, "WINDOW_BYTES", 4000)
     ds = TFRecordDataset(files, FEATURES)
-    loader = make_dataloader(ConcatDataset([ds[:300], ds[300:]]), 4, shuffle="blocks", num_threads=0)
+    loader = make_dataloader(
+        ConcatDataset([ds[:300], ds[300:]]), 4, shuffle="blocks", num_threads=0
+    )
     assert sorted(joined(ids(loader))) == list(range(N))
     assert len(inflations) == len(SIZES)
 
 
 @pytest.mark.usefixtures("small_windows")
 def test_in_order_each_is_decompressed_once_without_a_warning(files, inflations):
-    assert joined(ids(make_dataloader(files, 7, FEATURES, shuffle=False, num_threads=2))) == list(range(N))
+    assert joined(ids(make_dataloader(files, 7, FEATURES, shuffle=False, num_threads=2))) == list(
+        range(N)
+    )
     assert len(inflations) == len(SIZES)
 
 
@@ -133,19 +150,28 @@ def test_small_data_is_shuffled_exactly_in_one_window(files, inflations):
     assert len(inflations) == len(SIZES)
 
 
-@pytest.mark.parametrize("window", [None, 16_000])  # all in one window; or each file in what is kept of it
+# all in one window; or each file in what is kept of it
+@pytest.mark.parametrize("window", [None, 16_000])
 @pytest.mark.parametrize("way", WAYS)
-def test_files_that_are_kept_whole_are_shuffled_exactly_without_a_warning(files, inflations, monkeypatch, way, window):
+def test_files_that_are_kept_whole_are_shuffled_exactly_without_a_warning(
+    files, inflations, monkeypatch, way, window
+):
     monkeypatch.setattr(block_shuffle, "WINDOW_BYTES", window or block_shuffle.WINDOW_BYTES)
     ds = TFRecordDataset(files, FEATURES)
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
         for source in (files, ds):
-            loader = make_dataloader(source, 4, FEATURES if source is files else None, seed=3, **WAYS[way])
+            loader = make_dataloader(
+                source, 4, FEATURES if source is files else None, seed=3, **WAYS[way]
+            )
             assert joined(ids(loader)) == list(RecordSampler(ds, seed=3))
-        assert sorted(joined(ids(DataLoader(ds, 50, shuffle=True, collate_fn=collate)))) == list(range(N))
+        assert sorted(joined(ids(DataLoader(ds, 50, shuffle=True, collate_fn=collate)))) == list(
+            range(N)
+        )
         assert [ds[number]["id"].item() for number in (N - 1, 0, 300)] == [N - 1, 0, 300]
-        mixed = make_dataloader(Mixture([ds, ds[:9]], stop="all_exhausted_without_replacement"), 100, **WAYS[way])
+        mixed = make_dataloader(
+            Mixture([ds, ds[:9]], stop="all_exhausted_without_replacement"), 100, **WAYS[way]
+        )
         assert len(joined(ids(mixed))) == N + 9
     assert len(inflations) <= 2 * len(SIZES)  # of two datasets
 
@@ -154,7 +180,9 @@ def test_files_that_are_kept_whole_are_shuffled_exactly_without_a_warning(files,
 @pytest.mark.parametrize("way", WAYS)
 def test_resumes_and_names_its_order(files, way):
     def make(**options):
-        return make_dataloader(files, 8, FEATURES, num_epochs=2, **({"shuffle": "blocks"} | WAYS[way] | options))
+        return make_dataloader(
+            files, 8, FEATURES, num_epochs=2, **({"shuffle": "blocks"} | WAYS[way] | options)
+        )
 
     loader = make()
     found, states = [], [loader.state_dict()]
@@ -173,7 +201,10 @@ def test_resumes_and_names_its_order(files, way):
 
 @pytest.mark.usefixtures("small_windows")
 def test_ranks_share_equally(files):
-    parts = [make_dataloader(files, 8, FEATURES, shuffle="blocks", rank=rank, world_size=2) for rank in (0, 1)]
+    parts = [
+        make_dataloader(files, 8, FEATURES, shuffle="blocks", rank=rank, world_size=2)
+        for rank in (0, 1)
+    ]
     found = [joined(ids(part)) for part in parts]
     assert sorted(joined(found)) == list(range(N))
     assert len(parts[0]) == len(parts[1])
@@ -194,9 +225,16 @@ def test_samplers_by_blocks(files, inflations):
 def test_a_shuffled_dataloader_says_at_the_users_line_that_it_is_slow(files):
     ds = TFRecordDataset(files, FEATURES)
     with pytest.warns(UserWarning, match=SLOW) as caught:
-        assert sorted(joined(ids(DataLoader(ds, 50, shuffle=True, collate_fn=collate)))) == list(range(N))
+        assert sorted(joined(ids(DataLoader(ds, 50, shuffle=True, collate_fn=collate)))) == list(
+            range(N)
+        )
     assert [warning.filename for warning in caught] == [__file__]
-    for name in ("make_dataloader", 'RecordSampler(shuffle="blocks")', "TFRecordIterableDataset", "uncompressed"):
+    for name in (
+        "make_dataloader",
+        'RecordSampler(shuffle="blocks")',
+        "TFRecordIterableDataset",
+        "uncompressed",
+    ):
         assert name in str(caught[0].message)
 
 
@@ -215,7 +253,9 @@ def test_a_shuffled_read_ahead_loader_says_so_when_it_is_made(files):
 def test_a_mixture_says_so(files):
     ds = TFRecordDataset(files, FEATURES)
     with pytest.warns(UserWarning, match=SLOW) as caught:
-        loader = make_dataloader(Mixture([ds, ds[:9]], stop="all_exhausted_without_replacement"), 100)
+        loader = make_dataloader(
+            Mixture([ds, ds[:9]], stop="all_exhausted_without_replacement"), 100
+        )
         assert len(joined(ids(loader))) == N + 9
     assert [warning.filename for warning in caught] == [__file__]
 

@@ -1,4 +1,6 @@
-"""States of which any field was changed: refused when loaded, by its name, or an iteration without foreign errors."""
+"""States of which any field was changed: refused when loaded, by its name, or an iteration without
+foreign errors.
+"""
 
 import copy
 import itertools
@@ -65,8 +67,14 @@ MIXED = {"stop": "all_exhausted_without_replacement"}
 
 KINDS = {
     "sampler": (lambda f: RecordSampler(dataset(f), seed=2), lambda f, make: after(make(f), 3)),
-    "blocks": (lambda f: RecordSampler(dataset(f), shuffle="blocks"), lambda f, make: after(make(f), 3)),
-    "batches": (lambda f: tfr.RecordBatchSampler(dataset(f), batch_size=3), lambda f, make: after(make(f), 3)),
+    "blocks": (
+        lambda f: RecordSampler(dataset(f), shuffle="blocks"),
+        lambda f, make: after(make(f), 3),
+    ),
+    "batches": (
+        lambda f: tfr.RecordBatchSampler(dataset(f), batch_size=3),
+        lambda f, make: after(make(f), 3),
+    ),
     "endless": (
         lambda f: tfr.RecordBatchSampler(dataset(f), batch_size=3, num_epochs=None),
         lambda f, make: after(make(f), 9),
@@ -81,10 +89,18 @@ KINDS = {
         lambda f: stream(f, rank=0, world_size=1, cycle_length=2, shuffle_buffer_size=4),
         lambda f, make: after(make(f), 8),
     ),
-    "dealt": (lambda f: stream(f, shuffle_buffer_size=3, rank=0, world_size=1), lambda f, make: dealt_anew(f)),
-    "merged": (lambda f: stream(f, shuffle_buffer_size=3, rank=0, world_size=1), lambda f, make: merged(f)),
+    "dealt": (
+        lambda f: stream(f, shuffle_buffer_size=3, rank=0, world_size=1),
+        lambda f, make: dealt_anew(f),
+    ),
+    "merged": (
+        lambda f: stream(f, shuffle_buffer_size=3, rank=0, world_size=1),
+        lambda f, make: merged(f),
+    ),
     "mixture": (
-        lambda f: tfr.IterableMixture([stream(f), stream(f, shuffle_buffer_size=4)], [2, 1], **MIXED),
+        lambda f: tfr.IterableMixture(
+            [stream(f), stream(f, shuffle_buffer_size=4)], [2, 1], **MIXED
+        ),
         lambda f, make: after(make(f), 12),
     ),
     "mixture_of_lists": (
@@ -100,7 +116,13 @@ KINDS = {
 
 def places(state, path=()):
     """The paths of all that is in a state."""
-    items = state.items() if isinstance(state, dict) else enumerate(state) if isinstance(state, list) else ()
+    items = (
+        state.items()
+        if isinstance(state, dict)
+        else enumerate(state)
+        if isinstance(state, list)
+        else ()
+    )
     for key, value in items:
         yield (*path, key)
         yield from places(value, (*path, key))
@@ -174,7 +196,9 @@ def test_every_change_is_refused_by_name_or_read(kind, files):
         try:
             assert len(list(itertools.islice(holder, 50))) <= 50
         except ValueError as error:
-            assert str(error).startswith(WHEN_ITERATED) or any(text in str(error) for text in WHEN_ITERATED), path
+            assert str(error).startswith(WHEN_ITERATED) or any(
+                text in str(error) for text in WHEN_ITERATED
+            ), path
             assert len(str(error)) < 2000
         holder = make(files)
     assert refused > 3 * read, (refused, read)
@@ -211,7 +235,10 @@ def test_every_change_is_refused_by_name_or_read(kind, files):
 def test_a_refusal_names_the_field(kind, field, value, files):
     make, state_of = KINDS[kind]
     state = state_of(files, make)
-    with pytest.raises(ValueError, match=rf"\b{field if field != 'turn' or kind != 'mixture_of_lists' else 'turn'}\b"):
+    with pytest.raises(
+        ValueError,
+        match=rf"\b{field if field != 'turn' or kind != 'mixture_of_lists' else 'turn'}\b",
+    ):
         make(files).load_state_dict({**state, field: value})
 
 
@@ -219,7 +246,9 @@ def test_the_state_inside_a_mixture_is_checked_when_it_is_loaded(files):
     make, state_of = KINDS["mixture"]
     state = copy.deepcopy(state_of(files, make))
     state["components"][1]["state"]["slot"] = 9
-    with pytest.raises(ValueError, match=r"components\[1\]\['state'\]: expected a place of .*, got slot=9"):
+    with pytest.raises(
+        ValueError, match=r"components\[1\]\['state'\]: expected a place of .*, got slot=9"
+    ):
         make(files).load_state_dict(state)
 
 
@@ -235,7 +264,9 @@ def test_thirty_million_consumers_cost_nothing(files):
     ds = stream(files, rank=0, world_size=1)
     state = {**ds.state_dict(), "num_consumers": 30_000_000}
     ds.load_state_dict(state)
-    with pytest.raises(ValueError, match=r"of 30000000: .*\[1, 2, 3, .*\.\.\.\] are missing") as caught:
+    with pytest.raises(
+        ValueError, match=r"of 30000000: .*\[1, 2, 3, .*\.\.\.\] are missing"
+    ) as caught:
         iter(ds)
     assert len(str(caught.value)) < 2000
 
@@ -261,11 +292,21 @@ def test_the_state_of_a_stateful_dataloader(files):
     state = after(stateful(ds, batch_size=None, num_workers=2), 4)
     refused = 0
     for path in places(state):
-        if path[-1] not in ("slots", "waiting", "turn", "next_piece", "draws", "consumer", "num_consumers"):
+        if path[-1] not in (
+            "slots",
+            "waiting",
+            "turn",
+            "next_piece",
+            "draws",
+            "consumer",
+            "num_consumers",
+        ):
             continue
         for value in (-1, 1.5, None, "x", [[9, 9]], 10**30):
             mutated = changed(state, path, setting(value))
-            with pytest.raises(ValueError, match=f"{path[-1]}|two different states|not of the same moment"):
+            with pytest.raises(
+                ValueError, match=f"{path[-1]}|two different states|not of the same moment"
+            ):
                 ds.load_state_dict(mutated)
             refused += 1
     assert refused >= 50

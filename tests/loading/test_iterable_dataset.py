@@ -1,4 +1,5 @@
-"""The stream: order, shuffling, epochs, batches, damaged files, every record once over all ranks and workers.
+"""The stream: order, shuffling, epochs, batches, damaged files, every record once over all ranks
+and workers.
 
 Covers loading/stream_samples.
 """
@@ -32,9 +33,10 @@ from torch_tfrecord import (
     collate,
     encode_example,
 )
-from torch_tfrecord.records import storage
+from torch_tfrecord.files import storage
 
-# DataLoader thinks more workers than processors a mistake; Python 3.12 and later warn of forks where threads run.
+# DataLoader thinks more workers than processors a mistake; Python 3.12 and later warn of forks
+# where threads run.
 pytestmark = pytest.mark.filterwarnings(
     "ignore:This DataLoader will create", "ignore:This process .* is multi-threaded"
 )
@@ -50,7 +52,10 @@ def write(path, payloads, **options):
 def write_split(folder, split, suffix=".tfrecord"):
     """Files a, b, c, ... with records a0, a1, ...; returns all records in order."""
     letters = "abcdefghijklmnopqrstuvwxyz"[: len(split)]
-    parts = [[f"{letter}{n}".encode() for n in range(count)] for letter, count in zip(letters, split, strict=True)]
+    parts = [
+        [f"{letter}{n}".encode() for n in range(count)]
+        for letter, count in zip(letters, split, strict=True)
+    ]
     for letter, part in zip(letters, parts, strict=True):
         write(folder / f"{letter}{suffix}", part)
     return list(itertools.chain(*parts))
@@ -102,7 +107,11 @@ def test_two_iterations_at_once(tmp_path):
 
 def test_only_empty_files(tmp_path):
     write_split(tmp_path, (0, 0, 0))
-    for options in ({}, {"shuffle": True, "shuffle_buffer_size": 4, "cycle_length": 2}, {"batch_size": 3}):
+    for options in (
+        {},
+        {"shuffle": True, "shuffle_buffer_size": 4, "cycle_length": 2},
+        {"batch_size": 3},
+    ):
         assert list(stream(tmp_path, **options)) == []
 
 
@@ -119,7 +128,9 @@ def test_needs_and_leaves_no_index(tmp_path):
 def test_compressed_files(tmp_path, suffix):
     records = write_split(tmp_path, (4, 2), suffix)
     assert list(stream(tmp_path)) == records
-    assert list(stream(tmp_path, compression_type={".gz": "GZIP", ".zlib": "ZLIB"}[suffix])) == records
+    assert (
+        list(stream(tmp_path, compression_type={".gz": "GZIP", ".zlib": "ZLIB"}[suffix])) == records
+    )
     with pytest.raises(TFRecordError, match=f"a{suffix}"):
         list(stream(tmp_path, compression_type=None))
 
@@ -160,19 +171,24 @@ BOTH = [
     ids=["files", "buffer", "both"],
 )
 def test_orders_that_never_change(tmp_path, options, expected):
-    # Frozen: whoever resumes a training with a later release, or on another machine, gets the same order.
+    # Frozen: whoever resumes a training with a later release, or on another machine, gets the same
+    # order.
     write_split(tmp_path, (2,) * 5)
     assert list(epochs(stream(tmp_path, seed=7, **options))) == expected
 
 
-@pytest.mark.parametrize("options", [{"shuffle": True}, {"shuffle_buffer_size": 9}], ids=["files", "buffer"])
+@pytest.mark.parametrize(
+    "options", [{"shuffle": True}, {"shuffle_buffer_size": 9}], ids=["files", "buffer"]
+)
 def test_seed_and_epoch_make_the_order(tmp_path, options):
     records = write_split(tmp_path, (4, 0, 7, 1, 5, 3, 2))
     first, second = (list(epochs(stream(tmp_path, seed=3, **options), 5)) for _ in range(2))
     assert first == second
     assert len(set(first)) == 5  # another one in each epoch
     assert all(Counter(order.split()) == Counter(text(records).split()) for order in first)
-    other_seeds = {next(epochs(stream(tmp_path, seed=seed, **options), 1)) for seed in (0, 1, -1, 2**63, 2**70)}
+    other_seeds = {
+        next(epochs(stream(tmp_path, seed=seed, **options), 1)) for seed in (0, 1, -1, 2**63, 2**70)
+    }
     assert len(other_seeds) == 5
     ds = stream(tmp_path, seed=3, **options)
     assert [text(ds), text(ds)] == first[:2]  # each iteration is the next epoch
@@ -244,16 +260,27 @@ def test_global_random_states_are_neither_read_nor_written(tmp_path):
 def test_batches(tmp_path):
     for first in (0, 5):
         numbers = range(first, first + 5)
-        write(tmp_path / f"{first}", [encode_example({"n": n, "v": [n] * (n % 3 + 1)}) for n in numbers])
+        write(
+            tmp_path / f"{first}",
+            [encode_example({"n": n, "v": [n] * (n % 3 + 1)}) for n in numbers],
+        )
     features = {"n": FixedLenFeature((), torch.int64), "v": VarLenFeature(torch.int64)}
 
     def batches(**options):
         ds = stream(tmp_path, features=features, **options)
         return [batch["n"].tolist() for batch in DataLoader(ds, batch_size=None)]
 
-    assert batches(batch_size=4) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]  # across the border of the files
+    assert batches(batch_size=4) == [
+        [0, 1, 2, 3],
+        [4, 5, 6, 7],
+        [8, 9],
+    ]  # across the border of the files
     assert batches(batch_size=4, drop_last=True) == [[0, 1, 2, 3], [4, 5, 6, 7]]
-    assert batches(batch_size=5, drop_last=True) == batches(batch_size=np.int64(5)) == [[*range(5)], [*range(5, 10)]]
+    assert (
+        batches(batch_size=5, drop_last=True)
+        == batches(batch_size=np.int64(5))
+        == [[*range(5)], [*range(5, 10)]]
+    )
     assert batches(batch_size=100) == [[*range(10)]]
     assert batches(batch_size=100, drop_last=True) == []
     assert batches(batch_size=1) == [[n] for n in range(10)]
@@ -264,12 +291,21 @@ def test_batches(tmp_path):
 def test_transform_is_before_batching(tmp_path):
     records = write_split(tmp_path, (3, 2))
     assert list(stream(tmp_path, transform=bytes.upper)) == [record.upper() for record in records]
-    assert list(stream(tmp_path, transform=bytes.upper, batch_size=2)) == [[b"A0", b"A1"], [b"A2", b"B0"], [b"B1"]]
+    assert list(stream(tmp_path, transform=bytes.upper, batch_size=2)) == [
+        [b"A0", b"A1"],
+        [b"A2", b"B0"],
+        [b"B1"],
+    ]
 
 
 def test_batches_in_workers_are_each_workers_own(tmp_path):
     records = write_split(tmp_path, (3, 3))
-    loader = DataLoader(stream(tmp_path, batch_size=2), batch_size=None, num_workers=2, multiprocessing_context="fork")
+    loader = DataLoader(
+        stream(tmp_path, batch_size=2),
+        batch_size=None,
+        num_workers=2,
+        multiprocessing_context="fork",
+    )
     assert list(loader) == [[b"a0", b"a1"], [b"b0", b"b1"], [b"a2"], [b"b2"]]
     assert sorted(record for batch in loader for record in batch) == records
 
@@ -292,9 +328,18 @@ def test_every_record_once(tmp_path, world_size, num_workers, split):
     records = write_split(tmp_path, split)
     seen = []
     for rank in range(world_size):
-        ds = stream(tmp_path, rank=rank, world_size=world_size, shuffle=True, shuffle_buffer_size=3, cycle_length=2)
+        ds = stream(
+            tmp_path,
+            rank=rank,
+            world_size=world_size,
+            shuffle=True,
+            shuffle_buffer_size=3,
+            cycle_length=2,
+        )
         context = "fork" if num_workers else None
-        seen += DataLoader(ds, batch_size=None, num_workers=num_workers, multiprocessing_context=context)
+        seen += DataLoader(
+            ds, batch_size=None, num_workers=num_workers, multiprocessing_context=context
+        )
     assert sorted(seen) == sorted(records)
 
 
@@ -309,7 +354,10 @@ def test_batches_drop_nothing_unless_told(tmp_path, split):
 
 
 def counts(folder, world_size, **options):
-    return [len(list(stream(folder, rank=rank, world_size=world_size, **options))) for rank in range(world_size)]
+    return [
+        len(list(stream(folder, rank=rank, world_size=world_size, **options)))
+        for rank in range(world_size)
+    ]
 
 
 def test_equal_files_that_divide_evenly_give_equal_ranks(tmp_path):
@@ -366,7 +414,11 @@ def test_set_epoch_of_a_pickled_dataset(tmp_path):
         other.set_epoch(1)
         # As with the original, persistent workers see what is set later.
         loader = DataLoader(
-            other, batch_size=None, num_workers=1, multiprocessing_context="fork", persistent_workers=True
+            other,
+            batch_size=None,
+            num_workers=1,
+            multiprocessing_context="fork",
+            persistent_workers=True,
         )
         assert text(loader) == orders[1]
         other.set_epoch(0)
@@ -420,7 +472,9 @@ def test_a_record_that_does_not_fit(tmp_path):
 
 @pytest.fixture
 def damaged(tmp_path):
-    """Files of 5, 3 and 1 records; record 1 of the second, at byte 18, has a flipped bit in its payload."""
+    """Files of 5, 3 and 1 records; record 1 of the second, at byte 18, has a flipped bit in its
+    payload.
+    """
     records = write_split(tmp_path, (5, 3, 1))
     path = tmp_path / "b.tfrecord"
     data = bytearray(path.read_bytes())
@@ -452,7 +506,9 @@ def test_skip_leaves_out_the_damaged_record_alone_and_says_so(damaged):
         assert list(ds) == kept
     (warning,) = caught
     message = str(warning.message)
-    assert message.startswith(f"on_error='skip': skipped 1 (CorruptRecordError: 1)\n  {path}: record 1 at byte 18: ")
+    assert message.startswith(
+        f"on_error='skip': skipped 1 (CorruptRecordError: 1)\n  {path}: record 1 at byte 18: "
+    )
     assert "(skipped 18 damaged bytes: [18, 36))" in message
     assert ds.report.counts == {"CorruptRecordError": 1}
     with pytest.warns(UserWarning, match="skipped 18 damaged bytes"):
@@ -480,7 +536,13 @@ BATCH_FEATURES = {
     "ids": VarLenFeature(torch.int64),
     "name": FixedLenFeature((), bytes),
 }
-MODES = [{}, {"cycle_length": 2}, {"shuffle_buffer_size": 7}, {"rank": 1, "world_size": 2}, {"transform": dict}]
+MODES = [
+    {},
+    {"cycle_length": 2},
+    {"shuffle_buffer_size": 7},
+    {"rank": 1, "world_size": 2},
+    {"transform": dict},
+]
 
 
 def numbered(number):
@@ -504,7 +566,11 @@ def test_batches_are_collated_samples(tmp_path, options, batch_size, features):
     options = {} if features is None and "transform" in options else options
     samples = list(stream(tmp_path, features=features, **options))
     for drop_last in (False, True):
-        found = list(stream(tmp_path, features=features, batch_size=batch_size, drop_last=drop_last, **options))
+        found = list(
+            stream(
+                tmp_path, features=features, batch_size=batch_size, drop_last=drop_last, **options
+            )
+        )
         lows = range(0, len(samples) - (batch_size - 1 if drop_last else 0), batch_size)
         assert_same(found, [collate(samples[low : low + batch_size]) for low in lows])
     assert len(samples) == (10 if "rank" in options else 38)
@@ -519,9 +585,14 @@ def test_batches_are_collated_samples(tmp_path, options, batch_size, features):
     damage=st.none() | st.integers(0, 29),
     batch_size=st.none() | st.integers(1, 12),
 )
-def test_errors_come_in_the_order_of_the_records(tmp_path_factory, transform, options, misfits, damage, batch_size):
+def test_errors_come_in_the_order_of_the_records(
+    tmp_path_factory, transform, options, misfits, damage, batch_size
+):
     folder = tmp_path_factory.mktemp("errors")
-    records = [encode_example({"n": "text"}) if number in misfits else numbered(number) for number in range(30)]
+    records = [
+        encode_example({"n": "text"}) if number in misfits else numbered(number)
+        for number in range(30)
+    ]
     path = write(folder / "a", records)
     offsets = build_index(path).offsets
     if damage is not None:
@@ -529,14 +600,17 @@ def test_errors_come_in_the_order_of_the_records(tmp_path_factory, transform, op
         data[int(offsets[damage]) + 12] ^= 1
         Path(path).write_bytes(data)
     first = min([*misfits, *([] if damage is None else [damage])], default=30)
-    ds = stream(folder, features=BATCH_FEATURES, transform=transform, batch_size=batch_size, **options)
+    ds = stream(
+        folder, features=BATCH_FEATURES, transform=transform, batch_size=batch_size, **options
+    )
     items, error = collect(iter(ds), TFRecordError)
     seen = [int(n) for item in items for n in item["n"].reshape(-1)]
     if first == 30:
         assert error is None
         assert seen == list(range(30))
         return
-    assert seen == list(range(first - first % (batch_size or 1)))  # batches that were full before it
+    # batches that were full before it
+    assert seen == list(range(first - first % (batch_size or 1)))
     assert isinstance(error, CorruptRecordError if first == damage else ParseError)
     assert str(error).startswith(f"{path}: record {first} at byte {offsets[first]}: ")
     assert (error.path, error.position, error.offset) == (path, first, offsets[first])
@@ -574,15 +648,35 @@ def test_skip_in_batches(tmp_path):
             for name, least in (("batch_size", 1), ("shuffle_buffer_size", 0), ("cycle_length", 1))
             for value in (least - 1, -5, 1.5, "2", True)
         ),
-        ({"cycle_length": None}, TypeError, "cycle_length must be an integer of at least 1, got None"),
+        (
+            {"cycle_length": None},
+            TypeError,
+            "cycle_length must be an integer of at least 1, got None",
+        ),
         ({"shuffle": "blocks"}, TypeError, "shuffle must be True or False, got 'blocks'"),
         ({"on_error": "ignore"}, ValueError, "on_error must be 'raise' or 'skip', got 'ignore'"),
         ({"compression_type": "BZ2"}, ValueError, "'BZ2'"),
         ({"seed": 0.5}, TypeError, "float"),
-        ({"rank": 0}, ValueError, "rank and world_size must be given together, got rank=0, world_size=None"),
-        ({"world_size": 2}, ValueError, "rank and world_size must be given together, got rank=None, world_size=2"),
-        ({"rank": 2, "world_size": 2}, ValueError, "rank must be from 0 to world_size - 1, got rank=2, world_size=2"),
-        ({"rank": -1, "world_size": 2}, ValueError, "rank must be from 0 to world_size - 1, got rank=-1"),
+        (
+            {"rank": 0},
+            ValueError,
+            "rank and world_size must be given together, got rank=0, world_size=None",
+        ),
+        (
+            {"world_size": 2},
+            ValueError,
+            "rank and world_size must be given together, got rank=None, world_size=2",
+        ),
+        (
+            {"rank": 2, "world_size": 2},
+            ValueError,
+            "rank must be from 0 to world_size - 1, got rank=2, world_size=2",
+        ),
+        (
+            {"rank": -1, "world_size": 2},
+            ValueError,
+            "rank must be from 0 to world_size - 1, got rank=-1",
+        ),
         ({"features": {}}, ValueError, "features"),
     ],
 )
@@ -596,14 +690,18 @@ def test_wrong_arguments(tmp_path, options, error, message):
 def test_wrong_epoch(tmp_path, epoch):
     write_split(tmp_path, (1,))
     with pytest.raises(
-        ValueError if epoch == -1 else TypeError, match=f"epoch must be an integer of at least 0, got {epoch}"
+        ValueError if epoch == -1 else TypeError,
+        match=f"epoch must be an integer of at least 0, got {epoch}",
     ):
         stream(tmp_path).set_epoch(epoch)
 
 
 def test_options_are_keyword_only():
     parameters = inspect.signature(TFRecordIterableDataset).parameters
-    assert [name for name, item in parameters.items() if item.kind.name != "KEYWORD_ONLY"] == ["paths", "features"]
+    assert [name for name, item in parameters.items() if item.kind.name != "KEYWORD_ONLY"] == [
+        "paths",
+        "features",
+    ]
 
 
 def test_no_match(tmp_path):

@@ -1,4 +1,6 @@
-"""Datasets behind DataLoader: start methods, errors that cross processes, few file descriptors, samplers."""
+"""Datasets behind DataLoader: start methods, errors that cross processes, few file descriptors,
+samplers.
+"""
 
 import os
 
@@ -24,7 +26,8 @@ from torch_tfrecord import (
     encode_image,
 )
 
-# DataLoader thinks more workers than processors a mistake; Python 3.12 and later warn of forks where threads run.
+# DataLoader thinks more workers than processors a mistake; Python 3.12 and later warn of forks
+# where threads run.
 pytestmark = pytest.mark.filterwarnings(
     "ignore:This DataLoader will create", "ignore:This process .* is multi-threaded"
 )
@@ -36,7 +39,8 @@ FEATURES = {
     "values": VarLenFeature(torch.float32),
     "name": Text(),
 }
-# Each spawned worker imports torch anew, for seconds; those of a forkserver are as empty, and quick (conftest.py).
+# Each spawned worker imports torch anew, for seconds; those of a forkserver are as empty, and quick
+# (conftest.py).
 METHODS = [
     pytest.param("fork", 1, id="fork-1"),
     pytest.param("fork", 2, id="fork-2"),
@@ -74,12 +78,16 @@ def check(batches, order=None):
     for batch in batches:
         numbers = batch["n"].tolist()
         assert batch["values"].layout == torch.jagged
-        assert [row.tolist() for row in batch["values"].unbind()] == [list(range(n % 4)) for n in numbers]
+        assert [row.tolist() for row in batch["values"].unbind()] == [
+            list(range(n % 4)) for n in numbers
+        ]
         assert batch["image"].shape == (len(numbers), 1, 2, 2)
         assert batch["image"].flatten(1).tolist() == [[n] * 4 for n in numbers]
         assert batch["name"] == [f"n{n}" for n in numbers]
         seen += numbers
-    assert (sorted(seen) if order is None else seen) == list(range(COUNT) if order is None else order)
+    assert (sorted(seen) if order is None else seen) == list(
+        range(COUNT) if order is None else order
+    )
     return seen
 
 
@@ -104,9 +112,15 @@ def test_shuffled_by_position(pattern, method, num_workers):
 
 @pytest.mark.parametrize(("method", "num_workers"), METHODS)
 def test_stream_with_persistent_workers_that_follow_set_epoch(pattern, method, num_workers):
-    ds = TFRecordIterableDataset(pattern, FEATURES, batch_size=4, shuffle=True, shuffle_buffer_size=8)
+    ds = TFRecordIterableDataset(
+        pattern, FEATURES, batch_size=4, shuffle=True, shuffle_buffer_size=8
+    )
     loader = DataLoader(
-        ds, batch_size=None, num_workers=num_workers, multiprocessing_context=method, persistent_workers=True
+        ds,
+        batch_size=None,
+        num_workers=num_workers,
+        multiprocessing_context=method,
+        persistent_workers=True,
     )
     orders = []
     for epoch in (0, 1, 0):
@@ -119,7 +133,10 @@ def test_stream_with_persistent_workers_that_follow_set_epoch(pattern, method, n
 def bad(tmp_path_factory):
     """Good and bad records, and for each position the error."""
     path = tmp_path_factory.mktemp("bad") / "bad.tfrecord"
-    write(path, [record(0), record(1), record(2, {"n": 2.5}), record(3, {"image": b"no image"}), record(4)])
+    write(
+        path,
+        [record(0), record(1), record(2, {"n": 2.5}), record(3, {"image": b"no image"}), record(4)],
+    )
     data = bytearray(path.read_bytes())
     data[int(build_index(path).offsets[1]) + 20] ^= 1
     path.write_bytes(data)
@@ -133,7 +150,13 @@ def test_errors_arrive_from_workers_with_class_path_record_and_byte(bad, method,
     ds = TFRecordDataset(path, FEATURES)
     positions = [0, 1, 4, 2, 3, 0]
     running = iter(
-        DataLoader(ds, sampler=positions, num_workers=num_workers, multiprocessing_context=method, collate_fn=collate)
+        DataLoader(
+            ds,
+            sampler=positions,
+            num_workers=num_workers,
+            multiprocessing_context=method,
+            collate_fn=collate,
+        )
     )
     for position in positions:  # a worker continues after an error
         if position not in errors:
@@ -160,7 +183,8 @@ def test_errors_of_a_stream_arrive_from_workers(bad):
     offset = build_index(path, verify_crc=False).offsets[1]
     with pytest.raises(CorruptRecordError, match=rf"{path}: record 1 at byte {offset}: "):
         next(running)
-    assert list(running) == []  # also lets the worker end: torch waits five seconds for one of a broken-off loop
+    # also lets the worker end: torch waits five seconds for one of a broken-off loop
+    assert list(running) == []
 
 
 def test_errors_of_collating_arrive_with_the_name_of_the_feature(tmp_path):
@@ -168,9 +192,13 @@ def test_errors_of_collating_arrive_with_the_name_of_the_feature(tmp_path):
     images = [encode_image(torch.zeros(1, *size, dtype=torch.uint8), "png") for size in sizes]
     path = write(tmp_path / "a", [encode_example({"image": image}) for image in images])
     ds = TFRecordDataset(path, {"image": Image("L")})
-    loader = DataLoader(ds, batch_size=2, num_workers=1, multiprocessing_context="fork", collate_fn=collate)
+    loader = DataLoader(
+        ds, batch_size=2, num_workers=1, multiprocessing_context="fork", collate_fn=collate
+    )
     running = iter(loader)
-    with pytest.raises(ValueError, match=r"\['image'\]: cannot batch tensors with different shapes: \[1, 2, 2\]"):
+    with pytest.raises(
+        ValueError, match=r"\['image'\]: cannot batch tensors with different shapes: \[1, 2, 2\]"
+    ):
         next(running)
     assert list(running) == []
 
@@ -180,7 +208,10 @@ def test_errors_of_collating_arrive_with_the_name_of_the_feature(tmp_path):
 def test_compressed_files_in_workers(tmp_path, kind, num_workers):
     for first in (0, 10, 20):
         write(tmp_path / f"part-{first}{kind}", [record(n) for n in range(first, first + 10)])
-    options = {"num_workers": num_workers, "multiprocessing_context": "fork" if num_workers else None}
+    options = {
+        "num_workers": num_workers,
+        "multiprocessing_context": "fork" if num_workers else None,
+    }
     ds = TFRecordDataset(tmp_path / "part-*", FEATURES)
     check(DataLoader(ds, batch_size=7, collate_fn=collate, **options), order=list(range(COUNT)))
     check(DataLoader(ds, batch_size=7, shuffle=True, collate_fn=collate, **options))
@@ -192,13 +223,22 @@ def test_compressed_files_in_workers(tmp_path, kind, num_workers):
 def test_records_without_features(tmp_path, num_workers):
     payloads = [b"%d\0" % n for n in range(20)]
     path = write(tmp_path / "a", payloads)
-    options = {"num_workers": num_workers, "multiprocessing_context": "fork" if num_workers else None}
+    options = {
+        "num_workers": num_workers,
+        "multiprocessing_context": "fork" if num_workers else None,
+    }
     for collate_fn in (None, collate):
-        batches = list(DataLoader(TFRecordDataset(path), batch_size=8, collate_fn=collate_fn, **options))
+        batches = list(
+            DataLoader(TFRecordDataset(path), batch_size=8, collate_fn=collate_fn, **options)
+        )
         assert batches == [payloads[:8], payloads[8:16], payloads[16:]]
     assert list(DataLoader(TFRecordDataset(path)[::3], batch_size=None, **options)) == payloads[::3]
     stream = TFRecordIterableDataset(path)
-    samples = [sample for batch in DataLoader(stream, batch_size=8, collate_fn=collate, **options) for sample in batch]
+    samples = [
+        sample
+        for batch in DataLoader(stream, batch_size=8, collate_fn=collate, **options)
+        for sample in batch
+    ]
     assert sorted(samples) == sorted(payloads)
 
 
@@ -212,7 +252,9 @@ def test_reading_in_workers_opens_nothing_here(tmp_path):
     path = write(tmp_path / "a", [record(n) for n in range(COUNT)])
     ds = TFRecordDataset(path, FEATURES)
     check(
-        DataLoader(ds, batch_size=4, num_workers=2, multiprocessing_context="fork", collate_fn=collate),
+        DataLoader(
+            ds, batch_size=4, num_workers=2, multiprocessing_context="fork", collate_fn=collate
+        ),
         order=list(range(COUNT)),
     )
     assert open_files(tmp_path) == []
@@ -227,7 +269,11 @@ def test_distributed_sampler(pattern, world_size):
     for rank in range(world_size):
         sampler = DistributedSampler(ds, world_size, rank, shuffle=True, seed=1)
         sampler.set_epoch(1)
-        part = [n for batch in DataLoader(ds, 4, sampler=sampler, collate_fn=collate) for n in batch["n"].tolist()]
+        part = [
+            n
+            for batch in DataLoader(ds, 4, sampler=sampler, collate_fn=collate)
+            for n in batch["n"].tolist()
+        ]
         assert len(part) == COUNT // world_size
         seen += part
     assert sorted(seen) == list(range(COUNT))
@@ -256,7 +302,8 @@ for num_workers in (0, 2):
     options = {"num_workers": num_workers, "multiprocessing_context": "fork" if num_workers else None}
     batches = DataLoader(ds, batch_size=100, sampler=order, collate_fn=collate, **options)
     assert [record for batch in batches for record in batch] == [expected[position] for position in order]
-    # A stream keeps cycle_length files open in each worker, and torch's own pipes take a dozen descriptors there.
+    # A stream keeps cycle_length files open in each worker, and torch's own pipes take a dozen
+    # descriptors there.
     cycle_length = 16 if limit >= 64 or not num_workers else 4
     stream = TFRecordIterableDataset(pattern, shuffle=True, cycle_length=cycle_length, batch_size=100)
     batches = DataLoader(stream, batch_size=None, **options)

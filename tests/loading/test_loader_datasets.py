@@ -1,4 +1,5 @@
-"""make_dataloader and ReadAheadLoader over datasets: slices, Subset, random_split, ConcatDataset, Mixture, RLDS.
+"""make_dataloader and ReadAheadLoader over datasets: slices, Subset, random_split, ConcatDataset,
+Mixture, RLDS.
 
 Covers loading/nested_dataset.
 """
@@ -10,7 +11,15 @@ import numpy as np
 import pytest
 import torch
 from rlds_episodes import write_episodes
-from torch.utils.data import BatchSampler, ConcatDataset, DataLoader, Dataset, RandomSampler, Subset, random_split
+from torch.utils.data import (
+    BatchSampler,
+    ConcatDataset,
+    DataLoader,
+    Dataset,
+    RandomSampler,
+    Subset,
+    random_split,
+)
 
 from torch_tfrecord import (
     CompressionError,
@@ -33,7 +42,7 @@ from torch_tfrecord import (
     make_dataloader,
     tfds,
 )
-from torch_tfrecord.batches.column_batch import ColumnBatch
+from torch_tfrecord.loading.column_batch import ColumnBatch
 from torch_tfrecord.loading.nested_dataset import NestedDataset
 
 pytestmark = pytest.mark.filterwarnings(
@@ -107,12 +116,18 @@ DATASETS = {
     "subset": lambda ds: Subset(ds, [7, 7, -1, 0, 39, 12]),
     "split": lambda ds: random_split(ds, [0.7, 0.3], generator=torch.Generator().manual_seed(0))[0],
     "both": lambda ds: ConcatDataset([ds[:9], ds[20:]]),
-    "deep": lambda ds: Subset(ConcatDataset([Subset(ds, range(5, 25)), ds[30:], Subset(ds, [1, 2])]), range(1, 30)),
+    "deep": lambda ds: Subset(
+        ConcatDataset([Subset(ds, range(5, 25)), ds[30:], Subset(ds, [1, 2])]), range(1, 30)
+    ),
     "mixture": lambda ds: Mixture([ds[:20], Subset(ds, range(20, 40))], weights=[1, 2], seed=3),
     "plain": lambda ds: Plain(ds),
     "both with plain": lambda ds: ConcatDataset([ds[:9], Plain(ds)]),
 }
-WAYS = {"threads": {"num_threads": 2}, "no threads": {"num_threads": 0}, "workers": {"num_workers": 2}}
+WAYS = {
+    "threads": {"num_threads": 2},
+    "no threads": {"num_threads": 0},
+    "workers": {"num_workers": 2},
+}
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -135,7 +150,11 @@ def _samples(dataset, batch):
 
 @pytest.mark.parametrize(
     ("name", "way"),
-    [*itertools.product(DATASETS, ["threads", "no threads"]), ("deep", "workers"), ("both with plain", "workers")],
+    [
+        *itertools.product(DATASETS, ["threads", "no threads"]),
+        ("deep", "workers"),
+        ("both with plain", "workers"),
+    ],
 )
 def test_the_state_resumes(ds, name, way):
     dataset = DATASETS[name](ds)
@@ -155,7 +174,9 @@ def test_the_state_resumes(ds, name, way):
 def test_ranks_share(ds, name):
     dataset = DATASETS[name](ds)
     whole = [number for batch in ids(make_dataloader(dataset, 1)) for number in batch]
-    parts = [make_dataloader(dataset, 5, rank=rank, world_size=2, drop_last=False) for rank in (0, 1)]
+    parts = [
+        make_dataloader(dataset, 5, rank=rank, world_size=2, drop_last=False) for rank in (0, 1)
+    ]
     assert len(parts[0]) == len(parts[1])
     found = [[number for batch in ids(part) for number in batch] for part in parts]
     assert [number for pair in zip(*found, strict=True) for number in pair][: len(whole)] == whole
@@ -165,12 +186,16 @@ def test_ranks_share(ds, name):
 def test_threads_are_used_where_all_is_ours(ds, way):
     for name, dataset in DATASETS.items():
         loader = make_dataloader(dataset(ds), 4, **WAYS[way])
-        assert loader.num_threads == (0 if "plain" in name else WAYS[way].get("num_threads", loader.num_threads))
+        assert loader.num_threads == (
+            0 if "plain" in name else WAYS[way].get("num_threads", loader.num_threads)
+        )
     assert make_dataloader(ds, 4).dataset is ds
 
 
 def test_columns_stay_where_one_leaf_serves_the_batch(ds):
-    nested = NestedDataset(Subset(ConcatDataset([Subset(ds, range(20)), Subset(ds, range(20, 40))]), range(40)))
+    nested = NestedDataset(
+        Subset(ConcatDataset([Subset(ds, range(20)), Subset(ds, range(20, 40))]), range(40))
+    )
     found = nested.__getitems__([1, 30, 2])
     assert isinstance(found, ColumnBatch)
     assert found.is_columns
@@ -203,7 +228,9 @@ def test_label_and_transform_come_after_the_datasets_own(files, way):
     loader = make_dataloader(own, 2, label_key="id", transform=double, shuffle=False, **WAYS[way])
     (features, label), *_ = list(loader)
     assert (list(features), label.tolist()) == (["label", "ids"], expected)
-    (features, label), *_ = list(make_dataloader(plain[:2], 2, label_key="label", shuffle=False, **WAYS[way]))
+    (features, label), *_ = list(
+        make_dataloader(plain[:2], 2, label_key="label", shuffle=False, **WAYS[way])
+    )
     assert (list(features), features["ids"].layout) == (["id", "ids"], torch.jagged)
 
 
@@ -279,7 +306,9 @@ def test_misspelt_keywords_before_anything_is_opened(tmp_path):
 def test_read_ahead_loader(ds, name):
     dataset = DATASETS[name](ds)
     loader = ReadAheadLoader(dataset, num_threads=2, batch_size=4)
-    assert [number for batch in ids(loader) for number in batch] == [int(dataset[i]["id"]) for i in range(len(dataset))]
+    assert [number for batch in ids(loader) for number in batch] == [
+        int(dataset[i]["id"]) for i in range(len(dataset))
+    ]
 
 
 def test_read_ahead_loader_says_what_it_cannot_read(ds):
@@ -334,7 +363,9 @@ def _all(dataset):
 @pytest.mark.parametrize("name", ["mixture", "plain", "both with plain"])
 def test_blocks_of_what_has_none(ds, name):
     dataset = DATASETS[name](ds)
-    with pytest.raises(ValueError, match=f"expected a TFRecordDataset, got {type(dataset).__name__}"):
+    with pytest.raises(
+        ValueError, match=f"expected a TFRecordDataset, got {type(dataset).__name__}"
+    ):
         make_dataloader(dataset, 4, shuffle="blocks")
 
 
@@ -372,13 +403,16 @@ def test_rlds_and_tfds(episodes, way):
     part = Subset(steps, [7, 0, 3, 3])
     batches = list(make_dataloader(part, 3, shuffle=False, **WAYS[way]))
     assert [batch["_frame_index"].tolist() for batch in batches] == [
-        [steps[position]["_frame_index"] for position in positions] for positions in ((7, 0, 3), (3,))
+        [steps[position]["_frame_index"] for position in positions]
+        for positions in ((7, 0, 3), (3,))
     ]
     found = steps[[7, 0]]
     assert found["action"].shape[0] == 2
     assert found["action"].equal(torch.stack([steps[7]["action"], steps[0]["action"]]))
     records = tfds.load(episodes, "train", index="memory")
-    loader = make_dataloader(Subset(records, [2, 0]), 2, shuffle=False, collate_fn=list, **WAYS[way])
+    loader = make_dataloader(
+        Subset(records, [2, 0]), 2, shuffle=False, collate_fn=list, **WAYS[way]
+    )
     found = [[len(sample["steps"]["action"]) for sample in batch] for batch in loader]
     assert found == [[len(records[position]["steps"]["action"]) for position in (2, 0)]]
 
@@ -396,7 +430,9 @@ def test_a_list_of_positions_is_a_batch(ds, numbers, kind):
 
 
 def test_wrong_batches_of_positions(ds):
-    with pytest.raises(TypeError, match=r"positions must be integers, got booleans: mask\.nonzero\(\)"):
+    with pytest.raises(
+        TypeError, match=r"positions must be integers, got booleans: mask\.nonzero\(\)"
+    ):
         ds[np.ones(N, bool)]
     with pytest.raises(TypeError, match="positions must be integers, got booleans"):
         ds[[True, False]]

@@ -10,7 +10,9 @@ from torch_tfrecord import make_dataloader
 from torch_tfrecord.loading import record_loader
 
 
-@pytest.mark.parametrize("error", [ConnectionResetError(104, "Connection reset by peer"), EOFError()])
+@pytest.mark.parametrize(
+    "error", [ConnectionResetError(104, "Connection reset by peer"), EOFError()]
+)
 def test_the_worker_is_named(tmp_path, monkeypatch, error):
     (tmp_path / "a.tfrecord").write_bytes(framed(*[b"abc"] * 20))
     loader = make_dataloader(tmp_path / "a.tfrecord", 2, num_workers=1, index="memory")
@@ -18,7 +20,8 @@ def test_the_worker_is_named(tmp_path, monkeypatch, error):
     next(batches)
     worker = batches._workers[0]
 
-    def lose(self):  # as torch does where the connection ends before it has seen that the worker has
+    # as torch does where the connection ends before it has seen that the worker has
+    def lose(self):
         os.kill(worker.pid, signal.SIGKILL)
         raise error
 

@@ -104,7 +104,9 @@ def test_bytes_without_features(files):
 
 def test_each_pass_is_the_next_epoch(files):
     loader = make_dataloader(files, 5, FEATURES, seed=7)
-    assert [ids(loader) for _ in range(3)] == [permutation(NUM_RECORDS, 7, epoch) for epoch in range(3)]
+    assert [ids(loader) for _ in range(3)] == [
+        permutation(NUM_RECORDS, 7, epoch) for epoch in range(3)
+    ]
 
 
 def test_a_pass_that_is_left_early_counts_once(files):
@@ -126,14 +128,27 @@ def test_two_iterators_at_once(files):
 def test_order_does_not_depend_on_workers(files, num_workers, persistent_workers):
     plain = make_dataloader(files, 4, FEATURES, num_epochs=2)
     loader = make_dataloader(
-        files, 4, FEATURES, num_epochs=2, num_workers=num_workers, persistent_workers=persistent_workers
+        files,
+        4,
+        FEATURES,
+        num_epochs=2,
+        num_workers=num_workers,
+        persistent_workers=persistent_workers,
     )
     for _ in range(2):
         assert batches(loader) == batches(plain)
 
 
 def test_seeds_give_different_orders(files):
-    assert len({tuple(ids(make_dataloader(files, 5, FEATURES, seed=seed))) for seed in (0, 1, -1, 2**64)}) == 4
+    assert (
+        len(
+            {
+                tuple(ids(make_dataloader(files, 5, FEATURES, seed=seed)))
+                for seed in (0, 1, -1, 2**64)
+            }
+        )
+        == 4
+    )
 
 
 @pytest.mark.parametrize("drop_last", [False, True])
@@ -154,14 +169,19 @@ def test_length_and_equal_ranks(files, drop_last, num_epochs, world_size, batch_
 
 @pytest.mark.parametrize("drop_last", [False, True])
 def test_ranks_share_each_epoch(files, drop_last):
-    loaders = [make_dataloader(files, 5, FEATURES, rank=rank, world_size=2, drop_last=drop_last) for rank in (0, 1)]
+    loaders = [
+        make_dataloader(files, 5, FEATURES, rank=rank, world_size=2, drop_last=drop_last)
+        for rank in (0, 1)
+    ]
     for epoch in range(2):
         order = permutation(NUM_RECORDS, 0, epoch)
         found = [ids(loader) for loader in loaders]
         if drop_last:
-            assert found == [order[0:20:2], order[1:20:2]]  # 11 each, of which the short batch is left out
+            # 11 each, of which the short batch is left out
+            assert found == [order[0:20:2], order[1:20:2]]
         else:
-            assert found == [order[0::2], [*order[1::2], order[0]]]  # the first one twice, to make them equal
+            # the first one twice, to make them equal
+            assert found == [order[0::2], [*order[1::2], order[0]]]
 
 
 def test_rank_from_the_environment(files, monkeypatch):
@@ -198,19 +218,25 @@ def test_no_batches_end_at_once(files, tmp_path):
 
 
 def test_label(files):
-    features, label = next(iter(make_dataloader(files, 4, FEATURES, label_key="label", shuffle=False)))
+    features, label = next(
+        iter(make_dataloader(files, 4, FEATURES, label_key="label", shuffle=False))
+    )
     assert list(features) == ["id", "ids"]
     assert label.tolist() == [0, 1, 2, 0]
 
 
 def test_label_after_the_transform(files):
-    loader = make_dataloader(files, 4, FEATURES, label_key="id", transform=double, shuffle=False, num_workers=1)
+    loader = make_dataloader(
+        files, 4, FEATURES, label_key="id", transform=double, shuffle=False, num_workers=1
+    )
     features, label = next(iter(loader))
     assert (list(features), label.tolist()) == (["label", "ids"], [0, 2, 4, 6])
 
 
 def test_transform_without_label(files):
-    assert next(iter(make_dataloader(files, 4, FEATURES, transform=double, shuffle=False)))["id"].tolist() == [
+    assert next(iter(make_dataloader(files, 4, FEATURES, transform=double, shuffle=False)))[
+        "id"
+    ].tolist() == [
         0,
         2,
         4,
@@ -220,20 +246,31 @@ def test_transform_without_label(files):
 
 @pytest.mark.parametrize("features", [FEATURES, None])
 def test_label_key_that_is_no_feature(files, features):
-    with pytest.raises(ValueError, match=r"The `label_key` provided \(q\) must be one of the `features` keys"):
+    with pytest.raises(
+        ValueError, match=r"The `label_key` provided \(q\) must be one of the `features` keys"
+    ):
         make_dataloader(files, 4, features, label_key="q")
 
 
 def test_transform_that_loses_the_label(files):
     loader = make_dataloader(files, 4, FEATURES, label_key="label", transform=without_label)
-    with pytest.raises(ValueError, match="or the transform must return a mapping with the key label_key='label'"):
+    with pytest.raises(
+        ValueError, match="or the transform must return a mapping with the key label_key='label'"
+    ):
         next(iter(loader))
 
 
 def test_keywords_for_the_dataloader(files):
     pad = PaddedCollate(({"ids": [4]}, None), ({"ids": -1}, None))
     loader = make_dataloader(
-        files, 4, FEATURES, label_key="label", shuffle=False, collate_fn=pad, num_workers=2, prefetch_factor=3
+        files,
+        4,
+        FEATURES,
+        label_key="label",
+        shuffle=False,
+        collate_fn=pad,
+        num_workers=2,
+        prefetch_factor=3,
     )
     assert (loader.collate_fn, loader.prefetch_factor, loader.num_workers) == (pad, 3, 2)
     features, _ = next(iter(loader))
@@ -252,7 +289,11 @@ def test_conflicting_keywords(files, name):
         ({"batch_size": 0}, ValueError, "Batch size must be greater than zero, got 0"),
         ({"batch_size": 2.5}, TypeError, "float"),
         ({"shuffle": "yes"}, TypeError, "shuffle must be True, False or \"blocks\", got 'yes'"),
-        ({"num_epochs": -2}, ValueError, "num_epochs must be at least 0, or None or -1 for endlessly many, got -2"),
+        (
+            {"num_epochs": -2},
+            ValueError,
+            "num_epochs must be at least 0, or None or -1 for endlessly many, got -2",
+        ),
         ({"num_epochs": math.inf}, TypeError, "float"),
         ({"seed": "a"}, TypeError, "str"),
         ({"rank": 1}, ValueError, "rank and world_size must be given together"),
@@ -279,7 +320,9 @@ def random_number(sample):
 
 def test_seed_decides_the_workers_random_states(files):
     def draw(**arguments):
-        loader = make_dataloader(files, 4, FEATURES, transform=random_number, num_workers=2, **arguments)
+        loader = make_dataloader(
+            files, 4, FEATURES, transform=random_number, num_workers=2, **arguments
+        )
         return torch.cat([batch["random"] for _ in range(2) for batch in loader]).tolist()
 
     first = draw(seed=3)

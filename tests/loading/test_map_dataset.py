@@ -35,8 +35,8 @@ from torch_tfrecord import (
     encode_example,
     encode_image,
 )
+from torch_tfrecord.files import descriptors
 from torch_tfrecord.order import block_shuffle
-from torch_tfrecord.records import descriptors
 from torch_tfrecord.records.sidecar import sidecar_path
 
 SUFFIX = ".index.safetensors"
@@ -63,7 +63,9 @@ def open_files(folder):
     """The files of a folder that this process has open, by their names."""
     links = [os.path.join("/proc/self/fd", name) for name in os.listdir("/proc/self/fd")]
     targets = [os.readlink(link) for link in links if os.path.lexists(link)]
-    return sorted(os.path.relpath(target, folder) for target in targets if target.startswith(f"{folder}/"))
+    return sorted(
+        os.path.relpath(target, folder) for target in targets if target.startswith(f"{folder}/")
+    )
 
 
 @pytest.fixture
@@ -86,7 +88,9 @@ def test_reads_what_was_written_in_the_order_of_the_files(ds, folder):
     assert ds.files == [str(folder / f"part-{number}.tfrecord") for number in range(4)]
 
 
-@pytest.mark.parametrize("make", [int, np.int64, np.uint8, np.int32, torch.tensor], ids=lambda make: make.__name__)
+@pytest.mark.parametrize(
+    "make", [int, np.int64, np.uint8, np.int32, torch.tensor], ids=lambda make: make.__name__
+)
 def test_every_kind_of_integer(ds, make):
     for number in (0, 6, 7, 18, 19, 22):
         assert ds[make(number)] == ds.raw(make(number)) == PAYLOADS[number]
@@ -107,7 +111,9 @@ def test_out_of_range(ds, method, position):
         getattr(ds, method)(position)
 
 
-@pytest.mark.parametrize("position", [1.0, "1", None, (1,), ["1"], [1.0], torch.eye(2), np.float32(1)], ids=repr)
+@pytest.mark.parametrize(
+    "position", [1.0, "1", None, (1,), ["1"], [1.0], torch.eye(2), np.float32(1)], ids=repr
+)
 def test_other_types_are_no_positions(ds, position):
     with pytest.raises(TypeError):
         ds[position]
@@ -151,7 +157,9 @@ def test_slices_with_impossible_parts(ds):
 def test_position_out_of_range_of_a_slice(ds):
     part = ds[3:9]
     for position in (6, -7):
-        with pytest.raises(IndexError, match=f"^position {position} is out of range for 6 records$"):
+        with pytest.raises(
+            IndexError, match=f"^position {position} is out of range for 6 records$"
+        ):
             part[position]
     with pytest.raises(IndexError, match=r"^position 0 is out of range for 0 records$"):
         ds[9:3][0]
@@ -163,7 +171,8 @@ def test_slices_share_index_and_handles(folder):
     part = ds[5:][::2]
     assert open_files(folder) == []
     list(ds)
-    opened = [f"part-{number}.tfrecord" for number in (0, 2, 3)]  # the file without records is never opened
+    # the file without records is never opened
+    opened = [f"part-{number}.tfrecord" for number in (0, 2, 3)]
     assert open_files(folder) == opened
     list(part)
     assert open_files(folder) == opened
@@ -187,8 +196,12 @@ def test_locate_is_what_the_index_says(ds):
 
 def test_getitems_is_getitem_for_each(folder):
     features = {"number": FixedLenFeature((), torch.int64), "name": Text()}
-    path = write(folder / "examples", [encode_example({"number": n, "name": f"n{n}"}) for n in range(9)])
-    ds = TFRecordDataset(path, features, transform=lambda sample: (sample["number"] * 2, sample["name"]))
+    path = write(
+        folder / "examples", [encode_example({"number": n, "name": f"n{n}"}) for n in range(9)]
+    )
+    ds = TFRecordDataset(
+        path, features, transform=lambda sample: (sample["number"] * 2, sample["name"])
+    )
     for positions in ([], [3], [8, 0, -1, 3, 3], range(9), np.array([4, 2])):
         assert ds.__getitems__(positions) == [ds[position] for position in positions]
     assert ds.__getitems__([8, 0])[0] == (torch.tensor(16), "n8")
@@ -204,7 +217,9 @@ def test_only_empty_files(tmp_path):
 
 def test_repr_names_count_and_files(ds, folder):
     assert repr(ds) == f"TFRecordDataset(23 records in 4 files, '{folder}/part-0.tfrecord', ...)"
-    assert repr(ds[2:4]) == f"TFRecordDataset(2 records in 4 files, '{folder}/part-0.tfrecord', ...)"
+    assert (
+        repr(ds[2:4]) == f"TFRecordDataset(2 records in 4 files, '{folder}/part-0.tfrecord', ...)"
+    )
 
 
 @pytest.mark.parametrize("wrap", [str, Path, lambda path: [path], lambda path: (str(path),)])
@@ -217,7 +232,12 @@ def test_paths_of_every_kind(folder, wrap):
 
 def test_features_and_transform(tmp_path):
     image = torch.arange(2 * 3 * 4, dtype=torch.uint8).reshape(3, 2, 4)
-    record = {"encoded": encode_image(image, "png"), "n": [7], "words": [b"a", b"\0b\0"], "few": torch.zeros(0)}
+    record = {
+        "encoded": encode_image(image, "png"),
+        "n": [7],
+        "words": [b"a", b"\0b\0"],
+        "few": torch.zeros(0),
+    }
     path = write(tmp_path / "a", [encode_example(record)])
     features = {
         "image": Image(key="encoded"),
@@ -281,7 +301,9 @@ def test_a_record_that_does_not_fit(tmp_path, error, payload, text):
 
 
 def damaged(folder, number, byte, payloads=PAYLOADS):
-    """A file with one flipped byte in a record, and an index that was built without looking at payloads."""
+    """A file with one flipped byte in a record, and an index that was built without looking at
+    payloads.
+    """
     path = write(folder / "damaged.tfrecord", payloads)
     offset = int(build_index(path).offsets[number])
     data = bytearray(Path(path).read_bytes())
@@ -317,7 +339,11 @@ def test_a_damaged_file_cannot_be_indexed(tmp_path):
 @pytest.mark.parametrize(
     ("options", "error", "text"),
     [
-        ({"index": "always"}, ValueError, "index must be 'auto', 'require' or 'memory', got 'always'"),
+        (
+            {"index": "always"},
+            ValueError,
+            "index must be 'auto', 'require' or 'memory', got 'always'",
+        ),
         ({"index": None}, ValueError, "index must be 'auto', 'require' or 'memory', got None"),
         ({"compression_type": "LZ4"}, ValueError, "'LZ4'"),
         ({"features": {}}, ValueError, "features"),
@@ -331,7 +357,9 @@ def test_wrong_arguments(folder, options, error, text):
 
 
 def test_options_are_keyword_only():
-    kinds = {name: item.kind.name for name, item in inspect.signature(TFRecordDataset).parameters.items()}
+    kinds = {
+        name: item.kind.name for name, item in inspect.signature(TFRecordDataset).parameters.items()
+    }
     options = [
         "transform",
         "compression_type",
@@ -368,7 +396,8 @@ def test_auto_builds_the_index_once_and_keeps_it(folder, monkeypatch):
     kept = [Path(sidecar_path(str(folder / f"part-{number}.tfrecord"))) for number in range(4)]
     assert sidecars(folder) == sorted(kept)
     times = [path.stat().st_mtime_ns for path in kept]
-    assert list(TFRecordDataset(folder / "part-*")) == PAYLOADS  # the glob leaves the index files out
+    # the glob leaves the index files out
+    assert list(TFRecordDataset(folder / "part-*")) == PAYLOADS
     assert list(TFRecordDataset(folder / "part-*", index="require")) == PAYLOADS
     assert [path.stat().st_mtime_ns for path in kept] == times
 
@@ -376,12 +405,20 @@ def test_auto_builds_the_index_once_and_keeps_it(folder, monkeypatch):
 def test_auto_builds_a_stale_index_again(folder):
     len(TFRecordDataset(folder / "part-*"))
     write(folder / "part-1.tfrecord", [b"new", b"newer"])
-    assert list(TFRecordDataset(folder / "part-*")) == [*PAYLOADS[:7], b"new", b"newer", *PAYLOADS[7:]]
+    assert list(TFRecordDataset(folder / "part-*")) == [
+        *PAYLOADS[:7],
+        b"new",
+        b"newer",
+        *PAYLOADS[7:],
+    ]
 
 
 def test_auto_does_not_believe_the_index_of_another_file(folder):
     # Same size, same time, other records.
-    first, second = write(folder / "first", [b"aaaa", b"b"]), write(folder / "second", [b"a", b"bbbb"])
+    first, second = (
+        write(folder / "first", [b"aaaa", b"b"]),
+        write(folder / "second", [b"a", b"bbbb"]),
+    )
     build_index(first).save(second + SUFFIX)
     status = os.stat(first)
     os.utime(second, ns=(status.st_atime_ns, status.st_mtime_ns))
@@ -440,9 +477,14 @@ def test_compressed_files_say_once_that_random_access_is_slow(tmp_path, monkeypa
         assert len(ds) == 23  # nothing is said before something is read
         with pytest.warns(UserWarning, match="decompresses from its beginning") as caught:
             assert len(list(ds[:2])) == 2
-            assert [ds[position] for position in order] == [PAYLOADS[position] for position in order]
-            assert [ds[position] for position in order] == [PAYLOADS[position] for position in order]
-        assert [warning.filename for warning in caught] == [__file__]  # once, and it points to whoever reads
+            assert [ds[position] for position in order] == [
+                PAYLOADS[position] for position in order
+            ]
+            assert [ds[position] for position in order] == [
+                PAYLOADS[position] for position in order
+            ]
+        # once, and it points to whoever reads
+        assert [warning.filename for warning in caught] == [__file__]
 
 
 def test_locate_in_compressed_files_is_in_the_decompressed_stream(tmp_path):
@@ -487,7 +529,11 @@ def test_pickles_without_open_files_and_without_the_reader(folder):
 
 def test_pickles_features_and_transform(tmp_path):
     path = write(tmp_path / "a", [example(5)])
-    ds = pickle.loads(pickle.dumps(TFRecordDataset(path, FEATURES, transform=v2.ToDtype(torch.float32, scale=True))))
+    ds = pickle.loads(
+        pickle.dumps(
+            TFRecordDataset(path, FEATURES, transform=v2.ToDtype(torch.float32, scale=True))
+        )
+    )
     assert int(ds[0]["n"]) == 5
     assert ds[0]["image"].dtype == torch.float32
 
@@ -518,7 +564,8 @@ def test_opens_no_more_files_than_allowed(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("suffix", ["", ".gz"])
 def test_from_16_threads(tmp_path, monkeypatch, suffix):
-    monkeypatch.setattr(descriptors, "_most_open", lambda: 4)  # files are closed and opened all the time
+    # files are closed and opened all the time
+    monkeypatch.setattr(descriptors, "_most_open", lambda: 4)
     payloads = [b"%d:" % number + os.urandom(number % 300) for number in range(400)]
     write_split(tmp_path, payloads, split=(40,) * 10, suffix=suffix)
     ds = TFRecordDataset(tmp_path / "part-*")
@@ -553,7 +600,12 @@ def test_after_a_fork_with_open_files(tmp_path):
                 os._exit(0 if right else 1)
         children.append(child)
     assert list(ds) == payloads  # at the same time
-    assert [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children] == [0, 0, 0, 0]
+    assert [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children] == [
+        0,
+        0,
+        0,
+        0,
+    ]
 
 
 # Torch's own tools
@@ -566,9 +618,13 @@ def test_random_split_subset_and_concat(ds, folder):
     fractions = random_split(ds, [0.5, 0.5], generator=torch.Generator().manual_seed(0))
     assert sorted(payload for part in fractions for payload in part) == sorted(PAYLOADS)
     subset = Subset(ds, [22, 0, 7])
-    assert list(subset) == subset.__getitems__([0, 1, 2]) == [PAYLOADS[22], PAYLOADS[0], PAYLOADS[7]]
+    assert (
+        list(subset) == subset.__getitems__([0, 1, 2]) == [PAYLOADS[22], PAYLOADS[0], PAYLOADS[7]]
+    )
     both = ConcatDataset([ds, TFRecordDataset(folder / "part-2.tfrecord"), ds[:2]])
-    assert [both[position] for position in range(len(both))] == PAYLOADS + PAYLOADS[7:19] + PAYLOADS[:2]
+    assert [both[position] for position in range(len(both))] == PAYLOADS + PAYLOADS[
+        7:19
+    ] + PAYLOADS[:2]
     assert both[-1] == PAYLOADS[1]
 
 
@@ -604,7 +660,12 @@ def outcomes(ds):
 
 @pytest.mark.parametrize(
     "others",
-    [PAYLOADS[::-1], PAYLOADS[:5], [], [payload.upper().replace(b":", b";") for payload in PAYLOADS]],
+    [
+        PAYLOADS[::-1],
+        PAYLOADS[:5],
+        [],
+        [payload.upper().replace(b":", b";") for payload in PAYLOADS],
+    ],
     ids=["other order", "fewer", "none", "same lengths"],
 )
 def test_file_replaced(tmp_path, others):
@@ -618,7 +679,8 @@ def test_file_replaced(tmp_path, others):
     assert outcomes(not_opened) == [IndexMismatchError] * 23
     with pytest.raises(IndexMismatchError, match="the index is not of this file as it is now"):
         not_opened[0]
-    assert outcomes(pickle.loads(pickle.dumps(opened))) == [IndexMismatchError] * 23  # so would a worker
+    # so would a worker
+    assert outcomes(pickle.loads(pickle.dumps(opened))) == [IndexMismatchError] * 23
 
 
 @pytest.mark.parametrize("kept", [0, 1, 11, 12, 100, 250])
@@ -630,11 +692,15 @@ def test_file_cut_while_open(tmp_path, kept):
     os.truncate(path, kept)
     ends = index.offsets + index.lengths + 16
     expected = [
-        payload if end <= kept else CorruptRecordError for payload, end in zip(PAYLOADS, ends.tolist(), strict=True)
+        payload if end <= kept else CorruptRecordError
+        for payload, end in zip(PAYLOADS, ends.tolist(), strict=True)
     ]
     assert outcomes(opened) == expected
     assert outcomes(not_opened) == [IndexMismatchError] * 23
-    with pytest.raises(CorruptRecordError, match=rf"^{path}: record 22 at byte {index.offsets[22]}: truncated record"):
+    with pytest.raises(
+        CorruptRecordError,
+        match=rf"^{path}: record 22 at byte {index.offsets[22]}: truncated record",
+    ):
         opened[22]
 
 
@@ -673,5 +739,15 @@ def test_features_and_public_names(folder):
     assert TFRecordDataset(folder / "part-*").features is None
     public = {name for name in dir(TFRecordDataset(folder / "part-*")) if not name.startswith("_")}
     assert public == {"features", "files", "locate", "raw", "report", "set_epoch"}
-    public = {name for name in dir(TFRecordIterableDataset(folder / "part-*")) if not name.startswith("_")}
-    assert public == {"features", "files", "iter_epoch", "load_state_dict", "report", "set_epoch", "state_dict"}
+    public = {
+        name for name in dir(TFRecordIterableDataset(folder / "part-*")) if not name.startswith("_")
+    }
+    assert public == {
+        "features",
+        "files",
+        "iter_epoch",
+        "load_state_dict",
+        "report",
+        "set_epoch",
+        "state_dict",
+    }

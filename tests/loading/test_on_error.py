@@ -1,4 +1,5 @@
-"""Bad data with ``on_error="skip"``: left out in every way in, each record counted once; else an error that names it.
+"""Bad data with ``on_error="skip"``: left out in every way in, each record counted once; else an
+error that names it.
 
 Covers error_log.
 """
@@ -32,7 +33,13 @@ from torch_tfrecord import (
 )
 
 FEATURES = {"i": Image(), "n": FixedLenFeature((), torch.int64)}
-BAD = {3: "ImageDecodeError", 7: "ImageDecodeError", 11: "ParseError", 13: "ParseError", 16: "CorruptRecordError"}
+BAD = {
+    3: "ImageDecodeError",
+    7: "ImageDecodeError",
+    11: "ParseError",
+    13: "ParseError",
+    16: "CorruptRecordError",
+}
 GOOD = [number for number in range(20) if number not in BAD]
 EVEN = [number for number in GOOD if number % 2 == 0]
 COUNTS = {"ImageDecodeError": 2, "ParseError": 2, "CorruptRecordError": 1}
@@ -44,14 +51,20 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory):
-    """20 pictures: two cut, one without its number, one record that is no Example, one with a flipped bit."""
+    """20 pictures: two cut, one without its number, one record that is no Example, one with a
+    flipped bit.
+    """
     path = tmp_path_factory.mktemp("skip") / "a.tfrecord"
     with TFRecordWriter(path) as writer:
         for number in range(20):
             picture = encode_image(torch.full((3, 8, 8), number, dtype=torch.uint8), "png")
             picture = picture[:-9] if BAD.get(number) == "ImageDecodeError" else picture
             writer.write(
-                b"no Example" if number == 13 else {"i": picture} if number == 11 else {"i": picture, "n": number}
+                b"no Example"
+                if number == 13
+                else {"i": picture}
+                if number == 11
+                else {"i": picture, "n": number}
             )
     data = bytearray(path.read_bytes())
     data[build_index(path).offsets[16] + 20] ^= 1
@@ -70,7 +83,8 @@ def whole(sample):
 def numbers(batches):
     found = []
     for batch in batches:
-        assert torch.equal(batch["i"].float().mean((1, 2, 3)), batch["n"].float())  # features of the same record
+        # features of the same record
+        assert torch.equal(batch["i"].float().mean((1, 2, 3)), batch["n"].float())
         found += batch["n"].tolist()
     return sorted(found)
 
@@ -78,12 +92,16 @@ def numbers(batches):
 WAYS = {
     "plain": lambda ds: DataLoader(ds, 5, collate_fn=collate),
     "torch's collate": lambda ds: DataLoader(ds, 5),
-    "workers": lambda ds: DataLoader(ds, 5, collate_fn=collate, num_workers=2, multiprocessing_context="fork"),
+    "workers": lambda ds: DataLoader(
+        ds, 5, collate_fn=collate, num_workers=2, multiprocessing_context="fork"
+    ),
     "subset": lambda ds: DataLoader(Subset(ds, range(20)), 5, collate_fn=collate),
     "make_dataloader": lambda ds: make_dataloader(ds, 5),
     "one in a batch": lambda ds: make_dataloader(ds, 1),
     "no threads": lambda ds: make_dataloader(ds, 2, num_threads=0),
-    "with workers": lambda ds: make_dataloader(ds, 2, num_workers=2, multiprocessing_context="fork"),
+    "with workers": lambda ds: make_dataloader(
+        ds, 2, num_workers=2, multiprocessing_context="fork"
+    ),
     "nested": lambda ds: make_dataloader(ConcatDataset([ds[:10], Subset(ds, range(10, 20))]), 4),
 }
 
@@ -95,10 +113,16 @@ def test_a_run_over_bad_records(path, way, transform, good):
     loader = WAYS[way](ds)
     for _ in range(2):  # the second epoch counts nothing again
         assert numbers(loader) == good
-        odd = {"None": 10 - len([number for number in BAD if number % 2])} if transform is even else {}
+        odd = (
+            {"None": 10 - len([number for number in BAD if number % 2])}
+            if transform is even
+            else {}
+        )
         assert ds.report.counts == {**COUNTS, **odd}
     assert ds.report.num_errors == len(ds.report.errors) == 20 - len(good)
-    named = [int(re.search(r"a\.tfrecord: record (\d+) at byte", text)[1]) for text in ds.report.errors]
+    named = [
+        int(re.search(r"a\.tfrecord: record (\d+) at byte", text)[1]) for text in ds.report.errors
+    ]
     assert sorted(named) == [number for number in range(20) if number not in good]
 
 
@@ -106,7 +130,10 @@ def test_a_run_over_bad_records(path, way, transform, good):
 @pytest.mark.parametrize("start", ["spawn", "forkserver"])
 def test_other_ways_to_start_workers(path, start):
     ds = TFRecordDataset(path, FEATURES, index="memory", on_error="skip")
-    assert numbers(DataLoader(ds, 5, collate_fn=collate, num_workers=2, multiprocessing_context=start)) == GOOD
+    assert (
+        numbers(DataLoader(ds, 5, collate_fn=collate, num_workers=2, multiprocessing_context=start))
+        == GOOD
+    )
     assert ds.report.counts == COUNTS
 
 
@@ -116,7 +143,12 @@ def test_other_ways_to_start_workers(path, start):
 def test_streams(path, num_workers, buffer, transform, good):
     for size in (None, 4):
         ds = TFRecordIterableDataset(
-            path, FEATURES, transform=transform, batch_size=size, shuffle_buffer_size=buffer, on_error="skip"
+            path,
+            FEATURES,
+            transform=transform,
+            batch_size=size,
+            shuffle_buffer_size=buffer,
+            on_error="skip",
         )
         options = {"batch_size": None} if size else {"batch_size": 4, "collate_fn": collate}
         assert numbers(DataLoader(ds, num_workers=num_workers, **options)) == good
@@ -159,12 +191,21 @@ def test_pictures_that_are_cropped_before_they_are_decoded(path):
     ds = TFRecordDataset(path, FEATURES, transform=transform, index="memory", on_error="skip")
     assert numbers(DataLoader(ds, 5, collate_fn=collate)) == GOOD
     assert numbers(make_dataloader(ds, 4)) == GOOD
-    assert numbers(TFRecordIterableDataset(path, FEATURES, transform=transform, batch_size=3, on_error="skip")) == GOOD
+    assert (
+        numbers(
+            TFRecordIterableDataset(
+                path, FEATURES, transform=transform, batch_size=3, on_error="skip"
+            )
+        )
+        == GOOD
+    )
 
 
 def test_one_warning_names_the_first_ten(path):
     with pytest.warns(UserWarning) as told:
-        for _ in make_dataloader(path, 4, FEATURES, index="memory", transform=even, on_error="skip", shuffle=False):
+        for _ in make_dataloader(
+            path, 4, FEATURES, index="memory", transform=even, on_error="skip", shuffle=False
+        ):
             pass
     (text,) = [str(one.message) for one in told if "on_error" in str(one.message)]
     assert text.startswith("on_error='skip': skipped 11 (")
@@ -187,10 +228,14 @@ def test_max_errors(path):
             if fits:
                 assert numbers(loader) == GOOD
                 continue
-            with pytest.raises(TFRecordError, match=r"more than max_errors=4 records failed: 5, the last: .*record"):
+            with pytest.raises(
+                TFRecordError, match=r"more than max_errors=4 records failed: 5, the last: .*record"
+            ):
                 numbers(loader)
     with pytest.raises(TFRecordError, match="more than max_errors=1 records failed: 2"):
-        numbers(TFRecordIterableDataset(path, FEATURES, batch_size=4, on_error="skip", max_errors=1))
+        numbers(
+            TFRecordIterableDataset(path, FEATURES, batch_size=4, on_error="skip", max_errors=1)
+        )
     with pytest.raises(ValueError, match="max_errors needs on_error='skip', got 3"):
         TFRecordDataset(path, FEATURES, max_errors=3)
     with pytest.raises(ValueError, match="on_error must be 'raise' or 'skip', got 'ignore'"):
@@ -203,7 +248,9 @@ def test_alone_a_record_always_raises(path):
         ds[3]
     with pytest.raises(CorruptRecordError, match="at byte"):
         ds[16]
-    with pytest.raises(TypeError, match=r"record 1 at byte .*: the transform even returned None: expected a sample"):
+    with pytest.raises(
+        TypeError, match=r"record 1 at byte .*: the transform even returned None: expected a sample"
+    ):
         ds[1]
     assert ds.report.num_errors == 0
 
@@ -211,13 +258,20 @@ def test_alone_a_record_always_raises(path):
 def test_a_batch_of_which_nothing_is_left(path, monkeypatch):
     ds = TFRecordDataset(path, FEATURES, transform=even, index="memory", on_error="skip")
     with pytest.raises(
-        TFRecordError, match="all 1 records of a batch were left out, and a DataLoader has no empty batch"
+        TFRecordError,
+        match="all 1 records of a batch were left out, and a DataLoader has no empty batch",
     ):
         numbers(DataLoader(ds, 1, collate_fn=collate))
     loader = make_dataloader(ds, 1, rank=0, world_size=2, shuffle=False)
-    with pytest.raises(TFRecordError, match="all ranks need the same number of batches: expected a larger batch_size"):
+    with pytest.raises(
+        TFRecordError,
+        match="all ranks need the same number of batches: expected a larger batch_size",
+    ):
         numbers(loader)
-    both = [[batch["n"].tolist() for batch in make_dataloader(ds, 7, rank=rank, world_size=2)] for rank in range(2)]
+    both = [
+        [batch["n"].tolist() for batch in make_dataloader(ds, 7, rank=rank, world_size=2)]
+        for rank in range(2)
+    ]
     assert len(both[0]) == len(both[1]) == 2
     assert sorted(number for rank in both for batch in rank for number in batch) == EVEN
 
@@ -229,13 +283,18 @@ def test_a_transform_that_returns_none_is_an_error(tmp_path, way):
             writer.write({"n": number})
     ds = TFRecordDataset(tmp_path / "a", {"n": FEATURES["n"]}, transform=even)
     with pytest.raises(
-        TypeError, match=r"a: record \d+ at byte \d+: the transform even returned None: expected a sample"
+        TypeError,
+        match=r"a: record \d+ at byte \d+: the transform even returned None: expected a sample",
     ):
         list(WAYS[way](ds))
     with pytest.raises(TypeError, match="record 1 at byte 30: the transform even returned None"):
         list(TFRecordIterableDataset(tmp_path / "a", {"n": FEATURES["n"]}, transform=even))
     with pytest.raises(TypeError, match="the transform even returned None"):
-        list(make_dataloader(TFRecordDataset(tmp_path / "a", {"n": FEATURES["n"]}), 4, transform=even))
+        list(
+            make_dataloader(
+                TFRecordDataset(tmp_path / "a", {"n": FEATURES["n"]}), 4, transform=even
+            )
+        )
 
 
 def test_errors_of_the_users_code_are_not_left_out(path):

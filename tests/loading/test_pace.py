@@ -1,4 +1,6 @@
-"""How many batches and threads a loader learns to read ahead with; from times that the tests give."""
+"""How many batches and threads a loader learns to read ahead with; from times that the tests
+give.
+"""
 
 import pytest
 
@@ -14,11 +16,15 @@ class Training:
         self.num_tasks = 0
 
     def load(self, seconds_of, cpu_seconds, num_tasks):
-        """Tasks whose batches take as long as the number of threads says; the number of threads afterwards."""
+        """Tasks whose batches take as long as the number of threads says; the number of threads
+        afterwards.
+        """
         for _ in range(num_tasks):
             count, each = self.pace.num_batches, seconds_of[self.pace.num_threads]
             self.num_tasks += 1
-            self.now += count * max(each / self.pace.num_threads, self.step_seconds) + 5 * (self.num_tasks % 25 == 0)
+            self.now += count * max(each / self.pace.num_threads, self.step_seconds) + 5 * (
+                self.num_tasks % 25 == 0
+            )
             self.pace.learn(count, count * each, count * cpu_seconds, self.now)
         return self.pace.num_threads
 

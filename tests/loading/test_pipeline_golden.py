@@ -1,4 +1,6 @@
-"""What tf.data 2.21 returned for the same files and elements: the same here, or different on a stated purpose."""
+"""What tf.data 2.21 returned for the same files and elements: the same here, or different on a
+stated purpose.
+"""
 
 import base64
 import itertools
@@ -46,7 +48,10 @@ def cases(group):
     entries = GOLDEN[group]
     if isinstance(entries, dict):
         entries = entries.get("cases", [entries])
-    return [pytest.param(case, f"{group}/{number}", id=str(number)) for number, case in enumerate(entries)]
+    return [
+        pytest.param(case, f"{group}/{number}", id=str(number))
+        for number, case in enumerate(entries)
+    ]
 
 
 def golden_value(array):
@@ -181,7 +186,9 @@ def test_batch(case, name, tmp_path):
 @pytest.mark.parametrize(("case", "name"), cases("ragged_batch"))
 def test_ragged_batch(case, name):
     records = [encode_example({"x": np.array(element, np.int64)}) for element in case["elements"]]
-    elements = [parse_single_example(record, {"x": VarLenFeature(torch.int64)}) for record in records]
+    elements = [
+        parse_single_example(record, {"x": VarLenFeature(torch.int64)}) for record in records
+    ]
     parts = chunks(elements, case["batch_size"], case["drop_remainder"])
     assert len(parts) == len(case["batches"])
     for part, expected in zip(parts, case["batches"], strict=True):
@@ -196,9 +203,15 @@ def test_batch_of_unequal_shapes():
     tensors = [torch.arange(length) for length in case["lengths"]]
     batch = collate(tensors)
     assert [row.tolist() for row in batch.unbind()] == [tensor.tolist() for tensor in tensors]
-    different("batch_of_unequal_shapes/0", "1-D tensors of unequal length are a jagged batch, as VarLenFeature's are")
+    different(
+        "batch_of_unequal_shapes/0",
+        "1-D tensors of unequal length are a jagged batch, as VarLenFeature's are",
+    )
     # What cannot be jagged is an error with TensorFlow's phrase.
-    with pytest.raises(ValueError, match=r"cannot batch tensors with different shapes: \[2, 1\] in sample 0, \[3, 1\]"):
+    with pytest.raises(
+        ValueError,
+        match=r"cannot batch tensors with different shapes: \[2, 1\] in sample 0, \[3, 1\]",
+    ):
         collate([tensor[:, None] for tensor in tensors])
 
 
@@ -211,11 +224,18 @@ def test_padded_batch(case, name, tmp_path):
         return
     value = case["padding_value"]
     pad = PaddedCollate(case["padded_shape"], None if value is None else golden_value(value))
-    parts = chunks([golden_value(element) for element in case["elements"]], case["batch_size"], case["drop_remainder"])
+    parts = chunks(
+        [golden_value(element) for element in case["elements"]],
+        case["batch_size"],
+        case["drop_remainder"],
+    )
     if case["name"] in ("value_wrong_dtype", "value_int32_for_int64"):
         assert "error" in case
         assert pad(parts[0]).tolist() == [[1, -1, -1], [1, 2, 3]]
-        different(name, "a padding value of another dtype is taken where the feature's dtype holds it exactly")
+        different(
+            name,
+            "a padding value of another dtype is taken where the feature's dtype holds it exactly",
+        )
     elif "error" in case:
         phrase = case["error"]["message"].split(" with the shape")[0].split(" (")[0]
         with pytest.raises(ValueError) as caught:
@@ -232,10 +252,19 @@ def test_padded_batch(case, name, tmp_path):
 
 def test_padded_batch_dict():
     case = GOLDEN["padded_batch_dict"]
-    elements = [{key: golden_value(value) for key, value in element.items()} for element in case["elements"]]
-    paddings = {key: None if value is None else golden_value(value) for key, value in case["padding_values"].items()}
-    loader = DataLoader(elements, case["batch_size"], collate_fn=PaddedCollate(case["padded_shapes"], paddings))
-    expected = [{key: golden_value(value) for key, value in batch.items()} for batch in case["batches"]]
+    elements = [
+        {key: golden_value(value) for key, value in element.items()} for element in case["elements"]
+    ]
+    paddings = {
+        key: None if value is None else golden_value(value)
+        for key, value in case["padding_values"].items()
+    }
+    loader = DataLoader(
+        elements, case["batch_size"], collate_fn=PaddedCollate(case["padded_shapes"], paddings)
+    )
+    expected = [
+        {key: golden_value(value) for key, value in batch.items()} for batch in case["batches"]
+    ]
     for batch, wanted in zip(loader, expected, strict=True):
         assert_identical(batch, wanted)
     same("padded_batch_dict/0")
@@ -274,7 +303,8 @@ def assert_same_batch(found, expected):
     if isinstance(expected, tuple):
         assert_identical(found[1], expected[1])
         found, expected = found[0], expected[0]
-    assert set(found) == set(expected)  # tf.data sorts the keys; ours are in the order of the features
+    # tf.data sorts the keys; ours are in the order of the features
+    assert set(found) == set(expected)
     assert_identical({key: found[key] for key in expected}, expected)
 
 
@@ -290,21 +320,32 @@ def test_make_batched_features_dataset(case, name, num_workers, tmp_path):
     expected = [golden_batch(batch) for batch in case.get("batches", [])]
     if readers > 1:
         # A loader by position reads one file after another; the stream interleaves.
-        stream = TFRecordIterableDataset(files, specs(), batch_size=size, drop_last=drop, cycle_length=readers)
+        stream = TFRecordIterableDataset(
+            files, specs(), batch_size=size, drop_last=drop, cycle_length=readers
+        )
         found = list(DataLoader(stream, batch_size=None))
     elif "error" in case:
-        with pytest.raises(ValueError, match=r"The `label_key` provided \(nope\) must be one of the `features` keys"):
+        with pytest.raises(
+            ValueError,
+            match=r"The `label_key` provided \(nope\) must be one of the `features` keys",
+        ):
             make_dataloader(files, size, specs(), **given)
         same(name)
         return
     else:
-        loader = make_dataloader(files, size, specs(), drop_last=drop, num_workers=num_workers, **given)
+        loader = make_dataloader(
+            files, size, specs(), drop_last=drop, num_workers=num_workers, **given
+        )
         found = list(itertools.islice(loader, case["first_batches_only"]))
     if case["name"] in ("two_epochs", "endless"):
         one = [list(range(8))[start : start + size] for start in range(0, 8, size)]
-        wanted = itertools.islice(itertools.cycle(one), case["first_batches_only"] or len(one) * given["num_epochs"])
+        wanted = itertools.islice(
+            itertools.cycle(one), case["first_batches_only"] or len(one) * given["num_epochs"]
+        )
         assert [batch["id"].tolist() for batch in found] == list(wanted)
-        assert [batch["id"].tolist() for batch in found] != [batch["id"].tolist() for batch in expected]
+        assert [batch["id"].tolist() for batch in found] != [
+            batch["id"].tolist() for batch in expected
+        ]
         # The same samples in the same order, in batches with other borders.
         ids = torch.cat([batch["id"] for batch in found]).tolist()
         theirs = torch.cat([batch["id"] for batch in expected]).tolist()
@@ -349,7 +390,9 @@ def test_list_files(case, name, tmp_path):
 
     if number not in LIST_FILES:
         if "error" in case:
-            with pytest.raises(FileNotFoundError, match=r"no file matches the pattern|No such file"):
+            with pytest.raises(
+                FileNotFoundError, match=r"no file matches the pattern|No such file"
+            ):
                 found()
         else:
             assert found() == case["files"]
@@ -363,7 +406,9 @@ def test_list_files(case, name, tmp_path):
             found()
     else:
         existing = GOLDEN["list_files"]["existing"]
-        all_tfrecord = [path for path in existing if path.endswith(".tfrecord") and not path.startswith(".")]
+        all_tfrecord = [
+            path for path in existing if path.endswith(".tfrecord") and not path.startswith(".")
+        ]
         wanted = {
             1: [path for path in case["files"] if not path.startswith(".")],
             2: [path for path in case["files"] if not path.startswith(".") and path != "sub"],
@@ -376,8 +421,12 @@ def test_list_files(case, name, tmp_path):
 
 @pytest.mark.parametrize(("case", "name"), cases("choose_from_datasets"))
 def test_choose_from_datasets(case, name):
-    datasets = [range(100 * number, 100 * number + length) for number, length in enumerate(case["lengths"])]
-    stop = "first_exhausted" if case["stop_on_empty_dataset"] else "all_exhausted_without_replacement"
+    datasets = [
+        range(100 * number, 100 * number + length) for number, length in enumerate(case["lengths"])
+    ]
+    stop = (
+        "first_exhausted" if case["stop_on_empty_dataset"] else "all_exhausted_without_replacement"
+    )
     mixture = Mixture(datasets, choices=case["choices"], shuffle=False, stop=stop)
     assert [mixture[position] for position in range(len(mixture))] == case["elements"]
     assert list(IterableMixture(datasets, choices=case["choices"], stop=stop)) == case["elements"]
@@ -385,7 +434,15 @@ def test_choose_from_datasets(case, name):
 
 
 def test_counts():
-    groups = ("interleave", "shard", "shard_errors", "batch", "choose_from_datasets", "padded_batch", "ragged_batch")
+    groups = (
+        "interleave",
+        "shard",
+        "shard_errors",
+        "batch",
+        "choose_from_datasets",
+        "padded_batch",
+        "ragged_batch",
+    )
     total = sum(len(GOLDEN[group]) for group in groups)
     total += len(GOLDEN["list_files"]["cases"]) + len(MBFD["cases"])
     total += 3  # padded_batch_dict, batch_of_unequal_shapes, pattern_without_match
@@ -394,7 +451,9 @@ def test_counts():
     counts = Counter(SEEN.values())
     number_same = counts.pop("same")
     number_different = sum(counts.values())
-    print(f"\npipeline.json: {total} cases: {number_same} same, {number_different} deliberately different, none else;")
+    print(
+        f"\npipeline.json: {total} cases: {number_same} same, {number_different} deliberately different, none else;"
+    )
     print("  The deliberate ones:")
     for reason, count in counts.most_common():
         print(f"  {count:2} {reason}")

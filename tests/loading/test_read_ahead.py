@@ -1,4 +1,6 @@
-"""Reading ahead with threads: the same batches, errors and random draws as without, and nothing left behind."""
+"""Reading ahead with threads: the same batches, errors and random draws as without, and nothing
+left behind.
+"""
 
 import gc
 import itertools
@@ -35,7 +37,9 @@ from torch_tfrecord import (
 from torch_tfrecord.loading import pace, read_ahead
 from torch_tfrecord.loading.read_ahead import ReadAheadLoader, usual_num_threads
 
-pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:This process .* is multi-threaded:DeprecationWarning"
+)
 
 NUM_RECORDS = 40
 FEATURES = {
@@ -63,7 +67,9 @@ def numbers(loader):
 
 
 def our_threads():
-    return [thread for thread in threading.enumerate() if thread.name.startswith("tfrecord-read-ahead")]
+    return [
+        thread for thread in threading.enumerate() if thread.name.startswith("tfrecord-read-ahead")
+    ]
 
 
 @pytest.fixture(autouse=True)
@@ -89,7 +95,13 @@ def draw(sample):
 
 @pytest.mark.parametrize(
     ("num_threads", "options"),
-    [(1, {}), (5, {}), (2, {"label_key": "n"}), (5, {"collate_fn": PaddedCollate()}), (2, {"transform": dict})],
+    [
+        (1, {}),
+        (5, {}),
+        (2, {"label_key": "n"}),
+        (5, {"collate_fn": PaddedCollate()}),
+        (2, {"transform": dict}),
+    ],
 )
 def test_the_same_batches_as_without_threads(path, num_threads, options):
     plain = make_dataloader(path, 7, FEATURES, num_epochs=2, num_threads=0, **options)
@@ -103,11 +115,16 @@ def test_the_same_batches_as_without_threads(path, num_threads, options):
 
 def test_the_same_batches_while_the_number_of_threads_changes(path, monkeypatch):
     numbers_of_threads = itertools.cycle([1, 3, 2])
-    monkeypatch.setattr(pace.Pace, "learn", lambda self, *_: setattr(self, "num_threads", next(numbers_of_threads)))
+    monkeypatch.setattr(
+        pace.Pace, "learn", lambda self, *_: setattr(self, "num_threads", next(numbers_of_threads))
+    )
     loader = make_dataloader(path, 2, FEATURES, num_epochs=2)
-    for got, expected in zip(loader, make_dataloader(path, 2, FEATURES, num_epochs=2, num_threads=0), strict=True):
+    for got, expected in zip(
+        loader, make_dataloader(path, 2, FEATURES, num_epochs=2, num_threads=0), strict=True
+    ):
         assert_same(got, expected)
-    for _ in zip(range(5), loader, strict=False):  # left in the middle: the fixture looks for threads
+    # left in the middle: the fixture looks for threads
+    for _ in zip(range(5), loader, strict=False):
         pass
 
 
@@ -118,8 +135,12 @@ def test_transforms_draw_in_this_thread_in_order(path):
             seed(0)
         loader = make_dataloader(path, 7, FEATURES, transform=draw, num_threads=num_threads)
         batches = list(loader)
-        assert {ident for batch in batches for ident in batch["thread"].tolist()} == {threading.get_ident()}
-        drawn.append([batch[key].tolist() for batch in batches for key in ("n", "drawn", "np", "py")])
+        assert {ident for batch in batches for ident in batch["thread"].tolist()} == {
+            threading.get_ident()
+        }
+        drawn.append(
+            [batch[key].tolist() for batch in batches for key in ("n", "drawn", "np", "py")]
+        )
     assert drawn[0] == drawn[1]
 
 
@@ -130,7 +151,10 @@ def test_the_users_collate_fn_runs_in_this_thread(path):
         threads.append(threading.get_ident())
         return default_collate([sample["n"] for sample in samples])
 
-    found = [batch.tolist() for batch in make_dataloader(path, 7, FEATURES, shuffle=False, collate_fn=join)]
+    found = [
+        batch.tolist()
+        for batch in make_dataloader(path, 7, FEATURES, shuffle=False, collate_fn=join)
+    ]
     assert list(itertools.chain.from_iterable(found)) == list(range(NUM_RECORDS))
     assert set(threads) == {threading.get_ident()}
 
@@ -140,7 +164,9 @@ def test_reads_a_bounded_number_of_batches_ahead(path, most, monkeypatch):
     begun = []
     load = TFRecordDataset._load_batches
     monkeypatch.setattr(
-        TFRecordDataset, "_load_batches", lambda ds, batches: begun.extend(batches) or load(ds, batches)
+        TFRecordDataset,
+        "_load_batches",
+        lambda ds, batches: begun.extend(batches) or load(ds, batches),
     )
     monkeypatch.setattr(pace, "_MOST_BATCHES", most)
     monkeypatch.setattr(pace, "_TASK_SECONDS", 1000)  # whatever else the machine does
@@ -161,7 +187,9 @@ def test_what_a_sampler_gave_before_it_failed_is_not_lost(path, monkeypatch):
             yield from ([number] for number in range(9))
             raise RuntimeError("no more")
 
-    loader = ReadAheadLoader(TFRecordDataset(path, FEATURES), batch_sampler=Failing(), num_threads=2)
+    loader = ReadAheadLoader(
+        TFRecordDataset(path, FEATURES), batch_sampler=Failing(), num_threads=2
+    )
     running, found = iter(loader), []
     while len(found) < 10:
         try:
@@ -185,12 +213,17 @@ def test_slow_batches_are_loaded_one_by_one(path, monkeypatch):
 
     monkeypatch.setattr(TFRecordDataset, "_load_batches", slowly)
     loader = make_dataloader(path, 7, FEATURES, num_threads=2)
-    assert [len(batch["n"]) for batch in loader] == [7] * (NUM_RECORDS // 7) + [NUM_RECORDS % 7] * (NUM_RECORDS % 7 > 0)
+    assert [len(batch["n"]) for batch in loader] == [7] * (NUM_RECORDS // 7) + [NUM_RECORDS % 7] * (
+        NUM_RECORDS % 7 > 0
+    )
     assert set(sizes) == {1}
 
 
 def test_errors_come_at_their_batch_and_it_goes_on(tmp_path):
-    path = write(tmp_path / "a", [encode_example({"n": number if number != 5 else 1.5}) for number in range(12)])
+    path = write(
+        tmp_path / "a",
+        [encode_example({"n": number if number != 5 else 1.5}) for number in range(12)],
+    )
     data = bytearray((tmp_path / "a").read_bytes())
     offset = int(build_index(path).offsets[8])
     data[offset + 15] ^= 1
@@ -258,7 +291,9 @@ def test_a_fork_in_the_middle(path):
     if not child:  # continues by itself, with threads of its own
         right = False
         try:
-            right = numbers(running) == [list(range(low, low + 4)) for low in range(4, NUM_RECORDS, 4)]
+            right = numbers(running) == [
+                list(range(low, low + 4)) for low in range(4, NUM_RECORDS, 4)
+            ]
         finally:
             os._exit(0 if right else 1)
     _, status = os.waitpid(child, 0)
@@ -300,7 +335,9 @@ def test_an_interrupt_ends_an_endless_loop(path):
         f"for number, batch in enumerate(make_dataloader({path!r}, 1, num_threads=3, num_epochs=None)):\n"
         "    if number == 5: print('running', flush=True)\n"
     )
-    child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    child = subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
     assert child.stdout.readline() == "running\n"
     child.send_signal(signal.SIGINT)
     _, errors = child.communicate(timeout=250)
@@ -356,14 +393,21 @@ def test_usual_number_of_threads(monkeypatch):
 def test_pins_what_arrives(path, monkeypatch, num_workers):
     # No GPU here: what is to be pinned is followed as far as the call that pins a tensor.
     pinned = []
-    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor, *_: pinned.append(tensor.dtype) or tensor.clone())
+    monkeypatch.setattr(
+        torch.Tensor, "pin_memory", lambda tensor, *_: pinned.append(tensor.dtype) or tensor.clone()
+    )
     if not num_workers:
         monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
-        monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda *_: torch.device("cuda"))
+        monkeypatch.setattr(
+            torch.accelerator, "current_accelerator", lambda *_: torch.device("cuda")
+        )
     features = {name: FEATURES[name] for name in ("n", "name")}
-    loader = make_dataloader(path, 10, features, shuffle=False, num_workers=num_workers, pin_memory=not num_workers)
+    loader = make_dataloader(
+        path, 10, features, shuffle=False, num_workers=num_workers, pin_memory=not num_workers
+    )
     first = next(iter(loader))
-    if num_workers:  # torch's thread that pins needs a GPU; it calls this for what comes from the worker
+    # torch's thread that pins needs a GPU; it calls this for what comes from the worker
+    if num_workers:
         first = pin_memory(first, None)
     assert type(first) is dict
     assert first["n"].tolist() == list(range(10))
@@ -392,9 +436,13 @@ def test_with_a_dataset_of_ones_own(path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("options", [{"num_workers": 2, "persistent_workers": True}, {"num_threads": 2}])
+@pytest.mark.parametrize(
+    "options", [{"num_workers": 2, "persistent_workers": True}, {"num_threads": 2}]
+)
 def test_memory_stays_flat_over_20_epochs(tmp_path, options):
-    path = write(tmp_path / "a", ({"x": torch.full((100,), n), "name": b"n" * 500} for n in range(20_000)))
+    path = write(
+        tmp_path / "a", ({"x": torch.full((100,), n), "name": b"n" * 500} for n in range(20_000))
+    )
     features = {"x": FixedLenFeature((100,), torch.int64), "name": FixedLenFeature((), bytes)}
     loader = make_dataloader(path, 256, features, **options)
     resident = []
@@ -404,14 +452,20 @@ def test_memory_stays_flat_over_20_epochs(tmp_path, options):
             if count == 40 and options.get("num_workers"):
                 processes = set(children())
         resident.append(sum(map(private_bytes, [os.getpid(), *processes])))
-    # 20,000 records of 1.3 KB: keeping them, or an object of 50 bytes for each and epoch, would take more than that.
+    # 20,000 records of 1.3 KB: keeping them, or an object of 50 bytes for each and epoch, would
+    # take more than that.
     assert resident[-1] - resident[4] < 8 << 20, resident
 
 
 def children():
-    return [int(number) for number in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()]
+    return [
+        int(number)
+        for number in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+    ]
 
 
 def private_bytes(pid):
-    lines = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+    lines = dict(
+        line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines()
+    )
     return int(lines["RssAnon"].split()[0]) << 10

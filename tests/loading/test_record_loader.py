@@ -1,4 +1,6 @@
-"""The state of make_dataloader's loader: what the training received, whatever threads and workers have read ahead."""
+"""The state of make_dataloader's loader: what the training received, whatever threads and workers
+have read ahead.
+"""
 
 import itertools
 import json
@@ -8,10 +10,17 @@ import pytest
 import torch
 from torch.utils.data import DistributedSampler, get_worker_info
 
-from torch_tfrecord import FixedLenFeature, RecordBatchSampler, ShardedTFRecordWriter, TFRecordDataset, make_dataloader
+from torch_tfrecord import (
+    FixedLenFeature,
+    RecordBatchSampler,
+    ShardedTFRecordWriter,
+    TFRecordDataset,
+    make_dataloader,
+)
 from torch_tfrecord.loading.record_loader import RecordLoader
 
-# DataLoader thinks more workers than processors a mistake; Python 3.12 and later warn of forks where threads run.
+# DataLoader thinks more workers than processors a mistake; Python 3.12 and later warn of forks
+# where threads run.
 pytestmark = pytest.mark.filterwarnings(
     "ignore:This DataLoader will create", "ignore:This process .* is multi-threaded"
 )
@@ -45,7 +54,9 @@ def ids(batches):
 def expected(files, batch_size=4, *, num_epochs=2, iteration=0, **options):
     """The batches of one iteration, by the sampler alone."""
     options.pop("num_workers", None)
-    sampler = RecordBatchSampler(TFRecordDataset(files), batch_size, seed=5, num_epochs=num_epochs, **options)
+    sampler = RecordBatchSampler(
+        TFRecordDataset(files), batch_size, seed=5, num_epochs=num_epochs, **options
+    )
     sampler.set_epoch(iteration * num_epochs)
     return list(sampler)
 
@@ -89,7 +100,9 @@ def test_resume_at_every_batch_is_the_uninterrupted_run(files, kind, shuffle):
             assert ids(fresh) == third
 
 
-@pytest.mark.parametrize("sequence", [("3 workers", "threads", "no threads"), ("threads", "2 workers", "1 worker")])
+@pytest.mark.parametrize(
+    "sequence", [("3 workers", "threads", "no threads"), ("threads", "2 workers", "1 worker")]
+)
 def test_any_workers_and_threads_go_on(files, sequence):
     whole = expected(files)
     state, found = None, []
@@ -97,7 +110,9 @@ def test_any_workers_and_threads_go_on(files, sequence):
         loader = make(files, **LOADERS[kind])
         if state is not None:
             loader.load_state_dict(state)
-        for batch in itertools.islice(loader, 30 if number == 2 else 9):  # the second one goes over an epoch's end
+        for batch in itertools.islice(
+            loader, 30 if number == 2 else 9
+        ):  # the second one goes over an epoch's end
             found.append(batch["id"].tolist())
             state = plain(loader.state_dict())
     assert found == whole
@@ -110,7 +125,14 @@ def test_another_world_size_and_batch_size_go_on(files, sizes, num_workers):
     state, taken = None, []
     for number, world_size in enumerate(sizes):
         loaders = [
-            make(files, (2, 3, 1, 4)[number], num_epochs=1, rank=rank, world_size=world_size, num_workers=num_workers)
+            make(
+                files,
+                (2, 3, 1, 4)[number],
+                num_epochs=1,
+                rank=rank,
+                world_size=world_size,
+                num_workers=num_workers,
+            )
             for rank in range(world_size)
         ]
         for loader in loaders:
@@ -131,7 +153,11 @@ def test_another_world_size_and_batch_size_go_on(files, sizes, num_workers):
 
 def test_a_state_before_and_after_an_iteration(files):
     loader = make(files, num_epochs=1, num_threads=0)
-    assert (loader.epoch, loader.state_dict()["epoch"], loader.state_dict()["consumed"]) == (0, 0, 0)
+    assert (loader.epoch, loader.state_dict()["epoch"], loader.state_dict()["consumed"]) == (
+        0,
+        0,
+        0,
+    )
     iterator = iter(loader)
     assert (loader.state_dict()["epoch"], loader.state_dict()["consumed"]) == (0, 0)
     assert len(iterator) == 14
@@ -167,7 +193,9 @@ def test_the_loop_of_a_training(files, num_workers):
     train(None, 1000)
     whole, states = log, saved.copy()
     assert len(whole) == 12 and len(states) == 15
-    for number, state in enumerate(states) if num_workers == 0 else [(1, states[1]), (4, states[4]), (8, states[8])]:
+    for number, state in (
+        enumerate(states) if num_workers == 0 else [(1, states[1]), (4, states[4]), (8, states[8])]
+    ):
         log = []
         train(state, 1000)
         done = number + 1 - (number + 1) // 5
@@ -252,8 +280,15 @@ def test_the_sampler_that_trainers_see(files):
     loader = make(files, 8, num_epochs=1, rank=1, world_size=2)
     assert isinstance(loader.sampler, DistributedSampler)
     assert (loader.sampler.rank, loader.sampler.num_replicas) == (1, 2)
-    assert (len(loader.sampler), loader.sampler.num_samples, loader.sampler.total_size) == (27, 27, 54)
-    whole = [expected(files, 8, num_epochs=1, iteration=epoch, rank=1, world_size=2) for epoch in range(2)]
+    assert (len(loader.sampler), loader.sampler.num_samples, loader.sampler.total_size) == (
+        27,
+        27,
+        54,
+    )
+    whole = [
+        expected(files, 8, num_epochs=1, iteration=epoch, rank=1, world_size=2)
+        for epoch in range(2)
+    ]
     for epoch in (1, 0):
         loader.sampler.set_epoch(epoch)
         assert ids(loader) == whole[epoch]
@@ -273,7 +308,10 @@ def test_trainers_count_iterations(files, kind):
     for _ in itertools.islice(loader, 17):
         state = loader.state_dict()
     assert (state["first_epoch"], state["epoch"]) == (8, 9)
-    for numbers in [(4, 5, 6), (0, 1, 2)]:  # as Lightning's Trainer counts after a restart, and as Fabric does
+    for numbers in [
+        (4, 5, 6),
+        (0, 1, 2),
+    ]:  # as Lightning's Trainer counts after a restart, and as Fabric does
         fresh = make(files, num_epochs=2, **LOADERS[kind])
         fresh.load_state_dict(state)
         for iteration, number in enumerate(numbers, 4):
@@ -311,7 +349,9 @@ class BeginsAnew:
 
 def test_threads_ask_an_iterator_for_its_next_batch_only(files):
     batches = RecordBatchSampler(TFRecordDataset(files, FEATURES), 4, seed=5)
-    loader = RecordLoader(TFRecordDataset(files, FEATURES), batch_sampler=BeginsAnew(batches), num_threads=2)
+    loader = RecordLoader(
+        TFRecordDataset(files, FEATURES), batch_sampler=BeginsAnew(batches), num_threads=2
+    )
     assert ids(loader) == expected(files, num_epochs=1)
     assert ids(loader) == expected(files, num_epochs=1, iteration=1)
 
@@ -330,7 +370,10 @@ def test_no_pause_between_epochs(files, num_epochs):
         ahead.append((loader.batch_sampler.state_dict()["epoch"], loader.state_dict()["epoch"]))
     assert len(pids) == 2  # the same two processes in all epochs
     assert len(ahead) == 18
-    assert ahead[5] == (1, 0) and ahead[11] == (2, 1)  # 6 batches an epoch; with its last one the next is under way
+    assert ahead[5] == (1, 0) and ahead[11] == (
+        2,
+        1,
+    )  # 6 batches an epoch; with its last one the next is under way
 
 
 @pytest.mark.parametrize("num_threads", [1, 3])
@@ -340,7 +383,9 @@ def test_threads_read_on_into_the_next_epoch(files, num_threads):
     for _ in range(5):
         next(iterator)
     assert next(iterator) is not None
-    assert 1 <= loader.batch_sampler.state_dict()["epoch"] <= 4  # up to 4 batches for each thread, and 4 more
+    assert (
+        1 <= loader.batch_sampler.state_dict()["epoch"] <= 4
+    )  # up to 4 batches for each thread, and 4 more
     assert loader.state_dict()["epoch"] == 0
 
 
@@ -415,12 +460,18 @@ MATRIX = [
 
 @pytest.mark.parametrize(("num_records", "num_workers", "worlds"), MATRIX)
 def test_ranks_workers_batches(tmp_path, num_records, num_workers, worlds):
-    """The union over ranks is the epoch (or the stated padding), equal counts, resume on other ranks and workers."""
-    with ShardedTFRecordWriter(tmp_path / "train", max_shard_bytes=100 + 10 * num_records, write_index=True) as writer:
+    """The union over ranks is the epoch (or the stated padding), equal counts, resume on other
+    ranks and workers.
+    """
+    with ShardedTFRecordWriter(
+        tmp_path / "train", max_shard_bytes=100 + 10 * num_records, write_index=True
+    ) as writer:
         for number in range(num_records):
             writer.write({"id": number})
     path = f"{tmp_path}/train-*"
-    modes = itertools.cycle([(True, False), ("blocks", False), (False, True), (True, True), ("blocks", True)])
+    modes = itertools.cycle(
+        [(True, False), ("blocks", False), (False, True), (True, True), ("blocks", True)]
+    )
     for world_size, batch_size in itertools.product(worlds, BATCHES):
         if num_records > 1000 and (batch_size < 64 or (num_workers and world_size not in (1, 4))):
             continue
@@ -429,10 +480,17 @@ def test_ranks_workers_batches(tmp_path, num_records, num_workers, worlds):
         shuffle, drop_last = next(modes)
         options = {"shuffle": shuffle, "drop_last": drop_last, "num_epochs": 1}
 
-        def ranks(world_size, state=None, options=options, batch_size=batch_size, num_workers=num_workers):
+        def ranks(
+            world_size, state=None, options=options, batch_size=batch_size, num_workers=num_workers
+        ):
             loaders = [
                 make(
-                    f"{tmp_path}/train-*", batch_size, rank=r, world_size=world_size, num_workers=num_workers, **options
+                    f"{tmp_path}/train-*",
+                    batch_size,
+                    rank=r,
+                    world_size=world_size,
+                    num_workers=num_workers,
+                    **options,
                 )
                 for r in range(world_size)
             ]
@@ -445,7 +503,10 @@ def test_ranks_workers_batches(tmp_path, num_records, num_workers, worlds):
         loaders = ranks(world_size)
         per_rank = [ids(loader) for loader in loaders]
         assert all([*map(len, batches)] == [*map(len, per_rank[0])] for batches in per_rank)
-        steps = [[p for row in zip(*step, strict=True) for p in row] for step in zip(*per_rank, strict=True)]
+        steps = [
+            [p for row in zip(*step, strict=True) for p in row]
+            for step in zip(*per_rank, strict=True)
+        ]
         taken = [position for step in steps for position in step]
         assert taken == [order[place % num_records] for place in range(len(taken))]
         if drop_last:
@@ -465,7 +526,9 @@ def test_ranks_workers_batches(tmp_path, num_records, num_workers, worlds):
         rest = [ids(loader) for loader in ranks(other, state)]
         assert all([*map(len, batches)] == [*map(len, rest[0])] for batches in rest)
         before = [position for step in steps[:done] for position in step]
-        after = [p for step in zip(*rest, strict=True) for row in zip(*step, strict=True) for p in row]
+        after = [
+            p for step in zip(*rest, strict=True) for row in zip(*step, strict=True) for p in row
+        ]
         together = before + after
         assert together == [order[place % num_records] for place in range(len(together))]
         if not drop_last:

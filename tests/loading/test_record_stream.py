@@ -1,4 +1,5 @@
-"""RecordStream: tf.data's interleave, the buffer, and going on from every place, by the same or by other consumers.
+"""RecordStream: tf.data's interleave, the buffer, and going on from every place, by the same or by
+other consumers.
 
 Covers loading/record_groups, loading/stream_pieces.
 """
@@ -25,7 +26,9 @@ class Files:
     """Files of so many records, each with its name as payload, read in blocks of 4."""
 
     def __init__(self, sizes):
-        self.sizes = dict(enumerate(sizes)) if isinstance(sizes, list) else dict(enumerate(sizes.values()))
+        self.sizes = (
+            dict(enumerate(sizes)) if isinstance(sizes, list) else dict(enumerate(sizes.values()))
+        )
         self.names = [*map(str, self.sizes)] if isinstance(sizes, list) else [*sizes]
         self.opened, self.open_now, self.most = [], set(), 0
 
@@ -35,7 +38,10 @@ class Files:
         self.open_now.add(token)
         self.most = max(self.most, len(self.open_now))
         for begin in range(0, self.sizes[file], 4):
-            payloads = [f"{self.names[file]}.{n}".encode() for n in range(begin, min(begin + 4, self.sizes[file]))]
+            payloads = [
+                f"{self.names[file]}.{n}".encode()
+                for n in range(begin, min(begin + 4, self.sizes[file]))
+            ]
             lengths = np.array([*map(len, payloads)], dtype=np.int64)
             packed = PackedRecords(b"".join(payloads), np.cumsum(lengths) - lengths, lengths)
             yield Block(begin, np.arange(begin, begin + len(payloads)) * 100, lengths, packed)
@@ -72,7 +78,10 @@ INTERLEAVED = [  # robustness 84: TensorFlow's order
 
 @pytest.mark.parametrize(("cycle_length", "block_length", "order"), INTERLEAVED)
 def test_interleave_as_tensorflow(cycle_length, block_length, order):
-    assert text(stream(Files(FILES), cycle_length=cycle_length, block_length=block_length).records()) == order
+    assert (
+        text(stream(Files(FILES), cycle_length=cycle_length, block_length=block_length).records())
+        == order
+    )
 
 
 def test_groups_are_the_records():
@@ -85,8 +94,12 @@ def test_groups_are_the_records():
 @given(st.lists(st.integers(0, 9), max_size=12), st.integers(1, 6))
 def test_everything_once_with_few_open(sizes, cycle_length):
     files = Files(sizes)
-    items = [(file, number) for _, file, _, number in stream(files, cycle_length=cycle_length).records()]
-    assert Counter(items) == Counter((file, number) for file, count in enumerate(sizes) for number in range(count))
+    items = [
+        (file, number) for _, file, _, number in stream(files, cycle_length=cycle_length).records()
+    ]
+    assert Counter(items) == Counter(
+        (file, number) for file, count in enumerate(sizes) for number in range(count)
+    )
     for file in range(len(sizes)):
         assert [number for other, number in items if other == file] == list(range(sizes[file]))
     assert files.most <= cycle_length
@@ -108,7 +121,11 @@ def test_nothing():
 
 def taken(found, count=None):
     """Numbers of records, one by one; of a plain stream as its user takes them."""
-    source = plainly(found) if found.is_plain else ((file, number) for _, file, _, number in found.records())
+    source = (
+        plainly(found)
+        if found.is_plain
+        else ((file, number) for _, file, _, number in found.records())
+    )
     return list(islice(source, count))
 
 
@@ -193,10 +210,17 @@ def in_parts(found):
 MIXED = OPTIONS.filter(lambda options: options["cycle_length"] > 1 or options["buffer_size"])
 
 
-@given(st.lists(st.integers(0, 40), max_size=5), MIXED, st.integers(0, 60), st.none() | st.integers(0, 4))
+@given(
+    st.lists(st.integers(0, 40), max_size=5),
+    MIXED,
+    st.integers(0, 60),
+    st.none() | st.integers(0, 4),
+)
 @settings(max_examples=60)
 def test_records_read_ahead_are_not_taken(sizes, options, before, damaged):
-    """The place is the same as if nobody had read ahead, at every record, from wherever it went on."""
+    """The place is the same as if nobody had read ahead, at every record, from wherever it went
+    on.
+    """
     files = DamagedFiles(sizes, damaged)
     expected = one_by_one(stream(files, **options))
     assert in_parts(stream(files, **options)) == expected
@@ -209,7 +233,18 @@ def test_records_read_ahead_are_not_taken(sizes, options, before, damaged):
 
 def test_parts_grow_and_stay_small():
     plain, mixed = stream(Files([0]), cycle_length=1), stream(Files([5000]), buffer_size=3)
-    assert [len(part.numbers) for part in mixed.parts()] == [16, 32, 64, 128, 256, 512, 1024, 1024, 1024, 920]
+    assert [len(part.numbers) for part in mixed.parts()] == [
+        16,
+        32,
+        64,
+        128,
+        256,
+        512,
+        1024,
+        1024,
+        1024,
+        920,
+    ]
     payloads = [bytes(size) for size in [100] * 40 + [600_000] * 3 + [2_000_000] + [100] * 3]
     lengths = np.array([*map(len, payloads)], dtype=np.int64)
     packed = PackedRecords(b"".join(payloads), np.cumsum(lengths) - lengths, lengths)
@@ -230,11 +265,16 @@ def test_parts_grow_and_stay_small():
 
 
 @given(
-    st.lists(st.integers(0, 12), max_size=6), OPTIONS, st.lists(st.integers(1, 5), min_size=1, max_size=4), st.data()
+    st.lists(st.integers(0, 12), max_size=6),
+    OPTIONS,
+    st.lists(st.integers(1, 5), min_size=1, max_size=4),
+    st.data(),
 )
 @settings(max_examples=60)
 def test_any_sequence_of_consumers(sizes, options, counts, data):
-    """Each takes some of its part; what they left is dealt out to the next ones; the last ones take all."""
+    """Each takes some of its part; what they left is dealt out to the next ones; the last ones take
+    all.
+    """
     pieces, seen = [Piece(file) for file in range(len(sizes))], []
     for generation, count in enumerate(counts):
         left = []
@@ -244,22 +284,40 @@ def test_any_sequence_of_consumers(sizes, options, counts, data):
             seen += taken(found, None if is_last else data.draw(st.integers(0, 9)))
             place = json.loads(json.dumps(found.place()))
             left += found.left(place)
-        pieces = [Piece.from_json(json.loads(json.dumps(piece.as_json())), len(sizes)) for piece in left]
-    assert Counter(seen) == Counter((file, number) for file, size in enumerate(sizes) for number in range(size))
+        pieces = [
+            Piece.from_json(json.loads(json.dumps(piece.as_json())), len(sizes)) for piece in left
+        ]
+    assert Counter(seen) == Counter(
+        (file, number) for file, size in enumerate(sizes) for number in range(size)
+    )
 
 
 def test_pieces():
     assert [piece.picked for piece in picked_pieces([(2, 5), (0, 1), (2, 3)])] == [(1,), (3, 5)]
     assert Piece(3, picked=(1, 4, 9)).split(1, 2) == Piece(3, picked=(4,))
     assert Piece(3, 1, 2, 7).split(1, 3) == Piece(3, 3, 6, 7)
-    for wrong in ([4, 0, 1, 0, None], [0, 1, 1, 0, None], [0, 0, 1, -1, None], [0, 0, 1], None, [0, 0, 1, 0, ["a"]]):
+    for wrong in (
+        [4, 0, 1, 0, None],
+        [0, 1, 1, 0, None],
+        [0, 0, 1, -1, None],
+        [0, 0, 1],
+        None,
+        [0, 0, 1, 0, ["a"]],
+    ):
         with pytest.raises(ValueError, match="expected a piece of one of 4 files in the state"):
             Piece.from_json(wrong, 4)
 
 
 @pytest.mark.parametrize(
     "change",
-    [{"next_piece": 5}, {"slot": 2}, {"slots": [None]}, {"slots": [None, [9, 0]]}, {"waiting": [[4, 0]]}, {"slots": 3}],
+    [
+        {"next_piece": 5},
+        {"slot": 2},
+        {"slots": [None]},
+        {"slots": [None, [9, 0]]},
+        {"waiting": [[4, 0]]},
+        {"slots": 3},
+    ],
     ids=str,
 )
 def test_a_place_of_another_stream(change):

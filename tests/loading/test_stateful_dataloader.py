@@ -1,4 +1,6 @@
-"""torchdata's StatefulDataLoader: resuming at every batch, with any workers, and again after that."""
+"""torchdata's StatefulDataLoader: resuming at every batch, with any workers, and again after
+that.
+"""
 
 import itertools
 import json
@@ -12,7 +14,8 @@ stateful = pytest.importorskip("torchdata.stateful_dataloader")
 StatefulDataLoader = stateful.StatefulDataLoader
 
 pytestmark = [
-    pytest.mark.filterwarnings("ignore:'set_vital' is deprecated"),  # torchdata 0.11 with torch 2.15
+    # torchdata 0.11 with torch 2.15
+    pytest.mark.filterwarnings("ignore:'set_vital' is deprecated"),
 ]
 
 
@@ -27,17 +30,23 @@ N = 25
 
 def by_sampler(num_workers, **options):
     sampler = RecordSampler(range(N), seed=1, rank=1, world_size=2)
-    return StatefulDataLoader(range(N), 3, sampler=sampler, num_workers=num_workers, **options), sampler
+    return StatefulDataLoader(
+        range(N), 3, sampler=sampler, num_workers=num_workers, **options
+    ), sampler
 
 
 def by_batches(num_workers, **options):
     sampler = RecordBatchSampler(range(N), 3, seed=1, rank=1, world_size=2, num_epochs=2)
-    return StatefulDataLoader(range(N), batch_sampler=sampler, num_workers=num_workers, **options), sampler
+    return StatefulDataLoader(
+        range(N), batch_sampler=sampler, num_workers=num_workers, **options
+    ), sampler
 
 
 def by_samples(num_workers, **options):
     sampler = RecordSampler(range(N), seed=1, rank=1, world_size=2)
-    return StatefulDataLoader(range(N), batch_size=None, sampler=sampler, num_workers=num_workers, **options), sampler
+    return StatefulDataLoader(
+        range(N), batch_size=None, sampler=sampler, num_workers=num_workers, **options
+    ), sampler
 
 
 def received(loader, states=None):

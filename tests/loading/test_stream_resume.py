@@ -1,4 +1,5 @@
-"""TFRecordIterableDataset: its state, alone, in StatefulDataLoader's workers, and on other workers and ranks.
+"""TFRecordIterableDataset: its state, alone, in StatefulDataLoader's workers, and on other workers
+and ranks.
 
 Covers loading/stream_iteration, loading/stream_marks, loading/stream_states.
 """
@@ -15,9 +16,12 @@ from torch.utils.data import DataLoader
 
 from torch_tfrecord import FixedLenFeature, IterableMixture, TFRecordIterableDataset, TFRecordWriter
 
-# DataLoader thinks more workers than processors a mistake; torchdata 0.11 with torch 2.15; forks where threads run.
+# DataLoader thinks more workers than processors a mistake; torchdata 0.11 with torch 2.15; forks
+# where threads run.
 pytestmark = pytest.mark.filterwarnings(
-    "ignore:This DataLoader will create", "ignore:'set_vital' is deprecated", "ignore:This process .* is multi-threaded"
+    "ignore:This DataLoader will create",
+    "ignore:'set_vital' is deprecated",
+    "ignore:This process .* is multi-threaded",
 )
 FEATURES = {"id": FixedLenFeature((), torch.int64)}
 
@@ -131,7 +135,10 @@ def test_other_ranks_go_on(files, options, worlds):
     for taken in range(0, 12 // options.get("batch_size", 1), 2):
         seen, states = [], None
         for number, world_size in enumerate(worlds):
-            datasets = [stream(files, rank=rank, world_size=world_size, **options) for rank in range(world_size)]
+            datasets = [
+                stream(files, rank=rank, world_size=world_size, **options)
+                for rank in range(world_size)
+            ]
             for rank, ds in enumerate(datasets):
                 if states is not None:
                     ds.load_state_dict(states)
@@ -146,7 +153,11 @@ def test_other_ranks_go_on(files, options, worlds):
 @pytest.mark.parametrize(
     ("files", "num_workers"),
     [
-        pytest.param(suffix, num_workers, marks=pytest.mark.exhaustive if suffix and num_workers in (1, 3) else ())
+        pytest.param(
+            suffix,
+            num_workers,
+            marks=pytest.mark.exhaustive if suffix and num_workers in (1, 3) else (),
+        )
         for suffix in ("", ".gz")
         for num_workers in (0, 1, 2, 3)
     ],
@@ -154,13 +165,18 @@ def test_other_ranks_go_on(files, options, worlds):
 )
 def test_a_plain_loader_goes_on_with_the_states_of_all(files, num_workers):
     """And its later epochs are whole ones, whether the loader keeps its workers or not."""
-    datasets = [stream(files, rank=rank, world_size=2, shuffle=True, shuffle_buffer_size=4) for rank in range(2)]
+    datasets = [
+        stream(files, rank=rank, world_size=2, shuffle=True, shuffle_buffer_size=4)
+        for rank in range(2)
+    ]
     seen = [number for ds in datasets for number in ids(islice(ds, 7))]
     states = [plain(ds.state_dict()) for ds in datasets]
     for persistent in {False, num_workers > 0}:
         ds = stream(files, shuffle=True, shuffle_buffer_size=4)
         ds.load_state_dict(states)
-        loader = DataLoader(ds, batch_size=None, num_workers=num_workers, persistent_workers=persistent)
+        loader = DataLoader(
+            ds, batch_size=None, num_workers=num_workers, persistent_workers=persistent
+        )
         assert sorted(seen + ids(loader)) == list(range(36))
         epochs = [ids(loader), ids(loader)]
         ds.set_epoch(1)
@@ -186,8 +202,14 @@ def make_stateful(files, num_workers, options, batch_size=None, **keywords):
 
 
 def _shows_nothing_new(suffix, num_workers, options):
-    """With workers, which each loader starts anew: one of them, and compressed files, with some of the options."""
-    return num_workers and (suffix, num_workers) != ("", 2) and options != ("all" if num_workers == 2 else "batches")
+    """With workers, which each loader starts anew: one of them, and compressed files, with some of
+    the options.
+    """
+    return (
+        num_workers
+        and (suffix, num_workers) != ("", 2)
+        and options != ("all" if num_workers == 2 else "batches")
+    )
 
 
 @pytest.mark.parametrize(
@@ -221,7 +243,9 @@ def test_stateful_dataloader(files, num_workers, options):
 
 
 def test_stateful_dataloader_with_persistent_workers(files):
-    ds, loader = make_stateful(files, 2, OPTIONS["all"], 3, persistent_workers=True, prefetch_factor=3)
+    ds, loader = make_stateful(
+        files, 2, OPTIONS["all"], 3, persistent_workers=True, prefetch_factor=3
+    )
     epochs = []
     for epoch in range(2):
         ds.set_epoch(epoch)
@@ -241,13 +265,17 @@ def test_stateful_dataloader_with_persistent_workers(files):
 
 
 @pytest.mark.parametrize("options", ["in order", "all"])
-@pytest.mark.parametrize(("before", "after"), [((2, 1), (0, 1)), ((1, 2), (2, 1)), ((0, 2), (3, 1)), ((2, 1), (1, 3))])
+@pytest.mark.parametrize(
+    ("before", "after"), [((2, 1), (0, 1)), ((1, 2), (2, 1)), ((0, 2), (3, 1)), ((2, 1), (1, 3))]
+)
 def test_stateful_dataloader_with_other_workers_and_ranks(files, before, after, options):
     """(workers, ranks) before and after."""
     options, seen, states = OPTIONS[options], [], []
     (num_workers, world_size), (new_workers, new_size) = before, after
     for rank in range(world_size):
-        _, loader = make_stateful(files, num_workers, {**options, "rank": rank, "world_size": world_size}, 3)
+        _, loader = make_stateful(
+            files, num_workers, {**options, "rank": rank, "world_size": world_size}, 3
+        )
         for batch in islice(loader, 3):
             seen += batch["id"].tolist()
             state = plain(loader.state_dict())
@@ -255,7 +283,9 @@ def test_stateful_dataloader_with_other_workers_and_ranks(files, before, after, 
     assert 0 < len(seen) < 36
     rest = []
     for rank in range(new_size):
-        ds, loader = make_stateful(files, new_workers, {**options, "rank": rank, "world_size": new_size}, 2)
+        ds, loader = make_stateful(
+            files, new_workers, {**options, "rank": rank, "world_size": new_size}, 2
+        )
         ds.load_state_dict(states)
         rest += [number for batch in loader for number in batch["id"].tolist()]
     assert sorted(seen + rest) == list(range(36))
@@ -273,7 +303,9 @@ def test_a_resumed_run_that_sets_no_epoch(files, num_workers, persistent_workers
         states.append(plain(loader.state_dict()))
     states.append(plain(loader.state_dict()))  # behind the end
     epochs = [first, second, ids(loader), ids(loader)]
-    assert [sorted(number for batch in epoch for number in batch) for epoch in epochs] == [list(range(36))] * 4
+    assert [sorted(number for batch in epoch for number in batch) for epoch in epochs] == [
+        list(range(36))
+    ] * 4
     assert len({str(epoch) for epoch in epochs}) == 4
     for place in (1, len(states) - 1):
         _, again = make_stateful(files, num_workers, options, **keywords)
@@ -289,7 +321,9 @@ def test_snapshots_now_and_then_are_refused_for_other_workers(files):
     for _ in range(2):
         next(iterator)
     state = loader.state_dict()
-    with pytest.raises(ValueError, match=r"is 2 steps behind what it yielded; .*snapshot_every_n_steps must be 1"):
+    with pytest.raises(
+        ValueError, match=r"is 2 steps behind what it yielded; .*snapshot_every_n_steps must be 1"
+    ):
         stream(files).load_state_dict(state)
     # With the same number of workers torchdata goes through the steps once more.
     _, again = make_stateful(files, 2, {}, 3, snapshot_every_n_steps=3)
@@ -328,7 +362,9 @@ def test_strict(files, tmp_path):
     with pytest.raises(ValueError, match=missing):
         iter(same)
     wrong = stream(files, seed=1, rank=0, world_size=2)
-    with pytest.raises(ValueError, match=r"expected a place of a stream of 4 pieces .*, got next_piece=99"):
+    with pytest.raises(
+        ValueError, match=r"expected a place of a stream of 4 pieces .*, got next_piece=99"
+    ):
         wrong.load_state_dict({**state, "next_piece": 99})
 
 
@@ -344,7 +380,10 @@ def test_a_mixture_of_streams_asks_for_new_orders_and_goes_on(tmp_path):
         write(tmp_path / name, (size // 2, size // 2))
 
     def make():
-        parts = [stream(tmp_path / name, shuffle=True, shuffle_buffer_size=4) for name in ("long", "short")]
+        parts = [
+            stream(tmp_path / name, shuffle=True, shuffle_buffer_size=4)
+            for name in ("long", "short")
+        ]
         return IterableMixture(parts, weights=[1, 1], stop="all_exhausted")
 
     mixture, states = make(), []

@@ -34,7 +34,10 @@ def train(loader, until, first=0):
     for number, batch in enumerate(loader, first):
         kept = [*kept[-3:], (number, batch["x"])]
         for expected, x in kept:
-            assert x[:, 100].tolist() == [*range(expected * ROWS, expected * ROWS + ROWS)], (expected, x[:, 100])
+            assert x[:, 100].tolist() == [*range(expected * ROWS, expected * ROWS + ROWS)], (
+                expected,
+                x[:, 100],
+            )
         if time.monotonic() > until:
             return
 
@@ -52,7 +55,9 @@ def mappings():
 
 
 def threads_end():
-    """Wait for the threads of torch's queues, which end by themselves, a moment later, with what they hold open."""
+    """Wait for the threads of torch's queues, which end by themselves, a moment later, with what
+    they hold open.
+    """
     until = time.monotonic() + 30
     while (threads := len(os.listdir("/proc/self/task"))) > 1 and time.monotonic() < until:
         time.sleep(0.01)
@@ -89,17 +94,19 @@ def kill_workers(rounds):
 
 def kill_trainers(rounds):
     """Kill trainers at random moments: their workers end by themselves, and nothing stays."""
-    ctypes.CDLL(None).prctl(36, 1)  # PR_SET_CHILD_SUBREAPER: the workers become children of this process
+    # PR_SET_CHILD_SUBREAPER: the workers become children of this process
+    ctypes.CDLL(None).prctl(36, 1)
     rng = random.Random(6)
     for _ in range(rounds):
         began, begins = os.pipe()
         trainer = os.fork()
         if trainer == 0:
             batches = iter(loader())
+            # of each worker: one that does not know its trainer yet waits for ever (torch's)
             (
                 next(batches),
                 next(batches),
-            )  # of each worker: one that does not know its trainer yet waits for ever (torch's)
+            )
             os.write(begins, b"x")
             train(batches, time.monotonic() + 60, 2)
             os._exit(1)
@@ -120,7 +127,9 @@ def kill_trainers(rounds):
 
 
 def epochs(rounds):
-    """Many epochs, some left in the middle: memory, mappings, descriptors and threads stay as they were."""
+    """Many epochs, some left in the middle: memory, mappings, descriptors and threads stay as they
+    were.
+    """
     sizes = []
     for number in range(rounds):
         batches = iter(loader())
@@ -144,10 +153,12 @@ def large(rounds):
     assert free.f_bavail * free.f_bsize <= 1 << 26
     rows = DataLoader(Numbers(), 96, num_workers=2, collate_fn=collate)  # 24 MiB
     kept = [batch["x"] for _, batch in zip(range(rounds), rows, strict=False)]
-    assert [x[:, 7].tolist() for x in kept] == [[*range(96 * n, 96 * n + 96)] for n in range(rounds)]
+    assert [x[:, 7].tolist() for x in kept] == [
+        [*range(96 * n, 96 * n + 96)] for n in range(rounds)
+    ]
 
 
 if __name__ == "__main__":
-    {"workers": kill_workers, "trainers": kill_trainers, "epochs": epochs, "large": large}[sys.argv[1]](
-        int(sys.argv[2])
-    )
+    {"workers": kill_workers, "trainers": kill_trainers, "epochs": epochs, "large": large}[
+        sys.argv[1]
+    ](int(sys.argv[2]))

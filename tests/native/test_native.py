@@ -1,4 +1,6 @@
-"""With and without the compiled core: the switch, the one warning, an install where there is no compiler."""
+"""With and without the compiled core: the switch, the one warning, an install where there is no
+compiler.
+"""
 
 import os
 import shutil
@@ -37,7 +39,13 @@ SITE = [path for path in sys.path if path.endswith("-packages")]
 def run(path, **environment):
     code = [sys.executable, "-c", READ_TWICE, str(path / "a.tfrecord")]
     done = subprocess.run(
-        code, env=os.environ | environment, capture_output=True, text=True, timeout=180, check=True, cwd=path
+        code,
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        timeout=180,
+        check=True,
+        cwd=path,
     )
     return done.stdout.strip()
 
@@ -58,12 +66,26 @@ def test_no_other_value_is_needed_to_have_it(tmp_path):
 def test_an_install_without_a_compiler_works_and_warns_once(tmp_path):
     source, target = tmp_path / "source", tmp_path / "installed"
     for name in ("torch_tfrecord", "index_tools"):
-        shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("*.so", "*.c", "__pycache__"))
+        shutil.copytree(
+            ROOT / name, source / name, ignore=shutil.ignore_patterns("*.so", "*.c", "__pycache__")
+        )
     shutil.copytree(ROOT / "docs" / "licenses", source / "docs" / "licenses")
     for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
-    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(target), str(source)]
-    subprocess.run(pip, env=os.environ | {"CC": "/bin/false"}, capture_output=True, timeout=500, check=True)
+    pip = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--no-deps",
+        "--target",
+        str(target),
+        str(source),
+    ]
+    subprocess.run(
+        pip, env=os.environ | {"CC": "/bin/false"}, capture_output=True, timeout=500, check=True
+    )
     assert not list(target.rglob("*.so"))
     printed = run(tmp_path, PYTHONPATH=str(target), TORCH_TFRECORD_PURE_PYTHON="")
     assert printed == f"False {[SLOWER.format(target, FROM_SOURCE)]}"
@@ -82,10 +104,13 @@ print(found, *(f"{item.lineno} {item.message}" for item in caught))
 @pytest.mark.skipif(not (ROOT / "setup.py").is_file(), reason="not beside an installed package")
 def test_a_source_folder_without_a_core_says_so_and_how_to_build_it_there(tmp_path):
     clone = tmp_path / "a clone"
-    shutil.copytree(ROOT / "torch_tfrecord", clone / "torch_tfrecord", ignore=shutil.ignore_patterns("*.so"))
+    shutil.copytree(
+        ROOT / "torch_tfrecord", clone / "torch_tfrecord", ignore=shutil.ignore_patterns("*.so")
+    )
     shutil.copy(ROOT / "setup.py", clone)
     done = subprocess.run(
-        # Without the site's packages, for an editable install of the package fills in what is missing here.
+        # Without the site's packages, for an editable install of the package fills in what is
+        # missing here.
         [sys.executable, "-S", "-c", IN_A_CLONE],
         env=os.environ | {"TORCH_TFRECORD_PURE_PYTHON": "", "PYTHONPATH": os.pathsep.join(SITE)},
         capture_output=True,
@@ -99,13 +124,20 @@ def test_a_source_folder_without_a_core_says_so_and_how_to_build_it_there(tmp_pa
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux", reason="the sanitizers' libraries are found by Linux's names")
+@pytest.mark.skipif(
+    sys.platform != "linux", reason="the sanitizers' libraries are found by Linux's names"
+)
 @pytest.mark.skipif(not (ROOT / "setup.py").is_file(), reason="not beside an installed package")
 @pytest.mark.timeout(900)
 def test_nothing_for_the_sanitizers_to_say():
     pytest.importorskip("Cython")
     script = ["bash", str(ROOT / "tests" / "native" / "sanitize.sh")]
     done = subprocess.run(
-        script, env=os.environ | {"PYTHON": sys.executable}, capture_output=True, text=True, timeout=900, check=False
+        script,
+        env=os.environ | {"PYTHON": sys.executable},
+        capture_output=True,
+        text=True,
+        timeout=900,
+        check=False,
     )
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]

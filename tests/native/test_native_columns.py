@@ -1,4 +1,6 @@
-"""The compiled core for Examples, alone: what it reads is what protobuf reads, and what it does not read it leaves."""
+"""The compiled core for Examples, alone: what it reads is what protobuf reads, and what it does not
+read it leaves.
+"""
 
 import os
 import subprocess
@@ -16,14 +18,17 @@ from wire_examples import UNKNOWN, WIRE_EXAMPLE, Example, length_delimited, orac
 
 from torch_tfrecord.protobuf.example import encode_example
 
-core = pytest.importorskip("torch_tfrecord.native.columns", reason="the compiled core was not built")
+core = pytest.importorskip(
+    "torch_tfrecord.native.columns", reason="the compiled core was not built"
+)
 
 KINDS = {"bytes_list": 1, "float_list": 2, "int64_list": 3}
 DTYPES = {1: np.int64, 2: np.float32, 3: np.int64}
 
 
 def run(slots, records, gap=b"\x8f\x0a", canonical=None):
-    """Column by key: (values of each record, missing), or None where the core leaves the records to protobuf.
+    """Column by key: (values of each record, missing), or None where the core leaves the records to
+    protobuf.
 
     The last record ends where the buffer ends.
     """
@@ -32,12 +37,17 @@ def run(slots, records, gap=b"\x8f\x0a", canonical=None):
     lengths = np.array([len(record) for record in records], np.int64)
     starts = np.cumsum(lengths + len(gap)) - lengths
     count = len(records)
-    sizes = [max(slot[2], 0) * count * (16 if slot[1] == 1 else 4 if slot[1] == 2 else 8) for slot in slots]
+    sizes = [
+        max(slot[2], 0) * count * (16 if slot[1] == 1 else 4 if slot[1] == 2 else 8)
+        for slot in slots
+    ]
     block = np.full(sum(sizes), 0xEE, np.uint8)
     offsets = np.full((sum(slot[2] < 0 for slot in slots), count + 1), -9, np.int64)
     missing = np.zeros((len(slots), count), np.uint8)
     plan = core.Plan(slots)
-    found = plan.parse(np.frombuffer(buffer, np.uint8), starts, lengths, block, offsets, missing, canonical)
+    found = plan.parse(
+        np.frombuffer(buffer, np.uint8), starts, lengths, block, offsets, missing, canonical
+    )
     if found is None:
         assert len(records) != 1 or plan.parse_one(records[0]) is None
         return None
@@ -55,14 +65,20 @@ def run(slots, records, gap=b"\x8f\x0a", canonical=None):
         key, kind, number, _ = slot
         memory, ends = next(ragged) if number < 0 else (None, None)
         raw = next(dense) if number < 0 else next(dense)[:size]
-        values = np.frombuffer(memoryview(memory).tobytes() if number < 0 else raw.tobytes(), DTYPES[kind])
+        values = np.frombuffer(
+            memoryview(memory).tobytes() if number < 0 else raw.tobytes(), DTYPES[kind]
+        )
         if kind == 1:
             in_rows = core.copies(buffer, values, ends)
             values = np.array([*map(bytes, core.copies(buffer, values))], dtype=object)
-            assert ends is None or in_rows == [values[begin:end].tolist() for begin, end in pairwise(ends)]
+            assert ends is None or in_rows == [
+                values[begin:end].tolist() for begin, end in pairwise(ends)
+            ]
         ends = ends if number < 0 else np.arange(count + 1) * number
         rows = [values[begin:end] for begin, end in pairwise(ends)]
-        columns[key.decode()] = [None if lack else row for row, lack in zip(rows, lacks, strict=True)]
+        columns[key.decode()] = [
+            None if lack else row for row, lack in zip(rows, lacks, strict=True)
+        ]
     return columns
 
 
@@ -86,7 +102,9 @@ def same_values(got, feature):
     wanted = oracle_feature(feature)
     if kind == "float_list":
         wanted = np.array(wanted, np.float32)
-        return len(got) == len(wanted) and all(a == b or (a != a and b != b) for a, b in zip(got, wanted, strict=True))
+        return len(got) == len(wanted) and all(
+            a == b or (a != a and b != b) for a, b in zip(got, wanted, strict=True)
+        )
     return got.tolist() == wanted
 
 
@@ -96,10 +114,15 @@ def check(slots, records):
     if columns is None:
         return False
     for position, record in enumerate(records):
-        features = Example.FromString(record).features.feature  # whatever the core reads, protobuf reads
+        # whatever the core reads, protobuf reads
+        features = Example.FromString(record).features.feature
         for key, kind, count, is_required in slots:
             got = columns[key.decode()][position]
-            feature = features[key.decode()] if key.decode() in features else Example().features.feature["x"]
+            feature = (
+                features[key.decode()]
+                if key.decode() in features
+                else Example().features.feature["x"]
+            )
             assert same_values(got, feature)
             assert feature.WhichOneof("kind") is None or KINDS[feature.WhichOneof("kind")] == kind
             assert got is None or count in (-1, len(got))
@@ -125,10 +148,25 @@ def packed(*numbers):
 
 ANY_INTS, ANY_FLOATS, ANY_BYTES = (b"i", 3, -1, False), (b"f", 2, -1, False), (b"b", 1, -1, False)
 ONE_INT, TWO_INTS = (b"i", 3, 1, False), (b"i", 3, 2, False)
-EXTREMES = [0, 1, 127, 128, 16383, 16384, 1 << 21, 1 << 35, (1 << 56) - 1, 1 << 56, (1 << 63) - 1, -1, -(1 << 63)]
+EXTREMES = [
+    0,
+    1,
+    127,
+    128,
+    16383,
+    16384,
+    1 << 21,
+    1 << 35,
+    (1 << 56) - 1,
+    1 << 56,
+    (1 << 63) - 1,
+    -1,
+    -(1 << 63),
+]
 
 
-# --- what is plain is read -----------------------------------------------------------------------------------------
+# --- what is plain is read
+# -----------------------------------------------------------------------------------------
 
 
 @for_each("count", [0, 1, 2, 3, 7, 8, 9, 63, 64, 65, 72, 73, 130, 2048])
@@ -136,7 +174,9 @@ EXTREMES = [0, 1, 127, 128, 16383, 16384, 1 << 21, 1 << 35, (1 << 56) - 1, 1 << 
 def test_integers_of_every_length(count, largest):
     rng = np.random.default_rng(count)
     values = (
-        rng.choice(EXTREMES, count) if largest is None else rng.integers(0, (1 << largest) - 1, count, endpoint=True)
+        rng.choice(EXTREMES, count)
+        if largest is None
+        else rng.integers(0, (1 << largest) - 1, count, endpoint=True)
     )
     records = [encode_example({"i": values}), encode_example({"x": 1, "i": values[::-1].copy()})]
     for slots in ([ANY_INTS], [(b"i", 3, count, True)], []):
@@ -159,10 +199,17 @@ def test_overlong_varints(number, extra):
 
 def test_packed_unpacked_and_both():
     chunks = [packed(1, 300), b"\x08\x05", packed(), b"\x08" + varint((1 << 64) - 1), packed(7)]
-    floats = [length_delimited(1, np.array([1.5, np.nan], "<f4").tobytes()), b"\x0d\x00\x00\x80\x7f", b"\x0a\x00"]
+    floats = [
+        length_delimited(1, np.array([1.5, np.nan], "<f4").tobytes()),
+        b"\x0d\x00\x00\x80\x7f",
+        b"\x0a\x00",
+    ]
     records = [
         example(entry(b"i", ints(*chunks)), entry(b"f", length_delimited(2, b"".join(floats)))),
-        example(entry(b"i", ints(*chunks[::-1])), entry(b"f", length_delimited(2, b"".join(floats[::-1])))),
+        example(
+            entry(b"i", ints(*chunks[::-1])),
+            entry(b"f", length_delimited(2, b"".join(floats[::-1]))),
+        ),
     ]
     assert check([ANY_INTS, ANY_FLOATS], records)
     assert check([(b"i", 3, 5, True), (b"f", 2, 3, True)], records)
@@ -179,7 +226,14 @@ def test_strings_of_any_number():
 
 def test_what_lacks_and_what_is_empty():
     unset, empty = entry(b"i", b""), entry(b"i", ints())
-    records = [example(unset), example(empty), example(), b"", example(entry(b"i", ints(packed(5)))), example(empty)]
+    records = [
+        example(unset),
+        example(empty),
+        example(),
+        b"",
+        example(entry(b"i", ints(packed(5)))),
+        example(empty),
+    ]
     assert check([ANY_INTS], records)
     assert check([(b"i", 3, 0, False)], records[:4])
     assert check([ONE_INT], [records[place] for place in (0, 2, 4, 3)])
@@ -196,14 +250,19 @@ def test_keys_in_any_order_and_of_any_number():
     records = []
     for _ in range(12):
         chosen = rng.permutation(keys)[: rng.integers(1, len(keys))]
-        entries = [entry(str(key).encode(), ints(packed(int(rng.integers(0, 1 << 40))))) for key in chosen]
+        entries = [
+            entry(str(key).encode(), ints(packed(int(rng.integers(0, 1 << 40))))) for key in chosen
+        ]
         records.append(example(*entries))
     assert check(slots, records)
     assert check(slots, [record for record in records for _ in range(2)])
 
 
 def test_kinds_of_skipped_features_may_change():
-    records = [encode_example({"k": value, "i": 3}) for value in (1, 0.5, "text", [1, 2], ["a", "b"], -1, 1.0, "", 1)]
+    records = [
+        encode_example({"k": value, "i": 3})
+        for value in (1, 0.5, "text", [1, 2], ["a", "b"], -1, 1.0, "", 1)
+    ]
     assert check([ONE_INT], records)
 
 
@@ -214,12 +273,28 @@ def test_features_in_several_pieces_are_one_message():
 @pytest.mark.parametrize("level", [0, 1, 2])
 def test_each_decoder_of_varints(level):
     rng = np.random.default_rng(level)
-    for bits_of in ([7], [14], [16], [14, 21], [28], [7, 28], [29], [35, 7], [63, 7], [64], [56, 64, 7]):
+    for bits_of in (
+        [7],
+        [14],
+        [16],
+        [14, 21],
+        [28],
+        [7, 28],
+        [29],
+        [35, 7],
+        [63, 7],
+        [64],
+        [56, 64, 7],
+    ):
         for count in (1, 15, 16, 17, 40, 300):
-            numbers = [int(rng.integers(0, 1 << 63)) * 2 >> (64 - bits_of[i % len(bits_of)]) for i in range(count)]
+            numbers = [
+                int(rng.integers(0, 1 << 63)) * 2 >> (64 - bits_of[i % len(bits_of)])
+                for i in range(count)
+            ]
             for gap in (0, 1, count // 2):
                 data = b"".join(
-                    varint(n, 1 if gap and i % gap == 0 and n < 1 << 56 else 0) for i, n in enumerate(numbers)
+                    varint(n, 1 if gap and i % gap == 0 and n < 1 << 56 else 0)
+                    for i, n in enumerate(numbers)
                 )
                 values = np.full(count, -9, np.int64)
                 taken = core.varints(data, values, level)
@@ -227,11 +302,18 @@ def test_each_decoder_of_varints(level):
                     pytest.skip("not on this processor")
                 assert taken
                 assert values.view(np.uint64).tolist() == numbers
-    for bad in (b"\x80" * 10 + b"\x01", b"\xff" * 9 + b"\x02", b"\x01" * 100 + b"\x80" * 12 + b"\x00"):
-        assert core.varints(bad, np.zeros(sum(byte < 0x80 for byte in bad), np.int64), level) is False
+    for bad in (
+        b"\x80" * 10 + b"\x01",
+        b"\xff" * 9 + b"\x02",
+        b"\x01" * 100 + b"\x80" * 12 + b"\x00",
+    ):
+        assert (
+            core.varints(bad, np.zeros(sum(byte < 0x80 for byte in bad), np.int64), level) is False
+        )
 
 
-# --- what is not plain is left -------------------------------------------------------------------------------------
+# --- what is not plain is left
+# -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -241,7 +323,9 @@ def test_each_decoder_of_varints(level):
         example(entry(b"i", b""), entry(b"i", ints(packed(2)))),
         example(entry(b"i", length_delimited(2, b""))),
         example(entry(b"i", ints(packed(1)) + ints(packed(2)))),
-        example(length_delimited(1, length_delimited(2, ints(packed(1))) + length_delimited(1, b"i"))),
+        example(
+            length_delimited(1, length_delimited(2, ints(packed(1))) + length_delimited(1, b"i"))
+        ),
         example(length_delimited(1, length_delimited(1, b"i"))),
         example(entry(b"i", ints(b"\x10\x01"))),
         example(entry(b"i", ints(length_delimited(1, b"\x80")))),
@@ -306,10 +390,15 @@ def test_keys_are_strict_utf_8(text):
 
 @pytest.mark.parametrize("where", [[0], [3], [1, 2], [0, 1, 2, 3]])
 def test_a_plain_form_is_read_in_place_of_a_record(where):
-    values = [{"i": [number, 300], "b": ["text" * number, "x"], "f": 0.5, "s": number} for number in range(4)]
+    values = [
+        {"i": [number, 300], "b": ["text" * number, "x"], "f": 0.5, "s": number}
+        for number in range(4)
+    ]
     values[2].pop("i")
     plain = [encode_example(value) for value in values]
-    records = [record + b"\x0b" if number in where else record for number, record in enumerate(plain)]
+    records = [
+        record + b"\x0b" if number in where else record for number, record in enumerate(plain)
+    ]
     asked = []
 
     def canonical(row):
@@ -334,11 +423,14 @@ def test_a_plain_form_is_read_in_place_of_a_record(where):
         run(slots, records, canonical=lambda row: 5)
 
 
-# --- any bytes -----------------------------------------------------------------------------------------------------
+# --- any bytes
+# -----------------------------------------------------------------------------------------------------
 
 SLOT_CHOICES = st.tuples(
     *(
-        st.tuples(st.just(key), st.integers(1, 3), st.sampled_from([-1, -1, 0, 1, 2]), st.booleans())
+        st.tuples(
+            st.just(key), st.integers(1, 3), st.sampled_from([-1, -1, 0, 1, 2]), st.booleans()
+        )
         for key in (b"a", b"b", "é".encode())
     )
 ).map(list)
@@ -349,8 +441,12 @@ PLAIN_FEATURE = st.one_of(
     st.lists(st.floats(width=32), max_size=3).map(lambda values: np.array(values, np.float32)),
     st.lists(st.binary(max_size=4), min_size=1, max_size=3),
 )
-PLAIN = st.dictionaries(st.sampled_from(["a", "b", "é", "skipped"]), PLAIN_FEATURE).map(encode_example)
-LENIENT = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+PLAIN = st.dictionaries(st.sampled_from(["a", "b", "é", "skipped"]), PLAIN_FEATURE).map(
+    encode_example
+)
+LENIENT = settings(
+    deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
+)
 
 
 @settings(LENIENT, max_examples=300)
@@ -366,7 +462,9 @@ def test_damaged_bytes_are_read_as_protobuf_reads_them_or_left(records, slots, d
         damaged = bytearray(record or b"\x0a\x00")
         for _ in range(data.draw(st.integers(0, 2))):
             damaged[data.draw(st.integers(0, len(damaged) - 1))] = data.draw(st.integers(0, 255))
-        records[place] = bytes(damaged[: data.draw(st.one_of(st.none(), st.integers(0, len(damaged))))])
+        records[place] = bytes(
+            damaged[: data.draw(st.one_of(st.none(), st.integers(0, len(damaged))))]
+        )
     check(slots, records)
 
 
@@ -378,7 +476,8 @@ def test_truncation_at_every_byte():
         assert run(slots, [plain, plain[:end]]) is None or end == 0
 
 
-# --- arguments -----------------------------------------------------------------------------------------------------
+# --- arguments
+# -----------------------------------------------------------------------------------------------------
 
 
 def test_arguments_that_do_not_fit():
@@ -394,7 +493,17 @@ def test_arguments_that_do_not_fit():
         return plan.parse(buffer, np.array(starts), np.array(lengths), block, offsets, missing)
 
     huge = (1 << 63) - 1
-    for start, length in ((-1, 1), (0, -1), (0, 5), (5, 0), (4, 1), (huge, huge), (1, huge), (huge, 1), (-huge, huge)):
+    for start, length in (
+        (-1, 1),
+        (0, -1),
+        (0, 5),
+        (5, 0),
+        (4, 1),
+        (huge, huge),
+        (1, huge),
+        (huge, 1),
+        (-huge, huge),
+    ):
         with pytest.raises(ValueError, match="record 0 lies outside the buffer of 4 bytes"):
             parse([start], [length])
     with pytest.raises(ValueError, match="as many lengths as starts"):
@@ -408,7 +517,9 @@ def test_arguments_that_do_not_fit():
     with pytest.raises(ValueError, match="at an address that eight divides"):
         parse([0], [0], block=unaligned)
     for slot in ((b"i", 0, 1, True), (b"i", 4, 1, True), (b"i", 3, -2, True)):
-        with pytest.raises(ValueError, match="expected a kind from 1 to 3 and a count of at least -1"):
+        with pytest.raises(
+            ValueError, match="expected a kind from 1 to 3 and a count of at least -1"
+        ):
             core.Plan([slot])
     with pytest.raises(ValueError, match="float columns of a number must come last"):
         core.Plan([(b"f", 2, 1, True), (b"i", 3, 1, True)])
@@ -426,17 +537,25 @@ def test_arguments_that_do_not_fit():
         core.texts(b"a\xff", np.array([0, 1, 0, 2]))
     text = encode_example({"t": "ä"})
     block, _, _ = core.Plan([(b"t", 1, 1, True)]).parse_one(text)
-    assert [core.string_at(text, block, 0, is_text) for is_text in (False, True)] == ["ä".encode(), "ä"]
+    assert [core.string_at(text, block, 0, is_text) for is_text in (False, True)] == [
+        "ä".encode(),
+        "ä",
+    ]
     with pytest.raises(UnicodeDecodeError):
         core.string_at(text[:-1] + b"a", block, 0, True)
-    with pytest.raises(ValueError, match=f"a value lies outside the buffer of {len(text) - 1} bytes"):
+    with pytest.raises(
+        ValueError, match=f"a value lies outside the buffer of {len(text) - 1} bytes"
+    ):
         core.string_at(text[:-1], block, 0, False)
     for place in (-1, 1, huge):
         with pytest.raises(ValueError, match="a span lies outside the block of 16 bytes"):
             core.string_at(text, block, place, False)
     text = encode_example({"t": ["ä", ""]})
     _, [spans], _ = core.Plan([(b"t", 1, -1, True)]).parse_one(text)
-    assert [core.strings_in(text, spans, is_text) for is_text in (False, True)] == [["ä".encode(), b""], ["ä", ""]]
+    assert [core.strings_in(text, spans, is_text) for is_text in (False, True)] == [
+        ["ä".encode(), b""],
+        ["ä", ""],
+    ]
     assert core.strings_in(b"", core.Plan([(b"t", 1, -1, False)]).parse_one(b"")[1][0], True) == []
     with pytest.raises(ValueError, match="a value lies outside the buffer of 5 bytes"):
         core.strings_in(text[:5], spans, False)
@@ -445,7 +564,11 @@ def test_arguments_that_do_not_fit():
     spans = np.array([0, 1, 1, 3, 2, 0])
     assert core.copies(b"abcd", spans, np.array([0, 2, 2, 3])) == [[b"a", b"bcd"], [], [b""]]
     assert core.texts(b"abcd", spans, np.array([1, 3])) == [["bcd", ""]]
-    assert core.copies(b"abcd", spans, np.array([0])) == core.copies(b"abcd", spans, np.zeros(0, int)) == []
+    assert (
+        core.copies(b"abcd", spans, np.array([0]))
+        == core.copies(b"abcd", spans, np.zeros(0, int))
+        == []
+    )
     for ends in ([-1, 1], [0, 4], [2, 1], [0, huge], [-huge, 0]):
         with pytest.raises(ValueError, match="list 0 lies outside the 3 values"):
             core.copies(b"abcd", spans, np.array(ends))
@@ -455,7 +578,9 @@ def test_damaged_bytes_do_no_harm():
     # Some of what fuzz/targets/columns.py does, most of it under the sanitizers.
     engine = Path(__file__).parents[2] / "fuzz" / "engine.py"
     count = "3000" if "ASAN_OPTIONS" in os.environ else "300"
-    done = subprocess.run([sys.executable, engine, "columns", "--count", count], timeout=250, check=False)
+    done = subprocess.run(
+        [sys.executable, engine, "columns", "--count", count], timeout=250, check=False
+    )
     assert done.returncode == 0
 
 

@@ -1,4 +1,6 @@
-"""What the compiled core does for batches of records, by itself; `test_read_batch` has it under the reader."""
+"""What the compiled core does for batches of records, by itself; `test_read_batch` has it under the
+reader.
+"""
 
 import os
 import threading
@@ -11,11 +13,11 @@ from helpers import framed, pure_python
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torch_tfrecord.records.checksum import crc32c
-from torch_tfrecord.records.compression import InflatedSource
+from torch_tfrecord.files.checksum import crc32c
+from torch_tfrecord.files.compression import InflatedSource
+from torch_tfrecord.files.read_plan import plan_reads, reading_order
+from torch_tfrecord.files.storage import LocalFile, open_file
 from torch_tfrecord.records.local_reads import read_local_values
-from torch_tfrecord.records.read_plan import plan_reads, reading_order
-from torch_tfrecord.records.storage import LocalFile, open_file
 
 frames = pytest.importorskip("torch_tfrecord.native.frames")
 
@@ -35,7 +37,9 @@ def test_the_compiled_plan_is_that_of_python(seed, count):
     expected = plan_reads(files, offsets, lengths + 16, max_gap_bytes=gap, window_bytes=window)
     ranges, places = np.zeros((4, count), np.int64), np.zeros(count, np.int64)
     order = None if frames.in_order(files, offsets) else reading_order(files, offsets)
-    num_ranges, num_bytes, numbers = frames.plan_reads(files, offsets, lengths, order, gap, window, ranges, places)
+    num_ranges, num_bytes, numbers = frames.plan_reads(
+        files, offsets, lengths, order, gap, window, ranges, places
+    )
     assert num_bytes == expected.num_bytes
     assert [numbers[file] for file in ranges[0, :num_ranges]] == expected.files.tolist()
     assert ranges[1:, :num_ranges].tolist() == [
@@ -85,7 +89,9 @@ def test_the_compiled_read_stays_inside_file_and_buffer(tmp_path):
         buffer, ranges = np.zeros(size, np.uint8), np.array(ranges, np.int64).T.copy()
         facts = [(source.hold().number, source.file_size)] if facts is None else facts
         last = ranges.shape[1] if last is None else last
-        return frames.read_records(facts, 0, ranges, first, last, buffer, np.array(places, np.int64), lengths, True)
+        return frames.read_records(
+            facts, 0, ranges, first, last, buffer, np.array(places, np.int64), lengths, True
+        )
 
     assert read([(0, 0, 40, 0)])
     assert read([(0, 0, 20, 0), (0, 20, 20, 20)])
@@ -120,10 +126,18 @@ def test_finding_records(sizes):
         borders += of_file
         expected += [(file, begin, end - begin - 16) for begin, end in pairwise(of_file)]
     rng = np.random.default_rng(0)
-    for positions in (np.arange(len(expected)), rng.permutation(len(expected)), rng.permutation(len(expected))[::2]):
+    for positions in (
+        np.arange(len(expected)),
+        rng.permutation(len(expected)),
+        rng.permutation(len(expected))[::2],
+    ):
         places = np.zeros((3, len(positions)), np.int64)
-        found = frames.find(np.ascontiguousarray(positions), ends, np.array(borders, np.int64), places)
-        assert found and [tuple(row) for row in places.T.tolist()] == [expected[n] for n in positions.tolist()]
+        found = frames.find(
+            np.ascontiguousarray(positions), ends, np.array(borders, np.int64), places
+        )
+        assert found and [tuple(row) for row in places.T.tolist()] == [
+            expected[n] for n in positions.tolist()
+        ]
     for wrong in (-1, len(expected), 2**62, -(2**62)):
         places = np.zeros((3, 1), np.int64)
         assert not frames.find(np.array([wrong]), ends, np.array(borders, np.int64), places)
@@ -181,14 +195,27 @@ def test_values_are_the_bytes_of_the_files(tmp_path):
     contents = write_files(tmp_path, 3)
     sources = [open_file(str(tmp_path / str(number))) for number in range(3)]
     spans = [
-        [(5, 1), (0, 0), (7, 300_000), (1 << 19, 0), (0, 1 << 19)],  # some longer than what is read in one piece
+        [
+            (5, 1),
+            (0, 0),
+            (7, 300_000),
+            (1 << 19, 0),
+            (0, 1 << 19),
+        ],  # some longer than what is read in one piece
         [],
         [(9, 20_000), (3, 17), (9, 20_000), (1, 1 << 18), (1, (1 << 18) + 1), ((1 << 19) - 4, 4)],
     ]
-    places = np.concatenate([places_of(content, own) for content, own in zip(contents, spans, strict=True)])
-    facts = [(source.hold().number, source.file_size, len(own)) for source, own in zip(sources, spans, strict=True)]
+    places = np.concatenate(
+        [places_of(content, own) for content, own in zip(contents, spans, strict=True)]
+    )
+    facts = [
+        (source.hold().number, source.file_size, len(own))
+        for source, own in zip(sources, spans, strict=True)
+    ]
     expected = [
-        content[begin : begin + size] for content, own in zip(contents, spans, strict=True) for begin, size in own
+        content[begin : begin + size]
+        for content, own in zip(contents, spans, strict=True)
+        for begin, size in own
     ]
     found = frames.read_values(facts, places)
     assert found == expected
@@ -216,9 +243,24 @@ def test_values_in_any_doubt(tmp_path):
     assert read(good) == [content[:400], content[400:], b""]
     for row in range(3):
         expected = int(good[row, 2])
-        for crc in (expected ^ 1, expected ^ 1 << 31, expected + (1 << 32), expected - (1 << 32), -1):
+        for crc in (
+            expected ^ 1,
+            expected ^ 1 << 31,
+            expected + (1 << 32),
+            expected - (1 << 32),
+            -1,
+        ):
             assert read(changed(row, 2, crc)) is None
-    for field, wrong in [(0, -1), (0, 401), (0, 2**62), (0, -(2**62)), (1, 601), (1, -1), (1, 2**62), (1, -(2**62))]:
+    for field, wrong in [
+        (0, -1),
+        (0, 401),
+        (0, 2**62),
+        (0, -(2**62)),
+        (1, 601),
+        (1, -1),
+        (1, 2**62),
+        (1, -(2**62)),
+    ]:
         assert read(changed(1, field, wrong)) is None, (field, wrong)
     for outside in (1001, -1, -(2**63)):  # of no bytes
         assert read(changed(2, 0, outside)) is None
@@ -259,7 +301,10 @@ def test_values_need_arrays_that_fit(tmp_path):
     with pytest.raises(ValueError, match="do not fit"):
         frames.read_values([(*fact, 2)], places[:, :2])
     most = frames.MOST_SOURCES
-    assert frames.read_values([(*fact, 2)] + [(*fact, 0)] * (most - 1), places) == [content[:400], content[400:]]
+    assert frames.read_values([(*fact, 2)] + [(*fact, 0)] * (most - 1), places) == [
+        content[:400],
+        content[400:],
+    ]
     with pytest.raises(ValueError, match="do not fit"):
         frames.read_values([(*fact, 2)] + [(*fact, 0)] * most, places)
 
@@ -270,9 +315,13 @@ def test_values_of_many_files_hold_few_of_them_open(tmp_path):
     files = [int(file) for file in rng.integers(0, 30, 50)]
     counts = [int(count) for count in rng.integers(0, 4, 50)]
     spans = [[(int(begin), 30) for begin in rng.integers(0, 71, count)] for count in counts]
-    places = np.concatenate([places_of(contents[file], own) for file, own in zip(files, spans, strict=True)])
+    places = np.concatenate(
+        [places_of(contents[file], own) for file, own in zip(files, spans, strict=True)]
+    )
     expected = [
-        contents[file][begin : begin + size] for file, own in zip(files, spans, strict=True) for begin, size in own
+        contents[file][begin : begin + size]
+        for file, own in zip(files, spans, strict=True)
+        for begin, size in own
     ]
     opened = []
     most_open = 0
@@ -294,7 +343,9 @@ def test_values_of_what_is_no_local_file_and_of_a_damaged_one(tmp_path):
     contents = write_files(tmp_path, 20, 100)
     places = np.concatenate([places_of(content, [(3, 50)]) for content in contents])
     sources = [open_file(str(tmp_path / str(number))) for number in range(20)]
-    assert read_local_values(sources.__getitem__, range(20), [1] * 20, places) == [item[3:53] for item in contents]
+    assert read_local_values(sources.__getitem__, range(20), [1] * 20, places) == [
+        item[3:53] for item in contents
+    ]
     for odd in (0, 8, 19):
         others = list(sources)
         others[odd] = InflatedSource(sources[odd], "GZIP")
@@ -322,7 +373,9 @@ def test_sources_that_empty_their_own_list_are_read_as_they_were():
     no_numbers, sources = np.zeros(0, np.int64), []
     sources += [(0, Emptying(sources)), (0, 0)]
     ranges = np.zeros((4, 0), np.int64)
-    assert frames.read_records(sources, 0, ranges, 0, 0, np.zeros(8, np.uint8), no_numbers, no_numbers, True)
+    assert frames.read_records(
+        sources, 0, ranges, 0, 0, np.zeros(8, np.uint8), no_numbers, no_numbers, True
+    )
     assert sources == []
     sources += [(0, Emptying(sources), 0), (0, 0, 0)]
     assert frames.read_values(sources, np.zeros((0, 3), np.int64)) == []

@@ -1,4 +1,6 @@
-"""The compiled core for SequenceExamples, alone: what it reads is what protobuf reads, for the rest it asks."""
+"""The compiled core for SequenceExamples, alone: what it reads is what protobuf reads, for the rest
+it asks.
+"""
 
 from itertools import pairwise
 
@@ -12,14 +14,18 @@ from wire_examples import length_delimited, varint
 from torch_tfrecord.protobuf.example import encode_example, encode_sequence_example
 from torch_tfrecord.protobuf.messages import Example, SequenceExample
 
-core = pytest.importorskip("torch_tfrecord.native.columns", reason="the compiled core was not built")
+core = pytest.importorskip(
+    "torch_tfrecord.native.columns", reason="the compiled core was not built"
+)
 
 DTYPES = {1: np.int64, 2: np.float32, 3: np.int64}
 UNSET = Example().features.feature["x"]
 
 
 class Parsed:
-    """Records read by the core: each one's context as bytes, and its steps by key, None where it lacks the list."""
+    """Records read by the core: each one's context as bytes, and its steps by key, None where it
+    lacks the list.
+    """
 
     def __init__(self, slots, records, canonical=None, gap=b"\x8f\x0a"):
         buffer = b"".join(gap + record for record in records)
@@ -30,7 +36,9 @@ class Parsed:
         borders = np.full((len(slots), count + 1), -9, np.int64)
         missing = np.zeros((len(slots), count), np.uint8)
         plan = core.SequencePlan(slots)
-        found = plan.parse(np.frombuffer(buffer, np.uint8), starts, lengths, contexts, borders, missing, canonical)
+        found = plan.parse(
+            np.frombuffer(buffer, np.uint8), starts, lengths, contexts, borders, missing, canonical
+        )
         self.is_plain = found is not None
         if found is None:
             return
@@ -38,13 +46,21 @@ class Parsed:
         everything = buffer + b"".join(self.extras)
         self.contexts = [everything[start : start + size] for start, size in contexts.tolist()]
         self.lists = {}
-        for (key, kind), (memory, ends), rows, lacks in zip(slots, parts, borders, missing, strict=True):
-            values = np.frombuffer(memory, DTYPES[kind]) if memoryview(memory).nbytes else np.zeros(0, DTYPES[kind])
+        for (key, kind), (memory, ends), rows, lacks in zip(
+            slots, parts, borders, missing, strict=True
+        ):
+            values = (
+                np.frombuffer(memory, DTYPES[kind])
+                if memoryview(memory).nbytes
+                else np.zeros(0, DTYPES[kind])
+            )
             if kind == 1:
                 values = np.array([*map(bytes, core.copies(everything, values))], dtype=object)
             steps = [values[begin:end] for begin, end in pairwise(np.frombuffer(ends, np.int64))]
             each = [steps[begin:end] for begin, end in pairwise(rows)]
-            self.lists[key] = [None if lack else row for row, lack in zip(each, lacks.tolist(), strict=True)]
+            self.lists[key] = [
+                None if lack else row for row, lack in zip(each, lacks.tolist(), strict=True)
+            ]
 
 
 def check(slots, records):
@@ -58,7 +74,9 @@ def check(slots, records):
         for key, kind in slots:
             got, lists = parsed.lists[key][position], message.feature_lists.feature_list
             assert (got is None) == (key.decode() not in lists)
-            for values, feature in zip(got or (), lists[key.decode()].feature if got is not None else (), strict=True):
+            for values, feature in zip(
+                got or (), lists[key.decode()].feature if got is not None else (), strict=True
+            ):
                 stored = feature.WhichOneof("kind")
                 assert len(values) == 0 if stored is None else same_values(values, feature)
                 assert stored in (None, ["bytes_list", "float_list", "int64_list"][kind - 1])
@@ -76,7 +94,8 @@ def steps(key, *features):
 INTS, FLOATS, WORDS = (b"i", 3), (b"f", 2), (b"b", 1)
 
 
-# --- what is plain is read -----------------------------------------------------------------------------------------
+# --- what is plain is read
+# -----------------------------------------------------------------------------------------
 
 
 def test_steps_of_every_kind():
@@ -84,9 +103,19 @@ def test_steps_of_every_kind():
     records = []
     for count in (0, 1, 3, 63, 64, 65, 130):
         values = [rng.integers(-5, 1 << 40, rng.integers(0, 20)) for _ in range(count)]
-        words = [[rng.bytes(rng.integers(0, 300)) for _ in range(rng.integers(1, 3))] for _ in range(count)]
+        words = [
+            [rng.bytes(rng.integers(0, 300)) for _ in range(rng.integers(1, 3))]
+            for _ in range(count)
+        ]
         floats = [rng.random(rng.integers(0, 90)).astype("f4") for _ in range(count)]
-        lists = {"i": values, "b": words, "f": floats, "skipped": values, "words": words, "others": floats}
+        lists = {
+            "i": values,
+            "b": words,
+            "f": floats,
+            "skipped": values,
+            "words": words,
+            "others": floats,
+        }
         records.append(encode_sequence_example({"c": [1, 2], "t": "text"}, lists))
     for slots in ([INTS, FLOATS, WORDS], [WORDS], [], [INTS, (b"gone", 1)]):
         assert check(slots, records)
@@ -95,8 +124,18 @@ def test_steps_of_every_kind():
 
 def test_records_without_parts():
     unset = lists(steps(b"i", b"", ints(packed(1)), ints()), steps(b"b"))
-    records = [b"", b"\x0a\x00", b"\x12\x00", example(), lists(), unset, unset + example(entry(b"c", b""))]
-    records += [lists(steps(b"i", ints(packed(1)))) + lists(steps(b"f")) + example() + lists(steps(b"b"))]
+    records = [
+        b"",
+        b"\x0a\x00",
+        b"\x12\x00",
+        example(),
+        lists(),
+        unset,
+        unset + example(entry(b"c", b"")),
+    ]
+    records += [
+        lists(steps(b"i", ints(packed(1)))) + lists(steps(b"f")) + example() + lists(steps(b"b"))
+    ]
     assert check([INTS, FLOATS, WORDS], records)
     assert Parsed([INTS, WORDS], records).lists[b"i"][5][0].tolist() == []
 
@@ -108,12 +147,16 @@ def test_keys_in_any_order():
     records = []
     for _ in range(12):
         chosen = rng.permutation(keys)[: rng.integers(1, len(keys))]
-        entries = [steps(str(key).encode(), *[ints(packed(7, 300))] * int(rng.integers(0, 3))) for key in chosen]
+        entries = [
+            steps(str(key).encode(), *[ints(packed(7, 300))] * int(rng.integers(0, 3)))
+            for key in chosen
+        ]
         records.append(lists(*entries))
     assert check(slots, records)
 
 
-# --- what is not plain is asked for --------------------------------------------------------------------------------
+# --- what is not plain is asked for
+# --------------------------------------------------------------------------------
 
 PLAIN = encode_sequence_example({"c": 3}, {"i": [4, 5], "skipped": [3, 0.5]})
 ODD = [
@@ -157,9 +200,14 @@ def test_other_forms_are_asked_for(record):
 
 def test_strings_of_records_that_are_asked_for_lie_behind_the_buffer():
     plain = [encode_sequence_example({}, {"b": ["x" * number, "y"]}) for number in range(5)]
-    odd = [record + b"\x1a\x00" if number in (1, 2, 4) else record for number, record in enumerate(plain)]
+    odd = [
+        record + b"\x1a\x00" if number in (1, 2, 4) else record
+        for number, record in enumerate(plain)
+    ]
     got = Parsed([WORDS], odd, plain.__getitem__)
-    assert [[*map(list, row)] for row in got.lists[b"b"]] == [[[b"x" * number], [b"y"]] for number in range(5)]
+    assert [[*map(list, row)] for row in got.lists[b"b"]] == [
+        [[b"x" * number], [b"y"]] for number in range(5)
+    ]
     assert got.extras == [plain[1], plain[2], plain[4]]
 
 
@@ -173,11 +221,14 @@ def test_errors_of_who_is_asked_pass():
         Parsed([INTS, WORDS], [PLAIN, b"\x00", PLAIN], lambda row: row)
 
 
-# --- any bytes -----------------------------------------------------------------------------------------------------
+# --- any bytes
+# -----------------------------------------------------------------------------------------------------
 
 FEATURE = st.one_of(
     st.just(np.zeros(0, np.int64)),
-    st.lists(st.integers(-(1 << 63), (1 << 63) - 1), max_size=70).map(lambda values: np.array(values, np.int64)),
+    st.lists(st.integers(-(1 << 63), (1 << 63) - 1), max_size=70).map(
+        lambda values: np.array(values, np.int64)
+    ),
     st.lists(st.floats(width=32), max_size=3).map(lambda values: np.array(values, np.float32)),
     st.lists(st.binary(max_size=4), min_size=1, max_size=3),
 )
@@ -187,8 +238,12 @@ RECORD = st.builds(
     st.dictionaries(KEYS, FEATURE, max_size=2),
     st.dictionaries(KEYS, st.lists(FEATURE, max_size=4)),
 )
-SLOTS = st.tuples(*(st.tuples(st.just(key), st.integers(1, 3)) for key in (b"a", b"b", "é".encode()))).map(list)
-LENIENT = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+SLOTS = st.tuples(
+    *(st.tuples(st.just(key), st.integers(1, 3)) for key in (b"a", b"b", "é".encode()))
+).map(list)
+LENIENT = settings(
+    deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
+)
 
 
 @settings(LENIENT, max_examples=200)
@@ -204,7 +259,9 @@ def test_damaged_bytes_are_read_as_protobuf_reads_them_or_asked_for(records, slo
         damaged = bytearray(record)
         for _ in range(data.draw(st.integers(0, 2))):
             damaged[data.draw(st.integers(0, len(damaged) - 1))] = data.draw(st.integers(0, 255))
-        records[place] = bytes(damaged[: data.draw(st.one_of(st.none(), st.integers(0, len(damaged))))])
+        records[place] = bytes(
+            damaged[: data.draw(st.one_of(st.none(), st.integers(0, len(damaged))))]
+        )
     check(slots, records)
 
 
@@ -214,10 +271,13 @@ def test_truncation_at_every_byte():
     context_end = len(encode_example({"c": [1, 300, -1]}))
     assert check([INTS, FLOATS, WORDS], [plain, plain])
     for end in range(len(plain)):
-        assert Parsed([INTS, FLOATS, WORDS], [plain, plain[:end]]).is_plain == (end in (0, context_end))
+        assert Parsed([INTS, FLOATS, WORDS], [plain, plain[:end]]).is_plain == (
+            end in (0, context_end)
+        )
 
 
-# --- arguments -----------------------------------------------------------------------------------------------------
+# --- arguments
+# -----------------------------------------------------------------------------------------------------
 
 
 def test_arguments_that_do_not_fit():
@@ -225,22 +285,44 @@ def test_arguments_that_do_not_fit():
     buffer = np.zeros(4, np.uint8)
 
     def parse(starts, lengths, contexts=(1, 2), borders=(1, 2), missing=(1, 1)):
-        arrays = np.zeros(contexts, np.int64), np.zeros(borders, np.int64), np.zeros(missing, np.uint8)
+        arrays = (
+            np.zeros(contexts, np.int64),
+            np.zeros(borders, np.int64),
+            np.zeros(missing, np.uint8),
+        )
         return plan.parse(buffer, np.array(starts), np.array(lengths), *arrays)
 
     huge = (1 << 63) - 1
-    for start, length in ((-1, 1), (0, -1), (0, 5), (5, 0), (4, 1), (huge, huge), (1, huge), (huge, 1), (-huge, huge)):
+    for start, length in (
+        (-1, 1),
+        (0, -1),
+        (0, 5),
+        (5, 0),
+        (4, 1),
+        (huge, huge),
+        (1, huge),
+        (huge, 1),
+        (-huge, huge),
+    ):
         with pytest.raises(ValueError, match="record 0 lies outside the buffer of 4 bytes"):
             parse([start], [length])
     with pytest.raises(ValueError, match="as many lengths as starts"):
         parse([0], [0, 0])
-    for change in ({"contexts": (2, 2)}, {"contexts": (1, 3)}, {"missing": (1, 2)}, {"missing": (2, 1)}):
+    for change in (
+        {"contexts": (2, 2)},
+        {"contexts": (1, 3)},
+        {"missing": (1, 2)},
+        {"missing": (2, 1)},
+    ):
         with pytest.raises(ValueError, match="the shape of contexts or missing"):
             parse([0], [0], **change)
     for shape in ((1, 1), (2, 2)):
         with pytest.raises(ValueError, match="the shape of borders"):
             parse([0], [0], borders=shape)
-    for slots, text in (([INTS, (b"i", 2)], "a key occurs twice"), ([(b"i", 4)], "expected a kind from 1 to 3")):
+    for slots, text in (
+        ([INTS, (b"i", 2)], "a key occurs twice"),
+        ([(b"i", 4)], "expected a kind from 1 to 3"),
+    ):
         with pytest.raises(ValueError, match=text):
             core.SequencePlan(slots)
 

@@ -35,8 +35,12 @@ def slow_batches(n, batch_size, epochs, **options):
         sampler = RecordSampler(range(n), seed=3, **options)
         sampler.set_epoch(epoch)
         positions = list(sampler)
-        cut = [positions[begin : begin + batch_size] for begin in range(0, len(positions), batch_size)]
-        batches += [batch for batch in cut if len(batch) == batch_size or not options.get("drop_last")]
+        cut = [
+            positions[begin : begin + batch_size] for begin in range(0, len(positions), batch_size)
+        ]
+        batches += [
+            batch for batch in cut if len(batch) == batch_size or not options.get("drop_last")
+        ]
     return batches
 
 
@@ -64,9 +68,16 @@ def test_iterations_go_on_from_epoch_to_epoch(n, batch_size, world_size, drop_la
 
 @for_each(("n", "batch_size", "world_size", "drop_last"), CASES)
 @for_each("num_epochs", [1, 3])
-def test_resume_at_every_batch_is_the_uninterrupted_run(n, batch_size, world_size, drop_last, num_epochs):
+def test_resume_at_every_batch_is_the_uninterrupted_run(
+    n, batch_size, world_size, drop_last, num_epochs
+):
     rank = world_size - 1
-    options = {"num_epochs": num_epochs, "rank": rank, "world_size": world_size, "drop_last": drop_last}
+    options = {
+        "num_epochs": num_epochs,
+        "rank": rank,
+        "world_size": world_size,
+        "drop_last": drop_last,
+    }
     sampler = make(n, batch_size, **options)
     list(sampler)  # the second iteration
     after = make(n, batch_size, **options)
@@ -91,7 +102,9 @@ def test_resume_at_every_batch_is_the_uninterrupted_run(n, batch_size, world_siz
 
 
 @pytest.mark.parametrize("drop_last", [False, True])
-@pytest.mark.parametrize(("n", "batch_size", "world_size"), [(1, 3, 2), (7, 3, 1), (7, 2, 2), (50, 3, 4), (50, 64, 1)])
+@pytest.mark.parametrize(
+    ("n", "batch_size", "world_size"), [(1, 3, 2), (7, 3, 1), (7, 2, 2), (50, 3, 4), (50, 64, 1)]
+)
 def test_endless(n, batch_size, world_size, drop_last):
     options = {"rank": 0, "world_size": world_size, "drop_last": drop_last}
     sampler = make(n, batch_size, num_epochs=None, **options)
@@ -121,7 +134,9 @@ def test_other_ranks_and_other_batches_go_on(sizes):
     n, order = 1003, list(RecordSampler(range(1003), seed=3))
     state, taken = None, []
     for number, world_size in enumerate(sizes):
-        ranks = [make(n, 5 + number, rank=rank, world_size=world_size) for rank in range(world_size)]
+        ranks = [
+            make(n, 5 + number, rank=rank, world_size=world_size) for rank in range(world_size)
+        ]
         for sampler in ranks:
             if state:
                 sampler.load_state_dict(state)
@@ -167,7 +182,9 @@ def test_more_epochs_than_before():
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_in_a_loader_with_read_ahead(num_workers):
     sampler = make(30, 4, num_epochs=2, rank=1, world_size=2)
-    loader = DataLoader(range(30), batch_sampler=sampler, num_workers=num_workers, generator=torch.Generator())
+    loader = DataLoader(
+        range(30), batch_sampler=sampler, num_workers=num_workers, generator=torch.Generator()
+    )
     assert len(loader) == 8
     for iteration in range(2):
         received = []
@@ -176,7 +193,9 @@ def test_in_a_loader_with_read_ahead(num_workers):
             state = sampler.state_dict(num_received=number)
             fresh = make(30, 4, num_epochs=2, rank=1, world_size=2)
             fresh.load_state_dict(state)
-            expected = slow_batches(30, 4, range(2 * iteration, 2 * iteration + 2), rank=1, world_size=2)
+            expected = slow_batches(
+                30, 4, range(2 * iteration, 2 * iteration + 2), rank=1, world_size=2
+            )
             assert list(fresh) == expected[number:]
         assert received == expected
 
@@ -187,10 +206,14 @@ def test_wrong_use():
     with pytest.raises(ValueError, match="num_epochs must be an integer of at least 0, got -1"):
         make(3, 1, num_epochs=-1)
     sampler = make(9, 2)
-    with pytest.raises(ValueError, match="num_received must be 0 before an iteration has begun, got 1"):
+    with pytest.raises(
+        ValueError, match="num_received must be 0 before an iteration has begun, got 1"
+    ):
         sampler.state_dict(num_received=1)
     next(iter(sampler))
-    with pytest.raises(ValueError, match="num_received=2, but the sampler has yielded only 1 batches"):
+    with pytest.raises(
+        ValueError, match="num_received=2, but the sampler has yielded only 1 batches"
+    ):
         sampler.state_dict(num_received=2)
     with pytest.raises(ValueError, match="first_epoch=1 is after epoch=0 in the state"):
         sampler.load_state_dict({**sampler.state_dict(), "first_epoch": 1})
@@ -205,9 +228,13 @@ def test_pickles():
     assert list(pickle.loads(pickle.dumps(sampler))) == list(sampler)
 
 
-@pytest.mark.parametrize("sampler", [SequentialSampler(range(9)), RecordSampler(range(9))], ids=["torch's", "ours"])
+@pytest.mark.parametrize(
+    "sampler", [SequentialSampler(range(9)), RecordSampler(range(9))], ids=["torch's", "ours"]
+)
 def test_a_sampler_in_place_of_the_dataset(sampler):
-    """As trainers call a batch sampler: it would split once more, or give positions of positions."""
+    """As trainers call a batch sampler: it would split once more, or give positions of
+    positions.
+    """
     error = re.escape(
         f"dataset must be a dataset, got a sampler, {type(sampler).__name__}; if Lightning passed it, set "
         "Trainer(use_distributed_sampler=False), since this sampler already splits records over the ranks"
@@ -222,7 +249,10 @@ def test_what_lightning_makes_of_it():
     """By the names that its _reinstantiate_wrapped_cls reads."""
     batches = RecordBatchSampler(range(9), 4, seed=3, drop_last=True)
     kwargs = getattr(batches, "__pl_saved_kwargs")
-    assert (getattr(batches, "__pl_saved_args"), set(kwargs)) == ((), {"sampler", "drop_last", "explicit_cls"})
+    assert (getattr(batches, "__pl_saved_args"), set(kwargs)) == (
+        (),
+        {"sampler", "drop_last", "explicit_cls"},
+    )
     make = kwargs["explicit_cls"]
     splitting = DistributedSampler(range(9), num_replicas=2, rank=0)
     assert make(sampler=splitting, drop_last=None) is batches

@@ -35,7 +35,10 @@ def test_blocks_are_within_a_file_and_its_stretches_of_bytes(lengths, block_byte
 
 
 @given(
-    st.lists(st.integers(1, 9), max_size=12), st.integers(1, 5), st.integers(0, 3), st.randoms(use_true_random=False)
+    st.lists(st.integers(1, 9), max_size=12),
+    st.integers(1, 5),
+    st.integers(0, 3),
+    st.randoms(use_true_random=False),
 )
 def test_windows_hold_whole_blocks(sizes, window_blocks, seed, random):
     ends = np.cumsum([0, *sizes])
@@ -44,7 +47,8 @@ def test_windows_hold_whole_blocks(sizes, window_blocks, seed, random):
     found = everything(order).tolist()
     assert len(order) == n
     assert sorted(found) == list(range(n))
-    # The blocks, in the order in which their first records come; each window's positions are those of its blocks.
+    # The blocks, in the order in which their first records come; each window's positions are those
+    # of its blocks.
     place = 0
     left = {block: set(range(starts[block], ends[block + 1])) for block in range(len(sizes))}
     while left:
@@ -53,13 +57,19 @@ def test_windows_hold_whole_blocks(sizes, window_blocks, seed, random):
             size = sum(len(left[block]) for block in window) + 1
             window |= {block for block in left if left[block] & set(found[place : place + size])}
         size = sum(len(left[block]) for block in window)
-        assert set(found[place : place + size]) == set().union(*(left.pop(block) for block in window))
+        assert set(found[place : place + size]) == set().union(
+            *(left.pop(block) for block in window)
+        )
         place += size
     # Any places, in any order.
     places = [random.randrange(n) for _ in range(20)] if n else []
-    assert order.positions(np.array(places, np.int64)).tolist() == [found[place] for place in places]
+    assert order.positions(np.array(places, np.int64)).tolist() == [
+        found[place] for place in places
+    ]
     again = BlockShuffle(starts, n, seed, 1, window_blocks=window_blocks)
-    assert [int(again.positions(np.array([place]))[0]) for place in places] == [found[place] for place in places]
+    assert [int(again.positions(np.array([place]))[0]) for place in places] == [
+        found[place] for place in places
+    ]
 
 
 # Promised to users; a change breaks their runs.
@@ -89,9 +99,17 @@ def test_one_window_mixes_everything_and_one_block_is_in_order_of_blocks():
 
 def test_other_epochs_have_other_blocks_together():
     starts = np.arange(0, 10_000, 10)
-    first, second = (everything(BlockShuffle(starts, 10_000, 0, epoch, window_blocks=10)) for epoch in (0, 1))
-    together = {tuple(sorted(set((first[begin : begin + 100] // 10).tolist()))) for begin in range(0, 10_000, 100)}
-    others = {tuple(sorted(set((second[begin : begin + 100] // 10).tolist()))) for begin in range(0, 10_000, 100)}
+    first, second = (
+        everything(BlockShuffle(starts, 10_000, 0, epoch, window_blocks=10)) for epoch in (0, 1)
+    )
+    together = {
+        tuple(sorted(set((first[begin : begin + 100] // 10).tolist())))
+        for begin in range(0, 10_000, 100)
+    }
+    others = {
+        tuple(sorted(set((second[begin : begin + 100] // 10).tolist())))
+        for begin in range(0, 10_000, 100)
+    }
     assert len(together) == len(others) == 100
     assert not together & others
 
@@ -127,7 +145,9 @@ def test_so_many_files_at_a_time():
     for seed in range(20):
         files = FILES[np.array(file_order(seed, num_lanes=2)) // 3]
         open_at = [
-            sum((files[:place] == file).any() and (files[place:] == file).any() for file in range(5))
+            sum(
+                (files[:place] == file).any() and (files[place:] == file).any() for file in range(5)
+            )
             for place in range(N)
         ]
         assert max(open_at) == 2
@@ -156,8 +176,20 @@ def test_no_files():
         (1, 1000, 10**6, 10**4, (1, 10**4, 2 * 10**4)),
         (4, 10**5, 10**7, 10**6, (4, 250_000, 500_000)),
         (64, 10**6, 10**8, 10**6, (64, 15625, 31250)),
-        (65, 10**6, 10**8, 10**6, (33, 30303, 60606)),  # two rounds of 33 and 32, not one of 64 and one of 1
-        (1000, 10**6, 10**9, 40_000, (10, 4000, 8000)),  # few records fit: fewer files, four records of each
+        (
+            65,
+            10**6,
+            10**8,
+            10**6,
+            (33, 30303, 60606),
+        ),  # two rounds of 33 and 32, not one of 64 and one of 1
+        (
+            1000,
+            10**6,
+            10**9,
+            40_000,
+            (10, 4000, 8000),
+        ),  # few records fit: fewer files, four records of each
         (8, 100, 10**9, 10**6, (1, 10**6, 2 * 10**6)),
         (3, 100, 10**4, 10**6, (3, 10**4 + 1, 10**4)),  # all of it fits
         (1, 0, 0, 10**6, (1, 1, 0)),

@@ -27,7 +27,9 @@ def test_in_one_process():
     assert epochs.begin() == 4
 
 
-@pytest.mark.parametrize("again", [copy.deepcopy, lambda epochs: pickle.loads(pickle.dumps(epochs))])
+@pytest.mark.parametrize(
+    "again", [copy.deepcopy, lambda epochs: pickle.loads(pickle.dumps(epochs))]
+)
 def test_a_copy_goes_on_by_itself(again):
     epochs = EpochCount()
     epochs.choose(5)
@@ -60,7 +62,9 @@ class Loader:
         with self.monkeypatch.context() as patch:
             info = SimpleNamespace(id=worker, seed=self.seed + worker)
             patch.setattr(epoch_count, "get_worker_info", lambda: info)
-            places = self.place if isinstance(self.place, list) else range(self.place, self.place + 99)
+            places = (
+                self.place if isinstance(self.place, list) else range(self.place, self.place + 99)
+            )
             patch.setattr(epoch_count, "_process_number", lambda: places[worker])
             patch.setattr(epoch_count, "_owner", lambda: self.owner)
             return getattr(self.copies[worker], name)(*arguments)
@@ -164,14 +168,25 @@ class Epochs(IterableDataset):
 
 def make_loader(dataset, num_workers, **options):
     # Every such generator draws the same seed.
-    return DataLoader(dataset, None, num_workers=num_workers, collate_fn=tuple, generator=torch.Generator(), **options)
+    return DataLoader(
+        dataset,
+        None,
+        num_workers=num_workers,
+        collate_fn=tuple,
+        generator=torch.Generator(),
+        **options,
+    )
 
 
 @pytest.mark.parametrize("persistent_workers", [False, True])
-@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.exhaustive), "forkserver"])
+@pytest.mark.parametrize(
+    "method", ["fork", pytest.param("spawn", marks=pytest.mark.exhaustive), "forkserver"]
+)
 def test_in_a_loader(method, persistent_workers):
     dataset = Epochs()
-    loader = make_loader(dataset, 2, persistent_workers=persistent_workers, multiprocessing_context=method)
+    loader = make_loader(
+        dataset, 2, persistent_workers=persistent_workers, multiprocessing_context=method
+    )
     for epoch in (0, 1):
         assert sorted(loader) == [(0, epoch)] * 3 + [(1, epoch)] * 3
     iterator = iter(loader)

@@ -55,7 +55,12 @@ def test_each_leaf_is_asked_once_and_told_the_epoch():
     (found,) = leaf_batches(
         Subset(ConcatDataset([Subset(A, [1, 2]), Subset(A, [3])]), [2, 0]), PositionBatch([0, 1], 5)
     )
-    assert (found.leaf is A, found.positions, found.positions.epoch, found.places) == (True, [3, 1], 5, [0, 1])
+    assert (found.leaf is A, found.positions, found.positions.epoch, found.places) == (
+        True,
+        [3, 1],
+        5,
+        [0, 1],
+    )
     (found,) = leaf_batches(Subset(A, [7, 6]), [1])
     assert type(found.positions) is list
 
@@ -107,7 +112,9 @@ def test_a_method_that_is_newer_counts():
 
 
 class Drawing(list):
-    """A dataset with random draws, which goes by the epoch that was chosen or by the salt of a batch."""
+    """A dataset with random draws, which goes by the epoch that was chosen or by the salt of a
+    batch.
+    """
 
     draws_at_random = True
 

@@ -30,7 +30,9 @@ def test_whole_weights(weights, whole):
     assert whole_weights(weights) == whole
 
 
-@pytest.mark.parametrize("weight", [0, -1, float("nan"), float("inf"), "a", None, -0.5, Fraction(0)])
+@pytest.mark.parametrize(
+    "weight", [0, -1, float("nan"), float("inf"), "a", None, -0.5, Fraction(0)]
+)
 def test_wrong_weights(weight):
     with pytest.raises(ValueError, match="weights must be finite numbers above 0, got"):
         whole_weights([1, weight])
@@ -46,7 +48,9 @@ FROZEN = (
 
 def test_frozen():
     assert [WeightedTurns([2, 1], 0).turn(place).component for place in range(12)] == FROZEN[0]
-    assert [WeightedTurns([7, 2, 1], 1, 5).turn(place).component for place in range(20)] == FROZEN[1]
+    assert [WeightedTurns([7, 2, 1], 1, 5).turn(place).component for place in range(20)] == FROZEN[
+        1
+    ]
     large = WeightedTurns([1_281_167, 50_000, 3], 0)
     assert [tuple(large.turn(place)) for place in (10**6, 10**12, 10**18)] == FROZEN[2]
 
@@ -61,7 +65,10 @@ def test_counts_follow_the_weights_at_every_moment(weights, seed, num_turns):
         assert before == counts[component]
         counts[component] += 1
         for weight, count in zip(weights, counts, strict=True):
-            assert abs(count - Fraction(weight * (place + 1), sum(weights))) < bound or len(weights) == 1
+            assert (
+                abs(count - Fraction(weight * (place + 1), sum(weights))) < bound
+                or len(weights) == 1
+            )
     assert turns.counts(num_turns) == counts
 
 
@@ -80,7 +87,10 @@ def test_the_usual_error_is_about_one():
         turns, counts, error = WeightedTurns([7, 2, 1], seed), [0, 0, 0], 0
         for place in range(200):
             counts[turns.turn(place).component] += 1
-            error = max(error, *(abs(c - w * (place + 1) / 10) for c, w in zip(counts, (7, 2, 1), strict=True)))
+            error = max(
+                error,
+                *(abs(c - w * (place + 1) / 10) for c, w in zip(counts, (7, 2, 1), strict=True)),
+            )
         worst.append(error)
     assert max(worst) < 2
     assert sum(worst) / 100 < 1.5
@@ -90,7 +100,9 @@ def test_equal_weights_do_not_fall_in_step_with_ranks():
     turns = WeightedTurns([1, 1], 0)
     first_of_pairs = Counter(turns.turn(place).component for place in range(0, 2000, 2))
     assert abs(first_of_pairs[0] - 500) < 100
-    assert [sorted(turns.turn(place + k).component for k in (0, 1)) for place in range(0, 20, 2)] == [[0, 1]] * 10
+    assert [
+        sorted(turns.turn(place + k).component for k in (0, 1)) for place in range(0, 20, 2)
+    ] == [[0, 1]] * 10
 
 
 @given(WEIGHTS, st.integers(0, 20), st.data())

@@ -1,4 +1,5 @@
-"""Mixtures by position and of streams: the same order, each sample's place known, every way to stop.
+"""Mixtures by position and of streams: the same order, each sample's place known, every way to
+stop.
 
 Covers order/iterable_mixture.
 """
@@ -57,8 +58,12 @@ CASES = [
 @pytest.mark.parametrize(("sizes", "weights"), CASES)
 def test_positions_and_streams_agree(sizes, weights, stop):
     length = 500 if stop == "never" else None
-    mixture = Mixture(numbers(*sizes), weights, seed=4, stop=stop, shuffle=False, num_samples=length)
-    stream = list(itertools.islice(IterableMixture(numbers(*sizes), weights, seed=4, stop=stop), length))
+    mixture = Mixture(
+        numbers(*sizes), weights, seed=4, stop=stop, shuffle=False, num_samples=length
+    )
+    stream = list(
+        itertools.islice(IterableMixture(numbers(*sizes), weights, seed=4, stop=stop), length)
+    )
     assert everything(mixture) == stream
     counts = Counter(sample // 1000 for sample in stream)
     if stop == "first_exhausted":
@@ -68,7 +73,9 @@ def test_positions_and_streams_agree(sizes, weights, stop):
         assert any(counts[number] == size for number, size in enumerate(sizes))
         assert all(counts[number] >= size for number, size in enumerate(sizes))
     elif stop == "all_exhausted_without_replacement":
-        assert sorted(stream) == sorted(sample for numbers_of_one in numbers(*sizes) for sample in numbers_of_one)
+        assert sorted(stream) == sorted(
+            sample for numbers_of_one in numbers(*sizes) for sample in numbers_of_one
+        )
     for number, size in enumerate(sizes):  # each in its own order, again and again
         assert [sample - 1000 * number for sample in stream if sample // 1000 == number] == [
             place % size for place in range(counts[number])
@@ -147,13 +154,25 @@ def test_a_dataset_is_told_the_pass_over_it():
     mixture = Mixture([Passes(), range(5)], shuffle=False, stop="never", num_samples=10)
     asked = [sample for sample in mixture if isinstance(sample, tuple)]
     assert asked == [(0, 0), (1, 0), (2, 0), (0, 1), (1, 1)]
-    assert [sample for sample in mixture.__getitems__(range(10)) if isinstance(sample, tuple)] == asked
+    assert [
+        sample for sample in mixture.__getitems__(range(10)) if isinstance(sample, tuple)
+    ] == asked
     mixture.set_epoch(1)
-    assert [sample for sample in mixture if isinstance(sample, tuple)] == [(2, 1), (0, 2), (1, 2), (2, 2), (0, 3)]
+    assert [sample for sample in mixture if isinstance(sample, tuple)] == [
+        (2, 1),
+        (0, 2),
+        (1, 2),
+        (2, 2),
+        (0, 3),
+    ]
 
 
 def test_mixtures_of_mixtures_go_on_in_their_passes():
-    mixture = Mixture([Mixture([*numbers(12)], seed=1), Mixture(numbers(5, 4), seed=2)], seed=3, stop="all_exhausted")
+    mixture = Mixture(
+        [Mixture([*numbers(12)], seed=1), Mixture(numbers(5, 4), seed=2)],
+        seed=3,
+        stop="all_exhausted",
+    )
     for epoch in range(3):
         mixture.set_epoch(epoch)
         positions = list(range(len(mixture)))
@@ -163,11 +182,15 @@ def test_mixtures_of_mixtures_go_on_in_their_passes():
 @pytest.mark.parametrize("world_size", [1, 3])
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_with_a_sampler_over_ranks_and_workers(num_workers, world_size):
-    mixture = Mixture(numbers(40, 13, 7), [5, 2, 1], seed=3, stop="all_exhausted_without_replacement")
+    mixture = Mixture(
+        numbers(40, 13, 7), [5, 2, 1], seed=3, stop="all_exhausted_without_replacement"
+    )
     taken = []
     for rank in range(world_size):
         sampler = RecordSampler(mixture, shuffle=False, rank=rank, world_size=world_size)
-        loader = DataLoader(mixture, 4, sampler=sampler, num_workers=num_workers, generator=torch.Generator())
+        loader = DataLoader(
+            mixture, 4, sampler=sampler, num_workers=num_workers, generator=torch.Generator()
+        )
         taken.append([sample for batch in loader for sample in batch.tolist()])
     assert [sample for step in zip(*taken, strict=True) for sample in step] == everything(mixture)
 
@@ -184,7 +207,10 @@ def test_positions_out_of_range():
     assert mixture[-1] == mixture[n - 1]
     assert mixture[np.int64(0)] == mixture[-n]
     for position in (n, -n - 1):
-        with pytest.raises(IndexError, match=f"position {n if position > 0 else -1} is out of range for {n} samples"):
+        with pytest.raises(
+            IndexError,
+            match=f"position {n if position > 0 else -1} is out of range for {n} samples",
+        ):
             mixture[position]
     endless = Mixture(numbers(4, 4), stop="never")
     assert endless[10**15] in {0, 1, 2, 3, 1000, 1001, 1002, 1003}
@@ -219,7 +245,9 @@ def test_choices(stop, expected):
     assert everything(mixture) == expected
     stream = IterableMixture(numbers(*sizes), choices=CHOICES, stop=stop)
     assert list(stream) == list(stream) == expected
-    check_resume(lambda: IterableMixture(numbers(*sizes), choices=CHOICES, stop=stop), len(expected) + 2)
+    check_resume(
+        lambda: IterableMixture(numbers(*sizes), choices=CHOICES, stop=stop), len(expected) + 2
+    )
 
 
 def check_resume(make, length):
@@ -235,7 +263,10 @@ def check_resume(make, length):
         rest = iter(fresh)
         assert list(itertools.islice(rest, length - place)) == whole[place:]
         assert list(itertools.islice(fresh, length)) == whole  # used once
-        assert next(iterator, "end") == (whole[place] if place < len(whole) else "end") or len(whole) == length
+        assert (
+            next(iterator, "end") == (whole[place] if place < len(whole) else "end")
+            or len(whole) == length
+        )
 
 
 @pytest.mark.parametrize("stop", STOPS)
@@ -279,8 +310,14 @@ def test_each_pass_over_a_stream_is_an_epoch_of_its_own():
         ({"weights": [1, 1], "choices": [0]}, "weights and choices cannot be given together"),
         ({"choices": [0, 2]}, "choices must be from 0 to 1, got 2"),
         ({"choices": [0, -1]}, "choices must be from 0 to 1, got -1"),
-        ({"choices": [0.5]}, r"choices must be a sequence of integers, got float64 with shape \[1\]"),
-        ({"stop": "first"}, "stop must be one of 'first_exhausted', 'all_exhausted', .*'never', got 'first'"),
+        (
+            {"choices": [0.5]},
+            r"choices must be a sequence of integers, got float64 with shape \[1\]",
+        ),
+        (
+            {"stop": "first"},
+            "stop must be one of 'first_exhausted', 'all_exhausted', .*'never', got 'first'",
+        ),
     ],
 )
 def test_wrong_arguments(kind, options, text):
@@ -290,12 +327,16 @@ def test_wrong_arguments(kind, options, text):
 
 @pytest.mark.parametrize("stop", ["all_exhausted", "never"])
 def test_nothing_cannot_be_repeated(stop):
-    with pytest.raises(ValueError, match=f"dataset 1 is empty: stop='{stop}' would draw from it forever"):
+    with pytest.raises(
+        ValueError, match=f"dataset 1 is empty: stop='{stop}' would draw from it forever"
+    ):
         Mixture(numbers(2, 0), stop=stop)
     with pytest.raises(ValueError, match="dataset 1 is empty"):
         Mixture(numbers(2, 0), choices=[0, 1], stop=stop)
     assert len(Mixture(numbers(2, 0), choices=[0], stop=stop)) == 1
-    with pytest.raises(ValueError, match="dataset 1 is empty: it gave no sample, so it cannot be repeated"):
+    with pytest.raises(
+        ValueError, match="dataset 1 is empty: it gave no sample, so it cannot be repeated"
+    ):
         list(itertools.islice(IterableMixture(numbers(2, 0), stop=stop), 50))
     once = [iter([1, 2]), [5] * 9]
     with pytest.raises(ValueError, match="dataset 0 gave no sample when it was repeated"):
@@ -307,10 +348,19 @@ def test_states_of_other_mixtures():
     next(iter(mixture))
     state = mixture.state_dict()
     for other, text in [
-        (IterableMixture(numbers(4, 4), [1, 3]), r"weights is \[1, 2\] in the state, \[1, 3\] here"),
+        (
+            IterableMixture(numbers(4, 4), [1, 3]),
+            r"weights is \[1, 2\] in the state, \[1, 3\] here",
+        ),
         (IterableMixture(numbers(4, 4), [1, 2], seed=1), "seed is 0 in the state, 1 here"),
-        (IterableMixture(numbers(4, 4), [1, 2], stop="never"), "stop is 'first_exhausted' in the state, 'never' here"),
-        (IterableMixture(numbers(4, 4), choices=[0]), r"weights is \[1, 2\] in the state, \[1, 1\] here"),
+        (
+            IterableMixture(numbers(4, 4), [1, 2], stop="never"),
+            "stop is 'first_exhausted' in the state, 'never' here",
+        ),
+        (
+            IterableMixture(numbers(4, 4), choices=[0]),
+            r"weights is \[1, 2\] in the state, \[1, 1\] here",
+        ),
     ]:
         with pytest.raises(ValueError, match=text):
             other.load_state_dict(state)
@@ -319,7 +369,9 @@ def test_states_of_other_mixtures():
     with pytest.raises(ValueError, match="expected the states of 2 datasets"):
         mixture.load_state_dict({**state, "components": []})
     mixture.load_state_dict({**state, "consumer": [1, 4]})
-    with pytest.raises(ValueError, match=r"the state is of consumer 1 of 4 .*, this is consumer 0 of 1"):
+    with pytest.raises(
+        ValueError, match=r"the state is of consumer 1 of 4 .*, this is consumer 0 of 1"
+    ):
         iter(mixture)
 
 
@@ -339,12 +391,19 @@ def test_of_files(tmp_path):
     ids = []
     for num_workers in (0, 2):
         loader = DataLoader(
-            mixture, 5, sampler=sampler, num_workers=num_workers, collate_fn=collate, generator=torch.Generator()
+            mixture,
+            5,
+            sampler=sampler,
+            num_workers=num_workers,
+            collate_fn=collate,
+            generator=torch.Generator(),
         )
         ids.append([number for batch in loader for number in batch["id"].tolist()])
     assert ids[0] == ids[1]
     assert sorted(ids[0]) == [*range(30), *range(1000, 1012)]
-    assert [int(pickle.loads(pickle.dumps(mixture))[position]["id"]) for position in sampler] == ids[0]
+    assert [
+        int(pickle.loads(pickle.dumps(mixture))[position]["id"]) for position in sampler
+    ] == ids[0]
     streams = [TFRecordIterableDataset(path, features) for path in paths]
     stream = IterableMixture(streams, [2, 1], stop="all_exhausted_without_replacement")
     found = DataLoader(stream, batch_size=None, num_workers=2, generator=torch.Generator())
@@ -359,7 +418,12 @@ def test_weights_by_name_are_those_in_the_order_of_the_datasets():
     plain = everything(Mixture(list(datasets.values()), [5, 2, 1], seed=3))
     assert plain == everything(Mixture(datasets, [5, 2, 1], seed=3))
     assert plain == everything(Mixture(datasets, {"taco": 0.5, "bridge": 2.5, "kuka": 1}, seed=3))
-    pairs = [("taco", 0.5), ("kuka", 1.0), ("bridge", 2.5), ("kuka", 9.0)]  # OpenVLA's mixtures name some twice
+    pairs = [
+        ("taco", 0.5),
+        ("kuka", 1.0),
+        ("bridge", 2.5),
+        ("kuka", 9.0),
+    ]  # OpenVLA's mixtures name some twice
     mixture = Mixture(datasets, pairs, seed=3)
     assert plain == everything(mixture)
     assert mixture.names == ["bridge", "kuka", "taco"]
@@ -372,7 +436,9 @@ def test_weights_by_name_are_those_in_the_order_of_the_datasets():
     stream = IterableMixture(datasets, pairs, seed=3)
     assert list(stream) == list(IterableMixture([*datasets.values()], [5, 2, 1], seed=3))
     assert Mixture(datasets, choices=[0, 2]).shares is None
-    assert "2 samples of 3 datasets: 'bridge' 40 samples, " in repr(Mixture(datasets, choices=[0, 2]))
+    assert "2 samples of 3 datasets: 'bridge' 40 samples, " in repr(
+        Mixture(datasets, choices=[0, 2])
+    )
 
 
 def test_balanced_weights_count_with_the_sizes():
@@ -382,20 +448,29 @@ def test_balanced_weights_count_with_the_sizes():
     assert everything(mixture) == everything(Mixture(list(datasets.values()), [2, 1], seed=1))
     equal = Mixture(datasets, balance_weights=True, seed=2, stop="all_exhausted")
     assert set(everything(equal)) == {*range(60), *range(1000, 1015)}
-    assert len(equal) - 75 in (0, 1, 2)  # one pass over each, and what comes before the last sample's turn
+    assert len(equal) - 75 in (
+        0,
+        1,
+        2,
+    )  # one pass over each, and what comes before the last sample's turn
 
 
 def test_names_and_weights_that_do_not_fit():
     datasets = {"bridge": range(4), "kuka": range(3)}
-    with pytest.raises(ValueError, match=r"weights must name each of \['bridge', 'kuka'\], got \['bridge'\]"):
+    with pytest.raises(
+        ValueError, match=r"weights must name each of \['bridge', 'kuka'\], got \['bridge'\]"
+    ):
         Mixture(datasets, {"bridge": 1.0})
     with pytest.raises(
-        ValueError, match=r"weights must name each of \['bridge', 'kuka'\], got \['taco', 'kuka', 'bridge'\]"
+        ValueError,
+        match=r"weights must name each of \['bridge', 'kuka'\], got \['taco', 'kuka', 'bridge'\]",
     ):
         Mixture(datasets, [("bridge", 1.0), ("kuka", 1.0), ("taco", 1.0)])
     with pytest.raises(ValueError, match="weights by name need names: datasets must be a dict"):
         Mixture(list(datasets.values()), {"bridge": 1.0, "kuka": 1.0})
-    with pytest.raises(ValueError, match="dataset 1 is empty: balance_weights would give it no weight"):
+    with pytest.raises(
+        ValueError, match="dataset 1 is empty: balance_weights would give it no weight"
+    ):
         Mixture({"bridge": range(4), "kuka": []}, balance_weights=True)
     with pytest.raises(ValueError, match="balance_weights and choices cannot be given together"):
         Mixture(datasets, choices=[0, 1], balance_weights=True)

@@ -62,7 +62,9 @@ LITERAL_LARGE = {
 
 
 def test_frozen_tables():
-    assert {(n, seeds): everything(Permutation(n, *seeds)).tolist() for n, seeds in LITERAL_SMALL} == LITERAL_SMALL
+    assert {
+        (n, seeds): everything(Permutation(n, *seeds)).tolist() for n, seeds in LITERAL_SMALL
+    } == LITERAL_SMALL
 
 
 def test_frozen_bijections():
@@ -79,10 +81,14 @@ def test_a_table_is_the_order_of_the_positions_own_numbers():
     # What earlier releases computed for any size.
     for n in (1, 2, 7, 1000, TABLE):
         numbers = RandomStream(5, 2).next_numbers(n).tolist()
-        assert everything(Permutation(n, 5, 2)).tolist() == sorted(range(n), key=numbers.__getitem__)
+        assert everything(Permutation(n, 5, 2)).tolist() == sorted(
+            range(n), key=numbers.__getitem__
+        )
 
 
-@pytest.mark.parametrize("n", [0, 1, 2, 3, 1000, TABLE - 1, TABLE, TABLE + 1, 100_000, 1 << 17, (1 << 17) + 1])
+@pytest.mark.parametrize(
+    "n", [0, 1, 2, 3, 1000, TABLE - 1, TABLE, TABLE + 1, 100_000, 1 << 17, (1 << 17) + 1]
+)
 def test_every_position_once(n):
     for seeds in ((), (0,), (3, 1)):
         assert np.array_equal(np.sort(everything(Permutation(n, *seeds))), np.arange(n))
@@ -129,7 +135,10 @@ def test_every_order_is_as_likely_as_any(n):
 
 def check_chi_square(counts, expected, deviations=4):
     degrees = len(counts) - 1
-    assert abs(((counts - expected) ** 2 / expected).sum() - degrees) < deviations * math.sqrt(2 * degrees) + 4
+    assert (
+        abs(((counts - expected) ** 2 / expected).sum() - degrees)
+        < deviations * math.sqrt(2 * degrees) + 4
+    )
 
 
 @pytest.mark.parametrize("n", [5000, TABLE, TABLE + 1, 1 << 17, 300_007])
@@ -157,7 +166,11 @@ def test_large_orders_look_random(n):
 def test_near_sizes_and_seeds_give_unrelated_orders():
     places = np.arange(2000)
     base = Permutation(10**9, 1, 1).positions(places)
-    for other in (Permutation(10**9, 1, 2), Permutation(10**9, 2, 1), Permutation(10**9, 2**64 + 1, 1)):
+    for other in (
+        Permutation(10**9, 1, 2),
+        Permutation(10**9, 2, 1),
+        Permutation(10**9, 2**64 + 1, 1),
+    ):
         found = other.positions(places)
         assert not (found == base).any()
         assert abs(np.corrcoef(base, found)[0, 1]) < 0.1

@@ -55,8 +55,19 @@ def test_a_shuffle_is_a_permutation_and_pure():
 
 
 def test_near_seeds_give_different_orders():
-    near = [*range(-20, 21), *(2**64 + n for n in range(-20, 21)), *(-(2**64) + n for n in range(-3, 3)), 2**65, 2**128]
-    tuples = [(), *((seed,) for seed in near), *((seed, 0) for seed in near), *((0, seed) for seed in near if seed)]
+    near = [
+        *range(-20, 21),
+        *(2**64 + n for n in range(-20, 21)),
+        *(-(2**64) + n for n in range(-3, 3)),
+        2**65,
+        2**128,
+    ]
+    tuples = [
+        (),
+        *((seed,) for seed in near),
+        *((seed, 0) for seed in near),
+        *((0, seed) for seed in near if seed),
+    ]
     orders = {tuple(shuffled(range(20), *seeds)) for seeds in tuples}
     assert len(orders) == len(tuples)
 

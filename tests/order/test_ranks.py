@@ -55,7 +55,9 @@ def test_one_process_reads_everything(folder):
     assert list(TFRecordIterableDataset(folder / "part-*")) == RECORDS
 
 
-def test_what_is_given_comes_first_then_the_process_group_then_the_environment(monkeypatch, process_group):
+def test_what_is_given_comes_first_then_the_process_group_then_the_environment(
+    monkeypatch, process_group
+):
     environment(monkeypatch, 1, 2)
     assert ranks.resolve_rank(None, None) == (1, 2)
     process_group(2, 3)
@@ -72,7 +74,8 @@ def test_every_record_once(folder, monkeypatch, process_group, source, world_siz
         if source == "arguments":
             mine = part(folder, rank, world_size)
         else:
-            # The rank is looked up when iteration begins: a dataset may be built before it is known.
+            # The rank is looked up when iteration begins: a dataset may be built before it is
+            # known.
             if source == "process group":
                 process_group(rank, world_size)
             else:
@@ -94,11 +97,23 @@ def test_environment_of_one_variable_alone_says_nothing(monkeypatch):
 @pytest.mark.parametrize(
     ("rank", "world_size", "text"),
     [
-        ("2", "2", "the environment's RANK='2', WORLD_SIZE='2': rank must be from 0 to world_size - 1"),
-        ("-1", "2", "the environment's RANK='-1', WORLD_SIZE='2': rank must be from 0 to world_size - 1"),
+        (
+            "2",
+            "2",
+            "the environment's RANK='2', WORLD_SIZE='2': rank must be from 0 to world_size - 1",
+        ),
+        (
+            "-1",
+            "2",
+            "the environment's RANK='-1', WORLD_SIZE='2': rank must be from 0 to world_size - 1",
+        ),
         ("one", "2", "the environment's RANK='one', WORLD_SIZE='2': "),
         ("0", "", "the environment's RANK='0', WORLD_SIZE='': "),
-        ("0", "0", "the environment's RANK='0', WORLD_SIZE='0': rank must be from 0 to world_size - 1"),
+        (
+            "0",
+            "0",
+            "the environment's RANK='0', WORLD_SIZE='0': rank must be from 0 to world_size - 1",
+        ),
     ],
 )
 def test_wrong_environment(folder, monkeypatch, rank, world_size, text):
@@ -139,7 +154,8 @@ def test_a_pickle_made_in_a_process_group_keeps_the_rank(folder, process_group, 
 
 
 def test_a_pickle_made_outside_takes_the_rank_where_it_is_used(folder, process_group):
-    # torch.multiprocessing.spawn hands the same dataset to all ranks, before any of them has a group.
+    # torch.multiprocessing.spawn hands the same dataset to all ranks, before any of them has a
+    # group.
     data = pickle.dumps(TFRecordIterableDataset(folder / "part-*"))
     process_group(1, 3)
     assert list(pickle.loads(data)) == part(folder, 1, 3)
@@ -147,10 +163,14 @@ def test_a_pickle_made_outside_takes_the_rank_where_it_is_used(folder, process_g
 
 def run_rank(rank, world_size, folder, ds, loaders):
     """One training process; reads once in each of the ways and writes down what it saw."""
-    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=world_size)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=world_size
+    )
     seen = []
     for num_workers, context in loaders:
-        loader = DataLoader(ds, batch_size=None, num_workers=num_workers, multiprocessing_context=context)
+        loader = DataLoader(
+            ds, batch_size=None, num_workers=num_workers, multiprocessing_context=context
+        )
         seen.append([record.decode() for record in loader])
     dist.barrier()
     dist.destroy_process_group()
@@ -166,10 +186,13 @@ def run_rank(rank, world_size, folder, ds, loaders):
 def test_processes_of_a_real_group(folder, world_size, loaders):
     ds = TFRecordIterableDataset(folder / "part-*", shuffle=True, shuffle_buffer_size=3)
     arguments = (world_size, folder, ds, loaders)
-    torch.multiprocessing.start_processes(run_rank, arguments, nprocs=world_size, start_method="forkserver")
+    torch.multiprocessing.start_processes(
+        run_rank, arguments, nprocs=world_size, start_method="forkserver"
+    )
     seen = [json.loads((folder / f"seen-{rank}.json").read_text()) for rank in range(world_size)]
     for way in range(len(loaders)):
         parts = [of_rank[way] for of_rank in seen]
         assert sorted(record.encode() for mine in parts for record in mine) == RECORDS, loaders[way]
-        if way == 0:  # without workers a third of three equal files each, or one file and half of another
+        # without workers a third of three equal files each, or one file and half of another
+        if way == 0:
             assert [len(mine) for mine in parts] == [12 // world_size] * world_size

@@ -1,4 +1,5 @@
-"""Keys for random draws: a function of (epoch, position) alone, and they reach the parser that asks for them.
+"""Keys for random draws: a function of (epoch, position) alone, and they reach the parser that asks
+for them.
 
 Covers order/draw_epoch, order/position_batch.
 """
@@ -11,10 +12,16 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from torch_tfrecord import FixedLenFeature, TFRecordDataset, TFRecordIterableDataset, TFRecordWriter, make_dataloader
+from torch_tfrecord import (
+    FixedLenFeature,
+    TFRecordDataset,
+    TFRecordIterableDataset,
+    TFRecordWriter,
+    make_dataloader,
+)
+from torch_tfrecord.columns.parsers import ExampleParser
 from torch_tfrecord.order.position_batch import PositionBatch
 from torch_tfrecord.order.random_stream import record_keys
-from torch_tfrecord.parsing.parsers import ExampleParser
 
 
 def test_position_batch_is_a_list_that_pickles():
@@ -62,7 +69,9 @@ def test_of_a_dataset(path, transform):
     ds = TFRecordDataset(path, FEATURES, transform=transform)
     for epoch in (0, 3):
         ds.set_epoch(epoch)
-        assert [int(sample["key"]) for sample in ds.__getitems__([7, -1, 7])] == halves([7, 9, 7], epoch)
+        assert [int(sample["key"]) for sample in ds.__getitems__([7, -1, 7])] == halves(
+            [7, 9, 7], epoch
+        )
         assert int(ds[4]["key"]) == halves([4], epoch)[0]
         assert int(ds[::-1][0]["key"]) == halves([9], epoch)[0]  # by the position in the whole
         assert int(pickle.loads(pickle.dumps(ds))[4]["key"]) == halves([4], epoch)[0]
@@ -77,19 +86,28 @@ def test_persistent_workers_follow(path):
     loader = DataLoader(ds, batch_size=5, num_workers=1, persistent_workers=True)
     for epoch in (2, 0):
         ds.set_epoch(epoch)
-        assert [key for batch in loader for key in batch["key"].tolist()] == halves(range(10), epoch)
+        assert [key for batch in loader for key in batch["key"].tolist()] == halves(
+            range(10), epoch
+        )
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_of_a_loader(path, num_workers):
-    loader = make_dataloader(path, 4, FEATURES, shuffle=False, num_epochs=2, num_workers=num_workers)
+    loader = make_dataloader(
+        path, 4, FEATURES, shuffle=False, num_epochs=2, num_workers=num_workers
+    )
     found = [key for batch in loader for key in batch["key"].tolist()]
     assert found == halves(range(10), 0) + halves(range(10), 1)
 
 
 def test_of_a_stream(path):
     found = []
-    for options in ({}, {"batch_size": 3}, {"batch_size": 4, "cycle_length": 2}, {"transform": dict}):
+    for options in (
+        {},
+        {"batch_size": 3},
+        {"batch_size": 4, "cycle_length": 2},
+        {"transform": dict},
+    ):
         ds = TFRecordIterableDataset(path, FEATURES, seed=6, **options)
         ds.set_epoch(2)
         found.append([key for item in ds for key in item["key"].reshape(-1).tolist()])

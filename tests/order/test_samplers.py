@@ -114,7 +114,9 @@ def test_the_union_over_ranks_is_the_epoch(n, world_size, mode, drop_last):
 
 def samplers(n, mode, world_size, state=None, **options):
     """One for each rank."""
-    made = [make(n, mode, rank=rank, world_size=world_size, **options) for rank in range(world_size)]
+    made = [
+        make(n, mode, rank=rank, world_size=world_size, **options) for rank in range(world_size)
+    ]
     for sampler in made:
         if state is not None:
             sampler.load_state_dict(state)
@@ -132,7 +134,11 @@ def test_resume_at_every_batch_is_the_uninterrupted_run(n, world_size, mode, bat
         whole = list(sampler)
         iterator = iter(sampler)
         for taken in range(0, len(whole) + 1, batch_size):
-            state = json.loads(json.dumps(sampler.state_dict() if taken else make(n, mode).state_dict() | {"epoch": 4}))
+            state = json.loads(
+                json.dumps(
+                    sampler.state_dict() if taken else make(n, mode).state_dict() | {"epoch": 4}
+                )
+            )
             # Another rank's checkpoint serves as well.
             fresh = make(n, mode, rank=rank, world_size=world_size)
             fresh.load_state_dict(state)
@@ -241,12 +247,16 @@ def test_a_plain_loader_with_the_number_received(num_workers, batch_size):
     n = 200 if batch_size == 64 else 20
     sampler = make(n, rank=1, world_size=2)
     # A generator, as DataLoader else takes its workers' seeds from the global random state.
-    loader = DataLoader(range(n), batch_size, sampler=sampler, num_workers=num_workers, generator=torch.Generator())
+    loader = DataLoader(
+        range(n), batch_size, sampler=sampler, num_workers=num_workers, generator=torch.Generator()
+    )
     samples_this_iteration = len(sampler)
     batches, states = [], []
     for number, batch in enumerate(loader, 1):
         batches.append(batch.tolist())
-        states.append(sampler.state_dict(num_received=min(number * batch_size, samples_this_iteration)))
+        states.append(
+            sampler.state_dict(num_received=min(number * batch_size, samples_this_iteration))
+        )
     assert len(batches) == -(-n // 2 // batch_size)
     for number, state in enumerate(states, 1):
         fresh = make(n, rank=1, world_size=2)
@@ -314,10 +324,19 @@ def test_the_rank_is_looked_up_when_an_iteration_begins(monkeypatch):
     [
         ({"version": 2}, "expected a state of version 1, got version 2"),
         ({"seed": 4}, "the state is of another order: seed is 4 in the state, 3 here"),
-        ({"num_records": 8}, "the state is of another order: num_records is 8 in the state, 7 here"),
-        ({"shuffle": "blocks"}, "the state is of another order: shuffle is 'blocks' in the state, True here"),
+        (
+            {"num_records": 8},
+            "the state is of another order: num_records is 8 in the state, 7 here",
+        ),
+        (
+            {"shuffle": "blocks"},
+            "the state is of another order: shuffle is 'blocks' in the state, True here",
+        ),
         ({"shuffle": 1}, "the state is of another order: shuffle is 1 in the state, True here"),
-        ({"drop_last": True}, "the state is of another order: drop_last is True in the state, False here"),
+        (
+            {"drop_last": True},
+            "the state is of another order: drop_last is True in the state, False here",
+        ),
         ({"consumed": 8}, "consumed must be an integer from 0 to 7 in the state, got 8"),
         ({"consumed": -1}, "consumed must be an integer from 0 to 7 in the state, got -1"),
         ({"epoch": 1.0}, "epoch must be an integer at least 0 in the state, got 1.0"),
@@ -340,7 +359,9 @@ def test_wrong_states(change, text):
 
 def test_states_of_other_weights_and_blocks():
     state = make(7, "weights").state_dict()
-    with pytest.raises(ValueError, match=r"weights is '[0-9a-f]{16}' in the state, '[0-9a-f]{16}' here"):
+    with pytest.raises(
+        ValueError, match=r"weights is '[0-9a-f]{16}' in the state, '[0-9a-f]{16}' here"
+    ):
         RecordSampler(range(7), seed=3, weights=[1] * 7).load_state_dict(state)
     with pytest.raises(ValueError, match="window_blocks is 5 in the state, 6 here"):
         RecordSampler(Blocks(7), seed=3, shuffle="blocks", window_blocks=6).load_state_dict(
@@ -373,7 +394,9 @@ def test_states_of_other_weights_and_blocks():
     ],
 )
 def test_wrong_arguments(options, text):
-    with pytest.raises(TypeError if options.get("window_blocks") is True else ValueError, match=f"^{text}"):
+    with pytest.raises(
+        TypeError if options.get("window_blocks") is True else ValueError, match=f"^{text}"
+    ):
         RecordSampler([0, 0, 0], **options)
 
 
@@ -381,14 +404,19 @@ def test_wrong_numbers():
     sampler = make(10)
     for epoch in (-1, 1.0, True, "1"):
         with pytest.raises(
-            ValueError if epoch == -1 else TypeError, match="epoch must be an integer of at least 0, got"
+            ValueError if epoch == -1 else TypeError,
+            match="epoch must be an integer of at least 0, got",
         ):
             sampler.set_epoch(epoch)
-    with pytest.raises(ValueError, match="num_received must be 0 before an iteration has begun, got 3"):
+    with pytest.raises(
+        ValueError, match="num_received must be 0 before an iteration has begun, got 3"
+    ):
         sampler.state_dict(num_received=3)
     assert sampler.state_dict(num_received=0)["consumed"] == 0
     next(iter(sampler))
-    with pytest.raises(ValueError, match="num_received=2, but the sampler has yielded only 1 samples"):
+    with pytest.raises(
+        ValueError, match="num_received=2, but the sampler has yielded only 1 samples"
+    ):
         sampler.state_dict(num_received=2)
     with pytest.raises(ValueError, match="num_received must be an integer of at least 0, got -1"):
         sampler.state_dict(num_received=-1)
@@ -403,8 +431,12 @@ def test_balance():
     for epoch in range(20):
         sampler.set_epoch(epoch)
         counts.update(labels[list(sampler)].tolist())
-    assert sum((count - 20_000 / 3) ** 2 / (20_000 / 3) for count in counts.values()) < 13.8  # 2 degrees, p = 0.001
-    shares = [list(RecordSampler(labels, weights=balanced_weights(labels), rank=r, world_size=2)) for r in (0, 1)]
+    # 2 degrees, p = 0.001
+    assert sum((count - 20_000 / 3) ** 2 / (20_000 / 3) for count in counts.values()) < 13.8
+    shares = [
+        list(RecordSampler(labels, weights=balanced_weights(labels), rank=r, world_size=2))
+        for r in (0, 1)
+    ]
     assert [position for pair in zip(*shares, strict=True) for position in pair] == list(
         RecordSampler(labels, weights=balanced_weights(labels))
     )
@@ -420,7 +452,9 @@ def files(tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize("part", [slice(None), slice(None, None, -1), slice(3, 60, 2), slice(0, 0)], ids=str)
+@pytest.mark.parametrize(
+    "part", [slice(None), slice(None, None, -1), slice(3, 60, 2), slice(0, 0)], ids=str
+)
 def test_blocks_of_files(files, part):
     dataset = TFRecordDataset(files / "part-*", index="memory")[part]
     sampler = RecordSampler(dataset, shuffle="blocks", block_bytes=1000, window_blocks=1)
@@ -444,10 +478,20 @@ def test_a_distributed_sampler(monkeypatch):
     """To whoever asks, without a process group."""
     sampler = RecordSampler(range(7), seed=3)
     assert isinstance(sampler, DistributedSampler)
-    assert (sampler.rank, sampler.num_replicas, sampler.num_samples, sampler.total_size) == (0, 1, 7, 7)
+    assert (sampler.rank, sampler.num_replicas, sampler.num_samples, sampler.total_size) == (
+        0,
+        1,
+        7,
+        7,
+    )
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    assert (sampler.rank, sampler.num_replicas, sampler.num_samples, sampler.total_size) == (1, 2, 4, 8)
+    assert (sampler.rank, sampler.num_replicas, sampler.num_samples, sampler.total_size) == (
+        1,
+        2,
+        4,
+        8,
+    )
     again = pickle.loads(pickle.dumps(sampler))
     assert list(again) == list(sampler)
 

@@ -1,4 +1,6 @@
-"""The split of an epoch over ranks, as torch's DistributedSampler does it, also from the middle on."""
+"""The split of an epoch over ranks, as torch's DistributedSampler does it, also from the middle
+on.
+"""
 
 from collections import Counter
 
@@ -40,7 +42,8 @@ def test_what_is_left_of_an_epoch(n, world_size, drop_last):
         if start > n:
             continue
         shares = [
-            whole(RankShare(order, rank, world_size, start=start, drop_last=drop_last)) for rank in range(world_size)
+            whole(RankShare(order, rank, world_size, start=start, drop_last=drop_last))
+            for rank in range(world_size)
         ]
         assert len({len(share) for share in shares}) == 1
         taken = [share[step] for step in range(len(shares[0])) for share in shares]
@@ -50,7 +53,9 @@ def test_what_is_left_of_an_epoch(n, world_size, drop_last):
         else:
             assert taken[: len(left)] == left
             assert len(taken) - len(left) < world_size
-            assert taken[len(left) :] == [everything[place % n] for place in range(len(taken) - len(left))]
+            assert taken[len(left) :] == [
+                everything[place % n] for place in range(len(taken) - len(left))
+            ]
 
 
 # Promised to users; a change breaks their runs.
@@ -80,8 +85,13 @@ def test_file_shares_deal_every_record_once(num_files, num_consumers):
         for share in file_shares(num_files, consumer, num_consumers)
         for record in range(share.part, lengths[share.file], share.parts)
     )
-    assert seen == Counter((file, record) for file in range(num_files) for record in range(lengths[file]))
-    whole = [sum(share.parts == 1 for share in file_shares(num_files, c, num_consumers)) for c in range(num_consumers)]
+    assert seen == Counter(
+        (file, record) for file in range(num_files) for record in range(lengths[file])
+    )
+    whole = [
+        sum(share.parts == 1 for share in file_shares(num_files, c, num_consumers))
+        for c in range(num_consumers)
+    ]
     assert max(whole) - min(whole) <= 1
 
 

@@ -23,14 +23,20 @@ def test_frozen():
 def test_frequencies_follow_the_weights():
     weights = np.array([5, 0, 1, 2, 0, 12])
     sums = cumulated(weights)
-    found = np.concatenate([WeightedDraws(sums, 3, epoch).positions(np.arange(1000)) for epoch in range(100)])
+    found = np.concatenate(
+        [WeightedDraws(sums, 3, epoch).positions(np.arange(1000)) for epoch in range(100)]
+    )
     counts = np.bincount(found, minlength=6)
     assert counts[[1, 4]].tolist() == [0, 0]
     expected = 100_000 * weights[weights > 0] / 20
-    assert ((counts[weights > 0] - expected) ** 2 / expected).sum() < 16.3  # 3 degrees of freedom, p = 0.001
+    # 3 degrees of freedom, p = 0.001
+    assert ((counts[weights > 0] - expected) ** 2 / expected).sum() < 16.3
 
 
-@given(st.lists(st.sampled_from([0, 1, 1e-300, 0.1, 7, 1e300]), min_size=1, max_size=6), st.integers(0, 5))
+@given(
+    st.lists(st.sampled_from([0, 1, 1e-300, 0.1, 7, 1e300]), min_size=1, max_size=6),
+    st.integers(0, 5),
+)
 def test_no_position_without_a_weight_is_ever_drawn(weights, seed):
     if not any(weights):
         return

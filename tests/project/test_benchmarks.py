@@ -23,8 +23,23 @@ def load(name):
 
 def compare(tmp_path, *arguments):
     results = tmp_path / "results.json"
-    command = [sys.executable, FOLDER / "compare.py", *arguments, "--fraction", "0.0001", "--rounds", "1"]
-    command += ["--seconds", "0.01", "--cache", tmp_path / "cache", "--environments", tmp_path / "none"]
+    command = [
+        sys.executable,
+        FOLDER / "compare.py",
+        *arguments,
+        "--fraction",
+        "0.0001",
+        "--rounds",
+        "1",
+    ]
+    command += [
+        "--seconds",
+        "0.01",
+        "--cache",
+        tmp_path / "cache",
+        "--environments",
+        tmp_path / "none",
+    ]
     done = subprocess.run([*command, "--results", results], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return done.stdout, json.loads(results.read_text()) if results.exists() else None
@@ -47,7 +62,9 @@ def test_tables_of_our_side(tmp_path):
 
 @pytest.mark.slow
 def test_rows_of_the_doors(tmp_path):
-    output, results = compare(tmp_path, "doors", "random", "--rows", "texts.ds_i,random-100B.raw_64")
+    output, results = compare(
+        tmp_path, "doors", "random", "--rows", "texts.ds_i,random-100B.raw_64"
+    )
     assert "| `ds[i]` | torch_tfrecord |" in output
     assert "| 64 raw records | torch_tfrecord |" in output
     assert "make_dataloader" not in output
@@ -57,11 +74,23 @@ def test_rows_of_the_doors(tmp_path):
 @pytest.mark.exhaustive
 @pytest.mark.timeout(900)
 def test_all_other_tables(tmp_path):
-    names = ["tabular", "embeddings", "raw", "index", "images", "images-uint8", "scaling", "startup"]
+    names = [
+        "tabular",
+        "embeddings",
+        "raw",
+        "index",
+        "images",
+        "images-uint8",
+        "scaling",
+        "startup",
+    ]
     output, results = compare(tmp_path, *names, "doors", "random")
     assert results["doors-sequences"]["failed"] == {}
     assert {"index-tabular", "index-embeddings", "index-images"} < set(results)
-    assert results["index-images"]["sides"][0]["compared"]["layout"] == {"length": "int64[]", "offset": "int64[]"}
+    assert results["index-images"]["sides"][0]["compared"]["layout"] == {
+        "length": "int64[]",
+        "offset": "int64[]",
+    }
     for name, dtype in {"images": "float32", "images-uint8": "uint8"}.items():
         for side in results[name]["sides"]:
             assert side["compared"]["layout"]["image"] == f"{dtype}[3, 224, 224]"
@@ -98,10 +127,15 @@ class TestOutputs:
 
     def test_a_run_that_was_cut_off_is_compared_up_to_there(self):
         whole = self.summary(self.batch(*range(1024)), self.batch(*range(1024)))
-        part, other = self.summary(self.batch(*range(1024))), self.summary(self.batch(*range(1, 1025)))
+        part, other = (
+            self.summary(self.batch(*range(1024))),
+            self.summary(self.batch(*range(1, 1025))),
+        )
         assert self.outputs.differences(whole, part, ordered=True) == []
         assert self.outputs.differences(whole, other, ordered=True) == ["the first 1024 rows"]
-        assert self.outputs.differences(whole, self.summary(self.batch(1)), ordered=True) == ["count: 2048 and 1"]
+        assert self.outputs.differences(whole, self.summary(self.batch(1)), ordered=True) == [
+            "count: 2048 and 1"
+        ]
 
     def test_rows_put_together_wrongly_differ(self):
         mixed = {"x": np.array([1, 2], np.float32), "y": np.array([2, 1])}
@@ -110,7 +144,11 @@ class TestOutputs:
 
     @pytest.mark.parametrize(
         "other",
-        [{"x": np.array([1, 2], np.float64)}, {"x": np.array([[1], [2]], np.float32)}, {"x": [b"1", b"2"]}],
+        [
+            {"x": np.array([1, 2], np.float64)},
+            {"x": np.array([[1], [2]], np.float32)},
+            {"x": [b"1", b"2"]},
+        ],
     )
     def test_another_layout_differs(self, other):
         one, two = self.summary({"x": np.array([1, 2], np.float32)}), self.summary(other)
@@ -149,7 +187,12 @@ def test_a_door_that_fails_is_noted_and_the_others_are_measured(monkeypatch):
     class Process:
         def __init__(self, variant, digest):
             workload = workloads.WORKLOADS["random-100B"]
-            names = {"side": "ours", "variant": variant, "workload_name": "random-100B", "workload": workload}
+            names = {
+                "side": "ours",
+                "variant": variant,
+                "workload_name": "random-100B",
+                "workload": workload,
+            }
             self.job, self.digest = type("Job", (), names), digest
 
         def check(self, most):
@@ -180,7 +223,10 @@ class TestDoors:
         return {name: importlib.import_module(name) for name in ("report", "workloads")}
 
     def test_rows_bring_what_they_are_held_against(self, modules):
-        only_rows, scalars = modules["workloads"].only_rows, modules["workloads"].WORKLOADS["doors-scalars"]
+        only_rows, scalars = (
+            modules["workloads"].only_rows,
+            modules["workloads"].WORKLOADS["doors-scalars"],
+        )
         chosen = only_rows(scalars, ["ds_i", "tokens"])
         singles = ("parse_single_example", "parse_single_example, batched")
         assert chosen.variants == {"ours": ("ds_i", "its_tensors"), "tensorflow": singles}
@@ -209,18 +255,35 @@ class TestDoors:
         ],
     )
     def test_a_bar_in_words(self, modules, arguments, said):
-        rates = {("ours", "a"): 1000, ("ours", "its_tensors"): 2000, ("tensorflow", "x"): 100, ("tensorflow", "y"): 50}
+        rates = {
+            ("ours", "a"): 1000,
+            ("ours", "its_tensors"): 2000,
+            ("tensorflow", "x"): 100,
+            ("tensorflow", "y"): 50,
+        }
         assert modules["report"].judge(modules["workloads"].Bar(*arguments), rates) == said
 
     def test_the_table(self, modules):
         def side(name, variant, rate):
-            return {"side": name, "variant": variant, "per_second": rate, "cpu_seconds_per_1000": 0.0123}
+            return {
+                "side": name,
+                "variant": variant,
+                "per_second": rate,
+                "cpu_seconds_per_1000": 0.0123,
+            }
 
         sides = [side("ours", "make_dataloader", 123_456), side("tensorflow", "ragged", 1000)]
-        result = {"sides": sides, "missing": [], "failed": {"ours, torch_collate": "ValueError: why"}}
+        result = {
+            "sides": sides,
+            "missing": [],
+            "failed": {"ours, torch_collate": "ValueError: why"},
+        }
         lines = modules["report"].door_table({"doors-texts": result, "scaling": {}}).splitlines()
         held = "at least 3 times tf.data (ragged or sparse)"
-        assert lines[2] == f"| `make_dataloader(num_workers=0)` | torch_tfrecord | 123,000 | 12.3 | {held}: 123x ok |"
+        assert (
+            lines[2]
+            == f"| `make_dataloader(num_workers=0)` | torch_tfrecord | 123,000 | 12.3 | {held}: 123x ok |"
+        )
         assert (
             lines[3]
             == f"| `DataLoader(TFRecordDataset)`, torch's collate | torch_tfrecord | failed | - | {held}: failed |"
@@ -239,11 +302,18 @@ def test_the_report(tmp_path, monkeypatch):
     def side(name, rate):
         return {"side": name, "variant": "v", "per_second": rate}
 
-    sides = [side("ours", 1_234_567), side("ours", 9e9), side("tensorflow", 100_000), side("tfrecord", 200_000)]
+    sides = [
+        side("ours", 1_234_567),
+        side("ours", 9e9),
+        side("tensorflow", 100_000),
+        side("tfrecord", 200_000),
+    ]
     result = {"records": 10, "file_bytes": 1000, "missing": [], "sides": sides}
     row = report.summary_table({"tabular": result}).splitlines()[-1]
     assert row.endswith("| 1,230,000/s | 100,000/s | - | 200,000/s | 6.2 x tfrecord | 5 | yes |")
-    assert report.summary_table({"tabular": result}, goals=False).endswith("| 200,000/s | 6.2 x tfrecord |")
+    assert report.summary_table({"tabular": result}, goals=False).endswith(
+        "| 200,000/s | 6.2 x tfrecord |"
+    )
     page = tmp_path / "page.md"
     page.write_text("a\n<!-- t -->\nold\n<!-- /t -->\nb\n")
     report.replace_block(page, "t", "new \\1")
@@ -267,26 +337,38 @@ class TestWays:
             for row in group.rows.values():
                 for workload, variant in row.values():
                     sides = found.setdefault(
-                        workload, {"sides": [{"side": group.best, "variant": "x", "per_second": 10}]}
+                        workload,
+                        {"sides": [{"side": group.best, "variant": "x", "per_second": 10}]},
                     )
-                    rate = {"doors-scalars": 20, "doors-tokens": 40, "doors-floats": 80}.get(workload, 30)
+                    rate = {"doors-scalars": 20, "doors-tokens": 40, "doors-floats": 80}.get(
+                        workload, 30
+                    )
                     if workload not in skip:
-                        sides["sides"].append({"side": "ours", "variant": variant, "per_second": rate})
+                        sides["sides"].append(
+                            {"side": "ours", "variant": variant, "per_second": rate}
+                        )
         return found
 
     def test_geometric_means_of_all_rows_or_of_none(self, ways):
         lines = ways.way_table(self.results(ways, skip=("workers-floats",))).splitlines()
         assert lines[2] == "| 40 scalars | 2.0 | 2.0 | 3.0 | 2.0 | 2.0 |"
         assert lines[4] == "| 1,024 floats | 8.0 | 8.0 |  | 8.0 | 8.0 |"
-        assert lines[5] == "| **geometric mean, numbers** | **4.0** | **4.0** |  | **4.0** | **4.0** |"
+        assert (
+            lines[5] == "| **geometric mean, numbers** | **4.0** | **4.0** |  | **4.0** | **4.0** |"
+        )
         mean = (2 * 4 * 8 * 3**4) ** (1 / 7)
-        assert f"| **geometric mean of all above** |  | **{mean:.1f}** |  |  | **{mean:.1f}** |" in lines
+        assert (
+            f"| **geometric mean of all above** |  | **{mean:.1f}** |  |  | **{mean:.1f}** |"
+            in lines
+        )
         assert lines[-1] == "| JPEGs, `Image(crop=...)` |  | 3.0 | 3.0 |  | 3.0 |"
 
     def test_the_other_libraries_of_another_run_are_held_against_the_best_there(self, ways):
         sides = [{"side": "tensorflow", "per_second": 10}, {"side": "tfrecord", "per_second": 5}]
         sides.append({"side": "tfrecord", "per_second": 1})
-        assert ways.of_others({"tokens": {"sides": sides}}, ways.GROUPS[0]) == {"package tfrecord": 0.5}
+        assert ways.of_others({"tokens": {"sides": sides}}, ways.GROUPS[0]) == {
+            "package tfrecord": 0.5
+        }
 
     def test_every_variant_is_one_that_is_measured(self, ways):
         workloads = importlib.import_module("workloads").WORKLOADS
@@ -312,7 +394,16 @@ class TestWays:
 
 @pytest.mark.slow
 def test_reading_from_a_bucket(tmp_path):
-    command = [sys.executable, FOLDER / "remote.py", "--fraction", "0.01", "--rounds", "1", "--data", "photos"]
+    command = [
+        sys.executable,
+        FOLDER / "remote.py",
+        "--fraction",
+        "0.01",
+        "--rounds",
+        "1",
+        "--data",
+        "photos",
+    ]
     command += ["--sides", "torch,bare", "--directory", tmp_path]
     done = subprocess.run([*command, "--json"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

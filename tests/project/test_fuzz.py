@@ -1,4 +1,6 @@
-"""Some of the inputs of fuzz/, with a fixed seed, and all of its corpus; for hours it is run by hand."""
+"""Some of the inputs of fuzz/, with a fixed seed, and all of its corpus; for hours it is run by
+hand.
+"""
 
 import importlib
 import itertools
@@ -10,7 +12,8 @@ from pathlib import Path
 import pytest
 
 ENGINE = Path(__file__).parents[2] / "fuzz" / "engine.py"
-# Inputs of each target; those of one number share a process, since importing takes longer than most.
+# Inputs of each target; those of one number share a process, since importing takes longer than
+# most.
 TARGETS = {
     1500: ("columns", "compressed", "tensors", "values"),
     500: ("frames", "images", "sounds", "writers"),
@@ -62,6 +65,11 @@ def test_a_wrong_oracle_is_found_and_made_small(tmp_path):
         "done, finds = engine.run('tensors', count=20); assert done == 20 and len(finds) == 1, finds;"
         "(kept,) = engine.CORPUS.glob('tensors/ValueError-*'); assert kept.read_bytes() == b''"
     )
-    command = [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(ENGINE.parent)!r}); {code}", tmp_path]
+    command = [
+        sys.executable,
+        "-c",
+        f"import sys; sys.path.insert(0, {str(ENGINE.parent)!r}); {code}",
+        tmp_path,
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=250, check=False)
     assert done.returncode == 0, done.stderr

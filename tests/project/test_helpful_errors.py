@@ -1,4 +1,5 @@
-"""What errors tell of what to do: a record, a missing collate_fn, arguments by name; and what repr shows.
+"""What errors tell of what to do: a record, a missing collate_fn, arguments by name; and what repr
+shows.
 
 Covers arguments, shown.
 """
@@ -42,7 +43,9 @@ from torch_tfrecord import (
 )
 from torch_tfrecord.samples import SampleList
 
-NOTES = pytest.mark.skipif(sys.version_info < (3, 11), reason="exceptions have notes from Python 3.11 on")
+NOTES = pytest.mark.skipif(
+    sys.version_info < (3, 11), reason="exceptions have notes from Python 3.11 on"
+)
 FEATURES = {"id": FixedLenFeature((), torch.int64), "ids": VarLenFeature(torch.int64)}
 BAD = 6  # is record 2 of the second file
 
@@ -71,7 +74,10 @@ def folder(tmp_path_factory):
     """Files a, b and c of four records; record i has id i and as many ids as i modulo 3."""
     folder = tmp_path_factory.mktemp("records")
     for letter, first in (("a", 0), ("b", 4), ("c", 8)):
-        write(folder / letter, [{"id": n, "ids": torch.arange(n % 3)} for n in range(first, first + 4)])
+        write(
+            folder / letter,
+            [{"id": n, "ids": torch.arange(n % 3)} for n in range(first, first + 4)],
+        )
     return folder
 
 
@@ -80,7 +86,13 @@ def pictures(tmp_path_factory):
     """One file of five pictures, of which number 3 is larger."""
     path = tmp_path_factory.mktemp("pictures") / "p"
     sizes = [(4, 5)] * 3 + [(6, 5), (4, 5)]
-    write(path, [{"image": encode_image(torch.zeros(3, *size, dtype=torch.uint8), "png")} for size in sizes])
+    write(
+        path,
+        [
+            {"image": encode_image(torch.zeros(3, *size, dtype=torch.uint8), "png")}
+            for size in sizes
+        ],
+    )
     return path
 
 
@@ -92,7 +104,9 @@ def place(folder, number):
 
 
 def exhaust(loader):
-    """Its error comes without traceback: torch's is a cycle, and an iterator in a cycle waits 5 s for its workers."""
+    """Its error comes without traceback: torch's is a cycle, and an iterator in a cycle waits 5 s
+    for its workers.
+    """
     try:
         for _ in loader:
             pass
@@ -124,7 +138,9 @@ WAYS = {
     "shuffled": lambda ds: exhaust(DataLoader(ds, 5, shuffle=True)),
     "subset": lambda ds: exhaust(DataLoader(Subset(ds, [3, BAD, 1]), 3, collate_fn=collate)),
     "threads": lambda ds: exhaust(ReadAheadLoader(ds, batch_size=5, num_threads=2)),
-    "mixture": lambda ds: exhaust(DataLoader(Mixture([ds, [torch.tensor(1)] * 2], stop="all_exhausted"), 3)),
+    "mixture": lambda ds: exhaust(
+        DataLoader(Mixture([ds, [torch.tensor(1)] * 2], stop="all_exhausted"), 3)
+    ),
 }
 
 
@@ -152,7 +168,13 @@ def test_transform_of_a_dataset(folder, way):
 @pytest.mark.parametrize("label_key", [None, "id"])
 def test_transform_in_make_dataloader(folder, num_threads, label_key):
     loader = make_dataloader(
-        folder / "?", 5, FEATURES, label_key=label_key, transform=fail_at_bad, num_threads=num_threads, shuffle=False
+        folder / "?",
+        5,
+        FEATURES,
+        label_key=label_key,
+        transform=fail_at_bad,
+        num_threads=num_threads,
+        shuffle=False,
     )
     if label_key is None:
         with pytest.raises(OwnError) as caught:
@@ -195,7 +217,9 @@ def test_transform_in_a_worker(folder, kind):
     if kind == "loader":
         loader = make_dataloader(folder / "?", 5, FEATURES, transform=refuse_bad, num_workers=1)
     elif kind == "dataset":
-        loader = DataLoader(TFRecordDataset(folder / "?", FEATURES, transform=refuse_bad), 5, num_workers=1)
+        loader = DataLoader(
+            TFRecordDataset(folder / "?", FEATURES, transform=refuse_bad), 5, num_workers=1
+        )
     else:
         stream = TFRecordIterableDataset(folder / "?", FEATURES, transform=refuse_bad)
         loader = DataLoader(stream, 5, num_workers=1)
@@ -246,7 +270,9 @@ def test_step_transform(episodes, way):
     with pytest.raises(OwnError) as caught:
         ways[way]()
     (note,) = caught.value.__notes__
-    assert re.fullmatch(r"in the transform of .*drawn-train.*: record \d+ at byte \d+, episode 2, step 4", note)
+    assert re.fullmatch(
+        r"in the transform of .*drawn-train.*: record \d+ at byte \d+, episode 2, step 4", note
+    )
 
 
 @NOTES
@@ -272,9 +298,13 @@ def unequal(pictures, first, larger):
     ds = TFRecordDataset(pictures)
     shapes = r"\[3, 4, 5\] in sample 0, \[3, 6, 5\] in sample " + str(larger[0])
     advice = (
-        r"\(crop, resize or pad them in a transform; Image takes crop=\), or let collate_fn=PaddedCollate\(\) pad them"
+        r"\(crop, resize or pad them in a transform; Image takes crop=\), or let "
+        r"collate_fn=PaddedCollate\(\) pad them"
     )
-    records = [f"{re.escape(str(pictures))}: record {n} at byte {ds.locate(n)[1]}" for n in (first, larger[1])]
+    records = [
+        f"{re.escape(str(pictures))}: record {n} at byte {ds.locate(n)[1]}"
+        for n in (first, larger[1])
+    ]
     return f"{shapes} {advice}; sample 0 is {records[0]}, sample {larger[0]} is {records[1]}$"
 
 
@@ -292,7 +322,9 @@ def test_unequal_images(pictures, transform):
         make_dataloader(pictures, 5, features, transform=transform, shuffle=False, num_threads=2),
         make_dataloader(pictures, 5, features, transform=transform, shuffle=False, num_workers=1),
         TFRecordIterableDataset(pictures, features, transform=transform, batch_size=5),
-        TFRecordIterableDataset(pictures, features, transform=transform, batch_size=5, cycle_length=2),
+        TFRecordIterableDataset(
+            pictures, features, transform=transform, batch_size=5, cycle_length=2
+        ),
     ):
         with pytest.raises(ValueError, match=r"\['image'\]: cannot batch") as caught:
             exhaust(loader)
@@ -317,12 +349,19 @@ def test_unequal_images_of_a_mixture_and_a_subset(pictures):
 
 
 def test_labels_are_split_and_records_still_known(pictures, tmp_path):
-    write(tmp_path / "p", [{"image": encode_image(torch.zeros(3, n, 5, dtype=torch.uint8), "png")} for n in (4, 6)])
+    write(
+        tmp_path / "p",
+        [{"image": encode_image(torch.zeros(3, n, 5, dtype=torch.uint8), "png")} for n in (4, 6)],
+    )
     loader = make_dataloader(
-        tmp_path / "p", 2, {"image": Image(), "y": FixedLenFeature((), torch.int64, 0)}, label_key="y"
+        tmp_path / "p",
+        2,
+        {"image": Image(), "y": FixedLenFeature((), torch.int64, 0)},
+        label_key="y",
     )
     with pytest.raises(
-        ValueError, match=rf"^\[0\]\['image'\]: .*; sample 0 is {tmp_path}/p: record \d at byte \d+, samp"
+        ValueError,
+        match=rf"^\[0\]\['image'\]: .*; sample 0 is {tmp_path}/p: record \d at byte \d+, samp",
     ):
         exhaust(loader)
 
@@ -337,7 +376,9 @@ def test_samples_that_a_collate_fn_has_moved(pictures):
 
     for transform in (None, same):
         ds = TFRecordDataset(pictures, {"image": Image()}, transform=transform)
-        with pytest.raises(ValueError, match=r"\[3, 6, 5\] in sample 0, \[3, 4, 5\] in sample 1 .* pad them$"):
+        with pytest.raises(
+            ValueError, match=r"\[3, 6, 5\] in sample 0, \[3, 4, 5\] in sample 1 .* pad them$"
+        ):
             exhaust(DataLoader(ds, 5, collate_fn=sort_first))
 
 
@@ -383,11 +424,23 @@ def test_no_collate_fn(folder, transform, num_workers):
         DataLoader(ds, 5, num_workers=num_workers, collate_fn=collate),
     ):
         rows = next(iter(loader))["ids"]
-        assert [row.tolist() for row in rows.unbind()] == [[], [0], [0, 1], [], [0]]  # as docs/features.md says
+        assert [row.tolist() for row in rows.unbind()] == [
+            [],
+            [0],
+            [0, 1],
+            [],
+            [0],
+        ]  # as docs/features.md says
         assert rows.to_padded_tensor(0).tolist() == [[0, 0], [0, 0], [0, 1], [0, 0], [0, 0]]
         assert rows.offsets().diff().tolist() == [0, 1, 2, 0, 1]
     batch = next(iter(DataLoader(ds, 5, num_workers=num_workers, collate_fn=PaddedCollate())))
-    assert [row.tolist()[: n % 3] for n, row in enumerate(batch["ids"].unbind())] == [[], [0], [0, 1], [], [0]]
+    assert [row.tolist()[: n % 3] for n, row in enumerate(batch["ids"].unbind())] == [
+        [],
+        [0],
+        [0, 1],
+        [],
+        [0],
+    ]
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
@@ -400,25 +453,40 @@ def test_no_collate_fn_for_changed_samples(folder, num_workers):
             exhaust(DataLoader(dataset, 5, num_workers=num_workers))
     with pytest.raises(ValueError, match=NO_COLLATE.format(0, 1, 1, "")):
         exhaust(
-            DataLoader(TFRecordIterableDataset(folder / "?", FEATURES, transform=change), 5, num_workers=num_workers)
+            DataLoader(
+                TFRecordIterableDataset(folder / "?", FEATURES, transform=change),
+                5,
+                num_workers=num_workers,
+            )
         )
     with pytest.raises(ValueError, match=NO_COLLATE.format(0, 1, 1, where)):
         exhaust(ReadAheadLoader(ds, batch_size=5, collate_fn=default_collate))
     for collate_fn in (collate, PaddedCollate()):  # as the error says
         batch = next(iter(DataLoader(ds, 5, num_workers=num_workers, collate_fn=collate_fn)))
-        assert [row.tolist()[: n % 3] for n, row in enumerate(batch["ids"].unbind())] == [[], [0], [0, 1], [], [0]]
+        assert [row.tolist()[: n % 3] for n, row in enumerate(batch["ids"].unbind())] == [
+            [],
+            [0],
+            [0, 1],
+            [],
+            [0],
+        ]
     batch = next(iter(DataLoader(Subset(ds, [1, 4, 7]), 3)))
     assert (batch["ids"].tolist(), batch["more"].tolist()) == ([[0]] * 3, [1] * 3)
 
 
 def test_no_collate_fn_for_pictures_of_several_sizes(pictures):
-    """Whether torch has our samples or the user's, the error names key and records, and what to do."""
+    """Whether torch has our samples or the user's, the error names key and records, and what to
+    do.
+    """
     for transform, advice in (
         (
             None,
             r"\(crop, resize or pad them in a transform; Image takes crop=\), or let collate_fn=PaddedCollate\(\) pad",
         ),
-        (change, r"give the DataLoader collate_fn=.*; pictures get one size by Image\(crop=...\) or in a transform"),
+        (
+            change,
+            r"give the DataLoader collate_fn=.*; pictures get one size by Image\(crop=...\) or in a transform",
+        ),
     ):
         ds = TFRecordDataset(pictures, {"image": Image()}, transform=transform)
         with pytest.raises(ValueError, match=rf"^\['image'\]: .*{advice}") as caught:
@@ -431,12 +499,18 @@ def test_no_collate_fn_where_sizes_are_equal(folder):
     ds = TFRecordDataset(folder / "?", FEATURES)
     order = [1, 4, 7, 2, 5, 8]
     batches = list(DataLoader(Subset(ds, order), 3))
-    assert [[row.tolist() for row in batch["ids"].unbind()] for batch in batches] == [[[0]] * 3, [[0, 1]] * 3]
+    assert [[row.tolist() for row in batch["ids"].unbind()] for batch in batches] == [
+        [[0]] * 3,
+        [[0, 1]] * 3,
+    ]
     assert [batch["id"].tolist() for batch in batches] == [order[:3], order[3:]]
     assert len(list(DataLoader(ds, 1))) == 12
     assert len(list(DataLoader(TFRecordIterableDataset(folder / "?", FEATURES), 1))) == 12
     stream = TFRecordIterableDataset(folder / "?", {"id": FEATURES["id"]})
-    assert [batch["id"].tolist() for batch in DataLoader(stream, 6)] == [[*range(6)], [*range(6, 12)]]
+    assert [batch["id"].tolist() for batch in DataLoader(stream, 6)] == [
+        [*range(6)],
+        [*range(6, 12)],
+    ]
 
 
 def test_no_collate_fn_with_strings(tmp_path):
@@ -445,7 +519,9 @@ def test_no_collate_fn_with_strings(tmp_path):
     (batch,) = DataLoader(TFRecordDataset(tmp_path / "a", features), 3)
     assert batch["words"] == [[b"x"] * 2, [b"x"] * 2, [b"x"] * 3]
     ds = TFRecordDataset(tmp_path / "a", features, transform=change)
-    with pytest.raises(ValueError, match=r"^\['words'\]: .* got \[2\] in sample 0, \[3\] in sample 2 \("):
+    with pytest.raises(
+        ValueError, match=r"^\['words'\]: .* got \[2\] in sample 0, \[3\] in sample 2 \("
+    ):
         exhaust(DataLoader(ds, 3))
 
 
@@ -454,14 +530,19 @@ def test_no_collate_fn_with_strings(tmp_path):
 
 def test_streams_have_no_positions(folder):
     stream = TFRecordIterableDataset(folder / "?", FEATURES)
-    with pytest.raises(TypeError, match=r"a stream has no positions, .*: TFRecordDataset reads records by position$"):
+    with pytest.raises(
+        TypeError,
+        match=r"a stream has no positions, .*: TFRecordDataset reads records by position$",
+    ):
         stream[0]
 
 
 @pytest.mark.parametrize("open_it", [tfds.load, tfds.info, tfds.RLDSDataset])
 def test_the_name_of_a_dataset_in_place_of_its_directory(open_it, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(FileNotFoundError, match=r"expected one that TFDS prepared, .* not its name: 'mnist'$"):
+    with pytest.raises(
+        FileNotFoundError, match=r"expected one that TFDS prepared, .* not its name: 'mnist'$"
+    ):
         open_it("mnist")
 
 
@@ -504,14 +585,26 @@ def test_wrong_kinds_of_arguments(folder):
         (lambda: RecordBatchSampler(ds, 4, seed="a"), f"seed {number}, got 'a'"),
         (lambda: RecordBatchSampler(ds, 4, drop_last=1), "drop_last must be True or False, got 1"),
         (lambda: TFRecordIterableDataset(folder / "?", seed="a"), f"seed {number}, got 'a'"),
-        (lambda: TFRecordIterableDataset(folder / "?", drop_last="x"), "drop_last must be True or False, got 'x'"),
-        (lambda: TFRecordIterableDataset(folder / "?", rank="0", world_size=2), f"rank {number}, got '0'"),
+        (
+            lambda: TFRecordIterableDataset(folder / "?", drop_last="x"),
+            "drop_last must be True or False, got 'x'",
+        ),
+        (
+            lambda: TFRecordIterableDataset(folder / "?", rank="0", world_size=2),
+            f"rank {number}, got '0'",
+        ),
         (lambda: ReadAheadLoader(ds, num_workers="2"), f"num_workers {number}, got '2'"),
-        (lambda: ReadAheadLoader(ds, num_threads=1.5), f"num_threads {number} of at least 0, got 1.5"),
+        (
+            lambda: ReadAheadLoader(ds, num_threads=1.5),
+            f"num_threads {number} of at least 0, got 1.5",
+        ),
         (lambda: Mixture([ds], seed="a"), f"seed {number}, got 'a'"),
         (lambda: Mixture([ds], shuffle="yes"), "shuffle must be True or False, got 'yes'"),
         (lambda: IterableMixture([ds], seed=None), f"seed {number}, got None"),
-        (lambda: TFRecordIterableDataset(folder / "?", batch_size="3"), f"batch_size {number} of at least 1, got '3'"),
+        (
+            lambda: TFRecordIterableDataset(folder / "?", batch_size="3"),
+            f"batch_size {number} of at least 1, got '3'",
+        ),
         (lambda: Mixture([ds], num_samples=1.5), f"num_samples {number} of at least 0, got 1.5"),
     ]:
         with pytest.raises(TypeError, match=f"^{text}"):
@@ -529,18 +622,26 @@ def test_wrong_kinds_of_arguments(folder):
 
 def test_numbers_of_numpy_are_numbers(folder):
     loader = make_dataloader(
-        folder / "?", np.int64(5), seed=np.uint8(3), drop_last=np.bool_(True), num_threads=np.int32(1)
+        folder / "?",
+        np.int64(5),
+        seed=np.uint8(3),
+        drop_last=np.bool_(True),
+        num_threads=np.int32(1),
     )
     assert [len(batch) for batch in loader] == [5, 5]
 
 
 def test_a_transform_that_is_none(folder, episodes):
-    text = r"must be a function \(anything that can be called with a sample\) or None, got 'resize'$"
+    text = (
+        r"must be a function \(anything that can be called with a sample\) or None, got 'resize'$"
+    )
     for build in (
         lambda: TFRecordDataset(folder / "missing", transform="resize"),
         lambda: TFRecordIterableDataset(folder / "missing", transform="resize"),
         lambda: make_dataloader(folder / "missing", 5, transform="resize"),
-        lambda: make_dataloader(folder / "missing", 5, FEATURES, label_key="id", transform="resize"),
+        lambda: make_dataloader(
+            folder / "missing", 5, FEATURES, label_key="id", transform="resize"
+        ),
         lambda: tfds.load(episodes, transform="resize"),
         lambda: tfds.RLDSEpisodes(episodes, transform="resize"),
     ):
@@ -562,9 +663,15 @@ OfTensorFlow.__module__ = "tensorflow.python.ops.parsing_config"
     ("spec", "hint"),
     [
         (torch.int64, r"for one torch.int64 in each record: FixedLenFeature\(\(\), torch.int64\)"),
-        ("float32", r"for one torch.float32 in each record: FixedLenFeature\(\(\), torch.float32\)"),
+        (
+            "float32",
+            r"for one torch.float32 in each record: FixedLenFeature\(\(\), torch.float32\)",
+        ),
         (np.int64, r"for one torch.int64 in each record: FixedLenFeature\(\(\), torch.int64\)"),
-        (np.dtype("f4"), r"for one torch.float32 in each record: FixedLenFeature\(\(\), torch.float32\)"),
+        (
+            np.dtype("f4"),
+            r"for one torch.float32 in each record: FixedLenFeature\(\(\), torch.float32\)",
+        ),
         (int, r"for one torch.int64 in each record: FixedLenFeature\(\(\), torch.int64\)"),
         (bytes, r"for one bytes in each record: FixedLenFeature\(\(\), bytes\)"),
         (str, r"for one str in each record: FixedLenFeature\(\(\), str\)"),
@@ -597,9 +704,16 @@ def test_an_empty_list_has_no_dtype(tmp_path):
     )
     with pytest.raises(ValueError, match=re.escape(text[1:])):
         encode_example({"v": []})
-    with pytest.raises(ValueError, match=re.escape(text[1:])), TFRecordWriter(tmp_path / "a") as writer:
+    with (
+        pytest.raises(ValueError, match=re.escape(text[1:])),
+        TFRecordWriter(tmp_path / "a") as writer,
+    ):
         writer.write({"v": []})
-    for dtype, read in ((np.int64, torch.int64), (np.float32, torch.float32), (np.bytes_, bytes)):  # as the error says
+    for dtype, read in (
+        (np.int64, torch.int64),
+        (np.float32, torch.float32),
+        (np.bytes_, bytes),
+    ):  # as the error says
         record = encode_example({"v": np.zeros(0, dtype)})
         assert len(parse_example([record], {"v": VarLenFeature(read)})["v"][0]) == 0
 
@@ -618,17 +732,23 @@ def test_missing_shards(tmp_path, monkeypatch, ask):
     for dataset in (TFRecordDataset, TFRecordIterableDataset):
         with pytest.raises(FileNotFoundError) as caught:
             dataset(ask)
-        assert caught.value.strerror == f"6 of 10 shards missing: {start}{missing}; there are 4: {there}"
+        assert (
+            caught.value.strerror
+            == f"6 of 10 shards missing: {start}{missing}; there are 4: {there}"
+        )
         assert caught.value.filename == f"{start}x-00003-of-00010"
 
 
 def test_no_shard_of_the_number_asked_for(tmp_path):
     with pytest.raises(
-        FileNotFoundError, match=r"2 of 2 shards missing: .*x-00000-of-00002, x-00001-of-00002; there is none"
+        FileNotFoundError,
+        match=r"2 of 2 shards missing: .*x-00000-of-00002, x-00001-of-00002; there is none",
     ):
         TFRecordDataset(tmp_path / "x@2")
     write(tmp_path / "x-00000-of-00001", [{"id": 1}])
-    with pytest.raises(FileNotFoundError, match=r"2 of 2 shards missing: .*; there are 1: x-00000-of-00001"):
+    with pytest.raises(
+        FileNotFoundError, match=r"2 of 2 shards missing: .*; there are 1: x-00000-of-00001"
+    ):
         TFRecordDataset(tmp_path / "x@2")
 
 
@@ -680,15 +800,26 @@ def resize(sample, key=None):
 
 def test_repr(folder, episodes):
     files = f"3 files, '{folder}/a', ..."
-    features = "features={'id': FixedLenFeature((), torch.int64), 'ids': VarLenFeature(torch.int64)}"
+    features = (
+        "features={'id': FixedLenFeature((), torch.int64), 'ids': VarLenFeature(torch.int64)}"
+    )
     ds = TFRecordDataset(folder / "?", FEATURES, transform=resize)
     text = f"TFRecordDataset(12 records in {files}, {features}, transform=resize)"
     assert repr(ds) == text
     assert repr(ds[:3]) == text.replace("12 records", "3 records")
     stream = TFRecordIterableDataset(folder / "?", FEATURES, transform=resize, batch_size=7)
-    assert repr(stream) == f"TFRecordIterableDataset({files}, {features}, transform=resize, batch_size=7)"
-    assert repr(Mixture([ds, [1]])) == f"Mixture(3 samples of 2 datasets of [12, 1] samples: {text}, list)"
-    assert repr(IterableMixture([ds, [1]])) == f"IterableMixture(2 datasets, weights=[1, 1]: {text}, list)"
+    assert (
+        repr(stream)
+        == f"TFRecordIterableDataset({files}, {features}, transform=resize, batch_size=7)"
+    )
+    assert (
+        repr(Mixture([ds, [1]]))
+        == f"Mixture(3 samples of 2 datasets of [12, 1] samples: {text}, list)"
+    )
+    assert (
+        repr(IterableMixture([ds, [1]]))
+        == f"IterableMixture(2 datasets, weights=[1, 1]: {text}, list)"
+    )
     loader = make_dataloader(folder / "?", 7, FEATURES, transform=resize, num_threads=2)
     assert repr(loader) == f"RecordLoader({text}, batch_size=7, num_workers=0, num_threads=2)"
     loader = ReadAheadLoader(ds, batch_size=3, num_workers=2)
@@ -701,13 +832,16 @@ def test_repr(folder, episodes):
     )
     whole = repr(tfds.RLDSEpisodes(episodes, transform=resize))
     assert re.fullmatch(
-        r"RLDSEpisodes\(4 episodes of drawn/1.0.0, \d files, .* and \d more\], transform=resize\)", whole
+        r"RLDSEpisodes\(4 episodes of drawn/1.0.0, \d files, .* and \d more\], transform=resize\)",
+        whole,
     )
 
 
 def test_repr_is_short_and_tells_no_secrets(tmp_path):
     write(tmp_path / "a", [{"x": 1}])
-    features = {f"{'f' * 500}{n}": FixedLenFeature((500,), torch.int64, [7] * 500) for n in range(20)}
+    features = {
+        f"{'f' * 500}{n}": FixedLenFeature((500,), torch.int64, [7] * 500) for n in range(20)
+    }
     keyed = functools.partial(resize, key="secret-key")
     ds = TFRecordDataset(tmp_path / "a", features, transform=keyed)
     assert "secret-key" not in repr(ds)

@@ -1,4 +1,6 @@
-"""What is built and published: the check of the wheels, pinned actions, licences, what pyproject.toml says."""
+"""What is built and published: the check of the wheels, pinned actions, licences, what
+pyproject.toml says.
+"""
 
 import os
 import re
@@ -13,7 +15,9 @@ from torch_tfrecord.native import optional_module
 
 ROOT = Path(__file__).parents[2]
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
-pytestmark = pytest.mark.skipif(not (ROOT / "setup.py").is_file(), reason="not beside an installed package")
+pytestmark = pytest.mark.skipif(
+    not (ROOT / "setup.py").is_file(), reason="not beside an installed package"
+)
 PACKAGES = ("torch_tfrecord", "index_tools")
 PARTS = ("columns", "frames", "jpeg", "memory", "pixels", "shared")
 
@@ -36,7 +40,9 @@ def check_wheel(tmp_path, pure):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(any(optional_module(name) is None for name in PARTS), reason="needs every compiled part")
+@pytest.mark.skipif(
+    any(optional_module(name) is None for name in PARTS), reason="needs every compiled part"
+)
 def test_the_check_of_the_wheels_passes_a_whole_build(tmp_path):
     done = check_wheel(tmp_path, "0")
     assert (done.stderr, done.stdout, done.returncode) == ("", "the wheel is whole\n", 0)
@@ -53,7 +59,9 @@ def test_the_check_of_the_wheels_refuses_what_is_not_compiled(tmp_path):
 def test_actions_are_pinned_by_commit_and_name_their_version(path):
     used = re.findall(r"uses: *(.*)", path.read_text(encoding="utf-8"))
     assert used
-    assert [line for line in used if not re.fullmatch(r"[\w./-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+", line)] == []
+    assert [
+        line for line in used if not re.fullmatch(r"[\w./-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+", line)
+    ] == []
 
 
 def test_the_versions_of_python_agree():
@@ -75,13 +83,21 @@ def test_the_oldest_versions_tested_are_those_required():
 
 
 def test_versions_agree():
-    assert re.findall(r"^version: (.*)$", read("CITATION.cff"), re.MULTILINE) == [torch_tfrecord.__version__]
+    assert re.findall(r"^version: (.*)$", read("CITATION.cff"), re.MULTILINE) == [
+        torch_tfrecord.__version__
+    ]
     assert 'version = { attr = "torch_tfrecord.__version__" }' in read("pyproject.toml")
 
 
 def test_every_folder_with_code_is_installed():
-    listed = re.findall(r'^  "(torch_tfrecord[\w.]*|index_tools)",$', read("pyproject.toml"), re.MULTILINE)
-    packages = [path.parent.relative_to(ROOT) for name in PACKAGES for path in (ROOT / name).rglob("__init__.py")]
+    listed = re.findall(
+        r'^  "(torch_tfrecord[\w.]*|index_tools)",$', read("pyproject.toml"), re.MULTILINE
+    )
+    packages = [
+        path.parent.relative_to(ROOT)
+        for name in PACKAGES
+        for path in (ROOT / name).rglob("__init__.py")
+    ]
     assert sorted(listed) == sorted(".".join(path.parts) for path in packages)
 
 
@@ -93,9 +109,12 @@ def test_the_readme_installs_into_the_clone():
 
 def test_the_licences_of_what_is_inside_the_wheels_are_shipped():
     assert 'license-files = ["LICENSE", "docs/licenses/*.txt"]' in read("pyproject.toml")
-    assert "based in part on the work of the Independent JPEG Group" in read("docs/install.md")  # as its licence asks
+    # as its licence asks
+    assert "based in part on the work of the Independent JPEG Group" in read("docs/install.md")
     assert "The Modified (3-clause) BSD License" in read("docs/licenses/libjpeg-turbo-LICENSE.txt")
-    assert "The Independent JPEG Group's JPEG software" in read("docs/licenses/libjpeg-turbo-README.ijg.txt")
+    assert "The Independent JPEG Group's JPEG software" in read(
+        "docs/licenses/libjpeg-turbo-README.ijg.txt"
+    )
 
 
 def test_pre_commit_runs_what_ci_runs():

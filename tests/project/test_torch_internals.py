@@ -1,4 +1,5 @@
-"""What is used of torch, and of other packages, that they do not document: all of it is listed in `LISTED`.
+"""What is used of torch, and of other packages, that they do not document: all of it is listed in
+`LISTED`.
 
 The tests of torch's loader say first when a new torch changed it.
 """
@@ -16,7 +17,14 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter, _SingleProcessDataL
 import torch_tfrecord
 
 # What `_ReadAheadIterator` reads of torch's iterator, and the methods that it replaces.
-ATTRIBUTES = ["_collate_fn", "_dataset", "_num_yielded", "_pin_memory", "_pin_memory_device", "_sampler_iter"]
+ATTRIBUTES = [
+    "_collate_fn",
+    "_dataset",
+    "_num_yielded",
+    "_pin_memory",
+    "_pin_memory_device",
+    "_sampler_iter",
+]
 METHODS = ["__next__", "_next_data"]
 
 
@@ -25,7 +33,10 @@ def test_the_iterator_of_a_loader_without_workers():
     iterator = iter(loader)
     assert type(iterator) is _SingleProcessDataLoaderIter
     assert [name for name in ATTRIBUTES if not hasattr(iterator, name)] == []
-    assert list(inspect.signature(_SingleProcessDataLoaderIter.__init__).parameters) == ["self", "loader"]
+    assert list(inspect.signature(_SingleProcessDataLoaderIter.__init__).parameters) == [
+        "self",
+        "loader",
+    ]
     assert (iterator._dataset, iterator._collate_fn) == (loader.dataset, loader.collate_fn)
     assert (iterator._num_yielded, list(iterator._sampler_iter)) == (0, [[0, 1], [2]])
 
@@ -40,7 +51,10 @@ def test_the_methods_that_are_replaced():
             calls.append(self._num_yielded)
             return super()._next_data()
 
-    assert [batch.tolist() for batch in Iterator(DataLoader([10, 11, 12], batch_size=2))] == [[10, 11], [12]]
+    assert [batch.tolist() for batch in Iterator(DataLoader([10, 11, 12], batch_size=2))] == [
+        [10, 11],
+        [12],
+    ]
     assert calls == [0, 1, 2]  # torch's own __next__ asks here, and counts afterwards
 
 
@@ -53,28 +67,49 @@ TORCH, PYTHON = "torch 2.15", "Python 3.11"
 LISTED = {
     "index_tools/_files.py": {
         "multiprocessing.forkserver": (PYTHON, "its server starts with Ctrl-C ignored"),
-        "multiprocessing.forkserver.ensure_running": (PYTHON, "its server starts with Ctrl-C ignored"),
+        "multiprocessing.forkserver.ensure_running": (
+            PYTHON,
+            "its server starts with Ctrl-C ignored",
+        ),
     },
-    "torch_tfrecord/batches/collate.py": {
-        "torch.utils._pytree": (TORCH, "samples are dicts for torch.export and pin_memory; `register_pytree_node`"),
-        "torch.utils.data._utils.collate": (TORCH, "the documented map of default_collate is in there alone"),
+    "torch_tfrecord/loading/collate.py": {
+        "torch.utils._pytree": (
+            TORCH,
+            "samples are dicts for torch.export and pin_memory; `register_pytree_node`",
+        ),
+        "torch.utils.data._utils.collate": (
+            TORCH,
+            "the documented map of default_collate is in there alone",
+        ),
     },
-    "torch_tfrecord/batches/padded_values.py": {
-        "torch._C": (TORCH, "DisableTorchFunctionSubclass: a jagged tensor answers each question in 20 us"),
+    "torch_tfrecord/loading/padded_values.py": {
+        "torch._C": (
+            TORCH,
+            "DisableTorchFunctionSubclass: a jagged tensor answers each question in 20 us",
+        ),
         "._lengths": (TORCH, "whether a jagged tensor has gaps"),
         "._offsets": (TORCH, "a jagged tensor's parts without torch's operators"),
         "._ragged_idx": (TORCH, "which dimension of a jagged tensor is jagged"),
         "._values": (TORCH, "a jagged tensor's parts without torch's operators"),
     },
-    "torch_tfrecord/batches/sample_block.py": {
+    "torch_tfrecord/loading/sample_block.py": {
         "._lengths": (TORCH, "whether a jagged tensor has gaps"),
         "._ragged_idx": (TORCH, "which dimension of a jagged tensor is jagged"),
     },
-    "torch_tfrecord/batches/transport.py": {
+    "torch_tfrecord/loading/transport.py": {
         "multiprocessing.reduction.ForkingPickler": (PYTHON, "how a worker's queue sends batches"),
-        "multiprocessing.reduction.ForkingPickler._extra_reducers": (PYTHON, "whether ours are registered"),
-        "multiprocessing.reduction.ForkingPickler.register": (PYTHON, "how a worker's queue sends batches"),
-        "torch.multiprocessing.reductions.reduce_tensor": (TORCH, "how torch sends tensors that are not ours"),
+        "multiprocessing.reduction.ForkingPickler._extra_reducers": (
+            PYTHON,
+            "whether ours are registered",
+        ),
+        "multiprocessing.reduction.ForkingPickler.register": (
+            PYTHON,
+            "how a worker's queue sends batches",
+        ),
+        "torch.multiprocessing.reductions.reduce_tensor": (
+            TORCH,
+            "how torch sends tensors that are not ours",
+        ),
         "torch.UntypedStorage._new_shared": (TORCH, "shared memory without a copy"),
         "._indices": (TORCH, "of sparse tensors that are not coalesced"),
         "._lengths": (TORCH, "whether a jagged tensor has gaps"),
@@ -90,7 +125,10 @@ LISTED = {
     },
     "torch_tfrecord/loading/read_ahead.py": {
         "torch.utils.data._utils.pin_memory.pin_memory": (TORCH, "what pins a batch of any form"),
-        "torch.utils.data.dataloader._SingleProcessDataLoaderIter": (TORCH, "the iterator that threads take over"),
+        "torch.utils.data.dataloader._SingleProcessDataLoaderIter": (
+            TORCH,
+            "the iterator that threads take over",
+        ),
         "torch.autograd.profiler._is_profiler_enabled": (TORCH, "then torch records the step"),
         "._collate_fn": (TORCH, "of torch's iterator"),
         "._dataset": (TORCH, "of torch's iterator"),
@@ -102,11 +140,17 @@ LISTED = {
     },
     "torch_tfrecord/loading/record_loader.py": {
         "._workers": (TORCH, "which worker was killed"),
-        "object.__setattr__('drop_last')": (TORCH, "torch forbids it; Accelerate counts the last batch by it"),
+        "object.__setattr__('drop_last')": (
+            TORCH,
+            "torch forbids it; Accelerate counts the last batch by it",
+        ),
         "object.__setattr__('sampler')": (TORCH, "torch forbids it; trainers call its set_epoch"),
     },
     "torch_tfrecord/order/epoch_count.py": {
-        "multiprocessing.context.get_spawning_popen": (PYTHON, "whether a worker is started, or a pickle made"),
+        "multiprocessing.context.get_spawning_popen": (
+            PYTHON,
+            "whether a worker is started, or a pickle made",
+        ),
         "multiprocessing.reduction": (PYTHON, "spawned workers share an unnamed file"),
         "multiprocessing.reduction.DupFd": (PYTHON, "spawned workers share an unnamed file"),
     },
@@ -119,7 +163,7 @@ LISTED = {
     "torch_tfrecord/order/ranks.py": {
         ".__pl_saved_*": ("lightning 2.6", "Lightning makes a batch sampler again from these"),
     },
-    "torch_tfrecord/records/compression.py": {
+    "torch_tfrecord/files/compression.py": {
         "zlib._Compress": (PYTHON, "the type's name, in annotations alone"),
         "zlib._Decompress": (PYTHON, "the type's name, in annotations alone"),
     },
@@ -127,7 +171,7 @@ LISTED = {
         "multiprocessing.util": (PYTHON, "a worker that ends removes its temporary files"),
         "multiprocessing.util.Finalize": (PYTHON, "a worker that ends removes its temporary files"),
     },
-    "torch_tfrecord/remote/fsspec_store.py": {
+    "torch_tfrecord/files/fsspec_store.py": {
         "._*": ("fsspec 2026.9", "an asynchronous file system's coroutines, which have a timeout"),
     },
     "torch_tfrecord/shared_memory.py": {
@@ -137,11 +181,14 @@ LISTED = {
     "torch_tfrecord/tfds/episode_columns.py": {
         "._values": ("ours", "columns of our own have this name, too"),
     },
-    "torch_tfrecord/values/containers.py": {
+    "torch_tfrecord/columns/containers.py": {
         "_metadata_cache=": (TORCH, "the longest row, which to_padded_tensor needs"),
-        "torch.nested._internal.nested_tensor.NestedTensor": (TORCH, "torch's function takes three times as long"),
+        "torch.nested._internal.nested_tensor.NestedTensor": (
+            TORCH,
+            "torch's function takes three times as long",
+        ),
     },
-    "torch_tfrecord/values/stacking.py": {
+    "torch_tfrecord/columns/stacking.py": {
         "._indices": (TORCH, "of sparse tensors that are not coalesced"),
         "._torch_tfrecord_listed": (TORCH, "a mark of ours on a tensor"),
         "._torch_tfrecord_ragged": (TORCH, "a mark of ours on a tensor"),
@@ -165,7 +212,9 @@ def test_all_use_of_internals_is_listed():
     for path, tree in TREES.items():
         module = path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
         found[path] = internals(module, tree, defined)
-    assert {path: names for path, names in found.items() if names} == {path: {*rows} for path, rows in LISTED.items()}
+    assert {path: names for path, names in found.items() if names} == {
+        path: {*rows} for path, rows in LISTED.items()
+    }
 
 
 LINES = {
@@ -234,4 +283,6 @@ def test_what_a_class_takes_from_its_base_is_found(module, text, found):
 
 
 def test_internals_of_python_in_compiled_code_are_found():
-    assert internals_in_c("cdef extern: int _PyObject_IsFreed(object)\nPyList_GET_SIZE(a)") == {"_PyObject_IsFreed"}
+    assert internals_in_c("cdef extern: int _PyObject_IsFreed(object)\nPyList_GET_SIZE(a)") == {
+        "_PyObject_IsFreed"
+    }

@@ -1,4 +1,5 @@
-"""Encoding and decoding of messages: golden bytes, protobuf as oracle (a pool of its own), hostile bytes.
+"""Encoding and decoding of messages: golden bytes, protobuf as oracle (a pool of its own), hostile
+bytes.
 
 Covers protobuf/encoding.
 """
@@ -34,7 +35,9 @@ from torch_tfrecord.protobuf.example import (
 
 def oracle_decode(serialized):
     features = Example.FromString(serialized).features.feature
-    return {key: (features[key].WhichOneof("kind"), oracle_feature(features[key])) for key in features}
+    return {
+        key: (features[key].WhichOneof("kind"), oracle_feature(features[key])) for key in features
+    }
 
 
 def kinds_and_values(decoded):
@@ -89,7 +92,8 @@ def test_golden_bytes(hex_bytes):
         ("é", ["é".encode()]),
         (b"\x00\xff\x00", [b"\x00\xff\x00"]),
         (bytearray(b"x"), [b"x"]),
-        pytest.param(memoryview(b"xy"), [b"xy"], id="memoryview"),  # its repr is an address, another one each time
+        # its repr is an address, another one each time
+        pytest.param(memoryview(b"xy"), [b"xy"], id="memoryview"),
         (np.str_("u"), [b"u"]),
         (np.bytes_(b"n\x00"), [b"n\x00"]),
         ([True, 2, np.int32(3)], [1, 2, 3]),
@@ -185,12 +189,16 @@ def test_wrong_arguments():
         with pytest.raises(TypeError, match="feature list 'x' must be a list of steps"):
             encode_sequence_example({}, {"x": steps})
     for serialized in ("text", None, [b""], np.zeros(3)):
-        with pytest.raises(TypeError, match=r"Input serialized must be a scalar: bytes, bytearray or memoryview"):
+        with pytest.raises(
+            TypeError, match=r"Input serialized must be a scalar: bytes, bytearray or memoryview"
+        ):
             decode_example(serialized)
 
 
 def test_float_bits_pass():
-    patterns = np.array([0x7FA00001, 0xFFC12345, 0x80000000, 1, 0x7F800000, 0xFF7FFFFF], dtype=np.uint32)
+    patterns = np.array(
+        [0x7FA00001, 0xFFC12345, 0x80000000, 1, 0x7F800000, 0xFF7FFFFF], dtype=np.uint32
+    )
     for count in (1, 6, 6 * 40):
         values = np.resize(patterns, count)
         record = encode_example({"a": values.view(np.float32)})
@@ -200,7 +208,11 @@ def test_float_bits_pass():
 
 def test_float_lists_with_unknown_fields():
     # FloatList: unknown field 9 ("x"), then [1.0], then unknown again; and unknown alone.
-    for lists, want in (("4a0178" + "0a040000803f" + "4a0178", [1.0]), ("4a0178", []), ("4a0400000000", [])):
+    for lists, want in (
+        ("4a0178" + "0a040000803f" + "4a0178", [1.0]),
+        ("4a0178", []),
+        ("4a0400000000", []),
+    ):
         body = bytes.fromhex(lists)
         feature = b"\x12" + bytes([len(body)]) + body
         entry = b"\x0a\x01a\x12" + bytes([len(feature)]) + feature
@@ -226,14 +238,20 @@ def test_bytes_likes(kind):
 
 def test_sequence_examples():
     # The bytes of the reference table: c = 7, x = [1], [2].
-    record = bytes.fromhex("0a0c0a0a0a016312051a030a010712150a130a0178120e0a051a030a01010a051a030a0102")
+    record = bytes.fromhex(
+        "0a0c0a0a0a016312051a030a010712150a130a0178120e0a051a030a01010a051a030a0102"
+    )
     assert encode_sequence_example({"c": 7}, {"x": [1, [2]]}) == record
     context, lists = decode_sequence_example(record)
     assert kinds_and_values(context) == {"c": [7]}
     assert [step.tolist() for step in lists["x"]] == [[1], [2]]
     rows = np.arange(6).reshape(3, 2)
-    assert encode_sequence_example({}, {"x": rows}) == encode_sequence_example({}, {"x": rows.tolist()})
-    mixed = decode_sequence_example(encode_sequence_example({}, {"x": [], "y": [1, 2.0, "a", np.zeros(0, int)]}))[1]
+    assert encode_sequence_example({}, {"x": rows}) == encode_sequence_example(
+        {}, {"x": rows.tolist()}
+    )
+    mixed = decode_sequence_example(
+        encode_sequence_example({}, {"x": [], "y": [1, 2.0, "a", np.zeros(0, int)]})
+    )[1]
     assert mixed["x"] == []
     assert [list(step) for step in mixed["y"]] == [[1], [2.0], [b"a"], []]
 
@@ -249,16 +267,25 @@ def test_malformed_bytes(decode):
         )
 
 
-# --- protobuf as oracle ---------------------------------------------------------------------------------------------
+# --- protobuf as oracle
+# ---------------------------------------------------------------------------------------------
 
 INT64 = st.integers(-(1 << 63), (1 << 63) - 1)
-LISTS = {"int64_list": st.lists(INT64), "float_list": st.lists(FLOATS), "bytes_list": st.lists(st.binary(max_size=5))}
+LISTS = {
+    "int64_list": st.lists(INT64),
+    "float_list": st.lists(FLOATS),
+    "bytes_list": st.lists(st.binary(max_size=5)),
+}
 FEATURES = st.dictionaries(
     st.text(max_size=4),
     st.one_of(*(st.tuples(st.just(kind), values) for kind, values in LISTS.items())),
     max_size=6,
 )
-EMPTY = {"int64_list": np.zeros(0, int), "float_list": np.zeros(0, "f4"), "bytes_list": np.zeros(0, "S1")}
+EMPTY = {
+    "int64_list": np.zeros(0, int),
+    "float_list": np.zeros(0, "f4"),
+    "bytes_list": np.zeros(0, "S1"),
+}
 
 
 def encodable(kind, values):
@@ -279,7 +306,10 @@ def test_encoded_bytes_are_protobufs(features):
     fill_oracle(oracle.features.feature, features)
     record = encode_example({key: encodable(*value) for key, value in features.items()})
     assert record == oracle.SerializeToString(deterministic=True)
-    assert same(kinds_and_values(decode_example(record)), {key: features[key][1] for key in sorted(features)})
+    assert same(
+        kinds_and_values(decode_example(record)),
+        {key: features[key][1] for key in sorted(features)},
+    )
 
 
 @settings(max_examples=80, deadline=None)
@@ -289,7 +319,10 @@ def test_encoded_sequence_bytes_are_protobufs(context, lists):
     oracle.context.SetInParent()
     oracle.feature_lists.SetInParent()
     fill_oracle(oracle.context.feature, context)
-    steps = {key: [value for features in rows for value in features.values()] for key, rows in lists.items()}
+    steps = {
+        key: [value for features in rows for value in features.values()]
+        for key, rows in lists.items()
+    }
     for key, values in steps.items():
         target = oracle.feature_lists.feature_list[key]
         for kind, value in values:
@@ -303,7 +336,9 @@ def test_encoded_sequence_bytes_are_protobufs(context, lists):
     assert record == oracle.SerializeToString(deterministic=True)
     got_context, got_lists = decode_sequence_example(record)
     assert same(kinds_and_values(got_context), {key: context[key][1] for key in sorted(context)})
-    assert {key: len(values) for key, values in got_lists.items()} == {key: len(steps[key]) for key in steps}
+    assert {key: len(values) for key, values in got_lists.items()} == {
+        key: len(steps[key]) for key in steps
+    }
 
 
 def agree_with_oracle(record):
@@ -341,7 +376,8 @@ def test_every_truncation_and_many_concatenations():
     rng = random.Random(0)
     for seed in range(40):
         values = {
-            f"k{rng.randrange(30)}": rng.choice([[1, 300], [0.5] * 3, ["a"]]) for _ in range(rng.randrange(1, 30))
+            f"k{rng.randrange(30)}": rng.choice([[1, 300], [0.5] * 3, ["a"]])
+            for _ in range(rng.randrange(1, 30))
         }
         parts = [encode_example(values)] * (1 + seed % 4)
         agree_with_oracle(b"".join(parts))
@@ -349,7 +385,8 @@ def test_every_truncation_and_many_concatenations():
     assert [agree_with_oracle(record[:end]) for end in range(len(record))].count(True) >= 1
 
 
-# --- no clash --------------------------------------------------------------------------------------------------------
+# --- no clash
+# --------------------------------------------------------------------------------------------------------
 
 CLASH = """
 import warnings
@@ -380,13 +417,18 @@ def test_no_clash_with_another_packages_messages(first):
 @pytest.mark.parametrize("first", [True, False])
 def test_no_clash_with_the_package_tfrecord(first):
     pytest.importorskip("tfrecord.example_pb2")
-    ours, theirs = "from torch_tfrecord.protobuf.example import encode_example", "from tfrecord import example_pb2"
+    ours, theirs = (
+        "from torch_tfrecord.protobuf.example import encode_example",
+        "from tfrecord import example_pb2",
+    )
     code = f"""
     {theirs if first else ours}
     {ours if first else theirs}
     print(example_pb2.Example.FromString(encode_example({{"a": [1, 2]}})).features.feature["a"].int64_list.value)
     """
-    run = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=False)
+    run = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=False
+    )
     assert run.stdout == "[1, 2]\n", run.stderr
 
 

@@ -7,8 +7,8 @@ from google.protobuf import descriptor_pb2
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from torch_tfrecord.columns.inference import infer_features_from_records
 from torch_tfrecord.errors import ParseError
-from torch_tfrecord.features.inference import infer_features_from_records
 from torch_tfrecord.protobuf.example import encode_example, encode_sequence_example
 from torch_tfrecord.protobuf.guess import guess_message, is_bare
 
@@ -32,7 +32,9 @@ SUMMARY = doubles(1.6e9) + b"\x10\x05" + field(5, field(1, b"abc"))
 SCENARIO = field(5, b"1a2b") + doubles(0.0, 0.1) + b"\x50\x0a" + field(2, b"\x08\x05") + b"\x30\x01"
 FRAME = field(1, b"x" * 9) + b"\x10\x80\x01" + field(4, b"jpeg")
 OTHERS = "another protobuf message, of the fields "
-OTHER = descriptor_pb2.FileDescriptorProto(name="a.proto", dependency=["b.proto"], package="c").SerializeToString()
+OTHER = descriptor_pb2.FileDescriptorProto(
+    name="a.proto", dependency=["b.proto"], package="c"
+).SerializeToString()
 
 
 @pytest.mark.parametrize(
@@ -56,7 +58,9 @@ def test_messages(record, looks):
 
 def test_many_fields_are_not_all_named():
     record = b"".join(bytes([number << 3, 1]) for number in range(1, 12))
-    assert guess_message(record) == OTHERS + ", ".join([f"{number} (integer)" for number in range(1, 9)] + ["..."])
+    assert guess_message(record) == OTHERS + ", ".join(
+        [f"{number} (integer)" for number in range(1, 9)] + ["..."]
+    )
 
 
 @pytest.mark.parametrize(
@@ -79,7 +83,13 @@ def test_other_content(record, looks):
 
 @pytest.mark.parametrize(
     "record",
-    [b"", encode_example({}), encode_sequence_example({}, {}), b"\x12\x00", bytes.fromhex("0a070a050a01611200")],
+    [
+        b"",
+        encode_example({}),
+        encode_sequence_example({}, {}),
+        b"\x12\x00",
+        bytes.fromhex("0a070a050a01611200"),
+    ],
 )
 def test_examples_without_values_are_examples(record):
     assert is_bare(record)

@@ -1,4 +1,6 @@
-"""Errors and warnings about files whose names are no UTF-8 can be printed, logged and written as JSON."""
+"""Errors and warnings about files whose names are no UTF-8 can be printed, logged and written as
+JSON.
+"""
 
 import json
 import os

@@ -1,4 +1,5 @@
-"""Wire forms of SequenceExamples and of what specs read, against protobuf (a pool of its own); hostile messages.
+"""Wire forms of SequenceExamples and of what specs read, against protobuf (a pool of its own);
+hostile messages.
 
 Covers protobuf/messages.
 """
@@ -45,7 +46,7 @@ from torch_tfrecord import (
     parse_single_example,
     parse_single_sequence_example,
 )
-from torch_tfrecord.features.inference import infer_features_from_records
+from torch_tfrecord.columns.inference import infer_features_from_records
 
 DTYPES = {"int64_list": torch.int64, "float_list": torch.float32, "bytes_list": bytes}
 
@@ -61,7 +62,9 @@ def feature_of(kind, number=1):
 
 
 def example_of(feature, key=b"a"):
-    return length_delimited(1, length_delimited(1, length_delimited(1, key) + length_delimited(2, feature)))
+    return length_delimited(
+        1, length_delimited(1, length_delimited(1, key) + length_delimited(2, feature))
+    )
 
 
 def as_list(values):
@@ -73,21 +76,30 @@ def same(left, right):
     return repr(left) == repr(right)
 
 
-# --- random wire forms -----------------------------------------------------------------------------------------------
+# --- random wire forms
+# -----------------------------------------------------------------------------------------------
 
-WIRE_STEPS = st.lists(st.one_of(WIRE_FEATURE.map(lambda body: length_delimited(1, body)), UNKNOWN), max_size=4)
-WIRE_LIST_ENTRY = st.tuples(st.sampled_from([b"x", b"y", b""]), WIRE_STEPS.map(b"".join), st.integers(0, 3)).map(
+WIRE_STEPS = st.lists(
+    st.one_of(WIRE_FEATURE.map(lambda body: length_delimited(1, body)), UNKNOWN), max_size=4
+)
+WIRE_LIST_ENTRY = st.tuples(
+    st.sampled_from([b"x", b"y", b""]), WIRE_STEPS.map(b"".join), st.integers(0, 3)
+).map(
     lambda item: length_delimited(
         1,
         [
             length_delimited(1, item[0]) + length_delimited(2, item[1]),
             length_delimited(2, item[1]) + length_delimited(1, item[0]),
             length_delimited(1, item[0]),
-            length_delimited(1, item[0]) + length_delimited(2, item[1]) + length_delimited(2, item[1]),
+            length_delimited(1, item[0])
+            + length_delimited(2, item[1])
+            + length_delimited(2, item[1]),
         ][item[2]],
     )
 )
-WIRE_LISTS = st.lists(st.one_of(WIRE_LIST_ENTRY, UNKNOWN), max_size=4).map(lambda p: length_delimited(2, b"".join(p)))
+WIRE_LISTS = st.lists(st.one_of(WIRE_LIST_ENTRY, UNKNOWN), max_size=4).map(
+    lambda p: length_delimited(2, b"".join(p))
+)
 WIRE_SEQUENCE = st.lists(st.one_of(WIRE_EXAMPLE, WIRE_LISTS, UNKNOWN), max_size=4).map(b"".join)
 
 
@@ -136,19 +148,28 @@ def check_sequence(record):
         key: repr(oracle_feature(features[key])) for key in features
     }
     assert {key: [repr(as_list(step)) for step in steps] for key, steps in lists.items()} == {
-        key: [repr(oracle_feature(step)) for step in feature_lists[key].feature] for key in feature_lists
+        key: [repr(oracle_feature(step)) for step in feature_lists[key].feature]
+        for key in feature_lists
     }
     check_example_specs(record, features, lambda r, spec: parse_single_sequence_example(r, spec)[0])
     check_step_specs(record, feature_lists)
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@settings(
+    max_examples=150,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
 @given(WIRE_SEQUENCE)
 def test_any_wire_form_of_a_sequence_reads_as_protobuf_does(record):
     check_sequence(record)
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@settings(
+    max_examples=150,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
 @given(WIRE_SEQUENCE, st.data())
 def test_damaged_sequences_read_as_protobuf_does(record, data):
     damaged = bytearray(record or b"\x12\x00")
@@ -157,23 +178,32 @@ def test_damaged_sequences_read_as_protobuf_does(record, data):
     check_sequence(bytes(damaged[: data.draw(st.integers(0, len(damaged)))]))
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@settings(
+    max_examples=100,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
 @given(WIRE_EXAMPLE)
 def test_specs_read_any_wire_form_of_an_example_as_protobuf_does(record):
     check_example_specs(record, Example.FromString(record).features.feature, parse_single_example)
 
 
-# --- encode, then parse ----------------------------------------------------------------------------------------------
+# --- encode, then parse
+# ----------------------------------------------------------------------------------------------
 
 EXTREME_INTS = st.sampled_from([0, 1, -1, 127, 128, (1 << 63) - 1, -(1 << 63), 1 << 32])
-EXTREME_FLOATS = st.sampled_from([0.0, -0.0, math.inf, -math.inf, math.nan, 1e-45, -3.4028234663852886e38, 0.5])
+EXTREME_FLOATS = st.sampled_from(
+    [0.0, -0.0, math.inf, -math.inf, math.nan, 1e-45, -3.4028234663852886e38, 0.5]
+)
 EXTREMES = {
     "int64_list": st.one_of(EXTREME_INTS, st.integers(-(1 << 63), (1 << 63) - 1)),
     "float_list": st.one_of(EXTREME_FLOATS, st.floats(width=32)),
     "bytes_list": st.binary(max_size=5),
 }
 STEPS = st.sampled_from(sorted(DTYPES)).flatmap(
-    lambda kind: st.tuples(st.just(kind), st.lists(st.lists(EXTREMES[kind], max_size=3), max_size=4))
+    lambda kind: st.tuples(
+        st.just(kind), st.lists(st.lists(EXTREMES[kind], max_size=3), max_size=4)
+    )
 )
 
 
@@ -196,7 +226,10 @@ def test_batches_of_sequences_are_what_protobuf_wrote(rows):
             if kinds <= {kind}:
                 got = parse_sequence_example(records, None, {key: VarLenFeature(dtype)})[1][key]
                 wanted = [row[key][1] if key in row else [] for row in rows]
-                assert same(got.to_list() if isinstance(got, RaggedTensor) else got, single_precision(wanted))
+                assert same(
+                    got.to_list() if isinstance(got, RaggedTensor) else got,
+                    single_precision(wanted),
+                )
 
 
 def single_precision(value):
@@ -205,17 +238,25 @@ def single_precision(value):
     return float(np.float32(value)) if isinstance(value, float) else value
 
 
-# --- hostile messages ------------------------------------------------------------------------------------------------
+# --- hostile messages
+# ------------------------------------------------------------------------------------------------
 
 INTS = {"a": VarLenFeature(torch.int64)}
 EVERYTHING = {
     "fixed": FixedLenFeature((2,), torch.int64, [0, 0], key="a"),
     "rows": FixedLenSequenceFeature((2,), torch.int64, allow_missing=True, key="a"),
-    "ragged": RaggedFeature(torch.int64, "a", [RaggedFeature.RowLengths("b"), RaggedFeature.ValueRowIds("c")]),
-    "loose": RaggedFeature(
-        torch.int64, "a", [RaggedFeature.RowSplits("b"), RaggedFeature.ValueRowIds("c")], validate=False
+    "ragged": RaggedFeature(
+        torch.int64, "a", [RaggedFeature.RowLengths("b"), RaggedFeature.ValueRowIds("c")]
     ),
-    "starts": RaggedFeature(torch.int64, "a", [RaggedFeature.RowStarts("b"), RaggedFeature.RowLimits("c")]),
+    "loose": RaggedFeature(
+        torch.int64,
+        "a",
+        [RaggedFeature.RowSplits("b"), RaggedFeature.ValueRowIds("c")],
+        validate=False,
+    ),
+    "starts": RaggedFeature(
+        torch.int64, "a", [RaggedFeature.RowStarts("b"), RaggedFeature.RowLimits("c")]
+    ),
     "sparse": SparseFeature(["b", "c"], "a", torch.int64, [5, 5]),
     "repeated": SparseFeature(["b", "c"], "a", torch.int64, [5, 5], validate=False),
     "text": Text(key="a"),
@@ -224,7 +265,9 @@ EVERYTHING = {
     "tensor": SerializedTensor(key="a"),
 }
 LIST_SPECS = {
-    name: spec for name, spec in EVERYTHING.items() if not isinstance(spec, (FixedLenFeature, SparseFeature))
+    name: spec
+    for name, spec in EVERYTHING.items()
+    if not isinstance(spec, (FixedLenFeature, SparseFeature))
 } | {"rows": FixedLenSequenceFeature((2,), torch.int64, key="a")}
 NUMBERS = st.lists(st.one_of(st.integers(-1, 5), EXTREMES["int64_list"]), max_size=4)
 
@@ -236,14 +279,18 @@ def test_mutated_bytes_raise_only_our_errors_in_bounded_time_and_memory(row, dat
     message = SequenceExample()
     for key, values in step.items():
         message.context.feature[key].int64_list.value.extend(values.tolist())
-        message.feature_lists.feature_list[key].feature.add().int64_list.value.extend(values.tolist())
+        message.feature_lists.feature_list[key].feature.add().int64_list.value.extend(
+            values.tolist()
+        )
     record = bytearray(message.SerializeToString() or b"\x0a\x00")
     for _ in range(data.draw(st.integers(0, 2))):
         record[data.draw(st.integers(0, len(record) - 1))] = data.draw(st.integers(0, 255))
     for name, spec in EVERYTHING.items():
         only_our_errors(lambda spec=spec, name=name: parse_example([bytes(record)], {name: spec}))
     for name, spec in LIST_SPECS.items():
-        only_our_errors(lambda spec=spec, name=name: parse_sequence_example([bytes(record)], None, {name: spec}))
+        only_our_errors(
+            lambda spec=spec, name=name: parse_sequence_example([bytes(record)], None, {name: spec})
+        )
     only_our_errors(lambda: infer_features_from_records([bytes(record)]))
 
 
@@ -264,7 +311,8 @@ def only_our_errors(parse):
 @for_each("extra", range(10))
 @for_each("number", [0, 5, 127, 128, 1 << 35, (1 << 63) - 1, 1 << 63, (1 << 64) - 1])
 def test_varints_minimal_overlong_and_cut(number, extra):
-    # robustness 38: up to ten bytes are read modulo 2**64, eleven are an error, a cut one is an error at every byte.
+    # robustness 38: up to ten bytes are read modulo 2**64, eleven are an error, a cut one is an
+    # error at every byte.
     encoded = varint(number, extra)
     for chunk in (length_delimited(1, encoded), b"\x08" + encoded):
         record = example_of(length_delimited(3, chunk))
@@ -301,7 +349,8 @@ def test_varints_minimal_overlong_and_cut(number, extra):
     ],
 )
 def test_what_no_message_has(tail):
-    # robustness 37: field number 0, wire types 6 and 7, unmatched groups, ends inside unknown fields, a tag too high.
+    # robustness 37: field number 0, wire types 6 and 7, unmatched groups, ends inside unknown
+    # fields, a tag too high.
     record = example_of(feature_of("int64_list")) + bytes.fromhex(tail)
     for message, parse in (
         (Example, lambda: parse_single_example(record, INTS)),
@@ -321,7 +370,9 @@ def test_truncation_at_every_byte():
     lists = length_delimited(
         2,
         length_delimited(
-            1, length_delimited(1, b"x") + length_delimited(2, length_delimited(1, feature_of("int64_list")))
+            1,
+            length_delimited(1, b"x")
+            + length_delimited(2, length_delimited(1, feature_of("int64_list"))),
         ),
     )
     for end in range(len(record + lists)):
@@ -359,14 +410,18 @@ def seconds(parse):
 def test_large_messages_take_linear_time(what):
     # robustness 40
     build = {
-        "keys": lambda n: b"".join(example_of(feature_of("int64_list"), b"%d" % i) for i in range(n)),
+        "keys": lambda n: b"".join(
+            example_of(feature_of("int64_list"), b"%d" % i) for i in range(n)
+        ),
         "values": lambda n: example_of(length_delimited(3, length_delimited(1, b"\x01" * n)), b"0"),
         "strings": lambda n: example_of(length_delimited(1, length_delimited(1, b"s") * n), b"0"),
         "duplicate keys": lambda n: example_of(feature_of("int64_list"), b"0") * n,
         "steps": lambda n: length_delimited(
             2,
             length_delimited(
-                1, length_delimited(1, b"0") + length_delimited(2, length_delimited(1, feature_of("int64_list")) * n)
+                1,
+                length_delimited(1, b"0")
+                + length_delimited(2, length_delimited(1, feature_of("int64_list")) * n),
             ),
         ),
         "rows": lambda n: example_of(length_delimited(3, length_delimited(1, b"\x00" * n)), b"0"),
@@ -384,4 +439,5 @@ def test_large_messages_take_linear_time(what):
     small, large = (build(n) for n in (10**5, 10**6))
     parse(small)
     limit = 30 * min(seconds(lambda: parse(small)) for _ in range(3)) + 0.5
-    assert any(seconds(lambda: parse(large)) < limit for _ in range(2))  # once more where the machine was busy
+    # once more where the machine was busy
+    assert any(seconds(lambda: parse(large)) < limit for _ in range(2))

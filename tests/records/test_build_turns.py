@@ -1,4 +1,6 @@
-"""Several processes that need the same indexes: each is built once, whoever is killed, and nobody waits for ever."""
+"""Several processes that need the same indexes: each is built once, whoever is killed, and nobody
+waits for ever.
+"""
 
 import errno
 import fcntl
@@ -31,7 +33,9 @@ def files(tmp_path):
 
 @pytest.fixture
 def log(tmp_path, monkeypatch):
-    """A file with a line for each index that is built, by whichever process; building takes a while."""
+    """A file with a line for each index that is built, by whichever process; building takes a
+    while.
+    """
     path = tmp_path / "log"
     path.touch()
     real = index_keeper.index_source
@@ -112,7 +116,9 @@ def test_who_waits_says_so_and_not_for_ever(files, monkeypatch):
     monkeypatch.setattr(build_turns, "_MOST_SECONDS", 0.1)
     with build_alone([sidecar_path(files[0])], sidecar_folder) as is_alone:
         assert is_alone
-        with pytest.warns(UserWarning, match="x-0: another process builds its index; waiting for it"):
+        with pytest.warns(
+            UserWarning, match="x-0: another process builds its index; waiting for it"
+        ):
             (index,) = IndexKeeper().indexes(files[:1])
     assert index == build_index(files[0])
 

@@ -9,8 +9,8 @@ from helpers import RECORDS, slow_crc32c, slow_masked
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torch_tfrecord.records import checksum
-from torch_tfrecord.records.checksum import RunningChecksums, crc32c, moved, moved_by
+from torch_tfrecord.files import checksum
+from torch_tfrecord.files.checksum import RunningChecksums, crc32c, moved, moved_by
 
 GOLDEN = json.loads((RECORDS / "framing.json").read_text())
 
@@ -49,7 +49,9 @@ def test_up_to_any_points(monkeypatch, begin):
     for seed in range(3):
         points = np.random.default_rng(seed).integers(begin, 5001, 400)
         points[:3] = [begin, 5000, begin]
-        assert sums.up_to(points).tolist() == [crc32c(BUFFER[begin:point]) for point in points.tolist()]
+        assert sums.up_to(points).tolist() == [
+            crc32c(BUFFER[begin:point]) for point in points.tolist()
+        ]
     assert sums.extend(9000) == 5000
     assert sums.up_to(np.zeros(0, np.int64)).tolist() == []
 
@@ -57,7 +59,9 @@ def test_up_to_any_points(monkeypatch, begin):
 def test_beginning_later_keeps_what_is_known(monkeypatch):
     monkeypatch.setattr(checksum, "MARK_BYTES", 64)
     asked = []
-    sums = RunningChecksums(lambda num_bytes, offset: asked.append(num_bytes) or read(num_bytes, offset))
+    sums = RunningChecksums(
+        lambda num_bytes, offset: asked.append(num_bytes) or read(num_bytes, offset)
+    )
     sums.extend(4500)
     for begin in (100, 128, 700):
         asked.clear()

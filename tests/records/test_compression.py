@@ -25,9 +25,20 @@ from helpers import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from torch_tfrecord import CompressionError, TFRecordError, TFRecordWriter, build_index, read_records
-from torch_tfrecord.records import compression
-from torch_tfrecord.records.compression import InflatedSource, check_compression_type, detect_compression, open_stream
+from torch_tfrecord import (
+    CompressionError,
+    TFRecordError,
+    TFRecordWriter,
+    build_index,
+    read_records,
+)
+from torch_tfrecord.files import compression
+from torch_tfrecord.files.compression import (
+    InflatedSource,
+    check_compression_type,
+    detect_compression,
+    open_stream,
+)
 from torch_tfrecord.records.scan import RecordScanner
 
 PAYLOADS = [b"abc", b"", b"defg" * 5]
@@ -80,7 +91,10 @@ def test_two_members_with_the_border_at_every_byte(kind):  # robustness 23, 26
     one = {"GZIP": gzip_member, "ZLIB": zlib.compress}[kind]
     for border in range(len(STREAM) + 1):
         for declared in (kind, "auto"):
-            assert read_all(one(STREAM[:border]) + one(STREAM[border:]), declared) == (PAYLOADS, None), border
+            assert read_all(one(STREAM[:border]) + one(STREAM[border:]), declared) == (
+                PAYLOADS,
+                None,
+            ), border
 
 
 @pytest.mark.usefixtures("steps")
@@ -99,7 +113,9 @@ def test_empty_members(kind, places):  # robustness 24
 def test_bgzip_files():  # robustness 25
     payloads = random_payloads(50, 1)
     stream = framed(*payloads)
-    blocks = [gzip_member(stream[at : at + 700], extra=BGZIP_EXTRA) for at in range(0, len(stream), 700)]
+    blocks = [
+        gzip_member(stream[at : at + 700], extra=BGZIP_EXTRA) for at in range(0, len(stream), 700)
+    ]
     bgzip = b"".join(blocks) + BGZIP_END
     assert gzip.decompress(bgzip) == stream
     assert read_all(bgzip) == (payloads, None)
@@ -130,7 +146,9 @@ def test_levels(kind, level, tmp_path):  # robustness 22
 @pytest.mark.parametrize("bits", [15, 31])
 def test_flushes_after_every_byte(bits, mode):  # robustness 33
     deflater = zlib.compressobj(6, zlib.DEFLATED, bits)
-    parts = [deflater.compress(STREAM[at : at + 1]) + deflater.flush(mode) for at in range(len(STREAM))]
+    parts = [
+        deflater.compress(STREAM[at : at + 1]) + deflater.flush(mode) for at in range(len(STREAM))
+    ]
     content = b"".join(parts) + deflater.flush(mode) * 3 + deflater.flush()
     assert read_all(content) == (PAYLOADS, None)
 
@@ -164,7 +182,8 @@ def test_every_cut(kind, level, members):  # robustness 27
             read, error = read_all(content[:cut], declared)
             assert read == PAYLOADS[:whole], cut
             assert type(error) is CompressionError, cut
-            if kind == "ZLIB" and cut - 1 in borders:  # the first of two bytes that tell a zlib stream
+            # the first of two bytes that tell a zlib stream
+            if kind == "ZLIB" and cut - 1 in borders:
                 assert "expected the end of the file or another ZLIB stream" in str(error)
             else:
                 assert str(error) == (
@@ -193,13 +212,17 @@ def test_wrong_checksums(kind, place, text, after):  # robustness 28
     read, error = read_all(bytes(content))
     assert read == PAYLOADS  # each has its own checksum; nothing behind the damage is trusted
     assert type(error) is CompressionError
-    assert str(error).startswith(f"m: record 3 at byte {len(STREAM)}: {kind.lower()}: the stream is damaged: ")
+    assert str(error).startswith(
+        f"m: record 3 at byte {len(STREAM)}: {kind.lower()}: the stream is damaged: "
+    )
     assert text in str(error)
     assert isinstance(error.__cause__, zlib.error)
 
 
 @pytest.mark.usefixtures("steps")
-@for_each("tail", [b"\0", b"\0" * 512, b"x", b"junk" * 9, b"\x1f", b"\x1f\x8b", b"\x78\x9c", b"\x78"])
+@for_each(
+    "tail", [b"\0", b"\0" * 512, b"x", b"junk" * 9, b"\x1f", b"\x1f\x8b", b"\x78\x9c", b"\x78"]
+)
 @for_each("kind", ["GZIP", "ZLIB"])
 def test_bytes_behind_the_stream(kind, tail):  # robustness 29
     for declared in (kind, "auto"):
@@ -209,7 +232,9 @@ def test_bytes_behind_the_stream(kind, tail):  # robustness 29
         assert f"m: record 3 at byte {len(STREAM)}: {kind.lower()}: " in str(error)
         begins_a_member = tail[:2] in ((b"\x1f", b"\x1f\x8b") if kind == "GZIP" else (b"\x78\x9c",))
         what = (
-            "the stream is truncated" if begins_a_member else f"expected the end of the file or another {kind} stream"
+            "the stream is truncated"
+            if begins_a_member
+            else f"expected the end of the file or another {kind} stream"
         )
         assert what in str(error)
 
@@ -232,7 +257,9 @@ def test_damaged_records_inside_a_good_stream():
     content[40] ^= 1
     read, error = read_all(compressed(bytes(content), "GZIP"))
     assert read == PAYLOADS[:2]
-    assert str(error).startswith("m: record 2 at byte 35: corrupted record: expected length checksum 0x")
+    assert str(error).startswith(
+        "m: record 2 at byte 35: corrupted record: expected length checksum 0x"
+    )
     assert str(error).endswith(NOTE)
 
 
@@ -246,7 +273,9 @@ def test_no_bytes_are_no_records(kind):
 @given(st.data(), st.sampled_from(["GZIP", "ZLIB"]))
 def test_random_damage_to_streams(data, kind):  # fuzz target "gzip and zlib stream"
     rng = random.Random(data.draw(st.integers(0, 2**32)))
-    payloads = [struct.pack("<I", n) + rng.randbytes(rng.randrange(60)) for n in range(rng.randrange(1, 20))]
+    payloads = [
+        struct.pack("<I", n) + rng.randbytes(rng.randrange(60)) for n in range(rng.randrange(1, 20))
+    ]
     content = bytearray(compressed(framed(*payloads), kind))
     for _ in range(rng.randrange(1, 4)):
         content[rng.randrange(len(content))] = rng.randrange(256)
@@ -292,7 +321,10 @@ def test_unknown_types_are_refused_before_anything_is_opened(name, tmp_path):
 
 
 def test_snappy_is_not_written(tmp_path):
-    with pytest.raises(ValueError, match="compression_type must be 'auto', None, '', 'GZIP' or 'ZLIB', got 'SNAPPY'"):
+    with pytest.raises(
+        ValueError,
+        match="compression_type must be 'auto', None, '', 'GZIP' or 'ZLIB', got 'SNAPPY'",
+    ):
         TFRecordWriter(tmp_path / "a", compression_type="SNAPPY")
 
 
@@ -474,7 +506,10 @@ def test_a_gibibyte_in_a_megabyte(kind, tmp_path):  # robustness 32
     for line in lines[:4]:
         if kind == "framed":
             assert line.startswith("LimitExceededError")
-            assert "expected a record of at most 536870912 bytes in a stream, got a length of 1073741824" in line
+            assert (
+                "expected a record of at most 536870912 bytes in a stream, got a length of 1073741824"
+                in line
+            )
         else:
             assert line.startswith("CorruptRecordError")
             assert "It looks like zeros" in line

@@ -1,4 +1,6 @@
-"""Few descriptors for any number of shards and threads: each program runs in a process that may open 32 files."""
+"""Few descriptors for any number of shards and threads: each program runs in a process that may
+open 32 files.
+"""
 
 import gc
 import os
@@ -10,8 +12,8 @@ import pytest
 from helpers import run_program
 
 from torch_tfrecord import CorruptRecordError, TFRecordWriter
-from torch_tfrecord.records import descriptors
-from torch_tfrecord.records.storage import LocalFile
+from torch_tfrecord.files import descriptors
+from torch_tfrecord.files.storage import LocalFile
 
 NUM_SHARDS = 300
 
@@ -69,7 +71,10 @@ def shards(request, tmp_path_factory):
 
 @pytest.mark.parametrize(
     "how",
-    ["loader-8", *(pytest.param(how, marks=pytest.mark.slow) for how in ("loader-0", "random", "stream"))],
+    [
+        "loader-8",
+        *(pytest.param(how, marks=pytest.mark.slow) for how in ("loader-0", "random", "stream")),
+    ],
 )
 def test_32_descriptors_are_enough(shards, how, tmp_path):
     done = run_program(PROGRAM, tmp_path, shards, how)
@@ -172,7 +177,10 @@ def test_another_file_in_its_place(files, tmp_path):
     (tmp_path / "new").write_bytes(b"another file")
     os.replace(tmp_path / "new", tmp_path / "5")
     os.unlink(tmp_path / "6")
-    with pytest.raises(CorruptRecordError, match="5: expected the file that was opened, got another one in its place"):
+    with pytest.raises(
+        CorruptRecordError,
+        match="5: expected the file that was opened, got another one in its place",
+    ):
         files[5].read(4, 0)
     with pytest.raises(FileNotFoundError, match=r"No such file.*/6'"):
         files[6].read(4, 0)
@@ -183,7 +191,7 @@ def test_open_files_of_others_are_let_go_first(tmp_path):
         (tmp_path / str(number)).write_bytes(b"%d" % number)
     program = """
 import os, resource, sys
-from torch_tfrecord.records.storage import LocalFile
+from torch_tfrecord.files.storage import LocalFile
 resource.setrlimit(resource.RLIMIT_NOFILE, (32, 32))
 files = [LocalFile(f"{sys.argv[1]}/{number}") for number in range(4)]
 taken = []
@@ -203,7 +211,7 @@ ELSEWHERE = """
 import os, resource, sys, warnings
 import torch, torch_tfrecord as tfr
 from torch_tfrecord import tfds
-from torch_tfrecord.records.storage import LocalFile
+from torch_tfrecord.files.storage import LocalFile
 warnings.simplefilter("ignore")
 folder = sys.argv[1]
 def write_one(name):

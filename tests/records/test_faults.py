@@ -1,4 +1,6 @@
-"""Writers and readers while the system fails: short reads and writes, EINTR, EIO, ENOSPC, kill -9 (faults/)."""
+"""Writers and readers while the system fails: short reads and writes, EINTR, EIO, ENOSPC, kill -9
+(faults/).
+"""
 
 import json
 import os
@@ -13,13 +15,17 @@ import pytest
 FAULTS = Path(__file__).parent / "faults"
 MEMORY = Path("/dev/shm")  # without a disk a sync costs nothing
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux" or shutil.which("gcc") is None, reason="needs Linux and gcc")
+pytestmark = pytest.mark.skipif(
+    sys.platform != "linux" or shutil.which("gcc") is None, reason="needs Linux and gcc"
+)
 
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory):
     path = tmp_path_factory.mktemp("faults") / "faults.so"
-    subprocess.run(["gcc", "-shared", "-fPIC", "-O1", "-o", path, FAULTS / "faults.c", "-ldl"], check=True)
+    subprocess.run(
+        ["gcc", "-shared", "-fPIC", "-O1", "-o", path, FAULTS / "faults.c", "-ldl"], check=True
+    )
     return path
 
 
@@ -40,7 +46,9 @@ def run(library, *what):
 
 @pytest.mark.slow
 def test_writing_under_every_fault(library):
-    """Old data whole, new data whole or absent, an error that names the path; the next run clears what is left."""
+    """Old data whole, new data whole or absent, an error that names the path; the next run clears
+    what is left.
+    """
     assert run(library, "write") > 500
 
 
@@ -52,7 +60,8 @@ def test_reading_under_every_fault(library):
 
 @pytest.mark.parametrize("way", ["kill", "moments"])
 @pytest.mark.parametrize(
-    "rounds", [pytest.param(30, marks=pytest.mark.slow), pytest.param(300, marks=pytest.mark.exhaustive)]
+    "rounds",
+    [pytest.param(30, marks=pytest.mark.slow), pytest.param(300, marks=pytest.mark.exhaustive)],
 )
 def test_kill_9(rounds, way, library):
     """At random calls on files, and at random moments."""

@@ -1,6 +1,6 @@
 """Old files survive every failure of a writer, and a set of shards is whole or refused.
 
-Covers records/atomic, records/temporaries.
+Covers files/atomic, files/temporaries.
 """
 
 import contextlib
@@ -23,9 +23,9 @@ from torch_tfrecord import (
     build_index,
     read_records,
 )
+from torch_tfrecord.files.temporaries import temporary_names
 from torch_tfrecord.records.file_set import FileSet
 from torch_tfrecord.records.paths import find_files
-from torch_tfrecord.records.temporaries import temporary_names
 
 pytestmark = pytest.mark.filterwarnings("ignore:This process.*is multi-threaded:DeprecationWarning")
 OPTIONS = [{"num_shards": 5}, {"max_shard_bytes": 200}]
@@ -63,7 +63,11 @@ def fail(monkeypatch):
         real, calls = getattr(os, name), []
 
         def call(*arguments, **options):
-            path = os.readlink(f"/proc/self/fd/{arguments[0]}") if name == "fsync" else str(arguments[-1])
+            path = (
+                os.readlink(f"/proc/self/fd/{arguments[0]}")
+                if name == "fsync"
+                else str(arguments[-1])
+            )
             if path.endswith(ending):
                 calls.append(path)
                 if at < len(calls) <= at + times:
@@ -92,7 +96,10 @@ def test_a_failed_sync_of_the_folder_keeps_a_whole_file(what, tmp_path, fail):
     write(folder / "data", [b"abc"])
     (folder / "x").write_bytes(b"old")
     fail("fsync", "/d")
-    with pytest.raises(OSError, match=rf"Input/output error: '{folder / 'x'}'" if what == "writer" else "Input/output"):
+    with pytest.raises(
+        OSError,
+        match=rf"Input/output error: '{folder / 'x'}'" if what == "writer" else "Input/output",
+    ):
         SAVERS[what](folder / "x")
     if what == "writer":
         assert list(read_records(folder / "x")) == [b"new"]  # it has its name: whole
@@ -135,11 +142,15 @@ def test_a_folder_that_may_not_be_listed(kind):
 
 
 def test_what_a_killed_writer_left_is_cleared(tmp_path, monkeypatch):
-    """Between the temporary name and the final one, which is there for a moment where a file is replaced."""
+    """Between the temporary name and the final one, which is there for a moment where a file is
+    replaced.
+    """
     write(tmp_path / "x", [b"old"])
     child = os.fork()
     if child == 0:
-        monkeypatch.setattr(Path, "replace", lambda self, target: os.kill(os.getpid(), signal.SIGKILL))
+        monkeypatch.setattr(
+            Path, "replace", lambda self, target: os.kill(os.getpid(), signal.SIGKILL)
+        )
         with contextlib.suppress(BaseException):
             write(tmp_path / "x", [b"new"])
         os._exit(1)
@@ -157,15 +168,27 @@ def test_what_a_killed_writer_left_is_cleared(tmp_path, monkeypatch):
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 @pytest.mark.parametrize(
     ("call", "ending"),
-    [("replace", "x-00002-of-00005.tfrecord"), ("link", "3.old"), ("fsync", "/d"), ("replace", ".safetensors")],
+    [
+        ("replace", "x-00002-of-00005.tfrecord"),
+        ("link", "3.old"),
+        ("fsync", "/d"),
+        ("replace", ".safetensors"),
+    ],
 )
-def test_a_set_that_cannot_be_published_keeps_the_old_one(call, ending, options, existing, tmp_path, monkeypatch, fail):
+def test_a_set_that_cannot_be_published_keeps_the_old_one(
+    call, ending, options, existing, tmp_path, monkeypatch, fail
+):
     folder = tmp_path / "d"
     folder.mkdir()
     if existing:
         write_set(folder, OLD, options)
         before = {name: (folder / name).stat() for name in NAMES}
-    fail(call, ending, at=2 if ending == ".safetensors" else int(call == "fsync"), times=1 + 99 * (call == "link"))
+    fail(
+        call,
+        ending,
+        at=2 if ending == ".safetensors" else int(call == "fsync"),
+        times=1 + 99 * (call == "link"),
+    )
     if call == "link" and not existing:
         write_set(folder, NEW, options)  # nothing to keep
         return
@@ -177,14 +200,18 @@ def test_a_set_that_cannot_be_published_keeps_the_old_one(call, ending, options,
     if not existing:
         assert os.listdir(folder) == []
         return
-    assert {name: (folder / name).stat().st_ino for name in NAMES} == {n: s.st_ino for n, s in before.items()}
+    assert {name: (folder / name).stat().st_ino for name in NAMES} == {
+        n: s.st_ino for n, s in before.items()
+    }
     assert records_of(folder) == OLD
     assert len(TFRecordDataset(folder / "x-*", index="require", transform=bytes)) == 35
 
 
 @pytest.mark.parametrize("existing", [False, True])
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
-@pytest.mark.parametrize("at", [pytest.param(at, marks=[pytest.mark.slow] * (at % 7 > 0)) for at in range(35)])
+@pytest.mark.parametrize(
+    "at", [pytest.param(at, marks=[pytest.mark.slow] * (at % 7 > 0)) for at in range(35)]
+)
 def test_a_set_whose_writer_is_killed(at, options, existing, tmp_path, monkeypatch):
     if existing:
         write_set(tmp_path, OLD, options)
@@ -211,7 +238,12 @@ def test_a_set_whose_writer_is_killed(at, options, existing, tmp_path, monkeypat
         os._exit(0)
     os.waitpid(writer, 0)
     if any(name.endswith(".partial") for name in os.listdir(tmp_path)):
-        for asked in (f"{tmp_path}/x@5", f"{tmp_path}/x-*", f"{tmp_path}", f"{tmp_path}/{NAMES[0]}"):
+        for asked in (
+            f"{tmp_path}/x@5",
+            f"{tmp_path}/x-*",
+            f"{tmp_path}",
+            f"{tmp_path}/{NAMES[0]}",
+        ):
             text = (
                 "this set of shards is not complete"
                 if existing
@@ -272,7 +304,9 @@ def test_a_marker_that_cannot_be_read_is_not_taken_for_none(number, tmp_path, mo
     kept = next(temporary_names(files._path))  # of a killed writer, with the old files in it
     kept.mkdir()
     (kept / "0.old").write_bytes(b"old")
-    files._marker.write_bytes(b'{"folder": "%s", "names": ["x"], "replaces": [true]}' % kept.name.encode())
+    files._marker.write_bytes(
+        b'{"folder": "%s", "names": ["x"], "replaces": [true]}' % kept.name.encode()
+    )
 
     def fail(path):
         raise OSError(number, os.strerror(number), str(path))
@@ -297,7 +331,9 @@ def test_a_marker_that_is_not_ours_chooses_nothing(content, tmp_path):
     folder.mkdir()
     files = FileSet(str(folder / "x"), ".tfrecord")
     (folder / files._marker.name).write_bytes(content)
-    with pytest.raises(OSError, match=r"expected a marker of x-\*.tfrecord, got something else") as caught:
+    with pytest.raises(
+        OSError, match=r"expected a marker of x-\*.tfrecord, got something else"
+    ) as caught:
         ShardedTFRecordWriter(folder / "x", num_shards=2)
     assert caught.value.filename == str(files._marker)
     assert (tmp_path / "mine").read_bytes() == b"mine"

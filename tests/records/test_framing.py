@@ -45,7 +45,9 @@ def test_a_flipped_bit_is_no_header():
         damaged = bytearray(header(3))
         damaged[bit // 8] ^= 1 << bit % 8
         assert not framing.is_header(bytes(damaged))
-        with pytest.raises(CorruptRecordError, match=r"expected length checksum 0x[0-9a-f]{8} \(of len"):
+        with pytest.raises(
+            CorruptRecordError, match=r"expected length checksum 0x[0-9a-f]{8} \(of len"
+        ):
             framing.payload_length(bytes(damaged))
 
 
@@ -78,7 +80,9 @@ def _slow_find_headers(data):
     ]
 
 
-@given(st.lists(st.one_of(st.binary(max_size=30), st.integers(0, 2**48 - 1).map(header)), max_size=8))
+@given(
+    st.lists(st.one_of(st.binary(max_size=30), st.integers(0, 2**48 - 1).map(header)), max_size=8)
+)
 def test_find_headers_against_a_slow_search(parts):
     data = b"".join(parts)
     for step in (1, 5, 12, 100):

@@ -19,11 +19,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sidecars import changed, flipped_in_place, mended, taken_apart
 
-from torch_tfrecord import CorruptRecordError, IndexMismatchError, RecordIndex, build_index, read_records
+from torch_tfrecord import (
+    CorruptRecordError,
+    IndexMismatchError,
+    RecordIndex,
+    build_index,
+    read_records,
+)
+from torch_tfrecord.files.storage import open_file
 from torch_tfrecord.records import index as index_module
 from torch_tfrecord.records.index import index_source, load_fresh
 from torch_tfrecord.records.reader import RecordReader
-from torch_tfrecord.records.storage import open_file
 
 pytestmark = pytest.mark.usefixtures("random_states_untouched")
 
@@ -40,7 +46,10 @@ def data(tmp_path):
 def records_of(index, path):
     source = open_file(str(path))
     reader = RecordReader()
-    return [reader.read(source, int(a), int(b)) for a, b in zip(index.offsets, index.lengths, strict=True)]
+    return [
+        reader.read(source, int(a), int(b))
+        for a, b in zip(index.offsets, index.lengths, strict=True)
+    ]
 
 
 # The object.
@@ -83,20 +92,75 @@ def test_memory_is_16_bytes_a_record(tmp_path):
 @pytest.mark.parametrize(
     ("offsets", "lengths", "size", "text"),
     [  # robustness 57, 58
-        ([0, 19], [3, 4], 38, "expected records up to the end of the file (38 bytes), got an end of 39"),
-        ([0, 19], [3, 4], 40, "expected records up to the end of the file (40 bytes), got an end of 39"),
+        (
+            [0, 19],
+            [3, 4],
+            38,
+            "expected records up to the end of the file (38 bytes), got an end of 39",
+        ),
+        (
+            [0, 19],
+            [3, 4],
+            40,
+            "expected records up to the end of the file (40 bytes), got an end of 39",
+        ),
         ([], [], 1, "expected records up to the end of the file (1 bytes), got an end of 0"),
-        ([5], [3], 24, "record 0: expected each record right behind the one before: offset 0, got 5"),
-        ([0, 18], [3, 4], 38, "record 1: expected each record right behind the one before: offset 19, got 18"),
-        ([0, 20], [3, 4], 40, "record 1: expected each record right behind the one before: offset 19, got 20"),
-        ([0, 0], [3, 3], 19, "record 1: expected each record right behind the one before: offset 19, got 0"),
-        ([19, 0], [4, 3], 39, "record 0: expected each record right behind the one before: offset 0, got 19"),
-        ([0, -1], [3, 4], 39, "record 1: expected an offset and a length within a file, got offset -1 and length 4"),
-        ([0, 19], [3, -4], 31, "record 1: expected an offset and a length within a file, got offset 19 and length -4"),
+        (
+            [5],
+            [3],
+            24,
+            "record 0: expected each record right behind the one before: offset 0, got 5",
+        ),
+        (
+            [0, 18],
+            [3, 4],
+            38,
+            "record 1: expected each record right behind the one before: offset 19, got 18",
+        ),
+        (
+            [0, 20],
+            [3, 4],
+            40,
+            "record 1: expected each record right behind the one before: offset 19, got 20",
+        ),
+        (
+            [0, 0],
+            [3, 3],
+            19,
+            "record 1: expected each record right behind the one before: offset 19, got 0",
+        ),
+        (
+            [19, 0],
+            [4, 3],
+            39,
+            "record 0: expected each record right behind the one before: offset 0, got 19",
+        ),
+        (
+            [0, -1],
+            [3, 4],
+            39,
+            "record 1: expected an offset and a length within a file, got offset -1 and length 4",
+        ),
+        (
+            [0, 19],
+            [3, -4],
+            31,
+            "record 1: expected an offset and a length within a file, got offset 19 and length -4",
+        ),
         ([0, 19], [3, 2**62], 39, "record 1: expected an offset and a length within a file"),
-        ([0, 2**63 - 1], [3, 2**63 - 1], 39, "record 1: expected an offset and a length within a file"),
+        (
+            [0, 2**63 - 1],
+            [3, 2**63 - 1],
+            39,
+            "record 1: expected an offset and a length within a file",
+        ),
         ([0], [3, 4], 39, "expected offsets and lengths of one size, got (1,) and (2,)"),
-        ([[0, 19]], [[3, 4]], 39, "expected offsets and lengths of one size, got (1, 2) and (1, 2)"),
+        (
+            [[0, 19]],
+            [[3, 4]],
+            39,
+            "expected offsets and lengths of one size, got (1, 2) and (1, 2)",
+        ),
     ],
 )
 def test_records_that_do_not_lie_one_behind_the_other(offsets, lengths, size, text):
@@ -112,7 +176,9 @@ def test_sums_that_overflow_are_no_way_around():
 
 
 def test_unknown_compression():
-    with pytest.raises(ValueError, match="compression_type must be '', 'GZIP', 'ZLIB' or 'SNAPPY', got 'gzip'"):
+    with pytest.raises(
+        ValueError, match="compression_type must be '', 'GZIP', 'ZLIB' or 'SNAPPY', got 'gzip'"
+    ):
         RecordIndex(np.zeros(0, np.int64), np.zeros(0, np.int64), 0, "gzip")
 
 
@@ -136,7 +202,10 @@ def test_building_checks_every_checksum(data):  # robustness 64
     content = bytearray(data.read_bytes())
     content[-1] ^= 1
     data.write_bytes(content)
-    with pytest.raises(CorruptRecordError, match=r"record 3 at byte 81: corrupted record: expected payload checksum"):
+    with pytest.raises(
+        CorruptRecordError,
+        match=r"record 3 at byte 81: corrupted record: expected payload checksum",
+    ):
         build_index(data)
     assert len(build_index(data, verify_crc=False)) == 4
 
@@ -201,7 +270,10 @@ def test_a_changed_file_makes_an_index_stale(data, change, restore_time):
 def test_a_touched_file_makes_an_index_stale(data):
     index = build_index(data)
     os.utime(data, ns=(1, index.mtime_ns + 1))
-    with pytest.raises(IndexMismatchError, match=f"last changed at {index.mtime_ns} ns, got {index.mtime_ns + 1} ns"):
+    with pytest.raises(
+        IndexMismatchError,
+        match=f"last changed at {index.mtime_ns} ns, got {index.mtime_ns + 1} ns",
+    ):
         index.check_fresh(open_file(str(data)))
 
 
@@ -214,7 +286,9 @@ def test_a_copy_with_its_time_is_fresh(data, tmp_path):
 
 
 def test_a_stale_index_that_passes_for_fresh_gives_no_wrong_record(tmp_path):
-    """Both ends, size and time as before, other records in between: each record's own header still speaks."""
+    """Both ends, size and time as before, other records in between: each record's own header still
+    speaks.
+    """
     ends = [b"a" * 5000], [b"z" * 5000]
     path = tmp_path / "x"
     path.write_bytes(framed(*ends[0], b"one", b"three", *ends[1]))
@@ -223,7 +297,9 @@ def test_a_stale_index_that_passes_for_fresh_gives_no_wrong_record(tmp_path):
     os.utime(path, ns=(index.mtime_ns, index.mtime_ns))
     index.check_fresh(open_file(str(path)))
     source, reader = open_file(str(path)), RecordReader()
-    with pytest.raises(IndexMismatchError, match=r"expected a record of 3 bytes \(by the index\), got one of 5"):
+    with pytest.raises(
+        IndexMismatchError, match=r"expected a record of 3 bytes \(by the index\), got one of 5"
+    ):
         reader.read(source, int(index.offsets[1]), 3)
     with pytest.raises(CorruptRecordError, match="length checksum"):
         reader.read(source, int(index.offsets[2]), 5)
@@ -283,30 +359,53 @@ CHANGED = [  # robustness 63
     ({"version": None}, VERSION + "version"),
     ({"format": "pt"}, VERSION + "file"),
     ({"format": None}, VERSION + "file"),
-    ({"file_size": None}, "expected an index with the fields file_size, mtime_ns, compression_type, fingerprint"),
-    ({"file_size": "102"}, "expected records up to the end of the file (102 bytes), got an end of 101"),
+    (
+        {"file_size": None},
+        "expected an index with the fields file_size, mtime_ns, compression_type, fingerprint",
+    ),
+    (
+        {"file_size": "102"},
+        "expected records up to the end of the file (102 bytes), got an end of 101",
+    ),
     ({"file_size": "many"}, "expected a whole number as file_size, got 4 other characters"),
     ({"file_size": "101 "}, "expected a whole number as file_size, got 4 other characters"),
     ({"file_size": "0101"}, "expected a whole number as file_size, got 4 other characters"),
     ({"file_size": "9" * 19}, "expected a whole number as file_size, got 19 other characters"),
     ({"file_size": "9" * 5000}, "expected a whole number as file_size, got 5000 other characters"),
-    ({"file_size": "-1"}, "expected an index with at most -16 bytes of arrays, by the size of the data file, got 64"),
-    ({"file_size": "50"}, "expected an index with at most 48 bytes of arrays, by the size of the data file, got 64"),
+    (
+        {"file_size": "-1"},
+        "expected an index with at most -16 bytes of arrays, by the size of the data file, got 64",
+    ),
+    (
+        {"file_size": "50"},
+        "expected an index with at most 48 bytes of arrays, by the size of the data file, got 64",
+    ),
     ({"mtime_ns": "1.5"}, "expected a whole number as mtime_ns"),
     ({"fingerprint": "x"}, "expected a whole number as fingerprint"),
-    ({"compression_type": "LZ4"}, "expected the compression '', 'GZIP', 'ZLIB' or 'SNAPPY', got another"),
+    (
+        {"compression_type": "LZ4"},
+        "expected the compression '', 'GZIP', 'ZLIB' or 'SNAPPY', got another",
+    ),
     ({"more": "1"}, FORM),
     ({"arrays": {"more": ZEROS}}, FORM),
-    ({"arrays": {"offsets": ZEROS}}, "record 1: expected each record right behind the one before: offset 19, got 0"),
+    (
+        {"arrays": {"offsets": ZEROS}},
+        "record 1: expected each record right behind the one before: offset 19, got 0",
+    ),
     ({"arrays": {"offsets": ZEROS.astype(np.int32)}}, FORM),
     ({"arrays": {"lengths": ZEROS.astype(np.float64)}}, FORM),
-    ({"arrays": {"lengths": ZEROS[:3]}}, "expected offsets and lengths of one size, got (4,) and (3,)"),
+    (
+        {"arrays": {"lengths": ZEROS[:3]}},
+        "expected offsets and lengths of one size, got (4,) and (3,)",
+    ),
     ({"arrays": {"lengths": ZEROS.reshape(2, 2)}}, "expected arrays of one dimension, got others"),
     ({"arrays": {"lengths": None}}, "expected arrays of one dimension, got others"),
 ]
 
 
-@pytest.mark.parametrize(("changes", "text"), CHANGED, ids=[f"{text[:40]}-{n}" for n, (_, text) in enumerate(CHANGED)])
+@pytest.mark.parametrize(
+    ("changes", "text"), CHANGED, ids=[f"{text[:40]}-{n}" for n, (_, text) in enumerate(CHANGED)]
+)
 def test_changed_indexes(data, tmp_path, changes, text):
     path = saved(build_index(data), tmp_path, **changes)
     with pytest.raises(IndexMismatchError, match=re.escape(text)) as caught:
@@ -333,7 +432,9 @@ HEADERS = [
 ]
 
 
-@pytest.mark.parametrize(("old", "new"), HEADERS, ids=[str(number) for number in range(len(HEADERS))])
+@pytest.mark.parametrize(
+    ("old", "new"), HEADERS, ids=[str(number) for number in range(len(HEADERS))]
+)
 def test_headers_that_are_not_as_we_write_them(data, tmp_path, old, new):
     """With a right checksum."""
     content = build_index(data).to_bytes()
@@ -354,7 +455,10 @@ def test_an_index_of_terabytes_is_not_read(data, tmp_path, size):
     header, _ = taken_apart(index.to_bytes())
     header["__metadata__"]["file_size"] = str(size or index.file_size)
     for number, name in enumerate(("offsets", "lengths")):
-        header[name] |= {"shape": [many // 16], "data_offsets": [number * many // 2, (number + 1) * many // 2]}
+        header[name] |= {
+            "shape": [many // 16],
+            "data_offsets": [number * many // 2, (number + 1) * many // 2],
+        }
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     with open(tmp_path / "i", "wb") as file:
@@ -363,11 +467,14 @@ def test_an_index_of_terabytes_is_not_read(data, tmp_path, size):
     tracemalloc.start()
     try:
         with pytest.raises(
-            IndexMismatchError, match=r"expected a file of 1099511627776 bytes|expected an index with at"
+            IndexMismatchError,
+            match=r"expected a file of 1099511627776 bytes|expected an index with at",
         ):
             load_fresh(str(tmp_path / "i"), open_file(str(data)))
         if not size:
-            with pytest.raises(IndexMismatchError, match="expected an index with at most 96 bytes of arrays"):
+            with pytest.raises(
+                IndexMismatchError, match="expected an index with at most 96 bytes of arrays"
+            ):
                 RecordIndex.load(tmp_path / "i")
         assert tracemalloc.get_traced_memory()[1] < 1 << 20
     finally:
@@ -376,12 +483,16 @@ def test_an_index_of_terabytes_is_not_read(data, tmp_path, size):
 
 def test_a_compression_that_the_data_do_not_have(data, tmp_path):
     (tmp_path / "i").write_bytes(changed(build_index(data).to_bytes(), compression_type="GZIP"))
-    with pytest.raises(IndexMismatchError, match=r"^.*/x: .*expected compression 'GZIP', got a file of another"):
+    with pytest.raises(
+        IndexMismatchError, match=r"^.*/x: .*expected compression 'GZIP', got a file of another"
+    ):
         load_fresh(str(tmp_path / "i"), open_file(str(data)))
 
 
 def test_an_index_of_a_nested_record_is_none(tmp_path):
-    """With a right checksum: whoever writes it can compute that. The records must still fill the file."""
+    """With a right checksum: whoever writes it can compute that. The records must still fill the
+    file.
+    """
     path = tmp_path / "x"
     path.write_bytes(framed(b"outer " + framed(b"inner")))
     index = build_index(path)
@@ -486,7 +597,9 @@ def test_never_pickle():
 GOOD = "0 19\n19 16\n35 46\n81 20\n"
 
 
-@pytest.mark.parametrize("text", [GOOD, GOOD.rstrip(), GOOD.replace("\n", " "), GOOD.replace(" ", "\t\t"), "\n" + GOOD])
+@pytest.mark.parametrize(
+    "text", [GOOD, GOOD.rstrip(), GOOD.replace("\n", " "), GOOD.replace(" ", "\t\t"), "\n" + GOOD]
+)
 def test_text_indexes_with_any_white_space(data, tmp_path, text):
     (tmp_path / "i").write_text(text)
     index = RecordIndex.from_tfrecord2idx(tmp_path / "i", data)
@@ -498,7 +611,8 @@ BAD_TEXTS = [
     ("", "expected records up to the end of the file (101 bytes), got an end of 0"),
     ("0 19\n", "got an end of 19"),
     (GOOD[:-1] + "0\n", "got an end of 281"),
-    ("0 19\n19 16\n35 46\n81 2", "within a file, got offset 81 and length -14"),  # a partial last line
+    # a partial last line
+    ("0 19\n19 16\n35 46\n81 2", "within a file, got offset 81 and length -14"),
     ("0 19\n19 16\n35 46\n81", "expected pairs of offset and size, got 7 numbers"),
     (GOOD.replace("\n", "\r\n"), "got carriage returns"),
     ("\ufeff" + GOOD, "expected decimal numbers of at most 19 digits"),
@@ -510,9 +624,18 @@ BAD_TEXTS = [
     (GOOD.replace("35", "35.0"), "expected decimal numbers"),
     (GOOD.replace("35", "\u0663\u0665"), "expected decimal numbers"),  # digits, but not ASCII
     (GOOD.replace("35", "9" * 19), "expected numbers below 2^63"),
-    (GOOD.replace("35", "9" * 10**6), "expected decimal numbers of at most 19 digits, got 1000000 other characters"),
-    (GOOD.replace("35 46", "36 46"), "record 2: expected each record right behind the one before: offset 35, got 36"),
-    (GOOD.replace("35 46\n", ""), "record 2: expected each record right behind the one before: offset 35, got 81"),
+    (
+        GOOD.replace("35", "9" * 10**6),
+        "expected decimal numbers of at most 19 digits, got 1000000 other characters",
+    ),
+    (
+        GOOD.replace("35 46", "36 46"),
+        "record 2: expected each record right behind the one before: offset 35, got 36",
+    ),
+    (
+        GOOD.replace("35 46\n", ""),
+        "record 2: expected each record right behind the one before: offset 35, got 81",
+    ),
     (GOOD.replace("35 46\n", "35 46\n35 46\n"), "record 3: expected each record right behind"),
     ("19 16\n0 19\n35 46\n81 20\n", "record 0: expected each record right behind"),
     (GOOD.replace("19 16", "19 15"), "record 1: expected an offset and a length within a file"),
@@ -521,7 +644,9 @@ BAD_TEXTS = [
 ]
 
 
-@pytest.mark.parametrize(("text", "message"), BAD_TEXTS, ids=[message[:45] for _, message in BAD_TEXTS])
+@pytest.mark.parametrize(
+    ("text", "message"), BAD_TEXTS, ids=[message[:45] for _, message in BAD_TEXTS]
+)
 def test_bad_text_indexes(data, tmp_path, text, message):
     path = tmp_path / "i"
     path.write_bytes(text.encode())
@@ -533,11 +658,15 @@ def test_bad_text_indexes(data, tmp_path, text, message):
 
 
 def test_a_text_index_with_wrong_lengths_that_fit_is_noticed_on_reading(data, tmp_path):
-    """Contiguous, but no record begins at 20: "size other than 16 + length field" of robustness 57."""
+    """Contiguous, but no record begins at 20: "size other than 16 + length field" of robustness
+    57.
+    """
     (tmp_path / "i").write_text("0 20\n20 16\n36 45\n81 20\n")
     index = RecordIndex.from_tfrecord2idx(tmp_path / "i", data)
     source, reader = open_file(str(data)), RecordReader()
-    with pytest.raises(IndexMismatchError, match=r"expected a record of 4 bytes \(by the index\), got one of 3"):
+    with pytest.raises(
+        IndexMismatchError, match=r"expected a record of 4 bytes \(by the index\), got one of 3"
+    ):
         reader.read(source, 0, 4)
     for number in (1, 2):
         with pytest.raises(CorruptRecordError, match="length checksum"):
@@ -548,12 +677,19 @@ def test_a_text_index_with_wrong_lengths_that_fit_is_noticed_on_reading(data, tm
 def test_the_text_index_that_the_tools_make_of_a_cut_file(data, tmp_path):  # robustness 60
     os.truncate(data, 95)
     (tmp_path / "i").write_text(GOOD)  # they do not notice the short read
-    with pytest.raises(IndexMismatchError, match=r"up to the end of the file \(95 bytes\), got an end of 101"):
+    with pytest.raises(
+        IndexMismatchError, match=r"up to the end of the file \(95 bytes\), got an end of 101"
+    ):
         RecordIndex.from_tfrecord2idx(tmp_path / "i", data)
 
 
 @settings(max_examples=200, deadline=None)
-@given(st.one_of(st.text(max_size=60), st.lists(st.tuples(st.integers(-5, 120), st.integers(-5, 120)), max_size=5)))
+@given(
+    st.one_of(
+        st.text(max_size=60),
+        st.lists(st.tuples(st.integers(-5, 120), st.integers(-5, 120)), max_size=5),
+    )
+)
 def test_fuzzed_text_indexes(tmp_path_factory, text):
     folder = tmp_path_factory.mktemp("fuzz")
     (folder / "x").write_bytes(framed(*PAYLOADS))

@@ -1,4 +1,6 @@
-"""Blocks of lengths in few bits: the same numbers come back, in as few bytes as the kinds of data allow."""
+"""Blocks of lengths in few bits: the same numbers come back, in as few bytes as the kinds of data
+allow.
+"""
 
 import contextlib
 
@@ -10,7 +12,11 @@ from hypothesis import strategies as st
 from torch_tfrecord.records.length_blocks import BLOCK_RECORDS, pack_lengths, unpack_lengths
 
 LENGTHS = st.one_of(
-    st.integers(0, 300), st.integers(0, 1 << 20), st.integers(0, (1 << 62) - 1), st.just(0), st.just((1 << 62) - 1)
+    st.integers(0, 300),
+    st.integers(0, 1 << 20),
+    st.integers(0, (1 << 62) - 1),
+    st.just(0),
+    st.just((1 << 62) - 1),
 )
 
 
@@ -48,7 +54,11 @@ def test_bytes_of_a_record(kind):
         (bytes(12), 3, "a block of 11 bytes, got 12"),
         (bytes(8) + b"\x08\0\0" + bytes(2), 3, "a block of 14 bytes, got 13"),
         (bytes(9) + b"\x01\0" + bytes(9), 3, "a block of 21 bytes, got 20"),
-        (bytes(9) + b"\x01\0" + b"\x03\0" + bytes(8), 3, "exceptions among 3 records, got number 3"),
+        (
+            bytes(9) + b"\x01\0" + b"\x03\0" + bytes(8),
+            3,
+            "exceptions among 3 records, got number 3",
+        ),
     ],
 )
 def test_other_bytes_are_refused(block, count, text):

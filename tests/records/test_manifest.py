@@ -1,6 +1,8 @@
-"""The manifest: a dataset opens from it alone, reads what it needs, and believes nothing that is damaged or stale.
+"""The manifest: a dataset opens from it alone, reads what it needs, and believes nothing that is
+damaged or stale.
 
-Covers records/manifest_build, records/manifest_files, records/manifest_shards, records/manifest_table.
+Covers records/manifest_build, records/manifest_files, records/manifest_shards,
+records/manifest_table.
 """
 
 import multiprocessing
@@ -27,13 +29,18 @@ from torch_tfrecord import (
     build_manifest,
     find_files,
 )
+from torch_tfrecord.files.checksum import crc32c
 from torch_tfrecord.records import index_keeper, manifest_files, manifest_table
-from torch_tfrecord.records.checksum import crc32c
 from torch_tfrecord.records.index import RecordIndex
 from torch_tfrecord.records.length_blocks import pack_lengths, unpack_lengths
 from torch_tfrecord.records.manifest import Manifest, manifest_parts, shard_row
 from torch_tfrecord.records.manifest_build import write_manifest
-from torch_tfrecord.records.manifest_files import common_folder, manifest_path, relative_names, shard_paths
+from torch_tfrecord.records.manifest_files import (
+    common_folder,
+    manifest_path,
+    relative_names,
+    shard_paths,
+)
 from torch_tfrecord.records.manifest_table import ManifestTable
 from torch_tfrecord.records.record_table import RecordTable
 
@@ -95,7 +102,13 @@ def no_builds(monkeypatch):
 
 
 def test_a_dataset_finds_it_and_opens_from_it_alone(data, lazily, no_builds):
-    for paths in (f"{data}/x-*", str(data), f"{data}/x@7", str(manifest_of(data)), [manifest_of(data)]):
+    for paths in (
+        f"{data}/x-*",
+        str(data),
+        f"{data}/x@7",
+        str(manifest_of(data)),
+        [manifest_of(data)],
+    ):
         for policy in ("auto", "require"):
             ds = TFRecordDataset(paths, index=policy)
             assert isinstance(ds._record_files.table, ManifestTable) == lazily
@@ -109,26 +122,39 @@ def test_every_look_up_is_that_of_the_indexes(data, lazily):
     table, other = ds._record_files.table, plain._record_files.table
     assert type(other) is RecordTable
     assert ds._record_files.extent == plain._record_files.extent
-    for positions in (np.arange(len(ds)), np.random.default_rng(0).permutation(len(ds)), np.empty(0, np.int64)):
+    for positions in (
+        np.arange(len(ds)),
+        np.random.default_rng(0).permutation(len(ds)),
+        np.empty(0, np.int64),
+    ):
         for one, expected in zip(table.find(positions), other.find(positions), strict=True):
             np.testing.assert_array_equal(one, expected)
     assert list(map(table.find_one, range(len(ds)))) == list(map(other.find_one, range(len(ds))))
-    assert [ds.locate(position) for position in (0, 3, -1)] == [plain.locate(position) for position in (0, 3, -1)]
+    assert [ds.locate(position) for position in (0, 3, -1)] == [
+        plain.locate(position) for position in (0, 3, -1)
+    ]
     np.testing.assert_array_equal(ds._block_starts(3000), plain._block_starts(3000))
     places = other.find(np.arange(0, len(ds), 13))
     for block_bytes in (1, 100, 30_000, 1 << 20):
         found = [
-            [each.block_extent(file, offset, block_bytes) for file, offset in zip(*places[:2], strict=True)]
+            [
+                each.block_extent(file, offset, block_bytes)
+                for file, offset in zip(*places[:2], strict=True)
+            ]
             for each in (table, other)
         ]
         assert found[0] == found[1]
     for shuffle in (True, "blocks"):
-        assert list(RecordSampler(ds, shuffle=shuffle)) == list(RecordSampler(plain, shuffle=shuffle))
+        assert list(RecordSampler(ds, shuffle=shuffle)) == list(
+            RecordSampler(plain, shuffle=shuffle)
+        )
 
 
 def test_some_of_its_shards(data, lazily, no_builds):
     ds = TFRecordDataset([f"{data}/x-0000{shard}-of-00007" for shard in (6, 2, 1)])
-    assert ds[:].__getitems__(range(len(ds))) == [p for shard in (1, 2, 6) for p in payloads(shard, COUNTS[shard])]
+    assert ds[:].__getitems__(range(len(ds))) == [
+        p for shard in (1, 2, 6) for p in payloads(shard, COUNTS[shard])
+    ]
     assert pickle.loads(pickle.dumps(ds)).files == ds.files
 
 
@@ -143,8 +169,13 @@ def test_compressed_shards(tmp_path, lazily, kind):
     assert ds._record_files.first_compressed == f"{tmp_path}/x-0"
     assert [ds[position] for position in range(len(ds))] == [*records[0], *records[1]]
     with (
-        pytest.warns(UserWarning, match=f"x-0: the manifest at .* expected compression '', got '{kind}': it is not"),
-        pytest.raises(IndexMismatchError, match=f"expected compression '', got '{kind}' in the index"),
+        pytest.warns(
+            UserWarning,
+            match=f"x-0: the manifest at .* expected compression '', got '{kind}': it is not",
+        ),
+        pytest.raises(
+            IndexMismatchError, match=f"expected compression '', got '{kind}' in the index"
+        ),
     ):
         TFRecordDataset(f"{tmp_path}/x-*", index="require", compression_type=None)
 
@@ -198,7 +229,10 @@ def test_a_manifest_elsewhere(data, tmp_path):
 
 def test_index_dir(data, tmp_path):
     shutil.rmtree(data / ".torch_index")
-    assert write_manifest(data, index_dir=str(tmp_path / "kept")).path == f"{tmp_path}/kept/manifest.safetensors"
+    assert (
+        write_manifest(data, index_dir=str(tmp_path / "kept")).path
+        == f"{tmp_path}/kept/manifest.safetensors"
+    )
     for index in (tmp_path / "kept").glob("*.index.*"):
         index.unlink()
     ds = TFRecordDataset(data, index="require", index_dir=tmp_path / "kept")
@@ -226,7 +260,8 @@ def test_rows_of_shards_that_did_not_change_are_taken_over(data):
 def test_what_is_refused_while_building(data):
     before = manifest_of(data).read_bytes()
     with pytest.raises(
-        ValueError, match=r"out must end with '.safetensors', and not as an index does, got '.*/m.json'"
+        ValueError,
+        match=r"out must end with '.safetensors', and not as an index does, got '.*/m.json'",
     ):
         build_manifest(data, data / "m.json")
     with pytest.raises(ValueError, match=r"out must end with '.safetensors'"):
@@ -247,7 +282,9 @@ def test_nothing_of_others_is_overwritten(data):
 
 
 def test_its_size_for_records_of_one_kind():
-    lengths = np.maximum(np.random.default_rng(0).normal(100_000, 30_000, 200_000), 100).astype(np.int64)
+    lengths = np.maximum(np.random.default_rng(0).normal(100_000, 30_000, 200_000), 100).astype(
+        np.int64
+    )
     row = shard_row(index_of(lengths))
     parts = list(manifest_parts(["x"] * 10, [row] * 10))
     assert sum(map(len, parts)) < 3 * 10 * len(lengths)
@@ -284,7 +321,9 @@ def another_content(folder):
     content = framed(payloads(4, 1)[0].replace(b"4", b"9"))
     assert len(content) == path.stat().st_size
     path.write_bytes(content)
-    return "x-00004-of-00007: the manifest at .* expected fingerprint 0x[0-9a-f]{8}, got 0x[0-9a-f]{8}"
+    return (
+        "x-00004-of-00007: the manifest at .* expected fingerprint 0x[0-9a-f]{8}, got 0x[0-9a-f]{8}"
+    )
 
 
 @pytest.mark.parametrize("change", [another_size, another_content])
@@ -292,7 +331,10 @@ def test_a_changed_shard(data, change):
     text = change(data)
     with pytest.raises(IndexMismatchError, match=text):
         TFRecordDataset(manifest_of(data))
-    with pytest.warns(UserWarning, match=f"{text}: it is not used; build it again with `tfrecord index --manifest`"):
+    with pytest.warns(
+        UserWarning,
+        match=f"{text}: it is not used; build it again with `tfrecord index --manifest`",
+    ):
         ds = TFRecordDataset(str(data))
     assert len(ds) == len(WANTED)
     assert ds.raw(sum(COUNTS[:4])) != WANTED[sum(COUNTS[:4])]
@@ -304,7 +346,9 @@ def test_a_missing_shard(data, most_asked_singly, monkeypatch):
     (data / "x-00004-of-00007").unlink()
     (data / "x-00005-of-00007").unlink()
     (data / "x-00005-of-00007").symlink_to("nowhere")
-    with pytest.raises(FileNotFoundError, match=r"2 of 7 shards of the manifest are missing.*x-00004-of-00007"):
+    with pytest.raises(
+        FileNotFoundError, match=r"2 of 7 shards of the manifest are missing.*x-00004-of-00007"
+    ):
         TFRecordDataset(manifest_of(data))
     rest = [str(data / f"x-0000{shard}-of-00007") for shard in (0, 1, 2, 3, 6)]
     assert len(TFRecordDataset(rest, index="require")) == len(WANTED) - 4097
@@ -313,7 +357,8 @@ def test_a_missing_shard(data, most_asked_singly, monkeypatch):
 def test_a_shard_that_it_does_not_name(data):
     (data / "y").write_bytes(framed(b"y"))
     with pytest.warns(
-        UserWarning, match="data/y: the manifest at .* expected all 8 files in it, got 1 that it does not"
+        UserWarning,
+        match="data/y: the manifest at .* expected all 8 files in it, got 1 that it does not",
     ):
         assert TFRecordDataset(f"{data}/*")[-1] == b"y"
     assert list(TFRecordDataset(f"{data}/y")) == [b"y"]  # it is of others
@@ -324,7 +369,8 @@ def test_a_shard_that_changes_while_it_is_used(data):
     another_size(data)
     assert ds[0] == WANTED[0]
     with pytest.raises(
-        IndexMismatchError, match="x-00004-of-00007: record 0: the index is not of this file as it is now"
+        IndexMismatchError,
+        match="x-00004-of-00007: record 0: the index is not of this file as it is now",
     ):
         ds.raw(sum(COUNTS[:4]))
 
@@ -335,7 +381,8 @@ def test_a_manifest_that_changes_while_it_is_used(data, monkeypatch):
     (data / "x-00004-of-00007").write_bytes(framed(b"new"))
     build_manifest(data)
     with pytest.raises(
-        IndexMismatchError, match=r"expected the manifest with checksum [0-9a-f]{8} that was opened, got"
+        IndexMismatchError,
+        match=r"expected the manifest with checksum [0-9a-f]{8} that was opened, got",
     ):
         pickle.loads(pickled)
 
@@ -349,24 +396,32 @@ def test_any_flipped_byte_is_noticed(tmp_path, monkeypatch, bits):
     monkeypatch.setattr(manifest_table, "_READ_WHOLE_BLOCKS", -1)
     (tmp_path / "x").write_bytes(framed(*payloads(3, 40)))
     path = Path(build_manifest(tmp_path, tmp_path / "m.safetensors"))
-    for _ in flipped_in_place(path, [8 * byte + bit for byte in range(path.stat().st_size) for bit in bits]):
+    for _ in flipped_in_place(
+        path, [8 * byte + bit for byte in range(path.stat().st_size) for bit in bits]
+    ):
         with pytest.raises(IndexMismatchError):
             TFRecordDataset(path)[0]
 
 
-@pytest.mark.parametrize("part", [lambda c: c[:-1], lambda c: c + b"\0", lambda c: c[:300], lambda c: b""])
+@pytest.mark.parametrize(
+    "part", [lambda c: c[:-1], lambda c: c + b"\0", lambda c: c[:300], lambda c: b""]
+)
 def test_a_cut_manifest(data, part):
     content = manifest_of(data).read_bytes()
     manifest_of(data).write_bytes(part(content))
     with pytest.raises(IndexMismatchError, match=r"manifest.safetensors: expected a manifest"):
         TFRecordDataset(manifest_of(data))
-    with pytest.warns(UserWarning, match=r"manifest.safetensors: expected a manifest .*: it is not used"):
+    with pytest.warns(
+        UserWarning, match=r"manifest.safetensors: expected a manifest .*: it is not used"
+    ):
         assert len(TFRecordDataset(str(data))) == len(WANTED)
 
 
 def test_another_file_in_its_place(data):
     build_index(data / "x-00000-of-00007").save(data / "m.safetensors")
-    with pytest.raises(IndexMismatchError, match=r"expected a manifest written by torch_tfrecord, .* got another"):
+    with pytest.raises(
+        IndexMismatchError, match=r"expected a manifest written by torch_tfrecord, .* got another"
+    ):
         TFRecordDataset(data / "m.safetensors")
 
 
@@ -399,8 +454,16 @@ def plus(number, at=0):
 @pytest.mark.parametrize(
     ("name", "change", "text"),
     [
-        ("num_records", plus(1), "block 0: expected a block of [0-9]+ bytes, got|records one behind the other"),
-        ("num_records", plus(-1), "block 0: expected a block of [0-9]+ bytes, got|records one behind the other"),
+        (
+            "num_records",
+            plus(1),
+            "block 0: expected a block of [0-9]+ bytes, got|records one behind the other",
+        ),
+        (
+            "num_records",
+            plus(-1),
+            "block 0: expected a block of [0-9]+ bytes, got|records one behind the other",
+        ),
         ("num_records", plus(1 << 40), "numbers of a TFRecord file, got others in row 0"),
         ("file_sizes", plus(1), "numbers of a TFRecord file, got others in row 0"),
         ("stream_sizes", plus(-(1 << 63) + 5), "numbers of a TFRecord file, got others in row 0"),
@@ -409,10 +472,22 @@ def plus(number, at=0):
         ("mtimes_ns", lambda array: array[:0], r"expected 1 rows in each column, got \[0, 1\]"),
         ("block_offsets", plus(16), "records one behind the other from byte 16 to byte"),
         ("block_bytes", plus(1), "expected 37 bytes of blocks, got 36"),
-        ("block_crcs", lambda array: array[:0], r"expected 1 blocks, by the numbers of records, got \[0, 1\]"),
-        ("block_crcs", plus(1), "expected block 0 with checksum [0-9a-f]{8}, got [0-9a-f]{8}: it is damaged"),
+        (
+            "block_crcs",
+            lambda array: array[:0],
+            r"expected 1 blocks, by the numbers of records, got \[0, 1\]",
+        ),
+        (
+            "block_crcs",
+            plus(1),
+            "expected block 0 with checksum [0-9a-f]{8}, got [0-9a-f]{8}: it is damaged",
+        ),
         ("names", lambda array: array[:-1], "expected a text for each of 1 shards, got"),
-        ("names", lambda array: np.frombuffer(b"none", np.uint8), "expected a text for each of 1 shards, got"),
+        (
+            "names",
+            lambda array: np.frombuffer(b"none", np.uint8),
+            "expected a text for each of 1 shards, got",
+        ),
     ],
 )
 def test_a_manifest_that_lies(tmp_path, name, change, text):
@@ -424,7 +499,9 @@ def test_a_manifest_that_lies(tmp_path, name, change, text):
 
 
 def test_lengths_that_lie(tmp_path):
-    """Whatever lengths a block names, with all checksums right: refused, unless they are the file's own."""
+    """Whatever lengths a block names, with all checksums right: refused, unless they are the file's
+    own.
+    """
     content = framed(*payloads(3, 40))
     (tmp_path / "x").write_bytes(content)
     index, rng = build_index(tmp_path / "x"), np.random.default_rng(0)
@@ -434,17 +511,22 @@ def test_lengths_that_lie(tmp_path):
         lie = [pack_lengths(lengths)]
         row = shard_row(index)._replace(blocks=lie, crcs=[crc32c(lie[0])])
         (tmp_path / "m.safetensors").write_bytes(b"".join(manifest_parts(["x"], [row])))
-        with pytest.raises(IndexMismatchError, match="block 0: expected records one behind the other from byte 0"):
+        with pytest.raises(
+            IndexMismatchError, match="block 0: expected records one behind the other from byte 0"
+        ):
             TFRecordDataset(tmp_path / "m.safetensors")
 
 
 def test_a_swapped_pair_of_lengths_is_noticed_when_it_is_read(tmp_path):
     (tmp_path / "x").write_bytes(framed(b"a", b"bb"))
     index = build_index(tmp_path / "x")
-    lie = shard_row(index_of(index.lengths[::-1], mtime_ns=index.mtime_ns, fingerprint=index.fingerprint))
+    lie = shard_row(
+        index_of(index.lengths[::-1], mtime_ns=index.mtime_ns, fingerprint=index.fingerprint)
+    )
     (tmp_path / "m.safetensors").write_bytes(b"".join(manifest_parts(["x"], [lie])))
     with pytest.raises(
-        IndexMismatchError, match=r"x: record 0 at byte 0: expected a record of 2 bytes \(by the index\)"
+        IndexMismatchError,
+        match=r"x: record 0 at byte 0: expected a record of 2 bytes \(by the index\)",
     ):
         TFRecordDataset(tmp_path / "m.safetensors")[0]
 
@@ -458,12 +540,17 @@ def test_texts_are_bounded_by_the_number_of_shards(tmp_path, shards, field, text
         (tmp_path / f"x{shard}").write_bytes(framed(b"a"))
     path = Path(build_manifest(tmp_path, tmp_path / "m.safetensors"))
     packed = np.frombuffer(zlib.compress(text * num_bytes), np.uint8)
-    path.write_bytes(changed_head(path.read_bytes(), {field: packed}, **{f"{field}_bytes": str(num_bytes)}))
+    path.write_bytes(
+        changed_head(path.read_bytes(), {field: packed}, **{f"{field}_bytes": str(num_bytes)})
+    )
     tracemalloc.start()
     try:
-        with pytest.raises(IndexMismatchError, match=f"expected a text for each of {shards} shards, got [0-9]+ "):
+        with pytest.raises(
+            IndexMismatchError, match=f"expected a text for each of {shards} shards, got [0-9]+ "
+        ):
             TFRecordDataset(path)
-        assert tracemalloc.get_traced_memory()[1] < 4 << 20  # the first MiB of the file is read at once
+        # the first MiB of the file is read at once
+        assert tracemalloc.get_traced_memory()[1] < 4 << 20
     finally:
         tracemalloc.stop()
 
@@ -471,7 +558,9 @@ def test_texts_are_bounded_by_the_number_of_shards(tmp_path, shards, field, text
 def test_long_names_are_read(tmp_path):
     row = shard_row(index_of(np.array([1])))
     for names in (["s3://bucket/" + "a" * 4000], [f"{'a' * 4000}/{shard}" for shard in range(300)]):
-        (tmp_path / "m.safetensors").write_bytes(b"".join(manifest_parts(names, [row] * len(names))))
+        (tmp_path / "m.safetensors").write_bytes(
+            b"".join(manifest_parts(names, [row] * len(names)))
+        )
         assert Manifest(str(tmp_path / "m.safetensors")).names() == names
 
 
@@ -480,7 +569,9 @@ def test_sizes_that_no_file_has_are_not_allocated(tmp_path):
     path = Path(build_manifest(tmp_path, tmp_path / "m.safetensors"))
     content = path.read_bytes()
     path.write_bytes(changed_head(content, names_bytes=str(1 << 62)))
-    with pytest.raises(IndexMismatchError, match=f"expected a text for each of 1 shards, got {1 << 62} bytes"):
+    with pytest.raises(
+        IndexMismatchError, match=f"expected a text for each of 1 shards, got {1 << 62} bytes"
+    ):
         TFRecordDataset(path)
     with open(path, "wb") as file:  # a hole of 2^40 bytes in the file
         head = content[8 : 8 + struct.unpack("<Q", content[:8])[0]]
@@ -496,7 +587,13 @@ def test_sizes_that_no_file_has_are_not_allocated(tmp_path):
 
 @pytest.mark.parametrize(
     ("files", "folder"),
-    [(["x"], ""), (["a/x"], "a/"), (["/a/x", "/a/y"], "/a/"), (["a/x", "b/x"], ""), (["/a/b/x", "/a/c"], "/a/")],
+    [
+        (["x"], ""),
+        (["a/x"], "a/"),
+        (["/a/x", "/a/y"], "/a/"),
+        (["a/x", "b/x"], ""),
+        (["/a/b/x", "/a/c"], "/a/"),
+    ],
 )
 def test_the_folder_of_all_files(files, folder):
     assert common_folder(files) == folder
@@ -543,7 +640,10 @@ def test_names_lead_to_files(path, names, files):
     ],
 )
 def test_names_that_lead_elsewhere(path, name):
-    with pytest.raises(IndexMismatchError, match=r"expected (names relative to the manifest's folder|a manifest that)"):
+    with pytest.raises(
+        IndexMismatchError,
+        match=r"expected (names relative to the manifest's folder|a manifest that)",
+    ):
         shard_paths(path, [name])
 
 
@@ -612,13 +712,17 @@ def test_threads(data, lazily):
 
 @pytest.mark.slow
 def test_a_hundred_thousand_shards(tmp_path):
-    """Their rows alone: files of the sizes that the manifest says, with holes in place of records."""
+    """Their rows alone: files of the sizes that the manifest says, with holes in place of
+    records.
+    """
     rng = np.random.default_rng(0)
     row = shard_row(index_of(rng.integers(90_000, 110_000, 3000)))
     row = row._replace(facts=RecordIndex.bare(row.facts.file_size))
     names = [f"x-{shard:06d}-of-100000" for shard in range(100_000)]
     path = tmp_path / "m.safetensors"
-    path.write_bytes(b"".join(manifest_parts([f"s3://bucket/{name}" for name in names], [row] * len(names))))
+    path.write_bytes(
+        b"".join(manifest_parts([f"s3://bucket/{name}" for name in names], [row] * len(names)))
+    )
     assert path.stat().st_size < 3 * 3000 * len(names)
     ds = TFRecordDataset(path)
     assert len(ds) == 300_000_000
@@ -651,7 +755,10 @@ def memory(data):
 
 
 def test_a_local_manifest_uploaded_with_its_data(memory, lazily, no_builds):
-    for paths in ("memory:///manifest/data/x-*", "memory:///manifest/data/.torch_index/manifest.safetensors"):
+    for paths in (
+        "memory:///manifest/data/x-*",
+        "memory:///manifest/data/.torch_index/manifest.safetensors",
+    ):
         ds = TFRecordDataset(paths, index="require")
         assert ds.files == [f"memory:///manifest/data/x-{shard:05d}-of-00007" for shard in range(7)]
         order = np.random.default_rng(0).permutation(len(ds)).tolist()
@@ -675,7 +782,9 @@ def test_a_local_manifest_of_remote_files(memory, tmp_path):
     assert list(TFRecordDataset(place).__getitems__([0])) == WANTED[:1]
 
 
-@pytest.mark.parametrize("content", [framed(b"another"), framed(payloads(4, 1)[0].replace(b"4", b"9"))])
+@pytest.mark.parametrize(
+    "content", [framed(b"another"), framed(payloads(4, 1)[0].replace(b"4", b"9"))]
+)
 def test_a_remote_shard_that_changed(memory, content):
     path = "/manifest/data/x-00004-of-00007"
     has_size = memory.size(path) == len(content)
@@ -683,12 +792,17 @@ def test_a_remote_shard_that_changed(memory, content):
     manifest = "memory:///manifest/data/.torch_index/manifest.safetensors"
     ds = TFRecordDataset(manifest)  # nothing is asked about shards
     assert ds[0] == WANTED[0]
-    text = "x-00004-of-00007: record 0: the index is not of this file as it is now: expected a file "
-    with pytest.raises(IndexMismatchError, match=text + ("with fingerprint" if has_size else "of 28 bytes, got 23")):
+    text = (
+        "x-00004-of-00007: record 0: the index is not of this file as it is now: expected a file "
+    )
+    with pytest.raises(
+        IndexMismatchError, match=text + ("with fingerprint" if has_size else "of 28 bytes, got 23")
+    ):
         ds.raw(sum(COUNTS[:4]))
     if not has_size:  # the listing says it
         with pytest.warns(
-            UserWarning, match="x-00004-of-00007: the manifest at .* expected 28 bytes, got 23: it is not"
+            UserWarning,
+            match="x-00004-of-00007: the manifest at .* expected 28 bytes, got 23: it is not",
         ):
             assert len(TFRecordDataset("memory:///manifest/data/x-*")) == len(WANTED)
 
@@ -696,7 +810,8 @@ def test_a_remote_shard_that_changed(memory, content):
 def test_storage_options_are_passed_on(memory, tmp_path):
     out, options = tmp_path / "m.safetensors", {"key": "not-to-be-shown"}
     ds = TFRecordDataset(
-        build_manifest("memory:///manifest/data/x-*", out, storage_options=options), storage_options=options
+        build_manifest("memory:///manifest/data/x-*", out, storage_options=options),
+        storage_options=options,
     )
     assert ds._record_files._access.storage_options == options
     assert ds._maker is not None

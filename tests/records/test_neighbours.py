@@ -1,4 +1,6 @@
-"""Other readers of a folder that we have read, indexed and written: what a pattern for the data matches stays."""
+"""Other readers of a folder that we have read, indexed and written: what a pattern for the data
+matches stays.
+"""
 
 import fnmatch
 import glob
@@ -39,7 +41,8 @@ PATTERNS = [
     "*/*train*",
     "*/*/*of*",
 ]
-# Prints what TensorFlow finds for each of PATTERNS, and the labels that make_batched_features_dataset reads.
+# Prints what TensorFlow finds for each of PATTERNS, and the labels that
+# make_batched_features_dataset reads.
 TENSORFLOW = """
 import json, sys
 import tensorflow as tf
@@ -66,8 +69,13 @@ print(json.dumps([found, labels]))
 
 
 def write(folder, **options):
-    for prefix, suffix, labels in (("train", "", range(10)), ("validation", ".tfrecord", range(10, 14))):
-        with ShardedTFRecordWriter(folder / prefix, num_shards=2, suffix=suffix, **options) as writer:
+    for prefix, suffix, labels in (
+        ("train", "", range(10)),
+        ("validation", ".tfrecord", range(10, 14)),
+    ):
+        with ShardedTFRecordWriter(
+            folder / prefix, num_shards=2, suffix=suffix, **options
+        ) as writer:
             for label in labels:
                 writer.write({"label": label})
 
@@ -78,7 +86,9 @@ def folder(tmp_path):
     folder = tmp_path / "data" / "sets"
     folder.mkdir(parents=True)
     write(folder)
-    (folder / "name-train.tfrecord-00000-of-00001").write_bytes((folder / "train-00000-of-00002").read_bytes())
+    (folder / "name-train.tfrecord-00000-of-00001").write_bytes(
+        (folder / "train-00000-of-00002").read_bytes()
+    )
     return folder
 
 
@@ -94,7 +104,9 @@ def use(folder):
 
 
 def found_by_python(folder):
-    """What each pattern matches: Python's glob, pathlib's, which knows no hidden names, and a walk over all files."""
+    """What each pattern matches: Python's glob, pathlib's, which knows no hidden names, and a walk
+    over all files.
+    """
     walked = [name for _, _, names in os.walk(folder.parent) for name in names]
     return {
         pattern: (
@@ -117,8 +129,14 @@ def test_python_finds_what_it_found_before(folder):
     assert (folder / ".torch_index").is_dir()
     assert found_by_python(folder) == before
     # Python's `*` leaves hidden names out.
-    assert (sorted(glob.glob(f"{folder}/*")), sorted(glob.glob(f"{folder}/**", recursive=True))) == all_before
-    assert sorted(os.listdir(folder)) == [".torch_index", *sorted(map(os.path.basename, all_before[0]))]
+    assert (
+        sorted(glob.glob(f"{folder}/*")),
+        sorted(glob.glob(f"{folder}/**", recursive=True)),
+    ) == all_before
+    assert sorted(os.listdir(folder)) == [
+        ".torch_index",
+        *sorted(map(os.path.basename, all_before[0])),
+    ]
 
 
 def test_index_dir_and_memory_leave_nothing_there(folder, tmp_path):
@@ -130,7 +148,10 @@ def test_index_dir_and_memory_leave_nothing_there(folder, tmp_path):
 
 def test_while_a_file_is_written(folder):
     before = found_by_python(folder)
-    with pytest.raises(RuntimeError), ShardedTFRecordWriter(folder / "train", max_shard_bytes=1, write_index=True) as w:
+    with (
+        pytest.raises(RuntimeError),
+        ShardedTFRecordWriter(folder / "train", max_shard_bytes=1, write_index=True) as w,
+    ):
         for label in range(3):
             w.write({"label": label})
         assert len(list(folder.glob(".*.tmp"))) == 1  # a hidden folder of all shards so far
@@ -142,16 +163,23 @@ def test_images_and_their_labels(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     for name in ("cat", "dog"):
         (tmp_path / "photos" / name).mkdir(parents=True)
-        (tmp_path / "photos" / name / "a.png").write_bytes(encode_image(torch.zeros(3, 4, 4, dtype=torch.uint8), "png"))
+        (tmp_path / "photos" / name / "a.png").write_bytes(
+            encode_image(torch.zeros(3, 4, 4, dtype=torch.uint8), "png")
+        )
     for prefix in ("train", "validation"):
         assert main(["from-images", "photos", f"out/{prefix}", "--num-shards", "2"]) == 0
-    assert Path("out/labels-train.txt").read_bytes() == Path("out/labels-validation.txt").read_bytes() == b"cat\ndog\n"
+    assert (
+        Path("out/labels-train.txt").read_bytes()
+        == Path("out/labels-validation.txt").read_bytes()
+        == b"cat\ndog\n"
+    )
     shards = [f"out/train-0000{number}-of-00002.tfrecord" for number in range(2)]
     for pattern in ("train-*", "train*", "train*-of-*", "tr*"):
         assert sorted(glob.glob(f"out/{pattern}")) == shards
         assert find_files(f"out/{pattern}") == shards
         assert main(["verify", f"out/{pattern}"]) == 0
-    # Ours know the labels where a pattern matches them, under the name of before, too; a shell expands `*` itself.
+    # Ours know the labels where a pattern matches them, under the name of before, too; a shell
+    # expands `*` itself.
     Path("out/train-labels.txt").write_bytes(b"cat\ndog\n")
     for paths in ("out/*", "out", "out/*train*", "out/train-*"):
         assert set(shards) <= set(find_files(paths)) <= set(glob.glob("out/*.tfrecord"))
@@ -161,7 +189,10 @@ def test_images_and_their_labels(tmp_path, monkeypatch, capsys):
     assert find_files("out/labels-train.txt") == ["out/labels-train.txt"]  # asked for by its name
 
 
-@pytest.mark.skipif("TENSORFLOW_PYTHON" not in os.environ, reason="TENSORFLOW_PYTHON names no Python with tensorflow")
+@pytest.mark.skipif(
+    "TENSORFLOW_PYTHON" not in os.environ,
+    reason="TENSORFLOW_PYTHON names no Python with tensorflow",
+)
 def test_tensorflow_finds_and_reads_what_it_did_before(folder):
     before = ask_tensorflow(folder)
     assert before[1] == {
@@ -176,6 +207,8 @@ def test_tensorflow_finds_and_reads_what_it_did_before(folder):
 def ask_tensorflow(folder):
     command = [os.environ["TENSORFLOW_PYTHON"], "-c", TENSORFLOW, str(folder), json.dumps(PATTERNS)]
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, env=environment)
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=300, check=False, env=environment
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout)

@@ -1,4 +1,6 @@
-"""The records of a buffer, by the core and by its Python fallback: both against the tests' own framing, then equal."""
+"""The records of a buffer, by the core and by its Python fallback: both against the tests' own
+framing, then equal.
+"""
 
 import random
 import struct
@@ -54,7 +56,9 @@ def test_every_cut(verify, kind):
         found = walk(kind(whole[:cut]), verify_crc=verify)
         count = sum(end <= cut for end in ends)
         assert found.lengths.tolist() == [len(payload) for payload in payloads[:count]]
-        assert [whole[a : a + n] for a, n in zip(found.starts, found.lengths, strict=True)] == payloads[:count]
+        assert [
+            whole[a : a + n] for a, n in zip(found.starts, found.lengths, strict=True)
+        ] == payloads[:count]
         assert found.used == (ends[count - 1] if count else 0)
         assert found.next_length == (len(payloads[count]) if cut - found.used >= 12 else None)
         assert found.problem is None
@@ -76,7 +80,10 @@ def check_flipped_bit(bit):
     begin, length = borders[number], len(payloads[number])
     record = bytes(damaged[begin : borders[number + 1]])
     found = walk(bytes(damaged), verify_crc=True)
-    assert (found.lengths.tolist(), found.used) == ([len(payload) for payload in payloads[:number]], begin)
+    assert (found.lengths.tolist(), found.used) == (
+        [len(payload) for payload in payloads[:number]],
+        begin,
+    )
     assert found.next_length is None
     if at < 12:
         stored = struct.unpack("<QI", record[:12])
@@ -88,7 +95,9 @@ def check_flipped_bit(bit):
     assert walk(bytes(damaged), verify_crc=False).used == (begin if at < 12 else 71)
 
 
-@pytest.mark.parametrize("length", [1, 2**31, 2**32, 2**63 - 1, 2**63, 2**64 - 29, 2**64 - 16, 2**64 - 12, 2**64 - 1])
+@pytest.mark.parametrize(
+    "length", [1, 2**31, 2**32, 2**63 - 1, 2**63, 2**64 - 29, 2**64 - 16, 2**64 - 12, 2**64 - 1]
+)
 def test_lengths_that_no_buffer_holds(length):
     for behind in (b"", b"abc", bytes(12)):
         found = walk(framed(b"a") + header(length) + behind, verify_crc=True)
@@ -108,7 +117,11 @@ buffers = st.lists(
 
 
 @settings(max_examples=500)
-@given(buffers, st.booleans(), st.lists(st.tuples(st.integers(0, 10**6), st.integers(1, 255)), max_size=3))
+@given(
+    buffers,
+    st.booleans(),
+    st.lists(st.tuples(st.integers(0, 10**6), st.integers(1, 255)), max_size=3),
+)
 def test_both_walks_are_the_same(data, verify, flips):
     damaged = bytearray(data)
     for place, mask in flips if data else []:
@@ -118,13 +131,19 @@ def test_both_walks_are_the_same(data, verify, flips):
 
 
 @settings(max_examples=300)
-@given(buffers, st.booleans(), st.lists(st.tuples(st.integers(-20, 4000), st.integers(-20, 4000)), max_size=5))
+@given(
+    buffers,
+    st.booleans(),
+    st.lists(st.tuples(st.integers(-20, 4000), st.integers(-20, 4000)), max_size=5),
+)
 def test_both_find_the_same_bad_record(data, verify, asked):
     found = walk(data, verify_crc=verify)
     good = list(zip((found.starts - 12).tolist(), found.lengths.tolist(), strict=True))
     for pairs in (good, good + asked, asked + good):
         places, lengths = np.array(pairs, dtype=np.int64).reshape(-1, 2).T
-        first = both(lambda p=places, n=lengths: first_bad_record(memoryview(data), p, n, verify_crc=verify))
+        first = both(
+            lambda p=places, n=lengths: first_bad_record(memoryview(data), p, n, verify_crc=verify)
+        )
         if pairs is good:
             assert first is None
         elif first is not None:
@@ -144,16 +163,36 @@ def test_the_checksum_of_every_size_at_every_address():
     from crc32c import crc32c as reference
 
     data = memoryview(random.Random(0).randbytes(20_000))
-    sizes = [*range(300), *range(500, 2000, 17), 1023, 1024, 1279, 1280, 6143, 6144, 6145, 12_288 + 191, 19_000]
+    sizes = [
+        *range(300),
+        *range(500, 2000, 17),
+        1023,
+        1024,
+        1279,
+        1280,
+        6143,
+        6144,
+        6145,
+        12_288 + 191,
+        19_000,
+    ]
     for size in sizes:
         for at in {0, 1, size % 64}:
-            assert frames.crc32c(data[at : at + size]) == reference(data[at : at + size]), (size, at)
-            assert frames.crc32c(data[at : at + size], 0x1234ABCD) == reference(data[at : at + size], 0x1234ABCD)
+            assert frames.crc32c(data[at : at + size]) == reference(data[at : at + size]), (
+                size,
+                at,
+            )
+            assert frames.crc32c(data[at : at + size], 0x1234ABCD) == reference(
+                data[at : at + size], 0x1234ABCD
+            )
     assert frames.crc32c(b"123456789") == 0xE3069283  # the published check value
     assert frames.checksum_by in ("avx512", "sse4.2", "armv8", "tables")
 
 
-@given(st.binary(max_size=300), st.lists(st.tuples(st.integers(0, 300), st.integers(0, 300)), max_size=6))
+@given(
+    st.binary(max_size=300),
+    st.lists(st.tuples(st.integers(0, 300), st.integers(0, 300)), max_size=6),
+)
 def test_packed_records_as_bytes(data, parts):
     parts = [(start, length) for start, length in parts if start + length <= len(data)]
     starts, lengths = np.array(parts, dtype=np.int64).reshape(-1, 2).T

@@ -29,7 +29,11 @@ def make(*names, content=RECORD):
 
 
 def shards(base, total, suffix="", leave_out=()):
-    names = [f"{base}-{number:05d}-of-{total:05d}{suffix}" for number in range(total) if number not in leave_out]
+    names = [
+        f"{base}-{number:05d}-of-{total:05d}{suffix}"
+        for number in range(total)
+        if number not in leave_out
+    ]
     make(*names)
     return names
 
@@ -39,7 +43,13 @@ def shards(base, total, suffix="", leave_out=()):
 
 def test_one_file_in_all_forms(folder):
     make("x")
-    assert find_files("x") == find_files(Path("x")) == find_files(["x"]) == find_files((Path("x"),)) == ["x"]
+    assert (
+        find_files("x")
+        == find_files(Path("x"))
+        == find_files(["x"])
+        == find_files((Path("x"),))
+        == ["x"]
+    )
     assert find_files(folder / "x") == [str(folder / "x")]
     assert find_files("./x") == ["./x"]
     assert find_files(f"file://{folder}/x") == [str(folder / "x")]
@@ -48,7 +58,17 @@ def test_one_file_in_all_forms(folder):
 def test_lists_are_sorted_bytewise():
     names = ["f-10", "f-2", "f-1", "f-9", "F", "ä", os.fsdecode(b"\xff"), os.fsdecode(b"\x80"), "z"]
     make(*names)
-    assert find_files(names) == ["F", "f-1", "f-10", "f-2", "f-9", "z", os.fsdecode(b"\x80"), "ä", os.fsdecode(b"\xff")]
+    assert find_files(names) == [
+        "F",
+        "f-1",
+        "f-10",
+        "f-2",
+        "f-9",
+        "z",
+        os.fsdecode(b"\x80"),
+        "ä",
+        os.fsdecode(b"\xff"),
+    ]
     assert find_files(iter(names)) == find_files("*") == find_files(names)
 
 
@@ -65,8 +85,16 @@ def test_lists_are_sorted_bytewise():
         (bytearray(b"x"), TypeError, "paths must be a path or a list of paths, got bytearray"),
         (3, TypeError, "paths must be a path or a list of paths, got int"),
         (None, TypeError, "paths must be a path or a list of paths, got NoneType"),
-        ([["x"]], TypeError, "paths must be a flat list of str or os.PathLike, got an item of type list"),
-        ([b"x"], TypeError, "paths must be a flat list of str or os.PathLike, got an item of type bytes"),
+        (
+            [["x"]],
+            TypeError,
+            "paths must be a flat list of str or os.PathLike, got an item of type list",
+        ),
+        (
+            [b"x"],
+            TypeError,
+            "paths must be a flat list of str or os.PathLike, got an item of type bytes",
+        ),
         ([3], TypeError, "got an item of type int"),
         (["x", "x"], ValueError, "each file may be named once, got 1 of them more than once: "),
         (["x", "./x"], ValueError, "each file may be named once"),
@@ -84,7 +112,9 @@ def test_paths_whose_fspath_is_bytes():
         def __fspath__(self):
             return b"x"
 
-    with pytest.raises(TypeError, match=r"a path must be str or os\.PathLike\[str\], got BytesPath"):
+    with pytest.raises(
+        TypeError, match=r"a path must be str or os\.PathLike\[str\], got BytesPath"
+    ):
         find_files(BytesPath())
 
 
@@ -108,7 +138,12 @@ def test_paths_whose_fspath_is_bytes():
 def test_patterns(pattern, found):
     make("a.tfrecord", "b.tfrecord", "c", ".hidden.tfrecord", "sub/a.tfrecord", "sub/d", "sub/.h")
     make(
-        "a.tfrecord.index.safetensors", "a.tfrecord.idx", "b.tfindex", "b.tfrecord.index", "sub/d.idx", content=b"0 19"
+        "a.tfrecord.index.safetensors",
+        "a.tfrecord.idx",
+        "b.tfindex",
+        "b.tfrecord.index",
+        "sub/d.idx",
+        content=b"0 19",
     )
     assert find_files(pattern) == found
 
@@ -127,7 +162,10 @@ def test_an_index_file_that_is_asked_for_by_name_is_taken():
 
 def test_absolute_patterns(folder):
     make("sub/a", "sub/b")
-    assert find_files(str(folder / "sub" / "*")) == [str(folder / "sub" / "a"), str(folder / "sub" / "b")]
+    assert find_files(str(folder / "sub" / "*")) == [
+        str(folder / "sub" / "a"),
+        str(folder / "sub" / "b"),
+    ]
 
 
 # Sets of shards. robustness 86
@@ -135,7 +173,9 @@ def test_absolute_patterns(folder):
 
 @pytest.mark.parametrize("total", [1, 2, 10, 12])
 @pytest.mark.parametrize("suffix", ["", ".tfrecord", ".tfrecord.gz"])
-@pytest.mark.parametrize("ask", ["x-*", "x@{n}", "x@*", "x@{n}{s}", "x-?????-of-{n:05d}{s}", "x*", "."])
+@pytest.mark.parametrize(
+    "ask", ["x-*", "x@{n}", "x@*", "x@{n}{s}", "x-?????-of-{n:05d}{s}", "x*", "."]
+)
 def test_whole_sets(total, suffix, ask):
     names = shards("x", total, suffix)
     asked = ask.format(n=total, s=suffix)
@@ -154,7 +194,9 @@ def test_numbers_beyond_five_digits():
     names = [shard_name("t", number, 100_002) for number in range(100_000, 100_002)]
     make(*names)
     assert find_files("t-10000[01]-of-100002") == names
-    with pytest.raises(FileNotFoundError, match="more than 10 of 100002 shards missing: t-00000-of-100002, "):
+    with pytest.raises(
+        FileNotFoundError, match="more than 10 of 100002 shards missing: t-00000-of-100002, "
+    ):
         find_files("t-*")
     wide = [f"w-{number:06d}-of-000003" for number in range(3)]
     make(*wide)
@@ -173,9 +215,13 @@ def test_missing_shards_are_named(ask, missing):
 
 
 def test_all_missing():
-    with pytest.raises(FileNotFoundError, match="3 of 3 shards missing: x-00000-of-00003, x-00001-of-00003, x-0"):
+    with pytest.raises(
+        FileNotFoundError, match="3 of 3 shards missing: x-00000-of-00003, x-00001-of-00003, x-0"
+    ):
         find_files("x@3")
-    with pytest.raises(FileNotFoundError, match=r"more than 10 of 1024 shards missing: .*x-00009-of-01024 and more"):
+    with pytest.raises(
+        FileNotFoundError, match=r"more than 10 of 1024 shards missing: .*x-00009-of-01024 and more"
+    ):
         find_files("x@1024")
     for ask in ("x@*", "x@0"):
         with pytest.raises(FileNotFoundError, match="no shard of this set"):
@@ -196,7 +242,9 @@ def test_extra_shards_are_named():
     shards("x", 3)
     make("x-00003-of-00003")
     for ask in ("x-*", "x@3", "."):
-        with pytest.raises(ValueError, match=r"expected shards 0 to 2 of 3, got (\./)?x-00003-of-00003"):
+        with pytest.raises(
+            ValueError, match=r"expected shards 0 to 2 of 3, got (\./)?x-00003-of-00003"
+        ):
             find_files(ask)
 
 
@@ -204,7 +252,9 @@ def test_mixed_totals():
     shards("x", 2)
     shards("x", 3)
     for ask in ("x-*", "x@*", "."):
-        with pytest.raises(ValueError, match=r"expected one set of shards, got (\./)?x-\* of \[2, 3\] shards mixed"):
+        with pytest.raises(
+            ValueError, match=r"expected one set of shards, got (\./)?x-\* of \[2, 3\] shards mixed"
+        ):
             find_files(ask)
     assert find_files("x@2") == ["x-00000-of-00002", "x-00001-of-00002"]
     assert len(find_files("x-*-of-00003")) == 3
@@ -233,7 +283,9 @@ def test_part_of_a_set_by_a_list():
     assert find_files([names[7], names[2]]) == [names[2], names[7]]
 
 
-@pytest.mark.parametrize("pattern", ["sub/x-*", "s*/x-*", "**/x-*", "./sub/x-*", "sub/**/x-*", "sub/*"])
+@pytest.mark.parametrize(
+    "pattern", ["sub/x-*", "s*/x-*", "**/x-*", "./sub/x-*", "sub/**/x-*", "sub/*"]
+)
 def test_missing_shards_are_noticed_whatever_the_pattern_of_the_folder(pattern):
     shards("sub/x", 4, leave_out=[2])
     with pytest.raises(FileNotFoundError, match=r"1 of 4 shards missing: .*sub/x-00002-of-00004"):
@@ -243,7 +295,9 @@ def test_missing_shards_are_noticed_whatever_the_pattern_of_the_folder(pattern):
 def test_two_suffixes_need_a_choice():
     shards("x", 2, ".tfrecord")
     shards("x", 2, ".gz")
-    with pytest.raises(ValueError, match=r"x@2: expected shards with one suffix, got \['\.gz', '\.tfrecord'\]"):
+    with pytest.raises(
+        ValueError, match=r"x@2: expected shards with one suffix, got \['\.gz', '\.tfrecord'\]"
+    ):
         find_files("x@2")
     assert find_files("x@2.gz") == ["x-00000-of-00002.gz", "x-00001-of-00002.gz"]
     # With a suffix given nothing else counts.
@@ -276,7 +330,11 @@ def test_a_listing_opens_nothing(monkeypatch):
     """Names are all it needs; what is there may be no TFRecord file, or cost a request."""
     shards("x", 3)
     make("d/a.tfrecord", "d/b.tfrecord.gz", "d/y-00000-of-00001", content=b"no record")
-    make("d/.torch_index/0.index.safetensors", "d/y-00000-of-00001.index.safetensors", "d/labels-y.txt")
+    make(
+        "d/.torch_index/0.index.safetensors",
+        "d/y-00000-of-00001.index.safetensors",
+        "d/labels-y.txt",
+    )
 
     def opened(path, *arguments, **options):
         raise AssertionError(f"opened {path}")
@@ -302,18 +360,41 @@ def test_it_lists_what_the_datasets_read():
 
 
 def test_a_directory(folder):
-    make("d/a.tfrecord", "d/b.tfrecords", "d/c.tfrec", "d/d", "d/flowers05-230.tfrec", content=RECORD)
+    make(
+        "d/a.tfrecord", "d/b.tfrecords", "d/c.tfrec", "d/d", "d/flowers05-230.tfrec", content=RECORD
+    )
     make("d/e.tfrecord.gz", "d/f.gz", content=compressed(RECORD, "GZIP"))
     make("d/g.zlib", content=compressed(RECORD, "ZLIB"))
     make("d/h.tfrecord-part1")
-    make("d/README.md", "d/a.tfrecord.json", "d/a.tfrecord.md5", "d/a.tfrecord.txt", content=b"# read me, please\n")
-    make("d/a.tfrecord.index.safetensors", "d/a.tfrecord.idx", "d/a.tfrecord.index", "d/c.tfindex", content=b"0 19")
+    make(
+        "d/README.md",
+        "d/a.tfrecord.json",
+        "d/a.tfrecord.md5",
+        "d/a.tfrecord.txt",
+        content=b"# read me, please\n",
+    )
+    make(
+        "d/a.tfrecord.index.safetensors",
+        "d/a.tfrecord.idx",
+        "d/a.tfrecord.index",
+        "d/c.tfindex",
+        content=b"0 19",
+    )
     make("d/other.gz", content=compressed(b"no record at all", "GZIP"))
     make("d/pic.png", content=b"\x89PNG\r\n\x1a\n" + bytes(50))
     make("d/_SUCCESS", content=b"")
     make("d/.hidden.tfrecord", "d/sub/x.tfrecord")
     os.mkfifo("d/fifo")
-    found = ["a.tfrecord", "b.tfrecords", "c.tfrec", "d", "e.tfrecord.gz", "f.gz", "flowers05-230.tfrec", "g.zlib"]
+    found = [
+        "a.tfrecord",
+        "b.tfrecords",
+        "c.tfrec",
+        "d",
+        "e.tfrecord.gz",
+        "f.gz",
+        "flowers05-230.tfrec",
+        "g.zlib",
+    ]
     found += ["h.tfrecord-part1"]
     assert find_files("d") == [f"d/{name}" for name in found]
     assert find_files(folder / "d") == [str(folder / "d" / name) for name in found]
@@ -326,16 +407,27 @@ def test_damaged_files_do_not_vanish_from_a_directory():
     make("d/bad.tfrecord_1", content=b"\x80" * 50)
     make("d/lfs.tfrecord", content=b"version https://git-lfs.github.com/spec/v1\n")
     make("d/cut.tfrecord", "d/empty.tfrecord", content=b"")
-    names = ["bad.tfrecord", "bad.tfrecord_1", "cut.tfrecord", "empty.tfrecord", "good.tfrecord", "lfs.tfrecord"]
+    names = [
+        "bad.tfrecord",
+        "bad.tfrecord_1",
+        "cut.tfrecord",
+        "empty.tfrecord",
+        "good.tfrecord",
+        "lfs.tfrecord",
+    ]
     assert find_files("d") == [f"d/{name}" for name in [*names, "x-00000-of-00001"]]
 
 
 def test_directories_without_records():
     os.mkdir("d")
-    with pytest.raises(FileNotFoundError, match="no TFRecord file among the 0 files of the directory: 'd'"):
+    with pytest.raises(
+        FileNotFoundError, match="no TFRecord file among the 0 files of the directory: 'd'"
+    ):
         find_files("d")
     make("d/README", "d/x.json", content=b"text")
-    with pytest.raises(FileNotFoundError, match="no TFRecord file among the 2 files of the directory: 'd'"):
+    with pytest.raises(
+        FileNotFoundError, match="no TFRecord file among the 2 files of the directory: 'd'"
+    ):
         find_files("d")
 
 
@@ -357,7 +449,9 @@ def test_a_set_that_claims_any_number_of_shards_costs_what_is_there(monkeypatch,
     make(f"x-00000-of-{total}")
     asked = []
     matches = paths.fnmatch.fnmatchcase
-    monkeypatch.setattr(paths.fnmatch, "fnmatchcase", lambda *names: asked.append(1) or matches(*names))
+    monkeypatch.setattr(
+        paths.fnmatch, "fnmatchcase", lambda *names: asked.append(1) or matches(*names)
+    )
     monkeypatch.setattr(paths, "_MOST_ASKED", 1000)
     assert find_files("x-00000-of-*") == [f"x-00000-of-{total}"]
     assert len(asked) < 1100

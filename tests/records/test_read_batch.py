@@ -1,4 +1,5 @@
-"""Batches of records by offset: equal to single reads, in both modes, and an error wherever a single read has one.
+"""Batches of records by offset: equal to single reads, in both modes, and an error wherever a
+single read has one.
 
 Covers records/local_reads.
 """
@@ -14,11 +15,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from torch_tfrecord import CorruptRecordError, IndexMismatchError, TFRecordError, build_index
+from torch_tfrecord.files.compression import open_stream
+from torch_tfrecord.files.storage import open_file
 from torch_tfrecord.native import has_native
 from torch_tfrecord.records import reader
-from torch_tfrecord.records.compression import open_stream
 from torch_tfrecord.records.reader import RecordReader
-from torch_tfrecord.records.storage import open_file
 
 MODES = [True, False] if has_native() else [True]
 
@@ -56,7 +57,9 @@ class Files:
         return RecordReader(**options).read_batch(self, *self.places(rows))
 
 
-@pytest.fixture(params=[("", ""), ("", "GZIP"), ("ZLIB", "ZLIB")], ids=lambda kinds: "+".join(kinds))
+@pytest.fixture(
+    params=[("", ""), ("", "GZIP"), ("ZLIB", "ZLIB")], ids=lambda kinds: "+".join(kinds)
+)
 def files(request, tmp_path):
     first, second = request.param
     return Files(
@@ -73,7 +76,10 @@ def files(request, tmp_path):
 @given(seed=st.integers(0, 2**32), count=st.integers(0, 60))
 def test_any_rows_in_any_order(files, seed, count):
     rng = random.Random(seed)
-    rows = [(file, rng.randrange(len(files.payloads[file][0]))) for file in rng.choices(range(3), k=count)]
+    rows = [
+        (file, rng.randrange(len(files.payloads[file][0])))
+        for file in rng.choices(range(3), k=count)
+    ]
     expected = [files.payloads[file][0][record] for file, record in rows]
     records = files.read(rows)
     assert (len(records), records.tolist()) == (count, expected)
@@ -99,7 +105,8 @@ def test_few_calls_for_neighbours(tmp_path, monkeypatch):
         real(self, begins, *rest)
 
     monkeypatch.setattr(type(source), "read_ranges", counted)
-    monkeypatch.setattr(reader, "read_local_batch", lambda *_, **__: None)  # the compiled core reads by itself
+    # the compiled core reads by itself
+    monkeypatch.setattr(reader, "read_local_batch", lambda *_, **__: None)
     RecordReader().read_batch(lambda _: source, *files.places([(0, n) for n in range(50)]))
     assert seen == [0]
 
@@ -145,7 +152,9 @@ def test_an_index_that_lies_takes_no_memory(tmp_path, length, kind):
     for offset, asked in [(0, length), (19, length), (-1, 3), (0, -1), (2**62, 3)]:
         with pytest.raises(TFRecordError):
             RecordReader().read_batch(lambda _: source, one, np.array([offset]), np.array([asked]))
-    with pytest.raises(IndexMismatchError, match=r"expected a record of 2 bytes \(by the index\), got one of 3"):
+    with pytest.raises(
+        IndexMismatchError, match=r"expected a record of 2 bytes \(by the index\), got one of 3"
+    ):
         RecordReader().read_batch(lambda _: source, one, one, np.array([2]))
 
 
@@ -177,5 +186,7 @@ def test_remote_files(tmp_path):
     numbers = np.random.default_rng(0).permutation(30)
     source = open_file("memory://batch")
     zeros = np.zeros(30, np.int64)
-    records = RecordReader().read_batch(lambda _: source, zeros, index.offsets[numbers], index.lengths[numbers])
+    records = RecordReader().read_batch(
+        lambda _: source, zeros, index.offsets[numbers], index.lengths[numbers]
+    )
     assert records.tolist() == [payloads[n] for n in numbers]

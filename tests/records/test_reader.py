@@ -26,15 +26,17 @@ from torch_tfrecord import (
     build_index,
     read_records,
 )
+from torch_tfrecord.files.compression import open_stream
+from torch_tfrecord.files.storage import LocalFile, open_file
 from torch_tfrecord.records import reader as reader_module
-from torch_tfrecord.records.compression import open_stream
 from torch_tfrecord.records.reader import RecordReader
-from torch_tfrecord.records.storage import LocalFile, open_file
 
 pytestmark = pytest.mark.usefixtures("random_states_untouched")
 
 GOLDEN = [
-    description for path in sorted(RECORDS.glob("*.json")) if "records" in (description := json.loads(path.read_text()))
+    description
+    for path in sorted(RECORDS.glob("*.json"))
+    if "records" in (description := json.loads(path.read_text()))
 ]
 DAMAGED = json.loads((RECORDS / "damaged.json").read_text())
 TRUE = [base64.b64decode(record) for record in DAMAGED["undamaged_records"]]
@@ -42,7 +44,10 @@ TRUE = [base64.b64decode(record) for record in DAMAGED["undamaged_records"]]
 
 def digests(records, like):
     """sha256 of each record, as many digits as stored."""
-    return [hashlib.sha256(record).hexdigest()[: len(r["sha256"])] for record, r in zip(records, like, strict=True)]
+    return [
+        hashlib.sha256(record).hexdigest()[: len(r["sha256"])]
+        for record, r in zip(records, like, strict=True)
+    ]
 
 
 def expected(description):
@@ -102,7 +107,9 @@ def test_golden_by_index(description):  # robustness 5, 34
     reader = RecordReader()
     for number in [*range(len(index)), *order[:100]]:
         payload = reader.read(source, int(index.offsets[number]), int(index.lengths[number]))
-        assert digests([payload], description["records"][number : number + 1]) == [expected(description)[number]]
+        assert digests([payload], description["records"][number : number + 1]) == [
+            expected(description)[number]
+        ]
 
 
 @golden
@@ -110,10 +117,15 @@ def test_golden_text_indexes(description, tmp_path):  # robustness 60
     path, text = RECORDS / description["file"], RECORDS / f"{description['file']}.idx"
     index = build_index(path)
     if description["compression"]:
-        with pytest.raises(ValueError, match=f"uncompressed data file, got {description['compression']}"):
+        with pytest.raises(
+            ValueError, match=f"uncompressed data file, got {description['compression']}"
+        ):
             index.to_tfrecord2idx(tmp_path / "x.idx")
         if description["records"]:
-            with pytest.raises(IndexMismatchError, match=f"{re.escape(str(text))}: expected an uncompressed data file"):
+            with pytest.raises(
+                IndexMismatchError,
+                match=f"{re.escape(str(text))}: expected an uncompressed data file",
+            ):
                 RecordIndex.from_tfrecord2idx(text, path)
         return
     assert RecordIndex.from_tfrecord2idx(text, path) == index
@@ -121,8 +133,8 @@ def test_golden_text_indexes(description, tmp_path):  # robustness 60
     assert (tmp_path / "x.idx").read_bytes() == text.read_bytes()
 
 
-# Damaged files. No error is right where nothing is damaged, or where TensorFlow was told the wrong compression and we
-# find the right one.
+# Damaged files. No error is right where nothing is damaged, or where TensorFlow was told the wrong
+# compression and we find the right one.
 WHOLE = {
     "": {"truncated_at_0", "truncated_at_19", "truncated_at_42", "truncated_at_58"},
     "GZIP": {"gzip_truncated_at_0", "gzip_zero_byte_file"},
@@ -144,7 +156,9 @@ OTHER_RECORDS = {"zlib_two_streams": [*TRUE, b"second stream"], "huge_length": [
 @pytest.fixture(scope="module")
 def other_records():
     case = next(case for case in DAMAGED["cases"] if case["name"].startswith("huge_length"))
-    assert case["tensorflow"]["sha256"] == [hashlib.sha256(OTHER_RECORDS["huge_length"][0]).hexdigest()]
+    assert case["tensorflow"]["sha256"] == [
+        hashlib.sha256(OTHER_RECORDS["huge_length"][0]).hexdigest()
+    ]
 
 
 def _true_records(name):
@@ -200,7 +214,10 @@ HINTS = [
     ("not_tfrecord_text", "text"),
     ("not_tfrecord_short_text", "text"),
     ("not_tfrecord_html", "an HTML page"),
-    ("not_tfrecord_git_lfs_pointer", "a git-LFS pointer; fetch the file itself with `git lfs pull`"),
+    (
+        "not_tfrecord_git_lfs_pointer",
+        "a git-LFS pointer; fetch the file itself with `git lfs pull`",
+    ),
     ("not_tfrecord_png", "a PNG image"),
     ("not_tfrecord_parquet", "a parquet file"),
     ("not_tfrecord_zeros_64", "zeros (a hole left by an interrupted download?)"),
@@ -243,7 +260,8 @@ def test_unknown_content(tmp_path):
         ({"compression_type": 3}, ValueError, "got 3"),
     ],
 )
-def test_wrong_options_raise_at_the_call(options, kind, text):  # robustness 30: before anything is opened
+# robustness 30: before anything is opened
+def test_wrong_options_raise_at_the_call(options, kind, text):
     with pytest.raises(kind, match=re.escape(text)):
         read_records("no such file", **options)
 
@@ -330,7 +348,10 @@ def test_random_access_in_any_order(stream, separate, monkeypatch):  # robustnes
     shuffled = random.Random(3).sample(forward, len(forward))
     reader = RecordReader()
     for number in [*forward, *reversed(forward), *shuffled]:
-        assert reader.read(source, int(index.offsets[number]), int(index.lengths[number])) == payloads[number]
+        assert (
+            reader.read(source, int(index.offsets[number]), int(index.lengths[number]))
+            == payloads[number]
+        )
 
 
 @pytest.mark.parametrize("separate", [1, 1 << 30], ids=["three reads", "one read"])
@@ -349,7 +370,9 @@ def test_a_wrong_offset_or_length_never_gives_bytes(stream, number, off, separat
             f"got one of {length}{note}"
         )
     if offset + off >= 0:
-        with pytest.raises(CorruptRecordError, match=f"at byte {offset + off}: corrupted record: expected length"):
+        with pytest.raises(
+            CorruptRecordError, match=f"at byte {offset + off}: corrupted record: expected length"
+        ):
             RecordReader().read(source, offset + off, length)
 
 
@@ -357,7 +380,10 @@ def test_past_the_end(stream):  # robustness 18
     source, index, _ = stream
     end = int(index.offsets[-1] + index.lengths[-1]) + 16
     for offset in (end, end + 1, end + 10**6):
-        with pytest.raises(CorruptRecordError, match=f"at byte {offset}: truncated record: expected 19 bytes, got 0"):
+        with pytest.raises(
+            CorruptRecordError,
+            match=f"at byte {offset}: truncated record: expected 19 bytes, got 0",
+        ):
             RecordReader().read(source, offset, 3)
 
 
@@ -369,7 +395,9 @@ def test_an_index_that_lies_takes_no_memory_in_a_stream(tmp_path, length):
     with pytest.raises(IndexMismatchError, match=f"expected a record of {length} bytes"):
         RecordReader().read(source, 0, length)
     kind, text = (
-        (CorruptRecordError, "truncated record") if length < 2**29 else (LimitExceededError, "expected a record of at")
+        (CorruptRecordError, "truncated record")
+        if length < 2**29
+        else (LimitExceededError, "expected a record of at")
     )
     with pytest.raises(kind, match=text):
         RecordReader().read(source, 19, length)
@@ -384,7 +412,8 @@ def test_reader_says_which_checksum(tmp_path):
     with pytest.raises(CorruptRecordError) as caught:
         RecordReader().read(source, 19, 4)
     assert re.fullmatch(
-        re.escape(str(path)) + r": at byte 19: corrupted record: expected payload checksum 0x[0-9a-f]{8}, "
+        re.escape(str(path))
+        + r": at byte 19: corrupted record: expected payload checksum 0x[0-9a-f]{8}, "
         r"got 0x[0-9a-f]{8} \(4 bytes\)",
         str(caught.value),
     )
@@ -396,7 +425,9 @@ SIZES = [2**31 + 5, 2**32 + 5]
 
 
 def large_record(path, size):
-    """A sparse file: the payload is zeros, its checksum is not right, so only the lengths are checked."""
+    """A sparse file: the payload is zeros, its checksum is not right, so only the lengths are
+    checked.
+    """
     with path.open("wb") as file:
         file.write(framed(b"abc") + header(size))
         file.seek(size, os.SEEK_CUR)
@@ -426,5 +457,7 @@ def test_records_above_2_and_4_gib(tmp_path, size):  # robustness 19, 82
         RecordReader().read(source, 19, size)
     lengths = [len(record) for record in read_records(path, verify_crc=False)]
     assert lengths == [3, size, 5]
-    with pytest.raises(CorruptRecordError, match="record 1 at byte 19: corrupted record: expected payload checksum"):
+    with pytest.raises(
+        CorruptRecordError, match="record 1 at byte 19: corrupted record: expected payload checksum"
+    ):
         list(read_records(path))

@@ -1,4 +1,6 @@
-"""The search for the next record: by its definition, and in a number of bytes that grows with the stream alone."""
+"""The search for the next record: by its definition, and in a number of bytes that grows with the
+stream alone.
+"""
 
 import random
 
@@ -6,10 +8,11 @@ import pytest
 from helpers import compressed, framed, header
 
 from torch_tfrecord import read_records
-from torch_tfrecord.records import checksum, resync
-from torch_tfrecord.records.compression import InflatedSource
+from torch_tfrecord.files import checksum
+from torch_tfrecord.files.compression import InflatedSource
+from torch_tfrecord.files.storage import LocalFile, PipeSource
+from torch_tfrecord.records import resync
 from torch_tfrecord.records.resync import RecordSearch
-from torch_tfrecord.records.storage import LocalFile, PipeSource
 
 
 class Memory:
@@ -41,22 +44,32 @@ def record_end(data, place):
     if len(head) < 12 or header(length) != head or length > len(data):
         return None
     end = place + length + 16
-    return end if end <= len(data) and framed(data[place + 12 : end - 4]) == data[place:end] else None
+    return (
+        end if end <= len(data) and framed(data[place + 12 : end - 4]) == data[place:end] else None
+    )
 
 
 def is_header(data, place):
     head = data[place : place + 12]
-    return len(head) == 12 and header(int.from_bytes(head[:8], "little")) == head and head[6:8] == b"\0\0"
+    return (
+        len(head) == 12
+        and header(int.from_bytes(head[:8], "little")) == head
+        and head[6:8] == b"\0\0"
+    )
 
 
 def next_record(data, begin, window):
     """What `RecordSearch.find` promises, one place and one checksum after the other."""
-    places = [at for at in range(begin + 16, min(begin + window - 11, len(data))) if is_header(data, at)]
+    places = [
+        at for at in range(begin + 16, min(begin + window - 11, len(data))) if is_header(data, at)
+    ]
     places += [len(data)] if begin + 16 <= len(data) < begin + window else []
     closed = [at for at in places if framed(data[begin + 12 : at - 4])[-4:] == data[at - 4 : at]]
     if closed:
         return closed[-1]
-    return next((at for at in range(begin + 1, len(data)) if record_end(data, at) is not None), len(data))
+    return next(
+        (at for at in range(begin + 1, len(data)) if record_end(data, at) is not None), len(data)
+    )
 
 
 def hostile(rng):
@@ -64,7 +77,9 @@ def hostile(rng):
     parts, size = [], rng.randrange(200, 3000)
     while sum(map(len, parts)) < size:
         how = rng.randrange(7)
-        good = framed(*[rng.randbytes(rng.choice([0, 1, 8, 30, 200])) for _ in range(rng.randrange(1, 4))])
+        good = framed(
+            *[rng.randbytes(rng.choice([0, 1, 8, 30, 200])) for _ in range(rng.randrange(1, 4))]
+        )
         if how == 0:
             parts.append(framed(rng.choice([good, b"junk" + good, good + b"junk", framed(good)])))
         elif how == 1:
@@ -75,7 +90,9 @@ def hostile(rng):
             parts.append(good)
         if rng.random() < 0.5:
             damaged = bytearray(parts[-1] or b"x")
-            damaged[rng.choice([0, 8, len(damaged) - 1, rng.randrange(len(damaged))]) % len(damaged)] ^= 1
+            damaged[
+                rng.choice([0, 8, len(damaged) - 1, rng.randrange(len(damaged))]) % len(damaged)
+            ] ^= 1
             parts[-1] = bytes(damaged)
     data = b"".join(parts)
     for _ in range(rng.randrange(4)):  # a long one that closes, around others
@@ -103,12 +120,18 @@ def small(monkeypatch):
 def test_every_search_finds_what_a_search_alone_finds(small, way, seed):
     rng = random.Random(seed)
     for _ in range(6):
-        window = small(rng.choice([64, 200, 1000, 5000]), rng.choice([64, 100, 1000]), rng.choice([16, 64]))
+        window = small(
+            rng.choice([64, 200, 1000, 5000]), rng.choice([64, 100, 1000]), rng.choice([16, 64])
+        )
         data = hostile(rng)
         if way == "plain":
             source = Memory(data)
         else:
-            source = PipeSource(Forward(data)) if way == "pipe" else InflatedSource(Memory(compressed(data, way)), way)
+            source = (
+                PipeSource(Forward(data))
+                if way == "pipe"
+                else InflatedSource(Memory(compressed(data, way)), way)
+            )
         search, at = RecordSearch(source), 0
         while at < len(data):
             if not is_header(data, at):
@@ -116,7 +139,9 @@ def test_every_search_finds_what_a_search_alone_finds(small, way, seed):
                 assert found == next_record(data, at, window), (seed, at)
                 at = found
             end = record_end(data, at)
-            at = rng.choice([at + 1, at + 2, at + 16] if end is None else [end, end, at + 1, at + 13])
+            at = rng.choice(
+                [at + 1, at + 2, at + 16] if end is None else [end, end, at + 1, at + 13]
+            )
 
 
 # Work.
@@ -131,9 +156,12 @@ def damaged_records(count, flipped):
 
 
 def claiming(count, left):
-    """Damage, then good headers that each claim what `left` makes of the bytes behind them, then a record."""
+    """Damage, then good headers that each claim what `left` makes of the bytes behind them, then a
+    record.
+    """
     end = framed(b"the record")
-    behind = [12 * (count - number) + 20 + len(end) for number in range(count)]  # from each header on
+    # from each header on
+    behind = [12 * (count - number) + 20 + len(end) for number in range(count)]
     headers = [header(left(size)) for size in behind]
     return b"\xff" * 13 + b"".join(headers) + b"\xee" * 20 + end
 
@@ -158,7 +186,9 @@ KINDS = {
 
 @pytest.mark.parametrize("make", KINDS.values(), ids=KINDS)
 def test_skipping_goes_over_the_bytes_a_few_times(tmp_path, monkeypatch, recwarn, small, make):
-    """Each byte is read, searched and summed a few times, at any size, where it was once for each damaged place."""
+    """Each byte is read, searched and summed a few times, at any size, where it was once for each
+    damaged place.
+    """
     small(1 << 14, 1 << 13, 64)
     monkeypatch.setattr(LocalFile, "chunk_bytes", 1 << 12)
     work = dict.fromkeys(("read", "headers", "sums"), 0)
@@ -170,7 +200,9 @@ def test_skipping_goes_over_the_bytes_a_few_times(tmp_path, monkeypatch, recwarn
 
         return counting
 
-    monkeypatch.setattr(LocalFile, "read", count("read", LocalFile.read, lambda file, size, offset: size))
+    monkeypatch.setattr(
+        LocalFile, "read", count("read", LocalFile.read, lambda file, size, offset: size)
+    )
     into = count("read", LocalFile.read_into, lambda file, buffer, offset: len(buffer))
     monkeypatch.setattr(LocalFile, "read_into", into)
     monkeypatch.setattr(resync, "find_headers", count("headers", resync.find_headers, len))

@@ -21,11 +21,11 @@ from torch_tfrecord import (
     build_index,
     read_records,
 )
+from torch_tfrecord.files.compression import InflatedSource, open_stream
+from torch_tfrecord.files.storage import LocalFile, open_file
 from torch_tfrecord.records import resync, scan
-from torch_tfrecord.records.compression import InflatedSource, open_stream
 from torch_tfrecord.records.reader import RecordReader
 from torch_tfrecord.records.scan import RecordScanner, SkippedBytes
-from torch_tfrecord.records.storage import LocalFile, open_file
 
 THREE = [b"abc", b"", bytes(range(20))]
 BORDERS = [0, 19, 35, 71]
@@ -81,7 +81,8 @@ def file(tmp_path):
 @pytest.mark.parametrize("chunk_bytes", CHUNKS)
 @pytest.mark.parametrize("verify_crc", [False, True])
 @pytest.mark.parametrize("keep_payloads", [False, True])
-def test_every_read_size(file, monkeypatch, chunk_bytes, verify_crc, keep_payloads):  # robustness 1, 2
+# robustness 1, 2
+def test_every_read_size(file, monkeypatch, chunk_bytes, verify_crc, keep_payloads):
     monkeypatch.setattr(LocalFile, "chunk_bytes", chunk_bytes)
     payloads = [*THREE, b"x" * 300, *random_payloads(40, 1), b""]
     source = open_file(file(framed(*payloads)))
@@ -136,7 +137,12 @@ def _large_damage():
     begins = [0, *itertools.accumulate(size + 16 for size in sizes)]
     for number, size in enumerate(sizes):
         begin = begins[number]
-        for place, at in [("length", 1), ("length CRC", 9), ("payload", 12 + size // 2), ("footer", 15 + size)]:
+        for place, at in [
+            ("length", 1),
+            ("length CRC", 9),
+            ("payload", 12 + size // 2),
+            ("footer", 15 + size),
+        ]:
             yield pytest.param(sizes, number, begin, begin + at, place, id=f"{number}-{place}")
 
 
@@ -151,7 +157,9 @@ def test_damage_among_large_records(sizes, number, begin, at, place):  # robustn
     what = "length checksum" if place.startswith("length") else "payload checksum"
     assert f"m: record {number} at byte {begin}: corrupted record: expected {what} 0x" in str(error)
     # Only a damaged first header raises the question what the file is.
-    assert ("(Is this even a TFRecord file?" in str(error)) == (number == 0 and place.startswith("length"))
+    assert ("(Is this even a TFRecord file?" in str(error)) == (
+        number == 0 and place.startswith("length")
+    )
     # Without checksums of payloads the damage is none.
     read, _, error = scan_all(MemorySource(bytes(content), chunk_bytes=64), verify_crc=False)
     assert (error is None) == (not place.startswith("length"))
@@ -235,7 +243,9 @@ def test_every_truncation_through_an_index_of_the_whole(file, kind):  # robustne
     index = build_index(file(whole))
     for cut in range(len(whole)):
         source = open_file(file(whole[:cut]))
-        with pytest.raises(IndexMismatchError, match=f"expected a file of {len(whole)} bytes, got {cut}"):
+        with pytest.raises(
+            IndexMismatchError, match=f"expected a file of {len(whole)} bytes, got {cut}"
+        ):
             index.check_fresh(source)
         try:
             stream, _ = open_stream(source, kind)
@@ -244,7 +254,9 @@ def test_every_truncation_through_an_index_of_the_whole(file, kind):  # robustne
             continue
         for number, payload in enumerate(THREE):
             try:
-                read = RecordReader().read(stream, int(index.offsets[number]), int(index.lengths[number]))
+                read = RecordReader().read(
+                    stream, int(index.offsets[number]), int(index.lengths[number])
+                )
             except (CorruptRecordError, CompressionError) as error:
                 assert error.path == source.path
                 assert error.offset == index.offsets[number]
@@ -291,7 +303,9 @@ def test_every_flipped_bit_of_a_compressed_file(file, kind, declared):  # robust
         damaged = bytearray(whole)
         damaged[bit // 8] ^= 1 << bit % 8
         path = file(bytes(damaged))
-        read, error = collect(read_records(path, compression_type=kind if declared else "auto"), TFRecordError)
+        read, error = collect(
+            read_records(path, compression_type=kind if declared else "auto"), TFRecordError
+        )
         assert read == THREE[: len(read)], bit
         if error is None:
             assert read == THREE, bit
@@ -305,11 +319,14 @@ def test_every_flipped_bit_of_a_compressed_file(file, kind, declared):  # robust
             continue
         for number in (2, 0, 1):
             try:
-                got = RecordReader().read(source, int(index.offsets[number]), int(index.lengths[number]))
+                got = RecordReader().read(
+                    source, int(index.offsets[number]), int(index.lengths[number])
+                )
             except (CorruptRecordError, CompressionError, IndexMismatchError):
                 continue
             assert got == THREE[number], bit
-    # Bits that carry no data: gzip's text flag, time, hints and system, and what fills up the last byte of the body.
+    # Bits that carry no data: gzip's text flag, time, hints and system, and what fills up the last
+    # byte of the body.
     trailer = {"GZIP": 8, "ZLIB": 4}[kind]
     fill = range(8 * (len(whole) - trailer - 1) + 1, 8 * (len(whole) - trailer))
     harmless = {*fill, 8 * 3, *range(8 * 4, 8 * 10)} if kind == "GZIP" else set(fill)
@@ -324,13 +341,29 @@ def test_bytes_behind_the_last_record(file, kind, extra):  # robustness 11
         path = file(framed(*THREE) + tail)
         read, error = collect(read_records(path), TFRecordError)
         assert read == THREE
-        what = f"truncated header: {len(tail)} of 12 bytes" if len(tail) < 12 else "corrupted record: expected length"
+        what = (
+            f"truncated header: {len(tail)} of 12 bytes"
+            if len(tail) < 12
+            else "corrupted record: expected length"
+        )
         assert str(error).startswith(f"{path}: record 3 at byte 71: {what}")
 
 
 # Lengths that no honest file has.
 
-HUGE = [2**31 - 1, 2**31, 2**32 - 1, 2**32, 2**40, 2**62, 2**63 - 1, 2**63, 2**64 - 16, 2**64 - 4, 2**64 - 1]
+HUGE = [
+    2**31 - 1,
+    2**31,
+    2**32 - 1,
+    2**32,
+    2**40,
+    2**62,
+    2**63 - 1,
+    2**63,
+    2**64 - 16,
+    2**64 - 4,
+    2**64 - 1,
+]
 
 
 class Pipe:
@@ -351,7 +384,8 @@ class Pipe:
 @for_each("before", [[], [b"abc"]])
 @for_each("way", ["plain", "GZIP", "ZLIB", "pipe", "pipe+GZIP"])
 @for_each("length", HUGE)
-def test_huge_lengths_with_a_good_checksum(file, length, way, before, verify_crc):  # robustness 9, 10, 17
+# robustness 9, 10, 17
+def test_huge_lengths_with_a_good_checksum(file, length, way, before, verify_crc):
     content = framed(*before) + header(length) + b"some bytes of a payload"
     kind = way.removeprefix("pipe").removeprefix("+").replace("plain", "")
     data = compressed(content, kind)
@@ -378,7 +412,8 @@ def test_huge_lengths_with_a_good_checksum(file, length, way, before, verify_crc
 
 @pytest.mark.parametrize("length", [1000, 10**6, 2**29])
 @pytest.mark.parametrize("way", ["GZIP", "pipe"])
-def test_lengths_below_the_limit_of_a_stream_take_no_more_than_is_there(way, length):  # robustness 10
+# robustness 10
+def test_lengths_below_the_limit_of_a_stream_take_no_more_than_is_there(way, length):
     content = framed(b"abc") + header(length) + b"some bytes"
     source = Pipe(compressed(content, "GZIP") if way == "GZIP" else content)
     tracemalloc.start()
@@ -389,7 +424,10 @@ def test_lengths_below_the_limit_of_a_stream_take_no_more_than_is_there(way, len
         tracemalloc.stop()
     assert peak < 8 << 20
     assert read == [b"abc"]
-    assert f"truncated record: expected {length + 16} bytes (payload {length}), got 22 up to the end" in str(error)
+    assert (
+        f"truncated record: expected {length + 16} bytes (payload {length}), got 22 up to the end"
+        in str(error)
+    )
 
 
 def test_huge_lengths_by_index():
@@ -486,7 +524,8 @@ NESTED = {
 @for_each("place", [0, 10, -1])
 @for_each("around", ["first", "middle", "last"])
 @for_each("inner", NESTED.values())
-def test_records_inside_a_payload_are_never_taken_for_records(inner, around, place):  # robustness 15
+# robustness 15
+def test_records_inside_a_payload_are_never_taken_for_records(inner, around, place):
     before = [] if around == "first" else [b"before"]
     after = [] if around == "last" else [b"after", b"end"]
     content = framed(*before, inner, *after)
@@ -521,10 +560,15 @@ def test_skipping_inside_a_compressed_stream(kind):
 def test_skipping_goes_only_forward(tmp_path, way):
     """A pipe cannot be read again: the search must do with what it still holds."""
     rng = random.Random(5)
-    parts = [framed(rng.randbytes(3000)) if n % 3 else damage(framed(rng.randbytes(3000)), 3) for n in range(30)]
+    parts = [
+        framed(rng.randbytes(3000)) if n % 3 else damage(framed(rng.randbytes(3000)), 3)
+        for n in range(30)
+    ]
     content = b"".join(parts)
     with pytest.warns(UserWarning, match="in 10 places"):
-        read = list(read_records(Pipe(compressed(content, way.replace("pipe", "")), 1000), on_error="skip"))
+        read = list(
+            read_records(Pipe(compressed(content, way.replace("pipe", "")), 1000), on_error="skip")
+        )
     assert len(read) == 20
 
 
@@ -533,7 +577,9 @@ def test_skipping_the_cut_end_of_a_compressed_stream(kind):
     whole = compressed(framed(*FIVE), kind)
     for cut in range(2, len(whole)):
         skipped = SkippedBytes()
-        payloads, _, error = scan_all(InflatedSource(MemorySource(whole[:cut]), kind), skipped=skipped)
+        payloads, _, error = scan_all(
+            InflatedSource(MemorySource(whole[:cut]), kind), skipped=skipped
+        )
         assert error is None
         assert payloads == FIVE[: len(payloads)]
         assert len(skipped.errors) == 1
@@ -583,7 +629,10 @@ def test_random_damage_never_gives_a_wrong_record(data):  # fuzz target "record 
     seed = data.draw(st.integers(0, 2**32))
     rng = random.Random(seed)
     # Each payload begins with its number, so that no two are the same.
-    payloads = [struct.pack("<I", n) + rng.randbytes(rng.choice([0, 5, 60, 300])) for n in range(rng.randrange(1, 30))]
+    payloads = [
+        struct.pack("<I", n) + rng.randbytes(rng.choice([0, 5, 60, 300]))
+        for n in range(rng.randrange(1, 30))
+    ]
     content = bytearray(framed(*payloads))
     starts = [0, *itertools.accumulate(len(payload) + 16 for payload in payloads)]
     hit = set()
@@ -592,7 +641,9 @@ def test_random_damage_never_gives_a_wrong_record(data):  # fuzz target "record 
         for place in range(at, min(at + count, len(content))):
             content[place] ^= rng.randrange(1, 256)
         hit |= {n for n in range(len(payloads)) if starts[n] < at + count and at < starts[n + 1]}
-    read, offsets, error = scan_all(MemorySource(bytes(content), chunk_bytes=rng.choice([1, 30, 1000])))
+    read, offsets, error = scan_all(
+        MemorySource(bytes(content), chunk_bytes=rng.choice([1, 30, 1000]))
+    )
     assert isinstance(error, CorruptRecordError) or content == framed(*payloads)
     assert read == payloads[: len(read)]
     assert offsets == starts[: len(read)]
@@ -600,7 +651,9 @@ def test_random_damage_never_gives_a_wrong_record(data):  # fuzz target "record 
     assert _is_subsequence(read, payloads)
     assert {payload for n, payload in enumerate(payloads) if n not in hit} <= set(read)
     # The ranges and the records together are the file, without a gap.
-    covered = sum(end - begin for begin, end in skipped.ranges) + sum(len(payload) + 16 for payload in read)
+    covered = sum(end - begin for begin, end in skipped.ranges) + sum(
+        len(payload) + 16 for payload in read
+    )
     assert covered == len(content)
 
 
@@ -608,7 +661,10 @@ def test_random_damage_never_gives_a_wrong_record(data):  # fuzz target "record 
 @given(st.data())
 def test_random_insertions_and_deletions(data):
     rng = random.Random(data.draw(st.integers(0, 2**32)))
-    payloads = [struct.pack("<I", n) + rng.randbytes(rng.choice([0, 5, 60])) for n in range(rng.randrange(1, 20))]
+    payloads = [
+        struct.pack("<I", n) + rng.randbytes(rng.choice([0, 5, 60]))
+        for n in range(rng.randrange(1, 20))
+    ]
     content = bytearray(framed(*payloads))
     for _ in range(rng.randrange(1, 4)):
         at = rng.randrange(len(content) + 1)
@@ -661,7 +717,9 @@ def test_index_scans_in_windows_of_any_size(tmp_path, monkeypatch, num_records, 
     starts = np.cumsum([0, *(len(payload) + 16 for payload in payloads)]).tolist()
     blocks = list(RecordScanner(LocalFile(str(path)), keep_payloads=False))
     assert [offset for block in blocks for offset in block.offsets.tolist()] == starts[:-1]
-    assert [length for block in blocks for length in block.lengths.tolist()] == [*map(len, payloads)]
+    assert [length for block in blocks for length in block.lengths.tolist()] == [
+        *map(len, payloads)
+    ]
     positions = [block.position for block in blocks]
     assert positions == np.cumsum([0, *(len(block.offsets) for block in blocks)]).tolist()[:-1]
     for number, start in enumerate(starts[:-1]):

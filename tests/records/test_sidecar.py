@@ -1,4 +1,5 @@
-"""Where indexes are kept: beside the data, in a folder, in the cache, in memory; by several processes at once.
+"""Where indexes are kept: beside the data, in a folder, in the cache, in memory; by several
+processes at once.
 
 Covers records/sidecar_file.
 Covers records/index_keeper.
@@ -64,13 +65,19 @@ def builds(monkeypatch):
 
 @pytest.fixture
 def read_only(monkeypatch):
-    """Folders that cannot be written: root is not held back by permission bits, so the system's answer is made up."""
+    """Folders that cannot be written: root is not held back by permission bits, so the system's
+    answer is made up.
+    """
     folders = []
     real = os.open
 
     def open_(path, flags, *rest, **named):
-        folder = os.path.dirname(path) if os.path.basename(path).startswith(".") else os.fspath(path)
-        if flags & (os.O_WRONLY | os.O_RDWR) and any(os.path.samefile(folder, f) for f in folders if os.path.exists(f)):
+        folder = (
+            os.path.dirname(path) if os.path.basename(path).startswith(".") else os.fspath(path)
+        )
+        if flags & (os.O_WRONLY | os.O_RDWR) and any(
+            os.path.samefile(folder, f) for f in folders if os.path.exists(f)
+        ):
             raise OSError(errno.EROFS, os.strerror(errno.EROFS), path)
         return real(path, flags, *rest, **named)
 
@@ -87,7 +94,8 @@ def test_kept_beside_the_data_and_used_again(data, builds):
     assert RecordIndex.load(sidecar_path(data)) == index
     folder = Path(data).parent
     assert sorted(os.listdir(folder)) == [".torch_index", "x"]
-    assert os.listdir(folder / ".torch_index") == ["2d711642b726b044.index.safetensors"]  # sha256 of "x"
+    # sha256 of "x"
+    assert os.listdir(folder / ".torch_index") == ["2d711642b726b044.index.safetensors"]
     assert IndexKeeper().indexes([data]) == [index]
     assert IndexKeeper("require").indexes([data]) == [index]
     assert builds == [data]
@@ -114,20 +122,27 @@ def test_memory_keeps_and_looks_at_nothing(data, builds):
 def test_require_never_builds(data, builds):
     with pytest.raises(IndexMismatchError) as caught:
         IndexKeeper("require").indexes([data])
-    assert str(caught.value).startswith(f"{data}: expected an index at {sidecar_path(data)} or {_cache()}/x.")
+    assert str(caught.value).startswith(
+        f"{data}: expected an index at {sidecar_path(data)} or {_cache()}/x."
+    )
     assert str(caught.value).endswith(
         f" or {data}.index.safetensors, got none (build it with `tfrecord index`, or use index='auto')"
     )
     IndexKeeper().indexes([data])
     with open(data, "ab") as file:
         file.write(framed(b"more"))
-    with pytest.raises(IndexMismatchError, match="the index is not of this file as it is now: expected a file of 81"):
+    with pytest.raises(
+        IndexMismatchError,
+        match="the index is not of this file as it is now: expected a file of 81",
+    ):
         IndexKeeper("require").indexes([data])
     assert builds == [data]
 
 
 def test_unknown_policy():
-    with pytest.raises(ValueError, match="index must be 'auto', 'require' or 'memory', got 'never'"):
+    with pytest.raises(
+        ValueError, match="index must be 'auto', 'require' or 'memory', got 'never'"
+    ):
         IndexKeeper("never")
 
 
@@ -151,9 +166,13 @@ def test_a_declared_compression_is_held_against_the_index(data, builds):
     Path(data).write_bytes(compressed(framed(*PAYLOADS), "GZIP"))
     (index,) = IndexKeeper(compression_type="GZIP").indexes([data])
     assert index.compression_type == "GZIP"
-    with pytest.raises(CompressionError, match=r"expected a zlib stream \(compression_type='ZLIB'\), got a gzip"):
+    with pytest.raises(
+        CompressionError, match=r"expected a zlib stream \(compression_type='ZLIB'\), got a gzip"
+    ):
         IndexKeeper(compression_type="ZLIB").indexes([data])
-    with pytest.raises(IndexMismatchError, match="expected compression '', got 'GZIP' in the index"):
+    with pytest.raises(
+        IndexMismatchError, match="expected compression '', got 'GZIP' in the index"
+    ):
         IndexKeeper("require", compression_type="").indexes([data])
 
 
@@ -208,7 +227,16 @@ def _older_version(place, data):
 
 @pytest.mark.parametrize(
     "change",
-    [_stale, _same_size_and_time, _of_another_file, _empty, _cut, _damaged, _newer_version, _older_version],
+    [
+        _stale,
+        _same_size_and_time,
+        _of_another_file,
+        _empty,
+        _cut,
+        _damaged,
+        _newer_version,
+        _older_version,
+    ],
     ids=lambda change: change.__name__[1:],
 )
 def test_what_is_stale_or_foreign_is_built_again(change, data, builds):
@@ -242,20 +270,29 @@ def _own_long(place):
     place.write_bytes(bytes(100_000))
 
 
-@pytest.mark.parametrize("make", [_own_tensors, _own_json, _own_text, _own_long], ids=lambda make: make.__name__[1:])
+@pytest.mark.parametrize(
+    "make", [_own_tensors, _own_json, _own_text, _own_long], ids=lambda make: make.__name__[1:]
+)
 def test_a_file_that_is_no_index_is_left_alone(make, data, builds):
     place = Path(sidecar_path(data))
     place.parent.mkdir()
     make(place)
     before = place.read_bytes(), place.stat()
-    with pytest.raises(IndexMismatchError, match=f"^{data}: index at {place}: expected an index written by torch_tfr"):
+    with pytest.raises(
+        IndexMismatchError,
+        match=f"^{data}: index at {place}: expected an index written by torch_tfr",
+    ):
         IndexKeeper("require").indexes([data])
-    with pytest.warns(UserWarning, match=re.escape(f"{data}: a file that is no index lies where its index would")):
+    with pytest.warns(
+        UserWarning, match=re.escape(f"{data}: a file that is no index lies where its index would")
+    ):
         (index,) = IndexKeeper().indexes([data])
     assert index == build_index(data)
     assert IndexKeeper("require").indexes([data]) == [index]
     assert builds == [data]
-    with pytest.raises(FileExistsError, match="expected nothing or an index at the place of the index"):
+    with pytest.raises(
+        FileExistsError, match="expected nothing or an index at the place of the index"
+    ):
         sidecar.write_sidecar(str(place), index.to_bytes())
     sidecar.remove_sidecar(data)
     assert (place.read_bytes(), place.stat()) == before
@@ -303,7 +340,9 @@ def _flipped_everywhere(data, bits):
         warnings.simplefilter("ignore")  # a flipped mark is somebody else's file
         for damaged in flips(content, bits(content)):
             place.write_bytes(damaged)
-            with pytest.raises(IndexMismatchError, match=f"^{data}: (index at {place}|the index .*): expected "):
+            with pytest.raises(
+                IndexMismatchError, match=f"^{data}: (index at {place}|the index .*): expected "
+            ):
                 IndexKeeper("require").indexes([data])
             assert IndexKeeper().indexes([data]) == [expected]
             shutil.rmtree(_cache(), ignore_errors=True)
@@ -362,7 +401,9 @@ ODD = [_directory, _fifo, _dangling, _link, _link_to_itself, _folder_as_link, _f
 def test_what_is_no_file_at_the_place_of_the_index(make, data, builds):
     Path(sidecar_path(data)).parent.mkdir()
     make(Path(sidecar_path(data)))
-    with pytest.warns(UserWarning, match="the folder cannot be written: its index is kept at ") as caught:
+    with pytest.warns(
+        UserWarning, match="the folder cannot be written: its index is kept at "
+    ) as caught:
         (index,) = IndexKeeper().indexes([data])
     assert len(caught) == 1
     assert index == build_index(data)
@@ -385,11 +426,15 @@ def test_an_index_behind_a_link_is_read(data, tmp_path, builds):
 
 @pytest.mark.parametrize("options", [{}, {"index_dir": "kept"}], ids=["beside", "index_dir"])
 def test_a_fresh_index_is_found_at_every_place(options, data, builds):
-    options = {name: os.path.join(os.path.dirname(data), "..", value) for name, value in options.items()}
+    options = {
+        name: os.path.join(os.path.dirname(data), "..", value) for name, value in options.items()
+    }
     looked_at = list(places(data, **options))
     assert looked_at[0] == sidecar_path(data, **options)
     assert looked_at[-1] == old_sidecar_path(data) == f"{data}.index.safetensors"
-    assert set(looked_at[1:-1]) == {sidecar_path(data, str(_cache())), sidecar_path(data)} - {looked_at[0]}
+    assert set(looked_at[1:-1]) == {sidecar_path(data, str(_cache())), sidecar_path(data)} - {
+        looked_at[0]
+    }
     for place in looked_at:
         Path(place).parent.mkdir(parents=True, exist_ok=True)
         build_index(data).save(place)
@@ -416,7 +461,8 @@ def test_a_stale_index_at_one_place_does_not_hide_a_fresh_one_at_another(data, b
     for place in both:
         Path(place).write_bytes(stale)
     with pytest.raises(
-        IndexMismatchError, match="the index is not of this file as it is now: expected a file of 20 bytes"
+        IndexMismatchError,
+        match="the index is not of this file as it is now: expected a file of 20 bytes",
     ):
         IndexKeeper("require").indexes([data])
     IndexKeeper().indexes([data])
@@ -474,8 +520,13 @@ def test_a_read_only_folder_uses_the_cache_and_says_so_once(data, read_only, bui
         indexes = IndexKeeper().indexes([data, second])
     assert len(caught) == 1
     text = str(caught[0].message)
-    assert text.startswith(f"{data}: the folder cannot be written: its index is kept at {_cache()}/x.")
-    assert "(2 such files). Give index_dir= to choose a place, or index='memory' if none is wanted." in text
+    assert text.startswith(
+        f"{data}: the folder cannot be written: its index is kept at {_cache()}/x."
+    )
+    assert (
+        "(2 such files). Give index_dir= to choose a place, or index='memory' if none is wanted."
+        in text
+    )
     assert len(list(_cache().iterdir())) == 2
     assert IndexKeeper().indexes([data, second]) == indexes
     assert IndexKeeper("require").indexes([data, second]) == indexes
@@ -487,7 +538,9 @@ def test_nowhere_to_keep_it(data, read_only, monkeypatch):
     blocked.write_bytes(b"")
     monkeypatch.setenv("XDG_CACHE_HOME", str(blocked))
     read_only.append(os.path.dirname(data))
-    with pytest.warns(UserWarning, match=r"no index could be kept, it is built again each time \(1 such files\)"):
+    with pytest.warns(
+        UserWarning, match=r"no index could be kept, it is built again each time \(1 such files\)"
+    ):
         (index,) = IndexKeeper().indexes([data])
     assert index == build_index(data)
 
@@ -524,7 +577,9 @@ def test_files_of_one_name_do_not_meet_in_an_index_dir(tmp_path):
     # The same file by another way of writing its path is the same.
     (tmp_path / "link").symlink_to(tmp_path / "2")
     relative = os.path.relpath(paths[1])
-    indexes = IndexKeeper("require", index_dir=tmp_path / "indexes").indexes([str(tmp_path / "link" / "x"), relative])
+    indexes = IndexKeeper("require", index_dir=tmp_path / "indexes").indexes(
+        [str(tmp_path / "link" / "x"), relative]
+    )
     assert list(map(len, indexes)) == [2, 1]
 
 
@@ -595,7 +650,9 @@ def _load_often(path, count, queue):
         queue.put(None)
 
 
-@pytest.mark.parametrize("workers", [[_build_often, _build_often], [_build_always, _build_always, _load_often]])
+@pytest.mark.parametrize(
+    "workers", [[_build_often, _build_often], [_build_always, _build_always, _load_often]]
+)
 @pytest.mark.filterwarnings("ignore:This process.*is multi-threaded:DeprecationWarning")
 def test_processes_at_once(data, workers):
     Path(data).write_bytes(framed(b"ab") * 2000)
@@ -610,7 +667,9 @@ def test_processes_at_once(data, workers):
         process.join()
     assert outcomes == [None] * len(processes)
     assert set(os.listdir(os.path.dirname(data))) == {"x", ".torch_index"}
-    assert set(os.listdir(os.path.dirname(sidecar_path(data)))) <= {os.path.basename(sidecar_path(data))}
+    assert set(os.listdir(os.path.dirname(sidecar_path(data)))) <= {
+        os.path.basename(sidecar_path(data))
+    }
     assert len(IndexKeeper().indexes([data])[0]) == 2000
 
 
@@ -642,7 +701,11 @@ def test_a_killed_build_leaves_nothing_or_all(data, tmp_path):
         os.close(seen)
         os.close(started)
         # Beside its lock, which is empty and which the next one that builds removes.
-        names = [name for name in os.listdir(folder) if not name.endswith(".lock")] if folder.exists() else []
+        names = (
+            [name for name in os.listdir(folder) if not name.endswith(".lock")]
+            if folder.exists()
+            else []
+        )
         assert len(names) <= 1
         assert all(len(RecordIndex.load(folder / name)) == 3000 for name in names)
 

@@ -1,4 +1,6 @@
-"""Files that TensorFlow wrote with Snappy: all ways to read them, cut, damaged, and with claims that are not true."""
+"""Files that TensorFlow wrote with Snappy: all ways to read them, cut, damaged, and with claims
+that are not true.
+"""
 
 import io
 import runpy
@@ -28,8 +30,8 @@ from torch_tfrecord import (
     make_dataloader,
     read_records,
 )
-from torch_tfrecord.records.compression import detect_compression
-from torch_tfrecord.records.snappy import first_uncompressed
+from torch_tfrecord.files.compression import detect_compression
+from torch_tfrecord.files.snappy import first_uncompressed
 
 cramjam = pytest.importorskip("cramjam")
 FOLDER = Path(__file__).parents[1] / "data/snappy"
@@ -38,7 +40,10 @@ CONTENTS = runpy.run_path(str(FOLDER / "oracle.py"))["contents"]()
 
 def blocks(stream: bytes, size: int) -> bytes:
     """A stream in blocks of a size, as TensorFlow writes it."""
-    raw = [bytes(cramjam.snappy.compress_raw(stream[at : at + size])) for at in range(0, len(stream), size)]
+    raw = [
+        bytes(cramjam.snappy.compress_raw(stream[at : at + size]))
+        for at in range(0, len(stream), size)
+    ]
     return b"".join(len(block).to_bytes(4, "big") + block for block in raw)
 
 
@@ -52,7 +57,9 @@ def test_files_of_tensorflow(name, declared, tmp_path):
     index = build_index(path, compression_type=declared)
     assert index.compression_type == ("SNAPPY" if records or declared != "auto" else "")
     index.save(tmp_path / "index.safetensors")
-    assert RecordIndex.load(tmp_path / "index.safetensors").lengths.tolist() == [len(record) for record in records]
+    assert RecordIndex.load(tmp_path / "index.safetensors").lengths.tolist() == [
+        len(record) for record in records
+    ]
     dataset = TFRecordDataset(path, compression_type=declared, index="memory")
     assert [dataset[number] for number in range(len(dataset))] == records
 
@@ -68,16 +75,28 @@ def test_loaders(num_workers, tmp_path):
     shuffled = make_dataloader(tmp_path, 7, features, shuffle="blocks", num_workers=num_workers)
     assert sorted(torch.cat([batch["n"] for batch in shuffled]).tolist()) == [*range(100)]
     dataset = TFRecordDataset(tmp_path, features, index_dir=tmp_path / "kept")
-    assert [sample["n"].item() for sample in DataLoader(dataset, None, num_workers=num_workers)] == [*range(100)]
+    assert [
+        sample["n"].item() for sample in DataLoader(dataset, None, num_workers=num_workers)
+    ] == [*range(100)]
     again = TFRecordDataset(tmp_path, features, index="require", index_dir=tmp_path / "kept")
     assert [again[number]["n"].item() for number in (99, 0, 51)] == [99, 0, 51]
-    assert len([*DataLoader(TFRecordIterableDataset(tmp_path, features), None, num_workers=num_workers)]) == 100
+    assert (
+        len(
+            [
+                *DataLoader(
+                    TFRecordIterableDataset(tmp_path, features), None, num_workers=num_workers
+                )
+            ]
+        )
+        == 100
+    )
 
 
 PAYLOADS = [b"abc", b"", b"defg" * 50, b"0123456789" * 3]
 
 
-@pytest.mark.parametrize("size", [12, 13, 30, 1000])  # the first block holds at least the first header
+# the first block holds at least the first header
+@pytest.mark.parametrize("size", [12, 13, 30, 1000])
 def test_records_across_blocks(size, tmp_path):
     (tmp_path / "a").write_bytes(blocks(framed(*PAYLOADS), size))
     for declared in ("auto", "SNAPPY"):
@@ -92,13 +111,16 @@ def read(path, content: bytes) -> tuple[list[bytes], TFRecordError | None]:
 def test_every_cut_is_noticed_but_at_the_end_of_a_record(tmp_path):
     stream, silent = framed(*PAYLOADS), []
     content = blocks(stream, 40)
-    ends = [sum(len(payload) + 16 for payload in PAYLOADS[:number]) for number in range(len(PAYLOADS))]
+    ends = [
+        sum(len(payload) + 16 for payload in PAYLOADS[:number]) for number in range(len(PAYLOADS))
+    ]
     for cut in range(20, len(content)):
         records, error = read(tmp_path / "a", content[:cut])
         assert records == PAYLOADS[: len(records)]
         assert isinstance(error, (CompressionError, CorruptRecordError)) or error is None
         silent += [len(records)] if error is None else []
-    assert all(ends[number] % 40 == 0 for number in silent)  # a border of blocks, too: nothing marks the end
+    # a border of blocks, too: nothing marks the end
+    assert all(ends[number] % 40 == 0 for number in silent)
 
 
 def test_every_changed_byte_is_noticed(tmp_path):
@@ -119,7 +141,10 @@ def test_what_is_before_the_damage_is_read_and_the_error_says_where(tmp_path):
     records, error = read(tmp_path / "a", content[:-1])
     assert records == PAYLOADS[:3]
     assert str(error).startswith(f"{tmp_path}/a: record 3 at byte ")
-    assert "snappy: the stream is truncated: expected the rest of a block, got the end of the file" in str(error)
+    assert (
+        "snappy: the stream is truncated: expected the rest of a block, got the end of the file"
+        in str(error)
+    )
     first = content[: 4 + int.from_bytes(content[:4], "big")]
     records, error = read(tmp_path / "a", first + b"\0\0\0\3\x05\xff\xff")
     assert records == PAYLOADS[:1]
@@ -148,19 +173,26 @@ def test_claims_are_checked_before_memory_is_taken(tmp_path):
 def test_other_files_are_not_taken_for_snappy(tmp_path):
     path = tmp_path / "a"
     path.write_bytes(framed(b"abc"))
-    with pytest.raises(CompressionError, match=r"expected a Snappy stream .*, got an uncompressed TFRecord file"):
+    with pytest.raises(
+        CompressionError, match=r"expected a Snappy stream .*, got an uncompressed TFRecord file"
+    ):
         list(read_records(path, compression_type="SNAPPY"))
     path.write_bytes(blocks(framed(b"abc"), 100))
     with pytest.raises(CompressionError, match=r"expected a gzip stream .*, got a Snappy stream"):
         list(read_records(path, compression_type="GZIP"))
     path.write_bytes(blocks(b"no record at all", 100))
-    with pytest.raises(CompressionError, match=r"expected a Snappy stream .*, got neither gzip nor zlib nor a record"):
+    with pytest.raises(
+        CompressionError,
+        match=r"expected a Snappy stream .*, got neither gzip nor zlib nor a record",
+    ):
         list(read_records(path, compression_type="SNAPPY"))
 
 
 @settings(max_examples=200, deadline=None)
 @given(
-    st.lists(st.sampled_from([b"\0" * 9, b"a", b"abcd", b"\x01\0\0\0", bytes(range(40))]), max_size=30),
+    st.lists(
+        st.sampled_from([b"\0" * 9, b"a", b"abcd", b"\x01\0\0\0", bytes(range(40))]), max_size=30
+    ),
     st.integers(5, 64),
 )
 def test_the_first_bytes_of_a_block(parts, cut):

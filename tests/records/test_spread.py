@@ -1,4 +1,6 @@
-"""A few records of many: spread over files and over each of them, at a cost that does not grow with the files."""
+"""A few records of many: spread over files and over each of them, at a cost that does not grow with
+the files.
+"""
 
 import os
 
@@ -7,10 +9,10 @@ import numpy as np
 import pytest
 
 from torch_tfrecord.errors import CorruptRecordError
+from torch_tfrecord.files.storage import LocalFile
 from torch_tfrecord.records import spread
 from torch_tfrecord.records.framing import frame
 from torch_tfrecord.records.spread import spread_records
-from torch_tfrecord.records.storage import LocalFile
 from torch_tfrecord.records.writer import TFRecordWriter
 
 
@@ -50,9 +52,11 @@ def num_read(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"write_index": True}, {"compression_type": "GZIP"}, {"compression_type": "ZLIB"}]
+    "options",
+    [{}, {"write_index": True}, {"compression_type": "GZIP"}, {"compression_type": "ZLIB"}],
 )
-@pytest.mark.parametrize("length", [0, 500])  # of a small file, and of one that is not read as a whole
+# of a small file, and of one that is not read as a whole
+@pytest.mark.parametrize("length", [0, 500])
 def test_one_file(options, length, tmp_path):
     path = write(tmp_path / "a", [payload(number, length) for number in range(5000)], **options)
     records = [*spread_records([path], 51)]
@@ -60,7 +64,9 @@ def test_one_file(options, length, tmp_path):
     assert found[0] == 0 and found[-1] > 4700 and len(found) == 51
     assert max(np.diff(found)) <= 200  # equal distances are of 100
     assert [record.offset for record in records] == [(length + 24) * number for number in found]
-    assert all(record.position in (None, number) for record, number in zip(records, found, strict=True))
+    assert all(
+        record.position in (None, number) for record, number in zip(records, found, strict=True)
+    )
 
 
 def test_a_kept_index_tells_the_positions(tmp_path):
@@ -77,19 +83,26 @@ def test_small_files_are_read_whole(tmp_path, monkeypatch):
     assert [record.position for record in spread_records(paths, 2)] == 2 * [*range(50)]
     monkeypatch.setattr(spread, "_SMALL_FILES", size)
     assert len([*spread_records(paths, 2)]) == 2
-    monkeypatch.setattr(spread, "_SMALL_FILES", size + 1)  # of a compressed file, the first so many bytes
+    # of a compressed file, the first so many bytes
+    monkeypatch.setattr(spread, "_SMALL_FILES", size + 1)
     found = numbers(spread_records(paths, 2))
     assert found == [*range(len(found))] and 50 < len(found) < 55
 
 
 def test_all_of_few_records(tmp_path):
-    paths = [write(tmp_path / str(name), [payload(10 * name + number) for number in range(3)]) for name in range(3)]
+    paths = [
+        write(tmp_path / str(name), [payload(10 * name + number) for number in range(3)])
+        for name in range(3)
+    ]
     assert numbers(spread_records(paths, 100)) == [0, 1, 2, 10, 11, 12, 20, 21, 22]
     assert [*spread_records([write(tmp_path / "empty", [])], 100)] == []
 
 
 def test_many_files_are_all_looked_at_and_each_elsewhere(tmp_path):
-    paths = [write(tmp_path / f"{name:03}", [payload(100 * name + at) for at in range(100)]) for name in range(40)]
+    paths = [
+        write(tmp_path / f"{name:03}", [payload(100 * name + at) for at in range(100)])
+        for name in range(40)
+    ]
     found = np.array(numbers(spread_records(paths, 120)))
     assert np.bincount(found // 100, minlength=40).tolist() == [3] * 40
     assert len(set((found % 100 // 10).tolist())) == 10
@@ -99,7 +112,9 @@ def test_many_files_are_all_looked_at_and_each_elsewhere(tmp_path):
 
 
 def test_later_files_make_up_for_short_ones(tmp_path):
-    paths = [write(tmp_path / str(name), [payload(name)] * size) for name, size in enumerate((1, 0, 50))]
+    paths = [
+        write(tmp_path / str(name), [payload(name)] * size) for name, size in enumerate((1, 0, 50))
+    ]
     assert numbers(spread_records(paths, 12)) == [0] + [2] * 11
     # Where all files that were chosen are empty, others are looked at.
     paths = [write(tmp_path / f"e{name}", [payload(name)] * (name == 2)) for name in range(5)]
@@ -108,12 +123,16 @@ def test_later_files_make_up_for_short_ones(tmp_path):
 
 @pytest.mark.parametrize("length", [100, 100_000])
 def test_the_cost_does_not_grow_with_the_file(length, tmp_path, num_read):
-    path = write(tmp_path / "a", [payload(number, length) for number in range(20_000_000 // length)])
+    path = write(
+        tmp_path / "a", [payload(number, length) for number in range(20_000_000 // length)]
+    )
     assert len([*spread_records([path], 20)]) == 20
     assert sum(num_read) < 20 * (length + (1 << 15)) + 200 * (1 << 12)
 
 
-def test_long_records_are_found_by_their_headers_and_fewer_of_them_read(tmp_path, num_read, monkeypatch):
+def test_long_records_are_found_by_their_headers_and_fewer_of_them_read(
+    tmp_path, num_read, monkeypatch
+):
     path = write(tmp_path / "a", [payload(number, 1_000_000) for number in range(30)])
     assert numbers(spread_records([path], 100)) == [*range(30)]
     monkeypatch.setattr(spread, "_MOST_BYTES", 8_000_000)
@@ -166,4 +185,6 @@ def test_remote_files(tmp_path):
     assert found[0] == 0 and found[-1] == 4999 and max(np.diff(found)) <= 200
     long = [payload(number, 100_000) for number in range(40)]
     fsspec.filesystem("memory").pipe("/spread/b", b"".join(map(frame, long)))
-    assert numbers(spread_records(["memory://spread/b"], 10)) == [int(place / 9 * 40) for place in range(9)] + [39]
+    assert numbers(spread_records(["memory://spread/b"], 10)) == [
+        int(place / 9 * 40) for place in range(9)
+    ] + [39]

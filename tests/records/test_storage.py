@@ -13,14 +13,21 @@ import fsspec
 import pytest
 from helpers import FaultyPread, collect, compressed, framed, open_descriptors, random_payloads
 
-from torch_tfrecord import CorruptRecordError, IndexMismatchError, RecordIndex, TFRecordError, build_index, read_records
-from torch_tfrecord.records.compression import open_stream
+from torch_tfrecord import (
+    CorruptRecordError,
+    IndexMismatchError,
+    RecordIndex,
+    TFRecordError,
+    build_index,
+    read_records,
+)
+from torch_tfrecord.files.compression import open_stream
+from torch_tfrecord.files.storage import LocalFile, SourceCache, open_file
 from torch_tfrecord.records.index_keeper import IndexKeeper
 from torch_tfrecord.records.paths import find_files
 from torch_tfrecord.records.reader import RecordReader
 from torch_tfrecord.records.scan import RecordScanner
 from torch_tfrecord.records.sidecar import old_sidecar_path, sidecar_path
-from torch_tfrecord.records.storage import LocalFile, SourceCache, open_file
 
 # What is no regular file. robustness 74
 
@@ -151,7 +158,7 @@ def _count_calls(monkeypatch, action):
 def test_a_fault_at_every_call_of_a_scan_then_going_on(data, fault, monkeypatch):
     path, _ = data
     monkeypatch.setattr(LocalFile, "chunk_bytes", 64)
-    monkeypatch.setattr("torch_tfrecord.records.compression._INPUT_BYTES", 50)
+    monkeypatch.setattr("torch_tfrecord.files.compression._INPUT_BYTES", 50)
 
     def scan_with_retry():
         stream, _ = open_stream(open_file(path), "auto")
@@ -249,7 +256,9 @@ def test_a_file_that_is_cut_under_single_reads(tmp_path):
     source = open_file(str(path))
     os.truncate(path, 50_000)
     assert RecordReader().read(source, 0, 3) == b"abc"
-    with pytest.raises(CorruptRecordError, match="at byte 19: truncated record: expected 100016 bytes, got 49981"):
+    with pytest.raises(
+        CorruptRecordError, match="at byte 19: truncated record: expected 100016 bytes, got 49981"
+    ):
         RecordReader().read(source, 19, 100_000)
     with pytest.raises(CorruptRecordError, match="truncated"):
         list(RecordScanner(source, keep_payloads=False))
@@ -261,7 +270,12 @@ def test_size_is_that_of_opening(tmp_path):
     source = open_file(str(path))
     with path.open("ab") as file:
         file.write(b"more")
-    assert (source.size, source.read(100, 8), source.read(5, 10), source.read(5, 12)) == (10, b"89", b"", b"")
+    assert (source.size, source.read(100, 8), source.read(5, 10), source.read(5, 12)) == (
+        10,
+        b"89",
+        b"",
+        b"",
+    )
     assert source.read(2**62, 0) == b"0123456789"
 
 
@@ -336,7 +350,8 @@ def test_sixteen_threads(shards):  # robustness 70
     for thread in threads:
         thread.join()
     assert not problems
-    assert most <= 2 + 2 * 16  # those kept, one in the hand of each thread, one for each look at /proc
+    # those kept, one in the hand of each thread, one for each look at /proc
+    assert most <= 2 + 2 * 16
 
 
 def test_sixteen_threads_in_one_compressed_stream(tmp_path):
@@ -390,7 +405,12 @@ def test_forked_processes_share_nothing(shards):  # robustness 68
                 finally:
                     os._exit(code)
             children.append(child)
-    assert [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children] == [0, 0, 0, 0]
+    assert [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children] == [
+        0,
+        0,
+        0,
+        0,
+    ]
     assert cache.get(0).read(3, 12) == b"rec"
 
 
@@ -413,7 +433,10 @@ def test_remote_files(remote, kind):
     index = build_index(path)
     source, _ = open_stream(open_file(path), kind)
     for number in reversed(range(30)):
-        assert RecordReader().read(source, int(index.offsets[number]), int(index.lengths[number])) == payloads[number]
+        assert (
+            RecordReader().read(source, int(index.offsets[number]), int(index.lengths[number]))
+            == payloads[number]
+        )
     index.check_fresh(open_file(path))
     remote.pipe("/bucket/d/x.tfrecord", compressed(framed(*payloads[1:]), kind))
     with pytest.raises(IndexMismatchError, match="the index is not of this file as it is now"):
@@ -426,20 +449,38 @@ def test_remote_problems(remote):
         list(read_records("memory://bucket/d/missing"))
     with pytest.raises(IsADirectoryError, match="memory://bucket/d"):
         list(read_records("memory://bucket/d"))
-    with pytest.raises(CorruptRecordError, match=r"^memory://bucket/d/x: record 0 at byte 0: truncated record"):
+    with pytest.raises(
+        CorruptRecordError, match=r"^memory://bucket/d/x: record 0 at byte 0: truncated record"
+    ):
         list(read_records("memory://bucket/d/x"))
 
 
 def test_remote_names(remote):
-    for name in ("t-00000-of-00002", "t-00001-of-00002", "t-00000-of-00002.index.safetensors", "README", ".hidden"):
+    for name in (
+        "t-00000-of-00002",
+        "t-00001-of-00002",
+        "t-00000-of-00002.index.safetensors",
+        "README",
+        ".hidden",
+    ):
         remote.pipe(f"/bucket/d/{name}", framed(b"abc") if name.startswith("t") else b"text")
     shards = [f"memory://bucket/d/t-0000{n}-of-00002" for n in range(2)]
-    for paths in ("memory://bucket/d", "memory://bucket/d/t-*", "memory://bucket/d/t@2", "memory://bucket/d/t@*"):
+    for paths in (
+        "memory://bucket/d",
+        "memory://bucket/d/t-*",
+        "memory://bucket/d/t@2",
+        "memory://bucket/d/t@*",
+    ):
         assert find_files(paths) == shards, paths
     assert find_files("memory://bucket/d/[!t]*") == ["memory://bucket/d/README"]
     assert all(list(read_records(path)) == [b"abc"] for path in shards)
     remote.rm("/bucket/d/t-00001-of-00002")
-    for paths in ("memory://bucket/d", "memory://bucket/d/t-*", "memory://bucket/d/t@2", "memory://bucket/d/t@*"):
+    for paths in (
+        "memory://bucket/d",
+        "memory://bucket/d/t-*",
+        "memory://bucket/d/t@2",
+        "memory://bucket/d/t@*",
+    ):
         with pytest.raises(FileNotFoundError, match=r"1 of 2 shards missing: .*t-00001-of-00002"):
             find_files(paths)
     with pytest.raises(FileNotFoundError, match="no file matches the pattern"):
@@ -455,7 +496,10 @@ def test_the_index_of_a_remote_file(remote, recwarn):
     assert RecordIndex.load(kept) == index
     assert IndexKeeper("require").indexes([path]) == [index]
     kept.unlink()
-    with pytest.raises(IndexMismatchError, match=r"expected an index at /.* or memory://bucket/\.torch_index/.* or "):
+    with pytest.raises(
+        IndexMismatchError,
+        match=r"expected an index at /.* or memory://bucket/\.torch_index/.* or ",
+    ):
         IndexKeeper("require").indexes([path])
     # One that lies beside the data is used, where it lay before, too.
     for place in (sidecar_path(path), old_sidecar_path(path)):

@@ -1,4 +1,6 @@
-"""Writers: bytes as TensorFlow writes them; a file that is complete or not there, whatever happens."""
+"""Writers: bytes as TensorFlow writes them; a file that is complete or not there, whatever
+happens.
+"""
 
 import array
 import contextlib
@@ -22,7 +24,14 @@ import numpy as np
 import pytest
 from helpers import RECORDS, framed, open_descriptors, random_payloads, run_python
 
-from torch_tfrecord import RecordIndex, ShardedTFRecordWriter, TFRecordWriter, build_index, decode_example, read_records
+from torch_tfrecord import (
+    RecordIndex,
+    ShardedTFRecordWriter,
+    TFRecordWriter,
+    build_index,
+    decode_example,
+    read_records,
+)
 from torch_tfrecord.records.index_keeper import IndexKeeper
 from torch_tfrecord.records.paths import find_files
 from torch_tfrecord.records.record_file import RecordFile
@@ -75,7 +84,9 @@ def test_bytes_are_those_of_tensorflow(golden, tmp_path):  # robustness 3, 22
         return
     decompress = {"GZIP": gzip.decompress, "ZLIB": zlib.decompress}[kind]
     assert decompress(content) == decompress(source.read_bytes())
-    assert content[:10] == source.read_bytes()[:10] if kind == "GZIP" else content[:2] == b"\x78\x9c"
+    assert (
+        content[:10] == source.read_bytes()[:10] if kind == "GZIP" else content[:2] == b"\x78\x9c"
+    )
 
 
 @pytest.mark.parametrize(
@@ -100,7 +111,9 @@ def test_compression_goes_by_the_name_unless_told(name, declared, first_bytes, t
 
 @pytest.mark.parametrize("level", [-2, 10, 100, True, "6", 2.5])
 def test_levels_out_of_range(level, tmp_path):
-    with pytest.raises(ValueError, match=re.escape(f"compression_level must be None or -1 to 9, got {level!r}")):
+    with pytest.raises(
+        ValueError, match=re.escape(f"compression_level must be None or -1 to 9, got {level!r}")
+    ):
         TFRecordWriter(tmp_path / "x.gz", compression_level=level)
     assert os.listdir(tmp_path) == []
 
@@ -118,8 +131,14 @@ PAYLOAD_TYPES = [
     (bytearray(b"abc"), b"abc"),
     (memoryview(b"xabcx")[1:4], b"abc"),
     (memoryview(b"axbxcx")[::2], b"abc"),
-    (memoryview(np.array([[1, 2], [3, 4]], np.int32)), np.array([[1, 2], [3, 4]], np.int32).tobytes()),
-    (memoryview(np.array([[1, 2], [3, 4]], np.int32).T), np.array([[1, 3], [2, 4]], np.int32).tobytes()),
+    (
+        memoryview(np.array([[1, 2], [3, 4]], np.int32)),
+        np.array([[1, 2], [3, 4]], np.int32).tobytes(),
+    ),
+    (
+        memoryview(np.array([[1, 2], [3, 4]], np.int32).T),
+        np.array([[1, 3], [2, 4]], np.int32).tobytes(),
+    ),
     (memoryview(np.array([1.5], ">f4")), np.array([1.5], ">f4").tobytes()),
     (memoryview(np.zeros((0, 3))), b""),
     (memoryview(array.array("d", [2.0])), array.array("d", [2.0]).tobytes()),
@@ -223,7 +242,8 @@ def test_dropped_without_close(kind, tmp_path):
         writer.write(b"a" * 100)
     name = re.escape(str(tmp_path / "x") + ("" if kind == "single" else "-*.tfrecord"))
     text = (
-        rf"^{name}: the writer was dropped without close\(\): its file is given up \(records lost: 30\)\. Write inside"
+        rf"^{name}: the writer was dropped without close\(\): its file is given up "
+        rf"\(records lost: 30\)\. Write inside"
     )
     with pytest.warns(UserWarning, match=text) as caught:
         del writer
@@ -254,17 +274,24 @@ FORGOTTEN = {
 def _run(code, folder):
     """A program with Python's own filters of warnings."""
     command = [sys.executable, "-c", f"from torch_tfrecord import TFRecordWriter\n{code}"]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, cwd=folder)
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=120, check=False, cwd=folder
+    )
 
 
 @pytest.mark.parametrize("way", FORGOTTEN)
 def test_forgotten_until_the_program_ends(way, tmp_path):
     done = _run(FORGOTTEN[way], tmp_path)
     text = (
-        "UserWarning: x: the writer was dropped without close(): its file is given up (records lost: 1). Write inside"
+        "UserWarning: x: the writer was dropped without close(): its file is given up "
+        "(records lost: 1). Write inside"
     )
     assert done.stderr.count(text) == 1, done.stderr
-    assert ("ValueError: told" in done.stderr) == (done.returncode != 0) == (way == "an uncaught exception")
+    assert (
+        ("ValueError: told" in done.stderr)
+        == (done.returncode != 0)
+        == (way == "an uncaught exception")
+    )
     assert os.listdir(tmp_path) == []
 
 
@@ -286,7 +313,9 @@ CLOSED_LATE = {
 
 @pytest.mark.parametrize("way", CLOSED_LATE)
 def test_closed_late(way, tmp_path):
-    """Neither a child's copy of the writer nor the end of the program speaks, or takes the file away."""
+    """Neither a child's copy of the writer nor the end of the program speaks, or takes the file
+    away.
+    """
     done = _run(CLOSED_LATE[way], tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     assert list(read_records(tmp_path / "x")) == [b"a"]
@@ -338,7 +367,9 @@ WRONG_PATHS = [
 ]
 
 
-@pytest.mark.parametrize(("name", "kind"), WRONG_PATHS, ids=[kind.__name__ for _, kind in WRONG_PATHS])
+@pytest.mark.parametrize(
+    ("name", "kind"), WRONG_PATHS, ids=[kind.__name__ for _, kind in WRONG_PATHS]
+)
 @pytest.mark.parametrize("when", ["single", "round robin", "by size"])
 def test_paths_that_cannot_be_written(name, kind, when, tmp_path):
     (tmp_path / "file").write_bytes(b"")
@@ -355,7 +386,9 @@ def test_paths_that_cannot_be_written(name, kind, when, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "name", ["with space", "new\nline", "#x", os.fsdecode(b"\xff\xfe"), "a" * 235, "é" * 110], ids=ascii
+    "name",
+    ["with space", "new\nline", "#x", os.fsdecode(b"\xff\xfe"), "a" * 235, "é" * 110],
+    ids=ascii,
 )
 @pytest.mark.parametrize("again", [False, True])
 def test_odd_names(name, again, tmp_path):
@@ -379,7 +412,9 @@ def test_no_place_for_the_index(what, kind, tmp_path):
     place.symlink_to(elsewhere) if what == "link" else place.write_bytes(b"mine")
     writer = _writer(kind, place.parent / "x", write_index=True)
     writer.write(b"abc")
-    with pytest.raises(OSError, match="expected no symbolic link" if what == "link" else "Not a directory"):
+    with pytest.raises(
+        OSError, match="expected no symbolic link" if what == "link" else "Not a directory"
+    ):
         writer.close()
     assert os.listdir(place.parent) == [".torch_index"]
     assert os.listdir(elsewhere) == []
@@ -409,7 +444,9 @@ def test_an_existing_file_is_replaced_whole_or_kept(fail, tmp_path):
 
 
 def test_a_file_that_vanishes_while_it_is_looked_at(tmp_path, monkeypatch):
-    """Two builders at once: what one looks at the other replaces. It must not pass for a device, written in place."""
+    """Two builders at once: what one looks at the other replaces. It must not pass for a device,
+    written in place.
+    """
     path = tmp_path / "x"
     path.write_bytes(b"old")
     real = Path.stat
@@ -460,7 +497,8 @@ def test_a_link_to_itself_is_replaced(tmp_path):
 def test_a_fifo(tmp_path):
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
-    with pytest.raises(OSError, match="No such device or address") as caught:  # nobody reads: an error, no wait
+    # nobody reads: an error, no wait
+    with pytest.raises(OSError, match="No such device or address") as caught:
         TFRecordWriter(fifo)
     assert caught.value.filename == str(fifo)
     copy = tmp_path / "copy"
@@ -481,7 +519,9 @@ def test_a_fifo(tmp_path):
 
 
 def test_no_index_of_a_device():
-    with pytest.raises(ValueError, match="write_index needs a regular file, got the device or pipe /dev/null"):
+    with pytest.raises(
+        ValueError, match="write_index needs a regular file, got the device or pipe /dev/null"
+    ):
         TFRecordWriter("/dev/null", write_index=True)
     write("/dev/null", [b"abc"])
 
@@ -498,7 +538,8 @@ def test_without_unnamed_files(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "open", open_)
     with TFRecordWriter(tmp_path / "x") as writer:
         (hidden,) = os.listdir(tmp_path)
-        assert re.fullmatch(r"\.[0-9a-f]{16}\.tmp", hidden)  # TensorFlow's `x*` and `*x*` do not match it
+        # TensorFlow's `x*` and `*x*` do not match it
+        assert re.fullmatch(r"\.[0-9a-f]{16}\.tmp", hidden)
         writer.write(b"abc")
     assert list(read_records(tmp_path / "x")) == [b"abc"]
     assert os.listdir(tmp_path) == ["x"]
@@ -581,12 +622,18 @@ def test_every_call_may_fail_and_nothing_is_left(function, kind, existing, tmp_p
                 assert error.filename is not None
                 assert str(folder) in str(error.filename)
                 names = os.listdir(folder)
-                assert not [name for name in names if name.startswith(".") and name != ".torch_index"], (at, names)
-                assert not [path for path in folder.glob(".torch_index/*") if path.name.startswith(".")]
+                assert not [
+                    name for name in names if name.startswith(".") and name != ".torch_index"
+                ], (at, names)
+                assert not [
+                    path for path in folder.glob(".torch_index/*") if path.name.startswith(".")
+                ]
                 if not existing:
                     assert names == [], (at, names)
                 elif kind == "single":  # the old file or none; never half of one
-                    assert all(list(read_records(folder / n)) == payloads for n in names if n == "x")
+                    assert all(
+                        list(read_records(folder / n)) == payloads for n in names if n == "x"
+                    )
             else:
                 if failing.calls <= at:
                     break
@@ -600,7 +647,9 @@ def test_every_call_may_fail_and_nothing_is_left(function, kind, existing, tmp_p
 
 def _small_tmpfs(folder, size):
     done = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", folder], capture_output=True, check=False
+        ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", folder],
+        capture_output=True,
+        check=False,
     )
     if done.returncode:
         pytest.skip(f"cannot mount a small tmpfs here: {done.stderr.decode().strip()}")
@@ -727,7 +776,9 @@ def test_a_forked_child_neither_publishes_nor_destroys(kind, way, tmp_path):
                             with writer:
                                 pass
                     except ValueError as error:
-                        code = 0 if "a writer cannot be used in a forked process" in str(error) else 3
+                        code = (
+                            0 if "a writer cannot be used in a forked process" in str(error) else 3
+                        )
         finally:
             os._exit(code)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
@@ -745,7 +796,10 @@ def test_an_exiting_interpreter_leaves_nothing(tmp_path):
     code = "import sys; from torch_tfrecord import TFRecordWriter; w = TFRecordWriter(sys.argv[1]); w.write(b'abc')"
     done = run_python(code, tmp_path / "x")
     assert done.returncode == 0
-    assert "the writer was dropped without close(): its file is given up (records lost: 1)" in done.stderr
+    assert (
+        "the writer was dropped without close(): its file is given up (records lost: 1)"
+        in done.stderr
+    )
     assert os.listdir(tmp_path) == []
 
 
@@ -755,7 +809,9 @@ def test_an_exiting_interpreter_leaves_nothing(tmp_path):
 def test_round_robin(tmp_path):
     payloads = [b"%d" % number for number in range(10)]
     writer = write_shards(tmp_path / "x", payloads, num_shards=4)
-    assert [os.path.basename(path) for path in writer.paths] == [f"x-0000{n}-of-00004.tfrecord" for n in range(4)]
+    assert [os.path.basename(path) for path in writer.paths] == [
+        f"x-0000{n}-of-00004.tfrecord" for n in range(4)
+    ]
     assert [list(read_records(path)) for path in writer.paths] == [payloads[n::4] for n in range(4)]
     assert find_files(tmp_path / "x@4") == writer.paths == find_files(str(tmp_path))
 
@@ -785,21 +841,30 @@ def test_shards_by_size(sizes, limit, expected, tmp_path):
     writer = write_shards(tmp_path / "x", [b"a" * size for size in sizes], max_shard_bytes=limit)
     assert [[len(record) for record in read_records(path)] for path in writer.paths] == expected
     total = len(expected)
-    assert [os.path.basename(p) for p in writer.paths] == [f"x-{n:05d}-of-{total:05d}.tfrecord" for n in range(total)]
+    assert [os.path.basename(p) for p in writer.paths] == [
+        f"x-{n:05d}-of-{total:05d}.tfrecord" for n in range(total)
+    ]
     assert sorted(os.listdir(tmp_path)) == [os.path.basename(path) for path in writer.paths]
 
 
-@pytest.mark.parametrize("options", [{"num_shards": 3}, {"max_shard_bytes": 500}], ids=["round robin", "by size"])
+@pytest.mark.parametrize(
+    "options", [{"num_shards": 3}, {"max_shard_bytes": 500}], ids=["round robin", "by size"]
+)
 @pytest.mark.parametrize("suffix", [".tfrecord", "", ".tfrecord.gz", ".zlib"])
 def test_indexes_written_beside_shards_are_fresh(options, suffix, tmp_path, monkeypatch):
     payloads = random_payloads(60, 2)
     writer = write_shards(tmp_path / "x", payloads, suffix=suffix, write_index=True, **options)
     assert len(writer.paths) > 2
-    monkeypatch.setattr("torch_tfrecord.records.index_keeper.index_source", None)  # nothing is built
+    # nothing is built
+    monkeypatch.setattr("torch_tfrecord.records.index_keeper.index_source", None)
     indexes = IndexKeeper("require").indexes(writer.paths)
     assert indexes == [build_index(path) for path in writer.paths]
-    assert {index.compression_type for index in indexes} == {{".tfrecord.gz": "GZIP", ".zlib": "ZLIB"}.get(suffix, "")}
-    assert sorted(record for path in writer.paths for record in read_records(path)) == sorted(payloads)
+    assert {index.compression_type for index in indexes} == {
+        {".tfrecord.gz": "GZIP", ".zlib": "ZLIB"}.get(suffix, "")
+    }
+    assert sorted(record for path in writer.paths for record in read_records(path)) == sorted(
+        payloads
+    )
 
 
 @pytest.mark.parametrize("kind", ["", "GZIP", "ZLIB"])
@@ -818,16 +883,24 @@ def test_an_index_written_beside_a_file_is_that_of_a_second_pass(kind, count, tm
     ("options", "text"),
     [
         ({}, "exactly one of num_shards and max_shard_bytes must be given"),
-        ({"num_shards": 2, "max_shard_bytes": 3}, "exactly one of num_shards and max_shard_bytes must be given"),
+        (
+            {"num_shards": 2, "max_shard_bytes": 3},
+            "exactly one of num_shards and max_shard_bytes must be given",
+        ),
         ({"num_shards": 0}, "num_shards must be an integer of at least 1, got 0"),
         ({"num_shards": True}, "num_shards must be an integer of at least 1, got True"),
         ({"num_shards": 2.0}, "num_shards must be an integer of at least 1, got 2.0"),
         ({"max_shard_bytes": -1}, "max_shard_bytes must be an integer of at least 1, got -1"),
-        ({"num_shards": 2, "compression_type": "LZ4"}, "compression_type must be 'auto', None, '', 'GZIP' or 'ZLIB'"),
+        (
+            {"num_shards": 2, "compression_type": "LZ4"},
+            "compression_type must be 'auto', None, '', 'GZIP' or 'ZLIB'",
+        ),
     ],
 )
 def test_wrong_options_of_shards(options, text, tmp_path):
-    kind = TypeError if options.get("num_shards") in (True, 2.0) and len(options) == 1 else ValueError
+    kind = (
+        TypeError if options.get("num_shards") in (True, 2.0) and len(options) == 1 else ValueError
+    )
     with pytest.raises(kind, match=re.escape(text)):
         ShardedTFRecordWriter(tmp_path / "x", **options)
     assert os.listdir(tmp_path) == []
@@ -851,9 +924,13 @@ def test_more_shards_than_descriptors(tmp_path):
     assert len(os.listdir(tmp_path / ".torch_index")) == 60
 
 
-@pytest.mark.parametrize("options", [{"num_shards": 5}, {"max_shard_bytes": 100}], ids=["round robin", "by size"])
+@pytest.mark.parametrize(
+    "options", [{"num_shards": 5}, {"max_shard_bytes": 100}], ids=["round robin", "by size"]
+)
 @pytest.mark.parametrize("part", ["data", "index"])
-def test_a_failure_in_the_middle_of_publishing_leaves_no_shard(options, part, tmp_path, monkeypatch):
+def test_a_failure_in_the_middle_of_publishing_leaves_no_shard(
+    options, part, tmp_path, monkeypatch
+):
     real = os.replace
     indexes = []
 

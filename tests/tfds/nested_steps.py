@@ -23,7 +23,11 @@ STEP = {
 }
 FEATURES = {
     "steps": f.Dataset(STEP),
-    "about": {"name": f.Text(), "tags": f.Sequence(f.Text()), "rows": f.Sequence(f.Sequence(f.Scalar("int32")))},
+    "about": {
+        "name": f.Text(),
+        "tags": f.Sequence(f.Text()),
+        "rows": f.Sequence(f.Sequence(f.Scalar("int32"))),
+    },
     "box": f.BBoxFeature("XYXY"),
     "goal": f.Image((6, 7, 3), encoding_format="png"),
 }
@@ -31,7 +35,9 @@ FEATURES = {
 
 def picture(seed, height, width):
     random = np.random.default_rng(seed)
-    return encode_image(torch.from_numpy(random.integers(0, 256, (3, height, width), dtype=np.uint8)), "png")
+    return encode_image(
+        torch.from_numpy(random.integers(0, 256, (3, height, width), dtype=np.uint8)), "png"
+    )
 
 
 def make_step(number, at):
@@ -44,7 +50,9 @@ def make_step(number, at):
         "words": [f"wörd {row}" for row in range(count)],
         "phrases": [["a", "b"][:row] for row in range(count + 1)],
         "raw": [bytes([at, row]) for row in range(count)],
-        "objects": [{"box": [0.0, 0.25, 0.5, 1.0 / (row + 1)], "label": row} for row in range(count)],
+        "objects": [
+            {"box": [0.0, 0.25, 0.5, 1.0 / (row + 1)], "label": row} for row in range(count)
+        ],
         "frames": [picture([number, at, row], 4, 5) for row in range(count)],
         "zipped": [number, at, -1],
         "shaped": np.full((count, at), at, np.int16),

@@ -1,6 +1,8 @@
-"""TFDS directories in ArrayRecord, made by TFDS (data/tfds_array_record.tar.gz): the same values as from TFRecord.
+"""TFDS directories in ArrayRecord, made by TFDS (data/tfds_array_record.tar.gz): the same values as
+from TFRecord.
 
-Covers loading/array_record_files, module_copy, records/array_record, records/array_record_module, records/numbered.
+Covers loading/array_record_files, module_copy, records/array_record, records/array_record_module,
+records/numbered.
 """
 
 import builtins
@@ -37,12 +39,15 @@ from torch_tfrecord import (
     make_dataloader,
     module_copy,
 )
-from torch_tfrecord.records import array_record_module, descriptors
+from torch_tfrecord.files import descriptors
+from torch_tfrecord.records import array_record_module
 from torch_tfrecord.records.array_record import ArrayRecordFile
 
 array_record = pytest.importorskip("array_record.python.array_record_module")
 
-pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:This process .* is multi-threaded:DeprecationWarning"
+)
 RLDS = DATA.parent / "tfds_rlds"
 STEPS = json.loads(gzip.decompress((RLDS / "expected.json.gz").read_bytes()))
 
@@ -89,11 +94,15 @@ def write(path, records, options="group_size:1"):
 # Values.
 
 
-@pytest.mark.parametrize(("name", "split"), [(n, s) for n in ("drawings", "kinds") for s in EXPECTED[n]["examples"]])
+@pytest.mark.parametrize(
+    ("name", "split"), [(n, s) for n in ("drawings", "kinds") for s in EXPECTED[n]["examples"]]
+)
 @pytest.mark.parametrize(("workers", "context"), [(0, None), (2, "fork"), (1, "forkserver")])
 def test_every_value_is_what_tfds_returned(frozen, name, split, workers, context):
     ds = ours.load(frozen / EXPECTED[name]["directory"], split, as_numpy_layout=True)
-    loader = DataLoader(ds, 2, num_workers=workers, multiprocessing_context=context, collate_fn=as_is)
+    loader = DataLoader(
+        ds, 2, num_workers=workers, multiprocessing_context=context, collate_fn=as_is
+    )
     found = [sample for batch in loader for sample in batch]
     assert isinstance(ds, TFRecordDataset)
     assert len(found) == len(ds) == len(EXPECTED[name]["examples"][split])
@@ -117,7 +126,9 @@ def test_samples_and_batches_are_those_of_tfrecord(frozen, name):
         assert_same(one, two)
     chosen = ["image", "label"] if name == "drawings" else ["int8", "ragged"]
     batches = [
-        ours.load(folder, features=chosen, index="memory")[order[:1] if name == "drawings" else order]
+        ours.load(folder, features=chosen, index="memory")[
+            order[:1] if name == "drawings" else order
+        ]
         for folder in (frozen / EXPECTED[name]["directory"], directory(name))
     ]
     assert_same(*batches)
@@ -163,15 +174,21 @@ def test_slices_places_and_subsets(frozen):
     with pytest.raises(IndexError, match="position 130 is out of range for 130 records"):
         ds[130]
     assert ids(pickle.loads(pickle.dumps(ds))) == [*range(130)]
-    assert ids(ours.load(frozen / "counted", "train", index="require", verify_crc=False)) == [*range(130)]
+    assert ids(ours.load(frozen / "counted", "train", index="require", verify_crc=False)) == [
+        *range(130)
+    ]
 
 
-@pytest.mark.parametrize("context", ["fork", pytest.param("spawn", marks=pytest.mark.slow), "forkserver"])
+@pytest.mark.parametrize(
+    "context", ["fork", pytest.param("spawn", marks=pytest.mark.slow), "forkserver"]
+)
 @pytest.mark.parametrize("collate_fn", [None, collate])
 def test_workers_after_this_process_has_read(frozen, context, collate_fn):
     ds = ours.load(frozen / "counted", "train")
     assert ds[[0, 129]]["id"].tolist() == [0, 129]
-    loader = DataLoader(ds, 16, num_workers=2, multiprocessing_context=context, collate_fn=collate_fn)
+    loader = DataLoader(
+        ds, 16, num_workers=2, multiprocessing_context=context, collate_fn=collate_fn
+    )
     assert [int(value) for batch in loader for value in batch["id"]] == [*range(130)]
 
 
@@ -179,7 +196,9 @@ def test_workers_after_this_process_has_read(frozen, context, collate_fn):
 @pytest.mark.parametrize("shuffle", [False, True, "blocks"])
 def test_make_dataloader(frozen, num_workers, shuffle):
     ds = ours.load(frozen / "counted", "train+test")
-    loader = make_dataloader(ds, batch_size=8, shuffle=shuffle, num_workers=num_workers, seed=3, drop_last=False)
+    loader = make_dataloader(
+        ds, batch_size=8, shuffle=shuffle, num_workers=num_workers, seed=3, drop_last=False
+    )
     for _ in range(2):
         found = [int(value) for batch in loader for value in batch["id"]]
         assert sorted(found) == [*range(130), *range(1000, 1011)]
@@ -187,7 +206,12 @@ def test_make_dataloader(frozen, num_workers, shuffle):
 
 
 def test_a_mixture_with_tfrecord(frozen):
-    mixed = Mixture([ours.load(frozen / "counted", "test"), ours.load(directory("counted"), "test", index="memory")])
+    mixed = Mixture(
+        [
+            ours.load(frozen / "counted", "test"),
+            ours.load(directory("counted"), "test", index="memory"),
+        ]
+    )
     found = [int(sample["id"]) for sample in mixed.__getitems__(range(len(mixed)))]
     assert {*found} == {*range(1000, 1011)}
 
@@ -268,7 +292,9 @@ def test_threads_share_a_dataset(frozen):
 
 def num_open(folder):
     links = [f"/proc/self/fd/{number}" for number in os.listdir("/proc/self/fd")]
-    return sum(os.path.realpath(link).startswith(str(folder)) for link in links if os.path.islink(link))
+    return sum(
+        os.path.realpath(link).startswith(str(folder)) for link in links if os.path.islink(link)
+    )
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="counts descriptors in /proc")
@@ -293,29 +319,54 @@ def test_a_relative_path_after_a_change_of_folder(frozen, monkeypatch):
 
 def test_records_of_all_sizes_and_writers_options(tmp_path):
     draw = random.Random(0)
-    records = [b"", b"a", draw.randbytes(70_000), b"b" * 300_000, b"", *(draw.randbytes(k) for k in range(50))]
-    for options in ("group_size:1", "group_size:1,uncompressed", "group_size:7", "group_size:3,brotli", ""):
+    records = [
+        b"",
+        b"a",
+        draw.randbytes(70_000),
+        b"b" * 300_000,
+        b"",
+        *(draw.randbytes(k) for k in range(50)),
+    ]
+    for options in (
+        "group_size:1",
+        "group_size:1,uncompressed",
+        "group_size:7",
+        "group_size:3,brotli",
+        "",
+    ):
         write(tmp_path / "x", records, options)
         file = ArrayRecordFile(str(tmp_path / "x"))
         assert len(file) == len(records)
         assert file.read_many(range(len(records))) == records
-        assert [file.read(number) for number in (3, 0, 54)] == [records[number] for number in (3, 0, 54)]
+        assert [file.read(number) for number in (3, 0, 54)] == [
+            records[number] for number in (3, 0, 54)
+        ]
 
 
 # RLDS.
 
 
 def test_every_step_of_rlds(frozen, tmp_path):
-    here = ours.RLDSDataset(frozen / "drawn_episodes", "train", window_size=2, action_horizon=3, index_dir=tmp_path)
-    there = ours.RLDSDataset(RLDS / "drawn_episodes", "train", window_size=2, action_horizon=3, index="memory")
+    here = ours.RLDSDataset(
+        frozen / "drawn_episodes", "train", window_size=2, action_horizon=3, index_dir=tmp_path
+    )
+    there = ours.RLDSDataset(
+        RLDS / "drawn_episodes", "train", window_size=2, action_horizon=3, index="memory"
+    )
     assert len(here) == len(there) == sum(len(episode["steps"]) for episode in STEPS["train"])
     for position in range(len(there)):
         assert_same(here[position], there[position])
         assert here.locate(position) == there.locate(position)
-    for one, two in zip(here.__getitems__([9, 0, 9, 20]), there.__getitems__([9, 0, 9, 20]), strict=True):
+    for one, two in zip(
+        here.__getitems__([9, 0, 9, 20]), there.__getitems__([9, 0, 9, 20]), strict=True
+    ):
         assert_same(one, two)
     again = ours.RLDSDataset(
-        frozen / "drawn_episodes", "train", features=["steps/tick"], index="require", index_dir=tmp_path
+        frozen / "drawn_episodes",
+        "train",
+        features=["steps/tick"],
+        index="require",
+        index_dir=tmp_path,
     )
     assert again.num_steps.tolist() == [len(episode["steps"]) for episode in STEPS["train"]]
     loader = DataLoader(again, 5, num_workers=2, collate_fn=collate)
@@ -338,7 +389,9 @@ def test_frames_of_rlds_are_decoded_only_in_the_window(frozen, monkeypatch):
     columns = ds._store.episode(0).steps["observation"]
     assert type(columns["image"]._values).__name__ == "Frames"
     read = []
-    monkeypatch.setattr(type(columns["image"]._values), "read", _noting(type(columns["image"]._values).read, read))
+    monkeypatch.setattr(
+        type(columns["image"]._values), "read", _noting(type(columns["image"]._values).read, read)
+    )
     assert ds[5]["observation"]["image"].shape == (2, 3, 40, 48)
     assert read == [(4, 6)]
 
@@ -356,9 +409,15 @@ def test_errors_of_rlds_name_file_and_record(own):
     path = shards(folder)[0]
     ds = ours.RLDSDataset(folder, "train")
     damage_in_place(path, 5000)  # the fingerprint covers the bytes before
-    with pytest.raises(CorruptRecordError, match=f"{re.escape(str(path))}: record 0: expected an intact ArrayRecord"):
+    with pytest.raises(
+        CorruptRecordError,
+        match=f"{re.escape(str(path))}: record 0: expected an intact ArrayRecord",
+    ):
         [ds[position] for position in range(6)]
-    with pytest.raises(CorruptRecordError, match=f"{re.escape(str(path))}: record 0: expected an intact ArrayRecord"):
+    with pytest.raises(
+        CorruptRecordError,
+        match=f"{re.escape(str(path))}: record 0: expected an intact ArrayRecord",
+    ):
         ours.RLDSDataset(folder, "train", index="memory")
 
 
@@ -407,14 +466,19 @@ def test_old_directories_without_shard_lengths(own):
 
 
 def test_tfrecorddataset_names_the_way(frozen):
-    with pytest.raises(CorruptRecordError, match=r"looks like an ArrayRecord or Riegeli file; `tfds\.load` reads"):
+    with pytest.raises(
+        CorruptRecordError, match=r"looks like an ArrayRecord or Riegeli file; `tfds\.load` reads"
+    ):
         TFRecordDataset(shards(frozen / "counted" / "2.0.0")[0], index="memory")
 
 
 def test_without_the_package(frozen, monkeypatch):
     monkeypatch.setitem(sys.modules, "array_record.python.array_record_module", None)
     monkeypatch.setattr(module_copy, "_loaded", {})
-    with pytest.raises(ImportError, match=r"^ArrayRecord files need .* pip install 'torch-tfrecord\[arrayrecord\]'$"):
+    with pytest.raises(
+        ImportError,
+        match=r"^ArrayRecord files need .* pip install 'torch-tfrecord\[arrayrecord\]'$",
+    ):
         ours.load(frozen / "counted")
     assert ours.info(frozen / "counted").splits["train"].num_examples == 130
 
@@ -446,7 +510,9 @@ def test_remote_directories_must_be_copied(frozen):
     memory.put(str(frozen / "counted" / "2.0.0"), "/arrays/counted/2.0.0", recursive=True)
     try:
         assert ours.info("memory://arrays/counted").file_format == "array_record"
-        with pytest.raises(ValueError, match=r"expected a local path, .* copy the directory to a disk"):
+        with pytest.raises(
+            ValueError, match=r"expected a local path, .* copy the directory to a disk"
+        ):
             ours.load("memory://arrays/counted")
     finally:
         memory.rm("/arrays", recursive=True)
@@ -459,7 +525,8 @@ def test_a_missing_shard(own):
     folder = own / "counted" / "2.0.0"
     shards(folder)[2].unlink()
     with pytest.raises(
-        FileNotFoundError, match=r"a shard of the dataset is missing: 1 of 4: counted-train\.array_record"
+        FileNotFoundError,
+        match=r"a shard of the dataset is missing: 1 of 4: counted-train\.array_record",
     ):
         ours.load(folder)
     assert ids(ours.load(folder, "train[:1shard]")) == [*range(32)]
@@ -496,7 +563,8 @@ def test_a_file_that_changes_later(own):
     ds = ours.load(own / "counted", "train")
     write(path, [b"x" * 9] * 33)
     with pytest.raises(
-        IndexMismatchError, match=f"{re.escape(str(path))}: .*the index is not of this file as it is now"
+        IndexMismatchError,
+        match=f"{re.escape(str(path))}: .*the index is not of this file as it is now",
     ):
         ds[40]
     with pytest.raises(IndexMismatchError, match=re.escape(str(path))):
@@ -554,7 +622,10 @@ def read_all_damaged(path, content, records):
     """Write a damaged file and read it in every way: an error, or the right bytes."""
     path.write_bytes(content)
     found = []
-    for read in (lambda file: file.read_many(range(len(records))), lambda file: [*map(file.read, range(len(records)))]):
+    for read in (
+        lambda file: file.read_many(range(len(records))),
+        lambda file: [*map(file.read, range(len(records)))],
+    ):
         try:
             file = ArrayRecordFile(str(path))
             if len(file) != len(records):
@@ -590,23 +661,35 @@ def test_files_cut_at_random_are_refused(tmp_path):
     draw = random.Random(5)
     for _ in range(40):
         size = draw.randrange(len(content))
-        assert read_all_damaged(tmp_path / "bad", content[:size], records) == ["refused", "refused"], size
+        assert read_all_damaged(tmp_path / "bad", content[:size], records) == [
+            "refused",
+            "refused",
+        ], size
 
 
 # TFDS itself.
 
 
-@pytest.mark.skipif("TFDS_PYTHON" not in os.environ, reason="needs tensorflow-datasets: set TFDS_PYTHON")
+@pytest.mark.skipif(
+    "TFDS_PYTHON" not in os.environ, reason="needs tensorflow-datasets: set TFDS_PYTHON"
+)
 def test_what_tfds_writes_now_reads_as_it_reads_it(tmp_path):
     for oracle in (["tfds/oracle.py", "make", "plain"], ["tfds_rlds/oracle.py", "rlds"]):
         (tmp_path / oracle[-1]).mkdir()
-        command = [os.environ["TFDS_PYTHON"], str(DATA.parent / oracle[0]), *oracle[1:], "array_record"]
+        command = [
+            os.environ["TFDS_PYTHON"],
+            str(DATA.parent / oracle[0]),
+            *oracle[1:],
+            "array_record",
+        ]
         subprocess.run(command, cwd=tmp_path, capture_output=True, check=True, timeout=280)
     expected = json.loads(gzip.decompress((tmp_path / "plain" / "expected.json.gz").read_bytes()))
     for name in ("drawings", "kinds"):
         assert expected[name] == EXPECTED[name]
         for split, samples in expected[name]["examples"].items():
-            ds = ours.load(tmp_path / "plain" / expected[name]["directory"], split, as_numpy_layout=True)
+            ds = ours.load(
+                tmp_path / "plain" / expected[name]["directory"], split, as_numpy_layout=True
+            )
             assert ds.files[0].rpartition("/")[2].startswith(f"{name}-{split}.array_record-")
             for position, sample in enumerate(samples):
                 for path, value in sample.items():
@@ -615,7 +698,9 @@ def test_what_tfds_writes_now_reads_as_it_reads_it(tmp_path):
     for split, found in expected["counted"]["splits"].items():
         if not isinstance(found, str):
             assert ids(ours.load(tmp_path / "plain" / "counted", split)) == found
-    assert json.loads(gzip.decompress((tmp_path / "rlds" / "expected.json.gz").read_bytes())) == STEPS
+    assert (
+        json.loads(gzip.decompress((tmp_path / "rlds" / "expected.json.gz").read_bytes())) == STEPS
+    )
     there = ours.RLDSDataset(RLDS / "drawn_episodes", "train", index="memory")
     here = ours.RLDSDataset(tmp_path / "rlds" / "drawn_episodes", "train")
     for position in range(len(there)):

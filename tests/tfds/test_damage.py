@@ -1,4 +1,6 @@
-"""Damaged directories and records of TFDS datasets: an error of this package that names the feature, or harmless."""
+"""Damaged directories and records of TFDS datasets: an error of this package that names the
+feature, or harmless.
+"""
 
 import json
 import random
@@ -12,7 +14,24 @@ from torch_tfrecord import TFRecordError, decode_example, encode_example, tfds
 from torch_tfrecord.tfds.leaf_table import Decoding
 from torch_tfrecord.tfds.parser import TFDSParser
 
-JSON_VALUES = [None, 0, -1, -5, "", "x", "-1", [], {}, [1], {"a": 1}, 1e300, float("nan"), True, 10**30, "9" * 25]
+JSON_VALUES = [
+    None,
+    0,
+    -1,
+    -5,
+    "",
+    "x",
+    "-1",
+    [],
+    {},
+    [1],
+    {"a": 1},
+    1e300,
+    float("nan"),
+    True,
+    10**30,
+    "9" * 25,
+]
 
 
 def places(value, path=()):
@@ -50,9 +69,14 @@ def test_any_changed_field_is_an_error_or_harmless(tmp_path, name, file):
             assert str(info)
             list(tfds.load(info, "all", index="memory"))
         except TFRecordError as error:
-            assert "features.json" in str(error) or "dataset_info.json" in str(error) or "feature " in str(error)
+            assert (
+                "features.json" in str(error)
+                or "dataset_info.json" in str(error)
+                or "feature " in str(error)
+            )
         except FileNotFoundError as error:
-            assert "tfrecord" in str(error)  # another name of the dataset or its splits: other files
+            # another name of the dataset or its splits: other files
+            assert "tfrecord" in str(error)
         except ValueError as error:
             assert "holds no example" in str(error)
 
@@ -69,7 +93,11 @@ def change_value(draw, record):
     elif choice == 2:
         record[key] = draw.choice(kinds)
     elif choice == 3 and len(value):
-        record[key] = np.concatenate([value, value[:1]]) if isinstance(value, np.ndarray) else value + value[:1]
+        record[key] = (
+            np.concatenate([value, value[:1]])
+            if isinstance(value, np.ndarray)
+            else value + value[:1]
+        )
     elif isinstance(value, np.ndarray) and len(value):
         record[key] = value.copy()
         record[key][draw.randrange(len(value))] = draw.choice([-1, 0, 7, 2**31])
@@ -77,7 +105,10 @@ def change_value(draw, record):
         data = bytearray(value[0])
         data[draw.randrange(len(data))] ^= 1 << draw.randrange(8)
         record[key] = [bytes(data[: draw.choice([len(data), len(data) // 2])]), *value[1:]]
-    return {key: np.zeros(0, "S1") if isinstance(value, list) and not value else value for key, value in record.items()}
+    return {
+        key: np.zeros(0, "S1") if isinstance(value, list) and not value else value
+        for key, value in record.items()
+    }
 
 
 @pytest.mark.parametrize("name", ["drawings", "kinds"])

@@ -37,7 +37,9 @@ def test_what_a_directory_says():
     assert (info.name, info.version, info.config_name) == ("drawings", "1.2.10", None)
     assert info.description == "Drawn pictures."
     assert info.supervised_keys == ("image", "label")
-    assert [(split.name, split.num_examples, split.shard_lengths) for split in info.splits.values()] == [
+    assert [
+        (split.name, split.num_examples, split.shard_lengths) for split in info.splits.values()
+    ] == [
         ("train", 5, (2, 3)),
         ("test", 2, (1, 1)),
     ]
@@ -56,12 +58,20 @@ def test_what_a_directory_says():
 def test_nested_supervised_keys_and_config():
     info = tfds.info(DATA / "kinds")
     assert info.directory.endswith("kinds/all/0.1.0")
-    assert (info.config_name, info.supervised_keys) == ("all", ({"t": "text", "v": "vector"}, "int8"))
+    assert (info.config_name, info.supervised_keys) == (
+        "all",
+        ({"t": "text", "v": "vector"}, "int8"),
+    )
 
 
 def test_it_prints_for_people():
     text = str(tfds.info(directory("drawings")))
-    for part in ("drawings/1.2.10", "train: 5 examples in 2 shards", "'label': ClassLabel(num_classes=3", "Sequence("):
+    for part in (
+        "drawings/1.2.10",
+        "train: 5 examples in 2 shards",
+        "'label': ClassLabel(num_classes=3",
+        "Sequence(",
+    ):
         assert part in text
 
 
@@ -111,7 +121,8 @@ def test_not_a_dataset(tmp_path, folder):
 def test_other_formats_are_refused_by_name(folder, kind):
     change(folder, fileFormat=kind, alternativeFileFormats=["riegeli"])
     expected = (
-        f"dataset_info.json: fileFormat: expected 'tfrecord' or 'array_record', got '{kind}': .*prepare the dataset"
+        f"dataset_info.json: fileFormat: expected 'tfrecord' or 'array_record', got "
+        f"'{kind}': .*prepare the dataset"
     )
     with pytest.raises(ParseError, match=expected):
         tfds.info(folder)
@@ -124,13 +135,22 @@ def test_other_formats_are_refused_by_name(folder, kind):
         ({"splits": 5}, "splits: expected a list, got 5"),
         ({"splits": [5]}, r"splits\[0\]"),
         ({"splits": [{"name": "a b"}]}, r"splits\[0\].name: expected a split's name, got 'a b'"),
-        ({"splits": [{"name": "t", "shardLengths": ["x"]}]}, r"splits\[0\].shardLengths: expected a list of integers"),
+        (
+            {"splits": [{"name": "t", "shardLengths": ["x"]}]},
+            r"splits\[0\].shardLengths: expected a list of integers",
+        ),
         ({"splits": [{"name": "t", "shardLengths": [-1]}]}, r"splits\[0\].shardLengths"),
         ({"splits": [{"name": "t", "shardLengths": ["9" * 30]}]}, r"splits\[0\].shardLengths"),
-        ({"splits": [{"name": "t", "numBytes": 1.5}]}, r"splits\[0\].numBytes: expected an integer"),
+        (
+            {"splits": [{"name": "t", "numBytes": 1.5}]},
+            r"splits\[0\].numBytes: expected an integer",
+        ),
         ({"splits": [{"name": "t"}, {"name": "t"}]}, "splits: expected different names"),
         ({"version": 3}, "version: expected a string, got 3"),
-        ({"supervisedKeys": {"tuple": {"items": [{"feature": "x"}]}}}, "supervisedKeys: expected featureKey"),
+        (
+            {"supervisedKeys": {"tuple": {"items": [{"feature": "x"}]}}},
+            "supervisedKeys: expected featureKey",
+        ),
     ],
 )
 def test_damaged_fields_are_named(folder, fields, text):
@@ -199,17 +219,25 @@ OLDEST = old(
     "features_dict.FeaturesDict",
     {
         "audio": old(
-            "audio_feature.Audio", {"file_format": "wav", "shape": [None], "dtype": "int64", "sample_rate": 8000}
+            "audio_feature.Audio",
+            {"file_format": "wav", "shape": [None], "dtype": "int64", "sample_rate": 8000},
         ),
         "box": old("bounding_boxes.BBoxFeature", {}),
-        "image": old("image_feature.Image", {"shape": [None, None, 3], "dtype": "uint8", "encoding_format": "png"}),
+        "image": old(
+            "image_feature.Image",
+            {"shape": [None, None, 3], "dtype": "uint8", "encoding_format": "png"},
+        ),
         "label": old("class_label_feature.ClassLabel", {"num_classes": 4}),
         "seq": old(
             "sequence_feature.Sequence",
             {
                 "feature": old(
                     "features_dict.FeaturesDict",
-                    {"x": old("feature.Tensor", {"shape": [2], "dtype": "float32", "encoding": "none"})},
+                    {
+                        "x": old(
+                            "feature.Tensor", {"shape": [2], "dtype": "float32", "encoding": "none"}
+                        )
+                    },
                 ),
                 "length": None,
             },
@@ -232,12 +260,21 @@ def between(node, as_text):
     """The new form's content, under the old keys."""
     key = next(name for name in node if name not in ("pythonClassName", "description"))
     content = json.dumps(node[key]) if as_text else node[key]
-    return {"type": node["pythonClassName"], "content": content, "proto_cls": "tensorflow_datasets.Feature"}
+    return {
+        "type": node["pythonClassName"],
+        "content": content,
+        "proto_cls": "tensorflow_datasets.Feature",
+    }
 
 
 @pytest.mark.parametrize(
     "form",
-    [features_to_json(TREE), OLDEST, between(features_to_json(TREE), False), between(features_to_json(TREE), True)],
+    [
+        features_to_json(TREE),
+        OLDEST,
+        between(features_to_json(TREE), False),
+        between(features_to_json(TREE), True),
+    ],
     ids=["new", "oldest", "between", "between as text"],
 )
 def test_every_generation_of_features_json(form):
@@ -246,9 +283,18 @@ def test_every_generation_of_features_json(form):
 
 def test_numbers_may_be_strings_or_numbers():
     for length, classes in ((-1, 3), ("-1", "3")):
-        label = {"pythonClassName": CORE + "class_label_feature.ClassLabel", "classLabel": {"numClasses": classes}}
-        node = {"pythonClassName": CORE + "sequence_feature.Sequence", "sequence": {"feature": label, "length": length}}
-        root = {"pythonClassName": CORE + "features_dict.FeaturesDict", "featuresDict": {"features": {"a": node}}}
+        label = {
+            "pythonClassName": CORE + "class_label_feature.ClassLabel",
+            "classLabel": {"numClasses": classes},
+        }
+        node = {
+            "pythonClassName": CORE + "sequence_feature.Sequence",
+            "sequence": {"feature": label, "length": length},
+        }
+        root = {
+            "pythonClassName": CORE + "features_dict.FeaturesDict",
+            "featuresDict": {"features": {"a": node}},
+        }
         assert features_from_json(root, "p") == f.FeaturesDict({"a": f.Sequence(f.ClassLabel(3))})
 
 
@@ -262,19 +308,55 @@ def test_a_feature_called_features():
     [
         (5, "expected a feature as an object, got int"),
         ({}, "expected the feature's class"),
-        ({"pythonClassName": CORE + "image_feature.Image", "image": {"shape": {"dimensions": ["x"]}}}, "shape"),
-        ({"pythonClassName": CORE + "image_feature.Image", "image": {"shape": {"dimensions": ["3"]}}}, "3 entries"),
-        ({"type": CORE + "tensor_feature.Tensor", "content": {"shape": [10**9] * 3, "dtype": "int8"}}, "elements"),
+        (
+            {
+                "pythonClassName": CORE + "image_feature.Image",
+                "image": {"shape": {"dimensions": ["x"]}},
+            },
+            "shape",
+        ),
+        (
+            {
+                "pythonClassName": CORE + "image_feature.Image",
+                "image": {"shape": {"dimensions": ["3"]}},
+            },
+            "3 entries",
+        ),
+        (
+            {
+                "type": CORE + "tensor_feature.Tensor",
+                "content": {"shape": [10**9] * 3, "dtype": "int8"},
+            },
+            "elements",
+        ),
         ({"pythonClassName": CORE + "image_feature.Image", "image": [], "text": {}}, "one content"),
         ({"pythonClassName": CORE + "scalar.Scalar", "tensor": {}}, "expected a dtype"),
-        ({"pythonClassName": CORE + "scalar.Scalar", "tensor": {"dtype": "int8", "encoding": "x"}}, "encoding"),
-        ({"pythonClassName": CORE + "sequence_feature.Sequence", "sequence": {"length": "2"}}, "as an object"),
-        ({"pythonClassName": CORE + "bounding_boxes.BBoxFeature", "boundingBox": {"bboxFormat": "ZZ"}}, "bbox_format"),
+        (
+            {
+                "pythonClassName": CORE + "scalar.Scalar",
+                "tensor": {"dtype": "int8", "encoding": "x"},
+            },
+            "encoding",
+        ),
+        (
+            {"pythonClassName": CORE + "sequence_feature.Sequence", "sequence": {"length": "2"}},
+            "as an object",
+        ),
+        (
+            {
+                "pythonClassName": CORE + "bounding_boxes.BBoxFeature",
+                "boundingBox": {"bboxFormat": "ZZ"},
+            },
+            "bbox_format",
+        ),
         ({"type": CORE + "text_feature.Text", "content": "{"}, "content as JSON"),
     ],
 )
 def test_damaged_features_are_named(node, text):
-    root = {"pythonClassName": CORE + "features_dict.FeaturesDict", "featuresDict": {"features": {"a": {}}}}
+    root = {
+        "pythonClassName": CORE + "features_dict.FeaturesDict",
+        "featuresDict": {"features": {"a": {}}},
+    }
     root["featuresDict"]["features"]["a"] = {
         "pythonClassName": CORE + "features_dict.FeaturesDict",
         "featuresDict": {"features": {"b": node}},
@@ -328,7 +410,8 @@ def test_templates_that_leave_the_folder(template, dataset, name):
     with pytest.raises(ParseError) as caught:
         shard_paths("d", template, dataset=dataset, split="a", num_shards=1)
     assert (
-        str(caught.value) == f"split 'a': filepathTemplate {template!r} leads outside the dataset directory: {name!r}"
+        str(caught.value)
+        == f"split 'a': filepathTemplate {template!r} leads outside the dataset directory: {name!r}"
     )
     assert shard_paths("d", "..x/{SPLIT}..", dataset="n", split="a", num_shards=1) == ["d/..x/a.."]
 
@@ -337,7 +420,10 @@ def test_a_template_that_leaves_the_folder_is_neither_read_nor_indexed(folder, t
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     for number in range(2):
-        shutil.copy(folder / f"drawings-train.tfrecord-0000{number}-of-00002", elsewhere / f"x-0000{number}-of-00002")
+        shutil.copy(
+            folder / f"drawings-train.tfrecord-0000{number}-of-00002",
+            elsewhere / f"x-0000{number}-of-00002",
+        )
     split = json.loads((folder / "dataset_info.json").read_text())["splits"][0]
     for template in (f"{elsewhere}/x-{{SHARD_X_OF_Y}}", "../../elsewhere/x-{SHARD_X_OF_Y}"):
         change(folder, splits=[{**split, "filepathTemplate": template}])
@@ -350,7 +436,9 @@ def test_a_template_that_leaves_the_folder_is_neither_read_nor_indexed(folder, t
 
 
 def test_six_digits_and_templates_that_cannot_be_read():
-    assert shard_paths("d", "", dataset="n", split="a", num_shards=100_000)[7].endswith("-000007-of-100000")
+    assert shard_paths("d", "", dataset="n", split="a", num_shards=100_000)[7].endswith(
+        "-000007-of-100000"
+    )
     assert shard_paths("d", "{SPLIT}.x", dataset="n", split="a", num_shards=1) == ["d/a.x"]
     for template in ("{SPLIT}.x", "{WHAT}-{SHARD_INDEX}", "{SPLIT"):
         with pytest.raises(ParseError, match="split 'a'"):

@@ -1,4 +1,5 @@
-"""TFDS datasets as columns: batches have the samples' values and errors, and the compiled core reads them.
+"""TFDS datasets as columns: batches have the samples' values and errors, and the compiled core
+reads them.
 
 Covers tfds/elements.
 """
@@ -24,9 +25,9 @@ from torch_tfrecord import (
     encode_example,
     tfds,
 )
-from torch_tfrecord.batches.column_batch import ColumnBatch
+from torch_tfrecord.columns import column_plan, parsers
+from torch_tfrecord.loading.column_batch import ColumnBatch
 from torch_tfrecord.native import has_native
-from torch_tfrecord.parsing import column_plan, parsers
 from torch_tfrecord.protobuf.messages import Example
 from torch_tfrecord.tfds.parser import TFDSParser
 
@@ -100,7 +101,8 @@ def test_the_core_alone_reads_plain_records(monkeypatch):
         for module in (column_plan, parsers):
             patch.setattr(module, "parse_message", no_protobuf)
         batch, sample = ds.__getitems__([0, 1, 2]).columns, ds[2]
-    assert len(ds._maker.parser._parser._plan.parts) == 1  # of the image boxes and images want the same
+    # of the image boxes and images want the same
+    assert len(ds._maker.parser._parser._plan.parts) == 1
     assert batch["objects"]["label"].is_nested
     assert [len(boxes) for boxes in batch["objects"]["box"]] == [0, 1, 2]
     assert_same(batch["objects"]["box"][2], sample["objects"]["box"])
@@ -132,7 +134,9 @@ def test_the_error_of_a_batch_is_the_first_bad_records(name, is_pure, capfd):
             changed = [encode_example(change_value(draw, dict(record))) for record in decoded]
             rows = [records[0], changed[0], records[1], changed[1], records[2]]
             alone = [outcome(lambda row=row: parser.single(row)) for row in rows]
-            bad = next((number for number, found in enumerate(alone) if isinstance(found, tuple)), None)
+            bad = next(
+                (number for number, found in enumerate(alone) if isinstance(found, tuple)), None
+            )
             found = outcome(lambda rows=rows: batch_of(parser, rows))
             if bad is None:
                 assert_same(found, alone)
@@ -146,7 +150,10 @@ def test_the_error_of_a_batch_is_the_first_bad_records(name, is_pure, capfd):
 def test_records_that_hold_a_feature_in_different_ways():
     f = tfds.features
     tree = f.FeaturesDict(
-        {"rows": f.Sequence(f.Sequence(f.Scalar("int64"), length=2)), "opt": f.Tensor((2,), "int8", optional=True)}
+        {
+            "rows": f.Sequence(f.Sequence(f.Scalar("int64"), length=2)),
+            "opt": f.Tensor((2,), "int8", optional=True),
+        }
     )
     parser = TFDSParser(tree)
     records = [
@@ -155,13 +162,17 @@ def test_records_that_hold_a_feature_in_different_ways():
         encode_example({}),
     ]
     samples = batch_of(parser, records[:2])
-    assert collate([{"rows": sample["rows"]} for sample in samples])["rows"].to_list() == [[[1, 2], [3, 4]], [[7, 8]]]
+    assert collate([{"rows": sample["rows"]} for sample in samples])["rows"].to_list() == [
+        [[1, 2], [3, 4]],
+        [[7, 8]],
+    ]
     assert samples[0]["opt"].tolist() == [5, 6]
     assert samples[1]["opt"] is None
     assert [len(sample["rows"]) for sample in batch_of(parser, records)] == [2, 1, 0]
     wrong = encode_example({"rows/ragged_flat_values": [7, 8, 9], "rows/ragged_row_lengths_0": [2]})
     with pytest.raises(
-        TFRecordError, match=r"^record 1: feature 'rows' \(int64\): expected row lengths of level 0 that"
+        TFRecordError,
+        match=r"^record 1: feature 'rows' \(int64\): expected row lengths of level 0 that",
     ):
         batch_of(parser, [records[0], wrong, records[1]])
 
@@ -170,7 +181,9 @@ def test_boxes_of_records_with_and_without_an_image():
     f = tfds.features
     info = tfds.info(directory("drawings"))
     image = decode_example(load("drawings").raw(0))["image"]
-    tree = f.FeaturesDict({"image": info.features["image"], "box": f.BBoxFeature(), "pixels": f.BBoxFeature("XYXY")})
+    tree = f.FeaturesDict(
+        {"image": info.features["image"], "box": f.BBoxFeature(), "pixels": f.BBoxFeature("XYXY")}
+    )
     boxes = {"box": [0.25, 0.5, 0.75, 1.0], "pixels": [1.0, 2.0, 3.0, 4.0]}
     parser = TFDSParser(tree, ["box", "pixels"])
     records = [
@@ -180,7 +193,10 @@ def test_boxes_of_records_with_and_without_an_image():
     ]
     samples = batch_of(parser, records)
     assert [sample["box"].canvas_size for sample in samples] == [(10, 12), (1, 1), (1, 1)]
-    assert [sample["box"].tolist() for sample in samples] == [[[6, 2.5, 12, 7.5]], *[[[0.5, 0.25, 1, 0.75]]] * 2]
+    assert [sample["box"].tolist() for sample in samples] == [
+        [[6, 2.5, 12, 7.5]],
+        *[[[0.5, 0.25, 1, 0.75]]] * 2,
+    ]
     assert [type(sample["pixels"]) is torch.Tensor for sample in samples] == [False, True, True]
     assert_same(samples, [parser.single(record) for record in records])
 
@@ -199,7 +215,9 @@ def as_lists(value):
 
 
 def test_nested_features_of_steps(nested):
-    """As `tfds.load` reads them, which knows nothing of steps; there boxes in boxes stay as they are stored."""
+    """As `tfds.load` reads them, which knows nothing of steps; there boxes in boxes stay as they
+    are stored.
+    """
     whole, episodes = tfds.load(nested, index="memory"), tfds.RLDSEpisodes(nested, index="memory")
     ds = tfds.RLDSDataset(nested, index="memory")
     samples = iter([*ds.__getitems__(range(len(ds)))])

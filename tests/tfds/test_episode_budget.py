@@ -26,7 +26,10 @@ f = tfds.features
 
 def test_load():
     folder = directory("drawings")
-    size = max(sample["image"].nbytes for sample in tfds.load(folder, "train", features=["image"], index="memory"))
+    size = max(
+        sample["image"].nbytes
+        for sample in tfds.load(folder, "train", features=["image"], index="memory")
+    )
     small = tfds.load(folder, "train", features=["image"], index="memory", max_batch_bytes=5 * size)
     assert len(small.__getitems__([0, 1])) == 2
     text = rf"record \d+ at byte \d+: feature 'image'.* at most {5 * size} bytes"
@@ -50,7 +53,10 @@ def test_windows(episodes):
     batch = collate(ds.__getitems__([0, 1]))
     assert len(batch["action"]) == 2
     positions = list(range(len(ds)))
-    with pytest.raises(LimitExceededError, match=r"record \d+ at byte \d+: .*at most 200000 bytes \(max_batch_bytes\)"):
+    with pytest.raises(
+        LimitExceededError,
+        match=r"record \d+ at byte \d+: .*at most 200000 bytes \(max_batch_bytes\)",
+    ):
         ds.__getitems__(positions)
     with pytest.raises(LimitExceededError, match="at most 1000 bytes"):
         tfds.RLDSDataset(episodes, "train", max_batch_bytes=1000)[0]
@@ -92,7 +98,11 @@ ZEROS = np.zeros(COUNT, np.int64)
 ONE = np.eye(1, COUNT, COUNT - 1, dtype=np.int64)[0]  # one value in the last step
 X = "steps/observation/x"
 EMPTY_STEPS = {
-    "tensors": (f.Tensor((None,), "int32", encoding="bytes"), np.zeros(0, np.int32), {X: [b""] * COUNT}),
+    "tensors": (
+        f.Tensor((None,), "int32", encoding="bytes"),
+        np.zeros(0, np.int32),
+        {X: [b""] * COUNT},
+    ),
     "shaped tensors": (
         f.Tensor((None, None), "int16", encoding="bytes"),
         np.zeros((0, 0), np.int16),
@@ -121,7 +131,9 @@ def hostile(folder, kind):
     """A directory of one episode whose steps hold next to nothing."""
     spec, value, lists = EMPTY_STEPS[kind]
     features = {"steps": f.Dataset({"observation": {"x": spec}})}
-    tfds.write(folder, {"train": [{"steps": [{"observation": {"x": value}}]}]}, features, name="small")
+    tfds.write(
+        folder, {"train": [{"steps": [{"observation": {"x": value}}]}]}, features, name="small"
+    )
     [path] = folder.rglob("*.tfrecord*-of-*")
     with TFRecordWriter(path) as writer:
         writer.write(encode_example(lists))
@@ -132,7 +144,11 @@ def hostile(folder, kind):
 def walked(monkeypatch):
     """Each call that reads a step's value, or looks at a row of it."""
     calls = []
-    for owner, name in ((EncodedTensor, "decode_shaped"), (BytesElement, "decode"), (leaves, "split_lists")):
+    for owner, name in (
+        (EncodedTensor, "decode_shaped"),
+        (BytesElement, "decode"),
+        (leaves, "split_lists"),
+    ):
         own = getattr(owner, name)
         monkeypatch.setattr(owner, name, lambda *args, own=own: calls.append(own) or own(*args))
     return calls
@@ -147,10 +163,16 @@ def test_empty_steps_are_refused_before_they_are_walked(tmp_path, walked, kind, 
     with pure_python(is_pure):
         with pytest.raises(LimitExceededError, match=text):
             tfds.RLDSEpisodes(folder, "train", index="memory", max_batch_bytes=1_000_000)[0]
-        windows = tfds.RLDSDataset(folder, "train", index="memory", window_size=COUNT, max_batch_bytes=1_000_000)
+        windows = tfds.RLDSDataset(
+            folder, "train", index="memory", window_size=COUNT, max_batch_bytes=1_000_000
+        )
         with pytest.raises(LimitExceededError, match=text):
             windows[COUNT - 1]
-        if kind not in ("frames", "numbers", "text"):  # whose column needs no object for a step, or fails at once
+        if kind not in (
+            "frames",
+            "numbers",
+            "text",
+        ):  # whose column needs no object for a step, or fails at once
             with pytest.raises(LimitExceededError, match=text):
                 tfds.load(folder, "train", index="memory", max_batch_bytes=1_000_000)[0]
     assert len(walked) <= 2  # at most the one value
@@ -163,7 +185,8 @@ def test_the_first_bad_step_is_found_in_few_reads(tmp_path, monkeypatch):
     read, reads = LeafLists.values, []
     monkeypatch.setattr(LeafLists, "values", lambda *args: reads.append(args) or read(*args))
     with pytest.raises(
-        ImageDecodeError, match=rf"record 0 at byte 0: feature 'steps/observation/x', step {COUNT - 1}: .*got 8 byt"
+        ImageDecodeError,
+        match=rf"record 0 at byte 0: feature 'steps/observation/x', step {COUNT - 1}: .*got 8 byt",
     ):
         episodes[0]
     assert len(reads) < 50

@@ -83,7 +83,9 @@ def test_long_lists_are_frames(own):
 
 def change_features(own):
     features = json.loads((own / "features.json").read_text())
-    steps = features["featuresDict"]["features"]["steps"]["sequence"]["feature"]["featuresDict"]["features"]
+    steps = features["featuresDict"]["features"]["steps"]["sequence"]["feature"]["featuresDict"][
+        "features"
+    ]
     del steps["reward"]
     (own / "features.json").write_text(json.dumps(features))
 
@@ -128,7 +130,16 @@ def other_dtypes(own):
         path.write_bytes(safetensors.numpy.save(arrays, metadata=file.metadata()))
 
 
-STALE = [change_features, rewrite_data, cut_index, empty_index, flip_table, foreign_index, other_version, other_dtypes]
+STALE = [
+    change_features,
+    rewrite_data,
+    cut_index,
+    empty_index,
+    flip_table,
+    foreign_index,
+    other_version,
+    other_dtypes,
+]
 
 
 @pytest.mark.parametrize("change", STALE)
@@ -166,7 +177,9 @@ def test_a_table_that_changes_while_it_is_used(own):
         file.write(content)
     with pytest.raises(IndexMismatchError) as caught:
         ds[10]
-    assert str(caught.value).startswith(str(own / "drawn-train.tfrecord-00001-of-00002") + ": record 0 at byte 0: ")
+    assert str(caught.value).startswith(
+        str(own / "drawn-train.tfrecord-00001-of-00002") + ": record 0 at byte 0: "
+    )
     assert "expected a table with checksum" in str(caught.value)
 
 

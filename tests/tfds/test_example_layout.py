@@ -19,10 +19,16 @@ from torch_tfrecord.tfds.example_layout import (
     value_starts,
 )
 
-INTEGERS = st.lists(st.integers(-(2**63), 2**63 - 1), max_size=40).map(lambda values: np.array(values, np.int64))
-NUMBERS = st.lists(st.floats(width=32, allow_nan=False), max_size=40).map(lambda values: np.array(values, np.float32))
+INTEGERS = st.lists(st.integers(-(2**63), 2**63 - 1), max_size=40).map(
+    lambda values: np.array(values, np.int64)
+)
+NUMBERS = st.lists(st.floats(width=32, allow_nan=False), max_size=40).map(
+    lambda values: np.array(values, np.float32)
+)
 STRINGS = st.lists(
-    st.one_of(st.binary(max_size=6), st.just(b"x" * 200), st.just(b"y" * 20_000)), min_size=1, max_size=9
+    st.one_of(st.binary(max_size=6), st.just(b"x" * 200), st.just(b"y" * 20_000)),
+    min_size=1,
+    max_size=9,
 )
 EXAMPLES = st.dictionaries(st.text(max_size=20), st.one_of(INTEGERS, NUMBERS, STRINGS), max_size=6)
 
@@ -38,7 +44,10 @@ def values_at(payload, place):
     if place.kind == BYTES:
         lengths = np.array(place.lengths, np.int64)
         starts = value_starts(place.start, lengths, value_head_bytes(lengths)).tolist()
-        values = [payload[start : start + length] for start, length in zip(starts, place.lengths, strict=True)]
+        values = [
+            payload[start : start + length]
+            for start, length in zip(starts, place.lengths, strict=True)
+        ]
         assert split_values(content) == values
         return values
     return np.frombuffer(content, "<f4") if place.kind == FLOATS else decode_integers(content)

@@ -24,14 +24,20 @@ def drawn(tmp_path_factory):
 
 
 def goals_of(samples):
-    return {(sample["_traj_index"], sample["_frame_index"]): sample["task"]["timestep"] for sample in samples}
+    return {
+        (sample["_traj_index"], sample["_frame_index"]): sample["task"]["timestep"]
+        for sample in samples
+    }
 
 
 def drawn_goals(batches):
     found = {}
     for batch in batches:
         columns = (batch["_traj_index"], batch["_frame_index"], batch["task"]["timestep"])
-        found |= {(number, at): goal for number, at, goal in zip(*(each.tolist() for each in columns), strict=True)}
+        found |= {
+            (number, at): goal
+            for number, at, goal in zip(*(each.tolist() for each in columns), strict=True)
+        }
     return found
 
 
@@ -58,8 +64,12 @@ def test_batches_have_the_goals_of_their_samples(drawn):
     batch, samples = collate(ds.__getitems__(positions)), [ds[position] for position in positions]
     assert batch["task"]["timestep"].tolist() == [sample["task"]["timestep"] for sample in samples]
     for name in ("image", "wrist_image", "state"):
-        assert torch.equal(batch["task"][name], torch.stack([sample["task"][name] for sample in samples]))
-    assert batch["task"]["language_instruction"] == [sample["task"]["language_instruction"] for sample in samples]
+        assert torch.equal(
+            batch["task"][name], torch.stack([sample["task"][name] for sample in samples])
+        )
+    assert batch["task"]["language_instruction"] == [
+        sample["task"]["language_instruction"] for sample in samples
+    ]
 
 
 @pytest.mark.parametrize(("least", "most"), [(0, None), (1, None), (0, 3), (2, 2), (1, 4)])
@@ -106,17 +116,22 @@ def test_seed_epoch_and_step_decide(drawn):
     assert inner == {place: goal for place, goal in first.items() if place in inner}
     ds = RLDSDataset(drawn, goals=UniformGoals(), decode_images=False)[7:30:3]
     ds.set_epoch(0)
-    assert goals_of(map(ds.__getitem__, range(len(ds)))) == {STEPS[at]: first[STEPS[at]] for at in range(7, 30, 3)}
+    assert goals_of(map(ds.__getitem__, range(len(ds)))) == {
+        STEPS[at]: first[STEPS[at]] for at in range(7, 30, 3)
+    }
 
 
 def test_workers_threads_and_ranks_draw_the_same(drawn):
     ds = RLDSDataset(drawn, goals=UniformGoals(seed=9), decode_images=False)
     loaders = [
-        make_dataloader(ds, batch_size=7, seed=1, num_workers=num_workers, drop_last=False) for num_workers in (0, 2)
+        make_dataloader(ds, batch_size=7, seed=1, num_workers=num_workers, drop_last=False)
+        for num_workers in (0, 2)
     ]
     sampler = RecordSampler(ds, seed=1)
     loaders.append(DataLoader(ds, batch_size=5, sampler=sampler, num_workers=2, collate_fn=collate))
-    loaders.append(ReadAheadLoader(ds, batch_size=5, sampler=RecordSampler(ds, seed=1), num_threads=2))
+    loaders.append(
+        ReadAheadLoader(ds, batch_size=5, sampler=RecordSampler(ds, seed=1), num_threads=2)
+    )
     epochs = [drawn_goals(loaders[0]) for _ in range(2)]
     assert epochs[0] != epochs[1]
     assert [drawn_goals(loaders[1]) for _ in range(2)] == epochs
@@ -124,7 +139,12 @@ def test_workers_threads_and_ranks_draw_the_same(drawn):
         loader.sampler.set_epoch(1)
         assert drawn_goals(loader) == epochs[1]
     ranks = [
-        DataLoader(ds, batch_size=5, sampler=RecordSampler(ds, seed=1, rank=rank, world_size=2), collate_fn=collate)
+        DataLoader(
+            ds,
+            batch_size=5,
+            sampler=RecordSampler(ds, seed=1, rank=rank, world_size=2),
+            collate_fn=collate,
+        )
         for rank in range(2)
     ]
     assert drawn_goals(ranks[0]) | drawn_goals(ranks[1]) == epochs[0]
@@ -143,7 +163,9 @@ def test_a_plain_loader_draws_anew_by_torchs_seed(drawn):
 def test_persistent_workers_and_copies_follow_set_epoch(drawn):
     ds = RLDSDataset(drawn, goals=UniformGoals(), decode_images=False)
     ds.set_epoch(0)
-    loader = DataLoader(ds, batch_size=10, num_workers=1, persistent_workers=True, collate_fn=collate)
+    loader = DataLoader(
+        ds, batch_size=10, num_workers=1, persistent_workers=True, collate_fn=collate
+    )
     first = drawn_goals(loader)
     assert first == drawn_goals(loader)
     ds.set_epoch(1)
@@ -157,7 +179,9 @@ def test_a_mixture_draws_anew_in_each_pass(drawn):
     ds = RLDSDataset(drawn, goals=UniformGoals(), decode_images=False)
     mixture = Mixture([ds, ds], stop="never", num_samples=4 * len(ds), shuffle=False)
     mixture.set_epoch(0)
-    both = [mixture[position] for position in range(len(mixture)) if mixture.locate(position)[0] == 0]
+    both = [
+        mixture[position] for position in range(len(mixture)) if mixture.locate(position)[0] == 0
+    ]
     passes = [goals_of(both[: len(ds)]), goals_of(both[len(ds) : 2 * len(ds)])]
     for epoch, expected in enumerate(passes):
         ds.set_epoch(epoch)
@@ -167,8 +191,14 @@ def test_a_mixture_draws_anew_in_each_pass(drawn):
 def test_only_the_goals_frame_is_read(drawn, monkeypatch):
     read = []
     real = Frames.read
-    monkeypatch.setattr(Frames, "read", lambda self, first, stop: read.append((first, stop)) or real(self, first, stop))
-    ds = RLDSDataset(drawn, goals=UniformGoals(min_distance=1), features=["steps/observation/image"])
+    monkeypatch.setattr(
+        Frames,
+        "read",
+        lambda self, first, stop: read.append((first, stop)) or real(self, first, stop),
+    )
+    ds = RLDSDataset(
+        drawn, goals=UniformGoals(min_distance=1), features=["steps/observation/image"]
+    )
     ds.set_epoch(0)
     sample = ds[8]
     goal = sample["task"]["timestep"]
@@ -186,13 +216,17 @@ def test_observations_that_are_no_dict_and_transforms(drawn):
     assert torch.equal(sample["task"]["observation"], state(2, sample["task"]["timestep"]))
     batch = collate(ds.__getitems__([10, 11]))
     assert torch.equal(batch["task"]["observation"][0], sample["task"]["observation"])
-    ds = RLDSDataset(drawn, goals=UniformGoals(), step_transform=lambda sample: sample["task"]["timestep"])
+    ds = RLDSDataset(
+        drawn, goals=UniformGoals(), step_transform=lambda sample: sample["task"]["timestep"]
+    )
     ds.set_epoch(2)
     assert ds[10] == sample["task"]["timestep"] == next(iter(ds.__getitems__([10])))
 
 
 def test_errors(drawn):
-    with pytest.raises(TypeError, match=r"goals must be a tfds\.UniformGoals or None, got 'uniform'"):
+    with pytest.raises(
+        TypeError, match=r"goals must be a tfds\.UniformGoals or None, got 'uniform'"
+    ):
         RLDSDataset(drawn, goals="uniform")
     with pytest.raises(ValueError, match="min_distance must be an integer of at least 0, got -1"):
         UniformGoals(-1)

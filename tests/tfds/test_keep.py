@@ -1,4 +1,5 @@
-"""Kept ranges of steps: which positions there are, that windows stay, and what is said of wrong ranges and keys.
+"""Kept ranges of steps: which positions there are, that windows stay, and what is said of wrong
+ranges and keys.
 
 Covers tfds/step_ranges.
 """
@@ -12,10 +13,19 @@ import torch
 from rlds_episodes import FEATURES, LENGTHS, action, pixels, state, write_episodes
 from torch.utils.data import DataLoader
 
-from torch_tfrecord import Mixture, ParseError, ReadAheadLoader, RecordBatchSampler, collate, make_dataloader, tfds
+from torch_tfrecord import (
+    Mixture,
+    ParseError,
+    ReadAheadLoader,
+    RecordBatchSampler,
+    collate,
+    make_dataloader,
+    tfds,
+)
 from torch_tfrecord.tfds import RLDSDataset, dataset_statistics
 
-# openpi's form: ranges may overlap, be empty, go past the episode or be out of order; episodes 1 and 3 are left out.
+# openpi's form: ranges may overlap, be empty, go past the episode or be out of order; episodes 1
+# and 3 are left out.
 KEEP = {
     "episode 0": [[3, 100], [0, 1]],
     "episode 2": [[10, 12], [11, 13], [30, 30], [38, 41], [7, 5]],
@@ -45,11 +55,20 @@ def test_positions_are_the_kept_steps_and_windows_are_whole(drawn):
         ds[8]
     for sample, (number, at) in zip(ds, KEPT, strict=True):
         seen = [max(at + past, 0) for past in (-2, -1, 0)]
-        assert sample["observation"]["state"].tolist() == torch.stack([state(number, each) for each in seen]).tolist()
-        assert torch.equal(sample["observation"]["image"], torch.stack([pixels(number, each) for each in seen]))
+        assert (
+            sample["observation"]["state"].tolist()
+            == torch.stack([state(number, each) for each in seen]).tolist()
+        )
+        assert torch.equal(
+            sample["observation"]["image"], torch.stack([pixels(number, each) for each in seen])
+        )
         done = [at, min(at + 1, LENGTHS[number] - 1)]
         assert torch.equal(sample["action"], torch.stack([action(number, each) for each in done]))
-        assert (sample["_traj_index"], sample["_frame_index"], sample["_len"]) == (number, at, LENGTHS[number])
+        assert (sample["_traj_index"], sample["_frame_index"], sample["_len"]) == (
+            number,
+            at,
+            LENGTHS[number],
+        )
 
 
 def test_a_file_is_as_its_dict(drawn, tmp_path):
@@ -67,16 +86,22 @@ def test_without_padding_a_kept_step_needs_its_window(drawn):
     ]
 
 
-@pytest.mark.parametrize("loader", ["torch", "collate", "threads", "make_dataloader", "make_dataloader, 2 workers"])
+@pytest.mark.parametrize(
+    "loader", ["torch", "collate", "threads", "make_dataloader", "make_dataloader, 2 workers"]
+)
 def test_every_way_to_load(drawn, loader):
     ds = RLDSDataset(drawn, keep=KEEP, keep_key=NAME, decode_images=["wrist_image"])
     if loader == "threads":
         batches = ReadAheadLoader(ds, batch_size=3, num_threads=2)
     elif loader.startswith("make"):
         num_workers = 2 if "2" in loader else 0
-        batches = make_dataloader(ds, batch_size=3, shuffle=False, num_workers=num_workers, drop_last=False)
+        batches = make_dataloader(
+            ds, batch_size=3, shuffle=False, num_workers=num_workers, drop_last=False
+        )
     else:
-        batches = DataLoader(ds, batch_size=3, num_workers=2, collate_fn=collate if loader == "collate" else None)
+        batches = DataLoader(
+            ds, batch_size=3, num_workers=2, collate_fn=collate if loader == "collate" else None
+        )
     found = []
     for batch in batches:
         found += places(batch)
@@ -86,7 +111,8 @@ def test_every_way_to_load(drawn, loader):
 
 
 def test_splits_slices_and_pickles(drawn):
-    ds = RLDSDataset(drawn, "train[2:]", keep=KEEP, keep_key=NAME)  # episodes count from the split's first
+    # episodes count from the split's first
+    ds = RLDSDataset(drawn, "train[2:]", keep=KEEP, keep_key=NAME)
     assert [ds.locate(position) for position in range(len(ds))] == [
         (number - 2, at) for number, at in KEPT if number == 2
     ]
@@ -99,7 +125,11 @@ def test_splits_slices_and_pickles(drawn):
 def test_ranks_share_the_kept_steps_and_a_run_resumes(drawn):
     ds = RLDSDataset(drawn, keep=KEEP, keep_key=NAME, features=["steps/action"])
     ranks = [
-        [ds.locate(at) for batch in RecordBatchSampler(ds, 2, seed=1, rank=rank, world_size=2) for at in batch]
+        [
+            ds.locate(at)
+            for batch in RecordBatchSampler(ds, 2, seed=1, rank=rank, world_size=2)
+            for at in batch
+        ]
         for rank in range(2)
     ]
     assert sorted(ranks[0] + ranks[1]) == KEPT
@@ -115,7 +145,10 @@ def test_ranks_share_the_kept_steps_and_a_run_resumes(drawn):
 def test_a_mixture_counts_kept_steps(drawn):
     kept = RLDSDataset(drawn, keep=KEEP, keep_key=NAME)
     mixture = Mixture(
-        {"kept": kept, "all": RLDSDataset(drawn)}, balance_weights=True, stop="all_exhausted", shuffle=False
+        {"kept": kept, "all": RLDSDataset(drawn)},
+        balance_weights=True,
+        stop="all_exhausted",
+        shuffle=False,
     )
     found = [sample["_frame_index"] for sample in map(mixture.__getitem__, range(len(mixture)))]
     from_kept = [at for number, at in enumerate(found) if mixture.locate(number)[0] == 0]
@@ -123,13 +156,18 @@ def test_a_mixture_counts_kept_steps(drawn):
 
 
 def test_ranges_that_hold_whole_chunks(drawn):
-    """As Cosmos does (DROIDLeRobotDataset._append_index_records): steps from `first` to below `end - chunk`."""
+    """As Cosmos does (DROIDLeRobotDataset._append_index_records): steps from `first` to below `end
+    - chunk`.
+    """
     chunk = 3
     kept = {"episode 0": [[0, 5]], "episode 2": [[4, 9], [20, 22], [30, 40]]}
     shorter = {key: [[first, end - chunk] for first, end in ranges] for key, ranges in kept.items()}
     ds = RLDSDataset(drawn, keep=shorter, keep_key=NAME, action_horizon=chunk)
     expected = [
-        (int(key[-1]), at) for key, ranges in kept.items() for first, end in ranges for at in range(first, end - chunk)
+        (int(key[-1]), at)
+        for key, ranges in kept.items()
+        for first, end in ranges
+        for at in range(first, end - chunk)
     ]
     assert [ds.locate(position) for position in range(len(ds))] == expected
     assert all(sample["action_pad_mask"].all() for sample in ds)
@@ -152,10 +190,14 @@ def test_the_default_key_is_that_of_droid(tmp_path):
     f = tfds.features
     metadata = {"recording_folderpath": f.Text(), "file_path": f.Tensor((), "string")}
     directory = write_episodes(
-        tmp_path / "droid" / "1.0.1", features=FEATURES | {"episode_metadata": metadata}, change=droid
+        tmp_path / "droid" / "1.0.1",
+        features=FEATURES | {"episode_metadata": metadata},
+        change=droid,
     )
     ds = RLDSDataset(
-        directory, keep={"gs://raw/episode/3/MP4--gs://raw/episode/3.h5": [[1, 3]]}, features=["steps/action"]
+        directory,
+        keep={"gs://raw/episode/3/MP4--gs://raw/episode/3.h5": [[1, 3]]},
+        features=["steps/action"],
     )
     assert [ds.locate(position) for position in range(len(ds))] == [(3, 1), (3, 2)]
 
@@ -165,9 +207,14 @@ def test_keys_from_a_function(drawn):
 
     def key(metadata):
         asked.append(metadata)
-        return metadata["episode_metadata"]["name"] if metadata["episode_metadata"]["success"] else None
+        return (
+            metadata["episode_metadata"]["name"]
+            if metadata["episode_metadata"]["success"]
+            else None
+        )
 
-    ds = RLDSDataset(drawn, keep=KEEP | {"episode 1": [[0, 1]]}, keep_key=key)  # 1 and 3 were no success
+    # 1 and 3 were no success
+    ds = RLDSDataset(drawn, keep=KEEP | {"episode 1": [[0, 1]]}, keep_key=key)
     assert [ds.locate(position) for position in range(len(ds))] == KEPT
     assert [each["_traj_index"] for each in asked] == [0, 1, 2, 3]
 
@@ -179,7 +226,9 @@ def test_the_number_of_an_episode_is_a_key_that_reads_nothing(drawn, monkeypatch
 
 
 def test_values_that_are_not_text_are_written_as_python_does(drawn):
-    ds = RLDSDataset(drawn, keep={"False {2}": [[0, 1]]}, keep_key="{episode_metadata/success} {{2}}")
+    ds = RLDSDataset(
+        drawn, keep={"False {2}": [[0, 1]]}, keep_key="{episode_metadata/success} {{2}}"
+    )
     assert [ds.locate(position) for position in range(len(ds))] == [(1, 0), (3, 0)]
 
 
@@ -198,36 +247,50 @@ def test_no_episode_is_found(drawn, tmp_path):
 
 @pytest.mark.parametrize("ranges", [3, [1, 2], [[1, 2, 3]], [[0, 2.5]], [[True, 2]], "ab"])
 def test_what_are_no_ranges(drawn, tmp_path, ranges):
-    with pytest.raises(ValueError, match=r"keep: 'episode 2': expected a list of \[first step, end\], got "):
+    with pytest.raises(
+        ValueError, match=r"keep: 'episode 2': expected a list of \[first step, end\], got "
+    ):
         RLDSDataset(drawn, keep={"episode 2": ranges}, keep_key=NAME)
     path = tmp_path / "keep.json"
     path.write_text(json.dumps({"episode 2": ranges}))
-    with pytest.raises(ParseError, match=r"keep\.json: 'episode 2': expected a list of \[first step, end\], got "):
+    with pytest.raises(
+        ParseError, match=r"keep\.json: 'episode 2': expected a list of \[first step, end\], got "
+    ):
         RLDSDataset(drawn, keep=path, keep_key=NAME)
 
 
 def test_files_that_hold_no_dict(drawn, tmp_path):
     path = tmp_path / "keep.json"
     path.write_text("[[0, 1]]")
-    with pytest.raises(ParseError, match=r"keep\.json: expected a dict of ranges for each episode's key, got list"):
+    with pytest.raises(
+        ParseError, match=r"keep\.json: expected a dict of ranges for each episode's key, got list"
+    ):
         RLDSDataset(drawn, keep=path)
     path.write_text("{")
     with pytest.raises(ParseError, match=r"keep\.json: expected JSON"):
         RLDSDataset(drawn, keep=path)
     with pytest.raises(FileNotFoundError, match=r"none\.json"):
         RLDSDataset(drawn, keep=tmp_path / "none.json")
-    with pytest.raises(ValueError, match="keep: expected a dict of ranges for each episode's key, got list"):
+    with pytest.raises(
+        ValueError, match="keep: expected a dict of ranges for each episode's key, got list"
+    ):
         RLDSDataset(drawn, keep=[[0, 1]])
 
 
 def test_wrong_keys(drawn):
-    with pytest.raises(KeyError, match="keep_key: no feature 'episode_metadata/recording_folderpath' in the episodes'"):
+    with pytest.raises(
+        KeyError,
+        match="keep_key: no feature 'episode_metadata/recording_folderpath' in the episodes'",
+    ):
         RLDSDataset(drawn, keep=KEEP)
     with pytest.raises(
-        KeyError, match=r"keep_key: no feature 'steps/action' .*there are _traj_index, episode_metadata/n"
+        KeyError,
+        match=r"keep_key: no feature 'steps/action' .*there are _traj_index, episode_metadata/n",
     ):
         RLDSDataset(drawn, keep=KEEP, keep_key="{steps/action}")
-    with pytest.raises(ValueError, match=r"keep_key must be text with features in braces, got '\{a'"):
+    with pytest.raises(
+        ValueError, match=r"keep_key must be text with features in braces, got '\{a'"
+    ):
         RLDSDataset(drawn, keep=KEEP, keep_key="{a")
     with pytest.raises(TypeError, match="keep_key must be text or a function, got 3"):
         RLDSDataset(drawn, keep=KEEP, keep_key=3)
@@ -244,7 +307,11 @@ def test_statistics_of_kept_steps(drawn, tmp_path):
     for _ in range(2):  # computed, and from the cache
         found = dataset_statistics(drawn, **options)
         assert (found["num_transitions"], found["num_trajectories"]) == (len(KEPT), 2)
-        for name, expected in {"mean": rows.mean(0), "max": rows.max(0), "q01": np.quantile(rows, 0.01, 0)}.items():
+        for name, expected in {
+            "mean": rows.mean(0),
+            "max": rows.max(0),
+            "q01": np.quantile(rows, 0.01, 0),
+        }.items():
             np.testing.assert_allclose(found["action"][name], expected, rtol=1e-12, atol=1e-12)
         assert found["proprio"]["max"] == [239.0, -1.0]
     other = dataset_statistics(drawn, **options | {"keep": KEEP | {"episode 0": [[2, 5]]}})

@@ -1,7 +1,8 @@
-"""RLDS to LeRobot: what LeRobot's own writer makes of the same episodes, read by its own reader where it is installed.
+"""RLDS to LeRobot: what LeRobot's own writer makes of the same episodes, read by its own reader
+where it is installed.
 
-Covers tfds/lerobot_camera, tfds/lerobot_export, tfds/lerobot_features, tfds/lerobot_files, tfds/lerobot_group,
-tfds/lerobot_workers.
+Covers index_tools/lerobot_camera, index_tools/lerobot_export, index_tools/lerobot_features,
+index_tools/lerobot_files, index_tools/lerobot_group, index_tools/lerobot_workers.
 """
 
 import gzip
@@ -19,10 +20,10 @@ import numpy as np
 import pytest
 from rlds_episodes import write_episodes
 
+from index_tools import lerobot_export, lerobot_workers
+from index_tools.lerobot_features import choose_features
 from torch_tfrecord import decode_image, encode_image, tfds
 from torch_tfrecord.errors import ImageDecodeError, ParseError
-from torch_tfrecord.tfds import lerobot_export, lerobot_workers
-from torch_tfrecord.tfds.lerobot_features import choose_features
 
 pq = pytest.importorskip("pyarrow.parquet")
 
@@ -39,7 +40,9 @@ def load_oracle():
 
 
 oracle = load_oracle()
-FRAMES = [(episode, step) for episode, length in enumerate(oracle.LENGTHS) for step in range(length)]
+FRAMES = [
+    (episode, step) for episode, length in enumerate(oracle.LENGTHS) for step in range(length)
+]
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +73,8 @@ STEPS = {
 def make_step(episode, step):
     values = {name.split(".")[-1]: oracle.numbers(name, episode, step) for name in oracle.NUMBERS}
     pictures = {
-        name: encode_image(oracle.frame(name, episode, step).transpose(2, 0, 1), "png") for name in oracle.SIZES
+        name: encode_image(oracle.frame(name, episode, step).transpose(2, 0, 1), "png")
+        for name in oracle.SIZES
     }
     depth = encode_image(np.full((1, 32, 32), step, np.uint16), "png")
     return {
@@ -93,14 +97,19 @@ def make_step(episode, step):
 def directory(tmp_path_factory):
     directory = tmp_path_factory.mktemp("rlds") / "drawn" / "1.0.0"
     episodes = [
-        {"steps": [make_step(episode, step) for step in range(length)]} for episode, length in enumerate(oracle.LENGTHS)
+        {"steps": [make_step(episode, step) for step in range(length)]}
+        for episode, length in enumerate(oracle.LENGTHS)
     ]
-    tfds.write(directory, {"train": episodes}, {"steps": f.Dataset(STEPS)}, name="drawn", num_shards=2)
+    tfds.write(
+        directory, {"train": episodes}, {"steps": f.Dataset(STEPS)}, name="drawn", num_shards=2
+    )
     return directory
 
 
 def export(directory, out, **options):
-    return tfds.rlds_to_lerobot(directory, out, **{"fps": 10, "robot_type": "drawn", "num_workers": 2, **options})
+    return tfds.rlds_to_lerobot(
+        directory, out, **{"fps": 10, "robot_type": "drawn", "num_workers": 2, **options}
+    )
 
 
 @pytest.fixture(scope="module", params=["image", "video"])
@@ -114,7 +123,11 @@ def exported(request, directory, tmp_path_factory):
 
 def read_tables(out, folder):
     """Every row of the tables of a folder, in the order in which LeRobot reads the files."""
-    return [row for path in sorted((out / folder).glob("*/*.parquet")) for row in pq.read_table(path).to_pylist()]
+    return [
+        row
+        for path in sorted((out / folder).glob("*/*.parquet"))
+        for row in pq.read_table(path).to_pylist()
+    ]
 
 
 def test_what_is_exported(exported):
@@ -157,12 +170,18 @@ def test_episodes_as_lerobots_writer(exported, expected):
     for number, (row, other) in enumerate(zip(rows, wanted, strict=True)):
         assert row.keys() == other.keys()
         assert {type(value) for value in row.values()} == {type(value) for value in other.values()}
-        is_place = {name for name in row if name.endswith(("chunk_index", "file_index", "_timestamp"))}
+        is_place = {
+            name for name in row if name.endswith(("chunk_index", "file_index", "_timestamp"))
+        }
         is_statistic = {name for name in row if name.startswith("stats/")}
         others = row.keys() - is_place - is_statistic
         assert {name: row[name] for name in others} == {name: other[name] for name in others}
-        same_statistics({name: row[name] for name in is_statistic}, {name: other[name] for name in is_statistic})
-        assert row["data/file_index"] == row["meta/episodes/file_index"] == number  # a group of its own
+        same_statistics(
+            {name: row[name] for name in is_statistic}, {name: other[name] for name in is_statistic}
+        )
+        assert (
+            row["data/file_index"] == row["meta/episodes/file_index"] == number
+        )  # a group of its own
 
 
 def test_rows_as_lerobots_writer(exported, expected):
@@ -172,10 +191,14 @@ def test_rows_as_lerobots_writer(exported, expected):
         assert {name: row[name] for name in other} == other
     schema = pq.read_schema(out / "data/chunk-000/file-000.parquet")
     kinds = {field.name: str(field.type).replace("element: ", "item: ") for field in schema}
-    assert kinds == {name: kind.replace("element: ", "item: ") for name, kind in expected[mode]["schema"].items()}
+    assert kinds == {
+        name: kind.replace("element: ", "item: ") for name, kind in expected[mode]["schema"].items()
+    }
     kind = schema.field("observation.pose").metadata[b"ARROW:extension:name"]
     assert kind == b"datasets.features.features.Array2DExtensionType"
-    assert json.loads(schema.metadata[b"huggingface"])["info"] == expected[mode]["described"]["info"]
+    assert (
+        json.loads(schema.metadata[b"huggingface"])["info"] == expected[mode]["described"]["info"]
+    )
 
 
 def true_frames(camera):
@@ -199,8 +222,13 @@ def our_frames(out, camera, mode):
 
     name, frames = f"videos/observation.images.{camera}", []
     for row in read_tables(out, "meta/episodes"):
-        with av.open(str(out / name / f"chunk-000/file-{row[f'{name}/file_index']:03d}.mp4")) as container:
-            stored = {round(float(frame.time) * 10): frame.to_ndarray(format="rgb24") for frame in container.decode()}
+        with av.open(
+            str(out / name / f"chunk-000/file-{row[f'{name}/file_index']:03d}.mp4")
+        ) as container:
+            stored = {
+                round(float(frame.time) * 10): frame.to_ndarray(format="rgb24")
+                for frame in container.decode()
+            }
         first = round(row[f"{name}/from_timestamp"] * 10)
         assert round(row[f"{name}/to_timestamp"] * 10) == first + row["length"] <= len(stored)
         frames += [stored[first + step] for step in range(row["length"])]
@@ -222,11 +250,18 @@ def test_frames(exported, camera):
 def test_lerobots_reader(exported, tmp_path):
     out, _, mode = exported
     arguments = ["read", str(out), str(tmp_path / "read.npz")]
-    subprocess.run([LEROBOT_PYTHON, DATA / "oracle.py", *arguments], check=True, timeout=300, env=plain_environment())
+    subprocess.run(
+        [LEROBOT_PYTHON, DATA / "oracle.py", *arguments],
+        check=True,
+        timeout=300,
+        env=plain_environment(),
+    )
     found = np.load(tmp_path / "read.npz")
     for name, (dtype, shape) in oracle.NUMBERS.items():
         values = np.stack([oracle.numbers(name, episode, step) for episode, step in FRAMES])
-        assert found[name].dtype == ("float32" if dtype == "float64" else dtype)  # as its reader makes it
+        assert found[name].dtype == (
+            "float32" if dtype == "float64" else dtype
+        )  # as its reader makes it
         np.testing.assert_array_equal(found[name], values[:, 0] if shape == (1,) else values)
     assert found["note"].tolist() == [oracle.note(episode, step) for episode, step in FRAMES]
     assert found["task"].tolist() == [oracle.task(episode) for episode, _ in FRAMES]
@@ -241,18 +276,24 @@ def test_lerobots_reader(exported, tmp_path):
 
 
 def plain_environment():
-    return {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {"HF_HUB_OFFLINE": "1"}
+    return {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {
+        "HF_HUB_OFFLINE": "1"
+    }
 
 
 # Interrupted, and called again.
 
 
 def contents(out):
-    return {str(path.relative_to(out)): path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    return {
+        str(path.relative_to(out)): path.read_bytes() for path in out.rglob("*") if path.is_file()
+    }
 
 
 def interrupted(directory, out, monkeypatch, lost=(1,), **options):
-    """An export that ended before it was finished, without these groups; one of them with a torn file."""
+    """An export that ended before it was finished, without these groups; one of them with a torn
+    file.
+    """
 
     def stop(*_):
         raise KeyboardInterrupt
@@ -305,7 +346,9 @@ def test_another_export_in_the_folder(directory, tmp_path, monkeypatch, options,
 
 def test_other_data_in_the_folder(directory, tmp_path, monkeypatch):
     interrupted(directory, tmp_path / "out", monkeypatch)
-    with pytest.raises(FileExistsError, match="an unfinished export of the same data, episodes, got another one"):
+    with pytest.raises(
+        FileExistsError, match="an unfinished export of the same data, episodes, got another one"
+    ):
         export(directory, tmp_path / "out", split="train[:2]", images="image")
 
 
@@ -409,17 +452,34 @@ def test_features_by_other_names():
             "reward": None,
         }
     )
-    assert found["observation.state"] == ("float32", (6,), ("observation/pose", "observation/state"))
+    assert found["observation.state"] == (
+        "float32",
+        (6,),
+        ("observation/pose", "observation/state"),
+    )
     assert found["observation.images.top"] == ("video", (0, 0, 3), ("observation/image",))
     assert found["mixed"] == ("float32", (5,), ("count", "level"))
-    assert not {"count", "level", "reward", "observation.images.wrist", "observation.pose"} & found.keys()
-    assert left_out == ["observation/wrist", "observation/depth", "observation/words", "reward", "timestamp"]
+    assert (
+        not {"count", "level", "reward", "observation.images.wrist", "observation.pose"}
+        & found.keys()
+    )
+    assert left_out == [
+        "observation/wrist",
+        "observation/depth",
+        "observation/words",
+        "reward",
+        "timestamp",
+    ]
 
 
 def test_a_dict_of_actions_is_one_action():
     steps = {
         "action": {"world": f.Tensor((3,), "float32"), "grip": f.Scalar("float32")},
-        "observation": {"proprio": f.Tensor((2,), "float32"), "state": f.Tensor((4,), "float32"), "name": f.Text()},
+        "observation": {
+            "proprio": f.Tensor((2,), "float32"),
+            "state": f.Tensor((4,), "float32"),
+            "name": f.Text(),
+        },
         "natural_language_instruction": f.Text(),
         "raw": f.Tensor((), "string"),
         "label": f.ClassLabel(num_classes=3),
@@ -438,11 +498,23 @@ def test_a_dict_of_actions_is_one_action():
 @pytest.mark.parametrize(
     ("features", "text"),
     [
-        ({"task": "note"}, "features: 'task' cannot be the name of a feature: LeRobot uses it, or it has a '/'"),
-        ({"a/b": "note"}, "features: 'a/b' cannot be the name of a feature: LeRobot uses it, or it has a '/'"),
+        (
+            {"task": "note"},
+            "features: 'task' cannot be the name of a feature: LeRobot uses it, or it has a '/'",
+        ),
+        (
+            {"a/b": "note"},
+            "features: 'a/b' cannot be the name of a feature: LeRobot uses it, or it has a '/'",
+        ),
         ({"a": []}, "features: 'a' must have at least one path"),
-        ({"a": ["note", "count"]}, "features: 'a': only numbers can be concatenated, got note, count"),
-        ({"a": "observation/depth"}, "features: 'a': no feature 'observation/depth' in the steps that LeRobot can"),
+        (
+            {"a": ["note", "count"]},
+            "features: 'a': only numbers can be concatenated, got note, count",
+        ),
+        (
+            {"a": "observation/depth"},
+            "features: 'a': no feature 'observation/depth' in the steps that LeRobot can",
+        ),
     ],
 )
 def test_features_that_cannot_be(features, text):
@@ -456,9 +528,16 @@ def test_features_that_cannot_be(features, text):
 
 def write_cameras(directory, frames, feature):
     """One episode for each list of encoded frames."""
-    tree = {"steps": f.Dataset({"observation": {"image": feature}, "action": f.Tensor((1,), "float32")})}
+    tree = {
+        "steps": f.Dataset({"observation": {"image": feature}, "action": f.Tensor((1,), "float32")})
+    }
     episodes = [
-        {"steps": [{"observation": {"image": data}, "action": np.zeros(1, np.float32)} for data in episode]}
+        {
+            "steps": [
+                {"observation": {"image": data}, "action": np.zeros(1, np.float32)}
+                for data in episode
+            ]
+        }
         for episode in frames
     ]
     tfds.write(directory, {"train": episodes}, tree, name="drawn", num_shards=1)
@@ -466,21 +545,38 @@ def write_cameras(directory, frames, feature):
 
 
 def picture(height=16, width=16, channels=3, format="png"):
-    pixels = np.arange(height * width * channels, dtype=np.int64).reshape(channels, height, width) % 251
+    pixels = (
+        np.arange(height * width * channels, dtype=np.int64).reshape(channels, height, width) % 251
+    )
     return encode_image(pixels.astype(np.uint8), format)
 
 
 def test_images_keep_their_bytes_where_every_program_reads_the_same_pixels(tmp_path):
-    frames = [picture(format="jpeg"), picture(), picture(channels=1, format="jpeg"), picture(channels=4)]
+    frames = [
+        picture(format="jpeg"),
+        picture(),
+        picture(channels=1, format="jpeg"),
+        picture(channels=4),
+    ]
     write_cameras(tmp_path / "in", [frames], f.Image((None, None, 3)))
     export(tmp_path / "in", tmp_path / "out", images="image")
     stored = [row["observation.images.image"] for row in read_tables(tmp_path / "out", "data")]
     assert [row["path"] for row in stored] == [
         f"frame-00000{n}.{kind}" for n, kind in enumerate(["jpeg"] + 3 * ["png"])
     ]
-    assert [row["bytes"] == data for row, data in zip(stored, frames, strict=True)] == [True, True, False, False]
-    found, wanted = our_frames(tmp_path / "out", "image", "image"), [decode_image(data, "RGB") for data in frames]
-    np.testing.assert_array_equal(found, np.stack([image.permute(1, 2, 0).numpy() for image in wanted]))
+    assert [row["bytes"] == data for row, data in zip(stored, frames, strict=True)] == [
+        True,
+        True,
+        False,
+        False,
+    ]
+    found, wanted = (
+        our_frames(tmp_path / "out", "image", "image"),
+        [decode_image(data, "RGB") for data in frames],
+    )
+    np.testing.assert_array_equal(
+        found, np.stack([image.permute(1, 2, 0).numpy() for image in wanted])
+    )
 
 
 @pytest.mark.parametrize("channels", [1, 4])
@@ -497,7 +593,10 @@ def test_episodes_of_one_step_and_of_none(tmp_path):
     result = export(tmp_path / "in", tmp_path / "out", images="image")
     assert (result.num_episodes, result.num_frames) == (2, 3)
     rows = read_tables(tmp_path / "out", "meta/episodes")
-    assert [(row["episode_index"], row["length"], row["tasks"]) for row in rows] == [(0, 1, [""]), (1, 2, [""])]
+    assert [(row["episode_index"], row["length"], row["tasks"]) for row in rows] == [
+        (0, 1, [""]),
+        (1, 2, [""]),
+    ]
     assert rows[0]["stats/action/std"] == [0.0]
     assert rows[0]["stats/action/count"] == [1]
 
@@ -515,7 +614,11 @@ def test_chosen_episodes_in_their_order(directory, tmp_path):
 def test_images_of_another_size(tmp_path, images):
     if images == "video":
         pytest.importorskip("av")
-    write_cameras(tmp_path / "in", [[picture(), picture()], [picture(), picture(18, 20)]], f.Image((None, None, 3)))
+    write_cameras(
+        tmp_path / "in",
+        [[picture(), picture()], [picture(), picture(18, 20)]],
+        f.Image((None, None, 3)),
+    )
     with pytest.raises(ParseError) as raised:
         export(tmp_path / "in", tmp_path / "out", images=images)
     text = "expected an image of 16 x 16 pixels, as in the first episode, got 18 x 20"
@@ -527,7 +630,10 @@ def test_images_of_another_size(tmp_path, images):
 @pytest.mark.parametrize("frames", [[[b"text"]], [[picture()], [picture()[:-30]]]])
 def test_damaged_images(tmp_path, frames):
     write_cameras(tmp_path / "in", frames, f.Image((16, 16, 3)))
-    with pytest.raises(ImageDecodeError, match=r"record . at byte .* feature 'steps/observation/image', step 0: exp"):
+    with pytest.raises(
+        ImageDecodeError,
+        match=r"record . at byte .* feature 'steps/observation/image', step 0: exp",
+    ):
         export(tmp_path / "in", tmp_path / "out", images="image")
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from torch_tfrecord.tfds.lerobot_statistics import PixelStatistics, merged_statistics, number_statistics
+from index_tools.lerobot_statistics import PixelStatistics, merged_statistics, number_statistics
 
 QUANTILES = {"q01": 0.01, "q10": 0.1, "q50": 0.5, "q90": 0.9, "q99": 0.99}
 
@@ -24,7 +24,8 @@ def test_pixels(num_frames, height, width, step):
     for frame in frames:
         statistics.add(frame)
     found = {name: np.array(value) for name, value in statistics.result().items()}
-    counted = frames[:, ::step, ::step].reshape(-1, 3) / 255  # of large frames, every few rows and columns
+    # of large frames, every few rows and columns
+    counted = frames[:, ::step, ::step].reshape(-1, 3) / 255
     assert found["count"].tolist() == [num_frames]
     for name in ("min", "max", "mean", "std"):
         assert found[name].shape == (3, 1, 1)
@@ -64,7 +65,10 @@ def test_one_row_and_values_that_are_not_finite():
 
 
 def test_all_episodes_together():
-    parts = [np.random.default_rng(number).standard_normal((length, 2)) for number, length in enumerate((5, 40, 7))]
+    parts = [
+        np.random.default_rng(number).standard_normal((length, 2))
+        for number, length in enumerate((5, 40, 7))
+    ]
     each = [number_statistics(part) for part in parts]
     found = merged_statistics({name: [part[name] for part in each] for name in each[0]})
     rows = np.concatenate(parts)

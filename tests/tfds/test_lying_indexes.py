@@ -1,4 +1,6 @@
-"""Indexes of episodes that are damaged, or that lie with a right checksum: refused, built again, never believed."""
+"""Indexes of episodes that are damaged, or that lie with a right checksum: refused, built again,
+never believed.
+"""
 
 import json
 import os
@@ -17,7 +19,7 @@ from rlds_episodes import write_episodes
 from sidecars import changed, flipped_in_place, flips, taken_apart
 
 from torch_tfrecord import CorruptRecordError, IndexMismatchError, tfds
-from torch_tfrecord.records.checksum import crc32c
+from torch_tfrecord.files.checksum import crc32c
 from torch_tfrecord.records.index import RecordIndex
 from torch_tfrecord.records.sidecar import sidecar_path
 from torch_tfrecord.tfds import RLDSDataset
@@ -38,7 +40,10 @@ FEATURES = {
             "language_instruction": tfds.features.Text(),
         }
     ),
-    "episode_metadata": {"name": tfds.features.Text(), "none": tfds.features.Sequence(tfds.features.Scalar("int64"))},
+    "episode_metadata": {
+        "name": tfds.features.Text(),
+        "none": tfds.features.Sequence(tfds.features.Scalar("int64")),
+    },
 }
 
 
@@ -131,7 +136,10 @@ def test_a_flipped_bit_is_built_again_or_an_error(own):
             with pytest.raises(IndexMismatchError, match=data_file(own)):
                 RLDSDataset(own, index="require")
             assert same(read(own), expected)
-            assert sidecar(own).read_bytes() in (content, damaged)  # a flipped mark: it might be anybody's
+            assert sidecar(own).read_bytes() in (
+                content,
+                damaged,
+            )  # a flipped mark: it might be anybody's
             shutil.rmtree(os.environ["XDG_CACHE_HOME"], ignore_errors=True)
 
 
@@ -141,7 +149,9 @@ def test_a_flipped_bit_is_built_again_or_an_error(own):
 def tables(arrays):
     ends = arrays["table_ends"].tolist()
     words = arrays["tables"].view("<u4")
-    return [words[begin // 4 : end // 4].copy() for begin, end in zip([0, *ends], ends, strict=False)]
+    return [
+        words[begin // 4 : end // 4].copy() for begin, end in zip([0, *ends], ends, strict=False)
+    ]
 
 
 def with_tables(content, changed_tables, **arrays):
@@ -155,7 +165,9 @@ def with_tables(content, changed_tables, **arrays):
 
 
 def check_lie(directory, content, expected):
-    """With "require" an error or the right samples; with "auto" the same, since what opens is not built again."""
+    """With "require" an error or the right samples; with "auto" the same, since what opens is not
+    built again.
+    """
     good = sidecar(directory).read_bytes()
     for policy in ("require", "auto"):
         sidecar(directory).write_bytes(content)
@@ -195,14 +207,19 @@ def _mutated(content, rng):
             case 4:
                 one, two = (1 + 5 * rng.randrange(num_rows) for _ in range(2))
                 for column in rng.choice([(0,), (1,), (2, 3, 4), (0, 1, 2, 3, 4)]):
-                    table[one + column], table[two + column] = table[two + column], table[one + column]
+                    table[one + column], table[two + column] = (
+                        table[two + column],
+                        table[one + column],
+                    )
             case 5:
                 table[rng.randrange(len(table))] = rng.choice([0, 1, 2**31, 2**32 - 1])
             case 6:
                 at = rng.randrange(max(len(table) - 2, 1))
                 table[at], table[at + 1] = table[at + 1], table[at]
             case 7:
-                extra["num_steps"] = arrays["num_steps"] + np.array([rng.randrange(-1, 2) for _ in own])
+                extra["num_steps"] = arrays["num_steps"] + np.array(
+                    [rng.randrange(-1, 2) for _ in own]
+                )
             case 8:
                 number = rng.randrange(len(own))
                 own[number] = own[rng.randrange(len(own))]
@@ -228,7 +245,10 @@ LIES = [
     {("steps/reward", 0): "steps/action", ("steps/action", 0): "steps/reward"},
     {(NUMBERS, 1): BYTES},
     {(NUMBERS, 1): UNSET, (NUMBERS, 2): 0},
-    {("episode_metadata/name", 0): "episode_metadata/none", ("episode_metadata/none", 0): "episode_metadata/name"},
+    {
+        ("episode_metadata/name", 0): "episode_metadata/none",
+        ("episode_metadata/none", 0): "episode_metadata/name",
+    },
 ]
 
 
@@ -252,7 +272,11 @@ def test_keys_that_are_exchanged(own):
     content = sidecar(own).read_bytes()
     header, _ = taken_apart(content)
     keys = header["__metadata__"]["keys"]
-    for old, new in [("steps/words", "steps/wordz"), ("steps/reward", "steps/rewarf"), ("/name", "/nbme")]:
+    for old, new in [
+        ("steps/words", "steps/wordz"),
+        ("steps/reward", "steps/rewarf"),
+        ("/name", "/nbme"),
+    ]:
         assert old in keys
         check_lie(own, changed(content, keys=keys.replace(old, new)), expected)
     for text in ["[]", "{}", "[1]", '["a","a"]', '["\\ud800"]', "[", "[" * 5000]:
@@ -268,7 +292,9 @@ def test_steps_that_shift_all_positions(own):
 
 
 def test_a_frame_of_another_length(own):
-    """The checksums of the frames are right, too: the length that stands in front of each is not."""
+    """The checksums of the frames are right, too: the length that stands in front of each is
+    not.
+    """
     content = sidecar(own).read_bytes()
     records, step_lists = loaded(own)
     index = EpisodeIndex.load(str(sidecar(own)), records, step_lists)
@@ -285,22 +311,34 @@ def test_a_frame_of_another_length(own):
     starts[3] += 5
     mine[1][begin : begin + count] = lengths
     spans = zip(starts.tolist(), lengths.tolist(), strict=True)
-    mine[1][begin + count : begin + 2 * count] = [crc32c(payload[at - 3 : at + n]) for at, n in spans]
+    mine[1][begin + count : begin + 2 * count] = [
+        crc32c(payload[at - 3 : at + n]) for at, n in spans
+    ]
     expected = read(own, index="memory")
     check_lie(own, with_tables(content, mine), expected)
     sidecar(own).write_bytes(with_tables(content, mine))
     ds = RLDSDataset(own, index="require")
-    assert same(ds[LENGTHS[0] + 1]["observation"], RLDSDataset(own, index="memory")[LENGTHS[0] + 1]["observation"])
-    with pytest.raises(IndexMismatchError, match=r"record 1 at byte .*the episode index does not match this record"):
+    assert same(
+        ds[LENGTHS[0] + 1]["observation"],
+        RLDSDataset(own, index="memory")[LENGTHS[0] + 1]["observation"],
+    )
+    with pytest.raises(
+        IndexMismatchError, match=r"record 1 at byte .*the episode index does not match this record"
+    ):
         ds[LENGTHS[0] + 2]
 
 
 def test_a_damaged_record_is_not_blamed_on_the_index(own):
-    """Size, ends and time as before, so that both indexes pass for fresh: the record's own checksum tells."""
+    """Size, ends and time as before, so that both indexes pass for fresh: the record's own checksum
+    tells.
+    """
     path = Path(data_file(own))
     status, content = path.stat(), path.read_bytes()
     second = int(loaded(own)[0].offsets[1])
-    for key, text in [(b"steps/reward", "feature 'steps/reward'"), (b"task 1", "language_instruction'")]:
+    for key, text in [
+        (b"steps/reward", "feature 'steps/reward'"),
+        (b"task 1", "language_instruction'"),
+    ]:
         at = content.index(key, second)
         with open(path, "r+b") as file:
             os.pwrite(file.fileno(), bytes([content[at] ^ 1]), at)

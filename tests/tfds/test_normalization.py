@@ -1,4 +1,5 @@
-"""Normalisation: the formulas in float64 by hand, what they are of (episodes, samples, batches), and the inverse.
+"""Normalisation: the formulas in float64 by hand, what they are of (episodes, samples, batches),
+and the inverse.
 
 `tests/docs/test_docs_robots.py` compares with what OpenVLA's and Octo's own code gave.
 """
@@ -23,7 +24,9 @@ STATISTICS = {
         "q01": [-2.0, -1.5, 0.0, 3.0],
         "q99": [4.0, 5.0, 1.0, 3.0],
     },
-    "proprio": {name: [at, 0.25] for at, name in enumerate(["mean", "std", "min", "max", "q01", "q99"])},
+    "proprio": {
+        name: [at, 0.25] for at, name in enumerate(["mean", "std", "min", "max", "q01", "q99"])
+    },
     "num_transitions": 9,
 }
 ACTIONS = torch.tensor([[[0.5, 4.0, 1.0, 3.0], [-9.0, 9.0, 0.0, 3.0]]])
@@ -42,11 +45,16 @@ def by_hand(normalization, epsilon=1e-8, clip=True, zero=True, mask=MASK):
 
 
 @pytest.mark.parametrize("normalization", ["normal", "bounds", "bounds_q99"])
-@pytest.mark.parametrize("options", [{}, {"epsilon": 1e-6}, {"clip": False}, {"zero_unchanging": False}])
+@pytest.mark.parametrize(
+    "options", [{}, {"epsilon": 1e-6}, {"clip": False}, {"zero_unchanging": False}]
+)
 def test_the_formulas(normalization, options):
     normalize = Normalize(STATISTICS, normalization, mask=MASK, **options)
     found = normalize({"action": ACTIONS, "observation": {"image": 3}, "task": "left"} | PROPRIO)
-    expected = by_hand(normalization, **{name.removesuffix("_unchanging"): value for name, value in options.items()})
+    expected = by_hand(
+        normalization,
+        **{name.removesuffix("_unchanging"): value for name, value in options.items()},
+    )
     assert found["action"].dtype == torch.float32
     np.testing.assert_allclose(found["action"].numpy(), expected, rtol=1e-6)
     assert found["task"] == "left"
@@ -60,7 +68,9 @@ def test_states():
     assert found["observation"]["proprio"].tolist() == [[2.0, 0.0]]
     assert found["observation"]["image"] == 3
     assert PROPRIO["observation"]["proprio"].tolist() == [[2.0, 0.25]]  # the argument stays
-    bounded = Normalize(STATISTICS, "bounds")({"action": ACTIONS, "observation": {"state": torch.tensor([2.75, 9.0])}})
+    bounded = Normalize(STATISTICS, "bounds")(
+        {"action": ACTIONS, "observation": {"state": torch.tensor([2.75, 9.0])}}
+    )
     assert bounded["observation"]["state"].tolist() == [0.5, 0.0]
     named = Normalize(STATISTICS, "bounds", proprio="robot/joints")(
         {"action": ACTIONS, "robot": {"joints": torch.tensor([2.25, 1.0])}} | PROPRIO
@@ -84,10 +94,15 @@ def test_the_inverse(normalization):
 
 def test_a_mask_of_the_statistics_and_octos_names():
     action = STATISTICS["action"]
-    octo = {name.replace("q", "p"): values for name, values in action.items()} | {"mask": [False, True, True, True]}
+    octo = {name.replace("q", "p"): values for name, values in action.items()} | {
+        "mask": [False, True, True, True]
+    }
     found = Normalize({"action": octo}, "bounds_q99", zero_unchanging=False)({"action": ACTIONS})
-    np.testing.assert_allclose(found["action"].numpy(), by_hand("bounds_q99", zero=False, mask=octo["mask"]), rtol=1e-6)
-    found = Normalize({"action": octo}, "normal", mask=MASK)({"action": ACTIONS})  # the argument counts
+    np.testing.assert_allclose(
+        found["action"].numpy(), by_hand("bounds_q99", zero=False, mask=octo["mask"]), rtol=1e-6
+    )
+    # the argument counts
+    found = Normalize({"action": octo}, "normal", mask=MASK)({"action": ACTIONS})
     np.testing.assert_allclose(found["action"].numpy(), by_hand("normal"), rtol=1e-6)
 
 
@@ -112,9 +127,15 @@ def test_episodes_samples_and_batches_are_normalised_alike(tmp_path):
     directory = write_episodes(tmp_path / "drawn" / "1.0.0")
     normalize = Normalize(dataset_statistics(directory), "bounds_q99", mask=[True, True, False])
     plain = RLDSDataset(directory, action_horizon=3, decode_images=False)
-    by_episode = RLDSDataset(directory, action_horizon=3, decode_images=False, episode_transform=normalize)
-    by_sample = RLDSDataset(directory, action_horizon=3, decode_images=False, step_transform=normalize)
-    loaders = [DataLoader(ds, batch_size=7, collate_fn=collate) for ds in (plain, by_episode, by_sample)]
+    by_episode = RLDSDataset(
+        directory, action_horizon=3, decode_images=False, episode_transform=normalize
+    )
+    by_sample = RLDSDataset(
+        directory, action_horizon=3, decode_images=False, step_transform=normalize
+    )
+    loaders = [
+        DataLoader(ds, batch_size=7, collate_fn=collate) for ds in (plain, by_episode, by_sample)
+    ]
     num_steps = 0
     for raw, episodes, samples in zip(*loaders, strict=True):
         expected = normalize(raw)
@@ -131,22 +152,33 @@ def test_episodes_samples_and_batches_are_normalised_alike(tmp_path):
 
 
 def test_errors():
-    with pytest.raises(ValueError, match="normalization must be 'normal', 'bounds' or 'bounds_q99', got 'gaussian'"):
+    with pytest.raises(
+        ValueError, match="normalization must be 'normal', 'bounds' or 'bounds_q99', got 'gaussian'"
+    ):
         Normalize(STATISTICS, "gaussian")
-    with pytest.raises(ValueError, match=r"statistics must be a dict with 'action', got \{'bridge'"):
+    with pytest.raises(
+        ValueError, match=r"statistics must be a dict with 'action', got \{'bridge'"
+    ):
         Normalize({"bridge": STATISTICS})
     with pytest.raises(ValueError, match="statistics: 'action' lacks 'std', there are 'mean'"):
         Normalize({"action": {"mean": [0.0]}})
-    with pytest.raises(ValueError, match=r"mask must have 4 values, as 'action' of the statistics, got \[True\]"):
+    with pytest.raises(
+        ValueError, match=r"mask must have 4 values, as 'action' of the statistics, got \[True\]"
+    ):
         Normalize(STATISTICS, mask=[True])
     normalize = Normalize(STATISTICS)
     with pytest.raises(KeyError, match="no 'action' to normalise; there are 'observation'"):
         normalize(PROPRIO)
-    with pytest.raises(KeyError, match="no 'observation/proprio' or 'observation/state' to normalise; set proprio"):
+    with pytest.raises(
+        KeyError, match="no 'observation/proprio' or 'observation/state' to normalise; set proprio"
+    ):
         normalize({"action": ACTIONS})
     with pytest.raises(
-        ValueError, match=r"action: expected a tensor \[\.\.\., 4\], as the statistics, got shape \[2\]"
+        ValueError,
+        match=r"action: expected a tensor \[\.\.\., 4\], as the statistics, got shape \[2\]",
     ):
         normalize.inverse(torch.zeros(2))
-    with pytest.raises(ValueError, match=r"action: expected a tensor \[\.\.\., 4\], as the statistics, got dict"):
+    with pytest.raises(
+        ValueError, match=r"action: expected a tensor \[\.\.\., 4\], as the statistics, got dict"
+    ):
         normalize({"action": {"x": ACTIONS}} | PROPRIO)

@@ -1,4 +1,6 @@
-"""TFDS directories in storages: written, described and read by `storage_options`, which appear nowhere."""
+"""TFDS directories in storages: written, described and read by `storage_options`, which appear
+nowhere.
+"""
 
 import numpy as np
 import pytest
@@ -7,7 +9,7 @@ from rlds_episodes import LENGTHS, write_episodes
 
 import torch_tfrecord.tfds.features as f
 from torch_tfrecord import tfds
-from torch_tfrecord.remote import uploads
+from torch_tfrecord.files import uploads
 
 OPTIONS = {"skip_instance_cache": True}
 TREE = {"x": f.Tensor(shape=(3,), dtype=np.int64), "label": f.ClassLabel(names=["a", "b"])}
@@ -22,7 +24,12 @@ def names(folder):
 
 def test_written_and_read():
     found = tfds.write(
-        "memory://w/toy/1.0.0", {"train": SAMPLES}, TREE, name="toy", num_shards=2, storage_options=OPTIONS
+        "memory://w/toy/1.0.0",
+        {"train": SAMPLES},
+        TREE,
+        name="toy",
+        num_shards=2,
+        storage_options=OPTIONS,
     )
     assert names("/w/toy/1.0.0") == [
         "dataset_info.json",
@@ -39,14 +46,18 @@ def test_written_and_read():
         tfds.load(again, "train[1:]", index="memory"),
         tfds.load("memory://w/toy", "train[1:]", storage_options=OPTIONS, index="memory"),
     ):
-        assert [sample["x"].tolist() for sample in ds] == [sample["x"].tolist() for sample in SAMPLES[1:]]
+        assert [sample["x"].tolist() for sample in ds] == [
+            sample["x"].tolist() for sample in SAMPLES[1:]
+        ]
         assert "skip_instance" not in repr(ds) + repr(found) + str(found)
 
 
 def test_a_directory_that_is_there_is_refused():
     write = {"name": "toy", "storage_options": OPTIONS}
     tfds.write("memory://r/toy/1.0.0", {"train": SAMPLES}, TREE, **write)
-    with pytest.raises(FileExistsError, match=r"there is something already: 'memory://r/toy/1.0.0'"):
+    with pytest.raises(
+        FileExistsError, match=r"there is something already: 'memory://r/toy/1.0.0'"
+    ):
         tfds.write("memory://r/toy/1.0.0", {"train": SAMPLES}, TREE, **write)
 
 
@@ -76,13 +87,21 @@ def test_episodes(tmp_path):
     folder = write_episodes(tmp_path)
     copied(folder, "/m/drawn/1.0.0")
     local = tfds.RLDSDataset(folder, window_size=2, index="memory")
-    remote = tfds.RLDSDataset("memory://m/drawn/1.0.0", window_size=2, index="memory", storage_options=OPTIONS)
+    remote = tfds.RLDSDataset(
+        "memory://m/drawn/1.0.0", window_size=2, index="memory", storage_options=OPTIONS
+    )
     assert len(remote) == len(local)
     for position in (0, 5, len(local) - 1):
         assert torch.equal(local[position]["action"], remote[position]["action"])
-        assert torch.equal(local[position]["observation"]["image"], remote[position]["observation"]["image"])
-    episodes = tfds.RLDSEpisodes("memory://m/drawn/1.0.0", index="memory", storage_options=OPTIONS, decode_images=False)
-    assert [len(episodes[number]["steps"]["action"]) for number in range(len(episodes))] == [*LENGTHS]
+        assert torch.equal(
+            local[position]["observation"]["image"], remote[position]["observation"]["image"]
+        )
+    episodes = tfds.RLDSEpisodes(
+        "memory://m/drawn/1.0.0", index="memory", storage_options=OPTIONS, decode_images=False
+    )
+    assert [len(episodes[number]["steps"]["action"]) for number in range(len(episodes))] == [
+        *LENGTHS
+    ]
     (tmp_path / "keep").mkdir()
     (tmp_path / "keep" / "keep.json").write_text('{"episode 2": [[3, 5]]}')
     copied(tmp_path / "keep", "/m/keep")
@@ -94,5 +113,7 @@ def test_episodes(tmp_path):
         storage_options=OPTIONS,
     )
     assert [kept.locate(position) for position in range(len(kept))] == [(2, 3), (2, 4)]
-    told = tfds.dataset_statistics("memory://m/drawn/1.0.0", storage_options=OPTIONS, index="memory", cache=False)
+    told = tfds.dataset_statistics(
+        "memory://m/drawn/1.0.0", storage_options=OPTIONS, index="memory", cache=False
+    )
     assert told == tfds.dataset_statistics(folder, index="memory", cache=False)

@@ -1,7 +1,8 @@
-"""Windows of steps and whole episodes: against TFDS's own values, and against the drawn episodes' formulas.
+"""Windows of steps and whole episodes: against TFDS's own values, and against the drawn episodes'
+formulas.
 
-Covers tfds/episode_columns, tfds/episode_dataset, tfds/episode_reader, tfds/episode_store, tfds/step_lists,
-tfds/step_samples.
+Covers tfds/episode_columns, tfds/episode_dataset, tfds/episode_reader, tfds/episode_store,
+tfds/step_lists, tfds/step_samples.
 """
 
 import gzip
@@ -98,7 +99,9 @@ def test_every_step_is_tfds_own(tfds_written, split, num_workers):
     ds = RLDSDataset(tfds_written, split)
     loader = DataLoader(ds, batch_size=1, collate_fn=first, num_workers=num_workers)
     expected = [
-        (number, at, episode) for number, episode in enumerate(EXPECTED[split]) for at in range(len(episode["steps"]))
+        (number, at, episode)
+        for number, episode in enumerate(EXPECTED[split])
+        for at in range(len(episode["steps"]))
     ]
     for (number, at, episode), sample in zip(expected, loader, strict=True):
         for path, value in episode["steps"][at].items():
@@ -106,8 +109,15 @@ def test_every_step_is_tfds_own(tfds_written, split, num_workers):
             assert_value(found[0] if path.startswith(("action/", "observation/")) else found, value)
         for path in ("episode_metadata/name", "episode_metadata/gains"):
             assert_value(leaf(sample, path), episode[path])
-        assert sample["task"]["language_instruction"] == f"push block {episode['episode_metadata/name'].split()[1]}"
-        assert (sample["_traj_index"], sample["_frame_index"], sample["_len"]) == (number, at, len(episode["steps"]))
+        assert (
+            sample["task"]["language_instruction"]
+            == f"push block {episode['episode_metadata/name'].split()[1]}"
+        )
+        assert (sample["_traj_index"], sample["_frame_index"], sample["_len"]) == (
+            number,
+            at,
+            len(episode["steps"]),
+        )
         assert sample["dataset_name"] == "drawn_episodes"
 
 
@@ -134,7 +144,11 @@ def test_sequences_in_steps_are_windows_too(tfds_written):
     points = sample["observation"]["points"]
     assert [item.tolist() for item in points[1:]] == [item["values"] for item in expected]
     assert not points[0].any()
-    assert sample["observation"]["natural_language_instruction"] == [b"", b"push block 2", b"push block 2"]
+    assert sample["observation"]["natural_language_instruction"] == [
+        b"",
+        b"push block 2",
+        b"push block 2",
+    ]
     assert sample["observation"]["depth"].shape == (3, 6, 5)
 
 
@@ -150,23 +164,41 @@ def test_samples_at_every_step(drawn):
         seen = [max(at - 1, 0), at]
         done = [min(at + ahead, length - 1) for ahead in range(3)]
         observation = sample["observation"]
-        assert torch.equal(observation["image"], torch.stack([pixels(number, step) for step in seen]))
-        assert torch.equal(observation["wrist_image"], torch.stack([pixels(number, step, 16, 16) for step in seen]))
-        assert torch.equal(observation["state"], torch.stack([state(number, step) for step in seen]))
+        assert torch.equal(
+            observation["image"], torch.stack([pixels(number, step) for step in seen])
+        )
+        assert torch.equal(
+            observation["wrist_image"], torch.stack([pixels(number, step, 16, 16) for step in seen])
+        )
+        assert torch.equal(
+            observation["state"], torch.stack([state(number, step) for step in seen])
+        )
         assert observation["timestep"].tolist() == seen
         assert observation["pad_mask"].tolist() == [at > 0, True]
         assert torch.equal(sample["action"], torch.stack([action(number, step) for step in done]))
         assert sample["action_pad_mask"].tolist() == [at + ahead < length for ahead in range(3)]
         assert sample["task"] == {"language_instruction": f"task {number} ü"}
         assert sample["language_instruction"] == f"task {number} ü"
-        assert (sample["reward"], sample["is_first"], sample["is_last"]) == (at, at == 0, at == length - 1)
-        assert sample["episode_metadata"] == {"name": f"episode {number}", "success": torch.tensor(number % 2 == 0)}
-        assert (sample["_traj_index"], sample["_frame_index"], sample["_len"]) == (number, at, length)
+        assert (sample["reward"], sample["is_first"], sample["is_last"]) == (
+            at,
+            at == 0,
+            at == length - 1,
+        )
+        assert sample["episode_metadata"] == {
+            "name": f"episode {number}",
+            "success": torch.tensor(number % 2 == 0),
+        }
+        assert (sample["_traj_index"], sample["_frame_index"], sample["_len"]) == (
+            number,
+            at,
+            length,
+        )
         assert ds.locate(position) == (number, at)
 
 
 def test_zero_padding(drawn):
-    sample = RLDSDataset(drawn, window_size=3, action_horizon=2, pad="zero")[5]  # the episode of one step
+    # the episode of one step
+    sample = RLDSDataset(drawn, window_size=3, action_horizon=2, pad="zero")[5]
     observation = sample["observation"]
     assert torch.equal(observation["image"][2], pixels(1, 0))
     assert not observation["image"][:2].any()
@@ -203,7 +235,12 @@ def test_kinds_of_values(drawn):
 
 def test_what_a_sample_holds_is_its_own(drawn):
     ds = RLDSDataset(drawn, window_size=2)
-    for value in (ds[3]["action"], ds[3]["observation"]["state"], ds[3]["reward"], ds[3]["observation"]["image"]):
+    for value in (
+        ds[3]["action"],
+        ds[3]["observation"]["state"],
+        ds[3]["reward"],
+        ds[3]["observation"]["image"],
+    ):
         value.fill_(1)
     ds[3]["episode_metadata"]["success"].fill_(False)
     assert ds[3]["action"].tolist() == [[0, 3, 0.5]]
@@ -323,7 +360,10 @@ def jpeg_features():
             "image": tfds.features.Image((None, None, 3), encoding_format="jpeg"),
         }
     )
-    return {**FEATURES, "steps": tfds.features.Dataset({**steps.features, "observation": observation})}
+    return {
+        **FEATURES,
+        "steps": tfds.features.Dataset({**steps.features, "observation": observation}),
+    }
 
 
 def test_a_batch_of_jpeg_pictures(tmp_path):
@@ -337,12 +377,17 @@ def test_a_batch_of_jpeg_pictures(tmp_path):
 def test_pictures_of_several_sizes_in_a_batch(tmp_path):
     sizes = iter([(24, 32), (20, 20), (24, 32), (24, 32)])
     directory = write_episodes(
-        tmp_path / "1.0.0", change=lambda episode: as_jpeg(episode, next(sizes)), features=jpeg_features()
+        tmp_path / "1.0.0",
+        change=lambda episode: as_jpeg(episode, next(sizes)),
+        features=jpeg_features(),
     )
     ds = RLDSDataset(directory)
     positions = list(range(len(ds)))
     assert_same(list(ds.__getitems__(positions)), [ds[position] for position in positions])
-    with pytest.raises(ValueError, match=r"\['observation'\]\['image'\]: cannot batch tensors with different shapes"):
+    with pytest.raises(
+        ValueError,
+        match=r"\['observation'\]\['image'\]: cannot batch tensors with different shapes",
+    ):
         collate(ds.__getitems__(positions))
 
 
@@ -384,7 +429,9 @@ def test_read_ahead_by_threads(drawn, num_threads, transform):
     batches = list(loader)
     assert len(batches) == len(loader) == -(-len(ds) // 6)
     for number, batch in enumerate(batches):
-        assert_same(batch, collate([ds[position] for position in order[6 * number : 6 * number + 6]]))
+        assert_same(
+            batch, collate([ds[position] for position in order[6 * number : 6 * number + 6]])
+        )
 
 
 def test_read_ahead_needs_a_dataset_that_threads_may_load(drawn):
@@ -436,7 +483,8 @@ def test_images_that_are_not_decoded(drawn, decoded):
     padded = RLDSDataset(drawn, window_size=3, decode_images=False, pad="zero")[5]
     assert padded["observation"]["image"][:2] == [b"", b""]
     with pytest.raises(
-        ValueError, match="'front' is none of 'steps/observation/image', 'steps/observation/wrist_image'"
+        ValueError,
+        match="'front' is none of 'steps/observation/image', 'steps/observation/wrist_image'",
     ):
         RLDSDataset(drawn, decode_images=["front"])
 
@@ -479,20 +527,26 @@ def test_only_bytes_of_the_episode_are_read_and_of_frames_only_those_of_the_wind
     data = [(start, stop) for name, start, stop in reads if name == path]
     assert data
     assert all(offset <= start <= stop <= offset + 12 + length for start, stop in data)
-    frame_bytes = sum(len(image) for name in ("image", "wrist_image") for image in _encoded(drawn, 20)[name])
+    frame_bytes = sum(
+        len(image) for name in ("image", "wrist_image") for image in _encoded(drawn, 20)[name]
+    )
     assert sum(stop - start for start, stop in data) < frame_bytes + 6000 < length / 10
     reads.clear()
     ds[position + 1]  # the short columns are kept: two reads of two frames each
     assert len(reads) == 2
     assert all(name == path for name, _, _ in reads)
     total = sum(stop - start for _, start, stop in reads)
-    expected = sum(len(image) + 3 for name in ("image", "wrist_image") for image in _encoded(drawn, 21)[name])
+    expected = sum(
+        len(image) + 3 for name in ("image", "wrist_image") for image in _encoded(drawn, 21)[name]
+    )
     assert total in range(expected - 8, expected + 1)
 
 
 def _encoded(directory, step):
     ds = RLDSDataset(directory, window_size=2, decode_images=False)
-    return {name: ds[STEPS.index((2, step))]["observation"][name] for name in ("image", "wrist_image")}
+    return {
+        name: ds[STEPS.index((2, step))]["observation"][name] for name in ("image", "wrist_image")
+    }
 
 
 LONG = (9, 12, 40, 5, 7, 8, 5, 6, 11, 5, 5, 6)
@@ -500,8 +554,12 @@ LONG = (9, 12, 40, 5, 7, 8, 5, 6, 11, 5, 5, 6)
 
 @pytest.fixture(scope="module")
 def many_files(tmp_path_factory):
-    """More files than are open at once for a batch, each of one episode whose pictures are all read one by one."""
-    directory = write_episodes(tmp_path_factory.mktemp("many") / "drawn" / "1.0.0", LONG, num_shards=len(LONG))
+    """More files than are open at once for a batch, each of one episode whose pictures are all read
+    one by one.
+    """
+    directory = write_episodes(
+        tmp_path_factory.mktemp("many") / "drawn" / "1.0.0", LONG, num_shards=len(LONG)
+    )
     RLDSDataset(directory)
     return directory
 
@@ -515,7 +573,10 @@ def pictures_alone(directory, **options):
 @pytest.mark.parametrize("options", [{}, {"window_size": 3}, {"window_size": 4, "pad": "zero"}])
 def test_frames_of_a_batch_are_read_by_the_compiled_core(many_files, options, split, reads):
     ds = pictures_alone(many_files, split=split, **options)
-    assert all(type(ds._store.episode(number).steps["observation"]["image"]._values) is Frames for number in range(12))
+    assert all(
+        type(ds._store.episode(number).steps["observation"]["image"]._values) is Frames
+        for number in range(12)
+    )
     positions = [*range(len(ds)), 3, 3, -1]
     random.Random(1).shuffle(positions)
     expected = [ds[position] for position in positions]
@@ -526,7 +587,9 @@ def test_frames_of_a_batch_are_read_by_the_compiled_core(many_files, options, sp
     for number, position in enumerate(positions):
         episode, step = ds.locate(position)
         real = int(split != "train") * 6
-        assert torch.equal(found[number]["observation"]["image"][-1], pixels((episode + real) % 12, step))
+        assert torch.equal(
+            found[number]["observation"]["image"][-1], pixels((episode + real) % 12, step)
+        )
 
 
 @pytest.mark.parametrize("kind", ["a byte", "the end", "another file", "no file"])
@@ -662,11 +725,16 @@ def test_transform_of_whole_episodes(drawn):
 @pytest.mark.parametrize("context", ["fork", "forkserver"])
 def test_workers(drawn, context):
     ds = RLDSDataset(drawn, window_size=2, action_horizon=2, step_transform=half)
-    expected = [sample["action"] for sample in ds]  # files are open, and episodes kept, when the workers start
-    loader = DataLoader(ds, batch_size=7, collate_fn=collate, num_workers=2, multiprocessing_context=context)
+    # files are open, and episodes kept, when the workers start
+    expected = [sample["action"] for sample in ds]
+    loader = DataLoader(
+        ds, batch_size=7, collate_fn=collate, num_workers=2, multiprocessing_context=context
+    )
     batches = list(loader)
     assert torch.equal(torch.cat([batch["action"] for batch in batches]), torch.stack(expected))
-    images = torch.cat([batch["observation"]["image"].as_subclass(torch.Tensor) for batch in batches])
+    images = torch.cat(
+        [batch["observation"]["image"].as_subclass(torch.Tensor) for batch in batches]
+    )
     assert torch.equal(images[:, 1], torch.stack([pixels(*step) for step in STEPS]))
 
 
@@ -762,7 +830,9 @@ def test_damage_is_found_when_the_index_is_built(own):
     damage(path, at + 100)
     for sidecar in own.glob(".torch_index/*.safetensors"):
         sidecar.unlink()
-    with pytest.raises(CorruptRecordError, match="record 0 at byte 0: corrupted record: expected payload checksum"):
+    with pytest.raises(
+        CorruptRecordError, match="record 0 at byte 0: corrupted record: expected payload checksum"
+    ):
         RLDSDataset(own)
     assert not os.path.exists(sidecar_path(f"{path}.steps"))
 
@@ -776,7 +846,8 @@ def test_an_image_that_is_none(tmp_path):
     ds = RLDSDataset(directory)
     assert torch.equal(ds[0]["observation"]["image"][0], pixels(0, 0))
     with pytest.raises(
-        ImageDecodeError, match="record 0 at byte 0: feature 'steps/observation/image', step 1: expected"
+        ImageDecodeError,
+        match="record 0 at byte 0: feature 'steps/observation/image', step 1: expected",
     ):
         ds[1]
 
@@ -800,14 +871,18 @@ def test_features_of_different_numbers_of_steps(own):
     with TFRecordWriter(path) as writer:
         for payload in payloads:
             writer.write(payload)
-    with pytest.raises(ParseError, match="feature 'steps/action': expected a multiple of 3 values, got 8"):
+    with pytest.raises(
+        ParseError, match="feature 'steps/action': expected a multiple of 3 values, got 8"
+    ):
         RLDSDataset(own)
 
 
 def test_a_dataset_without_steps(tmp_path):
     features = {"x": tfds.features.Scalar("int64")}
     tfds.write(tmp_path / "plain" / "1.0.0", {"train": [{"x": 1}]}, features, name="plain")
-    with pytest.raises(ParseError, match=r"features.json: expected a feature 'steps' that is a Dataset of dicts"):
+    with pytest.raises(
+        ParseError, match=r"features.json: expected a feature 'steps' that is a Dataset of dicts"
+    ):
         RLDSDataset(tmp_path / "plain")
 
 
@@ -827,7 +902,13 @@ def test_episodes_of_no_steps(tmp_path):
     directory = write_episodes(tmp_path / "drawn" / "1.0.0", (2, 0, 3))
     ds = RLDSDataset(directory)
     assert ds.num_steps.tolist() == [2, 0, 3]
-    assert [ds.locate(position) for position in range(5)] == [(0, 0), (0, 1), (2, 0), (2, 1), (2, 2)]
+    assert [ds.locate(position) for position in range(5)] == [
+        (0, 0),
+        (0, 1),
+        (2, 0),
+        (2, 1),
+        (2, 2),
+    ]
     episode = RLDSEpisodes(directory)[1]
     assert episode["_len"] == 0
     assert episode["steps"]["action"].shape == (0, 3)
@@ -864,13 +945,23 @@ def test_records_in_another_form(own):
 def test_actions_in_a_dict_and_names_of_instructions(tmp_path):
     features = {
         "steps": tfds.features.Dataset(
-            {"action": {"move": tfds.features.Tensor((2,), "float32"), "grip": tfds.features.Scalar("float32")}}
+            {
+                "action": {
+                    "move": tfds.features.Tensor((2,), "float32"),
+                    "grip": tfds.features.Scalar("float32"),
+                }
+            }
         ),
         "language_instruction": tfds.features.Text(),
     }
     steps = [{"action": {"move": [float(at), 1.0], "grip": 0.5}} for at in range(3)]
     directory = tmp_path / "dicts" / "1.0.0"
-    tfds.write(directory, {"train": [{"steps": steps, "language_instruction": "lift"}]}, features, name="dicts")
+    tfds.write(
+        directory,
+        {"train": [{"steps": steps, "language_instruction": "lift"}]},
+        features,
+        name="dicts",
+    )
     sample = RLDSDataset(directory, action_horizon=2)[1]
     assert sample["action"]["move"].tolist() == [[1, 1], [2, 1]]
     assert sample["action"]["grip"].tolist() == [0.5, 0.5]

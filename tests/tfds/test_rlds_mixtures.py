@@ -1,4 +1,6 @@
-"""Weighted mixtures of RLDS datasets: exactly the samples that the order says, over ranks and workers."""
+"""Weighted mixtures of RLDS datasets: exactly the samples that the order says, over ranks and
+workers.
+"""
 
 from collections import Counter
 
@@ -12,7 +14,8 @@ from torch_tfrecord import collate
 from torch_tfrecord.tfds import RLDSDataset
 
 pytestmark = pytest.mark.skipif(
-    not all(hasattr(torch_tfrecord, name) for name in ("Mixture", "RecordSampler")), reason="samplers are not there yet"
+    not all(hasattr(torch_tfrecord, name) for name in ("Mixture", "RecordSampler")),
+    reason="samplers are not there yet",
 )
 LENGTHS = {"pick": (20, 30), "push": (40, 5, 5)}
 
@@ -28,12 +31,18 @@ def datasets(tmp_path_factory):
 
 def keys_of(dataset, num_workers, **options):
     sampler = torch_tfrecord.RecordSampler(dataset, seed=3, **options)
-    loader = DataLoader(dataset, batch_size=6, sampler=sampler, num_workers=num_workers, collate_fn=collate)
+    loader = DataLoader(
+        dataset, batch_size=6, sampler=sampler, num_workers=num_workers, collate_fn=collate
+    )
     found = []
     for batch in loader:
         first = batch["action"][:, 0]
         for name, episode, step, row in zip(
-            batch["dataset_name"], batch["_traj_index"].tolist(), batch["_frame_index"].tolist(), first, strict=True
+            batch["dataset_name"],
+            batch["_traj_index"].tolist(),
+            batch["_frame_index"].tolist(),
+            first,
+            strict=True,
         ):
             assert torch.equal(row, action(episode, step))
             found.append((name, episode, step))
@@ -45,7 +54,11 @@ def test_every_step_once_over_ranks(datasets, num_workers):
     dataset = datasets[0]
     ranks = [keys_of(dataset, num_workers, rank=rank, world_size=2) for rank in range(2)]
     assert len(ranks[0]) == len(ranks[1]) == 25
-    steps = [("pick", number, at) for number, length in enumerate(LENGTHS["pick"]) for at in range(length)]
+    steps = [
+        ("pick", number, at)
+        for number, length in enumerate(LENGTHS["pick"])
+        for at in range(length)
+    ]
     assert sorted(ranks[0] + ranks[1]) == steps
 
 

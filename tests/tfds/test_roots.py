@@ -1,4 +1,5 @@
-"""Datasets whose features are not a FeaturesDict of values, and those without features.json, by every way in.
+"""Datasets whose features are not a FeaturesDict of values, and those without features.json, by
+every way in.
 
 Covers tfds/dataset_info, tfds/loading. That the values are TFDS's, test_structures.py says.
 """
@@ -32,8 +33,15 @@ from torch_tfrecord.tfds.features_json import features_to_json
 
 PAIRS = [{"de": f"Satz {n}", "en": f"sentence {n}"} for n in range(4)]
 WORDS = [{"word": [f"w{k}" for k in range(n)], "tag": torch.arange(n)} for n in range(4)]
-EMPTY = [{"x": torch.tensor(n), "meta": {}, "deep": {"a": torch.tensor([n, n]), "b": {"c": {}}}} for n in range(4)]
-EMPTY_FEATURES = {"x": f.Scalar("int64"), "meta": {}, "deep": {"a": f.Tensor((2,), "int64"), "b": {"c": {}}}}
+EMPTY = [
+    {"x": torch.tensor(n), "meta": {}, "deep": {"a": torch.tensor([n, n]), "b": {"c": {}}}}
+    for n in range(4)
+]
+EMPTY_FEATURES = {
+    "x": f.Scalar("int64"),
+    "meta": {},
+    "deep": {"a": f.Tensor((2,), "int64"), "b": {"c": {}}},
+}
 ROOTS = [
     (f.Translation(("de", "en")), PAIRS),
     (f.Sequence({"word": f.Text(), "tag": f.ClassLabel(num_classes=5)}), WORDS),
@@ -46,7 +54,9 @@ NAMES = ["translation", "sequence", "dataset", "empty"]
 @pytest.fixture
 def written(tmp_path):
     def write(features, samples, **options):
-        return tfds.write(tmp_path / "one" / "1.0.0", {"train": samples}, features, name="one", **options).directory
+        return tfds.write(
+            tmp_path / "one" / "1.0.0", {"train": samples}, features, name="one", **options
+        ).directory
 
     return write
 
@@ -122,22 +132,34 @@ def test_an_empty_dict_by_name(written):
     assert collate(tfds.load(directory, features=["meta"]).__getitems__([0, 1])) == {"meta": {}}
 
 
-@pytest.mark.parametrize("root", [f.Text(), f.Tensor((2,), "int64"), f.Sequence(f.Scalar("int64")), f.Video()])
+@pytest.mark.parametrize(
+    "root", [f.Text(), f.Tensor((2,), "int64"), f.Sequence(f.Scalar("int64")), f.Video()]
+)
 def test_roots_that_tfds_cannot_write(tmp_path, written, root):
     directory = written(*ROOTS[0])
     (tmp_path / "one" / "1.0.0" / "features.json").write_text(json.dumps(features_to_json(root)))
-    with pytest.raises(ParseError, match=r"features.json: expected a FeaturesDict, or a Sequence of dicts, got "):
+    with pytest.raises(
+        ParseError, match=r"features.json: expected a FeaturesDict, or a Sequence of dicts, got "
+    ):
         tfds.info(directory)
     with pytest.raises(TypeError, match="expected a FeaturesDict, or a Sequence of dicts, got"):
         tfds.write(tmp_path / "two", {"train": PAIRS}, root, name="two")
 
 
 def test_episodes_without_metadata(written):
-    step = {"action": f.Tensor((2,), "float32"), "observation": {"state": f.Scalar("int64")}, "info": {}}
+    step = {
+        "action": f.Tensor((2,), "float32"),
+        "observation": {"state": f.Scalar("int64")},
+        "info": {},
+    }
     features = {"steps": f.Dataset(step), "episode_metadata": {}}
     episodes = [
         {
-            "steps": {"action": torch.ones(n, 2), "observation": {"state": torch.arange(n)}, "info": {}},
+            "steps": {
+                "action": torch.ones(n, 2),
+                "observation": {"state": torch.arange(n)},
+                "info": {},
+            },
             "episode_metadata": {},
         }
         for n in (3, 2)
@@ -148,7 +170,9 @@ def test_episodes_without_metadata(written):
     for batch in DataLoader(ds, 3, collate_fn=collate):
         assert batch["episode_metadata"] == {} == batch["info"]
         assert batch["action"].shape[1:] == (1, 2)
-    assert set(tfds.RLDSDataset(directory, features=["steps/action", "episode_metadata"])[0]) >= {"episode_metadata"}
+    assert set(tfds.RLDSDataset(directory, features=["steps/action", "episode_metadata"])[0]) >= {
+        "episode_metadata"
+    }
     transformed = tfds.RLDSDataset(directory, episode_transform=dict)
     assert_same(transformed[1], tfds.RLDSDataset(directory)[1])
     whole = tfds.RLDSEpisodes(directory)[0]
@@ -157,8 +181,15 @@ def test_episodes_without_metadata(written):
 
 # Without features.json.
 
-PICTURES = [{"image": torch.full((3, 4, 5), n, dtype=torch.uint8), "label": n % 2, "name": f"n{n}"} for n in range(5)]
-TREE = {"image": f.Image(encoding_format="png"), "label": f.ClassLabel(names=["a", "b"]), "name": f.Text()}
+PICTURES = [
+    {"image": torch.full((3, 4, 5), n, dtype=torch.uint8), "label": n % 2, "name": f"n{n}"}
+    for n in range(5)
+]
+TREE = {
+    "image": f.Image(encoding_format="png"),
+    "label": f.ClassLabel(names=["a", "b"]),
+    "name": f.Text(),
+}
 SPECS = {"image": Image("RGB"), "label": FixedLenFeature((), torch.int64), "name": Text()}
 
 
@@ -184,7 +215,9 @@ def old(tmp_path, written):
 
 
 def test_episodes_of_an_old_directory(written, tmp_path):
-    tree = f.FeaturesDict({"steps": f.Dataset({"action": f.Tensor((2,), "float32")}), "id": f.Text()})
+    tree = f.FeaturesDict(
+        {"steps": f.Dataset({"action": f.Tensor((2,), "float32")}), "id": f.Text()}
+    )
     directory = written(tree, [{"steps": {"action": torch.ones(3, 2)}, "id": "first"}])
     with pytest.raises(TypeError, match="features must be names"):
         tfds.RLDSDataset(directory, features={"id": Text()})
@@ -196,21 +229,29 @@ def test_episodes_of_an_old_directory(written, tmp_path):
 
 def test_the_error_says_what_to_give(old):
     for read in (tfds.info, tfds.load, tfds.RLDSDataset):
-        with pytest.raises(FileNotFoundError, match=r"no features.json .* give tfds.load features=, specs or a Feat"):
+        with pytest.raises(
+            FileNotFoundError,
+            match=r"no features.json .* give tfds.load features=, specs or a Feat",
+        ):
             read(old)
     for names in (["image"], {"image": True}):
         with pytest.raises(FileNotFoundError, match=r"no features.json"):
             tfds.load(old, features=names)
 
 
-@pytest.mark.parametrize("features", [SPECS, TREE, f.FeaturesDict(TREE)], ids=["specs", "mapping", "tree"])
+@pytest.mark.parametrize(
+    "features", [SPECS, TREE, f.FeaturesDict(TREE)], ids=["specs", "mapping", "tree"]
+)
 def test_features_of_an_old_directory(old, features):
     ds = tfds.load(old, "train[1:]", features=features)
     assert isinstance(ds, TFRecordDataset)
     assert len(ds) == 4
     for number in range(4):
         assert ds[number]["image"].tolist() == PICTURES[number + 1]["image"].tolist()
-        assert (int(ds[number]["label"]), ds[number]["name"]) == ((number + 1) % 2, f"n{number + 1}")
+        assert (int(ds[number]["label"]), ds[number]["name"]) == (
+            (number + 1) % 2,
+            f"n{number + 1}",
+        )
     for workers in (0, 2):
         first = next(iter(DataLoader(ds, 4, num_workers=workers, collate_fn=collate)))
         assert first["image"].shape == (4, 3, 4, 5)
@@ -232,7 +273,11 @@ def test_specs_are_read_instead_of_features_json(written, tmp_path):
     directory = written(TREE, PICTURES)
     (tmp_path / "one" / "1.0.0" / "features.json").write_text("damaged")
     assert tfds.load(directory, features={"title": Text(key="name")})[2] == {"title": "n2"}
-    for name, value in (("as_numpy_layout", True), ("decoders", {"image": None}), ("defaults", {"label": 0})):
+    for name, value in (
+        ("as_numpy_layout", True),
+        ("decoders", {"image": None}),
+        ("defaults", {"label": 0}),
+    ):
         with pytest.raises(ValueError, match=f"{name} must not be given with feature specs"):
             tfds.load(directory, features=SPECS, **{name: value})
     with pytest.raises(TypeError, match="name"):
@@ -243,7 +288,9 @@ def test_specs_are_read_instead_of_features_json(written, tmp_path):
 def test_one_spec_for_whole_records(written, tmp_path, has_tree):
     directory = written(TREE, PICTURES[:2])
     folder = tmp_path / "one" / "1.0.0"
-    (folder / "features.json").write_text("damaged") if has_tree else (folder / "features.json").unlink()
+    (folder / "features.json").write_text("damaged") if has_tree else (
+        folder / "features.json"
+    ).unlink()
     [shard] = folder.glob("*.tfrecord*")
     with TFRecordWriter(shard) as writer:
         writer.write("tëxt".encode())
@@ -252,10 +299,16 @@ def test_one_spec_for_whole_records(written, tmp_path, has_tree):
     assert [*ds] == ["tëxt", "[2, 5]"]
     assert next(iter(DataLoader(ds, 2))) == ["tëxt", "[2, 5]"]
     assert tfds.load(directory, "train[1:]", features=Json())[0] == [2, 5]
-    with pytest.raises(ValueError, match=r"as_supervised must not be given with feature specs|no supervised_keys"):
+    with pytest.raises(
+        ValueError, match=r"as_supervised must not be given with feature specs|no supervised_keys"
+    ):
         tfds.load(directory, features=Text(), as_supervised=True)
     with TFRecordWriter(shard) as writer:
         for number in range(2):
-            writer.write(encode_sequence_example({"n": number}, {"word": [b"a", b"b"][: number + 1]}))
-    sequences = SequenceFeatures({"n": FixedLenFeature((), torch.int64)}, {"word": FixedLenSequenceFeature((), bytes)})
+            writer.write(
+                encode_sequence_example({"n": number}, {"word": [b"a", b"b"][: number + 1]})
+            )
+    sequences = SequenceFeatures(
+        {"n": FixedLenFeature((), torch.int64)}, {"word": FixedLenSequenceFeature((), bytes)}
+    )
     assert tfds.load(directory, features=sequences)[1] == ({"n": 1}, {"word": [b"a", b"b"]})

@@ -20,9 +20,11 @@ PYDUBS = {
     "mono": [0, 1, -1, 32767, -32768, 1000, -1000, 12345, -54, 7, 8, -9],
     "extensible": [0, 1, -1, 32767, -32768, 1000, -1000, 12345, -54, 7, 8, -9],
     "8 bits": [*b"\0\0\1\0\xff\xff\xff\x7f\0\x80\xe8\3\x18\xfc90\xca\xff\7\0\x08\0\xf7\xff"],
-    # pydub sets the 8 bits below a negative sample of 24 bits, which makes it 0.00000012 larger; here they are 0.
+    # pydub sets the 8 bits below a negative sample of 24 bits, which makes it 0.00000012 larger;
+    # here they are 0.
     "24 bits": [
-        sample & ~255 for sample in (16777216, -65281, 8388352, 65568768, 972822528, -3526401, 134219520, -589569)
+        sample & ~255
+        for sample in (16777216, -65281, 8388352, 65568768, 972822528, -3526401, 134219520, -589569)
     ],
     "32 bits": [65536, 2147483647, 65568768, 809106456, 524234, -589816],
 }
@@ -32,7 +34,12 @@ PYDUBS["8 bits"] = [sample - 128 for sample in PYDUBS["8 bits"]]
 
 def written(tmp_path, sounds, **options):
     feature = f.Audio(lazy_decode=True, **{"file_format": "wav", "dtype": "int32"} | options)
-    tfds.write(tmp_path / "d", {"train": [{"audio": sound} for sound in sounds]}, {"audio": feature}, name="d")
+    tfds.write(
+        tmp_path / "d",
+        {"train": [{"audio": sound} for sound in sounds]},
+        {"audio": feature},
+        name="d",
+    )
     return tmp_path / "d"
 
 
@@ -49,19 +56,25 @@ def test_wav_files(tmp_path):
 
 def test_several_channels(tmp_path):
     ds = tfds.load(written(tmp_path, [WAVS["stereo"]], shape=(None, 2), dtype="int16"), "train")
-    assert torch.equal(ds[0]["audio"], torch.tensor(PYDUBS["mono"], dtype=torch.int16).reshape(6, 2))
+    assert torch.equal(
+        ds[0]["audio"], torch.tensor(PYDUBS["mono"], dtype=torch.int16).reshape(6, 2)
+    )
     ds = tfds.load(written(tmp_path / "mono", [WAVS["stereo"]]), "train")
     with pytest.raises(ParseError, match=r"expected audio of 1 channels, got 2"):
         ds[0]
 
 
 def test_other_files(tmp_path):
-    """FFmpeg's FLAC of 24 bits has 8 zero bits below, as WAV's; what loses something is of 16 bits."""
+    """FFmpeg's FLAC of 24 bits has 8 zero bits below, as WAV's; what loses something is of 16
+    bits.
+    """
     needs_ffmpeg()
     sounds = [(FOLDER / f"tone.{kind}").read_bytes() for kind in ("flac", "mp3")]
     ds = tfds.load(written(tmp_path, sounds, shape=(None, 2), file_format="flac"), "train")
     time = torch.arange(1000) / 8000
-    tone = torch.stack([0.5 * torch.sin(2 * torch.pi * 440 * time), 0.25 * torch.sin(2 * torch.pi * 220 * time)], 1)
+    tone = torch.stack(
+        [0.5 * torch.sin(2 * torch.pi * 440 * time), 0.25 * torch.sin(2 * torch.pi * 220 * time)], 1
+    )
     lossless, lossy = (sample["audio"] for sample in ds)
     assert (lossless / (1 << 31) - tone).abs().max() < 1e-6
     assert not (lossless % 256).any()

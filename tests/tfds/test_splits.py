@@ -22,7 +22,8 @@ lengths = st.lists(st.integers(0, 40), min_size=1, max_size=6).filter(sum).map(t
         ("train[:-1shard]", [("train", 0, 7)]),
         ("train[:]", [("train", 0, 11)]),
         ("train[0:]+test-b[:]", [("train", 0, 11), ("test-b", 0, 5)]),
-        ("train[:4shard]", [("train", 0, 11)]),  # TFDS 4.9.10 cuts shards off at the ends, not examples
+        # TFDS 4.9.10 cuts shards off at the ends, not examples
+        ("train[:4shard]", [("train", 0, 11)]),
         ("train[-9shard:2shard]", [("train", 0, 7)]),
         (" all ", [("train", 0, 11), ("test-b", 0, 5)]),
         (ReadInstruction("train", 2) + "test-b", [("train", 2, 11), ("test-b", 0, 5)]),
@@ -71,7 +72,9 @@ def test_wrong_arguments():
     with pytest.raises(ValueError, match="percents"):
         ReadInstruction("train", float("nan"), unit="%")
     with pytest.raises(ValueError, match="at least 100 examples, got 11"):
-        resolve_split(ReadInstruction("train", to=50, unit="%", rounding="pct1_dropremainder"), SIZES)
+        resolve_split(
+            ReadInstruction("train", to=50, unit="%", rounding="pct1_dropremainder"), SIZES
+        )
     for n in (0, -1, True, 2.0):
         with pytest.raises(ValueError, match="n must be an integer"):
             even_splits("train", n)
@@ -103,7 +106,9 @@ def test_two_parts_by_percent_are_the_whole(shards, percent):
             found += resolve_split(split, sizes)
         except ValueError:
             continue
-    assert [index for part in found for index in range(part.start, part.stop)] == list(range(sum(shards)))
+    assert [index for part in found for index in range(part.start, part.stop)] == list(
+        range(sum(shards))
+    )
 
 
 @given(lengths, st.integers(-50, 50), st.integers(-50, 50))

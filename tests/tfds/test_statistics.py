@@ -13,7 +13,7 @@ from rlds_episodes import LENGTHS, action, state, write_episodes
 from sidecars import changed, flipped_in_place, flips
 
 from torch_tfrecord import ParseError, tfds
-from torch_tfrecord.remote.access import Access
+from torch_tfrecord.files.access import Access
 from torch_tfrecord.tfds import RLDSEpisodes, dataset_statistics, statistics
 
 STEPS = [(number, at) for number, length in enumerate(LENGTHS) for at in range(length)]
@@ -76,7 +76,9 @@ def test_a_part(drawn):
 
 
 def test_several_names_are_joined(drawn):
-    found = dataset_statistics(drawn, action=["observation/state", "is_first"], proprio="observation/state")
+    found = dataset_statistics(
+        drawn, action=["observation/state", "is_first"], proprio="observation/state"
+    )
     rows = [[*state(*step).tolist(), float(step[1] == 0)] for step in STEPS]
     assert_described(found["action"], rows)
 
@@ -102,10 +104,16 @@ def test_large_offsets_cost_no_digits(tmp_path):
 
 def test_transform_of_episodes(drawn, computed):
     def gripper_first(episode):
-        return {**episode, "action": episode["action"].flip(1), "observation": {"proprio": episode["reward"][:, None]}}
+        return {
+            **episode,
+            "action": episode["action"].flip(1),
+            "observation": {"proprio": episode["reward"][:, None]},
+        }
 
     def run():
-        return dataset_statistics(drawn, episode_transform=gripper_first, proprio="observation/proprio")
+        return dataset_statistics(
+            drawn, episode_transform=gripper_first, proprio="observation/proprio"
+        )
 
     assert_described(run()["action"], torch.stack([action(*step).flip(0) for step in STEPS]))
     assert_described(run()["proprio"], [[at] for _, at in STEPS])
@@ -118,7 +126,9 @@ def test_a_result_is_kept_until_something_changes(drawn, computed):
     (kept,) = Path(drawn).glob("dataset_statistics_*.safetensors")
     arrays = safetensors.numpy.load(kept.read_bytes())
     assert arrays["action"].tolist() == [value for name in NAMES for value in first["action"][name]]
-    assert arrays["proprio"].tolist() == [value for name in NAMES for value in first["proprio"][name]]
+    assert arrays["proprio"].tolist() == [
+        value for name in NAMES for value in first["proprio"][name]
+    ]
     assert arrays["counts"].tolist() == [len(STEPS), len(LENGTHS)]
     again = dataset_statistics(drawn)
     assert again == first
@@ -216,7 +226,9 @@ def test_a_file_of_somebody_else_is_left_alone(drawn, computed, tmp_path, make):
     place = kept_file(drawn)
     place.unlink()
     other = tmp_path / "mine"
-    other.write_bytes(safetensors.numpy.save({"a": np.zeros(3)}) if make == "safetensors" else b'{"action": {}}')
+    other.write_bytes(
+        safetensors.numpy.save({"a": np.zeros(3)}) if make == "safetensors" else b'{"action": {}}'
+    )
     if make == "link":
         place.symlink_to(other)
     else:
@@ -225,7 +237,10 @@ def test_a_file_of_somebody_else_is_left_alone(drawn, computed, tmp_path, make):
     assert [dataset_statistics(drawn), dataset_statistics(drawn)] == [first, first]
     assert len(computed) == 2
     assert place.read_bytes() == other.read_bytes() == before
-    assert len(list(Path(os.environ["XDG_CACHE_HOME"], "torch_tfrecord").glob("dataset_statistics_*"))) == 1
+    assert (
+        len(list(Path(os.environ["XDG_CACHE_HOME"], "torch_tfrecord").glob("dataset_statistics_*")))
+        == 1
+    )
 
 
 def test_index_dir_holds_everything(drawn, tmp_path):
@@ -262,8 +277,16 @@ def test_no_image_is_read(drawn, monkeypatch):
     ("arguments", "kind", "text"),
     [
         ({"action": "wrong"}, KeyError, "no feature 'wrong' in the steps"),
-        ({"action": "language_instruction"}, ParseError, "expected a fixed number of numbers in each step"),
-        ({"proprio": "observation/image"}, ParseError, "expected a fixed number of numbers in each step"),
+        (
+            {"action": "language_instruction"},
+            ParseError,
+            "expected a fixed number of numbers in each step",
+        ),
+        (
+            {"proprio": "observation/image"},
+            ParseError,
+            "expected a fixed number of numbers in each step",
+        ),
     ],
 )
 def test_wrong_names(drawn, arguments, kind, text):
@@ -278,7 +301,9 @@ def test_values_that_are_not_finite(tmp_path):
         return episode
 
     directory = write_episodes(tmp_path / "drawn" / "1.0.0", change=broken)
-    with pytest.raises(ParseError, match="action, dimension 1: expected finite numbers, got nan in episode 2"):
+    with pytest.raises(
+        ParseError, match="action, dimension 1: expected finite numbers, got nan in episode 2"
+    ):
         dataset_statistics(directory)
 
 

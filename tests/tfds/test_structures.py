@@ -1,6 +1,8 @@
-"""Every structure of features.json that was found in public, with random examples written and read by TFDS.
+"""Every structure of features.json that was found in public, with random examples written and read
+by TFDS.
 
-`tests/data/README.md` says where they come from. Covers tfds/features_json, tfds/leaf_table, tfds/parser.
+`tests/data/README.md` says where they come from. Covers tfds/features_json, tfds/leaf_table,
+tfds/parser.
 """
 
 import base64
@@ -16,11 +18,11 @@ from tfds_values import assert_equal, assert_same
 from torchvision import tv_tensors
 
 from torch_tfrecord import TFRecordWriter, tfds
+from torch_tfrecord.columns.stacking import rows_of
 from torch_tfrecord.tfds.encoding import SampleEncoder
 from torch_tfrecord.tfds.features_json import features_from_json, features_to_json
 from torch_tfrecord.tfds.leaf_table import Decoding
 from torch_tfrecord.tfds.parser import TFDSParser
-from torch_tfrecord.values.stacking import rows_of
 
 DATA = Path(__file__).parent.parent / "data" / "tfds_structures"
 STRUCTURES = json.loads(gzip.decompress((DATA / "structures.json.gz").read_bytes()))
@@ -36,7 +38,11 @@ def directory(folder, features, records):
     with TFRecordWriter(folder / "one-train.tfrecord-00000-of-00001") as writer:
         for record in records:
             writer.write(record)
-    info = {"name": "one", "version": "1.0.0", "splits": [{"name": "train", "shardLengths": [str(len(records))]}]}
+    info = {
+        "name": "one",
+        "version": "1.0.0",
+        "splits": [{"name": "train", "shardLengths": [str(len(records))]}],
+    }
     (folder / "dataset_info.json").write_text(json.dumps(info))
     (folder / "features.json").write_text(json.dumps(features))
     return folder
@@ -52,14 +58,19 @@ def assert_as_tfds(found, expected, where="sample"):
             assert_as_tfds(found[name], item, f"{where}/{name}")
     elif "steps" in expected:
         for number, step in enumerate(expected["steps"]):
-            assert_as_tfds(step_of(found, number, len(expected["steps"]), where), step, f"{where}[{number}]")
+            assert_as_tfds(
+                step_of(found, number, len(expected["steps"]), where), step, f"{where}[{number}]"
+            )
     else:
         assert_equal(found, expected, where)
 
 
 def step_of(found, number, num_steps, where):
     if isinstance(found, dict):
-        return {name: step_of(item, number, num_steps, f"{where}/{name}") for name, item in found.items()}
+        return {
+            name: step_of(item, number, num_steps, f"{where}/{name}")
+            for name, item in found.items()
+        }
     rows = rows_of(found)
     assert len(rows) == num_steps, where
     return rows[number]
@@ -68,7 +79,9 @@ def step_of(found, number, num_steps, where):
 def assert_read(folder, row):
     """Each example alone, both as a batch, and written again."""
     records = [base64.b64decode(record) for record in row["records"]]
-    ds = tfds.load(directory(folder, row["features"], records), index="memory", as_numpy_layout=True)
+    ds = tfds.load(
+        directory(folder, row["features"], records), index="memory", as_numpy_layout=True
+    )
     samples = [ds[position] for position in range(len(records))]
     for sample, expected in zip(samples, row["expected"], strict=True):
         assert_as_tfds(sample, expected)
@@ -107,7 +120,9 @@ def test_every_structure_is_understood(row):
 def is_rlds(row):
     tree = features_from_json(row["features"], "features.json")
     steps = tree.get("steps") if isinstance(tree, tfds.features.FeaturesDict) else None
-    return isinstance(steps, tfds.features.Dataset) and isinstance(steps.feature, tfds.features.FeaturesDict)
+    return isinstance(steps, tfds.features.Dataset) and isinstance(
+        steps.feature, tfds.features.FeaturesDict
+    )
 
 
 EPISODES = [row for row in READ if is_rlds(row)]
@@ -115,12 +130,16 @@ EPISODES = [row for row in READ if is_rlds(row)]
 
 @pytest.mark.parametrize("row", EPISODES, ids=origins(EPISODES))
 def test_steps_are_those_of_the_whole_record(row, tmp_path):
-    folder = directory(tmp_path, row["features"], [base64.b64decode(record) for record in row["records"]])
+    folder = directory(
+        tmp_path, row["features"], [base64.b64decode(record) for record in row["records"]]
+    )
     whole, episodes = tfds.load(folder, index="memory"), tfds.RLDSEpisodes(folder, index="memory")
     for number, num_steps in enumerate(episodes.num_steps.tolist()):
         for step in range(num_steps):
             found = step_of(episodes[number]["steps"], step, num_steps, "steps")
-            assert_same(plain(found), plain(step_of(whole[number]["steps"], step, num_steps, "steps")))
+            assert_same(
+                plain(found), plain(step_of(whole[number]["steps"], step, num_steps, "steps"))
+            )
     steps = tfds.RLDSDataset(folder, index="memory", window_size=2)
     assert len(steps) == sum(episodes.num_steps.tolist())
     assert_same([*steps], list(steps.__getitems__(range(len(steps)))))
@@ -139,11 +158,20 @@ def test_values_are_what_tfds_returned(row, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif("TFDS_PYTHON" not in os.environ, reason="TFDS_PYTHON names no Python with tensorflow-datasets")
+@pytest.mark.skipif(
+    "TFDS_PYTHON" not in os.environ, reason="TFDS_PYTHON names no Python with tensorflow-datasets"
+)
 def test_other_values_are_what_tfds_returns(tmp_path):
-    command = [os.environ["TFDS_PYTHON"], str(DATA / "structures.py"), "values", os.environ.get("SEED", "other")]
+    command = [
+        os.environ["TFDS_PYTHON"],
+        str(DATA / "structures.py"),
+        "values",
+        os.environ.get("SEED", "other"),
+    ]
     bare = json.dumps([{"features": row["features"], "origin": row["origin"]} for row in READ])
-    rows = json.loads(subprocess.run(command, input=bare, capture_output=True, text=True, check=True).stdout)
+    rows = json.loads(
+        subprocess.run(command, input=bare, capture_output=True, text=True, check=True).stdout
+    )
     assert len(rows) == len(READ)
     for number, row in enumerate(rows):
         (tmp_path / str(number)).mkdir()

@@ -55,7 +55,9 @@ def assert_as_tfds(sample, expected):
 @pytest.mark.parametrize(("workers", "context"), [(0, None), (1, "fork"), (2, "fork")])
 def test_every_value_is_what_tfds_returned(name, split, workers, context):
     ds = load(name, split, as_numpy_layout=True)
-    loader = DataLoader(ds, 2, num_workers=workers, multiprocessing_context=context, collate_fn=as_is)
+    loader = DataLoader(
+        ds, 2, num_workers=workers, multiprocessing_context=context, collate_fn=as_is
+    )
     found = [sample for batch in loader for sample in batch]
     assert isinstance(ds, TFRecordDataset)
     assert len(found) == len(ds) == len(EXPECTED[name]["examples"][split])
@@ -65,7 +67,9 @@ def test_every_value_is_what_tfds_returned(name, split, workers, context):
 
 def test_the_same_from_workers_that_know_nothing_of_this_process():
     ds = load("kinds", as_numpy_layout=True)
-    loader = DataLoader(ds, 2, num_workers=2, multiprocessing_context="forkserver", collate_fn=as_is)
+    loader = DataLoader(
+        ds, 2, num_workers=2, multiprocessing_context="forkserver", collate_fn=as_is
+    )
     found = [sample for batch in loader for sample in batch]
     for sample, expected in zip(found, EXPECTED["kinds"]["examples"]["train"], strict=True):
         assert_as_tfds(sample, expected)
@@ -114,7 +118,9 @@ def test_boxes_are_in_pixels_of_the_image():
     assert sample["pixel_box"].format.value == "XYWH"
     assert sample["pixel_box"].tolist() == [[1.0, 2.0, 5.0, 4.0]]
     plain = load("drawings", features=["objects/box"], as_numpy_layout=True)[2]["objects"]["box"]
-    assert torch.equal(sample["objects"]["box"].as_subclass(torch.Tensor), plain[:, [1, 0, 3, 2]] * 12)
+    assert torch.equal(
+        sample["objects"]["box"].as_subclass(torch.Tensor), plain[:, [1, 0, 3, 2]] * 12
+    )
     assert load("drawings")[0]["objects"]["box"].shape == (0, 4)
 
 
@@ -141,14 +147,19 @@ def test_split_strings(split, expected):
 @pytest.mark.parametrize(("case", "expected"), EXPECTED["counted"]["even"].items())
 def test_even_splits(case, expected):
     split, n, drop = case.split("|")
-    parts = [load("counted", part) for part in tfds.even_splits(split, int(n), drop_remainder=drop == "True")]
+    parts = [
+        load("counted", part)
+        for part in tfds.even_splits(split, int(n), drop_remainder=drop == "True")
+    ]
     assert [[one_int(ds[position]) for position in range(len(ds))] for ds in parts] == expected
 
 
 @pytest.mark.parametrize(("case", "expected"), EXPECTED["counted"]["pct1"].items())
 def test_percent_with_the_remainder_dropped(case, expected):
     low, high = (None if bound == "None" else int(bound) for bound in case.split("|"))
-    ds = load("counted", tfds.ReadInstruction("train", low, high, unit="%", rounding="pct1_dropremainder"))
+    ds = load(
+        "counted", tfds.ReadInstruction("train", low, high, unit="%", rounding="pct1_dropremainder")
+    )
     assert [one_int(ds[position]) for position in range(len(ds))] == expected
 
 
@@ -203,7 +214,11 @@ def test_as_supervised_needs_keys():
 def test_only_what_is_named_is_read(features):
     sample, whole = load("kinds", features=features)[3], load("kinds")[3]
     number = whole["deep"]["er"]["number"]
-    expected = {"text": whole["text"], "deep": {"er": {"number": number}}, "ragged_dict": whole["ragged_dict"]}
+    expected = {
+        "text": whole["text"],
+        "deep": {"er": {"number": number}},
+        "ragged_dict": whole["ragged_dict"],
+    }
     assert_same(dict(sorted(sample.items())), dict(sorted(expected.items())))
 
 
@@ -224,7 +239,11 @@ def test_what_is_not_named_is_not_decoded():
 
 
 def test_names_that_are_not_there():
-    for options in ({"features": ["imag"]}, {"decoders": {"imag": None}}, {"defaults": {"imag": 1}}):
+    for options in (
+        {"features": ["imag"]},
+        {"decoders": {"imag": None}},
+        {"defaults": {"imag": 1}},
+    ):
         with pytest.raises(KeyError, match="imag"):
             load("drawings", **options)
     with pytest.raises(ValueError, match="at least one"):
@@ -236,7 +255,9 @@ def test_names_that_are_not_there():
 
 
 def test_decoders_take_the_place_of_decoding():
-    sample = load("drawings", features=["image", "crops", "jpeg"], decoders={"image": None, "crops": len})[2]
+    sample = load(
+        "drawings", features=["image", "crops", "jpeg"], decoders={"image": None, "crops": len}
+    )[2]
     assert sample["image"][:4] == b"\x89PNG"
     assert all(isinstance(size, int) and size > 60 for size in sample["crops"])
     assert len(sample["crops"]) == 2
@@ -244,8 +265,15 @@ def test_decoders_take_the_place_of_decoding():
 
 
 def test_an_optional_value_is_none_or_the_default():
-    assert [sample["opt_int32"] for sample in load("kinds", features=["opt_int32"])][1::2] == [None, None]
-    ds = load("kinds", features=["opt_int32", "opt_bool"], defaults={"opt_int32": torch.tensor(-1, dtype=torch.int32)})
+    assert [sample["opt_int32"] for sample in load("kinds", features=["opt_int32"])][1::2] == [
+        None,
+        None,
+    ]
+    ds = load(
+        "kinds",
+        features=["opt_int32", "opt_bool"],
+        defaults={"opt_int32": torch.tensor(-1, dtype=torch.int32)},
+    )
     assert [int(sample["opt_int32"]) for sample in ds] == [0, -1, 2, -1, 4]
     assert ds[3]["opt_bool"] is None
 
@@ -292,7 +320,9 @@ def test_a_shard_with_another_number_of_records(tmp_path, found):
     with TFRecordWriter(wrong) as writer:
         for number in range(found):
             writer.write({"id": number})
-    with pytest.raises(IndexMismatchError, match=f"{wrong.name}: expected 33 records.*shardLengths.*got {found}"):
+    with pytest.raises(
+        IndexMismatchError, match=f"{wrong.name}: expected 33 records.*shardLengths.*got {found}"
+    ):
         tfds.load(folder, index="memory")
 
 
@@ -314,9 +344,14 @@ def test_an_unknown_class_is_an_error_only_where_it_is_asked_for(tmp_path):
     folder = copied("counted", tmp_path)
     path = folder / "features.json"
     tree = json.loads(path.read_text())
-    tree["featuresDict"]["features"]["odd"] = {"pythonClassName": "my.code.Odd", "jsonFeature": {"json": "{}"}}
+    tree["featuresDict"]["features"]["odd"] = {
+        "pythonClassName": "my.code.Odd",
+        "jsonFeature": {"json": "{}"},
+    }
     path.write_text(json.dumps(tree))
-    with pytest.raises(ParseError, match=r"features.json: feature 'odd': an unknown feature class, 'my.code.Odd'"):
+    with pytest.raises(
+        ParseError, match=r"features.json: feature 'odd': an unknown feature class, 'my.code.Odd'"
+    ):
         tfds.load(folder, index="memory")
     assert one_int(tfds.load(folder, features=["id"], index="memory")[7]) == 7
     assert "UnknownFeature('my.code.Odd')" in str(tfds.info(folder))

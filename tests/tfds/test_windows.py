@@ -1,4 +1,6 @@
-"""Windows of steps, against a plain walk over every place; many as one batch, against each by itself."""
+"""Windows of steps, against a plain walk over every place; many as one batch, against each by
+itself.
+"""
 
 import numpy as np
 import pytest
@@ -31,7 +33,9 @@ def test_spans_hold_the_steps_of_the_window(window_size, action_horizon, num_ste
     for span, places in ((seen, past), (done, future)):
         assert span.mask().tolist() == [0 <= place < num_steps for place in places]
         assert span.repeated().tolist() == [min(max(place, 0), num_steps - 1) for place in places]
-        assert list(range(span.first, span.stop)) == [place for place in places if 0 <= place < num_steps]
+        assert list(range(span.first, span.stop)) == [
+            place for place in places if 0 <= place < num_steps
+        ]
 
 
 @given(SIZES, st.lists(st.tuples(st.integers(0, 19), st.integers(1, 20)), min_size=1, max_size=9))
@@ -53,7 +57,11 @@ def test_without_padding_positions_are_the_steps_that_fit(window_size, action_ho
     windows = Windows(window_size, action_horizon, pad=None)
     counts = windows.num_positions(np.array(lengths))
     for count, length in zip(counts.tolist(), lengths, strict=True):
-        fitting = [step for step in range(length) if step - window_size + 1 >= 0 and step + action_horizon <= length]
+        fitting = [
+            step
+            for step in range(length)
+            if step - window_size + 1 >= 0 and step + action_horizon <= length
+        ]
         assert [windows.step(number) for number in range(count)] == fitting
         for step in fitting:
             assert windows.observations(step).mask().all()
@@ -74,9 +82,21 @@ def test_span_without_padding():
     ("arguments", "kind", "text"),
     [
         ({"window_size": 0}, ValueError, "window_size must be an integer of at least 1, got 0"),
-        ({"action_horizon": -1}, ValueError, "action_horizon must be an integer of at least 1, got -1"),
-        ({"window_size": 1.5}, TypeError, r"window_size must be an integer of at least 1, got 1.5 \(float\)"),
-        ({"action_horizon": True}, TypeError, r"action_horizon must be an integer of at least 1, got True \(bool\)"),
+        (
+            {"action_horizon": -1},
+            ValueError,
+            "action_horizon must be an integer of at least 1, got -1",
+        ),
+        (
+            {"window_size": 1.5},
+            TypeError,
+            r"window_size must be an integer of at least 1, got 1.5 \(float\)",
+        ),
+        (
+            {"action_horizon": True},
+            TypeError,
+            r"action_horizon must be an integer of at least 1, got True \(bool\)",
+        ),
         ({"pad": "reflect"}, ValueError, "pad must be 'repeat', 'zero' or None, got 'reflect'"),
     ],
 )
@@ -116,9 +136,12 @@ def test_numbers_of_a_batch_are_those_of_each_window(lengths, size, pad, shape, 
         found = batch.take(columns)
         assert found.dtype == expected[0].dtype and found.is_contiguous()
         assert torch.equal(found, torch.stack(expected))
-        singles = StepBatch([span._replace(stop=span.first + 1, before=0, behind=0) for span in spans], [0], pad)
+        singles = StepBatch(
+            [span._replace(stop=span.first + 1, before=0, behind=0) for span in spans], [0], pad
+        )
         assert torch.equal(
-            singles.at(columns), torch.stack([c.at(span.first) for c, span in zip(columns, spans, strict=True)])
+            singles.at(columns),
+            torch.stack([c.at(span.first) for c, span in zip(columns, spans, strict=True)]),
         )
 
 
@@ -143,13 +166,23 @@ def test_columns_that_differ_give_a_list(other, pad):
             for value, column, span in zip(found, columns, spans, strict=True):
                 expected = window(column, span, pad)
                 assert type(value) is type(expected)
-                assert torch.equal(value, expected) if isinstance(value, torch.Tensor) else value == expected
+                assert (
+                    torch.equal(value, expected)
+                    if isinstance(value, torch.Tensor)
+                    else value == expected
+                )
 
 
 def test_trees_of_other_names():
     assert together([{"x": {"y": 1}}, {"x": {"y": 2}}], sum) == {"x": {"y": 3}}
     assert dict(shared_names([{"a": 1, "b": 2}, {"b": 4, "a": 3}])) == {"a": [1, 3], "b": [2, 4]}
-    for trees in ([{"x": 1}, {"y": 1}], [{"x": 1}, {"x": 1, "y": 2}], [{"x": 1}, 3], [3, {"x": 1}], [3, 4]):
+    for trees in (
+        [{"x": 1}, {"y": 1}],
+        [{"x": 1}, {"x": 1, "y": 2}],
+        [{"x": 1}, 3],
+        [3, {"x": 1}],
+        [3, 4],
+    ):
         with pytest.raises(DifferentNamesError):
             list(shared_names(trees))
     for trees in ([{"x": 1}, 3], [3, {"x": 1}], [{"x": {"y": 1}}, {"x": 1}]):

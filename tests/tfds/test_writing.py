@@ -1,4 +1,5 @@
-"""tfds.write: read back by tfds.load, and by TFDS itself where TFDS_PYTHON names a Python that has it.
+"""tfds.write: read back by tfds.load, and by TFDS itself where TFDS_PYTHON names a Python that has
+it.
 
 Covers tfds/encoding, tfds/pictures.
 """
@@ -33,7 +34,9 @@ def samples_of(name, split, **options):
 @pytest.mark.parametrize("as_numpy_layout", [False, True])
 def test_what_was_read_is_written_and_read_again(tmp_path, name, as_numpy_layout):
     info = tfds.info(directory(name))
-    samples = {split: samples_of(name, split, as_numpy_layout=as_numpy_layout) for split in info.splits}
+    samples = {
+        split: samples_of(name, split, as_numpy_layout=as_numpy_layout) for split in info.splits
+    }
     written = tfds.write(
         tmp_path / "out" / "1.2.3",
         samples,
@@ -47,13 +50,21 @@ def test_what_was_read_is_written_and_read_again(tmp_path, name, as_numpy_layout
     assert (written.features, written.supervised_keys) == (info.features, info.supervised_keys)
     for split in info.splits:
         decoders = RAW if name == "drawings" else None
-        ds = tfds.load(tmp_path / "out", split, index="memory", decoders=decoders, as_numpy_layout=as_numpy_layout)
+        ds = tfds.load(
+            tmp_path / "out",
+            split,
+            index="memory",
+            decoders=decoders,
+            as_numpy_layout=as_numpy_layout,
+        )
         assert ds.files == written.files(split)
         for found, expected in zip(ds, samples[split], strict=True):
             assert_same(found, expected)
 
 
-@pytest.mark.skipif("TFDS_PYTHON" not in os.environ, reason="TFDS_PYTHON names no Python with tensorflow-datasets")
+@pytest.mark.skipif(
+    "TFDS_PYTHON" not in os.environ, reason="TFDS_PYTHON names no Python with tensorflow-datasets"
+)
 @pytest.mark.parametrize("name", ["drawings", "kinds"])
 def test_tfds_reads_what_we_write(tmp_path, name):
     info = tfds.info(directory(name))
@@ -72,7 +83,11 @@ def test_tfds_reads_what_we_write(tmp_path, name):
 
 
 def test_files_are_those_of_tfds(tmp_path):
-    features = {"x": torch.float32, "label": f.ClassLabel(names=["a", "b/c"]), "in": {"l": f.ClassLabel(names=["d"])}}
+    features = {
+        "x": torch.float32,
+        "label": f.ClassLabel(names=["a", "b/c"]),
+        "in": {"l": f.ClassLabel(names=["d"])},
+    }
     samples = [{"x": i / 2, "label": i % 2, "in": {"l": "d"}} for i in range(11)]
     info = tfds.write(
         tmp_path / "toy",
@@ -100,19 +115,34 @@ def test_files_are_those_of_tfds(tmp_path):
     stored = json.loads((tmp_path / "toy" / "dataset_info.json").read_text())
     assert stored["splits"][0]["shardLengths"] == ["4", "3", "4"]
     assert stored["fileFormat"] == "tfrecord"
-    assert "disableShuffling" not in stored  # TFDS refuses to interleave ordered datasets, and so do loaders of robots
-    assert (info.version, info.config_name, info.citation, info.license) == ("3.1.4", "big", "c", "l")
-    assert [float(sample["x"]) for sample in tfds.load(info, "train", index="memory")] == [i / 2 for i in range(11)]
+    # TFDS refuses to interleave ordered datasets, and so do loaders of robots
+    assert "disableShuffling" not in stored
+    assert (info.version, info.config_name, info.citation, info.license) == (
+        "3.1.4",
+        "big",
+        "c",
+        "l",
+    )
+    assert [float(sample["x"]) for sample in tfds.load(info, "train", index="memory")] == [
+        i / 2 for i in range(11)
+    ]
     assert info.features["label"].names == ("a", "b/c")
 
 
 def test_a_list_of_dicts_is_a_sequence_too(tmp_path):
     features = {
         "steps": f.Dataset(
-            {"action": f.Tensor((2,), "float32"), "text": f.Text(), "ids": f.Sequence(f.Scalar("int64"))}
+            {
+                "action": f.Tensor((2,), "float32"),
+                "text": f.Text(),
+                "ids": f.Sequence(f.Scalar("int64")),
+            }
         )
     }
-    steps = [{"action": [1.0, 2.0], "text": "a", "ids": [1]}, {"action": [3.0, 4.0], "text": "b", "ids": []}]
+    steps = [
+        {"action": [1.0, 2.0], "text": "a", "ids": [1]},
+        {"action": [3.0, 4.0], "text": "b", "ids": []},
+    ]
     tfds.write(tmp_path / "d", {"train": [{"steps": steps}, {"steps": []}]}, features, name="d")
     ds = tfds.load(tmp_path / "d", index="memory")
     assert ds[0]["steps"]["action"].tolist() == [[1, 2], [3, 4]]
@@ -127,7 +157,9 @@ def test_images_from_files_bytes_and_arrays(tmp_path):
     path = tmp_path / "file.bmp"
     path.write_bytes(encode_image(pixels, "bmp"))
     values = [path, path.read_bytes(), pixels, pixels.numpy(), tv_tensors.Image(pixels)]
-    tfds.write(tmp_path / "d", {"train": [{"i": value} for value in values]}, {"i": f.Image()}, name="d")
+    tfds.write(
+        tmp_path / "d", {"train": [{"i": value} for value in values]}, {"i": f.Image()}, name="d"
+    )
     ds = tfds.load(tmp_path / "d", index="memory")
     assert all(torch.equal(sample["i"], pixels) for sample in ds)
     raw = tfds.load(tmp_path / "d", index="memory", decoders={"i": None})
@@ -151,7 +183,11 @@ def test_colours_of_16_bits(tmp_path, channels):
     pixels = (np.arange(np.prod(size)) * 1000 + 7).astype(np.uint16).reshape(size)
     theirs = bytes.fromhex(DEEP[channels])
     tfds.write(
-        tmp_path / "deep", {"train": [{"x": theirs}, {"x": pixels}]}, {"x": feature}, name="deep", as_numpy_layout=True
+        tmp_path / "deep",
+        {"train": [{"x": theirs}, {"x": pixels}]},
+        {"x": feature},
+        name="deep",
+        as_numpy_layout=True,
     )
     for sample in tfds.load(tmp_path / "deep", as_numpy_layout=True):
         assert sample["x"].dtype == torch.uint16 and np.array_equal(sample["x"].numpy(), pixels)
@@ -168,14 +204,24 @@ def test_colours_of_16_bits(tmp_path, channels):
 
 
 def test_boxes_of_every_format(tmp_path):
-    features = {name: f.BBoxFeature(name) for name in ("REL_YXYX", "REL_XYXY", "YXYX", "XYXY", "XYWH")}
+    features = {
+        name: f.BBoxFeature(name) for name in ("REL_YXYX", "REL_XYXY", "YXYX", "XYXY", "XYWH")
+    }
     boxes = {
         "XYXY": [[2.0, 3.0, 6.0, 9.0]],
         "XYWH": [[2.0, 3.0, 4.0, 6.0]],
         "CXCYWH": [[4.0, 6.0, 4.0, 6.0]],
     }
-    values = [tv_tensors.BoundingBoxes(box, format=kind, canvas_size=(12, 8)) for kind, box in boxes.items()]
-    tfds.write(tmp_path / "d", {"train": [dict.fromkeys(features, box) for box in values]}, features, name="d")
+    values = [
+        tv_tensors.BoundingBoxes(box, format=kind, canvas_size=(12, 8))
+        for kind, box in boxes.items()
+    ]
+    tfds.write(
+        tmp_path / "d",
+        {"train": [dict.fromkeys(features, box) for box in values]},
+        features,
+        name="d",
+    )
     for sample in tfds.load(tmp_path / "d", index="memory", as_numpy_layout=True):
         assert {name: box.tolist() for name, box in sample.items()} == {
             "REL_YXYX": [0.25, 0.25, 0.75, 0.75],
@@ -207,7 +253,9 @@ def test_boxes_of_every_format(tmp_path):
     ],
 )
 def test_samples_that_do_not_fit(tmp_path, feature, value, text):
-    with pytest.raises((TypeError, ValueError), match=rf"split 'train', sample 0: feature 'x.*{text}"):
+    with pytest.raises(
+        (TypeError, ValueError), match=rf"split 'train', sample 0: feature 'x.*{text}"
+    ):
         tfds.write(tmp_path / "d", {"train": [{"x": value}]}, {"x": feature}, name="d")
     assert list(tmp_path.iterdir()) == []
 
@@ -230,7 +278,11 @@ def test_samples_that_do_not_fit(tmp_path, feature, value, text):
     ],
 )
 def test_wrong_arguments_leave_nothing(tmp_path, options, text):
-    arguments = {"samples_by_split": {"train": [{"x": 1}, {"x": 2}]}, "features": {"x": torch.int64}, "name": "d"}
+    arguments = {
+        "samples_by_split": {"train": [{"x": 1}, {"x": 2}]},
+        "features": {"x": torch.int64},
+        "name": "d",
+    }
     with pytest.raises((KeyError, TypeError, ValueError), match=text):
         tfds.write(tmp_path / "d", **{**arguments, **options})
     assert list(tmp_path.iterdir()) == []
@@ -291,13 +343,24 @@ def test_the_records_are_those_of_tfds():
             if isinstance(values, list):
                 assert list(ours[key]) == values, key
             else:
-                assert (ours[key].dtype, ours[key].tobytes()) == (values.dtype, values.tobytes()), key
+                assert (ours[key].dtype, ours[key].tobytes()) == (values.dtype, values.tobytes()), (
+                    key
+                )
 
 
 trees = st.recursive(
-    st.sampled_from([f.Scalar("int64"), f.Scalar("uint64"), f.Text(), f.Tensor((2,), "float32"), f.Scalar("string")]),
+    st.sampled_from(
+        [
+            f.Scalar("int64"),
+            f.Scalar("uint64"),
+            f.Text(),
+            f.Tensor((2,), "float32"),
+            f.Scalar("string"),
+        ]
+    ),
     lambda inner: (
-        st.builds(f.Sequence, inner) | st.dictionaries(st.sampled_from("abc"), inner, min_size=1).map(f.FeaturesDict)
+        st.builds(f.Sequence, inner)
+        | st.dictionaries(st.sampled_from("abc"), inner, min_size=1).map(f.FeaturesDict)
     ),
     max_leaves=5,
 )

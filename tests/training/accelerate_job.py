@@ -1,10 +1,13 @@
-"""Programs with Accelerate for test_accelerate: each of two ranks writes what it received, case by case.
+"""Programs with Accelerate for test_accelerate: each of two ranks writes what it received, case by
+case.
 
     torchrun --nproc_per_node N tests/accelerate_job.py JOB FOLDER
 
-FOLDER/JOB-N-RANK.json is a dict from the name of each case to what came of it: lists of numbers, or an error's text.
+FOLDER/JOB-N-RANK.json is a dict from the name of each case to what came of it: lists of numbers, or
+an error's text.
 """
 
+import functools
 import json
 import os
 import sys
@@ -74,7 +77,9 @@ def settings(folder):
             found[f"{name}, {config}, gather"] = gathered(here, getattr(loaders, name)())
             found[f"{name}, {config}, skip"] = skipped(here, getattr(loaders, name)())
     here = accelerator()
-    found["make_dataloader, default, gather, drop_last"] = gathered(here, loaders.make_dataloader(drop_last=True))
+    found["make_dataloader, default, gather, drop_last"] = gathered(
+        here, loaders.make_dataloader(drop_last=True)
+    )
     found["len"] = [len(here.prepare(getattr(loaders, name)())) for name in NAMES[:3]]
     for name in NAMES[:3]:
         prepared = here.prepare(getattr(loaders, name)())
@@ -82,8 +87,12 @@ def settings(folder):
         found[f"{name}, set_epoch"] = two_epochs(prepared)
     found["two loaders"] = nested(here, loaders)
     found["epochs"] = caught(ids, here.prepare(loaders.make_dataloader(num_epochs=2)))
-    found["epochs, drop_last"] = ids(here.prepare(loaders.make_dataloader(num_epochs=2, drop_last=True)))
-    found["rank"] = caught(ids, here.prepare(loaders.make_dataloader(rank=here.process_index, world_size=2)))
+    found["epochs, drop_last"] = ids(
+        here.prepare(loaders.make_dataloader(num_epochs=2, drop_last=True))
+    )
+    found["rank"] = caught(
+        ids, here.prepare(loaders.make_dataloader(rank=here.process_index, world_size=2))
+    )
     stream = TFRecordIterableDataset(loaders.paths, FEATURES, rank=here.process_index, world_size=2)
     found["rank of a stream"] = caught(ids, here.prepare(DataLoader(stream, BATCH_SIZE)))
     found["state"] = caught(state_in_loop, here, loaders.make_dataloader())
@@ -93,11 +102,15 @@ def settings(folder):
 
 def gathered(here, loader):
     prepared = here.prepare(loader)
-    return [number for batch in prepared for number in here.gather_for_metrics(batch["id"]).tolist()]
+    return [
+        number for batch in prepared for number in here.gather_for_metrics(batch["id"]).tolist()
+    ]
 
 
 def skipped(here, loader):
-    """An epoch, and the same from its fourth batch on; then the next one, of which nothing is skipped."""
+    """An epoch, and the same from its fourth batch on; then the next one, of which nothing is
+    skipped.
+    """
     prepared = here.prepare(loader)
     whole = ids(prepared)
     prepared.set_epoch(0)
@@ -111,7 +124,9 @@ def nested(here, loaders):
     dataset = loaders.dataset()
     batches = RecordBatchSampler(dataset, BATCH_SIZE, seed=3)
     prepared = here.prepare(DataLoader(dataset, batch_sampler=batches, collate_fn=collate))
-    own = DataLoader(dataset, batch_sampler=RecordBatchSampler(dataset, BATCH_SIZE, seed=3), collate_fn=collate)
+    own = DataLoader(
+        dataset, batch_sampler=RecordBatchSampler(dataset, BATCH_SIZE, seed=3), collate_fn=collate
+    )
     outer = []
     for batch in prepared:
         outer.append(batch["id"].tolist())
@@ -139,7 +154,10 @@ class Received:
     def __init__(self, folder, name, way, num_workers):
         self.way, self.folder = way, f"{folder}/{name}-{way}-{num_workers}"
         self.here = accelerator(use_stateful_dataloader=way == "stateful")
-        options = {"num_workers": num_workers, "multiprocessing_context": "fork" if num_workers else None}
+        options = {
+            "num_workers": num_workers,
+            "multiprocessing_context": "fork" if num_workers else None,
+        }
         self.loader = getattr(Loaders(folder), name)(**options)
         if way == "registered":
             self.here.register_for_checkpointing(self.loader)
@@ -165,11 +183,16 @@ class Received:
         if self.way in ("registered", "stateful"):
             self.here.load_state(f"{self.folder}-{epoch}-{step}")
         if self.way == "stateful" and step == len(self.prepared):
-            epoch = epoch + 1  # torchdata's state says that the epoch is over: the next iteration is the next one
+            # torchdata's state says that the epoch is over: the next iteration is the next one
+            epoch = epoch + 1
         if self.way == "sampler":
-            self.sampler().load_state_dict(torch.load(f"{self.folder}-{epoch}-{step}", weights_only=True))
+            self.sampler().load_state_dict(
+                torch.load(f"{self.folder}-{epoch}-{step}", weights_only=True)
+            )
         self.prepared.set_epoch(epoch)
-        return epoch, self.here.skip_first_batches(self.prepared, step) if self.way == "skip" else self.prepared
+        return epoch, self.here.skip_first_batches(
+            self.prepared, step
+        ) if self.way == "skip" else self.prepared
 
     def train(self, epoch=0, step=0, save=False):
         """What is left of two epochs: rows (epoch, ids)."""
@@ -206,12 +229,15 @@ def resume(folder, cases=CASES):
     """Two epochs, and what was left after each batch of them."""
     found = {}
     for name, way, num_workers in cases:
-        if num_workers and (name == "stream" or (way != "stateful" and accelerator().num_processes == 1)):
+        if num_workers and (
+            name == "stream" or (way != "stateful" and accelerator().num_processes == 1)
+        ):
             continue  # refused; the same as with two processes
-        rows = Received(folder, name, way, num_workers).train(save=True)
+        made = functools.partial(Received, folder, name, way, num_workers)
+        rows = made().train(save=True)
         found[f"{name}, {way}, {num_workers}"] = {"all": rows}
         for place in places(rows, num_workers):
-            left = caught(lambda place=place: Received(folder, name, way, num_workers).train(*place))  # noqa: B023
+            left = caught(lambda place=place, made=made: made().train(*place))
             found[f"{name}, {way}, {num_workers}"][json.dumps(place)] = left
     return found
 
@@ -224,15 +250,23 @@ def resume_first(folder):
 def other_ranks(folder):
     """What is left after what so many ranks as before received, on as many as now."""
     found = {}
-    for name, way in (("make_dataloader", "registered"), ("make_dataloader", "sampler"), ("sampler", "sampler")):
+    for name, way in (
+        ("make_dataloader", "registered"),
+        ("make_dataloader", "sampler"),
+        ("sampler", "sampler"),
+    ):
         if not os.path.exists(f"{folder}/{name}-{way}-0-1-2"):
             continue  # not one of the cases that were run
         for place in ((0, 3), (1, 2)):
-            found[f"{name}, {way}, {json.dumps(place)}"] = Received(folder, name, way, 0).train(*place)
+            found[f"{name}, {way}, {json.dumps(place)}"] = Received(folder, name, way, 0).train(
+                *place
+            )
     return found
 
 
-JOBS = {job.__name__: job for job in (coverage, workers, settings, resume, resume_first, other_ranks)}
+JOBS = {
+    job.__name__: job for job in (coverage, workers, settings, resume, resume_first, other_ranks)
+}
 
 
 def main(names, folder):
@@ -240,7 +274,9 @@ def main(names, folder):
     for name in names.split(","):
         found = JOBS[name](folder)
         here = accelerator()
-        with open(f"{folder}/{name}-{here.num_processes}-{here.process_index}.json", "w", encoding="utf-8") as file:
+        with open(
+            f"{folder}/{name}-{here.num_processes}-{here.process_index}.json", "w", encoding="utf-8"
+        ) as file:
             json.dump(found, file)
     here.wait_for_everyone()
     here.end_training()

@@ -14,7 +14,12 @@ import torch
 import transformers
 from transformers import Trainer, TrainingArguments
 
-from torch_tfrecord import FixedLenFeature, TFRecordDataset, TFRecordIterableDataset, make_dataloader
+from torch_tfrecord import (
+    FixedLenFeature,
+    TFRecordDataset,
+    TFRecordIterableDataset,
+    make_dataloader,
+)
 
 FEATURES = {"id": FixedLenFeature((), torch.int64)}
 NUM_STEPS = 14  # two epochs of 103 records on two ranks
@@ -41,7 +46,9 @@ class OwnLoader(Trainer):
         return self.accelerator.prepare(self.train_dataset)
 
 
-def train(folder, data, run, resume=None, trainer=Trainer, evaluated=None, steps=NUM_STEPS, **options):
+def train(
+    folder, data, run, resume=None, trainer=Trainer, evaluated=None, steps=NUM_STEPS, **options
+):
     arguments = TrainingArguments(
         f"{folder}/{run}",
         use_cpu=True,
@@ -68,7 +75,9 @@ def resumed(folder, make, name, steps, **options):
     """The whole training, and what follows each of its checkpoints."""
     found = {"all": train(folder, make(), name, **options)}
     for step in steps:
-        found[str(step)] = train(folder, make(), f"{name}-resumed", f"{folder}/{name}/checkpoint-{step}", **options)
+        found[str(step)] = train(
+            folder, make(), f"{name}-resumed", f"{folder}/{name}/checkpoint-{step}", **options
+        )
         shutil.rmtree(f"{folder}/{name}-resumed", ignore_errors=True)
     return found
 
@@ -89,7 +98,9 @@ def main(folder, how_many):
         return TFRecordDataset(paths, FEATURES)
 
     def stream():
-        return TFRecordIterableDataset(paths, FEATURES, shuffle=True, shuffle_buffer_size=10, seed=3)
+        return TFRecordIterableDataset(
+            paths, FEATURES, shuffle=True, shuffle_buffer_size=10, seed=3
+        )
 
     def loader():
         return make_dataloader(paths, 8, FEATURES, seed=3)
@@ -99,7 +110,9 @@ def main(folder, how_many):
     found = {
         "dataset": resumed(folder, dataset, "dataset", every),
         "stream": resumed(folder, stream, "stream", every if how_many == "all" else ()),
-        "loader": resumed(folder, loader, "loader", every if how_many == "all" else some, trainer=OwnLoader),
+        "loader": resumed(
+            folder, loader, "loader", every if how_many == "all" else some, trainer=OwnLoader
+        ),
     }
     if how_many == "all":
         both = {"steps": 16, "dataloader_num_workers": 2, **each_reads}

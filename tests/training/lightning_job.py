@@ -1,9 +1,11 @@
-"""Trainings by Lightning's Trainer for test_lightning, many in one process; each rank logs what it was given.
+"""Trainings by Lightning's Trainer for test_lightning, many in one process; each rank logs what it
+was given.
 
     [torchrun --nproc_per_node N] tests/lightning_job.py FOLDER RANKS FITS
 
-FITS is a file of JSON: a list of the arguments of `fit` or `fabric`. Each writes to FOLDER/NAME-RANK lines of JSON: the
-stage ("train", "validate", ...), the trainer's epoch, the ids of the batch.
+FITS is a file of JSON: a list of the arguments of `fit` or `fabric`. Each writes to
+FOLDER/NAME-RANK lines of JSON: the stage ("train", "validate", ...), the trainer's epoch, the ids
+of the batch.
 """
 
 import json
@@ -39,10 +41,14 @@ BATCH_SIZE = 8
 def make_loader(files, kind, num_workers=0, shuffle=True, **options):
     common = {"num_workers": num_workers}
     if kind == "make_dataloader":
-        return make_dataloader(files, BATCH_SIZE, FEATURES, seed=3, shuffle=shuffle, **common, **options)
+        return make_dataloader(
+            files, BATCH_SIZE, FEATURES, seed=3, shuffle=shuffle, **common, **options
+        )
     cls = StatefulDataLoader if kind.startswith("stateful ") else DataLoader
     if kind.endswith("stream"):
-        stream = TFRecordIterableDataset(files, FEATURES, batch_size=BATCH_SIZE, shuffle=shuffle, seed=3)
+        stream = TFRecordIterableDataset(
+            files, FEATURES, batch_size=BATCH_SIZE, shuffle=shuffle, seed=3
+        )
         return cls(stream, batch_size=None, **common)
     dataset, common["collate_fn"] = TFRecordDataset(files, FEATURES), collate
     if kind.endswith("batch_sampler"):
@@ -90,26 +96,60 @@ class Model(LightningModule):
 def count_anew():
     """The callback of docs/trainers.md."""
     text = (Path(__file__).parents[2] / "docs" / "trainers.md").read_text(encoding="utf-8")
-    block = re.search(r"```python\n( +from lightning.pytorch import Callback\n.*?) +```", text, re.S)[1]
+    block = re.search(
+        r"```python\n( +from lightning.pytorch import Callback\n.*?) +```", text, re.S
+    )[1]
     names = {}
     exec(textwrap.dedent(block), names)
     return names["CountAnew"]()
 
 
-def fit(folder, ranks, name, kind, *, run="fit", validate=None, hooks=False, checkpoints=None, resume=None, **more):
-    """One Trainer; `loader`, `validate`: arguments of `make_loader`; `checkpoints`: of ModelCheckpoint."""
+def fit(
+    folder,
+    ranks,
+    name,
+    kind,
+    *,
+    run="fit",
+    validate=None,
+    hooks=False,
+    checkpoints=None,
+    resume=None,
+    **more,
+):
+    """One Trainer; `loader`, `validate`: arguments of `make_loader`; `checkpoints`: of
+    ModelCheckpoint.
+    """
     loader, anew = more.pop("loader", {}), more.pop("anew", False)
-    options = {"accelerator": "cpu", "devices": ranks, "strategy": "ddp" if ranks > 1 else "auto", "max_epochs": 2}
-    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "num_sanity_val_steps": 0}
+    options = {
+        "accelerator": "cpu",
+        "devices": ranks,
+        "strategy": "ddp" if ranks > 1 else "auto",
+        "max_epochs": 2,
+    }
+    quiet = {
+        "logger": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+        "num_sanity_val_steps": 0,
+    }
     callbacks = [count_anew()] if anew else []
     if checkpoints:
-        callbacks.append(ModelCheckpoint(f"{folder}/{name}", "{step}", save_top_k=-1, **checkpoints))
+        callbacks.append(
+            ModelCheckpoint(f"{folder}/{name}", "{step}", save_top_k=-1, **checkpoints)
+        )
     options |= quiet | {"enable_checkpointing": bool(checkpoints), "callbacks": callbacks} | more
     trainer = Trainer(**options)
     files = f"{folder}/train-*"
-    loaders = {"train_dataloader" if run == "fit" else f"{run}_dataloader": lambda: make_loader(files, kind, **loader)}
+    loaders = {
+        "train_dataloader" if run == "fit" else f"{run}_dataloader": lambda: make_loader(
+            files, kind, **loader
+        )
+    }
     if validate is not None:
-        loaders["val_dataloader"] = lambda: make_loader(files, kind, **{"shuffle": False, **validate})
+        loaders["val_dataloader"] = lambda: make_loader(
+            files, kind, **{"shuffle": False, **validate}
+        )
     with open(f"{folder}/{name}-{trainer.global_rank}", "w", encoding="utf-8") as log:
         model = Model(log, loaders if hooks else {})
         given = [] if hooks else [make() for make in loaders.values()]

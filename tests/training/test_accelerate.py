@@ -1,4 +1,6 @@
-"""Accelerate and Hugging Face's Trainer themselves, on two gloo ranks: every record; resumed exactly."""
+"""Accelerate and Hugging Face's Trainer themselves, on two gloo ranks: every record; resumed
+exactly.
+"""
 
 import json
 import re
@@ -23,7 +25,10 @@ def printed(num_ranks, script, *arguments):
 
 def results(folder, job, num_ranks):
     """What each rank found."""
-    return [json.loads((folder / f"{job}-{num_ranks}-{rank}.json").read_text()) for rank in range(num_ranks)]
+    return [
+        json.loads((folder / f"{job}-{num_ranks}-{rank}.json").read_text())
+        for rank in range(num_ranks)
+    ]
 
 
 def write(folder):
@@ -49,9 +54,8 @@ def check_epochs(ranks, name, *, equal=True):
     for one, other in zip(first, second, strict=True):
         assert set(flat(one)) | set(flat(other)) == set(range(N)), name
         assert not equal or [*map(len, one)] == [*map(len, other)], name
-        assert len(flat(one)) + len(flat(other)) <= N + 2 * 16, (
-            name
-        )  # of each worker two batches, and no more, are filled
+        # of each worker two batches, and no more, are filled
+        assert len(flat(one)) + len(flat(other)) <= N + 2 * 16, name
     assert first[0] != first[1], name
 
 
@@ -61,7 +65,8 @@ def test_on_two_ranks(folder):
     printed(2, "accelerate_job.py", "coverage,settings,resume_first", folder)
     check_every_record_under_every_setting(results(folder, "coverage", 2))
     check_settings(results(folder, "settings", 2))
-    # Resumed after every batch of two epochs, in one way of those below; where two ranks stopped one continues.
+    # Resumed after every batch of two epochs, in one way of those below; where two ranks stopped
+    # one continues.
     ranks = results(folder, "resume_first", 2)
     check_one_rank_goes_on(folder, ranks, num_cases=2)
     check_resumed(ranks, num_cases=1)
@@ -77,7 +82,9 @@ def check_every_record_under_every_setting(ranks):
     }
     for name in (f"{name}, {config}" for name in NAMES for config in configs):
         if name in refused:
-            assert all(rank[name].startswith(f"ValueError: {refused[name]}") for rank in ranks), name
+            assert all(rank[name].startswith(f"ValueError: {refused[name]}") for rank in ranks), (
+                name
+            )
         else:
             # even_batches=False is Accelerate's wish that they differ.
             check_epochs(ranks, name, equal=not name.endswith("uneven"))
@@ -116,7 +123,8 @@ def check_settings(ranks):
                 continue
             for rank in ranks:
                 assert sorted(rank[f"{name}, {config}, gather"]) == [*range(N)]
-                # Accelerate's skip_first_batches counts what rank 0 reads, not steps, where it dispatches by position.
+                # Accelerate's skip_first_batches counts what rank 0 reads, not steps, where it
+                # dispatches by position.
                 if config != "dispatch" or "stream" in name:
                     whole, rest, following = rank[f"{name}, {config}, skip"]
                     assert rest == whole[3:]
@@ -152,7 +160,9 @@ def check_few(ranks):
                 "again, over 2 processes: omit rank and world_size, or do not prepare this loader"
             )
     for part in (0, 1):  # the prepared loader, and the one that is not
-        assert {number for rank in ranks for number in flat(rank["two loaders"][part])} == set(range(N))
+        assert {number for rank in ranks for number in flat(rank["two loaders"][part])} == set(
+            range(N)
+        )
 
 
 @pytest.mark.exhaustive
@@ -172,13 +182,18 @@ def check_resumed(ranks, num_cases):
             rows = found.pop("all")
             an_epoch = 7 if len(ranks) == 2 else 13
             assert [row[0] for row in rows] == [0] * an_epoch + [1] * an_epoch
-            assert len(found) == (2 * an_epoch if case.endswith(", 0") else len(range(1, 2 * an_epoch, 5)))
+            assert len(found) == (
+                2 * an_epoch if case.endswith(", 0") else len(range(1, 2 * an_epoch, 5))
+            )
             for place, left in found.items():
                 epoch, step = json.loads(place)
                 expected = rows[epoch * an_epoch + step :]
-                if "sampler, " in case[-12:] and len(ranks) == 2:  # other records fill the last batch of that epoch
+                # other records fill the last batch of that epoch
+                if "sampler, " in case[-12:] and len(ranks) == 2:
                     last = an_epoch - step - 1
-                    expected, left = (part[: max(last, 0)] + part[last + 1 :] for part in (expected, left))
+                    expected, left = (
+                        part[: max(last, 0)] + part[last + 1 :] for part in (expected, left)
+                    )
                 assert left == expected, (case, place)
 
 
@@ -228,11 +243,15 @@ def test_hugging_face_trainer_with_all_loaders(folder):
     printed(2, "hf_trainer_job.py", folder, "all")
     ranks = results(folder, "hf_trainer", 2)
     check_trained(ranks, {"dataset": 7, "stream": 7, "loader": 7, "two workers, each reads": 8})
-    # A Trainer does not know the epoch of a stream, which has no length: only the first one is gone on with.
+    # A Trainer does not know the epoch of a stream, which has no length: only the first one is gone
+    # on with.
     check_checkpoints(ranks, {"dataset": 13, "loader": 13, "stream": 7, "stream, each reads": 3})
     check_evaluated(ranks)
     for rank in ranks:
-        assert "expected num_workers of at most 1 or dispatch_batches=False, got num_workers=2" in rank["two workers"]
+        assert (
+            "expected num_workers of at most 1 or dispatch_batches=False, got num_workers=2"
+            in rank["two workers"]
+        )
 
 
 def check_trained(ranks, batches_an_epoch):
@@ -273,7 +292,10 @@ def test_the_example_with_accelerate(tmp_path):
     assert stopped[1:] == ["stopped in epoch 1"]
     lines = printed(1, example, tmp_path).splitlines()
     assert lines[0] == "resuming in epoch 1, 15 batches left"
-    found = [re.fullmatch(r"epoch (\d): error ([\d.]+) of 100 records", line).groups() for line in lines[1:]]
+    found = [
+        re.fullmatch(r"epoch (\d): error ([\d.]+) of 100 records", line).groups()
+        for line in lines[1:]
+    ]
     assert [epoch for epoch, _ in found] == ["1", "2"]
     assert float(found[1][1]) < float(found[0][1]) / 2
 
@@ -284,6 +306,8 @@ def test_the_example_with_the_trainer(tmp_path):
     first = printed(2, example, tmp_path, 10)
     second = printed(2, example, tmp_path, 26)
     pattern = r"from (\S+) to step (\d+)\nerror ([\d.]+) of 100 records"
-    (before, _, error), (checkpoint, step, less) = (re.search(pattern, text).groups() for text in (first, second))
+    (before, _, error), (checkpoint, step, less) = (
+        re.search(pattern, text).groups() for text in (first, second)
+    )
     assert (before, checkpoint, step) == ("None", "checkpoint-10", "26")
     assert float(less) < float(error) / 2

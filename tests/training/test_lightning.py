@@ -1,6 +1,8 @@
-"""Lightning's Trainer and Fabric: every record of an epoch, equally on all ranks; resumed, exactly what is left.
+"""Lightning's Trainer and Fabric: every record of an epoch, equally on all ranks; resumed, exactly
+what is left.
 
-Each test is one job with many trainings (tests/lightning_job.py): its imports take longer than they do.
+Each test is one job with many trainings (tests/lightning_job.py): its imports take longer than they
+do.
 """
 
 import importlib.util
@@ -14,7 +16,9 @@ from jobs import run_job, torchrun
 from torch_tfrecord import RecordBatchSampler, ShardedTFRecordWriter, TFRecordDataset
 
 # Not imported: only the jobs need it, and it takes two seconds in each process of the tests.
-pytestmark = pytest.mark.skipif(importlib.util.find_spec("lightning") is None, reason="needs Lightning")
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("lightning") is None, reason="needs Lightning"
+)
 
 N = 103  # with batches of 8: 13 batches on one rank, 7 on each of two, with one record twice
 HERE = Path(__file__).parent
@@ -43,13 +47,22 @@ def batches(folder, name, rank=0, stage="train"):
     return [(epoch, ids) for what, epoch, ids in lines if what == stage]
 
 
-def assert_all_records(folder, name, *, stage="train", epochs=(0, 1), ranks=2, evenly=True, passes=1):
+def assert_all_records(
+    folder, name, *, stage="train", epochs=(0, 1), ranks=2, evenly=True, passes=1
+):
     """Every record in each epoch, and as many on each rank; with `evenly` one record twice."""
     for epoch in epochs:
-        each = [[i for e, ids in batches(folder, name, r, stage) if e == epoch for i in ids] for r in range(ranks)]
+        each = [
+            [i for e, ids in batches(folder, name, r, stage) if e == epoch for i in ids]
+            for r in range(ranks)
+        ]
         together = sorted(i for ids in each for i in ids)
         assert set(together) == set(range(N)), (name, stage, epoch)
-        assert len(together) == (passes * ranks * -(-N // ranks) if evenly else N), (name, stage, epoch)
+        assert len(together) == (passes * ranks * -(-N // ranks) if evenly else N), (
+            name,
+            stage,
+            epoch,
+        )
         if evenly:
             assert len({len(ids) for ids in each}) == 1, (name, stage, epoch)
 
@@ -58,7 +71,12 @@ def whole_and_resumed(name, kind, steps, *, checkpoints=EVERY_STEP, **options):
     """A training that saves, and those that continue from its checkpoints."""
     yield {"name": name, "kind": kind, "checkpoints": checkpoints, **options}
     for step in steps:
-        yield {"name": f"{name} from {step}", "kind": kind, "resume": f"{name}/step={step}", **options}
+        yield {
+            "name": f"{name} from {step}",
+            "kind": kind,
+            "resume": f"{name}/step={step}",
+            **options,
+        }
 
 
 def assert_resumed(folder, name, steps, ranks=2):
@@ -68,7 +86,13 @@ def assert_resumed(folder, name, steps, ranks=2):
             assert batches(folder, f"{name} from {step}", rank) == whole[step:], (name, step, rank)
 
 
-KINDS = ("make_dataloader", "batch_sampler", "sampler", "stateful sampler", "stateful batch_sampler")
+KINDS = (
+    "make_dataloader",
+    "batch_sampler",
+    "sampler",
+    "stateful sampler",
+    "stateful batch_sampler",
+)
 THEIRS = ("plain", "read ahead", "distributed")  # Lightning's or torch's order
 
 
@@ -109,20 +133,30 @@ def in_fit(folder):
             if kind != "stream":
                 order = batches(folder, name)
                 assert order[0][1] != order[7][1]
-        assert [ids for _, ids in batches(folder, "make_dataloader False")][:7] == two_epochs(folder)[:7]
+        assert [ids for _, ids in batches(folder, "make_dataloader False")][:7] == two_epochs(
+            folder
+        )[:7]
 
     return fits, holds
 
 
 def in_other_stages(folder):
-    runs, kinds = ("validate", "test", "predict"), ("make_dataloader", "batch_sampler", "sampler", "plain")
+    runs, kinds = (
+        ("validate", "test", "predict"),
+        ("make_dataloader", "batch_sampler", "sampler", "plain"),
+    )
     fits = [
-        # Lightning draws another random order on each rank, where it predicts from a plain DataLoader.
+        # Lightning draws another random order on each rank, where it predicts from a plain
+        # DataLoader.
         {"name": f"{kind} {run}", "kind": kind, "run": run, "loader": {"shuffle": kind != "plain"}}
         for kind in kinds
         for run in runs
     ]
-    short = {"kind": "make_dataloader", "run": "predict", "loader": {"drop_last": True, "num_workers": 1}}
+    short = {
+        "kind": "make_dataloader",
+        "run": "predict",
+        "loader": {"drop_last": True, "num_workers": 1},
+    }
     fits += [{"name": "predict without drop_last", "hooks": True, **short}]
 
     def holds():
@@ -144,7 +178,9 @@ def with_settings(folder):
     def holds():
         first = [in_files(range(2 * number, 2 * number + 16, 2)) for number in (0, 8, 16)]
         for kind in kinds:
-            assert batches(folder, f"{kind} overfit") == [(epoch, ids) for epoch in (0, 1) for ids in first]
+            assert batches(folder, f"{kind} overfit") == [
+                (epoch, ids) for epoch in (0, 1) for ids in first
+            ]
         assert_all_records(folder, "two epochs", passes=2)
         order = [ids for _, ids in batches(folder, "two epochs")]
         assert order[:14] == two_epochs(folder)
@@ -161,16 +197,23 @@ def with_fabric(folder):
     for num_workers, stop in cases:
         case = {"fabric": True, "kind": "make_dataloader", "num_workers": num_workers}
         fits += [{**case, "name": f"to {stop}, {num_workers}", "stop": stop}]
-        fits += [{**case, "name": f"from {stop}, {num_workers}", "resume": f"to {stop}, {num_workers}"}]
+        fits += [
+            {**case, "name": f"from {stop}, {num_workers}", "resume": f"to {stop}, {num_workers}"}
+        ]
 
     def holds():
         for kind in kinds:
             assert_all_records(folder, f"fabric {kind}", epochs=(0, 1, 2))
             if kind != "plain":
-                assert batches(folder, f"fabric {kind}") == batches(folder, "fabric make_dataloader")
+                assert batches(folder, f"fabric {kind}") == batches(
+                    folder, "fabric make_dataloader"
+                )
         for num_workers, stop in cases:
             for rank in (0, 1):
-                before, after = (batches(folder, f"{part} {stop}, {num_workers}", rank) for part in ("to", "from"))
+                before, after = (
+                    batches(folder, f"{part} {stop}, {num_workers}", rank)
+                    for part in ("to", "from")
+                )
                 assert before + after == batches(folder, "fabric make_dataloader", rank)
 
     return fits, holds
@@ -185,11 +228,18 @@ def in_files(places):
 def two_epochs(folder):
     """The ids of each batch of rank 0, by the sampler alone."""
     dataset = TFRecordDataset(f"{folder}/train-*")
-    return [in_files(batch) for batch in RecordBatchSampler(dataset, 8, seed=3, num_epochs=2, rank=0, world_size=2)]
+    return [
+        in_files(batch)
+        for batch in RecordBatchSampler(dataset, 8, seed=3, num_epochs=2, rank=0, world_size=2)
+    ]
 
 
-STEPS, ENDS = {"max_steps": 14, "max_epochs": -1}, {"checkpoints": {"every_n_epochs": 1}, "max_epochs": 3}
-# What is trained, and from which steps on it is resumed. With workers not all: each takes a second to start them.
+STEPS, ENDS = (
+    {"max_steps": 14, "max_epochs": -1},
+    {"checkpoints": {"every_n_epochs": 1}, "max_epochs": 3},
+)
+# What is trained, and from which steps on it is resumed. With workers not all: each takes a second
+# to start them.
 RESUMED = {
     "make_dataloader": ("make_dataloader", range(1, 15), {}),
     "make_dataloader, 1": ("make_dataloader", (1, 6, 7, 8), {"loader": {"num_workers": 1}}),
@@ -198,7 +248,11 @@ RESUMED = {
     "stateful, 1": ("stateful sampler", (1, 6, 8), {"loader": {"num_workers": 1}}),
     "stateful batches": ("stateful batch_sampler", range(1, 15), {}),
     "stateful batches, 2": ("stateful batch_sampler", (1, 6, 8), {"loader": {"num_workers": 2}}),
-    "two epochs": ("make_dataloader", (1, 6, 7, 8, 13, 14, 15, 22, 27), {"loader": {"num_epochs": 2}}),
+    "two epochs": (
+        "make_dataloader",
+        (1, 6, 7, 8, 13, 14, 15, 22, 27),
+        {"loader": {"num_epochs": 2}},
+    ),
     "two epochs, 1": ("make_dataloader", (8, 14), {"loader": {"num_epochs": 2, "num_workers": 1}}),
     "steps": ("make_dataloader", (3, 6, 7, 8, 13), STEPS),
     "steps, 1": ("make_dataloader", (6, 7), {**STEPS, "loader": {"num_workers": 1}}),
@@ -231,7 +285,9 @@ SOME = (
     ("on_two", "on_one"),
     [
         pytest.param(
-            {name: RESUMED[name] for name in SOME}, {"one": ("make_dataloader", (6, 13), {})}, marks=pytest.mark.slow
+            {name: RESUMED[name] for name in SOME},
+            {"one": ("make_dataloader", (6, 13), {})},
+            marks=pytest.mark.slow,
         ),
         pytest.param(RESUMED, ON_ONE, marks=pytest.mark.exhaustive),
     ],
@@ -242,17 +298,26 @@ def test_resumed(folder, on_two, on_one):
 
     def fits(cases):
         return [
-            fit for name, (kind, steps, more) in cases.items() for fit in whole_and_resumed(name, kind, steps, **more)
+            fit
+            for name, (kind, steps, more) in cases.items()
+            for fit in whole_and_resumed(name, kind, steps, **more)
         ]
 
     def elsewhere(name, steps):
         return [
-            {"name": f"{name} at {step}", "kind": "make_dataloader", "resume": f"{name}/step={step}", "anew": True}
+            {
+                "name": f"{name} at {step}",
+                "kind": "make_dataloader",
+                "resume": f"{name}/step={step}",
+                "anew": True,
+            }
             for step in steps
         ]
 
     is_all = on_one is ON_ONE
-    from_two, from_one = (range(1, 14), (1, 2, 6, 12, 13, 14, 24)) if is_all else ((1, 6, 7, 8, 13), ())
+    from_two, from_one = (
+        (range(1, 14), (1, 2, 6, 12, 13, 14, 24)) if is_all else ((1, 6, 7, 8, 13), ())
+    )
     job(folder, 2, fits(on_two))
     job(folder, 1, fits(on_one) + elsewhere("make_dataloader", from_two))
     if from_one:
@@ -263,7 +328,10 @@ def test_resumed(folder, on_two, on_one):
         assert_resumed(folder, name, steps, ranks=1)
     for name in ("make_dataloader", "one"):
         assert_all_records(folder, name, ranks=1 if name == "one" else 2)
-    for before, after, name, steps in ((2, 1, "make_dataloader", from_two), (1, 2, "one", from_one)):
+    for before, after, name, steps in (
+        (2, 1, "make_dataloader", from_two),
+        (1, 2, "one", from_one),
+    ):
         for step in steps:
             parts = [batches(folder, name, rank)[:step] for rank in range(before)]
             parts += [batches(folder, f"{name} at {step}", rank) for rank in range(after)]
@@ -275,9 +343,16 @@ def test_resumed(folder, on_two, on_one):
 
 @pytest.mark.exhaustive
 def test_processes_that_lightning_starts(folder):
-    """The loaders are made before there is a process group, or an environment that tells the rank."""
+    """The loaders are made before there is a process group, or an environment that tells the
+    rank.
+    """
     fits = [
-        {"name": f"{kind} {workers}", "kind": kind, "max_epochs": 1, "loader": {"num_workers": workers}}
+        {
+            "name": f"{kind} {workers}",
+            "kind": kind,
+            "max_epochs": 1,
+            "loader": {"num_workers": workers},
+        }
         for kind in ("make_dataloader", "sampler", "batch_sampler", "stream")
         for workers in (0, 1)
     ]

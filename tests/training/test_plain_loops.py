@@ -1,4 +1,6 @@
-"""Plain loops that set no epoch: new random crops in each, in any loader; the same ones where an epoch is known."""
+"""Plain loops that set no epoch: new random crops in each, in any loader; the same ones where an
+epoch is known.
+"""
 
 import pickle
 from itertools import combinations
@@ -38,7 +40,9 @@ FEATURES = {
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory):
-    """Images whose red, green and blue are row, column and number: a crop's pixels say where it was cut."""
+    """Images whose red, green and blue are row, column and number: a crop's pixels say where it was
+    cut.
+    """
     path = tmp_path_factory.mktemp("images") / "a"
     rows, columns = torch.meshgrid(torch.arange(SIZE), torch.arange(SIZE), indexing="ij")
     with TFRecordWriter(path, write_index=True) as writer:
@@ -57,7 +61,9 @@ def crops(batches):
     """For each record its crop; of batches or samples."""
     found = {}
     for batch in batches:
-        for number, image in zip(batch["id"].reshape(-1).tolist(), batch["image"].reshape(-1, 3, 2, 2), strict=True):
+        for number, image in zip(
+            batch["id"].reshape(-1).tolist(), batch["image"].reshape(-1, 3, 2, 2), strict=True
+        ):
             assert (image[2] == number).all()
             rows, columns = image[0].int(), image[1].int()
             assert (rows[0] < rows[1]).all()
@@ -91,10 +97,14 @@ LOADERS = {
     "Mixture of mixtures": lambda ds: make(Mixture([Mixture([ds])])),
     "Mixture of Subset": lambda ds: make(Mixture([Subset(ds, range(N))])),
     "threads": lambda ds: ReadAheadLoader(ds, num_threads=2, batch_size=5, shuffle=True),
-    "threads, Subset": lambda ds: ReadAheadLoader(Subset(ds, range(N)), num_threads=2, batch_size=5, shuffle=True),
+    "threads, Subset": lambda ds: ReadAheadLoader(
+        Subset(ds, range(N)), num_threads=2, batch_size=5, shuffle=True
+    ),
     "threads, Mixture": lambda ds: ReadAheadLoader(Mixture([ds]), num_threads=2, batch_size=5),
     "make_dataloader of a Subset": lambda ds: make_dataloader(Subset(ds, range(N)), 5),
-    "make_dataloader of datasets": lambda ds: make_dataloader(ConcatDataset([ds[:5], Subset(ds, range(5, N))]), 5),
+    "make_dataloader of datasets": lambda ds: make_dataloader(
+        ConcatDataset([ds[:5], Subset(ds, range(5, N))]), 5
+    ),
     "stream": lambda ds: TFRecordIterableDataset(ds.files, FEATURES),
     "stream's batches": lambda ds: TFRecordIterableDataset(ds.files, FEATURES, batch_size=5),
     "IterableMixture": lambda ds: IterableMixture([TFRecordIterableDataset(ds.files, FEATURES)]),
@@ -110,19 +120,31 @@ def test_every_epoch_has_its_own_crops(ds, loader):
 @pytest.mark.parametrize("persistent_workers", [False, True])
 @pytest.mark.parametrize(
     "method",
-    ["fork", pytest.param("forkserver", marks=pytest.mark.slow), pytest.param("spawn", marks=pytest.mark.exhaustive)],
+    [
+        "fork",
+        pytest.param("forkserver", marks=pytest.mark.slow),
+        pytest.param("spawn", marks=pytest.mark.exhaustive),
+    ],
 )
 @pytest.mark.parametrize("kind", ["records", "stream"])
 def test_with_workers(path, kind, method, persistent_workers):
-    options = {"num_workers": 2, "multiprocessing_context": method, "persistent_workers": persistent_workers}
+    options = {
+        "num_workers": 2,
+        "multiprocessing_context": method,
+        "persistent_workers": persistent_workers,
+    }
     if kind == "records":
         loader = make(TFRecordDataset(path, FEATURES), **options)
     else:
-        loader = DataLoader(TFRecordIterableDataset(path, FEATURES, batch_size=2), batch_size=None, **options)
+        loader = DataLoader(
+            TFRecordIterableDataset(path, FEATURES, batch_size=2), batch_size=None, **options
+        )
     check_different([crops(loader) for _ in range(3)])
 
 
-@pytest.mark.parametrize("loader", ["plain", "one by one", "Mixture", "threads", "threads, Subset", "threads, Mixture"])
+@pytest.mark.parametrize(
+    "loader", ["plain", "one by one", "Mixture", "threads", "threads, Subset", "threads, Mixture"]
+)
 def test_torch_s_seed_decides_a_plain_loop(ds, loader):
     runs = []
     for seed in (1, 1, 2):
@@ -143,11 +165,18 @@ def test_torch_s_seed_decides_in_workers(ds):
 
 def test_threads_draw_in_order(path):
     """Whatever their number, and whatever a transform draws meanwhile."""
-    ds, runs = TFRecordDataset(path, FEATURES, transform=lambda sample: sample | {"noise": torch.rand(())}), []
+    ds, runs = (
+        TFRecordDataset(
+            path, FEATURES, transform=lambda sample: sample | {"noise": torch.rand(())}
+        ),
+        [],
+    )
     for num_threads in (1, 3):
         torch.manual_seed(1)
         loader = ReadAheadLoader(ds, num_threads=num_threads, batch_size=1, shuffle=False)
-        runs.append([[tuple(batch["image"].flatten().tolist()), float(batch["noise"])] for batch in loader])
+        runs.append(
+            [[tuple(batch["image"].flatten().tolist()), float(batch["noise"])] for batch in loader]
+        )
     assert runs[0] == runs[1]
 
 
@@ -178,7 +207,10 @@ def test_a_chosen_epoch_decides(ds, path):
 @pytest.mark.usefixtures("random_states_untouched")
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_our_samplers_know_the_epoch(path, num_workers):
-    ds, options = TFRecordDataset(path, FEATURES), {"num_workers": num_workers, "generator": torch.Generator()}
+    ds, options = (
+        TFRecordDataset(path, FEATURES),
+        {"num_workers": num_workers, "generator": torch.Generator()},
+    )
     expected = TFRecordDataset(path, FEATURES)
     sampler = RecordSampler(ds, seed=1)
     loader = DataLoader(ds, 5, sampler=sampler, collate_fn=collate, **options)
@@ -191,7 +223,10 @@ def test_our_samplers_know_the_epoch(path, num_workers):
 
 
 def test_datasets_inside_others_know_the_epoch_of_make_dataloader(ds):
-    whole, part = make_dataloader(ds, 5, seed=3), make_dataloader(Subset(ds, range(N)), 4, seed=3, num_threads=0)
+    whole, part = (
+        make_dataloader(ds, 5, seed=3),
+        make_dataloader(Subset(ds, range(N)), 4, seed=3, num_threads=0),
+    )
     assert [crops(whole) for _ in range(2)] == [crops(part) for _ in range(2)]
 
 
@@ -223,7 +258,10 @@ def test_no_random_state_is_read_without_crops(path):
     ds.__getitems__([1, 2])
     Mixture([ds])[0]
     generator = torch.Generator()
-    for loader in (make(ds, generator=generator), ReadAheadLoader(ds, num_threads=1, generator=generator)):
+    for loader in (
+        make(ds, generator=generator),
+        ReadAheadLoader(ds, num_threads=1, generator=generator),
+    ):
         assert len(list(loader)) > 1
     stream = TFRecordIterableDataset(path, FEATURES, shuffle=True, shuffle_buffer_size=5)
     check_different([crops(stream) for _ in range(3)])  # by seed and epoch alone
@@ -242,7 +280,13 @@ def test_a_batch_that_is_read_again_one_by_one_has_the_same_draws(ds, monkeypatc
         if fails:
             monkeypatch.setattr(type(ds), "_load_batches", _fail)
         runs.append(
-            ([tuple(sample["image"].flatten().tolist()) for sample in ds.__getitems__([4, 1, 4])], torch.rand(()))
+            (
+                [
+                    tuple(sample["image"].flatten().tolist())
+                    for sample in ds.__getitems__([4, 1, 4])
+                ],
+                torch.rand(()),
+            )
         )
     assert runs[0] == runs[1]
 

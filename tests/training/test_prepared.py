@@ -61,7 +61,9 @@ def test_a_stream_inside_a_dataset_of_the_users(loaders, monkeypatch):
     for process in (0, 1):
         monkeypatch.setenv("RANK", str(process))
         stream = Doubled(loaders.stream().dataset)
-        received |= {int(number) for batch in prepared(DataLoader(stream, 8), process) for number in batch}
+        received |= {
+            int(number) for batch in prepared(DataLoader(stream, 8), process) for number in batch
+        }
     assert received == {2 * number for number in range(N)}
 
 
@@ -78,7 +80,10 @@ def test_skip_first_batches_of_a_loader_that_is_not_prepared(loaders, monkeypatc
 def test_the_state_counts_what_all_processes_received(loaders):
     """By the batches or samples that one of two processes received."""
     loader = loaders.make_dataloader()
-    plain = [RecordBatchSampler(loader.dataset, BATCH_SIZE, seed=3), RecordSampler(loader.dataset, seed=3)]
+    plain = [
+        RecordBatchSampler(loader.dataset, BATCH_SIZE, seed=3),
+        RecordSampler(loader.dataset, seed=3),
+    ]
     for number, _ in enumerate(prepared(loader, 1), 1):
         state = loader.batch_sampler.state_dict(num_received=number)
         assert state["consumed"] == min(16 * number, N)
@@ -94,7 +99,9 @@ def test_the_state_counts_what_all_processes_received(loaders):
 def test_split_batches_are_counted_whole(loaders):
     loader = loaders.make_dataloader()
     for number, _ in enumerate(prepared(loader, 1, split_batches=True), 1):
-        assert loader.batch_sampler.state_dict(num_received=number)["consumed"] == min(8 * number, N)
+        assert loader.batch_sampler.state_dict(num_received=number)["consumed"] == min(
+            8 * number, N
+        )
 
 
 def test_a_loaded_state(loaders):
@@ -110,7 +117,10 @@ def test_a_loaded_state(loaders):
     assert ids(prepare_data_loader(second)) == rows[3:]
     stream = loaders.stream()
     stream.dataset.load_state_dict(stream.dataset.state_dict() | {"epoch": 2})
-    with pytest.raises(ValueError, match=r"the loaded state is of epoch 2, the loader that Accelerate prepared begins"):
+    with pytest.raises(
+        ValueError,
+        match=r"the loaded state is of epoch 2, the loader that Accelerate prepared begins",
+    ):
         ids(prepared(stream, 0))
 
 
@@ -121,14 +131,18 @@ def test_a_loaded_state_of_another_epoch_than_accelerates(loaders, name, how):
     """Where its own count decides: it is told, not thrown away."""
     first, second = getattr(loaders, name)(), getattr(loaders, name)()
     order, resumed = (
-        loader.batch_sampler if name == "make_dataloader" else loader.sampler for loader in (first, second)
+        loader.batch_sampler if name == "make_dataloader" else loader.sampler
+        for loader in (first, second)
     )
     order.set_epoch(1)
     next(iter(order))
     resumed.load_state_dict(order.state_dict())
     loader = prepared(second, 0, use_stateful_dataloader=how == "stateful")
     skipping = loader if how == "stateful" else skip_first_batches(loader, 0)
-    with pytest.raises(ValueError, match=r"the loaded state is of epoch 1, .* begins epoch 0: call its set_epoch\(1\)"):
+    with pytest.raises(
+        ValueError,
+        match=r"the loaded state is of epoch 1, .* begins epoch 0: call its set_epoch\(1\)",
+    ):
         ids(skipping)
     loader.set_epoch(1)
     skipping = loader if how == "stateful" else skip_first_batches(loader, 0)
@@ -163,13 +177,19 @@ def test_set_epoch_counts_iterations_of_several_epochs(loaders, num_processes):
     two.set_epoch(0)
     assert (
         ids(two)[0]
-        == ids(prepare_data_loader(loaders.make_dataloader(), num_processes=num_processes, process_index=0))[0]
+        == ids(
+            prepare_data_loader(
+                loaders.make_dataloader(), num_processes=num_processes, process_index=0
+            )
+        )[0]
     )
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_crops(loaders, ds, num_workers):  # noqa: F811
-    """New in each epoch, though Accelerate sets none of a dataset; those of the epoch where our samplers know it."""
+    """New in each epoch, though Accelerate sets none of a dataset; those of the epoch where our
+    samplers know it.
+    """
     options = {"collate_fn": collate, "num_workers": num_workers}
     options["multiprocessing_context"] = "fork" if num_workers else None
     both = [prepared(plain(ds, options), process) for process in (0, 1)]
@@ -178,13 +198,17 @@ def test_crops(loaders, ds, num_workers):  # noqa: F811
         both = [prepared(make(ds, options), process) for process in (0, 1)]
         alone = make(ds, options)
         for epoch in range(3):
-            alone.sampler.set_epoch(epoch) if make is by_positions else alone.batch_sampler.set_epoch(epoch)
+            alone.sampler.set_epoch(
+                epoch
+            ) if make is by_positions else alone.batch_sampler.set_epoch(epoch)
             assert crops(batch for loader in both for batch in loader) == crops(alone)
 
 
 def plain(dataset, options):
     # Accelerate's processes share the generator's state.
-    return DataLoader(dataset, 5, shuffle=True, generator=torch.Generator().manual_seed(5), **options)
+    return DataLoader(
+        dataset, 5, shuffle=True, generator=torch.Generator().manual_seed(5), **options
+    )
 
 
 def by_batches(dataset, options):
@@ -196,11 +220,18 @@ def by_positions(dataset, options):
 
 
 def test_what_would_be_lost_is_refused(loaders):
-    with pytest.raises(ValueError, match=r"^num_epochs=None: Accelerate takes a batch that is not full to be the last"):
+    with pytest.raises(
+        ValueError,
+        match=r"^num_epochs=None: Accelerate takes a batch that is not full to be the last",
+    ):
         ids(prepared(loaders.make_dataloader(num_epochs=None), 0))
-    with pytest.raises(ValueError, match=r"^rank=1 and world_size=2 were given, but Accelerate splits this rank's"):
+    with pytest.raises(
+        ValueError, match=r"^rank=1 and world_size=2 were given, but Accelerate splits this rank's"
+    ):
         ids(prepared(loaders.make_dataloader(rank=1, world_size=2), 1))
-    with pytest.raises(ValueError, match=r"^with dispatch_batches=False Accelerate splits samples, and this"):
+    with pytest.raises(
+        ValueError, match=r"^with dispatch_batches=False Accelerate splits samples, and this"
+    ):
         ids(prepared(loaders.batched_stream(), 0))
     assert len(flat(ids(prepared(loaders.make_dataloader(rank=0, world_size=1), 0)))) == 56
 

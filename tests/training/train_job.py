@@ -1,9 +1,11 @@
-"""A training of several ranks for test_torchrun_resume: logs what it trained on, saves checkpoints, is killed.
+"""A training of several ranks for test_torchrun_resume: logs what it trained on, saves checkpoints,
+is killed.
 
     torchrun --nproc_per_node N tests/train_job.py FOLDER RUN KIND KILLED_RANK KILL_AFTER
 
-Each rank appends a line (epoch, step, ids) to FOLDER/log-RUN-RANK after each step. Every third step all ranks wait for
-each other and rank 0 writes the checkpoint with the loader's state and the number of the step.
+Each rank appends a line (epoch, step, ids) to FOLDER/log-RUN-RANK after each step. Every third step
+all ranks wait for each other and rank 0 writes the checkpoint with the loader's state and the
+number of the step.
 """
 
 import json
@@ -34,9 +36,16 @@ def by_position(folder, state):
 
 
 def by_stream(folder, state):
-    """Without workers: the dataset's own state; every rank's is saved. The ranks' numbers of batches can differ."""
+    """Without workers: the dataset's own state; every rank's is saved. The ranks' numbers of
+    batches can differ.
+    """
     stream = TFRecordIterableDataset(
-        f"{folder}/train-*", FEATURES, batch_size=BATCH_SIZE, shuffle=True, shuffle_buffer_size=13, seed=7
+        f"{folder}/train-*",
+        FEATURES,
+        batch_size=BATCH_SIZE,
+        shuffle=True,
+        shuffle_buffer_size=13,
+        seed=7,
     )
     if state is not None:
         stream.load_state_dict(state)
@@ -47,7 +56,11 @@ def by_stream(folder, state):
             batch = next(loader, None)
             if not any_rank(batch is not None):
                 break
-            yield epoch, {"id": torch.empty(0, dtype=torch.int64)} if batch is None else batch, stream.state_dict
+            yield (
+                epoch,
+                {"id": torch.empty(0, dtype=torch.int64)} if batch is None else batch,
+                stream.state_dict,
+            )
 
 
 def any_rank(value):
@@ -60,7 +73,9 @@ def main(folder, run, kind, killed_rank, kill_after):
     dist.init_process_group("gloo")
     rank, checkpoint = dist.get_rank(), f"{folder}/checkpoint.pt"
     model = DistributedDataParallel(torch.nn.Linear(1, 1))
-    state = torch.load(checkpoint, weights_only=True)["states"] if os.path.exists(checkpoint) else None
+    state = (
+        torch.load(checkpoint, weights_only=True)["states"] if os.path.exists(checkpoint) else None
+    )
     batches = {"position": by_position, "stream": by_stream}[kind](folder, state)
     with open(f"{folder}/log-{run}-{rank}", "a", encoding="utf-8") as log:
         for step, (epoch, batch, state_dict) in enumerate(islice(batches, 10**6), 1):

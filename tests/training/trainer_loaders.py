@@ -40,11 +40,15 @@ class Loaders:
         return DataLoader(dataset, BATCH_SIZE, sampler=sampler, collate_fn=collate, **options)
 
     def stream(self, **options):
-        stream = TFRecordIterableDataset(self.paths, FEATURES, shuffle=True, shuffle_buffer_size=10, seed=3)
+        stream = TFRecordIterableDataset(
+            self.paths, FEATURES, shuffle=True, shuffle_buffer_size=10, seed=3
+        )
         return DataLoader(stream, BATCH_SIZE, collate_fn=collate, **options)
 
     def batched_stream(self, **options):
-        stream = TFRecordIterableDataset(self.paths, FEATURES, batch_size=BATCH_SIZE, shuffle=True, seed=3)
+        stream = TFRecordIterableDataset(
+            self.paths, FEATURES, batch_size=BATCH_SIZE, shuffle=True, seed=3
+        )
         return DataLoader(stream, batch_size=None, **options)
 
 

@@ -1,9 +1,10 @@
-"""The decoders behind :func:`torch_tfrecord.images.codec.decode_image`: torchcodec, Pillow and nvImageCodec.
+"""The decoders behind :func:`torch_tfrecord.images.codec.decode_image`: torchcodec, Pillow and
+nvImageCodec.
 
-All take bytes with a header that was read and a size that was checked, the first two without EXIF segments, and return
-the same uint8 (or uint16) [C, H, W]. They raise the errors of their libraries; the caller turns these into
-ImageDecodeError. NVIDIA's nvImageCodec decodes JPEG images or regions of them with libjpeg-turbo on the CPU, without a
-GPU.
+All take bytes with a header that was read and a size that was checked, the first two without EXIF
+segments, and return the same uint8 (or uint16) [C, H, W]. They raise the errors of their libraries;
+the caller turns these into ImageDecodeError. NVIDIA's nvImageCodec decodes JPEG images or regions
+of them with libjpeg-turbo on the CPU, without a GPU.
 """
 
 from __future__ import annotations
@@ -49,11 +50,12 @@ NVIMGCODEC_PIP = 'pip install "torch-tfrecord[nvimgcodec]"'
 _NVIMGCODEC_MARGIN = 8
 _local = threading.local()
 
-# Pillow pads the rows of these in Python, at half a microsecond per pixel, although a row may take only two bytes.
+# Pillow pads the rows of these in Python, at half a microsecond per pixel, although a row may take
+# only two bytes.
 _MOST_RUN_LENGTH_PIXELS = 1 << 22
 
-# One class per format, called directly: Image.open would also try MPO, and would apply its own global pixel limit
-# in addition to the limit of this call. (Its WebP plugin still does.)
+# One class per format, called directly: Image.open would also try MPO, and would apply its own
+# global pixel limit in addition to the limit of this call. (Its WebP plugin still does.)
 _PILLOW_PLUGINS: dict[str, type[ImageFile.ImageFile]] = {
     "bmp": BmpImagePlugin.BmpImageFile,
     "gif": GifImagePlugin.GifImageFile,
@@ -65,14 +67,20 @@ _PILLOW_PLUGINS: dict[str, type[ImageFile.ImageFile]] = {
 
 @functools.cache
 def torchcodec_decoders() -> Any:
-    """Return torchcodec's decoders, or None if they are missing; a failing import is tried only once."""
+    """Return torchcodec's decoders, or None if they are missing; a failing import is tried only
+    once.
+    """
     decoders = _imported("torchcodec.decoders")
-    return decoders if hasattr(decoders, "decode_jpeg") and hasattr(decoders, "decode_png") else None
+    return (
+        decoders if hasattr(decoders, "decode_jpeg") and hasattr(decoders, "decode_png") else None
+    )
 
 
 @functools.cache
 def nvimgcodec() -> Any:
-    """Return the package nvidia.nvimgcodec, or None if it is missing; a failing import is tried only once."""
+    """Return the package nvidia.nvimgcodec, or None if it is missing; a failing import is tried
+    only once.
+    """
     package = _imported("nvidia.nvimgcodec")
     reads_regions = hasattr(getattr(package, "CodeStream", None), "get_sub_code_stream")
     return package if reads_regions and hasattr(package, "NVIMGCODEC_DEVICE_CPU_ONLY") else None
@@ -81,14 +89,23 @@ def nvimgcodec() -> Any:
 def _imported(name: str) -> ModuleType | None:
     try:
         return importlib.import_module(name)
-    except (ImportError, OSError, RuntimeError):  # older torchcodecs raise RuntimeError if FFmpeg is missing
+    except (
+        ImportError,
+        OSError,
+        RuntimeError,
+    ):  # older torchcodecs raise RuntimeError if FFmpeg is missing
         return None
 
 
-def _decode_with_torchcodec(data: bytes | memoryview, header: ImageHeader, mode: str) -> torch.Tensor:
-    """Decode a JPEG or PNG image with torchcodec; ``data`` must hold no EXIF, which torchcodec would always apply."""
+def _decode_with_torchcodec(
+    data: bytes | memoryview, header: ImageHeader, mode: str
+) -> torch.Tensor:
+    """Decode a JPEG or PNG image with torchcodec; ``data`` must hold no EXIF, which torchcodec
+    would always apply.
+    """
     decoders = torchcodec_decoders()
-    # Copy read-only bytes: torch warns about them, and torchcodec would silence that through global warning filters.
+    # Copy read-only bytes: torch warns about them, and torchcodec would silence that through global
+    # warning filters.
     is_writable = isinstance(data, memoryview) and not data.readonly
     source = torch.frombuffer(data if is_writable else bytearray(data), dtype=torch.uint8)
     image: torch.Tensor
@@ -107,7 +124,9 @@ def _decode_with_torchcodec(data: bytes | memoryview, header: ImageHeader, mode:
         if image.dtype == torch.uint16 and mode != "unchanged":
             image = torch.from_numpy((image.numpy() >> 8).astype(np.uint8))
         if wanted != mode:
-            image = torch.from_numpy(gray_of_colors(image.permute(1, 2, 0).numpy(), header.gamma))[None]
+            image = torch.from_numpy(gray_of_colors(image.permute(1, 2, 0).numpy(), header.gamma))[
+                None
+            ]
     else:
         raise ImageDecodeError(
             f"expected a JPEG or PNG image for backend='torchcodec', got {header.format.upper()}; "
@@ -124,7 +143,9 @@ def _decode_with_pillow(data: bytes | memoryview, header: ImageHeader, mode: str
         if mode == "unchanged":
             return torch.from_numpy(pixels).permute(2, 0, 1)
         pixels = _append_png16_alpha(pixels, picture.info.get("transparency"))
-        stored = Image.fromarray((pixels >> 8).astype(np.uint8).squeeze(2 if pixels.shape[2] == 1 else ()))
+        stored = Image.fromarray(
+            (pixels >> 8).astype(np.uint8).squeeze(2 if pixels.shape[2] == 1 else ())
+        )
         array = _converted(stored, mode, header)
     elif header.format == "gif":
         array = _read_gif(picture, mode, header)
@@ -133,7 +154,8 @@ def _decode_with_pillow(data: bytes | memoryview, header: ImageHeader, mode: str
             picture.draft("L", None)  # the stored luma, as in TensorFlow, not a weighted sum of RGB
         tile: Any = picture.tile[0] if picture.tile else None
         is_bytes = header.format == "bmp" and data[28:34] == b"\x08\0\0\0\0\0"  # 8 bits, plain
-        if is_bytes and tile.offset + tile.args[1] * header.height > len(data):  # Pillow takes pixels for a palette
+        # Pillow takes pixels for a palette
+        if is_bytes and tile.offset + tile.args[1] * header.height > len(data):
             begin = int.from_bytes(data[10:14], "little")
             picture = Image.frombytes("L", picture.size, data[begin:], "raw", "L", *tile.args[1:])
         picture.load()
@@ -151,7 +173,9 @@ def _converted(picture: Image.Image, mode: str, header: ImageHeader) -> np.ndarr
 
 
 def _read_gif(picture: ImageFile.ImageFile, mode: str, header: ImageHeader) -> np.ndarray[Any, Any]:
-    """The first frame of a GIF: 0 where it paints nothing, as in TensorFlow; Pillow gives a colour of the palette."""
+    """The first frame of a GIF: 0 where it paints nothing, as in TensorFlow; Pillow gives a colour
+    of the palette.
+    """
     left, top, right, bottom = picture.tile[0].extents or (0, 0, *picture.size)
     picture.load()
     unpainted = np.ones((header.height, header.width), dtype=np.bool_)
@@ -164,11 +188,15 @@ def _read_gif(picture: ImageFile.ImageFile, mode: str, header: ImageHeader) -> n
 
 
 def _append_unnamed_alpha(picture: Image.Image, tile: Any, data: bytes | memoryview) -> None:
-    """Add the fourth byte of the pixels of a 32-bit BMP that names no alpha as alpha, as TensorFlow does."""
+    """Add the fourth byte of the pixels of a 32-bit BMP that names no alpha as alpha, as TensorFlow
+    does.
+    """
     raw_mode = tile.args[0] if tile is not None and tile.codec_name == "raw" else ""
     if len(raw_mode) == 4 and "X" in raw_mode:
         size = (picture.height, picture.width, 4)
-        pixels = np.frombuffer(data, np.uint8, picture.height * picture.width * 4, tile.offset).reshape(size)
+        pixels = np.frombuffer(
+            data, np.uint8, picture.height * picture.width * 4, tile.offset
+        ).reshape(size)
         picture.putalpha(Image.fromarray(pixels[:: tile.args[-1], :, raw_mode.index("X")]))
 
 
@@ -200,7 +228,8 @@ def _convert(picture: Image.Image, mode: str, header: ImageHeader) -> Image.Imag
     if target != "RGBA":
         picture.info.pop("transparency", None)  # Pillow would warn that the conversion loses it
     if picture.mode == "CMYK":
-        # Pillow treats every CMYK JPEG as inverted, as Adobe writes it; TensorFlow checks for Adobe's marker.
+        # Pillow treats every CMYK JPEG as inverted, as Adobe writes it; TensorFlow checks for
+        # Adobe's marker.
         inks = picture if header.adobe else ImageChops.invert(picture)
         picture = inks.convert("RGB")  # first, as Pillow has no direct conversion to gray
     return picture if picture.mode == target else picture.convert(target)
@@ -209,9 +238,10 @@ def _convert(picture: Image.Image, mode: str, header: ImageHeader) -> Image.Imag
 def _read_png16(data: bytes | memoryview, header: ImageHeader) -> np.ndarray[Any, Any]:
     """Read a 16-bit PNG as uint16 [H, W, C], which Pillow supports only for one channel.
 
-    Pillow opens the others as 8-bit, with a raw mode that keeps the first byte of each value. Another raw mode of the
-    same bit depth does not change inflating and unfiltering: the little-endian one keeps the second byte instead, and
-    four 8-bit channels keep both bytes of gray and alpha.
+    Pillow opens the others as 8-bit, with a raw mode that keeps the first byte of each value.
+    Another raw mode of the same bit depth does not change inflating and unfiltering: the
+    little-endian one keeps the second byte instead, and four 8-bit channels keep both bytes of gray
+    and alpha.
     """
 
     def read(raw_mode: str | None) -> np.ndarray[Any, Any]:
@@ -231,17 +261,25 @@ def _read_png16(data: bytes | memoryview, header: ImageHeader) -> np.ndarray[Any
 
 
 def _append_png16_alpha(pixels: np.ndarray[Any, Any], transparent: Any) -> np.ndarray[Any, Any]:
-    """Append the alpha channel of a tRNS chunk: 0 for pixels equal to the transparent colour in all 16 bits."""
+    """Append the alpha channel of a tRNS chunk: 0 for pixels equal to the transparent colour in all
+    16 bits.
+    """
     if transparent is None:
         return pixels
     opaque = (pixels != np.asarray(transparent, dtype=np.uint16)).any(axis=2, keepdims=True)
     return np.concatenate([pixels, np.where(opaque, 0xFFFF, 0).astype(np.uint16)], axis=2)
 
 
-def _decode_with_nvimgcodec(data: bytes | memoryview, header: ImageHeader, mode: str) -> torch.Tensor:
+def _decode_with_nvimgcodec(
+    data: bytes | memoryview, header: ImageHeader, mode: str
+) -> torch.Tensor:
     """Decode a whole JPEG image with nvImageCodec, ignoring EXIF."""
     if header.format != "jpeg" or header.channels not in (1, 3):
-        kind = f"{header.format.upper()} of {header.channels} channels" if header.channels else header.format.upper()
+        kind = (
+            f"{header.format.upper()} of {header.channels} channels"
+            if header.channels
+            else header.format.upper()
+        )
         raise ImageDecodeError(
             f"expected a JPEG image of 1 or 3 channels for backend='nvimgcodec', got {kind}; "
             "backend='auto' and 'pillow' read it"
@@ -250,17 +288,22 @@ def _decode_with_nvimgcodec(data: bytes | memoryview, header: ImageHeader, mode:
     pixels = region_with_nvimgcodec(data, header, "L" if is_gray else "RGB", None)
     if pixels is None:
         raise ValueError("nvImageCodec does not support the image, or it is truncated")
-    image = torch.from_numpy(pixels.copy()).permute(2, 0, 1)  # copied, as nvImageCodec owns the memory
+    # copied, as nvImageCodec owns the memory
+    image = torch.from_numpy(pixels.copy()).permute(2, 0, 1)
     return torch.cat([image, torch.full_like(image[:1], 255)]) if mode == "RGBA" else image
 
 
 def region_with_nvimgcodec(
-    data: bytes | memoryview, header: ImageHeader, mode: str, region: tuple[int, int, int, int] | None
+    data: bytes | memoryview,
+    header: ImageHeader,
+    mode: str,
+    region: tuple[int, int, int, int] | None,
 ) -> np.ndarray[Any, Any] | None:
     """Decode a region (top, left, height, width) of a JPEG image; None means the whole image.
 
     Returns:
-        uint8 [height, width, C], with C 1 for mode "L" and 3 for "RGB"; None if unsupported or truncated.
+        uint8 [height, width, C], with C 1 for mode "L" and 3 for "RGB"; None if unsupported or
+        truncated.
     """
     if not has_end_marker(data, header):  # it may fill missing data with gray
         return None
@@ -268,7 +311,10 @@ def region_with_nvimgcodec(
     stream = package.CodeStream(np.frombuffer(data, np.uint8))
     top, left, height, width = region or (0, 0, header.height, header.width)
     # It does not smooth the chroma of a single column, so read a few more.
-    first, end = max(0, left - _NVIMGCODEC_MARGIN), min(header.width, left + width + _NVIMGCODEC_MARGIN)
+    first, end = (
+        max(0, left - _NVIMGCODEC_MARGIN),
+        min(header.width, left + width + _NVIMGCODEC_MARGIN),
+    )
     if width >= _NVIMGCODEC_MARGIN:
         first, end = left, left + width
     if region is not None:
@@ -299,7 +345,9 @@ def _decoder(package: Any) -> Any:
 def _params(mode: str) -> Any:
     package = nvimgcodec()
     color = package.ColorSpec.GRAY if mode == "L" else package.ColorSpec.SRGB
-    return package.DecodeParams(color_spec=color, apply_exif_orientation=False, allow_any_depth=False)
+    return package.DecodeParams(
+        color_spec=color, apply_exif_orientation=False, allow_any_depth=False
+    )
 
 
 DECODERS: dict[str, Callable[[bytes | memoryview, ImageHeader, str], torch.Tensor]] = {

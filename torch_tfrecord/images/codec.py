@@ -1,8 +1,9 @@
 """Decode images to tensors, encode tensors as images, and crop or pad like TensorFlow.
 
-Pixels are equal to those of ``tf.io.decode_image`` and ``tf.io.decode_jpeg(dct_method="INTEGER_ACCURATE")``, but
-channels first. TensorFlow's *default* JPEG decoding uses a faster, less exact transform and differs by up to 5 of 255.
-Nothing here reads or sets a global of Pillow, libjpeg or ``warnings``; all functions are thread-safe.
+Pixels are equal to those of ``tf.io.decode_image`` and
+``tf.io.decode_jpeg(dct_method="INTEGER_ACCURATE")``, but channels first. TensorFlow's *default*
+JPEG decoding uses a faster, less exact transform and differs by up to 5 of 255. Nothing here reads
+or sets a global of Pillow, libjpeg or ``warnings``; all functions are thread-safe.
 """
 
 from __future__ import annotations
@@ -18,7 +19,13 @@ from torchvision import tv_tensors  # torchvision ships no types
 
 from torch_tfrecord.batch_memory import reserve
 from torch_tfrecord.errors import ImageDecodeError
-from torch_tfrecord.images.backends import DECODERS, NVIMGCODEC_PIP, TORCHCODEC_PIP, nvimgcodec, torchcodec_decoders
+from torch_tfrecord.images.backends import (
+    DECODERS,
+    NVIMGCODEC_PIP,
+    TORCHCODEC_PIP,
+    nvimgcodec,
+    torchcodec_decoders,
+)
 from torch_tfrecord.images.headers import ImageHeader, check_scans, detect_format, read_header
 from torch_tfrecord.images.png_deep import encode_deep_png
 
@@ -45,10 +52,26 @@ _MODES = ("RGB", "L", "RGBA", "unchanged")
 CHANNELS = {"RGB": 3, "L": 1, "RGBA": 4}
 """Number of channels, for the modes that fix it."""
 
-_ENCODE_CHANNELS = {"bmp": (1, 3), "gif": (1, 3), "jpeg": (1, 3), "png": (1, 2, 3, 4), "webp": (3, 4)}
+_ENCODE_CHANNELS = {
+    "bmp": (1, 3),
+    "gif": (1, 3),
+    "jpeg": (1, 3),
+    "png": (1, 2, 3, 4),
+    "webp": (3, 4),
+}
 
-# EXIF orientation -> the axes of [..., H, W] to flip; from 5 on, rows and columns are swapped first.
-_ORIENTATION_FLIPS = {1: (), 2: (-1,), 3: (-2, -1), 4: (-2,), 5: (), 6: (-1,), 7: (-2, -1), 8: (-2,)}
+# EXIF orientation -> the axes of [..., H, W] to flip; from 5 on, rows and columns are swapped
+# first.
+_ORIENTATION_FLIPS = {
+    1: (),
+    2: (-1,),
+    3: (-2, -1),
+    4: (-2,),
+    5: (),
+    6: (-1,),
+    7: (-2, -1),
+    8: (-2,),
+}
 
 
 def decode_image(
@@ -62,29 +85,32 @@ def decode_image(
     """Decode a JPEG, PNG, GIF, BMP or WebP image, detected by its first bytes.
 
     Args:
-        data: The encoded image, bytes or a 1-D uint8 tensor or array; not modified, and copied only if the decoder
-            needs it.
-        mode: ``"RGB"`` (gray is repeated, alpha dropped), ``"L"`` (gray; for a JPEG the stored luma, for a PNG by the
-            gamma that it says, exactly as in TensorFlow, else within 1 of it), ``"RGBA"`` (alpha 255 if the image has
-            none), or ``"unchanged"``: the stored 1 to 4 channels (palette: RGB, or RGBA if the palette has transparent
-            colours; CMYK and GIF: RGB; 32-bit BMP: RGBA), and uint16 for a 16-bit PNG. The other modes convert such a
-            PNG to 8 bits by ``value >> 8``.
-        backend: ``"pillow"`` (all formats), ``"torchcodec"`` (JPEG and PNG), ``"nvimgcodec"`` (JPEG; nvImageCodec
-            on the CPU, an extra), or ``"auto"``: torchcodec for JPEG if torchcodec 0.16 or newer is installed (same
-            pixels, faster), else Pillow.
-        apply_orientation: Rotate and flip the image according to its EXIF orientation. TensorFlow never does.
+        data: The encoded image, bytes or a 1-D uint8 tensor or array; not modified, and copied only
+            if the decoder needs it.
+        mode: ``"RGB"`` (gray is repeated, alpha dropped), ``"L"`` (gray; for a JPEG the stored
+            luma, for a PNG by the gamma that it says, exactly as in TensorFlow, else within 1 of
+            it), ``"RGBA"`` (alpha 255 if the image has none), or ``"unchanged"``: the stored 1 to 4
+            channels (palette: RGB, or RGBA if the palette has transparent colours; CMYK and GIF:
+            RGB; 32-bit BMP: RGBA), and uint16 for a 16-bit PNG. The other modes convert such a PNG
+            to 8 bits by ``value >> 8``.
+        backend: ``"pillow"`` (all formats), ``"torchcodec"`` (JPEG and PNG), ``"nvimgcodec"``
+            (JPEG; nvImageCodec on the CPU, an extra), or ``"auto"``: torchcodec for JPEG if
+            torchcodec 0.16 or newer is installed (same pixels, faster), else Pillow.
+        apply_orientation: Rotate and flip the image according to its EXIF orientation. TensorFlow
+            never does.
         max_pixels: Maximum height times width, checked in the header before memory is allocated.
 
     Returns:
-        uint8 (or uint16, see ``mode``) [C, H, W], values 0 to 255 (65535), writable, owning its memory. Usually a
-        view of [H, W, C] memory ("channels last"), which torchvision resizes fastest. For an animation, the first
-        frame; 0 where that of a GIF paints nothing.
+        uint8 (or uint16, see ``mode``) [C, H, W], values 0 to 255 (65535), writable, owning its
+        memory. Usually a view of [H, W, C] memory ("channels last"), which torchvision resizes
+        fastest. For an animation, the first frame; 0 where that of a GIF paints nothing.
 
     Raises:
-        ImageDecodeError: The data is not an image, is truncated or damaged, exceeds ``max_pixels``, is a JPEG of more
-            than 100 scans (or of more than 16 scans and 2^31 pixels over all scans), or is not supported by the chosen
-            backend. Truncation is always detected; a changed byte inside compressed JPEG, GIF, WebP or BMP pixels may
-            go unnoticed (the record's CRC detects it).
+        ImageDecodeError: The data is not an image, is truncated or damaged, exceeds ``max_pixels``,
+            is a JPEG of more than 100 scans (or of more than 16 scans and 2^31 pixels over all
+            scans), or is not supported by the chosen backend. Truncation is always detected; a
+            changed byte inside compressed JPEG, GIF, WebP or BMP pixels may go unnoticed (the
+            record's CRC detects it).
         ImportError: ``backend="torchcodec"`` or ``"nvimgcodec"`` is not installed.
         ValueError: The ``mode`` or ``backend`` is unknown.
 
@@ -111,8 +137,8 @@ def open_image(data: EncodedImage, max_pixels: int) -> tuple[bytes | memoryview,
     """Read the header of an encoded image, without copying the bytes.
 
     Raises:
-        ImageDecodeError: The data is not an image, its structure is truncated or damaged, or it has more than
-            ``max_pixels`` pixels or more scans than any encoder writes.
+        ImageDecodeError: The data is not an image, its structure is truncated or damaged, or it has
+            more than ``max_pixels`` pixels or more scans than any encoder writes.
     """
     encoded = _as_buffer(data)
     header = read_header(encoded)
@@ -125,11 +151,17 @@ def open_image(data: EncodedImage, max_pixels: int) -> tuple[bytes | memoryview,
     return encoded, header
 
 
-def decode_opened(encoded: bytes | memoryview, header: ImageHeader, mode: str, backend: str = "auto") -> torch.Tensor:
-    """Decode an image with a known header, without applying EXIF orientation; see :func:`decode_image`."""
+def decode_opened(
+    encoded: bytes | memoryview, header: ImageHeader, mode: str, backend: str = "auto"
+) -> torch.Tensor:
+    """Decode an image with a known header, without applying EXIF orientation; see
+    :func:`decode_image`.
+    """
     if backend == "auto":
         usable = (
-            header.format == "jpeg" and (header.channels != 4 or header.adobe) and torchcodec_decoders() is not None
+            header.format == "jpeg"
+            and (header.channels != 4 or header.adobe)
+            and torchcodec_decoders() is not None
         )
         backend = "torchcodec" if usable else "pillow"
     if header.exif and backend != "nvimgcodec":  # nvImageCodec is told to ignore EXIF
@@ -138,7 +170,8 @@ def decode_opened(encoded: bytes | memoryview, header: ImageHeader, mode: str, b
         return DECODERS[backend](encoded, header, mode)
     except ImageDecodeError:
         raise
-    except Exception as exc:  # decoders raise OSError, SyntaxError, ValueError, struct.error, MemoryError, ...
+    # decoders raise OSError, SyntaxError, ValueError, struct.error, MemoryError, ...
+    except Exception as exc:
         raise ImageDecodeError(
             f"expected a whole {header.format.upper()} image of {header.height} x {header.width} pixels, got "
             f"{len(encoded)} bytes that {backend} cannot decode ({type(exc).__name__})"
@@ -146,8 +179,8 @@ def decode_opened(encoded: bytes | memoryview, header: ImageHeader, mode: str, b
 
 
 def _without(encoded: bytes | memoryview, ranges: Sequence[tuple[int, int]]) -> bytes:
-    # Without EXIF segments, no decoder can rotate the image (torchcodec always would) or fail on them, and without a
-    # PNG's compressed text, none inflates it.
+    # Without EXIF segments, no decoder can rotate the image (torchcodec always would) or fail on
+    # them, and without a PNG's compressed text, none inflates it.
     kept, position = [], 0
     for start, end in ranges:
         kept.append(encoded[position:start])
@@ -162,8 +195,8 @@ def image_format(data: EncodedImage) -> str | None:
         data: The encoded image, or its first 18 bytes.
 
     Returns:
-        ``"jpeg"``, ``"png"``, ``"gif"``, ``"bmp"``, ``"webp"``, or None for anything else. The rest of the image is
-        not checked.
+        ``"jpeg"``, ``"png"``, ``"gif"``, ``"bmp"``, ``"webp"``, or None for anything else. The rest
+        of the image is not checked.
 
     Example:
         >>> image_format(b"GIF89a")
@@ -178,8 +211,8 @@ def image_size(data: EncodedImage) -> tuple[int, int]:
     The size is the stored one, ignoring EXIF orientation, as in :func:`decode_image`.
 
     Raises:
-        ImageDecodeError: The data is not an image, or its structure is truncated or damaged. Compressed JPEG pixels
-            are not checked.
+        ImageDecodeError: The data is not an image, or its structure is truncated or damaged.
+            Compressed JPEG pixels are not checked.
 
     Example:
         >>> image_size(encode_image(torch.zeros(3, 4, 6, dtype=torch.uint8), "png"))
@@ -190,16 +223,19 @@ def image_size(data: EncodedImage) -> tuple[int, int]:
 
 
 def encode_image(
-    image: torch.Tensor | np.ndarray[Any, Any] | Image.Image, format: str = "jpeg", quality: int = 95
+    image: torch.Tensor | np.ndarray[Any, Any] | Image.Image,
+    format: str = "jpeg",
+    quality: int = 95,
 ) -> bytes:
     """Encode one image; the bytes are deterministic for a given version of Pillow.
 
     Args:
-        image: uint8 [C, H, W], values 0 to 255, a tensor (also a ``tv_tensors.Image``) or array. C is 1 or 3; for PNG
-            also 2 (gray and alpha) or 4, for WebP 3 or 4. PNG also takes uint16. Or a PIL image, of a mode with those
-            channels ("L", "RGB", "LA", "RGBA").
-        format: ``"jpeg"`` (``"jpg"``), ``"png"``, ``"webp"``, ``"bmp"`` or ``"gif"``. PNG and BMP are lossless, and so
-            is GIF for one channel (three are reduced to 256 colours); JPEG and WebP are lossy.
+        image: uint8 [C, H, W], values 0 to 255, a tensor (also a ``tv_tensors.Image``) or array. C
+            is 1 or 3; for PNG also 2 (gray and alpha) or 4, for WebP 3 or 4. PNG also takes uint16.
+            Or a PIL image, of a mode with those channels ("L", "RGB", "LA", "RGBA").
+        format: ``"jpeg"`` (``"jpg"``), ``"png"``, ``"webp"``, ``"bmp"`` or ``"gif"``. PNG and BMP
+            are lossless, and so is GIF for one channel (three are reduced to 256 colours); JPEG and
+            WebP are lossy.
         quality: 1 to 100, for JPEG and WebP.
 
     Returns:
@@ -207,9 +243,11 @@ def encode_image(
 
     Raises:
         TypeError: ``image`` is neither a tensor nor an array nor a PIL image.
-        ValueError: The shape, dtype, format or quality is not supported, or the sides are too long for the format.
+        ValueError: The shape, dtype, format or quality is not supported, or the sides are too long
+            for the format.
 
-    Source: ``tf.io.encode_jpeg`` (same default quality, 95) and ``tf.io.encode_png``, which take [H, W, C].
+    Source: ``tf.io.encode_jpeg`` (same default quality, 95) and ``tf.io.encode_png``, which take
+    [H, W, C].
 
     Example:
         >>> encode_image(torch.zeros(3, 4, 6, dtype=torch.uint8), "png")[1:4]
@@ -223,21 +261,27 @@ def encode_image(
     pixels = _encodable(image, format)
     if pixels.dtype == np.uint16 and len(pixels) > 1:
         return encode_deep_png(pixels.transpose(1, 2, 0))
-    picture = Image.fromarray(pixels[0] if len(pixels) == 1 else np.ascontiguousarray(pixels.transpose(1, 2, 0)))
+    picture = Image.fromarray(
+        pixels[0] if len(pixels) == 1 else np.ascontiguousarray(pixels.transpose(1, 2, 0))
+    )
     options = {"quality": quality} if format in ("jpeg", "webp") else {}
     buffer = io.BytesIO()
     try:
         picture.save(buffer, format.upper(), **options)
-    except (OSError, ValueError) as exc:  # the array was checked: only limits of the format are left
-        raise ValueError(f"expected sides that {format} can hold, got {picture.height} x {picture.width}") from exc
+    # the array was checked: only limits of the format are left
+    except (OSError, ValueError) as exc:
+        raise ValueError(
+            f"expected sides that {format} can hold, got {picture.height} x {picture.width}"
+        ) from exc
     return buffer.getvalue()
 
 
 def resize_with_crop_or_pad(image: torch.Tensor, height: int, width: int) -> torch.Tensor:
     """Center-crop or zero-pad each side to exactly height x width, without scaling.
 
-    With ``d = abs(target - size)``, cropping and padding start at ``d // 2``: an odd pixel is cut or added at the
-    right or bottom. torchvision's ``center_crop`` rounds half to even instead (7 to 4 starts at 2 there, at 1 here).
+    With ``d = abs(target - size)``, cropping and padding start at ``d // 2``: an odd pixel is cut
+    or added at the right or bottom. torchvision's ``center_crop`` rounds half to even instead (7 to
+    4 starts at 2 there, at 1 here).
 
     Args:
         image: [..., H, W], any dtype; a ``tv_tensors.Image``, ``Video`` or ``Mask`` keeps its type.
@@ -245,7 +289,8 @@ def resize_with_crop_or_pad(image: torch.Tensor, height: int, width: int) -> tor
         width: Columns of the result, at least 1.
 
     Returns:
-        [..., height, width], same dtype and device. Shares memory with ``image`` if nothing is padded.
+        [..., height, width], same dtype and device. Shares memory with ``image`` if nothing is
+        padded.
 
     Raises:
         TypeError: ``image`` is not a tensor, or holds no pixels (boxes, key points).
@@ -320,20 +365,31 @@ def turn_upright(image: torch.Tensor, orientation: int) -> torch.Tensor:
     return torch.from_numpy(np.flip(array, _ORIENTATION_FLIPS[orientation]).copy())
 
 
-def _encodable(image: torch.Tensor | np.ndarray[Any, Any] | Image.Image, format: str) -> np.ndarray[Any, Any]:
+def _encodable(
+    image: torch.Tensor | np.ndarray[Any, Any] | Image.Image, format: str
+) -> np.ndarray[Any, Any]:
     if isinstance(image, torch.Tensor):
         pixels = image.detach().as_subclass(torch.Tensor).cpu().numpy()
     elif isinstance(image, np.ndarray):
         pixels = image
     elif isinstance(image, Image.Image):
         if image.mode not in ("L", "LA", "RGB", "RGBA"):
-            raise ValueError(f"expected a PIL image of mode L, LA, RGB or RGBA, got {image.mode}: convert('RGB') it")
+            raise ValueError(
+                f"expected a PIL image of mode L, LA, RGB or RGBA, got {image.mode}: convert('RGB') it"
+            )
         pixels = np.atleast_3d(np.asarray(image)).transpose(2, 0, 1)
     else:
-        raise TypeError(f"expected image as a tensor, an array or a PIL image, got {type(image).__name__}")
+        raise TypeError(
+            f"expected image as a tensor, an array or a PIL image, got {type(image).__name__}"
+        )
     channels = _ENCODE_CHANNELS[format]
     dtypes = (np.uint8, np.uint16) if format == "png" else (np.uint8,)
-    if pixels.dtype not in dtypes or pixels.ndim != 3 or 0 in pixels.shape or len(pixels) not in channels:
+    if (
+        pixels.dtype not in dtypes
+        or pixels.ndim != 3
+        or 0 in pixels.shape
+        or len(pixels) not in channels
+    ):
         is_last = pixels.ndim == 3 and pixels.shape[-1] in channels
         hint = "; permute(2, 0, 1) puts the channels of [H, W, C] first" if is_last else ""
         raise ValueError(

@@ -6,7 +6,8 @@
     ├── RandomResizedCrop   for training: a random region, resized, optionally flipped
     └── ResizedCenterCrop   for evaluation: the whole image resized, then center-cropped
 
-A plan is a pure function of the image size and a key, which is unique per sample and epoch: integers in, integers out.
+A plan is a pure function of the image size and a key, which is unique per sample and epoch:
+integers in, integers out.
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ _ATTEMPTS = 10  # torchvision's
 
 
 class CropPlan(NamedTuple):
-    """What to do with one image: cut out a region, resize it, cut a window from that, optionally flip it."""
+    """What to do with one image: cut out a region, resize it, cut a window from that, optionally
+    flip it.
+    """
 
     top: int
     left: int
@@ -46,8 +49,8 @@ class Crop:
 
     Args:
         size: Height and width of the result; an int means a square.
-        interpolation: "bilinear", "bicubic", "nearest" or "nearest-exact"; you can also pass an ``InterpolationMode``
-            or Pillow's constant.
+        interpolation: "bilinear", "bicubic", "nearest" or "nearest-exact"; you can also pass an
+            ``InterpolationMode`` or Pillow's constant.
         antialias: Smooth when downscaling (bilinear and bicubic).
     """
 
@@ -76,19 +79,22 @@ class Crop:
 
 @dataclass(frozen=True, repr=False)
 class RandomResizedCrop(Crop):
-    """A random region of the image, resized: torchvision's ``v2.RandomResizedCrop``, drawn before decoding.
+    """A random region of the image, resized: torchvision's ``v2.RandomResizedCrop``, drawn before
+    decoding.
 
-    The draw is a pure function of (seed, key), where the loader gives each sample in each epoch a different key; no
-    random state is read. The distribution is that of torchvision: an area, uniform in ``scale``, and an aspect ratio,
-    log-uniform in ``ratio``, are drawn up to 10 times until the region fits, at a uniform position; else the central
-    region nearest in ratio is used. (Draws have 53 random bits here, 24 in torchvision.) The flip is drawn after the
-    region, so that regions are the same with and without it.
+    The draw is a pure function of (seed, key), where the loader gives each sample in each epoch a
+    different key; no random state is read. The distribution is that of torchvision: an area,
+    uniform in ``scale``, and an aspect ratio, log-uniform in ``ratio``, are drawn up to 10 times
+    until the region fits, at a uniform position; else the central region nearest in ratio is used.
+    (Draws have 53 random bits here, 24 in torchvision.) The flip is drawn after the region, so that
+    regions are the same with and without it.
 
     Args:
         size, interpolation, antialias: See :class:`Crop`.
         scale: (min, max) area, as a fraction of the image's.
         ratio: (min, max) of width / height.
-        horizontal_flip: Probability of mirroring the result, 0 to 1: ``v2.RandomHorizontalFlip`` at no cost.
+        horizontal_flip: Probability of mirroring the result, 0 to 1: ``v2.RandomHorizontalFlip`` at
+            no cost.
         seed: Determines the draws, together with the key of each sample.
 
     Raises:
@@ -114,7 +120,10 @@ class RandomResizedCrop(Crop):
         """Check the fields."""
         super().__post_init__()
         self._set(scale=_limits("scale", self.scale), ratio=_limits("ratio", self.ratio))
-        self._set(horizontal_flip=_number("horizontal_flip", self.horizontal_flip), seed=operator.index(self.seed))
+        self._set(
+            horizontal_flip=_number("horizontal_flip", self.horizontal_flip),
+            seed=operator.index(self.seed),
+        )
         if not 0 <= self.horizontal_flip <= 1:
             raise ValueError(f"horizontal_flip must be from 0 to 1, got {self.horizontal_flip}")
 
@@ -127,11 +136,15 @@ class RandomResizedCrop(Crop):
 
     # These two follow torchvision's RandomResizedCrop.make_params line by line.
 
-    def _draw_region(self, random: RandomStream, height: int, width: int) -> tuple[int, int, int, int] | None:
+    def _draw_region(
+        self, random: RandomStream, height: int, width: int
+    ) -> tuple[int, int, int, int] | None:
         area = height * width
         low, high = math.log(self.ratio[0]), math.log(self.ratio[1])
         for _ in range(_ATTEMPTS):
-            target_area = area * (self.scale[0] + _uniform(random) * (self.scale[1] - self.scale[0]))
+            target_area = area * (
+                self.scale[0] + _uniform(random) * (self.scale[1] - self.scale[0])
+            )
             aspect_ratio = math.exp(low + _uniform(random) * (high - low))
             w = round(math.sqrt(target_area * aspect_ratio))
             h = round(math.sqrt(target_area / aspect_ratio))
@@ -150,12 +163,13 @@ class RandomResizedCrop(Crop):
 
 @dataclass(frozen=True, repr=False)
 class ResizedCenterCrop(Crop):
-    """Resize the whole image, then center-crop: torchvision's ``v2.Resize(resize)`` and ``v2.CenterCrop(size)``.
+    """Resize the whole image, then center-crop: torchvision's ``v2.Resize(resize)`` and
+    ``v2.CenterCrop(size)``.
 
     Args:
         size, interpolation, antialias: See :class:`Crop`.
-        resize: Length of the shorter side before cropping (the longer one keeps the aspect ratio, rounded down), or
-            (height, width); no side shorter than ``size``.
+        resize: Length of the shorter side before cropping (the longer one keeps the aspect ratio,
+            rounded down), or (height, width); no side shorter than ``size``.
 
     Raises:
         TypeError, ValueError: An argument has the wrong type or is out of range.
@@ -181,7 +195,9 @@ class ResizedCenterCrop(Crop):
     def plan(self, height: int, width: int, key: int) -> CropPlan:
         """The plan for an image of this size; it is not random."""
         resized = self._resized(height, width)
-        top, left = (round((side - target) / 2.0) for side, target in zip(resized, self.size, strict=True))
+        top, left = (
+            round((side - target) / 2.0) for side, target in zip(resized, self.size, strict=True)
+        )
         return CropPlan(0, 0, height, width, resized, top, left)
 
     def _resized(self, height: int, width: int) -> tuple[int, int]:
@@ -206,7 +222,11 @@ def _arguments(crop: Any) -> Iterator[str]:
 
 
 def _sides(name: str, value: Any) -> tuple[int, int]:
-    sides = (value, value) if not isinstance(value, Sequence) else tuple(value) * (2 if len(value) == 1 else 1)
+    sides = (
+        (value, value)
+        if not isinstance(value, Sequence)
+        else tuple(value) * (2 if len(value) == 1 else 1)
+    )
     if isinstance(value, str) or len(sides) != 2 or any(isinstance(side, bool) for side in sides):
         raise TypeError(f"{name} must be an int or (height, width), got {value!r}")
     height, width = (operator.index(side) for side in sides)
@@ -240,5 +260,7 @@ def _interpolation(value: object) -> str:
     name = value.value if isinstance(value, InterpolationMode) else value
     name = _PILLOW_NUMBERS.get(name, name) if isinstance(name, int) else name
     if name not in _INTERPOLATIONS:
-        raise ValueError(f"interpolation must be one of {', '.join(map(repr, _INTERPOLATIONS))}, got {value!r}")
+        raise ValueError(
+            f"interpolation must be one of {', '.join(map(repr, _INTERPOLATIONS))}, got {value!r}"
+        )
     return str(name)

@@ -1,17 +1,20 @@
-"""Read the header of an encoded image: format, size, EXIF orientation, scans, and whether the image is complete.
+"""Read the header of an encoded image: format, size, EXIF orientation, scans, and whether the image
+is complete.
 
-Nothing is decoded and no memory of the image's size is allocated here, so `codec` can reject a decompression bomb
-before it costs memory, and a file truncated after its last pixel, which decoders accept.
+Nothing is decoded and no memory of the image's size is allocated here, so `codec` can reject a
+decompression bomb before it costs memory, and a file truncated after its last pixel, which decoders
+accept.
 
-====== ===================================== ==================================================================
-format first bytes                           what is checked beyond the size
-====== ===================================== ==================================================================
-jpeg   ``FF D8 FF``                          marker segments up to the first scan (the decoder checks the scans)
-png    ``89 50 4E 47 0D 0A 1A 0A``           all chunks up to IEND; CRC-32 of the critical ones, as libpng does
-gif    ``GIF87a``, ``GIF89a``                all blocks up to the trailer
-bmp    ``BM`` and a known info header size   room for all rows, unless they are run-length encoded
-webp   ``RIFF....WEBP``                      the length of the RIFF container
-====== ===================================== ==================================================================
+====== =====================================
+================================================================== format first bytes
+           what is checked beyond the size ====== =====================================
+================================================================== jpeg   ``FF D8 FF``
+           marker segments up to the first scan (the decoder checks the scans) png    ``89 50 4E 47
+0D 0A 1A 0A``           all chunks up to IEND; CRC-32 of the critical ones, as libpng does gif
+``GIF87a``, ``GIF89a``                all blocks up to the trailer bmp    ``BM`` and a known info
+header size   room for all rows, unless they are run-length encoded webp   ``RIFF....WEBP``
+            the length of the RIFF container ====== =====================================
+==================================================================
 """
 
 from __future__ import annotations
@@ -24,7 +27,14 @@ from typing import NamedTuple
 
 from torch_tfrecord.errors import ImageDecodeError
 
-__all__ = ["ImageHeader", "check_scans", "detect_format", "guess_content", "has_end_marker", "read_header"]
+__all__ = [
+    "ImageHeader",
+    "check_scans",
+    "detect_format",
+    "guess_content",
+    "has_end_marker",
+    "read_header",
+]
 
 _PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 _SRGB_GAMMA, _SRGB_INTENTS = 45455, 4
@@ -35,15 +45,17 @@ _BMP_INFO_SIZES = frozenset({12, 16, 40, 52, 56, 64, 108, 124})
 
 # libjpeg writes 10 by default, mozjpeg up to 14, and cjpeg with a custom scan script at most 100.
 _MOST_SCANS = 100
-# Images with more pixels than this, over all scans, may have only as many scans as encoders write by default.
+# Images with more pixels than this, over all scans, may have only as many scans as encoders write
+# by default.
 _MOST_SCANNED_PIXELS = 1 << 31
 _USUAL_SCANS = 16
 
-# Inside compressed pixels, FF is followed by 00 or a restart (D0 to D7). Below C0 there are no segments: decoders
-# skip such two bytes, or reject them.
+# Inside compressed pixels, FF is followed by 00 or a restart (D0 to D7). Below C0 there are no
+# segments: decoders skip such two bytes, or reject them.
 _MARKER = re.compile(rb"\xff[\xc0-\xcf\xd8-\xfe]")
 
-# Content stored in an image feature by mistake, or in an unsupported format: first bytes -> description.
+# Content stored in an image feature by mistake, or in an unsupported format: first bytes ->
+# description.
 _OTHER_CONTENT = (
     (b"\x1f\x8b", "gzip data"),
     (b"PK\x03\x04", "a zip archive"),
@@ -63,13 +75,14 @@ _OTHER_CONTENT = (
 class ImageHeader(NamedTuple):
     """What is known about an encoded image without decoding it.
 
-    ``exif`` holds the half-open byte ranges of the JPEG or PNG segments that may contain EXIF, including their headers,
-    and those of a PNG's compressed text, which decoders would inflate to up to a thousand times its size.
-    ``orientation`` is the EXIF orientation, 1 to 8, and 1 (upright) if it is missing or invalid. ``channels`` and
-    ``bits`` are the stored ones for JPEG and PNG (palette: 1), and 0 for other formats. ``adobe`` is True if a JPEG has
-    Adobe's marker, so that CMYK is stored inverted. ``scan`` is the start of a JPEG's first scan, else 0;
-    ``progressive`` is True if further scans refine it. ``gamma`` is the exponent with which a PNG's colours are stored,
-    times 100,000, and 0 if it does not say.
+    ``exif`` holds the half-open byte ranges of the JPEG or PNG segments that may contain EXIF,
+    including their headers, and those of a PNG's compressed text, which decoders would inflate to
+    up to a thousand times its size. ``orientation`` is the EXIF orientation, 1 to 8, and 1
+    (upright) if it is missing or invalid. ``channels`` and ``bits`` are the stored ones for JPEG
+    and PNG (palette: 1), and 0 for other formats. ``adobe`` is True if a JPEG has Adobe's marker,
+    so that CMYK is stored inverted. ``scan`` is the start of a JPEG's first scan, else 0;
+    ``progressive`` is True if further scans refine it. ``gamma`` is the exponent with which a PNG's
+    colours are stored, times 100,000, and 0 if it does not say.
     """
 
     format: str
@@ -86,7 +99,9 @@ class ImageHeader(NamedTuple):
 
 
 def detect_format(data: bytes) -> str | None:
-    """Detect the format of an encoded image from its first 18 bytes: "jpeg", "png", "gif", "bmp", "webp", or None."""
+    """Detect the format of an encoded image from its first 18 bytes: "jpeg", "png", "gif", "bmp",
+    "webp", or None.
+    """
     if data.startswith(b"\xff\xd8\xff"):
         return "jpeg"
     if data.startswith(_PNG_SIGNATURE):
@@ -96,7 +111,11 @@ def detect_format(data: bytes) -> str | None:
     if data.startswith(b"RIFF") and data[8:12] == b"WEBP":
         return "webp"
     # Two letters alone are not enough: text may start with "BM".
-    if data.startswith(b"BM") and len(data) >= 18 and int.from_bytes(data[14:18], "little") in _BMP_INFO_SIZES:
+    if (
+        data.startswith(b"BM")
+        and len(data) >= 18
+        and int.from_bytes(data[14:18], "little") in _BMP_INFO_SIZES
+    ):
         return "bmp"
     return None
 
@@ -115,7 +134,10 @@ def guess_content(data: bytes) -> str:
         return "XML or SVG"
     if data.startswith(b"BM"):
         return "a BMP image truncated in its header, or text"
-    if any(magic.startswith(data[:8]) for magic in (b"\xff\xd8\xff", _PNG_SIGNATURE, b"GIF89a", b"RIFF")):
+    if any(
+        magic.startswith(data[:8])
+        for magic in (b"\xff\xd8\xff", _PNG_SIGNATURE, b"GIF89a", b"RIFF")
+    ):
         return "an image truncated in its first bytes"
     if not any(data[:64]):
         return "zeros"
@@ -127,7 +149,8 @@ def guess_content(data: bytes) -> str:
 def has_end_marker(data: bytes | memoryview, header: ImageHeader) -> bool:
     """Whether a JPEG has an end marker after its first scan; a truncated file has none.
 
-    The two bytes of the marker cannot occur inside compressed pixels. Bytes after the marker are ignored.
+    The two bytes of the marker cannot occur inside compressed pixels. Bytes after the marker are
+    ignored.
     """
     if len(data) - 2 >= header.scan and bytes(data[-2:]) == _JPEG_END:
         return True
@@ -138,11 +161,14 @@ def check_scans(data: bytes | memoryview, header: ImageHeader) -> None:
     """Reject a JPEG image with more scans than an encoder writes, in one pass over the bytes.
 
     Raises:
-        ImageDecodeError: More than 100 scans, or more than 16 with more than 2^31 pixels over all scans.
+        ImageDecodeError: More than 100 scans, or more than 16 with more than 2^31 pixels over all
+            scans.
     """
     if not (header.progressive or _is_partial(data, header)):
         return  # a single scan: decoders reject a second one
-    most = max(_USUAL_SCANS, min(_MOST_SCANS, _MOST_SCANNED_PIXELS // (header.height * header.width)))
+    most = max(
+        _USUAL_SCANS, min(_MOST_SCANS, _MOST_SCANNED_PIXELS // (header.height * header.width))
+    )
     if _count_scans(data, header.scan, most + 1) > most:
         raise ImageDecodeError(
             f"expected at most {most} scans in a JPEG image of {header.height} x {header.width} pixels, got more"
@@ -151,7 +177,11 @@ def check_scans(data: bytes | memoryview, header: ImageHeader) -> None:
 
 def _is_partial(data: bytes | memoryview, header: ImageHeader) -> bool:
     """Whether the first scan leaves some components to later scans."""
-    return header.format == "jpeg" and len(data) > header.scan + 4 and data[header.scan + 4] < header.channels
+    return (
+        header.format == "jpeg"
+        and len(data) > header.scan + 4
+        and data[header.scan + 4] < header.channels
+    )
 
 
 def _count_scans(data: bytes | memoryview, position: int, limit: int) -> int:
@@ -163,17 +193,21 @@ def _count_scans(data: bytes | memoryview, position: int, limit: int) -> int:
         if marker == 0xD9:  # anything may follow the end marker
             break
         count += marker == 0xDA
-        position += 2 if marker == 0xD8 else 2 + int.from_bytes(data[position + 2 : position + 4], "big")
+        position += (
+            2 if marker == 0xD8 else 2 + int.from_bytes(data[position + 2 : position + 4], "big")
+        )
     return count
 
 
 def read_header(data: bytes | memoryview) -> ImageHeader:
-    """Read the format, size and orientation of an encoded image, and check from its structure that it is complete.
+    """Read the format, size and orientation of an encoded image, and check from its structure that
+    it is complete.
 
     A memoryview of a JPEG with a header of usual length is not copied.
 
     Raises:
-        ImageDecodeError: The format is not supported, or the image is truncated or its structure damaged.
+        ImageDecodeError: The format is not supported, or the image is truncated or its structure
+            damaged.
     """
     if isinstance(data, memoryview):
         head = bytes(data[:_HEAD_BYTES])
@@ -188,8 +222,11 @@ def read_header(data: bytes | memoryview) -> ImageHeader:
     try:
         return _checked(_READERS[kind](data))
     except (struct.error, IndexError) as exc:
-        # Every read past the end ends up here: struct and indexing check bounds, and slices are never relied on.
-        raise ImageDecodeError(f"expected a whole {kind.upper()} image, got {len(data)} bytes that end early") from exc
+        # Every read past the end ends up here: struct and indexing check bounds, and slices are
+        # never relied on.
+        raise ImageDecodeError(
+            f"expected a whole {kind.upper()} image, got {len(data)} bytes that end early"
+        ) from exc
 
 
 def _checked(header: ImageHeader) -> ImageHeader:
@@ -211,7 +248,8 @@ def _read_jpeg(data: bytes) -> ImageHeader:
     adobe = progressive = False
     position = 2
     while True:
-        # As in libjpeg, bytes between segments are skipped, and any number of FF may precede a marker.
+        # As in libjpeg, bytes between segments are skipped, and any number of FF may precede a
+        # marker.
         position = data.find(b"\xff", position)
         if position < 0:
             raise IndexError
@@ -240,7 +278,18 @@ def _read_jpeg(data: bytes) -> ImageHeader:
     if size is None:
         raise _damaged("JPEG", "a frame header", position, "the pixel data or the end")
     bits, height, width, channels = size
-    return ImageHeader("jpeg", height, width, channels, bits, tuple(exif), orientation, adobe, position, progressive)
+    return ImageHeader(
+        "jpeg",
+        height,
+        width,
+        channels,
+        bits,
+        tuple(exif),
+        orientation,
+        adobe,
+        position,
+        progressive,
+    )
 
 
 def _read_png(data: bytes) -> ImageHeader:
@@ -253,8 +302,11 @@ def _read_png(data: bytes) -> ImageHeader:
         end = position + 12 + length
         (stored,) = struct.unpack_from(">I", data, end - 4)
         if position == 8 and (name != b"IHDR" or length != 13):
-            raise _damaged("PNG", "an IHDR chunk of 13 bytes", 8, f"another chunk of {length} bytes")
-        # A capital first letter marks a critical chunk; libpng, and so TensorFlow, rejects only those.
+            raise _damaged(
+                "PNG", "an IHDR chunk of 13 bytes", 8, f"another chunk of {length} bytes"
+            )
+        # A capital first letter marks a critical chunk; libpng, and so TensorFlow, rejects only
+        # those.
         if name[0] & 0x20 == 0 and zlib.crc32(view[position + 4 : end - 4]) != stored:
             raise _damaged("PNG", "a chunk with a matching CRC", position, "another CRC")
         if name == b"eXIf":
@@ -273,7 +325,9 @@ def _read_png(data: bytes) -> ImageHeader:
 
 
 def _png_gamma(name: bytes, payload: bytes, gamma: int) -> tuple[int, bool]:
-    """The gamma after one more chunk, and whether it is final: sRGB counts before gAMA, then the first one."""
+    """The gamma after one more chunk, and whether it is final: sRGB counts before gAMA, then the
+    first one.
+    """
     if name == b"sRGB" and len(payload) == 1 and payload[0] < _SRGB_INTENTS:
         return _SRGB_GAMMA, True
     if name == b"gAMA" and len(payload) == 4 and not gamma:
@@ -291,7 +345,9 @@ def _read_gif(data: bytes) -> ImageHeader:
         elif data[position] == 0x21:  # an extension
             position += 2
         else:
-            raise _damaged("GIF", "an image, an extension or the trailer", position, "another block")
+            raise _damaged(
+                "GIF", "an image, an extension or the trailer", position, "another block"
+            )
         while data[position]:  # sub-blocks of up to 255 bytes, then an empty one
             position += 1 + data[position]
         position += 1
@@ -344,13 +400,16 @@ def _webp_orientation(data: bytes, end: int) -> int:
     while position + 8 <= end:
         name, length = struct.unpack_from("<4sI", data, position)
         if name == b"EXIF":
-            return _exif_orientation(data[position + 8 : position + 8 + length].removeprefix(b"Exif\x00\x00"))
+            return _exif_orientation(
+                data[position + 8 : position + 8 + length].removeprefix(b"Exif\x00\x00")
+            )
         position += 8 + length + length % 2
     return 1
 
 
 def _exif_orientation(tiff: bytes) -> int:
-    # Damaged EXIF is common in photos: treat them as upright, as viewers do, rather than reject them.
+    # Damaged EXIF is common in photos: treat them as upright, as viewers do, rather than reject
+    # them.
     order = {b"II": "<", b"MM": ">"}.get(tiff[:2])
     if order is None:
         return 1
@@ -358,7 +417,9 @@ def _exif_orientation(tiff: bytes) -> int:
         (directory,) = struct.unpack_from(order + "I", tiff, 4)
         (entries,) = struct.unpack_from(order + "H", tiff, directory)
         for entry in range(entries):
-            tag, kind, count, value = struct.unpack_from(order + "HHIH", tiff, directory + 2 + 12 * entry)
+            tag, kind, count, value = struct.unpack_from(
+                order + "HHIH", tiff, directory + 2 + 12 * entry
+            )
             if tag == 0x0112:
                 return value if kind == 3 and count == 1 and 1 <= value <= 8 else 1
     except struct.error:
@@ -366,4 +427,10 @@ def _exif_orientation(tiff: bytes) -> int:
     return 1
 
 
-_READERS = {"jpeg": _read_jpeg, "png": _read_png, "gif": _read_gif, "bmp": _read_bmp, "webp": _read_webp}
+_READERS = {
+    "jpeg": _read_jpeg,
+    "png": _read_png,
+    "gif": _read_gif,
+    "bmp": _read_bmp,
+    "webp": _read_webp,
+}

@@ -1,12 +1,14 @@
-"""torchvision transforms that start with a crop: the crop is drawn from the image's size, before decoding.
+"""torchvision transforms that start with a crop: the crop is drawn from the image's size, before
+decoding.
 
 ::
 
     Compose([RandomResizedCrop, RandomHorizontalFlip, ToDtype, Normalize])
              └── crop ───────┘  └── rest: flips, then a table of values ─┘
 
-The transforms' own ``make_params`` and ``transform`` do the work, so draws and pixels are unchanged; only their input
-is smaller. Anything that is not exactly an unmodified torchvision transform is left alone.
+The transforms' own ``make_params`` and ``transform`` do the work, so draws and pixels are
+unchanged; only their input is smaller. Anything that is not exactly an unmodified torchvision
+transform is left alone.
 """
 
 from __future__ import annotations
@@ -69,7 +71,9 @@ def _steps(transform: Any) -> Iterator[Any]:
 
 
 def _is_plain(step: Any, kinds: Sequence[type]) -> bool:
-    """Whether it is an unmodified torchvision transform: no hooks, and no instance methods, as a compiled one has."""
+    """Whether it is an unmodified torchvision transform: no hooks, and no instance methods, as a
+    compiled one has.
+    """
     return (
         type(step) in kinds
         and not any(map(callable, vars(step).values()))
@@ -80,7 +84,9 @@ def _is_plain(step: Any, kinds: Sequence[type]) -> bool:
 
 def _does_nothing(step: Any) -> bool:
     """Whether it does not change a uint8 Image."""
-    return _is_plain(step, (v2.ToImage, v2.Identity)) or (_is_plain(step, (v2.ToDtype,)) and step.dtype == torch.uint8)
+    return _is_plain(step, (v2.ToImage, v2.Identity)) or (
+        _is_plain(step, (v2.ToDtype,)) and step.dtype == torch.uint8
+    )
 
 
 class _Draw(NamedTuple):
@@ -106,15 +112,21 @@ class LeadingCrop:
     @property
     def is_all(self) -> bool:
         """Whether all following transforms are known, so that :meth:`batch` applies them, too."""
-        return all(_is_plain(step, _FLIPS + _OF_VALUES) for step in (self.rest[:-1] if self._is_pure else self.rest))
+        return all(
+            _is_plain(step, _FLIPS + _OF_VALUES)
+            for step in (self.rest[:-1] if self._is_pure else self.rest)
+        )
 
     @property
     def _is_pure(self) -> bool:
-        """Whether the result is a plain tensor; earlier in the pipeline, transforms would take other tensors for it."""
+        """Whether the result is a plain tensor; earlier in the pipeline, transforms would take
+        other tensors for it.
+        """
         return bool(self.rest) and _is_plain(self.rest[-1], (v2.ToPureTensor,))
 
     def image(self, stored: StoredImage) -> torch.Tensor:
-        """Crop one image, without the following transforms: a contiguous Image, uint8 [C, H, W], that owns its memory.
+        """Crop one image, without the following transforms: a contiguous Image, uint8 [C, H, W],
+        that owns its memory.
 
         Raises:
             ImageDecodeError: The image cannot be decoded.
@@ -126,7 +138,8 @@ class LeadingCrop:
         return image
 
     def batch(self, stored: Sequence[StoredImage], channels: int) -> torch.Tensor:
-        """Crop several images and apply the following transforms; all random draws come first, image by image.
+        """Crop several images and apply the following transforms; all random draws come first,
+        image by image.
 
         Returns:
             Contiguous [B, C, H, W]; an Image, or a plain tensor after ToPureTensor.
@@ -178,13 +191,20 @@ class LeadingCrop:
 
 def _region(crop: Any, params: dict[str, Any], stored: StoredImage) -> Region | None:
     """The region of an image that a crop needs; None for the whole image."""
-    if type(crop) is v2.RandomResizedCrop or (type(crop) is v2.RandomCrop and not params["needs_pad"]):
+    if type(crop) is v2.RandomResizedCrop or (
+        type(crop) is v2.RandomCrop and not params["needs_pad"]
+    ):
         return Region(params["top"], params["left"], params["height"], params["width"])
     if type(crop) is v2.CenterCrop:
         height, width = crop.size
         if height <= stored.height and width <= stored.width:
             # Rounded as in torchvision: half to even.
-            return Region(round((stored.height - height) / 2), round((stored.width - width) / 2), height, width)
+            return Region(
+                round((stored.height - height) / 2),
+                round((stored.width - width) / 2),
+                height,
+                width,
+            )
     return None
 
 

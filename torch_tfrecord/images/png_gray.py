@@ -1,7 +1,7 @@
 """Gray from the colours of a PNG that says its gamma, as libpng computes it, and so TensorFlow.
 
-The colours are made linear, weighted and stored with the same gamma again, each time in 8 bits. Without a gamma libpng
-weights the stored colours, as Pillow does.
+The colours are made linear, weighted and stored with the same gamma again, each time in 8 bits.
+Without a gamma libpng weights the stored colours, as Pillow does.
 """
 
 from __future__ import annotations
@@ -37,7 +37,9 @@ def gray_of_colors(pixels: npt.NDArray[np.uint8], gamma: int) -> npt.NDArray[np.
     """
     linear, stored = _table(_reciprocal(gamma)), _table(_reciprocal(_reciprocal(gamma)))
     red, green, blue = (pixels[..., channel] for channel in range(3))
-    sums = sum((linear * weight)[plane] for weight, plane in zip(_WEIGHTS, (red, green, blue), strict=True))
+    sums = sum(
+        (linear * weight)[plane] for weight, plane in zip(_WEIGHTS, (red, green, blue), strict=True)
+    )
     gray = stored[(sums + (1 << _SHIFT - 1)) >> _SHIFT].astype(np.uint8)
     return np.where((red == green) & (red == blue), red, gray)  # what is gray is stored already
 

@@ -1,8 +1,9 @@
 """Decode JPEG images into existing memory: only a region, or several images of equal size.
 
-Uses libjpeg-turbo if its headers were found when the package was built, else nvImageCodec for regions if that is
-installed. Rows above a region are skipped, rows below it never read. The pixels are equal to those of the whole image,
-also the chroma at the region's edges, as a slightly larger region is decoded. Both release the GIL.
+Uses libjpeg-turbo if its headers were found when the package was built, else nvImageCodec for
+regions if that is installed. Rows above a region are skipped, rows below it never read. The pixels
+are equal to those of the whole image, also the chroma at the region's edges, as a slightly larger
+region is decoded. Both release the GIL.
 """
 
 from __future__ import annotations
@@ -34,7 +35,9 @@ class Region(NamedTuple):
 
 
 class Scratch:
-    """Memory that is reused for each image of a batch: fresh pages would add a twentieth to the decoding time."""
+    """Memory that is reused for each image of a batch: fresh pages would add a twentieth to the
+    decoding time.
+    """
 
     def __init__(self) -> None:
         self._bytes = np.empty(0, np.uint8)
@@ -60,10 +63,16 @@ def decode_region(
     """Decode a region as uint8 [height, width, C], with C 1 for mode "L" and 3 for "RGB".
 
     Returns:
-        The pixels, possibly in ``scratch``; or None if the image must be decoded whole: another format or mode,
-        progressive, CMYK, truncated, damaged, or no library for regions. Decoding it whole then finds any error.
+        The pixels, possibly in ``scratch``; or None if the image must be decoded whole: another
+        format or mode, progressive, CMYK, truncated, damaged, or no library for regions. Decoding
+        it whole then finds any error.
     """
-    if header.format != "jpeg" or header.channels not in (1, 3) or header.bits != 8 or mode not in ("RGB", "L"):
+    if (
+        header.format != "jpeg"
+        or header.channels not in (1, 3)
+        or header.bits != 8
+        or mode not in ("RGB", "L")
+    ):
         return None
     native = optional_module("jpeg")
     if not has_end_marker(data, header) or (native is None and nvimgcodec() is None):
@@ -72,17 +81,21 @@ def decode_region(
         if native is None:
             return region_with_nvimgcodec(data, header, mode, region)
         out = scratch.array(region.height, region.width, 1 if mode == "L" else 3)
-        is_read = native.read_region(data, header.height, header.width, region.top, region.left, out)
+        is_read = native.read_region(
+            data, header.height, header.width, region.top, region.left, out
+        )
     except Exception:  # decoding the whole image raises the right error
         return None
     return out if is_read else None
 
 
-def decode_stack(values: Sequence[bytes], mode: str, rows: Sequence[int], num_rows: int) -> torch.Tensor | None:
+def decode_stack(
+    values: Sequence[bytes], mode: str, rows: Sequence[int], num_rows: int
+) -> torch.Tensor | None:
     """Decode images to rows of one tensor, with the pixels of `decode_image`.
 
-    If the package was built with libjpeg-turbo, it decodes all JPEG images without the GIL; other images are decoded
-    and copied one by one.
+    If the package was built with libjpeg-turbo, it decodes all JPEG images without the GIL; other
+    images are decoded and copied one by one.
 
     Args:
         values: Encoded images.
@@ -91,7 +104,8 @@ def decode_stack(values: Sequence[bytes], mode: str, rows: Sequence[int], num_ro
         num_rows: Number of rows; those without an image are not initialised.
 
     Returns:
-        uint8 [num_rows, C, H, W] in [num_rows, H, W, C] memory; None if there are no images, or their sizes differ.
+        uint8 [num_rows, C, H, W] in [num_rows, H, W, C] memory; None if there are no images, or
+        their sizes differ.
 
     Raises:
         ImageDecodeError: See `decode_image`; not necessarily for the first bad image.
@@ -102,9 +116,13 @@ def decode_stack(values: Sequence[bytes], mode: str, rows: Sequence[int], num_ro
     _, first = open_image(values[0], DEFAULT_MAX_PIXELS)
     size = (first.height, first.width)
     native = None if mode == "RGBA" else optional_module("jpeg")
-    is_read = np.zeros(len(values), np.bool_) if native is None else native.find_plain(list(values), *size)
-    # Reading a header costs more than anything but decoding, so only those of doubtful images are read, to find all
-    # errors and sizes before allocating memory.
+    is_read = (
+        np.zeros(len(values), np.bool_)
+        if native is None
+        else native.find_plain(list(values), *size)
+    )
+    # Reading a header costs more than anything but decoding, so only those of doubtful images are
+    # read, to find all errors and sizes before allocating memory.
     opened: dict[int, tuple[bytes | memoryview, ImageHeader]] = {}
     for number in np.flatnonzero(~is_read).tolist():
         opened[number] = _, header = open_image(values[number], DEFAULT_MAX_PIXELS)
@@ -113,7 +131,9 @@ def decode_stack(values: Sequence[bytes], mode: str, rows: Sequence[int], num_ro
     out = empty_tensor((num_rows, *size, CHANNELS[mode]), torch.uint8)
     if native is not None:
         plain = list(compress(values, is_read.tolist()))
-        is_read[is_read] = native.read_images(plain, np.asarray(rows, np.int64)[is_read], out.numpy())
+        is_read[is_read] = native.read_images(
+            plain, np.asarray(rows, np.int64)[is_read], out.numpy()
+        )
     for number in np.flatnonzero(~is_read).tolist():
         encoded, header = opened.get(number) or open_image(values[number], DEFAULT_MAX_PIXELS)
         out[rows[number]] = decode_opened(encoded, header, mode).permute(1, 2, 0)

@@ -1,7 +1,8 @@
-"""Turn encoded images into training inputs: cropped, resized, optionally flipped and normalised, one or a batch.
+"""Turn encoded images into training inputs: cropped, resized, optionally flipped and normalised,
+one or a batch.
 
-The crop is drawn from the size in the header, only its region is decoded if possible, resized once in uint8, and
-written straight to its row of the batch. A sample is the row of a batch of one.
+The crop is drawn from the size in the header, only its region is decoded if possible, resized once
+in uint8, and written straight to its row of the batch. A sample is the row of a batch of one.
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ _Pixels: TypeAlias = "npt.NDArray[np.uint8]"  # [H, W, C]
 
 
 class ValueTable:
-    """A lookup table of an elementwise transform of uint8 images: a float32 for each channel and value.
+    """A lookup table of an elementwise transform of uint8 images: a float32 for each channel and
+    value.
 
     Args:
         transform: Maps an image [C, H, W] to one with the same number of channels.
@@ -57,21 +59,26 @@ class ValueTable:
         every_value = torch.arange(256, dtype=torch.uint8, device="cpu").repeat(channels, 1, 1)
         result = transform(every_value)
         if result.dtype != torch.float32 or result.shape != every_value.shape:
-            raise ValueError(f"expected float32 {list(every_value.shape)}, got {result.dtype} {list(result.shape)}")
+            raise ValueError(
+                f"expected float32 {list(every_value.shape)}, got {result.dtype} {list(result.shape)}"
+            )
         self._table = result.reshape(channels, 256).numpy()
 
     def write(self, pixels: _Pixels, out: torch.Tensor, *, flip: bool = False) -> torch.Tensor:
         """Write uint8 [H, W, C], mirrored if ``flip``, to contiguous float32 [C, H, W]."""
         native = optional_module("pixels")
         if native is None:
-            out.numpy()[:] = self._table[np.arange(len(out)), pixels[:, :: -1 if flip else 1]].transpose(2, 0, 1)
+            out.numpy()[:] = self._table[
+                np.arange(len(out)), pixels[:, :: -1 if flip else 1]
+            ].transpose(2, 0, 1)
         else:
             native.place_normalized(np.ascontiguousarray(pixels), flip, self._table, out.numpy())
         return out
 
 
 class Normalization(ValueTable):
-    """torchvision's ``ToDtype(torch.float32, scale=True)`` and ``Normalize(mean, std)``, bit for bit.
+    """torchvision's ``ToDtype(torch.float32, scale=True)`` and ``Normalize(mean, std)``, bit for
+    bit.
 
     Args:
         mean, std: One number per channel, for values from 0 to 1.
@@ -93,7 +100,8 @@ class StoredImage:
         data: The encoded image; not copied.
         mode: "RGB", "L" or "RGBA".
         shape: Expected (height, width, channels); see :func:`check_image_shape`.
-        apply_orientation: Apply the EXIF orientation; size and regions then refer to the upright image.
+        apply_orientation: Apply the EXIF orientation; size and regions then refer to the upright
+            image.
         max_pixels: Maximum height times width.
 
     Raises:
@@ -129,8 +137,12 @@ class StoredImage:
         image = decode_opened(self._encoded, self._header, self._mode)
         whole = _pixels(image if self._orientation == 1 else turn_upright(image, self._orientation))
         if whole.shape[:2] != (self.height, self.width):
-            raise ImageDecodeError(f"expected an image of {self.height} x {self.width} pixels, got {whole.shape[:2]}")
-        return whole[region.top : region.top + region.height, region.left : region.left + region.width]
+            raise ImageDecodeError(
+                f"expected an image of {self.height} x {self.width} pixels, got {whole.shape[:2]}"
+            )
+        return whole[
+            region.top : region.top + region.height, region.left : region.left + region.width
+        ]
 
 
 class CroppedImages:
@@ -157,17 +169,22 @@ class CroppedImages:
         self._apply_orientation, self._max_pixels = apply_orientation, max_pixels
 
     def batch(
-        self, values: Sequence[EncodedImage], shapes: Sequence[tuple[object, ...]], keys: Sequence[int]
+        self,
+        values: Sequence[EncodedImage],
+        shapes: Sequence[tuple[object, ...]],
+        keys: Sequence[int],
     ) -> torch.Tensor:
         """Decode several images.
 
         Args:
             values: Encoded images, bytes or memoryviews; not kept.
-            shapes: Expected (height, width, channels) of each before cropping; see :func:`check_image_shape`.
+            shapes: Expected (height, width, channels) of each before cropping; see
+                :func:`check_image_shape`.
             keys: The random key of each, which determines its crop.
 
         Returns:
-            uint8 [B, C, H, W] in [B, H, W, C] memory ("channels last"), or float32 [B, C, H, W], contiguous.
+            uint8 [B, C, H, W] in [B, H, W, C] memory ("channels last"), or float32 [B, C, H, W],
+            contiguous.
         """
         out = empty_batch(len(values), self._crop.size, CHANNELS[self._mode], self._normalization)
         scratch = Scratch()
@@ -176,10 +193,19 @@ class CroppedImages:
         return out
 
     def _write(
-        self, data: EncodedImage, shape: tuple[object, ...], key: int, row: torch.Tensor, scratch: Scratch
+        self,
+        data: EncodedImage,
+        shape: tuple[object, ...],
+        key: int,
+        row: torch.Tensor,
+        scratch: Scratch,
     ) -> None:
         image = StoredImage(
-            data, self._mode, shape=shape, apply_orientation=self._apply_orientation, max_pixels=self._max_pixels
+            data,
+            self._mode,
+            shape=shape,
+            apply_orientation=self._apply_orientation,
+            max_pixels=self._max_pixels,
         )
         plan = self._crop.plan(image.height, image.width, key)
         pixels = image.pixels(Region(plan.top, plan.left, plan.height, plan.width), scratch)
@@ -191,7 +217,8 @@ class CroppedImages:
 
 
 def check_image_shape(expected: tuple[object, ...], stored: tuple[int, ...]) -> None:
-    """Check (height, width, channels) against a spec; None matches any size, and an empty shape any image.
+    """Check (height, width, channels) against a spec; None matches any size, and an empty shape any
+    image.
 
     Raises:
         ParseError: The shapes differ.
@@ -200,14 +227,20 @@ def check_image_shape(expected: tuple[object, ...], stored: tuple[int, ...]) -> 
         raise ParseError(f"expected an image of (height, width, channels) {expected}, got {stored}")
 
 
-def empty_batch(number: int, size: tuple[int, int], channels: int, table: ValueTable | None) -> torch.Tensor:
-    """Allocate memory for `place_pixels`: [B, C, H, W], float32, or uint8 in [B, H, W, C] memory."""
+def empty_batch(
+    number: int, size: tuple[int, int], channels: int, table: ValueTable | None
+) -> torch.Tensor:
+    """Allocate memory for `place_pixels`: [B, C, H, W], float32, or uint8 in [B, H, W, C]
+    memory.
+    """
     if table is None:
         return empty_tensor((number, *size, channels), torch.uint8).permute(0, 3, 1, 2)
     return empty_tensor((number, channels, *size), torch.float32)
 
 
-def place_pixels(pixels: _Pixels, row: torch.Tensor, table: ValueTable | None = None, *, flip: bool) -> None:
+def place_pixels(
+    pixels: _Pixels, row: torch.Tensor, table: ValueTable | None = None, *, flip: bool
+) -> None:
     """Copy uint8 [H, W, C], mirrored if ``flip``, to a row of an `empty_batch`."""
     native = optional_module("pixels")
     if table is not None:
@@ -237,10 +270,15 @@ def _resize(pixels: _Pixels, size: tuple[int, int], crop: Crop, max_pixels: int)
     image = torch.from_numpy(np.ascontiguousarray(pixels))  # resizing is fastest on this layout
     if not (crop.antialias and crop.interpolation in ("bilinear", "bicubic") and _resizes_uint8()):
         mode = InterpolationMode(crop.interpolation)
-        slow = functional.resize_image(image.permute(2, 0, 1), [*size], interpolation=mode, antialias=crop.antialias)
+        slow = functional.resize_image(
+            image.permute(2, 0, 1), [*size], interpolation=mode, antialias=crop.antialias
+        )
         return _pixels(slow)
-    # What torchvision's resize calls. The first stride is explicit, else torch takes the batch of one for contiguous.
-    image = image.as_strided((1, channels, height, width), (height * width * channels, 1, width * channels, channels))
+    # What torchvision's resize calls. The first stride is explicit, else torch takes the batch of
+    # one for contiguous.
+    image = image.as_strided(
+        (1, channels, height, width), (height * width * channels, 1, width * channels, channels)
+    )
     resized = torch.nn.functional.interpolate(
         image, size=size, mode=crop.interpolation, align_corners=False, antialias=True
     )

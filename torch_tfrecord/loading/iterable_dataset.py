@@ -12,28 +12,33 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from torch_tfrecord.arguments import OnError, at_least, check_callable, integer, true_or_false
 from torch_tfrecord.batch_memory import MAX_BATCH_BYTES, check_max_batch_bytes
-from torch_tfrecord.batches.batch_parser import BatchParser
-from torch_tfrecord.batches.collate import collate
-from torch_tfrecord.batches.transport import register_in_worker
+from torch_tfrecord.columns.record_parsers import RecordFeatures
 from torch_tfrecord.error_log import ErrorLog, ErrorReport
+from torch_tfrecord.files.access import Access
+from torch_tfrecord.files.ahead_file import FilesAhead
+from torch_tfrecord.files.compression import check_compression_type
+from torch_tfrecord.loading.batch_parser import BatchParser
+from torch_tfrecord.loading.collate import collate
 from torch_tfrecord.loading.record_groups import RecordGroup, grouped, regroup
 from torch_tfrecord.loading.record_stream import RecordStream
 from torch_tfrecord.loading.sample_maker import RecordRows, SampleMaker
-from torch_tfrecord.loading.stream_iteration import LastIteration, LoadedStates, StreamIteration, check_states
+from torch_tfrecord.loading.stream_iteration import (
+    LastIteration,
+    LoadedStates,
+    StreamIteration,
+    check_states,
+)
 from torch_tfrecord.loading.stream_pieces import Piece
 from torch_tfrecord.loading.stream_samples import batch_of, samples_of
 from torch_tfrecord.loading.stream_states import StreamStates
+from torch_tfrecord.loading.transport import register_in_worker
 from torch_tfrecord.order.epoch_count import EpochCount
 from torch_tfrecord.order.prepared import check_loaded_epoch, prepared_loader
 from torch_tfrecord.order.random_stream import RandomStream, record_keys, shuffled
 from torch_tfrecord.order.ranks import check_rank, consumer, in_process_group, resolve_rank
-from torch_tfrecord.parsing.record_parsers import RecordFeatures
-from torch_tfrecord.records.ahead_file import FilesAhead
-from torch_tfrecord.records.compression import check_compression_type
 from torch_tfrecord.records.paths import Paths, found_files
 from torch_tfrecord.records.reader import read_blocks
 from torch_tfrecord.records.scan import Block, SkippedBytes
-from torch_tfrecord.remote.access import Access
 from torch_tfrecord.samples import LEFT_OUT, RecordPlace
 from torch_tfrecord.shown import shown_features, shown_files, shown_transform
 
@@ -43,46 +48,49 @@ __all__ = ["TFRecordIterableDataset"]
 class TFRecordIterableDataset(IterableDataset[Any]):
     """Stream the records of TFRecord files, without an index.
 
-    Every record appears exactly once over all ranks and workers. Each of these consumers gets whole files; leftover
-    files (all of them, if there are fewer files than consumers) are split by record. So two ranks may get different
-    numbers of records, and the order depends on the number of workers. `TFRecordDataset` with a sampler has neither
-    limit.
+    Every record appears exactly once over all ranks and workers. Each of these consumers gets whole
+    files; leftover files (all of them, if there are fewer files than consumers) are split by
+    record. So two ranks may get different numbers of records, and the order depends on the number
+    of workers. `TFRecordDataset` with a sampler has neither limit.
 
-    Each iteration over the whole stream is the next epoch, from 0: in a new order if you shuffle, with new random draws
-    of features (a fused crop). With workers, persistent or not, one iterator of the DataLoader is one iteration.
-    `set_epoch` chooses the epoch of the next one.
+    Each iteration over the whole stream is the next epoch, from 0: in a new order if you shuffle,
+    with new random draws of features (a fused crop). With workers, persistent or not, one iterator
+    of the DataLoader is one iteration. `set_epoch` chooses the epoch of the next one.
 
-    You can resume an interrupted stream after the last sample that it yielded: see `state_dict` and `load_state_dict`;
-    torchdata's StatefulDataLoader calls them, too. To resume, open files are read again from the beginning up to that
-    sample, without being parsed.
+    You can resume an interrupted stream after the last sample that it yielded: see `state_dict` and
+    `load_state_dict`; torchdata's StatefulDataLoader calls them, too. To resume, open files are
+    read again from the beginning up to that sample, without being parsed.
 
     Args:
         paths: As for `TFRecordDataset`.
-        features: What to read from each record, by name; None gives the record's bytes. `SequenceFeatures` reads
-            SequenceExamples, as `(context, sequences)`, `ExampleListFeatures` lists of Examples; the spec of one bytes
-            value alone (`Image()`, `Proto(...)`, `Json()`, ...) reads the record as that value.
+        features: What to read from each record, by name; None gives the record's bytes.
+            `SequenceFeatures` reads SequenceExamples, as `(context, sequences)`,
+            `ExampleListFeatures` lists of Examples; the spec of one bytes value alone (`Image()`,
+            `Proto(...)`, `Json()`, ...) reads the record as that value.
         transform: Called with each sample, before batching.
-        batch_size: Yield batches of this many samples (use `DataLoader(ds, batch_size=None)`); None yields samples.
+        batch_size: Yield batches of this many samples (use `DataLoader(ds, batch_size=None)`); None
+            yields samples.
         shuffle: Read the files in a new order each epoch.
-        shuffle_buffer_size: Size of the shuffle buffer, in records, which mixes records within and across files; 0 for
-            no buffer.
+        shuffle_buffer_size: Size of the shuffle buffer, in records, which mixes records within and
+            across files; 0 for no buffer.
         seed: Seed of the order, which is a pure function of (seed, epoch), rank and worker.
-        rank, world_size: Give both or neither. None takes them from torch.distributed if it is initialised, else from
-            torchrun's environment variables, else 0 of 1.
+        rank, world_size: Give both or neither. None takes them from torch.distributed if it is
+            initialised, else from torchrun's environment variables, else 0 of 1.
         cycle_length: Number of files to read from in turn, as in tf.data's ``interleave``.
         block_length: Records to read from a file at its turn.
         drop_last: Drop each worker's last batch if it is not full.
-        compression_type: "auto" (detected for each file), None or "" (none), "GZIP", "ZLIB", "SNAPPY".
+        compression_type: "auto" (detected for each file), None or "" (none), "GZIP", "ZLIB",
+            "SNAPPY".
         verify_crc: Check the payloads' checksums; headers are always checked.
-        on_error, max_errors: As for `TFRecordDataset`; damage that hides where the next record begins is skipped, too,
-            up to the next one that is whole.
+        on_error, max_errors: As for `TFRecordDataset`; damage that hides where the next record
+            begins is skipped, too, up to the next one that is whole.
         max_batch_bytes, storage_options, cache_dir, cache_bytes: As for `TFRecordDataset`.
 
     Example:
         >>> ds = TFRecordIterableDataset("train-*", features, batch_size=64, shuffle=True)  # doctest: +SKIP
         >>> for epoch in range(3):  # doctest: +SKIP
-        ...     for batch in DataLoader(ds, batch_size=None, num_workers=4):  # a new order each epoch
-        ...         ...
+        ...     for batch in DataLoader(ds, batch_size=None, num_workers=4):  # a new order each
+        epoch ...         ...
     """
 
     def __init__(
@@ -117,7 +125,9 @@ class TFRecordIterableDataset(IterableDataset[Any]):
         self._errors = ErrorLog(on_error, max_errors)
         self._compression_type = check_compression_type(compression_type)
         check_max_batch_bytes(max_batch_bytes)
-        parser = None if features is None else BatchParser(features, max_batch_bytes=max_batch_bytes)
+        parser = (
+            None if features is None else BatchParser(features, max_batch_bytes=max_batch_bytes)
+        )
         self._maker = SampleMaker(parser, transform, self._errors)
         self._batch_size = None if batch_size is None else at_least(1, "batch_size", batch_size)
         self._shuffle = shuffle
@@ -145,9 +155,11 @@ class TFRecordIterableDataset(IterableDataset[Any]):
         self._last: LastIteration | None = None
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch, from 0, of the next iteration; later ones count on from it, in persistent workers, too.
+        """Choose the epoch, from 0, of the next iteration; later ones count on from it, in
+        persistent workers, too.
 
-        If it is the epoch of a loaded state, nothing changes: the next iteration yields the rest of that epoch.
+        If it is the epoch of a loaded state, nothing changes: the next iteration yields the rest of
+        that epoch.
         """
         self._check_prepared()  # Accelerate calls this before it starts workers
         loaded = self._loaded
@@ -157,8 +169,8 @@ class TFRecordIterableDataset(IterableDataset[Any]):
         self._epochs.choose(at_least(0, "epoch", epoch))
 
     def __iter__(self) -> Iterator[Any]:
-        # A worker counts the epoch here: it cannot know whether a sample will be taken from it, and must stay in step
-        # with the other workers.
+        # A worker counts the epoch here: it cannot know whether a sample will be taken from it, and
+        # must stay in step with the other workers.
         register_in_worker()
         has_begun = get_worker_info() is not None
         iteration = self._iteration(self._epochs.begin() if has_begun else self._epochs.next())
@@ -170,7 +182,9 @@ class TFRecordIterableDataset(IterableDataset[Any]):
 
     @property
     def features(self) -> Any:
-        """What is read from each record: your specs, or those of the TFDS tree; None for the record's bytes."""
+        """What is read from each record: your specs, or those of the TFDS tree; None for the
+        record's bytes.
+        """
         return self._maker.features
 
     @property
@@ -179,17 +193,23 @@ class TFRecordIterableDataset(IterableDataset[Any]):
         return self._errors.report()
 
     def __getitem__(self, position: Any) -> Any:
-        raise TypeError("a stream has no positions, only an order: TFRecordDataset reads records by position")
+        raise TypeError(
+            "a stream has no positions, only an order: TFRecordDataset reads records by position"
+        )
 
     def iter_epoch(self, epoch: int) -> Iterator[Any]:
-        """Iterate over one epoch from its beginning, whichever epoch is next; does not change which one is next."""
+        """Iterate over one epoch from its beginning, whichever epoch is next; does not change which
+        one is next.
+        """
         return self._iteration(at_least(0, "epoch", epoch))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of the latest iteration, after the samples that it has yielded: JSON numbers and lists.
+        """Return the state of the latest iteration, after the samples that it has yielded: JSON
+        numbers and lists.
 
-        It is the state of one consumer, that is, of one worker of one rank. Without a shuffle buffer it is a few
-        numbers; with one, it also lists the records in the buffer (file and number of each).
+        It is the state of one consumer, that is, of one worker of one rank. Without a shuffle
+        buffer it is a few numbers; with one, it also lists the records in the buffer (file and
+        number of each).
         """
         if self._last is not None:
             return self._last.state_dict()
@@ -199,25 +219,31 @@ class TFRecordIterableDataset(IterableDataset[Any]):
         return iteration.state_dict()
 
     def load_state_dict(self, state_dict: Any) -> None:
-        """Resume from a state: the next iteration yields the rest of the interrupted one; the next epochs follow.
+        """Resume from a state: the next iteration yields the rest of the interrupted one; the next
+        epochs follow.
 
         Args:
-            state_dict: This consumer's state, if there are as many consumers (workers times ranks) as before: you get
-                exactly the samples that the uninterrupted run would have given. For any other number of workers or
-                ranks, a list of the states of all consumers: the rest of all files is divided among the new ones. Pass
-                a StatefulDataLoader's state as it is, and those of several ranks as a list.
+            state_dict: This consumer's state, if there are as many consumers (workers times ranks)
+                as before: you get exactly the samples that the uninterrupted run would have given.
+                    For any other number of workers or
+                ranks, a list of the states of all consumers: the rest of all files is divided among
+                the new ones. Pass a StatefulDataLoader's state as it is, and those of several ranks
+                as a list.
 
         Raises:
-            ValueError: The state has another version, seed, set of files or order, or the states are of different
-                epochs (the message gives both values); or a field is not valid for these files (the message names it).
-                During iteration: states are missing, or a file has fewer records than the state says.
+            ValueError: The state has another version, seed, set of files or order, or the states
+                are of different epochs (the message gives both values); or a field is not valid for
+                these files (the message names it). During iteration: states are missing, or a file
+                has fewer records than the state says.
         """
         states = self._check_state(state_dict)
         self._loaded, self._last = LoadedStates(states), None
         self._epochs.choose(states.epoch)
 
     def _check_prepared(self) -> None:
-        """ValueError if Accelerate cannot split this stream over its processes without losing records."""
+        """ValueError if Accelerate cannot split this stream over its processes without losing
+        records.
+        """
         prepared = prepared_loader()
         if prepared is None or prepared.num_processes == 1:
             return
@@ -226,7 +252,11 @@ class TFRecordIterableDataset(IterableDataset[Any]):
                 "with dispatch_batches=False Accelerate splits samples, and this loader has only batches: expected "
                 "DataLoader(..., batch_size=n) over a stream without batch_size, or dispatch_batches=True"
             )
-        if prepared.dispatches and prepared.num_workers > 1 and not (prepared.drops_last or self._drop_last):
+        if (
+            prepared.dispatches
+            and prepared.num_workers > 1
+            and not (prepared.drops_last or self._drop_last)
+        ):
             raise ValueError(
                 "Accelerate's dispatch_batches loses records of a stream if the last batch of a worker is not "
                 f"full: expected num_workers of at most 1 or dispatch_batches=False, got num_workers="
@@ -256,7 +286,9 @@ class TFRecordIterableDataset(IterableDataset[Any]):
     def _pieces(self, epoch: int) -> list[Piece]:
         """All files, in the order of this epoch."""
         order = range(len(self.files))
-        return [Piece(file) for file in (shuffled(order, self._seed, epoch) if self._shuffle else order)]
+        return [
+            Piece(file) for file in (shuffled(order, self._seed, epoch) if self._shuffle else order)
+        ]
 
     def _stream(self, pieces: Sequence[Piece], epoch: int, number: int) -> RecordStream:
         files = FilesAhead((self.files[piece.file] for piece in pieces), self._access, self._infos)
@@ -281,7 +313,10 @@ class TFRecordIterableDataset(IterableDataset[Any]):
 
     def _note_skipped(self, path: str, skipped: SkippedBytes) -> None:
         for (begin, end), error in zip(skipped.ranges, skipped.errors, strict=True):
-            self._errors.add(type(error).__name__, f"{error} (skipped {end - begin} damaged bytes: [{begin}, {end}))")
+            self._errors.add(
+                type(error).__name__,
+                f"{error} (skipped {end - begin} damaged bytes: [{begin}, {end}))",
+            )
 
     def _items(self, stream: RecordStream, epoch: int) -> Iterator[Any]:
         """Samples or batches of a stream."""
@@ -295,7 +330,9 @@ class TFRecordIterableDataset(IterableDataset[Any]):
 
     # Samples and batches.
 
-    def _batches(self, stream: RecordStream, groups: Iterator[RecordGroup], size: int, epoch: int) -> Iterator[Any]:
+    def _batches(
+        self, stream: RecordStream, groups: Iterator[RecordGroup], size: int, epoch: int
+    ) -> Iterator[Any]:
         def load(group: RecordGroup) -> Sequence[Any]:
             return batch_of(self._maker, self._rows(group, epoch))
 
@@ -329,7 +366,8 @@ class TFRecordIterableDataset(IterableDataset[Any]):
 
     def __getstate__(self) -> dict[str, Any]:
         state = {**self.__dict__, "_last": None}
-        if in_process_group():  # a spawned worker is not in the group and could not find out its rank
+        # a spawned worker is not in the group and could not find out its rank
+        if in_process_group():
             state["_rank"], state["_world_size"] = resolve_rank(self._rank, self._world_size)
         return state
 
@@ -341,6 +379,8 @@ class TFRecordIterableDataset(IterableDataset[Any]):
 
 
 def _digest(files: Sequence[str]) -> str:
-    """A digest of the file names; without folders, since the data may have moved when a run is resumed."""
+    """A digest of the file names; without folders, since the data may have moved when a run is
+    resumed.
+    """
     names = "\0".join(map(os.path.basename, files))
     return hashlib.blake2b(names.encode("utf-8", "surrogateescape"), digest_size=8).hexdigest()

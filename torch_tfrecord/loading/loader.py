@@ -12,11 +12,20 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from torch_tfrecord.arguments import IndexPolicy, OnError, Shuffle, at_least, check_callable, integer, true_or_false
+from torch_tfrecord.arguments import (
+    IndexPolicy,
+    OnError,
+    Shuffle,
+    at_least,
+    check_callable,
+    integer,
+    true_or_false,
+)
 from torch_tfrecord.batch_memory import MAX_BATCH_BYTES
-from torch_tfrecord.batches.collate import collate
-from torch_tfrecord.batches.column_batch import ChainedTransforms, ColumnTransform
+from torch_tfrecord.columns.record_parsers import RecordFeatures
 from torch_tfrecord.errors import outer_level
+from torch_tfrecord.loading.collate import collate
+from torch_tfrecord.loading.column_batch import ChainedTransforms, ColumnTransform
 from torch_tfrecord.loading.map_dataset import TFRecordDataset
 from torch_tfrecord.loading.nested_dataset import NestedDataset, loads_ahead
 from torch_tfrecord.loading.record_loader import RecordLoader
@@ -26,7 +35,6 @@ from torch_tfrecord.order.leaves import stores
 from torch_tfrecord.order.random_stream import RandomStream
 from torch_tfrecord.order.ranks import check_rank, resolve_rank
 from torch_tfrecord.order.samplers import BLOCK_BYTES
-from torch_tfrecord.parsing.record_parsers import RecordFeatures
 from torch_tfrecord.records.paths import Paths
 from torch_tfrecord.shown import printable
 
@@ -71,68 +79,81 @@ def make_dataloader(
     max_errors: int | None = None,
     **dataloader_kwargs: Any,
 ) -> RecordLoader:
-    """Make the DataLoader that most training runs need, like TensorFlow's ``make_batched_features_dataset``.
+    """Make the DataLoader that most training runs need, like TensorFlow's
+    ``make_batched_features_dataset``.
 
-    It reads a `TFRecordDataset`, or your own map-style dataset, by position. The order is a pure function of
-    (seed, epoch), the same for any number of workers. Each iteration over the loader is the next epoch, in a new order
-    (or the epoch you chose with `loader.set_epoch`). Several epochs in one iteration follow each other without a pause.
+    It reads a `TFRecordDataset`, or your own map-style dataset, by position. The order is a pure
+    function of (seed, epoch), the same for any number of workers. Each iteration over the loader is
+    the next epoch, in a new order (or the epoch you chose with `loader.set_epoch`). Several epochs
+    in one iteration follow each other without a pause.
 
-    A resumed run gets exactly the samples that it had not received yet, even with another number of workers, world
-    size or batch size. Save one rank's `loader.state_dict()` whenever you save the model, and pass it to
-    `loader.load_state_dict` on every rank. Continue with `for epoch in range(loader.epoch, num_epochs)`.
+    A resumed run gets exactly the samples that it had not received yet, even with another number of
+    workers, world size or batch size. Save one rank's `loader.state_dict()` whenever you save the
+    model, and pass it to `loader.load_state_dict` on every rank. Continue with `for epoch in
+    range(loader.epoch, num_epochs)`.
 
     It differs from TensorFlow's function where PyTorch has other conventions:
 
     - it gives one epoch by default, not endlessly many;
     - each epoch ends with its own batch, which may be short; TensorFlow's batches span epochs;
     - only `drop_last` drops short batches; TensorFlow also drops them when `num_epochs` is None;
-    - the shuffle is exact, without a buffer, and the seed decides the order of every epoch, not only the first;
+    - the shuffle is exact, without a buffer, and the seed decides the order of every epoch, not
+      only the first;
     - var-length features are jagged, not sparse; if no file matches, you get FileNotFoundError;
-    - records are split over ranks, and each rank gets the same number of batches: the first records of the order are
-      repeated to even out the numbers, as by ``DistributedSampler``, or with `drop_last` the last ones are dropped.
+    - records are split over ranks, and each rank gets the same number of batches: the first records
+      of the order are repeated to even out the numbers, as by ``DistributedSampler``, or with
+      `drop_last` the last ones are dropped.
 
     Args:
-        paths: As for `TFRecordDataset`. Or a dataset: a `TFRecordDataset`, a slice of one, `tfds.RLDSDataset`, a
-            `Mixture`, or torch's `Subset` (so `random_split`) or `ConcatDataset` of these, nested in any way; these are
-            as fast as paths. Any other dataset with a length and `ds[i]` is read as DataLoader reads it, without
-            threads.
+        paths: As for `TFRecordDataset`. Or a dataset: a `TFRecordDataset`, a slice of one,
+            `tfds.RLDSDataset`, a `Mixture`, or torch's `Subset` (so `random_split`) or
+            `ConcatDataset` of these, nested in any way; these are as fast as paths. Any other
+            dataset with a length and `ds[i]` is read as DataLoader reads it, without threads.
         batch_size: Samples in a batch, per rank.
-        features: What to read from each record, by name; None gives the record's bytes. Not with a dataset.
-        label_key: Name of the label feature: samples are then (features, label), and the features lack the label.
-        transform: Called with each sample, a dict that still holds the label, before batching; after the dataset's own
-            transform.
-        shuffle: True for a new random order each epoch; "blocks" for one that reads nearly in sequence (see
-            `RecordSampler`); False to read the sorted files one after another. For compressed files True means
-            "blocks", with a warning, unless they are small enough to be kept decompressed.
-        seed: Decides the order, and, unless you give a `generator`, the workers' random states for transforms.
-        num_epochs: Epochs in one iteration over the loader: iteration k begins with epoch k * num_epochs. 0 gives no
-            batch. None or -1: the iteration never ends, iteration k begins with epoch k, and ``len(loader)`` raises
-            TypeError.
+        features: What to read from each record, by name; None gives the record's bytes. Not with a
+            dataset.
+        label_key: Name of the label feature: samples are then (features, label), and the features
+            lack the label.
+        transform: Called with each sample, a dict that still holds the label, before batching;
+            after the dataset's own transform.
+        shuffle: True for a new random order each epoch; "blocks" for one that reads nearly in
+            sequence (see `RecordSampler`); False to read the sorted files one after another. For
+            compressed files True means "blocks", with a warning, unless they are small enough to be
+            kept decompressed.
+        seed: Decides the order, and, unless you give a `generator`, the workers' random states for
+            transforms.
+        num_epochs: Epochs in one iteration over the loader: iteration k begins with epoch k *
+            num_epochs. 0 gives no batch. None or -1: the iteration never ends, iteration k begins
+            with epoch k, and ``len(loader)`` raises TypeError.
         drop_last: Drop an epoch's last batch if it is not full.
-        num_workers: Worker processes of the DataLoader. With 0, threads of this process read ahead: the faster way,
-            unless your transform is slow, since it then runs in the thread that iterates.
-        num_threads: Threads that read, check, parse and decode ahead if `num_workers` is 0; they prepare one more batch
-            than there are threads. 0 for none. None: one per processor, up to 8, and fewer where that is as fast
-            (`ReadAheadLoader`). Compressed files use one.
-        rank, world_size: Give both or neither. None takes them from torch.distributed if it is initialised, else from
-            torchrun's environment variables, else 0 of 1.
-        compression_type, verify_crc, index, index_dir, max_batch_bytes: As for `TFRecordDataset`. Not with a dataset.
+        num_workers: Worker processes of the DataLoader. With 0, threads of this process read ahead:
+            the faster way, unless your transform is slow, since it then runs in the thread that
+            iterates.
+        num_threads: Threads that read, check, parse and decode ahead if `num_workers` is 0; they
+            prepare one more batch than there are threads. 0 for none. None: one per processor, up
+            to 8, and fewer where that is as fast (`ReadAheadLoader`). Compressed files use one.
+        rank, world_size: Give both or neither. None takes them from torch.distributed if it is
+            initialised, else from torchrun's environment variables, else 0 of 1.
+        compression_type, verify_crc, index, index_dir, max_batch_bytes: As for `TFRecordDataset`.
+            Not with a dataset.
         storage_options, cache_dir, cache_bytes: As for `TFRecordDataset`. Not with a dataset.
-        on_error, max_errors: As for `TFRecordDataset`. Not with a dataset. A batch of which nothing is left is passed
-            over, on several ranks an error; ``loader.dataset.report`` lists what was left out, and one warning at the
-            end of the epoch names the first ten.
-        **dataloader_kwargs: For `DataLoader`: pin_memory, persistent_workers, prefetch_factor, ...; `collate_fn`
-            defaults to `collate`.
+        on_error, max_errors: As for `TFRecordDataset`. Not with a dataset. A batch of which nothing
+            is left is passed over, on several ranks an error; ``loader.dataset.report`` lists what
+            was left out, and one warning at the end of the epoch names the first ten.
+        **dataloader_kwargs: For `DataLoader`: pin_memory, persistent_workers, prefetch_factor, ...;
+            `collate_fn` defaults to `collate`.
 
     Returns:
-        A DataLoader of batches. Its ``len`` is the number of batches in the next iteration: of all `num_epochs`, or
-        after `load_state_dict` of the rest.
+        A DataLoader of batches. Its ``len`` is the number of batches in the next iteration: of all
+        `num_epochs`, or after `load_state_dict` of the rest.
 
     Raises:
         FileNotFoundError: Nothing matches `paths`.
-        TypeError: An argument that must be a number is not one, a keyword is unknown, or the dataset is a stream.
-        ValueError: `label_key` is not one of the features, a number is out of range, you passed `sampler`,
-            `batch_sampler` or `dataset`, or you passed a dataset together with one of the dataset's own arguments.
+        TypeError: An argument that must be a number is not one, a keyword is unknown, or the
+            dataset is a stream.
+        ValueError: `label_key` is not one of the features, a number is out of range, you passed
+            `sampler`, `batch_sampler` or `dataset`, or you passed a dataset together with one of
+            the dataset's own arguments.
 
     Example:
         >>> features = {"x": FixedLenFeature((40,), torch.float32), "y": FixedLenFeature((), torch.int64)}
@@ -172,7 +193,8 @@ def make_dataloader(
     else:
         _check_dataset(dataset, features=features, **of_dataset)
         transform = _with_label(transform, label_key)
-    is_alone = here.world_size == 1 and not num_workers  # else each would fetch every block for a part of it
+    # else each would fetch every block for a part of it
+    is_alone = here.world_size == 1 and not num_workers
     for store in stores(dataset):
         store.read_by_blocks(BLOCK_BYTES if shuffle == "blocks" and is_alone else None)
     batches = RecordBatchSampler(
@@ -209,14 +231,20 @@ def _check_arguments(
     if not isinstance(shuffle, bool) and shuffle != "blocks":
         raise TypeError(f'shuffle must be True, False or "blocks", got {shuffle!r}')
     if num_epochs is not None and integer("num_epochs", num_epochs) < -1:
-        raise ValueError(f"num_epochs must be at least 0, or None or -1 for endlessly many, got {num_epochs}")
+        raise ValueError(
+            f"num_epochs must be at least 0, or None or -1 for endlessly many, got {num_epochs}"
+        )
     for name in _OURS:
         if name in dataloader_kwargs:
-            raise ValueError(f"{name} cannot be given: make_dataloader makes it; use DataLoader(TFRecordDataset(...))")
+            raise ValueError(
+                f"{name} cannot be given: make_dataloader makes it; use DataLoader(TFRecordDataset(...))"
+            )
     known = inspect.signature(DataLoader.__init__).parameters
     for name in dataloader_kwargs:
         if name not in known:
-            raise TypeError(f"{name} is not a keyword of make_dataloader, TFRecordDataset or DataLoader")
+            raise TypeError(
+                f"{name} is not a keyword of make_dataloader, TFRecordDataset or DataLoader"
+            )
 
 
 def _is_paths(paths: object) -> bool:
@@ -228,18 +256,25 @@ def _check_dataset(dataset: object, **of_dataset: object) -> None:
     """An error for a stream, and for arguments that belong to the dataset."""
     kind = type(dataset).__name__
     if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
-        raise TypeError(f"expected paths, or a dataset with a length and ds[i], got {kind}: pass streams to DataLoader")
+        raise TypeError(
+            f"expected paths, or a dataset with a length and ds[i], got {kind}: pass streams to DataLoader"
+        )
     for name, value in of_dataset.items():
         if value != inspect.signature(make_dataloader).parameters[name].default:
-            raise ValueError(f"{name} cannot be given with a dataset: pass it to the dataset itself, got a {kind}")
+            raise ValueError(
+                f"{name} cannot be given with a dataset: pass it to the dataset itself, got a {kind}"
+            )
 
 
 def _shuffle_of(dataset: object, shuffle: Shuffle) -> Shuffle:
-    """The shuffle to use: compressed files are never read at random, unless a process keeps them whole."""
+    """The shuffle to use: compressed files are never read at random, unless a process keeps them
+    whole.
+    """
     compressed = [store for store in stores(dataset) if store.slow_file]
     if not compressed:
         return shuffle
-    if shuffle is True and find_lanes(dataset) is None:  # a Mixture, for which there is no better order
+    # a Mixture, for which there is no better order
+    if shuffle is True and find_lanes(dataset) is None:
         for store in compressed:
             store.warn()
         return True
@@ -258,10 +293,14 @@ def _shuffle_of(dataset: object, shuffle: Shuffle) -> Shuffle:
 def _check_label(label_key: str | None, features: RecordFeatures | None) -> None:
     if label_key is not None and (not isinstance(features, Mapping) or label_key not in features):
         keys = list(features) if isinstance(features, Mapping) else None
-        raise ValueError(f"The `label_key` provided ({label_key}) must be one of the `features` keys: {keys}")
+        raise ValueError(
+            f"The `label_key` provided ({label_key}) must be one of the `features` keys: {keys}"
+        )
 
 
-def _with_label(transform: Callable[[Any], Any] | None, label_key: str | None) -> Callable[[Any], Any] | None:
+def _with_label(
+    transform: Callable[[Any], Any] | None, label_key: str | None
+) -> Callable[[Any], Any] | None:
     if label_key is None:
         return transform
     split = _SplitLabel(label_key)

@@ -16,10 +16,13 @@ from torch.utils.data import Dataset
 
 from torch_tfrecord.arguments import IndexPolicy, OnError, check_callable
 from torch_tfrecord.batch_memory import MAX_BATCH_BYTES, check_max_batch_bytes
-from torch_tfrecord.batches.batch_parser import BatchParser
-from torch_tfrecord.batches.collate import collate
+from torch_tfrecord.columns.record_parsers import RecordFeatures, is_record_features
 from torch_tfrecord.error_log import RAISES, ErrorLog, ErrorReport
 from torch_tfrecord.errors import LimitExceededError, RemoteError, TFRecordError
+from torch_tfrecord.files.access import Access
+from torch_tfrecord.files.compression import check_compression_type
+from torch_tfrecord.loading.batch_parser import BatchParser
+from torch_tfrecord.loading.collate import collate
 from torch_tfrecord.loading.record_files import RecordFiles, RecordSource
 from torch_tfrecord.loading.sample_maker import (
     RecordRows,
@@ -33,12 +36,9 @@ from torch_tfrecord.native import native_module
 from torch_tfrecord.order.draw_epoch import DrawEpoch
 from torch_tfrecord.order.leaves import defines_last, salted
 from torch_tfrecord.order.position_batch import is_batch_of_positions, list_of_positions
-from torch_tfrecord.parsing.record_parsers import RecordFeatures, is_record_features
-from torch_tfrecord.records.compression import check_compression_type
 from torch_tfrecord.records.index_keeper import IndexKeeper
 from torch_tfrecord.records.manifest_shards import open_shards
 from torch_tfrecord.records.paths import Paths
-from torch_tfrecord.remote.access import Access
 from torch_tfrecord.samples import LEFT_OUT, SampleList
 from torch_tfrecord.shown import shown_features, shown_files, shown_transform
 
@@ -50,42 +50,49 @@ _Integers: TypeAlias = "npt.NDArray[np.int64]"
 class TFRecordDataset(Dataset[Any]):
     """Map-style dataset over TFRecord files: random access by `ds[i]`, with `len(ds)` and slices.
 
-    Works with DataLoader, Subset and random_split. Positions count the records of all files, in the order of `files`.
-    A file's index is used if there is a fresh one, else it is built by reading the file once. Reading checks every
-    checksum. The dataset pickles without open files; you can use it after fork and spawn, and from threads.
+    Works with DataLoader, Subset and random_split. Positions count the records of all files, in the
+    order of `files`. A file's index is used if there is a fresh one, else it is built by reading
+    the file once. Reading checks every checksum. The dataset pickles without open files; you can
+    use it after fork and spawn, and from threads.
 
     Args:
-        paths: A path, a glob, ``name@N``, a directory, a manifest, or a list of these; see `find_files`. Local paths or
-            URLs: ``s3://bucket/train-*``, ``https://host/train@64``. If you name a manifest, or one is beside the files
-            (see `build_manifest`), the dataset opens from it alone and reads from it only what it needs, so that it
-            takes little memory, however many records there are.
-        features: What to read from each record, by name; None gives the record's bytes. `SequenceFeatures` reads
-            SequenceExamples, as `(context, sequences)`, `ExampleListFeatures` lists of Examples; the spec of one bytes
-            value alone (`Image()`, `Proto(...)`, `Json()`, ...) reads the record as that value. For random draws (a
-            fused crop) see `set_epoch`.
+        paths: A path, a glob, ``name@N``, a directory, a manifest, or a list of these; see
+            `find_files`. Local paths or URLs: ``s3://bucket/train-*``, ``https://host/train@64``.
+            If you name a manifest, or one is beside the files (see `build_manifest`), the dataset
+            opens from it alone and reads from it only what it needs, so that it takes little
+            memory, however many records there are.
+        features: What to read from each record, by name; None gives the record's bytes.
+            `SequenceFeatures` reads SequenceExamples, as `(context, sequences)`,
+            `ExampleListFeatures` lists of Examples; the spec of one bytes value alone (`Image()`,
+            `Proto(...)`, `Json()`, ...) reads the record as that value. For random draws (a fused
+            crop) see `set_epoch`.
         transform: Called with each sample.
-        compression_type: "auto" (detected for each file), None or "" (none), "GZIP", "ZLIB", "SNAPPY". Each process
-            keeps up to about 200 MiB of decompressed data. What fits (32 MiB, or more in files of equal size) is read
-            in any order. Random access to larger files decompresses from the beginning up to the record: read them in
-            order, or with `make_dataloader`, whose shuffle reads each file once.
+        compression_type: "auto" (detected for each file), None or "" (none), "GZIP", "ZLIB",
+            "SNAPPY". Each process keeps up to about 200 MiB of decompressed data. What fits (32
+            MiB, or more in files of equal size) is read in any order. Random access to larger files
+            decompresses from the beginning up to the record: read them in order, or with
+                `make_dataloader`, whose shuffle reads each file once.
         verify_crc: Check the payloads' checksums; headers are always checked.
-        index: "auto" (use a fresh index, else build and keep one), "require" (never build), "memory" (build, keep
-            nothing).
+        index: "auto" (use a fresh index, else build and keep one), "require" (never build),
+            "memory" (build, keep nothing).
         index_dir: Folder to keep indexes in, instead of beside the data.
-        max_batch_bytes: Limit on the bytes that the values of a batch, or of a sample read alone, may need, since a few
-            bytes in a record may stand for gigabytes. Beyond it you get LimitExceededError before anything is
-            allocated.
-        storage_options: Keys, tokens and addresses for remote paths, named as in fsspec, pandas and datasets:
-            ``{"key": ..., "secret": ...}``, ``{"anon": True}``, ``{"endpoint_url": ...}``; None takes them from the
-            environment. They appear in no `repr`, error or index.
-        cache_dir: Folder on a local disk that caches data of remote files, so that all workers and ranks of the host
-            fetch it once; None for no cache. Local files are read directly.
-        cache_bytes: Limit on the size of that folder; None for the limit it was created with, or, for a new one, a
-            tenth of the disk's free space. Without `cache_dir`, a folder in the user's cache is used.
-        on_error: "raise", or "skip" to leave a record out of its batch if its bytes, features, picture or transform
-            fail (a TFRecordError, or a transform that returns None): see `report`. Alone, `ds[i]` always raises, and so
-            does opening a file whose record headers are damaged.
-        max_errors: With "skip", the most records to leave out; one more raises TFRecordError. None for no limit.
+        max_batch_bytes: Limit on the bytes that the values of a batch, or of a sample read alone,
+            may need, since a few bytes in a record may stand for gigabytes. Beyond it you get
+            LimitExceededError before anything is allocated.
+        storage_options: Keys, tokens and addresses for remote paths, named as in fsspec, pandas and
+            datasets: ``{"key": ..., "secret": ...}``, ``{"anon": True}``, ``{"endpoint_url":
+            ...}``; None takes them from the environment. They appear in no `repr`, error or index.
+        cache_dir: Folder on a local disk that caches data of remote files, so that all workers and
+            ranks of the host fetch it once; None for no cache. Local files are read directly.
+        cache_bytes: Limit on the size of that folder; None for the limit it was created with, or,
+            for a new one, a tenth of the disk's free space. Without `cache_dir`, a folder in the
+            user's cache is used.
+        on_error: "raise", or "skip" to leave a record out of its batch if its bytes, features,
+            picture or transform fail (a TFRecordError, or a transform that returns None): see
+            `report`. Alone, `ds[i]` always raises, and so does opening a file whose record headers
+            are damaged.
+        max_errors: With "skip", the most records to leave out; one more raises TFRecordError. None
+            for no limit.
 
     Attributes:
         files: The files, sorted.
@@ -123,19 +130,26 @@ class TFRecordDataset(Dataset[Any]):
         check_callable("transform", transform)
         compression = check_compression_type(compression_type)
         check_max_batch_bytes(max_batch_bytes)
-        parser = None if features is None else BatchParser(features, max_batch_bytes=max_batch_bytes)
+        parser = (
+            None if features is None else BatchParser(features, max_batch_bytes=max_batch_bytes)
+        )
         access = Access(storage_options, cache_dir, cache_bytes)
-        files, infos, shards = open_shards(paths, index, index_dir, compression, access.without_cache())
+        files, infos, shards = open_shards(
+            paths, index, index_dir, compression, access.without_cache()
+        )
         access = access.for_files(files)
         keeper = IndexKeeper(
             index,
             index_dir=index_dir,
-            verify_crc=verify_crc and not errors.skips,  # a damaged payload is found when it is read
+            verify_crc=verify_crc
+            and not errors.skips,  # a damaged payload is found when it is read
             compression_type=compression,
             access=access,
         )
         indexes = keeper.each(files, infos) if shards is None else shards
-        self._set_up(files, RecordFiles(files, indexes, verify_crc, access), None, parser, transform, errors)
+        self._set_up(
+            files, RecordFiles(files, indexes, verify_crc, access), None, parser, transform, errors
+        )
 
     @classmethod
     def _from_source(
@@ -148,16 +162,19 @@ class TFRecordDataset(Dataset[Any]):
         transform: Callable[[Any], Any] | None = None,
         max_batch_bytes: int = MAX_BATCH_BYTES,
     ) -> TFRecordDataset:
-        """Make a dataset of files in a given order, for layers above that know the files, such as `tfds`.
+        """Make a dataset of files in a given order, for layers above that know the files, such as
+        `tfds`.
 
         Args:
             files: The paths, in the order to read them; they are not sorted.
             source: Reads their records.
             features: As for the class; or an object that parses records, with `single`, `batches`
                 and `max_batch_bytes`.
-            positions: The records to include, counted over all files: a range or an int64 array; None for all.
+            positions: The records to include, counted over all files: a range or an int64 array;
+                None for all.
             transform: Called with each sample.
-            max_batch_bytes: As for the class; ignored if `features` is an object that parses, which has its own.
+            max_batch_bytes: As for the class; ignored if `features` is an object that parses, which
+                has its own.
         """
         dataset = cls.__new__(cls)
         is_spec = is_record_features(features)
@@ -178,7 +195,9 @@ class TFRecordDataset(Dataset[Any]):
         self._maker = SampleMaker(parser, transform, errors)
         self.files: list[str] = files
         self._record_files = source
-        self._positions: Any = range(len(self._record_files.table)) if positions is None else positions
+        self._positions: Any = (
+            range(len(self._record_files.table)) if positions is None else positions
+        )
         self._epoch = DrawEpoch(self._draws_at_random)
 
     def __len__(self) -> int:
@@ -191,10 +210,11 @@ class TFRecordDataset(Dataset[Any]):
     def __getitem__(self, position: Any) -> Any: ...
 
     def __getitem__(self, position: Any) -> Any:
-        """Return the sample at a position (negative ones count from the end), or for a slice a dataset of that part.
+        """Return the sample at a position (negative ones count from the end), or for a slice a
+        dataset of that part.
 
-        For a list, 1-D array or tensor of positions, return the batch that `collate` makes of their samples: a
-        DataLoader with ``batch_size=None`` and a batch sampler asks for these.
+        For a list, 1-D array or tensor of positions, return the batch that `collate` makes of their
+        samples: a DataLoader with ``batch_size=None`` and a batch sampler asks for these.
         """
         if isinstance(position, slice):
             return self._part(self._positions[position])
@@ -206,13 +226,16 @@ class TFRecordDataset(Dataset[Any]):
         return self._maker.sample(files.read(absolute), key, files.place, absolute)
 
     def __getitems__(self, positions: Sequence[int]) -> Sequence[Any]:
-        """Return the samples at several positions, in that order; DataLoader calls this to make a batch.
+        """Return the samples at several positions, in that order; DataLoader calls this to make a
+        batch.
 
-        The records are read in few calls and parsed together into columns, which `collate` passes on. To everything
-        else the result is a sequence of samples, each equal to `ds[position]`. If a record is damaged or does not fit
-        the features, you get the error of the first such position.
+        The records are read in few calls and parsed together into columns, which `collate` passes
+        on. To everything else the result is a sequence of samples, each equal to `ds[position]`. If
+        a record is damaged or does not fit the features, you get the error of the first such
+        position.
         """
-        if not defines_last(self, "__getitems__"):  # a subclass overrides __getitem__, which must win
+        # a subclass overrides __getitem__, which must win
+        if not defines_last(self, "__getitems__"):
             return [self[position] for position in positions]
         return check_left(self._transform_samples(self._load_samples(positions)), self)
 
@@ -223,19 +246,23 @@ class TFRecordDataset(Dataset[Any]):
 
     @property
     def features(self) -> Any:
-        """What is read from each record: your specs, or those of the TFDS tree; None for the record's bytes."""
+        """What is read from each record: your specs, or those of the TFDS tree; None for the
+        record's bytes.
+        """
         return self._maker.features
 
     @property
     def report(self) -> ErrorReport:
-        """What was left out so far with ``on_error="skip"``, by all threads and workers of this host, each record once.
+        """What was left out so far with ``on_error="skip"``, by all threads and workers of this
+        host, each record once.
 
         A slice, a `Subset` and the dataset that it is of share one report.
         """
         return self._errors.report()
 
     def _load_samples(self, positions: Sequence[int]) -> Sequence[Any]:
-        """`__getitems__` without the transform: reads, verifies, parses and decodes. Safe from several threads.
+        """`__getitems__` without the transform: reads, verifies, parses and decodes. Safe from
+        several threads.
 
         An image that the transform crops first is decoded by `_transform_samples`.
         """
@@ -249,17 +276,31 @@ class TFRecordDataset(Dataset[Any]):
         except TFRecordError as error:
             absolutes, maker, files = self._absolutes(positions), self._maker, self._record_files
             place = files.place
-            is_whole = error.position is not None or (error.path is None and isinstance(error, LimitExceededError))
+            is_whole = error.position is not None or (
+                error.path is None and isinstance(error, LimitExceededError)
+            )
             if is_whole and not self._errors.takes(error):
-                raise located_error(error, lambda row: place(int(absolutes[row]))) from error.__cause__
-            # A record cannot be read: load them one by one, since an earlier one may not fit the features.
-            keys = self._epoch.keys(positions, absolutes).tolist() if self._draws_at_random else [0] * len(absolutes)
+                raise located_error(
+                    error, lambda row: place(int(absolutes[row]))
+                ) from error.__cause__
+            # A record cannot be read: load them one by one, since an earlier one may not fit the
+            # features.
+            keys = (
+                self._epoch.keys(positions, absolutes).tolist()
+                if self._draws_at_random
+                else [0] * len(absolutes)
+            )
 
             def load(absolute: int, key: int) -> Any:
                 return maker.parsed(files.read(absolute), key, place, absolute)
 
-            found = [maker.tried(partial(load, *pair)) for pair in zip(absolutes.tolist(), keys, strict=True)]
-            if isinstance(error, LimitExceededError) and all(sample is not LEFT_OUT for sample in found):
+            found = [
+                maker.tried(partial(load, *pair))
+                for pair in zip(absolutes.tolist(), keys, strict=True)
+            ]
+            if isinstance(error, LimitExceededError) and all(
+                sample is not LEFT_OUT for sample in found
+            ):
                 raise  # no record is too large alone
             return SampleList(found, lambda row: str(place(int(absolutes[row]))))
 
@@ -275,11 +316,14 @@ class TFRecordDataset(Dataset[Any]):
         borders = [0, *accumulate(map(len, batches))]
         records, keys = files.read_batch(absolute), None
         if maker.draws_at_random:
-            keys = np.concatenate([*map(self._epoch.keys, map(partial(salted, self), batches), absolutes)])
+            keys = np.concatenate(
+                [*map(self._epoch.keys, map(partial(salted, self), batches), absolutes)]
+            )
 
         rows = RecordRows(records, keys, lambda row: files.place(int(absolute[row])))
         if maker.has_user_transform:
-            # Threads decode these ahead; otherwise the thread that transforms would decode them one by one.
+            # Threads decode these ahead; otherwise the thread that transforms would decode them one
+            # by one.
             in_turn = threading.current_thread() is threading.main_thread()
             cropped = maker.uncropped(rows, borders, in_turn=in_turn)
             if cropped is not None:
@@ -289,7 +333,8 @@ class TFRecordDataset(Dataset[Any]):
         except LimitExceededError:
             if not maker.has_user_transform:
                 raise
-            return [*map(maker.without_columns, rows.parts(borders))]  # columns would need memory on top of the samples
+            # columns would need memory on top of the samples
+            return [*map(maker.without_columns, rows.parts(borders))]
 
     def _transform_samples(self, samples: Sequence[Any]) -> Sequence[Any]:
         """Apply the transform to each of the samples from `_load_samples`."""
@@ -297,7 +342,9 @@ class TFRecordDataset(Dataset[Any]):
 
     @property
     def _has_user_transform(self) -> bool:
-        """Whether there is a user's transform, which may do anything, such as draw from the global random state."""
+        """Whether there is a user's transform, which may do anything, such as draw from the global
+        random state.
+        """
         return self._maker.has_user_transform
 
     @property
@@ -315,7 +362,8 @@ class TFRecordDataset(Dataset[Any]):
         return self._record_files.read(self._absolute(position))
 
     def locate(self, position: int) -> tuple[str, int]:
-        """Return the file of a position and its record's byte offset, in the decompressed stream for compressed files.
+        """Return the file of a position and its record's byte offset, in the decompressed stream
+        for compressed files.
 
         For an ArrayRecord file (`tfds.load`), return the record's number in place of the offset.
 
@@ -327,7 +375,8 @@ class TFRecordDataset(Dataset[Any]):
         return place.path, place.position if place.offset is None else place.offset
 
     def _block_starts(self, block_bytes: int) -> npt.NDArray[np.int64]:
-        """Return the first position of each block of neighbouring records, which `shuffle="blocks"` shuffles.
+        """Return the first position of each block of neighbouring records, which `shuffle="blocks"`
+        shuffles.
 
         A block is the records of one file that begin within the same `block_bytes` bytes of it.
 
@@ -349,10 +398,12 @@ class TFRecordDataset(Dataset[Any]):
         return files, offsets
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch, from 0, for random draws of features (a fused crop); applies to running workers, too.
+        """Choose the epoch, from 0, for random draws of features (a fused crop); applies to running
+        workers, too.
 
-        Positions from `make_dataloader`, `RecordSampler` and `RecordBatchSampler` carry their own epoch, which takes
-        precedence. Until you choose an epoch, all others get new draws each time, seeded by torch's default generator.
+        Positions from `make_dataloader`, `RecordSampler` and `RecordBatchSampler` carry their own
+        epoch, which takes precedence. Until you choose an epoch, all others get new draws each
+        time, seeded by torch's default generator.
         """
         self._epoch.choose(epoch)
 
@@ -368,7 +419,9 @@ class TFRecordDataset(Dataset[Any]):
         try:
             return int(self._positions[as_integer(position)])
         except IndexError:
-            raise IndexError(f"position {position} is out of range for {len(self)} records") from None
+            raise IndexError(
+                f"position {position} is out of range for {len(self)} records"
+            ) from None
 
     def _absolutes(self, positions: Sequence[int]) -> _Integers:
         native = native_module("frames")
@@ -377,13 +430,20 @@ class TFRecordDataset(Dataset[Any]):
             if native.integers(positions, len(self), numbers):
                 return self._chosen(numbers)
         numbers = np.asarray(positions)
-        if numbers.dtype != np.int64 or numbers.ndim != 1 or numbers.min() < 0 or numbers.max() >= len(self):
+        if (
+            numbers.dtype != np.int64
+            or numbers.ndim != 1
+            or numbers.min() < 0
+            or numbers.max() >= len(self)
+        ):
             # Not plain integers, or negative, or out of range.
             return np.array([self._absolute(position) for position in positions], dtype=np.int64)
         return self._chosen(numbers)
 
     def _chosen(self, numbers: _Integers) -> _Integers:
-        """The absolute positions of this dataset's positions, which must be from 0 to below its length."""
+        """The absolute positions of this dataset's positions, which must be from 0 to below its
+        length.
+        """
         if isinstance(self._positions, np.ndarray):
             chosen: _Integers = self._positions[numbers]
             return chosen

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 from torch.utils.data import Dataset
 
-from torch_tfrecord.batches.column_batch import ColumnTransform
 from torch_tfrecord.error_log import RAISES, ErrorLog
+from torch_tfrecord.loading.column_batch import ColumnTransform
 from torch_tfrecord.loading.sample_maker import check_left, transform_samples
 from torch_tfrecord.order.leaves import (
     LeafBatch,
@@ -25,7 +25,8 @@ __all__ = ["NestedDataset", "loads_ahead"]
 
 
 def loads_ahead(dataset: object) -> bool:
-    """Whether threads may load a dataset's samples: `TFRecordDataset`, `RLDSDataset`, `NestedDataset` of these.
+    """Whether threads may load a dataset's samples: `TFRecordDataset`, `RLDSDataset`,
+    `NestedDataset` of these.
 
     False for a subclass of one of these that overrides how it reads.
     """
@@ -35,17 +36,21 @@ def loads_ahead(dataset: object) -> bool:
 
 
 class _Loaded(NamedTuple):
-    """What the innermost datasets returned for a batch, before their transforms; a sequence in name only."""
+    """What the innermost datasets returned for a batch, before their transforms; a sequence in name
+    only.
+    """
 
     parts: list[tuple[LeafBatch, Sequence[Any]]]
     num_samples: int
 
 
 class NestedDataset(Dataset[Any]):
-    """Read a dataset that holds others (`Subset`, `ConcatDataset`, `Mixture`, nested) through the innermost ones.
+    """Read a dataset that holds others (`Subset`, `ConcatDataset`, `Mixture`, nested) through the
+    innermost ones.
 
-    Each of those is asked once for its part of a batch, together with the batch's epoch, which torch's `Subset` does
-    not pass on. If one of them gives the whole batch, its columns stay columns.
+    Each of those is asked once for its part of a batch, together with the batch's epoch, which
+    torch's `Subset` does not pass on. If one of them gives the whole batch, its columns stay
+    columns.
 
     Args:
         dataset: Any map-style dataset.
@@ -62,7 +67,9 @@ class NestedDataset(Dataset[Any]):
     def __getitem__(self, position: int) -> Any:
         """The sample at a position."""
         sample = self.dataset[position]
-        return sample if self._transform is None else transform_one(self._transform, 0, sample, None)
+        return (
+            sample if self._transform is None else transform_one(self._transform, 0, sample, None)
+        )
 
     def __getitems__(self, positions: Sequence[int]) -> Sequence[Any]:
         """The samples of several positions, in that order."""
@@ -87,7 +94,10 @@ class NestedDataset(Dataset[Any]):
         (leaf,) = found.values()
         loaded = leaf._load_batches([parts[0].positions for parts in split])
         sizes = map(len, batches)
-        return [_Loaded([(part, item)], size) for (part,), item, size in zip(split, loaded, sizes, strict=True)]
+        return [
+            _Loaded([(part, item)], size)
+            for (part,), item, size in zip(split, loaded, sizes, strict=True)
+        ]
 
     @property
     def _has_user_transform(self) -> bool:
@@ -97,7 +107,9 @@ class NestedDataset(Dataset[Any]):
         return any(leaf._has_user_transform for leaf in leaves(self.dataset))
 
     def _transform_samples(self, loaded: Any) -> Sequence[Any]:
-        """Apply the transforms, the innermost dataset's and then this one's, to what `_load_samples` returned."""
+        """Apply the transforms, the innermost dataset's and then this one's, to what
+        `_load_samples` returned.
+        """
         errors = next(iter(self._error_logs), RAISES)
         return transform_samples(self._transform, _joined(loaded), errors)
 

@@ -1,4 +1,6 @@
-"""How much threads read ahead: batches in a task, tasks at once; learned from how long they take."""
+"""How much threads read ahead: batches in a task, tasks at once; learned from how long they
+take.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,8 @@ _MOST_BATCHES = 4
 _BUSY = 0.95
 # Fewer threads must be at least as fast, up to noise.
 _AS_FAST = 0.95
-# A number of threads is judged by the median of so many groups of tasks, after a first few that find everything cold.
+# A number of threads is judged by the median of so many groups of tasks, after a first few that
+# find everything cold.
 _GROUPS = 8
 _FIRST_TASKS = 32
 # After so many more, begin again with all threads: a file may be in memory now, or no longer.
@@ -27,11 +30,13 @@ class _Speed(NamedTuple):
 
 
 class Pace:
-    """How many batches a task loads, and how many threads run tasks; learned over all iterations of a loader.
+    """How many batches a task loads, and how many threads run tasks; learned over all iterations of
+    a loader.
 
-    Batches of numbers and of images are made without the GIL: threads share the work. Batches of many small Python
-    objects (words, padded lists) hold it: two threads take turns, and waking each other costs more than the work. So
-    where threads wait, half of them are tried, and kept if that is as fast. Where they wait for a disk, it is not.
+    Batches of numbers and of images are made without the GIL: threads share the work. Batches of
+    many small Python objects (words, padded lists) hold it: two threads take turns, and waking each
+    other costs more than the work. So where threads wait, half of them are tried, and kept if that
+    is as fast. Where they wait for a disk, it is not.
 
     Args:
         num_threads: The number to begin with, and never exceeded.
@@ -45,14 +50,19 @@ class Pace:
         self._before: _Speed | None = None  # where fewer are on trial
         self._is_chosen = False
         self._since, self._num_received = 0.0, 0  # of this group of tasks
-        self._rates: list[float] = []  # batches a second, by group: pauses of the training are in a few
+        # batches a second, by group: pauses of the training are in a few
+        self._rates: list[float] = []
         self._busy: list[float] = []  # the part of its time that the thread computed, by task
         self._num_ignored = _FIRST_TASKS
 
     def learn(self, num_batches: int, seconds: float, cpu_seconds: float, now: float) -> None:
-        """Note how long a task took, how long of that its thread computed, and when it was received."""
+        """Note how long a task took, how long of that its thread computed, and when it was
+        received.
+        """
         each = max(seconds, 1e-9) / num_batches
-        self.num_batches = min(max(int(_TASK_SECONDS / each), 1), 2 * self.num_batches, _MOST_BATCHES)
+        self.num_batches = min(
+            max(int(_TASK_SECONDS / each), 1), 2 * self.num_batches, _MOST_BATCHES
+        )
         if self._is_fixed:
             return
         if self._num_ignored:

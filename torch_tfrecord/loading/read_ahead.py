@@ -16,11 +16,11 @@ from torch.utils.data._utils.pin_memory import pin_memory
 from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
 
 from torch_tfrecord.arguments import at_least, integer
-from torch_tfrecord.batches.collate import collate
-from torch_tfrecord.batches.padding import PaddedCollate
 from torch_tfrecord.images.leading_crops import helped_by
+from torch_tfrecord.loading.collate import collate
 from torch_tfrecord.loading.nested_dataset import NestedDataset, loads_ahead
 from torch_tfrecord.loading.pace import Pace
+from torch_tfrecord.loading.padding import PaddedCollate
 from torch_tfrecord.loading.sample_maker import check_left
 from torch_tfrecord.native import has_native
 from torch_tfrecord.order.leaves import draw_salt, leaves, salted, stores
@@ -36,10 +36,11 @@ _MOST_THREADS = 8
 
 
 def usual_num_threads(dataset: object = None) -> int:
-    """The default number of threads that read ahead: one per processor that this process may use, up to 8.
+    """The default number of threads that read ahead: one per processor that this process may use,
+    up to 8.
 
-    Without the compiled core it is one: parsing in Python holds the GIL, and several threads would only take turns.
-    For remote files it is 8: the threads mostly wait.
+    Without the compiled core it is one: parsing in Python holds the GIL, and several threads would
+    only take turns. For remote files it is 8: the threads mostly wait.
     """
     if any(store.is_remote for store in stores(dataset)):
         return _MOST_THREADS
@@ -70,18 +71,21 @@ class LoadsAhead(Protocol):
 class ReadAheadLoader(DataLoader[Any]):
     """A DataLoader whose threads read, check, parse and decode batches ahead.
 
-    Without workers (`num_workers=0`), threads do the work that the compiled core and the decoders do without the GIL,
-    and batches reach you without a copy. Your transform and a custom `collate_fn` run in the thread that iterates, one
-    batch after another, since they may draw from the global random state. With workers, or with `num_threads=0`, this
-    is torch's DataLoader.
+    Without workers (`num_workers=0`), threads do the work that the compiled core and the decoders
+    do without the GIL, and batches reach you without a copy. Your transform and a custom
+    `collate_fn` run in the thread that iterates, one batch after another, since they may draw from
+    the global random state. With workers, or with `num_threads=0`, this is torch's DataLoader.
 
     Args:
-        dataset: A `TFRecordDataset` or `tfds.RLDSDataset`, or a `Subset`, `ConcatDataset` or `Mixture` of these.
-        num_threads: Threads that read ahead. Each prepares one batch, and one more is ready (with batches that take
-            less than 4 ms, up to 4 instead of one). None for one per processor that this process may use, up to 8,
-            or 8 for remote files; of these, half are tried, and half of those, where they wait for each other (batches
-            of many Python objects hold the GIL), and kept if that is as fast. Compressed files are read by one thread.
-        **dataloader_kwargs: For `DataLoader`: batch_size, shuffle, sampler, ...; `collate_fn` defaults to `collate`.
+        dataset: A `TFRecordDataset` or `tfds.RLDSDataset`, or a `Subset`, `ConcatDataset` or
+            `Mixture` of these.
+        num_threads: Threads that read ahead. Each prepares one batch, and one more is ready (with
+            batches that take less than 4 ms, up to 4 instead of one). None for one per processor
+            that this process may use, up to 8, or 8 for remote files; of these, half are tried, and
+            half of those, where they wait for each other (batches of many Python objects hold the
+            GIL), and kept if that is as fast. Compressed files are read by one thread.
+        **dataloader_kwargs: For `DataLoader`: batch_size, shuffle, sampler, ...; `collate_fn`
+            defaults to `collate`.
 
     Raises:
         TypeError: Threads were to read any other dataset.
@@ -92,13 +96,20 @@ class ReadAheadLoader(DataLoader[Any]):
         ...     ...
     """
 
-    def __init__(self, dataset: Any, *, num_threads: int | None = None, **dataloader_kwargs: Any) -> None:
+    def __init__(
+        self, dataset: Any, *, num_threads: int | None = None, **dataloader_kwargs: Any
+    ) -> None:
         dataloader_kwargs.setdefault("collate_fn", collate)
-        integer("num_workers", dataloader_kwargs.get("num_workers", 0))  # torch does not check its type
+        # torch does not check its type
+        integer("num_workers", dataloader_kwargs.get("num_workers", 0))
         dataset = dataset if loads_ahead(dataset) else NestedDataset(dataset)
         super().__init__(dataset, **dataloader_kwargs)
         read = dataset.dataset if isinstance(dataset, NestedDataset) else dataset
-        self.num_threads = usual_num_threads(read) if num_threads is None else at_least(0, "num_threads", num_threads)
+        self.num_threads = (
+            usual_num_threads(read)
+            if num_threads is None
+            else at_least(0, "num_threads", num_threads)
+        )
         if self.num_threads and not self.num_workers:
             _check_leaves(leaves(read))
             if any(store.first_compressed for store in stores(read)):
@@ -110,7 +121,11 @@ class ReadAheadLoader(DataLoader[Any]):
         self._pace = Pace(self.num_threads, is_fixed=is_fixed)
 
     def __repr__(self) -> str:
-        size = self.batch_size if self.batch_size is not None else getattr(self.batch_sampler, "batch_size", None)
+        size = (
+            self.batch_size
+            if self.batch_size is not None
+            else getattr(self.batch_sampler, "batch_size", None)
+        )
         threads = 0 if self.num_workers else self.num_threads
         return (
             f"{type(self).__name__}({self.dataset!r}, batch_size={size}, num_workers={self.num_workers}, "
@@ -118,7 +133,11 @@ class ReadAheadLoader(DataLoader[Any]):
         )
 
     def __iter__(self) -> Any:
-        return super().__iter__() if self.num_workers or not self.num_threads else _ReadAheadIterator(self)
+        return (
+            super().__iter__()
+            if self.num_workers or not self.num_threads
+            else _ReadAheadIterator(self)
+        )
 
 
 def _check_leaves(innermost: list[Any]) -> None:
@@ -138,7 +157,9 @@ class _Task(NamedTuple):
 
 
 class _Loaded(NamedTuple):
-    """The result of a task: for each batch what was loaded or its error; the seconds it took, and those it computed."""
+    """The result of a task: for each batch what was loaded or its error; the seconds it took, and
+    those it computed.
+    """
 
     batches: list[_Outcome]
     seconds: float
@@ -146,10 +167,11 @@ class _Loaded(NamedTuple):
 
 
 class _ReadAheadIterator(_SingleProcessDataLoaderIter):
-    """One iteration. Threads start with the first batch and end with the iteration, or when it is dropped.
+    """One iteration. Threads start with the first batch and end with the iteration, or when it is
+    dropped.
 
-    A thread that delivers a batch wakes the thread that iterates, which costs as much as loading a hundred rows of
-    numbers. So batches that load quickly are loaded and delivered several at once.
+    A thread that delivers a batch wakes the thread that iterates, which costs as much as loading a
+    hundred rows of numbers. So batches that load quickly are loaded and delivered several at once.
     """
 
     _dataset: Any  # LoadsAhead
@@ -158,11 +180,15 @@ class _ReadAheadIterator(_SingleProcessDataLoaderIter):
         super().__init__(loader)  # type: ignore[no-untyped-call, unused-ignore] # has none before torch 2.9
         # The collate_fn may run ahead only if it is ours and no user's transform comes before it.
         is_ours = self._collate_fn is collate or isinstance(self._collate_fn, PaddedCollate)
-        self._ahead = self._collate_fn if is_ours and not self._dataset._has_user_transform else None
+        self._ahead = (
+            self._collate_fn if is_ours and not self._dataset._has_user_transform else None
+        )
         self._tasks: deque[_Task] = deque()  # in order
         self._loaded: deque[_Outcome] = deque()  # of tasks that have ended, in order
         # A transform's images are decoded by all threads.
-        self._pace = loader._pace if self._ahead is not None else Pace(loader.num_threads, is_fixed=True)
+        self._pace = (
+            loader._pace if self._ahead is not None else Pace(loader.num_threads, is_fixed=True)
+        )
         self._salts: RandomStream | None = None
         self._num_threads = 0
         self._pool = ThreadPoolExecutor(1)  # until the first batch; has no thread
@@ -177,12 +203,15 @@ class _ReadAheadIterator(_SingleProcessDataLoaderIter):
 
     def _next_data(self) -> Any:
         if self._is_interrupted:
-            raise RuntimeError("this iteration was interrupted: begin a new one, if needed from the loader's state")
+            raise RuntimeError(
+                "this iteration was interrupted: begin a new one, if needed from the loader's state"
+            )
         try:
             return self._next_batch()
         except Exception:
             raise
-        except BaseException:  # Ctrl-C, perhaps while a thread was starting, which would then never end
+        # Ctrl-C, perhaps while a thread was starting, which would then never end
+        except BaseException:
             self._is_interrupted = True
             self._pool.shutdown(wait=False, cancel_futures=True)
             raise
@@ -190,7 +219,8 @@ class _ReadAheadIterator(_SingleProcessDataLoaderIter):
     def _next_batch(self) -> Any:
         if self._pid != os.getpid():
             self._start()
-            self._tasks = deque(self._submit(task.positions) for task in self._tasks)  # those of before a fork
+            # those of before a fork
+            self._tasks = deque(self._submit(task.positions) for task in self._tasks)
         elif self._num_threads != self._pace.num_threads:
             self._pool.shutdown(wait=False)
             self._start()
@@ -212,7 +242,9 @@ class _ReadAheadIterator(_SingleProcessDataLoaderIter):
             return self._dataset._transform_samples(loaded)
 
     def _start(self) -> None:
-        """Start the threads, or others: after a fork, or as many as the pace has learned to be best."""
+        """Start the threads, or others: after a fork, or as many as the pace has learned to be
+        best.
+        """
         self._num_threads = self._pace.num_threads
         self._pool = ThreadPoolExecutor(self._num_threads, "tfrecord-read-ahead")
         self._pid = os.getpid()
@@ -224,7 +256,8 @@ class _ReadAheadIterator(_SingleProcessDataLoaderIter):
         positions: list[Sequence[int]] = []
         try:
             while len(positions) < size and not self._is_ended:
-                # Not islice: Lightning's batch sampler for predictions starts over with each iter().
+                # Not islice: Lightning's batch sampler for predictions starts over with each
+                # iter().
                 batch = next(self._sampler_iter, None)
                 if batch is None:
                     self._is_ended = True
@@ -239,7 +272,8 @@ class _ReadAheadIterator(_SingleProcessDataLoaderIter):
         return salted(self._dataset, positions, self._draw_salt)
 
     def _draw_salt(self) -> int:
-        # One draw from torch's generator per iteration: how far ahead batches are started depends on timing.
+        # One draw from torch's generator per iteration: how far ahead batches are started depends
+        # on timing.
         if self._salts is None:
             self._salts = RandomStream(draw_salt())
         return self._salts.below(1 << 63)
@@ -258,7 +292,9 @@ class _ReadAheadIterator(_SingleProcessDataLoaderIter):
         self._pace.learn(len(batches), seconds, cpu_seconds, perf_counter())
 
 
-def _load(dataset: LoadsAhead, batches: Sequence[Sequence[int]], collate_fn: Callable[[Any], Any] | None) -> _Loaded:
+def _load(
+    dataset: LoadsAhead, batches: Sequence[Sequence[int]], collate_fn: Callable[[Any], Any] | None
+) -> _Loaded:
     begin, cpu_begin = perf_counter(), thread_time()
     loaded = _load_together(dataset, batches, collate_fn) if len(batches) > 1 else None
     if loaded is None:
@@ -271,19 +307,26 @@ def _load_together(
 ) -> list[_Outcome] | None:
     """None if one of the batches fails: loading each alone finds out which."""
     try:
-        return [(_finish(dataset, samples, collate_fn), None) for samples in dataset._load_batches(batches)]
+        return [
+            (_finish(dataset, samples, collate_fn), None)
+            for samples in dataset._load_batches(batches)
+        ]
     except Exception:
         return None
 
 
-def _load_one(dataset: LoadsAhead, positions: Sequence[int], collate_fn: Callable[[Any], Any] | None) -> _Outcome:
+def _load_one(
+    dataset: LoadsAhead, positions: Sequence[int], collate_fn: Callable[[Any], Any] | None
+) -> _Outcome:
     try:
         return _finish(dataset, dataset._load_samples(positions), collate_fn), None
     except Exception as error:
         return None, error
 
 
-def _finish(dataset: LoadsAhead, samples: Sequence[Any], collate_fn: Callable[[Any], Any] | None) -> Any:
+def _finish(
+    dataset: LoadsAhead, samples: Sequence[Any], collate_fn: Callable[[Any], Any] | None
+) -> Any:
     if collate_fn is None:
         return samples
     samples = check_left(dataset._transform_samples(samples), dataset)

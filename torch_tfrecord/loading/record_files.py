@@ -11,22 +11,22 @@ import numpy as np
 import numpy.typing as npt
 
 from torch_tfrecord.errors import TFRecordError, outer_level
-from torch_tfrecord.loading.block_memory import BlockMemory
+from torch_tfrecord.files.access import DEFAULT_ACCESS, Access
+from torch_tfrecord.files.ahead_file import read_ahead
+from torch_tfrecord.files.block_memory import BlockMemory
+from torch_tfrecord.files.compression import ByteSource, open_stream
+from torch_tfrecord.files.process_cache import ProcessCache
+from torch_tfrecord.files.storage import FileSource, is_remote, open_file
+from torch_tfrecord.files.store import RemoteInfo
+from torch_tfrecord.files.stores import store_of
+from torch_tfrecord.files.together import each_at_once
 from torch_tfrecord.order.block_shuffle import plan_lanes
 from torch_tfrecord.order.leaves import Store
-from torch_tfrecord.process_cache import ProcessCache
-from torch_tfrecord.records.ahead_file import read_ahead
-from torch_tfrecord.records.compression import ByteSource, open_stream
 from torch_tfrecord.records.index import RecordIndex
 from torch_tfrecord.records.manifest_shards import ManifestShards
 from torch_tfrecord.records.packed_records import PackedRecords
 from torch_tfrecord.records.reader import RecordReader
 from torch_tfrecord.records.record_table import RecordTable
-from torch_tfrecord.records.storage import FileSource, is_remote, open_file
-from torch_tfrecord.remote.access import DEFAULT_ACCESS, Access
-from torch_tfrecord.remote.store import RemoteInfo
-from torch_tfrecord.remote.stores import store_of
-from torch_tfrecord.remote.together import each_at_once
 from torch_tfrecord.samples import RecordPlace
 from torch_tfrecord.shown import printable
 
@@ -37,10 +37,11 @@ _MOST_OPEN = 256
 
 
 class RecordSource(Store, Protocol):
-    """What a map-style dataset reads its records from, by position over all files: `RecordFiles`, `ArrayRecordFiles`.
+    """What a map-style dataset reads its records from, by position over all files: `RecordFiles`,
+    `ArrayRecordFiles`.
 
-    A dataset and its slices share one object. Pickles without open files; may be used after fork and spawn, and from
-    threads.
+    A dataset and its slices share one object. Pickles without open files; may be used after fork
+    and spawn, and from threads.
     """
 
     table: RecordTable
@@ -62,13 +63,13 @@ class RecordSource(Store, Protocol):
 class RecordFiles(ProcessCache[ByteSource]):
     """Reads records by their position over all files, and keeps files open between reads.
 
-    A dataset and its slices share one object. Pickles without open files; may be used after fork and spawn, and from
-    threads.
+    A dataset and its slices share one object. Pickles without open files; may be used after fork
+    and spawn, and from threads.
 
     Args:
         paths: The files.
-        indexes: One for each file, checked against it when it is opened, iterated over once and not kept; or the shards
-            of a manifest.
+        indexes: One for each file, checked against it when it is opened, iterated over once and not
+            kept; or the shards of a manifest.
         verify_crc: Check the payloads' checksums.
         access: How remote files are reached.
 
@@ -77,8 +78,10 @@ class RecordFiles(ProcessCache[ByteSource]):
         extent: Files, records and decompressed bytes.
         lanes: How compressed files are read side by side.
         first_compressed: The first file that is compressed, or None.
-        slow_file: The same, but None if all decompressed data is kept, so that any order decompresses each file once.
-        has_warned: Whether the user was warned that random access is slow; also set to suppress the warning.
+        slow_file: The same, but None if all decompressed data is kept, so that any order
+            decompresses each file once.
+        has_warned: Whether the user was warned that random access is slow; also set to suppress the
+            warning.
         is_remote: Whether some files are remote.
     """
 
@@ -113,12 +116,15 @@ class RecordFiles(ProcessCache[ByteSource]):
 
         def noting() -> Iterator[RecordIndex]:
             for index in indexes:
-                facts.append(index.without_records())  # the records go into the table: 16 bytes for each
+                # the records go into the table: 16 bytes for each
+                facts.append(index.without_records())
                 yield index
 
         table = RecordTable(noting())
         self._facts = facts
-        compressed = (path for path, index in zip(self._paths, facts, strict=True) if index.compression_type)
+        compressed = (
+            path for path, index in zip(self._paths, facts, strict=True) if index.compression_type
+        )
         self.first_compressed = next(compressed, None)
         return table
 
@@ -174,9 +180,13 @@ class RecordFiles(ProcessCache[ByteSource]):
         )
 
     def read_by_blocks(self, block_bytes: int | None) -> None:
-        """Fetch remote files by whole blocks from now on, since all of a block is read soon; None: no longer."""
+        """Fetch remote files by whole blocks from now on, since all of a block is read soon; None:
+        no longer.
+        """
         is_of_use = block_bytes is not None and self.is_remote and self.first_compressed is None
-        self._blocks = BlockMemory(self.table, block_bytes) if block_bytes is not None and is_of_use else None
+        self._blocks = (
+            BlockMemory(self.table, block_bytes) if block_bytes is not None and is_of_use else None
+        )
 
     def place(self, position: int) -> RecordPlace:
         """Where a record is."""
@@ -203,14 +213,18 @@ class RecordFiles(ProcessCache[ByteSource]):
         else:
             source = open_file(path)
             index.check_fresh(source)
-        # In a loader's thread no line of the user's code is on the stack; the loader warns when it starts them.
+        # In a loader's thread no line of the user's code is on the stack; the loader warns when it
+        # starts them.
         if index.compression_type and threading.current_thread() is threading.main_thread():
             self.warn()
         return open_stream(source, index.compression_type, self.lanes.kept_bytes)[0]
 
     def _remote(self, path: str, index: RecordIndex) -> FileSource:
-        if index.etag is not None and store_of(path, self._access)[0].checks_etag:  # then reading tells
-            return open_file(path, self._access, RemoteInfo(index.file_size, index.etag, index.mtime_ns))
+        # then reading tells
+        if index.etag is not None and store_of(path, self._access)[0].checks_etag:
+            return open_file(
+                path, self._access, RemoteInfo(index.file_size, index.etag, index.mtime_ns)
+            )
         source = open_file(path, self._access)
         index.check_fresh(source)
         return source

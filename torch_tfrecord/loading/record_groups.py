@@ -18,13 +18,15 @@ __all__ = ["GroupCutter", "PartSizes", "RecordGroup", "StreamRecord", "grouped",
 _Integers: TypeAlias = "npt.NDArray[np.int64]"
 
 
-# One record: payload, number of its file, offset of its length field, and its number in the file. A plain tuple, since
-# making a named one takes longer than everything else that a stream does with a small record.
+# One record: payload, number of its file, offset of its length field, and its number in the file. A
+# plain tuple, since making a named one takes longer than everything else that a stream does with a
+# small record.
 StreamRecord: TypeAlias = "tuple[bytes, int, int, int]"
 
 
-# How many records are parsed together: each part is twice as large as the one before, so that the first sample does not
-# wait long, and the rest take half the time or less. A limit in bytes bounds the memory of what is parsed.
+# How many records are parsed together: each part is twice as large as the one before, so that the
+# first sample does not wait long, and the rest take half the time or less. A limit in bytes bounds
+# the memory of what is parsed.
 _FEWEST_TOGETHER = 16
 _MOST_TOGETHER = 1024
 _MOST_BYTES = 1 << 20
@@ -32,7 +34,9 @@ _MOST_BATCH_BYTES = 1 << 26
 
 
 class RecordGroup(NamedTuple):
-    """Several records: their payloads, and for each the number of its file, its offset, and its number in the file."""
+    """Several records: their payloads, and for each the number of its file, its offset, and its
+    number in the file.
+    """
 
     records: PackedRecords
     files: _Integers
@@ -41,7 +45,9 @@ class RecordGroup(NamedTuple):
 
     def part(self, rows: slice) -> RecordGroup:
         """Some of the records, not copied."""
-        return RecordGroup(self.records[rows], self.files[rows], self.offsets[rows], self.numbers[rows])
+        return RecordGroup(
+            self.records[rows], self.files[rows], self.offsets[rows], self.numbers[rows]
+        )
 
     def place(self, row: int) -> tuple[int, int, int]:
         """Number of the file, offset and number in the file of a record."""
@@ -57,7 +63,9 @@ class RecordGroup(NamedTuple):
 
     @classmethod
     def join(cls, groups: Sequence[RecordGroup]) -> RecordGroup:
-        """Several groups, of at least one record each, as one; copies them into one buffer unless there is only one."""
+        """Several groups, of at least one record each, as one; copies them into one buffer unless
+        there is only one.
+        """
         if len(groups) == 1:
             return groups[0]
         parts, starts, end = [], [], 0
@@ -70,11 +78,19 @@ class RecordGroup(NamedTuple):
         lengths = [group.records.lengths for group in groups]
         joined = np.concatenate(parts, out=scratch_bytes(end))
         packed = PackedRecords(joined, np.concatenate(starts), np.concatenate(lengths))
-        return cls(packed, *(np.concatenate(column) for column in zip(*(group[1:] for group in groups), strict=True)))
+        return cls(
+            packed,
+            *(
+                np.concatenate(column)
+                for column in zip(*(group[1:] for group in groups), strict=True)
+            ),
+        )
 
 
 def grouped(records: Iterator[StreamRecord], size: int) -> Iterator[RecordGroup]:
-    """Groups of up to `size` records; the records before an error are yielded before it is raised."""
+    """Groups of up to `size` records; the records before an error are yielded before it is
+    raised.
+    """
     while True:
         taken: list[StreamRecord] = []
         try:
@@ -89,15 +105,21 @@ def grouped(records: Iterator[StreamRecord], size: int) -> Iterator[RecordGroup]
 
 
 def regroup(
-    groups: Iterator[RecordGroup], size: int, *, drop_last: bool, before_error: Callable[[RecordGroup], object]
+    groups: Iterator[RecordGroup],
+    size: int,
+    *,
+    drop_last: bool,
+    before_error: Callable[[RecordGroup], object],
 ) -> Iterator[RecordGroup]:
-    """The same records in groups of `size`; the last may have fewer, or is dropped with `drop_last`.
+    """The same records in groups of `size`; the last may have fewer, or is dropped with
+    `drop_last`.
 
     Args:
         groups: In order; empty ones are skipped.
         size: At least 1.
         drop_last: Drop a last group that is not full.
-        before_error: If `groups` raises a TFRecordError, called with the records of the group that was not full yet.
+        before_error: If `groups` raises a TFRecordError, called with the records of the group that
+            was not full yet.
     """
     waiting: list[RecordGroup] = []
     missing = size
@@ -119,7 +141,8 @@ def regroup(
 
 
 class PartSizes:
-    """How many records of a stream are parsed together: a batch's worth, once the samples are made into batches.
+    """How many records of a stream are parsed together: a batch's worth, once the samples are made
+    into batches.
 
     Such a batch takes the columns as they are, instead of copying rows from several parts.
     """
@@ -129,14 +152,20 @@ class PartSizes:
         self._batch = 0, 0  # samples of the last batch, and how many were taken up to its end
 
     def learn(self, begin: int, num_samples: int, num_rows: int) -> None:
-        """Note that a batch of `num_samples` ended `num_rows` rows after the beginning of a part."""
+        """Note that a batch of `num_samples` ended `num_rows` rows after the beginning of a
+        part.
+        """
         self._batch = num_samples, begin + num_rows
 
     def after(self, num_taken: int) -> tuple[int, int, bool]:
         """The arguments for `GroupCutter.cut` after so many records were taken."""
         size, end = self._batch
         if 0 <= num_taken - end < size:  # else the samples are no longer made into batches
-            return size * max(1, _FEWEST_TOGETHER // size) + end - num_taken, _MOST_BATCH_BYTES, True
+            return (
+                size * max(1, _FEWEST_TOGETHER // size) + end - num_taken,
+                _MOST_BATCH_BYTES,
+                True,
+            )
         size, self._usual = self._usual, min(2 * self._usual, _MOST_TOGETHER)
         return size, _MOST_BYTES, False
 
@@ -154,7 +183,8 @@ class GroupCutter:
         self._error: Exception | None = None
 
     def cut(self, size: int, most_bytes: int, joins: bool) -> RecordGroup | None:
-        """The next records; None at the end. An error of `groups` is raised after the records before it.
+        """The next records; None at the end. An error of `groups` is raised after the records
+        before it.
 
         Args:
             size: The most records.

@@ -1,4 +1,6 @@
-"""The DataLoader that `make_dataloader` returns: it knows which batches the training has received."""
+"""The DataLoader that `make_dataloader` returns: it knows which batches the training has
+received.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +9,9 @@ from functools import partial
 from multiprocessing.connection import wait
 from typing import Any
 
-from torch_tfrecord.batches.collate import collate
 from torch_tfrecord.error_log import ErrorLog
 from torch_tfrecord.errors import TFRecordError
+from torch_tfrecord.loading.collate import collate
 from torch_tfrecord.loading.read_ahead import ReadAheadLoader
 from torch_tfrecord.order.batch_sampler import BatchIteration, RecordBatchSampler
 from torch_tfrecord.order.leaves import leaves
@@ -22,10 +24,12 @@ _WAIT_SECONDS = 5.0  # for the exit code of a worker whose connection has closed
 
 
 class RecordLoader(ReadAheadLoader):
-    """A DataLoader over a map-style dataset whose state counts the batches that you have received from it.
+    """A DataLoader over a map-style dataset whose state counts the batches that you have received
+    from it.
 
-    Batches that threads or workers have prefetched are not counted. The state is `RecordBatchSampler`'s: you can load
-    it with another number of workers and threads, another world size and batch size.
+    Batches that threads or workers have prefetched are not counted. The state is
+    `RecordBatchSampler`'s: you can load it with another number of workers and threads, another
+    world size and batch size.
 
     Args:
         dataset: The dataset.
@@ -35,20 +39,33 @@ class RecordLoader(ReadAheadLoader):
     """
 
     def __init__(
-        self, dataset: Any, *, batch_sampler: RecordBatchSampler, num_threads: int | None, **dataloader_kwargs: Any
+        self,
+        dataset: Any,
+        *,
+        batch_sampler: RecordBatchSampler,
+        num_threads: int | None,
+        **dataloader_kwargs: Any,
     ) -> None:
         # For predictions Lightning wraps our batch sampler in its own, which copies our attributes.
         self._order: RecordBatchSampler = batch_sampler.sampler.batches
-        self._errors: list[ErrorLog] = [log for leaf in leaves(dataset) for log in getattr(leaf, "_error_logs", ())]
+        self._errors: list[ErrorLog] = [
+            log for leaf in leaves(dataset) for log in getattr(leaf, "_error_logs", ())
+        ]
         if any(log.skips for log in self._errors):
             for log in self._errors:
                 log.is_attended = True
             if num_threads == 0 or dataloader_kwargs.get("num_workers"):
-                dataloader_kwargs["collate_fn"] = partial(_collate_left, dataloader_kwargs.get("collate_fn", collate))
-        super().__init__(dataset, batch_sampler=batch_sampler, num_threads=num_threads, **dataloader_kwargs)
-        # DataLoader puts a SequentialSampler here, which it does not use, and does not let it be replaced later.
+                dataloader_kwargs["collate_fn"] = partial(
+                    _collate_left, dataloader_kwargs.get("collate_fn", collate)
+                )
+        super().__init__(
+            dataset, batch_sampler=batch_sampler, num_threads=num_threads, **dataloader_kwargs
+        )
+        # DataLoader puts a SequentialSampler here, which it does not use, and does not let it be
+        # replaced later.
         object.__setattr__(self, "sampler", self._order.sampler)
-        # DataLoader sets False with any batch sampler; Accelerate needs it to count the samples of the last batch.
+        # DataLoader sets False with any batch sampler; Accelerate needs it to count the samples of
+        # the last batch.
         object.__setattr__(self, "drop_last", self._order.drop_last)
 
     def __iter__(self) -> Any:
@@ -71,28 +88,34 @@ class RecordLoader(ReadAheadLoader):
         return self._order.epoch
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch, from 0, in which the next iteration begins; by default the one after the last.
+        """Choose the epoch, from 0, in which the next iteration begins; by default the one after
+        the last.
 
-        If it is the epoch of a loaded state, nothing changes: the next iteration yields the rest of that epoch. An
-        iterator from which no batch was taken counts as the next iteration, too. (``loader.sampler.set_epoch``, which
-        trainers call, counts iterations instead: the same if `num_epochs` is 1.)
+        If it is the epoch of a loaded state, nothing changes: the next iteration yields the rest of
+        that epoch. An iterator from which no batch was taken counts as the next iteration, too.
+        (``loader.sampler.set_epoch``, which trainers call, counts iterations instead: the same if
+        `num_epochs` is 1.)
         """
         self._order.set_epoch(epoch)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state after the batches that you have received: a few JSON numbers and strings.
+        """Return the state after the batches that you have received: a few JSON numbers and
+        strings.
 
-        It is the same on every rank after the same number of batches: save one rank's state, load it on all ranks.
+        It is the same on every rank after the same number of batches: save one rank's state, load
+            it on all ranks.
 
         Raises:
-            ValueError: Batches come out of order (`in_order=False`), so a number cannot say which were received; or you
-                received them from the loader that ``accelerator.prepare`` made of this one: pass their number to
-                ``loader.batch_sampler.state_dict``.
+            ValueError: Batches come out of order (`in_order=False`), so a number cannot say which
+                were received; or you received them from the loader that ``accelerator.prepare``
+                made of this one: pass their number to ``loader.batch_sampler.state_dict``.
         """
         if self.num_workers and not getattr(self, "in_order", True):
             raise ValueError("state_dict needs batches in order, got a loader with in_order=False")
         running = self._order._running
-        return self._order.state_dict(None if running is None or running.is_over else running.num_received)
+        return self._order.state_dict(
+            None if running is None or running.is_over else running.num_received
+        )
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Resume from a state: the next iteration yields the rest of the interrupted one.
@@ -110,7 +133,8 @@ def _collate_left(collate_fn: Callable[[Any], Any], samples: Sequence[Any]) -> A
 class _ReceivedBatches(Iterator[Any]):
     """DataLoader's iterator with a count of the batches; everything else is passed on to it.
 
-    Trainers choose the epoch only after they have made the iterator: until its first batch it may begin again.
+    Trainers choose the epoch only after they have made the iterator: until its first batch it may
+    begin again.
     """
 
     def __init__(self, loader: RecordLoader) -> None:
@@ -122,7 +146,10 @@ class _ReceivedBatches(Iterator[Any]):
             self._iterator = None  # so that its workers end before those of the new one start
             self._iterator, self._batches = self._loader._begin()
         while (batch := self._received()) is LEFT_OUT:
-            if resolve_rank(self._loader._order._rank, self._loader._order._world_size).world_size > 1:
+            if (
+                resolve_rank(self._loader._order._rank, self._loader._order._world_size).world_size
+                > 1
+            ):
                 raise TFRecordError(
                     "all records of a batch were left out, and all ranks need the same number of batches: expected a "
                     "larger batch_size, or fewer records that fail"
@@ -155,14 +182,20 @@ class _ReceivedBatches(Iterator[Any]):
 
 
 def _ended_workers(workers: Sequence[Any]) -> list[str]:
-    """The workers that have ended, and why: torch does not check for one that is killed while it sends a batch."""
+    """The workers that have ended, and why: torch does not check for one that is killed while it
+    sends a batch.
+    """
     ended = wait([worker.sentinel for worker in workers], _WAIT_SECONDS) if workers else []
     for worker in workers:
         if worker.sentinel in ended:
             worker.join(_WAIT_SECONDS)  # it has ended, but its exit code may not be available yet
     return [
         f"DataLoader worker (pid {worker.pid}) "
-        + (f"was killed by signal {-worker.exitcode}" if worker.exitcode < 0 else f"ended with {worker.exitcode}")
+        + (
+            f"was killed by signal {-worker.exitcode}"
+            if worker.exitcode < 0
+            else f"ended with {worker.exitcode}"
+        )
         for worker in workers
         if worker.exitcode
     ]

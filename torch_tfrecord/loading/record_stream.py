@@ -1,4 +1,6 @@
-"""One consumer's records of an epoch, from pieces of files: interleaved, shuffled by a buffer, resumable."""
+"""One consumer's records of an epoch, from pieces of files: interleaved, shuffled by a buffer,
+resumable.
+"""
 
 from __future__ import annotations
 
@@ -23,11 +25,12 @@ __all__ = ["RecordStream"]
 class RecordStream:
     """The records of some pieces of files in order, and how many of them the consumer has taken.
 
-    `cycle_length` slots are visited round-robin, as in tf.data's ``interleave(cycle_length, block_length)``. An empty
-    slot opens the next piece at its turn, then up to `block_length` records are taken. If the piece ends, its slot
-    becomes empty and the turn ends: the next piece opens at that slot's next turn. Taking exactly `block_length`
-    records does not yet reach the end. Then a shuffle buffer of `buffer_size` records mixes them: a random record in it
-    is yielded and replaced by the next one.
+    `cycle_length` slots are visited round-robin, as in tf.data's ``interleave(cycle_length,
+    block_length)``. An empty slot opens the next piece at its turn, then up to `block_length`
+    records are taken. If the piece ends, its slot becomes empty and the turn ends: the next piece
+    opens at that slot's next turn. Taking exactly `block_length` records does not yet reach the
+    end. Then a shuffle buffer of `buffer_size` records mixes them: a random record in it is yielded
+    and replaced by the next one.
 
     Args:
         pieces: In order.
@@ -37,7 +40,8 @@ class RecordStream:
         random: Draws from the buffer.
 
     Attributes:
-        num_taken: How many records of `groups` or `parts` were taken; the consumer counts them here.
+        num_taken: How many records of `groups` or `parts` were taken; the consumer counts them
+            here.
         sizes: How many records come in each of `parts`.
     """
 
@@ -98,10 +102,14 @@ class RecordStream:
         most_taken = self._block_length if num_slots > 1 else MOST_RECORDS
         is_good = {
             "next_piece": next_piece <= num_pieces,
-            "slots": isinstance(slots, list) and len(slots) == num_slots and self._are_open(slots, next_piece),
+            "slots": isinstance(slots, list)
+            and len(slots) == num_slots
+            and self._are_open(slots, next_piece),
             "slot": place["slot"] < num_slots,
             "turn": place["turn"] <= most_taken,
-            "waiting": _are_pairs(waiting, num_files) and len(waiting) <= self._buffer_size and _are_distinct(waiting),
+            "waiting": _are_pairs(waiting, num_files)
+            and len(waiting) <= self._buffer_size
+            and _are_distinct(waiting),
             "draws": self._buffer_size > 0 or not place["draws"],
         }
         wrong = next((field for field, good in is_good.items() if not good), None)
@@ -121,7 +129,9 @@ class RecordStream:
         )
 
     def go_to(self, place: Mapping[str, Any]) -> None:
-        """Continue from the place of another stream of the same pieces; call it before anything is taken."""
+        """Continue from the place of another stream of the same pieces; call it before anything is
+        taken.
+        """
         self._next_piece, self._slot, self._turn = place["next_piece"], place["slot"], place["turn"]
         self._slot_places = [slot and tuple(slot) for slot in place["slots"]]
         self._slots = [slot and self._open(*slot) for slot in self._slot_places]
@@ -130,7 +140,9 @@ class RecordStream:
         self._buffer = self._again(place["waiting"])
 
     def left(self, place: Mapping[str, Any]) -> list[Piece]:
-        """The pieces left at a place: records in the buffer, the rest of the open pieces, and the unopened ones."""
+        """The pieces left at a place: records in the buffer, the rest of the open pieces, and the
+        unopened ones.
+        """
         waiting = picked_pieces((file, number) for file, number in place["waiting"])
         begun = [self._pieces[slot[0]]._replace(first=slot[1]) for slot in place["slots"] if slot]
         return [*waiting, *begun, *self._pieces[place["next_piece"] :]]
@@ -143,7 +155,9 @@ class RecordStream:
                 found[record[1], record[3]] = record
         missing = [(file, number) for file, number in waiting if (file, number) not in found]
         if missing:
-            raise ValueError(f"the file has changed: file {missing[0][0]} no longer has record {missing[0][1]}")
+            raise ValueError(
+                f"the file has changed: file {missing[0][0]} no longer has record {missing[0][1]}"
+            )
         return [found[file, number] for file, number in waiting]
 
     # In groups.
@@ -173,7 +187,8 @@ class RecordStream:
     def _interleaved(self) -> Iterator[StreamRecord]:
         slots, places = self._slots, self._slot_places
         num_open = sum(slot is not None for slot in slots)
-        block_length = self._block_length if len(slots) > 1 else sys.maxsize  # with one slot, turns do not matter
+        # with one slot, turns do not matter
+        block_length = self._block_length if len(slots) > 1 else sys.maxsize
         while self._next_piece < len(self._pieces) or num_open:
             number = self._slot
             slot, place = slots[number], places[number]
@@ -213,7 +228,9 @@ class RecordStream:
     # In parts, whose samples are yielded one by one.
 
     def parts(self) -> Iterator[RecordGroup]:
-        """All records, several at a time; the consumer counts in `num_taken`, which decides `place`."""
+        """All records, several at a time; the consumer counts in `num_taken`, which decides
+        `place`.
+        """
         if not self.is_plain:
             yield from self._parts_ahead()
             return
@@ -270,7 +287,8 @@ def _are_distinct(items: Sequence[Sequence[int]]) -> bool:
 
 def _groups(read: Callable[[int], Iterator[Block]], piece: Piece) -> Iterator[RecordGroup]:
     """The records of a piece, block by block."""
-    last = None if piece.picked is None else max(piece.picked, default=-1)  # nothing after it is read
+    # nothing after it is read
+    last = None if piece.picked is None else max(piece.picked, default=-1)
     if last == -1:
         return
     end = 0
@@ -279,14 +297,20 @@ def _groups(read: Callable[[int], Iterator[Block]], piece: Piece) -> Iterator[Re
         if block.records is None:
             continue
         rows = _rows(piece, block)
-        records = PackedRecords(block.records.buffer, block.records.starts[rows], block.records.lengths[rows])
+        records = PackedRecords(
+            block.records.buffer, block.records.starts[rows], block.records.lengths[rows]
+        )
         numbers = np.arange(block.position, block.position + len(block.records))[rows]
         if len(numbers):
-            yield RecordGroup(records, np.full(len(numbers), piece.file), block.offsets[rows], numbers)
+            yield RecordGroup(
+                records, np.full(len(numbers), piece.file), block.offsets[rows], numbers
+            )
         if last is not None and end > last:
             return
     if end < piece.first:
-        raise ValueError(f"the file has changed: file {piece.file} has fewer than {piece.first} records")
+        raise ValueError(
+            f"the file has changed: file {piece.file} has fewer than {piece.first} records"
+        )
     if last is not None:
         raise ValueError(f"the file has changed: file {piece.file} no longer has record {last}")
 
@@ -305,4 +329,6 @@ def _rows(piece: Piece, block: Block) -> Any:
     if piece.picked is not None:
         picked = np.array(piece.picked, dtype=np.int64)
         return picked[(picked >= low) & (picked < end)] - block.position
-    return slice(min(low + (piece.part - low) % piece.parts, end) - block.position, None, piece.parts)
+    return slice(
+        min(low + (piece.part - low) % piece.parts, end) - block.position, None, piece.parts
+    )

@@ -1,4 +1,6 @@
-"""From records to samples, for both kinds of datasets: parse, crop, transform, and name the record in errors."""
+"""From records to samples, for both kinds of datasets: parse, crop, transform, and name the record
+in errors.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +14,11 @@ import numpy as np
 import numpy.typing as npt
 
 from torch_tfrecord.batch_memory import BatchBudget
-from torch_tfrecord.batches.column_batch import ColumnBatch, ColumnTransform
-from torch_tfrecord.batches.crop_reader import CropReader, NotCroppedError, UncroppedBatch
-from torch_tfrecord.batches.transport import register_in_worker
 from torch_tfrecord.error_log import RAISES, ErrorLog
 from torch_tfrecord.errors import TFRecordError
+from torch_tfrecord.loading.column_batch import ColumnBatch, ColumnTransform
+from torch_tfrecord.loading.crop_reader import CropReader, NotCroppedError, UncroppedBatch
+from torch_tfrecord.loading.transport import register_in_worker
 from torch_tfrecord.records.packed_records import PackedRecords
 from torch_tfrecord.samples import (
     LEFT_OUT,
@@ -43,7 +45,8 @@ _Keys: TypeAlias = "npt.NDArray[np.uint64]"
 class SampleParser(Protocol):
     """What a dataset parses its records with: `BatchParser`, or a parser of a higher layer.
 
-    One with ``needs_places = True`` also takes the function from a row to its place, as its last argument.
+    One with ``needs_places = True`` also takes the function from a row to its place, as its last
+    argument.
     """
 
     needs_keys: bool
@@ -56,12 +59,16 @@ class SampleParser(Protocol):
     def single(self, record: bytes, key: int = 0, /) -> Any:
         """One sample."""
 
-    def batches(self, records: PackedRecords, keys: _Keys | None, borders: Sequence[int]) -> Sequence[Sequence[Any]]:
+    def batches(
+        self, records: PackedRecords, keys: _Keys | None, borders: Sequence[int]
+    ) -> Sequence[Sequence[Any]]:
         """Several batches: all their records in a row, and the borders between batches."""
 
 
 class RecordRows(NamedTuple):
-    """The records of a batch: their bytes, their keys for random draws, and a function from row to place."""
+    """The records of a batch: their bytes, their keys for random draws, and a function from row to
+    place.
+    """
 
     records: PackedRecords
     keys: _Keys | None
@@ -69,7 +76,12 @@ class RecordRows(NamedTuple):
 
     def row(self, row: int) -> tuple[bytes, int, Callable[[int], RecordPlace], int]:
         """One record, as the arguments of `SampleMaker.sample`."""
-        return bytes(self.records[row]), 0 if self.keys is None else int(self.keys[row]), self.place, row
+        return (
+            bytes(self.records[row]),
+            0 if self.keys is None else int(self.keys[row]),
+            self.place,
+            row,
+        )
 
     @property
     def places(self) -> Places:
@@ -98,26 +110,33 @@ class SampleMaker:
 
     Attributes:
         draws_at_random: Whether records need keys: a feature has a random crop.
-        has_user_transform: Whether there is a user's transform, which may do anything, such as draw from the global
-            random state.
+        has_user_transform: Whether there is a user's transform, which may do anything, such as draw
+            from the global random state.
     """
 
     def __init__(
-        self, parser: SampleParser | None, transform: Callable[[Any], Any] | None, errors: ErrorLog = RAISES
+        self,
+        parser: SampleParser | None,
+        transform: Callable[[Any], Any] | None,
+        errors: ErrorLog = RAISES,
     ) -> None:
         self.parser, self.errors = parser, errors
         self.transform = transform
         self.crops = CropReader(parser)
         self._needs_places = getattr(parser, "needs_places", False)
         self.draws_at_random = parser is not None and parser.needs_keys
-        self.has_user_transform = transform is not None and not isinstance(transform, ColumnTransform)
+        self.has_user_transform = transform is not None and not isinstance(
+            transform, ColumnTransform
+        )
 
     @property
     def features(self) -> Any:
         """What the parser reads; None for the records' bytes."""
         return None if self.parser is None else self.parser.features
 
-    def sample(self, record: bytes, key: int, place: Callable[[int], RecordPlace], number: int) -> Any:
+    def sample(
+        self, record: bytes, key: int, place: Callable[[int], RecordPlace], number: int
+    ) -> Any:
         """The sample of one record, which is at ``place(number)``."""
         register_in_worker()
         transform = self.transform
@@ -129,7 +148,9 @@ class SampleMaker:
             return sample
         return transform_one(transform, number, sample, lambda number: str(place(number)))
 
-    def parsed(self, record: bytes, key: int, place: Callable[[int], RecordPlace], number: int) -> Any:
+    def parsed(
+        self, record: bytes, key: int, place: Callable[[int], RecordPlace], number: int
+    ) -> Any:
         """`sample` without the transform."""
         if self.parser is None:
             return record
@@ -141,7 +162,9 @@ class SampleMaker:
             raise
 
     def batches(self, rows: RecordRows, borders: Sequence[int]) -> Sequence[Sequence[Any]]:
-        """The samples of several batches, not transformed; an error carries the number of its record."""
+        """The samples of several batches, not transformed; an error carries the number of its
+        record.
+        """
         if self.parser is None:
             payloads = rows.records.tolist()
             found: Sequence[Any] = [payloads[begin:end] for begin, end in pairwise(borders)]
@@ -159,21 +182,35 @@ class SampleMaker:
         """The samples of a batch, not transformed; an error carries the number of its record."""
         return self.batches(rows, (0, len(rows.records)))[0]
 
-    def uncropped(self, rows: RecordRows, borders: Sequence[int], *, in_turn: bool) -> list[UncroppedBatch] | None:
-        """The batches with the image still encoded; None if it is not cropped first: see `CropReader.batches`."""
-        batches = self.crops.batches(self.transform, rows.records, borders, rows.place, in_turn=in_turn)
+    def uncropped(
+        self, rows: RecordRows, borders: Sequence[int], *, in_turn: bool
+    ) -> list[UncroppedBatch] | None:
+        """The batches with the image still encoded; None if it is not cropped first: see
+        `CropReader.batches`.
+        """
+        batches = self.crops.batches(
+            self.transform, rows.records, borders, rows.place, in_turn=in_turn
+        )
         if batches is None:
             return None
         pairs = zip(batches, rows.parts(borders), strict=True)
         again = self.crops.columns
         return [
-            batch.located(part.places, partial(again, part.records, part.place), partial(self.one_by_one, part))
+            batch.located(
+                part.places,
+                partial(again, part.records, part.place),
+                partial(self.one_by_one, part),
+            )
             for batch, part in pairs
         ]
 
     def each(self, rows: RecordRows) -> Iterator[Any]:
-        """The samples of a batch, not transformed, each parsed alone; LEFT_OUT for one that fails."""
-        return (self.tried(partial(self.parsed, *rows.row(row))) for row in range(len(rows.records)))
+        """The samples of a batch, not transformed, each parsed alone; LEFT_OUT for one that
+        fails.
+        """
+        return (
+            self.tried(partial(self.parsed, *rows.row(row))) for row in range(len(rows.records))
+        )
 
     def tried(self, make: Callable[[], Any]) -> Any:
         """What a function returns; LEFT_OUT if it fails, and records that fail are left out."""
@@ -190,7 +227,9 @@ class SampleMaker:
         return SampleList(self.each(rows), rows.places)
 
     def without_columns(self, rows: RecordRows) -> SampleList:
-        """`one_by_one`, for a batch whose columns would need too much memory on top of the samples."""
+        """`one_by_one`, for a batch whose columns would need too much memory on top of the
+        samples.
+        """
         with BatchBudget(self.parser.max_batch_bytes):  # type: ignore[union-attr]
             return self.one_by_one(rows)
 
@@ -206,7 +245,11 @@ def transform_samples(
             return samples.transformed(transform, errors)
         except NotCroppedError:
             samples = samples.whole
-    if isinstance(transform, ColumnTransform) and isinstance(samples, ColumnBatch) and samples.is_columns:
+    if (
+        isinstance(transform, ColumnTransform)
+        and isinstance(samples, ColumnBatch)
+        and samples.is_columns
+    ):
         return samples.map(transform.columns)
     return transform_each(transform, samples, errors)
 

@@ -43,7 +43,8 @@ class _Source(Protocol):
 
 
 class StreamIteration(Iterator[Any]):
-    """One iteration. It begins with its first sample, since loaders make iterators that they never use.
+    """One iteration. It begins with its first sample, since loaders make iterators that they never
+    use.
 
     Args:
         source: What is iterated over.
@@ -86,7 +87,8 @@ class StreamIteration(Iterator[Any]):
             self._epochs.correct(self.epoch)
         elif not self._has_begun:
             epoch = self._epochs.begin()
-            if epoch != self.epoch:  # since this one was made, an epoch was chosen or another iteration took this one
+            # since this one was made, an epoch was chosen or another iteration took this one
+            if epoch != self.epoch:
                 self._begin(epoch, None)
         self._has_begun = True
         self._source._begun()
@@ -109,11 +111,14 @@ class StreamIteration(Iterator[Any]):
         states = StreamStates(state_dict, self._source._identity())
         check_states(self._source, states)
         self.go_on(states)
-        # Only this iteration resumes: the next one yields a whole epoch, even if this one is at its end.
+        # Only this iteration resumes: the next one yields a whole epoch, even if this one is at its
+        # end.
         self._count()
 
     def go_on(self, states: StreamStates) -> None:
-        """Resume from this consumer's state, or from this consumer's part of what all consumers left."""
+        """Resume from this consumer's state, or from this consumer's part of what all consumers
+        left.
+        """
         self._items = None
         own = states.of(self._consumer, self._num_consumers)
         if own is not None:
@@ -123,7 +128,9 @@ class StreamIteration(Iterator[Any]):
             return
         left: list[Piece] = []
         for state in states.all(self._consumer, self._num_consumers):
-            other = StreamIteration(self._source, (state["consumer"], state["num_consumers"]), states.epoch)
+            other = StreamIteration(
+                self._source, (state["consumer"], state["num_consumers"]), states.epoch
+            )
             other._begin_as(state)
             left += other._stream.left(state)
         self._begin(states.epoch, deal_out(left, self._consumer, self._num_consumers))
@@ -132,8 +139,13 @@ class StreamIteration(Iterator[Any]):
     def _begin_as(self, state: Mapping[str, Any]) -> None:
         num_files, pieces = state["num_files"], state["pieces"]
         if not (pieces is None or isinstance(pieces, list)):
-            raise ValueError(f"pieces must be a list or None in the state, got {shown_value(pieces)}")
-        self._begin(state["epoch"], None if pieces is None else [Piece.from_json(piece, num_files) for piece in pieces])
+            raise ValueError(
+                f"pieces must be a list or None in the state, got {shown_value(pieces)}"
+            )
+        self._begin(
+            state["epoch"],
+            None if pieces is None else [Piece.from_json(piece, num_files) for piece in pieces],
+        )
         self._stream.check(state, num_files)
 
     def __del__(self) -> None:
@@ -144,13 +156,19 @@ class StreamIteration(Iterator[Any]):
 
 
 def check_states(source: _Source, states: StreamStates) -> None:
-    """ValueError, naming the field, for a state that no iteration over this source could have; opens no file."""
+    """ValueError, naming the field, for a state that no iteration over this source could have;
+    opens no file.
+    """
     for state in states:
-        StreamIteration(source, (state["consumer"], state["num_consumers"]), state["epoch"])._begin_as(state)
+        StreamIteration(
+            source, (state["consumer"], state["num_consumers"]), state["epoch"]
+        )._begin_as(state)
 
 
 class LastIteration:
-    """The state of the latest iteration, even after it was dropped; does not keep its files open."""
+    """The state of the latest iteration, even after it was dropped; does not keep its files
+    open.
+    """
 
     def __init__(self, iteration: StreamIteration) -> None:
         self._iteration = weakref.ref(iteration)
@@ -167,12 +185,15 @@ class LastIteration:
         if iteration is not None:
             return iteration.state_dict()
         if self._state is None:
-            raise RuntimeError("the state of the latest iteration was lost when its iterator was dropped")
+            raise RuntimeError(
+                "the state of the latest iteration was lost when its iterator was dropped"
+            )
         return copy.deepcopy(self._state)
 
 
 class LoadedStates:
-    """States for the next iteration of each worker, and, in shared memory, which workers have used theirs.
+    """States for the next iteration of each worker, and, in shared memory, which workers have used
+    theirs.
 
     A loader that starts new workers for each epoch passes this object to all of them.
     """

@@ -20,7 +20,8 @@ class GroupMarks:
     """The piece and number of each record in a stream's groups, from the one taken last on."""
 
     def __init__(self) -> None:
-        self._marks: deque[tuple[int, int, npt.NDArray[np.int64]]] = deque()  # end, piece, numbers of a group
+        # end, piece, numbers of a group
+        self._marks: deque[tuple[int, int, npt.NDArray[np.int64]]] = deque()
         self._num_read = 0
 
     def add(self, piece: int, numbers: npt.NDArray[np.int64], num_taken: int) -> None:
@@ -34,7 +35,9 @@ class GroupMarks:
             self._marks.popleft()
 
     def last(self, num_taken: int) -> tuple[int, int]:
-        """The record taken last: the number of its piece, and its number in the file; one must have been taken."""
+        """The record taken last: the number of its piece, and its number in the file; one must have
+        been taken.
+        """
         self._forget_before(num_taken)
         end, piece, numbers = self._marks[0]
         return piece, int(numbers[len(numbers) - 1 - (end - num_taken)])

@@ -16,13 +16,15 @@ MOST_RECORDS = 1 << 40
 
 
 class Piece(NamedTuple):
-    """Records of one file: those from `first` on whose number modulo `parts` is `part`; or only those in `picked`.
+    """Records of one file: those from `first` on whose number modulo `parts` is `part`; or only
+    those in `picked`.
 
     Attributes:
         file: Number of the file.
         part, parts: 0 <= part < parts.
         first: Records with a lower number are not part of it.
-        picked: None, or the numbers of the records in ascending order; then part and parts are 0 and 1.
+        picked: None, or the numbers of the records in ascending order; then part and parts are 0
+            and 1.
     """
 
     file: int
@@ -39,7 +41,13 @@ class Piece(NamedTuple):
 
     def as_json(self) -> list[Any]:
         """The piece as JSON values."""
-        return [self.file, self.part, self.parts, self.first, None if self.picked is None else list(self.picked)]
+        return [
+            self.file,
+            self.part,
+            self.parts,
+            self.first,
+            None if self.picked is None else list(self.picked),
+        ]
 
     @classmethod
     def from_json(cls, values: Sequence[Any], num_files: int) -> Piece:
@@ -49,7 +57,9 @@ class Piece(NamedTuple):
             if not (picked is None or isinstance(picked, (list, tuple))):
                 raise ValueError
             numbers = [file, part, parts, first, *(picked or ())]
-            if any(type(number) is not int or not 0 <= number <= MOST_RECORDS for number in numbers):
+            if any(
+                type(number) is not int or not 0 <= number <= MOST_RECORDS for number in numbers
+            ):
                 raise ValueError
             if (
                 file >= num_files
@@ -65,14 +75,17 @@ class Piece(NamedTuple):
 
 
 def deal_out(pieces: Sequence[Piece], consumer: int, num_consumers: int) -> list[Piece]:
-    """One consumer's pieces: whole ones round-robin, and leftover ones split by record, as in `file_shares`.
+    """One consumer's pieces: whole ones round-robin, and leftover ones split by record, as in
+    `file_shares`.
 
     Example:
         >>> deal_out([Piece(7), Piece(8), Piece(9, 1, 2, first=6)], 1, 2)
-        [Piece(file=8, part=0, parts=1, first=0, picked=None), Piece(file=9, part=3, parts=4, first=6, picked=None)]
+        [Piece(file=8, part=0, parts=1, first=0, picked=None), Piece(file=9, part=3, parts=4,
+        first=6, picked=None)]
     """
     return [
-        pieces[share.file].split(share.part, share.parts) for share in file_shares(len(pieces), consumer, num_consumers)
+        pieces[share.file].split(share.part, share.parts)
+        for share in file_shares(len(pieces), consumer, num_consumers)
     ]
 
 

@@ -7,19 +7,30 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from torch_tfrecord.batches.column_batch import ColumnBatch
-from torch_tfrecord.batches.crop_reader import NotCroppedError, UncroppedBatch
 from torch_tfrecord.errors import LimitExceededError, TFRecordError
+from torch_tfrecord.loading.column_batch import ColumnBatch
+from torch_tfrecord.loading.crop_reader import NotCroppedError, UncroppedBatch
 from torch_tfrecord.loading.record_stream import RecordStream
-from torch_tfrecord.loading.sample_maker import RecordRows, SampleMaker, located_error, transform_samples
+from torch_tfrecord.loading.sample_maker import (
+    RecordRows,
+    SampleMaker,
+    located_error,
+    transform_samples,
+)
 from torch_tfrecord.samples import LEFT_OUT, SampleList, transform_one, without_left_out
 
 __all__ = ["batch_of", "samples_of"]
 
 
 def samples_of(maker: SampleMaker, stream: RecordStream, rows: RecordRows) -> Iterable[Any]:
-    """The samples of a part of a stream; those before a bad record are yielded before its error is raised."""
-    return _parsed(maker, stream, rows) if maker.transform is None else _transformed(maker, stream, rows)
+    """The samples of a part of a stream; those before a bad record are yielded before its error is
+    raised.
+    """
+    return (
+        _parsed(maker, stream, rows)
+        if maker.transform is None
+        else _transformed(maker, stream, rows)
+    )
 
 
 def _parsed(maker: SampleMaker, stream: RecordStream, rows: RecordRows) -> Iterable[Any]:
@@ -74,10 +85,13 @@ def batch_of(maker: SampleMaker, rows: RecordRows) -> Sequence[Any]:
         samples = maker.batch(rows)
     except LimitExceededError as error:
         if maker.transform is None and all(sample is not LEFT_OUT for sample in maker.each(rows)):
-            raise located_error(error, rows.place) from error.__cause__  # no record is too large alone
+            # no record is too large alone
+            raise located_error(error, rows.place) from error.__cause__
         samples = maker.without_columns(rows)
     except TFRecordError:
         if not maker.errors.skips:
-            return SampleList((maker.sample(*rows.row(row)) for row in range(len(rows.records))), rows.places)
+            return SampleList(
+                (maker.sample(*rows.row(row)) for row in range(len(rows.records))), rows.places
+            )
         samples = maker.one_by_one(rows)
     return without_left_out(transform_samples(maker.transform, samples, maker.errors))

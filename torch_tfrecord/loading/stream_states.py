@@ -19,13 +19,17 @@ _MOST_NAMED = 10
 
 
 def find_states(holder: Any, depth: int = 0) -> Iterator[Mapping[str, Any]]:
-    """All states of stream consumers in nested dicts and lists, such as the state of a StatefulDataLoader.
+    """All states of stream consumers in nested dicts and lists, such as the state of a
+    StatefulDataLoader.
 
     Raises:
-        ValueError: The loader's state was taken between two snapshots, or dicts and lists are nested too deeply.
+        ValueError: The loader's state was taken between two snapshots, or dicts and lists are
+            nested too deeply.
     """
     if depth > _DEEPEST:
-        raise ValueError(f"expected the states of consumers within {_DEEPEST} nested dicts and lists, got more")
+        raise ValueError(
+            f"expected the states of consumers within {_DEEPEST} nested dicts and lists, got more"
+        )
     if isinstance(holder, Mapping):
         if set(holder) >= _MARKS:
             yield holder
@@ -51,28 +55,37 @@ class StreamStates:
         identity: What decides the stream's order.
 
     Raises:
-        ValueError: There is no state, or one has another version, stream or epoch than the others; the message gives
-            both values.
+        ValueError: There is no state, or one has another version, stream or epoch than the others;
+            the message gives both values.
     """
 
     def __init__(self, holder: Any, identity: Mapping[str, Any]) -> None:
         self._states: dict[int, Mapping[str, Any]] = {}
         for state in find_states(holder):
             limits = {**dict.fromkeys(_NUMBERS), "num_consumers": _MOST_CONSUMERS}
-            check_state(state, identity, limits, _LISTS)  # what the lists hold is checked where the pieces are known
+            # what the lists hold is checked where the pieces are known
+            check_state(state, identity, limits, _LISTS)
             self._add(state)
         if not self._states:
-            raise ValueError("expected the state of a TFRecordIterableDataset, or dicts or lists of them, got none")
+            raise ValueError(
+                "expected the state of a TFRecordIterableDataset, or dicts or lists of them, got none"
+            )
 
     def _add(self, state: Mapping[str, Any]) -> None:
         if not state["consumer"] < state["num_consumers"]:
-            raise ValueError(f"the state is of consumer {state['consumer']} of {state['num_consumers']}")
+            raise ValueError(
+                f"the state is of consumer {state['consumer']} of {state['num_consumers']}"
+            )
         for other in self._states.values():
             for key in ("epoch", "num_consumers"):
                 if state[key] != other[key]:
-                    raise ValueError(f"the states are not of the same moment: {key} is {other[key]} and {state[key]}")
+                    raise ValueError(
+                        f"the states are not of the same moment: {key} is {other[key]} and {state[key]}"
+                    )
         if self._states.setdefault(state["consumer"], state) != state:
-            raise ValueError(f"two different states of consumer {state['consumer']} of {state['num_consumers']}")
+            raise ValueError(
+                f"two different states of consumer {state['consumer']} of {state['num_consumers']}"
+            )
 
     @property
     def epoch(self) -> int:
@@ -96,8 +109,11 @@ class StreamStates:
             ValueError: Some are missing; the message names them, and the consumer that needs them.
         """
         before = self._any()["num_consumers"]
-        if len(self._states) < before:  # a state may claim any number, so do not make a list of that length
-            missing = islice((number for number in range(before) if number not in self._states), _MOST_NAMED + 1)
+        # a state may claim any number, so do not make a list of that length
+        if len(self._states) < before:
+            missing = islice(
+                (number for number in range(before) if number not in self._states), _MOST_NAMED + 1
+            )
             raise ValueError(
                 f"consumer {consumer} of {num_consumers} (workers times ranks) cannot resume from the states of "
                 f"consumers {_some(sorted(self._states))} of {before}: pass load_state_dict those of all {before}, "
@@ -107,4 +123,6 @@ class StreamStates:
 
 
 def _some(numbers: list[int]) -> str:
-    return str(numbers) if len(numbers) <= _MOST_NAMED else f"{str(numbers[:_MOST_NAMED])[:-1]}, ...]"
+    return (
+        str(numbers) if len(numbers) <= _MOST_NAMED else f"{str(numbers[:_MOST_NAMED])[:-1]}, ...]"
+    )

@@ -1,7 +1,8 @@
 """The optional compiled core: each of its functions has a Python fallback with the same results.
 
-The compiled parts are loops over bytes: frames and checksums (`frames`), Examples to columns (`columns`). They work on
-bytes, numbers and arrays, and know nothing of file names, features or torch.
+The compiled parts are loops over bytes: frames and checksums (`frames`), Examples to columns
+(`columns`). They work on bytes, numbers and arrays, and know nothing of file names, features or
+torch.
 """
 
 from __future__ import annotations
@@ -17,7 +18,14 @@ from types import ModuleType
 
 from torch_tfrecord.errors import outer_level
 
-__all__ = ["PURE_PYTHON", "fallback_reason", "has_native", "how_to_install", "native_module", "optional_module"]
+__all__ = [
+    "PURE_PYTHON",
+    "fallback_reason",
+    "has_native",
+    "how_to_install",
+    "native_module",
+    "optional_module",
+]
 
 _FOLDER = Path(__file__).parents[2]
 
@@ -28,8 +36,8 @@ PURE_PYTHON = "TORCH_TFRECORD_PURE_PYTHON"
 def has_native() -> bool:
     """Whether the compiled core is used: it was built, and TORCH_TFRECORD_PURE_PYTHON is not set.
 
-    Without it, the Python fallback gives the same results, but slower; a warning says how to get it. The environment is
-    read at the first call.
+    Without it, the Python fallback gives the same results, but slower; a warning says how to get
+    it. The environment is read at the first call.
 
     Example:
         >>> isinstance(has_native(), bool)
@@ -40,9 +48,11 @@ def has_native() -> bool:
 
 @functools.cache
 def native_module(name: str) -> ModuleType | None:
-    """A compiled module by name, or None for the Python fallback; warns once if the core was never built.
+    """A compiled module by name, or None for the Python fallback; warns once if the core was never
+    built.
 
-    Called at first use, not at import: importing the package reads no environment and does not warn.
+    Called at first use, not at import: importing the package reads no environment and does not
+    warn.
     """
     if _is_forced_off():
         return None
@@ -54,7 +64,9 @@ def native_module(name: str) -> ModuleType | None:
 
 @functools.cache
 def optional_module(name: str) -> ModuleType | None:
-    """`native_module` without a warning, for modules that need more than a compiler: `jpeg` needs libjpeg-turbo."""
+    """`native_module` without a warning, for modules that need more than a compiler: `jpeg` needs
+    libjpeg-turbo.
+    """
     return None if _is_forced_off() else _load(name)
 
 

@@ -14,7 +14,13 @@ from torch_tfrecord.arguments import Shuffle, at_least, integer, true_or_false
 from torch_tfrecord.order.epochs import STATE_VERSION, Epochs, check_state
 from torch_tfrecord.order.leaves import draws_at_random
 from torch_tfrecord.order.position_batch import EpochPosition, PositionBatch
-from torch_tfrecord.order.prepared import Prepared, check_num_received, is_automatic, other_epoch, prepared_loader
+from torch_tfrecord.order.prepared import (
+    Prepared,
+    check_num_received,
+    is_automatic,
+    other_epoch,
+    prepared_loader,
+)
 from torch_tfrecord.order.ranks import RankSampler, check_rank, keeps_its_order, resolve_rank
 from torch_tfrecord.order.samplers import BLOCK_BYTES, WINDOW_BLOCKS
 from torch_tfrecord.order.shares import Place, Plan
@@ -24,35 +30,40 @@ __all__ = ["BatchIteration", "RecordBatchSampler"]
 
 @keeps_its_order
 class RecordBatchSampler(Sampler[list[int]]):
-    """Batch sampler for one rank: a `RecordSampler` that makes batches and continues from epoch to epoch.
+    """Batch sampler for one rank: a `RecordSampler` that makes batches and continues from epoch to
+    epoch.
 
-    An iteration has `num_epochs` epochs, and the next iteration continues with the epochs after them. Each epoch ends
-    with its own batch, which may be short. Every rank gets the same number of batches, of the same sizes.
+    An iteration has `num_epochs` epochs, and the next iteration continues with the epochs after
+    them. Each epoch ends with its own batch, which may be short. Every rank gets the same number of
+    batches, of the same sizes.
 
-    Each batch is a list of positions with an attribute `epoch`, which random draws of features depend on.
+    Each batch is a list of positions with an attribute `epoch`, which random draws of features
+    depend on.
 
-    The state is like `RecordSampler`'s, and you can load it with another world size, batch size and worker count: the
-    epoch, how many places of its order all ranks have taken, and the first epoch of the iteration. Since workers
-    prefetch, tell `state_dict` how many batches you received, or use `make_dataloader`, whose loader counts them.
+    The state is like `RecordSampler`'s, and you can load it with another world size, batch size and
+    worker count: the epoch, how many places of its order all ranks have taken, and the first epoch
+    of the iteration. Since workers prefetch, tell `state_dict` how many batches you received, or
+    use `make_dataloader`, whose loader counts them.
 
     Args:
         dataset: The dataset to sample from: anything with a length.
         batch_size: Positions in a batch, per rank.
-        num_epochs: Epochs in one iteration. 0 gives no batch; with None the iteration never ends, and the next one
-            begins one epoch later than it began.
-        drop_last: Drop the positions that would give ranks different numbers, and an epoch's last batch if it is not
-            full.
-        shuffle, seed, rank, world_size, weights, block_bytes, window_blocks: As for `RecordSampler`.
+        num_epochs: Epochs in one iteration. 0 gives no batch; with None the iteration never ends,
+            and the next one begins one epoch later than it began.
+        drop_last: Drop the positions that would give ranks different numbers, and an epoch's last
+            batch if it is not full.
+        shuffle, seed, rank, world_size, weights, block_bytes, window_blocks: As for
+            `RecordSampler`.
 
     Attributes:
         batch_size, drop_last: As given.
-        sampler: This rank's positions one by one, as a DistributedSampler: trainers call its `set_epoch`, which counts
-            iterations.
+        sampler: This rank's positions one by one, as a DistributedSampler: trainers call its
+            `set_epoch`, which counts iterations.
 
     Raises:
         TypeError: You passed a sampler instead of the dataset.
-        ValueError: An argument is out of range, or shuffle is "blocks" and the dataset is not a `TFRecordDataset`, or a
-            `Subset` or `ConcatDataset` of these.
+        ValueError: An argument is out of range, or shuffle is "blocks" and the dataset is not a
+            `TFRecordDataset`, or a `Subset` or `ConcatDataset` of these.
 
     Example:
         >>> list(RecordBatchSampler(range(5), 2, num_epochs=2))
@@ -95,12 +106,15 @@ class RecordBatchSampler(Sampler[list[int]]):
     def _restart(self) -> None:
         self._next = Place(0, 0, 0)
         self._running: BatchIteration | None = None
-        self._loaded_epoch: int | None = None  # first epoch of a loaded iteration, until a trainer gives its number
+        self._loaded_epoch: int | None = (
+            None  # first epoch of a loaded iteration, until a trainer gives its number
+        )
         self._count_from = 0  # first epoch of the trainer's iteration 0
         self.sampler = _BatchedPositions(self)
 
     def __len__(self) -> int:
-        """Return the number of batches in the next iteration: after `load_state_dict`, in the interrupted one's rest.
+        """Return the number of batches in the next iteration: after `load_state_dict`, in the
+        interrupted one's rest.
 
         Raises:
             TypeError: The iteration never ends.
@@ -128,7 +142,8 @@ class RecordBatchSampler(Sampler[list[int]]):
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch, from 0, in which the next iteration begins.
 
-        If it is the epoch of a loaded state, nothing changes: the next iteration yields the rest of that epoch.
+        If it is the epoch of a loaded state, nothing changes: the next iteration yields the rest of
+        that epoch.
         """
         if prepared_loader() is not None:
             return  # Accelerate calls the set_epoch of our `sampler`, too
@@ -136,10 +151,12 @@ class RecordBatchSampler(Sampler[list[int]]):
             self._begin_with(int(epoch))
 
     def _set_iteration(self, number: int) -> None:
-        """Choose the next iteration, from 0, as trainers count: number k begins with epoch ``k * num_epochs``.
+        """Choose the next iteration, from 0, as trainers count: number k begins with epoch ``k *
+        num_epochs``.
 
-        If it is the iteration of a loaded state, nothing changes. If the first number after `load_state_dict` is
-        smaller, it is taken to mean the loaded iteration, and the trainer counts on from there.
+        If it is the iteration of a loaded state, nothing changes. If the first number after
+        `load_state_dict` is smaller, it is taken to mean the loaded iteration, and the trainer
+        counts on from there.
         """
         if is_automatic():
             return  # Accelerate counts its iterations from 0; ours count epochs by themselves, also when resumed
@@ -148,7 +165,8 @@ class RecordBatchSampler(Sampler[list[int]]):
         if loaded is not None and prepared_loader() is None:
             self._count_from = max(loaded - epochs, 0)
         epoch = self._count_from + epochs
-        if epoch not in (loaded, self._coming.first_epoch):  # workers may already be reading the loaded one
+        # workers may already be reading the loaded one
+        if epoch not in (loaded, self._coming.first_epoch):
             self._begin_with(epoch)
 
     @property
@@ -157,8 +175,14 @@ class RecordBatchSampler(Sampler[list[int]]):
 
     @property
     def _coming(self) -> Place:
-        """The place where the next iteration begins; an existing one counts as next if no batch was received of it."""
-        return self._running.place if self._running is not None and self._running.is_waiting else self._next
+        """The place where the next iteration begins; an existing one counts as next if no batch was
+        received of it.
+        """
+        return (
+            self._running.place
+            if self._running is not None and self._running.is_waiting
+            else self._next
+        )
 
     def _begin_with(self, epoch: int) -> None:
         self._replace_waiting()
@@ -172,18 +196,21 @@ class RecordBatchSampler(Sampler[list[int]]):
         """Return the state of the latest iteration: a few JSON numbers and strings.
 
         Args:
-            num_received: Batches of that iteration that your training loop has received on this rank. None counts those
-                that the sampler has yielded, and moves on to the next iteration if this one has ended.
+            num_received: Batches of that iteration that your training loop has received on this
+                rank. None counts those that the sampler has yielded, and moves on to the next
+                iteration if this one has ended.
 
         Raises:
-            ValueError: `num_received` is more than the sampler has yielded, or is None with a loader that Accelerate
-                prepared.
+            ValueError: `num_received` is more than the sampler has yielded, or is None with a
+                loader that Accelerate prepared.
         """
         running = self._running
         if running is not None:
             check_num_received(running.prepared, num_received, "batches")
         if running is None and num_received:
-            raise ValueError(f"num_received must be 0 before an iteration has begun, got {num_received}")
+            raise ValueError(
+                f"num_received must be 0 before an iteration has begun, got {num_received}"
+            )
         if running is None or (running.has_ended and num_received is None):
             return self._state(self._next)
         return running.state_dict(num_received)
@@ -200,10 +227,11 @@ class RecordBatchSampler(Sampler[list[int]]):
         self._loaded_epoch = self._next.first_epoch
 
     def _for_sampler(self, sampler: Any, drop_last: bool | None) -> RecordBatchSampler:
-        """The sampler for Lightning to use instead of its own: this one, which splits over the ranks itself.
+        """The sampler for Lightning to use instead of its own: this one, which splits over the
+        ranks itself.
 
-        With `overfit_batches` Lightning passes a SequentialSampler, for the same batches in every epoch. `drop_last` is
-        None except for predictions, which need all records.
+        With `overfit_batches` Lightning passes a SequentialSampler, for the same batches in every
+        epoch. `drop_last` is None except for predictions, which need all records.
         """
         in_order = isinstance(sampler, SequentialSampler) and drop_last is None
         if not in_order and drop_last in (None, self.drop_last):
@@ -220,7 +248,9 @@ class RecordBatchSampler(Sampler[list[int]]):
         limits = {"first_epoch": None, "epoch": None, "consumed": self._epochs.num_records}
         check_state(state, self._identity(), limits)
         if state["first_epoch"] > state["epoch"]:
-            raise ValueError(f"first_epoch={state['first_epoch']} is after epoch={state['epoch']} in the state")
+            raise ValueError(
+                f"first_epoch={state['first_epoch']} is after epoch={state['epoch']} in the state"
+            )
         return Place(state["first_epoch"], state["epoch"], state["consumed"])
 
     def _state(self, place: Place) -> dict[str, Any]:
@@ -242,7 +272,9 @@ class RecordBatchSampler(Sampler[list[int]]):
             )
 
     def _place_for(self, prepared: Prepared, place: Place) -> Place:
-        """The place where an iteration through Accelerate begins; if Accelerate counts epochs, at its epoch."""
+        """The place where an iteration through Accelerate begins; if Accelerate counts epochs, at
+        its epoch.
+        """
         self._check_prepared(prepared)
         if prepared.epoch is None:
             return place
@@ -250,7 +282,9 @@ class RecordBatchSampler(Sampler[list[int]]):
         if place.first_epoch == first:
             return place
         if self._loaded_epoch == place.first_epoch:
-            raise other_epoch(place.first_epoch // max(self._epochs_an_iteration, 1), prepared.epoch)
+            raise other_epoch(
+                place.first_epoch // max(self._epochs_an_iteration, 1), prepared.epoch
+            )
         return Place(first, first, 0)
 
     def _plan(self, place: Place) -> Plan:
@@ -284,17 +318,21 @@ class _BatchedPositions(RankSampler):
             yield from batch
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the trainer's epoch, from 0, that begins: iteration number `epoch` of the batch sampler.
+        """Set the trainer's epoch, from 0, that begins: iteration number `epoch` of the batch
+        sampler.
 
-        After `load_state_dict`, the next iteration resumes from the state, whether you pass its number (as Lightning's
-        Trainer does) or a smaller one, from which the trainer then counts on (as Fabric does). Calls that a loader of
-        Accelerate makes by itself, always from 0, do nothing; your calls of that loader's `set_epoch` arrive here, too.
+        After `load_state_dict`, the next iteration resumes from the state, whether you pass its
+        number (as Lightning's Trainer does) or a smaller one, from which the trainer then counts on
+        (as Fabric does). Calls that a loader of Accelerate makes by itself, always from 0, do
+        nothing; your calls of that loader's `set_epoch` arrive here, too.
         """
         self.batches._set_iteration(epoch)
 
 
 class BatchIteration(Iterator[PositionBatch]):
-    """One iteration of a sampler. It begins with its first batch, since loaders make iterators that they never use."""
+    """One iteration of a sampler. It begins with its first batch, since loaders make iterators that
+    they never use.
+    """
 
     def __init__(self, sampler: RecordBatchSampler) -> None:
         self._sampler = sampler
@@ -318,8 +356,14 @@ class BatchIteration(Iterator[PositionBatch]):
 
     @property
     def is_waiting(self) -> bool:
-        """Whether it may still begin elsewhere: no batch was received, or, if nobody counts those, yielded."""
-        return self._plan is None if self.num_received is None else not self.num_received and not self.is_over
+        """Whether it may still begin elsewhere: no batch was received, or, if nobody counts those,
+        yielded.
+        """
+        return (
+            self._plan is None
+            if self.num_received is None
+            else not self.num_received and not self.is_over
+        )
 
     def __len__(self) -> int:
         """Batches of the whole iteration; TypeError if it never ends."""
@@ -341,7 +385,9 @@ class BatchIteration(Iterator[PositionBatch]):
         """Begin this iteration: the sampler's next one is then the one after it."""
         if self._plan is None:
             self.prepared, place = prepared_loader(), self.place
-            self._begin_at = place if self.prepared is None else self._sampler._place_for(self.prepared, place)
+            self._begin_at = (
+                place if self.prepared is None else self._sampler._place_for(self.prepared, place)
+            )
             self._plan_batches(self._begin_at)
         self._sampler._running, self._sampler._next = self, self._after()
 
@@ -350,7 +396,9 @@ class BatchIteration(Iterator[PositionBatch]):
         self._sampler._running, self._sampler._next = None, self.place
 
     def replace(self) -> None:
-        """Begin at the sampler's new place: this iteration, or if it has yielded batches, its replacement."""
+        """Begin at the sampler's new place: this iteration, or if it has yielded batches, its
+        replacement.
+        """
         self._begin_at, self.is_replaced = None, self._plan is not None
 
     def _after(self) -> Place:
@@ -364,7 +412,8 @@ class BatchIteration(Iterator[PositionBatch]):
         if num_epochs is not None:
             epochs = iter(range(begin.epoch, begin.first_epoch + num_epochs))
         if not plan.batches_an_epoch:
-            epochs = iter(range(begin.epoch, begin.epoch + 1))  # else it would look for a batch forever
+            # else it would look for a batch forever
+            epochs = iter(range(begin.epoch, begin.epoch + 1))
         self._batches = self._all_batches(plan, epochs)
         if self.prepared is not None and self._sampler._tells_epoch:
             self._batches = map(_telling, self._batches)
@@ -376,12 +425,16 @@ class BatchIteration(Iterator[PositionBatch]):
 
     def state_dict(self, num_received: int | None = None) -> dict[str, Any]:
         """The state of this iteration."""
-        received = self._num_yielded if num_received is None else at_least(0, "num_received", num_received)
+        received = (
+            self._num_yielded if num_received is None else at_least(0, "num_received", num_received)
+        )
         if self.prepared is not None and num_received is not None:
             each = 1 if self.prepared.splits_batches else self.prepared.num_processes
             received = min(received * each, self._num_yielded)  # Accelerate filled up the rest
         if received > self._num_yielded:
-            raise ValueError(f"num_received={received}, but the sampler has yielded only {self._num_yielded} batches")
+            raise ValueError(
+                f"num_received={received}, but the sampler has yielded only {self._num_yielded} batches"
+            )
         if self._plan is None:
             return self._sampler._state(self.place)
         return self._sampler._state(self._plan.place_after(received))
@@ -390,11 +443,14 @@ class BatchIteration(Iterator[PositionBatch]):
         """Resume from another iteration's state; StatefulDataLoader calls this."""
         sampler = self._sampler
         self._go_to(sampler._loaded(state_dict))
-        # Only this iteration resumes: the next one begins after it, even if this one is at its end and never used.
+        # Only this iteration resumes: the next one begins after it, even if this one is at its end
+        # and never used.
         sampler._loaded_epoch = self.place.first_epoch
         sampler._next, sampler._running = self._after(), self
 
 
 def _telling(batch: PositionBatch) -> PositionBatch:
-    """The batch with the epoch on each position: Accelerate fills up the last batches with single positions."""
+    """The batch with the epoch on each position: Accelerate fills up the last batches with single
+    positions.
+    """
     return PositionBatch([EpochPosition(position, batch.epoch) for position in batch], batch.epoch)

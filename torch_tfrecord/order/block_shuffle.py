@@ -1,4 +1,6 @@
-"""Shuffles that read nearly in sequence: blocks of neighbouring records in random order, mixed within windows."""
+"""Shuffles that read nearly in sequence: blocks of neighbouring records in random order, mixed
+within windows.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +21,11 @@ _MOST_LANES = 64  # files read side by side, since each needs its own decompress
 _RECORDS_A_RUN = 4
 
 
-def block_starts(files: npt.NDArray[np.int64], offsets: npt.NDArray[np.int64], block_bytes: int) -> _Positions:
-    """The first position of each block: records of one file that begin in the same `block_bytes` bytes of it.
+def block_starts(
+    files: npt.NDArray[np.int64], offsets: npt.NDArray[np.int64], block_bytes: int
+) -> _Positions:
+    """The first position of each block: records of one file that begin in the same `block_bytes`
+    bytes of it.
 
     Args:
         files: int64 [N]: number of each record's file.
@@ -41,10 +46,11 @@ def block_starts(files: npt.NDArray[np.int64], offsets: npt.NDArray[np.int64], b
 
 
 class BlockShuffle:
-    """All positions in an order that is a pure function of the blocks and the seeds; memory is O(number of blocks).
+    """All positions in an order that is a pure function of the blocks and the seeds; memory is
+    O(number of blocks).
 
-    The blocks are shuffled. Every `window_blocks` consecutive ones form a window, and the positions of a window are
-    shuffled: records that are neighbours on disk are read within one window.
+    The blocks are shuffled. Every `window_blocks` consecutive ones form a window, and the positions
+    of a window are shuffled: records that are neighbours on disk are read within one window.
 
     Args:
         starts: int64: first position of each block, ascending, the first one 0; see `block_starts`.
@@ -58,20 +64,29 @@ class BlockShuffle:
         [5, 8, 3, 7, 4, 6, 11, 10, 9, 1, 0, 2]
     """
 
-    def __init__(self, starts: _Positions, num_positions: int, *seeds: int, window_blocks: int) -> None:
+    def __init__(
+        self, starts: _Positions, num_positions: int, *seeds: int, window_blocks: int
+    ) -> None:
         order = Permutation(len(starts), *seeds, 0).positions(np.arange(len(starts)))
         last_blocks = np.arange(window_blocks - 1, len(starts) + window_blocks - 1, window_blocks)
         self._set_up(starts, num_positions, seeds, order, np.minimum(last_blocks, len(starts) - 1))
 
     def _set_up(
-        self, starts: _Positions, num_positions: int, seeds: tuple[int, ...], order: _Positions, last_blocks: _Positions
+        self,
+        starts: _Positions,
+        num_positions: int,
+        seeds: tuple[int, ...],
+        order: _Positions,
+        last_blocks: _Positions,
     ) -> None:
         """Set the order of the blocks, and the number of each window's last block in that order."""
         self._seeds = seeds
         sizes = np.diff(starts, append=num_positions)[order]
         self._starts = starts[order]
         self._ends = np.cumsum(sizes)
-        self._skipped = self._starts - (self._ends - sizes)  # position minus place, constant within a block
+        self._skipped = self._starts - (
+            self._ends - sizes
+        )  # position minus place, constant within a block
         self._window_ends = self._ends[last_blocks]
         self._last_window: tuple[int, Permutation] | None = None
 
@@ -79,7 +94,9 @@ class BlockShuffle:
         return int(self._ends[-1]) if len(self._ends) else 0
 
     def positions(self, places: _Positions) -> _Positions:
-        """The positions at these places, which must be from 0 to len - 1 (not checked): int64, of the same shape."""
+        """The positions at these places, which must be from 0 to len - 1 (not checked): int64, of
+        the same shape.
+        """
         windows = np.searchsorted(self._window_ends, places, side="right")
         found = np.empty_like(places)
         for window in np.unique(windows).tolist():
@@ -116,15 +133,20 @@ class Lanes(NamedTuple):
     kept_bytes: int
 
 
-def plan_lanes(num_files: int, num_records: int, num_bytes: int, window_bytes: int | None = None) -> Lanes:
-    """The lanes for these numbers of files, records and decompressed bytes; windows never exceed `WINDOW_BYTES`.
+def plan_lanes(
+    num_files: int, num_records: int, num_bytes: int, window_bytes: int | None = None
+) -> Lanes:
+    """The lanes for these numbers of files, records and decompressed bytes; windows never exceed
+    `WINDOW_BYTES`.
 
     Example:
         >>> plan_lanes(65, 10**6, 10**8, 10**6)  # two rounds, of 33 files and of 32
         Lanes(number=33, run_bytes=30303, kept_bytes=60606)
     """
     window_bytes = WINDOW_BYTES if window_bytes is None else min(window_bytes, WINDOW_BYTES)
-    most = max(1, min(_MOST_LANES, window_bytes * num_records // max(num_bytes * _RECORDS_A_RUN, 1)))
+    most = max(
+        1, min(_MOST_LANES, window_bytes * num_records // max(num_bytes * _RECORDS_A_RUN, 1))
+    )
     rounds = max(-(-num_files // most), 1)
     number = max(-(-num_files // rounds), 1)
     if num_bytes <= window_bytes:  # a run is a whole file
@@ -134,10 +156,12 @@ def plan_lanes(num_files: int, num_records: int, num_bytes: int, window_bytes: i
 
 
 class FileShuffle(BlockShuffle):
-    """All positions in an order that is a pure function of the blocks and the seeds, and reads each file once.
+    """All positions in an order that is a pure function of the blocks and the seeds, and reads each
+    file once.
 
-    The files are shuffled, and `num_lanes` of them are read side by side: a window is the next block of each, and the
-    positions of a window are shuffled. When a file ends, the next one takes its place.
+    The files are shuffled, and `num_lanes` of them are read side by side: a window is the next
+    block of each, and the positions of a window are shuffled. When a file ends, the next one takes
+    its place.
 
     Args:
         starts: int64: first position of each block, ascending, the first one 0; see `block_starts`.
@@ -152,7 +176,9 @@ class FileShuffle(BlockShuffle):
         [11, 8, 9, 7, 10, 6, 2, 1, 0, 5, 4, 3]
     """
 
-    def __init__(self, starts: _Positions, num_positions: int, *seeds: int, files: _Positions, num_lanes: int) -> None:
+    def __init__(
+        self, starts: _Positions, num_positions: int, *seeds: int, files: _Positions, num_lanes: int
+    ) -> None:
         windows = _windows(files, num_lanes, seeds)
         last_blocks = np.cumsum(np.bincount(windows)) - 1 if len(windows) else windows
         self._set_up(starts, num_positions, seeds, np.argsort(windows, kind="stable"), last_blocks)

@@ -21,7 +21,8 @@ _UNKNOWN = -1
 class DrawEpoch:
     """The epoch that a dataset's `set_epoch` chooses.
 
-    It is in shared memory, so that persistent workers, which hold a copy of the dataset, see the choice.
+    It is in shared memory, so that persistent workers, which hold a copy of the dataset, see the
+    choice.
 
     Args:
         is_used: False for a dataset that draws nothing: no memory is shared.
@@ -46,7 +47,9 @@ class DrawEpoch:
         """Choose the epoch, from 0."""
         self._number.fill_(at_least(0, "epoch", epoch))
 
-    def keys(self, positions: Sequence[int], records: npt.NDArray[np.int64], *seeds: int) -> npt.NDArray[np.uint64]:
+    def keys(
+        self, positions: Sequence[int], records: npt.NDArray[np.int64], *seeds: int
+    ) -> npt.NDArray[np.uint64]:
         """Keys for the random draws of a batch: by its own epoch or salt if it has one.
 
         Args:

@@ -19,20 +19,23 @@ from torch.utils.data import get_worker_info
 
 __all__ = ["EpochCount"]
 
-# How many loaders' iterators, processes with loaders, and epochs of an iterator are remembered: about 4 KiB.
+# How many loaders' iterators, processes with loaders, and epochs of an iterator are remembered:
+# about 4 KiB.
 _MOST_RUNS, _MOST_OWNERS, _MOST_SPANS = 32, 64, 8
 
 
 class EpochCount:
     """The epochs of a stream's iterations: 0, 1, 2, ..., or counted on from the epoch you chose.
 
-    A DataLoader copies its dataset into each worker, and does not tell the copies that they begin the same iteration.
-    They must agree on its epoch, since files are split over workers in the epoch's order. So the first worker of an
-    iteration takes the next epoch, and the others find it in an unnamed file, which forked and spawned workers share.
-    Workers recognise each other by the seed that their loader drew, and by their numbers among its processes.
+    A DataLoader copies its dataset into each worker, and does not tell the copies that they begin
+    the same iteration. They must agree on its epoch, since files are split over workers in the
+    epoch's order. So the first worker of an iteration takes the next epoch, and the others find it
+    in an unnamed file, which forked and spawned workers share. Workers recognise each other by the
+    seed that their loader drew, and by their numbers among its processes.
 
-    Each process that iterates, or has loaders, counts by itself: training processes that share a dataset do not count
-    each other's iterations. A pickle or a copy counts by itself, from the current state on.
+    Each process that iterates, or has loaders, counts by itself: training processes that share a
+    dataset do not count each other's iterations. A pickle or a copy counts by itself, from the
+    current state on.
 
     Example:
         >>> epochs = EpochCount()
@@ -45,13 +48,19 @@ class EpochCount:
 
     def __init__(self) -> None:
         self._attach(_nameless_file())
-        os.pwrite(self._file, _encoded({"origin": os.getpid(), "next": {}, "runs": [], "num_runs": 0}), 0)
+        os.pwrite(
+            self._file, _encoded({"origin": os.getpid(), "next": {}, "runs": [], "num_runs": 0}), 0
+        )
 
     def _attach(self, file: int) -> None:
         self._file = file
         weakref.finalize(self, os.close, file).atexit = False
         self._chosen: int | None = None  # in a worker, for that worker only
-        self._run = (0, -1, -1)  # this process, the loader's iterator that it serves, its iterations so far
+        self._run = (
+            0,
+            -1,
+            -1,
+        )  # this process, the loader's iterator that it serves, its iterations so far
 
     def next(self) -> int:
         """The epoch of an iteration that would begin now."""
@@ -62,7 +71,8 @@ class EpochCount:
 
     def choose(self, epoch: int) -> None:
         """Choose the epoch of the next iteration; later ones count on from it."""
-        if get_worker_info() is not None:  # each worker chooses for itself, before or after another one has begun
+        # each worker chooses for itself, before or after another one has begun
+        if get_worker_info() is not None:
             self._chosen = epoch
             return
         with self._facts() as facts:
@@ -153,7 +163,8 @@ def _owner() -> int:
 
 def _next_of(facts: dict[str, Any], owner: int) -> int:
     epochs = facts["next"]
-    # A training process that was started after the dataset was made continues from the dataset's count.
+    # A training process that was started after the dataset was made continues from the dataset's
+    # count.
     epoch: int = epochs.get(str(owner), epochs.get(str(facts["origin"]), 0))
     return epoch
 
@@ -175,9 +186,12 @@ def _join(facts: dict[str, Any]) -> dict[str, Any]:
     owner, seed, bit = _owner(), worker.seed - worker.id, 1 << worker.id
     place = _process_number() - worker.id
     runs = [run for run in facts["runs"] if (run["owner"], run["seed"]) == (owner, seed)]
-    # Two runs may have the same seed (torch.manual_seed); then the workers' numbers among the process's children tell
-    # them apart. Those numbers alone are not enough: another thread may start processes in between.
-    found = [run for run in runs if run["place"] == place][-1:] or [run for run in runs[-1:] if not run["joined"] & bit]
+    # Two runs may have the same seed (torch.manual_seed); then the workers' numbers among the
+    # process's children tell them apart. Those numbers alone are not enough: another thread may
+    # start processes in between.
+    found = [run for run in runs if run["place"] == place][-1:] or [
+        run for run in runs[-1:] if not run["joined"] & bit
+    ]
     if not found or found[0]["joined"] & bit:
         facts["num_runs"] += 1
         found = [_new_run(facts["num_runs"], owner, seed, place)]
@@ -188,8 +202,17 @@ def _join(facts: dict[str, Any]) -> dict[str, Any]:
 
 
 def _new_run(number: int, owner: int, seed: int, place: int) -> dict[str, Any]:
-    # `spans`: pairs of an iteration's number and its epoch; the epochs of later iterations count on from it.
-    return {"number": number, "owner": owner, "seed": seed, "place": place, "joined": 0, "last": -1, "spans": []}
+    # `spans`: pairs of an iteration's number and its epoch; the epochs of later iterations count on
+    # from it.
+    return {
+        "number": number,
+        "owner": owner,
+        "seed": seed,
+        "place": place,
+        "joined": 0,
+        "last": -1,
+        "spans": [],
+    }
 
 
 def _process_number() -> int:
@@ -209,8 +232,12 @@ def _find_run(facts: dict[str, Any], number: int) -> dict[str, Any]:
     return runs[-1]  # type: ignore[no-any-return]
 
 
-def _epoch_of(facts: dict[str, Any], run: dict[str, Any], iteration: int, chosen: int | None) -> int:
-    """The epoch of a run's iteration: the one another worker has set, else the chosen one, else the next one."""
+def _epoch_of(
+    facts: dict[str, Any], run: dict[str, Any], iteration: int, chosen: int | None
+) -> int:
+    """The epoch of a run's iteration: the one another worker has set, else the chosen one, else the
+    next one.
+    """
     spans, known = run["spans"], None
     for first, epoch in spans:
         if first <= iteration <= run["last"]:

@@ -11,9 +11,22 @@ import numpy.typing as npt
 from torch.utils.data import Sampler
 
 from torch_tfrecord.arguments import Shuffle, at_least, integer
-from torch_tfrecord.order.block_shuffle import BlockShuffle, FileShuffle, Lanes, block_starts, plan_lanes
+from torch_tfrecord.order.block_shuffle import (
+    BlockShuffle,
+    FileShuffle,
+    Lanes,
+    block_starts,
+    plan_lanes,
+)
 from torch_tfrecord.order.leaves import has_places, record_places, stores
-from torch_tfrecord.order.orders import Order, Permutation, Renumbered, Sequential, WeightedDraws, cumulated
+from torch_tfrecord.order.orders import (
+    Order,
+    Permutation,
+    Renumbered,
+    Sequential,
+    WeightedDraws,
+    cumulated,
+)
 from torch_tfrecord.shown import shown_value
 
 __all__ = ["STATE_VERSION", "Epochs", "check_number", "check_state", "digest", "find_lanes"]
@@ -25,10 +38,12 @@ _MOST = 1 << 62  # limit on the numbers in a state, so that sums stay below 2^63
 
 
 class Epochs:
-    """The order of each epoch of a dataset: a pure function of `identity` and the number of the epoch.
+    """The order of each epoch of a dataset: a pure function of `identity` and the number of the
+    epoch.
 
     Args:
-        dataset: Anything with a length; for "blocks" a `TFRecordDataset`, or `Subset` or `ConcatDataset` of it.
+        dataset: Anything with a length; for "blocks" a `TFRecordDataset`, or `Subset` or
+            `ConcatDataset` of it.
         shuffle: True, False or "blocks".
         seed: An integer of any size.
         weights: One for each record, or None; draws with replacement.
@@ -58,7 +73,9 @@ class Epochs:
         self._sums = None if weights is None else self._checked(weights)
         self._window_blocks = at_least(1, "window_blocks", window_blocks)
         at_least(1, "block_bytes", block_bytes)
-        self._blocks = find_blocks(dataset, block_bytes, window_blocks) if shuffle == "blocks" else None
+        self._blocks = (
+            find_blocks(dataset, block_bytes, window_blocks) if shuffle == "blocks" else None
+        )
         self._last: tuple[int, Order] | None = None
         self._identity = self._make_identity()  # only once, since it reads every block or weight
 
@@ -72,20 +89,32 @@ class Epochs:
         if self._sums is not None:
             return WeightedDraws(self._sums, self._seed, epoch)
         if self._blocks is not None:
-            return self._blocks.order(self.num_records, self._seed, epoch, window_blocks=self._window_blocks)
-        return Permutation(self.num_records, self._seed, epoch) if self._shuffle else Sequential(self.num_records)
+            return self._blocks.order(
+                self.num_records, self._seed, epoch, window_blocks=self._window_blocks
+            )
+        return (
+            Permutation(self.num_records, self._seed, epoch)
+            if self._shuffle
+            else Sequential(self.num_records)
+        )
 
     def in_order(self) -> Epochs:
         """The same records, unshuffled in every epoch."""
         records = range(self.num_records)
-        return Epochs(records, shuffle=False, seed=self._seed, weights=None, block_bytes=1, window_blocks=1)
+        return Epochs(
+            records, shuffle=False, seed=self._seed, weights=None, block_bytes=1, window_blocks=1
+        )
 
     def identity(self) -> dict[str, Any]:
         """What decides the order, as JSON values."""
         return self._identity
 
     def _make_identity(self) -> dict[str, Any]:
-        identity: dict[str, Any] = {"num_records": self.num_records, "seed": self._seed, "shuffle": self._shuffle}
+        identity: dict[str, Any] = {
+            "num_records": self.num_records,
+            "seed": self._seed,
+            "shuffle": self._shuffle,
+        }
         if self._blocks is not None:
             identity |= self._blocks.identity(self._window_blocks)
         if self._sums is not None:
@@ -97,7 +126,9 @@ class Epochs:
             raise ValueError(f"with weights, shuffle must be True, got {self._shuffle!r}")
         sums = cumulated(weights)
         if len(sums) != self.num_records:
-            raise ValueError(f"weights must have one number for each of {self.num_records} records, got {len(sums)}")
+            raise ValueError(
+                f"weights must have one number for each of {self.num_records} records, got {len(sums)}"
+            )
         return sums
 
 
@@ -106,7 +137,8 @@ class Blocks(NamedTuple):
 
     Attributes:
         starts: int64: first place of each block, with the samples in the order of the files.
-        by_file: int64 [N]: the position at each of those places; None if position and place are the same.
+        by_file: int64 [N]: the position at each of those places; None if position and place are the
+            same.
         files: int64: number of each block's file, if files must be read once, forward; else None.
         num_lanes: How many files are read side by side; 0 if `files` is None.
     """
@@ -122,19 +154,27 @@ class Blocks(NamedTuple):
         if self.files is None:
             order = BlockShuffle(self.starts, num_records, *seeds, window_blocks=window_blocks)
         else:
-            order = FileShuffle(self.starts, num_records, *seeds, files=self.files, num_lanes=self.num_lanes)
+            order = FileShuffle(
+                self.starts, num_records, *seeds, files=self.files, num_lanes=self.num_lanes
+            )
         return order if self.by_file is None else Renumbered(order, self.by_file)
 
     def identity(self, window_blocks: int) -> dict[str, Any]:
         """What decides the order, besides the seed and the number of records."""
         found: dict[str, Any] = {"blocks": digest(self.starts)}
-        found |= {"window_blocks": window_blocks} if self.files is None else {"num_lanes": self.num_lanes}
+        found |= (
+            {"window_blocks": window_blocks}
+            if self.files is None
+            else {"num_lanes": self.num_lanes}
+        )
         found |= {} if self.files is None else {"files": digest(self.files)}
         return found | ({} if self.by_file is None else {"by_file": digest(self.by_file)})
 
 
 def find_blocks(dataset: Any, block_bytes: int, window_blocks: int) -> Blocks:
-    """The blocks of a dataset of TFRecord files or of nested datasets, as its method `block_starts` returns them."""
+    """The blocks of a dataset of TFRecord files or of nested datasets, as its method `block_starts`
+    returns them.
+    """
     lanes = find_lanes(dataset, block_bytes * window_blocks)
     if lanes is not None:
         block_bytes = lanes.run_bytes
@@ -154,7 +194,12 @@ def find_blocks(dataset: Any, block_bytes: int, window_blocks: int) -> Blocks:
     by_file = np.lexsort((offsets, files))
     files = files[by_file]
     starts = block_starts(files, offsets[by_file], block_bytes)
-    return Blocks(starts, by_file, None if lanes is None else files[starts], 0 if lanes is None else lanes.number)
+    return Blocks(
+        starts,
+        by_file,
+        None if lanes is None else files[starts],
+        0 if lanes is None else lanes.number,
+    )
 
 
 def find_lanes(dataset: object, window_bytes: int | None = None) -> Lanes | None:
@@ -169,7 +214,9 @@ def find_lanes(dataset: object, window_bytes: int | None = None) -> Lanes | None
     files, records, num_bytes = map(sum, zip(*extents, strict=True))
     lanes = plan_lanes(files, records, num_bytes, window_bytes)
     # Never more of a file than its dataset keeps.
-    return lanes._replace(run_bytes=min([lanes.run_bytes, *(plan_lanes(*extent).run_bytes for extent in extents)]))
+    return lanes._replace(
+        run_bytes=min([lanes.run_bytes, *(plan_lanes(*extent).run_bytes for extent in extents)])
+    )
 
 
 def check_state(
@@ -178,7 +225,8 @@ def check_state(
     numbers: Mapping[str, int | None],
     others: Collection[str] = (),
 ) -> None:
-    """ValueError, naming the key, unless a state has this version, this identity, and numbers from 0 to these limits.
+    """ValueError, naming the key, unless a state has this version, this identity, and numbers from
+    0 to these limits.
 
     Args:
         others: Further keys that it must have; the caller checks their values.
@@ -187,10 +235,15 @@ def check_state(
         raise TypeError(f"expected a state_dict, got {type(state).__name__}")
     version = state.get("version")
     if type(version) is not int or version != STATE_VERSION:
-        raise ValueError(f"expected a state of version {STATE_VERSION}, got version {shown_value(version)}")
+        raise ValueError(
+            f"expected a state of version {STATE_VERSION}, got version {shown_value(version)}"
+        )
     expected = {"version", *identity, *numbers, *others}
     if set(state) != expected:
-        missing, further = sorted(expected - set(state)), [key for key in state if key not in expected]
+        missing, further = (
+            sorted(expected - set(state)),
+            [key for key in state if key not in expected],
+        )
         raise ValueError(
             f"expected a state with the keys {sorted(expected)}, got {shown_value(_sorted(state))} "
             f"({len(missing)} missing: {shown_value(missing)}, {len(further)} unknown: {shown_value(further)})"
@@ -210,11 +263,15 @@ def check_number(name: str, number: object, limit: int | None = None) -> None:
     if type(number) is not int or not 0 <= number <= (_MOST if limit is None else limit):
         allowed = "at least 0" if limit is None else f"from 0 to {limit}"
         allowed += ", below 2^62" if limit is None and type(number) is int and number > 0 else ""
-        raise ValueError(f"{name} must be an integer {allowed} in the state, got {shown_value(number)}")
+        raise ValueError(
+            f"{name} must be an integer {allowed} in the state, got {shown_value(number)}"
+        )
 
 
 def _is_same(found: object, here: object) -> bool:
-    """Whether they are equal and of the same type, and so are the items of lists (1, 1.0 and True are equal)."""
+    """Whether they are equal and of the same type, and so are the items of lists (1, 1.0 and True
+    are equal).
+    """
     if type(found) is not type(here):
         return False
     if isinstance(here, list) and isinstance(found, list):

@@ -1,4 +1,6 @@
-"""Nested datasets: which samples of the innermost ones (the leaves) make up a batch of positions."""
+"""Nested datasets: which samples of the innermost ones (the leaves) make up a batch of
+positions.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,9 @@ _POSITIONS_AT_ONCE = 1 << 16  # looked up together when iterating over all of th
 
 
 class Inner(NamedTuple):
-    """The part of a batch from one nested dataset: positions in that dataset, and places in the batch."""
+    """The part of a batch from one nested dataset: positions in that dataset, and places in the
+    batch.
+    """
 
     dataset: Any
     positions: list[int]
@@ -52,7 +56,9 @@ class Inner(NamedTuple):
 
 
 class LeafBatch(NamedTuple):
-    """The part of a batch from one innermost dataset: positions (a `PositionBatch` if it has an epoch) and places."""
+    """The part of a batch from one innermost dataset: positions (a `PositionBatch` if it has an
+    epoch) and places.
+    """
 
     leaf: Any
     positions: list[int]
@@ -72,26 +78,30 @@ class Store(Protocol):
         """Warn once that random access is slow, if there is a `slow_file`."""
 
     def read_by_blocks(self, block_bytes: int | None) -> None:
-        """Fetch remote files by whole blocks from now on, since all of a block is read soon; None: no longer."""
+        """Fetch remote files by whole blocks from now on, since all of a block is read soon; None:
+        no longer.
+        """
 
 
 def leaf_batches(dataset: object, positions: Sequence[int]) -> list[LeafBatch]:
     """Split a batch by innermost dataset; each appears once per epoch.
 
-    Looks into torch's `Subset` (so `random_split`) and `ConcatDataset` and our `Mixture`, except for subclasses that
-    override how they read.
+    Looks into torch's `Subset` (so `random_split`) and `ConcatDataset` and our `Mixture`, except
+    for subclasses that override how they read.
 
     Example:
         >>> both = ConcatDataset([Subset("abc", [2, 0]), "xyz"])
         >>> leaf_batches(both, [1, 3, 0])
-        [LeafBatch(leaf='abc', positions=[0, 2], places=[0, 2]), LeafBatch(leaf='xyz', positions=[1], places=[1])]
+        [LeafBatch(leaf='abc', positions=[0, 2], places=[0, 2]), LeafBatch(leaf='xyz',
+        positions=[1], places=[1])]
     """
     found: dict[_Key, LeafBatch] = {}
     salt = getattr(positions, "salt", None)
     epoch = epoch_of(positions) if salt is None else None  # a salt replaces the epoch
     _collect(Inner(dataset, list(positions), range(len(positions)), epoch, salt), found)
     for batch in found.values():
-        if any(before > after for before, after in pairwise(batch.places)):  # the leaf appeared several times
+        # the leaf appeared several times
+        if any(before > after for before, after in pairwise(batch.places)):
             pairs = sorted(zip(batch.places, batch.positions, strict=True), key=itemgetter(0))
             batch.places[:], batch.positions[:] = map(list, zip(*pairs, strict=True))
     return list(found.values())
@@ -119,7 +129,14 @@ def _inner(part: Inner) -> Iterator[Inner] | None:
     reads = _first_class(type(dataset), _READS)
     if reads is Subset:
         indices = dataset.indices
-        return iter([part._replace(dataset=dataset.dataset, positions=[indices[number] for number in part.positions])])
+        return iter(
+            [
+                part._replace(
+                    dataset=dataset.dataset,
+                    positions=[indices[number] for number in part.positions],
+                )
+            ]
+        )
     if reads is ConcatDataset:
         return _of_concatenated(part)
     return dataset._inner_batches(part) if _is_mixture(dataset) else None
@@ -133,7 +150,9 @@ def _of_concatenated(part: Inner) -> Iterator[Inner]:
         if not 0 <= absolute < ends[-1]:
             raise IndexError(f"position {position} is out of range for {ends[-1]} samples")
         number = bisect.bisect_right(ends, absolute)
-        inner = found.setdefault(number, Inner(part.dataset.datasets[number], [], [], part.epoch, part.salt))
+        inner = found.setdefault(
+            number, Inner(part.dataset.datasets[number], [], [], part.epoch, part.salt)
+        )
         inner.positions.append(absolute - (ends[number - 1] if number else 0))
         inner.places.append(place)  # type: ignore[attr-defined]
     return iter(found.values())
@@ -180,7 +199,9 @@ def _first_class(kind: type, names: Sequence[str]) -> type | None:
 
 
 def defines_last(dataset: object, name: str) -> bool:
-    """Whether no subclass overrides how samples are read without this method, which would then bypass the override."""
+    """Whether no subclass overrides how samples are read without this method, which would then
+    bypass the override.
+    """
     found = _first_class(type(dataset), [name, *_READS])
     return found is not None and name in vars(found)
 
@@ -196,19 +217,25 @@ def read_leaf(leaf: Any, positions: Sequence[int]) -> Sequence[Any]:
 def join_samples(parts: Sequence[tuple[LeafBatch, Sequence[Any]]], num_samples: int) -> SampleList:
     """The samples of a batch, joined from its parts."""
     samples: list[Any] = [None] * num_samples
-    origins: list[Any] = [None] * num_samples  # for each sample its part and its number in that part
+    # for each sample its part and its number in that part
+    origins: list[Any] = [None] * num_samples
     for batch, found in parts:
         for number, (place, sample) in enumerate(zip(batch.places, found, strict=True)):
             samples[place], origins[place] = sample, (found, number)
     known = any(hasattr(found, "places") for _, found in parts)
-    return SampleList(samples, (lambda number: place_of(*origins[number]) or "of another dataset") if known else None)
+    return SampleList(
+        samples,
+        (lambda number: place_of(*origins[number]) or "of another dataset") if known else None,
+    )
 
 
 # Random draws.
 
 
 def draw_salt() -> int:
-    """A 63-bit number from torch's default generator: the only place that uses global random state."""
+    """A 63-bit number from torch's default generator: the only place that uses global random
+    state.
+    """
     return int(torch.empty((), dtype=torch.int64, device="cpu").random_())
 
 
@@ -217,7 +244,9 @@ def draws_at_random(dataset: object) -> bool:
     return any(getattr(leaf, "_draws_at_random", False) for leaf in leaves(dataset))
 
 
-def salted(dataset: object, positions: Sequence[int], draw: Callable[[], int] = draw_salt) -> Sequence[int]:
+def salted(
+    dataset: object, positions: Sequence[int], draw: Callable[[], int] = draw_salt
+) -> Sequence[int]:
     """The positions with a salt, if the dataset draws at random and the epoch is unknown.
 
     Called in the thread that iterates, so that torch's seed decides all draws.
@@ -241,11 +270,12 @@ def needs_salt(dataset: object) -> bool:
 
 
 def record_places(dataset: Any) -> tuple[_Integers, _Integers] | None:
-    """Where the samples of a dataset are; None unless known for all of them and the same in each epoch.
+    """Where the samples of a dataset are; None unless known for all of them and the same in each
+    epoch.
 
     Returns:
-        For each sample the number of its file, and its record's offset in the file; int64 [N] each. A dataset and its
-        slices share the numbers of files.
+        For each sample the number of its file, and its record's offset in the file; int64 [N] each.
+        A dataset and its slices share the numbers of files.
     """
     if not has_places(dataset):
         return None
@@ -256,7 +286,9 @@ def record_places(dataset: Any) -> tuple[_Integers, _Integers] | None:
         num_files += len(leaf.files)
     files, offsets = np.empty(len(dataset), np.int64), np.empty(len(dataset), np.int64)
     for begin in range(0, len(dataset), _POSITIONS_AT_ONCE):
-        for leaf, positions, inside in leaf_batches(dataset, range(begin, len(dataset))[:_POSITIONS_AT_ONCE]):
+        for leaf, positions, inside in leaf_batches(
+            dataset, range(begin, len(dataset))[:_POSITIONS_AT_ONCE]
+        ):
             places = np.array(inside, np.int64) + begin
             files[places], offsets[places] = leaf._record_places(positions)
             files[places] += firsts[id(leaf._record_files)]

@@ -1,4 +1,6 @@
-"""Which dataset of a mixture comes at each place, and which of its samples: arithmetic on sizes and weights."""
+"""Which dataset of a mixture comes at each place, and which of its samples: arithmetic on sizes and
+weights.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,8 @@ class Turn(NamedTuple):
 
 
 def whole_weights(weights: Sequence[float | Fraction]) -> list[int]:
-    """The smallest whole numbers in the same proportion; a float counts as the decimal that it prints as.
+    """The smallest whole numbers in the same proportion; a float counts as the decimal that it
+    prints as.
 
     Raises:
         ValueError: A weight is not above 0 and finite.
@@ -66,19 +69,22 @@ def _as_fraction(weight: float | Fraction) -> Fraction:
 
 
 class WeightedTurns:
-    """An endless schedule of turns, a pure function of (weights, seeds), in which every component keeps to its weight.
+    """An endless schedule of turns, a pure function of (weights, seeds), in which every component
+    keeps to its weight.
 
-    After any number of turns, each of two components has had its share to within 1. With more components each level of
-    the tree adds to the error: usually it is between 1 and 2, and always below 4. Over a long run the proportions are
-    exact.
+    After any number of turns, each of two components has had its share to within 1. With more
+    components each level of the tree adds to the error: usually it is between 1 and 2, and always
+    below 4. Over a long run the proportions are exact.
 
-    The components are the leaves of a Huffman tree over the weights. At a node where the lighter side has the share
-    p / s, its m-th turn is one of the node's turns from ceil(m s / p) to ceil((m + 1) s / p) - 1, chosen at random by
-    the seeds. One turn in each such stretch keeps the counts right, without a pattern that ranks or batches could fall
-    into step with. A turn costs one step for each level of the tree.
+    The components are the leaves of a Huffman tree over the weights. At a node where the lighter
+    side has the share p / s, its m-th turn is one of the node's turns from ceil(m s / p) to ceil((m
+    + 1) s / p) - 1, chosen at random by the seeds. One turn in each such stretch keeps the counts
+    right, without a pattern that ranks or batches could fall into step with. A turn costs one step
+    for each level of the tree.
 
-    (In a Huffman tree a node that is not a leaf has at most 2/3 of its parent. A stretch holds one turn, so a node adds
-    less than 1 to what is left of its parent's error: 1 + 2/3 + 4/9 + ... = 3 for inner nodes, and 1 + 3 for a leaf.)
+    (In a Huffman tree a node that is not a leaf has at most 2/3 of its parent. A stretch holds one
+    turn, so a node adds less than 1 to what is left of its parent's error: 1 + 2/3 + 4/9 + ... = 3
+    for inner nodes, and 1 + 3 for a leaf.)
 
     Args:
         weights: Whole numbers above 0.
@@ -133,14 +139,21 @@ class _Node:
     """A node of the tree: turns that two sides share."""
 
     def __init__(
-        self, lighter: _Node | int, heavier: _Node | int, share: int, whole: int, stream: RandomStream
+        self,
+        lighter: _Node | int,
+        heavier: _Node | int,
+        share: int,
+        whole: int,
+        stream: RandomStream,
     ) -> None:
         self.lighter, self.heavier = lighter, heavier
         self._share, self._whole = share, whole
         self._stream = stream
 
     def lighter_turns(self, place: int) -> tuple[int, bool]:
-        """How many turns the lighter side has before a place, and whether that place is its turn, too."""
+        """How many turns the lighter side has before a place, and whether that place is its turn,
+        too.
+        """
         number = place * self._share // self._whole
         begin = -(-number * self._whole // self._share)
         end = -(-(number + 1) * self._whole // self._share)
@@ -150,18 +163,28 @@ class _Node:
 
 def _huffman_tree(weights: Sequence[int], seeds: tuple[int, ...]) -> _Node | int:
     numbers = count(len(weights))  # of the nodes; they break ties, too
-    heap: list[tuple[int, int, _Node | int]] = [(weight, number, number) for number, weight in enumerate(weights)]
+    heap: list[tuple[int, int, _Node | int]] = [
+        (weight, number, number) for number, weight in enumerate(weights)
+    ]
     heapq.heapify(heap)
     while len(heap) > 1:
         (light, _, lighter), (heavy, _, heavier) = heapq.heappop(heap), heapq.heappop(heap)
         number, divisor = next(numbers), gcd(light, heavy)
-        node = _Node(lighter, heavier, light // divisor, (light + heavy) // divisor, RandomStream(*seeds, number))
+        node = _Node(
+            lighter,
+            heavier,
+            light // divisor,
+            (light + heavy) // divisor,
+            RandomStream(*seeds, number),
+        )
         heapq.heappush(heap, (light + heavy, number, node))
     return heap[0][2]
 
 
 class _Phase(NamedTuple):
-    """Turns from `begin` on, of the components that are not exhausted, with the turns that they had before."""
+    """Turns from `begin` on, of the components that are not exhausted, with the turns that they had
+    before.
+    """
 
     begin: int
     components: list[int]
@@ -194,19 +217,27 @@ class WeightedPlan:
         if stop in ("all_exhausted", "never"):
             _check_not_empty(sizes, stop)
         if stop == "first_exhausted":
-            self.length = min(turns.turns_until(component, sizes[component]) for component in everyone)
+            self.length = min(
+                turns.turns_until(component, sizes[component]) for component in everyone
+            )
         elif stop == "all_exhausted":
-            self.length = max(turns.turns_until(component, sizes[component]) for component in everyone)
+            self.length = max(
+                turns.turns_until(component, sizes[component]) for component in everyone
+            )
         elif stop == "all_exhausted_without_replacement":
             self.length = self._add_phases(weights, seed)
         self._begins = [phase.begin for phase in self._phases]
 
     def _add_phases(self, weights: Sequence[int], seed: int) -> int:
-        """Begin a new phase each time an exhausted component has its turn; later phases leave it out."""
+        """Begin a new phase each time an exhausted component has its turn; later phases leave it
+        out.
+        """
         while True:
             begin, components, before, turns = self._phases[-1]
             limits = [self._sizes[component] - before[component] for component in components]
-            length, ended = min((turns.turns_until(number, limit), number) for number, limit in enumerate(limits))
+            length, ended = min(
+                (turns.turns_until(number, limit), number) for number, limit in enumerate(limits)
+            )
             counts = turns.counts(length)
             before = before.copy()
             for component, taken in zip(components, counts, strict=True):
@@ -214,7 +245,9 @@ class WeightedPlan:
             components = components[:ended] + components[ended + 1 :]
             if not components:
                 return begin + length
-            turns = WeightedTurns([weights[component] for component in components], seed, len(self._phases))
+            turns = WeightedTurns(
+                [weights[component] for component in components], seed, len(self._phases)
+            )
             self._phases.append(_Phase(begin + length, components, before, turns))
 
     def turn(self, position: int) -> Turn:
@@ -228,7 +261,9 @@ class WeightedPlan:
         """How many of the first samples each component has."""
         phase = self._phases[bisect.bisect_right(self._begins, num_samples) - 1]
         counts = phase.turns_before.copy()
-        for component, taken in zip(phase.components, phase.turns.counts(num_samples - phase.begin), strict=True):
+        for component, taken in zip(
+            phase.components, phase.turns.counts(num_samples - phase.begin), strict=True
+        ):
             counts[component] += taken
         return counts
 
@@ -257,7 +292,9 @@ class ChoicePlan:
         again = before >= np.asarray(sizes, np.int64)[chosen] if len(chosen) else np.zeros(0, bool)
         if stop in ("all_exhausted", "never"):
             used = set(chosen.tolist())
-            _check_not_empty([size if component in used else 1 for component, size in enumerate(sizes)], stop)
+            _check_not_empty(
+                [size if component in used else 1 for component, size in enumerate(sizes)], stop
+            )
         if stop == "first_exhausted":
             kept: slice | npt.NDArray[np.bool_] = slice(_first(again))
         elif stop == "all_exhausted":
@@ -275,7 +312,9 @@ class ChoicePlan:
 
     def counts(self, num_samples: int) -> list[int]:
         """How many of the first samples each component has."""
-        counts: list[int] = np.bincount(self._components[:num_samples], minlength=self._num_components).tolist()
+        counts: list[int] = np.bincount(
+            self._components[:num_samples], minlength=self._num_components
+        ).tolist()
         return counts
 
 
@@ -288,7 +327,9 @@ def checked_choices(choices: npt.ArrayLike, num_components: int) -> npt.NDArray[
     """The choices as an array; ValueError if one is not the number of a component."""
     array = np.asarray(choices)
     if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
-        raise ValueError(f"choices must be a sequence of integers, got {array.dtype} with shape {list(array.shape)}")
+        raise ValueError(
+            f"choices must be a sequence of integers, got {array.dtype} with shape {list(array.shape)}"
+        )
     wrong = array[(array < 0) | (array >= num_components)]
     if wrong.size:
         raise ValueError(f"choices must be from 0 to {num_components - 1}, got {wrong[0]}")
@@ -298,7 +339,9 @@ def checked_choices(choices: npt.ArrayLike, num_components: int) -> npt.NDArray[
 def _check_not_empty(sizes: Sequence[int], stop: str) -> None:
     """ValueError for a component that cannot be drawn from."""
     if 0 in sizes:
-        raise ValueError(f"dataset {list(sizes).index(0)} is empty: stop={stop!r} would draw from it forever")
+        raise ValueError(
+            f"dataset {list(sizes).index(0)} is empty: stop={stop!r} would draw from it forever"
+        )
 
 
 def check_stop(stop: str) -> None:
@@ -310,7 +353,8 @@ def check_stop(stop: str) -> None:
 def listed_weights(names: Sequence[str] | None, weights: Any) -> Any:
     """Weights by name, a dict or pairs, in the order of the names; other weights as they are.
 
-    In pairs, the first weight of a name counts, as for Octo and OpenVLA, some of whose mixtures name a dataset twice.
+    In pairs, the first weight of a name counts, as for Octo and OpenVLA, some of whose mixtures
+    name a dataset twice.
 
     Raises:
         ValueError: The datasets have no names, or others.
@@ -336,7 +380,9 @@ def mixture_weights(
     choices: npt.ArrayLike | None,
     factors: Sequence[int] | None = None,
 ) -> list[int]:
-    """One whole number for each dataset, multiplied by its factor; ValueError if the arguments do not fit together."""
+    """One whole number for each dataset, multiplied by its factor; ValueError if the arguments do
+    not fit together.
+    """
     if not num_datasets:
         raise ValueError("datasets must hold at least one dataset")
     if weights is not None and choices is not None:
@@ -344,11 +390,17 @@ def mixture_weights(
     if weights is None:
         weights = [1] * num_datasets
     if len(weights) != num_datasets:
-        raise ValueError(f"weights must have one number for each of {num_datasets} datasets, got {len(weights)}")
+        raise ValueError(
+            f"weights must have one number for each of {num_datasets} datasets, got {len(weights)}"
+        )
     if factors is None:
         return whole_weights(weights)
     if choices is not None:
         raise ValueError("balance_weights and choices cannot be given together")
     if 0 in factors:
-        raise ValueError(f"dataset {list(factors).index(0)} is empty: balance_weights would give it no weight")
-    return whole_weights([_as_fraction(weight) * factor for weight, factor in zip(weights, factors, strict=True)])
+        raise ValueError(
+            f"dataset {list(factors).index(0)} is empty: balance_weights would give it no weight"
+        )
+    return whole_weights(
+        [_as_fraction(weight) * factor for weight, factor in zip(weights, factors, strict=True)]
+    )

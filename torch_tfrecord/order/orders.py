@@ -80,12 +80,13 @@ class Renumbered:
 
 
 class Permutation:
-    """The positions 0 to n - 1 in an order that is a pure function of n and the seeds; memory is O(1) for any n.
+    """The positions 0 to n - 1 in an order that is a pure function of n and the seeds; memory is
+    O(1) for any n.
 
-    Up to 65,536 positions it is a table, sorted by a random number for each position: all orders are equally likely.
-    Above, it is a keyed bijection: a Feistel network (Luby and Rackoff, 1988) of 8 rounds over the two halves of a
-    position's bits. Results of n and above are fed in again until they are below n (cycle walking; Black and Rogaway,
-    2002): at most two passes on average.
+    Up to 65,536 positions it is a table, sorted by a random number for each position: all orders
+    are equally likely. Above, it is a keyed bijection: a Feistel network (Luby and Rackoff, 1988)
+    of 8 rounds over the two halves of a position's bits. Results of n and above are fed in again
+    until they are below n (cycle walking; Black and Rogaway, 2002): at most two passes on average.
 
     Args:
         num_positions: n, 0 <= n <= 2^63.
@@ -110,7 +111,9 @@ class Permutation:
         stream = RandomStream(*seeds)
         self._table: npt.NDArray[np.uint16] | None = None
         if num_positions <= _TABLE_POSITIONS:
-            self._table = np.argsort(stream.next_numbers(num_positions), kind="stable").astype(np.uint16)
+            self._table = np.argsort(stream.next_numbers(num_positions), kind="stable").astype(
+                np.uint16
+            )
         num_bits = max(num_positions - 1, 1).bit_length()
         self._low_bits = num_bits - num_bits // 2
         self._high_bits = num_bits // 2
@@ -130,7 +133,9 @@ class Permutation:
         return position
 
     def positions(self, places: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """The positions at these places, which must be from 0 to n - 1 (not checked): int64, of the same shape."""
+        """The positions at these places, which must be from 0 to n - 1 (not checked): int64, of the
+        same shape.
+        """
         if self._table is not None:
             return self._table[places].astype(np.int64)
         found = np.empty(places.size, np.int64)
@@ -198,10 +203,13 @@ def cumulated(weights: npt.ArrayLike) -> npt.NDArray[np.float64]:
         raise ValueError(f"weights must have one dimension, got shape {list(array.shape)}")
     wrong = np.flatnonzero(~(np.isfinite(array) & (array >= 0)))
     if wrong.size:
-        raise ValueError(f"weights must be finite and at least 0, got {array[wrong[0]]} at position {wrong[0]}")
+        raise ValueError(
+            f"weights must be finite and at least 0, got {array[wrong[0]]} at position {wrong[0]}"
+        )
     if array.size and not array.any():
         raise ValueError("weights must not all be 0")
-    return np.cumsum(array)  # adds one by one, the same on every machine; sum() may add in another order
+    # adds one by one, the same on every machine; sum() may add in another order
+    return np.cumsum(array)
 
 
 class WeightedDraws:
@@ -219,7 +227,8 @@ class WeightedDraws:
     def __init__(self, sums: npt.NDArray[np.float64], *seeds: int) -> None:
         self._sums = sums
         self._stream = RandomStream(*seeds)
-        # Rounding may bring a draw up to the whole sum; it then means the last position with a weight above 0.
+        # Rounding may bring a draw up to the whole sum; it then means the last position with a
+        # weight above 0.
         self._last = int(np.searchsorted(sums, sums[-1])) if sums.size else 0
 
     def __len__(self) -> int:
@@ -234,7 +243,8 @@ class WeightedDraws:
 
 
 def balanced_weights(labels: npt.ArrayLike) -> npt.NDArray[np.float64]:
-    """Return weights that make `RecordSampler` draw every label equally often: 1 / the number of records with it.
+    """Return weights that make `RecordSampler` draw every label equally often: 1 / the number of
+    records with it.
 
     Args:
         labels: [N]: one label for each record, of any type that NumPy can sort.

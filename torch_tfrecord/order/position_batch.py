@@ -5,14 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, SupportsIndex, overload
 
-__all__ = ["EpochPosition", "PositionBatch", "epoch_of", "is_batch_of_positions", "list_of_positions"]
+__all__ = [
+    "EpochPosition",
+    "PositionBatch",
+    "epoch_of",
+    "is_batch_of_positions",
+    "list_of_positions",
+]
 
 
 class PositionBatch(list[int]):
-    """A batch sampler's list of positions, with their epoch; pickles, so that workers get the epoch, too.
+    """A batch sampler's list of positions, with their epoch; pickles, so that workers get the
+    epoch, too.
 
-    Random draws of a dataset (a fused crop) are a function of the epoch, and one loader can prefetch batches of several
-    epochs. If the epoch is unknown, as in a plain DataLoader, they are a function of a salt, a new one for each batch.
+    Random draws of a dataset (a fused crop) are a function of the epoch, and one loader can
+    prefetch batches of several epochs. If the epoch is unknown, as in a plain DataLoader, they are
+    a function of a salt, a new one for each batch.
 
     Args:
         positions: From 0 to the number of records - 1.
@@ -27,7 +35,9 @@ class PositionBatch(list[int]):
         1
     """
 
-    def __init__(self, positions: Iterable[int] = (), epoch: int = 0, salt: int | None = None) -> None:
+    def __init__(
+        self, positions: Iterable[int] = (), epoch: int = 0, salt: int | None = None
+    ) -> None:
         super().__init__(positions)
         self.epoch = epoch
         self.salt = salt
@@ -91,5 +101,7 @@ def list_of_positions(positions: Any) -> list[int]:
     """
     found: list[int] = positions if isinstance(positions, list) else positions.tolist()
     if any(isinstance(position, bool) for position in found):
-        raise TypeError("positions must be integers, got booleans: mask.nonzero() gives the positions of a mask")
+        raise TypeError(
+            "positions must be integers, got booleans: mask.nonzero() gives the positions of a mask"
+        )
     return found

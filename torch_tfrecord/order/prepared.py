@@ -1,4 +1,6 @@
-"""Loaders that Hugging Face Accelerate prepared: they split batches over its processes, so we must not."""
+"""Loaders that Hugging Face Accelerate prepared: they split batches over its processes, so we must
+not.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,14 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import Any, NamedTuple
 
-__all__ = ["Prepared", "check_loaded_epoch", "check_num_received", "is_automatic", "other_epoch", "prepared_loader"]
+__all__ = [
+    "Prepared",
+    "check_loaded_epoch",
+    "check_num_received",
+    "is_automatic",
+    "other_epoch",
+    "prepared_loader",
+]
 
 _MODULE = "accelerate.data_loader"
 _SKIPPING = ("SkipBatchSampler", "SkipDataLoader")
@@ -18,15 +27,16 @@ class Prepared(NamedTuple):
 
     Attributes:
         num_processes: Processes over which it splits them.
-        splits_batches: Each process gets a part of every batch, instead of every num_processes-th batch.
+        splits_batches: Each process gets a part of every batch, instead of every num_processes-th
+            batch.
         dispatches: One process reads, and sends the others their part.
         drops_last: Batches that are not full are dropped.
         num_workers: Workers of the loader.
-        splits_samples_by: For a stream that each process reads completely: the samples that each takes in turn; None if
-            the stream yields batches, which cannot be split this way.
+        splits_samples_by: For a stream that each process reads completely: the samples that each
+            takes in turn; None if the stream yields batches, which cannot be split this way.
         epoch: The loader's own epoch count, if only the loader knows it: `set_epoch` of one made by
-            ``skip_first_batches`` does not reach any sampler, and one with ``use_stateful_dataloader`` may begin an
-            iteration that is never used. Else None.
+            ``skip_first_batches`` does not reach any sampler, and one with
+            ``use_stateful_dataloader`` may begin an iteration that is never used. Else None.
     """
 
     num_processes: int = 1
@@ -39,10 +49,12 @@ class Prepared(NamedTuple):
 
 
 def prepared_loader() -> Prepared | None:
-    """The loader of Accelerate's that calls this function, directly or indirectly; None if there is none.
+    """The loader of Accelerate's that calls this function, directly or indirectly; None if there is
+    none.
 
-    It is found on the call stack, also in forked workers, and when the dataset is pickled for spawned ones. Preparing a
-    loader leaves no mark on the dataset, so another loader over the same dataset splits by itself.
+    It is found on the call stack, also in forked workers, and when the dataset is pickled for
+    spawned ones. Preparing a loader leaves no mark on the dataset, so another loader over the same
+    dataset splits by itself.
     """
     if _MODULE not in sys.modules:
         return None
@@ -51,18 +63,26 @@ def prepared_loader() -> Prepared | None:
     if not owners:
         return None  # also if skip_first_batches was called with a loader that is not prepared
     loader = owners.get("DataLoaderShard", owners.get("DataLoaderDispatcher"))
-    is_stateful = "BatchSamplerShard" in owners and getattr(loader, "use_stateful_dataloader", False)
-    return _described(owners)._replace(epoch=getattr(loader, "iteration", None) if skips or is_stateful else None)
+    is_stateful = "BatchSamplerShard" in owners and getattr(
+        loader, "use_stateful_dataloader", False
+    )
+    return _described(owners)._replace(
+        epoch=getattr(loader, "iteration", None) if skips or is_stateful else None
+    )
 
 
 def is_automatic() -> bool:
-    """Whether this call of `set_epoch` is Accelerate's own at the beginning of an iteration, not the user's."""
+    """Whether this call of `set_epoch` is Accelerate's own at the beginning of an iteration, not
+    the user's.
+    """
     names = [frame.f_code.co_name for frame in _frames(sys._getframe(1)) if _is_accelerates(frame)]
     return names[:1] == ["set_epoch"] and "__iter__" in names[:3]
 
 
 def check_loaded_epoch(loaded: int, epoch: int) -> None:
-    """ValueError if Accelerate's own count of iterations would discard a loaded state of another epoch."""
+    """ValueError if Accelerate's own count of iterations would discard a loaded state of another
+    epoch.
+    """
     if is_automatic():
         raise other_epoch(loaded, epoch)
 

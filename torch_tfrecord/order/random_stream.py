@@ -1,4 +1,6 @@
-"""Seeded random numbers, and keys for random draws, that stay the same on every machine and in every release."""
+"""Seeded random numbers, and keys for random draws, that stay the same on every machine and in
+every release.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +24,8 @@ _T = TypeVar("_T")
 class RandomStream:
     """A seeded stream of 64-bit random numbers: SplitMix64 (Steele, Lea and Flood, 2014).
 
-    Our own code, since the generators of Python, NumPy and torch may change between releases, and a seed must give one
-    order forever. No global random state is read or written.
+    Our own code, since the generators of Python, NumPy and torch may change between releases, and a
+    seed must give one order forever. No global random state is read or written.
 
     Args:
         seeds: Integers of any size; a different tuple gives an unrelated stream.
@@ -46,7 +48,9 @@ class RandomStream:
         return numbers
 
     def numbers_at(self, places: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-        """The numbers at these places of the stream, where 0 is the next number; does not advance the stream."""
+        """The numbers at these places of the stream, where 0 is the next number; does not advance
+        the stream.
+        """
         return _mixed_all(places * np.uint64(_STEP) + np.uint64((self._state + _STEP) & _UINT64))
 
     def number_at(self, place: int) -> int:
@@ -115,5 +119,8 @@ def record_keys(positions: npt.NDArray[np.int64], *seeds: int) -> npt.NDArray[np
 
 
 def salted_keys(count: int, salt: int) -> npt.NDArray[np.uint64]:
-    """The keys of a batch of unknown epoch, by place in it: a record that is in it twice gets two different draws."""
-    return record_keys(np.arange(count), salt, 0, 0)  # a number of seeds that keys of records never have
+    """The keys of a batch of unknown epoch, by place in it: a record that is in it twice gets two
+    different draws.
+    """
+    # a number of seeds that keys of records never have
+    return record_keys(np.arange(count), salt, 0, 0)

@@ -1,4 +1,6 @@
-"""Which part of the data this process reads: its rank, its worker within the rank, and how trainers see it."""
+"""Which part of the data this process reads: its rank, its worker within the rank, and how trainers
+see it.
+"""
 
 from __future__ import annotations
 
@@ -30,17 +32,24 @@ class Rank(NamedTuple):
 
 
 def check_rank(rank: int | None, world_size: int | None) -> None:
-    """ValueError unless both or neither are given and 0 <= rank < world_size; TypeError unless they are integers."""
+    """ValueError unless both or neither are given and 0 <= rank < world_size; TypeError unless they
+    are integers.
+    """
     if rank is None and world_size is None:
         return
     if rank is None or world_size is None:
-        raise ValueError(f"rank and world_size must be given together, got rank={rank!r}, world_size={world_size!r}")
+        raise ValueError(
+            f"rank and world_size must be given together, got rank={rank!r}, world_size={world_size!r}"
+        )
     if not 0 <= integer("rank", rank) < integer("world_size", world_size):
-        raise ValueError(f"rank must be from 0 to world_size - 1, got rank={rank!r}, world_size={world_size!r}")
+        raise ValueError(
+            f"rank must be from 0 to world_size - 1, got rank={rank!r}, world_size={world_size!r}"
+        )
 
 
 def resolve_rank(rank: int | None, world_size: int | None) -> Rank:
-    """The rank given, else torch.distributed's if initialised, else torchrun's RANK and WORLD_SIZE, else 0 of 1.
+    """The rank given, else torch.distributed's if initialised, else torchrun's RANK and WORLD_SIZE,
+    else 0 of 1.
 
     For a loader that Accelerate prepared it is 0 of 1, since Accelerate splits the records.
 
@@ -55,7 +64,8 @@ def resolve_rank(rank: int | None, world_size: int | None) -> Rank:
                 f"over {prepared.num_processes} processes: omit rank and world_size, or do not prepare this loader"
             )
         return Rank(rank, world_size)
-    # In a process group Accelerate may split over fewer processes than there are: some must read the same records.
+    # In a process group Accelerate may split over fewer processes than there are: some must read
+    # the same records.
     if prepared is not None and (prepared.num_processes > 1 or in_process_group()):
         return Rank(0, 1)
     if in_process_group():
@@ -66,7 +76,9 @@ def resolve_rank(rank: int | None, world_size: int | None) -> Rank:
             found = Rank(int(found_rank), int(found_world))
             check_rank(*found)
         except ValueError as error:
-            raise ValueError(f"the environment's RANK={found_rank!r}, WORLD_SIZE={found_world!r}: {error}") from error
+            raise ValueError(
+                f"the environment's RANK={found_rank!r}, WORLD_SIZE={found_world!r}: {error}"
+            ) from error
         return found
     return Rank(0, 1)
 
@@ -88,9 +100,11 @@ def consumer(rank: Rank) -> tuple[int, int]:
 
 
 class RankSampler(DistributedSampler[int]):
-    """A sampler of one rank's positions. Lightning keeps a DistributedSampler, and calls its `set_epoch`.
+    """A sampler of one rank's positions. Lightning keeps a DistributedSampler, and calls its
+    `set_epoch`.
 
-    torch's own ``__init__`` is not called: it needs a process group, which may be initialised after the sampler.
+    torch's own ``__init__`` is not called: it needs a process group, which may be initialised after
+    the sampler.
     """
 
     _rank: int | None
@@ -126,13 +140,19 @@ _T = TypeVar("_T", bound=type)
 def keeps_its_order(batch_sampler: _T) -> _T:
     """Make Lightning keep our batch sampler when it puts its own sampler into a DataLoader.
 
-    Lightning then makes the batch sampler again, from arguments that it saves under these names, with its own sampler
-    among them. Ours decides in its method `_for_sampler` what to return for it.
+    Lightning then makes the batch sampler again, from arguments that it saves under these names,
+    with its own sampler among them. Ours decides in its method `_for_sampler` what to return for
+    it.
     """
 
     def arguments(batches: Any) -> dict[str, Any]:
         return {"sampler": None, "drop_last": None, "explicit_cls": batches._for_sampler}
 
-    for name, value in {"args": (), "arg_names": (), "default_kwargs": {}, "kwargs": property(arguments)}.items():
+    for name, value in {
+        "args": (),
+        "arg_names": (),
+        "default_kwargs": {},
+        "kwargs": property(arguments),
+    }.items():
         setattr(batch_sampler, f"__pl_saved_{name}", value)
     return batch_sampler

@@ -28,13 +28,15 @@ def rank_size(num_positions: int, world_size: int, *, drop_last: bool = False) -
 
 
 class RankShare:
-    """One rank's positions of an epoch, the same number for each rank; each can be computed by itself.
+    """One rank's positions of an epoch, the same number for each rank; each can be computed by
+    itself.
 
-    The ranks take one place each in turn, from `start` on: rank r of w has the places start + r, start + r + w,
-    start + r + 2w, ... If they cannot be divided evenly, the order is extended with its beginning (place N is place 0
-    again) until every rank has the same number, as torch's DistributedSampler does; or with `drop_last` the last
-    (N - start) modulo w places are dropped. So after k positions on each rank the places up to start + k * w are taken,
-    whatever w is, and a share of any other world size can begin there.
+    The ranks take one place each in turn, from `start` on: rank r of w has the places start + r,
+    start + r + w, start + r + 2w, ... If they cannot be divided evenly, the order is extended with
+    its beginning (place N is place 0 again) until every rank has the same number, as torch's
+    DistributedSampler does; or with `drop_last` the last (N - start) modulo w places are dropped.
+    So after k positions on each rank the places up to start + k * w are taken, whatever w is, and a
+    share of any other world size can begin there.
 
     Args:
         order: The epoch's order, of N positions.
@@ -50,7 +52,9 @@ class RankShare:
         [[2], [3], [4]]
     """
 
-    def __init__(self, order: Order, rank: int, world_size: int, *, start: int = 0, drop_last: bool = False) -> None:
+    def __init__(
+        self, order: Order, rank: int, world_size: int, *, start: int = 0, drop_last: bool = False
+    ) -> None:
         self._order = order
         self._first = start + rank
         self._world_size = world_size
@@ -61,13 +65,17 @@ class RankShare:
 
     def numbers(self, start: int, end: int) -> list[int]:
         """The share's positions number `start` to `end` - 1, as integers."""
-        places = self._first + np.arange(start, min(end, self._size), dtype=np.int64) * self._world_size
+        places = (
+            self._first + np.arange(start, min(end, self._size), dtype=np.int64) * self._world_size
+        )
         numbers: list[int] = self._order.positions(places % max(len(self._order), 1)).tolist()
         return numbers
 
 
 class Place(NamedTuple):
-    """A place in an iteration: its first epoch, the epoch it is in, and the places taken of that epoch's order."""
+    """A place in an iteration: its first epoch, the epoch it is in, and the places taken of that
+    epoch's order.
+    """
 
     first_epoch: int
     epoch: int
@@ -77,9 +85,16 @@ class Place(NamedTuple):
 class Plan:
     """The batches of an iteration that begins at a place: pure arithmetic, without state."""
 
-    def __init__(self, begin: Place, epochs: Epochs, rank: Rank, batch_size: int, drop_last: bool) -> None:
+    def __init__(
+        self, begin: Place, epochs: Epochs, rank: Rank, batch_size: int, drop_last: bool
+    ) -> None:
         self.begin = begin
-        self._epochs, self._rank, self._batch_size, self._drop_last = epochs, rank, batch_size, drop_last
+        self._epochs, self._rank, self._batch_size, self._drop_last = (
+            epochs,
+            rank,
+            batch_size,
+            drop_last,
+        )
         self.batches_left = self._num_batches(begin.consumed)
         self.batches_an_epoch = self._num_batches(0)
 
@@ -98,7 +113,9 @@ class Plan:
     def num_positions(self, num_epochs: int) -> int:
         """Positions in those batches."""
         first = min(self._size(self.begin.consumed), self.batches_left * self._batch_size)
-        return self._sum(first, min(self._size(0), self.batches_an_epoch * self._batch_size), num_epochs)
+        return self._sum(
+            first, min(self._size(0), self.batches_an_epoch * self._batch_size), num_epochs
+        )
 
     def _sum(self, first: int, whole: int, num_epochs: int) -> int:
         epochs_left = self.begin.first_epoch + num_epochs - self.begin.epoch
@@ -108,7 +125,9 @@ class Plan:
         """The batches of one epoch, or the rest of the epoch in which the iteration begins."""
         first = epoch == self.begin.epoch
         start = self.begin.consumed if first else 0
-        share = RankShare(self._epochs.order(epoch), *self._rank, start=start, drop_last=self._drop_last)
+        share = RankShare(
+            self._epochs.order(epoch), *self._rank, start=start, drop_last=self._drop_last
+        )
         num_batches = self.batches_left if first else self.batches_an_epoch
         size, begin, at_once = self._batch_size, 0, 1
         while begin < num_batches:
@@ -119,14 +138,20 @@ class Plan:
             begin, at_once = end, max(min(2 * at_once, _CHUNK_POSITIONS // size), 1)
 
     def place_after(self, num_batches: int) -> Place:
-        """The place after `num_batches` batches: at the end of an epoch, never at the beginning of the next one."""
+        """The place after `num_batches` batches: at the end of an epoch, never at the beginning of
+        the next one.
+        """
         begin = self.begin
         if num_batches <= self.batches_left:
             epoch, start, batches = begin.epoch, begin.consumed, num_batches
         else:
-            epochs_before, batch = divmod(num_batches - self.batches_left - 1, self.batches_an_epoch)
+            epochs_before, batch = divmod(
+                num_batches - self.batches_left - 1, self.batches_an_epoch
+            )
             epoch, start, batches = begin.epoch + 1 + epochs_before, 0, batch + 1
-        consumed = start + min(batches * self._batch_size, self._size(start)) * self._rank.world_size
+        consumed = (
+            start + min(batches * self._batch_size, self._size(start)) * self._rank.world_size
+        )
         return Place(begin.first_epoch, epoch, consumed)
 
 
@@ -141,8 +166,9 @@ class FileShare(NamedTuple):
 def file_shares(num_files: int, consumer: int, num_consumers: int) -> list[FileShare]:
     """Split files over consumers so that every record of every file goes to exactly one of them.
 
-    Whole files are assigned round-robin, the same number to each consumer; leftover files (all of them, if there are
-    fewer files than consumers) are split by record, each among the consumers that share it.
+    Whole files are assigned round-robin, the same number to each consumer; leftover files (all of
+    them, if there are fewer files than consumers) are split by record, each among the consumers
+    that share it.
 
     Args:
         num_files: Files, numbered from 0.

@@ -1,4 +1,6 @@
-"""Convert one Python value to a Feature message: choose the kind of list, and check that nothing is lost."""
+"""Convert one Python value to a Feature message: choose the kind of list, and check that nothing is
+lost.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +21,11 @@ HELD = {"int64_list": "integers", "float_list": "floats", "bytes_list": "bytes o
 
 
 class ListValues(NamedTuple):
-    """What a Feature message holds for a value: ``kind`` names the list, ``values`` is flat, or the bytes of float32.
+    """What a Feature message holds for a value: ``kind`` names the list, ``values`` is flat, or the
+    bytes of float32.
 
-    Floats are written to the message as raw field bytes: one bit-exact copy, while extend() would make Python floats.
+    Floats are written to the message as raw field bytes: one bit-exact copy, while extend() would
+    make Python floats.
     """
 
     kind: str
@@ -30,7 +34,8 @@ class ListValues(NamedTuple):
 
 
 def fill_feature(feature: Any, value: Any, where: str) -> str:
-    """Write a value into a Feature message, and return the kind of its list; ``where`` begins every error text.
+    """Write a value into a Feature message, and return the kind of its list; ``where`` begins every
+    error text.
 
     Raises:
         TypeError: No list holds the type of the value, or the value mixes several kinds.
@@ -62,7 +67,9 @@ def _extend(repeated: Any, values: list[Any]) -> None:
 def int64_error(values: list[int]) -> ValueError:
     """The error for integers of which one is outside int64."""
     large = next(value for value in values if not -(2**63) <= value < 2**63)
-    return ValueError(f"integer outside int64: an int64_list holds -2**63 to 2**63 - 1, got {large}")
+    return ValueError(
+        f"integer outside int64: an int64_list holds -2**63 to 2**63 - 1, got {large}"
+    )
 
 
 def _varint(number: int) -> bytes:
@@ -123,7 +130,11 @@ def _bytes_leaves(values: Any) -> list[bytes]:
         raise ValueError("text that is not valid Unicode has no UTF-8 form") from error
 
 
-_LEAVES: dict[str, Any] = {"int64_list": _int_leaves, "float_list": _float_leaves, "bytes_list": _bytes_leaves}
+_LEAVES: dict[str, Any] = {
+    "int64_list": _int_leaves,
+    "float_list": _float_leaves,
+    "bytes_list": _bytes_leaves,
+}
 
 
 def _sort_out_list(values: Any) -> ListValues:
@@ -140,7 +151,9 @@ def _sort_out_list(values: Any) -> ListValues:
         kinds = {"float_list"}  # as in [0, 0.5, 1] from JSON
     if len(kinds) > 1:
         names = ", ".join(sorted({cls.__name__ for cls in map(type, values)}))
-        raise TypeError(f"mixed types in one list: {names}; a list holds integers, floats or bytes only")
+        raise TypeError(
+            f"mixed types in one list: {names}; a list holds integers, floats or bytes only"
+        )
     kind = str(kinds.pop())
     return ListValues(kind, _LEAVES[kind](values), (len(values),))
 
@@ -151,9 +164,15 @@ def _join(parts: list[ListValues]) -> ListValues:
     if len(kinds) > 1:
         raise TypeError(f"mixed types in one list: it holds {' and '.join(sorted(kinds))}")
     if len(shapes) > 1:
-        raise ValueError("nested lists of different lengths (ragged) do not fit one feature: store the lengths as well")
+        raise ValueError(
+            "nested lists of different lengths (ragged) do not fit one feature: store the lengths as well"
+        )
     rows = [part.values for part in parts]
-    values = b"".join(rows) if parts[0].kind == "float_list" else list(itertools.chain.from_iterable(rows))
+    values = (
+        b"".join(rows)
+        if parts[0].kind == "float_list"
+        else list(itertools.chain.from_iterable(rows))
+    )
     return ListValues(parts[0].kind, values, (len(parts), *parts[0].shape))
 
 
@@ -163,7 +182,8 @@ def _as_array(value: Any) -> np.ndarray[Any, Any] | None:
         raise ValueError("a masked array has masked values: fill them first")
     if isinstance(value, np.ndarray):
         return value
-    if callable(getattr(value, "detach", None)) and hasattr(value, "dtype"):  # a torch tensor, without importing torch
+    # a torch tensor, without importing torch
+    if callable(getattr(value, "detach", None)) and hasattr(value, "dtype"):
         if str(value.dtype).startswith(("torch.bfloat16", "torch.float8")):
             value = value.float()  # exact; NumPy has no such dtype
         return np.asarray(value.numpy(force=True))
@@ -176,9 +196,8 @@ def _sort_out_array(array: np.ndarray[Any, Any]) -> ListValues:
         return ListValues("int64_list", array.astype(np.int64).ravel().tolist(), array.shape)
     if kind in "iu":
         return ListValues("int64_list", array.ravel().tolist(), array.shape)
-    if kind == "f" or array.dtype.name.startswith(
-        ("bfloat16", "float8")
-    ):  # the latter come from ml_dtypes, with kind "V"
+    # the latter come from ml_dtypes, with kind "V"
+    if kind == "f" or array.dtype.name.startswith(("bfloat16", "float8")):
         return ListValues("float_list", _float_array_leaves(array), array.shape)
     if kind in "SUT" and not array.size:
         return ListValues("bytes_list", [], array.shape)

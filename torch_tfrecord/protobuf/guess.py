@@ -1,4 +1,6 @@
-"""Say what a record is that is no Example: a message that is often kept in TFRecord files, or another one."""
+"""Say what a record is that is no Example: a message that is often kept in TFRecord files, or
+another one.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +20,8 @@ _FIXED_BYTES = {_FIXED64: 8, _FIXED32: 4}
 _MOST_FIELDS = 10_000  # that are looked at
 _MOST_SHOWN = 8
 
-# What it is, how its fields are stored, and those that it always has: from TensorFlow's event.proto, and scenario.proto
-# and dataset.proto of the Waymo Open Dataset.
+# What it is, how its fields are stored, and those that it always has: from TensorFlow's
+# event.proto, and scenario.proto and dataset.proto of the Waymo Open Dataset.
 _KNOWN: tuple[tuple[str, Mapping[int, tuple[int, ...]], frozenset[int]], ...] = (
     (
         "a TensorFlow event, as in tfevents files",
@@ -41,14 +43,17 @@ _KNOWN: tuple[tuple[str, Mapping[int, tuple[int, ...]], frozenset[int]], ...] = 
 
 
 def is_bare(record: bytes) -> bool:
-    """Whether the bytes of an Example or SequenceExample are all of that message, with no fields of another one."""
+    """Whether the bytes of an Example or SequenceExample are all of that message, with no fields of
+    another one.
+    """
     message = SequenceExample.FromString(record)
     message.DiscardUnknownFields()
     return bool(message.ByteSize() == len(record))
 
 
 def guess_message(record: bytes) -> str | None:
-    """What message a record holds, by its fields, without showing their values; None if it is no message.
+    """What message a record holds, by its fields, without showing their values; None if it is no
+    message.
 
     Example:
         >>> guess_message(bytes.fromhex("09000000000000f03f1001"))
@@ -71,7 +76,9 @@ def guess_message(record: bytes) -> str | None:
 
 
 def _is_example_list(fields: list[tuple[int, int, bytes]]) -> bool:
-    """Whether field 1, several times, and field 2 are Examples, at least one of them with values."""
+    """Whether field 1, several times, and field 2 are Examples, at least one of them with
+    values.
+    """
     if not all(number in (1, 2) and kind == _BYTES for number, kind, _ in fields):
         return False
     try:

@@ -4,7 +4,8 @@ The JSON form of an Example is protobuf's, with bytes in base64, and integers as
 
     {"features": {"feature": {"age": {"int64List": {"value": [5]}}}}}
 
-Source: protobuf.dev/programming-guides/json, and what ``tf.io.decode_json_example`` of TensorFlow 2.21 takes.
+Source: protobuf.dev/programming-guides/json, and what ``tf.io.decode_json_example`` of TensorFlow
+2.21 takes.
 """
 
 from __future__ import annotations
@@ -27,9 +28,12 @@ _Pairs = list[tuple[str, Any]]
 
 _NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?", re.ASCII)
 _MOST_FLOAT = float(np.finfo(np.float32).max)
-# Of JSON in Python: a worker's queue cannot send what has some 490, and would leave the loader waiting for ever.
+# Of JSON in Python: a worker's queue cannot send what has some 490, and would leave the loader
+# waiting for ever.
 _MOST_LEVELS = 200
-_TOO_DEEP = f"expected JSON of at most {_MOST_LEVELS} levels, got lists or objects nested more deeply"
+_TOO_DEEP = (
+    f"expected JSON of at most {_MOST_LEVELS} levels, got lists or objects nested more deeply"
+)
 _STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
 _NO_BRACKETS = bytes({*range(256)} - {*b"[]{}"})
 _NO_MARKS = bytes({*_NO_BRACKETS} - {*b'"\\'})
@@ -44,15 +48,20 @@ def parse_json(text: bytes | memoryview, make_object: Callable[[_Pairs], Any] = 
 
     Args:
         text: The text.
-        make_object: Makes an object of its names and values. With the default the last value of a name counts.
+        make_object: Makes an object of its names and values. With the default the last value of a
+            name counts.
 
     Raises:
         ParseError: It is not JSON, or nested more than 200 levels deep.
     """
     try:
-        found = json.loads(str(text, "utf-8"), parse_constant=_no_constant, object_pairs_hook=make_object)
+        found = json.loads(
+            str(text, "utf-8"), parse_constant=_no_constant, object_pairs_hook=make_object
+        )
     except UnicodeDecodeError as error:
-        raise ParseError(f"expected UTF-8 text, got an invalid byte at {error.start} of {len(error.object)}") from None
+        raise ParseError(
+            f"expected UTF-8 text, got an invalid byte at {error.start} of {len(error.object)}"
+        ) from None
     except json.JSONDecodeError as error:
         raise ParseError(f"expected JSON, got something else at character {error.pos}") from None
     except RecursionError:
@@ -65,7 +74,9 @@ def parse_json(text: bytes | memoryview, make_object: Callable[[_Pairs], Any] = 
 
 
 def _is_deep(text: bytes) -> bool:
-    """Whether lists and objects of JSON have more than `_MOST_LEVELS`; a walk takes 9 times as long."""
+    """Whether lists and objects of JSON have more than `_MOST_LEVELS`; a walk takes 9 times as
+    long.
+    """
     if text.count(b"[") + text.count(b"{") <= _MOST_LEVELS:
         return False
     left = text.translate(None, _NO_MARKS).replace(b'""', b"")
@@ -90,11 +101,15 @@ def example_of_json(text: bytes | memoryview) -> bytes:
     if features is not None:
         message.features.SetInParent()
         entries = _only(features, "feature", "'features'")
-        for number, (name, feature) in enumerate(_object({} if entries is None else entries, "'feature'").items()):
+        for number, (name, feature) in enumerate(
+            _object({} if entries is None else entries, "'feature'").items()
+        ):
             try:
                 _fill(message.features.feature[name], feature)
             except ValueError as error:  # of protobuf: out of range, or not Unicode
-                raise ParseError(f"expected values that a list can hold, got others in feature {number}") from error
+                raise ParseError(
+                    f"expected values that a list can hold, got others in feature {number}"
+                ) from error
     return bytes(message.SerializeToString(deterministic=True))
 
 
@@ -122,7 +137,9 @@ def _only(value: Any, name: str, what: str) -> Any:
 def _fill(message: Any, feature: Any) -> None:
     lists = _object({} if feature is None else feature, "a feature")
     if not lists.keys() <= _LISTS.keys():
-        raise ParseError("expected 'bytesList', 'floatList' or 'int64List' in a feature, got other names")
+        raise ParseError(
+            "expected 'bytesList', 'floatList' or 'int64List' in a feature, got other names"
+        )
     given = [name for name, found in lists.items() if found is not None]
     if len(given) > 1:
         raise ParseError("expected one list in a feature, got several")
@@ -141,10 +158,8 @@ def _bytes(value: Any) -> bytes:
         try:
             digits = value.replace("-", "+").replace("_", "/").rstrip("=")
             whole = digits + "=" * (-len(digits) % 4)
-            if len(value) in (
-                len(digits),
-                len(whole),
-            ):  # all of the padding may be missing, but not some, as in protobuf
+            # all of the padding may be missing, but not some, as in protobuf
+            if len(value) in (len(digits), len(whole)):
                 return base64.b64decode(whole, validate=True)
         except ValueError:
             pass
@@ -182,7 +197,13 @@ def _number(value: Any) -> int | float | None:
 def _kind(value: Any) -> str:
     if value is None or isinstance(value, bool):
         return "null" if value is None else "a bool"
-    names = {dict: "an object", list: "a list", str: "other text", int: "a number", float: "a number"}
+    names = {
+        dict: "an object",
+        list: "a list",
+        str: "other text",
+        int: "a number",
+        float: "a number",
+    }
     return names[type(value)]
 
 

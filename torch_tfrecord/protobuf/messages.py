@@ -1,7 +1,8 @@
 """The protobuf messages of the package, built at run time in a private descriptor pool.
 
 protobuf registers generated messages in one pool per process, where two packages that both include
-``tensorflow/core/example/example.proto`` conflict. A private pool cannot conflict, whatever else you import.
+``tensorflow/core/example/example.proto`` conflict. A private pool cannot conflict, whatever else
+you import.
 """
 
 from __future__ import annotations
@@ -10,12 +11,21 @@ from typing import Any
 
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
-__all__ = ["BytesList", "Example", "ExampleListWithContext", "FloatList", "Int64List", "SequenceExample", "TensorProto"]
+__all__ = [
+    "BytesList",
+    "Example",
+    "ExampleListWithContext",
+    "FloatList",
+    "Int64List",
+    "SequenceExample",
+    "TensorProto",
+]
 
 _PACKAGE = "tensorflow"
 
-# message -> (field number, field name, label, type). Enums are int32: the encoding is the same, and unknown values are
-# kept. Fields that are left out (TensorProto 14 and 15) are unknown fields to protobuf.
+# message -> (field number, field name, label, type). Enums are int32: the encoding is the same, and
+# unknown values are kept. Fields that are left out (TensorProto 14 and 15) are unknown fields to
+# protobuf.
 _SCHEMA: dict[str, list[tuple[int, str, str, str]]] = {
     "BytesList": [(1, "value", "repeated", "bytes")],
     "FloatList": [(1, "value", "repeated", "float")],
@@ -30,7 +40,8 @@ _SCHEMA: dict[str, list[tuple[int, str, str, str]]] = {
     "FeatureLists": [(1, "feature_list", "map", "FeatureList")],
     "Example": [(1, "features", "", "Features")],
     "SequenceExample": [(1, "context", "", "Features"), (2, "feature_lists", "", "FeatureLists")],
-    # tensorflow_serving's, with the Examples as bytes: which of them are parsed, and how, is said later.
+    # tensorflow_serving's, with the Examples as bytes: which of them are parsed, and how, is said
+    # later.
     "ExampleListWithContext": [(1, "examples", "repeated", "bytes"), (2, "context", "", "bytes")],
     "Dim": [(1, "size", "", "int64"), (2, "name", "", "string")],
     "TensorShapeProto": [(2, "dim", "repeated", "Dim"), (3, "unknown_rank", "", "bool")],
@@ -75,7 +86,9 @@ def _add_field(message: Any, number: int, name: str, how_often: str, kind: str) 
 
 
 def _add_map_entry(message: Any, name: str, kind: str) -> str:
-    entry = message.nested_type.add(name="".join(word.capitalize() for word in name.split("_")) + "Entry")
+    entry = message.nested_type.add(
+        name="".join(word.capitalize() for word in name.split("_")) + "Entry"
+    )
     entry.options.map_entry = True
     _add_field(entry, 1, "key", "", "string")
     _add_field(entry, 2, "value", "", kind)
@@ -83,7 +96,9 @@ def _add_map_entry(message: Any, name: str, kind: str) -> str:
 
 
 def _build_pool() -> descriptor_pool.DescriptorPool:
-    file = descriptor_pb2.FileDescriptorProto(name="torch_tfrecord.proto", package=_PACKAGE, syntax="proto3")
+    file = descriptor_pb2.FileDescriptorProto(
+        name="torch_tfrecord.proto", package=_PACKAGE, syntax="proto3"
+    )
     for name, fields in _SCHEMA.items():
         message = file.message_type.add(name=name)
         for field in fields:

@@ -1,8 +1,9 @@
-"""ArrayRecord files, whose records are read by number, with the package `array-record` (extra ``arrayrecord``).
+"""ArrayRecord files, whose records are read by number, with the package `array-record` (extra
+``arrayrecord``).
 
-The package checks a hash of every chunk that it reads. Its `read(indices)` is not used: it spreads the records over 64
-threads of its own, which took 2 to 6 times as long as reading them one by one in file order, and a child that was
-forked while another thread was in there can wait forever.
+The package checks a hash of every chunk that it reads. Its `read(indices)` is not used: it spreads
+the records over 64 threads of its own, which took 2 to 6 times as long as reading them one by one
+in file order, and a child that was forked while another thread was in there can wait forever.
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch_tfrecord.errors import CorruptRecordError
+from torch_tfrecord.files.descriptors import Descriptor, reserve_descriptor
+from torch_tfrecord.files.storage import LocalFile, is_remote
 from torch_tfrecord.records.array_record_module import array_record_module
-from torch_tfrecord.records.descriptors import Descriptor, reserve_descriptor
 from torch_tfrecord.records.index import RecordIndex
-from torch_tfrecord.records.storage import LocalFile, is_remote
 from torch_tfrecord.shown import without_secrets
 
 __all__ = ["ArrayRecordFile", "ArrayRecordIndex", "array_record_indexes"]
@@ -30,7 +31,8 @@ _ERRORS = (RuntimeError, ValueError, IndexError)  # what the package raises, wha
 
 @dataclass(frozen=True)
 class ArrayRecordIndex:
-    """The number of records of an ArrayRecord file, and which file it is; the file itself knows where they are.
+    """The number of records of an ArrayRecord file, and which file it is; the file itself knows
+    where they are.
 
     Attributes:
         num_records: Number of records.
@@ -71,11 +73,14 @@ def _index(path: str) -> ArrayRecordIndex:
             "directory to a disk"
         )
     source = LocalFile(path)
-    return ArrayRecordIndex(len(ArrayRecordFile(path)), source.file_size, source.mtime_ns, source.fingerprint())
+    return ArrayRecordIndex(
+        len(ArrayRecordFile(path)), source.file_size, source.mtime_ns, source.fingerprint()
+    )
 
 
 class ArrayRecordFile:
-    """Reads records of a local file by number. Safe from threads; not for use after a fork, and not pickled.
+    """Reads records of a local file by number. Safe from threads; not for use after a fork, and not
+    pickled.
 
     The file is closed when others need its descriptor, and opened again by the next read.
 
@@ -142,7 +147,9 @@ class ArrayRecordFile:
 
 
 class _OpenReader:
-    """A reader that is closed with its last reference, but not in a forked child: a thread may have been in it."""
+    """A reader that is closed with its last reference, but not in a forked child: a thread may have
+    been in it.
+    """
 
     def __init__(self, reader: Any) -> None:
         self.reader = reader
@@ -154,7 +161,9 @@ class _OpenReader:
 
 
 def _reader(place: str, path: str) -> Any:
-    reader = array_record_module().ArrayRecordReader(place, _OPTIONS, file_reader_buffer_size=_BUFFER_BYTES)
+    reader = array_record_module().ArrayRecordReader(
+        place, _OPTIONS, file_reader_buffer_size=_BUFFER_BYTES
+    )
     if not reader.ok():
         try:
             reader.read()

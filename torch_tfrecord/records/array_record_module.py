@@ -1,8 +1,10 @@
-"""The compiled module of `array-record` for this process, also in a child that was forked after its parent had used it.
+"""The compiled module of `array-record` for this process, also in a child that was forked after its
+parent had used it.
 
-A thread of the module (Riegeli's BackgroundCleaner) waits for a lock. A fork copies the lock, but not the thread: a
-child that reads by the parent's module follows a pointer into a stack that another thread may have by now, and crashes.
-(DataLoader's workers do, also with new readers.) A second copy of the module has its own.
+A thread of the module (Riegeli's BackgroundCleaner) waits for a lock. A fork copies the lock, but
+not the thread: a child that reads by the parent's module follows a pointer into a stack that
+another thread may have by now, and crashes. (DataLoader's workers do, also with new readers.) A
+second copy of the module has its own.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ import builtins
 import importlib
 from typing import Any
 
-from torch_tfrecord.module_copy import compiled_copy, module_of_process
+from torch_tfrecord.files.module_copy import compiled_copy, module_of_process
 
 __all__ = ["array_record_module"]
 

@@ -1,7 +1,9 @@
-"""One process at a time builds what is kept beside a data file; the others wait for it, or build another one meanwhile.
+"""One process at a time builds what is kept beside a data file; the others wait for it, or build
+another one meanwhile.
 
-A lock of the kernel's says who builds: it goes with its process, however that ends. Where the file system has no locks,
-or nothing can be written, each process builds for itself; what is kept appears whole or not at all in any case.
+A lock of the kernel's says who builds: it goes with its process, however that ends. Where the file
+system has no locks, or nothing can be written, each process builds for itself; what is kept appears
+whole or not at all in any case.
 """
 
 from __future__ import annotations
@@ -16,8 +18,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from torch_tfrecord.errors import outer_level
-from torch_tfrecord.records.descriptors import opened
-from torch_tfrecord.records.temporaries import hidden_name, is_at
+from torch_tfrecord.files.descriptors import opened
+from torch_tfrecord.files.temporaries import hidden_name, is_at
 from torch_tfrecord.shown import printable
 
 __all__ = ["Waiting", "build_alone", "in_own_order"]
@@ -32,20 +34,27 @@ _MOST_SECONDS = 600.0  # a process may be stopped, or a child of a killed one ma
 def build_alone(
     places: Iterable[str], folder: Callable[[str], contextlib.AbstractContextManager[None]]
 ) -> Iterator[bool]:
-    """Whether this process may build what is kept at the first of these places: False while another one builds it.
+    """Whether this process may build what is kept at the first of these places: False while another
+    one builds it.
 
     Args:
         places: Where it may be kept; the first one that can be written has the lock.
         folder: Makes the folder of a place; OSError where it cannot.
     """
     with contextlib.ExitStack() as held:
-        yield next((turn for place in places if (turn := _turn(place, folder, held)) is not None), True)
+        yield next(
+            (turn for place in places if (turn := _turn(place, folder, held)) is not None), True
+        )
 
 
 def _turn(
-    place: str, folder: Callable[[str], contextlib.AbstractContextManager[None]], held: contextlib.ExitStack
+    place: str,
+    folder: Callable[[str], contextlib.AbstractContextManager[None]],
+    held: contextlib.ExitStack,
 ) -> bool | None:
-    """Whether this process has the lock of a place until `held` is closed; None where there can be none."""
+    """Whether this process has the lock of a place until `held` is closed; None where there can be
+    none.
+    """
     lock = Path(place).parent / hidden_name(os.path.basename(place), "lock")
     with contextlib.ExitStack() as own:
         try:
@@ -117,12 +126,16 @@ class Waiting:
         self._pause = min(2 * self._pause, _LONGEST_PAUSE)
         if not self._has_warned and time.monotonic() - self._begin > _SILENT_SECONDS:
             self._has_warned = True
-            text = f"{printable(self._path)}: another process builds its {self._kind}; waiting for it"
+            text = (
+                f"{printable(self._path)}: another process builds its {self._kind}; waiting for it"
+            )
             warnings.warn(text, stacklevel=outer_level())
 
 
 def in_own_order(paths: Sequence[str]) -> Iterator[str]:
-    """First this rank's share of files, then those of the ranks behind it: ranks that build together rarely meet."""
+    """First this rank's share of files, then those of the ranks behind it: ranks that build
+    together rarely meet.
+    """
     rank, world_size = _rank()
     for number in range(world_size):
         yield from paths[(rank + number) % world_size :: world_size]

@@ -1,9 +1,9 @@
 """Publish several files together, all or none: a set of shards with its indexes.
 
-No single system call renames many files. So they are first completed in a hidden folder. While they are renamed, a
-marker (a hidden file named after the set) is in the set's folder, and the replaced files are kept until it is removed.
-After a failure, the old files are put back. After ``kill -9``, readers find the marker and reject the set, and its next
-writer puts the old files back.
+No single system call renames many files. So they are first completed in a hidden folder. While they
+are renamed, a marker (a hidden file named after the set) is in the set's folder, and the replaced
+files are kept until it is removed. After a failure, the old files are put back. After ``kill -9``,
+readers find the marker and reject the set, and its next writer puts the old files back.
 """
 
 from __future__ import annotations
@@ -17,10 +17,9 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from torch_tfrecord.records.atomic import AtomicFile, write_atomically
-from torch_tfrecord.records.descriptors import named, opened
-from torch_tfrecord.records.sidecar import SIDECAR_FOLDER, in_sidecar_folder, sidecar_folder
-from torch_tfrecord.records.temporaries import (
+from torch_tfrecord.files.atomic import AtomicFile, write_atomically
+from torch_tfrecord.files.descriptors import named, opened
+from torch_tfrecord.files.temporaries import (
     claim_folder,
     clear_dead,
     hidden_name,
@@ -29,6 +28,7 @@ from torch_tfrecord.records.temporaries import (
     sync_directory,
     temporary_names,
 )
+from torch_tfrecord.records.sidecar import SIDECAR_FOLDER, in_sidecar_folder, sidecar_folder
 
 __all__ = ["FileSet", "check_whole"]
 
@@ -63,7 +63,8 @@ def _marker(base: str, suffix: str) -> Path:
 class FileSet:
     """Files of one folder, and indexes in its hidden folder, that are published together.
 
-    Restores the old files if a killed writer of this set left it half replaced, and removes its temporary files.
+    Restores the old files if a killed writer of this set left it half replaced, and removes its
+    temporary files.
 
     Args:
         base: See `check_whole`.
@@ -98,7 +99,8 @@ class FileSet:
             names: Name of each added file, in the set's folder.
 
         Raises:
-            OSError: A file could not get its name, which the error gives; the old files are back in place.
+            OSError: A file could not get its name, which the error gives; the old files are back in
+                place.
         """
         folder = self._folder
         if folder is None:
@@ -110,16 +112,21 @@ class FileSet:
                     folders.enter_context(sidecar_folder(str(self._parent / name)))
             sync_directory(folder)
             if self._marker.exists():
-                raise OSError(errno.EBUSY, "another writer is replacing this set of shards", str(self._path))
+                raise OSError(
+                    errno.EBUSY, "another writer is replacing this set of shards", str(self._path)
+                )
             try:
-                content = json.dumps({"folder": folder.name, "names": list(names), "replaces": replaces})
+                content = json.dumps(
+                    {"folder": folder.name, "names": list(names), "replaces": replaces}
+                )
                 write_atomically(str(self._marker), content.encode("ascii"))
                 self._rename(folder, names, replaces)
                 self._marker.unlink()
             except BaseException:
                 self._take_back(folder, names, replaces)
                 raise
-        with contextlib.suppress(OSError):  # the new files are durable: at worst, a crash brings back the old ones
+        # the new files are durable: at worst, a crash brings back the old ones
+        with contextlib.suppress(OSError):
             sync_directory(self._parent)
         self.discard()
 
@@ -154,11 +161,14 @@ class FileSet:
             self._close()
 
     def _roll_back(self, folder: Path, names: Sequence[str], replaces: Sequence[bool]) -> None:
-        """Can be called again after an interruption: files that are back are no longer in the folder."""
+        """Can be called again after an interruption: files that are back are no longer in the
+        folder.
+        """
         for number, (name, is_there) in enumerate(zip(names, replaces, strict=True)):
             final, old = self._final(name), _old(folder, number)
             if is_there:
-                if os.path.lexists(old) and not _is_same(old, final):  # renaming may be impossible here
+                # renaming may be impossible here
+                if os.path.lexists(old) and not _is_same(old, final):
                     old.replace(final)
             elif not _new(folder, number).exists():
                 final.unlink(missing_ok=True)
@@ -193,16 +203,26 @@ class FileSet:
         """Parse and check a marker: a foreign file must not choose what is renamed and removed."""
         try:
             fields = json.loads(content)
-            folder, names, replaces = str(fields["folder"]), list(fields["names"]), list(fields["replaces"])
-            is_ours = self._parent / folder in itertools.islice(temporary_names(self._path), _MOST_WRITERS)
+            folder, names, replaces = (
+                str(fields["folder"]),
+                list(fields["names"]),
+                list(fields["replaces"]),
+            )
+            is_ours = self._parent / folder in itertools.islice(
+                temporary_names(self._path), _MOST_WRITERS
+            )
             is_ours = (
-                is_ours and len(names) == len(replaces) and all(_is_plain(name) or _is_index(name) for name in names)
+                is_ours
+                and len(names) == len(replaces)
+                and all(_is_plain(name) or _is_index(name) for name in names)
             )
         except (ValueError, KeyError, TypeError, RecursionError):
             is_ours = False
         if not is_ours:
             raise OSError(
-                errno.EINVAL, f"expected a marker of {self._path.name}, got something else", str(self._marker)
+                errno.EINVAL,
+                f"expected a marker of {self._path.name}, got something else",
+                str(self._marker),
             )
         return self._parent / folder, names, replaces
 

@@ -9,8 +9,9 @@ payload     length any bytes; a length of 0 is legal
 payload CRC 4      uint32, little-endian: masked CRC-32C of the payload
 =========== ====== ===============================================================
 
-A file is a concatenation of records, without magic bytes, count or padding. An *offset* is the first byte of a length
-field. Errors raised here have neither file nor offset; the caller adds them (`TFRecordError.locate`).
+A file is a concatenation of records, without magic bytes, count or padding. An *offset* is the
+first byte of a length field. Errors raised here have neither file nor offset; the caller adds them
+(`TFRecordError.locate`).
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from torch_tfrecord.errors import CorruptRecordError
-from torch_tfrecord.records.checksum import crc32c, crc_table, mask, masked_crc32c
+from torch_tfrecord.files.checksum import crc32c, crc_table, mask, masked_crc32c
 
 __all__ = [
     "FOOTER_BYTES",
@@ -51,7 +52,9 @@ _SEARCH_BYTES = 1 << 18
 
 
 def encode_header(length: int) -> bytes:
-    """The length field and its checksum (12 bytes) for a payload of `length` bytes, 0 <= length < 2^64."""
+    """The length field and its checksum (12 bytes) for a payload of `length` bytes, 0 <= length <
+    2^64.
+    """
     return _HEADER.pack(length, masked_crc32c(_LENGTH.pack(length)))
 
 
@@ -72,7 +75,9 @@ def frame(payload: bytes) -> bytes:
 
 def is_header(header: bytes) -> bool:
     """Whether 12 bytes are a length field with a matching checksum."""
-    return len(header) == HEADER_BYTES and _HEADER.unpack(header)[1] == masked_crc32c(header[: _LENGTH.size])
+    return len(header) == HEADER_BYTES and _HEADER.unpack(header)[1] == masked_crc32c(
+        header[: _LENGTH.size]
+    )
 
 
 @lru_cache(maxsize=1 << 14)  # lengths repeat in most files
@@ -92,7 +97,9 @@ def payload_length(header: bytes) -> int:
 
 
 def checksum_error(crc: int, footer: bytes | memoryview, length: int) -> CorruptRecordError | None:
-    """The error for a payload with this CRC-32C and length, if its footer has another checksum; else None."""
+    """The error for a payload with this CRC-32C and length, if its footer has another checksum;
+    else None.
+    """
     expected, stored = mask(crc), _FOOTER.unpack(footer)[0]
     if stored == expected:
         return None
@@ -109,9 +116,11 @@ def check_payload(payload: bytes | memoryview, footer: bytes | memoryview) -> No
 
 
 def find_headers(buffer: bytes) -> list[int]:
-    """Find the positions of valid headers (12 bytes) in a buffer, ascending; used to continue after damage.
+    """Find the positions of valid headers (12 bytes) in a buffer, ascending; used to continue after
+    damage.
 
-    Only headers with lengths below 2^48: no file is longer, and the zero bytes of such a length are found fast.
+    Only headers with lengths below 2^48: no file is longer, and the zero bytes of such a length are
+    found fast.
     """
     step = _SEARCH_BYTES  # at a time, as the search takes many times this memory
     found: list[int] = []
@@ -136,7 +145,8 @@ def _find_headers(content: npt.NDArray[np.uint8]) -> list[int]:
     return [int(position) for position in places[masked == stored]]
 
 
-# First bytes of files that are often mistaken for TFRecord files. `compression` detects compressed streams.
+# First bytes of files that are often mistaken for TFRecord files. `compression` detects compressed
+# streams.
 _SIGNATURES: tuple[tuple[bytes, str], ...] = (
     (b"version https://git-lfs", "a git-LFS pointer; fetch the file itself with `git lfs pull`"),
     (b"\x89PNG\r\n\x1a\n", "a PNG image"),

@@ -1,7 +1,8 @@
 """The index of a TFRecord file: where each record lies.
 
-A `RecordIndex` is never trusted: records must lie one behind the other from the first byte to the last, or it is no
-index of that file. That rules out an offset that points into a payload which happens to look like a record.
+A `RecordIndex` is never trusted: records must lie one behind the other from the first byte to the
+last, or it is no index of that file. That rules out an offset that points into a payload which
+happens to look like a record.
 """
 
 from __future__ import annotations
@@ -17,19 +18,19 @@ import numpy as np
 import numpy.typing as npt
 
 from torch_tfrecord.errors import IndexMismatchError
-from torch_tfrecord.records.ahead_file import read_ahead
-from torch_tfrecord.records.atomic import write_atomically
-from torch_tfrecord.records.compression import (
+from torch_tfrecord.files.access import DEFAULT_ACCESS, Access
+from torch_tfrecord.files.ahead_file import read_ahead
+from torch_tfrecord.files.atomic import write_atomically
+from torch_tfrecord.files.compression import (
     DETECTED_BYTES,
     check_compression_type,
     detect_compression,
     open_stream,
 )
+from torch_tfrecord.files.storage import FileSource, is_remote, local_path, open_file
 from torch_tfrecord.records.framing import OVERHEAD_BYTES
 from torch_tfrecord.records.scan import RecordScanner
 from torch_tfrecord.records.sidecar_file import SidecarFormat, pack, read_sidecar, stored_number
-from torch_tfrecord.records.storage import FileSource, is_remote, local_path, open_file
-from torch_tfrecord.remote.access import DEFAULT_ACCESS, Access
 
 __all__ = ["COMPRESSION_TYPES", "RecordIndex", "build_index", "index_source", "load_fresh"]
 
@@ -54,16 +55,21 @@ class RecordIndex:
     """Offsets and lengths of all records of one file; immutable.
 
     Attributes:
-        offsets: int64 [N]: first byte of each record's length field; in the decompressed stream for compressed files.
+        offsets: int64 [N]: first byte of each record's length field; in the decompressed stream for
+            compressed files.
         lengths: int64 [N]: payload length of each record in bytes.
         file_size: Bytes of the data file.
         compression_type: "" (none), "GZIP", "ZLIB" or "SNAPPY".
-        mtime_ns: Modification time of the data file, nanoseconds since the epoch; 0 where it is not known.
-        fingerprint: CRC-32C over the first and last 4 KiB of the data file; None where it is not known.
-        etag: The version of the data file that its storage says; None where it says none, and of local files.
+        mtime_ns: Modification time of the data file, nanoseconds since the epoch; 0 where it is not
+            known.
+        fingerprint: CRC-32C over the first and last 4 KiB of the data file; None where it is not
+            known.
+        etag: The version of the data file that its storage says; None where it says none, and of
+            local files.
 
     Raises:
-        IndexMismatchError: the records do not lie one behind the other from 0 to the end of the file.
+        IndexMismatchError: the records do not lie one behind the other from 0 to the end of the
+            file.
     """
 
     offsets: npt.NDArray[np.int64]
@@ -80,8 +86,12 @@ class RecordIndex:
             array.flags.writeable = False
             object.__setattr__(self, name, array)
         if self.compression_type not in COMPRESSION_TYPES:
-            raise ValueError(f"compression_type must be '', 'GZIP', 'ZLIB' or 'SNAPPY', got {self.compression_type!r}")
-        _check_contiguous(self.offsets, self.lengths, None if self.compression_type else self.file_size)
+            raise ValueError(
+                f"compression_type must be '', 'GZIP', 'ZLIB' or 'SNAPPY', got {self.compression_type!r}"
+            )
+        _check_contiguous(
+            self.offsets, self.lengths, None if self.compression_type else self.file_size
+        )
 
     def __len__(self) -> int:
         return len(self.offsets)
@@ -96,14 +106,22 @@ class RecordIndex:
 
     def _identity(self) -> tuple[object, ...]:
         arrays = (self.offsets.tobytes(), self.lengths.tobytes())
-        return (*arrays, self.file_size, self.compression_type, self.mtime_ns, self.fingerprint, self.etag)
+        return (
+            *arrays,
+            self.file_size,
+            self.compression_type,
+            self.mtime_ns,
+            self.fingerprint,
+            self.etag,
+        )
 
     def check_fresh(self, source: FileSource) -> None:
         """Raise IndexMismatchError unless this is the index of a data file as it is now.
 
-        Compares the size, the time of the last change, and the fingerprint; what is not known is not compared. Of a
-        remote file the time is not compared where the fingerprint is, so that an index may be uploaded with its data,
-        and nothing but the size is where both ETags are known and equal.
+        Compares the size, the time of the last change, and the fingerprint; what is not known is
+        not compared. Of a remote file the time is not compared where the fingerprint is, so that an
+        index may be uploaded with its data, and nothing but the size is where both ETags are known
+        and equal.
         """
         problem = None
         if source.file_size != self.file_size:
@@ -111,18 +129,30 @@ class RecordIndex:
         elif self.etag is not None and self.etag == source.etag:
             return
         elif self._has_other_time(source):
-            problem = f"expected a file last changed at {self.mtime_ns} ns, got {source.mtime_ns} ns"
+            problem = (
+                f"expected a file last changed at {self.mtime_ns} ns, got {source.mtime_ns} ns"
+            )
         elif self.fingerprint is not None and (found := source.fingerprint()) != self.fingerprint:
-            problem = f"expected a file with fingerprint {self.fingerprint:#010x}, got {found:#010x}"
+            problem = (
+                f"expected a file with fingerprint {self.fingerprint:#010x}, got {found:#010x}"
+            )
         if problem:
-            raise IndexMismatchError(f"the index is not of this file as it is now: {problem}", path=source.path)
+            raise IndexMismatchError(
+                f"the index is not of this file as it is now: {problem}", path=source.path
+            )
 
     def _has_other_time(self, source: FileSource) -> bool:
         is_compared = self.fingerprint is None or not is_remote(source.path)
-        return is_compared and bool(self.mtime_ns and source.mtime_ns) and source.mtime_ns != self.mtime_ns
+        return (
+            is_compared
+            and bool(self.mtime_ns and source.mtime_ns)
+            and source.mtime_ns != self.mtime_ns
+        )
 
     def of_version(self, source: FileSource) -> RecordIndex:
-        """The same index, which `check_fresh` has passed, with the file's time and ETag as they are now."""
+        """The same index, which `check_fresh` has passed, with the file's time and ETag as they are
+        now.
+        """
         if (self.etag, self.mtime_ns) == (source.etag, source.mtime_ns):
             return self
         same = copy.copy(self)
@@ -154,9 +184,10 @@ class RecordIndex:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the index as a safetensors file; it appears complete or not at all.
 
-        The file holds the arrays ``offsets`` and ``lengths`` (int64) and, as string metadata, ``format``, ``version``,
-        ``checksum`` (CRC-32C of all of the file but its own digits), ``file_size``, ``mtime_ns``, ``compression_type``,
-        ``fingerprint`` and ``etag``. What was at `path` is replaced, and a symbolic link is followed: you named it.
+        The file holds the arrays ``offsets`` and ``lengths`` (int64) and, as string metadata,
+        ``format``, ``version``, ``checksum`` (CRC-32C of all of the file but its own digits),
+        ``file_size``, ``mtime_ns``, ``compression_type``, ``fingerprint`` and ``etag``. What was at
+        `path` is replaced, and a symbolic link is followed: you named it.
 
         Raises:
             OSError: nothing was changed under `path`.
@@ -175,53 +206,75 @@ class RecordIndex:
         return pack(_FORMAT, metadata, {"offsets": self.offsets, "lengths": self.lengths})
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str], *, storage_options: Mapping[str, Any] | None = None) -> RecordIndex:
-        """Read an index that `save` wrote, and check all of it but its data file (see `check_fresh`).
+    def load(
+        cls, path: str | os.PathLike[str], *, storage_options: Mapping[str, Any] | None = None
+    ) -> RecordIndex:
+        """Read an index that `save` wrote, and check all of it but its data file (see
+        `check_fresh`).
 
         Args:
             path: A local path, or one with a ``scheme://``.
             storage_options: As of `TFRecordDataset`.
 
         Raises:
-            IndexMismatchError: damaged, of another format or version, or records that do not lie one behind the other.
+            IndexMismatchError: damaged, of another format or version, or records that do not lie
+                one behind the other.
             OSError: the file cannot be opened.
         """
         return _load(local_path(path), None, Access(storage_options))
 
     @classmethod
-    def from_tfrecord2idx(cls, path: str | os.PathLike[str], data_path: str | os.PathLike[str]) -> RecordIndex:
-        """Read the text index of DALI's or vahidk's ``tfrecord2idx``: lines of ``<offset> <payload + 16>``.
+    def from_tfrecord2idx(
+        cls, path: str | os.PathLike[str], data_path: str | os.PathLike[str]
+    ) -> RecordIndex:
+        """Read the text index of DALI's or vahidk's ``tfrecord2idx``: lines of ``<offset> <payload
+        + 16>``.
 
-        Nothing in it is trusted: it must describe the data file from its first byte to its last. That each record's
-        header agrees is checked when the record is read.
+        Nothing in it is trusted: it must describe the data file from its first byte to its last.
+        That each record's header agrees is checked when the record is read.
 
         Raises:
-            IndexMismatchError: damaged, not of this file, or of a compressed file (that tool cannot index those).
+            IndexMismatchError: damaged, not of this file, or of a compressed file (that tool cannot
+                index those).
         """
         name, data = local_path(path), open_file(local_path(data_path))
         try:
             _, compression_type = open_stream(data, "auto")
             if compression_type:
-                raise IndexMismatchError(f"expected an uncompressed data file, got {compression_type}: {data.path}")
+                raise IndexMismatchError(
+                    f"expected an uncompressed data file, got {compression_type}: {data.path}"
+                )
             text = open_file(name)
             offsets, sizes = _parse_text(text.read(text.file_size, 0))
             return cls(
-                offsets, sizes - OVERHEAD_BYTES, data.file_size, "", data.mtime_ns, data.fingerprint(), data.etag
+                offsets,
+                sizes - OVERHEAD_BYTES,
+                data.file_size,
+                "",
+                data.mtime_ns,
+                data.fingerprint(),
+                data.etag,
             )
         except IndexMismatchError as error:
             error.locate(path=name)
             raise
 
     def to_tfrecord2idx(self, path: str | os.PathLike[str]) -> None:
-        """Write the text index that DALI and vahidk/tfrecord read: one line ``<offset> <payload + 16>`` a record.
+        """Write the text index that DALI and vahidk/tfrecord read: one line ``<offset> <payload +
+        16>`` a record.
 
         Raises:
             ValueError: the data file is compressed; those readers need offsets in the file itself.
         """
         if self.compression_type:
-            raise ValueError(f"a tfrecord2idx index needs an uncompressed data file, got {self.compression_type}")
+            raise ValueError(
+                f"a tfrecord2idx index needs an uncompressed data file, got {self.compression_type}"
+            )
         sizes = self.lengths + OVERHEAD_BYTES
-        lines = [f"{offset} {size}\n" for offset, size in zip(self.offsets.tolist(), sizes.tolist(), strict=True)]
+        lines = [
+            f"{offset} {size}\n"
+            for offset, size in zip(self.offsets.tolist(), sizes.tolist(), strict=True)
+        ]
         write_atomically(local_path(path), "".join(lines).encode("ascii"))
 
 
@@ -241,7 +294,8 @@ def build_index(
         storage_options: As of `TFRecordDataset`.
 
     Raises:
-        CorruptRecordError, CompressionError: the file is damaged; there is no index of the good part.
+        CorruptRecordError, CompressionError: the file is damaged; there is no index of the good
+            part.
 
     Example:
         >>> index = build_index("train.tfrecord")  # doctest: +SKIP
@@ -253,7 +307,9 @@ def build_index(
     return index_source(file, verify_crc=verify_crc, compression_type=compression_type)
 
 
-def index_source(file: FileSource, *, verify_crc: bool = True, compression_type: str | None = "auto") -> RecordIndex:
+def index_source(
+    file: FileSource, *, verify_crc: bool = True, compression_type: str | None = "auto"
+) -> RecordIndex:
     """`build_index` of a file that is open already."""
     stream, found = open_stream(read_ahead(file), check_compression_type(compression_type))
     offsets: list[npt.NDArray[np.int64]] = [np.empty(0, np.int64)]
@@ -272,9 +328,13 @@ def index_source(file: FileSource, *, verify_crc: bool = True, compression_type:
     )
 
 
-def _check_contiguous(offsets: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64], size: int | None) -> None:
+def _check_contiguous(
+    offsets: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64], size: int | None
+) -> None:
     if offsets.ndim != 1 or offsets.shape != lengths.shape:
-        raise IndexMismatchError(f"expected offsets and lengths of one size, got {offsets.shape} and {lengths.shape}")
+        raise IndexMismatchError(
+            f"expected offsets and lengths of one size, got {offsets.shape} and {lengths.shape}"
+        )
     # Bounded first: with lengths below 2^62 no sum below overflows.
     limit = 1 << 62
     bad = np.flatnonzero((lengths < 0) | (lengths >= limit) | (offsets < 0) | (offsets >= limit))
@@ -290,11 +350,14 @@ def _check_contiguous(offsets: npt.NDArray[np.int64], lengths: npt.NDArray[np.in
     if len(bad):
         at = int(bad[0])
         raise IndexMismatchError(
-            f"expected each record right behind the one before: offset {expected[at]}, got {offsets[at]}", position=at
+            f"expected each record right behind the one before: offset {expected[at]}, got {offsets[at]}",
+            position=at,
         )
     end = int(ends[-1]) if len(ends) else 0
     if size is not None and end != size:
-        raise IndexMismatchError(f"expected records up to the end of the file ({size} bytes), got an end of {end}")
+        raise IndexMismatchError(
+            f"expected records up to the end of the file ({size} bytes), got an end of {end}"
+        )
 
 
 def _load(path: str, data: FileSource | None, access: Access) -> RecordIndex:
@@ -314,7 +377,9 @@ def _load(path: str, data: FileSource | None, access: Access) -> RecordIndex:
     fingerprint = metadata["fingerprint"]
     try:
         if metadata["compression_type"] not in COMPRESSION_TYPES:
-            raise IndexMismatchError("expected the compression '', 'GZIP', 'ZLIB' or 'SNAPPY', got another")
+            raise IndexMismatchError(
+                "expected the compression '', 'GZIP', 'ZLIB' or 'SNAPPY', got another"
+            )
         return RecordIndex(
             found.arrays["offsets"],
             found.arrays["lengths"],
@@ -338,12 +403,14 @@ def load_fresh(path: str, data: FileSource, access: Access = DEFAULT_ACCESS) -> 
         access: How a remote index is reached.
 
     Raises:
-        IndexMismatchError: it is not, or is none; nothing larger than an index of that file is read.
+        IndexMismatchError: it is not, or is none; nothing larger than an index of that file is
+            read.
         OSError: the index cannot be opened.
     """
     index = _load(path, data, access)
     index.check_fresh(data)
-    # A plain file needs no look: its records would not fill it. What is empty is of any compression.
+    # A plain file needs no look: its records would not fill it. What is empty is of any
+    # compression.
     if (
         index.compression_type
         and data.file_size

@@ -1,4 +1,6 @@
-"""Finding the indexes of data files, building those that are missing or stale, and keeping what was built."""
+"""Finding the indexes of data files, building those that are missing or stale, and keeping what was
+built.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +17,10 @@ from typing import Generic, TypeVar, get_args
 
 from torch_tfrecord.arguments import IndexPolicy, one_of
 from torch_tfrecord.errors import IndexMismatchError, TFRecordError, outer_level
+from torch_tfrecord.files.access import DEFAULT_ACCESS, Access
+from torch_tfrecord.files.storage import FileSource, is_remote, open_file, open_files
+from torch_tfrecord.files.store import RemoteInfo
+from torch_tfrecord.files.together import each_at_once
 from torch_tfrecord.progress import ProgressBar
 from torch_tfrecord.records.build_turns import Waiting, build_alone, in_own_order
 from torch_tfrecord.records.index import RecordIndex, index_source, load_fresh
@@ -26,10 +32,6 @@ from torch_tfrecord.records.sidecar import (
     sidecar_folder,
     write_sidecar,
 )
-from torch_tfrecord.records.storage import FileSource, is_remote, open_file, open_files
-from torch_tfrecord.remote.access import DEFAULT_ACCESS, Access
-from torch_tfrecord.remote.store import RemoteInfo
-from torch_tfrecord.remote.together import each_at_once
 from torch_tfrecord.shown import printable
 
 __all__ = ["IndexKeeper", "Kept", "SidecarKeeper"]
@@ -42,7 +44,9 @@ _MOST_BUILDING = 2  # indexes at once: each takes a processor, and reads ahead
 
 @contextlib.contextmanager
 def _tidy_folder(place: str) -> Iterator[None]:
-    """`sidecar_folder`, of which a hidden one is removed in any case if it is empty: nothing could be kept there."""
+    """`sidecar_folder`, of which a hidden one is removed in any case if it is empty: nothing could
+    be kept there.
+    """
     with sidecar_folder(place):
         yield
     if Path(place).parent.name == SIDECAR_FOLDER:
@@ -57,7 +61,8 @@ class Kept(Generic[_Index]):
     Attributes:
         path: The data file.
         name: The path that the sidecar is kept for: the data file's, or one beside it.
-        load: Loads it from a place; IndexMismatchError where it is not of the data, OSError where it is not there.
+        load: Loads it from a place; IndexMismatchError where it is not of the data, OSError where
+            it is not there.
         build: Builds it.
         content: The bytes to keep.
     """
@@ -70,13 +75,14 @@ class Kept(Generic[_Index]):
 
 
 class SidecarKeeper(Generic[_Index]):
-    """Finds what is kept beside data files, builds what is missing or stale, and keeps what it built.
+    """Finds what is kept beside data files, builds what is missing or stale, and keeps what it
+    built.
 
     Args:
-        policy: "auto" (use a fresh sidecar, else build and keep), "require" (never build), "memory" (build, keep
-            nothing and look at no sidecar).
-        index_dir: A folder to keep indexes in; without it they lie beside the data, or in the user's cache where that
-            cannot be written.
+        policy: "auto" (use a fresh sidecar, else build and keep), "require" (never build), "memory"
+            (build, keep nothing and look at no sidecar).
+        index_dir: A folder to keep indexes in; without it they lie beside the data, or in the
+            user's cache where that cannot be written.
         kind: What is kept, for errors: "index"; and how to build it, where it is required.
     """
 
@@ -84,7 +90,11 @@ class SidecarKeeper(Generic[_Index]):
     """Whether what was kept is loaded again, since parts of it stay in the file."""
 
     def __init__(
-        self, policy: IndexPolicy, index_dir: str | os.PathLike[str] | None, kind: str = "index", advice: str = ""
+        self,
+        policy: IndexPolicy,
+        index_dir: str | os.PathLike[str] | None,
+        kind: str = "index",
+        advice: str = "",
     ) -> None:
         one_of("index", policy, *get_args(IndexPolicy))
         self._policy = policy
@@ -120,7 +130,9 @@ class SidecarKeeper(Generic[_Index]):
             if not self._help():
                 waiting.pause()
 
-    def _load(self, kept: Kept[_Index], where: Iterable[str]) -> tuple[_Index | None, IndexMismatchError | None]:
+    def _load(
+        self, kept: Kept[_Index], where: Iterable[str]
+    ) -> tuple[_Index | None, IndexMismatchError | None]:
         """What is kept; or what is wrong with it, where something is there."""
         stale: IndexMismatchError | None = None
         for place in where:
@@ -136,14 +148,17 @@ class SidecarKeeper(Generic[_Index]):
         return build_alone(new_places(name, self._index_dir), _tidy_folder)
 
     def _help(self) -> bool:
-        """Build something else that is missing while another process builds what is asked for; whether there was."""
+        """Build something else that is missing while another process builds what is asked for;
+        whether there was.
+        """
         return False
 
     def _build_and_keep(self, kept: Kept[_Index]) -> _Index:
         found = kept.build()
         place = self._written(kept, kept.content(found))
         if place is not None and self._reloads:
-            with contextlib.suppress(OSError, IndexMismatchError):  # another process may have put there another one
+            # another process may have put there another one
+            with contextlib.suppress(OSError, IndexMismatchError):
                 return kept.load(place)
         return found
 
@@ -197,7 +212,9 @@ class IndexKeeper(SidecarKeeper[RecordIndex]):
         compression_type: str = "auto",
         access: Access = DEFAULT_ACCESS,
     ) -> None:
-        super().__init__(policy, index_dir, advice="build it with `tfrecord index`, or use index='auto'")
+        super().__init__(
+            policy, index_dir, advice="build it with `tfrecord index`, or use index='auto'"
+        )
         self._verify = verify_crc
         self._compression_type = compression_type
         self._access = access
@@ -208,10 +225,13 @@ class IndexKeeper(SidecarKeeper[RecordIndex]):
         """The index of each file, in order; see `each`."""
         return list(self.each(paths))
 
-    def each(self, paths: Sequence[str], infos: Mapping[str, RemoteInfo] | None = None) -> Iterator[RecordIndex]:
+    def each(
+        self, paths: Sequence[str], infos: Mapping[str, RemoteInfo] | None = None
+    ) -> Iterator[RecordIndex]:
         """The index of each file, one after the other, so that a caller may drop what it has used.
 
-        A progress bar appears when building takes more than a second. Indexes of remote files are looked for at once.
+        A progress bar appears when building takes more than a second. Indexes of remote files are
+        looked for at once.
 
         Args:
             paths: The files.
@@ -228,10 +248,14 @@ class IndexKeeper(SidecarKeeper[RecordIndex]):
             yield self.index(open_file(path)) if found is None else next(found)
         self.warn_of_displaced()
 
-    def _each_remote(self, paths: Sequence[str], infos: Mapping[str, RemoteInfo] | None) -> Iterator[RecordIndex]:
+    def _each_remote(
+        self, paths: Sequence[str], infos: Mapping[str, RemoteInfo] | None
+    ) -> Iterator[RecordIndex]:
         """The same of files some of which are remote: of many of them at once."""
         for begin in range(0, len(paths), _FILES_AT_ONCE):
-            yield from each_at_once(self.index, open_files(paths[begin : begin + _FILES_AT_ONCE], self._access, infos))
+            yield from each_at_once(
+                self.index, open_files(paths[begin : begin + _FILES_AT_ONCE], self._access, infos)
+            )
 
     def index(self, data: FileSource) -> RecordIndex:
         """The index of one file; see `each`. May be called from several threads."""
@@ -250,13 +274,18 @@ class IndexKeeper(SidecarKeeper[RecordIndex]):
 
     def _build(self, data: FileSource) -> RecordIndex:
         with self._building:
-            return index_source(data, verify_crc=self._verify, compression_type=self._compression_type)
+            return index_source(
+                data, verify_crc=self._verify, compression_type=self._compression_type
+            )
 
     def _help(self) -> bool:
         while self._to_help:
             path = self._to_help.popleft()
             # What fails comes again in that file's turn.
-            with contextlib.suppress(OSError, TFRecordError), self._building_alone(path) as is_alone:
+            with (
+                contextlib.suppress(OSError, TFRecordError),
+                self._building_alone(path) as is_alone,
+            ):
                 if is_alone:
                     kept = self._kept(open_file(path, self._access))
                     if self._load(kept, places(path, self._index_dir))[0] is None:

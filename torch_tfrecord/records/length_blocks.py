@@ -1,16 +1,17 @@
-"""Lengths of neighbouring records in few bits: what a block adds to its least one, the longest few apart.
+"""Lengths of neighbouring records in few bits: what a block adds to its least one, the longest few
+apart.
 
 ::
 
     8 bytes      the least length
     1 byte       bits of each difference from it, 0 to 56
     2 bytes      number of exceptions
-    n * bits     the low bits of each difference, one behind the other, from the lowest bit of each byte on
-    2 bytes each numbers of the exceptions in the block, ascending
+    n * bits     the low bits of each difference, one behind the other, from the lowest bit of each
+    byte on 2 bytes each numbers of the exceptions in the block, ascending
     8 bytes each what is above the low bits of each
 
-All integers are little-endian. Records of one kind need little more than the bits in which their lengths differ, and
-records of equal length none.
+All integers are little-endian. Records of one kind need little more than the bits in which their
+lengths differ, and records of equal length none.
 """
 
 from __future__ import annotations
@@ -52,14 +53,17 @@ def pack_lengths(lengths: _Integers) -> bytes:
     matrix = (over[:, None] >> np.arange(bits)) & 1
     low = np.packbits(matrix.astype(np.uint8), bitorder="little")
     head = int(least).to_bytes(8, "little") + bytes([bits]) + len(at).to_bytes(2, "little")
-    return b"".join([head, low.tobytes(), at.astype("<u2").tobytes(), high[at].astype("<i8").tobytes()])
+    return b"".join(
+        [head, low.tobytes(), at.astype("<u2").tobytes(), high[at].astype("<i8").tobytes()]
+    )
 
 
 def unpack_lengths(block: bytes, count: int) -> _Integers:
     """The lengths that `pack_lengths` was given: int64 [count].
 
     Raises:
-        ValueError: no block of so many records. What the lengths say is not looked at, not even their sign.
+        ValueError: no block of so many records. What the lengths say is not looked at, not even
+            their sign.
     """
     bits = block[8] if len(block) >= _HEAD_BYTES else _MOST_BITS + 1
     if bits > _MOST_BITS:
@@ -68,14 +72,18 @@ def unpack_lengths(block: bytes, count: int) -> _Integers:
     low_bytes = (count * bits + 7) // 8
     end = _HEAD_BYTES + low_bytes
     if len(block) != end + num_exceptions * _EXCEPTION_BYTES:
-        raise ValueError(f"a block of {end + num_exceptions * _EXCEPTION_BYTES} bytes, got {len(block)}")
+        raise ValueError(
+            f"a block of {end + num_exceptions * _EXCEPTION_BYTES} bytes, got {len(block)}"
+        )
     lengths = np.full(count, int.from_bytes(block[:8], "little", signed=True))
     if bits:
         padded = block + bytes(8)
         words = np.ndarray(len(padded) - 7, "<u8", padded, strides=(1,))  # one at each byte
         begins = np.arange(count, dtype=np.int64) * bits
         begins += _HEAD_BYTES * 8
-        lengths += ((words[begins >> 3] >> (begins & 7).view(np.uint64)) & np.uint64((1 << bits) - 1)).view(np.int64)
+        lengths += (
+            (words[begins >> 3] >> (begins & 7).view(np.uint64)) & np.uint64((1 << bits) - 1)
+        ).view(np.int64)
     if num_exceptions:
         at = np.frombuffer(block, "<u2", num_exceptions, end)
         if at.max() >= count:

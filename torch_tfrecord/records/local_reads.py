@@ -1,4 +1,6 @@
-"""Read and check batches of records, or of parts of them, from local files with the compiled core."""
+"""Read and check batches of records, or of parts of them, from local files with the compiled
+core.
+"""
 
 from __future__ import annotations
 
@@ -9,18 +11,19 @@ import numpy as np
 import numpy.typing as npt
 
 from torch_tfrecord.batch_memory import scratch_bytes
+from torch_tfrecord.files.compression import ByteSource
+from torch_tfrecord.files.descriptors import Descriptor
+from torch_tfrecord.files.read_plan import reading_order
+from torch_tfrecord.files.storage import LocalFile
 from torch_tfrecord.native import native_module
-from torch_tfrecord.records.compression import ByteSource
-from torch_tfrecord.records.descriptors import Descriptor
 from torch_tfrecord.records.packed_records import PackedRecords
-from torch_tfrecord.records.read_plan import reading_order
-from torch_tfrecord.records.storage import LocalFile
 
 __all__ = ["read_local_batch", "read_local_values"]
 
 _Integers: TypeAlias = "npt.NDArray[np.int64]"
 
-# Above this, a length in the index may be wrong, and must not allocate memory before the file sizes are known.
+# Above this, a length in the index may be wrong, and must not allocate memory before the file sizes
+# are known.
 _MOST_BYTES = 1 << 30
 
 
@@ -35,8 +38,8 @@ def read_local_batch(
 ) -> PackedRecords | None:
     """`RecordReader.read_batch` for local files, with the same arguments; None if in doubt.
 
-    A fast path: it releases the GIL once per batch and creates few objects. If it returns None, the caller reads again
-    on the slow path, which finds the error.
+    A fast path: it releases the GIL once per batch and creates few objects. If it returns None, the
+    caller reads again on the slow path, which finds the error.
     """
     native = native_module("frames")
     if native is None:
@@ -44,7 +47,9 @@ def read_local_batch(
     numbers = np.empty((5, len(files)), np.int64)
     ranges, places = numbers[:4], numbers[4]
     order = None if native.in_order(files, offsets) else reading_order(files, offsets)
-    plan = native.plan_reads(files, offsets, lengths, order, LocalFile.max_gap_bytes, window_bytes, ranges, places)
+    plan = native.plan_reads(
+        files, offsets, lengths, order, LocalFile.max_gap_bytes, window_bytes, ranges, places
+    )
     if plan is None or plan[1] > _MOST_BYTES:
         return None
     num_ranges, num_bytes, files_read = plan
@@ -60,15 +65,20 @@ def read_local_batch(
         is_end = last >= len(files_read)
         end = num_ranges if is_end else int(np.searchsorted(ranges[0, :num_ranges], last))
         to_check = places if is_end else places[:0]
-        if not native.read_records(facts, first, ranges, begin, end, buffer, to_check, lengths, verify_crc):
+        if not native.read_records(
+            facts, first, ranges, begin, end, buffer, to_check, lengths, verify_crc
+        ):
             return None
         begin, first = end, last
         del held  # before waiting for others
     return PackedRecords(buffer, places, lengths)
 
 
-def _hold(source_of: Callable[[int], ByteSource], files: Sequence[int]) -> list[tuple[Descriptor, int]] | None:
-    """Open as many of the files as allowed, at least one, as a batch may come from thousands; return them with sizes.
+def _hold(
+    source_of: Callable[[int], ByteSource], files: Sequence[int]
+) -> list[tuple[Descriptor, int]] | None:
+    """Open as many of the files as allowed, at least one, as a batch may come from thousands;
+    return them with sizes.
 
     None if one is not a local file.
     """
@@ -85,9 +95,13 @@ def _hold(source_of: Callable[[int], ByteSource], files: Sequence[int]) -> list[
 
 
 def read_local_values(
-    source_of: Callable[[int], ByteSource], files: Sequence[int], counts: Sequence[int], places: _Integers
+    source_of: Callable[[int], ByteSource],
+    files: Sequence[int],
+    counts: Sequence[int],
+    places: _Integers,
 ) -> list[bytes] | None:
-    """Read parts of files as bytes, each checked against its checksum; None if in doubt, see `read_local_batch`.
+    """Read parts of files as bytes, each checked against its checksum; None if in doubt, see
+    `read_local_batch`.
 
     Args:
         source_of: The open source of a file, by its number.
@@ -105,7 +119,9 @@ def read_local_values(
         if held is None:
             return None
         last = first + len(held)
-        facts = [(*_fact(each), count) for each, count in zip(held, counts[first:last], strict=True)]
+        facts = [
+            (*_fact(each), count) for each, count in zip(held, counts[first:last], strict=True)
+        ]
         end = len(values) + sum(counts[first:last])
         found = native.read_values(facts, places[len(values) : end])
         if found is None:

@@ -1,9 +1,9 @@
 """The manifest: one file for the indexes of all shards, of which a reader loads what it needs.
 
-Its head has a row for each shard and for each block of records, under one checksum; the blocks behind it have a
-checksum each. A data set opens from the head alone, and the blocks of the records that it reads follow by ranges, so
-that 100,000 shards with 10^9 records need some tens of MiB. Names are relative to the folder of the manifest: data are
-copied together with it.
+Its head has a row for each shard and for each block of records, under one checksum; the blocks
+behind it have a checksum each. A data set opens from the head alone, and the blocks of the records
+that it reads follow by ranges, so that 100,000 shards with 10^9 records need some tens of MiB.
+Names are relative to the folder of the manifest: data are copied together with it.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ import numpy as np
 import numpy.typing as npt
 
 from torch_tfrecord.errors import IndexMismatchError
-from torch_tfrecord.records.checksum import crc32c
+from torch_tfrecord.files.access import DEFAULT_ACCESS, Access
+from torch_tfrecord.files.checksum import crc32c
+from torch_tfrecord.files.storage import FileSource, open_file
 from torch_tfrecord.records.framing import OVERHEAD_BYTES
 from torch_tfrecord.records.index import COMPRESSION_TYPES, RecordIndex
 from torch_tfrecord.records.length_blocks import BLOCK_RECORDS, pack_lengths, unpack_lengths
 from torch_tfrecord.records.sidecar_file import SidecarFormat, pack, read_source, stored_number
-from torch_tfrecord.records.storage import FileSource, open_file
-from torch_tfrecord.remote.access import DEFAULT_ACCESS, Access
 
 __all__ = ["MANIFEST_SUFFIX", "Manifest", "ShardRow", "is_manifest", "manifest_parts", "shard_row"]
 
@@ -93,14 +93,22 @@ def shard_row(index: RecordIndex) -> ShardRow:
     blocks = [pack_lengths(index.lengths[first : first + BLOCK_RECORDS]) for first in firsts]
     stream_size = int(index.offsets[-1] + index.lengths[-1] + OVERHEAD_BYTES) if len(index) else 0
     crcs = [crc32c(block) for block in blocks]
-    return ShardRow(index.without_records(), len(index), stream_size, index.offsets[firsts].tolist(), blocks, crcs)
+    return ShardRow(
+        index.without_records(),
+        len(index),
+        stream_size,
+        index.offsets[firsts].tolist(),
+        blocks,
+        crcs,
+    )
 
 
 def manifest_parts(names: Sequence[str], rows: Sequence[ShardRow]) -> Iterable[bytes]:
     """The bytes of a manifest, in pieces.
 
     Args:
-        names: Of each shard, relative to the manifest's folder, with ``/``; or with a ``scheme://``.
+        names: Of each shard, relative to the manifest's folder, with ``/``; or with a
+            ``scheme://``.
         rows: Of each shard, in the same order.
     """
     columns: dict[str, Sequence[Any]] = {
@@ -108,7 +116,9 @@ def manifest_parts(names: Sequence[str], rows: Sequence[ShardRow]) -> Iterable[b
         "stream_sizes": [row.stream_size for row in rows],
         "num_records": [row.num_records for row in rows],
         "mtimes_ns": [row.facts.mtime_ns for row in rows],
-        "fingerprints": [_UNKNOWN if row.facts.fingerprint is None else row.facts.fingerprint for row in rows],
+        "fingerprints": [
+            _UNKNOWN if row.facts.fingerprint is None else row.facts.fingerprint for row in rows
+        ],
         "compression": [COMPRESSION_TYPES.index(row.facts.compression_type) for row in rows],
         "block_offsets": [offset for row in rows for offset in row.offsets],
         "block_bytes": [len(block) for row in rows for block in row.blocks],
@@ -116,10 +126,18 @@ def manifest_parts(names: Sequence[str], rows: Sequence[ShardRow]) -> Iterable[b
     }
     arrays = {name: np.array(values, _FORMAT.arrays[name]) for name, values in columns.items()}
     has_etags = any(row.facts.etag for row in rows)
-    texts = {"names": _joined(names), "etags": _joined([row.facts.etag or "" for row in rows]) if has_etags else b""}
+    texts = {
+        "names": _joined(names),
+        "etags": _joined([row.facts.etag or "" for row in rows]) if has_etags else b"",
+    }
     packed = {name: np.frombuffer(zlib.compress(text), np.uint8) for name, text in texts.items()}
-    metadata = {"num_files": str(len(rows)), **{f"{name}_bytes": str(len(text)) for name, text in texts.items()}}
-    yield pack(_FORMAT, metadata, {**arrays, **packed}, int(arrays["block_bytes"].sum(dtype=np.int64)))
+    metadata = {
+        "num_files": str(len(rows)),
+        **{f"{name}_bytes": str(len(text)) for name, text in texts.items()},
+    }
+    yield pack(
+        _FORMAT, metadata, {**arrays, **packed}, int(arrays["block_bytes"].sum(dtype=np.int64))
+    )
     for row in rows:
         yield from row.blocks
 
@@ -131,8 +149,8 @@ def _joined(texts: Sequence[str]) -> bytes:
 class Manifest:
     """A manifest that is open: its head is in memory, its blocks are read when they are asked for.
 
-    Pickles as its path: who unpickles it reads the head again, and holds it against the checksum of before. May be used
-    after a fork, whose processes share the head, and from threads.
+    Pickles as its path: who unpickles it reads the head again, and holds it against the checksum of
+    before. May be used after a fork, whose processes share the head, and from threads.
 
     Args:
         path: The file.
@@ -207,7 +225,8 @@ class Manifest:
         """Where the records of blocks lie, by ascending numbers of the blocks.
 
         Returns:
-            int64 [M, BLOCK_RECORDS + 1]: of each the offsets of its records, then the end of the last.
+            int64 [M, BLOCK_RECORDS + 1]: of each the offsets of its records, then the end of the
+            last.
 
         Raises:
             IndexMismatchError: a block is damaged, or its records do not lie one behind the other.
@@ -246,7 +265,9 @@ class _Head:
                 np.cumsum(self.block_bytes, dtype=np.int64) - self.block_bytes
             )
             self.etags = (
-                self._texts(found.arrays["etags"], "etags_bytes") if found.metadata["etags_bytes"] != "0" else []
+                self._texts(found.arrays["etags"], "etags_bytes")
+                if found.metadata["etags_bytes"] != "0"
+                else []
             )
         except IndexMismatchError as error:
             error.locate(path=source.path)
@@ -255,7 +276,9 @@ class _Head:
     def _check_rows(self, num_files: int) -> None:
         lengths = {len(getattr(self, name)) for name in _ROWS}
         if lengths != {num_files}:
-            raise IndexMismatchError(f"expected {num_files} rows in each column, got {sorted(lengths)}")
+            raise IndexMismatchError(
+                f"expected {num_files} rows in each column, got {sorted(lengths)}"
+            )
         sizes = (self.file_sizes, self.stream_sizes, self.num_records, self.mtimes_ns)
         is_bad = np.zeros(num_files, bool)
         for column in sizes:
@@ -267,13 +290,17 @@ class _Head:
         is_bad |= (self.compression == 0) & (self.file_sizes != self.stream_sizes)
         is_bad |= (self.num_records == 0) & (self.stream_sizes > 0)
         if is_bad.any():
-            raise IndexMismatchError(f"expected numbers of a TFRecord file, got others in row {int(is_bad.argmax())}")
+            raise IndexMismatchError(
+                f"expected numbers of a TFRecord file, got others in row {int(is_bad.argmax())}"
+            )
 
     def _check_blocks(self, arrays: Mapping[str, npt.NDArray[Any]], lazy_bytes: int) -> None:
         num_blocks = int(self.first_blocks[-1])
         lengths = {len(arrays[name]) for name in ("block_offsets", "block_bytes", "block_crcs")}
         if lengths != {num_blocks}:
-            raise IndexMismatchError(f"expected {num_blocks} blocks, by the numbers of records, got {sorted(lengths)}")
+            raise IndexMismatchError(
+                f"expected {num_blocks} blocks, by the numbers of records, got {sorted(lengths)}"
+            )
         block_bytes = int(self.block_bytes.sum(dtype=np.int64))
         if block_bytes != lazy_bytes:
             raise IndexMismatchError(f"expected {block_bytes} bytes of blocks, got {lazy_bytes}")
@@ -289,7 +316,12 @@ class _Head:
             inflater = zlib.decompressobj()
             text = inflater.decompress(packed.tobytes(), size + 1)
             texts = text.decode("utf-8", "surrogateescape").split("\0", len(self.num_records))
-            if len(text) != size or not inflater.eof or len(texts) != len(self.num_records) + 1 or texts.pop():
+            if (
+                len(text) != size
+                or not inflater.eof
+                or len(texts) != len(self.num_records) + 1
+                or texts.pop()
+            ):
                 raise ValueError(f"{len(text)} bytes of others")
         except (ValueError, zlib.error) as error:
             text_ = f"expected a text for each of {len(self.num_records)} shards, got {error}"
@@ -308,8 +340,13 @@ class _Head:
         first = np.flatnonzero(is_new)
         lasts = np.append(first[1:], len(blocks)) - 1
         if len(first):
-            self._source.read_ranges(begins[first], ends[lasts] - starts[first], memoryview(buffer), starts[first])
-        found = [bytes(buffer[start:end]) for start, end in zip(starts.tolist(), ends.tolist(), strict=True)]
+            self._source.read_ranges(
+                begins[first], ends[lasts] - starts[first], memoryview(buffer), starts[first]
+            )
+        found = [
+            bytes(buffer[start:end])
+            for start, end in zip(starts.tolist(), ends.tolist(), strict=True)
+        ]
         for number, block in zip(blocks.tolist(), found, strict=True):
             if crc32c(block) != self.block_crcs.item(number):
                 text = f"expected block {number} with checksum {self.block_crcs[number]:08x}, got {crc32c(block):08x}"
@@ -319,7 +356,9 @@ class _Head:
     def borders(self, blocks: _Integers) -> _Integers:
         found = np.empty((len(blocks), BLOCK_RECORDS + 1), np.int64)
         shards = np.searchsorted(self.first_blocks, blocks, side="right") - 1
-        numbers = zip(blocks.tolist(), shards.tolist(), self.read_blocks(blocks), found, strict=True)
+        numbers = zip(
+            blocks.tolist(), shards.tolist(), self.read_blocks(blocks), found, strict=True
+        )
         for number, shard, block, borders in numbers:
             self._fill(borders, number, shard, block)
         return found
@@ -328,20 +367,36 @@ class _Head:
         first_block, next_first = self.first_blocks[shard : shard + 2].tolist()
         size = self.stream_sizes.item(shard)
         is_last = number + 1 == next_first
-        count = self.num_records.item(shard) - (number - first_block) * BLOCK_RECORDS if is_last else BLOCK_RECORDS
+        count = (
+            self.num_records.item(shard) - (number - first_block) * BLOCK_RECORDS
+            if is_last
+            else BLOCK_RECORDS
+        )
         begin = self.block_offsets.item(number)
         end = size if is_last else self.block_offsets.item(number + 1)
         try:
             lengths = unpack_lengths(block, count)
         except ValueError as error:
-            raise IndexMismatchError(f"block {number}: expected {error}", path=self._source.path) from error
+            raise IndexMismatchError(
+                f"block {number}: expected {error}", path=self._source.path
+            ) from error
         borders[0] = begin
         borders[1:] = end
         inside = borders[1 : count + 1]
         np.cumsum(lengths, out=inside)
         inside += np.arange(1, count + 1) * OVERHEAD_BYTES + begin
         # With a length below 2^62 behind an end below it no sum overflows unseen.
-        is_whole = begin >= 0 and (number > first_block or begin == 0) and inside.item(count - 1) == end <= size
-        if not is_whole or lengths.min() < 0 or lengths.max() > size or inside.min() < 0 or inside.max() > size:
+        is_whole = (
+            begin >= 0
+            and (number > first_block or begin == 0)
+            and inside.item(count - 1) == end <= size
+        )
+        if (
+            not is_whole
+            or lengths.min() < 0
+            or lengths.max() > size
+            or inside.min() < 0
+            or inside.max() > size
+        ):
             text = f"block {number}: expected records one behind the other from byte {begin} to byte {end}"
             raise IndexMismatchError(f"{text}, got others", path=self._source.path)

@@ -7,18 +7,25 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from torch_tfrecord.errors import IndexMismatchError
+from torch_tfrecord.files.access import DEFAULT_ACCESS, Access
+from torch_tfrecord.files.atomic import write_atomically
+from torch_tfrecord.files.storage import is_remote, local_path, open_file
+from torch_tfrecord.files.store import RemoteInfo
+from torch_tfrecord.files.together import each_at_once
 from torch_tfrecord.progress import ProgressBar
-from torch_tfrecord.records.atomic import write_atomically
 from torch_tfrecord.records.index_keeper import IndexKeeper
-from torch_tfrecord.records.manifest import MANIFEST_SUFFIX, Manifest, ShardRow, is_manifest, manifest_parts, shard_row
+from torch_tfrecord.records.manifest import (
+    MANIFEST_SUFFIX,
+    Manifest,
+    ShardRow,
+    is_manifest,
+    manifest_parts,
+    shard_row,
+)
 from torch_tfrecord.records.manifest_files import manifest_path, relative_names, shard_paths
 from torch_tfrecord.records.paths import Paths, found_files
 from torch_tfrecord.records.sidecar import write_sidecar
-from torch_tfrecord.records.storage import is_remote, local_path, open_file
 from torch_tfrecord.records.upload_file import upload_bytes
-from torch_tfrecord.remote.access import DEFAULT_ACCESS, Access
-from torch_tfrecord.remote.store import RemoteInfo
-from torch_tfrecord.remote.together import each_at_once
 from torch_tfrecord.shown import without_secrets
 
 __all__ = ["WrittenManifest", "build_manifest", "write_manifest"]
@@ -43,24 +50,28 @@ class WrittenManifest(NamedTuple):
 
 
 def build_manifest(
-    paths: Paths, out: str | os.PathLike[str] | None = None, *, storage_options: Mapping[str, Any] | None = None
+    paths: Paths,
+    out: str | os.PathLike[str] | None = None,
+    *,
+    storage_options: Mapping[str, Any] | None = None,
 ) -> str:
-    """Write one file for the indexes of all shards, from which a dataset opens without a look at each.
+    """Write one file for the indexes of all shards, from which a dataset opens without a look at
+    each.
 
-    It holds name, size, modification time and fingerprint of each shard, and where its records lie, in at most three
-    bytes a record for records of one kind. A dataset of these files, or of some of them, finds it by itself where it
-    was written without `out`; else give the dataset the manifest in place of its files. It loads what it needs: 100,000
-    shards with 10^9 records need 40 to 90 MiB. Names are relative to the manifest: copy the whole folder, and it
-    stays valid.
+    It holds name, size, modification time and fingerprint of each shard, and where its records lie,
+    in at most three bytes a record for records of one kind. A dataset of these files, or of some of
+    them, finds it by itself where it was written without `out`; else give the dataset the manifest
+    in place of its files. It loads what it needs: 100,000 shards with 10^9 records need 40 to 90
+    MiB. Names are relative to the manifest: copy the whole folder, and it stays valid.
 
-    Fresh indexes are used, and missing ones built by several threads and kept, as `TFRecordDataset` does. What a
-    manifest in the same place says of shards that did not change is taken over; without `out` it stays the manifest of
-    all of them, also of those that are not in `paths`.
+    Fresh indexes are used, and missing ones built by several threads and kept, as `TFRecordDataset`
+    does. What a manifest in the same place says of shards that did not change is taken over;
+    without `out` it stays the manifest of all of them, also of those that are not in `paths`.
 
     Args:
         paths: As of `find_files`.
-        out: Where it is written, ending with ``.safetensors``; None for ``.torch_index/manifest.safetensors`` in the
-            folder that holds all the files.
+        out: Where it is written, ending with ``.safetensors``; None for
+            ``.torch_index/manifest.safetensors`` in the folder that holds all the files.
         storage_options: As of `TFRecordDataset`.
 
     Returns:
@@ -68,7 +79,8 @@ def build_manifest(
 
     Raises:
         TFRecordError: a shard that must be indexed is damaged.
-        OSError: a shard cannot be read, or the manifest not be written; nothing was changed in its place.
+        OSError: a shard cannot be read, or the manifest not be written; nothing was changed in its
+            place.
         ValueError: `out` has another ending, or is in another storage than the files.
 
     Example:
@@ -92,9 +104,11 @@ def write_manifest(
     Args:
         paths: See there.
         out: See there.
-        index_dir: As of `TFRecordDataset`: where the indexes are kept, and without `out` the manifest.
+        index_dir: As of `TFRecordDataset`: where the indexes are kept, and without `out` the
+            manifest.
         access: How remote files are reached.
-        again: Take the rows of `paths` from the indexes in any case, not from the manifest of before.
+        again: Take the rows of `paths` from the indexes in any case, not from the manifest of
+            before.
     """
     files, infos = found_files(paths, access)
     place = manifest_path(files, index_dir) if out is None else local_path(out)
@@ -111,14 +125,20 @@ def write_manifest(
 
     def work(path: str) -> tuple[ShardRow, bool]:
         """The row of a file, and whether it is new."""
-        row = _current(path, known[path], access, infos.get(path)) if path in known and path not in asked else None
+        row = (
+            _current(path, known[path], access, infos.get(path))
+            if path in known and path not in asked
+            else None
+        )
         if row is not None:
             return row, False
         source = open_file(path, access, infos.get(path))
         new = shard_row(keeper.index(source))
         return new._replace(facts=new.facts.of_version(source)), True
 
-    found = list(ProgressBar(each_at_once(work, files), "indexing", total=len(files), unit="file", delay=1.0))
+    found = list(
+        ProgressBar(each_at_once(work, files), "indexing", total=len(files), unit="file", delay=1.0)
+    )
     keeper.warn_of_displaced()
     parts = list(manifest_parts(relative_names(files, place), [row for row, _ in found]))
     if is_remote(place):
@@ -128,7 +148,9 @@ def write_manifest(
     else:
         write_atomically(place, *parts)
     num_records = sum(row.num_records for row, _ in found)
-    return WrittenManifest(place, len(files), num_records, sum(map(len, parts)), sum(is_new for _, is_new in found))
+    return WrittenManifest(
+        place, len(files), num_records, sum(map(len, parts)), sum(is_new for _, is_new in found)
+    )
 
 
 def _known_rows(place: str, access: Access) -> dict[str, ShardRow]:
@@ -141,7 +163,9 @@ def _known_rows(place: str, access: Access) -> dict[str, ShardRow]:
         return {}
 
 
-def _current(path: str, row: ShardRow, access: Access, info: RemoteInfo | None = None) -> ShardRow | None:
+def _current(
+    path: str, row: ShardRow, access: Access, info: RemoteInfo | None = None
+) -> ShardRow | None:
     """A row with time and ETag of now, if it is of a file as it is now, else None."""
     facts = row.facts
     try:
@@ -153,7 +177,9 @@ def _current(path: str, row: ShardRow, access: Access, info: RemoteInfo | None =
             return None
         source = open_file(path, access, info)
         # Without the time, which a copy changes.
-        timeless = facts.bare(facts.file_size, facts.compression_type, 0, facts.fingerprint, facts.etag)
+        timeless = facts.bare(
+            facts.file_size, facts.compression_type, 0, facts.fingerprint, facts.etag
+        )
         timeless.check_fresh(source)
         return row._replace(facts=facts.of_version(source))
     except (OSError, IndexMismatchError):

@@ -13,6 +13,9 @@ import numpy.typing as npt
 
 from torch_tfrecord.arguments import IndexPolicy
 from torch_tfrecord.errors import IndexMismatchError, outer_level
+from torch_tfrecord.files.access import DEFAULT_ACCESS, Access
+from torch_tfrecord.files.storage import is_remote
+from torch_tfrecord.files.store import RemoteInfo
 from torch_tfrecord.records.index import COMPRESSION_TYPES, RecordIndex
 from torch_tfrecord.records.manifest import Manifest
 from torch_tfrecord.records.manifest_files import (
@@ -24,9 +27,6 @@ from torch_tfrecord.records.manifest_files import (
 )
 from torch_tfrecord.records.manifest_table import is_range, manifest_table
 from torch_tfrecord.records.paths import Paths, found_files, named_manifest
-from torch_tfrecord.records.storage import is_remote
-from torch_tfrecord.remote.access import DEFAULT_ACCESS, Access
-from torch_tfrecord.remote.store import RemoteInfo
 
 __all__ = ["ManifestShards", "open_shards"]
 
@@ -34,7 +34,8 @@ _Integers: TypeAlias = "npt.NDArray[np.int64]"
 
 
 class ManifestShards:
-    """The shards of a data set by a manifest; pickles small, and reads its head again where it is needed.
+    """The shards of a data set by a manifest; pickles small, and reads its head again where it is
+    needed.
 
     Args:
         manifest: The manifest.
@@ -53,7 +54,9 @@ class ManifestShards:
 
     def __init__(self, manifest: Manifest, rows: _Integers, files: list[str]) -> None:
         self._manifest, self._rows, self.files = manifest, rows, files
-        self._mtimes = None if is_remote(manifest.path) or is_remote(files[0]) else self._checked_mtimes()
+        self._mtimes = (
+            None if is_remote(manifest.path) or is_remote(files[0]) else self._checked_mtimes()
+        )
         self.table = manifest_table(manifest, rows)
         compressed = np.flatnonzero(manifest.head.compression[rows])
         self.first_compressed = files[compressed[0]] if len(compressed) else None
@@ -73,14 +76,18 @@ class ManifestShards:
         return facts
 
     def check_compression(self, compression_type: str) -> None:
-        """Raise IndexMismatchError unless all files are compressed as declared; "auto" is any way."""
+        """Raise IndexMismatchError unless all files are compressed as declared; "auto" is any
+        way.
+        """
         kinds = self._manifest.head.compression[self._rows]
         if compression_type != "auto":
             is_other = kinds != COMPRESSION_TYPES.index(compression_type)
             if is_other.any():
                 first = int(is_other.argmax())
                 got = repr(COMPRESSION_TYPES[kinds[first]])
-                raise stale(self._manifest, self.files[first], f"compression {compression_type!r}", got)
+                raise stale(
+                    self._manifest, self.files[first], f"compression {compression_type!r}", got
+                )
 
     def __getstate__(self) -> dict[str, object]:
         is_all = is_range(self._rows, len(self._manifest))
@@ -102,7 +109,8 @@ def open_shards(
     compression_type: str = "auto",
     access: Access = DEFAULT_ACCESS,
 ) -> tuple[list[str], Mapping[str, RemoteInfo], ManifestShards | None]:
-    """The files of a data set, what storages said of them, and their shards by a manifest: one that was named or found.
+    """The files of a data set, what storages said of them, and their shards by a manifest: one that
+    was named or found.
 
     Args:
         paths: See `find_files`.
@@ -135,12 +143,15 @@ def _open_manifest(manifest: Manifest) -> ManifestShards:
     """
     paths = shard_paths(manifest.path, manifest.names())
     if not paths:
-        raise IndexMismatchError("expected a manifest of at least one shard, got an empty one", path=manifest.path)
+        raise IndexMismatchError(
+            "expected a manifest of at least one shard, got an empty one", path=manifest.path
+        )
     keys = list(map(os.fsencode, paths))
     order = range(len(paths)) if _ascend(keys) else sorted(range(len(paths)), key=keys.__getitem__)
     if any(keys[one] == keys[other] for one, other in pairwise(order)):
         raise IndexMismatchError(
-            "expected a manifest that names each file once, got one that does not", path=manifest.path
+            "expected a manifest that names each file once, got one that does not",
+            path=manifest.path,
         )
     return ManifestShards(manifest, np.array(order, np.int64), [paths[row] for row in order])
 
@@ -150,7 +161,11 @@ def _ascend(keys: Sequence[bytes]) -> bool:
 
 
 def _find_manifest(
-    path: str, access: Access, files: list[str], infos: Mapping[str, RemoteInfo], compression_type: str
+    path: str,
+    access: Access,
+    files: list[str],
+    infos: Mapping[str, RemoteInfo],
+    compression_type: str,
 ) -> ManifestShards | None:
     """The shards of the manifest beside sorted files; None where there is none that may be used.
 
@@ -186,6 +201,9 @@ def _rows(manifest: Manifest, files: list[str]) -> _Integers | None:
     if missing.any():
         first = int(missing.argmax())
         raise stale(
-            manifest, files[first], f"all {len(files)} files in it", f"{int(missing.sum())} that it does not name"
+            manifest,
+            files[first],
+            f"all {len(files)} files in it",
+            f"{int(missing.sum())} that it does not name",
         )
     return rows

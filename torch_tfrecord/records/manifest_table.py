@@ -1,4 +1,6 @@
-"""Where every record lies, by a manifest: its blocks are read as they are needed, and the last used stay in memory."""
+"""Where every record lies, by a manifest: its blocks are read as they are needed, and the last used
+stay in memory.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from torch_tfrecord.process_cache import ProcessCache
+from torch_tfrecord.files.process_cache import ProcessCache
 from torch_tfrecord.records.framing import OVERHEAD_BYTES
 from torch_tfrecord.records.length_blocks import BLOCK_RECORDS
 from torch_tfrecord.records.manifest import Manifest
@@ -30,7 +32,9 @@ def is_range(rows: _Integers, count: int) -> bool:
 
 
 def manifest_table(manifest: Manifest, rows: _Integers) -> RecordTable:
-    """The table of some shards of a manifest, by the numbers of their rows; read whole where they are few."""
+    """The table of some shards of a manifest, by the numbers of their rows; read whole where they
+    are few.
+    """
     head = manifest.head
     counts = head.first_blocks[rows + 1] - head.first_blocks[rows]
     if counts.sum() > _READ_WHOLE_BLOCKS or not len(rows):
@@ -41,14 +45,17 @@ def manifest_table(manifest: Manifest, rows: _Integers) -> RecordTable:
     borders[by_number] = manifest.borders(blocks[by_number])
     parts, first = [], 0
     for row, count in zip(rows.tolist(), counts.tolist(), strict=True):
-        offsets = borders[first : first + count, :BLOCK_RECORDS].reshape(-1)[: head.num_records[row]]
+        offsets = borders[first : first + count, :BLOCK_RECORDS].reshape(-1)[
+            : head.num_records[row]
+        ]
         parts.append(np.append(offsets, head.stream_sizes[row]))
         first += count
     return RecordTable.of_borders(parts)
 
 
 class ManifestTable(RecordTable):
-    """A `RecordTable` that holds a few MiB, however many records there are; it pickles without them.
+    """A `RecordTable` that holds a few MiB, however many records there are; it pickles without
+    them.
 
     Args:
         manifest: Where the records lie.
@@ -82,7 +89,9 @@ class ManifestTable(RecordTable):
         """
         files = np.searchsorted(self._ends, positions, side="right")
         numbers = positions - np.where(files > 0, self._ends[files - 1], 0)
-        offsets, ends = self._borders_at(self._first_blocks[files] + numbers // BLOCK_RECORDS, numbers % BLOCK_RECORDS)
+        offsets, ends = self._borders_at(
+            self._first_blocks[files] + numbers // BLOCK_RECORDS, numbers % BLOCK_RECORDS
+        )
         return RecordPlaces(files, offsets, ends - offsets - OVERHEAD_BYTES)
 
     def find_one(self, position: int) -> tuple[int, int, int, int]:
@@ -98,7 +107,9 @@ class ManifestTable(RecordTable):
         return file, number, found[0], found[1] - found[0] - OVERHEAD_BYTES
 
     def block_extent(self, file: int, offset: int, block_bytes: int) -> tuple[int, int]:
-        """See `RecordTable.block_extent`; of the file's records only those near the offset are looked up."""
+        """See `RecordTable.block_extent`; of the file's records only those near the offset are
+        looked up.
+        """
         head, row = self._manifest.head, self._rows.item(file)
         first, last = head.first_blocks[row : row + 2].tolist()
         low = offset // block_bytes * block_bytes
@@ -106,12 +117,16 @@ class ManifestTable(RecordTable):
         offsets = head.block_offsets[first:last]
         begin = int(np.searchsorted(offsets, min(low, offset), side="right")) - 1
         end = int(np.searchsorted(offsets, low + block_bytes, side="right"))
-        numbers = np.arange(begin * BLOCK_RECORDS, min(end * BLOCK_RECORDS, head.num_records.item(row)))
+        numbers = np.arange(
+            begin * BLOCK_RECORDS, min(end * BLOCK_RECORDS, head.num_records.item(row))
+        )
         begins, ends = self._borders_at(first + numbers // BLOCK_RECORDS, numbers % BLOCK_RECORDS)
         return extent_among(np.append(begins, ends[-1:]), offset, block_bytes)
 
     def _borders_at(self, blocks: _Integers, places: _Integers) -> tuple[_Integers, _Integers]:
-        """The offsets of records, by their blocks and numbers there, and those of what follows them."""
+        """The offsets of records, by their blocks and numbers there, and those of what follows
+        them.
+        """
         kept = self._kept.find(0, self._new_blocks)
         offsets, ends, is_missing = kept.find(blocks, places)
         if is_missing.any():
@@ -137,12 +152,15 @@ class _KeptBlocks:
     def __init__(self, num_blocks: int) -> None:
         self._slots = np.full(num_blocks, -1, np.int32)  # of each block where it is kept
         size = min(_KEPT_BLOCKS, num_blocks)
-        self._borders = np.empty((size, BLOCK_RECORDS + 1), np.int64)  # memory is taken as it is written to
+        # memory is taken as it is written to
+        self._borders = np.empty((size, BLOCK_RECORDS + 1), np.int64)
         self._blocks = np.full(size, -1, np.int64)  # of each slot
         self._next_slot = 0
         self._lock = threading.Lock()
 
-    def find(self, blocks: _Integers, places: _Integers) -> tuple[_Integers, _Integers, npt.NDArray[np.bool_]]:
+    def find(
+        self, blocks: _Integers, places: _Integers
+    ) -> tuple[_Integers, _Integers, npt.NDArray[np.bool_]]:
         """Offsets and ends of records, as far as their blocks are here, and which are missing."""
         with self._lock:
             slots = self._slots[blocks]
@@ -152,13 +170,20 @@ class _KeptBlocks:
         """Of one record; None where its block is not here."""
         with self._lock:
             slot = self._slots.item(block)
-            return None if slot < 0 else (self._borders.item(slot, place), self._borders.item(slot, place + 1))
+            return (
+                None
+                if slot < 0
+                else (self._borders.item(slot, place), self._borders.item(slot, place + 1))
+            )
 
     def keep(self, blocks: _Integers, borders: _Integers) -> None:
         """Take blocks, by distinct numbers, as many as there is room for."""
         with self._lock:
             is_new = self._slots[blocks] < 0  # another thread may have been first
-            blocks, borders = blocks[is_new][: len(self._blocks)], borders[is_new][: len(self._blocks)]
+            blocks, borders = (
+                blocks[is_new][: len(self._blocks)],
+                borders[is_new][: len(self._blocks)],
+            )
             slots = np.arange(self._next_slot, self._next_slot + len(blocks)) % len(self._blocks)
             self._next_slot = (self._next_slot + len(blocks)) % len(self._blocks)
             dropped = self._blocks[slots]

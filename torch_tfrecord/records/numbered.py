@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any, TypeAlias, TypeGuard
 
+from torch_tfrecord.files.access import DEFAULT_ACCESS, Access
+from torch_tfrecord.files.compression import open_stream
+from torch_tfrecord.files.storage import open_file
 from torch_tfrecord.records.array_record import ArrayRecordFile, ArrayRecordIndex
-from torch_tfrecord.records.compression import open_stream
 from torch_tfrecord.records.index import RecordIndex
 from torch_tfrecord.records.reader import RecordReader
-from torch_tfrecord.records.storage import open_file
-from torch_tfrecord.remote.access import DEFAULT_ACCESS, Access
 
 __all__ = ["FileIndex", "has_ranges", "open_records", "read_record", "record_offset"]
 
@@ -18,7 +18,9 @@ FileIndex: TypeAlias = "RecordIndex | ArrayRecordIndex"
 
 
 def has_ranges(records: FileIndex) -> TypeGuard[RecordIndex]:
-    """Whether parts of a record can be read, by offset: the file is an uncompressed TFRecord file."""
+    """Whether parts of a record can be read, by offset: the file is an uncompressed TFRecord
+    file.
+    """
     return isinstance(records, RecordIndex) and not records.compression_type
 
 

@@ -1,4 +1,6 @@
-"""The records in one buffer: find where they start, check their checksums, and hold their payloads for parsers."""
+"""The records in one buffer: find where they start, check their checksums, and hold their payloads
+for parsers.
+"""
 
 from __future__ import annotations
 
@@ -33,8 +35,10 @@ class Walk(NamedTuple):
         starts: int64 [N]: first byte of each payload in the buffer.
         lengths: int64 [N]: size of each payload in bytes.
         used: Bytes that these records take.
-        next_length: Payload length of the incomplete record after them; None if its header is bad or incomplete, too.
-        problem: The error of the record after them; None if the walk stopped at the end of the buffer.
+        next_length: Payload length of the incomplete record after them; None if its header is bad
+            or incomplete, too.
+        problem: The error of the record after them; None if the walk stopped at the end of the
+            buffer.
     """
 
     starts: _Integers
@@ -60,7 +64,9 @@ def walk(buffer: _Bytes, *, verify_crc: bool) -> Walk:
     if why in (native.BAD_HEADER, native.BAD_PAYLOAD):
         size = HEADER_BYTES if why == native.BAD_HEADER else length + OVERHEAD_BYTES
         problem = _walk(bytes(memoryview(buffer)[used : used + size]), verify_crc).problem
-    return Walk(starts[:count], lengths[:count], used, length if why == native.INCOMPLETE else None, problem)
+    return Walk(
+        starts[:count], lengths[:count], used, length if why == native.INCOMPLETE else None, problem
+    )
 
 
 def _walk(buffer: bytes, verify: bool) -> Walk:
@@ -84,10 +90,18 @@ def _walk(buffer: bytes, verify: bool) -> Walk:
             at = end + FOOTER_BYTES
     except CorruptRecordError as error:
         problem = error
-    return Walk(np.array(starts, dtype=np.int64), np.array(lengths, dtype=np.int64), at, next_length, problem)
+    return Walk(
+        np.array(starts, dtype=np.int64),
+        np.array(lengths, dtype=np.int64),
+        at,
+        next_length,
+        problem,
+    )
 
 
-def first_bad_record(buffer: memoryview, places: _Integers, lengths: _Integers, *, verify_crc: bool) -> int | None:
+def first_bad_record(
+    buffer: memoryview, places: _Integers, lengths: _Integers, *, verify_crc: bool
+) -> int | None:
     """Number of the first place in a buffer without a good record of the given length, or None."""
     native = native_module("frames")
     if native is not None:
@@ -118,7 +132,10 @@ class PackedRecords(Sequence[memoryview]):
     """
 
     def __init__(
-        self, buffer: _Bytes | npt.NDArray[np.uint8], starts: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]
+        self,
+        buffer: _Bytes | npt.NDArray[np.uint8],
+        starts: npt.NDArray[np.int64],
+        lengths: npt.NDArray[np.int64],
     ) -> None:
         self.buffer = memoryview(buffer).cast("B")  # type: ignore[arg-type]  # NumPy declares the buffer protocol from Python 3.12 on
         self.starts = starts
@@ -152,7 +169,12 @@ class PackedRecords(Sequence[memoryview]):
             ValueError: A payload is not inside the buffer.
         """
         whole = self.buffer.obj
-        if len(self) == 1 and type(whole) is bytes and self.starts[0] == 0 and self.lengths[0] == len(whole):
+        if (
+            len(self) == 1
+            and type(whole) is bytes
+            and self.starts[0] == 0
+            and self.lengths[0] == len(whole)
+        ):
             return [whole]
         native = native_module("frames")
         if native is not None:
@@ -161,5 +183,7 @@ class PackedRecords(Sequence[memoryview]):
         size = len(self.buffer)
         for start, length in zip(self.starts.tolist(), self.lengths.tolist(), strict=True):
             if start < 0 or length < 0 or length > size - start:
-                raise ValueError(f"expected parts of a buffer of {size} bytes, got {length} bytes from {start}")
+                raise ValueError(
+                    f"expected parts of a buffer of {size} bytes, got {length} bytes from {start}"
+                )
         return list(map(bytes, self))

@@ -1,4 +1,5 @@
-"""From what a user writes (a path, a glob, ``name@N``, a directory, a list of these) to a sorted list of files.
+"""From what a user writes (a path, a glob, ``name@N``, a directory, a list of these) to a sorted
+list of files.
 
 Shards are named ``<base>-00003-of-00010<suffix>``: five digits or more, numbered from 0.
 """
@@ -18,27 +19,39 @@ from itertools import islice
 from typing import Any, NamedTuple, TypeAlias
 
 from torch_tfrecord.errors import TFRecordError
-from torch_tfrecord.records.compression import open_stream
-from torch_tfrecord.records.descriptors import opened
+from torch_tfrecord.files.access import Access
+from torch_tfrecord.files.compression import open_stream
+from torch_tfrecord.files.descriptors import opened
+from torch_tfrecord.files.remote_paths import RemoteNames
+from torch_tfrecord.files.storage import is_remote, local_path, open_file
+from torch_tfrecord.files.store import RemoteInfo
+from torch_tfrecord.files.together import each_at_once
 from torch_tfrecord.records.file_set import check_whole
 from torch_tfrecord.records.framing import HEADER_BYTES, guess_content, is_header
 from torch_tfrecord.records.manifest import MANIFEST_SUFFIX, Manifest, is_manifest
 from torch_tfrecord.records.manifest_files import shard_paths
-from torch_tfrecord.records.remote_paths import RemoteNames
-from torch_tfrecord.records.storage import is_remote, local_path, open_file
-from torch_tfrecord.remote.access import Access
-from torch_tfrecord.remote.store import RemoteInfo
-from torch_tfrecord.remote.together import each_at_once
 from torch_tfrecord.shown import printable, without_secrets
 
-__all__ = ["Paths", "find_files", "found_files", "is_companion", "labels_name", "named_manifest", "shard_name"]
+__all__ = [
+    "Paths",
+    "find_files",
+    "found_files",
+    "is_companion",
+    "labels_name",
+    "named_manifest",
+    "shard_name",
+]
 
 PathLike: TypeAlias = "str | os.PathLike[str]"
 Paths: TypeAlias = "PathLike | Sequence[PathLike]"
 
-_SHARD = re.compile(r"(?P<base>.*)-(?P<number>\d{5,})-of-(?P<total>\d{5,})(?P<suffix>(?:\.[^/]*)?)", re.DOTALL)
+_SHARD = re.compile(
+    r"(?P<base>.*)-(?P<number>\d{5,})-of-(?P<total>\d{5,})(?P<suffix>(?:\.[^/]*)?)", re.DOTALL
+)
 _COUNTED = re.compile(r"(?P<base>.+)@(?P<total>\d+|\*)(?P<suffix>(?:\.[^/]*)?)", re.DOTALL)
-_TFRECORD_NAME = re.compile(r"(\.tfrec(ords?)?|-\d{5,}-of-\d{5,})(\.(gz|gzip|zlib))?$", re.IGNORECASE)
+_TFRECORD_NAME = re.compile(
+    r"(\.tfrec(ords?)?|-\d{5,}-of-\d{5,})(\.(gz|gzip|zlib))?$", re.IGNORECASE
+)
 _TFRECORD_NAME_PART = re.compile(r"\.tfrec(ord)?", re.IGNORECASE)
 # Index files and manifests of ours, index files of DALI and of vahidk/tfrecord.
 _INDEX_SUFFIXES = (MANIFEST_SUFFIX, ".idx", ".tfindex", ".index")
@@ -62,7 +75,8 @@ def shard_name(base: str, number: int, total: int, suffix: str = "") -> str:
 
 
 def labels_name(name: str) -> str:
-    """Name of the class names' file of a set of shards: no pattern that begins with the set's name matches it.
+    """Name of the class names' file of a set of shards: no pattern that begins with the set's name
+    matches it.
 
     Example:
         >>> labels_name("train")
@@ -72,7 +86,9 @@ def labels_name(name: str) -> str:
 
 
 def is_companion(path: str) -> bool:
-    """Whether a file's name says that it lies beside data but is none: an index, a manifest, another tool's, labels."""
+    """Whether a file's name says that it lies beside data but is none: an index, a manifest,
+    another tool's, labels.
+    """
     if path.endswith(_INDEX_SUFFIXES):
         return True
     return path.endswith(".txt") and _LABELS_NAME.fullmatch(posixpath.basename(path)) is not None
@@ -86,30 +102,37 @@ def named_manifest(paths: Paths) -> str | None:
 
 
 def _is_manifest_file(path: str) -> bool:
-    return is_manifest(path) and not glob.has_magic(path) and (is_remote(path) or not os.path.isdir(path))
+    return (
+        is_manifest(path)
+        and not glob.has_magic(path)
+        and (is_remote(path) or not os.path.isdir(path))
+    )
 
 
 def find_files(paths: Paths, *, storage_options: Mapping[str, Any] | None = None) -> list[str]:
     """The files that the datasets read for `paths`, sorted by their bytes.
 
-    Names are all that is looked at, so that a set of any size is listed at once: no file is read or indexed. Only of a
-    directory's files whose names do not say what they are (not ``x.tfrecord``, not ``x-00000-of-00010``) the first
-    bytes are read.
+    Names are all that is looked at, so that a set of any size is listed at once: no file is read or
+    indexed. Only of a directory's files whose names do not say what they are (not ``x.tfrecord``,
+    not ``x-00000-of-00010``) the first bytes are read.
 
     Args:
-        paths: One of these, or a list of them: a path of a file; a glob (``*``, ``?``, ``[ab]``, ``**``; names that
-            begin with a dot, indexes and the class names of `tfrecord from-images` are left out); ``name@N`` or
-            ``name@N.suffix``, the N shards of a set (``name@*``: however many there are); a directory, of which all
-            TFRecord files are taken; a manifest (``.safetensors``; see `build_manifest`), whose files are taken without
-            looking whether they are there. Local, or with a ``scheme://``. Of a storage that lists nothing, such as
-            most servers of ``https://``, files, ``name@N`` and manifests are found.
+        paths: One of these, or a list of them: a path of a file; a glob (``*``, ``?``, ``[ab]``,
+            ``**``; names that begin with a dot, indexes and the class names of `tfrecord
+            from-images` are left out); ``name@N`` or ``name@N.suffix``, the N shards of a set
+            (``name@*``: however many there are); a directory, of which all TFRecord files are
+            taken; a manifest (``.safetensors``; see `build_manifest`), whose files are taken
+            without looking whether they are there. Local, or with a ``scheme://``. Of a storage
+            that lists nothing, such as most servers of ``https://``, files, ``name@N`` and
+            manifests are found.
         storage_options: As of `TFRecordDataset`.
 
     Returns:
         At least one path, as `paths` writes them: relative ones stay relative.
 
     Raises:
-        FileNotFoundError: nothing there, no match, or a shard of a set that is missing (all missing ones are named).
+        FileNotFoundError: nothing there, no match, or a shard of a set that is missing (all missing
+            ones are named).
         RemoteError: a storage does not answer as it should.
         OSError: a set of shards that a writer is replacing, or was killed while it did.
         ValueError: a file is named twice, or sets of shards are mixed.
@@ -125,18 +148,35 @@ def find_files(paths: Paths, *, storage_options: Mapping[str, Any] | None = None
 
 def found_files(paths: Paths, access: Access) -> tuple[list[str], Mapping[str, RemoteInfo]]:
     """`find_files`, and what storages said of files on the way."""
-    items = [local_path(item) for item in ([paths] if isinstance(paths, (str, os.PathLike)) else _checked(paths))]
+    items = [
+        local_path(item)
+        for item in ([paths] if isinstance(paths, (str, os.PathLike)) else _checked(paths))
+    ]
     remote = RemoteNames(access)
-    remote.ask(item for item in items if is_remote(item) and not remote.is_pattern(item) and not _is_counted(item))
-    found = [file for item in items for file in _expand(item, remote if is_remote(item) else _Local(access))]
+    remote.ask(
+        item
+        for item in items
+        if is_remote(item) and not remote.is_pattern(item) and not _is_counted(item)
+    )
+    found = [
+        file
+        for item in items
+        for file in _expand(item, remote if is_remote(item) else _Local(access))
+    ]
     if not found:
         raise ValueError("paths must name at least one file, got an empty list")
     # One pattern writes a file in one way.
-    names = found if len(items) == 1 else (path if is_remote(path) else os.path.abspath(path) for path in found)
+    names = (
+        found
+        if len(items) == 1
+        else (path if is_remote(path) else os.path.abspath(path) for path in found)
+    )
     counts = Counter(names)
     repeated = [path for path, count in counts.items() if count > 1]
     if repeated:
-        raise ValueError(f"each file may be named once, got {len(repeated)} of them more than once: {_some(repeated)}")
+        raise ValueError(
+            f"each file may be named once, got {len(repeated)} of them more than once: {_some(repeated)}"
+        )
     # Letters of ASCII sort as their bytes do, and do not have to be made into them.
     return sorted(found, key=None if all(map(str.isascii, found)) else os.fsencode), remote.infos
 
@@ -169,7 +209,8 @@ def _expand(path: str, files: _Names) -> list[str]:
     try:
         return _matching(path, files, counted)
     except FileNotFoundError:
-        if is_remote(path) and files.exists(path) and not files.is_dir(path):  # a name that only looks like a pattern
+        # a name that only looks like a pattern
+        if is_remote(path) and files.exists(path) and not files.is_dir(path):
             return [path]
         raise
 
@@ -180,7 +221,9 @@ def _matching(path: str, files: _Names, counted: re.Match[str] | None) -> list[s
     if glob.has_magic(path):
         matches = [match for match in files.glob(path) if not is_companion(match)]
         if not matches:
-            raise FileNotFoundError(errno.ENOENT, "no file matches the pattern", without_secrets(path))
+            raise FileNotFoundError(
+                errno.ENOENT, "no file matches the pattern", without_secrets(path)
+            )
         return _check_shards(matches, path, posixpath.basename(path))
     raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), without_secrets(path))
 
@@ -204,7 +247,8 @@ class _Local:
         folder, slash, last = pattern.rpartition("/")
         if not glob.has_magic(folder) and "**" not in last:
             return _matching_files(folder + slash, last)
-        with opened(lambda _: os.scandir(os.curdir), pattern):  # glob takes what it cannot open for an empty folder
+        # glob takes what it cannot open for an empty folder
+        with opened(lambda _: os.scandir(os.curdir), pattern):
             pass
         return [match for match in glob.glob(pattern, recursive=True) if not os.path.isdir(match)]
 
@@ -255,7 +299,9 @@ def _looks_like_tfrecord(access: Access, path: str) -> bool:
     if is_header(first_bytes[:HEADER_BYTES]):
         return True
     # A damaged file must not vanish, but `x.tfrecord.json` is none.
-    return bool(_TFRECORD_NAME_PART.search(name) and first_bytes and guess_content(first_bytes) is None)
+    return bool(
+        _TFRECORD_NAME_PART.search(name) and first_bytes and guess_content(first_bytes) is None
+    )
 
 
 class _Shard(NamedTuple):
@@ -275,7 +321,9 @@ def _shard_of(path: str) -> _Shard | None:
 
 def _check_finished(shards: Iterable[_Shard]) -> None:
     """No writer may be in the middle of replacing a set."""
-    for base, suffix in {(shard.base, shard.suffix) for shard in shards if not is_remote(shard.base)}:
+    for base, suffix in {
+        (shard.base, shard.suffix) for shard in shards if not is_remote(shard.base)
+    }:
         check_whole(base, suffix)
 
 
@@ -288,16 +336,24 @@ def _check_shards(found: list[str], asked: str, pattern: str = "*") -> list[str]
     shards = list(filter(None, map(_shard_of, found)))
     _check_finished(shards)
     for shard in shards:
-        sets.setdefault((shard.base, shard.suffix), {}).setdefault(shard.total, set()).add(shard.number)
+        sets.setdefault((shard.base, shard.suffix), {}).setdefault(shard.total, set()).add(
+            shard.number
+        )
     for (base, suffix), totals in sets.items():
         if len(totals) > 1:
             raise ValueError(
-                printable(f"{asked}: expected one set of shards, got {base}-*{suffix} of {sorted(totals)} shards mixed")
+                printable(
+                    f"{asked}: expected one set of shards, got {base}-*{suffix} of {sorted(totals)} shards mixed"
+                )
             )
         ((total, numbers),) = totals.items()
-        extra = [shard_name(base, number, total, suffix) for number in sorted(numbers) if number >= total]
+        extra = [
+            shard_name(base, number, total, suffix) for number in sorted(numbers) if number >= total
+        ]
         if extra:
-            raise ValueError(f"{printable(asked)}: expected shards 0 to {total - 1} of {total}, got {_some(extra)}")
+            raise ValueError(
+                f"{printable(asked)}: expected shards 0 to {total - 1} of {total}, got {_some(extra)}"
+            )
         name = posixpath.basename(base)  # missing ones would lie where the others do
         if len(numbers) < total:
             missing = _missing(name, suffix, total, numbers, pattern)
@@ -307,18 +363,26 @@ def _check_shards(found: list[str], asked: str, pattern: str = "*") -> list[str]
 
 
 def _whole_set(found: list[str]) -> _Shard | None:
-    """A shard of the one set that these files are, all of its shards; None in any other case, or in doubt."""
+    """A shard of the one set that these files are, all of its shards; None in any other case, or in
+    doubt.
+    """
     first = min(found)
     shard, match = _shard_of(first), _SHARD.fullmatch(first)
     if shard is None or match is None or shard.total != len(found):
         return None
-    begin, end, width = first[: match.start("number")], first[match.end("number") :], len(match["number"])
+    begin, end, width = (
+        first[: match.start("number")],
+        first[match.end("number") :],
+        len(match["number"]),
+    )
     names = {f"{begin}{number:0{width}d}{end}" for number in range(shard.total)}
     return shard if names == set(found) else None
 
 
 def _missing(name: str, suffix: str, total: int, numbers: set[int], pattern: str) -> Iterator[int]:
-    """Numbers of missing shards whose names match a pattern; asks for as many names as there are files, and some."""
+    """Numbers of missing shards whose names match a pattern; asks for as many names as there are
+    files, and some.
+    """
     most = _MOST_ASKED + 10 * len(numbers)  # a name may claim any number of shards
     asked = 0
     for number in range(total):
@@ -345,14 +409,19 @@ def _counted_shards(files: _Names, asked: str, counted: re.Match[str]) -> list[s
     only = _whole_set(present) if present else None
     if only is not None and only.base == base and suffix in ("", only.suffix):
         return _check_shards(present, asked)
-    shards = {name: shard for name in present if (shard := _shard_of(name)) and (not suffix or shard.suffix == suffix)}
+    shards = {
+        name: shard
+        for name in present
+        if (shard := _shard_of(name)) and (not suffix or shard.suffix == suffix)
+    }
     suffixes = sorted({shard.suffix for shard in shards.values()})
     if len(suffixes) > 1:
         raise ValueError(f"{printable(asked)}: expected shards with one suffix, got {suffixes}")
     if not shards:
         if any_number or not total:
             raise FileNotFoundError(errno.ENOENT, "no shard of this set", without_secrets(asked))
-        near = filter(_shard_of, _glob(files, f"{glob.escape(base)}-*-of-*{glob.escape(suffix)}"))  # in other sets
+        # in other sets
+        near = filter(_shard_of, _glob(files, f"{glob.escape(base)}-*-of-*{glob.escape(suffix)}"))
         _raise_missing(base, suffix, range(total), total, sorted(near))
     return _check_shards(list(shards), asked)
 
@@ -375,12 +444,21 @@ def _glob(files: _Names, pattern: str) -> list[str]:
     return files.glob_if_listed(pattern) if isinstance(files, RemoteNames) else files.glob(pattern)
 
 
-def _raise_missing(base: str, suffix: str, numbers: Iterable[int], total: int, present: Sequence[str]) -> None:
-    # No further than a message can show: a name may claim any number of shards. They lie in one folder.
-    missing = [shard_name(base, number, total, suffix) for number in islice(numbers, _MAX_NAMED + 1)]
+def _raise_missing(
+    base: str, suffix: str, numbers: Iterable[int], total: int, present: Sequence[str]
+) -> None:
+    # No further than a message can show: a name may claim any number of shards. They lie in one
+    # folder.
+    missing = [
+        shard_name(base, number, total, suffix) for number in islice(numbers, _MAX_NAMED + 1)
+    ]
     if missing:
         count = str(len(missing)) if len(missing) <= _MAX_NAMED else f"more than {_MAX_NAMED}"
-        there = f"there are {len(present)}: {_some([*map(_short, present)])}" if present else "there is none"
+        there = (
+            f"there are {len(present)}: {_some([*map(_short, present)])}"
+            if present
+            else "there is none"
+        )
         text = f"{count} of {total} shards missing: {_some([missing[0], *map(_short, missing[1:])])}; {there}"
         raise FileNotFoundError(errno.ENOENT, text, without_secrets(missing[0]))
 

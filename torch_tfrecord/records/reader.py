@@ -13,29 +13,48 @@ import numpy.typing as npt
 
 from torch_tfrecord.arguments import OnError, one_of
 from torch_tfrecord.batch_memory import scratch_bytes
-from torch_tfrecord.errors import CorruptRecordError, IndexMismatchError, LimitExceededError, TFRecordError
-from torch_tfrecord.records.ahead_file import read_ahead
-from torch_tfrecord.records.compression import ByteSource, check_compression_type, offset_note, open_stream
-from torch_tfrecord.records.framing import FOOTER_BYTES, HEADER_BYTES, OVERHEAD_BYTES, check_payload, payload_length
+from torch_tfrecord.errors import (
+    CorruptRecordError,
+    IndexMismatchError,
+    LimitExceededError,
+    TFRecordError,
+)
+from torch_tfrecord.files.access import DEFAULT_ACCESS, Access
+from torch_tfrecord.files.ahead_file import read_ahead
+from torch_tfrecord.files.compression import (
+    ByteSource,
+    check_compression_type,
+    offset_note,
+    open_stream,
+)
+from torch_tfrecord.files.read_plan import ReadPlan, plan_reads
+from torch_tfrecord.files.remote_file import RemoteFile, read_remote_ranges
+from torch_tfrecord.files.storage import FileSource, LocalFile, PipeSource, local_path, open_file
+from torch_tfrecord.records.framing import (
+    FOOTER_BYTES,
+    HEADER_BYTES,
+    OVERHEAD_BYTES,
+    check_payload,
+    payload_length,
+)
 from torch_tfrecord.records.local_reads import read_local_batch
 from torch_tfrecord.records.packed_records import PackedRecords, first_bad_record
-from torch_tfrecord.records.read_plan import ReadPlan, plan_reads
-from torch_tfrecord.records.remote_file import RemoteFile, read_remote_ranges
 from torch_tfrecord.records.scan import Block, RecordScanner, SkippedBytes
-from torch_tfrecord.records.storage import FileSource, LocalFile, PipeSource, local_path, open_file
-from torch_tfrecord.remote.access import DEFAULT_ACCESS, Access
 from torch_tfrecord.shown import printable
 
 __all__ = ["RecordReader", "check_on_error", "read_blocks", "read_records"]
 
 _Integers: TypeAlias = "npt.NDArray[np.int64]"
 
-RangeReader: TypeAlias = "Callable[[Sequence[tuple[RemoteFile, slice]], ReadPlan, memoryview], None]"
+RangeReader: TypeAlias = (
+    "Callable[[Sequence[tuple[RemoteFile, slice]], ReadPlan, memoryview], None]"
+)
 
 _FAR = 1 << 62  # past the end of any stream
 # One read of a batch fetches at most this much plus one record.
 _WINDOW_BYTES = 1 << 24
-# From this length on, header, payload and footer are read separately: three calls cost less than copying the payload.
+# From this length on, header, payload and footer are read separately: three calls cost less than
+# copying the payload.
 _SEPARATE_READS_BYTES = 1 << 15
 
 
@@ -51,14 +70,16 @@ def read_records(
 
     Args:
         path: A local path, a URL (``s3://...``), or a binary file object, which is read forward.
-        compression_type: "auto" (detected from the first bytes), None or "" (none), "GZIP", "ZLIB" or "SNAPPY", in
-            any case. Snappy needs the extra `snappy`.
+        compression_type: "auto" (detected from the first bytes), None or "" (none), "GZIP", "ZLIB"
+            or "SNAPPY", in any case. Snappy needs the extra `snappy`.
         verify_crc: Check the payload checksums. Lengths and their checksums are always checked.
-        on_error: "raise", or "skip" to skip damaged records and report them in one warning at the end.
+        on_error: "raise", or "skip" to skip damaged records and report them in one warning at the
+            end.
         storage_options: As for `TFRecordDataset`.
 
     Yields:
-        The payload of each record. Records before any damage are yielded before the error is raised.
+        The payload of each record. Records before any damage are yielded before the error is
+        raised.
 
     Raises:
         CorruptRecordError: A checksum is wrong, or the file ends inside a record.
@@ -76,7 +97,14 @@ def read_records(
     if not isinstance(path, (str, os.PathLike)) and not callable(getattr(path, "read", None)):
         raise TypeError(f"path must be a path or a binary file object, got {type(path).__name__}")
     access = Access(storage_options)
-    blocks = read_blocks(path, compression, verify_crc=verify_crc, on_error=on_error, reuse_buffer=True, access=access)
+    blocks = read_blocks(
+        path,
+        compression,
+        verify_crc=verify_crc,
+        on_error=on_error,
+        reuse_buffer=True,
+        access=access,
+    )
     return chain.from_iterable(block.payloads or () for block in blocks)
 
 
@@ -113,7 +141,9 @@ def read_blocks(
         file = read_ahead(open_file(name, access)) if open_source is None else open_source(name)
     skipped = SkippedBytes() if on_error == "skip" else None
     stream, _ = open_stream(file, compression_type)
-    yield from RecordScanner(stream, verify_crc=verify_crc, reuse_buffer=reuse_buffer, skipped=skipped)
+    yield from RecordScanner(
+        stream, verify_crc=verify_crc, reuse_buffer=reuse_buffer, skipped=skipped
+    )
     if skipped is not None and skipped.ranges:
         (_report if report is None else report)(file.path, skipped)
 
@@ -173,18 +203,21 @@ class RecordReader:
         is_remote: bool = False,
         read_blocks: RangeReader | None = None,
     ) -> PackedRecords:
-        """Read records of several files, in the requested order; a record may be requested more than once.
+        """Read records of several files, in the requested order; a record may be requested more
+        than once.
 
-        Records close together are read in one call, sorted by file and offset. Ranges of remote files are
-        requested all at once.
+        Records close together are read in one call, sorted by file and offset. Ranges of remote
+        files are requested all at once.
 
         Args:
             source_of: The stream of a file, by number.
             files: int64 [N]: file number of each record.
             offsets: int64 [N]: first byte of its length field.
             lengths: int64 [N]: its payload length, below 2^62.
-            is_remote: Whether files are known to be remote; of what is not said, the way of local ones is tried first.
-            read_blocks: Reads ranges of remote files, in place of `read_remote_ranges`, and has what is between them.
+            is_remote: Whether files are known to be remote; of what is not said, the way of local
+                ones is tried first.
+            read_blocks: Reads ranges of remote files, in place of `read_remote_ranges`, and has
+                what is between them.
 
         Raises:
             TFRecordError: At least one record is bad; `read` gives the error of each.
@@ -192,19 +225,28 @@ class RecordReader:
         records = None
         if not is_remote:
             records = read_local_batch(
-                source_of, files, offsets, lengths, window_bytes=_WINDOW_BYTES, verify_crc=self._verify
+                source_of,
+                files,
+                offsets,
+                lengths,
+                window_bytes=_WINDOW_BYTES,
+                verify_crc=self._verify,
             )
         if records is not None:
             return records
         # Hold only these numbers of each file, not the open file: a batch may come from thousands.
         numbers, file_of = _distinct(files)
-        facts = np.array([_facts(source_of(file)) for file in numbers], dtype=np.int64).reshape(-1, 2)
+        facts = np.array([_facts(source_of(file)) for file in numbers], dtype=np.int64).reshape(
+            -1, 2
+        )
         _check_inside(facts[:, 0][file_of], offsets, lengths)
         gap = int(facts[:, 1].min(initial=_FAR))
         if gap < 0:
             return self._read_singly(source_of, files, offsets, lengths)
         gap = gap if read_blocks is None else 0
-        plan = plan_reads(files, offsets, lengths + OVERHEAD_BYTES, max_gap_bytes=gap, window_bytes=_WINDOW_BYTES)
+        plan = plan_reads(
+            files, offsets, lengths + OVERHEAD_BYTES, max_gap_bytes=gap, window_bytes=_WINDOW_BYTES
+        )
         read = read_remote_ranges if read_blocks is None else read_blocks
         return self._read_plan(plan, read, source_of, files, offsets, lengths)
 
@@ -228,28 +270,47 @@ class RecordReader:
             if isinstance(source, RemoteFile):
                 remote.append((source, part))
             else:
-                source.read_ranges(plan.begins[part], plan.sizes[part], buffer.data, plan.starts[part])
+                source.read_ranges(
+                    plan.begins[part], plan.sizes[part], buffer.data, plan.starts[part]
+                )
         read_remote(remote, plan, buffer.data)
         records = PackedRecords(buffer, plan.places + HEADER_BYTES, lengths)
         bad = first_bad_record(records.buffer, plan.places, lengths, verify_crc=self._verify)
         if bad is not None and not is_second and _forget(remote, plan):
-            return self._read_plan(plan, read_remote_ranges, source_of, files, offsets, lengths, is_second=True)
+            return self._read_plan(
+                plan, read_remote_ranges, source_of, files, offsets, lengths, is_second=True
+            )
         if bad is not None:
             place, length = int(plan.places[bad]), int(lengths[bad])
             record = bytes(records.buffer[place : place + length + OVERHEAD_BYTES])
             try:
-                self._check(record[:HEADER_BYTES], record[HEADER_BYTES:-FOOTER_BYTES], record[-FOOTER_BYTES:], length)
+                self._check(
+                    record[:HEADER_BYTES],
+                    record[HEADER_BYTES:-FOOTER_BYTES],
+                    record[-FOOTER_BYTES:],
+                    length,
+                )
             except TFRecordError as error:
-                raise error.locate(path=source_of(int(files[bad])).path, offset=int(offsets[bad])) from None
+                raise error.locate(
+                    path=source_of(int(files[bad])).path, offset=int(offsets[bad])
+                ) from None
         return records
 
     def _read_singly(
-        self, source_of: Callable[[int], ByteSource], files: _Integers, offsets: _Integers, lengths: _Integers
+        self,
+        source_of: Callable[[int], ByteSource],
+        files: _Integers,
+        offsets: _Integers,
+        lengths: _Integers,
     ) -> PackedRecords:
-        """For streams of unknown size: read one record at a time, in file order, so that none goes back."""
+        """For streams of unknown size: read one record at a time, in file order, so that none goes
+        back.
+        """
         payloads = [b""] * len(files)
         for number in np.lexsort((offsets, files)).tolist():
-            payloads[number] = self.read(source_of(int(files[number])), int(offsets[number]), int(lengths[number]))
+            payloads[number] = self.read(
+                source_of(int(files[number])), int(offsets[number]), int(lengths[number])
+            )
         starts = np.cumsum(lengths) - lengths
         return PackedRecords(b"".join(payloads), starts, lengths)
 
@@ -258,9 +319,17 @@ class RecordReader:
             # A wrong index must not make us allocate memory for a length that does not exist.
             self._check_length(source.read(HEADER_BYTES, offset), length, source.max_record_bytes)
         # A request costs more than a copy.
-        if length < _SEPARATE_READS_BYTES or source.size is None or not isinstance(source, LocalFile):
+        if (
+            length < _SEPARATE_READS_BYTES
+            or source.size is None
+            or not isinstance(source, LocalFile)
+        ):
             record = source.read(length + OVERHEAD_BYTES, offset)
-            header, payload, footer = record[:HEADER_BYTES], record[HEADER_BYTES:-FOOTER_BYTES], record[-FOOTER_BYTES:]
+            header, payload, footer = (
+                record[:HEADER_BYTES],
+                record[HEADER_BYTES:-FOOTER_BYTES],
+                record[-FOOTER_BYTES:],
+            )
             got = len(record)
         else:
             header = source.read(HEADER_BYTES, offset)
@@ -271,7 +340,9 @@ class RecordReader:
             if source.size is None:
                 self._check_length(header, length)
             source.check_end()
-            raise CorruptRecordError(f"truncated record: expected {length + OVERHEAD_BYTES} bytes, got {got}")
+            raise CorruptRecordError(
+                f"truncated record: expected {length + OVERHEAD_BYTES} bytes, got {got}"
+            )
         self._check(header, payload, footer, length)
         return payload
 
@@ -285,7 +356,9 @@ class RecordReader:
             return  # truncated: the caller has a better error
         stored_length = payload_length(header)
         if stored_length != length:
-            raise IndexMismatchError(f"expected a record of {length} bytes (by the index), got one of {stored_length}")
+            raise IndexMismatchError(
+                f"expected a record of {length} bytes (by the index), got one of {stored_length}"
+            )
         if limit is not None and length > limit:
             raise LimitExceededError(
                 f"expected a record of at most {limit} bytes in a stream, got a length of {length}"
@@ -294,23 +367,35 @@ class RecordReader:
 
 def _is_worth_reading_again(source: ByteSource, offset: int, length: int) -> bool:
     """Whether a cache held some of a record that is damaged, and has dropped it."""
-    return isinstance(source, FileSource) and source.forget(offset, offset + length + OVERHEAD_BYTES)
+    return isinstance(source, FileSource) and source.forget(
+        offset, offset + length + OVERHEAD_BYTES
+    )
 
 
 def _forget(remote: Sequence[tuple[RemoteFile, slice]], plan: ReadPlan) -> bool:
     """The same for all that was read of remote files."""
-    ranges = [(file, *pair) for file, part in remote for pair in zip(plan.begins[part], plan.sizes[part], strict=True)]
-    return True in [file.forget(int(begin), int(begin + size)) for file, begin, size in ranges]  # all of them
+    ranges = [
+        (file, *pair)
+        for file, part in remote
+        for pair in zip(plan.begins[part], plan.sizes[part], strict=True)
+    ]
+    # all of them
+    return True in [file.forget(int(begin), int(begin + size)) for file, begin, size in ranges]
 
 
 def _facts(source: ByteSource) -> tuple[int, int]:
     """Size of a stream, and the gap that a read may bridge; -1 if ranges cannot be read."""
-    return _FAR if source.size is None else source.size, source.max_gap_bytes if isinstance(source, FileSource) else -1
+    return _FAR if source.size is None else source.size, source.max_gap_bytes if isinstance(
+        source, FileSource
+    ) else -1
 
 
 def _distinct(files: _Integers) -> tuple[list[int], _Integers]:
-    """The distinct file numbers, ascending, and for each record the place of its file among them."""
-    if len(files) and files[0] == files[-1] and (files == files[0]).all():  # the common case, and a cheap check
+    """The distinct file numbers, ascending, and for each record the place of its file among
+    them.
+    """
+    # the common case, and a cheap check
+    if len(files) and files[0] == files[-1] and (files == files[0]).all():
         return [int(files[0])], np.zeros(len(files), dtype=np.int64)
     numbers, file_of = np.unique(files, return_inverse=True)
     return numbers.tolist(), file_of

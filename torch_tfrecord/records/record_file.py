@@ -10,8 +10,9 @@ from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 
-from torch_tfrecord.records.atomic import AtomicFile
-from torch_tfrecord.records.compression import compressor
+from torch_tfrecord.files.atomic import AtomicFile
+from torch_tfrecord.files.compression import compressor
+from torch_tfrecord.files.storage import fingerprint
 from torch_tfrecord.records.file_set import FileSet
 from torch_tfrecord.records.framing import OVERHEAD_BYTES, encode_footer, encode_header
 from torch_tfrecord.records.index import RecordIndex
@@ -23,7 +24,6 @@ from torch_tfrecord.records.sidecar import (
     sidecar_folder,
     sidecar_path,
 )
-from torch_tfrecord.records.storage import fingerprint
 
 __all__ = ["LocalRecordFile", "RecordFile"]
 
@@ -59,7 +59,9 @@ class RecordFile(Generic[_File]):
         num_bytes: Bytes of all records, framed, before compression.
     """
 
-    def __init__(self, file: _File, compression_type: str, level: int | None, write_index: bool) -> None:
+    def __init__(
+        self, file: _File, compression_type: str, level: int | None, write_index: bool
+    ) -> None:
         self._file = file
         self._compression_type = compression_type
         self._deflater = compressor(compression_type, level) if compression_type else None
@@ -76,7 +78,9 @@ class RecordFile(Generic[_File]):
             self._lengths.append(len(payload))
 
     def flush(self) -> None:
-        """Hand what was written to the operating system, so that it can be read (and decompressed) so far."""
+        """Hand what was written to the operating system, so that it can be read (and decompressed)
+        so far.
+        """
         if self._deflater is not None:
             self._file.write(self._deflater.flush(zlib.Z_SYNC_FLUSH))
         self._file.flush()
@@ -85,7 +89,9 @@ class RecordFile(Generic[_File]):
         if self._deflater is not None:
             self._file.write(self._deflater.flush())
 
-    def _index(self, payload_lengths: array[int], size: int, mtime_ns: int = 0, etag: str | None = None) -> RecordIndex:
+    def _index(
+        self, payload_lengths: array[int], size: int, mtime_ns: int = 0, etag: str | None = None
+    ) -> RecordIndex:
         """The index of the whole file, of which all is flushed."""
         lengths = np.array(payload_lengths, dtype=np.int64)
         ends = np.cumsum(lengths + OVERHEAD_BYTES)
@@ -105,7 +111,9 @@ class LocalRecordFile(RecordFile[AtomicFile]):
         path: The final path.
     """
 
-    def __init__(self, path: str, compression_type: str, level: int | None, write_index: bool) -> None:
+    def __init__(
+        self, path: str, compression_type: str, level: int | None, write_index: bool
+    ) -> None:
         super().__init__(AtomicFile(path), compression_type, level, write_index)
         self._index_file: AtomicFile | None = None
         if write_index and not self._file.is_regular:
@@ -117,17 +125,21 @@ class LocalRecordFile(RecordFile[AtomicFile]):
         self._finish_stream()
         status = self._file.prepare()
         if self._lengths is not None:
-            # In the data's own folder until `publish`, so that a failure before leaves no folder for indexes behind.
+            # In the data's own folder until `publish`, so that a failure before leaves no folder
+            # for indexes behind.
             place = Path(self._file.path).parent / Path(sidecar_path(self._file.path)).name
             self._index_file = AtomicFile(str(place))
-            self._index_file.write(self._index(self._lengths, status.st_size, status.st_mtime_ns).to_bytes())
+            self._index_file.write(
+                self._index(self._lengths, status.st_size, status.st_mtime_ns).to_bytes()
+            )
             self._index_file.prepare()
 
     def publish(self) -> None:
         """Give the prepared file, then its index, its name.
 
         Raises:
-            OSError: what was there is there still, or the new file, whole; nothing where nothing was.
+            OSError: what was there is there still, or the new file, whole; nothing where nothing
+                was.
         """
         path = self._file.path
         if self._index_file is None:

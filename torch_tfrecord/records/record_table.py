@@ -1,4 +1,6 @@
-"""Where every record of a data set lies: the indexes of its files, joined for look-ups of many positions at once."""
+"""Where every record of a data set lies: the indexes of its files, joined for look-ups of many
+positions at once.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ _POSITIONS_AT_ONCE = 1 << 20  # looked up together where all are gone through: s
 
 
 class RecordPlaces(NamedTuple):
-    """Of N records: number of the file, offset of the length field, and payload length; int64 [N] each."""
+    """Of N records: number of the file, offset of the length field, and payload length; int64 [N]
+    each.
+    """
 
     files: _Integers
     offsets: _Integers
@@ -32,7 +36,8 @@ class RecordPlaces(NamedTuple):
 class RecordTable:
     """Finds records by their position in the whole data set, in 8 bytes a record.
 
-    Records lie one behind the other (`RecordIndex` holds that), so that a length is the difference of two offsets.
+    Records lie one behind the other (`RecordIndex` holds that), so that a length is the difference
+    of two offsets.
 
     Args:
         indexes: One for each file, in order; gone through once, and not kept.
@@ -88,18 +93,25 @@ class RecordTable:
         return file, number, offset, entry(position + file + 1) - offset - OVERHEAD_BYTES
 
     def block_extent(self, file: int, offset: int, block_bytes: int) -> tuple[int, int]:
-        """Where the first of the records begins that begin in the same `block_bytes` bytes of a file as one at an
-        offset, and where the last of them ends.
+        """Where the first of the records begins that begin in the same `block_bytes` bytes of a
+        file as one at an offset, and where the last of them ends.
         """
         first = (self._ends_list[file - 1] if file else 0) + file
-        return extent_among(self._borders[first : self._ends_list[file] + file + 1], offset, block_bytes)
+        return extent_among(
+            self._borders[first : self._ends_list[file] + file + 1], offset, block_bytes
+        )
 
     def block_starts(self, positions: range | _Integers, block_bytes: int) -> _Integers:
-        """Of a sequence of positions, the first place in it of each block; see `block_shuffle.block_starts`."""
+        """Of a sequence of positions, the first place in it of each block; see
+        `block_shuffle.block_starts`.
+        """
         found = []
         for begin in range(0, len(positions), _POSITIONS_AT_ONCE):
-            part = positions[max(begin - 1, 0) : begin + _POSITIONS_AT_ONCE]  # with the one before, to compare with
-            numbers = np.arange(part.start, part.stop, part.step) if isinstance(part, range) else part
+            # with the one before, to compare with
+            part = positions[max(begin - 1, 0) : begin + _POSITIONS_AT_ONCE]
+            numbers = (
+                np.arange(part.start, part.stop, part.step) if isinstance(part, range) else part
+            )
             files, offsets, _ = self.find(numbers)
             starts = block_starts(files, offsets, block_bytes)
             found.append(starts[1:] + (begin - 1) if begin else starts)
@@ -109,7 +121,9 @@ class RecordTable:
 def extent_among(borders: _Integers, offset: int, block_bytes: int) -> tuple[int, int]:
     """See `RecordTable.block_extent`; `borders` are those of the records around."""
     number = offset // block_bytes
-    begin, end = np.searchsorted(borders, (number * block_bytes, (number + 1) * block_bytes)).tolist()
+    begin, end = np.searchsorted(
+        borders, (number * block_bytes, (number + 1) * block_bytes)
+    ).tolist()
     if borders[begin] > offset:  # in the midst of a record that begins in a block before
         begin -= 1
     return int(borders[begin]), int(borders[min(end, len(borders) - 1)])

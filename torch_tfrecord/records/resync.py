@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from torch_tfrecord.records.checksum import MARK_BYTES, RunningChecksums, moved, moved_by, unmask
-from torch_tfrecord.records.compression import ByteSource, SequentialSource
+from torch_tfrecord.files.checksum import MARK_BYTES, RunningChecksums, moved, moved_by, unmask
+from torch_tfrecord.files.compression import ByteSource, SequentialSource
 from torch_tfrecord.records.framing import (
     FOOTER_BYTES,
     HEADER_BYTES,
@@ -28,7 +28,9 @@ _PIECE_BYTES = 1 << 21
 
 
 def behind_record(source: ByteSource, offset: int) -> int | None:
-    """Offset after a record with a good header, or the end of the stream if it is truncated; None without a header."""
+    """Offset after a record with a good header, or the end of the stream if it is truncated; None
+    without a header.
+    """
     header = source.read(HEADER_BYTES, offset)
     if not is_header(header):
         return None
@@ -49,11 +51,12 @@ class _Piece:
     Attributes:
         begin, content: The bytes, including some of the next piece.
         end: Start of the next piece.
-        places, ends, keys: int64, int64, uint32 [N]: offset of each header that may start a complete record, the end of
-            its payload, and the key of the payload's beginning.
-        closings, closed: uint32, int64 [M]: the keys of the positions before headers, as payload ends, ascending, and
-            the offsets of those headers.
-        is_settled: Whether `places` has only good records: those that extend beyond `content` were checked, too.
+        places, ends, keys: int64, int64, uint32 [N]: offset of each header that may start a
+            complete record, the end of its payload, and the key of the payload's beginning.
+        closings, closed: uint32, int64 [M]: the keys of the positions before headers, as payload
+            ends, ascending, and the offsets of those headers.
+        is_settled: Whether `places` has only good records: those that extend beyond `content` were
+            checked, too.
     """
 
     def __init__(self, begin: int, content: bytes, end: int) -> None:
@@ -63,7 +66,9 @@ class _Piece:
         self.is_settled = False
 
     def last_closed(self, key: int, limit: int) -> int | None:
-        """The last header up to `limit` that directly follows a payload whose beginning has this key."""
+        """The last header up to `limit` that directly follows a payload whose beginning has this
+        key.
+        """
         first = int(np.searchsorted(self.closings, np.uint32(key)))
         if first == len(self.closings) or self.closings[first] != key:
             return None
@@ -75,8 +80,8 @@ class _Piece:
 class RecordSearch:
     """Finds the next record after each damaged one; searches must go forward in the stream.
 
-    Results are shared between searches: all searches of a stream together process its bytes a constant number of
-    times, regardless of the number of damaged places and the lengths in headers.
+    Results are shared between searches: all searches of a stream together process its bytes a
+    constant number of times, regardless of the number of damaged places and the lengths in headers.
     """
 
     def __init__(self, source: ByteSource) -> None:
@@ -88,11 +93,13 @@ class RecordSearch:
         self._closing_at_end: int | None = None
 
     def find(self, begin: int) -> int:
-        """Offset of the next record after a damaged header at `begin`, or the end of the stream if there is none.
+        """Offset of the next record after a damaged header at `begin`, or the end of the stream if
+        there is none.
 
-        That is the first header whose payload matches its checksum, unless it is inside the payload of the damaged
-        record: a later place directly after the checksum of everything since `begin` wins, and the last such place,
-        as a header at the start of the payload is itself eight bytes with their checksum.
+        That is the first header whose payload matches its checksum, unless it is inside the payload
+        of the damaged record: a later place directly after the checksum of everything since `begin`
+        wins, and the last such place, as a header at the start of the payload is itself eight bytes
+        with their checksum.
         """
         self._keep_from(begin)
         try:
@@ -125,7 +132,8 @@ class RecordSearch:
     def _add_piece(self) -> None:
         begin = self._end
         end = (begin + _PIECE_BYTES) // MARK_BYTES * MARK_BYTES
-        wanted = end - begin + OVERHEAD_BYTES - 1  # what a header may need whose footer starts before `end`
+        # what a header may need whose footer starts before `end`
+        wanted = end - begin + OVERHEAD_BYTES - 1
         content = self._source.read(wanted, begin)
         if len(content) < wanted:
             end = self._stream_end = begin + len(content)
@@ -144,10 +152,14 @@ class RecordSearch:
         order = np.argsort(closings, kind="stable")
         piece.closings, piece.closed = closings[order], places[order]
         if self._stream_end is not None and self._stream_end >= self._begin + OVERHEAD_BYTES:
-            self._closing_at_end = int(self._end_keys(np.array([self._stream_end - FOOTER_BYTES]))[0])
+            self._closing_at_end = int(
+                self._end_keys(np.array([self._stream_end - FOOTER_BYTES]))[0]
+            )
 
     def _note_records(self, piece: _Piece, places: _Integers) -> None:
-        fields = np.frombuffer(piece.content, np.uint8)[(places - piece.begin)[:, None] + np.arange(8)]
+        fields = np.frombuffer(piece.content, np.uint8)[
+            (places - piece.begin)[:, None] + np.arange(8)
+        ]
         lengths = np.ascontiguousarray(fields).view("<i8")[:, 0].astype(np.int64)
         ends = places + HEADER_BYTES + lengths
         limit, size = self._source.max_record_bytes, self._source.size
@@ -169,7 +181,11 @@ class RecordSearch:
         stream_end = self._sums.extend(int(piece.ends[open_ones].max()) + FOOTER_BYTES)
         open_ones = open_ones[piece.ends[open_ones] + FOOTER_BYTES <= stream_end]
         is_good[open_ones] = self._end_keys(piece.ends[open_ones]) == piece.keys[open_ones]
-        piece.places, piece.ends, piece.keys = piece.places[is_good], piece.ends[is_good], piece.keys[is_good]
+        piece.places, piece.ends, piece.keys = (
+            piece.places[is_good],
+            piece.ends[is_good],
+            piece.keys[is_good],
+        )
         piece.is_settled = True
 
     def _begin_keys(self, points: _Integers) -> _Checksums:
@@ -212,7 +228,9 @@ class RecordSearch:
         number = int(np.searchsorted(piece.places, begin, "right"))
         if number == len(piece.places):
             return None
-        if piece.is_settled or piece.ends[number] + FOOTER_BYTES <= piece.begin + len(piece.content):
+        if piece.is_settled or piece.ends[number] + FOOTER_BYTES <= piece.begin + len(
+            piece.content
+        ):
             return int(piece.places[number])
         self._settle(piece)
         return self._first_record_in(piece, begin)

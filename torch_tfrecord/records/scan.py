@@ -1,4 +1,6 @@
-"""Walk all records of a stream from start to end, block by block: the core of reading, indexing and verifying."""
+"""Walk all records of a stream from start to end, block by block: the core of reading, indexing and
+verifying.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +12,11 @@ import numpy as np
 import numpy.typing as npt
 
 from torch_tfrecord.errors import CorruptRecordError, LimitExceededError, TFRecordError
+from torch_tfrecord.files.checksum import crc32c
+from torch_tfrecord.files.compression import ByteSource, offset_note
+from torch_tfrecord.files.file_source import FileSource
+from torch_tfrecord.files.storage import LocalFile
 from torch_tfrecord.native import native_module
-from torch_tfrecord.records.checksum import crc32c
-from torch_tfrecord.records.compression import ByteSource, offset_note
-from torch_tfrecord.records.file_source import FileSource
 from torch_tfrecord.records.framing import (
     FOOTER_BYTES,
     HEADER_BYTES,
@@ -24,7 +27,6 @@ from torch_tfrecord.records.framing import (
 )
 from torch_tfrecord.records.packed_records import PackedRecords, walk
 from torch_tfrecord.records.resync import RecordSearch, behind_record
-from torch_tfrecord.records.storage import LocalFile
 
 __all__ = ["Block", "RecordScanner", "SkippedBytes"]
 
@@ -64,7 +66,9 @@ class Block(NamedTuple):
 
 @dataclass
 class SkippedBytes:
-    """What a scan skipped: half-open ranges of the (decompressed) stream, and the first error in each."""
+    """What a scan skipped: half-open ranges of the (decompressed) stream, and the first error in
+    each.
+    """
 
     ranges: list[tuple[int, int]] = field(default_factory=list)
     errors: list[TFRecordError] = field(default_factory=list)
@@ -83,14 +87,16 @@ class SkippedBytes:
 class RecordScanner:
     """Iterates over the blocks of a stream of records.
 
-    Records before any damage come first. Errors have path, record number and byte offset. To continue an interrupted
-    iteration, iterate again.
+    Records before any damage come first. Errors have path, record number and byte offset. To
+    continue an interrupted iteration, iterate again.
 
     Args:
         source: The (decompressed) stream.
         verify_crc: Check the payload checksums. Headers are always checked.
-        keep_payloads: Return the payloads; without them (and without `verify_crc`), large ones are not even read.
-        reuse_buffer: The records of a block are only valid until the next block, which saves memory traffic.
+        keep_payloads: Return the payloads; without them (and without `verify_crc`), large ones are
+            not even read.
+        reuse_buffer: The records of a block are only valid until the next block, which saves memory
+            traffic.
         skipped: If given, damage does not raise: damaged records are skipped and added here.
 
     Raises:
@@ -114,7 +120,9 @@ class RecordScanner:
         self._reads_payloads = keep_payloads or verify_crc
         self._skipped = skipped
         self._usual = max(source.chunk_bytes, OVERHEAD_BYTES)  # less could not hold a record
-        self._read_into = getattr(source, "read_into", None) if reuse_buffer or not keep_payloads else None
+        self._read_into = (
+            getattr(source, "read_into", None) if reuse_buffer or not keep_payloads else None
+        )
         self._buffer = bytearray()
         self._held = memoryview(b"")  # the last bytes read
         self._held_begin = 0  # offset of these bytes
@@ -133,7 +141,9 @@ class RecordScanner:
             found = walk(chunk, verify_crc=self._verify)
             if len(found.starts):
                 records = PackedRecords(chunk, found.starts, found.lengths) if self._keep else None
-                yield self._block(found.starts + (self._offset - HEADER_BYTES), found.lengths, records)
+                yield self._block(
+                    found.starts + (self._offset - HEADER_BYTES), found.lengths, records
+                )
             left = len(chunk) - found.used
             problem: TFRecordError | None = found.problem
             step, ahead = min(2 * step, self._usual), self._usual
@@ -144,9 +154,16 @@ class RecordScanner:
                     payload, problem = self._large_payload(length)
                     if problem is None:
                         lengths = np.array([length], dtype=np.int64)
-                        records = PackedRecords(payload, np.zeros(1, np.int64), lengths) if self._keep else None
-                        yield self._block(np.array([self._offset], dtype=np.int64), lengths, records)
-                        if length > 4 * _PEEK_BYTES and not self._reads_payloads:  # only the next header
+                        records = (
+                            PackedRecords(payload, np.zeros(1, np.int64), lengths)
+                            if self._keep
+                            else None
+                        )
+                        yield self._block(
+                            np.array([self._offset], dtype=np.int64), lengths, records
+                        )
+                        # only the next header
+                        if length > 4 * _PEEK_BYTES and not self._reads_payloads:
                             wanted, ahead = _PEEK_BYTES, 0
                 elif problem is None:
                     wanted = max(wanted, length + OVERHEAD_BYTES)
@@ -155,9 +172,13 @@ class RecordScanner:
                 if problem is None:
                     return
             if problem is not None:
-                if self._is_worth_reading_again(max(len(chunk) - found.used, OVERHEAD_BYTES + (length or 0))):
+                if self._is_worth_reading_again(
+                    max(len(chunk) - found.used, OVERHEAD_BYTES + (length or 0))
+                ):
                     continue
-                problem = self._complete(problem, bytes(chunk[found.used : found.used + _GUESS_BYTES]))
+                problem = self._complete(
+                    problem, bytes(chunk[found.used : found.used + _GUESS_BYTES])
+                )
                 if self._skipped is None:
                     raise problem
                 if not self._skip(problem, self._skipped):
@@ -165,9 +186,16 @@ class RecordScanner:
                 wanted = step = min(_FIRST_STEP_BYTES, self._usual)
 
     def _quick_blocks(self) -> Iterator[Block]:
-        """Blocks of good records of a local file whose payloads are only checked, in few calls of the compiled core."""
+        """Blocks of good records of a local file whose payloads are only checked, in few calls of
+        the compiled core.
+        """
         native = native_module("frames")
-        if native is None or self._keep or not self._verify or not isinstance(self._source, LocalFile):
+        if (
+            native is None
+            or self._keep
+            or not self._verify
+            or not isinstance(self._source, LocalFile)
+        ):
             return
         if len(self._buffer) < self._usual:
             self._buffer = bytearray(self._usual)
@@ -183,7 +211,9 @@ class RecordScanner:
             yield self._block(offsets[:found].copy(), lengths[:found].copy(), None)
 
     def _read(self, num_bytes: int, offset: int, ahead: int = 0) -> memoryview:
-        """`ByteSource.read` with a buffer: bytes in it are not read again, and up to `ahead` bytes are read ahead."""
+        """`ByteSource.read` with a buffer: bytes in it are not read again, and up to `ahead` bytes
+        are read ahead.
+        """
         at = offset - self._held_begin
         if at < 0 or at + num_bytes > len(self._held):
             self._hold(max(num_bytes, ahead), offset)
@@ -195,24 +225,36 @@ class RecordScanner:
         if self._read_into is None:
             self._held, self._held_begin = memoryview(self._source.read(num_bytes, offset)), offset
             return
-        kept = self._held[offset - self._held_begin :] if offset >= self._held_begin else self._held[:0]
+        kept = (
+            self._held[offset - self._held_begin :]
+            if offset >= self._held_begin
+            else self._held[:0]
+        )
         have = min(len(kept), num_bytes)
         if len(self._buffer) < num_bytes:
-            self._buffer, self._held, kept, have = bytearray(num_bytes), memoryview(b""), self._held[:0], 0
+            self._buffer, self._held, kept, have = (
+                bytearray(num_bytes),
+                memoryview(b""),
+                self._held[:0],
+                0,
+            )
         content = memoryview(self._buffer)
         content[:have] = kept[:have]
         self._held, self._held_begin = content[:have], offset  # a valid state if reading fails
         have += self._read_into(content[have:num_bytes], offset + have)
         self._held = content[:have]
 
-    def _block(self, offsets: _Integers, lengths: _Integers, records: PackedRecords | None) -> Block:
+    def _block(
+        self, offsets: _Integers, lengths: _Integers, records: PackedRecords | None
+    ) -> Block:
         """Return the next block, and advance the scan past it."""
         block = Block(self._position, offsets, lengths, records)
         self._offset = int(offsets[-1] + lengths[-1]) + OVERHEAD_BYTES
         self._position += len(offsets)
         return block
 
-    # Records longer than a chunk: each is read on its own; if it is not kept, in pieces or not at all.
+    # Records longer than a chunk: each is read on its own; if it is not kept, in pieces or not at
+    # all.
 
     def _is_large(self, length: int) -> bool:
         if self._source.size is None:
@@ -242,7 +284,9 @@ class RecordScanner:
     # The end of a scan.
 
     def _is_worth_reading_again(self, num_bytes: int) -> bool:
-        """Whether the next record was damaged in a cache, which has dropped it; asked once for each."""
+        """Whether the next record was damaged in a cache, which has dropped it; asked once for
+        each.
+        """
         if self._again == self._offset or not isinstance(self._source, FileSource):
             return False
         self._again = self._offset
@@ -252,7 +296,9 @@ class RecordScanner:
         return True
 
     def _check_next(self, length: int, left: int, at_end: bool) -> TFRecordError | None:
-        """Check the length of an incomplete record against what is left, before allocating anything for it."""
+        """Check the length of an incomplete record against what is left, before allocating anything
+        for it.
+        """
         size, limit = self._source.size, self._source.max_record_bytes
         if size is not None and length + OVERHEAD_BYTES > size - self._offset:
             return _truncated(length, size - self._offset)
@@ -265,25 +311,35 @@ class RecordScanner:
         return None
 
     def _check_end(self, left: int) -> TFRecordError | None:
-        """The error of a stream that ends `left` bytes after its last record; None if there is no error."""
+        """The error of a stream that ends `left` bytes after its last record; None if there is no
+        error.
+        """
         try:
             self._source.check_end()
         except TFRecordError as error:
             return error
         size = self._source.size
         if size is not None and self._offset + left < size:  # truncated since it was opened
-            return CorruptRecordError(f"truncated file: expected {size} bytes, got {self._offset + left}")
+            return CorruptRecordError(
+                f"truncated file: expected {size} bytes, got {self._offset + left}"
+            )
         return (
-            CorruptRecordError(f"truncated header: {left} of {HEADER_BYTES} bytes") if 0 < left < HEADER_BYTES else None
+            CorruptRecordError(f"truncated header: {left} of {HEADER_BYTES} bytes")
+            if 0 < left < HEADER_BYTES
+            else None
         )
 
     def _complete(self, error: TFRecordError, first_bytes: bytes | None = None) -> TFRecordError:
-        """Add path, record and offset to an error; `first_bytes` are those found in place of a header."""
+        """Add path, record and offset to an error; `first_bytes` are those found in place of a
+        header.
+        """
         text = str(error.args[0])
         damaged_header = first_bytes is not None and not is_header(first_bytes[:HEADER_BYTES])
         if self._offset == 0 and damaged_header and isinstance(error, CorruptRecordError):
             content = guess_content(first_bytes or b"")
-            text += " (Is this even a TFRecord file?" + (f" It looks like {content}.)" if content else ")")
+            text += " (Is this even a TFRecord file?" + (
+                f" It looks like {content}.)" if content else ")"
+            )
         error.args = (text + offset_note(self._source),)
         return error.locate(path=self._source.path, offset=self._offset, position=self._position)
 
@@ -292,8 +348,9 @@ class RecordScanner:
     def _skip(self, error: TFRecordError, skipped: SkippedBytes) -> bool:
         """Continue after damage; False if nothing readable follows.
 
-        A record with a good header is skipped alone; if it is truncated, so is the rest, as anything in there that
-        looks like a record belongs to its payload. After a damaged header, the next record is searched for.
+        A record with a good header is skipped alone; if it is truncated, so is the rest, as
+        anything in there that looks like a record belongs to its payload. After a damaged header,
+        the next record is searched for.
         """
         begin = self._offset
         end = behind_record(self._source, begin)
@@ -308,4 +365,6 @@ class RecordScanner:
 
 def _truncated(length: int, left: int) -> CorruptRecordError:
     needed = length + OVERHEAD_BYTES
-    return CorruptRecordError(f"truncated record: expected {needed} bytes (payload {length}), got {left} up to the end")
+    return CorruptRecordError(
+        f"truncated record: expected {needed} bytes (payload {length}), got {left} up to the end"
+    )

@@ -1,7 +1,9 @@
-"""Where the index of a data file is kept: beside it, in a folder of the user's choice, in the user's cache, nowhere.
+"""Where the index of a data file is kept: beside it, in a folder of the user's choice, in the
+user's cache, nowhere.
 
-Beside the data it lies in a hidden folder, under a name that shares nothing with the data's: TensorFlow's and pathlib's
-``*`` match hidden names, too, so that ``.train-00000.index`` would still be taken for data by ``*train*``.
+Beside the data it lies in a hidden folder, under a name that shares nothing with the data's:
+TensorFlow's and pathlib's ``*`` match hidden names, too, so that ``.train-00000.index`` would still
+be taken for data by ``*train*``.
 """
 
 from __future__ import annotations
@@ -15,12 +17,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from torch_tfrecord.errors import IndexMismatchError
-from torch_tfrecord.records.atomic import write_atomically
+from torch_tfrecord.files.atomic import write_atomically
+from torch_tfrecord.files.cached_ranges import without_signature
+from torch_tfrecord.files.storage import is_remote
+from torch_tfrecord.files.user_cache import cache_dir
 from torch_tfrecord.records.sidecar_file import check_replaceable, is_own
-from torch_tfrecord.records.storage import is_remote
-from torch_tfrecord.remote.cached_ranges import without_signature
 from torch_tfrecord.shown import without_secrets
-from torch_tfrecord.user_cache import cache_dir
 
 __all__ = [
     "SIDECAR_FOLDER",
@@ -43,10 +45,12 @@ _MOST_TRIES = 20  # against other processes that remove the folder, each time ju
 
 
 def sidecar_path(data_path: str, index_dir: str | None = None) -> str:
-    """Where the index of a data file is kept: in the hidden folder ``.torch_index`` beside it, or in another folder.
+    """Where the index of a data file is kept: in the hidden folder ``.torch_index`` beside it, or
+    in another folder.
 
-    Beside the data the name is a hash of the data file's name alone, so that a folder may be copied with its indexes.
-    In a folder for the indexes of many it carries a hash of the whole path, since a name alone is not unique there.
+    Beside the data the name is a hash of the data file's name alone, so that a folder may be copied
+    with its indexes. In a folder for the indexes of many it carries a hash of the whole path, since
+    a name alone is not unique there.
     """
     folder, slash, name = data_path.rpartition("/")
     if index_dir is None or os.path.realpath(index_dir) == os.path.realpath(folder + slash):
@@ -85,14 +89,16 @@ def write_sidecar(place: str, *content: bytes) -> None:
     """Write an index, in one piece or several, and make its folder where it is missing.
 
     Raises:
-        OSError: nothing was changed at `place`; also where a symbolic link is there, which is not followed, or a file
-            that is no index.
+        OSError: nothing was changed at `place`; also where a symbolic link is there, which is not
+            followed, or a file that is no index.
     """
     in_sidecar_folder(place, lambda: write_atomically(place, *content))
 
 
 def in_sidecar_folder(place: str, write: Callable[[], None]) -> None:
-    """Call what writes an index, in its folder; again where another process removed the folder, which was empty."""
+    """Call what writes an index, in its folder; again where another process removed the folder,
+    which was empty.
+    """
     for tries_left in reversed(range(_MOST_TRIES)):
         with sidecar_folder(place):
             try:
@@ -103,7 +109,9 @@ def in_sidecar_folder(place: str, write: Callable[[], None]) -> None:
 
 
 def remove_sidecar(data_path: str) -> None:
-    """Remove the index of a data file, where it is kept beside it and where it was before; no file that is none."""
+    """Remove the index of a data file, where it is kept beside it and where it was before; no file
+    that is none.
+    """
     place = sidecar_path(data_path)
     if not os.path.islink(os.path.dirname(place)):
         remove_own(place)
@@ -120,15 +128,20 @@ def remove_own(path: str) -> None:
 
 
 def about_data(error: IndexMismatchError, data_path: str) -> IndexMismatchError:
-    """An error of an index file as one of its data file, since the index's name does not tell whose it is."""
+    """An error of an index file as one of its data file, since the index's name does not tell whose
+    it is.
+    """
     if error.path == data_path:
         return error
-    return IndexMismatchError(f"index at {error.path}: {error.args[0]}", path=data_path, position=error.position)
+    return IndexMismatchError(
+        f"index at {error.path}: {error.args[0]}", path=data_path, position=error.position
+    )
 
 
 @contextlib.contextmanager
 def sidecar_folder(place: str) -> Iterator[None]:
-    """Make the folder that an index goes to; after a failure a hidden one is removed again if it is empty.
+    """Make the folder that an index goes to; after a failure a hidden one is removed again if it is
+    empty.
 
     Raises:
         OSError: it cannot be made, or something is in the way; see `check_replaceable`.
@@ -136,7 +149,9 @@ def sidecar_folder(place: str) -> Iterator[None]:
     folder = Path(place).parent
     is_hidden = folder.name == SIDECAR_FOLDER
     if is_hidden and folder.is_symlink():
-        raise OSError(errno.ELOOP, "expected no symbolic link at the place of the index", str(folder))
+        raise OSError(
+            errno.ELOOP, "expected no symbolic link at the place of the index", str(folder)
+        )
     check_replaceable(place)
     made = is_hidden and _made_hidden(folder)
     if not is_hidden:

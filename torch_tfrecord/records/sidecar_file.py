@@ -1,15 +1,17 @@
-"""The format of every file stored next to data: a safetensors file that is fully checked before it is used.
+"""The format of every file stored next to data: a safetensors file that is fully checked before it
+is used.
 
 ::
 
     8 bytes    length of the header, little-endian
-    header     {"__metadata__":{"format":<mark>,"version":<n>,"checksum":<8 hex digits>,<fields>},<arrays>}, and spaces
-    arrays     concatenated, each of one dimension
+    header     {"__metadata__":{"format":<mark>,"version":<n>,"checksum":<8 hex
+    digits>,<fields>},<arrays>}, and spaces arrays     concatenated, each of one dimension
 
-The checksum is the CRC-32C of the whole file except its own digits, so it detects any flipped bit. For a kind whose
-last array is large (`SidecarFormat.is_lazy`) it ends before that array, whose parts have checksums of their own. The
-encoding is unique: a header with other content, duplicates or another order is rejected. A checksum does not stop an
-attacker: code that reads a sidecar still checks its content against the data.
+The checksum is the CRC-32C of the whole file except its own digits, so it detects any flipped bit.
+For a kind whose last array is large (`SidecarFormat.is_lazy`) it ends before that array, whose
+parts have checksums of their own. The encoding is unique: a header with other content, duplicates
+or another order is rejected. A checksum does not stop an attacker: code that reads a sidecar still
+checks its content against the data.
 """
 
 from __future__ import annotations
@@ -26,9 +28,9 @@ import numpy as np
 import numpy.typing as npt
 
 from torch_tfrecord.errors import IndexMismatchError
-from torch_tfrecord.records.checksum import crc32c
-from torch_tfrecord.records.storage import FileSource, open_file
-from torch_tfrecord.remote.access import DEFAULT_ACCESS, Access
+from torch_tfrecord.files.access import DEFAULT_ACCESS, Access
+from torch_tfrecord.files.checksum import crc32c
+from torch_tfrecord.files.storage import FileSource, open_file
 
 __all__ = [
     "Sidecar",
@@ -64,7 +66,8 @@ class SidecarFormat(NamedTuple):
         fields: Names of the metadata fields, each a str, in order.
         arrays: Name -> "int64", "float64", "uint32" or "uint8", in order; those of 8 bytes first.
         max_header_bytes: Maximum size of a header.
-        is_lazy: Whether the last array, of uint8, stays in the file: it is neither read nor covered by the checksum.
+        is_lazy: Whether the last array, of uint8, stays in the file: it is neither read nor covered
+            by the checksum.
         first_read_bytes: Size of the first read, so that most of these files take one read.
     """
 
@@ -95,7 +98,10 @@ class Sidecar(NamedTuple):
 
 
 def pack(
-    kind: SidecarFormat, metadata: Mapping[str, str], arrays: Mapping[str, npt.NDArray[Any]], lazy_bytes: int = 0
+    kind: SidecarFormat,
+    metadata: Mapping[str, str],
+    arrays: Mapping[str, npt.NDArray[Any]],
+    lazy_bytes: int = 0,
 ) -> bytes:
     """Serialize a sidecar; for a lazy kind, the part before its last array, which has `lazy_bytes`.
 
@@ -109,8 +115,17 @@ def pack(
     }
     header = _header(kind, metadata, lengths)
     if len(header) > kind.max_header_bytes:
-        raise OSError(errno.EFBIG, f"expected a header of at most {kind.max_header_bytes} bytes, got {len(header)}")
-    content = b"".join([len(header).to_bytes(_LENGTH_BYTES, "little"), header, *(array.tobytes() for array in ordered)])
+        raise OSError(
+            errno.EFBIG,
+            f"expected a header of at most {kind.max_header_bytes} bytes, got {len(header)}",
+        )
+    content = b"".join(
+        [
+            len(header).to_bytes(_LENGTH_BYTES, "little"),
+            header,
+            *(array.tobytes() for array in ordered),
+        ]
+    )
     begin = _LENGTH_BYTES + len(_lead(kind))
     digits = _checksum(content, begin)
     return content[:begin] + digits + content[begin + _CHECKSUM_DIGITS :]
@@ -129,13 +144,15 @@ def read_sidecar(
     Args:
         path: The file.
         kind: The expected kind.
-        most_bytes: Maps the metadata to the maximum total size of the arrays, given the size of the data, as a sparse
-            file may claim gigabytes that it does not hold on disk. May raise IndexMismatchError.
+        most_bytes: Maps the metadata to the maximum total size of the arrays, given the size of the
+            data, as a sparse file may claim gigabytes that it does not hold on disk. May raise
+            IndexMismatchError.
         owner: Name of the data with that size, for errors.
         access: How to reach a remote file.
 
     Raises:
-        IndexMismatchError: The sidecar is damaged, has another format or version, or is implausibly large.
+        IndexMismatchError: The sidecar is damaged, has another format or version, or is implausibly
+            large.
         OSError: The file cannot be opened or read.
     """
     source = open_file(path, access.without_cache())  # rejects directories and pipes
@@ -143,7 +160,10 @@ def read_sidecar(
 
 
 def read_source(
-    source: FileSource, kind: SidecarFormat, most_bytes: Callable[[Mapping[str, str]], int], owner: str
+    source: FileSource,
+    kind: SidecarFormat,
+    most_bytes: Callable[[Mapping[str, str]], int],
+    owner: str,
 ) -> Sidecar:
     """`read_sidecar` of a file that is open already."""
     try:
@@ -157,7 +177,10 @@ def read_source(
 
 
 def _read(
-    source: FileSource, kind: SidecarFormat, most_bytes: Callable[[Mapping[str, str]], int], owner: str
+    source: FileSource,
+    kind: SidecarFormat,
+    most_bytes: Callable[[Mapping[str, str]], int],
+    owner: str,
 ) -> Sidecar:
     head = source.read(kind.first_read_bytes, 0)
     header_bytes = _header_bytes(head, kind)
@@ -165,10 +188,15 @@ def _read(
         head = source.read(_LENGTH_BYTES + header_bytes, 0)
     header = head[_LENGTH_BYTES : _LENGTH_BYTES + header_bytes]
     metadata, lengths = _parse_header(header, kind)
-    sizes = [length * _stored(dtype).itemsize for length, dtype in zip(lengths, kind.arrays.values(), strict=True)]
+    sizes = [
+        length * _stored(dtype).itemsize
+        for length, dtype in zip(lengths, kind.arrays.values(), strict=True)
+    ]
     total = _LENGTH_BYTES + header_bytes + sum(sizes)
     if source.file_size != total:
-        raise IndexMismatchError(f"expected {kind.what} of {total} bytes, as its header says, got {source.file_size}")
+        raise IndexMismatchError(
+            f"expected {kind.what} of {total} bytes, as its header says, got {source.file_size}"
+        )
     array_bytes = sum(sizes[: -1 if kind.is_lazy else None])
     expected = _LENGTH_BYTES + header_bytes + array_bytes
     limit = most_bytes(metadata)
@@ -186,13 +214,17 @@ def _read(
     stored = content[begin : begin + _CHECKSUM_DIGITS].decode("ascii", "backslashreplace")
     got = _checksum(content, begin).decode()
     if stored != got:
-        raise IndexMismatchError(f"expected {kind.what} with checksum {stored}, got {got}: it is damaged")
+        raise IndexMismatchError(
+            f"expected {kind.what} with checksum {stored}, got {got}: it is damaged"
+        )
     return _arrays(content, kind, metadata, lengths, _LENGTH_BYTES + header_bytes, got)
 
 
 def _header_bytes(head: bytes, kind: SidecarFormat) -> int:
     if not head:
-        raise IndexMismatchError(f"expected {kind.what} written by torch_tfrecord, got an empty file")
+        raise IndexMismatchError(
+            f"expected {kind.what} written by torch_tfrecord, got an empty file"
+        )
     found = int.from_bytes(head[:_LENGTH_BYTES], "little")
     lead = _lead(kind)
     if head[_LENGTH_BYTES : _LENGTH_BYTES + len(lead)] != lead:
@@ -201,34 +233,54 @@ def _header_bytes(head: bytes, kind: SidecarFormat) -> int:
             f"got {'another version of one' if _has_mark(head) else 'another file'}"
         )
     if found > kind.max_header_bytes:
-        raise IndexMismatchError(f"expected a header of at most {kind.max_header_bytes} bytes, got {found}")
+        raise IndexMismatchError(
+            f"expected a header of at most {kind.max_header_bytes} bytes, got {found}"
+        )
     return found
 
 
 def _parse_header(header: bytes, kind: SidecarFormat) -> tuple[dict[str, str], list[int]]:
-    """Parse the metadata and array lengths, and check that `_header` would write the same header."""
+    """Parse the metadata and array lengths, and check that `_header` would write the same
+    header.
+    """
     found = json.loads(header.decode("ascii"))
     metadata = found.get(_METADATA)
     lengths = [_length(found.get(name)) for name in kind.arrays]
-    if not isinstance(metadata, dict) or not all(isinstance(metadata.get(name), str) for name in kind.fields):
-        raise IndexMismatchError(f"expected {kind.what} with the fields {', '.join(kind.fields)}, got others")
+    if not isinstance(metadata, dict) or not all(
+        isinstance(metadata.get(name), str) for name in kind.fields
+    ):
+        raise IndexMismatchError(
+            f"expected {kind.what} with the fields {', '.join(kind.fields)}, got others"
+        )
     again = bytearray(_header(kind, metadata, dict(zip(kind.arrays, lengths, strict=True))))
     begin = len(_lead(kind))
     again[begin : begin + _CHECKSUM_DIGITS] = header[begin : begin + _CHECKSUM_DIGITS]
     if again != header:
-        raise IndexMismatchError(f"expected {kind.what} in the exact form that torch_tfrecord writes, got another")
+        raise IndexMismatchError(
+            f"expected {kind.what} in the exact form that torch_tfrecord writes, got another"
+        )
     return {name: metadata[name] for name in kind.fields}, lengths
 
 
 def _length(described: object) -> int:
     shape = described.get("shape") if isinstance(described, dict) else None
-    if not isinstance(shape, list) or len(shape) != 1 or type(shape[0]) is not int or not 0 <= shape[0] < 1 << 60:
+    if (
+        not isinstance(shape, list)
+        or len(shape) != 1
+        or type(shape[0]) is not int
+        or not 0 <= shape[0] < 1 << 60
+    ):
         raise IndexMismatchError("expected arrays of one dimension, got others")
     return shape[0]
 
 
 def _arrays(
-    content: bytes, kind: SidecarFormat, metadata: dict[str, str], lengths: list[int], start: int, checksum: str
+    content: bytes,
+    kind: SidecarFormat,
+    metadata: dict[str, str],
+    lengths: list[int],
+    start: int,
+    checksum: str,
 ) -> Sidecar:
     arrays, starts = {}, {}
     for (name, dtype), length in zip(kind.arrays.items(), lengths, strict=True):
@@ -246,7 +298,9 @@ def _stored(dtype: str) -> np.dtype[Any]:
 
 def _lead(kind: SidecarFormat) -> bytes:
     """The start of every header of a kind, up to the checksum."""
-    return f'{{"{_METADATA}":{{"format":"{kind.name}","version":"{kind.version}","checksum":"'.encode()
+    return (
+        f'{{"{_METADATA}":{{"format":"{kind.name}","version":"{kind.version}","checksum":"'.encode()
+    )
 
 
 def _header(kind: SidecarFormat, metadata: Mapping[str, str], lengths: Mapping[str, int]) -> bytes:
@@ -255,7 +309,11 @@ def _header(kind: SidecarFormat, metadata: Mapping[str, str], lengths: Mapping[s
     at = 0
     for name, dtype in kind.arrays.items():
         end = at + lengths[name] * _stored(dtype).itemsize
-        header[name] = {"dtype": _DTYPES[dtype], "shape": [lengths[name]], "data_offsets": [at, end]}
+        header[name] = {
+            "dtype": _DTYPES[dtype],
+            "shape": [lengths[name]],
+            "data_offsets": [at, end],
+        }
         at = end
     text = json.dumps(header, separators=(",", ":")).encode("ascii")
     return text + b" " * (-len(text) % _ALIGNMENT)
@@ -275,7 +333,9 @@ def stored_number(text: str, name: str) -> int:
         IndexMismatchError: It is not an integer in the form that `str` writes.
     """
     if not _NUMBER.fullmatch(text) or not -(1 << 63) <= int(text) < 1 << 63:
-        raise IndexMismatchError(f"expected a whole number as {name}, got {len(text)} other characters")
+        raise IndexMismatchError(
+            f"expected a whole number as {name}, got {len(text)} other characters"
+        )
     return int(text)
 
 
@@ -283,7 +343,9 @@ def stored_number(text: str, name: str) -> int:
 
 
 def is_own(path: str) -> bool:
-    """Whether there is a regular file with the format name of one of our sidecars, intact or damaged."""
+    """Whether there is a regular file with the format name of one of our sidecars, intact or
+    damaged.
+    """
     try:
         return stat.S_ISREG(os.lstat(path).st_mode) and _is_marked(path)
     except OSError:
@@ -305,8 +367,8 @@ def _has_mark(head: bytes) -> bool:
 def check_replaceable(path: str) -> None:
     """Raise OSError unless a path is free, an empty file, or a file that `is_own`.
 
-    Files that are written automatically must not replace foreign files, or follow symbolic links: somebody with write
-    access to a data folder must not choose what other users overwrite.
+    Files that are written automatically must not replace foreign files, or follow symbolic links:
+    somebody with write access to a data folder must not choose what other users overwrite.
     """
     try:
         status = os.lstat(path)
@@ -325,4 +387,8 @@ def check_replaceable(path: str) -> None:
     except OSError as error:
         raise OSError(error.errno, error.strerror, path) from error
     if is_foreign:
-        raise FileExistsError(errno.EEXIST, "expected nothing or an index at the place of the index, got another", path)
+        raise FileExistsError(
+            errno.EEXIST,
+            "expected nothing or an index at the place of the index, got another",
+            path,
+        )

@@ -1,9 +1,9 @@
 """Look at some records of many: spread over all files, and over each of them, at a bounded cost.
 
-Where records lie is known of a local file with a kept index, and of a file of few long records by their headers. Any
-other plain file is read at equal distances of bytes, each time the next record from there on: that needs no index, and
-only short reads of a file of any size. Small and compressed files are read from their beginning, as far as the cost
-allows.
+Where records lie is known of a local file with a kept index, and of a file of few long records by
+their headers. Any other plain file is read at equal distances of bytes, each time the next record
+from there on: that needs no index, and only short reads of a file of any size. Small and compressed
+files are read from their beginning, as far as the cost allows.
 """
 
 from __future__ import annotations
@@ -18,14 +18,20 @@ import numpy as np
 import numpy.typing as npt
 
 from torch_tfrecord.errors import IndexMismatchError, TFRecordError
-from torch_tfrecord.records.compression import open_stream
-from torch_tfrecord.records.framing import HEADER_BYTES, OVERHEAD_BYTES, find_headers, is_header, payload_length
+from torch_tfrecord.files.access import DEFAULT_ACCESS, Access
+from torch_tfrecord.files.compression import open_stream
+from torch_tfrecord.files.storage import FileSource, is_remote, open_file
+from torch_tfrecord.files.together import each_at_once
+from torch_tfrecord.records.framing import (
+    HEADER_BYTES,
+    OVERHEAD_BYTES,
+    find_headers,
+    is_header,
+    payload_length,
+)
 from torch_tfrecord.records.index_keeper import IndexKeeper
 from torch_tfrecord.records.reader import RecordReader, read_blocks
 from torch_tfrecord.records.scan import RecordScanner
-from torch_tfrecord.records.storage import FileSource, is_remote, open_file
-from torch_tfrecord.remote.access import DEFAULT_ACCESS, Access
-from torch_tfrecord.remote.together import each_at_once
 
 __all__ = ["SpreadRecord", "records_of", "spread_records"]
 
@@ -37,7 +43,11 @@ _MOST_KEPT = 1 << 12  # records of a file that is read from its beginning, then 
 _SMALL_FILE = 1 << 20  # is read as a whole
 _SMALL_FILES = 1 << 26  # all together
 _MOST_HEADERS, _MOST_REMOTE_HEADERS = 1 << 12, 1 << 6  # read to know where records lie
-_FIRST_WINDOW, _FIRST_REMOTE_WINDOW = 1 << 12, 1 << 16  # searched for a record, then four times as much
+# searched for a record, then four times as much
+_FIRST_WINDOW, _FIRST_REMOTE_WINDOW = (
+    1 << 12,
+    1 << 16,
+)
 
 
 class SpreadRecord(NamedTuple):
@@ -49,17 +59,21 @@ class SpreadRecord(NamedTuple):
     payload: bytes
 
 
-def spread_records(paths: Sequence[str], num_records: int, access: Access = DEFAULT_ACCESS) -> Iterator[SpreadRecord]:
+def spread_records(
+    paths: Sequence[str], num_records: int, access: Access = DEFAULT_ACCESS
+) -> Iterator[SpreadRecord]:
     """Records spread as evenly as their files allow, the first record of the first file among them.
 
     Args:
-        paths: The files. Small ones are read whole: below 64 MiB in all, and of compressed ones the first 64 MiB. Of
-            more than `num_records` others as many are looked at, spread over all.
-        num_records: How many; fewer if there are fewer, or if they are so long that more would cost too much.
+        paths: The files. Small ones are read whole: below 64 MiB in all, and of compressed ones the
+            first 64 MiB. Of more than `num_records` others as many are looked at, spread over all.
+        num_records: How many; fewer if there are fewer, or if they are so long that more would cost
+            too much.
         access: How remote files are reached.
 
     Raises:
-        TFRecordError: A file is damaged in the part that is read, or is no TFRecord file; records before come first.
+        TFRecordError: A file is damaged in the part that is read, or is no TFRecord file; records
+            before come first.
         OSError: A file cannot be opened.
     """
     sizes = accumulate(open_file(path, access).file_size for path in paths)
@@ -84,22 +98,33 @@ def spread_records(paths: Sequence[str], num_records: int, access: Access = DEFA
 
 
 def _evenly(total: int, wanted: int) -> list[int]:
-    """At most so many of the numbers below a total, at equal distances, the first and the last among them."""
-    return np.unique(np.linspace(0, total - 1, min(total, wanted)).round().astype(int)).tolist() if total else []
+    """At most so many of the numbers below a total, at equal distances, the first and the last
+    among them.
+    """
+    return (
+        np.unique(np.linspace(0, total - 1, min(total, wanted)).round().astype(int)).tolist()
+        if total
+        else []
+    )
 
 
 def _fractions(share: int, number: int, num_files: int) -> list[float]:
-    """Where in a file to look, from 0 to 1: elsewhere in each file, as few records of many files are looked at."""
+    """Where in a file to look, from 0 to 1: elsewhere in each file, as few records of many files
+    are looked at.
+    """
     if num_files == 1:
         return [place / max(share - 1, 1) for place in range(share)]
     return [(place + number / (num_files - 1)) / share for place in range(share)]
 
 
-def _of_file(path: str, fractions: Sequence[float], limit: int, access: Access) -> Iterator[SpreadRecord]:
+def _of_file(
+    path: str, fractions: Sequence[float], limit: int, access: Access
+) -> Iterator[SpreadRecord]:
     file = open_file(path, access)
     _, compression = open_stream(file, "auto")
     is_small = file.file_size <= min(_SMALL_FILE, limit)
-    if compression or is_small or not is_header(file.read(HEADER_BYTES, 0)):  # what is wrong is found by reading
+    # what is wrong is found by reading
+    if compression or is_small or not is_header(file.read(HEADER_BYTES, 0)):
         return _from_beginning(path, fractions, limit, access)
     known = _known_places(file)
     if known is None:
@@ -124,11 +149,17 @@ def _known_places(file: FileSource) -> tuple[_Integers, _Integers] | None:
                 return None
     if not blocks:
         return None
-    return np.concatenate([block.offsets for block in blocks]), np.concatenate([block.lengths for block in blocks])
+    return np.concatenate([block.offsets for block in blocks]), np.concatenate(
+        [block.lengths for block in blocks]
+    )
 
 
-def _from_beginning(path: str, fractions: Sequence[float], limit: int, access: Access) -> Iterator[SpreadRecord]:
-    """Records of the beginning of a file; where it is damaged those before the damage, then the error."""
+def _from_beginning(
+    path: str, fractions: Sequence[float], limit: int, access: Access
+) -> Iterator[SpreadRecord]:
+    """Records of the beginning of a file; where it is damaged those before the damage, then the
+    error.
+    """
     kept: list[SpreadRecord] = []
     damage, step, num_bytes = None, 1, 0
     try:
@@ -156,7 +187,9 @@ def records_of(path: str, access: Access = DEFAULT_ACCESS) -> Iterator[SpreadRec
 
 
 def _places(fractions: Sequence[float], total: int) -> list[int]:
-    """The numbers below a total that fractions of it mean, each once; all where there are no more than fractions."""
+    """The numbers below a total that fractions of it mean, each once; all where there are no more
+    than fractions.
+    """
     if total <= len(fractions):
         return [*range(total)]
     return sorted({min(int(fraction * total), total - 1) for fraction in fractions})
@@ -175,25 +208,36 @@ def _at_positions(
             raise error.locate(position=place) from error.__cause__
 
 
-def _at_bytes(file: FileSource, fractions: Sequence[float], limit: int, access: Access) -> Iterator[SpreadRecord]:
+def _at_bytes(
+    file: FileSource, fractions: Sequence[float], limit: int, access: Access
+) -> Iterator[SpreadRecord]:
     """The records that follow some places in a file; its first ones where none can be found."""
     begins = [int(fraction * file.file_size) for fraction in fractions]
     search = partial(_record_from, file, most=limit // len(fractions))
-    found: Iterable[SpreadRecord | None] = each_at_once(search, begins) if is_remote(file.path) else map(search, begins)
-    seen: dict[int, SpreadRecord] = {record.offset: record for record in found if record is not None}
-    if not seen or (0 in begins and 0 not in seen):  # long records, or the file is damaged: reading it says how
+    found: Iterable[SpreadRecord | None] = (
+        each_at_once(search, begins) if is_remote(file.path) else map(search, begins)
+    )
+    seen: dict[int, SpreadRecord] = {
+        record.offset: record for record in found if record is not None
+    }
+    # long records, or the file is damaged: reading it says how
+    if not seen or (0 in begins and 0 not in seen):
         first = next(records_of(file.path, access))
         seen = {first.offset: first, **seen}
     yield from seen.values()
 
 
 def _record_from(file: FileSource, begin: int, most: int) -> SpreadRecord | None:
-    """The first good record from a place on, or the last one of the file; None if that takes too many bytes."""
+    """The first good record from a place on, or the last one of the file; None if that takes too
+    many bytes.
+    """
     window = _FIRST_REMOTE_WINDOW if is_remote(file.path) else _FIRST_WINDOW
     while True:
         content = file.read(window, begin)
         reaches_end = begin + len(content) >= file.file_size
-        headers = [(at, payload_length(content[at : at + HEADER_BYTES])) for at in find_headers(content)]
+        headers = [
+            (at, payload_length(content[at : at + HEADER_BYTES])) for at in find_headers(content)
+        ]
         for at, length in reversed(headers) if reaches_end and begin > 0 else headers:
             record = _record_at(file, begin + at, length) if length <= most else None
             if record is not None:

@@ -1,4 +1,6 @@
-"""Files being written to a storage: first to a file of this machine without a name, then all of it at once."""
+"""Files being written to a storage: first to a file of this machine without a name, then all of it
+at once.
+"""
 
 from __future__ import annotations
 
@@ -8,20 +10,21 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from typing import IO
 
-from torch_tfrecord.records.descriptors import opened
+from torch_tfrecord.files.access import Access
+from torch_tfrecord.files.descriptors import opened
+from torch_tfrecord.files.store import RemoteInfo
+from torch_tfrecord.files.transfers import infos_if_there
+from torch_tfrecord.files.uploads import Upload, remove, upload
 from torch_tfrecord.records.record_file import RecordFile
 from torch_tfrecord.records.sidecar import sidecar_path
-from torch_tfrecord.remote.access import Access
-from torch_tfrecord.remote.store import RemoteInfo
-from torch_tfrecord.remote.transfers import infos_if_there
-from torch_tfrecord.remote.uploads import Upload, remove, upload
 from torch_tfrecord.shown import without_secrets
 
 __all__ = ["RemoteRecordFile", "UploadFile", "upload_all", "upload_bytes", "upload_record_files"]
 
 
 class UploadFile:
-    """A file being written: until it is uploaded it takes room in the folder for temporary files, ``TMPDIR``.
+    """A file being written: until it is uploaded it takes room in the folder for temporary files,
+    ``TMPDIR``.
 
     Args:
         path: The final path, with its scheme.
@@ -69,19 +72,30 @@ class UploadFile:
             self._file.close()
 
 
-def upload_all(files: Sequence[UploadFile], paths: Sequence[str], access: Access) -> list[RemoteInfo]:
+def upload_all(
+    files: Sequence[UploadFile], paths: Sequence[str], access: Access
+) -> list[RemoteInfo]:
     """Write files under their names; what the storage says of each.
 
     Raises:
-        OSError, RemoteError: One could not be written. Those that replace nothing are removed again; a file that was
-            replaced before the error stays the new one.
+        OSError, RemoteError: One could not be written. Those that replace nothing are removed
+            again; a file that was replaced before the error stays the new one.
     """
     before = infos_if_there(paths, access)
     try:
-        return upload([file.as_upload(path) for file, path in zip(files, paths, strict=True)], access)
+        return upload(
+            [file.as_upload(path) for file, path in zip(files, paths, strict=True)], access
+        )
     except BaseException:
         with contextlib.suppress(Exception):  # of an error that is being raised
-            remove([path for path, info in zip(paths, before, strict=True) if info is None or info.is_folder], access)
+            remove(
+                [
+                    path
+                    for path, info in zip(paths, before, strict=True)
+                    if info is None or info.is_folder
+                ],
+                access,
+            )
         raise
 
 
@@ -106,7 +120,9 @@ class RemoteRecordFile(RecordFile[UploadFile]):
         path: The final path, with its scheme, or a name for errors where it is not known yet.
     """
 
-    def __init__(self, path: str, compression_type: str, level: int | None, write_index: bool) -> None:
+    def __init__(
+        self, path: str, compression_type: str, level: int | None, write_index: bool
+    ) -> None:
         super().__init__(UploadFile(path), compression_type, level, write_index)
 
     def prepare(self) -> None:
@@ -124,18 +140,25 @@ class RemoteRecordFile(RecordFile[UploadFile]):
         if self._lengths is None:
             return None
         found = UploadFile(sidecar_path(path))
-        found.write(self._index(self._lengths, self._file.size, info.mtime_ns, info.etag).to_bytes())
+        found.write(
+            self._index(self._lengths, self._file.size, info.mtime_ns, info.etag).to_bytes()
+        )
         return found
 
 
-def upload_record_files(files: Sequence[RemoteRecordFile], paths: Sequence[str], access: Access) -> None:
+def upload_record_files(
+    files: Sequence[RemoteRecordFile], paths: Sequence[str], access: Access
+) -> None:
     """Write prepared files under their names, then their indexes.
 
     Raises:
-        OSError, RemoteError: As of `upload_all`. Where an index could not be written, the data are there.
+        OSError, RemoteError: As of `upload_all`. Where an index could not be written, the data are
+            there.
     """
     infos = upload_all([file.file for file in files], paths, access)
-    found = (file.index_file(path, info) for file, path, info in zip(files, paths, infos, strict=True))
+    found = (
+        file.index_file(path, info) for file, path, info in zip(files, paths, infos, strict=True)
+    )
     indexes = [index for index in found if index is not None]
     try:
         upload_all(indexes, [index.path for index in indexes], access)

@@ -1,4 +1,6 @@
-"""Writing TFRecord files that TensorFlow reads: single files and sets of shards, complete or not at all."""
+"""Writing TFRecord files that TensorFlow reads: single files and sets of shards, complete or not at
+all.
+"""
 
 from __future__ import annotations
 
@@ -14,16 +16,16 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from torch_tfrecord.arguments import at_least
+from torch_tfrecord.files.access import Access
+from torch_tfrecord.files.atomic import AtomicFile
+from torch_tfrecord.files.compression import check_written_type
+from torch_tfrecord.files.storage import is_remote, local_path
 from torch_tfrecord.protobuf.example import RowEncoder, WritableSpec
-from torch_tfrecord.records.atomic import AtomicFile
-from torch_tfrecord.records.compression import check_written_type
 from torch_tfrecord.records.file_set import FileSet
 from torch_tfrecord.records.framing import OVERHEAD_BYTES
 from torch_tfrecord.records.paths import shard_name
 from torch_tfrecord.records.record_file import LocalRecordFile
-from torch_tfrecord.records.storage import is_remote, local_path
 from torch_tfrecord.records.upload_file import RemoteRecordFile, upload_record_files
-from torch_tfrecord.remote.access import Access
 from torch_tfrecord.shown import without_secrets
 
 __all__ = ["ShardedTFRecordWriter", "TFRecordWriter"]
@@ -42,19 +44,22 @@ class _Writer(ABC):
         self._failure: BaseException | None = None
         self._pid = os.getpid()
         self._count = 0
-        if multiprocessing.parent_process() is not None:  # such a process ends without dropping its objects
+        # such a process ends without dropping its objects
+        if multiprocessing.parent_process() is not None:
             util.Finalize(self, _give_up, (weakref.ref(self),), exitpriority=0)
 
     def write(self, record: bytes | bytearray | memoryview | Mapping[str, Any]) -> None:
         """Append one record.
 
         Args:
-            record: The payload, or a row: a mapping of feature values that `encode_example` makes one of.
+            record: The payload, or a row: a mapping of feature values that `encode_example` makes
+                one of.
 
         Raises:
             TypeError: neither bytes-like nor a mapping; nothing was written.
-            ValueError: the writer is closed, or a value that `encode_example` refuses, or, without ``features``, a key
-                whose values were of another kind in an earlier row; nothing was written.
+            ValueError: the writer is closed, or a value that `encode_example` refuses, or, without
+                ``features``, a key whose values were of another kind in an earlier row; nothing was
+                written.
             OSError: the disk is full or the like; the file is given up, and `close` raises again.
         """
         self._check_open()
@@ -64,17 +69,21 @@ class _Writer(ABC):
         self._count += 1
 
     def flush(self) -> None:
-        """Hand what was written to the operating system. It is durable, and has its name, only after `close`."""
+        """Hand what was written to the operating system. It is durable, and has its name, only
+        after `close`.
+        """
         self._check_open()
         with self._failing():
             self._flush()
 
     def close(self) -> None:
-        """Finish: sync to the disk, then let the file appear under its name. Closing twice is no error.
+        """Finish: sync to the disk, then let the file appear under its name. Closing twice is no
+        error.
 
         Raises:
-            OSError: the file could not be finished. What was there before is there still, or, where the folder could
-                not be synced, the new file, whole; nothing where nothing was. Raised again at each call.
+            OSError: the file could not be finished. What was there before is there still, or, where
+                the folder could not be synced, the new file, whole; nothing where nothing was.
+                Raised again at each call.
         """
         if self._failure is not None:
             raise self._failure
@@ -94,7 +103,9 @@ class _Writer(ABC):
 
     def _check_process(self) -> None:
         if self._pid != os.getpid():
-            raise ValueError("a writer cannot be used in a forked process: open one there, or only in the parent")
+            raise ValueError(
+                "a writer cannot be used in a forked process: open one there, or only in the parent"
+            )
 
     @contextlib.contextmanager
     def _failing(self) -> Iterator[None]:
@@ -110,7 +121,10 @@ class _Writer(ABC):
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
     ) -> None:
         if kind is None:
             self.close()
@@ -129,7 +143,8 @@ class _Writer(ABC):
             return
         self._closed = True
         self._discard()
-        if self._failure is None and self._pid == os.getpid():  # an error told of it, and a forked child has a copy
+        # an error told of it, and a forked child has a copy
+        if self._failure is None and self._pid == os.getpid():
             warnings.warn(
                 f"{self._name}: the writer was dropped without close(): its file is given up "
                 f"(records lost: {self._count}). Write inside `with`, or call close().",
@@ -169,22 +184,27 @@ class _Writer(ABC):
 class TFRecordWriter(_Writer):
     """Writes one TFRecord file; the final path appears complete at `close`, or not at all.
 
-    Plain files are byte-identical to TensorFlow's; compressed ones decompress to identical bytes and are reproducible.
-    A writer that is dropped without `close`, also at the end of the program, leaves no file: a UserWarning names the
-    path and the number of records lost. Leaving `with` by an exception leaves no file, either.
+    Plain files are byte-identical to TensorFlow's; compressed ones decompress to identical bytes
+    and are reproducible. A writer that is dropped without `close`, also at the end of the program,
+    leaves no file: a UserWarning names the path and the number of records lost. Leaving `with` by
+    an exception leaves no file, either.
 
     Args:
-        path: A local path, or one with a ``scheme://`` (``s3://bucket/train.tfrecord``). A file that is there is
-            replaced at `close`; a local device or FIFO is written directly. What goes to a storage is first written to
-            the folder for temporary files (``TMPDIR``), and uploaded by `close`, in parts where it is large.
-        compression_type: "auto" (by the name: ``.gz`` is GZIP, ``.zlib`` ZLIB, else none), None or "" (none), "GZIP",
-            "ZLIB".
-        compression_level: 0 to 9, or -1 or None for zlib's default (6). Without effect where nothing is compressed.
-        write_index: Also write the index, in the hidden folder ``.torch_index`` beside the file, without reading the
-            file again.
-        storage_options: Of the storage, as in fsspec: ``{"key": ..., "secret": ...}``; see docs/remote.md.
-        features: Name -> spec that shall read the file. Rows are then checked and widened by the specs, and missing
-            values left out: see `encode_example`. Without it, the values of a key must be of one kind in all rows.
+        path: A local path, or one with a ``scheme://`` (``s3://bucket/train.tfrecord``). A file
+            that is there is replaced at `close`; a local device or FIFO is written directly. What
+            goes to a storage is first written to the folder for temporary files (``TMPDIR``), and
+            uploaded by `close`, in parts where it is large.
+        compression_type: "auto" (by the name: ``.gz`` is GZIP, ``.zlib`` ZLIB, else none), None or
+            "" (none), "GZIP", "ZLIB".
+        compression_level: 0 to 9, or -1 or None for zlib's default (6). Without effect where
+            nothing is compressed.
+        write_index: Also write the index, in the hidden folder ``.torch_index`` beside the file,
+            without reading the file again.
+        storage_options: Of the storage, as in fsspec: ``{"key": ..., "secret": ...}``; see
+            docs/remote.md.
+        features: Name -> spec that shall read the file. Rows are then checked and widened by the
+            specs, and missing values left out: see `encode_example`. Without it, the values of a
+                key must be of one kind in all rows.
 
     Raises:
         OSError: the file cannot be created; the path is named.
@@ -214,9 +234,13 @@ class TFRecordWriter(_Writer):
         if compression_level is not None and (
             isinstance(compression_level, bool) or compression_level not in range(-1, 10)
         ):
-            raise ValueError(f"compression_level must be None or -1 to 9, got {compression_level!r}")
+            raise ValueError(
+                f"compression_level must be None or -1 to 9, got {compression_level!r}"
+            )
         kind = RemoteRecordFile if is_remote(self.path) else LocalRecordFile
-        self._file: RemoteRecordFile | LocalRecordFile = kind(self.path, compression, compression_level, write_index)
+        self._file: RemoteRecordFile | LocalRecordFile = kind(
+            self.path, compression, compression_level, write_index
+        )
         self._closed = False
 
     def __repr__(self) -> str:
@@ -242,16 +266,18 @@ class TFRecordWriter(_Writer):
 class ShardedTFRecordWriter(_Writer):
     """Writes a set of shards ``<prefix>-00003-of-00010<suffix>``; all appear at `close`, or none.
 
-    After a failure the shards that were there before are there again. Where the process is killed while it replaces
-    them, `find_files` and the datasets refuse the set, and the next writer with this prefix and suffix puts the old
-    ones back. A storage has no such set: there the shards appear one after the other, those that replaced others stay
-    after a failure, and the rest are removed.
+    After a failure the shards that were there before are there again. Where the process is killed
+    while it replaces them, `find_files` and the datasets refuse the set, and the next writer with
+    this prefix and suffix puts the old ones back. A storage has no such set: there the shards
+    appear one after the other, those that replaced others stay after a failure, and the rest are
+    removed.
 
     Args:
         prefix: Path and first part of the names; local, or with a ``scheme://``.
         num_shards: Write to this many shards in turn (all are open at once).
-        max_shard_bytes: Begin a new shard before this many bytes (framed, before compression) are exceeded; a longer
-            record gets a shard of its own. Exactly one of `num_shards` and `max_shard_bytes` must be given.
+        max_shard_bytes: Begin a new shard before this many bytes (framed, before compression) are
+            exceeded; a longer record gets a shard of its own. Exactly one of `num_shards` and
+            `max_shard_bytes` must be given.
         compression_type: As for `TFRecordWriter`; "auto" goes by the suffix.
         suffix: Last part of the names.
         write_index: Also write each shard's index.
@@ -287,7 +313,9 @@ class ShardedTFRecordWriter(_Writer):
         if (num_shards is None) == (max_shard_bytes is None):
             raise ValueError("exactly one of num_shards and max_shard_bytes must be given")
         num_shards = None if num_shards is None else at_least(1, "num_shards", num_shards)
-        max_shard_bytes = None if max_shard_bytes is None else at_least(1, "max_shard_bytes", max_shard_bytes)
+        max_shard_bytes = (
+            None if max_shard_bytes is None else at_least(1, "max_shard_bytes", max_shard_bytes)
+        )
         self.paths: list[str] = []
         self._suffix = suffix
         self._name = without_secrets(f"{self.prefix}-*{suffix}")
@@ -316,7 +344,10 @@ class ShardedTFRecordWriter(_Writer):
             shard = self._shards[self._count % len(self._shards)]
         else:
             shard = self._shards[-1]
-            if shard.num_bytes and shard.num_bytes + len(payload) + OVERHEAD_BYTES > self._max_shard_bytes:
+            if (
+                shard.num_bytes
+                and shard.num_bytes + len(payload) + OVERHEAD_BYTES > self._max_shard_bytes
+            ):
                 self._finish(shard)
                 self._open_shard()
                 shard = self._shards[-1]
@@ -356,7 +387,9 @@ class ShardedTFRecordWriter(_Writer):
             shard.remove_old_indexes(path)
 
     def _beside(self) -> Sequence[AtomicFile]:
-        """Prepared files of the same folder that appear with the shards; for classes that write such."""
+        """Prepared files of the same folder that appear with the shards; for classes that write
+        such.
+        """
         return ()
 
     def _discard(self) -> None:

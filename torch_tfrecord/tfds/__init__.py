@@ -1,10 +1,10 @@
 """Read and write TensorFlow Datasets (TFDS) directories of TFRecord files without TensorFlow."""
 
 import torch_tfrecord.tfds.features as features
+from index_tools.lerobot_export import LeRobotExport, rlds_to_lerobot
 from torch_tfrecord.tfds.dataset_info import DatasetInfo, SplitInfo, info
 from torch_tfrecord.tfds.episode_dataset import RLDSEpisodes
 from torch_tfrecord.tfds.goals import UniformGoals
-from torch_tfrecord.tfds.lerobot_export import LeRobotExport, rlds_to_lerobot
 from torch_tfrecord.tfds.loading import load
 from torch_tfrecord.tfds.normalization import Normalize
 from torch_tfrecord.tfds.rlds import RLDSDataset

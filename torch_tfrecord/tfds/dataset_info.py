@@ -11,11 +11,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias, TypeGuard
 
 import torch_tfrecord.tfds.features as f
+from torch_tfrecord.columns.feature import Feature
+from torch_tfrecord.columns.record_parsers import RecordFeatures, is_record_features
 from torch_tfrecord.errors import ParseError
-from torch_tfrecord.features.feature import Feature
-from torch_tfrecord.parsing.record_parsers import RecordFeatures, is_record_features
-from torch_tfrecord.records.storage import local_path
-from torch_tfrecord.remote.access import DEFAULT_ACCESS, Access
+from torch_tfrecord.files.access import DEFAULT_ACCESS, Access
+from torch_tfrecord.files.storage import local_path
 from torch_tfrecord.shown import without_secrets
 from torch_tfrecord.tfds.features_json import as_root, features_from_json
 from torch_tfrecord.tfds.files import (
@@ -55,7 +55,8 @@ class SplitInfo:
 
     Attributes:
         name: Name of the split, such as "train".
-        shard_lengths: Number of records in each shard; None if an old dataset_info.json does not list them.
+        shard_lengths: Number of records in each shard; None if an old dataset_info.json does not
+            list them.
         num_bytes: Total payload bytes.
         filepath_template: See `shard_paths`.
         num_shards: Number of shard files.
@@ -69,7 +70,9 @@ class SplitInfo:
 
     @property
     def num_examples(self) -> int | None:
-        """Number of examples; None if dataset_info.json does not say (count the records in the files)."""
+        """Number of examples; None if dataset_info.json does not say (count the records in the
+        files).
+        """
         return None if self.shard_lengths is None else sum(self.shard_lengths)
 
 
@@ -85,8 +88,8 @@ class DatasetInfo:
         description: Free text.
         splits: Name -> `SplitInfo`, in the order of dataset_info.json.
         features: The feature tree; `features["label"].int2str(0)` names a class.
-        supervised_keys: (input, target) or (input, target, weights): names, or nested tuples and dicts of them; None
-            if the dataset has none.
+        supervised_keys: (input, target) or (input, target, weights): names, or nested tuples and
+            dicts of them; None if the dataset has none.
         citation: BibTeX.
         license: Free text.
         raw: The parsed dataset_info.json.
@@ -124,7 +127,9 @@ class DatasetInfo:
             raise error.locate(path=posixpath.join(self.directory, INFO_FILE)) from error.__cause__
 
     def _is_among(self, there: Collection[str]) -> bool:
-        """Whether the first shard of a split is there in this format, given the names in the directory."""
+        """Whether the first shard of a split is there in this format, given the names in the
+        directory.
+        """
         firsts = [path for split in self.splits for path in self.files(split)[:1]]
         return any(posixpath.basename(path) in there or os.path.exists(path) for path in firsts)
 
@@ -136,8 +141,12 @@ class DatasetInfo:
             lines += [f"  {line}" for line in self.description.strip().splitlines()[:8]]
         lines.append("splits:")
         for split in self.splits.values():
-            count = "an unknown number of" if split.num_examples is None else f"{split.num_examples:,}"
-            lines.append(f"  {split.name}: {count} examples in {split.num_shards} shards, {split.num_bytes:,} bytes")
+            count = (
+                "an unknown number of" if split.num_examples is None else f"{split.num_examples:,}"
+            )
+            lines.append(
+                f"  {split.name}: {count} examples in {split.num_shards} shards, {split.num_bytes:,} bytes"
+            )
         lines.append(f"supervised_keys: {self.supervised_keys!r}")
         lines += f"features: {self.features!r}".splitlines()
         return "\n".join(lines)
@@ -145,23 +154,28 @@ class DatasetInfo:
     __repr__ = __str__
 
 
-def info(directory: str | os.PathLike[str], *, storage_options: Mapping[str, Any] | None = None) -> DatasetInfo:
+def info(
+    directory: str | os.PathLike[str], *, storage_options: Mapping[str, Any] | None = None
+) -> DatasetInfo:
     """Read the metadata of a TFDS directory without TensorFlow and without opening the shards.
 
     Args:
-        directory: ``.../name/1.0.0`` or ``.../name/config/1.0.0``. If you pass a parent directory, the highest version
-            is used, and the only config or the dataset's default config. A local path or a URL.
+        directory: ``.../name/1.0.0`` or ``.../name/config/1.0.0``. If you pass a parent directory,
+            the highest version is used, and the only config or the dataset's default config. A
+            local path or a URL.
         storage_options: As for `TFRecordDataset`; `load` and `RLDSDataset` use those of the result.
 
     Returns:
-        Name, version, splits with their counts, the feature tree with class names, and supervised keys.
+        Name, version, splits with their counts, the feature tree with class names, and supervised
+        keys.
 
     Raises:
-        FileNotFoundError: Not a TFDS directory: dataset_info.json or features.json is missing (TFDS wrote none up to
-            3.2.1: `load` takes your own features).
-        ParseError: One of the two is damaged, or the shards are neither "tfrecord" nor "array_record" files; names the
-            file and the field.
-        ValueError: TFDS has not finished writing the directory (``incomplete.*``), or it has several configs.
+        FileNotFoundError: Not a TFDS directory: dataset_info.json or features.json is missing (TFDS
+            wrote none up to 3.2.1: `load` takes your own features).
+        ParseError: One of the two is damaged, or the shards are neither "tfrecord" nor
+            "array_record" files; names the file and the field.
+        ValueError: TFDS has not finished writing the directory (``incomplete.*``), or it has
+            several configs.
 
     Example:
         >>> tfds.info("~/tensorflow_datasets/mnist").splits["train"].num_examples  # doctest: +SKIP
@@ -171,7 +185,9 @@ def info(directory: str | os.PathLike[str], *, storage_options: Mapping[str, Any
 
 
 def _info(directory: str | os.PathLike[str], access: Access, given: object) -> DatasetInfo:
-    """`info`, with the features of a directory that has no features.json, or the specs that are read instead."""
+    """`info`, with the features of a directory that has no features.json, or the specs that are
+    read instead.
+    """
     folder = version_folder(os.path.expanduser(local_path(directory)).rstrip("/") or "/", access)
     path = posixpath.join(folder, INFO_FILE)
     fields = JsonFields(read_json(path, access), path, "")
@@ -199,13 +215,20 @@ def _info(directory: str | os.PathLike[str], access: Access, given: object) -> D
     )
     if len(formats) == 1:
         return found
-    return next((other for name in formats if (other := replace(found, file_format=name))._is_among(there)), found)
+    return next(
+        (other for name in formats if (other := replace(found, file_format=name))._is_among(there)),
+        found,
+    )
 
 
 def _formats(fields: JsonFields) -> list[str]:
-    """The formats that the shards may have, the main one first, without those that cannot be read."""
+    """The formats that the shards may have, the main one first, without those that cannot be
+    read.
+    """
     main = fields.text("fileFormat") or _READABLE[0]  # old datasets leave it out
-    formats = [name for name in (main, *fields.texts("alternativeFileFormats")) if name in _READABLE]
+    formats = [
+        name for name in (main, *fields.texts("alternativeFileFormats")) if name in _READABLE
+    ]
     if not formats:
         expected = " or ".join(map(repr, _READABLE))
         raise ParseError(
@@ -217,29 +240,37 @@ def _formats(fields: JsonFields) -> list[str]:
 
 
 def info_of(
-    directory: str | os.PathLike[str] | DatasetInfo, storage_options: Mapping[str, Any] | None, given: object = None
+    directory: str | os.PathLike[str] | DatasetInfo,
+    storage_options: Mapping[str, Any] | None,
+    given: object = None,
 ) -> DatasetInfo:
     """What `info` says of a directory, or said of it; options given now count.
 
     Args:
         directory: See `info`; or its result.
         storage_options: See `info`.
-        given: The features that the user passed: a feature tree counts where there is no features.json; where feature
-            specs are passed, it is not read.
+        given: The features that the user passed: a feature tree counts where there is no
+            features.json; where feature specs are passed, it is not read.
     """
     if not isinstance(directory, DatasetInfo):
         return _info(directory, Access(storage_options), given)
-    return directory if storage_options is None else replace(directory, access=Access(storage_options))
+    return (
+        directory if storage_options is None else replace(directory, access=Access(storage_options))
+    )
 
 
 def are_specs(features: object) -> TypeGuard[RecordFeatures]:
-    """Whether these features are feature specs, such as those of `TFRecordDataset`, or one spec of whole records."""
+    """Whether these features are feature specs, such as those of `TFRecordDataset`, or one spec of
+    whole records.
+    """
     if isinstance(features, Mapping):
         return any(isinstance(item, Feature) for item in features.values())
     return is_record_features(features)
 
 
-def _tree(folder: str, there: Collection[str], access: Access, given: object) -> f.FeaturesDict | f.Sequence:
+def _tree(
+    folder: str, there: Collection[str], access: Access, given: object
+) -> f.FeaturesDict | f.Sequence:
     if are_specs(given):
         return f.FeaturesDict({})
     path = posixpath.join(folder, FEATURES_FILE)
@@ -263,7 +294,9 @@ def _split(fields: JsonFields) -> SplitInfo:
         raise fields.error(field, f"at most {_MOST_SHARDS} shards", num_shards)
     known = bool(lengths) or not num_shards
     template = fields.text("filepathTemplate") or DEFAULT_TEMPLATE
-    return SplitInfo(name, lengths if known else None, fields.integer("numBytes"), template, num_shards)
+    return SplitInfo(
+        name, lengths if known else None, fields.integer("numBytes"), template, num_shards
+    )
 
 
 def _supervised_keys(fields: JsonFields) -> tuple[SupervisedKeys, ...] | None:
@@ -303,24 +336,37 @@ def flat_keys(keys: SupervisedKeys) -> Iterator[str]:
         for item in keys.values() if isinstance(keys, Mapping) else keys:
             yield from flat_keys(item)
     else:
-        raise TypeError(f"supervised_keys must be names, or tuples and dicts of names, got {type(keys).__name__}")
+        raise TypeError(
+            f"supervised_keys must be names, or tuples and dicts of names, got {type(keys).__name__}"
+        )
 
 
-def _with_names(feature: Any, folder: str, there: Collection[str], access: Access, names: tuple[str, ...] = ()) -> Any:
+def _with_names(
+    feature: Any, folder: str, there: Collection[str], access: Access, names: tuple[str, ...] = ()
+) -> Any:
     """Add the class names from the ``*.labels.txt`` files that exist to the tree."""
     if isinstance(feature, (f.Translation, f.TranslationVariableLanguages)):
         return feature
     if isinstance(feature, f.FeaturesDict):
-        named = {name: _with_names(item, folder, there, access, (*names, name)) for name, item in feature.items()}
+        named = {
+            name: _with_names(item, folder, there, access, (*names, name))
+            for name, item in feature.items()
+        }
         return replace(feature, features=named)
     if isinstance(feature, f.Sequence):
         return replace(feature, feature=_with_names(feature.feature, folder, there, access, names))
     file = label_file(names)
-    if not isinstance(feature, (f.ClassLabel, f.LabeledImage)) or feature.names is not None or file not in there:
+    if (
+        not isinstance(feature, (f.ClassLabel, f.LabeledImage))
+        or feature.names is not None
+        or file not in there
+    ):
         return feature
     path = posixpath.join(folder, file)
     lines = read_text(path, access).split("\n")
     try:
         return replace(feature, names=tuple(line.strip() for line in lines if line.strip()))
     except ValueError as error:
-        raise ParseError(f"feature {file.removesuffix('.labels.txt')!r}: {error}", path=path) from error
+        raise ParseError(
+            f"feature {file.removesuffix('.labels.txt')!r}: {error}", path=path
+        ) from error

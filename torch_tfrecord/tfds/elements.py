@@ -1,8 +1,8 @@
 """Decode one value of a TFDS feature from a list of the record to a tensor, str or bytes.
 
-An element knows which kind of list holds it, how many list values it takes, and how to decode them. `leaves` handles
-the nesting around it (sequences, ragged rows). Source: the ``decode_example`` of each class of
-``tensorflow_datasets.core.features``, 4.9.10.
+An element knows which kind of list holds it, how many list values it takes, and how to decode them.
+`leaves` handles the nesting around it (sequences, ragged rows). Source: the ``decode_example`` of
+each class of ``tensorflow_datasets.core.features``, 4.9.10.
 """
 
 from __future__ import annotations
@@ -15,10 +15,7 @@ import numpy.typing as npt
 import torch
 
 from torch_tfrecord.batch_memory import OBJECT_BYTES, TENSOR_BYTES, reserve
-from torch_tfrecord.errors import ParseError
-from torch_tfrecord.features.columns import read_each
-from torch_tfrecord.tfds.feature_base import Shape, fits
-from torch_tfrecord.values.dtypes import (
+from torch_tfrecord.columns.dtypes import (
     BYTES_LIST,
     FLOAT_LIST,
     INT64_LIST,
@@ -28,10 +25,20 @@ from torch_tfrecord.values.dtypes import (
     from_bytes,
     nest,
 )
-from torch_tfrecord.values.inflate import inflate
-from torch_tfrecord.values.stacking import stack
+from torch_tfrecord.columns.inflate import inflate
+from torch_tfrecord.columns.reading import read_each
+from torch_tfrecord.columns.stacking import stack
+from torch_tfrecord.errors import ParseError
+from torch_tfrecord.tfds.feature_base import Shape, fits
 
-__all__ = ["BytesElement", "Element", "EncodedTensor", "NumberElement", "StringElement", "TextElement"]
+__all__ = [
+    "BytesElement",
+    "Element",
+    "EncodedTensor",
+    "NumberElement",
+    "StringElement",
+    "TextElement",
+]
 
 
 class Element:
@@ -39,9 +46,11 @@ class Element:
 
     Attributes:
         kind: Kind of list that holds it.
-        count: List values per element; None if the shape has an unknown size, inferred from the list.
+        count: List values per element; None if the shape has an unknown size, inferred from the
+            list.
         what: Name of the kind of value, for errors.
-        is_joint: Whether the elements of several lists can be decoded in one call, as they are independent.
+        is_joint: Whether the elements of several lists can be decoded in one call, as they are
+            independent.
         dtype: Dtype of the tensors; None if the values are not tensors.
         shape: Shape of one element.
     """
@@ -54,7 +63,8 @@ class Element:
     shape: Shape = ()
 
     def each(self, values: Any, num_lists: int) -> Any:
-        """Decode one element from each of `num_lists` lists of equal length, given their concatenated values.
+        """Decode one element from each of `num_lists` lists of equal length, given their
+        concatenated values.
 
         Returns:
             A tensor [num_lists, ...], or a list.
@@ -62,12 +72,18 @@ class Element:
         raise NotImplementedError
 
     def many(self, values: Any) -> Any:
-        """Decode all elements of a list: a tensor [n, ...] if they have the same shape, else a list."""
+        """Decode all elements of a list: a tensor [n, ...] if they have the same shape, else a
+        list.
+        """
         raise NotImplementedError
 
     def none(self) -> Any:
         """Return zero elements: a tensor [0, ...], or an empty list."""
-        return [] if self.dtype is None else torch.empty(0, *(size or 0 for size in self.shape), dtype=self.dtype)
+        return (
+            []
+            if self.dtype is None
+            else torch.empty(0, *(size or 0 for size in self.shape), dtype=self.dtype)
+        )
 
 
 class NumberElement(Element):
@@ -88,16 +104,24 @@ class NumberElement(Element):
 
     def each(self, values: npt.NDArray[Any], num_lists: int) -> torch.Tensor:
         """A tensor [num_lists, *shape]."""
-        return self._cast(values).reshape(num_lists, *known_shape(self.shape, len(values) // num_lists))
+        return self._cast(values).reshape(
+            num_lists, *known_shape(self.shape, len(values) // num_lists)
+        )
 
     def many(self, values: npt.NDArray[Any]) -> torch.Tensor:
         """A tensor [n, *shape]."""
         if self.count is None:
-            raise ParseError("expected a shape list next to elements of unknown shape, got one list of numbers")
+            raise ParseError(
+                "expected a shape list next to elements of unknown shape, got one list of numbers"
+            )
         if not self.count:
-            raise ParseError("expected elements of at least one number: the record does not say how many there are")
+            raise ParseError(
+                "expected elements of at least one number: the record does not say how many there are"
+            )
         if len(values) % self.count:
-            raise ParseError(f"expected a multiple of {self.count} values for shape {self.shape}, got {len(values)}")
+            raise ParseError(
+                f"expected a multiple of {self.count} values for shape {self.shape}, got {len(values)}"
+            )
         return self._cast(values).reshape(-1, *known_shape(self.shape, self.count))
 
     def _cast(self, values: npt.NDArray[Any]) -> torch.Tensor:
@@ -122,13 +146,17 @@ class StringElement(Element):
 
     def each(self, values: Sequence[bytes], num_lists: int) -> list[Any]:
         """A list of elements, each nested according to the shape."""
-        nested: list[Any] = nest(values, (num_lists, *known_shape(self.shape, len(values) // num_lists)))
+        nested: list[Any] = nest(
+            values, (num_lists, *known_shape(self.shape, len(values) // num_lists))
+        )
         return nested
 
     def many(self, values: Sequence[bytes]) -> list[Any]:
         """A list of elements."""
         if not self.count or len(values) % self.count:
-            raise ParseError(f"expected a multiple of {self.count} values for shape {self.shape}, got {len(values)}")
+            raise ParseError(
+                f"expected a multiple of {self.count} values for shape {self.shape}, got {len(values)}"
+            )
         return self.each(values, len(values) // self.count) if len(values) else []
 
 
@@ -189,7 +217,9 @@ class EncodedTensor(BytesElement):
     dtype: torch.dtype
 
     def __init__(self, dtype: torch.dtype, shape: Shape, is_zlib: bool) -> None:
-        super().__init__(what=f"{str(dtype).removeprefix('torch.')}, {'zlib' if is_zlib else 'bytes'}")
+        super().__init__(
+            what=f"{str(dtype).removeprefix('torch.')}, {'zlib' if is_zlib else 'bytes'}"
+        )
         self.dtype, self.shape, self._is_zlib = dtype, shape, is_zlib
 
     def decode(self, data: bytes) -> torch.Tensor:
@@ -204,7 +234,11 @@ class EncodedTensor(BytesElement):
         fixed = None if count is None else count * self.dtype.itemsize
         raw = inflate(data, "zlib", fixed) if self._is_zlib else data
         if len(raw) % self.dtype.itemsize or (fixed is not None and len(raw) != fixed):
-            wanted = f"{fixed} bytes" if fixed is not None else f"a multiple of {self.dtype.itemsize} bytes"
+            wanted = (
+                f"{fixed} bytes"
+                if fixed is not None
+                else f"a multiple of {self.dtype.itemsize} bytes"
+            )
             raise ParseError(f"expected {wanted} for shape {shape}, got {len(raw)}")
         if not self._is_zlib:
             reserve(len(raw))
@@ -226,7 +260,13 @@ def known_shape(shape: Shape, num_values: int) -> tuple[int, ...]:
     fixed = math.prod(size for size in shape if size is not None)
     if unknown > 1:
         raise ParseError(f"expected the sizes of shape {shape} in the record, got none")
-    fits = num_values % fixed == 0 if unknown and fixed else num_values == fixed or (unknown and not num_values)
+    fits = (
+        num_values % fixed == 0
+        if unknown and fixed
+        else num_values == fixed or (unknown and not num_values)
+    )
     if not fits:
-        raise ParseError(f"expected {'a multiple of ' if unknown else ''}{fixed} values for {shape}, got {num_values}")
+        raise ParseError(
+            f"expected {'a multiple of ' if unknown else ''}{fixed} values for {shape}, got {num_values}"
+        )
     return tuple((num_values // fixed if fixed else 0) if size is None else size for size in shape)

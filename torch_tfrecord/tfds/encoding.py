@@ -1,7 +1,8 @@
-"""Encode samples as records with a feature tree: the inverse of `leaves`, in the form that TFDS writes.
+"""Encode samples as records with a feature tree: the inverse of `leaves`, in the form that TFDS
+writes.
 
-Source: ``encode_example`` of each class of ``tensorflow_datasets.core.features``, and ``core/example_serializer.py``
-of TFDS 4.9.10.
+Source: ``encode_example`` of each class of ``tensorflow_datasets.core.features``, and
+``core/example_serializer.py`` of TFDS 4.9.10.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ import torch
 from torchvision import tv_tensors
 
 import torch_tfrecord.tfds.features as f
+from torch_tfrecord.columns.containers import RaggedTensor
+from torch_tfrecord.columns.stacking import rows_of
 from torch_tfrecord.images.codec import encode_image
 from torch_tfrecord.protobuf.example import encode_example
 from torch_tfrecord.tfds.feature_base import fits
 from torch_tfrecord.tfds.leaf_table import LeafPlace, list_leaves
-from torch_tfrecord.values.containers import RaggedTensor
-from torch_tfrecord.values.stacking import rows_of
 
 __all__ = ["SampleEncoder"]
 
@@ -35,7 +36,8 @@ class SampleEncoder:
 
     Args:
         features: The feature tree.
-        as_numpy_layout: Image arrays are [H, W, C] and video arrays [T, H, W, C]; else [C, H, W] and [T, C, H, W].
+        as_numpy_layout: Image arrays are [H, W, C] and video arrays [T, H, W, C]; else [C, H, W]
+            and [T, C, H, W].
 
     Raises:
         ValueError: A feature cannot be written.
@@ -64,7 +66,9 @@ class SampleEncoder:
                 raise ValueError(f"feature {leaf.path!r}: {error}") from error
         return encode_example(record)
 
-    def _collect(self, feature: Any, value: Any, names: tuple[str, ...], values: dict[str, Any]) -> None:
+    def _collect(
+        self, feature: Any, value: Any, names: tuple[str, ...], values: dict[str, Any]
+    ) -> None:
         """Collect the value of each leaf, nested by the sequences around it."""
         if isinstance(feature, f.TranslationVariableLanguages):
             _collect_languages(value, names, values)
@@ -77,7 +81,9 @@ class SampleEncoder:
         else:
             values["/".join(names)] = value
 
-    def _collect_sequence(self, inner: Any, value: Any, names: tuple[str, ...], values: dict[str, Any]) -> None:
+    def _collect_sequence(
+        self, inner: Any, value: Any, names: tuple[str, ...], values: dict[str, Any]
+    ) -> None:
         if isinstance(value, Mapping):  # columns, as `load` returns them
             self._collect(inner, value, names, values)
             return
@@ -102,11 +108,15 @@ def _is_leaf(feature: object) -> bool:
 
 def _collect_languages(value: Any, names: tuple[str, ...], values: dict[str, Any]) -> None:
     if not isinstance(value, Mapping):
-        raise TypeError(f"feature {'/'.join(names)!r}: expected a dict of languages, got {_kind(value)}")
+        raise TypeError(
+            f"feature {'/'.join(names)!r}: expected a dict of languages, got {_kind(value)}"
+        )
     if set(value) == {"language", "translation"}:
         pairs = list(zip(value["language"], value["translation"], strict=True))
     else:
-        texts = {code: [text] if isinstance(text, str) else list(text) for code, text in value.items()}
+        texts = {
+            code: [text] if isinstance(text, str) else list(text) for code, text in value.items()
+        }
         pairs = sorted((code, text) for code, several in texts.items() for text in several)
     for number, name in enumerate(("language", "translation")):
         values["/".join((*names, name))] = [pair[number] for pair in pairs]
@@ -116,10 +126,16 @@ def _check_names(expected: Mapping[str, object], value: object, names: tuple[str
     where = f"feature {'/'.join(names)!r}" if names else "the sample"
     if not isinstance(value, Mapping):
         raise TypeError(f"{where}: expected a dict, got {_kind(value)}")
-    missing = [name for name in expected if name not in value and not getattr(expected[name], "optional", False)]
+    missing = [
+        name
+        for name in expected
+        if name not in value and not getattr(expected[name], "optional", False)
+    ]
     unknown = [name for name in value if name not in expected]
     if missing or unknown:
-        raise ValueError(f"{where}: expected the names {sorted(expected)}, got {sorted(map(str, value))}")
+        raise ValueError(
+            f"{where}: expected the names {sorted(expected)}, got {sorted(map(str, value))}"
+        )
 
 
 class _LeafEncoder:
@@ -130,7 +146,9 @@ class _LeafEncoder:
         self._encode, dtype = _value_encoder(place, as_numpy_layout)
         self._empty = np.zeros(0, dtype)
         shape = getattr(place.feature, "shape", ())
-        self._has_shapes = getattr(place.feature, "encoding", "none") != "none" and shape.count(None) > 1
+        self._has_shapes = (
+            getattr(place.feature, "encoding", "none") != "none" and shape.count(None) > 1
+        )
         self._depth = len(place.lengths)
 
     def entries(self, value: Any) -> dict[str, _Values]:
@@ -148,7 +166,10 @@ class _LeafEncoder:
             return {f"{key}/shape": np.array(shapes, np.int64).ravel(), f"{key}/value": values}
         if self._depth < 2:
             return {key: values}
-        levels = {f"{key}/ragged_row_lengths_{at}": np.array(rows, np.int64) for at, rows in enumerate(row_lengths[1:])}
+        levels = {
+            f"{key}/ragged_row_lengths_{at}": np.array(rows, np.int64)
+            for at, rows in enumerate(row_lengths[1:])
+        }
         return {f"{key}/ragged_flat_values": values, **levels}
 
     def _join(self, parts: list[_Values]) -> _Values:
@@ -176,7 +197,9 @@ def _rows(value: Any) -> Any:
     return value
 
 
-def _value_encoder(place: LeafPlace, as_numpy_layout: bool) -> tuple[Callable[[Any], _Values], npt.DTypeLike]:
+def _value_encoder(
+    place: LeafPlace, as_numpy_layout: bool
+) -> tuple[Callable[[Any], _Values], npt.DTypeLike]:
     """Return the function that turns one value into list values, and the dtype of an empty list."""
     feature = place.feature
     if isinstance(feature, f.Video):
@@ -198,10 +221,16 @@ def _value_encoder(place: LeafPlace, as_numpy_layout: bool) -> tuple[Callable[[A
     if feature.encoding != "none":
         return lambda value: [_raw(value, feature)], "S1"
     if feature.shape.count(None) > 1:
-        raise ValueError(f"feature {place.path!r}: two unknown sizes need encoding 'bytes' or 'zlib'")
+        raise ValueError(
+            f"feature {place.path!r}: two unknown sizes need encoding 'bytes' or 'zlib'"
+        )
     if not np.issubdtype(_numpy_dtype(feature.dtype), np.number) and feature.dtype != "bool":
-        raise ValueError(f"feature {place.path!r}: cannot write {feature.dtype} without an encoding")
-    return lambda value: _list_numbers(value, feature), np.float32 if feature.dtype.startswith("float") else np.int64
+        raise ValueError(
+            f"feature {place.path!r}: cannot write {feature.dtype} without an encoding"
+        )
+    return lambda value: _list_numbers(value, feature), np.float32 if feature.dtype.startswith(
+        "float"
+    ) else np.int64
 
 
 def _numpy_dtype(name: str) -> np.dtype[Any]:
@@ -212,7 +241,11 @@ def _numpy_dtype(name: str) -> np.dtype[Any]:
 
 
 def _numbers(value: Any) -> npt.NDArray[Any]:
-    return value.as_subclass(torch.Tensor).numpy(force=True) if isinstance(value, torch.Tensor) else np.asarray(value)
+    return (
+        value.as_subclass(torch.Tensor).numpy(force=True)
+        if isinstance(value, torch.Tensor)
+        else np.asarray(value)
+    )
 
 
 def _array(value: Any, feature: f.Tensor | f.Scalar | f.Audio) -> npt.NDArray[Any]:
@@ -258,7 +291,9 @@ def _bytes(value: object) -> bytes:
 
 def _sound(value: object) -> bytes:
     if isinstance(value, (torch.Tensor, np.ndarray)):
-        raise TypeError(f"expected the bytes or the path of a sound file (lazy_decode), got {_kind(value)}")
+        raise TypeError(
+            f"expected the bytes or the path of a sound file (lazy_decode), got {_kind(value)}"
+        )
     return _bytes(value)
 
 
@@ -271,7 +306,9 @@ def _text(value: object) -> bytes:
 def _label(value: Any, feature: f.ClassLabel) -> npt.NDArray[np.int64]:
     number = feature.str2int(value) if isinstance(value, str) else int(value)
     if not -1 <= number < (feature.num_classes or 1 << 63):
-        raise ValueError(f"expected a label of -1 (none) to {(feature.num_classes or 0) - 1}, got {number}")
+        raise ValueError(
+            f"expected a label of -1 (none) to {(feature.num_classes or 0) - 1}, got {number}"
+        )
     return np.array([number], np.int64)
 
 
@@ -283,7 +320,9 @@ def _box(value: Any, feature: f.BBoxFeature) -> npt.NDArray[np.float32]:
     if isinstance(value, tv_tensors.BoundingBoxes) and feature.bbox_format is not None:
         box = _stored_box(box, value, feature.bbox_format)
     if (feature.bbox_format or "").startswith("REL_") and not ((box >= 0) & (box <= 1)).all():
-        raise ValueError(f"expected numbers from 0 to 1 for {feature.bbox_format}, got {box.tolist()}")
+        raise ValueError(
+            f"expected numbers from 0 to 1 for {feature.bbox_format}, got {box.tolist()}"
+        )
     return box.astype(np.float32)
 
 
@@ -313,7 +352,9 @@ def _picture(value: Any, feature: f.Image | f.LabeledImage, as_numpy_layout: boo
         pixels = pixels.transpose(2, 0, 1)
     stored = (*pixels.shape[1:], pixels.shape[0])
     if not fits(stored, feature.shape):
-        raise ValueError(f"expected an image of (height, width, channels) {feature.shape}, got {stored}")
+        raise ValueError(
+            f"expected an image of (height, width, channels) {feature.shape}, got {stored}"
+        )
     if str(pixels.dtype) != feature.dtype:
         raise ValueError(f"expected pixels of {feature.dtype}, got {pixels.dtype}")
     if feature.dtype == "float32":

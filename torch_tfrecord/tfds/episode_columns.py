@@ -9,9 +9,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from torch_tfrecord.columns.dtypes import decode_text
 from torch_tfrecord.errors import ParseError, TFRecordError
 from torch_tfrecord.tfds.episode_reader import Frames, Spans, read_frames
-from torch_tfrecord.values.dtypes import decode_text
 
 __all__ = [
     "Column",
@@ -50,7 +50,8 @@ class Column:
         num_bytes: Approximate memory it holds.
     """
 
-    # A batch reads from many episodes that are not in the CPU cache: each dict lookup would wait for memory.
+    # A batch reads from many episodes that are not in the CPU cache: each dict lookup would wait
+    # for memory.
     __slots__ = ("num_bytes",)
 
     num_bytes: int
@@ -125,7 +126,9 @@ class ListColumn(Column):
     def __init__(self, values: Sequence[Any], empty: object = b"") -> None:
         self.values = values
         self.empty = empty
-        self.num_bytes = 8 * len(values) + sum(map(_size, {id(value): value for value in values}.values()))
+        self.num_bytes = 8 * len(values) + sum(
+            map(_size, {id(value): value for value in values}.values())
+        )
 
     def __len__(self) -> int:
         return len(self.values)
@@ -215,10 +218,16 @@ class EncodedColumn(Column):
 
     def encoded(self, first: int, stop: int) -> list[bytes]:
         """The bytes of steps `first` to `stop` - 1, with their checksums verified."""
-        return self._values.read(first, stop) if isinstance(self._values, Frames) else list(self._values[first:stop])
+        return (
+            self._values.read(first, stop)
+            if isinstance(self._values, Frames)
+            else list(self._values[first:stop])
+        )
 
     def read(self, first: int, stop: int) -> list[Any]:
-        """The decoded values, images as `tv_tensors.Image` [C, H, W]; bytes if there is no `decode`."""
+        """The decoded values, images as `tv_tensors.Image` [C, H, W]; bytes if there is no
+        `decode`.
+        """
         encoded = self.encoded(first, stop)
         if self._decode is None:
             return encoded
@@ -237,7 +246,11 @@ def read_encoded(columns: Sequence[EncodedColumn], spans: Spans) -> list[bytes]:
     values = read_frames(frames, spans) if frames and len(frames) == len(columns) else None
     if values is None:
         windows = zip(columns, spans, strict=True)
-        values = [value for column, (first, stop, _, _) in windows for value in column.encoded(first, stop)]
+        values = [
+            value
+            for column, (first, stop, _, _) in windows
+            for value in column.encoded(first, stop)
+        ]
     return values
 
 

@@ -1,4 +1,6 @@
-"""Read RLDS and Open X-Embodiment episodes as a whole, and the base of the datasets over episodes."""
+"""Read RLDS and Open X-Embodiment episodes as a whole, and the base of the datasets over
+episodes.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +13,9 @@ from torch.utils.data import Dataset
 
 from torch_tfrecord.arguments import IndexPolicy, check_callable
 from torch_tfrecord.batch_memory import MAX_BATCH_BYTES, BatchBudget, check_max_batch_bytes
-from torch_tfrecord.batches.sample_block import take_apart
-from torch_tfrecord.batches.transport import register_in_worker
 from torch_tfrecord.errors import LimitExceededError
+from torch_tfrecord.loading.sample_block import take_apart
+from torch_tfrecord.loading.transport import register_in_worker
 from torch_tfrecord.samples import transform_one
 from torch_tfrecord.shown import shown_features, shown_files, shown_transform
 from torch_tfrecord.tfds.dataset_info import DatasetInfo
@@ -30,7 +32,9 @@ _Same = TypeVar("_Same", bound="EpisodeDataset")
 
 
 class EpisodeDataset(Dataset[Any]):
-    """The shared base of `RLDSDataset` and `RLDSEpisodes`: a range of positions over the episodes of a split."""
+    """The shared base of `RLDSDataset` and `RLDSEpisodes`: a range of positions over the episodes
+    of a split.
+    """
 
     _unit = "episodes"
 
@@ -54,7 +58,9 @@ class EpisodeDataset(Dataset[Any]):
         try:
             return self._positions[as_integer(position)]
         except IndexError:
-            raise IndexError(f"position {position} is out of range for {len(self)} {self._unit}") from None
+            raise IndexError(
+                f"position {position} is out of range for {len(self)} {self._unit}"
+            ) from None
 
     def _of_episode(self, number: int, make: Callable[[Episode], dict[str, Any]]) -> dict[str, Any]:
         """Build a sample from one episode, by its number, within the memory budget of a batch."""
@@ -62,7 +68,9 @@ class EpisodeDataset(Dataset[Any]):
             with BatchBudget(self._max_batch_bytes):
                 return make(self._store.episode(number))
         except LimitExceededError as error:
-            raise error if error.path else self._store.record(number).locate(error) from error.__cause__
+            raise (
+                error if error.path else self._store.record(number).locate(error)
+            ) from error.__cause__
 
     def _shown(self, what: str, windows: str, **transforms: object) -> str:
         files, features = shown_files(self._store.files), shown_features(self._store.features)
@@ -71,13 +79,14 @@ class EpisodeDataset(Dataset[Any]):
 
 
 class RLDSEpisodes(EpisodeDataset):
-    """A dataset of whole episodes: ``{"steps": {"action": [T, ...], ...}, "episode_metadata": ...}``.
+    """A dataset of whole episodes: ``{"steps": {"action": [T, ...], ...}, "episode_metadata":
+    ...}``.
 
     Args:
         directory: See `RLDSDataset`.
         split: See `RLDSDataset`.
-        decode_images: See `RLDSDataset`. The images of all steps are decoded to a `tv_tensors.Video` [T, C, H, W]; with
-            False, they are a list of T bytes.
+        decode_images: See `RLDSDataset`. The images of all steps are decoded to a
+            `tv_tensors.Video` [T, C, H, W]; with False, they are a list of T bytes.
         features: See `RLDSDataset`.
         transform: Called with each episode.
         index: See `TFRecordDataset`.
@@ -130,13 +139,19 @@ class RLDSEpisodes(EpisodeDataset):
     def __getitem__(self, position: int) -> Any: ...
 
     def __getitem__(self, position: int | slice) -> Any:
-        """Return the episode at a position (negative counts from the end), or for a slice a dataset of them."""
+        """Return the episode at a position (negative counts from the end), or for a slice a dataset
+        of them.
+        """
         if isinstance(position, slice):
             return self._part(position)
         register_in_worker()
         number = self._absolute(position)
         item = self._of_episode(number, self._whole)
-        return item if self._transform is None else transform_one(self._transform, number, item, self._store.place)
+        return (
+            item
+            if self._transform is None
+            else transform_one(self._transform, number, item, self._store.place)
+        )
 
     def _whole(self, episode: Episode) -> dict[str, Any]:
         batch = StepBatch([Span(0, episode.num_steps)], [0], None)
@@ -149,4 +164,6 @@ class RLDSEpisodes(EpisodeDataset):
         return [self[position] for position in positions]
 
     def __repr__(self) -> str:
-        return f"RLDSEpisodes({self._shown(f'{len(self)} episodes', '', transform=self._transform)})"
+        return (
+            f"RLDSEpisodes({self._shown(f'{len(self)} episodes', '', transform=self._transform)})"
+        )

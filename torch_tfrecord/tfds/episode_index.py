@@ -1,9 +1,11 @@
-"""The episode index of a data file: the number of steps of each episode, and the location and checksum of its lists.
+"""The episode index of a data file: the number of steps of each episode, and the location and
+checksum of its lists.
 
-It is stored next to the record index, under the name that the index of ``<data file>.steps`` would have. Building it
-takes one pass that checks every record's CRC. With it, the number of steps of a dataset is known at once, and a sample
-reads only its own frames, each checked against its own checksum, instead of whole records of many megabytes. The
-location tables stay in the file and are read one by one.
+It is stored next to the record index, under the name that the index of ``<data file>.steps`` would
+have. Building it takes one pass that checks every record's CRC. With it, the number of steps of a
+dataset is known at once, and a sample reads only its own frames, each checked against its own
+checksum, instead of whole records of many megabytes. The location tables stay in the file and are
+read one by one.
 """
 
 from __future__ import annotations
@@ -20,13 +22,19 @@ import numpy.typing as npt
 
 from torch_tfrecord.arguments import IndexPolicy
 from torch_tfrecord.errors import IndexMismatchError, ParseError, TFRecordError
+from torch_tfrecord.files.access import DEFAULT_ACCESS, Access
+from torch_tfrecord.files.checksum import crc32c
 from torch_tfrecord.progress import ProgressBar
-from torch_tfrecord.records.checksum import crc32c
 from torch_tfrecord.records.index import RecordIndex
 from torch_tfrecord.records.index_keeper import Kept, SidecarKeeper
-from torch_tfrecord.records.numbered import FileIndex, has_ranges, open_records, read_record, record_offset
+from torch_tfrecord.records.numbered import (
+    FileIndex,
+    has_ranges,
+    open_records,
+    read_record,
+    record_offset,
+)
 from torch_tfrecord.records.sidecar_file import SidecarFormat, pack, read_sidecar
-from torch_tfrecord.remote.access import DEFAULT_ACCESS, Access
 from torch_tfrecord.tfds.episode_places import (
     ROW_WORDS,
     ListPlace,
@@ -50,7 +58,8 @@ _FORMAT = SidecarFormat(
     max_header_bytes=4 << 20,
 )
 _EPISODE_BYTES = 24  # per episode, without the tables
-# The smallest list takes 8 bytes in the record and 24 in the table; a frame takes at least 128 and 8.
+# The smallest list takes 8 bytes in the record and 24 in the table; a frame takes at least 128 and
+# 8.
 _MOST_TABLE_BYTES = 4
 _MOST_STEPS = 1 << 30  # of an episode whose size in bytes is not known
 
@@ -65,7 +74,8 @@ class EpisodeIndex:
         table_ends: int64 [N]: end of each episode's table within the concatenated tables.
         table_crcs: int64 [N]: CRC-32C of each table.
         step_lists: See `build_episode_index`.
-        tables: The concatenated tables; None if they stay in the file `tables_path`, starting at `tables_offset`.
+        tables: The concatenated tables; None if they stay in the file `tables_path`, starting at
+            `tables_offset`.
     """
 
     num_steps: npt.NDArray[np.int64]
@@ -90,13 +100,14 @@ class EpisodeIndex:
         return start, int(self.table_ends[number]) - start
 
     def places(self, number: int, table: bytes, payload_bytes: int) -> dict[str, ListPlace] | None:
-        """The list locations in an episode's table, by key, in record order, including those of kind `UNSET`.
+        """The list locations in an episode's table, by key, in record order, including those of
+        kind `UNSET`.
 
         None for a record that must be read as a whole.
 
         Raises:
-            IndexMismatchError: The table's checksum is wrong, its lists do not fill the payload, or their number of
-                steps differs.
+            IndexMismatchError: The table's checksum is wrong, its lists do not fill the payload, or
+                their number of steps differs.
         """
         if crc32c(table) != self.table_crcs[number]:
             raise IndexMismatchError(
@@ -110,11 +121,15 @@ class EpisodeIndex:
         try:
             self.check_steps(number, places)
         except ParseError as error:
-            raise IndexMismatchError(f"the episode index: {error.args[0]}", position=number) from error
+            raise IndexMismatchError(
+                f"the episode index: {error.args[0]}", position=number
+            ) from error
         return places
 
     def check_steps(self, number: int, places: Mapping[str, ListPlace]) -> None:
-        """Raise IndexMismatchError unless these lists have the number of steps given in the index."""
+        """Raise IndexMismatchError unless these lists have the number of steps given in the
+        index.
+        """
         steps = count_steps(places, self.step_lists)
         if steps != self.num_steps[number]:
             raise IndexMismatchError(
@@ -129,18 +144,29 @@ class EpisodeIndex:
             OSError: There are more keys than `load` accepts.
         """
         metadata = _identity(records, self.step_lists) | {"keys": json.dumps(self.keys)}
-        arrays = {"num_steps": self.num_steps, "table_ends": self.table_ends, "table_crcs": self.table_crcs}
-        return pack(_FORMAT, metadata, {**arrays, "tables": np.frombuffer(self.tables or b"", np.uint8)})
+        arrays = {
+            "num_steps": self.num_steps,
+            "table_ends": self.table_ends,
+            "table_crcs": self.table_crcs,
+        }
+        return pack(
+            _FORMAT, metadata, {**arrays, "tables": np.frombuffer(self.tables or b"", np.uint8)}
+        )
 
     @classmethod
     def load(
-        cls, path: str, records: FileIndex, step_lists: Mapping[str, int], access: Access = DEFAULT_ACCESS
+        cls,
+        path: str,
+        records: FileIndex,
+        step_lists: Mapping[str, int],
+        access: Access = DEFAULT_ACCESS,
     ) -> EpisodeIndex:
-        """Read what `to_bytes` wrote for the same records; the tables are checked and stay in the file.
+        """Read what `to_bytes` wrote for the same records; the tables are checked and stay in the
+        file.
 
         Raises:
-            IndexMismatchError: The index is damaged, has another format or version, is larger than an index of these
-                records can be, or belongs to other records or features.
+            IndexMismatchError: The index is damaged, has another format or version, is larger than
+                an index of these records can be, or belongs to other records or features.
             OSError: The file cannot be opened.
         """
         try:
@@ -153,7 +179,9 @@ class EpisodeIndex:
             raise error.locate(path=path) from None
 
 
-def build_episode_index(stream: Any, records: FileIndex, step_lists: Mapping[str, int]) -> EpisodeIndex:
+def build_episode_index(
+    stream: Any, records: FileIndex, step_lists: Mapping[str, int]
+) -> EpisodeIndex:
     """Read every record of a file, check its CRC, and note the location of its lists.
 
     Args:
@@ -162,8 +190,8 @@ def build_episode_index(stream: Any, records: FileIndex, step_lists: Mapping[str
         step_lists: Key of each step feature -> list values per step, 0 if unknown.
 
     Raises:
-        CorruptRecordError, ParseError: A record is damaged, is not an Example, or its features have different numbers
-            of steps; names the file, the record and the features.
+        CorruptRecordError, ParseError: A record is damaged, is not an Example, or its features have
+            different numbers of steps; names the file, the record and the features.
     """
     found: list[tuple[int, dict[str, ListPlace] | None]] = []
     for number in range(len(records)):
@@ -174,7 +202,9 @@ def build_episode_index(stream: Any, records: FileIndex, step_lists: Mapping[str
             found.append((count_steps(places, step_lists), places if has_table else None))
         except TFRecordError as error:
             offset = record_offset(records, number)
-            raise error.locate(path=stream.path, offset=offset, position=number) from error.__cause__
+            raise error.locate(
+                path=stream.path, offset=offset, position=number
+            ) from error.__cause__
     keys = tuple(sorted({key for _, places in found for key in places or ()}))
     numbers = {key: number for number, key in enumerate(keys)}
     tables = [b"" if places is None else write_table(places, numbers) for _, places in found]
@@ -207,12 +237,15 @@ class EpisodeIndexKeeper(SidecarKeeper[EpisodeIndex]):
         access: Access = DEFAULT_ACCESS,
     ) -> None:
         self._access = access
-        super().__init__(policy, index_dir, "episode index", "open the dataset once with index='auto'")
+        super().__init__(
+            policy, index_dir, "episode index", "open the dataset once with index='auto'"
+        )
 
     def indexes(
         self, files: Sequence[str], records: Sequence[FileIndex], step_lists: Mapping[str, int]
     ) -> list[EpisodeIndex]:
-        """The episode index of each file; shows a progress bar if building takes more than a second.
+        """The episode index of each file; shows a progress bar if building takes more than a
+        second.
 
         Raises:
             IndexMismatchError: A file has no fresh index, with the policy "require".
@@ -226,10 +259,16 @@ class EpisodeIndexKeeper(SidecarKeeper[EpisodeIndex]):
 
     def _index(self, path: str, records: FileIndex, step_lists: Mapping[str, int]) -> EpisodeIndex:
         def build() -> EpisodeIndex:
-            return build_episode_index(open_records(path, records, self._access), records, step_lists)
+            return build_episode_index(
+                open_records(path, records, self._access), records, step_lists
+            )
 
-        load = functools.partial(EpisodeIndex.load, records=records, step_lists=step_lists, access=self._access)
-        return self.find(Kept(path, path + _NAME, load, build, lambda index: index.to_bytes(records)))
+        load = functools.partial(
+            EpisodeIndex.load, records=records, step_lists=step_lists, access=self._access
+        )
+        return self.find(
+            Kept(path, path + _NAME, load, build, lambda index: index.to_bytes(records))
+        )
 
 
 # The file.
@@ -248,10 +287,16 @@ def _identity(records: FileIndex, step_lists: Mapping[str, int]) -> dict[str, st
 
 def _records_number(records: FileIndex) -> int:
     """A number that differs if the records do."""
-    return crc32c(records.lengths.astype("<i8").data) if isinstance(records, RecordIndex) else len(records)
+    return (
+        crc32c(records.lengths.astype("<i8").data)
+        if isinstance(records, RecordIndex)
+        else len(records)
+    )
 
 
-def _load(path: str, records: FileIndex, step_lists: Mapping[str, int], access: Access) -> EpisodeIndex:
+def _load(
+    path: str, records: FileIndex, step_lists: Mapping[str, int], access: Access
+) -> EpisodeIndex:
     def most_bytes(metadata: Mapping[str, str]) -> int:
         for name, expected in _identity(records, step_lists).items():
             if metadata[name] != expected:
@@ -265,14 +310,22 @@ def _load(path: str, records: FileIndex, step_lists: Mapping[str, int], access: 
     found = read_sidecar(path, _FORMAT, most_bytes, access=access)
     num_steps, ends, crcs, tables = (found.arrays[name] for name in _FORMAT.arrays)
     keys = json.loads(found.metadata["keys"])
-    if not isinstance(keys, list) or not all(isinstance(key, str) for key in keys) or len(set(keys)) != len(keys):
+    if (
+        not isinstance(keys, list)
+        or not all(isinstance(key, str) for key in keys)
+        or len(set(keys)) != len(keys)
+    ):
         raise IndexMismatchError("expected distinct text keys in the episode index, got others")
     for key in keys:
         key.encode()  # rejects lone surrogates
     if not len(num_steps) == len(ends) == len(crcs) == len(records):
-        raise IndexMismatchError(f"expected an episode index of {len(records)} episodes, got {len(num_steps)}")
+        raise IndexMismatchError(
+            f"expected an episode index of {len(records)} episodes, got {len(num_steps)}"
+        )
     _check_tables(num_steps, ends, tables, records, _steps_of_keys(keys, step_lists))
-    return EpisodeIndex(num_steps, tuple(keys), ends, crcs, step_lists, None, path, found.starts["tables"])
+    return EpisodeIndex(
+        num_steps, tuple(keys), ends, crcs, step_lists, None, path, found.starts["tables"]
+    )
 
 
 def _short(text: str) -> str:
@@ -284,7 +337,9 @@ def _steps_of_keys(keys: Sequence[str], step_lists: Mapping[str, int]) -> npt.ND
     own = set(keys)
     per_step = {key: per_step for key, per_step in step_lists.items() if 0 < per_step < 1 << 62}
     for key in step_lists:
-        per_step |= {key + suffix: 1 for suffix in ("/ragged_row_lengths_0", "/value") if key not in own}
+        per_step |= {
+            key + suffix: 1 for suffix in ("/ragged_row_lengths_0", "/value") if key not in own
+        }
     return np.array([per_step.get(key, 0) for key in keys], np.int64)
 
 
@@ -295,13 +350,19 @@ def _check_tables(
     records: FileIndex,
     per_step: npt.NDArray[np.int64],
 ) -> None:
-    """Check the step counts of all episodes against their lists: positions depend on these counts alone."""
+    """Check the step counts of all episodes against their lists: positions depend on these counts
+    alone.
+    """
     begins = np.concatenate([np.zeros(1, np.int64), ends[:-1]])[: len(ends)]
-    if ((begins > ends) | (begins < 0) | (ends % 4 != 0)).any() or (ends[-1] if len(ends) else 0) != len(tables):
+    if ((begins > ends) | (begins < 0) | (ends % 4 != 0)).any() or (
+        ends[-1] if len(ends) else 0
+    ) != len(tables):
         raise IndexMismatchError("expected contiguous tables in the episode index, got others")
     most = records.lengths if isinstance(records, RecordIndex) else _MOST_STEPS
     if ((num_steps < 0) | (num_steps > most)).any():
-        raise IndexMismatchError("expected at most one step per byte in the episode index, got more")
+        raise IndexMismatchError(
+            "expected at most one step per byte in the episode index, got more"
+        )
     words = tables.view("<u4")
     there = np.flatnonzero(ends > begins)
     counts = words[begins[there] // 4].astype(np.int64)
@@ -314,9 +375,12 @@ def _check_tables(
         raise IndexMismatchError("expected tables with known keys in the episode index, got others")
     steps, expected = per_step[keys], num_steps[np.repeat(there, counts)]
     tells = (steps > 0) & (kinds != UNSET)
-    wrong = tells & ((values % np.maximum(steps, 1) != 0) | (values // np.maximum(steps, 1) != expected))
+    wrong = tells & (
+        (values % np.maximum(steps, 1) != 0) | (values // np.maximum(steps, 1) != expected)
+    )
     if wrong.any():
         episode = int(np.repeat(there, counts)[np.flatnonzero(wrong)[0]])
         raise IndexMismatchError(
-            "the episode index: expected the number of steps that its lists have, got another", position=episode
+            "the episode index: expected the number of steps that its lists have, got another",
+            position=episode,
         )

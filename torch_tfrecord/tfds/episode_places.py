@@ -1,9 +1,10 @@
-"""The location of an episode's lists in its record, and the table that stores them in an episode index.
+"""The location of an episode's lists in its record, and the table that stores them in an episode
+index.
 
-A table is little-endian uint32 words: the number of lists; for each list, in record order, ``key, kind, count,
-num_bytes, crc``; then, for each list of kind `FRAMES`, the lengths and CRC-32Cs of its values. The locations follow
-from the sizes, as the lists fill the record. The table is empty for a record in a non-canonical encoding, or in a
-compressed file.
+A table is little-endian uint32 words: the number of lists; for each list, in record order, ``key,
+kind, count, num_bytes, crc``; then, for each list of kind `FRAMES`, the lengths and CRC-32Cs of its
+values. The locations follow from the sizes, as the lists fill the record. The table is empty for a
+record in a non-canonical encoding, or in a compressed file.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from torch_tfrecord.errors import IndexMismatchError, ParseError
-from torch_tfrecord.records.checksum import crc32c
+from torch_tfrecord.files.checksum import crc32c
 from torch_tfrecord.tfds.example_layout import (
     BYTES,
     FLOATS,
@@ -31,14 +32,24 @@ from torch_tfrecord.tfds.example_layout import (
     value_starts,
 )
 
-__all__ = ["FRAMES", "ROW_WORDS", "ListPlace", "count_steps", "find_places", "is_usual", "read_table", "write_table"]
+__all__ = [
+    "FRAMES",
+    "ROW_WORDS",
+    "ListPlace",
+    "count_steps",
+    "find_places",
+    "is_usual",
+    "read_table",
+    "write_table",
+]
 
 FRAMES = 4
 """Kind of a bytes_list with values large enough to be read one by one."""
 ROW_WORDS = 5
 """Words per list in a table."""
 
-# A list smaller than the first, or with a mean value size below the second, is read whole: another read costs more.
+# A list smaller than the first, or with a mean value size below the second, is read whole: another
+# read costs more.
 _MIN_FRAMES_BYTES = 1 << 14
 _MIN_FRAME_BYTES = 1 << 7
 
@@ -55,8 +66,10 @@ class ListPlace(NamedTuple):
         start: First byte in the payload.
         num_bytes: Bytes of all values; for a bytes_list, including the tags between them.
         crc: CRC-32C of these bytes; 0 for `FRAMES`, where each value has its own.
-        head: The bytes before the list in its record, from the start of its entry; empty if they are not checked.
-        starts: int64 [num_values] for `FRAMES`: first byte of each value in the payload; else empty.
+        head: The bytes before the list in its record, from the start of its entry; empty if they
+            are not checked.
+        starts: int64 [num_values] for `FRAMES`: first byte of each value in the payload; else
+            empty.
         lengths: int64 [num_values]: size of each value in bytes.
         heads: int64 [num_values]: size in bytes of the tag and length before each value.
         crcs: int64 [num_values]: CRC-32C of each value, including its tag and length.
@@ -75,7 +88,8 @@ class ListPlace(NamedTuple):
 
 
 def find_places(payload: bytes) -> tuple[dict[str, ListPlace], bytes]:
-    """Find a record's lists, and return them with the bytes they refer to: the payload or its `canonical` form.
+    """Find a record's lists, and return them with the bytes they refer to: the payload or its
+    `canonical` form.
 
     Keys without a list have a place of kind `UNSET`.
 
@@ -92,7 +106,9 @@ def find_places(payload: bytes) -> tuple[dict[str, ListPlace], bytes]:
 
 def _place(payload: memoryview, found: ListLayout) -> ListPlace:
     num_values, start, end = found.num_values, found.start, found.start + found.num_bytes
-    is_large = found.num_bytes >= _MIN_FRAMES_BYTES and found.num_bytes >= _MIN_FRAME_BYTES * num_values
+    is_large = (
+        found.num_bytes >= _MIN_FRAMES_BYTES and found.num_bytes >= _MIN_FRAME_BYTES * num_values
+    )
     if found.kind != BYTES or not is_large:
         return ListPlace(found.kind, num_values, start, found.num_bytes, crc32c(payload[start:end]))
     lengths = np.array(found.lengths, np.int64)
@@ -100,7 +116,9 @@ def _place(payload: memoryview, found: ListLayout) -> ListPlace:
     starts = value_starts(start, lengths, heads)
     parts = zip((starts - heads).tolist(), (starts + lengths).tolist(), strict=True)
     crcs = np.array([crc32c(payload[begin:end]) for begin, end in parts], np.int64)
-    return ListPlace(FRAMES, num_values, start, found.num_bytes, 0, b"", starts, lengths, heads, crcs)
+    return ListPlace(
+        FRAMES, num_values, start, found.num_bytes, 0, b"", starts, lengths, heads, crcs
+    )
 
 
 def is_usual(places: Mapping[str, ListPlace], payload_bytes: int) -> bool:
@@ -119,13 +137,15 @@ def _wire_kind(kind: int) -> int:
 
 
 def count_steps(places: Mapping[str, ListPlace], step_lists: Mapping[str, int]) -> int:
-    """Infer the number of steps of an episode, which no field stores, from its lists; they must all agree.
+    """Infer the number of steps of an episode, which no field stores, from its lists; they must all
+    agree.
 
-    A plain list gives it by its number of values, a ragged list by its number of row lengths, and a list of
-    arrays with different shapes by its number of arrays.
+    A plain list gives it by its number of values, a ragged list by its number of row lengths, and a
+    list of arrays with different shapes by its number of arrays.
 
     Raises:
-        ParseError: Two lists disagree, a list ends inside a step, or no list determines the number of steps.
+        ParseError: Two lists disagree, a list ends inside a step, or no list determines the number
+            of steps.
     """
     first: tuple[str, int] | None = None
     for key, per_step in step_lists.items():
@@ -153,7 +173,9 @@ def _steps_of(places: Mapping[str, ListPlace], key: str, per_step: int) -> int |
         return None
     steps, rest = divmod(places[key].num_values, per_step)
     if rest:
-        raise ParseError(f"feature {key!r}: expected a multiple of {per_step} values, got {places[key].num_values}")
+        raise ParseError(
+            f"feature {key!r}: expected a multiple of {per_step} values, got {places[key].num_values}"
+        )
     return steps
 
 
@@ -166,8 +188,16 @@ def _is_set(places: Mapping[str, ListPlace], key: str) -> bool:
 
 def write_table(places: Mapping[str, ListPlace], numbers: Mapping[str, int]) -> bytes:
     """Serialize the table of a record's lists; `numbers` maps each key to its number."""
-    rows = [[numbers[key], place.kind, place.num_values, place.num_bytes, place.crc] for key, place in places.items()]
-    frames = [part for place in places.values() if place.kind == FRAMES for part in (place.lengths, place.crcs)]
+    rows = [
+        [numbers[key], place.kind, place.num_values, place.num_bytes, place.crc]
+        for key, place in places.items()
+    ]
+    frames = [
+        part
+        for place in places.values()
+        if place.kind == FRAMES
+        for part in (place.lengths, place.crcs)
+    ]
     words = np.concatenate([np.array([len(rows)]), np.array(rows, np.int64).reshape(-1), *frames])
     table: bytes = words.astype("<u4").tobytes()
     return table
@@ -199,7 +229,11 @@ def read_table(
     at = 0
     for key, kind, count, num_bytes, crc in words[1:end].reshape(-1, ROW_WORDS).tolist():
         if key >= len(keys) or keys[key] in places or not _is_possible(kind, count, num_bytes):
-            raise _bad("lists of one key each", f"key {key}, kind {kind}, {count} in {num_bytes} bytes", number)
+            raise _bad(
+                "lists of one key each",
+                f"key {key}, kind {kind}, {count} in {num_bytes} bytes",
+                number,
+            )
         head = entry_head(key_heads[key], _wire_kind(kind), num_bytes)
         start += len(head)
         place = ListPlace(kind, count, start, num_bytes, crc, head)
@@ -209,7 +243,9 @@ def read_table(
             heads = value_head_bytes(lengths)
             starts = value_starts(start, lengths, heads)
             if len(crcs) != count or starts[-1] + lengths[-1] != start + num_bytes:
-                raise _bad(f"{count} values of {keys[key]!r} in {num_bytes} bytes", "others", number)
+                raise _bad(
+                    f"{count} values of {keys[key]!r} in {num_bytes} bytes", "others", number
+                )
             place = place._replace(starts=starts, lengths=lengths, heads=heads, crcs=crcs)
         places[keys[key]] = place
         start += num_bytes

@@ -1,9 +1,11 @@
-"""Read parts of episodes: the short lists of an episode in one read, and only the frames you ask for.
+"""Read parts of episodes: the short lists of an episode in one read, and only the frames you ask
+for.
 
-Each part is checked against its checksum in the episode index. The index is not trusted for what a list is: the key,
-kind and length before each list in the record are checked against it, too. If they differ, the whole record is read
-and its own CRC shows whether the record or the index is damaged. A record in a non-canonical encoding, or in a
-compressed file, is read whole and checked with its own CRC.
+Each part is checked against its checksum in the episode index. The index is not trusted for what a
+list is: the key, kind and length before each list in the record are checked against it, too. If
+they differ, the whole record is read and its own CRC shows whether the record or the index is
+damaged. A record in a non-canonical encoding, or in a compressed file, is read whole and checked
+with its own CRC.
 """
 
 from __future__ import annotations
@@ -16,13 +18,19 @@ import numpy as np
 import numpy.typing as npt
 
 from torch_tfrecord.errors import CorruptRecordError, IndexMismatchError, ParseError, TFRecordError
-from torch_tfrecord.records.checksum import crc32c
-from torch_tfrecord.records.compression import ByteSource
+from torch_tfrecord.files.access import DEFAULT_ACCESS, Access
+from torch_tfrecord.files.checksum import crc32c
+from torch_tfrecord.files.compression import ByteSource
+from torch_tfrecord.files.storage import SourceCache, open_file
 from torch_tfrecord.records.framing import HEADER_BYTES
 from torch_tfrecord.records.local_reads import read_local_values
-from torch_tfrecord.records.numbered import FileIndex, has_ranges, open_records, read_record, record_offset
-from torch_tfrecord.records.storage import SourceCache, open_file
-from torch_tfrecord.remote.access import DEFAULT_ACCESS, Access
+from torch_tfrecord.records.numbered import (
+    FileIndex,
+    has_ranges,
+    open_records,
+    read_record,
+    record_offset,
+)
 from torch_tfrecord.samples import RecordPlace
 from torch_tfrecord.tfds.episode_index import EpisodeIndex
 from torch_tfrecord.tfds.episode_places import FRAMES, ListPlace, find_places
@@ -37,7 +45,8 @@ from torch_tfrecord.tfds.example_layout import (
 
 __all__ = ["EpisodeReader", "EpisodeRecord", "Frames", "Spans", "Values", "read_frames"]
 
-# Short lists this close to each other are read together: a read call costs more than that many bytes.
+# Short lists this close to each other are read together: a read call costs more than that many
+# bytes.
 _MAX_GAP_BYTES = 1 << 12
 
 Values: TypeAlias = "npt.NDArray[np.int64] | npt.NDArray[np.float32] | list[bytes] | Frames"
@@ -74,7 +83,9 @@ class EpisodeReader:
         return EpisodeRecord(self, file, number)
 
 
-def _open_data(files: Sequence[str], records: Sequence[FileIndex], access: Access, file: int) -> Any:
+def _open_data(
+    files: Sequence[str], records: Sequence[FileIndex], access: Access, file: int
+) -> Any:
     return open_records(files[file], records[file], access)
 
 
@@ -103,7 +114,8 @@ class EpisodeRecord:
         self.begin = 0 if self._offset is None else self._offset + HEADER_BYTES
 
     def lists(self, wanted: Callable[[str], bool]) -> dict[str, Values]:
-        """The lists whose key is wanted: int64 or float32 [N], a list of bytes, or `Frames` that are not read yet.
+        """The lists whose key is wanted: int64 or float32 [N], a list of bytes, or `Frames` that
+        are not read yet.
 
         Raises:
             TFRecordError: A part is damaged or does not match; names the file and the record.
@@ -121,7 +133,9 @@ class EpisodeRecord:
     def _places(self) -> dict[str, ListPlace]:
         index, records = self.reader.episodes[self.file], self.reader.records[self.file]
         if has_ranges(records):
-            places = index.places(self.number, self._table(index), int(records.lengths[self.number]))
+            places = index.places(
+                self.number, self._table(index), int(records.lengths[self.number])
+            )
             if places is not None:
                 return places
         places, self.payload = find_places(self._whole())
@@ -135,9 +149,13 @@ class EpisodeRecord:
         return self.reader.tables.get(self.file).read(num_bytes, index.tables_offset + start)
 
     def _whole(self) -> bytes:
-        return read_record(self.reader.data.get(self.file), self.reader.records[self.file], self.number)
+        return read_record(
+            self.reader.data.get(self.file), self.reader.records[self.file], self.number
+        )
 
-    def _short(self, places: Mapping[str, ListPlace], wanted: Callable[[str], bool]) -> Iterator[tuple[str, Values]]:
+    def _short(
+        self, places: Mapping[str, ListPlace], wanted: Callable[[str], bool]
+    ) -> Iterator[tuple[str, Values]]:
         """The wanted short lists; the bytes before every list are checked against the index."""
         pieces = []
         for key, place in places.items():
@@ -167,11 +185,15 @@ class EpisodeRecord:
             return self.payload[start : start + num_bytes]
         data = self.reader.data.get(self.file).read(num_bytes, self.begin + start)
         if len(data) < num_bytes:
-            raise CorruptRecordError(f"truncated record: expected {num_bytes} bytes, got {len(data)}")
+            raise CorruptRecordError(
+                f"truncated record: expected {num_bytes} bytes, got {len(data)}"
+            )
         return data
 
     def blame(self, error: CorruptRecordError) -> TFRecordError:
-        """The error for a part that does not match the index: the record's own CRC shows which of them is damaged."""
+        """The error for a part that does not match the index: the record's own CRC shows which of
+        them is damaged.
+        """
         if self.payload is None:
             try:
                 self._whole()
@@ -184,7 +206,9 @@ class EpisodeRecord:
 
     def locate(self, error: TFRecordError) -> TFRecordError:
         """Add the file, record and byte offset to an error."""
-        return error.locate(path=self.reader.files[self.file], offset=self._offset, position=self.number)
+        return error.locate(
+            path=self.reader.files[self.file], offset=self._offset, position=self.number
+        )
 
     def __str__(self) -> str:
         """As errors name it."""
@@ -202,8 +226,8 @@ class Frames:
     Attributes:
         num_bytes: Memory it holds.
         record: The record.
-        places: int64 [N, 3]: first byte of each value in the file (in the payload if that was read whole), its size,
-            and its CRC-32C; all include the tag and length before the value.
+        places: int64 [N, 3]: first byte of each value in the file (in the payload if that was read
+            whole), its size, and its CRC-32C; all include the tag and length before the value.
     """
 
     __slots__ = ("_begin", "_heads", "key", "num_bytes", "places", "record")
@@ -224,7 +248,8 @@ class Frames:
         """The values of steps `first` to `stop` - 1, in one read.
 
         Raises:
-            CorruptRecordError: The checksum of a value is wrong; names the file, the record, the key and the step.
+            CorruptRecordError: The checksum of a value is wrong; names the file, the record, the
+                key and the step.
             IndexMismatchError: The record is intact, but the episode index does not match it.
         """
         starts, lengths, crcs = self.places[first:stop].T.tolist()
@@ -232,7 +257,10 @@ class Frames:
             return []
         try:
             data = self.record.read(starts[-1] + lengths[-1] - starts[0], starts[0] - self._begin)
-            values = [data[start - starts[0] : start - starts[0] + n] for start, n in zip(starts, lengths, strict=True)]
+            values = [
+                data[start - starts[0] : start - starts[0] + n]
+                for start, n in zip(starts, lengths, strict=True)
+            ]
             for step, (value, expected) in enumerate(zip(values, crcs, strict=True), first):
                 if crc32c(value) != expected:
                     raise _wrong_checksum(f"feature {self.key!r}, step {step}", value, expected)
@@ -246,9 +274,13 @@ class Frames:
         return contents
 
     def contents(self, first: int, values: Sequence[bytes]) -> list[bytes] | None:
-        """The values without the tag and length before them; None if these do not match the index."""
+        """The values without the tag and length before them; None if these do not match the
+        index.
+        """
         found = []
-        for value, head in zip(values, self._heads[first : first + len(values)].tolist(), strict=True):
+        for value, head in zip(
+            values, self._heads[first : first + len(values)].tolist(), strict=True
+        ):
             if not value.startswith(value_head(len(value) - head)):
                 return None
             found.append(value[head:])
@@ -258,7 +290,8 @@ class Frames:
 def read_frames(frames: Sequence[Frames], spans: Spans) -> list[bytes] | None:
     """`Frames.read` of each window, concatenated, in a few calls.
 
-    None if anything does not match: the caller then reads each window on its own, which also finds the error.
+    None if anything does not match: the caller then reads each window on its own, which also finds
+    the error.
     """
     reader = frames[0].record.reader
     files: list[int] = []
@@ -296,7 +329,9 @@ def _wrong_checksum(what: str, data: bytes, expected: int) -> CorruptRecordError
 
 
 class _Piece(NamedTuple):
-    """The part of one list that is read at once: the bytes before it, and its values if they are wanted and short."""
+    """The part of one list that is read at once: the bytes before it, and its values if they are
+    wanted and short.
+    """
 
     begin: int
     end: int
@@ -334,7 +369,8 @@ class _Piece(NamedTuple):
 
 def _decode(place: ListPlace, content: memoryview) -> Values:
     if place.kind == FLOATS:
-        return np.frombuffer(content, "<f4").astype(np.float32)  # a copy, as torch needs writable memory
+        # a copy, as torch needs writable memory
+        return np.frombuffer(content, "<f4").astype(np.float32)
     if place.kind == INTEGERS:
         return decode_integers(content)
     return split_values(bytes(content))

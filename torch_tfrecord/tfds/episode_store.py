@@ -17,7 +17,7 @@ import torch
 import torch_tfrecord.tfds.features as f
 from torch_tfrecord.arguments import IndexPolicy
 from torch_tfrecord.errors import ParseError, TFRecordError
-from torch_tfrecord.process_cache import ProcessCache
+from torch_tfrecord.files.process_cache import ProcessCache
 from torch_tfrecord.records.index_keeper import IndexKeeper
 from torch_tfrecord.samples import transform_one
 from torch_tfrecord.shown import shown_list
@@ -100,7 +100,11 @@ class EpisodeStore:
         self._choose(features, decode_images)
         self.episode_transform = transform
         # Headers only: building the episode index reads and checks every record anyway.
-        files = open_split(self.info, split, IndexKeeper(index, index_dir=index_dir, verify_crc=False, access=access))
+        files = open_split(
+            self.info,
+            split,
+            IndexKeeper(index, index_dir=index_dir, verify_crc=False, access=access),
+        )
         counted = values_per_step([leaf for leaf in places if _is_step(leaf) and not leaf.is_empty])
         keeper = EpisodeIndexKeeper(index, index_dir=index_dir, access=access)
         episodes = keeper.indexes(files.files, files.indexes, counted)
@@ -108,9 +112,9 @@ class EpisodeStore:
         self._files = files
         self._positions = files.positions
         self._ends = np.cumsum([len(item) for item in files.indexes], dtype=np.int64)
-        self.num_steps: npt.NDArray[np.int64] = np.concatenate([item.num_steps for item in episodes])[
-            np.asarray(files.positions, dtype=np.int64)
-        ]
+        self.num_steps: npt.NDArray[np.int64] = np.concatenate(
+            [item.num_steps for item in episodes]
+        )[np.asarray(files.positions, dtype=np.int64)]
         self._cache: ProcessCache[Episode] = ProcessCache(cache_bytes, attrgetter("num_bytes"))
 
     def _choose(self, features: Chosen, decode_images: DecodeImages) -> None:
@@ -136,12 +140,15 @@ class EpisodeStore:
         """The episode at a position.
 
         Raises:
-            TFRecordError: The record is damaged or does not fit the features; names the file, record and feature.
+            TFRecordError: The record is damaged or does not fit the features; names the file,
+                record and feature.
         """
         return self._cache.find(number, self._load)
 
     def only(self, features: Chosen) -> EpisodeStore:
-        """A store of the same episodes that reads only these features, without a transform; nothing is cached."""
+        """A store of the same episodes that reads only these features, without a transform; nothing
+        is cached.
+        """
         other = copy.copy(self)
         other._choose(features, False)
         other.episode_transform = None
@@ -155,7 +162,11 @@ class EpisodeStore:
             for path, item in zip(self._files.files, self._files.indexes, strict=True)
         ]
         positions = self._positions
-        chosen = [positions.start, positions.stop] if isinstance(positions, range) else np.asarray(positions).tolist()
+        chosen = (
+            [positions.start, positions.stop]
+            if isinstance(positions, range)
+            else np.asarray(positions).tolist()
+        )
         return [files, chosen]
 
     def record(self, number: int) -> EpisodeRecord:
@@ -186,7 +197,11 @@ class EpisodeStore:
         metadata: dict[str, Any] = {}
         for leaf, make in zip(self._leaves, self._columns, strict=True):
             try:
-                column: Any = {} if make is None else make(lists, num_steps, FeaturePlace(leaf.path, record.locate))
+                column: Any = (
+                    {}
+                    if make is None
+                    else make(lists, num_steps, FeaturePlace(leaf.path, record.locate))
+                )
             except TFRecordError as error:
                 if not str(error.args[0]).startswith("feature "):
                     error.args = (f"feature {leaf.path!r}: {error.args[0]}",)
@@ -198,7 +213,9 @@ class EpisodeStore:
         episode = Episode(number, num_steps, steps, metadata, 0)
         if self.episode_transform is not None:
             transform = self.episode_transform
-            episode = _transformed(episode, lambda given: transform_one(transform, number, given, self.place))
+            episode = _transformed(
+                episode, lambda given: transform_one(transform, number, given, self.place)
+            )
         columns: list[Column] = []
         each_leaf(episode.steps, columns.append)
         return episode._replace(num_bytes=1024 + sum(column.num_bytes for column in columns))
@@ -249,26 +266,47 @@ class _ColumnMaker:
         if isinstance(element, TextElement):
             return TextColumn(values, place)
         if isinstance(element, BytesElement):
-            decode, pictures = (element.decode, self._pictures) if self._is_decoded else (None, None)
+            decode, pictures = (
+                (element.decode, self._pictures) if self._is_decoded else (None, None)
+            )
             return EncodedColumn(values, decode, place, pictures)
         return None
 
 
 def _plain_pictures(feature: Any) -> Pictures | None:
     """How to decode the images in bulk; None unless decoding is a plain `decode_image`."""
-    if type(feature) is not f.Image or feature.dtype != "uint8" or feature.shape[-1] not in PIXEL_MODES:
+    if (
+        type(feature) is not f.Image
+        or feature.dtype != "uint8"
+        or feature.shape[-1] not in PIXEL_MODES
+    ):
         return None
     return Pictures(PIXEL_MODES[feature.shape[-1]], tuple(feature.shape))
 
 
-def _column_makers(leaves: list[LeafPlace], decode_images: DecodeImages, path: str) -> list[_ColumnMaker | None]:
+def _column_makers(
+    leaves: list[LeafPlace], decode_images: DecodeImages, path: str
+) -> list[_ColumnMaker | None]:
     """How to make the column of each leaf; None for a dict of nothing."""
-    images = [leaf for leaf in leaves if _is_step(leaf) and isinstance(leaf.feature, (f.Image, f.LabeledImage))]
+    images = [
+        leaf
+        for leaf in leaves
+        if _is_step(leaf) and isinstance(leaf.feature, (f.Image, f.LabeledImage))
+    ]
     kept: set[str] = set()
     if decode_images is not True:
-        names = [] if decode_images is False else [decode_images] if isinstance(decode_images, str) else decode_images
+        names = (
+            []
+            if decode_images is False
+            else [decode_images]
+            if isinstance(decode_images, str)
+            else decode_images
+        )
         kept = {leaf.path for leaf in images} - {_image_named(name, images) for name in names}
-    return [None if leaf.is_empty else _ColumnMaker(leaf, leaf.path not in kept, path) for leaf in leaves]
+    return [
+        None if leaf.is_empty else _ColumnMaker(leaf, leaf.path not in kept, path)
+        for leaf in leaves
+    ]
 
 
 def _image_named(name: str, images: list[LeafPlace]) -> str:
@@ -291,12 +329,16 @@ def _transformed(episode: Episode, transform: EpisodeTransform) -> Episode:
     if not isinstance(made, Mapping):
         raise TypeError(f"episode_transform must return a dict, got {type(made).__name__}")
     metadata = {name: made[name] for name in episode.metadata if name in made}
-    steps = {name: _wrapped(value, name, episode) for name, value in made.items() if name not in metadata}
+    steps = {
+        name: _wrapped(value, name, episode) for name, value in made.items() if name not in metadata
+    }
     return episode._replace(steps=steps, metadata=metadata)
 
 
 def _unwrapped(column: Column) -> Any:
-    """A column as an `episode_transform` sees it: a tensor, or a list of str or bytes; encoded columns stay unread."""
+    """A column as an `episode_transform` sees it: a tensor, or a list of str or bytes; encoded
+    columns stay unread.
+    """
     return column.read(0, len(column)) if isinstance(column, (NumberColumn, ListColumn)) else column
 
 

@@ -1,6 +1,8 @@
-"""The location of the lists in a serialized tf.train.Example, so that parts of a long record can be read on their own.
+"""The location of the lists in a serialized tf.train.Example, so that parts of a long record can be
+read on their own.
 
-Only the canonical encoding is read, which protobuf and TensorFlow write (protobuf's wire format, each field once)::
+Only the canonical encoding is read, which protobuf and TensorFlow write (protobuf's wire format,
+each field once)::
 
     Example   0A <length>  entries
     entry     0A <length>  ( 0A <length> key   12 <length> Feature )
@@ -8,8 +10,8 @@ Only the canonical encoding is read, which protobuf and TensorFlow write (protob
               12 <length>  ( 0A <length> floats )          a float_list: 4 bytes each, little-endian
               1A <length>  ( 0A <length> varints )         an int64_list
 
-Other encodings that protobuf accepts (split messages, unknown fields, unpacked numbers, duplicate keys) are converted
-to it by protobuf, see `canonical`.
+Other encodings that protobuf accepts (split messages, unknown fields, unpacked numbers, duplicate
+keys) are converted to it by protobuf, see `canonical`.
 """
 
 from __future__ import annotations
@@ -156,7 +158,8 @@ def _field(payload: bytes, at: int, end: int, tag: int) -> tuple[int, int]:
                 break
             if length >= _LENGTH_LIMIT or shift > 35:
                 raise _OtherForm
-        if byte == 0:  # longer than needed: the location of values would not follow from their lengths
+        # longer than needed: the location of values would not follow from their lengths
+        if byte == 0:
             raise _OtherForm
     if start + length > end:
         raise _OtherForm
@@ -166,7 +169,11 @@ def _field(payload: bytes, at: int, end: int, tag: int) -> tuple[int, int]:
 def _varint_ends(data: npt.NDArray[np.uint8]) -> npt.NDArray[np.int64]:
     """Position of the last byte of each varint in these bytes."""
     ends = np.flatnonzero(data < 0x80)
-    if not len(ends) or ends[-1] != len(data) - 1 or np.diff(ends, prepend=-1).max() > _MAX_VARINT_BYTES:
+    if (
+        not len(ends)
+        or ends[-1] != len(data) - 1
+        or np.diff(ends, prepend=-1).max() > _MAX_VARINT_BYTES
+    ):
         raise _OtherForm
     return ends
 
@@ -175,13 +182,16 @@ def _varint_ends(data: npt.NDArray[np.uint8]) -> npt.NDArray[np.int64]:
 
 
 def example_head_bytes(payload_bytes: int) -> int | None:
-    """Number of bytes before the first entry of an Example of this size; None if no Example has this size.
+    """Number of bytes before the first entry of an Example of this size; None if no Example has
+    this size.
 
     Example:
         >>> example_head_bytes(129), example_head_bytes(130), example_head_bytes(131)
         (2, None, 3)
     """
-    return next((n for n in range(2, 8) if payload_bytes >= n == 1 + _varint_bytes(payload_bytes - n)), None)
+    return next(
+        (n for n in range(2, 8) if payload_bytes >= n == 1 + _varint_bytes(payload_bytes - n)), None
+    )
 
 
 def key_head(key: bytes) -> bytes:
@@ -190,7 +200,8 @@ def key_head(key: bytes) -> bytes:
 
 
 def entry_head(key: bytes, kind: int, num_bytes: int) -> bytes:
-    """The bytes before a list in an Example, from the start of its entry to the first byte of its values.
+    """The bytes before a list in an Example, from the start of its entry to the first byte of its
+    values.
 
     Args:
         key: Bytes from `key_head`.
@@ -233,8 +244,11 @@ def value_head_bytes(lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     return _HEAD_BORDERS.searchsorted(lengths, "right") + 2
 
 
-def value_starts(start: int, lengths: npt.NDArray[np.int64], heads: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """First byte of each value of a bytes_list that begins at `start`; `heads` comes from `value_head_bytes`.
+def value_starts(
+    start: int, lengths: npt.NDArray[np.int64], heads: npt.NDArray[np.int64]
+) -> npt.NDArray[np.int64]:
+    """First byte of each value of a bytes_list that begins at `start`; `heads` comes from
+    `value_head_bytes`.
 
     Example:
         >>> lengths = np.array([3, 200, 0])
@@ -246,7 +260,8 @@ def value_starts(start: int, lengths: npt.NDArray[np.int64], heads: npt.NDArray[
 
 
 def split_values(content: bytes) -> list[bytes]:
-    """Split the bytes of a bytes_list into values; a text repeated in every step becomes one shared object.
+    """Split the bytes of a bytes_list into values; a text repeated in every step becomes one shared
+    object.
 
     Raises:
         ParseError: The bytes are not a bytes_list.
@@ -262,13 +277,16 @@ def split_values(content: bytes) -> list[bytes]:
         if content:
             start, end = _field(content, 0, len(content), _FIRST_FIELD)
             count, rest = divmod(len(content), end)
-            if not rest and content == content[:end] * count:  # an instruction repeated in every step
+            # an instruction repeated in every step
+            if not rest and content == content[:end] * count:
                 return [content[start:end]] * count
         while at < len(content):
             start, at = _field(content, at, len(content), _FIRST_FIELD)
             values.append(seen.setdefault(content[start:at], content[start:at]))
     except (_OtherForm, IndexError):
-        raise ParseError(f"expected a list of bytes, got {len(content)} bytes that cannot be parsed") from None
+        raise ParseError(
+            f"expected a list of bytes, got {len(content)} bytes that cannot be parsed"
+        ) from None
     return values
 
 
@@ -288,7 +306,9 @@ def decode_integers(content: bytes | memoryview) -> npt.NDArray[np.int64]:
     try:
         ends = _varint_ends(data)
     except _OtherForm:
-        raise ParseError(f"expected packed integers, got {len(data)} bytes that cannot be parsed") from None
+        raise ParseError(
+            f"expected packed integers, got {len(data)} bytes that cannot be parsed"
+        ) from None
     starts = np.concatenate([[0], ends[:-1] + 1])
     places = np.arange(len(data)) - np.repeat(starts, ends + 1 - starts)
     parts = (data & 0x7F).astype(np.uint64) << (7 * places).astype(np.uint64)

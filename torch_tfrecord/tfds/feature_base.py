@@ -32,12 +32,16 @@ class FeatureConnector:
     def __post_init__(self) -> None:
         """Check and normalise the shape, dtype and encoding, if the feature has them."""
         own = vars(self)
-        set_fields(self, **{name: check(own[name]) for name, check in _CHECKS.items() if name in own})
+        set_fields(
+            self, **{name: check(own[name]) for name, check in _CHECKS.items() if name in own}
+        )
 
     def __repr__(self) -> str:
         """Show the code that builds the feature, without default arguments."""
         shown = [
-            _code(value) if item.default is MISSING and not item.kw_only else f"{item.name}={_code(value)}"
+            _code(value)
+            if item.default is MISSING and not item.kw_only
+            else f"{item.name}={_code(value)}"
             for item in sorted(fields(self), key=lambda item: item.kw_only is True)
             if item.init and (value := getattr(self, item.name)) != item.default
         ]
@@ -47,7 +51,11 @@ class FeatureConnector:
 def torch_dtype_of(name: str) -> torch.dtype | None:
     """The torch dtype for a NumPy dtype name; None for "string" and dtypes that torch lacks."""
     found = vars(torch).get(name)
-    if not isinstance(found, torch.dtype) or str(found) != f"torch.{name}" or name.startswith(("q", "bits")):
+    if (
+        not isinstance(found, torch.dtype)
+        or str(found) != f"torch.{name}"
+        or name.startswith(("q", "bits"))
+    ):
         return None
     return found
 
@@ -74,7 +82,9 @@ def _checked_shape(shape: Iterable[int | None]) -> Shape:
 
 def fits(found: Sequence[int | None], shape: Shape) -> bool:
     """Whether concrete sizes match a shape with unknown sizes."""
-    return len(found) == len(shape) and all(size in (None, there) for size, there in zip(shape, found, strict=True))
+    return len(found) == len(shape) and all(
+        size in (None, there) for size, there in zip(shape, found, strict=True)
+    )
 
 
 def _checked_dtype(dtype: Any) -> str:
@@ -109,7 +119,9 @@ _CHECKS: dict[str, Callable[[Any], object]] = {
 
 def few(names: tuple[str, ...]) -> str:
     """The first eight names, for errors."""
-    return ", ".join(map(repr, names[:8])) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+    return ", ".join(map(repr, names[:8])) + (
+        f" and {len(names) - 8} more" if len(names) > 8 else ""
+    )
 
 
 def _code(value: object) -> str:

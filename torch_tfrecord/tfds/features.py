@@ -1,7 +1,8 @@
-"""The feature tree of a TFDS dataset: one frozen class for each class of ``tensorflow_datasets.features``.
+"""The feature tree of a TFDS dataset: one frozen class for each class of
+``tensorflow_datasets.features``.
 
-Names and arguments are those of TFDS. A tree describes the content of a record, read or to be written
-(`features.json` is parsed into one)::
+Names and arguments are those of TFDS. A tree describes the content of a record, read or to be
+written (`features.json` is parsed into one)::
 
     FeaturesDict({
         "image": Image(shape=(None, None, 3)),
@@ -9,8 +10,8 @@ Names and arguments are those of TFDS. A tree describes the content of a record,
         "objects": Sequence({"bbox": BBoxFeature(), "label": ClassLabel(num_classes=3)}),
     })
 
-In a shape, None is an unknown size. A dtype is a NumPy name ("uint8", "float32") or "string"; you can also pass a
-torch or NumPy dtype, `bytes` or `str`.
+In a shape, None is an unknown size. A dtype is a NumPy name ("uint8", "float32") or "string"; you
+can also pass a torch or NumPy dtype, `bytes` or `str`.
 """
 
 from __future__ import annotations
@@ -22,7 +23,14 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
-from torch_tfrecord.tfds.feature_base import STRING, FeatureConnector, Shape, few, set_fields, torch_dtype_of
+from torch_tfrecord.tfds.feature_base import (
+    STRING,
+    FeatureConnector,
+    Shape,
+    few,
+    set_fields,
+    torch_dtype_of,
+)
 
 __all__ = [
     "STRING",
@@ -67,8 +75,8 @@ class Tensor(_Values):
     Args:
         shape: Sizes; None for a size that varies.
         dtype: NumPy name, or "string".
-        encoding: "none" (a list of numbers), "bytes" (raw bytes) or "zlib" (compressed raw bytes). Two or more unknown
-            sizes need "bytes" or "zlib".
+        encoding: "none" (a list of numbers), "bytes" (raw bytes) or "zlib" (compressed raw bytes).
+            Two or more unknown sizes need "bytes" or "zlib".
         minimum: Smallest value, for information only.
         maximum: Largest value, for information only.
         optional: Whether the value may be None.
@@ -100,11 +108,17 @@ class _Labels(FeatureConnector):
     def __post_init__(self) -> None:
         """Check and normalise."""
         names = None if self.names is None else tuple(self.names)
-        if names is not None and (len(set(names)) != len(names) or not all(isinstance(name, str) for name in names)):
+        if names is not None and (
+            len(set(names)) != len(names) or not all(isinstance(name, str) for name in names)
+        ):
             raise ValueError("names must be distinct str")
         if names is not None and self.num_classes not in (None, len(names)):
-            raise ValueError(f"num_classes must be the number of names, {len(names)}, got {self.num_classes}")
-        set_fields(self, names=names, num_classes=len(names) if names is not None else self.num_classes)
+            raise ValueError(
+                f"num_classes must be the number of names, {len(names)}, got {self.num_classes}"
+            )
+        set_fields(
+            self, names=names, num_classes=len(names) if names is not None else self.num_classes
+        )
         super().__post_init__()
 
     def int2str(self, label: int | torch.Tensor) -> str:
@@ -129,7 +143,9 @@ class _Labels(FeatureConnector):
                 raise ValueError(f"{name!r} is not a class name; expected one of {few(self.names)}")
             return self.names.index(name)
         if not name.isdecimal() or int(name) >= (self.num_classes or 0):
-            raise ValueError(f"classes have no names, and {name!r} is not a number below {self.num_classes}")
+            raise ValueError(
+                f"classes have no names, and {name!r} is not a number below {self.num_classes}"
+            )
         return int(name)
 
 
@@ -166,7 +182,9 @@ class _Pixels(FeatureConnector):
         if self.dtype not in ("uint8", "uint16", "float32"):
             raise ValueError(f"dtype must be uint8, uint16 or float32, got {self.dtype}")
         if self.encoding_format not in _IMAGE_FORMATS:
-            raise ValueError(f"encoding_format must be one of {_IMAGE_FORMATS}, got {self.encoding_format!r}")
+            raise ValueError(
+                f"encoding_format must be one of {_IMAGE_FORMATS}, got {self.encoding_format!r}"
+            )
 
 
 @dataclass(frozen=True, repr=False)
@@ -176,7 +194,8 @@ class Image(_Pixels):
     Args:
         shape: (height, width, channels).
         dtype: "uint8", "uint16", or "float32" (one channel, such as depth).
-        encoding_format: How arrays are encoded, "png" or "jpeg"; None means PNG. Files are stored unchanged.
+        encoding_format: How arrays are encoded, "png" or "jpeg"; None means PNG. Files are stored
+            unchanged.
         use_colormap: Whether viewers show it with a colormap.
     """
 
@@ -247,8 +266,8 @@ class BBoxFeature(FeatureConnector):
     """A bounding box of four float32.
 
     Args:
-        bbox_format: The meaning of the four numbers: "REL_YXYX" (ymin, xmin, ymax, xmax from 0 to 1) or "REL_XYXY";
-            "YXYX", "XYXY" or "XYWH" in pixels; or None if unknown.
+        bbox_format: The meaning of the four numbers: "REL_YXYX" (ymin, xmin, ymax, xmax from 0 to
+            1) or "REL_XYXY"; "YXYX", "XYXY" or "XYWH" in pixels; or None if unknown.
     """
 
     bbox_format: str | None = "REL_YXYX"
@@ -256,7 +275,9 @@ class BBoxFeature(FeatureConnector):
     def __post_init__(self) -> None:
         """Check the format."""
         if self.bbox_format not in _BBOX_FORMATS:
-            raise ValueError(f"bbox_format must be one of {_BBOX_FORMATS}, got {self.bbox_format!r}")
+            raise ValueError(
+                f"bbox_format must be one of {_BBOX_FORMATS}, got {self.bbox_format!r}"
+            )
 
 
 @dataclass(frozen=True, repr=False)
@@ -276,9 +297,13 @@ class FeaturesDict(FeatureConnector, Mapping[str, Any]):
 
     def __post_init__(self) -> None:
         """Convert nested mappings to FeaturesDicts."""
-        if not isinstance(self.features, Mapping) or any(not isinstance(name, str) for name in self.features):
+        if not isinstance(self.features, Mapping) or any(
+            not isinstance(name, str) for name in self.features
+        ):
             raise TypeError("features must be a mapping of names to features")
-        set_fields(self, features={name: as_feature(value) for name, value in self.features.items()})
+        set_fields(
+            self, features={name: as_feature(value) for name, value in self.features.items()}
+        )
 
     def __getitem__(self, name: str) -> Any:
         """Return the feature with a name, or with a path of names joined by "/"."""
@@ -300,7 +325,10 @@ class FeaturesDict(FeatureConnector, Mapping[str, Any]):
 
     def __repr__(self) -> str:
         """Show one line per feature."""
-        lines = [f"    {name!r}: {value!r},".replace("\n", "\n    ") for name, value in self.features.items()]
+        lines = [
+            f"    {name!r}: {value!r},".replace("\n", "\n    ")
+            for name, value in self.features.items()
+        ]
         return "\n".join(["FeaturesDict({", *lines, "})"])
 
 
@@ -337,7 +365,11 @@ class Sequence(FeatureConnector):
 
     def __post_init__(self) -> None:
         """Convert a mapping to a FeaturesDict, and -1 to None."""
-        set_fields(self, feature=as_feature(self.feature), length=None if self.length == -1 else self.length)
+        set_fields(
+            self,
+            feature=as_feature(self.feature),
+            length=None if self.length == -1 else self.length,
+        )
 
     def __getitem__(self, name: str) -> Any:
         """Return the feature with a name, or with a path of names, in a sequence of dicts."""
@@ -362,7 +394,9 @@ class TranslationVariableLanguages(Sequence):
     def __post_init__(self) -> None:
         """Normalise."""
         texts = FeaturesDict({"language": Text(), "translation": Text()})
-        set_fields(self, feature=texts, languages=None if self.languages is None else tuple(self.languages))
+        set_fields(
+            self, feature=texts, languages=None if self.languages is None else tuple(self.languages)
+        )
 
 
 @dataclass(frozen=True, repr=False)
@@ -395,4 +429,6 @@ def as_feature(value: object) -> FeatureConnector:
         return FeaturesDict(value)
     if isinstance(value, (torch.dtype, np.dtype, type)):
         return Scalar(value)  # type: ignore[arg-type]
-    raise TypeError(f"a feature must be a torch_tfrecord.tfds.features class, a mapping or a dtype, got {value!r}")
+    raise TypeError(
+        f"a feature must be a torch_tfrecord.tfds.features class, a mapping or a dtype, got {value!r}"
+    )

@@ -1,13 +1,16 @@
-"""Parse features.json of any TFDS generation into a feature tree, and write a tree as TFDS 4.9 does.
+"""Parse features.json of any TFDS generation into a feature tree, and write a tree as TFDS 4.9
+does.
 
 ::
 
-    new   {"pythonClassName": <dotted class>, "image": {"shape": {"dimensions": ["-1", "-1", "3"]}, ...}}
-    old   {"type": <dotted class>, "content": {"shape": [null, null, 3], ...}}
-    between   {"type": ..., "content": <the new form's content, or its JSON as a string>, "proto_cls": ...}
+    new   {"pythonClassName": <dotted class>, "image": {"shape": {"dimensions": ["-1", "-1", "3"]},
+    ...}} old   {"type": <dotted class>, "content": {"shape": [null, null, 3], ...}}
+    between   {"type": ..., "content": <the new form's content, or its JSON as a string>,
+    "proto_cls": ...}
 
-Numbers may be JSON numbers or strings; names camelCase or snake_case. Source: tensorflow_datasets 4.9.10,
-``core/proto/feature.proto`` and the ``from_json_content`` and ``to_json_content`` of each class.
+Numbers may be JSON numbers or strings; names camelCase or snake_case. Source: tensorflow_datasets
+4.9.10, ``core/proto/feature.proto`` and the ``from_json_content`` and ``to_json_content`` of each
+class.
 """
 
 from __future__ import annotations
@@ -56,14 +59,18 @@ def features_to_json(feature: f.FeatureConnector) -> dict[str, Any]:
     if name not in _CLASSES:
         raise ValueError(f"a feature of class {name} cannot be written")
     _, module, key, fields, constants = _CLASSES[name]
-    written = {key: kind.write(getattr(feature, kind.name or snake_case(key))) for key, kind in fields.items()}
+    written = {
+        key: kind.write(getattr(feature, kind.name or snake_case(key)))
+        for key, kind in fields.items()
+    }
     content = {**constants, **{name: value for name, value in written.items() if value is not None}}
     node = {"pythonClassName": f"{_PACKAGE}core.features.{module}.{name}", key: content}
     return {**node, "description": feature.doc} if feature.doc else node
 
 
 def as_root(value: object) -> f.FeaturesDict | f.Sequence:
-    """Convert to the features of a dataset, which have names: a FeaturesDict, or a Sequence of dicts.
+    """Convert to the features of a dataset, which have names: a FeaturesDict, or a Sequence of
+    dicts.
 
     Raises:
         TypeError: Anything else; TFDS cannot write such datasets.
@@ -116,7 +123,9 @@ class _Content:
         try:
             return None if value is None else float(value)
         except (TypeError, ValueError, OverflowError):
-            raise self.place.error(f"expected {name} as a number, got {shown_value(value)}") from None
+            raise self.place.error(
+                f"expected {name} as a number, got {shown_value(value)}"
+            ) from None
 
     def text(self, name: str) -> str | None:
         """A string; None for ""."""
@@ -136,14 +145,26 @@ class _Content:
         """A list of strings."""
         value = self.get(name) or []
         if not isinstance(value, list) or any(not isinstance(item, str) for item in value):
-            raise self.place.error(f"expected {name} as a list of strings, got {shown_value(value)}")
+            raise self.place.error(
+                f"expected {name} as a list of strings, got {shown_value(value)}"
+            )
         return tuple(value)
 
     def shape(self, name: str) -> Shape:
         """The shape: a list with null, or {"dimensions": [...]} with -1."""
         value = self.get(name)
-        sizes = value.get("dimensions", []) if isinstance(value, Mapping) else [] if value is None else value
-        found = [-1 if size is None else json_integer(size) for size in sizes] if isinstance(sizes, list) else [None]
+        sizes = (
+            value.get("dimensions", [])
+            if isinstance(value, Mapping)
+            else []
+            if value is None
+            else value
+        )
+        found = (
+            [-1 if size is None else json_integer(size) for size in sizes]
+            if isinstance(sizes, list)
+            else [None]
+        )
         if any(size is None or size < -1 for size in found):
             raise self.place.error(f"expected shape as a list of sizes, got {shown_value(value)}")
         return tuple(None if size == -1 else size for size in found)
@@ -159,14 +180,20 @@ def _feature(value: Any, place: _Place) -> f.FeatureConnector:
         raise place.error("expected the feature's class (pythonClassName), got none")
     content = _content(value, place)
     name = class_name.rsplit(".", 1)[-1]
-    known = _CLASSES.get("BBoxFeature" if name == "BBox" else name) if class_name.startswith(_PACKAGE) else None
+    known = (
+        _CLASSES.get("BBoxFeature" if name == "BBox" else name)
+        if class_name.startswith(_PACKAGE)
+        else None
+    )
     if known is None:
         return f.UnknownFeature(class_name)
     if content.get("useEncoder") is not None:
         return f.UnknownFeature(class_name, "text of the old encoders")
     try:
         fields = known.fields.items()
-        built = known.feature(**{kind.name or snake_case(key): kind.read(content, key) for key, kind in fields})
+        built = known.feature(
+            **{kind.name or snake_case(key): kind.read(content, key) for key, kind in fields}
+        )
     except (TypeError, ValueError) as error:
         raise place.error(f"{error}") from error
     description = value.get("description")
@@ -197,7 +224,9 @@ def _content(value: Mapping[str, Any], place: _Place) -> _Content:
 
 
 class _Kind(NamedTuple):
-    """How to read a field from the content by its key, and how to write its value; None leaves it out."""
+    """How to read a field from the content by its key, and how to write its value; None leaves it
+    out.
+    """
 
     read: Callable[[_Content, str], Any]
     write: Callable[[Any], object] = lambda value: value
@@ -216,7 +245,9 @@ def _dtype(default: str | None = None) -> _Kind:
 
 def _read_features(content: _Content, name: str) -> dict[str, f.FeatureConnector]:
     inner = content.values.get(name)
-    wrapped = isinstance(inner, Mapping) and not isinstance(inner.get("type", inner.get("pythonClassName")), str)
+    wrapped = isinstance(inner, Mapping) and not isinstance(
+        inner.get("type", inner.get("pythonClassName")), str
+    )
     named = inner if wrapped and len(content.values) == 1 and inner is not None else content.values
     return {name: _feature(named[name], content.place.below(str(name))) for name in sorted(named)}
 
@@ -235,28 +266,43 @@ def _read_label(content: _Content, name: str) -> int | None:
 
 
 def _read_box_format(content: _Content, name: str) -> str | None:
-    # Before TFDS had box formats, all boxes used this one; a proto without a format means that it is unknown.
+    # Before TFDS had box formats, all boxes used this one; a proto without a format means that it
+    # is unknown.
     old = name not in content.values and "dtype" not in content.values
     return "REL_YXYX" if old else content.text(name)
 
 
 _SHAPE = _Kind(
     _Content.shape,
-    lambda shape: {"dimensions": [str(-1 if size is None else size) for size in shape]} if shape else {},
+    lambda shape: (
+        {"dimensions": [str(-1 if size is None else size) for size in shape]} if shape else {}
+    ),
 )
 _ENCODING = _Kind(lambda content, name: content.text(name) or "none")
 _NUMBER = _Kind(_Content.number)
 _TEXT = _Kind(_Content.text, lambda text: text or None)
 _FLAG = _Kind(_Content.flag, lambda flag: flag or None)
 _BOX_FORMAT = _Kind(_read_box_format)
-_NUM_CLASSES = _Kind(lambda content, name: content.integer(name) or None, lambda number: str(number or 0))
-_NAMES = _Kind(lambda content, name: content.texts(name) or None, lambda names: None)  # written to their own file
+_NUM_CLASSES = _Kind(
+    lambda content, name: content.integer(name) or None, lambda number: str(number or 0)
+)
+# written to their own file
+_NAMES = _Kind(lambda content, name: content.texts(name) or None, lambda names: None)
 _LABEL = _Kind(_read_label, lambda number: {"numClasses": str(number or 0)}, "num_classes")
-_RATE = _Kind(lambda content, name: content.integer(name) or None, lambda rate: str(rate) if rate else None)
+_RATE = _Kind(
+    lambda content, name: content.integer(name) or None, lambda rate: str(rate) if rate else None
+)
 _LANGUAGES = _Kind(_Content.texts, list)
-_ANY = _Kind(lambda content, name: content.texts(name) or None, lambda languages: list(languages or ()))
-_FEATURES = _Kind(_read_features, lambda features: {name: features_to_json(item) for name, item in features.items()})
-_INNER = _Kind(lambda content, name: _feature(content.get(name), content.place.below()), features_to_json)
+_ANY = _Kind(
+    lambda content, name: content.texts(name) or None, lambda languages: list(languages or ())
+)
+_FEATURES = _Kind(
+    _read_features,
+    lambda features: {name: features_to_json(item) for name, item in features.items()},
+)
+_INNER = _Kind(
+    lambda content, name: _feature(content.get(name), content.place.below()), features_to_json
+)
 _LENGTH = _Kind(_read_length, lambda length: "-1" if length is None else str(length))
 
 
@@ -294,7 +340,12 @@ _VARIABLE = {"variableLanguagesPerExample": True}
 _ROWS = (
     _Class(f.Audio, "audio_feature", "audio", _AUDIO),
     _Class(f.BBoxFeature, "bounding_boxes", "boundingBox", {"bboxFormat": _BOX_FORMAT}, _BOX),
-    _Class(f.ClassLabel, "class_label_feature", "classLabel", {"numClasses": _NUM_CLASSES, "names": _NAMES}),
+    _Class(
+        f.ClassLabel,
+        "class_label_feature",
+        "classLabel",
+        {"numClasses": _NUM_CLASSES, "names": _NAMES},
+    ),
     _Class(f.Dataset, "dataset_feature", "sequence", _SEQUENCE),
     _Class(f.FeaturesDict, "features_dict", "featuresDict", {"features": _FEATURES}),
     _Class(f.Image, "image_feature", "image", _PIXELS),
@@ -304,8 +355,16 @@ _ROWS = (
     _Class(f.Tensor, "tensor_feature", "tensor", {"shape": _SHAPE, "dtype": _dtype(), **_OPTIONS}),
     _Class(f.Text, "text_feature", "text"),
     _Class(f.Translation, "translation_feature", "translation", {"languages": _LANGUAGES}),
-    _Class(f.TranslationVariableLanguages, "translation_feature", "translation", {"languages": _ANY}, _VARIABLE),
+    _Class(
+        f.TranslationVariableLanguages,
+        "translation_feature",
+        "translation",
+        {"languages": _ANY},
+        _VARIABLE,
+    ),
     _Class(f.Video, "video_feature", "video", _PIXELS),
 )
 _CLASSES = {row.feature.__name__: row for row in _ROWS}
-_CONTENT_KEYS = {name for key in (*(row.key for row in _ROWS), "jsonFeature") for name in (key, snake_case(key))}
+_CONTENT_KEYS = {
+    name for key in (*(row.key for row in _ROWS), "jsonFeature") for name in (key, snake_case(key))
+}

@@ -1,4 +1,6 @@
-"""The files of a TFDS dataset: the version directory, and the shard names of a split from its template."""
+"""The files of a TFDS dataset: the version directory, and the shard names of a split from its
+template.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +12,10 @@ import string
 from collections.abc import Iterable
 
 from torch_tfrecord.errors import ParseError
-from torch_tfrecord.records.descriptors import opened
-from torch_tfrecord.records.storage import is_remote
-from torch_tfrecord.remote.access import DEFAULT_ACCESS, Access
-from torch_tfrecord.remote.transfers import listing
+from torch_tfrecord.files.access import DEFAULT_ACCESS, Access
+from torch_tfrecord.files.descriptors import opened
+from torch_tfrecord.files.storage import is_remote
+from torch_tfrecord.files.transfers import listing
 from torch_tfrecord.shown import shown_list, without_secrets
 from torch_tfrecord.tfds.json_fields import JsonFields, read_json
 
@@ -62,7 +64,9 @@ def version_folder(folder: str, access: Access = DEFAULT_ACCESS) -> str:
         return posixpath.join(folder, max(versions, key=lambda name: [*map(int, name.split("."))]))
     unfinished = sorted(name for name in entries if name.startswith("incomplete."))
     configs = [
-        name for name in entries if not name.startswith((".", "incomplete.")) and _has_version(folder, name, access)
+        name
+        for name in entries
+        if not name.startswith((".", "incomplete.")) and _has_version(folder, name, access)
     ]
     default = _default_config(folder, access) if ".config" in entries else None
     if default in configs:
@@ -70,10 +74,14 @@ def version_folder(folder: str, access: Access = DEFAULT_ACCESS) -> str:
     if len(configs) == 1:
         return version_folder(posixpath.join(folder, configs[0]), access)
     if configs:
-        raise ValueError(f"{without_secrets(folder)}: several configs, choose one: {shown_list(sorted(configs))}")
+        raise ValueError(
+            f"{without_secrets(folder)}: several configs, choose one: {shown_list(sorted(configs))}"
+        )
     hint = f"; {unfinished[0]} was never finished" if unfinished else ""
     place = without_secrets(posixpath.join(folder, INFO_FILE))
-    raise FileNotFoundError(errno.ENOENT, f"no {INFO_FILE}: not a TFDS dataset directory{hint}", place)
+    raise FileNotFoundError(
+        errno.ENOENT, f"no {INFO_FILE}: not a TFDS dataset directory{hint}", place
+    )
 
 
 def _has_version(folder: str, name: str, access: Access) -> bool:
@@ -99,33 +107,44 @@ def list_folder(folder: str, access: Access = DEFAULT_ACCESS) -> list[str]:
 
 
 def label_file(names: Iterable[str]) -> str:
-    """The file of class names for a label feature, given the feature names from the root of the tree."""
+    """The file of class names for a label feature, given the feature names from the root of the
+    tree.
+    """
     return f"{'-'.join(name.replace('/', '.') for name in names)}.labels.txt"
 
 
 def shard_paths(
-    directory: str, template: str, *, dataset: str, split: str, num_shards: int, file_format: str = "tfrecord"
+    directory: str,
+    template: str,
+    *,
+    dataset: str,
+    split: str,
+    num_shards: int,
+    file_format: str = "tfrecord",
 ) -> list[str]:
     """The files of a split, in order.
 
     Args:
         directory: The dataset directory.
-        template: A template like ``{SPLIT}/data.{FILEFORMAT}-{SHARD_INDEX}``, "" for TFDS's default. Everything from
-            the last ``%`` on is an encoding hint and ignored; ``name@N`` means N shards, ``name@*`` any number.
+        template: A template like ``{SPLIT}/data.{FILEFORMAT}-{SHARD_INDEX}``, "" for TFDS's
+            default. Everything from the last ``%`` on is an encoding hint and ignored; ``name@N``
+            means N shards, ``name@*`` any number.
         dataset: Name of the dataset.
         split: Name of the split.
         num_shards: Number of shards.
         file_format: Format of the shards.
 
     Raises:
-        ParseError: The template has unknown variables, leads outside the dataset directory, or lacks the shard number
-            although there are several shards.
+        ParseError: The template has unknown variables, leads outside the dataset directory, or
+            lacks the shard number although there are several shards.
 
     Example:
         >>> shard_paths("d", "", dataset="mnist", split="train", num_shards=1)
         ['d/mnist-train.tfrecord-00000-of-00001']
     """
-    plain = re.sub(r"@(\d+|\*)", "-{SHARD_X_OF_Y}", (template or DEFAULT_TEMPLATE).rsplit("%", 1)[0])
+    plain = re.sub(
+        r"@(\d+|\*)", "-{SHARD_X_OF_Y}", (template or DEFAULT_TEMPLATE).rsplit("%", 1)[0]
+    )
     try:
         used = [name for _, name, _, _ in string.Formatter().parse(plain) if name is not None]
     except ValueError:
@@ -135,14 +154,21 @@ def shard_paths(
             f"split {split!r}: cannot read filepathTemplate {template!r}; the known variables are {_VARIABLES}"
         )
     if num_shards > 1 and not set(used) & {"SHARD_INDEX", "SHARD_X_OF_Y"}:
-        raise ParseError(f"split {split!r}: filepathTemplate {template!r} has no number for {num_shards} shards")
+        raise ParseError(
+            f"split {split!r}: filepathTemplate {template!r} has no number for {num_shards} shards"
+        )
     names = {"DATASET": dataset, "SPLIT": split, "FILEFORMAT": file_format}
     digits = max(_MIN_DIGITS, len(str(num_shards)))
     total, found = f"{num_shards:0{digits}d}", []
     for number in range(num_shards):
         one = f"{number:0{digits}d}"
-        found.append(plain.format(**names, SHARD_INDEX=one, NUM_SHARDS=total, SHARD_X_OF_Y=f"{one}-of-{total}"))
-    if found and (posixpath.isabs(found[0]) or ".." in found[0].split("/")):  # the others differ only in digits
+        found.append(
+            plain.format(
+                **names, SHARD_INDEX=one, NUM_SHARDS=total, SHARD_X_OF_Y=f"{one}-of-{total}"
+            )
+        )
+    # the others differ only in digits
+    if found and (posixpath.isabs(found[0]) or ".." in found[0].split("/")):
         raise ParseError(
             f"split {split!r}: filepathTemplate {template!r} leads outside the dataset directory: {found[0]!r}"
         )
@@ -150,7 +176,8 @@ def shard_paths(
 
 
 def shard_count(num_bytes: int, num_examples: int) -> int:
-    """The number of shards that TFDS chooses: as many as possible of at least 64 MiB, up to 1024, none over 1 GiB.
+    """The number of shards that TFDS chooses: as many as possible of at least 64 MiB, up to 1024,
+    none over 1 GiB.
 
     Args:
         num_bytes: Total bytes of all records, including framing.

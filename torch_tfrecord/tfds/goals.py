@@ -1,4 +1,6 @@
-"""Goals: later steps of the same episode, drawn at random, whose observations tell a policy what to reach."""
+"""Goals: later steps of the same episode, drawn at random, whose observations tell a policy what to
+reach.
+"""
 
 from __future__ import annotations
 
@@ -16,16 +18,17 @@ __all__ = ["GoalDraws", "UniformGoals"]
 
 @dataclass(frozen=True)
 class UniformGoals:
-    """Draw each sample's goal uniformly from the steps that follow in its episode, as Octo and OpenVLA do.
+    """Draw each sample's goal uniformly from the steps that follow in its episode, as Octo and
+    OpenVLA do.
 
-    A draw is a pure function of the seed, the epoch and the step: the same for any number of workers and ranks, another
-    one in the next epoch. See `RLDSDataset.set_epoch`.
+    A draw is a pure function of the seed, the epoch and the step: the same for any number of
+    workers and ranks, another one in the next epoch. See `RLDSDataset.set_epoch`.
 
     Args:
-        min_distance: Steps from the current step to the first possible goal: 0 as in Octo, or 1 as in OpenVLA. Near the
-            end of an episode the goal is its last step.
-        max_distance: Steps to the last possible goal, if the episode is that long (Octo's ``max_goal_distance`` is one
-            more); None for the end of the episode.
+        min_distance: Steps from the current step to the first possible goal: 0 as in Octo, or 1 as
+            in OpenVLA. Near the end of an episode the goal is its last step.
+        max_distance: Steps to the last possible goal, if the episode is that long (Octo's
+            ``max_goal_distance`` is one more); None for the end of the episode.
         seed: Decides the draws; an integer of any size.
 
     Raises:
@@ -50,14 +53,25 @@ class UniformGoals:
             at_least(self.min_distance, "max_distance", self.max_distance)
 
     def draw(
-        self, steps: npt.NDArray[np.int64], num_steps: npt.NDArray[np.int64], keys: npt.NDArray[np.uint64]
+        self,
+        steps: npt.NDArray[np.int64],
+        num_steps: npt.NDArray[np.int64],
+        keys: npt.NDArray[np.uint64],
     ) -> npt.NDArray[np.int64]:
-        """The goals of steps, each of an episode of some number of steps, by the random numbers of their keys."""
+        """The goals of steps, each of an episode of some number of steps, by the random numbers of
+        their keys.
+        """
         first = np.minimum(steps + self.min_distance, num_steps - 1)
-        stop = num_steps if self.max_distance is None else np.minimum(steps + self.max_distance + 1, num_steps)
+        stop = (
+            num_steps
+            if self.max_distance is None
+            else np.minimum(steps + self.max_distance + 1, num_steps)
+        )
         span = np.maximum(stop - first, 1)
         chances = (keys >> np.uint64(11)) * 2.0**-53  # from 0 to below 1
-        goals: npt.NDArray[np.int64] = first + np.minimum((chances * span).astype(np.int64), span - 1)
+        goals: npt.NDArray[np.int64] = first + np.minimum(
+            (chances * span).astype(np.int64), span - 1
+        )
         return goals
 
 
@@ -78,8 +92,12 @@ class GoalDraws:
         self._begins = np.cumsum(num_steps) - num_steps
         self.epoch = DrawEpoch()
 
-    def of(self, positions: Sequence[int], episodes: Sequence[int], steps: Sequence[int]) -> list[int]:
-        """The goal steps of a batch of positions, which must be `salted`, at these steps of these episodes."""
+    def of(
+        self, positions: Sequence[int], episodes: Sequence[int], steps: Sequence[int]
+    ) -> list[int]:
+        """The goal steps of a batch of positions, which must be `salted`, at these steps of these
+        episodes.
+        """
         numbers, at = np.array(episodes, np.int64), np.array(steps, np.int64)
         # By the step among all steps of the split: the same whichever of them are positions.
         keys = self.epoch.keys(positions, self._begins[numbers] + at, self._goals.seed)

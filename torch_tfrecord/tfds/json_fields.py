@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from torch_tfrecord.errors import ParseError
-from torch_tfrecord.records.storage import open_file
-from torch_tfrecord.remote.access import DEFAULT_ACCESS, Access
+from torch_tfrecord.files.access import DEFAULT_ACCESS, Access
+from torch_tfrecord.files.storage import open_file
 from torch_tfrecord.shown import shown_value
 
 __all__ = ["JsonFields", "json_field", "json_integer", "read_json", "read_text", "snake_case"]
@@ -24,7 +24,9 @@ class JsonFields:
     def __init__(self, values: Any, path: str, where: str) -> None:
         self.path, self.where = path, where
         if not isinstance(values, Mapping):
-            raise ParseError(f"{where or 'the file'}: expected an object, got {type(values).__name__}", path=path)
+            raise ParseError(
+                f"{where or 'the file'}: expected an object, got {type(values).__name__}", path=path
+            )
         self.values = values
 
     def get(self, name: str) -> Any:
@@ -33,7 +35,9 @@ class JsonFields:
 
     def error(self, name: str, expected: str, found: object) -> ParseError:
         """Build an error that names the field."""
-        return ParseError(f"{self.where}{name}: expected {expected}, got {shown_value(found, 80)}", path=self.path)
+        return ParseError(
+            f"{self.where}{name}: expected {expected}, got {shown_value(found, 80)}", path=self.path
+        )
 
     def text(self, name: str) -> str:
         """A string."""
@@ -70,7 +74,10 @@ class JsonFields:
         values = self.get(name) or []
         if not isinstance(values, list):
             raise self.error(name, "a list", values)
-        return [JsonFields(item, self.path, f"{self.where}{name}[{number}].") for number, item in enumerate(values)]
+        return [
+            JsonFields(item, self.path, f"{self.where}{name}[{number}].")
+            for number, item in enumerate(values)
+        ]
 
     def inner(self, name: str) -> JsonFields:
         """An object."""
@@ -79,7 +86,9 @@ class JsonFields:
 
 
 def json_field(values: Mapping[str, Any], name: str) -> Any:
-    """The value by its camelCase name, or by the proto's snake_case name; None if there is neither."""
+    """The value by its camelCase name, or by the proto's snake_case name; None if there is
+    neither.
+    """
     found = values.get(name)
     return values.get(snake_case(name)) if found is None else found
 
@@ -90,7 +99,8 @@ def snake_case(name: str) -> str:
 
 
 def json_integer(value: object) -> int | None:
-    """Parse an int64 written as a number or a string; None for anything else, such as 1.5 or Infinity.
+    """Parse an int64 written as a number or a string; None for anything else, such as 1.5 or
+    Infinity.
 
     Example:
         >>> json_integer("-1"), json_integer(3), json_integer(1.5), json_integer(10**400)
@@ -116,7 +126,9 @@ def read_text(path: str, access: Access = DEFAULT_ACCESS) -> str:
     try:
         return data.decode()
     except UnicodeDecodeError as error:
-        raise ParseError(f"expected UTF-8 text, got an invalid byte at {error.start}", path=path) from None
+        raise ParseError(
+            f"expected UTF-8 text, got an invalid byte at {error.start}", path=path
+        ) from None
 
 
 def read_json(path: str, access: Access = DEFAULT_ACCESS) -> Any:

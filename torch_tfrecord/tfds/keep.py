@@ -1,7 +1,8 @@
 """Filters of steps: for each episode, by a key made of its metadata, the ranges of steps to keep.
 
-The JSON files are those of openpi (``filter_dict_path`` of its DROID loader) and NVIDIA Cosmos (``filter_dict_path`` of
-its DROID dataset): ``{"<key>": [[0, 100], [200, 300]]}`` keeps steps 0 to 99 and 200 to 299.
+The JSON files are those of openpi (``filter_dict_path`` of its DROID loader) and NVIDIA Cosmos
+(``filter_dict_path`` of its DROID dataset): ``{"<key>": [[0, 100], [200, 300]]}`` keeps steps 0 to
+99 and 200 to 299.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any, TypeAlias
 import torch
 
 from torch_tfrecord.arguments import integer
+from torch_tfrecord.columns.dtypes import decode_text
 from torch_tfrecord.errors import ParseError
 from torch_tfrecord.progress import ProgressBar
 from torch_tfrecord.shown import shown_list, shown_value
@@ -23,7 +25,6 @@ from torch_tfrecord.tfds.episode_store import STEPS, EpisodeStore
 from torch_tfrecord.tfds.json_fields import read_json
 from torch_tfrecord.tfds.leaf_table import list_leaves
 from torch_tfrecord.tfds.step_ranges import Ranges
-from torch_tfrecord.values.dtypes import decode_text
 
 __all__ = ["DROID_KEY", "Keep", "KeepKey", "kept_ranges"]
 
@@ -51,7 +52,9 @@ def kept_ranges(store: EpisodeStore, keep: Keep, keep_key: KeepKey) -> Iterator[
     path = os.fspath(keep) if isinstance(keep, (str, os.PathLike)) else None
     ranges: Any = keep if path is None else read_json(path, store.info.access)
     if not isinstance(ranges, Mapping):
-        raise _wrong(path, f"expected a dict of ranges for each episode's key, got {type(ranges).__name__}")
+        raise _wrong(
+            path, f"expected a dict of ranges for each episode's key, got {type(ranges).__name__}"
+        )
     is_known = not ranges or not len(store)
     for key in _keys(store, keep_key):
         found = None if key is None else ranges.get(key)
@@ -107,9 +110,13 @@ class _Template:
         if not isinstance(template, str):
             raise TypeError(f"keep_key must be text or a function, got {shown_value(template)}")
         try:
-            self._parts = [(text, name, spec) for text, name, spec, _ in Formatter().parse(template)]
+            self._parts = [
+                (text, name, spec) for text, name, spec, _ in Formatter().parse(template)
+            ]
         except ValueError as error:
-            raise ValueError(f"keep_key must be text with features in braces, got {template!r}: {error}") from None
+            raise ValueError(
+                f"keep_key must be text with features in braces, got {template!r}: {error}"
+            ) from None
         self.names = [name for _, name, _ in self._parts if name is not None]
         for name in self.names:
             if name not in there:
@@ -118,8 +125,13 @@ class _Template:
                 )
 
     def __call__(self, metadata: Mapping[str, Any]) -> str:
-        values = (("" if name is None else format(_plain(metadata, name), spec or "")) for _, name, spec in self._parts)
-        return "".join(text + value for (text, _, _), value in zip(self._parts, values, strict=True))
+        values = (
+            ("" if name is None else format(_plain(metadata, name), spec or ""))
+            for _, name, spec in self._parts
+        )
+        return "".join(
+            text + value for (text, _, _), value in zip(self._parts, values, strict=True)
+        )
 
 
 def _plain(metadata: Mapping[str, Any], path: str) -> Any:

@@ -2,9 +2,10 @@
 
 TFDS does not declare the storage form, so the keys in the record decide::
 
-    k                                                        one list: an element, or those of a sequence
-    k/ragged_flat_values, k/ragged_row_lengths_0, ...        nested sequences, outermost lengths first
-    k/shape, k/value                                         tensors of two or more unknown sizes, and their shapes
+    k                                                        one list: an element, or those of a
+    sequence k/ragged_flat_values, k/ragged_row_lengths_0, ...        nested sequences, outermost
+    lengths first k/shape, k/value                                         tensors of two or more
+    unknown sizes, and their shapes
 
 Records in the same form are read together, others one by one.
 """
@@ -19,12 +20,12 @@ import numpy.typing as npt
 import torch
 
 from torch_tfrecord.batch_memory import OBJECT_BYTES, TENSOR_BYTES, reserve
+from torch_tfrecord.columns.containers import Nested, split_lists
+from torch_tfrecord.columns.dtypes import BYTES_LIST, INT64_LIST
+from torch_tfrecord.columns.reading import Column, Want, read_each, reserve_for_values
+from torch_tfrecord.columns.stacking import rows_of
 from torch_tfrecord.errors import ImageDecodeError, LimitExceededError, ParseError
-from torch_tfrecord.features.columns import Column, Want, read_each, reserve_for_values
 from torch_tfrecord.tfds.elements import Element, EncodedTensor
-from torch_tfrecord.values.containers import Nested, split_lists
-from torch_tfrecord.values.dtypes import BYTES_LIST, INT64_LIST
-from torch_tfrecord.values.stacking import rows_of
 
 __all__ = ["MAX_LENGTH", "Leaf", "running_sum"]
 
@@ -35,7 +36,8 @@ MAX_LENGTH = 1 << 33
 
 
 class Leaf:
-    """A `Reader` of one leaf; its column is a tensor if `collate` would stack the records' values to one.
+    """A `Reader` of one leaf; its column is a tensor if `collate` would stack the records' values
+    to one.
 
     Args:
         key: Its key in the record: the names from the root, joined by "/".
@@ -60,10 +62,21 @@ class Leaf:
         self.key, self.element, self.lengths = key, element, lengths
         self._is_optional, self._default = is_optional, default
         is_shaped, levels = isinstance(element, EncodedTensor), range(len(lengths) - 1)
-        ragged = [Want(key, f"{key}/ragged_flat_values", element.kind, element.what)] if levels else []
-        ragged += [Want(key, f"{key}/ragged_row_lengths_{level}", INT64_LIST, "sizes") for level in levels]
-        shaped = (Want(key, f"{key}/shape", INT64_LIST, "sizes"), Want(key, f"{key}/value", BYTES_LIST, element.what))
-        self.wants: tuple[Want, ...] = (Want(key, key, element.kind, element.what), *ragged, *shaped[: 2 * is_shaped])
+        ragged = (
+            [Want(key, f"{key}/ragged_flat_values", element.kind, element.what)] if levels else []
+        )
+        ragged += [
+            Want(key, f"{key}/ragged_row_lengths_{level}", INT64_LIST, "sizes") for level in levels
+        ]
+        shaped = (
+            Want(key, f"{key}/shape", INT64_LIST, "sizes"),
+            Want(key, f"{key}/value", BYTES_LIST, element.what),
+        )
+        self.wants: tuple[Want, ...] = (
+            Want(key, key, element.kind, element.what),
+            *ragged,
+            *shaped[: 2 * is_shaped],
+        )
         self._ragged_places = slice(1, 1 + len(ragged))
         self._shape_place = 1 + len(ragged) if is_shaped else None
 
@@ -71,7 +84,8 @@ class Leaf:
         """Read the batch's column.
 
         Raises:
-            TFRecordError: The leaf is missing from a record, or has another type or shape; names the feature.
+            TFRecordError: The leaf is missing from a record, or has another type or shape; names
+                the feature.
         """
         try:
             return self._column(columns)
@@ -87,7 +101,9 @@ class Leaf:
         """`read`, with errors that do not name the feature."""
         num_records = len(columns[0].offsets) - 1
         if num_records == 1:
-            return self._together(columns, [0 if item.missing is None else int(item.missing[0]) for item in columns])
+            return self._together(
+                columns, [0 if item.missing is None else int(item.missing[0]) for item in columns]
+            )
         is_joint = self.element.is_joint or len(self.lengths) < 2
         if is_joint and num_records and columns[0].missing is None:
             return self._plain(columns[0])
@@ -99,7 +115,9 @@ class Leaf:
             missing[missing == _LACKING] = _THERE  # as in TFDS, a missing sequence is empty
         if is_joint and num_records and (missing == missing[:, :1]).all():
             return self._together(columns, missing[:, 0].tolist())
-        return read_each(lambda row: rows_of(self.read_own(_row(columns, row)))[0], range(num_records))
+        return read_each(
+            lambda row: rows_of(self.read_own(_row(columns, row)))[0], range(num_records)
+        )
 
     def _together(self, columns: Sequence[Column], missing: list[int]) -> Any:
         """The column of records that store the leaf in the same form."""
@@ -155,10 +173,13 @@ class Leaf:
         if count is None and not len(values):
             return self.element.none(), counts
         wrong = counts[counts % count != 0] if count else counts[:0]
-        return self.element.many(values[: wrong[0]] if len(wrong) else values), counts // (count or 1)
+        return self.element.many(values[: wrong[0]] if len(wrong) else values), counts // (
+            count or 1
+        )
 
     def _static_lengths(self, totals: _Ints) -> list[_Ints]:
-        """Lengths (see `_nest`) of nested sequences stored in one list, which must match those of the tree.
+        """Lengths (see `_nest`) of nested sequences stored in one list, which must match those of
+        the tree.
 
         Args:
             totals: Number of elements in each record.
@@ -167,7 +188,9 @@ class Leaf:
         found = totals
         for length in reversed(self.lengths[1:]):
             if (found % length if length else found).any():
-                raise ParseError(f"expected rows of the lengths {self.lengths}, got {totals.max()} values")
+                raise ParseError(
+                    f"expected rows of the lengths {self.lengths}, got {totals.max()} values"
+                )
             found = found // length if length else np.zeros_like(found)
             levels.insert(0, np.full(found.sum(), length or 0))
         self._check_lengths(found)
@@ -181,7 +204,9 @@ class Leaf:
             if is_missing:
                 raise self.wants[place].lacking()
         counts = [_counts(column) for column in row_lengths]
-        for level, (column, found) in enumerate(zip(row_lengths, [*counts[1:], totals], strict=True)):
+        for level, (column, found) in enumerate(
+            zip(row_lengths, [*counts[1:], totals], strict=True)
+        ):
             _check_row_lengths(level, column.values, column.offsets, found)
             self._check_lengths(column.values, level + 1)
         self._check_lengths(counts[0])
@@ -193,16 +218,27 @@ class Leaf:
         sizes, values = columns
         found = zip(sizes.bounds(), values.bounds(), strict=True)
         strings = values.strings(bytes)
-        return read_each(lambda own: self._decoded(sizes.values[slice(*own[0])], strings[slice(*own[1])]), [*found])
+        return read_each(
+            lambda own: self._decoded(sizes.values[slice(*own[0])], strings[slice(*own[1])]),
+            [*found],
+        )
 
     def _decoded(self, sizes: _Ints, values: list[bytes]) -> Any:
         element: Any = self.element
         rank = len(element.shape)
-        if len(sizes) != rank * len(values) or (not self.lengths and len(values) != 1) or (sizes < 0).any():
-            raise ParseError(f"expected {rank} sizes for each value, got {len(sizes)} for {len(values)} values")
+        if (
+            len(sizes) != rank * len(values)
+            or (not self.lengths and len(values) != 1)
+            or (sizes < 0).any()
+        ):
+            raise ParseError(
+                f"expected {rank} sizes for each value, got {len(sizes)} for {len(values)} values"
+            )
         reserve(len(values) * TENSOR_BYTES)
         shapes = map(tuple, sizes.reshape(len(values), rank).tolist())
-        items = [element.decode_shaped(value, shape) for value, shape in zip(values, shapes, strict=True)]
+        items = [
+            element.decode_shaped(value, shape) for value, shape in zip(values, shapes, strict=True)
+        ]
         if not self.lengths:
             return items[0]
         if len(self.lengths) > 1:
@@ -218,16 +254,22 @@ class Leaf:
 
 
 def _check_row_lengths(level: int, lengths: _Ints, bounds: _Ints, counts: _Ints) -> None:
-    """Check that the row lengths of each record sum to its rows in the next level; errors describe one record."""
+    """Check that the row lengths of each record sum to its rows in the next level; errors describe
+    one record.
+    """
     # Clipped before summing: a sum that overflows might look right.
     sums = running_sum(np.minimum(lengths, MAX_LENGTH))[bounds]
     if (sums[1:] - sums[:-1] != counts).any() or (lengths < 0).any():
         found = sum(lengths.tolist())
-        raise ParseError(f"expected row lengths of level {level} that sum to {counts.sum()}, got {found}")
+        raise ParseError(
+            f"expected row lengths of level {level} that sum to {counts.sum()}, got {found}"
+        )
 
 
 def _nest(rows: Any, lengths: Sequence[_Ints]) -> Any:
-    """Nest values into rows, from the number of outermost rows in each record and the lengths of all rows."""
+    """Nest values into rows, from the number of outermost rows in each record and the lengths of
+    all rows.
+    """
     splits = [torch.from_numpy(running_sum(level)) for level in lengths]
     if isinstance(rows, torch.Tensor):
         return Nested(rows.as_subclass(torch.Tensor), tuple(splits))

@@ -14,17 +14,17 @@ import numpy as np
 
 from torch_tfrecord.arguments import IndexPolicy, check_callable
 from torch_tfrecord.batch_memory import MAX_BATCH_BYTES
+from torch_tfrecord.columns.record_parsers import RecordFeatures
 from torch_tfrecord.errors import IndexMismatchError
+from torch_tfrecord.files.access import Access
+from torch_tfrecord.files.storage import is_remote
 from torch_tfrecord.loading.array_record_files import ArrayRecordFiles
 from torch_tfrecord.loading.map_dataset import TFRecordDataset
 from torch_tfrecord.loading.record_files import RecordFiles, RecordSource
-from torch_tfrecord.parsing.record_parsers import RecordFeatures
 from torch_tfrecord.records.array_record import ArrayRecordIndex, array_record_indexes
 from torch_tfrecord.records.index import RecordIndex
 from torch_tfrecord.records.index_keeper import IndexKeeper
 from torch_tfrecord.records.numbered import FileIndex
-from torch_tfrecord.records.storage import is_remote
-from torch_tfrecord.remote.access import Access
 from torch_tfrecord.shown import shown_list, shown_text, without_secrets
 from torch_tfrecord.tfds.dataset_info import DatasetInfo, are_specs, info_of
 from torch_tfrecord.tfds.files import FEATURES_FILE
@@ -51,25 +51,27 @@ def load(
     max_batch_bytes: int = MAX_BATCH_BYTES,
     storage_options: Mapping[str, Any] | None = None,
 ) -> TFRecordDataset:
-    """Open a split of a TFDS dataset for random access, without TensorFlow and without writing a feature spec.
+    """Open a split of a TFDS dataset for random access, without TensorFlow and without writing a
+    feature spec.
 
     Examples come in file order, as in TFDS with ``shuffle_files=False`` and one file at a time.
 
     Args:
         directory: See `info`; or a `DatasetInfo`.
-        split: ``"train"``, ``"train[:10%]"``, ``"train[100:200]"``, ``"train[:-5]"``, ``"train[:2shard]"``,
-            ``"train+test"``, ``"all"``; or a `ReadInstruction` or a part from `even_splits`. Only the shards of the
-            slice are opened.
-        features: The features to read: names and paths (``["image", "objects/label"]``), or a nested mapping. Others
-            are neither parsed nor decoded, so their classes may be unknown. None reads everything. Or feature specs, as
-            for `TFRecordDataset` (``{"image": Image(), "id": FixedLenFeature((), torch.int64)}``, or ``Text()`` for
-            records that are text): then features.json is not read. Where there is none (TFDS wrote none up to 3.2.1),
-            give specs, or the tree, such as ``tfds.features.FeaturesDict({...})``.
+        split: ``"train"``, ``"train[:10%]"``, ``"train[100:200]"``, ``"train[:-5]"``,
+            ``"train[:2shard]"``, ``"train+test"``, ``"all"``; or a `ReadInstruction` or a part from
+            `even_splits`. Only the shards of the slice are opened.
+        features: The features to read: names and paths (``["image", "objects/label"]``), or a
+            nested mapping. Others are neither parsed nor decoded, so their classes may be unknown.
+            None reads everything. Or feature specs, as for `TFRecordDataset` (``{"image": Image(),
+            "id": FixedLenFeature((), torch.int64)}``, or ``Text()`` for records that are text):
+            then features.json is not read. Where there is none (TFDS wrote none up to 3.2.1), give
+            specs, or the tree, such as ``tfds.features.FeaturesDict({...})``.
         transform: Called with each sample.
         as_supervised: Return tuples of the dataset's supervised keys, such as (image, label).
         as_numpy_layout: Use the TFDS layout: images [H, W, C], boxes as four plain numbers.
-        decoders: Path -> function that decodes the bytes of an image, text or encoded tensor instead of the default
-            decoder; None returns the bytes.
+        decoders: Path -> function that decodes the bytes of an image, text or encoded tensor
+            instead of the default decoder; None returns the bytes.
         defaults: Path -> value for a missing optional feature; None if not given.
         verify_crc: Check the payload checksums.
         index: See `TFRecordDataset`.
@@ -78,17 +80,19 @@ def load(
         storage_options: See `TFRecordDataset`; None uses those that `info` was given.
 
     Returns:
-        A `TFRecordDataset` of nested dicts. Numbers and class labels are tensors, images `tv_tensors.Image` [C, H, W],
-        segmentation masks `Mask`, videos `Video` [T, C, H, W], boxes `BoundingBoxes`, text str, other strings bytes.
-        Sequences are tensors [T, ...] or lists; ragged ones are jagged nested tensors or `RaggedTensor`.
+        A `TFRecordDataset` of nested dicts. Numbers and class labels are tensors, images
+        `tv_tensors.Image` [C, H, W], segmentation masks `Mask`, videos `Video` [T, C, H, W], boxes
+        `BoundingBoxes`, text str, other strings bytes. Sequences are tensors [T, ...] or lists;
+        ragged ones are jagged nested tensors or `RaggedTensor`.
 
     Raises:
         FileNotFoundError: Not a TFDS directory, or a shard is missing.
         IndexMismatchError: A shard has more or fewer records than dataset_info.json says.
         KeyError: `features`, `decoders` or `defaults` name a feature that does not exist.
-        ParseError: dataset_info.json or features.json is damaged, or a feature has an unknown class.
-        ValueError: The split is invalid, unknown or empty; the dataset has no supervised keys; feature specs with an
-            argument that needs features.json.
+        ParseError: dataset_info.json or features.json is damaged, or a feature has an unknown
+            class.
+        ValueError: The split is invalid, unknown or empty; the dataset has no supervised keys;
+            feature specs with an argument that needs features.json.
 
     Example:
         >>> ds = tfds.load("~/tensorflow_datasets/mnist", "train[:90%]", as_supervised=True)  # doctest: +SKIP
@@ -98,11 +102,16 @@ def load(
     check_callable("transform", transform)
     found = info_of(directory, storage_options, features)
     if as_supervised and found.supervised_keys is None:
-        raise ValueError(f"{without_secrets(found.directory)}: as_supervised: the dataset has no supervised_keys")
+        raise ValueError(
+            f"{without_secrets(found.directory)}: as_supervised: the dataset has no supervised_keys"
+        )
     parser: Any = features
     if are_specs(features):
         _check_unused(
-            as_supervised=as_supervised, as_numpy_layout=as_numpy_layout, decoders=decoders, defaults=defaults
+            as_supervised=as_supervised,
+            as_numpy_layout=as_numpy_layout,
+            decoders=decoders,
+            defaults=defaults,
         )
     else:
         parser = TFDSParser(
@@ -115,7 +124,9 @@ def load(
         )
         parser = parser if parser.plain_features is None else parser.plain_features
     files = open_split(
-        found, split, IndexKeeper(index, index_dir=index_dir, verify_crc=verify_crc, access=found.access)
+        found,
+        split,
+        IndexKeeper(index, index_dir=index_dir, verify_crc=verify_crc, access=found.access),
     )
     return TFRecordDataset._from_source(
         files.files,
@@ -130,7 +141,9 @@ def load(
 def _check_unused(**arguments: object) -> None:
     for name, value in arguments.items():
         if value:
-            raise ValueError(f"{name} must not be given with feature specs: it is for features of features.json")
+            raise ValueError(
+                f"{name} must not be given with feature specs: it is for features of features.json"
+            )
 
 
 @dataclass(frozen=True)
@@ -152,7 +165,9 @@ class SplitFiles:
         arrays = [index for index in self.indexes if isinstance(index, ArrayRecordIndex)]
         if arrays:
             return ArrayRecordFiles(self.files, arrays)
-        return RecordFiles(self.files, [i for i in self.indexes if isinstance(i, RecordIndex)], verify_crc, access)
+        return RecordFiles(
+            self.files, [i for i in self.indexes if isinstance(i, RecordIndex)], verify_crc, access
+        )
 
 
 def open_split(info: DatasetInfo, split: Split, keeper: IndexKeeper) -> SplitFiles:
@@ -183,7 +198,10 @@ def open_split(info: DatasetInfo, split: Split, keeper: IndexKeeper) -> SplitFil
 
 
 def _shard_lengths(
-    info: DatasetInfo, name: str, indexes: Callable[[Sequence[str]], Sequence[FileIndex]], known: dict[str, FileIndex]
+    info: DatasetInfo,
+    name: str,
+    indexes: Callable[[Sequence[str]], Sequence[FileIndex]],
+    known: dict[str, FileIndex],
 ) -> tuple[int, ...]:
     lengths = info.splits[name].shard_lengths
     if lengths is None:  # an old dataset_info.json: count the records in the files
@@ -206,8 +224,12 @@ def _pieces(part: SplitRange, shards: Sequence[tuple[str, int]]) -> list[tuple[s
     return pieces
 
 
-def _positions(pieces: Sequence[tuple[str, int, int]], files: Sequence[str], lengths: Mapping[str, int]) -> Any:
-    begins = dict(zip(files, accumulate([lengths[path] for path in files], initial=0), strict=False))
+def _positions(
+    pieces: Sequence[tuple[str, int, int]], files: Sequence[str], lengths: Mapping[str, int]
+) -> Any:
+    begins = dict(
+        zip(files, accumulate([lengths[path] for path in files], initial=0), strict=False)
+    )
     ranges = [range(begins[path] + start, begins[path] + stop) for path, start, stop in pieces]
     if all(left.stop == right.start for left, right in pairwise(ranges)):
         return range(ranges[0].start, ranges[-1].stop)
@@ -219,7 +241,9 @@ def _check_there(files: Sequence[str]) -> None:
     missing = [path for path in local if not os.path.exists(path)]
     if missing:
         gone = set(missing)
-        there = shown_list([posixpath.basename(path) for path in local if path not in gone]) or "none"
+        there = (
+            shown_list([posixpath.basename(path) for path in local if path not in gone]) or "none"
+        )
         names = shown_list([*map(posixpath.basename, missing)])
         text = f"a shard of the dataset is missing: {len(missing)} of {len(local)}: {names}; there are: {there}"
         raise FileNotFoundError(errno.ENOENT, shown_text(text), missing[0])

@@ -1,4 +1,6 @@
-"""Normalise actions and states by a dataset's statistics, as Octo, OpenVLA and openpi do, and back."""
+"""Normalise actions and states by a dataset's statistics, as Octo, OpenVLA and openpi do, and
+back.
+"""
 
 from __future__ import annotations
 
@@ -19,32 +21,37 @@ _PROPRIO = ("observation/proprio", "observation/state")
 
 
 class Normalize:
-    """Normalise the actions and the state of an episode, a sample or a batch by a dataset's statistics.
+    """Normalise the actions and the state of an episode, a sample or a batch by a dataset's
+    statistics.
 
-    As `episode_transform` (behind your own) it runs once for each episode, before windows are cut; it is also a
-    `step_transform`, and works on batches, on any device. It returns a new dict. A dimension x becomes::
+    As `episode_transform` (behind your own) it runs once for each episode, before windows are cut;
+    it is also a `step_transform`, and works on batches, on any device. It returns a new dict. A
+    dimension x becomes::
 
         "normal"        (x - mean) / (std + epsilon)
         "bounds"        2 * (x - min) / (max - min + epsilon) - 1
         "bounds_q99"    2 * (x - q01) / (q99 - q01 + epsilon) - 1
 
     Args:
-        statistics: What `dataset_statistics` returns; or the same from a ``dataset_statistics.json`` of OpenVLA (of one
-            dataset) or Octo (with "p01" and "p99"). Without "proprio", states stay as they are.
-        normalization: One of these. OpenVLA names all three so; Octo's "bounds" is "bounds_q99" with
-            ``zero_unchanging=False``; openpi's quantiles are "bounds_q99" with ``epsilon=1e-6, clip=False,
-            zero_unchanging=False``.
-        mask: For each action dimension, whether to normalise it: False for a gripper that is 0 or 1. None: "mask" of
-            the statistics' "action", else all.
+        statistics: What `dataset_statistics` returns; or the same from a
+            ``dataset_statistics.json`` of OpenVLA (of one dataset) or Octo (with "p01" and "p99").
+            Without "proprio", states stay as they are.
+        normalization: One of these. OpenVLA names all three so; Octo's "bounds" is "bounds_q99"
+            with ``zero_unchanging=False``; openpi's quantiles are "bounds_q99" with ``epsilon=1e-6,
+            clip=False, zero_unchanging=False``.
+        mask: For each action dimension, whether to normalise it: False for a gripper that is 0 or
+            1. None: "mask" of the statistics' "action", else all.
         epsilon: Added to the divisor.
         clip: Limit to [-1, 1], for bounds.
-        zero_unchanging: Set dimensions whose min is their max to 0, for bounds (also those that `mask` excludes, as in
-            OpenVLA).
+        zero_unchanging: Set dimensions whose min is their max to 0, for bounds (also those that
+            `mask` excludes, as in OpenVLA).
         action: Path of the actions, a tensor [..., dimensions].
-        proprio: Path of the state; None for "observation/proprio" or "observation/state", whichever is there.
+        proprio: Path of the state; None for "observation/proprio" or "observation/state", whichever
+            is there.
 
     Raises:
-        ValueError: `normalization` is unknown, the statistics lack what it needs, or `mask` has another length.
+        ValueError: `normalization` is unknown, the statistics lack what it needs, or `mask` has
+            another length.
         KeyError: When called: there is no tensor at a path.
 
     Example:
@@ -69,17 +76,23 @@ class Normalize:
     ) -> None:
         one_of("normalization", normalization, "normal", "bounds", "bounds_q99")
         if not isinstance(statistics, Mapping) or "action" not in statistics:
-            raise ValueError(f"statistics must be a dict with 'action', got {shown_value(statistics)}")
+            raise ValueError(
+                f"statistics must be a dict with 'action', got {shown_value(statistics)}"
+            )
         is_bounded = normalization != "normal"
         self._action, self._proprio = action, _PROPRIO if proprio is None else (proprio,)
         self._normalization = normalization
         self._clip = true_or_false("clip", clip) and is_bounded
         self._scales = {
-            name: _Scale(name, statistics[name], normalization, epsilon, mask if name == "action" else None)
+            name: _Scale(
+                name, statistics[name], normalization, epsilon, mask if name == "action" else None
+            )
             for name in ("action", "proprio")
             if name in statistics
         }
-        for name, scale in self._scales.items() if true_or_false("zero_unchanging", zero_unchanging) else ():
+        for name, scale in (
+            self._scales.items() if true_or_false("zero_unchanging", zero_unchanging) else ()
+        ):
             if is_bounded:
                 scale.find_unchanging(name, statistics[name])
 
@@ -88,7 +101,8 @@ class Normalize:
         return self._mapped(values, lambda tensor, scale: scale.forward(tensor, self._clip))
 
     def inverse(self, values: Any, name: Literal["action", "proprio"] = "action") -> Any:
-        """Take back what the call does: for a tensor [..., dimensions] of actions (or "proprio"), or for a dict.
+        """Take back what the call does: for a tensor [..., dimensions] of actions (or "proprio"),
+        or for a dict.
 
         A dimension that was set to 0 gets its only value.
         """
@@ -99,7 +113,10 @@ class Normalize:
     def _mapped(self, values: Mapping[str, Any], change: _Change) -> dict[str, Any]:
         changed = _replaced(values, self._action.split("/"), change, self._scales["action"])
         if "proprio" in self._scales:
-            path = next((path.split("/") for path in self._proprio if _is_there(values, path.split("/"))), None)
+            path = next(
+                (path.split("/") for path in self._proprio if _is_there(values, path.split("/"))),
+                None,
+            )
             if path is None:
                 raise KeyError(
                     f"no {' or '.join(map(repr, self._proprio))} to normalise; set proprio to the path of the state, "
@@ -123,7 +140,11 @@ class _Scale:
         epsilon: float,
         mask: Sequence[bool] | None,
     ) -> None:
-        needed = {"normal": ("mean", "std"), "bounds": ("min", "max"), "bounds_q99": ("q01", "q99")}[normalization]
+        needed = {
+            "normal": ("mean", "std"),
+            "bounds": ("min", "max"),
+            "bounds_q99": ("q01", "q99"),
+        }[normalization]
         self._name = name
         self._low, high = (_numbers(name, statistics, each) for each in needed)
         self._is_bounded = normalization != "normal"
@@ -131,7 +152,9 @@ class _Scale:
         mask = statistics.get("mask") if mask is None else mask
         self._mask = np.ones(self._low.shape, bool) if mask is None else np.asarray(mask, bool)
         if self._mask.shape != self._low.shape:
-            raise ValueError(f"mask must have {len(self._low)} values, as {name!r} of the statistics, got {mask}")
+            raise ValueError(
+                f"mask must have {len(self._low)} values, as {name!r} of the statistics, got {mask}"
+            )
         self._unchanging, self._only = np.zeros_like(self._mask), self._low
 
     def find_unchanging(self, name: str, statistics: Mapping[str, Any]) -> None:
@@ -152,12 +175,27 @@ class _Scale:
 
     def _on(self, values: torch.Tensor) -> list[torch.Tensor]:
         """The numbers on the device and in the dtype of the values."""
-        if not isinstance(values, torch.Tensor) or not values.dim() or values.shape[-1] != len(self._low):
-            got = f"shape {list(values.shape)}" if isinstance(values, torch.Tensor) else type(values).__name__
-            raise ValueError(f"{self._name}: expected a tensor [..., {len(self._low)}], as the statistics, got {got}")
+        if (
+            not isinstance(values, torch.Tensor)
+            or not values.dim()
+            or values.shape[-1] != len(self._low)
+        ):
+            got = (
+                f"shape {list(values.shape)}"
+                if isinstance(values, torch.Tensor)
+                else type(values).__name__
+            )
+            raise ValueError(
+                f"{self._name}: expected a tensor [..., {len(self._low)}], as the statistics, got {got}"
+            )
         dtype = values.dtype if values.is_floating_point() else torch.float32
-        numbers = [torch.from_numpy(each).to(values.device, dtype) for each in (self._low, self._width, self._only)]
-        masks = [torch.from_numpy(each).to(values.device) for each in (self._mask, self._unchanging)]
+        numbers = [
+            torch.from_numpy(each).to(values.device, dtype)
+            for each in (self._low, self._width, self._only)
+        ]
+        masks = [
+            torch.from_numpy(each).to(values.device) for each in (self._mask, self._unchanging)
+        ]
         return [*numbers[:2], *masks, numbers[2]]
 
 
@@ -165,7 +203,9 @@ def _numbers(name: str, statistics: Mapping[str, Any], wanted: str) -> npt.NDArr
     """One list of the statistics; quantiles also by the names that Octo gives them."""
     there = next((each for each in (wanted, wanted.replace("q", "p")) if each in statistics), None)
     if there is None:
-        raise ValueError(f"statistics: {name!r} lacks {wanted!r}, there are {shown_list(list(statistics), repr)}")
+        raise ValueError(
+            f"statistics: {name!r} lacks {wanted!r}, there are {shown_list(list(statistics), repr)}"
+        )
     return np.array(statistics[there], np.float64)
 
 
@@ -180,9 +220,14 @@ def _is_there(values: Any, path: Sequence[str]) -> bool:
 _Change: TypeAlias = Callable[[torch.Tensor, _Scale], torch.Tensor]
 
 
-def _replaced(values: Mapping[str, Any], path: Sequence[str], change: _Change, scale: _Scale) -> dict[str, Any]:
+def _replaced(
+    values: Mapping[str, Any], path: Sequence[str], change: _Change, scale: _Scale
+) -> dict[str, Any]:
     """A copy with another value at a path."""
     name, *rest = path
     if not isinstance(values, Mapping) or name not in values:
         raise KeyError(f"no {name!r} to normalise; there are {shown_list(list(values), repr)}")
-    return {**values, name: _replaced(values[name], rest, change, scale) if rest else change(values[name], scale)}
+    return {
+        **values,
+        name: _replaced(values[name], rest, change, scale) if rest else change(values[name], scale),
+    }

@@ -1,4 +1,6 @@
-"""Parse records of a TFDS dataset into samples: the chosen leaves of the feature tree, nested like the tree."""
+"""Parse records of a TFDS dataset into samples: the chosen leaves of the feature tree, nested like
+the tree.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +12,21 @@ from typing import Any
 
 import torch_tfrecord.tfds.features as f
 from torch_tfrecord.batch_memory import MAX_BATCH_BYTES, check_max_batch_bytes
-from torch_tfrecord.batches.column_batch import ColumnBatch
-from torch_tfrecord.features.columns import Reader
-from torch_tfrecord.features.feature import Feature, make_reader
-from torch_tfrecord.parsing.parsers import ExampleParser
+from torch_tfrecord.columns.feature import Feature, make_reader
+from torch_tfrecord.columns.parsers import ExampleParser
+from torch_tfrecord.columns.reading import Reader
+from torch_tfrecord.loading.column_batch import ColumnBatch
 from torch_tfrecord.records.packed_records import PackedRecords
 from torch_tfrecord.shown import shown_list
 from torch_tfrecord.tfds.dataset_info import SupervisedKeys, flat_keys
-from torch_tfrecord.tfds.leaf_table import Decoding, LeafPlace, list_leaves, make_leaf, paths_below, plain_spec
+from torch_tfrecord.tfds.leaf_table import (
+    Decoding,
+    LeafPlace,
+    list_leaves,
+    make_leaf,
+    paths_below,
+    plain_spec,
+)
 
 __all__ = ["Chosen", "TFDSParser", "choose_leaves"]
 
@@ -26,7 +35,8 @@ Chosen = Any
 
 
 class TFDSParser:
-    """Reads the chosen leaves of each record. Pickles if its decoders do; safe from several threads.
+    """Reads the chosen leaves of each record. Pickles if its decoders do; safe from several
+    threads.
 
     Args:
         features: The feature tree.
@@ -62,9 +72,15 @@ class TFDSParser:
         if supervised_keys is not None and chosen is None:
             chosen = list(flat_keys(supervised_keys))
         self.leaves = choose_leaves(places, chosen)
-        self._places = [(leaf.path, leaf.names[:-1], leaf.names[-1], leaf.is_empty) for leaf in self.leaves]
+        self._places = [
+            (leaf.path, leaf.names[:-1], leaf.names[-1], leaf.is_empty) for leaf in self.leaves
+        ]
         self._supervised_keys = supervised_keys
-        specs = {leaf.path: spec for leaf in self.leaves if (spec := plain_spec(leaf, decoding)) is not None}
+        specs = {
+            leaf.path: spec
+            for leaf in self.leaves
+            if (spec := plain_spec(leaf, decoding)) is not None
+        }
         self._specs = specs if len(specs) == len(self.leaves) else None
         readers: dict[str, Reader] = {key: make_reader(key, spec) for key, spec in specs.items()}
         others = (leaf for leaf in self.leaves if leaf.path not in specs and not leaf.is_empty)
@@ -84,15 +100,25 @@ class TFDSParser:
         """
         return self._nest(self._parser.single(serialized))
 
-    def batches(self, records: PackedRecords, keys: Any, borders: Sequence[int]) -> list[ColumnBatch]:
-        """Parse several batches at once into columns, nested like a sample: all their records, and their borders."""
+    def batches(
+        self, records: PackedRecords, keys: Any, borders: Sequence[int]
+    ) -> list[ColumnBatch]:
+        """Parse several batches at once into columns, nested like a sample: all their records, and
+        their borders.
+        """
         sizes = (end - begin for begin, end in pairwise(borders))
-        return [*map(ColumnBatch, map(self._nest, self._parser.batches(records, None, borders)), sizes)]
+        return [
+            *map(ColumnBatch, map(self._nest, self._parser.batches(records, None, borders)), sizes)
+        ]
 
     @property
     def plain_features(self) -> Mapping[str, Feature] | None:
-        """The feature specs that read the same samples, if all leaves are plain and nothing is nested; else None."""
-        is_flat = all(len(leaf.names) == 1 for leaf in self.leaves) and self._supervised_keys is None
+        """The feature specs that read the same samples, if all leaves are plain and nothing is
+        nested; else None.
+        """
+        is_flat = (
+            all(len(leaf.names) == 1 for leaf in self.leaves) and self._supervised_keys is None
+        )
         return self._specs if is_flat else None
 
     @property
@@ -107,7 +133,9 @@ class TFDSParser:
             for parent in parents:
                 target = target.setdefault(parent, {})
             target[name] = {} if is_empty else values[path]
-        return nested if self._supervised_keys is None else _supervised(self._supervised_keys, nested)
+        return (
+            nested if self._supervised_keys is None else _supervised(self._supervised_keys, nested)
+        )
 
 
 def choose_leaves(places: Sequence[LeafPlace], chosen: Chosen) -> list[LeafPlace]:
@@ -144,7 +172,9 @@ def _chosen_paths(chosen: Chosen, names: tuple[str, ...]) -> Iterable[str]:
         for item in chosen:
             yield from _chosen_paths(item, names)
     else:
-        raise TypeError(f"features must be names, or a nested mapping of them, got {type(chosen).__name__}")
+        raise TypeError(
+            f"features must be names, or a nested mapping of them, got {type(chosen).__name__}"
+        )
 
 
 def _check_paths(decoding: Decoding, places: Sequence[LeafPlace]) -> None:
@@ -152,7 +182,9 @@ def _check_paths(decoding: Decoding, places: Sequence[LeafPlace]) -> None:
     for argument, paths in (("decoders", decoding.decoders), ("defaults", decoding.defaults)):
         for path in paths:
             if path not in leaves:
-                raise KeyError(f"{argument}: no feature {path!r}; there are {shown_list(sorted(leaves))}")
+                raise KeyError(
+                    f"{argument}: no feature {path!r}; there are {shown_list(sorted(leaves))}"
+                )
     for path in decoding.defaults:
         if not getattr(leaves[path].feature, "optional", False):
             raise ValueError(f"defaults: feature {path!r} is not optional")

@@ -1,4 +1,6 @@
-"""Decode the images and audio of TFDS features, and convert bounding boxes to torchvision's form."""
+"""Decode the images and audio of TFDS features, and convert bounding boxes to torchvision's
+form.
+"""
 
 from __future__ import annotations
 
@@ -12,15 +14,15 @@ import torch
 from torchvision import tv_tensors
 
 import torch_tfrecord.tfds.features as f
+from torch_tfrecord.columns.media_decoders import decode_sound
+from torch_tfrecord.columns.reading import Column, Want, read_each
+from torch_tfrecord.columns.stacking import rows_of
+from torch_tfrecord.columns.wav import read_wav
 from torch_tfrecord.errors import ParseError
-from torch_tfrecord.features.columns import Column, Want, read_each
 from torch_tfrecord.images.codec import decode_image, image_size
-from torch_tfrecord.media.decoders import decode_sound
-from torch_tfrecord.media.wav import read_wav
 from torch_tfrecord.tfds.elements import BytesElement, Element
 from torch_tfrecord.tfds.feature_base import Shape, fits
 from torch_tfrecord.tfds.leaves import Leaf
-from torch_tfrecord.values.stacking import rows_of
 
 __all__ = ["PIXEL_MODES", "BoxLeaf", "PictureElement", "sound_element"]
 
@@ -33,11 +35,14 @@ class PictureElement(BytesElement):
 
     Args:
         feature: Gives shape and dtype; a `LabeledImage` has class numbers as pixels.
-        as_numpy_layout: Return plain tensors [H, W, C] instead of `tv_tensors.Image` or `Mask` [C, H, W].
+        as_numpy_layout: Return plain tensors [H, W, C] instead of `tv_tensors.Image` or `Mask` [C,
+            H, W].
         is_video: Join several images to a `tv_tensors.Video`.
     """
 
-    def __init__(self, feature: f.Image | f.LabeledImage, as_numpy_layout: bool, is_video: bool = False) -> None:
+    def __init__(
+        self, feature: f.Image | f.LabeledImage, as_numpy_layout: bool, is_video: bool = False
+    ) -> None:
         super().__init__(what="Image")
         self.shape, self.dtype = feature.shape, getattr(torch, feature.dtype)
         self._is_numpy_layout = as_numpy_layout
@@ -50,7 +55,9 @@ class PictureElement(BytesElement):
         channels, height, width = pixels.shape
         stored = (height, width, channels)
         if not fits(stored, self.shape):
-            raise ParseError(f"expected an image of (height, width, channels) {self.shape}, got {stored}")
+            raise ParseError(
+                f"expected an image of (height, width, channels) {self.shape}, got {stored}"
+            )
         return pixels.permute(1, 2, 0).contiguous() if self._is_numpy_layout else self._one(pixels)
 
     def _pixels(self, data: bytes) -> torch.Tensor:
@@ -62,9 +69,8 @@ class PictureElement(BytesElement):
             return decode_image(data, PIXEL_MODES[channels])
         pixels = decode_image(data, "unchanged").numpy()
         if self.dtype == torch.uint16:
-            pixels = (
-                pixels if pixels.dtype == np.uint16 else pixels.astype(np.uint16) * 257
-            )  # as libpng expands 8 bits to 16
+            # as libpng expands 8 bits to 16
+            pixels = pixels if pixels.dtype == np.uint16 else pixels.astype(np.uint16) * 257
         else:
             pixels = pixels if pixels.dtype == np.uint8 else (pixels >> 8).astype(np.uint8)
         return torch.from_numpy(_with_channels(pixels, channels))
@@ -83,7 +89,9 @@ class PictureElement(BytesElement):
 
 
 def _with_channels(pixels: npt.NDArray[Any], channels: int | None) -> npt.NDArray[Any]:
-    """Convert the number of channels as TensorFlow does: repeat gray, drop alpha, or add an opaque alpha."""
+    """Convert the number of channels as TensorFlow does: repeat gray, drop alpha, or add an opaque
+    alpha.
+    """
     found = len(pixels)
     if channels is None or channels == found:
         return pixels
@@ -96,7 +104,9 @@ def _with_channels(pixels: npt.NDArray[Any], channels: int | None) -> npt.NDArra
 
 
 def sound_element(feature: f.Audio, dtype: torch.dtype) -> BytesElement:
-    """The element of an audio file: decoded to integers [T] or [T, channels], as stored, or of 16 bits."""
+    """The element of an audio file: decoded to integers [T] or [T, channels], as stored, or of 16
+    bits.
+    """
     return BytesElement(functools.partial(_decode_sound, shape=feature.shape, dtype=dtype), "Audio")
 
 
@@ -113,8 +123,9 @@ def _decode_sound(data: bytes, *, shape: Shape, dtype: torch.dtype) -> torch.Ten
 class BoxLeaf(Leaf):
     """Reads boxes as `tv_tensors.BoundingBoxes`, in pixels of an image in the same record.
 
-    Only the image's header is read, for its size: you need not choose the image, and it is not decoded. Without an
-    image, relative boxes get a canvas of (1, 1), and others stay four plain numbers.
+    Only the image's header is read, for its size: you need not choose the image, and it is not
+    decoded. Without an image, relative boxes get a canvas of (1, 1), and others stay four plain
+    numbers.
 
     Args:
         key, element, lengths: See `Leaf`.
@@ -123,7 +134,12 @@ class BoxLeaf(Leaf):
     """
 
     def __init__(
-        self, key: str, element: Element, lengths: tuple[int | None, ...], bbox_format: str | None, image: Want | None
+        self,
+        key: str,
+        element: Element,
+        lengths: tuple[int | None, ...],
+        bbox_format: str | None,
+        image: Want | None,
     ) -> None:
         super().__init__(key, element, lengths)
         self._format, self._image = bbox_format, image
@@ -134,13 +150,27 @@ class BoxLeaf(Leaf):
         if self._format is None or len(self.lengths) > 1:
             return boxes
         rows = rows_of(boxes)
-        sizes = [None] * len(rows) if self._image is None else read_each(_size_of, _only_values(columns[-1]))
+        sizes = (
+            [None] * len(rows)
+            if self._image is None
+            else read_each(_size_of, _only_values(columns[-1]))
+        )
         if None in sizes and any(sizes):
-            return [self._in_pixels([row], [size])[0] for row, size in zip(rows, sizes, strict=True)]
-        return boxes if None in sizes and not self._format.startswith("REL_") else self._in_pixels(rows, sizes)
+            return [
+                self._in_pixels([row], [size])[0] for row, size in zip(rows, sizes, strict=True)
+            ]
+        return (
+            boxes
+            if None in sizes and not self._format.startswith("REL_")
+            else self._in_pixels(rows, sizes)
+        )
 
-    def _in_pixels(self, rows: Sequence[torch.Tensor], sizes: Sequence[tuple[int, int] | None]) -> list[Any]:
-        """Boxes of several records, either all with known image sizes, or all relative without an image."""
+    def _in_pixels(
+        self, rows: Sequence[torch.Tensor], sizes: Sequence[tuple[int, int] | None]
+    ) -> list[Any]:
+        """Boxes of several records, either all with known image sizes, or all relative without an
+        image.
+        """
         bbox_format = str(self._format)
         if sizes[0] is None and not bbox_format.startswith("REL_"):
             return [*rows]
@@ -153,7 +183,10 @@ class BoxLeaf(Leaf):
             boxes = boxes * scales.repeat(counts, axis=0)
         kind = "XYWH" if bbox_format == "XYWH" else "XYXY"
         found = zip(torch.split(torch.from_numpy(boxes), counts), sizes, strict=True)
-        return [tv_tensors.BoundingBoxes(part, format=kind, canvas_size=size or (1, 1)) for part, size in found]
+        return [
+            tv_tensors.BoundingBoxes(part, format=kind, canvas_size=size or (1, 1))
+            for part, size in found
+        ]
 
 
 def _size_of(encoded: memoryview | None) -> tuple[int, int] | None:
@@ -166,4 +199,7 @@ def _only_values(column: Column) -> list[memoryview | None]:
     if len(column.offsets):
         return [views[begin] if end - begin == 1 else None for begin, end in column.bounds()]
     missing = np.zeros(len(views)) if column.missing is None else column.missing
-    return [None if is_missing else view for view, is_missing in zip(views, missing.tolist(), strict=True)]
+    return [
+        None if is_missing else view
+        for view, is_missing in zip(views, missing.tolist(), strict=True)
+    ]

@@ -12,10 +12,10 @@ import numpy as np
 
 from torch_tfrecord.arguments import IndexPolicy, Pad, at_least, check_callable, integer
 from torch_tfrecord.batch_memory import MAX_BATCH_BYTES, BatchBudget, check_max_batch_bytes
-from torch_tfrecord.batches.collate import collate
-from torch_tfrecord.batches.column_batch import ColumnBatch
-from torch_tfrecord.batches.transport import register_in_worker
 from torch_tfrecord.errors import TFRecordError
+from torch_tfrecord.loading.collate import collate
+from torch_tfrecord.loading.column_batch import ColumnBatch
+from torch_tfrecord.loading.transport import register_in_worker
 from torch_tfrecord.order.leaves import defines_last, salted
 from torch_tfrecord.order.position_batch import is_batch_of_positions, list_of_positions
 from torch_tfrecord.samples import Places, SampleList, transform_each, transform_one
@@ -33,28 +33,31 @@ from torch_tfrecord.tfds.windows import DifferentNamesError, Windows
 
 __all__ = ["RLDSDataset"]
 
-# The episodes of a batch are held in memory together up to this many bytes: records that are read whole may be large.
+# The episodes of a batch are held in memory together up to this many bytes: records that are read
+# whole may be large.
 _MOST_HELD_BYTES = 256 << 20
 
 
 class RLDSDataset(EpisodeDataset):
     """A dataset of steps, each with a window of past observations and a horizon of future actions.
 
-    Each position is one step; episodes follow in file order. A sample reads and decodes only the frames of its window,
-    and checks each against a checksum. The first use reads every file once to build an index, which is stored next to
-    the data. Use it like any map-style dataset: with DataLoader, `RecordSampler`, `Mixture` or Subset. It pickles
-    without open files, and is safe after fork and spawn, and from threads.
+    Each position is one step; episodes follow in file order. A sample reads and decodes only the
+    frames of its window, and checks each against a checksum. The first use reads every file once to
+    build an index, which is stored next to the data. Use it like any map-style dataset: with
+    DataLoader, `RecordSampler`, `Mixture` or Subset. It pickles without open files, and is safe
+    after fork and spawn, and from threads.
 
     The sample at step t of an episode with T steps::
 
-        observation      the dataset's own names, each [window_size, ...]: steps t - window_size + 1 to t; images are
+        observation      the dataset's own names, each [window_size, ...]: steps t - window_size + 1
+        to t; images are
                          a tv_tensors.Video [window_size, C, H, W]
             timestep     int64 [window_size]: step numbers
             pad_mask     bool [window_size]: True for a step of the episode, False for padding
-        action           [action_horizon, ...]: steps t to t + action_horizon - 1; a dict if the dataset has one
-        action_pad_mask  bool [action_horizon]
-        task             {"language_instruction": str}, "" if there is none; with `goals` the goal's observation, too
-        reward, is_first, ...   the other features of step t
+        action           [action_horizon, ...]: steps t to t + action_horizon - 1; a dict if the
+        dataset has one action_pad_mask  bool [action_horizon]
+        task             {"language_instruction": str}, "" if there is none; with `goals` the goal's
+        observation, too reward, is_first, ...   the other features of step t
         episode_metadata ...    the other features of the episode
         dataset_name     str
         _len, _traj_index, _frame_index    int: T, the number of the episode in this split, t
@@ -63,28 +66,32 @@ class RLDSDataset(EpisodeDataset):
         directory: See `tfds.info`; or a `DatasetInfo`.
         split: See `tfds.load`; slices count episodes: ``"train[:90%]"``.
         window_size: Number of observations per sample: the current step and those before it.
-        action_horizon: Number of actions per sample: the current step and those after it (the term in Octo; OpenVLA's
-            ``future_action_window_size`` is one less).
-        pad: Padding at the ends of an episode: "repeat" the first observation and the last action, "zero", or None:
-            steps whose window or horizon does not fit are excluded.
-        decode_images: False returns images as encoded bytes; or pass the names of those to decode, such as ["image"].
+        action_horizon: Number of actions per sample: the current step and those after it (the term
+            in Octo; OpenVLA's ``future_action_window_size`` is one less).
+        pad: Padding at the ends of an episode: "repeat" the first observation and the last action,
+            "zero", or None: steps whose window or horizon does not fit are excluded.
+        decode_images: False returns images as encoded bytes; or pass the names of those to decode,
+            such as ["image"].
         features: Paths to read, such as ["steps/observation/image", "steps/action"]; None for all.
-        keep: Steps to give samples of: a dict of each episode's key to ranges [first step, end), or a JSON file of one,
-            as openpi and NVIDIA Cosmos filter DROID. Episodes whose key is not there are left out. Windows are not
-            changed: they may hold other steps of the episode.
-        keep_key: How an episode's key is made: text with paths of the episode's features in braces (`_traj_index` is
-            its number in this split), or a function called with the episode's metadata, which returns None to leave an
-            episode out.
-        goals: How to draw a goal for each sample, from the later steps of its episode: ``task`` then also has the
-            observation at that step (`task["image"]` is [C, H, W]) and its number, ``timestep``.
+        keep: Steps to give samples of: a dict of each episode's key to ranges [first step, end), or
+            a JSON file of one, as openpi and NVIDIA Cosmos filter DROID. Episodes whose key is not
+            there are left out. Windows are not changed: they may hold other steps of the episode.
+        keep_key: How an episode's key is made: text with paths of the episode's features in braces
+            (`_traj_index` is its number in this split), or a function called with the episode's
+            metadata, which returns None to leave an episode out.
+        goals: How to draw a goal for each sample, from the later steps of its episode: ``task``
+            then also has the observation at that step (`task["image"]` is [C, H, W]) and its
+            number, ``timestep``.
         step_transform: Called with each sample.
-        episode_transform: Called with each episode when it is read: a dict of the step columns and the metadata.
-            Numbers are tensors [T, ...], text is lists of str, images are objects of length T that are not read yet.
-            You may rename, change or drop columns, but each must keep one value per step. Must be a pure function:
-            its result is cached for further samples of the episode.
+        episode_transform: Called with each episode when it is read: a dict of the step columns and
+            the metadata. Numbers are tensors [T, ...], text is lists of str, images are objects of
+            length T that are not read yet. You may rename, change or drop columns, but each must
+            keep one value per step. Must be a pure function: its result is cached for further
+            samples of the episode.
         index: See `TFRecordDataset`.
         index_dir: See `TFRecordDataset`.
-        cache_bytes: Memory limit, in each process, for the columns of recently read episodes. Frames are not cached.
+        cache_bytes: Memory limit, in each process, for the columns of recently read episodes.
+            Frames are not cached.
         max_batch_bytes: See `TFRecordDataset`; counts the windows and frames of the samples.
         storage_options: See `load`.
 
@@ -93,9 +100,9 @@ class RLDSDataset(EpisodeDataset):
         num_steps: int64 [episodes]: steps of each episode.
 
     Raises:
-        FileNotFoundError, IndexMismatchError, ParseError, ValueError: See `tfds.load`; also if the dataset has no
-            steps, the features of an episode have different numbers of steps, `keep` does not hold ranges, or no
-            episode has one of its keys.
+        FileNotFoundError, IndexMismatchError, ParseError, ValueError: See `tfds.load`; also if the
+            dataset has no steps, the features of an episode have different numbers of steps, `keep`
+            does not hold ranges, or no episode has one of its keys.
         KeyError: `keep_key` names a feature that is not there.
 
     Example:
@@ -165,9 +172,11 @@ class RLDSDataset(EpisodeDataset):
     def __getitem__(self, position: Any) -> Any: ...
 
     def __getitem__(self, position: Any) -> Any:
-        """Return the sample at a position (negative counts from the end), or for a slice a dataset of those positions.
+        """Return the sample at a position (negative counts from the end), or for a slice a dataset
+        of those positions.
 
-        For a list of positions, or a 1-D integer array or tensor, return the batch that `collate` makes of the samples.
+        For a list of positions, or a 1-D integer array or tensor, return the batch that `collate`
+        makes of the samples.
         """
         if isinstance(position, slice):
             return self._part(position)
@@ -181,17 +190,20 @@ class RLDSDataset(EpisodeDataset):
         return transform_one(self._step_transform, 0, sample, self._places([position]))
 
     def __getitems__(self, positions: Sequence[int]) -> Sequence[Any]:
-        """Return the samples at several positions, in that order; DataLoader calls this for each batch.
+        """Return the samples at several positions, in that order; DataLoader calls this for each
+        batch.
 
-        Reads in file order and returns columns, which `collate` passes on without stacking again. To any other code,
-        the result is a sequence of samples, each equal to `ds[position]`.
+        Reads in file order and returns columns, which `collate` passes on without stacking again.
+        To any other code, the result is a sequence of samples, each equal to `ds[position]`.
         """
         if not defines_last(self, "__getitems__"):  # a subclass overrides __getitem__
             return [self[position] for position in positions]
         return self._transform_samples(self._load_samples(positions))
 
     def _load_samples(self, positions: Sequence[int]) -> Sequence[Any]:
-        """`__getitems__` without the step_transform: reads, verifies and decodes. Safe from several threads."""
+        """`__getitems__` without the step_transform: reads, verifies and decodes. Safe from several
+        threads.
+        """
         if not len(positions):
             return []
         numbers, steps, goals = self._find(salted(self, positions))
@@ -211,7 +223,9 @@ class RLDSDataset(EpisodeDataset):
 
     @property
     def _has_user_transform(self) -> bool:
-        """Whether there is a step_transform, which may have side effects, such as draws from the global RNG."""
+        """Whether there is a step_transform, which may have side effects, such as draws from the
+        global RNG.
+        """
         return self._step_transform is not None
 
     def _transform_samples(self, samples: Sequence[Any]) -> Sequence[Any]:
@@ -227,8 +241,9 @@ class RLDSDataset(EpisodeDataset):
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch, from 0, for the draws of `goals`; applies to running workers, too.
 
-        Positions from `make_dataloader`, `RecordSampler` and `RecordBatchSampler` carry their own epoch, which takes
-        precedence. Until you choose an epoch, all others get new goals each time, seeded by torch's default generator.
+        Positions from `make_dataloader`, `RecordSampler` and `RecordBatchSampler` carry their own
+        epoch, which takes precedence. Until you choose an epoch, all others get new goals each
+        time, seeded by torch's default generator.
         """
         at_least(0, "epoch", epoch)
         if self._goals is not None:
@@ -255,12 +270,18 @@ class RLDSDataset(EpisodeDataset):
         """The episodes, the steps and the goal steps of positions, which must be `salted`."""
         absolute = np.array([self._absolute(position) for position in positions], np.int64)
         episodes, steps = self._ranges.find(absolute)
-        return episodes, steps, None if self._goals is None else self._goals.of(positions, episodes, steps)
+        return (
+            episodes,
+            steps,
+            None if self._goals is None else self._goals.of(positions, episodes, steps),
+        )
 
     def _at(self, number: int, step: int, goal: int | None) -> dict[str, Any]:
         return self._of_episode(number, lambda episode: self._samples.one(episode, step, goal))
 
-    def _reading(self, numbers: list[int], steps: list[int], goals: list[int] | None) -> Callable[[], dict[str, Any]]:
+    def _reading(
+        self, numbers: list[int], steps: list[int], goals: list[int] | None
+    ) -> Callable[[], dict[str, Any]]:
         """Reads the columns, each time into new memory."""
 
         def episodes() -> list[Episode]:
@@ -269,7 +290,8 @@ class RLDSDataset(EpisodeDataset):
 
         if self._store.episode_transform is None:
             return lambda: self._samples.batch(episodes(), steps, goals)
-        return partial(self._samples.batch, episodes(), steps, goals)  # the transform may draw at random
+        # the transform may draw at random
+        return partial(self._samples.batch, episodes(), steps, goals)
 
     def _held(self, numbers: set[int]) -> dict[int, Episode]:
         """The episodes by number, read in order."""
@@ -283,7 +305,10 @@ class RLDSDataset(EpisodeDataset):
         return found
 
     def __repr__(self) -> str:
-        transforms = {"step_transform": self._step_transform, "episode_transform": self._store.episode_transform}
+        transforms = {
+            "step_transform": self._step_transform,
+            "episode_transform": self._store.episode_transform,
+        }
         what = f"{len(self)} positions in {len(self.num_steps)} episodes"
         return f"RLDSDataset({self._shown(what, f'{self._windows}, ', **transforms)})"
 

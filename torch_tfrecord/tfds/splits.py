@@ -1,14 +1,15 @@
 """Resolve split strings and objects to ranges of examples, without touching files.
 
-The rules and the rounding are those of TFDS (``tensorflow_datasets/core/splits.py`` and ``subsplits_utils.py``,
-4.9.10)::
+The rules and the rounding are those of TFDS (``tensorflow_datasets/core/splits.py`` and
+``subsplits_utils.py``, 4.9.10)::
 
     train, train[:]       a split                       train[:10%]      percent, rounded as in TFDS
     train[100:200]        from 100 up to 200            train[:-5]       from the end
     train[:2shard]        whole shards                  train[-1shard]   one shard
     train[:1%]+test       one after the other           all              every split
 
-A bound outside the split is an error (one outside its shards is not, as in TFDS), and so is an empty slice.
+A bound outside the split is an error (one outside its shards is not, as in TFDS), and so is an
+empty slice.
 """
 
 from __future__ import annotations
@@ -21,7 +22,15 @@ from typing import NamedTuple, TypeAlias
 
 from torch_tfrecord.shown import shown_list, shown_value
 
-__all__ = ["EvenSplit", "ReadInstruction", "Split", "SplitRange", "SplitSum", "even_splits", "resolve_split"]
+__all__ = [
+    "EvenSplit",
+    "ReadInstruction",
+    "Split",
+    "SplitRange",
+    "SplitSum",
+    "even_splits",
+    "resolve_split",
+]
 
 _UNITS = ("abs", "%", "shard")
 _ROUNDINGS = ("closest", "pct1_dropremainder")
@@ -56,8 +65,9 @@ class ReadInstruction(_Part):
         from_: First example; negative counts from the end; None for 0.
         to: End (exclusive); None for the end of the split.
         unit: "abs" (examples), "%" (-100 to 100, may be a float) or "shard".
-        rounding: How percentages are rounded: "closest", or "pct1_dropremainder": multiples of one percent, rounded
-            down, so that slices of equal percentage have the same number of examples.
+        rounding: How percentages are rounded: "closest", or "pct1_dropremainder": multiples of one
+            percent, rounded down, so that slices of equal percentage have the same number of
+            examples.
 
     Raises:
         TypeError: A bound is not an int.
@@ -65,7 +75,8 @@ class ReadInstruction(_Part):
 
     Example:
         >>> ReadInstruction("train", to=10, unit="%", rounding="pct1_dropremainder") + "test"
-        SplitSum(parts=(ReadInstruction('train', to=10, unit='%', rounding='pct1_dropremainder'), 'test'))
+        SplitSum(parts=(ReadInstruction('train', to=10, unit='%', rounding='pct1_dropremainder'),
+        'test'))
     """
 
     split_name: str
@@ -89,7 +100,11 @@ class ReadInstruction(_Part):
     def __repr__(self) -> str:
         """Show the code that builds it."""
         options = {"from_": self.from_, "to": self.to, "unit": self.unit, "rounding": self.rounding}
-        shown = [f"{name}={value!r}" for name, value in options.items() if value not in (None, "abs", "closest")]
+        shown = [
+            f"{name}={value!r}"
+            for name, value in options.items()
+            if value not in (None, "abs", "closest")
+        ]
         return f"ReadInstruction({', '.join([repr(self.split_name), *shown])})"
 
 
@@ -114,7 +129,8 @@ Split: TypeAlias = "str | ReadInstruction | EvenSplit | SplitSum"
 
 
 def even_splits(split: Split, n: int, *, drop_remainder: bool = False) -> list[EvenSplit]:
-    """Cut a split into n parts of equal size; if n does not divide it, the first parts get one more example.
+    """Cut a split into n parts of equal size; if n does not divide it, the first parts get one more
+    example.
 
     Args:
         split: A split string or object; each summand of `a+b` is cut on its own.
@@ -153,7 +169,11 @@ def resolve_split(split: Split, lengths: Mapping[str, Sequence[int]]) -> list[Sp
 def _ranges(split: Split, lengths: Mapping[str, Sequence[int]]) -> list[SplitRange]:
     if isinstance(split, str):
         names = {} if "all" in lengths else {"all": [*lengths]}
-        specs = [name for spec in re.split(r"\s*\+\s*", split.strip()) for name in names.get(spec, [spec])]
+        specs = [
+            name
+            for spec in re.split(r"\s*\+\s*", split.strip())
+            for name in names.get(spec, [spec])
+        ]
         return [_absolute(_instruction(spec, split), lengths) for spec in specs]
     if isinstance(split, SplitSum):
         return [part for summand in split.parts for part in _ranges(summand, lengths)]
@@ -161,7 +181,9 @@ def _ranges(split: Split, lengths: Mapping[str, Sequence[int]]) -> list[SplitRan
         return [_even_part(part, split) for part in _ranges(split.split, lengths)]
     if isinstance(split, ReadInstruction):
         return [_absolute(split, lengths)]
-    raise TypeError(f"split must be str, ReadInstruction, or from even_splits, got {type(split).__name__}")
+    raise TypeError(
+        f"split must be str, ReadInstruction, or from even_splits, got {type(split).__name__}"
+    )
 
 
 def _instruction(spec: str, split: str) -> ReadInstruction:
@@ -172,21 +194,29 @@ def _instruction(spec: str, split: str) -> ReadInstruction:
     if inside is None:
         return ReadInstruction(name)
     if name == "all":
-        raise ValueError(f"split {split!r}: 'all' cannot be sliced; slice each split, as in 'train[:10%]+test[:10%]'")
+        raise ValueError(
+            f"split {split!r}: 'all' cannot be sliced; slice each split, as in 'train[:10%]+test[:10%]'"
+        )
     bounds = [_BOUND.fullmatch(bound) for bound in inside.split(":")]
     if len(bounds) > 2 or not all(bounds):
         raise _unreadable(spec, split)
     values = [bound["value"] if bound else None for bound in bounds]
     unit = next((bound["unit"] for bound in bounds if bound and bound["unit"]), "abs")
     try:
-        numbers = [None if value is None else float(value) if unit == "%" else int(value) for value in values]
+        numbers = [
+            None if value is None else float(value) if unit == "%" else int(value)
+            for value in values
+        ]
     except ValueError:
         raise _unreadable(spec, split) from None
-    if any(number is not None and not abs(number) < 1 << 63 for number in numbers):  # 400 digits are inf
+    # 400 digits are inf
+    if any(number is not None and not abs(number) < 1 << 63 for number in numbers):
         raise _unreadable(spec, split)
     if len(numbers) == 1:
         if unit != "shard" or numbers[0] is None:
-            raise ValueError(f"split {split!r}: only shards take a single index ('train[3shard]'); use a slice")
+            raise ValueError(
+                f"split {split!r}: only shards take a single index ('train[3shard]'); use a slice"
+            )
         numbers.append(numbers[0] + 1)
     return ReadInstruction(name, numbers[0], numbers[1], unit)
 
@@ -200,12 +230,18 @@ def _unreadable(spec: str, split: str) -> ValueError:
 
 def _absolute(part: ReadInstruction, lengths: Mapping[str, Sequence[int]]) -> SplitRange:
     if part.split_name not in lengths:
-        raise ValueError(f"unknown split {part.split_name!r}; there are {shown_list([*lengths], repr)}")
+        raise ValueError(
+            f"unknown split {part.split_name!r}; there are {shown_list([*lengths], repr)}"
+        )
     total = sum(lengths[part.split_name])
     start, stop = _bounds(part, lengths[part.split_name], total)
     if abs(start) > total or abs(stop) > total:
-        raise ValueError(f"{part!r}: slice [{start}:{stop}] is outside the {total} examples of the split")
-    return SplitRange(part.split_name, start + total if start < 0 else start, stop + total if stop < 0 else stop)
+        raise ValueError(
+            f"{part!r}: slice [{start}:{stop}] is outside the {total} examples of the split"
+        )
+    return SplitRange(
+        part.split_name, start + total if start < 0 else start, stop + total if stop < 0 else stop
+    )
 
 
 def _bounds(part: ReadInstruction, lengths: Sequence[int], total: int) -> tuple[int, int]:
@@ -225,7 +261,9 @@ def _percent(bound: float, total: int, rounding: str) -> int:
     if rounding == "closest":
         return round(bound * total / 100.0)
     if total < 100:
-        raise ValueError(f"rounding 'pct1_dropremainder' needs a split of at least 100 examples, got {total}")
+        raise ValueError(
+            f"rounding 'pct1_dropremainder' needs a split of at least 100 examples, got {total}"
+        )
     return int(bound * math.trunc(total / 100.0))
 
 

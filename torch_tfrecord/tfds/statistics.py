@@ -1,4 +1,6 @@
-"""Compute action and state statistics over all steps of a dataset, in the format of Octo and OpenVLA."""
+"""Compute action and state statistics over all steps of a dataset, in the format of Octo and
+OpenVLA.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +17,12 @@ import numpy.typing as npt
 
 from torch_tfrecord.arguments import IndexPolicy
 from torch_tfrecord.errors import IndexMismatchError, ParseError, RemoteError
+from torch_tfrecord.files.access import Access
+from torch_tfrecord.files.storage import is_remote, open_file
+from torch_tfrecord.files.user_cache import cache_dir
 from torch_tfrecord.progress import ProgressBar
 from torch_tfrecord.records.sidecar import write_sidecar
 from torch_tfrecord.records.sidecar_file import Sidecar, SidecarFormat, pack, read_sidecar
-from torch_tfrecord.records.storage import is_remote, open_file
-from torch_tfrecord.remote.access import Access
 from torch_tfrecord.shown import shown_list, without_secrets
 from torch_tfrecord.tfds.dataset_info import DatasetInfo, info_of
 from torch_tfrecord.tfds.episode_columns import NumberColumn
@@ -29,7 +32,6 @@ from torch_tfrecord.tfds.keep import DROID_KEY, Keep, KeepKey, kept_ranges
 from torch_tfrecord.tfds.leaf_table import list_leaves, paths_below
 from torch_tfrecord.tfds.splits import Split
 from torch_tfrecord.tfds.step_ranges import StepRanges, kept_parts
-from torch_tfrecord.user_cache import cache_dir
 
 __all__ = ["dataset_statistics"]
 
@@ -60,24 +62,27 @@ def dataset_statistics(
     cache: bool = True,
     storage_options: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Compute mean, std, max, min, q01 and q99 of each action and state dimension, and count steps and episodes.
+    """Compute mean, std, max, min, q01 and q99 of each action and state dimension, and count steps
+    and episodes.
 
-    No image is read. All action and state values are held in memory, 4 bytes each (float32), so that the quantiles are
-    exact, with linear interpolation like ``numpy.quantile``. Mean and population std (NumPy's default) are computed in
-    float64 after subtracting the first value, so that large offsets cost no precision.
+    No image is read. All action and state values are held in memory, 4 bytes each (float32), so
+    that the quantiles are exact, with linear interpolation like ``numpy.quantile``. Mean and
+    population std (NumPy's default) are computed in float64 after subtracting the first value, so
+    that large offsets cost no precision.
 
-    The result is cached as ``dataset_statistics_<key>.safetensors`` in the directory, or in the user's cache directory
-    if that is not writable. The key is a hash of the files (names, sizes, times, and the content of their ends),
-    features.json, the split, the kept steps and the arguments. A cached result that is damaged or has other counts is
-    computed again. With `episode_transform` nothing is cached, as a function cannot be hashed.
+    The result is cached as ``dataset_statistics_<key>.safetensors`` in the directory, or in the
+    user's cache directory if that is not writable. The key is a hash of the files (names, sizes,
+    times, and the content of their ends), features.json, the split, the kept steps and the
+    arguments. A cached result that is damaged or has other counts is computed again. With
+    `episode_transform` nothing is cached, as a function cannot be hashed.
 
     Args:
         directory: See `RLDSDataset`.
         split: See `RLDSDataset`.
-        action: Name of the action feature in a step, "action" by default. Several names are concatenated in order; for
-            a dict, its leaves in the order of their names.
-        proprio: Name of the state feature, such as "observation/state"; by default "observation/state" or
-            "observation/proprio", if there is one.
+        action: Name of the action feature in a step, "action" by default. Several names are
+            concatenated in order; for a dict, its leaves in the order of their names.
+        proprio: Name of the state feature, such as "observation/state"; by default
+            "observation/state" or "observation/proprio", if there is one.
         keep: See `RLDSDataset`: only the kept steps count, and the episodes that have some.
         keep_key: See `RLDSDataset`.
         episode_transform: See `RLDSDataset`; `action` and `proprio` then refer to its output.
@@ -87,12 +92,14 @@ def dataset_statistics(
         storage_options: See `load`.
 
     Returns:
-        ``{"action": {"mean": [...], "std": ..., "max": ..., "min": ..., "q01": ..., "q99": ...}, "proprio": {...},
-        "num_transitions": steps, "num_trajectories": episodes}``, with lists of floats; "proprio" only if there is one.
+        ``{"action": {"mean": [...], "std": ..., "max": ..., "min": ..., "q01": ..., "q99": ...},
+        "proprio": {...}, "num_transitions": steps, "num_trajectories": episodes}``, with lists of
+        floats; "proprio" only if there is one.
 
     Raises:
         KeyError: A name is not among the step features.
-        ParseError: A feature does not have a fixed number of values per step, or a value is not finite.
+        ParseError: A feature does not have a fixed number of values per step, or a value is not
+            finite.
         ValueError: The split has no steps.
 
     Example:
@@ -101,9 +108,17 @@ def dataset_statistics(
     """
     found = info_of(directory, storage_options)
     store = EpisodeStore(
-        found, split, decode_images=False, transform=episode_transform, index=index, index_dir=index_dir, cache_bytes=0
+        found,
+        split,
+        decode_images=False,
+        transform=episode_transform,
+        index=index,
+        index_dir=index_dir,
+        cache_bytes=0,
     )
-    there = ["/".join(leaf.names[1:]) for leaf in list_leaves(found.features) if leaf.names[0] == STEPS]
+    there = [
+        "/".join(leaf.names[1:]) for leaf in list_leaves(found.features) if leaf.names[0] == STEPS
+    ]
     if episode_transform is not None and len(store):
         there = list(_paths(store.episode(0).steps))
     columns = {
@@ -114,7 +129,9 @@ def dataset_statistics(
         store = store.only([f"{STEPS}/{name}" for names in columns.values() for name in names])
     kept = None
     if keep is not None:
-        kept = kept_parts(np.zeros_like(store.num_steps), store.num_steps, kept_ranges(store, keep, keep_key))
+        kept = kept_parts(
+            np.zeros_like(store.num_steps), store.num_steps, kept_ranges(store, keep, keep_key)
+        )
     rows = _Rows(store, columns, kept)
     if not cache or episode_transform is not None:
         return _compute(rows)
@@ -134,14 +151,18 @@ def _names(
     if chosen is None:
         tops = [name for name in usual if paths_below(there, name)][:1]
         if not tops and is_needed:
-            raise KeyError(f"no feature 'action' in the steps; set action to one of {shown_list(sorted(there))}")
+            raise KeyError(
+                f"no feature 'action' in the steps; set action to one of {shown_list(sorted(there))}"
+            )
     else:
         tops = [chosen] if isinstance(chosen, str) else list(chosen)
     names: list[str] = []
     for top in tops:
         below = sorted(paths_below(there, top))
         if not below and is_needed:
-            raise KeyError(f"no feature {top!r} in the steps; there are {shown_list(sorted(there))}")
+            raise KeyError(
+                f"no feature {top!r} in the steps; there are {shown_list(sorted(there))}"
+            )
         names += below or [top]
     return tuple(names)
 
@@ -149,7 +170,9 @@ def _names(
 def _paths(tree: Mapping[str, Any]) -> Iterator[str]:
     """The paths of the columns of steps."""
     for name, item in tree.items():
-        yield from (f"{name}/{path}" for path in _paths(item)) if isinstance(item, Mapping) else (name,)
+        yield from (
+            (f"{name}/{path}" for path in _paths(item)) if isinstance(item, Mapping) else (name,)
+        )
 
 
 class _Rows:
@@ -163,13 +186,20 @@ class _Rows:
         counts: Steps and episodes.
     """
 
-    def __init__(self, store: EpisodeStore, columns: Mapping[str, Sequence[str]], kept: StepRanges | None) -> None:
+    def __init__(
+        self, store: EpisodeStore, columns: Mapping[str, Sequence[str]], kept: StepRanges | None
+    ) -> None:
         self.store, self.columns, self.kept = store, columns, kept
         self.num_steps, num_episodes = store.num_steps, len(store)
         if kept is not None:
-            self.num_steps = np.array([len(kept.steps_of(number)) for number in range(len(store))], np.int64)
+            self.num_steps = np.array(
+                [len(kept.steps_of(number)) for number in range(len(store))], np.int64
+            )
             num_episodes = int(np.count_nonzero(self.num_steps))
-        self.counts = {"num_transitions": int(self.num_steps.sum()), "num_trajectories": num_episodes}
+        self.counts = {
+            "num_transitions": int(self.num_steps.sum()),
+            "num_trajectories": num_episodes,
+        }
 
     def of(self, episode: Episode, path: str) -> npt.NDArray[np.float32]:
         """[steps, dimensions] of one feature."""
@@ -183,7 +213,9 @@ def _compute(rows: _Rows) -> dict[str, Any]:
         raise ValueError(f"{without_secrets(store.info.directory)}: the split has no steps")
     values: dict[str, npt.NDArray[np.float32]] = {}
     done = 0
-    for number in ProgressBar(np.flatnonzero(rows.num_steps).tolist(), "statistics", unit="episode", delay=1.0):
+    for number in ProgressBar(
+        np.flatnonzero(rows.num_steps).tolist(), "statistics", unit="episode", delay=1.0
+    ):
         episode = store.episode(number)
         for name, paths in rows.columns.items():
             parts = [rows.of(episode, path) for path in paths]
@@ -192,7 +224,9 @@ def _compute(rows: _Rows) -> dict[str, Any]:
             if name not in values:
                 width = sum(part.shape[1] for part in parts)
                 values[name] = np.empty((counts["num_transitions"], width), np.float32)
-            np.concatenate(parts, axis=1, out=values[name][done : done + int(rows.num_steps[number])])
+            np.concatenate(
+                parts, axis=1, out=values[name][done : done + int(rows.num_steps[number])]
+            )
         done += int(rows.num_steps[number])
     return {name: _describe(each, name, rows) for name, each in values.items()} | counts
 
@@ -215,7 +249,8 @@ def _numbers(steps: Mapping[str, Any], path: str, store: EpisodeStore) -> npt.ND
 def _describe(values: npt.NDArray[np.float32], name: str, rows: _Rows) -> dict[str, list[float]]:
     described = []
     for number in range(values.shape[1]):
-        column = values[:, number].astype(np.float64)  # one at a time, as float64 doubles the memory
+        # one at a time, as float64 doubles the memory
+        column = values[:, number].astype(np.float64)
         if not np.isfinite(column).all():
             at = int(np.flatnonzero(~np.isfinite(column))[0])
             episode = int(np.searchsorted(np.cumsum(rows.num_steps), at, side="right"))
@@ -226,7 +261,9 @@ def _describe(values: npt.NDArray[np.float32], name: str, rows: _Rows) -> dict[s
         shifted = column - column[0]
         mean = shifted.mean()
         std = np.sqrt(np.square(shifted - mean).mean())
-        described.append([mean + column[0], std, column.max(), column.min(), *np.quantile(column, [0.01, 0.99])])
+        described.append(
+            [mean + column[0], std, column.max(), column.min(), *np.quantile(column, [0.01, 0.99])]
+        )
     return _by_name(np.array(described, np.float64).T)
 
 
@@ -242,7 +279,11 @@ def _key(found: DatasetInfo, rows: _Rows) -> str:
     """A hash of everything the result depends on."""
     source = open_file(posixpath.join(found.directory, FEATURES_FILE), found.access)
     key = hashlib.sha256(source.read(source.file_size, 0))
-    for part in (_FORMAT.version, {name: list(paths) for name, paths in rows.columns.items()}, *rows.store.identity()):
+    for part in (
+        _FORMAT.version,
+        {name: list(paths) for name, paths in rows.columns.items()},
+        *rows.store.identity(),
+    ):
         key.update(json.dumps(part).encode() + b"\n")
     if rows.kept is not None:
         for number in range(len(rows.store)):
@@ -252,7 +293,11 @@ def _key(found: DatasetInfo, rows: _Rows) -> str:
 
 def _places(found: DatasetInfo, key: str, index_dir: str | os.PathLike[str] | None) -> list[str]:
     """The paths where the result may be cached, in order of preference."""
-    folders = [found.directory, *([os.fspath(index_dir)] if index_dir is not None else []), cache_dir()]
+    folders = [
+        found.directory,
+        *([os.fspath(index_dir)] if index_dir is not None else []),
+        cache_dir(),
+    ]
     if index_dir is not None or is_remote(found.directory):
         folders = [*folders[1:], folders[0]]
     return [posixpath.join(folder, f"dataset_statistics_{key}.safetensors") for folder in folders]
@@ -261,7 +306,9 @@ def _places(found: DatasetInfo, key: str, index_dir: str | os.PathLike[str] | No
 def _kept(places: Sequence[str], key: str, rows: _Rows, access: Access) -> dict[str, Any] | None:
     for place in places:
         with contextlib.suppress(OSError, IndexMismatchError, RemoteError):
-            kept = read_sidecar(place, _FORMAT, lambda _: _MOST_KEPT_BYTES, "what is kept", access=access)
+            kept = read_sidecar(
+                place, _FORMAT, lambda _: _MOST_KEPT_BYTES, "what is kept", access=access
+            )
             return _unpacked(kept, key, rows.counts)
     return None
 
@@ -271,13 +318,17 @@ def _unpacked(kept: Sidecar, key: str, counts: dict[str, int]) -> dict[str, Any]
     if kept.metadata["key"] != key or kept.arrays["counts"].tolist() != [*counts.values()]:
         raise IndexMismatchError("expected statistics of this split, got others")
     if any(len(values) % len(_NAMES) or not np.isfinite(values).all() for values in rows.values()):
-        raise IndexMismatchError(f"expected {len(_NAMES)} finite numbers for each dimension, got others")
+        raise IndexMismatchError(
+            f"expected {len(_NAMES)} finite numbers for each dimension, got others"
+        )
     return {name: _by_name(values) for name, values in rows.items() if len(values)} | counts
 
 
 def _keep(places: Sequence[str], key: str, result: Mapping[str, Any]) -> None:
     arrays: dict[str, npt.NDArray[np.generic]] = {
-        name: np.array([result[name][part] for part in _NAMES] if name in result else [], np.float64).reshape(-1)
+        name: np.array(
+            [result[name][part] for part in _NAMES] if name in result else [], np.float64
+        ).reshape(-1)
         for name in ("action", "proprio")
     }
     arrays["counts"] = np.array([result["num_transitions"], result["num_trajectories"]], np.int64)

@@ -1,4 +1,6 @@
-"""View the lists of an episode as columns with one record per step, and find what determines the number of steps."""
+"""View the lists of an episode as columns with one record per step, and find what determines the
+number of steps.
+"""
 
 from __future__ import annotations
 
@@ -9,15 +11,15 @@ import numpy as np
 import numpy.typing as npt
 
 import torch_tfrecord.tfds.features as f
+from torch_tfrecord.columns.dtypes import BYTES_LIST, FLOAT_LIST, INT64_LIST
+from torch_tfrecord.columns.reading import Column as ReadColumn
+from torch_tfrecord.columns.reading import LackingError, Want
+from torch_tfrecord.columns.stacking import rows_of
 from torch_tfrecord.errors import ParseError, TFRecordError
-from torch_tfrecord.features.columns import Column as ReadColumn
-from torch_tfrecord.features.columns import LackingError, Want
 from torch_tfrecord.tfds.episode_columns import Column, FeaturePlace
 from torch_tfrecord.tfds.episode_reader import Frames, Values
 from torch_tfrecord.tfds.leaf_table import LeafPlace, make_element
 from torch_tfrecord.tfds.leaves import MAX_LENGTH, Leaf, running_sum
-from torch_tfrecord.values.dtypes import BYTES_LIST, FLOAT_LIST, INT64_LIST
-from torch_tfrecord.values.stacking import rows_of
 
 __all__ = ["LeafLists", "list_keys", "values_per_step"]
 
@@ -38,7 +40,13 @@ def _per_step(leaf: LeafPlace) -> int:
 def list_keys(leaf: LeafPlace) -> list[str]:
     """All keys of a record that may hold a step feature."""
     rows = [f"{leaf.path}/ragged_row_lengths_{level}" for level in range(len(leaf.lengths) - 1)]
-    return [leaf.path, f"{leaf.path}/ragged_flat_values", *rows, f"{leaf.path}/shape", f"{leaf.path}/value"]
+    return [
+        leaf.path,
+        f"{leaf.path}/ragged_flat_values",
+        *rows,
+        f"{leaf.path}/shape",
+        f"{leaf.path}/value",
+    ]
 
 
 class _Part(NamedTuple):
@@ -61,10 +69,12 @@ class _Part(NamedTuple):
 
 
 class LeafLists(Column):
-    """A feature as its lists by key (int64 or float32 arrays, lists of bytes, or `Frames`), decoded when read.
+    """A feature as its lists by key (int64 or float32 arrays, lists of bytes, or `Frames`), decoded
+    when read.
 
     Args:
-        leaf: Reads one record; for a step feature, one step without the sequence of steps around it.
+        leaf: Reads one record; for a step feature, one step without the sequence of steps around
+            it.
         lists: The feature's lists.
         place: Where the feature is, for errors.
         num_steps: Number of steps to cut them into; None if they belong to a single record.
@@ -76,10 +86,16 @@ class LeafLists(Column):
     __slots__ = ("_leaf", "_lists", "_num_steps", "_parts", "_place")
 
     def __init__(
-        self, leaf: Leaf, lists: Mapping[str, Values], place: FeaturePlace, num_steps: int | None = None
+        self,
+        leaf: Leaf,
+        lists: Mapping[str, Values],
+        place: FeaturePlace,
+        num_steps: int | None = None,
     ) -> None:
         self._leaf, self._lists, self._place = leaf, lists, place
-        self.num_bytes = sum(getattr(values, "nbytes", 64 * len(values)) for values in lists.values())
+        self.num_bytes = sum(
+            getattr(values, "nbytes", 64 * len(values)) for values in lists.values()
+        )
         self._num_steps = 1 if num_steps is None else num_steps
         if num_steps is None:
             self._parts = {key: _Part(values, len(values)) for key, values in lists.items()}
@@ -101,7 +117,9 @@ class LeafLists(Column):
 
     def values(self, first: int = 0, stop: int = 1) -> list[Any]:
         """`read`, with errors that do not name the step."""
-        columns = [_column(want, self._parts.get(want.key), first, stop) for want in self._leaf.wants]
+        columns = [
+            _column(want, self._parts.get(want.key), first, stop) for want in self._leaf.wants
+        ]
         try:
             return list(rows_of(self._leaf.read(columns)))
         except LackingError as error:
@@ -119,7 +137,9 @@ def _cut(leaf: Leaf, lists: Mapping[str, Values], num_steps: int) -> dict[str, _
         lengths = _found(Want(key, f"{key}/ragged_row_lengths_{level}", INT64_LIST, "sizes"), lists)
         if len(lengths) != total or (lengths < 0).any():
             least = f" with {lengths.min()}" if (lengths < 0).any() else ""
-            raise ParseError(f"expected {total} row lengths of level {level}, of at least 0, got {len(lengths)}{least}")
+            raise ParseError(
+                f"expected {total} row lengths of level {level}, of at least 0, got {len(lengths)}{least}"
+            )
         if level:
             parts[f"{key}/ragged_row_lengths_{level - 1}"] = _Part(lengths, 1, ends)
         below = running_sum(np.minimum(lengths, MAX_LENGTH))
@@ -146,8 +166,13 @@ def _shares(values: Any, total: int, ends: _Ints | None = None) -> _Part:
 def _column(want: Want, part: _Part | None, first: int, stop: int) -> ReadColumn:
     if part is None:
         num_records = stop - first
-        values = np.zeros((0, 2) if want.kind == BYTES_LIST else 0, np.float32 if want.kind == FLOAT_LIST else np.int64)
-        return ReadColumn(values, np.zeros(num_records + 1, np.int64), np.ones(num_records, np.uint8), b"")
+        values = np.zeros(
+            (0, 2) if want.kind == BYTES_LIST else 0,
+            np.float32 if want.kind == FLOAT_LIST else np.int64,
+        )
+        return ReadColumn(
+            values, np.zeros(num_records + 1, np.int64), np.ones(num_records, np.uint8), b""
+        )
     offsets = part.bounds(first, stop)
     begin, end = offsets[[0, -1]].tolist()
     offsets = offsets - begin
@@ -167,7 +192,13 @@ def _of_kind(want: Want, values: Any) -> Any:
     Raises:
         ParseError: The list has another kind.
     """
-    kind = BYTES_LIST if not isinstance(values, np.ndarray) else FLOAT_LIST if values.dtype.kind == "f" else INT64_LIST
+    kind = (
+        BYTES_LIST
+        if not isinstance(values, np.ndarray)
+        else FLOAT_LIST
+        if values.dtype.kind == "f"
+        else INT64_LIST
+    )
     if kind != want.kind:
         raise want.wrong_kind(kind)
     return values

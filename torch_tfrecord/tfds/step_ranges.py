@@ -1,4 +1,6 @@
-"""Which steps of which episodes a dataset has samples of: ranges of steps, and the step at each position."""
+"""Which steps of which episodes a dataset has samples of: ranges of steps, and the step at each
+position.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,9 @@ class StepRanges:
     def steps_of(self, episode: int) -> _Integers:
         """The steps of one episode, int64 [N]."""
         begin, end = self._episodes.searchsorted([episode, episode + 1]).tolist()
-        parts = zip(self._begins[begin:end], self._ends[begin:end], self._offsets[begin:end], strict=True)
+        parts = zip(
+            self._begins[begin:end], self._ends[begin:end], self._offsets[begin:end], strict=True
+        )
         steps = [np.arange(first, stop, dtype=np.int64) + offset for first, stop, offset in parts]
         return np.concatenate(steps) if steps else np.empty(0, np.int64)
 
@@ -59,10 +63,13 @@ def kept_parts(firsts: _Integers, stops: _Integers, kept: Iterable[Ranges]) -> S
     Args:
         firsts: int64 [episodes], the first step of each episode that can have a sample.
         stops: int64 [episodes], the step behind the last one.
-        kept: For each episode its ranges [first step, end), in any order; they may overlap, and go past the episode.
+        kept: For each episode its ranges [first step, end), in any order; they may overlap, and go
+            past the episode.
     """
     parts: list[tuple[int, int, int]] = []
-    for number, (first, stop, ranges) in enumerate(zip(firsts.tolist(), stops.tolist(), kept, strict=True)):
+    for number, (first, stop, ranges) in enumerate(
+        zip(firsts.tolist(), stops.tolist(), kept, strict=True)
+    ):
         for begin, end in sorted(ranges):
             begin, end = max(begin, first), min(end, stop)
             if begin < end:

@@ -1,4 +1,6 @@
-"""Samples of steps: the windows of the columns of their episodes, one sample or a batch as columns."""
+"""Samples of steps: the windows of the columns of their episodes, one sample or a batch as
+columns.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +9,18 @@ from typing import Any
 
 import torch
 
+from torch_tfrecord.columns.dtypes import decode_text
 from torch_tfrecord.tfds.episode_columns import each_leaf
 from torch_tfrecord.tfds.episode_store import Episode
-from torch_tfrecord.tfds.windows import Span, StepBatch, Windows, laid_out, shared_names, together, window
-from torch_tfrecord.values.dtypes import decode_text
+from torch_tfrecord.tfds.windows import (
+    Span,
+    StepBatch,
+    Windows,
+    laid_out,
+    shared_names,
+    together,
+    window,
+)
 
 __all__ = ["StepSamples", "own"]
 
@@ -31,9 +41,14 @@ class StepSamples:
         self._dataset_name = dataset_name
 
     def one(self, episode: Episode, step: int, goal: int | None) -> dict[str, Any]:
-        """The sample of a step, and the observation at its goal step if there is one: a row of `batch`, faster."""
+        """The sample of a step, and the observation at its goal step if there is one: a row of
+        `batch`, faster.
+        """
         pad = self._windows.pad
-        seen, done = self._windows.observations(step), self._windows.actions(step, episode.num_steps)
+        seen, done = (
+            self._windows.observations(step),
+            self._windows.actions(step, episode.num_steps),
+        )
         sample: dict[str, Any] = {}
         for name, columns in episode.steps.items():
             if name == _OBSERVATION:
@@ -54,14 +69,25 @@ class StepSamples:
         task["language_instruction"] = instruction(episode, step)
         sample.update(each_leaf(episode.metadata, own))
         sample["dataset_name"] = self._dataset_name
-        sample["_len"], sample["_traj_index"], sample["_frame_index"] = episode.num_steps, episode.number, step
+        sample["_len"], sample["_traj_index"], sample["_frame_index"] = (
+            episode.num_steps,
+            episode.number,
+            step,
+        )
         return sample
 
-    def batch(self, episodes: Sequence[Episode], steps: list[int], goals: list[int] | None) -> dict[str, Any]:
-        """The columns of the samples of these steps, each of one episode, with their goal steps if there are any."""
+    def batch(
+        self, episodes: Sequence[Episode], steps: list[int], goals: list[int] | None
+    ) -> dict[str, Any]:
+        """The columns of the samples of these steps, each of one episode, with their goal steps if
+        there are any.
+        """
         places = [(episode.number, step) for episode, step in zip(episodes, steps, strict=True)]
         seen = [self._windows.observations(step) for step in steps]
-        done = [self._windows.actions(step, item.num_steps) for item, step in zip(episodes, steps, strict=True)]
+        done = [
+            self._windows.actions(step, item.num_steps)
+            for item, step in zip(episodes, steps, strict=True)
+        ]
         order = sorted(range(len(places)), key=places.__getitem__)
         take_seen, take_done, take_one = (
             StepBatch(spans, order, self._windows.pad)
@@ -82,7 +108,10 @@ class StepSamples:
         columns["dataset_name"] = [self._dataset_name] * len(places)
         # Lists, as a sample has these as int.
         columns["_len"] = [episode.num_steps for episode in episodes]
-        columns["_traj_index"], columns["_frame_index"] = [episode.number for episode in episodes], steps
+        columns["_traj_index"], columns["_frame_index"] = (
+            [episode.number for episode in episodes],
+            steps,
+        )
         return columns
 
 
@@ -107,7 +136,9 @@ def own(value: Any) -> Any:
 
 
 def instruction(episode: Episode, step: int) -> str:
-    """The language instruction: the first of the usual names in the step, its observation, or the episode."""
+    """The language instruction: the first of the usual names in the step, its observation, or the
+    episode.
+    """
     for tree in _text_places(episode):
         for name in INSTRUCTIONS if isinstance(tree, Mapping) else ():
             value = tree.get(name)

@@ -1,4 +1,6 @@
-"""Windows of steps: which steps of an episode a sample holds, and windows of several samples as batch columns."""
+"""Windows of steps: which steps of an episode a sample holds, and windows of several samples as
+batch columns.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +18,7 @@ from torchvision import tv_tensors
 
 from torch_tfrecord.arguments import Pad, at_least, one_of
 from torch_tfrecord.batch_memory import OBJECT_BYTES, TENSOR_BYTES, reserve
+from torch_tfrecord.columns.stacking import as_kind_of, is_ragged, stack
 from torch_tfrecord.errors import TFRecordError
 from torch_tfrecord.images.regions import decode_stack
 from torch_tfrecord.tfds.episode_columns import (
@@ -26,7 +29,6 @@ from torch_tfrecord.tfds.episode_columns import (
     own_tensor,
     read_encoded,
 )
-from torch_tfrecord.values.stacking import as_kind_of, is_ragged, stack
 
 __all__ = [
     "DifferentNamesError",
@@ -41,7 +43,9 @@ __all__ = [
 
 
 class Span(NamedTuple):
-    """A half-open range of steps of one episode, and the number of padding steps before and after it."""
+    """A half-open range of steps of one episode, and the number of padding steps before and after
+    it.
+    """
 
     first: int
     stop: int
@@ -82,10 +86,11 @@ def laid_out(spans: Sequence[Span]) -> tuple[npt.NDArray[np.int64], npt.NDArray[
 
 @dataclass(frozen=True)
 class Windows:
-    """The windows around a step: `window_size` steps up to and including it, and `action_horizon` steps from it on.
+    """The windows around a step: `window_size` steps up to and including it, and `action_horizon`
+    steps from it on.
 
-    A window never crosses an episode border. At the ends of an episode it is padded; with `pad=None`, such steps are
-    excluded.
+    A window never crosses an episode border. At the ends of an episode it is padded; with
+    `pad=None`, such steps are excluded.
 
     Args:
         window_size: Number of observations per sample: the current step and those before it.
@@ -191,12 +196,18 @@ class StepBatch:
         self._size = spans[0].size
 
     def take(self, columns: Sequence[Column]) -> Any:
-        """[B, steps, ...] for numbers and images; else a list of B windows, each stacked if possible."""
+        """[B, steps, ...] for numbers and images; else a list of B windows, each stacked if
+        possible.
+        """
         batch = self._numbers(columns)
         if batch is None:
             pictures = self._pictures(columns)
             batch = None if pictures is None else tv_tensors.Video(pictures)
-        return self._each(columns, lambda column, span: window(column, span, self._pad)) if batch is None else batch
+        return (
+            self._each(columns, lambda column, span: window(column, span, self._pad))
+            if batch is None
+            else batch
+        )
 
     def at(self, columns: Sequence[Column]) -> Any:
         """[B, ...] for numbers and images, from the first step of each window; else a list."""
@@ -218,7 +229,11 @@ class StepBatch:
         first = columns[0].array if isinstance(columns[0], NumberColumn) else None
         if first is None:
             return None
-        arrays = [item.array for item in columns if isinstance(item, NumberColumn) and item.array is not None]
+        arrays = [
+            item.array
+            for item in columns
+            if isinstance(item, NumberColumn) and item.array is not None
+        ]
         if len(arrays) < len(columns):
             return None
         reserve(len(arrays) * self._size * math.prod(first.shape[1:]) * first.itemsize)
@@ -230,7 +245,9 @@ class StepBatch:
             else:
                 pieces.append(array[begin:stop])
         try:  # one call, which also checks that all have the same dtype and shape
-            np.concatenate(pieces, out=out.reshape(len(arrays) * self._size, *first.shape[1:]), casting="no")
+            np.concatenate(
+                pieces, out=out.reshape(len(arrays) * self._size, *first.shape[1:]), casting="no"
+            )
         except (TypeError, ValueError):
             return None
         return torch.from_numpy(out)
@@ -245,9 +262,13 @@ class StepBatch:
         return [zeros[:before], real, zeros[:behind]]
 
     def _pictures(self, columns: Sequence[Column]) -> torch.Tensor | None:
-        """uint8 [B, steps, C, H, W]; None if they are not plain images, or do not all have the expected size."""
+        """uint8 [B, steps, C, H, W]; None if they are not plain images, or do not all have the
+        expected size.
+        """
         plan = columns[0].pictures if isinstance(columns[0], EncodedColumn) else None
-        alike = [item for item in columns if isinstance(item, EncodedColumn) and item.pictures is plan]
+        alike = [
+            item for item in columns if isinstance(item, EncodedColumn) and item.pictures is plan
+        ]
         if plan is None or len(alike) < len(columns):
             return None
         spans = [self._spans[number] for number in self._order]
@@ -314,13 +335,20 @@ def _empty(column: Column, value: Any) -> Any:
         return column.empty
     if not isinstance(value, torch.Tensor):
         return type(value)()
-    return as_kind_of(torch.zeros_like(value), value)  # zeros are a plain tensor, also for a tv_tensor
+    # zeros are a plain tensor, also for a tv_tensor
+    return as_kind_of(torch.zeros_like(value), value)
 
 
 def _stacked(values: list[Any]) -> Any:
-    """Stack tensors of equal shape, images to a `tv_tensors.Video`; return anything else as the list."""
+    """Stack tensors of equal shape, images to a `tv_tensors.Video`; return anything else as the
+    list.
+    """
     first = values[0] if values else None
-    if not isinstance(first, torch.Tensor) or is_ragged(first) or any(value.is_nested for value in values):
+    if (
+        not isinstance(first, torch.Tensor)
+        or is_ragged(first)
+        or any(value.is_nested for value in values)
+    ):
         return values
     stacked = stack([value.as_subclass(torch.Tensor) for value in values])
     if not isinstance(stacked, torch.Tensor):

@@ -14,17 +14,28 @@ from typing import Any
 
 import torch_tfrecord.tfds.features as f
 from torch_tfrecord.arguments import true_or_false
-from torch_tfrecord.records.atomic import write_atomically
-from torch_tfrecord.records.descriptors import opened
+from torch_tfrecord.files.access import Access
+from torch_tfrecord.files.atomic import write_atomically
+from torch_tfrecord.files.descriptors import opened
+from torch_tfrecord.files.storage import is_remote, local_path
+from torch_tfrecord.files.temporaries import (
+    claim_folder,
+    remove_folder,
+    sync_directory,
+    temporary_names,
+)
+from torch_tfrecord.files.transfers import listing
+from torch_tfrecord.files.uploads import Upload, remove, upload
 from torch_tfrecord.records.framing import OVERHEAD_BYTES
 from torch_tfrecord.records.reader import read_records
-from torch_tfrecord.records.storage import is_remote, local_path
-from torch_tfrecord.records.temporaries import claim_folder, remove_folder, sync_directory, temporary_names
 from torch_tfrecord.records.writer import TFRecordWriter
-from torch_tfrecord.remote.access import Access
-from torch_tfrecord.remote.transfers import listing
-from torch_tfrecord.remote.uploads import Upload, remove, upload
-from torch_tfrecord.tfds.dataset_info import SPLIT_NAME, DatasetInfo, SupervisedKeys, flat_keys, info
+from torch_tfrecord.tfds.dataset_info import (
+    SPLIT_NAME,
+    DatasetInfo,
+    SupervisedKeys,
+    flat_keys,
+    info,
+)
 from torch_tfrecord.tfds.encoding import SampleEncoder
 from torch_tfrecord.tfds.features_json import as_root, features_to_json
 from torch_tfrecord.tfds.files import (
@@ -63,28 +74,33 @@ def write(
 ) -> DatasetInfo:
     """Write samples as a dataset that both ``tfds.builder_from_directory`` and `load` can read.
 
-    Samples keep their order, shard after shard. The directory appears complete or not at all; the next call removes
-    what a killed process left next to it (``incomplete.*``).
+    Samples keep their order, shard after shard. The directory appears complete or not at all; the
+    next call removes what a killed process left next to it (``incomplete.*``).
 
     Args:
-        directory: The version directory, ``<data_dir>/<name>[/<config>]/<version>`` in TFDS. Must not exist, or be
-            empty. If it is a URL, the files are written to the folder for temporary files and uploaded, with
-            dataset_info.json last, so that no reader sees an unfinished dataset.
-        samples_by_split: Split name -> samples in the form that `load` returns: nested dicts; a sequence of dicts may
-            also be a list of dicts. Images are arrays, tensors, or the bytes or path of a file, stored unchanged.
-        features: The feature tree, built from `torch_tfrecord.tfds.features`: a mapping, or a `Sequence` of one.
+        directory: The version directory, ``<data_dir>/<name>[/<config>]/<version>`` in TFDS. Must
+            not exist, or be empty. If it is a URL, the files are written to the folder for
+            temporary files and uploaded, with dataset_info.json last, so that no reader sees an
+            unfinished dataset.
+        samples_by_split: Split name -> samples in the form that `load` returns: nested dicts; a
+            sequence of dicts may also be a list of dicts. Images are arrays, tensors, or the bytes
+            or path of a file, stored unchanged.
+        features: The feature tree, built from `torch_tfrecord.tfds.features`: a mapping, or a
+            `Sequence` of one.
         name: Name of the dataset: a letter, then letters, digits and "_".
         version: "x.y.z".
         config_name: Name of the config, if any.
         description: Free text.
         citation: BibTeX.
         license: Free text.
-        supervised_keys: (input, target) or (input, target, weights); names, or nested tuples and dicts of them.
-        num_shards: Number of shards of every split, or split name -> number; by default chosen as in TFDS (shards of
-            64 MiB to 1 GiB).
+        supervised_keys: (input, target) or (input, target, weights); names, or nested tuples and
+            dicts of them.
+        num_shards: Number of shards of every split, or split name -> number; by default chosen as
+            in TFDS (shards of 64 MiB to 1 GiB).
         as_numpy_layout: Image arrays are [H, W, C], as from ``load(as_numpy_layout=True)``.
-        disable_shuffling: Mark the dataset as ordered, as TFDS's argument of this name does. TFDS then reads the shards
-            one after another, and refuses to shuffle or interleave them (so do dlimp, OpenVLA, Octo and openpi).
+        disable_shuffling: Mark the dataset as ordered, as TFDS's argument of this name does. TFDS
+            then reads the shards one after another, and refuses to shuffle or interleave them (so
+            do dlimp, OpenVLA, Octo and openpi).
         storage_options: See `TFRecordDataset`.
 
     Returns:
@@ -93,8 +109,8 @@ def write(
     Raises:
         FileExistsError: The directory is not empty.
         KeyError: Supervised keys are not among the features.
-        TypeError, ValueError: An argument is invalid, a split is empty, or a sample does not fit the features; names
-            the split, sample and feature.
+        TypeError, ValueError: An argument is invalid, a split is empty, or a sample does not fit
+            the features; names the split, sample and feature.
 
     Example:
         >>> features = {"image": f.Image(), "label": f.ClassLabel(num_classes=2)}  # f is tfds.features
@@ -126,9 +142,15 @@ def write(
             _write_split(folder, name, split, samples, encoder, _shards_of(num_shards, split))
             for split, samples in samples_by_split.items()
         ]
-        texts = {INFO_FILE: _json({**fields, "splits": splits}), FEATURES_FILE: _json(features_to_json(tree))}
+        texts = {
+            INFO_FILE: _json({**fields, "splits": splits}),
+            FEATURES_FILE: _json(features_to_json(tree)),
+        }
         for leaf in list_leaves(tree):
-            if isinstance(leaf.feature, (f.ClassLabel, f.LabeledImage)) and leaf.feature.names is not None:
+            if (
+                isinstance(leaf.feature, (f.ClassLabel, f.LabeledImage))
+                and leaf.feature.names is not None
+            ):
                 texts[label_file(leaf.names)] = "\n".join(leaf.feature.names) + "\n"
         for file, text in texts.items():
             write_atomically(str(folder / file), text.encode())
@@ -156,16 +178,27 @@ def _write_local(target: Path, fill: Callable[[Path], None]) -> None:
 
 
 def _write_remote(directory: str, fill: Callable[[Path], None], access: Access) -> None:
-    """Write to a temporary folder, then upload all of it, and last the file without which nobody reads the rest."""
+    """Write to a temporary folder, then upload all of it, and last the file without which nobody
+    reads the rest.
+    """
     with contextlib.suppress(FileNotFoundError):
         if listing(directory, access):
             raise FileExistsError(errno.EEXIST, "there is something already", directory)
-    with tempfile.TemporaryDirectory(prefix="torch_tfrecord-") as temporary, contextlib.ExitStack() as opened_files:
+    with (
+        tempfile.TemporaryDirectory(prefix="torch_tfrecord-") as temporary,
+        contextlib.ExitStack() as opened_files,
+    ):
         folder = Path(temporary)
         fill(folder)
         uploads = [
-            Upload(f"{directory}/{path.name}", opened_files.enter_context(path.open("rb")), path.stat().st_size)
-            for path in sorted(folder.iterdir(), key=lambda path: (path.name == INFO_FILE, path.name))
+            Upload(
+                f"{directory}/{path.name}",
+                opened_files.enter_context(path.open("rb")),
+                path.stat().st_size,
+            )
+            for path in sorted(
+                folder.iterdir(), key=lambda path: (path.name == INFO_FILE, path.name)
+            )
         ]
         try:
             upload(uploads[:-1], access)
@@ -186,13 +219,16 @@ def _target(path: str) -> Path:
     if target.is_dir() and not opened(os.listdir, target):
         return target
     if os.path.lexists(target):
-        raise FileExistsError(errno.EEXIST, "expected a new or empty directory, got an existing one", str(target))
+        raise FileExistsError(
+            errno.EEXIST, "expected a new or empty directory, got an existing one", str(target)
+        )
     target.parent.mkdir(parents=True, exist_ok=True)
     return target
 
 
 def _unfinished_names(target: Path) -> Iterator[Path]:
-    """Names for an unfinished directory that every TFDS reader refuses; with 12 digits, as those of TFDS have 6.
+    """Names for an unfinished directory that every TFDS reader refuses; with 12 digits, as those of
+    TFDS have 6.
 
     The next `write` to that directory removes what a killed one left.
     """
@@ -210,15 +246,24 @@ def _rename(folder: Path, target: Path) -> None:
 
 def _shards_of(num_shards: int | Mapping[str, int] | None, split: str) -> int | None:
     number = num_shards.get(split) if isinstance(num_shards, Mapping) else num_shards
-    if number is not None and (isinstance(number, bool) or not isinstance(number, int) or number < 1):
+    if number is not None and (
+        isinstance(number, bool) or not isinstance(number, int) or number < 1
+    ):
         raise ValueError(f"num_shards must be an integer of at least 1, got {number!r}")
     return number
 
 
 def _write_split(
-    folder: Path, name: str, split: str, samples: Iterable[Any], encoder: SampleEncoder, num_shards: int | None
+    folder: Path,
+    name: str,
+    split: str,
+    samples: Iterable[Any],
+    encoder: SampleEncoder,
+    num_shards: int | None,
 ) -> dict[str, Any]:
-    """Write the shards of a split: first to one file, as their number and borders depend on the sample count."""
+    """Write the shards of a split: first to one file, as their number and borders depend on the
+    sample count.
+    """
     whole = folder / f".{split}.tfrecord"
     count = num_bytes = 0
     with TFRecordWriter(whole, compression_type=None) as writer:

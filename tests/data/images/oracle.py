@@ -1,8 +1,9 @@
-"""Small GIF, BMP and PNG files of unusual kinds, drawn here byte by byte, and what TensorFlow decodes from them.
+"""Small GIF, BMP and PNG files of unusual kinds, drawn here byte by byte, and what TensorFlow
+decodes from them.
 
-``python oracle.py`` writes ``pictures.npz`` in this folder, in an environment with tensorflow-cpu 2.21. It holds each
-file as ``<name>``, and TensorFlow's result [H, W, C] as ``<name>|<channels>``, or ``<name>|uint16`` where it is asked
-for 16 bits.
+``python oracle.py`` writes ``pictures.npz`` in this folder, in an environment with tensorflow-cpu
+2.21. It holds each file as ``<name>``, and TensorFlow's result [H, W, C] as ``<name>|<channels>``,
+or ``<name>|uint16`` where it is asked for 16 bits.
 """
 
 import struct
@@ -16,20 +17,32 @@ _COLORS = bytes([200, 30, 60, 10, 240, 20, 5, 90, 250, 250, 250, 0])
 
 
 def gif(*frames, transparent=None, local=b""):
-    """A GIF of 6 x 5 pixels with a table of four colours; each frame is (left, top, width, height)."""
+    """A GIF of 6 x 5 pixels with a table of four colours; each frame is (left, top, width,
+    height).
+    """
     data = b"GIF89a" + struct.pack("<HHBBB", 6, 5, 0x81, 0, 0) + _COLORS
     for left, top, width, height in frames:
         if transparent is not None:
             data += b"\x21\xf9\x04" + struct.pack("<BHB", 1, 0, transparent) + b"\0"
-        data += b"\x2c" + struct.pack("<HHHHB", left, top, width, height, 0x81 if local else 0) + local
+        data += (
+            b"\x2c" + struct.pack("<HHHHB", left, top, width, height, 0x81 if local else 0) + local
+        )
         data += _uncompressed([(x + y) % 4 for y in range(height) for x in range(width)])
     return data + b"\x3b"
 
 
 def _uncompressed(indices):
-    """LZW codes of 3 bits, with a clear code (4) before every second one, so that they never become longer."""
-    codes = [code for number, index in enumerate(indices) for code in ([] if number % 2 else [4]) + [index]] + [5]
-    packed = sum(code << 3 * place for place, code in enumerate(codes)).to_bytes(len(codes) * 3 // 8 + 1, "little")
+    """LZW codes of 3 bits, with a clear code (4) before every second one, so that they never become
+    longer.
+    """
+    codes = [
+        code
+        for number, index in enumerate(indices)
+        for code in ([] if number % 2 else [4]) + [index]
+    ] + [5]
+    packed = sum(code << 3 * place for place, code in enumerate(codes)).to_bytes(
+        len(codes) * 3 // 8 + 1, "little"
+    )
     return b"\2" + bytes([len(packed)]) + packed + b"\0"
 
 
@@ -38,15 +51,36 @@ def bmp(info_bytes=40, masks=(), *, bits=32, top_down=False):
     pixels = np.random.default_rng(1).bytes((5 * bits + 31) // 32 * 4 * 4)
     compression = 3 if masks else 0
     head = struct.pack(
-        "<IiiHHIIiiII", info_bytes, 5, -4 if top_down else 4, 1, bits, compression, len(pixels), 1, 1, 0, 0
+        "<IiiHHIIiiII",
+        info_bytes,
+        5,
+        -4 if top_down else 4,
+        1,
+        bits,
+        compression,
+        len(pixels),
+        1,
+        1,
+        0,
+        0,
     )
     head += struct.pack(f"<{len(masks)}I", *masks)
     head = head.ljust(info_bytes, b"\0")
-    return b"BM" + struct.pack("<IHHI", 14 + len(head) + len(pixels), 0, 0, 14 + len(head)) + head + pixels
+    return (
+        b"BM"
+        + struct.pack("<IHHI", 14 + len(head) + len(pixels), 0, 0, 14 + len(head))
+        + head
+        + pixels
+    )
 
 
 def chunk(name, payload):
-    return struct.pack(">I", len(payload)) + name + payload + struct.pack(">I", zlib.crc32(name + payload))
+    return (
+        struct.pack(">I", len(payload))
+        + name
+        + payload
+        + struct.pack(">I", zlib.crc32(name + payload))
+    )
 
 
 def gamma(value):
@@ -96,14 +130,32 @@ def pictures():
         "png late gamma": png(behind=gamma(45455)),
         "png gamma behind palette": png(palette, gamma(45455), color=3),
         "png palette": png(gamma(45455), palette, color=3),
-        "png palette, transparent": png(gamma(45455), palette, chunk(b"tRNS", bytes(range(99))), color=3),
+        "png palette, transparent": png(
+            gamma(45455), palette, chunk(b"tRNS", bytes(range(99))), color=3
+        ),
         "png alpha": png(gamma(45455), color=6),
         "png gray": png(gamma(45455), color=0),
         "png 16": png(bits=16),
         "png 16 gamma": png(gamma(45455), bits=16),
         "png 16 gray": png(bits=16, color=0),
     }
-    for value in (0, 15, 16, 1600, 30000, 45000, 45455, 94999, 95000, 97000, 105000, 105264, 220000, 10**7, 2**31 - 1):
+    for value in (
+        0,
+        15,
+        16,
+        1600,
+        30000,
+        45000,
+        45455,
+        94999,
+        95000,
+        97000,
+        105000,
+        105264,
+        220000,
+        10**7,
+        2**31 - 1,
+    ):
         files[f"png gamma {value}"] = png(gamma(value))
     return files
 

@@ -1,9 +1,11 @@
-"""What LeRobot's own writer makes of the episodes below, and what its own reader reads from a folder.
+"""What LeRobot's own writer makes of the episodes below, and what its own reader reads from a
+folder.
 
     python oracle.py make expected.json.gz      # needs lerobot[dataset] 0.6
     python oracle.py read FOLDER result.npz     # every frame of a LeRobot dataset
 
-Of the tests' modules it needs none: `tests/tfds/test_lerobot_export.py` imports the values from here.
+Of the tests' modules it needs none: `tests/tfds/test_lerobot_export.py` imports the values from
+here.
 """
 
 import gzip
@@ -70,7 +72,10 @@ def make(path):
 def write(folder, mode):
     from lerobot.datasets.lerobot_dataset import LeRobotDataset
 
-    features = {name: {"dtype": dtype, "shape": shape, "names": None} for name, (dtype, shape) in NUMBERS.items()}
+    features = {
+        name: {"dtype": dtype, "shape": shape, "names": None}
+        for name, (dtype, shape) in NUMBERS.items()
+    }
     features["note"] = {"dtype": "string", "shape": (1,), "names": None}
     for camera, (height, width, _) in SIZES.items():
         features[f"observation.images.{camera}"] = {
@@ -83,7 +88,9 @@ def write(folder, mode):
     for episode, step in steps():
         values = {name: numbers(name, episode, step) for name in NUMBERS}
         frames = {f"observation.images.{name}": frame(name, episode, step) for name in SIZES}
-        frames = {name: np.repeat(pixels, 3 // pixels.shape[2], axis=2) for name, pixels in frames.items()}
+        frames = {
+            name: np.repeat(pixels, 3 // pixels.shape[2], axis=2) for name, pixels in frames.items()
+        }
         dataset.add_frame({**values, **frames, "note": note(episode, step), "task": task(episode)})
         if step == LENGTHS[episode] - 1:
             dataset.save_episode()
@@ -100,9 +107,14 @@ def described(folder):
         "stats": json.loads((folder / "meta/stats.json").read_text()),
         "tasks": pq.read_table(folder / "meta/tasks.parquet").to_pydict(),
         "episodes": pq.read_table(folder / "meta/episodes/chunk-000/file-000.parquet").to_pylist(),
-        "schema": {field.name: str(getattr(field.type, "storage_type", field.type)) for field in data.schema},
+        "schema": {
+            field.name: str(getattr(field.type, "storage_type", field.type))
+            for field in data.schema
+        },
         "described": json.loads(data.schema.metadata[b"huggingface"]),
-        "rows": data.select([name for name in data.column_names if "images" not in name]).to_pylist(),
+        "rows": data.select(
+            [name for name in data.column_names if "images" not in name]
+        ).to_pylist(),
     }
 
 
@@ -111,7 +123,9 @@ def read(folder, path):
 
     dataset = LeRobotDataset("drawn/episodes", root=folder)
     items = [dataset[position] for position in range(len(dataset))]
-    np.savez(path, **{name: np.stack([np.asarray(item[name]) for item in items]) for name in items[0]})
+    np.savez(
+        path, **{name: np.stack([np.asarray(item[name]) for item in items]) for name in items[0]}
+    )
 
 
 if __name__ == "__main__":

@@ -1,7 +1,9 @@
-"""Makes the files in this folder: `python make.py`, first with torchcodec, FFmpeg and Pillow, then with TensorFlow.
+"""Makes the files in this folder: `python make.py`, first with torchcodec, FFmpeg and Pillow, then
+with TensorFlow.
 
-With torchcodec: `tone.*`, `moving.mp4` and `moving.gif`. With TensorFlow: `decode_wav.json.gz`, what
-`tf.audio.decode_wav` gives for generated WAV files, and `moving.npz`, what `tf.io.decode_gif` gives for `moving.gif`.
+With torchcodec: `tone.*`, `moving.mp4` and `moving.gif`. With TensorFlow: `decode_wav.json.gz`,
+what `tf.audio.decode_wav` gives for generated WAV files, and `moving.npz`, what `tf.io.decode_gif`
+gives for `moving.gif`.
 """
 
 import base64
@@ -17,14 +19,35 @@ import numpy as np
 HERE = Path(__file__).parent
 PCM = struct.pack("<12h", 0, 1, -1, 32767, -32768, 1000, -1000, 12345, -54, 7, 8, -9)
 PCM_GUID = bytes.fromhex("0100000000001000800000aa00389b71")
-OPTIONS = [{}, {"desired_channels": 1}, {"desired_channels": 3}, {"desired_samples": 2}, {"desired_samples": 15}]
+OPTIONS = [
+    {},
+    {"desired_channels": 1},
+    {"desired_channels": 3},
+    {"desired_samples": 2},
+    {"desired_samples": 15},
+]
 
 
 def chunk(name, data, size=None, pad=True):
-    return name + struct.pack("<I", len(data) if size is None else size) + data + b"\0" * (pad and len(data) % 2)
+    return (
+        name
+        + struct.pack("<I", len(data) if size is None else size)
+        + data
+        + b"\0" * (pad and len(data) % 2)
+    )
 
 
-def wav(data=PCM, channels=1, bits=16, encoding=1, extra=b"", before=b"", after=b"", rate=8000, **options):
+def wav(
+    data=PCM,
+    channels=1,
+    bits=16,
+    encoding=1,
+    extra=b"",
+    before=b"",
+    after=b"",
+    rate=8000,
+    **options,
+):
     frame = channels * bits // 8
     head = struct.pack("<HHIIHH", encoding, channels, rate, rate * frame, frame, bits) + extra
     body = b"WAVE" + chunk(b"fmt ", head) + before + chunk(b"data", data, **options) + after
@@ -52,8 +75,12 @@ WAVS = {
     "no header": b"junk" * 20,
     "data first": b"RIFF\0\0\0\0WAVE" + chunk(b"data", PCM),
     "a short format": b"RIFF\0\0\0\0WAVE" + chunk(b"fmt ", b"\1\0\1\0"),
-    "no channels": wav(channels=1).replace(struct.pack("<HHI", 1, 1, 8000), struct.pack("<HHI", 1, 0, 8000)),
-    "a wrong frame": wav().replace(struct.pack("<IHH", 16000, 2, 16), struct.pack("<IHH", 16000, 4, 16)),
+    "no channels": wav(channels=1).replace(
+        struct.pack("<HHI", 1, 1, 8000), struct.pack("<HHI", 1, 0, 8000)
+    ),
+    "a wrong frame": wav().replace(
+        struct.pack("<IHH", 16000, 2, 16), struct.pack("<IHH", 16000, 4, 16)
+    ),
     "two data": wav(after=chunk(b"data", PCM)),
     "8 bits": wav(bits=8),
     "24 bits": wav(bits=24),
@@ -86,13 +113,24 @@ def with_tensorflow():
             samples, rate = tf.audio.decode_wav(data, **options)
         except tf.errors.InvalidArgumentError as error:
             return {"error": str(error).rpartition("}} ")[2]}
-        return {"samples": samples.numpy().astype("<f4").tobytes().hex(), "shape": samples.shape, "rate": int(rate)}
+        return {
+            "samples": samples.numpy().astype("<f4").tobytes().hex(),
+            "shape": samples.shape,
+            "rate": int(rate),
+        }
 
     cases = [
-        {"name": name, "wav": base64.b64encode(data).decode(), "options": options, "tensorflow": result(data, options)}
+        {
+            "name": name,
+            "wav": base64.b64encode(data).decode(),
+            "options": options,
+            "tensorflow": result(data, options),
+        }
         for (name, data), options in itertools.product(WAVS.items(), OPTIONS)
     ]
-    (HERE / "decode_wav.json.gz").write_bytes(gzip.compress(json.dumps(cases, default=list).encode(), mtime=0))
+    (HERE / "decode_wav.json.gz").write_bytes(
+        gzip.compress(json.dumps(cases, default=list).encode(), mtime=0)
+    )
     frames = tf.io.decode_gif((HERE / "moving.gif").read_bytes()).numpy()
     np.savez_compressed(HERE / "moving.npz", frames=frames)
 
@@ -103,10 +141,16 @@ def with_torchcodec():
 
     (HERE / "moving.gif").write_bytes(gif())
     time = torch.arange(1000) / 8000
-    tone = torch.stack([0.5 * torch.sin(2 * torch.pi * 440 * time), 0.25 * torch.sin(2 * torch.pi * 220 * time)])
+    tone = torch.stack(
+        [0.5 * torch.sin(2 * torch.pi * 440 * time), 0.25 * torch.sin(2 * torch.pi * 220 * time)]
+    )
     for kind in ("flac", "mp3", "ogg"):
-        (HERE / f"tone.{kind}").write_bytes(AudioEncoder(tone, sample_rate=8000).to_tensor(kind).numpy().tobytes())
-    frames = torch.stack([torch.from_numpy(np.array(moving(number, (64, 48)))) for number in range(20)])
+        (HERE / f"tone.{kind}").write_bytes(
+            AudioEncoder(tone, sample_rate=8000).to_tensor(kind).numpy().tobytes()
+        )
+    frames = torch.stack(
+        [torch.from_numpy(np.array(moving(number, (64, 48)))) for number in range(20)]
+    )
     video = VideoEncoder(frames.permute(0, 3, 1, 2).contiguous(), frame_rate=10)
     (HERE / "moving.mp4").write_bytes(video.to_tensor("mp4").numpy().tobytes())
 

@@ -1,7 +1,9 @@
-"""What TF-Ranking reads from lists of Examples, and what TensorFlow makes of JSON: run it to write this folder again.
+"""What TF-Ranking reads from lists of Examples, and what TensorFlow makes of JSON: run it to write
+this folder again.
 
-In an environment with tensorflow-cpu, and tensorflow_ranking-0.5.5-py2.py3-none-any.whl unpacked in a folder:
-`python oracle.py <that folder>`. The package itself does not run with today's TensorFlow, but its `data.py` does.
+In an environment with tensorflow-cpu, and tensorflow_ranking-0.5.5-py2.py3-none-any.whl unpacked in
+a folder: `python oracle.py <that folder>`. The package itself does not run with today's TensorFlow,
+but its `data.py` does.
 """
 
 import base64
@@ -29,7 +31,9 @@ def ranking_data(folder):
 
 def list_message():
     """tensorflow_serving's ExampleListWithContext."""
-    file = descriptor_pb2.FileDescriptorProto(name="input.proto", package="tensorflow.serving", syntax="proto3")
+    file = descriptor_pb2.FileDescriptorProto(
+        name="input.proto", package="tensorflow.serving", syntax="proto3"
+    )
     file.dependency.append("tensorflow/core/example/example.proto")
     message = file.message_type.add(name="ExampleListWithContext")
     message.field.add(name="examples", number=1, label=3, type=11, type_name=".tensorflow.Example")
@@ -50,7 +54,9 @@ def example(values):
 
 
 def copied(values):
-    """With the values of "ids" under other names, too: TensorFlow reads a key with one kind of spec."""
+    """With the values of "ids" under other names, too: TensorFlow reads a key with one kind of
+    spec.
+    """
     return values | dict.fromkeys(("rows", "padded"), values["ids"]) if "ids" in values else values
 
 
@@ -80,7 +86,10 @@ RECORDS = [
     ),
 ]
 
-CONTEXT = {"query": tf.io.FixedLenFeature([], tf.string, ""), "length": tf.io.FixedLenFeature([1], tf.int64, [0])}
+CONTEXT = {
+    "query": tf.io.FixedLenFeature([], tf.string, ""),
+    "length": tf.io.FixedLenFeature([1], tf.int64, [0]),
+}
 EXAMPLES = {
     "words": tf.io.VarLenFeature(tf.string),
     "ids": tf.io.VarLenFeature(tf.int64),
@@ -99,7 +108,9 @@ def plain(value):
     if isinstance(value, tf.SparseTensor):
         shape = value.dense_shape.numpy().tolist()
         rows = [[[] for _ in range(shape[1])] for _ in range(shape[0])]
-        for (row, column, _), item in zip(value.indices.numpy().tolist(), value.values.numpy().tolist(), strict=True):
+        for (row, column, _), item in zip(
+            value.indices.numpy().tolist(), value.values.numpy().tolist(), strict=True
+        ):
             rows[row][column].append(item)
         return {"dtype": value.dtype.name, "values": texts(rows)}
     if isinstance(value, tf.RaggedTensor):
@@ -117,7 +128,9 @@ def as_example(message):
     """The same record as an Example of Examples."""
     parts = {
         "serialized_context": [message.context.SerializeToString(deterministic=True)],
-        "serialized_examples": [each.SerializeToString(deterministic=True) for each in message.examples],
+        "serialized_examples": [
+            each.SerializeToString(deterministic=True) for each in message.examples
+        ],
     }
     return example({name: part for name, part in parts.items() if part})
 
@@ -126,7 +139,8 @@ def lists(data):
     """What TF-Ranking reads, for both formats and several sizes."""
     message = list_message()
     made = [
-        message(context=example(context), examples=map(example, map(copied, examples))) for context, examples in RECORDS
+        message(context=example(context), examples=map(example, map(copied, examples)))
+        for context, examples in RECORDS
     ]
     del made[2].examples[:]
     made[3].ClearField("context")
@@ -141,10 +155,19 @@ def lists(data):
         for rows in ([0, 1, 2, 3, 4], [1, 3], [0, 4], [4]):
             for size in (None, 1, 2, 3, 6):
                 for examples in (EXAMPLES, REQUIRED):
-                    found.append({"format": kind, "rows": rows, "list_size": size, "required": examples is REQUIRED})
+                    found.append(
+                        {
+                            "format": kind,
+                            "rows": rows,
+                            "list_size": size,
+                            "required": examples is REQUIRED,
+                        }
+                    )
                     options = {"size_feature_name": "size", "mask_feature_name": "mask"}
                     try:
-                        values = read[kind]([serialized[row] for row in rows], size, CONTEXT, examples, **options)
+                        values = read[kind](
+                            [serialized[row] for row in rows], size, CONTEXT, examples, **options
+                        )
                         found[-1]["values"] = {name: plain(value) for name, value in values.items()}
                     except tf.errors.InvalidArgumentError as error:
                         found[-1]["error"] = str(error).split("\n")[0]
@@ -161,9 +184,13 @@ def one_feature(**lists):
 
 TEXTS = {
     "ints": one_feature(int64List={"value": [1, -2, 3]}),
-    "ints as text": one_feature(int64List={"value": ["1", "-9223372036854775808", "9223372036854775807"]}),
+    "ints as text": one_feature(
+        int64List={"value": ["1", "-9223372036854775808", "9223372036854775807"]}
+    ),
     "snake names": one_feature(int64_list={"value": [1]}),
-    "floats": one_feature(floatList={"value": [1.5, -0.0, 3e38, 1, "2.5", "NaN", "Infinity", "-Infinity"]}),
+    "floats": one_feature(
+        floatList={"value": [1.5, -0.0, 3e38, 1, "2.5", "NaN", "Infinity", "-Infinity"]}
+    ),
     "float literal nan": '{"features":{"feature":{"a":{"floatList":{"value":[NaN]}}}}}',
     "float literal inf": '{"features":{"feature":{"a":{"floatList":{"value":[Infinity]}}}}}',
     "float too large": one_feature(floatList={"value": [1e39]}),
@@ -237,7 +264,8 @@ def json_examples():
             made = tf.train.Example.FromString(tf.io.decode_json_example(tf.constant(data)).numpy())
             made = made.SerializeToString(deterministic=True)
             found[name]["example"] = base64.b64encode(made).decode()
-        except (tf.errors.InvalidArgumentError, UnicodeDecodeError):  # of which the second is an error in TensorFlow's
+        # of which the second is an error in TensorFlow's
+        except (tf.errors.InvalidArgumentError, UnicodeDecodeError):
             found[name]["example"] = None
     return found
 

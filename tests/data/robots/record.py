@@ -1,14 +1,17 @@
-"""Record the batches of the original loaders: `python record.py DATASETS CHECKOUTS OUT.npz`, with TensorFlow.
+"""Record the batches of the original loaders: `python record.py DATASETS CHECKOUTS OUT.npz`, with
+TensorFlow.
 
-DATASETS is what `tests/robot_episodes.py` wrote. CHECKOUTS holds clones of the originals, imported and not copied;
-what they import beside their data code (torch, model code, downloads) is replaced by empty modules.
+DATASETS is what `tests/robot_episodes.py` wrote. CHECKOUTS holds clones of the originals, imported
+and not copied; what they import beside their data code (torch, model code, downloads) is replaced
+by empty modules.
 
     kvablack/dlimp                  ad72ce3  dlimp/
     Physical-Intelligence/openpi    15a9616  src/openpi/training/droid_rlds_dataset.py
     openvla/openvla                 c8f03f4  prismatic/vla/datasets/rlds/
     octo-models/octo                241fb35  octo/data/
 
-Samples come in random order and again and again, so each is kept once, by dataset, instruction and step.
+Samples come in random order and again and again, so each is kept once, by dataset, instruction and
+step.
 """
 
 import logging
@@ -36,7 +39,11 @@ def prepare(checkouts):
     stub("prismatic.overwatch", initialize_overwatch=logging.getLogger)
     stub("prismatic.vla", prismatic / "vla")
     stub("prismatic.vla.datasets", prismatic / "vla" / "datasets")
-    for name in ("tensorflow_graphics", "tensorflow_graphics.geometry", "tensorflow_graphics.geometry.transformation"):
+    for name in (
+        "tensorflow_graphics",
+        "tensorflow_graphics.geometry",
+        "tensorflow_graphics.geometry.transformation",
+    ):
         stub(name, "")  # for DROID's rotations
     stub("huggingface_hub", hf_hub_download=None)
     openpi = checkouts / "openpi" / "src" / "openpi"
@@ -51,7 +58,9 @@ def flat(tree, path=""):
     if not isinstance(tree, dict):
         return {path: tree}
     return {
-        key: leaf for name, item in tree.items() for key, leaf in flat(item, f"{path}/{name}" if path else name).items()
+        key: leaf
+        for name, item in tree.items()
+        for key, leaf in flat(item, f"{path}/{name}" if path else name).items()
     }
 
 
@@ -70,15 +79,23 @@ def text(value):
 def openpi(datasets):
     from openpi.training.droid_rlds_dataset import DroidRldsDataset, RLDSDataset
 
-    chosen = [RLDSDataset(name="droid", version="1.0.1", weight=1.0, filter_dict_path=str(datasets / "keep.json"))]
-    loader = DroidRldsDataset(str(datasets), batch_size=8, datasets=chosen, shuffle=False, shuffle_buffer_size=10)
+    chosen = [
+        RLDSDataset(
+            name="droid", version="1.0.1", weight=1.0, filter_dict_path=str(datasets / "keep.json")
+        )
+    ]
+    loader = DroidRldsDataset(
+        str(datasets), batch_size=8, datasets=chosen, shuffle=False, shuffle_buffer_size=10
+    )
     found = {}
     for batch, _ in zip(loader, range(60), strict=False):
         columns = flat(batch)
         for row in range(len(batch["actions"])):
             sample = {name: column[row] for name, column in columns.items()}
             sample["prompt"], sample["step_id"] = text(sample["prompt"]), text(sample["step_id"])
-            found.setdefault((sample["step_id"], sample["observation/image"].tobytes(), sample["prompt"]), sample)
+            found.setdefault(
+                (sample["step_id"], sample["observation/image"].tobytes(), sample["prompt"]), sample
+            )
     return stacked([found[key] for key in sorted(found)], "openpi")
 
 
@@ -94,7 +111,9 @@ def by_step(samples, count, timestep):
 
 
 def numbers(statistics, prefix):
-    return {f"{prefix}/statistics/{name}": np.asarray(value) for name, value in flat(statistics).items()}
+    return {
+        f"{prefix}/statistics/{name}": np.asarray(value) for name, value in flat(statistics).items()
+    }
 
 
 def openvla(datasets):
@@ -111,26 +130,34 @@ def openvla(datasets):
         load_language=True,
         action_proprio_normalization_type=NormalizationType.BOUNDS_Q99,
     )
-    dataset, length, statistics = make_interleaved_dataset(  # as prismatic/vla/datasets/datasets.py calls it
-        dataset_kwargs_list=kwargs,
-        sample_weights=weights,
-        train=True,
-        shuffle_buffer_size=10,
-        traj_transform_kwargs={
-            "window_size": 1,
-            "future_action_window_size": 0,
-            "skip_unlabeled": True,
-            "goal_relabeling_strategy": "uniform",
-        },
-        frame_transform_kwargs={"resize_size": RESIZED, "num_parallel_calls": 2},
-        balance_weights=True,
-        traj_transform_threads=2,
-        traj_read_threads=2,
+    dataset, length, statistics = (
+        make_interleaved_dataset(  # as prismatic/vla/datasets/datasets.py calls it
+            dataset_kwargs_list=kwargs,
+            sample_weights=weights,
+            train=True,
+            shuffle_buffer_size=10,
+            traj_transform_kwargs={
+                "window_size": 1,
+                "future_action_window_size": 0,
+                "skip_unlabeled": True,
+                "goal_relabeling_strategy": "uniform",
+            },
+            frame_transform_kwargs={"resize_size": RESIZED, "num_parallel_calls": 2},
+            balance_weights=True,
+            traj_transform_threads=2,
+            traj_read_threads=2,
+        )
     )
-    found = stacked(by_step(dataset.as_numpy_iterator(), 600, lambda s: s["observation/timestep"][-1]), "openvla")
+    found = stacked(
+        by_step(dataset.as_numpy_iterator(), 600, lambda s: s["observation/timestep"][-1]),
+        "openvla",
+    )
     for name, each in statistics.items():
         found |= numbers(each, f"openvla/{name}")
-    return found | {"openvla/sample_weights": dataset.sample_weights, "openvla/dataset_len": np.array(length)}
+    return found | {
+        "openvla/sample_weights": dataset.sample_weights,
+        "openvla/dataset_len": np.array(length),
+    }
 
 
 def octo(datasets):
@@ -157,7 +184,9 @@ def octo(datasets):
         traj_transform_threads=2,
         traj_read_threads=2,
     )
-    found = stacked(by_step(dataset.as_numpy_iterator(), 400, lambda s: s["observation/timestep"][-1]), "octo")
+    found = stacked(
+        by_step(dataset.as_numpy_iterator(), 400, lambda s: s["observation/timestep"][-1]), "octo"
+    )
     return found | numbers(dataset.dataset_statistics["bridge_dataset"], "octo")
 
 

@@ -1,6 +1,8 @@
-"""What TFDS itself writes and reads: makes the datasets beside, and prints the values of any directory.
+"""What TFDS itself writes and reads: makes the datasets beside, and prints the values of any
+directory.
 
-Runs only where tensorflow-datasets is installed (4.9.10 with TensorFlow 2.21 made what is here); no test imports it.
+Runs only where tensorflow-datasets is installed (4.9.10 with TensorFlow 2.21 made what is here); no
+test imports it.
 
     python oracle.py make tests/data/tfds      writes the datasets and expected.json.gz
     python oracle.py make DIRECTORY array_record      the same in another format
@@ -62,9 +64,15 @@ class Drawings(tfds.core.GeneratorBasedBuilder):
                     "rgba": F.Image(shape=(None, None, 4), encoding_format="png"),
                     "jpeg": F.Image(shape=(16, 24, 3), encoding_format="jpeg"),
                     "file": F.Image(shape=(None, None, 3)),
-                    "mask16": F.Image(shape=(None, None, 1), dtype=np.uint16, encoding_format="png"),
-                    "depth": F.Image(shape=(None, None, 1), dtype=np.float32, encoding_format="png"),
-                    "segmentation": F.LabeledImage(shape=(None, None, 1), labels=["sky", "road", "car"]),
+                    "mask16": F.Image(
+                        shape=(None, None, 1), dtype=np.uint16, encoding_format="png"
+                    ),
+                    "depth": F.Image(
+                        shape=(None, None, 1), dtype=np.float32, encoding_format="png"
+                    ),
+                    "segmentation": F.LabeledImage(
+                        shape=(None, None, 1), labels=["sky", "road", "car"]
+                    ),
                     "label": F.ClassLabel(names=["round", "flat/wide", "étoile"]),
                     "other": F.ClassLabel(num_classes=7),
                     "box": F.BBoxFeature(),
@@ -92,7 +100,10 @@ class Drawings(tfds.core.GeneratorBasedBuilder):
     def _generate_examples(self, count):
         random = np.random.default_rng(count)
         for i in range(count):
-            boxes = [sorted(random.uniform(0, 1, 2)) + sorted(random.uniform(0, 1, 2)) for _ in range(i % 3)]
+            boxes = [
+                sorted(random.uniform(0, 1, 2)) + sorted(random.uniform(0, 1, 2))
+                for _ in range(i % 3)
+            ]
             bbox = [F.BBox(ymin=b[0], xmin=b[2], ymax=b[1], xmax=b[3]) for b in boxes]
             with tempfile.NamedTemporaryFile(suffix=".bmp", delete=False) as file:
                 file.write(bmp(picture(i, 7, 6, 3)))
@@ -129,7 +140,19 @@ class Drawings(tfds.core.GeneratorBasedBuilder):
             )
 
 
-SCALARS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32", "float64")
+SCALARS = (
+    "int8",
+    "int16",
+    "int32",
+    "int64",
+    "uint8",
+    "uint16",
+    "uint32",
+    "uint64",
+    "float16",
+    "float32",
+    "float64",
+)
 
 
 def extreme(name, i):
@@ -144,7 +167,9 @@ def extreme(name, i):
 class Kinds(tfds.core.GeneratorBasedBuilder):
     """Numbers, texts and sequences of every kind."""
 
-    BUILDER_CONFIGS = [tfds.core.BuilderConfig(name="all", version=tfds.core.Version("0.1.0"), description="all")]  # noqa: RUF012
+    BUILDER_CONFIGS = [  # noqa: RUF012
+        tfds.core.BuilderConfig(name="all", version=tfds.core.Version("0.1.0"), description="all")
+    ]
 
     def _info(self):
         tensor = F.Tensor
@@ -155,7 +180,10 @@ class Kinds(tfds.core.GeneratorBasedBuilder):
             features=F.FeaturesDict(
                 {
                     **{name: F.Scalar(np.dtype(name)) for name in SCALARS},
-                    **{f"opt_{name}": F.Scalar(np.dtype(name), optional=True) for name in ("int32", "float32", "bool")},
+                    **{
+                        f"opt_{name}": F.Scalar(np.dtype(name), optional=True)
+                        for name in ("int32", "float32", "bool")
+                    },
                     "flag": np.bool_,
                     "raw": F.Scalar(np.object_),
                     "strings": tensor(shape=(2,), dtype=np.object_),
@@ -181,7 +209,9 @@ class Kinds(tfds.core.GeneratorBasedBuilder):
                     "ragged_text": F.Sequence(F.Sequence(F.Text())),
                     "ragged_vector": F.Sequence(F.Sequence(tensor(shape=(2,), dtype=np.int64))),
                     "ragged_dict": F.Sequence({"ids": F.Sequence(np.int64), "name": F.Text()}),
-                    "ragged_image": F.Sequence(F.Sequence(F.Image(shape=(2, 3, 3), encoding_format="png"))),
+                    "ragged_image": F.Sequence(
+                        F.Sequence(F.Image(shape=(2, 3, 3), encoding_format="png"))
+                    ),
                     "audio": F.Audio(sample_rate=8000),
                     "stereo": F.Audio(shape=(None, 2), dtype=np.int16),
                     "translation": F.Translation(["de", "en"]),
@@ -267,11 +297,19 @@ train[10:50%]|test[45%:55%]|train [:3]|train + test[:2]|train[:-131]|all[:3]|tra
 
 
 def value(leaf):
-    """A value as JSON: dtype, shape and values; floats as hex of their bits, large arrays as a hash."""
+    """A value as JSON: dtype, shape and values; floats as hex of their bits, large arrays as a
+    hash.
+    """
     if isinstance(leaf, tf.RaggedTensor):
-        return {"flat": value(leaf.flat_values), "splits": [part.numpy().tolist() for part in leaf.nested_row_splits]}
+        return {
+            "flat": value(leaf.flat_values),
+            "splits": [part.numpy().tolist() for part in leaf.nested_row_splits],
+        }
     array = np.asarray(leaf)
-    out = {"dtype": "string" if array.dtype.kind in "OS" else str(array.dtype), "shape": list(array.shape)}
+    out = {
+        "dtype": "string" if array.dtype.kind in "OS" else str(array.dtype),
+        "shape": list(array.shape),
+    }
     if out["dtype"] == "string":
         return {**out, "values": [item.hex() for item in array.ravel().tolist()]}
     if array.size > 64:
@@ -286,7 +324,11 @@ def value(leaf):
 def flatten(example, prefix=""):
     """Names joined by /."""
     if isinstance(example, dict):
-        return {key: leaf for name, item in example.items() for key, leaf in flatten(item, f"{prefix}{name}/").items()}
+        return {
+            key: leaf
+            for name, item in example.items()
+            for key, leaf in flatten(item, f"{prefix}{name}/").items()
+        }
     if isinstance(example, tf.data.Dataset):
         steps = [flatten(step) for step in example]
         return {prefix[:-1]: {"steps": steps}}
@@ -294,17 +336,27 @@ def flatten(example, prefix=""):
 
 
 def jpegs(features):
-    """Top-level images whose arrays are JPEG: TFDS decodes these with the fast, less exact transform."""
-    return [name for name, item in features.items() if getattr(item, "_encoding_format", None) == "jpeg"]
+    """Top-level images whose arrays are JPEG: TFDS decodes these with the fast, less exact
+    transform.
+    """
+    return [
+        name for name, item in features.items() if getattr(item, "_encoding_format", None) == "jpeg"
+    ]
 
 
 def examples_of(builder, split, decoders):
     """The examples in file order; `as_dataset` does not read array_record."""
     if builder.info.file_format.value == "array_record":
-        raw = builder.as_data_source(split, deserialize_method=tfds.decode.DeserializeMethod.RAW_BYTES)
+        raw = builder.as_data_source(
+            split, deserialize_method=tfds.decode.DeserializeMethod.RAW_BYTES
+        )
         records = tf.data.Dataset.from_tensor_slices([raw[i] for i in range(len(raw))])
-        return records.map(lambda record: builder.info.features.deserialize_example(record, decoders=decoders))
-    return builder.as_dataset(split=split, shuffle_files=False, read_config=ORDER, decoders=decoders)
+        return records.map(
+            lambda record: builder.info.features.deserialize_example(record, decoders=decoders)
+        )
+    return builder.as_dataset(
+        split=split, shuffle_files=False, read_config=ORDER, decoders=decoders
+    )
 
 
 def read(directory):
@@ -321,7 +373,12 @@ def read(directory):
             out[split].append(flatten(example))
     keys = builder.info.supervised_keys
     counts = {name: list(split.shard_lengths) for name, split in builder.info.splits.items()}
-    return {"supervised_keys": keys, "shard_lengths": counts, "examples": out, "features": repr(builder.info.features)}
+    return {
+        "supervised_keys": keys,
+        "shard_lengths": counts,
+        "examples": out,
+        "features": repr(builder.info.features),
+    }
 
 
 def split_ids(directory):
@@ -338,7 +395,9 @@ def split_ids(directory):
         except Exception as error:  # whatever TFDS raises
             found[split] = type(error).__name__
     even = {
-        f"{split}|{n}|{drop}": [ids(part) for part in tfds.even_splits(split, n, drop_remainder=drop)]
+        f"{split}|{n}|{drop}": [
+            ids(part) for part in tfds.even_splits(split, n, drop_remainder=drop)
+        ]
         for split, n, drop in (
             ("train", 3, False),
             ("train", 4, True),
@@ -347,7 +406,9 @@ def split_ids(directory):
         )
     }
     percent = {
-        f"{low}|{high}": ids(tfds.core.ReadInstruction("train", low, high, unit="%", rounding="pct1_dropremainder"))
+        f"{low}|{high}": ids(
+            tfds.core.ReadInstruction("train", low, high, unit="%", rounding="pct1_dropremainder")
+        )
         for low, high in ((0, 50), (10, 30), (33, None), (-20, None))
     }
     return {"splits": found, "even": even, "pct1": percent}

@@ -1,6 +1,7 @@
 """Episodes that TFDS itself wrote, and the values that it reads from them: makes what lies beside.
 
-Runs only where tensorflow-datasets is installed (4.9.10 with TensorFlow 2.21 made what is here); no test imports it.
+Runs only where tensorflow-datasets is installed (4.9.10 with TensorFlow 2.21 made what is here); no
+test imports it.
 
     python oracle.py tests/data/tfds_rlds
     python oracle.py DIRECTORY array_record      the same in another format
@@ -69,13 +70,22 @@ class DrawnEpisodes(tfds.core.GeneratorBasedBuilder):
             random = np.random.default_rng([number, len(split)])
             steps = [step(random, number, at, length) for at in range(length)]
             gains = random.normal(size=number).astype(np.float32)
-            yield number, {"steps": steps, "episode_metadata": {"name": f"{split} {number} é", "gains": gains}}
+            yield (
+                number,
+                {
+                    "steps": steps,
+                    "episode_metadata": {"name": f"{split} {number} é", "gains": gains},
+                },
+            )
 
 
 def step(random, number, at, length):
     y, x = np.mgrid[:40, :48]
-    pixels = np.stack([(x * 5 + y * 3 + at * 20 + number * 7 + 60 * channel) % 256 for channel in range(3)], -1)
-    pixels[:20, :20] = random.integers(0, 256, (20, 20, 3))  # so that a long episode's list of pictures is a large one
+    pixels = np.stack(
+        [(x * 5 + y * 3 + at * 20 + number * 7 + 60 * channel) % 256 for channel in range(3)], -1
+    )
+    # so that a long episode's list of pictures is a large one
+    pixels[:20, :20] = random.integers(0, 256, (20, 20, 3))
     return {
         "observation": {
             "image": pixels.astype(np.uint8),
@@ -99,20 +109,34 @@ def step(random, number, at, length):
 
 def flat(tree, path=""):
     if isinstance(tree, dict):
-        return {key: value for name, item in tree.items() for key, value in flat(item, f"{path}/{name}").items()}
+        return {
+            key: value
+            for name, item in tree.items()
+            for key, value in flat(item, f"{path}/{name}").items()
+        }
     array = np.asarray(tree)
     if array.dtype == object or array.dtype.kind == "S":
         return {path[1:]: tree.decode()}
     if array.size > 100:
-        return {path[1:]: {"sha256": hashlib.sha256(array.tobytes()).hexdigest(), "shape": list(array.shape)}}
+        return {
+            path[1:]: {
+                "sha256": hashlib.sha256(array.tobytes()).hexdigest(),
+                "shape": list(array.shape),
+            }
+        }
     return {path[1:]: {"dtype": str(array.dtype), "values": array.tolist()}}
 
 
 def episodes_of(builder, split):
     """The episodes in file order; `as_dataset` does not read array_record."""
     if builder.info.file_format.value == "array_record":
-        raw = builder.as_data_source(split, deserialize_method=tfds.decode.DeserializeMethod.RAW_BYTES)
-        return (tfds.as_numpy(builder.info.features.deserialize_example(raw[i])) for i in range(len(raw)))
+        raw = builder.as_data_source(
+            split, deserialize_method=tfds.decode.DeserializeMethod.RAW_BYTES
+        )
+        return (
+            tfds.as_numpy(builder.info.features.deserialize_example(raw[i]))
+            for i in range(len(raw))
+        )
     order = tfds.ReadConfig(interleave_cycle_length=1, try_autocache=False)
     return tfds.as_numpy(builder.as_dataset(split=split, shuffle_files=False, read_config=order))
 
@@ -131,7 +155,9 @@ def main(target, file_format="tfrecord"):
                 steps = [flat(item) for item in episode.pop("steps")]
                 expected[split].append({"steps": steps, **flat(episode)})
         shutil.rmtree(os.path.join(target, "drawn_episodes"), ignore_errors=True)
-        shutil.copytree(os.path.join(folder, "drawn_episodes"), os.path.join(target, "drawn_episodes"))
+        shutil.copytree(
+            os.path.join(folder, "drawn_episodes"), os.path.join(target, "drawn_episodes")
+        )
     with gzip.GzipFile(os.path.join(target, "expected.json.gz"), "wb", mtime=0) as file:
         file.write(json.dumps(expected).encode())
 

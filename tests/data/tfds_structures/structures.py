@@ -1,9 +1,11 @@
 """Reduces features.json files to distinct structures, and reads random examples of each with TFDS.
 
-Runs only where tensorflow-datasets is installed (4.9.10 with TensorFlow 2.21 made what is here); no test imports it.
+Runs only where tensorflow-datasets is installed (4.9.10 with TensorFlow 2.21 made what is here); no
+test imports it.
 
-    python structures.py reduce FILE.jsonl ... > structures.json   of lines {"features": ..., "origin": ...}
-    python structures.py values [SEED] < structures.json           adds random records, and what TFDS reads from them
+    python structures.py reduce FILE.jsonl ... > structures.json   of lines {"features": ...,
+    "origin": ...} python structures.py values [SEED] < structures.json           adds random
+    records, and what TFDS reads from them
 """
 
 import base64
@@ -36,7 +38,9 @@ def normal(features):
 
 
 def reduced(node):
-    """A feature without names, sizes, class counts and descriptions; equal ones of a dict are left out."""
+    """A feature without names, sizes, class counts and descriptions; equal ones of a dict are left
+    out.
+    """
     content_key = next(key for key in node if isinstance(node[key], dict))
     content = dict(node[content_key])
     if content_key == "featuresDict":
@@ -44,7 +48,12 @@ def reduced(node):
         kept = {name: reduced(item) for name, item in items if name in KEPT_NAMES}
         seen, others = {json.dumps(item) for item in kept.values()}, {}
         for item, ending in sorted(
-            ((reduced(item), "/x" * ("/" in name)) for name, item in items if name not in KEPT_NAMES), key=json.dumps
+            (
+                (reduced(item), "/x" * ("/" in name))
+                for name, item in items
+                if name not in KEPT_NAMES
+            ),
+            key=json.dumps,
         ):
             if json.dumps(item) + ending not in seen:
                 others[f"f{len(others)}{ending}"] = item
@@ -57,7 +66,9 @@ def reduced(node):
         content["languages"] = ["de", "en"]
     sizes = content.get("shape", {}).get("dimensions", [])
     if content_key in ("image", "video"):
-        content["shape"] = {"dimensions": [*("4" if int(size) > 0 else "-1" for size in sizes[:-1]), sizes[-1]]}
+        content["shape"] = {
+            "dimensions": [*("4" if int(size) > 0 else "-1" for size in sizes[:-1]), sizes[-1]]
+        }
     elif sizes and content_key != "boundingBox":
         content["shape"] = {"dimensions": ["2" if int(size) > 1 else size for size in sizes]}
     for name in ("minimum", "maximum", "sampleRate", "useColormap", "label"):
@@ -68,7 +79,9 @@ def reduced(node):
 
 
 def reduce(files):
-    """The distinct structures, each with the first origin and the number of features.json that have it."""
+    """The distinct structures, each with the first origin and the number of features.json that have
+    it.
+    """
     found = {}
     for file in files:
         for line in Path(file).read_text().splitlines():
@@ -78,13 +91,17 @@ def reduce(files):
             except Exception as error:  # what TFDS itself cannot load
                 print(f"{row['origin']}: {error!r}"[:300], file=sys.stderr)
                 continue
-            entry = found.setdefault(json.dumps(features, sort_keys=True), {"origin": row["origin"], "count": 0})
+            entry = found.setdefault(
+                json.dumps(features, sort_keys=True), {"origin": row["origin"], "count": 0}
+            )
             entry.update(features=features, count=entry["count"] + 1)
     return list(found.values())
 
 
 def png(shape, number, dtype=np.uint8):
-    """A file, so that TFDS stores it as it is: a JPEG that it writes, it would decode with the less exact transform."""
+    """A file, so that TFDS stores it as it is: a JPEG that it writes, it would decode with the less
+    exact transform.
+    """
     height, width, channels = (size or 3 for size in shape)
     pixels = picture(number, height, width, channels, dtype)
     if dtype != np.uint8:
@@ -93,7 +110,9 @@ def png(shape, number, dtype=np.uint8):
 
 
 def numbers(dtype, shape, draw):
-    """An array of a dtype, or strings; unknown sizes are the same throughout an example, as TFDS stacks them."""
+    """An array of a dtype, or strings; unknown sizes are the same throughout an example, as TFDS
+    stacks them.
+    """
     sizes = [draw.unknown if size is None else size for size in shape]
     dtype = np.dtype(dtype)
     count = int(np.prod(sizes, dtype=np.int64))
@@ -103,14 +122,18 @@ def numbers(dtype, shape, draw):
     if dtype.kind == "f":
         return np.array([draw.uniform(-2, 2) for _ in range(count)]).astype(dtype).reshape(sizes)
     low = 0 if dtype.kind in "ub" else -100
-    return np.array([draw.randint(low, 1 if dtype.kind == "b" else 100) for _ in range(count)], dtype).reshape(sizes)
+    return np.array(
+        [draw.randint(low, 1 if dtype.kind == "b" else 100) for _ in range(count)], dtype
+    ).reshape(sizes)
 
 
 def sound(feature, draw):
     """A WAV file."""
     stream = io.BytesIO()
     with wave.open(stream, "wb") as file:
-        file.setparams((feature.shape[1] if len(feature.shape) > 1 else 1, 2, 8000, 0, "NONE", None))
+        file.setparams(
+            (feature.shape[1] if len(feature.shape) > 1 else 1, 2, 8000, 0, "NONE", None)
+        )
         file.writeframes(bytes(draw.randrange(256) for _ in range(8)))
     stream.seek(0)
     return stream
@@ -124,7 +147,10 @@ def example(feature, draw):
             return numbers(np.float32, [size or 4 for size in feature.shape], draw)
         return png(feature.shape, draw.randrange(9), feature.np_dtype)
     if kind == "Video":
-        return [png(feature.shape[1:], draw.randrange(9)) for _ in range(feature.shape[0] or 1 + draw.randrange(2))]
+        return [
+            png(feature.shape[1:], draw.randrange(9))
+            for _ in range(feature.shape[0] or 1 + draw.randrange(2))
+        ]
     if kind == "Translation":
         return {name: f"{name} {draw.randrange(99)}" for name in feature.languages}
     if kind == "TranslationVariableLanguages":
@@ -149,7 +175,9 @@ def example(feature, draw):
 
 
 def nested(found, given):
-    """The values that TFDS returned as JSON; null where None was given, for which TFDS makes up a number."""
+    """The values that TFDS returned as JSON; null where None was given, for which TFDS makes up a
+    number.
+    """
     if isinstance(found, tf.data.Dataset):
         return {"steps": [nested(step, own) for step, own in zip(found, given, strict=True)]}
     if isinstance(found, dict):
@@ -185,4 +213,6 @@ if __name__ == "__main__":
     if sys.argv[1] == "reduce":
         json.dump(reduce(sys.argv[2:]), sys.stdout)
     else:
-        json.dump(list(values(json.load(sys.stdin), sys.argv[2] if len(sys.argv) > 2 else "")), sys.stdout)
+        json.dump(
+            list(values(json.load(sys.stdin), sys.argv[2] if len(sys.argv) > 2 else "")), sys.stdout
+        )

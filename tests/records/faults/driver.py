@@ -1,4 +1,5 @@
-"""Run under the preloaded library of faults.c: every writer and reader, with every fault; prints what went wrong.
+"""Run under the preloaded library of faults.c: every writer and reader, with every fault; prints
+what went wrong.
 
 Usage: LD_PRELOAD=faults.so python driver.py FOLDER (write | kill ROUNDS | moments ROUNDS | read)
 """
@@ -31,7 +32,13 @@ from torch_tfrecord.records.paths import find_files
 
 NONE, FAIL, KILL, SHORT, INTERRUPT = range(5)
 LIBRARY = ctypes.CDLL(None)
-LIBRARY.faults_set.argtypes = [ctypes.c_char_p, ctypes.c_char_p, ctypes.c_long, ctypes.c_int, ctypes.c_int]
+LIBRARY.faults_set.argtypes = [
+    ctypes.c_char_p,
+    ctypes.c_char_p,
+    ctypes.c_long,
+    ctypes.c_int,
+    ctypes.c_int,
+]
 LIBRARY.faults_fired.restype = ctypes.c_long
 FAULTS = [
     ("write", errno.ENOSPC),
@@ -65,7 +72,9 @@ def write_set(folder, records, **options):
 
 def write_dataset(folder, records):
     with contextlib.suppress(FileExistsError):
-        tfds.write(folder / "1.0.0", {"s": [{"x": r} for r in records]}, FEATURES, name="d", num_shards=3)
+        tfds.write(
+            folder / "1.0.0", {"s": [{"x": r} for r in records]}, FEATURES, name="d", num_shards=3
+        )
 
 
 def save_index(folder, records):
@@ -92,8 +101,14 @@ KINDS = {
         lambda folder, records: write_one(folder, records, write_index=True),
         lambda folder: list(map(TFRecordDataset(folder / "x").raw, range(20))),
     ),
-    "shards in turn": (lambda folder, records: write_set(folder, records, num_shards=3), set_records),
-    "shards by size": (lambda folder, records: write_set(folder, records, max_shard_bytes=300), set_records),
+    "shards in turn": (
+        lambda folder, records: write_set(folder, records, num_shards=3),
+        set_records,
+    ),
+    "shards by size": (
+        lambda folder, records: write_set(folder, records, max_shard_bytes=300),
+        set_records,
+    ),
     "dataset": (write_dataset, dataset_records),
     "index": (save_index, saved_index),
 }
@@ -111,7 +126,9 @@ def arm(folder, call, at, mode, number=0):
 
 
 def check(case, folder, kind, existing, *, killed=False):
-    """Old or new, whole; a set that was being replaced may be refused; the next run clears everything."""
+    """Old or new, whole; a set that was being replaced may be refused; the next run clears
+    everything.
+    """
     global cases
     cases += 1
     write, read = KINDS[kind]
@@ -145,7 +162,12 @@ def fresh(folder, kind, existing):
 
 
 def kinds():
-    return [(kind, existing) for kind in KINDS for existing in (False, True) if not (existing and kind == "dataset")]
+    return [
+        (kind, existing)
+        for kind in KINDS
+        for existing in (False, True)
+        if not (existing and kind == "dataset")
+    ]
 
 
 def write_under_faults(folder):
@@ -166,7 +188,11 @@ def write_under_faults(folder):
             if error is None and KINDS[kind][1](folder) != NEW:
                 problems.append(f"{case}: no error, and no new data")
             left = hidden(folder) if error is None else []
-            if left and call not in ("open", "unlink", "read"):  # of clearing, which the next run does again
+            if left and call not in (
+                "open",
+                "unlink",
+                "read",
+            ):  # of clearing, which the next run does again
                 problems.append(f"{case}: no error, and left {left}")
             if call in ("open", "unlink"):
                 check_after_clearing_failed(case, folder, kind, existing)
@@ -212,7 +238,9 @@ def kill_at_calls(folder, rounds):
             KINDS[kind][0](folder, NEW)
 
         os.waitpid(in_child(work), 0)
-        check(f"{kind}, existing {existing}, killed at call {at}", folder, kind, existing, killed=True)
+        check(
+            f"{kind}, existing {existing}, killed at call {at}", folder, kind, existing, killed=True
+        )
 
 
 def kill_at_moments(folder, rounds):
@@ -238,20 +266,33 @@ def read_all(folder, index):
         yield [dataset.raw(n) for n in range(20)]
         yield list(TFRecordDataset(folder / "x-*", index=index).__getitems__([*range(20)]))
         yield [record for path in find_files(folder / "x-*") for record in read_records(path)]
-        yield [dataset.raw(n) for n in range(20)] if build_index(folder / "x-00000-of-00003.tfrecord") else []
+        yield (
+            [dataset.raw(n) for n in range(20)]
+            if build_index(folder / "x-00000-of-00003.tfrecord")
+            else []
+        )
 
 
 def read_under_faults(folder):
     global cases
-    for index, options in itertools.product(("auto", "require", "memory"), ({}, {"compression_type": "GZIP"})):
-        for call, number in (("read", errno.EIO), ("open", errno.EIO), ("open", errno.EMFILE), ("read", None)):
+    for index, options in itertools.product(
+        ("auto", "require", "memory"), ({}, {"compression_type": "GZIP"})
+    ):
+        for call, number in (
+            ("read", errno.EIO),
+            ("open", errno.EIO),
+            ("open", errno.EMFILE),
+            ("read", None),
+        ):
             for at in itertools.count():
                 shutil.rmtree(folder, ignore_errors=True)
                 folder.mkdir()
                 write_set(folder, sorted(NEW), num_shards=3, **options)
                 case = f"{index}, {options}, {call} {at} {number}"
                 steps = read_all(folder, index)
-                expected = [record for path in find_files(folder / "x-*") for record in read_records(path)]
+                expected = [
+                    record for path in find_files(folder / "x-*") for record in read_records(path)
+                ]
                 modes = (FAIL,) if number else (SHORT, INTERRUPT)
                 if number is None and at >= len(modes):
                     break

@@ -1,0 +1,353 @@
+"""Write RLDS episodes as a LeRobot dataset (version 3.0): in parallel, and continued where it was
+interrupted.
+
+Consecutive episodes form groups. One process writes the files of a group; the last of them,
+``meta/episodes/...``, says that the group is complete. ``meta/info.json``, without which LeRobot
+opens nothing, is written when all groups are. Each file appears complete or not at all. A plan in
+the folder says which export it is, until that is complete.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import math
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from index_tools.lerobot_camera import CameraFrames
+from index_tools.lerobot_features import CAMERA_DTYPES, Chosen, LeRobotFeature, choose_features
+from index_tools.lerobot_files import (
+    CODECS,
+    FILES_PER_CHUNK,
+    OWN_FEATURES,
+    VideoEncoder,
+    check_installed,
+    read_columns,
+    tasks_table,
+)
+from index_tools.lerobot_group import EpisodeGroups, episodes_path
+from index_tools.lerobot_statistics import STATISTICS, merged_statistics
+from index_tools.lerobot_workers import write_groups
+from torch_tfrecord.arguments import IndexPolicy, at_least, one_of
+from torch_tfrecord.files.atomic import write_atomically
+from torch_tfrecord.files.storage import is_remote
+from torch_tfrecord.processors import num_processors
+from torch_tfrecord.progress import ProgressBar
+from torch_tfrecord.records.build_turns import build_alone
+from torch_tfrecord.shown import printable, shown_list, shown_value
+from torch_tfrecord.tfds.dataset_info import DatasetInfo, info_of
+from torch_tfrecord.tfds.episode_store import STEPS, EpisodeStore
+from torch_tfrecord.tfds.leaf_table import list_leaves
+from torch_tfrecord.tfds.splits import Split
+from torch_tfrecord.tfds.step_samples import INSTRUCTIONS, instruction
+
+__all__ = ["LeRobotExport", "rlds_to_lerobot"]
+
+Images: TypeAlias = Literal["video", "image"]
+Codec: TypeAlias = Literal["libsvtav1", "h264", "hevc"]
+
+_INFO = "meta/info.json"
+_STATE = ".rlds_to_lerobot"  # folder, until the export is complete
+_VERSION = "v3.0"  # of LeRobot's layout
+# A group is lost when the export is interrupted, and is held in memory encoded: at most this many
+# bytes of pixels. And many of them, so that many processes have work; but not by the number of
+# processes, which may change.
+_GROUP_BYTES = 1 << 31
+_MOST_GROUPS_OF_FEW = 64
+_OTHER_BYTES = 1024  # of a step, besides pixels; a guess
+
+
+class LeRobotExport(NamedTuple):
+    """What `rlds_to_lerobot` has written.
+
+    Attributes:
+        num_episodes: Number of episodes.
+        num_frames: Number of frames, each a step.
+        features: LeRobot name -> paths of the features in the steps.
+        left_out: Paths of the other features of the steps.
+    """
+
+    num_episodes: int
+    num_frames: int
+    features: dict[str, tuple[str, ...]]
+    left_out: list[str]
+
+
+def rlds_to_lerobot(
+    directory: str | os.PathLike[str] | DatasetInfo,
+    out: str | os.PathLike[str],
+    split: Split = "train",
+    *,
+    fps: int,
+    robot_type: str | None = None,
+    features: Chosen | None = None,
+    images: Images = "video",
+    codec: Codec = "libsvtav1",
+    crf: int = 30,
+    episodes: Sequence[int] | None = None,
+    num_workers: int | None = None,
+    index: IndexPolicy = "auto",
+    index_dir: str | os.PathLike[str] | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+) -> LeRobotExport:
+    """Write episodes as a LeRobot dataset (version 3.0), in several processes.
+
+    Needs pyarrow and av: ``pip install 'torch-tfrecord[lerobot]'``; not LeRobot itself. Numbers
+    keep their values and dtypes. If it is interrupted in any way, call it again with the same
+    arguments: it continues with the groups of episodes that are missing. Scripts need the usual
+    ``if __name__ == "__main__":`` of processes.
+
+    Args:
+        directory: See `RLDSDataset`.
+        out: A folder that is new, empty, or has an unfinished export of the same kind.
+        split: See `RLDSDataset`: ``"train[:90%]"``. Episodes without steps are left out.
+        fps: Frames per second, which RLDS does not store.
+        robot_type: Name of the robot, for LeRobot.
+        features: LeRobot name -> path or paths below "steps": ``{"observation.state":
+            ["observation/joints", "observation/gripper"]}`` are concatenated; a dict stands for its
+            features; None leaves the name out. Features not mentioned are there, too: images as
+            ``observation.images.<name>``, "observation/state" or "observation/proprio" as
+            ``observation.state``, others by their path with dots. What LeRobot has no form for is
+            left out (lists of varying length, bytes, 16-bit images).
+        images: "video" encodes frames as MP4; "image" stores them as images, with the same pixels.
+        codec: Of videos: "libsvtav1" (AV1, LeRobot's own), "h264" or "hevc".
+        crf: Quality of videos, 0 (best) to 63 (AV1) or 51.
+        episodes: Positions in the split to write, in this order; None for all.
+        num_workers: Number of processes; None for one per processor.
+        index: See `TFRecordDataset`.
+        index_dir: See `TFRecordDataset`.
+        storage_options: See `load`.
+
+    Raises:
+        FileExistsError: `out` has other files, or an unfinished export with other arguments or of
+            other data.
+        ImportError: pyarrow or av is missing.
+        ChildProcessError: A process died; what is complete is kept.
+        ParseError, ImageDecodeError, CorruptRecordError: See `RLDSDataset`; also if images of a
+            feature differ in size.
+
+    Example:
+        >>> rlds_to_lerobot("bridge/0.1.0", "bridge_lerobot", fps=5)  # doctest: +SKIP
+    """
+    fps = at_least(1, "fps", fps)
+    one_of("images", images, *CAMERA_DTYPES)
+    one_of("codec", codec, *CODECS)
+    encoder = VideoEncoder(codec, at_least(0, "crf", crf))
+    num_workers = (
+        num_processors() if num_workers is None else at_least(1, "num_workers", num_workers)
+    )
+    out = os.fspath(out)
+    if is_remote(out):
+        raise ValueError(f"out must be a local folder, got {shown_value(out)}")
+    check_installed("pyarrow", *(["av"] if images == "video" else []))
+    found = info_of(directory, storage_options)
+    chosen, left_out = choose_features(found.features, features or {}, images)
+    texts = [leaf.path for leaf in list_leaves(found.features) if leaf.names[-1] in INSTRUCTIONS]
+
+    def opened(paths: Sequence[str]) -> EpisodeStore:
+        return EpisodeStore(
+            found, split, features=paths, index=index, index_dir=index_dir, cache_bytes=0
+        )
+
+    store = opened(
+        [*dict.fromkeys([*texts, *(f"{STEPS}/{path}" for item in chosen for path in item.paths)])]
+    )
+    numbers = _with_steps(store, episodes)
+    chosen = [_sized(feature, store, numbers[0]) for feature in chosen]
+    request = _request(
+        store, numbers, {"fps": fps, "robot_type": robot_type, "features": chosen, "video": encoder}
+    )
+    with _alone(out):
+        tasks = _planned(out, request)
+        if tasks is None:
+            tasks = _tasks(opened(texts), numbers) if texts else [""]
+            write_atomically(
+                str(_plan(out)), json.dumps({"request": request, "tasks": tasks}).encode()
+            )
+        frames = np.concatenate([[0], np.cumsum(store.num_steps[numbers])])
+        by_name = {task: number for number, task in enumerate(tasks)}
+        job = EpisodeGroups(
+            store, chosen, fps, encoder, out, numbers, frames, _groups(frames, chosen), by_name
+        )
+        write_groups(job, num_workers)
+        _finish(job, robot_type)
+    with contextlib.suppress(OSError):
+        _plan(out).parent.rmdir()
+    return LeRobotExport(
+        len(numbers), int(frames[-1]), {item.name: item.paths for item in chosen}, left_out
+    )
+
+
+def _with_steps(store: EpisodeStore, episodes: Sequence[int] | None) -> list[int]:
+    """The numbers of the episodes to write."""
+    wanted = (
+        range(len(store))
+        if episodes is None
+        else [at_least(0, "episodes", number) for number in episodes]
+    )
+    if wrong := [number for number in wanted if number >= len(store)]:
+        raise ValueError(
+            f"episodes: the split has {len(store)} episodes, got the position {wrong[0]}"
+        )
+    numbers = [number for number in wanted if store.num_steps[number]]
+    if not numbers:
+        raise ValueError(
+            f"{printable(store.info.directory)}: expected episodes with steps, got none"
+        )
+    return numbers
+
+
+def _sized(feature: LeRobotFeature, store: EpisodeStore, number: int) -> LeRobotFeature:
+    """A camera with the size of its first frame."""
+    if not feature.is_camera:
+        return feature
+    camera = CameraFrames(feature, store.episode(number), store)
+    return feature._replace(shape=(*camera.first_size(), 3))
+
+
+def _tasks(store: EpisodeStore, numbers: Sequence[int]) -> list[str]:
+    """The instructions, in the order in which they appear."""
+    tasks: dict[str, None] = {}
+    for number in ProgressBar(numbers, "tasks", unit="episode", delay=1.0):
+        episode = store.episode(number)
+        tasks |= dict.fromkeys(instruction(episode, step) for step in range(episode.num_steps))
+    return [*tasks]
+
+
+def _groups(frames: npt.NDArray[np.int64], features: Sequence[LeRobotFeature]) -> list[int]:
+    """The first episode of each group, and the number of all."""
+    step_bytes = _OTHER_BYTES + sum(
+        math.prod(feature.shape) for feature in features if feature.is_camera
+    )
+    limit = min(_GROUP_BYTES, max(1, int(frames[-1]) * step_bytes // _MOST_GROUPS_OF_FEW))
+    first = np.unique(frames[:-1] * step_bytes // limit, return_index=True)[1]
+    return [*first.tolist(), len(frames) - 1]
+
+
+# The plan: which export is in the folder, until that is complete.
+
+
+def _plan(out: str) -> Path:
+    return Path(out, _STATE, "plan.json")
+
+
+def _request(
+    store: EpisodeStore, numbers: Sequence[int], arguments: Mapping[str, Any]
+) -> dict[str, Any]:
+    """What is exported and how, as JSON values."""
+    data, chosen = (
+        hashlib.sha256(json.dumps(part).encode()).hexdigest()
+        for part in (store.identity(), numbers)
+    )
+    request: dict[str, Any] = json.loads(
+        json.dumps({"data": data, "episodes": chosen, **arguments}, default=asdict)
+    )
+    return request
+
+
+@contextlib.contextmanager
+def _alone(out: str) -> Iterator[None]:
+    """The folder for this process alone.
+
+    Raises:
+        FileExistsError: It has files of others, or another process is at work.
+    """
+    folder = Path(out)
+    others = {path.name for path in folder.iterdir()} - {_STATE} if folder.exists() else set()
+    if others and not _plan(out).exists():
+        is_whole = (folder / _INFO).exists()
+        got = "a LeRobot dataset" if is_whole else shown_list(sorted(others))
+        raise FileExistsError(
+            f"{printable(out)}: expected a folder that is new or empty, or an unfinished export, got {got}"
+        )
+    _plan(out).parent.mkdir(parents=True, exist_ok=True)
+    with build_alone([str(_plan(out))], lambda _: contextlib.nullcontext()) as is_alone:
+        if not is_alone:
+            raise FileExistsError(f"{printable(out)}: another process is exporting to this folder")
+        yield
+
+
+def _planned(out: str, request: Mapping[str, Any]) -> list[str] | None:
+    """The tasks of the unfinished export in the folder; None if there is none.
+
+    Raises:
+        FileExistsError: It is another export.
+    """
+    try:
+        plan = json.loads(_plan(out).read_bytes())
+    except FileNotFoundError:
+        return None
+    if others := [name for name, value in request.items() if plan["request"].get(name) != value]:
+        raise FileExistsError(
+            f"{printable(out)}: expected an unfinished export of the same {shown_list(others)}, got another one; "
+            f"repeat its arguments, or delete the folder"
+        )
+    tasks: list[str] = plan["tasks"]
+    return tasks
+
+
+# What holds for all groups.
+
+
+def _finish(job: EpisodeGroups, robot_type: str | None) -> None:
+    """Write what is known when all groups are there; ``info.json`` last, as LeRobot opens nothing
+    without it.
+    """
+    names = [feature.name for feature in job.features if not feature.is_text] + [*OWN_FEATURES]
+    paths = [str(episodes_path(job.out, number)) for number in range(len(job))]
+    columns = read_columns(paths, [f"stats/{name}/{key}" for name in names for key in STATISTICS])
+    statistics = {
+        name: merged_statistics({key: columns[f"stats/{name}/{key}"] for key in STATISTICS})
+        for name in names
+    }
+    content = {
+        "meta/tasks.parquet": tasks_table([*job.tasks]),
+        "meta/stats.json": json.dumps(statistics, indent=4).encode(),
+        _INFO: json.dumps(_info(job, robot_type), indent=4, ensure_ascii=False).encode(),
+    }
+    for name, data in content.items():
+        write_atomically(os.path.join(job.out, name), data)
+    _plan(job.out).unlink()
+
+
+def _info(job: EpisodeGroups, robot_type: str | None) -> dict[str, Any]:
+    has_videos = any(feature.dtype == "video" for feature in job.features)
+    return {
+        "codebase_version": _VERSION,
+        "fps": job.fps,
+        "features": {feature.name: _described(feature, job) for feature in job.features}
+        | {
+            name: {"dtype": dtype, "shape": [1], "names": None}
+            for name, dtype in OWN_FEATURES.items()
+        },
+        "total_episodes": len(job.episodes),
+        "total_frames": int(job.frames[-1]),
+        "total_tasks": len(job.tasks),
+        "chunks_size": FILES_PER_CHUNK,
+        "data_files_size_in_mb": 100,
+        "video_files_size_in_mb": 200,
+        "data_path": "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet",
+        "video_path": "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4"
+        if has_videos
+        else None,
+        "robot_type": robot_type,
+        "splits": {"train": f"0:{len(job.episodes)}"},
+    }
+
+
+def _described(feature: LeRobotFeature, job: EpisodeGroups) -> dict[str, Any]:
+    described: dict[str, Any] = {"dtype": feature.dtype, "shape": [*feature.shape], "names": None}
+    if feature.is_camera:
+        described["names"] = ["height", "width", "channels"]
+    if feature.dtype == "video":
+        height, width, _ = feature.shape
+        described["info"] = job.encoder.info(height, width, job.fps)
+    return described

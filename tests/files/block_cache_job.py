@@ -1,0 +1,148 @@
+"""Processes that share a cache; run by test_block_cache.py."""
+
+import multiprocessing
+import os
+import random
+import signal
+import sys
+import threading
+import time
+import warnings
+
+from torch_tfrecord.files.block_cache import BlockCache, CachedFile, Range, cache_info
+
+warnings.simplefilter("error")
+SIZES = [700_001, 300_000, 1_000_000, 12_345]  # bytes of the files
+
+
+class Storage:
+    """Remote files of random bytes; counts what is fetched."""
+
+    def __init__(self, sizes, version="1", path="s3://bucket/data"):
+        self.files = [CachedFile(f"{path}/{i}", version, size) for i, size in enumerate(sizes)]
+        self.contents = {
+            file.identity: random.Random(f"{version}/{file.path}").randbytes(file.size)
+            for file in self.files
+        }
+        self.asked = []
+
+    def bytes_of(self, wanted):
+        return self.contents[wanted.file.identity][wanted.begin : wanted.end]
+
+    def fetch(self, ranges):
+        self.asked += ranges
+        assert all(0 <= one.begin < one.end <= one.file.size for one in ranges), ranges
+        return [self.bytes_of(one) for one in ranges]
+
+    def fetched_bytes(self):
+        asked, self.asked = self.asked, []
+        return sum(one.end - one.begin for one in asked)
+
+    def check(self, cache, ranges):
+        for wanted, data in zip(ranges, cache.read(ranges, self.fetch), strict=True):
+            assert bytes(data) == self.bytes_of(wanted), wanted[1:]
+
+    def some(self, rng, number, most=60_000):
+        """Random ranges, also empty ones."""
+        ranges = []
+        for _ in range(number):
+            file = rng.choice(self.files)
+            begin = rng.randrange(file.size + 1)
+            ranges.append(Range(file, begin, min(begin + rng.randrange(most), file.size)))
+        return ranges
+
+
+def folder_bytes(folder):
+    """What a folder's files have in length, and on the disk."""
+    length = blocks = 0
+    for name in os.listdir(folder):
+        try:
+            status = os.stat(os.path.join(folder, name))
+        except FileNotFoundError:
+            continue
+        length, blocks = length + status.st_size, blocks + status.st_blocks * 512
+    return max(length, blocks)
+
+
+def work(folder, max_bytes, seed, seconds, versions):
+    rng = random.Random(seed)
+    storages = [Storage(SIZES, version) for version in versions]
+    cache = BlockCache(folder, max_bytes, group=rng.choice(["a", "b"]))
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        storage = rng.choice(storages)
+        storage.check(cache, storage.some(rng, rng.randrange(1, 20)))
+
+
+def watch(folder, max_bytes, stopped, seen):
+    while not stopped.is_set():
+        seen.append(folder_bytes(folder))
+        assert seen[-1] <= max_bytes, seen[-1]
+        time.sleep(0.0005)
+
+
+def rounds(folder, max_bytes, number):
+    """8 processes on one cache, one of them killed at a random moment, again and again."""
+    rng = random.Random(number)
+    context = multiprocessing.get_context("fork")
+    stopped, seen, failed = threading.Event(), [], []
+    os.makedirs(folder, mode=0o700)
+
+    def watching():
+        try:
+            watch(folder, max_bytes, stopped, seen)
+        except BaseException as error:
+            failed.append(error)
+
+    for turn in range(number):
+        versions = [str(turn // 5), str(turn // 5 + 1)] if turn % 2 else [str(turn // 5)]
+        processes = [
+            context.Process(target=work, args=(folder, max_bytes, f"{turn} {i}", 0.4, versions))
+            for i in range(8)
+        ]
+        for process in processes:
+            process.start()
+        # started behind the forks, and ended before the next ones
+        watcher = threading.Thread(target=watching)
+        watcher.start()
+        time.sleep(rng.random() * 0.5)
+        victim = rng.choice(processes)
+        os.kill(victim.pid, signal.SIGKILL)
+        for process in processes:
+            process.join(200)
+            assert process.exitcode == 0 or (
+                process is victim and process.exitcode == -signal.SIGKILL
+            ), process
+        stopped.set()
+        watcher.join()
+        stopped.clear()
+    assert not failed, failed
+    info = cache_info(folder)
+    assert len(seen) > 10 * number and info.num_blocks > info.most_blocks // 2, info
+    storage = Storage(SIZES, versions[-1])
+    cache = BlockCache(folder, max_bytes)
+    for _ in range(50):
+        storage.check(cache, storage.some(rng, 10))
+    assert cache.hit_bytes > 0
+    print(f"{len(seen)} samples, at most {max(seen)} of {max_bytes} bytes, {info}")
+
+
+def full_disk(folder):
+    """A disk of 4 MB and a cache of 100: reading continues, with one warning."""
+    storage = Storage(SIZES * 4)
+    cache = BlockCache(folder, 100_000_000)
+    rng = random.Random(1)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(300):
+            storage.check(cache, storage.some(rng, 10))
+    texts = [str(one.message) for one in caught]
+    assert len(texts) == 1, texts
+    assert "remote data is read, but no more of it is cached" in texts[0], texts
+    assert cache.hit_bytes > 1_000_000
+    print(texts[0])
+
+
+if __name__ == "__main__":
+    what, folder, *numbers = sys.argv[1:]
+    {"rounds": rounds, "full": full_disk}[what](folder, *map(int, numbers))

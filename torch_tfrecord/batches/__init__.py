@@ -1,3 +1,0 @@
-"""From samples and columns to batches."""
-
-__all__: list[str] = []

@@ -1,0 +1,271 @@
+"""Containers for values that torch has no tensor for: several ragged dimensions, and sparse
+strings.
+
+torch supports one ragged dimension (a jagged nested tensor) and sparse numbers
+(``torch.sparse_coo``). Only values beyond that have a class here. Strings with ragged dimensions
+are nested lists.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import torch
+
+__all__ = [
+    "Nested",
+    "RaggedTensor",
+    "SparseList",
+    "jagged_tensor",
+    "join_nested",
+    "make_sparse",
+    "offsets_of",
+    "split_lists",
+    "wrap_nested",
+]
+
+
+@dataclass(frozen=True, eq=False)
+class RaggedTensor:
+    """Numbers with two or more ragged dimensions; with one, you get torch's own jagged nested
+    tensor.
+
+    The layout is that of ``tf.RaggedTensor``. Works with DataLoader workers and ``pin_memory``.
+
+    Args:
+        flat_values: [N, *inner], any dtype: all innermost rows, concatenated.
+        row_splits: One int64 tensor [rows + 1] per ragged dimension, outermost first: row i of a
+            dimension spans ``row_splits[i]`` (included) to ``row_splits[i + 1]`` (excluded) of the
+            next dimension, or of ``flat_values`` for the last. Each starts with 0, never decreases,
+            and ends with the number of rows of the next.
+
+    Raises:
+        TypeError: An argument is not a tensor, or row splits are not int64.
+        ValueError: There are no row splits, or they are not 1-D tensors of at least one entry.
+
+    Example:
+        >>> ragged = RaggedTensor(torch.tensor([1, 2, 3]), (torch.tensor([0, 2, 2]), torch.tensor([0, 1, 3])))
+        >>> ragged.to_list()
+        [[[1], [2, 3]], []]
+        >>> ragged.shape
+        (2, None, None)
+    """
+
+    flat_values: torch.Tensor
+    row_splits: tuple[torch.Tensor, ...]
+
+    def __post_init__(self) -> None:
+        """Check the types, but not the content, as that would synchronize with the device."""
+        object.__setattr__(self, "row_splits", tuple(self.row_splits))
+        for tensor in (self.flat_values, *self.row_splits):
+            if not isinstance(tensor, torch.Tensor):
+                raise TypeError(
+                    f"flat_values and row_splits must be tensors, got {type(tensor).__name__}"
+                )
+        if not self.row_splits or any(
+            splits.dim() != 1 or not len(splits) for splits in self.row_splits
+        ):
+            raise ValueError("row_splits must be one or more 1-D tensors of at least one entry")
+        if any(splits.dtype != torch.int64 for splits in self.row_splits):
+            raise TypeError(
+                f"row_splits must be int64, got {[splits.dtype for splits in self.row_splits]}"
+            )
+
+    @property
+    def shape(self) -> tuple[int | None, ...]:
+        """Sizes of all dimensions, None for ragged ones."""
+        return (len(self), *[None] * len(self.row_splits), *self.flat_values.shape[1:])
+
+    def __len__(self) -> int:
+        """Number of outermost rows."""
+        return len(self.row_splits[0]) - 1
+
+    def __getitem__(self, row: int) -> Any:
+        """One outermost row, without copying: a jagged nested tensor, or a RaggedTensor with one
+        dimension less.
+        """
+        first = range(len(self))[row]
+        low, high = (int(end) for end in self.row_splits[0][first : first + 2])
+        inner = []
+        for splits in self.row_splits[1:]:
+            part = splits[low : high + 1]
+            low, high = int(part[0]), int(part[-1])
+            inner.append(part - low)
+        return wrap_nested(Nested(self.flat_values[low:high], tuple(inner)))
+
+    def to_list(self) -> list[Any]:
+        """All values as nested lists of Python numbers."""
+        return split_lists(
+            self.flat_values.tolist(), [splits.tolist() for splits in self.row_splits]
+        )
+
+    def to(self, *args: Any, **kwargs: Any) -> RaggedTensor:
+        """Like ``torch.Tensor.to``; the row splits move to the same device and stay int64."""
+        values = self.flat_values.to(*args, **kwargs)
+        return RaggedTensor(values, tuple(splits.to(values.device) for splits in self.row_splits))
+
+    def pin_memory(self) -> RaggedTensor:
+        """Like ``torch.Tensor.pin_memory``; DataLoader calls it."""
+        return RaggedTensor(
+            self.flat_values.pin_memory(), tuple(splits.pin_memory() for splits in self.row_splits)
+        )
+
+    def __eq__(self, other: object) -> bool:
+        """Whether rows, values and dtype are equal; NaN is not equal to itself, as usual."""
+        if not isinstance(other, RaggedTensor):
+            return NotImplemented
+        mine, theirs = (self.flat_values, *self.row_splits), (other.flat_values, *other.row_splits)
+        return len(mine) == len(theirs) and all(
+            one.dtype == two.dtype and torch.equal(one, two)
+            for one, two in zip(mine, theirs, strict=True)
+        )
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+@dataclass(frozen=True, eq=False)
+class SparseList:
+    """Sparse bytes or str, like ``torch.sparse_coo`` for numbers.
+
+    Args:
+        indices: int64 [ndim, nnz], as in ``torch.sparse_coo_tensor``.
+        values: nnz bytes or str.
+        shape: The ndim sizes.
+
+    Example:
+        >>> SparseList(torch.tensor([[2]]), [b"x"], (5,))
+        SparseList(indices=tensor([[2]]), values=[b'x'], shape=(5,))
+    """
+
+    indices: torch.Tensor
+    values: list[Any]
+    shape: tuple[int, ...]
+
+    def __eq__(self, other: object) -> bool:
+        """Whether indices, values and shape are equal, in the same order."""
+        if not isinstance(other, SparseList):
+            return NotImplemented
+        same = (self.values, self.shape) == (other.values, other.shape)
+        return same and torch.equal(self.indices, other.indices)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def to(self, *args: Any, **kwargs: Any) -> SparseList:
+        """Move the indices, like ``torch.Tensor.to``."""
+        return SparseList(self.indices.to(*args, **kwargs), self.values, self.shape)
+
+    def pin_memory(self) -> SparseList:
+        """Pin the indices; DataLoader calls it."""
+        return SparseList(self.indices.pin_memory(), self.values, self.shape)
+
+
+class Nested(NamedTuple):
+    """Values [N, *inner] and any number of row splits, outermost first; without row splits, a dense
+    tensor.
+    """
+
+    values: torch.Tensor
+    row_splits: tuple[torch.Tensor, ...] = ()
+
+    @property
+    def num_rows(self) -> int:
+        """Number of outermost rows."""
+        return len(self.row_splits[0]) - 1 if self.row_splits else len(self.values)
+
+
+def offsets_of(lengths: Sequence[int]) -> torch.Tensor:
+    """The row splits of rows with these lengths."""
+    offsets = torch.zeros(len(lengths) + 1, dtype=torch.int64)
+    torch.cumsum(torch.tensor(lengths, dtype=torch.int64), 0, out=offsets[1:])
+    return offsets
+
+
+def join_nested(parts: Sequence[Nested], template: Nested) -> Nested:
+    """Join parts as outermost rows; all have the depth and inner shape of ``template``, which has
+    no rows.
+    """
+    outer = offsets_of([part.num_rows for part in parts])
+    if not parts:
+        return Nested(template.values, (outer, *template.row_splits))
+    levels = [
+        _join_splits(level) for level in zip(*[part.row_splits for part in parts], strict=True)
+    ]
+    return Nested(torch.cat([part.values for part in parts]), (outer, *levels))
+
+
+def _join_splits(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    # Written in place: there may be many empty rows, and diff, cat and cumsum would hold them four
+    # times.
+    joined = torch.zeros(1 + sum(len(splits) - 1 for splits in parts), dtype=torch.int64)
+    row = 1
+    for splits in parts:
+        end = row + len(splits) - 1
+        torch.add(splits[1:], joined[row - 1], out=joined[row:end])
+        row = end
+    return joined
+
+
+def jagged_tensor(values: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+    """``torch.nested.nested_tensor_from_jagged(values, offsets)``, a jagged nested tensor that
+    views the values.
+
+    It stores the length of its longest row; without it, ``to_padded_tensor`` would pad to the sum
+    of all lengths.
+
+    Built with the class itself, as in torch's operators: torch's function takes three times as
+    long, and its check for torch.fx tracing makes torch write a warning to stderr, once per
+    process.
+    """
+    longest = _longest(offsets)
+    if not values.requires_grad:  # gradients only flow through torch's own view
+        with contextlib.suppress(ImportError):  # not public
+            from torch.nested._internal.nested_tensor import NestedTensor
+
+            return NestedTensor(
+                values, offsets, _metadata_cache={"max_seqlen": torch.zeros(longest, 0)}
+            )
+    return torch.nested.nested_tensor_from_jagged(values, offsets, max_seqlen=longest)
+
+
+def _longest(offsets: torch.Tensor) -> int:
+    ends = offsets.numpy(force=True)  # faster than torch for few rows
+    return int((ends[1:] - ends[:-1]).max(initial=0))
+
+
+def wrap_nested(nested: Nested) -> torch.Tensor | RaggedTensor:
+    """Wrap in the simplest type that holds it: a tensor, a jagged nested tensor, or a
+    RaggedTensor.
+    """
+    if not nested.row_splits:
+        return nested.values
+    if len(nested.row_splits) == 1:
+        return jagged_tensor(nested.values, nested.row_splits[0])
+    return RaggedTensor(nested.values, nested.row_splits)
+
+
+def split_lists(values: list[Any], row_splits: Sequence[Sequence[int]]) -> list[Any]:
+    """Nest a flat list by row splits, outermost first."""
+    for splits in reversed(row_splits):
+        values = [values[low:high] for low, high in pairwise(splits)]
+    return values
+
+
+def make_sparse(
+    indices: torch.Tensor,
+    values: torch.Tensor | list[Any],
+    shape: tuple[int, ...],
+    *,
+    is_coalesced: bool,
+) -> torch.Tensor | SparseList:
+    """Build a ``torch.sparse_coo`` tensor, or a SparseList if values are a list, without checking
+    or sorting.
+    """
+    if isinstance(values, list):
+        return SparseList(indices, values, shape)
+    return torch.sparse_coo_tensor(
+        indices, values, shape, is_coalesced=is_coalesced, check_invariants=False
+    )

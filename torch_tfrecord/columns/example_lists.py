@@ -1,0 +1,251 @@
+"""Parse records that hold a context and a list of Examples, as TF-Ranking's do.
+
+The Examples of all lists of a batch are parsed together, like the records of one large batch.
+Padding is an Example of no bytes, as in TF-Ranking. Source: ``tensorflow_ranking/python/data.py``,
+0.5.5.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from torch_tfrecord.batch_memory import MAX_BATCH_BYTES, reserve
+from torch_tfrecord.columns.containers import Nested, split_lists
+from torch_tfrecord.columns.example_list import ExampleListFeatures
+from torch_tfrecord.columns.feature import Feature
+from torch_tfrecord.columns.lists import FixedLenFeature, VarLenFeature
+from torch_tfrecord.columns.nested import Nested as NestedFeature
+from torch_tfrecord.columns.one_value import OneValueSpec
+from torch_tfrecord.columns.parsers import InnerParser, PartParser, packed, wrapped
+from torch_tfrecord.columns.reading import Ints
+from torch_tfrecord.columns.sparse import SparseFeature
+from torch_tfrecord.columns.stacking import as_kind_of, rows_of, stack
+from torch_tfrecord.errors import ParseError, TFRecordError
+from torch_tfrecord.order.random_stream import shuffled
+from torch_tfrecord.protobuf.example import parse_message
+from torch_tfrecord.protobuf.messages import ExampleListWithContext
+from torch_tfrecord.records.packed_records import PackedRecords
+
+__all__ = ["ExampleListParser"]
+
+_Keys: TypeAlias = "npt.NDArray[np.uint64]"
+
+_EIE = {
+    "serialized_context": FixedLenFeature((), bytes),
+    "serialized_examples": VarLenFeature(bytes),
+}
+
+
+class _Lists(NamedTuple):
+    """The Examples of N lists in a row, which may be padded.
+
+    Attributes:
+        examples: The Examples' bytes.
+        borders: int64 [N + 1]: where each list begins and ends among them.
+        offsets: The same as a tensor: one for all features, as torch lets only jagged tensors of
+            the same offsets meet.
+        sizes: int64 [N]: how many Examples each record has.
+        is_own: bool [M]: which of them are the records', not padding.
+        width: Length of each list; None if they differ.
+    """
+
+    examples: PackedRecords
+    borders: Ints
+    offsets: torch.Tensor
+    sizes: Ints
+    is_own: npt.NDArray[np.bool_]
+    width: int | None
+
+
+class ExampleListParser(PartParser):
+    """Parses such records, like `ExampleParser`.
+
+    Args:
+        features: What to read.
+        pads: Whether the lists of a batch are padded to its longest without a `list_size`; else
+            they are jagged.
+        max_batch_bytes: See `ExampleParser`.
+
+    Raises:
+        ValueError: A spec cannot be read from a list of Examples.
+    """
+
+    def __init__(
+        self,
+        features: ExampleListFeatures,
+        *,
+        pads: bool = True,
+        max_batch_bytes: int = MAX_BATCH_BYTES,
+    ) -> None:
+        super().__init__(max_batch_bytes)
+        self.features, self._pads = features, pads
+        self.needs_keys = features.shuffle_examples
+        # A sample is not padded, unless every list is.
+        self._examples = {
+            each: _inner(features.example_features, pads=each) for each in {False, pads}
+        }
+        self._context = (
+            _inner(features.context_features, pads=pads) if features.context_features else None
+        )
+        _check(features.example_features)
+
+    def _row(self, record: PackedRecords, keys: _Keys) -> tuple[dict[str, Any], dict[str, Any]]:
+        context, examples = self._columns(record, keys, pads=False)
+        return rows_of(context)[0] if context else {}, rows_of(examples)[0]
+
+    def _read(
+        self, found: PackedRecords, num_records: int, keys: Any
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        context, examples = self._columns(found, keys, pads=self._pads)
+        return wrapped(context), wrapped(examples)
+
+    def _columns(
+        self, records: PackedRecords, keys: _Keys, *, pads: bool
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        contexts, lists = _READ[self.features.format](records)
+        context: dict[str, Any] = {}
+        if self._context is not None:
+            try:
+                context = self._context.batch(contexts)
+            except TFRecordError as error:
+                raise type(error)(
+                    f"context: {error.args[0]}", position=error.position
+                ) from error.__cause__
+        return context, self._read_lists(self._packed(lists, keys, pads=pads), self._examples[pads])
+
+    def _packed(self, lists: Sequence[Sequence[bytes]], keys: _Keys, *, pads: bool) -> _Lists:
+        """All lists in a row, shuffled, cut and padded."""
+        sizes = np.array([*map(len, lists)], np.int64)
+        if self.features.shuffle_examples:
+            lists = [
+                shuffled(examples, key) for examples, key in zip(lists, keys.tolist(), strict=True)
+            ]
+        limit = self.features.list_size
+        examples = packed([example for each in lists for example in each[:limit]])
+        width = int(sizes.max(initial=0)) if limit is None and pads else limit
+        if width is None:
+            return _lists(
+                examples,
+                np.concatenate([[0], sizes.cumsum()]),
+                sizes,
+                np.ones(len(examples), np.bool_),
+            )
+        reserve(2 * 8 * len(lists) * width)
+        is_own = np.arange(width) < sizes[:, None]
+        starts, lengths = np.zeros((2, *is_own.shape), np.int64)
+        starts[is_own], lengths[is_own] = examples.starts, examples.lengths
+        examples = PackedRecords(examples.buffer, starts.reshape(-1), lengths.reshape(-1))
+        return _lists(examples, np.arange(len(lists) + 1) * width, sizes, is_own.reshape(-1), width)
+
+    def _read_lists(self, lists: _Lists, parser: InnerParser) -> dict[str, Any]:
+        try:
+            columns = parser.batch(lists.examples)
+        except TFRecordError as error:
+            raise _at_example(error, lists) from error.__cause__
+        features = self.features
+        found = _in_lists(features.example_features, columns, lists)
+        if features.size_feature_name is not None:
+            found[features.size_feature_name] = torch.from_numpy(lists.sizes)
+        if features.mask_feature_name is not None:
+            found[features.mask_feature_name] = _tensor(torch.from_numpy(lists.is_own), lists)
+        return found
+
+
+def _lists(
+    examples: PackedRecords,
+    borders: Ints,
+    sizes: Ints,
+    is_own: npt.NDArray[np.bool_],
+    width: int | None = None,
+) -> _Lists:
+    return _Lists(examples, borders, torch.from_numpy(borders), sizes, is_own, width)
+
+
+def _inner(features: Any, *, pads: bool) -> InnerParser:
+    parser = InnerParser(features, pads=pads)
+    if parser.needs_keys:
+        raise ValueError(
+            "crop: images of a list of Examples have no random crop; crop them in the transform"
+        )
+    return parser
+
+
+def _check(features: Any) -> None:
+    for name, spec in features.items():
+        if isinstance(spec, SparseFeature):
+            raise ValueError(
+                f"Unsupported SparseFeature for key {name!r} of a list of Examples: read it as VarLenFeature"
+            )
+        if isinstance(spec, NestedFeature):
+            _check(spec.features)
+
+
+# From records to the bytes of their contexts and Examples.
+
+
+def _read_elwc(records: PackedRecords) -> tuple[list[bytes], list[list[bytes]]]:
+    messages = [parse_message(record, ExampleListWithContext, "example list") for record in records]
+    return [message.context for message in messages], [[*message.examples] for message in messages]
+
+
+def _read_eie(records: PackedRecords) -> tuple[list[bytes], list[list[bytes]]]:
+    found = InnerParser(_EIE).batch(records)
+    return found["serialized_context"], found["serialized_examples"]
+
+
+_READ = {"elwc": _read_elwc, "eie": _read_eie}
+
+
+# From the columns of all Examples to those of the lists.
+
+
+def _at_example(error: TFRecordError, lists: _Lists) -> TFRecordError:
+    """The error with its list as position, and with the Example's number in it as prefix."""
+    if error.position is None:
+        return error
+    row = int(np.searchsorted(lists.borders, error.position, side="right")) - 1
+    number, size = error.position - int(lists.borders[row]), int(lists.sizes[row])
+    if number < size:
+        return type(error)(f"example {number}: {error.args[0]}", position=row)
+    return ParseError(
+        f"expected a default_value to pad a list of {size} examples to {lists.width}: {error.args[0]}",
+        position=row,
+    )
+
+
+def _in_lists(features: Any, columns: dict[str, Any], lists: _Lists) -> dict[str, Any]:
+    return {name: _column(spec, columns[name], lists) for name, spec in features.items()}
+
+
+def _column(spec: Feature, column: Any, lists: _Lists) -> Any:
+    if isinstance(spec, NestedFeature):
+        return _in_lists(spec.features, column, lists)
+    if isinstance(column, Nested):
+        return Nested(column.values, (lists.offsets, *column.row_splits))
+    if isinstance(column, torch.Tensor):
+        is_whole = isinstance(spec, OneValueSpec) and lists.width is None
+        return _parts(column, lists) if is_whole else _tensor(column, lists)
+    if isinstance(spec, OneValueSpec):
+        return _parts(column, lists)
+    return split_lists(column, [lists.borders.tolist()])
+
+
+def _tensor(column: torch.Tensor, lists: _Lists) -> torch.Tensor | Nested:
+    """One tensor if the lists have one length, else ragged rows."""
+    if lists.width is None:
+        return Nested(column, (lists.offsets,))
+    return as_kind_of(column.reshape(len(lists.sizes), lists.width, *column.shape[1:]), column)
+
+
+def _parts(column: Any, lists: _Lists) -> list[Any]:
+    """One value for each list: what of images and arrays is not ragged, but stacked or listed, as
+    in a batch.
+    """
+    rows = rows_of(column)
+    return [stack([*rows[begin:end]]) for begin, end in pairwise(lists.borders.tolist())]

@@ -1,0 +1,266 @@
+"""The base class of all feature specs, and the readers they build.
+
+::
+
+    Feature                         key: the name in the record, if it differs from the output's
+    name ├── FixedLenFeature             a known number of values       -> tensor of a shape
+    ├── VarLenFeature               any number of values           -> 1-D tensor, batch: jagged
+    ├── FixedLenSequenceFeature     any number of rows of a shape  -> tensor [T, *shape]
+    ├── RaggedFeature               values and their partitions    -> tensor, jagged nested tensor,
+    RaggedTensor ├── SparseFeature               values and their indices       -> torch.sparse_coo
+    ├── Image                       encoded image                  -> tv_tensors.Image
+    ├── Audio                       sound file                     -> float32 tensor [channels,
+    samples] ├── Video                       video file                     -> tv_tensors.Video
+    ├── RawTensor                   raw bytes of an array          -> tensor
+    ├── SerializedTensor            TensorProto                    -> tensor
+    ├── Text                        UTF-8 bytes                    -> str
+    ├── Json                        JSON text                      -> Python object
+    ├── Proto                       message of the user's class    -> message
+    └── Nested                      serialized Example             -> dict (in ``parsing``: it
+    parses) SequenceFeatures                specs for the context and the feature lists of a
+    SequenceExample ExampleListFeatures             specs for the context and the Examples of a list
+    of Examples
+
+Specs are frozen classes that are validated when built; they hold no state, compare and hash by
+value, pickle, and print as the code that builds them. Each is in one module with its readers.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, dataclass, field, fields
+from pathlib import Path
+from typing import ClassVar, Literal
+
+import numpy as np
+import torch
+
+from torch_tfrecord.columns.dtypes import DType
+from torch_tfrecord.columns.reading import Reader
+from torch_tfrecord.columns.steps import StepReader
+from torch_tfrecord.columns.value_encoder import ValueEncoder
+from torch_tfrecord.protobuf.encoding import ListValues
+
+__all__ = [
+    "Feature",
+    "SequenceFeatures",
+    "copy_mappings",
+    "make_context_reader",
+    "make_reader",
+    "make_step_reader",
+]
+
+
+@dataclass(frozen=True, repr=False)
+class Feature:
+    """The base class of all feature specs.
+
+    Args:
+        key: Name of the feature in the record; None means the name of the output.
+    """
+
+    key: str | None = field(default=None, kw_only=True)
+    decodes: ClassVar[bool] = False
+    """Whether reading decodes a picture or a sound, so that a written value is not read back to check it."""
+
+    def __post_init__(self) -> None:
+        """Check the fields."""
+        if self.key is not None and not isinstance(self.key, str):
+            raise TypeError(f"key must be str or None, got {type(self.key).__name__}")
+
+    def __repr__(self) -> str:
+        """Show the Python code that builds this spec."""
+        shown = [
+            _code(value)
+            if item.default is MISSING and item.kw_only is not True
+            else f"{item.name}={_code(value)}"
+            for item in sorted(fields(self), key=lambda item: item.kw_only is True)
+            if (value := getattr(self, item.name)) != item.default
+        ]
+        return f"{type(self).__name__}({', '.join(shown)})"
+
+    def key_of(self, name: str) -> str:
+        """The name in the record, given the name of the output."""
+        return name if self.key is None else self.key
+
+    def encoder(self, name: str) -> Callable[[object], ListValues | None]:
+        """Build what turns a row's value into the values that `reader` reads back; see
+        `encode_example`.
+
+        Raises:
+            TypeError: The spec cannot be written by: it reads several keys.
+        """
+        reader = self.reader(name)
+        if len(reader.wants) > 1 or getattr(self, "partitions", None):
+            raise TypeError(
+                f"feature {name!r}: {self!r} cannot be written by, since it puts a value together from several parts: "
+                "give each key that it reads a spec of its own"
+            )
+        shape = getattr(self, "shape", ())
+        return ValueEncoder(reader, self.stored, shape, reads_back=not self.decodes)
+
+    def stored(self, value: object) -> object:
+        """What stands in the record for a row's value, to be checked and widened by the kind of the
+        list.
+        """
+        return value
+
+    # A spec can be used wherever it implements one of these.
+
+    def reader(self, name: str, *, pads: bool = False) -> Reader:
+        """Build the reader for Examples; see `make_reader`."""
+        raise NotImplementedError
+
+    def context_reader(self, name: str) -> Reader:
+        """Build the reader for the context of SequenceExamples."""
+        raise NotImplementedError
+
+    def step_reader(self, name: str, *, pads: bool = False) -> StepReader:
+        """Build the reader for a feature list of SequenceExamples."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class SequenceFeatures:
+    """What to read from SequenceExamples; pass it to a dataset as ``features``.
+
+    Each sample is then ``(context, sequences)``, two dicts as from
+    ``parse_single_sequence_example``.
+
+    Args:
+        context_features: Output name -> spec, for the context.
+        sequence_features: Output name -> spec, for the feature lists.
+
+    Raises:
+        TypeError: One of them is not a mapping.
+        ValueError: Both are None or empty.
+
+    Example:
+        >>> from torch_tfrecord.columns.image import Image
+        >>> SequenceFeatures(sequence_features={"frame": Image()})
+        SequenceFeatures(context_features={}, sequence_features={'frame': Image()})
+    """
+
+    context_features: Mapping[str, Feature] | None = None
+    sequence_features: Mapping[str, Feature] | None = None
+
+    def __post_init__(self) -> None:
+        """Check and copy the fields."""
+        copy_mappings(self, "context_features", "sequence_features")
+        if not self.context_features and not self.sequence_features:
+            raise ValueError(
+                "Both `context_features` and `sequence_features` argument are None, "
+                "but at least one should have values."
+            )
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def copy_mappings(features: object, *names: str) -> None:
+    """Copy these fields, mappings of specs, where None becomes an empty one; TypeError for anything
+    else.
+    """
+    for name in names:
+        given = getattr(features, name)
+        if given is not None and not isinstance(given, Mapping):
+            raise TypeError(
+                f"{name} must be a mapping of names to specs, got {type(given).__name__}"
+            )
+        object.__setattr__(features, name, dict(given or {}))
+
+
+def make_reader(name: str, spec: Feature, *, pads: bool = False) -> Reader:
+    """Build the reader of one output of an Example.
+
+    Args:
+        name: Name of the output.
+        spec: What to read.
+        pads: Whether the rows of a FixedLenSequenceFeature are padded in a batch; else they are
+            jagged.
+
+    Raises:
+        TypeError: The name is not a str, or the spec is not a known feature spec.
+        ValueError: The spec cannot be read from an Example.
+    """
+    _check("reader", name, spec, "an Example")
+    return spec.reader(name, pads=pads)
+
+
+def make_context_reader(name: str, spec: Feature) -> Reader:
+    """:func:`make_reader` for the context of a SequenceExample; raises ValueError for other
+    specs.
+    """
+    _check("context_reader", name, spec, "a context")
+    return spec.context_reader(name)
+
+
+def make_step_reader(name: str, spec: Feature, *, pads: bool = False) -> StepReader:
+    """:func:`make_reader` for a feature list of a SequenceExample; raises ValueError for other
+    specs.
+    """
+    _check("step_reader", name, spec, "a feature list")
+    return spec.step_reader(name, pads=pads)
+
+
+_Method = Literal["reader", "context_reader", "step_reader"]
+
+
+def _check(method: _Method, name: object, spec: object, where: str) -> None:
+    if not isinstance(name, str):
+        raise TypeError(f"a name in features must be str, got {type(name).__name__}")
+    if not _makes(method, type(spec)):
+        hint = "" if isinstance(spec, Feature) else _hint(spec)
+        text = f"Unsupported {type(spec).__name__} for key {name!r} of {where}: expected one of {_kinds(method)}{hint}"
+        raise (ValueError if _makes("reader", type(spec)) else TypeError)(text)
+
+
+def _makes(method: _Method, kind: type) -> bool:
+    return issubclass(kind, Feature) and getattr(kind, method) is not getattr(Feature, method)
+
+
+def _kinds(method: _Method) -> str:
+    """The names of all specs of this package that build such a reader."""
+    for module in pkgutil.iter_modules([str(Path(__file__).parent)], f"{__package__}."):
+        importlib.import_module(module.name)
+    known = [
+        kind for kind in Feature.__subclasses__() if kind.__module__.startswith("torch_tfrecord.")
+    ]
+    return ", ".join(sorted(kind.__name__ for kind in known if _makes(method, kind)))
+
+
+def _hint(value: object) -> str:
+    """A hint on what to write instead of a value that is not a spec, for the end of an error text.
+
+    Example:
+        >>> _hint(torch.int64)
+        '; for one torch.int64 in each record: FixedLenFeature((), torch.int64)'
+    """
+    if type(value).__module__.partition(".")[0] == "tensorflow":
+        return "; this one is TensorFlow's: use torch_tfrecord's, with a torch dtype"
+    dtype = _meant_dtype(value)
+    if dtype is not None:
+        return f"; for one {_code(dtype)} in each record: FixedLenFeature((), {_code(dtype)})"
+    return "; for one integer in each record: FixedLenFeature((), torch.int64)"
+
+
+def _meant_dtype(value: object) -> DType | None:
+    """The dtype that the user probably means by a dtype or its name in place of a spec."""
+    found = getattr(torch, value, None) if isinstance(value, str) else value
+    if isinstance(found, torch.dtype):
+        return found
+    if value is bytes or value is str:
+        return type(value())
+    if not isinstance(value, (type, np.dtype)):
+        return None
+    try:
+        # NumPy dtypes, and Python's int, float and bool
+        return torch.from_numpy(np.zeros(0, value)).dtype
+    except TypeError:
+        return None
+
+
+def _code(value: object) -> str:
+    """The value as Python code: dtypes and types by name, anything else by repr."""
+    return value.__name__ if isinstance(value, type) else repr(value)

@@ -1,0 +1,393 @@
+"""Propose a feature spec from records, and print it as Python code.
+
+The proposal is the narrowest spec that reads every record seen. Ambiguous data stays general: bytes
+that may be several things are ``bytes``, and a feature that has a varying number of values, or is
+missing from some record, is a ``VarLenFeature``.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+
+from torch_tfrecord.arguments import at_least
+from torch_tfrecord.columns.dtypes import decode_text
+from torch_tfrecord.columns.feature import Feature, SequenceFeatures
+from torch_tfrecord.columns.image import Image
+from torch_tfrecord.columns.lists import FixedLenFeature, VarLenFeature
+from torch_tfrecord.columns.one_value import SerializedTensor, Text
+from torch_tfrecord.columns.raw_tensor import RawTensor
+from torch_tfrecord.columns.rows import FixedLenSequenceFeature
+from torch_tfrecord.columns.tensors import parse_tensor
+from torch_tfrecord.errors import ParseError, TFRecordError
+from torch_tfrecord.files.access import Access
+from torch_tfrecord.images.codec import image_format, image_size
+from torch_tfrecord.images.headers import guess_content
+from torch_tfrecord.protobuf.example import Values, decode_sequence_example
+from torch_tfrecord.protobuf.guess import guess_message, is_bare
+from torch_tfrecord.protobuf.json_text import parse_json
+from torch_tfrecord.records.paths import Paths, find_files
+from torch_tfrecord.records.spread import spread_records
+
+__all__ = [
+    "Decoded",
+    "decode_record",
+    "format_features",
+    "infer_features",
+    "infer_features_from_records",
+    "looks_like",
+    "propose_features",
+    "read_text",
+]
+
+# Common names for the sizes stored next to an array, outermost dimension first.
+_SIZE_NAMES = (("height", "rows"), ("width", "cols"), ("depth", "channels"))
+# Only these dtypes can be recognised from bytes: one byte is an image's uint8, and float bits are
+# distinctive.
+_RAW_DTYPES = (
+    (torch.uint8, None),
+    (torch.float32, np.dtype("<f4")),
+    (torch.float64, np.dtype("<f8")),
+)
+_PLAUSIBLE_FLOAT = 1e15
+# What a protobuf message may look like, too.
+_VAGUE = ("an unknown format", "an image truncated in its first bytes")
+
+Decoded: TypeAlias = tuple[dict[str, Values], dict[str, list[Values]]]
+"""A record's context and feature lists; an Example is a context without lists."""
+
+
+def infer_features(
+    paths: Paths, *, num_records: int = 100, storage_options: Mapping[str, Any] | None = None
+) -> dict[str, Feature] | SequenceFeatures:
+    """Propose a feature spec for the records in some files, to paste into your code.
+
+    Args:
+        paths: See `TFRecordDataset`.
+        num_records: Number of records of large files to look at, spread over all files and over
+            each file. Files below 64 MiB in all, also decompressed, are read whole. Of others at
+            most 256 MiB are read, so fewer of records longer than 2 MiB, and of a compressed file
+            only what that reaches. A record that was not looked at may still differ: then give a
+            larger number.
+        storage_options: See `TFRecordDataset`.
+
+    Returns:
+        Key -> spec, or SequenceFeatures if a record has feature lists; see
+        `infer_features_from_records`. `format_features` prints it as code.
+
+    Raises:
+        ParseError: A record is not an Example; names the record, and says what it looks like and
+            which spec reads it. A key has several kinds.
+        TFRecordError: A file is damaged in the part that is read, or is no TFRecord file.
+        ValueError: ``num_records`` is below 1, or the files hold no record.
+
+    Example:
+        >>> infer_features("train-*")  # doctest: +SKIP
+        {'image/encoded': Image(), 'image/class/label': FixedLenFeature((), torch.int64)}
+    """
+    at_least(1, "num_records", num_records)
+    files = find_files(paths, storage_options=storage_options)
+    records = spread_records(files, num_records, Access(storage_options))
+    samples = [decode_record(record.payload, *record[:3]) for record in records]
+    if not samples:
+        raise ValueError(
+            f"expected at least one record to look at, got none in {len(files)} files: {files[0]}, ..."
+        )
+    return propose_features(samples)
+
+
+def infer_features_from_records(records: Iterable[bytes]) -> dict[str, Feature] | SequenceFeatures:
+    """Propose the narrowest feature spec that reads all the given records.
+
+    Args:
+        records: Serialized tf.train.Examples or SequenceExamples; all are read, and their bytes
+            values are held in memory.
+
+    Returns:
+        Key -> spec, sorted by key. A constant number of values in all records gives a
+        FixedLenFeature of shape ``()`` or ``(n,)``, anything else a VarLenFeature. A single bytes
+        value in all records may be an Image (by its first bytes), a SerializedTensor, a RawTensor
+        (if its size matches the height, width and depth stored next to it) or printable Text. A key
+        whose kind is never set is left out. If a record has feature lists, a SequenceFeatures of
+        two such mappings: for the context, and for the feature lists, where a constant number of
+            values in all steps gives a FixedLenSequenceFeature.
+
+    Raises:
+        ParseError: A record is not an Example (``position`` is its number), or a key has several
+            kinds.
+
+    Example:
+        >>> from torch_tfrecord.protobuf.example import encode_example
+        >>> infer_features_from_records([encode_example({"label": 1, "name": "cat"})])
+        {'label': FixedLenFeature((), torch.int64), 'name': Text()}
+    """
+    return propose_features(
+        [decode_record(record, None, position) for position, record in enumerate(records)]
+    )
+
+
+def propose_features(samples: Sequence[Decoded]) -> dict[str, Feature] | SequenceFeatures:
+    """`infer_features_from_records`, of decoded ones."""
+    context = _propose_mapping([context for context, _ in samples])
+    keys = sorted(set[str]().union(*(lists for _, lists in samples)))
+    if not keys:
+        return context
+    steps = {key: _propose_steps(key, samples) for key in keys}
+    sequences = {key: spec for key, spec in steps.items() if spec is not None}
+    return SequenceFeatures(context, sequences) if sequences else context
+
+
+def _propose_mapping(samples: Sequence[Mapping[str, Values]]) -> dict[str, Feature]:
+    keys = sorted(set[str]().union(*samples))
+    specs = {key: _propose(key, samples) for key in keys}
+    return {key: spec for key, spec in specs.items() if spec is not None}
+
+
+def _propose_steps(key: str, samples: Sequence[Decoded]) -> Feature | None:
+    """Propose the spec of a feature list by treating each step as an Example, with sizes from the
+    context.
+    """
+    steps = [step for sample in samples for step in _steps_as_examples(key, *sample)]
+    spec = _propose(key, steps)
+    lacking = any(key not in lists for _, lists in samples)
+    if isinstance(spec, FixedLenFeature):
+        return FixedLenSequenceFeature(spec.shape, spec.dtype, allow_missing=lacking)
+    if lacking and spec is not None and not isinstance(spec, VarLenFeature):
+        return FixedLenSequenceFeature(
+            (), str if isinstance(spec, Text) else bytes, allow_missing=True
+        )
+    return spec
+
+
+def _steps_as_examples(
+    key: str, context: Mapping[str, Values], lists: Mapping[str, list[Values]]
+) -> Iterator[Mapping[str, Values]]:
+    for number in range(len(lists.get(key, ()))):
+        yield {
+            **context,
+            **{name: steps[number] for name, steps in lists.items() if number < len(steps)},
+        }
+
+
+def format_features(features: Mapping[str, Feature] | SequenceFeatures) -> str:
+    """Print a spec as Python code that builds it, with its imports.
+
+    Args:
+        features: Output name -> spec, or SequenceFeatures.
+
+    Example:
+        >>> print(format_features({"image": Image(), "label": FixedLenFeature((), torch.int64)}))
+        import torch
+        from torch_tfrecord import FixedLenFeature, Image
+        <BLANKLINE>
+        features = {
+            "image": Image(),
+            "label": FixedLenFeature((), torch.int64),
+        }
+    """
+    lines = ["features = " + "\n".join(_code_lines(features, ""))]
+    names = set()
+    if isinstance(features, SequenceFeatures):
+        names.add("SequenceFeatures")
+        specs = [
+            *(features.context_features or {}).values(),
+            *(features.sequence_features or {}).values(),
+        ]
+    else:
+        specs = [*features.values()]
+    names.update(type(spec).__name__ for spec in specs)
+    imports = ["import torch"] if any("torch." in repr(spec) for spec in specs) else []
+    if names:
+        imports.append(f"from torch_tfrecord import {', '.join(sorted(names))}")
+    return "\n".join([*imports, "", *lines] if imports else lines)
+
+
+def _code_lines(features: Mapping[str, Feature] | SequenceFeatures, indent: str) -> list[str]:
+    if isinstance(features, SequenceFeatures):
+        lines = ["SequenceFeatures("]
+        for name in ("context_features", "sequence_features"):
+            first, *rest = _code_lines(getattr(features, name) or {}, indent + "    ")
+            lines += [f"{indent}    {name}={first}", *rest]
+            lines[-1] += ","
+        return [*lines, f"{indent})"]
+    if not features:
+        return ["{}"]
+    return [
+        "{",
+        *(f"{indent}    {_quoted(name)}: {spec!r}," for name, spec in features.items()),
+        f"{indent}}}",
+    ]
+
+
+def _quoted(name: str) -> str:
+    text = repr(name)
+    return f'"{text[1:-1]}"' if text[0] == "'" and '"' not in text else text
+
+
+def decode_record(
+    record: bytes, path: str | None = None, position: int | None = None, offset: int | None = None
+) -> Decoded:
+    """Decode an Example, or a SequenceExample, which alone has feature lists.
+
+    protobuf takes most short texts, and other messages, for an Example without features.
+
+    Raises:
+        ParseError: It is neither; says what it looks like, and which spec reads it.
+    """
+    with suppress(ParseError):
+        context, lists = sample = decode_sequence_example(record)
+        found = itertools.chain(context.values(), *lists.values())
+        # or at least says their kind
+        has_values = any(isinstance(values, np.ndarray) or values for values in found)
+        if has_values or (is_bare(record) and "ELWC" not in str(guess_message(record))):
+            return sample
+    looks, spec = looks_like(record)
+    raise ParseError(
+        f"expected an Example or SequenceExample, got {len(record)} bytes that look like {looks}: "
+        f"features={spec} reads them",
+        path=path,
+        position=position,
+        offset=offset,
+    )
+
+
+def looks_like(record: bytes) -> tuple[str, str]:
+    """What a record is that is no Example, and the `features` that read it.
+
+    Example:
+        >>> looks_like(b"a line of text")
+        ('text', 'Text()')
+    """
+    image = image_format(record)
+    if image is not None:
+        return f"a {image.upper()} image", "Image()"
+    content = guess_content(record)
+    if content in (*_VAGUE, "text"):
+        if _all_read(read_text, [record]):
+            return (
+                ("JSON text", "Json()") if _all_read(parse_json, [record]) else ("text", "Text()")
+            )
+        message = guess_message(record)
+        if message is not None:
+            return message, "ExampleListFeatures(...)" if "ELWC" in message else "Proto(...)"
+    return content, "None"
+
+
+def _propose(key: str, samples: Sequence[Mapping[str, Values]]) -> Feature | None:
+    stored = [sample[key] for sample in samples if key in sample]
+    # An empty list may have any kind (kind not set), so it gives no evidence.
+    kinds = {_kind(values) for values in stored if isinstance(values, np.ndarray) or values}
+    if len(kinds) > 1:
+        raise ParseError(
+            f"feature {key!r}: Data types don't match: {' and '.join(sorted(kinds))} in different records"
+        )
+    if not kinds:
+        return None
+    counts = {len(values) for values in stored} | ({0} if len(stored) < len(samples) else set())
+    kind = kinds.pop()
+    dtype = bytes if kind == "bytes" else getattr(torch, kind)
+    if kind == "bytes":
+        flat = [value for values in stored for value in values]
+        if counts == {1}:
+            return _propose_bytes(key, flat, samples)
+        dtype = str if _all_read(read_text, flat) else bytes
+    if len(counts) > 1 or counts == {0}:
+        return VarLenFeature(dtype)
+    count = counts.pop()
+    return FixedLenFeature(() if count == 1 else (count,), dtype)
+
+
+def _kind(values: Values) -> str:
+    if not isinstance(values, np.ndarray):
+        return "bytes"
+    # the dtype's name takes ten times as long
+    return "int64" if values.dtype == np.int64 else "float32"
+
+
+def _propose_bytes(
+    key: str, values: Sequence[bytes], samples: Sequence[Mapping[str, Values]]
+) -> Feature:
+    if _all_read(image_size, values):
+        return Image()
+    if _all_read(parse_tensor, values):
+        return SerializedTensor()
+    raw = _propose_raw(key, values, samples)
+    if raw is not None:
+        return raw
+    return Text() if _all_read(read_text, values) else FixedLenFeature((), bytes)
+
+
+def _all_read(read: Callable[[bytes], object], values: Sequence[bytes]) -> bool:
+    """Whether ``read`` accepts all values; False if there are none, or only empty ones."""
+    try:
+        for value in values:
+            read(value)
+    except TFRecordError:
+        return False
+    return any(values)
+
+
+def read_text(value: bytes) -> str:
+    """Decode a text without control characters but tabs and line ends; ParseError if it is none."""
+    text = decode_text(value)
+    if not all(character.isprintable() or character in "\t\n\r" for character in text):
+        raise ParseError("expected printable text")
+    return text
+
+
+def _propose_raw(
+    key: str, values: Sequence[bytes], samples: Sequence[Mapping[str, Values]]
+) -> RawTensor | None:
+    names = _size_keys(key, samples)
+    if len(names) < 2:  # a single size matches too many things
+        return None
+    # Each record's byte count must follow from its own sizes, with one item size for all records.
+    counts = [math.prod(int(sample[name][0]) for name in names) for sample in samples]
+    for dtype, floats in _RAW_DTYPES:
+        if all(
+            len(value) == count * dtype.itemsize
+            for value, count in zip(values, counts, strict=True)
+        ):
+            plausible = floats is None or all(
+                _plausible(np.frombuffer(value, floats)) for value in values
+            )
+            return RawTensor(tuple(names), dtype) if plausible else None
+    return None
+
+
+def _size_keys(key: str, samples: Sequence[Mapping[str, Values]]) -> list[str]:
+    """Keys of the sizes next to a key: with the same prefix ("image/height" for "image/raw"), else
+    without prefix.
+    """
+    prefixes = (key[: key.rfind("/") + 1], "")
+    found = []
+    for names in _SIZE_NAMES:
+        candidates = [prefix + name for prefix in dict.fromkeys(prefixes) for name in names]
+        found += [
+            name for name in candidates if all(_is_size(sample.get(name)) for sample in samples)
+        ][:1]
+    return found
+
+
+def _is_size(values: Values | None) -> bool:
+    return (
+        isinstance(values, np.ndarray)
+        and values.dtype == np.int64
+        and len(values) == 1
+        and values[0] > 0
+    )
+
+
+def _plausible(values: np.ndarray[Any, Any]) -> bool:
+    sizes = np.abs(values[values != 0])
+    return bool(
+        np.isfinite(sizes).all()
+        and (sizes < _PLAUSIBLE_FLOAT).all()
+        and (sizes > 1 / _PLAUSIBLE_FLOAT).all()
+    )

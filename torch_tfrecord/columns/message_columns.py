@@ -1,0 +1,188 @@
+"""Columns from protobuf messages: the Python fallback of the compiled core, and the source of
+record error texts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from torch_tfrecord.columns.dtypes import BYTES_LIST, FLOAT_LIST, INT64_LIST
+from torch_tfrecord.columns.reading import (
+    NO_OFFSETS,
+    Column,
+    Ints,
+    LackingError,
+    Reader,
+    Want,
+    at_step,
+    read_columns,
+)
+from torch_tfrecord.columns.stacking import rows_of
+from torch_tfrecord.columns.steps import StepColumn, StepReader
+from torch_tfrecord.errors import ParseError, TFRecordError
+from torch_tfrecord.protobuf.example import join_arrays
+
+__all__ = ["columns_of", "read_one", "read_steps", "steps_of"]
+
+_Features: TypeAlias = "Mapping[str, Any] | _Step"
+"""A map of key to Feature message."""
+
+_KINDS = {kind.field: kind for kind in (BYTES_LIST, FLOAT_LIST, INT64_LIST)}
+
+
+def columns_of(wants: Sequence[Want], records: Sequence[_Features]) -> list[Column]:
+    """The columns of records for several wants.
+
+    Raises:
+        ParseError: A record does not fit a want; not always the first such record.
+    """
+    return [_column(want, records) for want in wants]
+
+
+def read_one(reader: Reader, record: _Features, key: int = 0) -> Any:
+    """The value of one record, the row of a batch of one; raises the errors of `columns_of` and the
+    reader.
+
+    Args:
+        reader: Reads the feature.
+        record: The record.
+        key: Random key for readers that draw at random, an unsigned 64-bit integer.
+    """
+    columns = columns_of(reader.wants, [record])
+    try:
+        column = read_columns(reader, columns, key)
+    except LackingError as error:
+        raise error.want.missing(record) from None
+    except TFRecordError as error:
+        error.position = None  # only the number within the batch of one
+        raise
+    return rows_of(column)[0]
+
+
+def _column(want: Want, records: Sequence[_Features]) -> Column:
+    found = [_list_of(want, record) for record in records]
+    counts = np.array([0 if item is None else len(item.value) for item in found], np.int64)
+    present = [item for item in found if item is not None]
+    missing = None
+    if len(present) < len(found):
+        pairs = zip(found, records, strict=True)
+        missing = np.array(
+            [item is None and (2 if want.key in record else 1) for item, record in pairs], np.uint8
+        )
+    values, buffer = _spans(present) if want.kind is BYTES_LIST else (_numbers(want, present), b"")
+    if want.num_values is None:
+        return Column(values, np.concatenate([NO_OFFSETS, [0], counts.cumsum()]), missing, buffer)
+    return Column(_dense(want, values, missing, len(records)), NO_OFFSETS, missing, buffer)
+
+
+def _list_of(want: Want, record: _Features) -> Any | None:
+    """The list message; None if the record lacks the key, or its kind is not set."""
+    feature = record.get(want.key)
+    if feature is None or not feature.HasField(want.kind.field):
+        stored = None if feature is None else feature.WhichOneof("kind")
+        if stored is not None:
+            raise want.wrong_kind(_KINDS[stored])
+        if want.is_required:
+            raise want.missing(record)
+        return None
+    found = getattr(feature, want.kind.field)
+    if want.num_values is not None and len(found.value) != want.num_values:
+        raise want.wrong_count(len(found.value))
+    return found
+
+
+def _numbers(want: Want, found: Sequence[Any]) -> npt.NDArray[Any]:
+    return (
+        join_arrays(found)
+        if found
+        else np.zeros(0, np.float32 if want.kind is FLOAT_LIST else np.int64)
+    )
+
+
+def _spans(found: Sequence[Any]) -> tuple[Ints, bytes]:
+    values = [value for item in found for value in item.value]
+    lengths = np.array([*map(len, values)], np.int64)
+    return np.stack([lengths.cumsum() - lengths, lengths], axis=1), b"".join(values)
+
+
+def _dense(
+    want: Want, values: npt.NDArray[Any], missing: npt.NDArray[np.uint8] | None, num_records: int
+) -> npt.NDArray[Any]:
+    shape = (
+        num_records,
+        *(() if want.num_values == 1 else (want.num_values or 0,)),
+        *values.shape[1:],
+    )
+    if missing is None:
+        return values.reshape(shape)
+    dense = np.zeros(shape, values.dtype)
+    dense[missing == 0] = values.reshape(-1, *shape[1:])
+    return dense
+
+
+def steps_of(want: Want, messages: Sequence[Any]) -> StepColumn:
+    """The steps of SequenceExample messages for a want with any number of values.
+
+    Raises:
+        ParseError: A step has another kind of list.
+    """
+    lists = [message.feature_lists.feature_list for message in messages]
+    found = [each[want.key].feature if want.key in each else () for each in lists]
+    [steps] = columns_of(
+        [want], [{want.key: feature} for features in found for feature in features]
+    )
+    borders = np.cumsum([0, *map(len, found)], dtype=np.int64)
+    return StepColumn(steps, borders, np.array([want.key not in each for each in lists], np.uint8))
+
+
+def read_steps(reader: StepReader, message: Any) -> Any:
+    """The value of one SequenceExample message, like `read_one`."""
+
+    def context() -> list[Column]:
+        return columns_of(reader.context_wants, [message.context.feature])
+
+    try:
+        return rows_of(reader.read([steps_of(want, [message]) for want in reader.wants], context))[
+            0
+        ]
+    except TFRecordError:
+        _check(reader, message)
+        raise
+
+
+def _check(reader: StepReader, message: Any) -> None:
+    """Check that a message has what a reader wants, with complete error texts."""
+    lists = message.feature_lists.feature_list
+    first = reader.step_wants[0]
+    if reader.is_required and first.key not in lists:
+        raise first.missing_list(lists)
+    context = message.context.feature if reader.context_wants else {}
+    found = [lists[want.key].feature for want in reader.step_wants if want.key in lists]
+    for number in range(max(map(len, found), default=0)):
+        try:
+            columns_of(reader.step_wants, [_Step(lists, context, number)])
+        except ParseError as error:
+            raise at_step(error, number) from None
+
+
+class _Step:
+    """One step of some feature lists, viewed as an Example's map of key to Feature."""
+
+    def __init__(self, lists: Mapping[str, Any], context: Mapping[str, Any], number: int) -> None:
+        self._lists, self._context, self._number = lists, context, number
+
+    def get(self, key: str) -> Any | None:
+        found = self._lists.get(key)
+        if found is None or len(found.feature) <= self._number:
+            return self._context.get(key)
+        return found.feature[self._number]
+
+    def __contains__(self, key: str) -> bool:
+        return self.get(key) is not None
+
+    def __iter__(self) -> Iterator[str]:
+        return iter({*self._lists, *self._context})

@@ -1,0 +1,326 @@
+"""The SerializedTensor and Text specs (one bytes value), and the readers that specs of bytes
+share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from torchvision import tv_tensors
+
+from torch_tfrecord.columns.dtypes import BYTES_LIST, INT64_LIST
+from torch_tfrecord.columns.feature import Feature
+from torch_tfrecord.columns.reading import (
+    NO_OFFSETS,
+    Column,
+    Ints,
+    Reader,
+    Want,
+    labelled,
+    read_each,
+)
+from torch_tfrecord.columns.stacking import stack
+from torch_tfrecord.columns.steps import (
+    ReadContext,
+    StepColumn,
+    StepReader,
+    check_steps,
+    part_of,
+    read_record,
+)
+from torch_tfrecord.columns.tensors import parse_tensor, serialize_tensor
+from torch_tfrecord.errors import TFRecordError
+
+__all__ = ["OneValueReader", "OneValueSpec", "SerializedTensor", "Shape", "Text"]
+
+Shape: TypeAlias = tuple[Any, ...]
+"""The shape of one value: ints, -1 or None."""
+
+
+class OneValueSpec:
+    """The shared base of specs of one bytes value, which can be used in an Example, a context or a
+    feature list.
+
+    Attributes:
+        default_value: What a record that lacks the feature would store; None if that is an error.
+    """
+
+    default_value: bytes | str | None = None
+    _default_type: type = bytes
+
+    def __post_init__(self) -> None:
+        """Check the fields: a default must be what the reader of records takes."""
+        super().__post_init__()  # type: ignore[misc]
+        default = self.default_value
+        if default is None:
+            return
+        if not isinstance(default, self._default_type):
+            raise TypeError(
+                f"default_value must be {self._default_type.__name__} or None, got {type(default).__name__}"
+            )
+        reader: Any = self.reader("")
+        if len(reader.wants) > 1:
+            raise ValueError(
+                "default_value needs a shape without keys, which a record may lack, too"
+            )
+        try:
+            reader.from_values([reader.default], [tuple(reader.shape)])
+        except TFRecordError as error:
+            raise ValueError(f"default_value: {error}") from error
+
+    def reader(self, name: str, *, pads: bool = False) -> Reader:
+        """Build the reader for Examples."""
+        raise NotImplementedError
+
+    def context_reader(self, name: str) -> Reader:
+        """Build the reader for a context; random draws are not supported."""
+        self._check_no_draw(name)
+        return self.reader(name)
+
+    def step_reader(self, name: str, *, pads: bool = False) -> StepReader:
+        """Build the reader for a feature list; random draws and defaults are not supported."""
+        self._check_no_draw(name)
+        if self.default_value is not None:
+            raise ValueError(
+                f"default_value of {name!r}: a step of a feature list always has its value"
+            )
+        return _ValueSteps(self.reader(name), pads=pads)
+
+    def _check_no_draw(self, name: str) -> None:
+        """Raise ValueError if something is drawn at random for each record."""
+
+
+@dataclass(frozen=True, repr=False)
+class SerializedTensor(OneValueSpec, Feature):
+    """A tensor written by ``tf.io.serialize_tensor`` (a TensorProto), in one bytes value.
+
+    A sample is the stored tensor with its shape and dtype, or a (nested) list of bytes for a string
+    tensor. A batch is stacked if all shapes and dtypes are equal, else a list.
+
+    Args:
+        key: Name of the feature in the record, if it differs from the output's name.
+    """
+
+    def reader(self, name: str, *, pads: bool = False) -> OneValueReader:
+        """Build the reader for Examples."""
+        return OneValueReader(name, self, lambda data, shape: parse_tensor(data))
+
+    def stored(self, value: object) -> object:
+        """A tensor, array or nested list of strings as a TensorProto; bytes are one already."""
+        return value if isinstance(value, bytes) else serialize_tensor(value)
+
+
+@dataclass(frozen=True, repr=False)
+class Text(OneValueSpec, Feature):
+    """One string in strict UTF-8. A sample is a str, a batch a list of str.
+
+    Args:
+        key: Name of the feature in the record, if it differs from the output's name.
+        default_value: The text of a record that lacks the feature; None if that raises ParseError.
+
+    Raises:
+        TypeError: ``default_value`` is not a str.
+    """
+
+    default_value: str | None = field(default=None, kw_only=True)
+    _default_type = str
+
+    def reader(self, name: str, *, pads: bool = False) -> OneValueReader:
+        """Build the reader for Examples."""
+        return _TextReader(name, self, lambda text, shape: text)
+
+
+class OneValueReader:
+    """Reads a single bytes value, or all bytes values of a list together.
+
+    Args:
+        name: Name of the output.
+        spec: Its spec.
+        convert: Turns the stored bytes and the record's shape into a value; with ``several``, a
+            list of the stored bytes. The bytes are views of a buffer that may be reused after the
+            call.
+        shape: The shape in the spec; names of other features are replaced with their values. A str
+            names a list feature that holds the whole shape.
+        several: Whether the list may have any number of values.
+
+    Attributes:
+        default: What is converted for a record that lacks the feature.
+        shape: The shape; a `Want` in place of each name.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        spec: Any,
+        convert: Callable[[Any, Shape], object],
+        shape: str | Sequence[int | str | None] = (),
+        *,
+        several: bool = False,
+    ) -> None:
+        self._convert, self.several = convert, several
+        kind, num_values = type(spec).__name__, None if several else 1
+        default = spec.default_value
+        self.default = [default] if several else default
+        self._want = Want(
+            name,
+            spec.key_of(name),
+            BYTES_LIST,
+            kind,
+            num_values=num_values,
+            is_required=default is None,
+        )
+        self._is_whole = isinstance(shape, str)
+        what, count = ("shape", None) if self._is_whole else ("size", 1)
+        self.shape: list[Any] = [
+            Want(name, entry, INT64_LIST, what, num_values=count, is_required=True)
+            if isinstance(entry, str)
+            else entry
+            for entry in ([shape] if self._is_whole else shape)
+        ]
+        self.wants = (self._want, *(entry for entry in self.shape if isinstance(entry, Want)))
+
+    def read(self, columns: Sequence[Column]) -> torch.Tensor | list[Any]:
+        """The batch's column: one tensor [N, ...] if all shapes and dtypes are equal, else a
+        list.
+        """
+        values: list[Any] = columns[0].views()
+        if self.several:
+            values = [values[begin:end] for begin, end in columns[0].bounds()]
+        return labelled(
+            self._want, self.from_values, self._completed(values, columns[0]), self._shapes(columns)
+        )
+
+    def _completed(self, values: list[Any], column: Column) -> list[Any]:
+        """The values, with the default of records that lack the feature."""
+        if column.missing is not None:
+            for row in column.missing.nonzero()[0]:
+                values[row] = self.default
+        return values
+
+    def from_values(
+        self, values: Sequence[Any], shapes: Sequence[Shape]
+    ) -> torch.Tensor | list[Any]:
+        """The column of several values with their shapes."""
+        return stack(
+            read_each(lambda found: self._convert(*found), zip(values, shapes, strict=True))
+        )
+
+    def _shapes(self, columns: Sequence[Column]) -> list[Shape]:
+        """The shape of each record's value."""
+        num_records = (
+            max(len(columns[0].offsets) - 1, 0) if self.several else len(columns[0].values)
+        )
+        sizes = iter(columns[1:])
+        if len(columns) == 1:
+            return [tuple(self.shape)] * num_records
+        if self._is_whole:
+            found = _sizes(self.shape[0], columns[1])
+            return [tuple(found[begin:end]) for begin, end in columns[1].bounds()]
+        entries = [
+            _sizes(entry, next(sizes)) if isinstance(entry, Want) else [entry] * num_records
+            for entry in self.shape
+        ]
+        return list(zip(*entries, strict=True))
+
+
+def _sizes(want: Want, column: Column) -> list[int]:
+    sizes: list[int] = column.values.tolist()
+    if min(sizes, default=0) < 0:
+        raise want.error(f"expected a size, got {min(sizes)}")
+    return sizes
+
+
+class _TextReader(OneValueReader):
+    """Reads a Text: a list of N str, one per record."""
+
+    is_plain = is_text = True
+
+    def read(self, columns: Sequence[Column]) -> list[str]:
+        return self._completed(labelled(self._want, columns[0].strings, str), columns[0])
+
+
+class _ValueSteps(StepReader):
+    """Reads the steps of a spec of one bytes value. Sizes come from the step or the context.
+
+    A sample is stacked if all steps have the same shape and dtype (images to a
+    ``tv_tensors.Video``), else a list.
+
+    Args:
+        reader: Reads the spec from an Example.
+        pads: Whether samples of equal shape are stacked, too; else the column is a list of samples.
+    """
+
+    is_required = True
+
+    def __init__(self, reader: Reader, *, pads: bool) -> None:
+        super().__init__(*reader.wants)
+        self._reader, self._pads = reader, pads
+        self.context_wants = self.wants[1:]
+
+    def read(self, lists: Sequence[StepColumn], context: ReadContext) -> torch.Tensor | list[Any]:
+        """The batch's column."""
+        want, borders = self.step_wants[0], lists[0].borders
+        check_steps(want, lists[0], is_required=True)
+        pairs = enumerate(zip(self.step_wants[1:], lists[1:], strict=True))
+        sizes = [
+            _step_sizes(want, column, borders, context, place) for place, (want, column) in pairs
+        ]
+        values = lists[0].steps
+        columns = [
+            values if want.num_values is None else values._replace(offsets=NO_OFFSETS),
+            *sizes,
+        ]
+        samples = read_each(lambda ends: self._sample(columns, *ends), pairwise(borders.tolist()))
+        return labelled(want, stack, samples) if self._pads else samples
+
+    def _sample(self, columns: Sequence[Column], begin: int, end: int) -> torch.Tensor | list[Any]:
+        """Read one record's steps as a batch of records."""
+        if begin == end:
+            return []
+        found: torch.Tensor | list[Any] = read_record(
+            self._reader, [part_of(column, begin, end) for column in columns]
+        )
+        return (
+            tv_tensors.Video(found)
+            if isinstance(found, tv_tensors.Image) and found.dim() == 4
+            else found
+        )
+
+
+def _step_sizes(
+    want: Want, column: StepColumn, borders: Ints, context: ReadContext, place: int
+) -> Column:
+    """The size or shape of each step: from the step if the record's list has one per step, else
+    from the context.
+
+    Raises:
+        ParseError: There is not exactly one number per step, or not at least one for a whole shape.
+    """
+    lengths = np.diff(borders)
+    record = np.repeat(np.arange(len(lengths)), lengths)
+    number = np.arange(borders[-1]) - borders[record]
+    is_own = number < np.diff(column.borders)[record]
+    values, offsets, rows = (
+        column.steps.values,
+        column.steps.offsets,
+        column.borders[record] + number,
+    )
+    if not is_own.all():
+        shared = context()[place]
+        # the context's rows, behind the steps'
+        rows = np.where(is_own, rows, len(offsets) + record)
+        offsets = np.concatenate([offsets, shared.offsets + len(values)])
+        values = np.concatenate([values, shared.values])
+    begins, counts = offsets[rows], offsets[rows + 1] - offsets[rows]
+    if (counts < 1).any() or (want.num_values == 1 and (counts > 1).any()):
+        raise want.error(
+            "expected one value" if want.num_values == 1 else "expected at least one size, got none"
+        )
+    ends = np.concatenate([np.zeros(1, np.int64), counts.cumsum()])
+    taken = values[np.repeat(begins - ends[:-1], counts) + np.arange(ends[-1])]
+    return Column(taken, NO_OFFSETS if want.num_values == 1 else ends, None, b"")

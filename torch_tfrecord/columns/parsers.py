@@ -1,0 +1,476 @@
+"""Parse records with feature specs: several records to a batch of columns, one record to a sample.
+
+A sample is the row of a batch of one. If a batch fails, its records are read again one by one, to
+raise the error of the first bad record. The error text for a record comes from its protobuf message
+(``message_columns``).
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Generic, TypeAlias, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from torch_tfrecord.batch_memory import MAX_BATCH_BYTES, BatchBudget, check_max_batch_bytes, reserve
+from torch_tfrecord.columns.column_plan import ColumnPlan
+from torch_tfrecord.columns.containers import Nested, wrap_nested
+from torch_tfrecord.columns.feature import (
+    Feature,
+    SequenceFeatures,
+    make_context_reader,
+    make_reader,
+    make_step_reader,
+)
+from torch_tfrecord.columns.message_columns import read_one, read_steps
+from torch_tfrecord.columns.reading import Column, Reader, read_columns, reserve_for
+from torch_tfrecord.columns.row_plan import RowPlan
+from torch_tfrecord.columns.rows import FixedLenSequenceFeature
+from torch_tfrecord.columns.sequence_plan import SequenceColumns, SequencePlan
+from torch_tfrecord.columns.stacking import rows_of
+from torch_tfrecord.columns.steps import StepReader
+from torch_tfrecord.errors import LimitExceededError, TFRecordError
+from torch_tfrecord.protobuf.example import parse_message
+from torch_tfrecord.protobuf.messages import SequenceExample
+from torch_tfrecord.records.packed_records import PackedRecords
+
+__all__ = [
+    "ExampleParser",
+    "InnerParser",
+    "Parser",
+    "PartParser",
+    "SequenceExampleParser",
+    "packed",
+    "wrapped",
+]
+
+_Bytes: TypeAlias = bytes | bytearray | memoryview
+_Keys: TypeAlias = "npt.NDArray[np.uint64]"
+_Values: TypeAlias = dict[str, Any]
+_Sample = TypeVar("_Sample")
+_Batch = TypeVar("_Batch")
+
+
+class Parser(Generic[_Sample, _Batch]):
+    """The shared base of all parsers: a batch reports the lowest position that fails."""
+
+    features: Any
+    """What it reads."""
+    needs_keys = False
+    """Whether a spec draws at random, so that the record keys matter."""
+    _pads: bool
+
+    def __init__(self, max_batch_bytes: int) -> None:
+        self.max_batch_bytes = check_max_batch_bytes(max_batch_bytes)
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        """Pickle the specs; the readers are built again."""
+        kind: Callable[..., Any] = type(self)
+        return functools.partial(
+            kind, pads=self._pads, max_batch_bytes=self.max_batch_bytes
+        ), self._specs
+
+    @property
+    def _specs(self) -> tuple[Any, ...]:
+        return (self.features,)
+
+    def budget(self, num_batches: int = 1) -> BatchBudget:
+        """The memory budget of this many batches; each ``with`` starts a fresh one."""
+        return BatchBudget(self.max_batch_bytes * num_batches)
+
+    def single(self, serialized: _Bytes, key: int = 0) -> _Sample:
+        """Parse one record."""
+        raise NotImplementedError
+
+    def batch(self, records: Iterable[_Bytes], keys: _Keys | None = None) -> _Batch:
+        """Parse several records into columns.
+
+        Dense columns of a batch may share one block of memory, which lives as long as any of them.
+
+        Args:
+            records: PackedRecords, which are not copied, or the bytes of each record.
+            keys: uint64 [N]: a random key per record for specs that draw at random. None means
+                zeros.
+
+        Raises:
+            TFRecordError: The first record that fails; ``position`` is its number among these
+                records.
+        """
+        rows = packed(records)
+        return self.batches(rows, keys, (0, len(rows)))[0]
+
+    def batches(
+        self, records: PackedRecords, keys: _Keys | None, borders: Sequence[int]
+    ) -> list[_Batch]:
+        """Parse several batches at once.
+
+        Args:
+            records: The concatenated records of all batches.
+            keys: The keys of all records; see :meth:`batch`.
+            borders: The start of each batch, beginning with 0, and the end of the last one.
+
+        Raises:
+            TFRecordError: See :meth:`batch`; ``position`` counts the records of all batches.
+        """
+        keys = _checked_keys(keys, len(records))
+        try:
+            return self._batches(records, keys, borders)
+        except TFRecordError:
+            for position, (row, key) in enumerate(zip(records, keys.tolist(), strict=True)):
+                self._single_at(position, row, key)
+            raise
+
+    def _single_at(self, position: int, row: _Bytes, key: int) -> _Sample:
+        try:
+            return self.single(row, key)
+        except TFRecordError as error:
+            raise error.locate(position=position) from error.__cause__
+
+    def _batches(self, rows: PackedRecords, keys: _Keys, borders: Sequence[int]) -> list[_Batch]:
+        batches = []
+        with self.budget(len(borders) - 1):
+            found = self._plan.read(rows, borders)
+        for columns, (begin, end) in zip(found, itertools.pairwise(borders), strict=True):
+            try:
+                with self.budget():
+                    batches.append(self._read(columns, end - begin, keys[begin:end]))
+            except LimitExceededError as error:
+                error.position = None if error.position is None else error.position + begin
+                raise
+        return batches
+
+    @functools.cached_property
+    def _plan(self) -> Any:
+        """The plan, whose ``read`` returns the columns of several batches."""
+        raise NotImplementedError
+
+    def _read(self, found: Any, num_records: int, keys: _Keys) -> _Batch:
+        """Read every feature of a batch from its columns."""
+        raise NotImplementedError
+
+
+class ExampleParser(Parser[_Values, _Values]):
+    """Parses Examples with a mapping of feature specs. Pickles; safe from several threads.
+
+    Args:
+        features: Output name -> feature spec.
+        pads: Whether rows of a FixedLenSequenceFeature are padded in a batch, as in TensorFlow;
+            else they are jagged.
+        max_batch_bytes: Memory limit for the values of a batch, or of a sample; see
+            `parse_example`.
+
+    Raises:
+        TypeError: ``features`` is not a mapping of str to specs.
+        ValueError: ``features`` is empty or None, or a spec cannot be read from an Example.
+
+    Example:
+        >>> import torch
+        >>> from torch_tfrecord.columns.lists import FixedLenFeature
+        >>> parser = ExampleParser({"a": FixedLenFeature((), torch.int64)})
+        >>> parser.single(bytes.fromhex("0a0c0a0a0a016112051a030a0105"))
+        {'a': tensor(5)}
+    """
+
+    _wraps = True
+
+    def __init__(
+        self,
+        features: Mapping[str, Feature],
+        *,
+        pads: bool = True,
+        max_batch_bytes: int = MAX_BATCH_BYTES,
+    ) -> None:
+        super().__init__(max_batch_bytes)
+        if features is None or (isinstance(features, Mapping) and not features):
+            raise ValueError(f"Argument `features` cannot be None or empty, got {features!r}")
+        if not isinstance(features, Mapping):
+            raise TypeError(
+                f"features must be a mapping of names to specs, got {type(features).__name__}"
+            )
+        self.features: _Values = dict(features)
+        self._pads = pads
+        # One set for samples, one for batches: they differ if rows are padded.
+        self._use([make_reader(name, spec) for name, spec in self.features.items()])
+        if pads and _has_rows(self.features):
+            self._readers = [
+                make_reader(name, spec, pads=True) for name, spec in self.features.items()
+            ]
+
+    @classmethod
+    def of_readers(
+        cls, readers: Mapping[str, Reader], *, max_batch_bytes: int = MAX_BATCH_BYTES
+    ) -> ExampleParser:
+        """Build a parser from readers; such a parser cannot be pickled."""
+        parser = cls.__new__(cls)
+        Parser.__init__(parser, max_batch_bytes)
+        parser.features = dict(readers)
+        parser._use([*readers.values()])
+        return parser
+
+    def _use(self, readers: list[Reader]) -> None:
+        self._row_readers = self._readers = readers
+        self._row_bytes = _row_bytes(readers)
+        self.needs_keys = any(getattr(reader, "keyed", False) for reader in readers)
+
+    def single(self, serialized: _Bytes, key: int = 0) -> _Values:
+        """Parse one serialized Example; see `parse_single_example`.
+
+        Args:
+            serialized: The record's bytes.
+            key: Random key for specs that draw at random, an unsigned 64-bit integer.
+        """
+        found = self._row_plan.read(serialized, key)
+        if found is None:
+            record = parse_message(serialized).features.feature
+            with self.budget():
+                found = [read_one(reader, record, key) for reader in self._row_readers]
+        return dict(zip(self.features, found, strict=True))
+
+    @functools.cached_property
+    def _plan(self) -> ColumnPlan:
+        return ColumnPlan(self._readers)
+
+    @functools.cached_property
+    def _row_plan(self) -> RowPlan:
+        return RowPlan(self._row_readers, self.budget)
+
+    def _read(self, columns: Sequence[Sequence[Column]], num_records: int, keys: _Keys) -> _Values:
+        """Read every feature from its columns."""
+        _reserve(self._readers, self._row_bytes, num_records)
+        values: _Values = {}
+        for name, reader, found in zip(self.features, self._readers, columns, strict=True):
+            column = read_columns(reader, found, keys) if self.needs_keys else reader.read(found)
+            values[name] = wrapped(column) if type(column) in _WRAPPED and self._wraps else column
+        return values
+
+
+class InnerParser(ExampleParser):
+    """Parses Examples that are parts of records: ragged columns stay a `Nested`, for the parser
+    around it.
+    """
+
+    _wraps = False
+
+
+class PartParser(Parser[Any, Any]):
+    """The base of parsers of other records than Examples: each batch is read by itself, a sample as
+    a batch of one.
+    """
+
+    def single(self, serialized: _Bytes, key: int = 0) -> Any:
+        """Parse one record."""
+        try:
+            with self.budget():
+                return self._row(packed([serialized]), np.array([key], np.uint64))
+        except TFRecordError as error:
+            error.position = None  # only the number within the batch of one
+            raise
+
+    def _row(self, record: PackedRecords, keys: _Keys) -> Any:
+        """The only row of a batch of one record."""
+        raise NotImplementedError
+
+    @functools.cached_property
+    def _plan(self) -> _PartPlan:
+        return _PartPlan()
+
+
+class _PartPlan:
+    def read(self, records: PackedRecords, borders: Sequence[int]) -> list[PackedRecords]:
+        """The records of each batch."""
+        return [records[begin:end] for begin, end in itertools.pairwise(borders)]
+
+
+class SequenceExampleParser(Parser[tuple[_Values, _Values], Any]):
+    """Parses SequenceExamples, like :class:`ExampleParser`.
+
+    Args:
+        context_features: Output name -> spec, for the context.
+        sequence_features: Output name -> spec, for the feature lists.
+        pads: Whether batches are padded and have the numbers of steps, as in
+            `parse_sequence_example`; else they are what `collate` makes of the samples, or a list
+            of samples that `collate` still has to stack.
+        max_batch_bytes: See :class:`ExampleParser`.
+
+    Raises:
+        TypeError: One of them is not a mapping of str to specs.
+        ValueError: Both are None or empty, or a spec cannot be read from a context or a feature
+            list.
+
+    Example:
+        >>> import torch
+        >>> from torch_tfrecord.columns.rows import FixedLenSequenceFeature
+        >>> parser = SequenceExampleParser(None, {"x": FixedLenSequenceFeature((), torch.int64)})
+        >>> parser.single(bytes.fromhex("120e0a0c0a017812070a051a030a0105"))
+        ({}, {'x': tensor([5])})
+    """
+
+    def __init__(
+        self,
+        context_features: Mapping[str, Feature] | None = None,
+        sequence_features: Mapping[str, Feature] | None = None,
+        *,
+        pads: bool = True,
+        max_batch_bytes: int = MAX_BATCH_BYTES,
+    ) -> None:
+        super().__init__(max_batch_bytes)
+        self.features = SequenceFeatures(context_features, sequence_features)
+        context, steps = self.features.context_features or {}, self.features.sequence_features or {}
+        self._pads = pads
+        self._context = {name: make_context_reader(name, spec) for name, spec in context.items()}
+        self._row_bytes = _row_bytes([*self._context.values()])
+        self._steps = {name: make_step_reader(name, spec) for name, spec in steps.items()}
+        self._counted = [
+            name for name, spec in steps.items() if isinstance(spec, FixedLenSequenceFeature)
+        ]
+
+    @property
+    def _specs(self) -> tuple[Any, ...]:
+        return self.features.context_features, self.features.sequence_features
+
+    def single(self, serialized: _Bytes, key: int = 0) -> tuple[_Values, _Values]:
+        """Parse one serialized SequenceExample; see `parse_single_sequence_example`."""
+        sample = self._compiled(serialized)
+        if sample is not None:
+            return sample
+        message = parse_message(serialized, SequenceExample)
+        with self.budget():
+            return (
+                {
+                    name: read_one(reader, message.context.feature)
+                    for name, reader in self._context.items()
+                },
+                {name: read_steps(reader, message) for name, reader in self._steps.items()},
+            )
+
+    def _compiled(self, serialized: _Bytes) -> tuple[_Values, _Values] | None:
+        """Read one sample with the compiled core; None if it cannot, or the record is bad (fall
+        back to messages).
+        """
+        if not self._plan.is_compiled or not isinstance(serialized, (bytes, bytearray, memoryview)):
+            return None
+        try:
+            record, found = self._plan.read_one(serialized)
+            with self.budget():
+                context = self._row_plan.read(record, 0) if self._context else ()
+                lists = zip(self._steps.values(), found.lists, found.sizes, strict=True)
+                sequences = [
+                    rows_of(reader.read(columns, sizes))[0] for reader, columns, sizes in lists
+                ]
+        except TFRecordError:
+            return None
+        if context is None:
+            return None
+        return dict(zip(self._context, context, strict=True)), dict(
+            zip(self._steps, sequences, strict=True)
+        )
+
+    @functools.cached_property
+    def _plan(self) -> SequencePlan:
+        return SequencePlan([*self._context.values()], [*self._steps.values()])
+
+    @functools.cached_property
+    def _row_plan(self) -> RowPlan:
+        return RowPlan([*self._context.values()], self.budget)
+
+    @functools.cached_property
+    def _padded(self) -> dict[str, StepReader]:
+        specs = self.features.sequence_features or {}
+        return {name: make_step_reader(name, spec, pads=True) for name, spec in specs.items()}
+
+    def _read(self, found: SequenceColumns, num_records: int, keys: _Keys) -> tuple[_Values, ...]:
+        _reserve([*self._context.values()], self._row_bytes, num_records)
+        readers = zip(self._context.items(), found.context, strict=True)
+        context = {name: wrapped(reader.read(columns)) for (name, reader), columns in readers}
+        steps = zip(
+            (self._padded if self._pads else self._steps).items(),
+            found.lists,
+            found.sizes,
+            strict=True,
+        )
+        sequences = {
+            name: wrapped(reader.read(columns, sizes)) for (name, reader), columns, sizes in steps
+        }
+        if not self._pads:
+            return context, sequences
+        lists = dict(zip(self._steps, found.lists, strict=True))
+        lengths = {
+            name: torch.from_numpy(np.diff(lists[name][0].borders)) for name in self._counted
+        }
+        return context, sequences, lengths
+
+    def scalar(self, serialized: _Bytes) -> tuple[_Values, _Values, dict[str, torch.Tensor]]:
+        """Parse one record as a batch without the batch dimension, as in TensorFlow."""
+        context, sequences = self.single(serialized)
+        return (
+            context,
+            sequences,
+            {name: torch.tensor(len(sequences[name])) for name in self._counted},
+        )
+
+
+def _has_rows(features: Mapping[str, Any]) -> bool:
+    """Whether there are rows that are padded in a batch, at any depth."""
+    return any(
+        isinstance(spec, FixedLenSequenceFeature) or _has_rows(getattr(spec, "features", {}))
+        for spec in features.values()
+    )
+
+
+def _row_bytes(readers: Sequence[Reader]) -> int:
+    return sum(getattr(reader, "row_bytes", 0) for reader in readers)
+
+
+def _reserve(readers: Sequence[Reader], row_bytes: int, num_records: int) -> None:
+    """Reserve the memory of number columns at once; if it is too much, one by one, to label the
+    error.
+    """
+    try:
+        reserve(num_records * row_bytes)
+    except LimitExceededError:
+        for reader in readers:
+            reserve_for(reader.wants[0], num_records * _row_bytes([reader]))
+        raise
+
+
+_WRAPPED = (Nested, dict)
+
+
+def wrapped(column: Any) -> Any:
+    """The column, or the columns by name, with ragged ones in the type that users see."""
+    if type(column) is Nested:
+        return wrap_nested(column)
+    return (
+        {name: wrapped(part) for name, part in column.items()} if type(column) is dict else column
+    )
+
+
+def packed(records: Any) -> PackedRecords:
+    """The bytes of several records, in one buffer."""
+    if isinstance(records, PackedRecords):
+        return records
+    # drops trailing NULs
+    fixed_width = isinstance(records, np.ndarray) and records.dtype.kind == "S"
+    if fixed_width or isinstance(records, (bytes, bytearray, memoryview, str)):
+        raise TypeError("serialized must be a list of the records' bytes")
+    rows = list(records)
+    for position, row in enumerate(rows):
+        if not isinstance(row, (bytes, bytearray, memoryview)):
+            raise TypeError(
+                f"Expected serialized to be a scalar or vector: a list of bytes, got {type(row).__name__} at {position}"
+            )
+    parts = [row if isinstance(row, bytes) else bytes(row) for row in rows]
+    ends = np.cumsum([0, *map(len, parts)], dtype=np.int64)
+    return PackedRecords(b"".join(parts), ends[:-1], np.diff(ends))
+
+
+def _checked_keys(keys: _Keys | None, num_records: int) -> _Keys:
+    if keys is None:
+        return np.zeros(num_records, np.uint64)
+    if len(keys) != num_records:
+        raise ValueError(f"expected a key for each of {num_records} records, got {len(keys)}")
+    return np.asarray(keys, np.uint64)

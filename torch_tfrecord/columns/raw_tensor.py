@@ -1,0 +1,225 @@
+"""The RawTensor spec: the bytes of arrays, in one or several byte strings."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from torch_tfrecord.arguments import at_least, one_of, true_or_false
+from torch_tfrecord.batch_memory import reserve
+from torch_tfrecord.columns.dtypes import dtype_name, from_bytes, list_kind
+from torch_tfrecord.columns.feature import Feature
+from torch_tfrecord.columns.inflate import Compression, deflate, inflate
+from torch_tfrecord.columns.one_value import OneValueReader, OneValueSpec, Shape
+from torch_tfrecord.columns.reading import Column, labelled
+from torch_tfrecord.columns.spec_checks import check_list_dtype, shape_with_names
+from torch_tfrecord.errors import ParseError
+
+__all__ = ["RawTensor"]
+
+_COMPLEX = (torch.complex32, torch.complex64, torch.complex128)
+_MOST_DIMENSIONS = 64  # of a shape in a record; torch's own limit
+
+
+@dataclass(frozen=True, repr=False)
+class RawTensor(OneValueSpec, Feature):
+    """The raw bytes of an array, row-major and without a header, as ``tf.io.decode_raw`` reads
+    them.
+
+    A sample is a tensor of ``shape``; a batch is stacked if all shapes are equal, else a list. The
+    bytes are in one string; or in several of equal length, whose number is the first size of
+    ``shape``: each is a row.
+
+    Args:
+        shape: An entry is an int, -1 (at most one, inferred from the number of bytes) or the key of
+            another feature of the record that holds one integer. A str in place of the tuple is the
+            key of a feature that holds all sizes. The number of bytes must match exactly, else
+            ParseError.
+        dtype: A torch dtype with whole bytes per element.
+        key: Name of the feature in the record, if it differs from the output's name.
+        little_endian: Whether the first byte of an element is its lowest; False for big-endian.
+        compression: "zlib", "gzip" or "zstd", if each string is compressed
+            (``tf.io.decode_compressed``). It must have as many bytes as the shape says; with a -1
+            or ``fixed_length``, at most what is left of ``max_batch_bytes``. Before Python 3.14
+            zstd needs the extra ``zstd``, else reading raises ImportError.
+        fixed_length: Bytes that each string is cut to, or filled up to with zeros, after it is
+            decompressed; a multiple of the dtype's size. Strings may then have different lengths.
+        default_value: The bytes of one string for records that lack the feature, as a record stores
+            them (with ``compression``, compressed); ``shape`` must not name keys. None if such a
+            record raises ParseError.
+
+    Raises:
+        TypeError: The dtype is unknown, or an argument or an entry of ``shape`` has another type.
+        ValueError: The shape or dtype is missing, a dimension is negative, there is more than one
+            -1, ``compression`` or ``fixed_length`` has another value, or ``default_value`` does not
+            fit the shape.
+
+    Example:
+        >>> RawTensor(("height", "width", 3), torch.uint8, key="image_raw")
+        RawTensor(('height', 'width', 3), torch.uint8, key='image_raw')
+        >>> RawTensor("image/shape", torch.float32, little_endian=False, compression="zlib")
+        RawTensor('image/shape', torch.float32, little_endian=False, compression='zlib')
+    """
+
+    shape: str | tuple[int | str, ...]
+    dtype: torch.dtype
+    little_endian: bool = field(default=True, kw_only=True)
+    compression: Compression | None = field(default=None, kw_only=True)
+    fixed_length: int | None = field(default=None, kw_only=True)
+    default_value: bytes | None = field(default=None, kw_only=True)
+
+    def __post_init__(self) -> None:
+        """Check the fields."""
+        if self.shape is None:
+            raise ValueError("Missing shape: pass a tuple; -1 means one unknown dimension")
+        if not isinstance(self.shape, str):
+            shape = shape_with_names(self.shape, "an int, -1 or the key of a feature", unknown=-1)
+            if shape.count(-1) > 1:
+                raise ValueError(f"shape must have at most one -1, got {shape!r}")
+            object.__setattr__(self, "shape", shape)
+        if not isinstance(self.dtype, torch.dtype) or (
+            list_kind(self.dtype) is None and self.dtype not in _COMPLEX
+        ):
+            check_list_dtype(self.dtype)
+            raise TypeError(
+                f"dtype must be a torch dtype with whole bytes per element, got {dtype_name(self.dtype)}"
+            )
+        true_or_false("little_endian", self.little_endian)
+        one_of("compression", self.compression, None, "zlib", "gzip", "zstd")
+        if (
+            self.fixed_length is not None
+            and at_least(1, "fixed_length", self.fixed_length) % self.dtype.itemsize
+        ):
+            name, size = dtype_name(self.dtype), self.dtype.itemsize
+            raise ValueError(
+                f"fixed_length must be a multiple of the {size} bytes of {name}, got {self.fixed_length}"
+            )
+        super().__post_init__()
+
+    def reader(self, name: str, *, pads: bool = False) -> OneValueReader:
+        """Build the reader for Examples."""
+        return _RawReader(name, self)
+
+    def stored(self, value: object) -> object:
+        """A tensor or array as its bytes; bytes, or a list of them, are stored already."""
+        if isinstance(value, bytes) or (
+            isinstance(value, (list, tuple)) and all(isinstance(v, bytes) for v in value)
+        ):
+            return value
+        tensor = torch.as_tensor(value)
+        sizes = [
+            size
+            for size, wanted in zip(tensor.shape, self.shape, strict=False)
+            if wanted not in (-1, size)
+        ]
+        if tensor.dtype != self.dtype or sizes or tensor.dim() != len(self.shape):
+            raise ValueError(
+                f"expected {[*self.shape]} of {dtype_name(self.dtype)}, got {[*tensor.shape]} of "
+                f"{dtype_name(tensor.dtype)}"
+            )
+        data = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+        data = data if self.little_endian else _turned(data, self.dtype)
+        return data if self.compression is None else deflate(data, self.compression)
+
+    def _read(self, strings: Sequence[memoryview], shape: Shape) -> torch.Tensor:
+        """One record's tensor."""
+        is_plain = (
+            len(strings) == 1
+            and self.compression is None
+            and self.fixed_length is None
+            and self.little_endian
+        )
+        if is_plain and len(strings[0]) == math.prod(shape) * self.dtype.itemsize:
+            return from_bytes(strings[0], self.dtype, shape)
+        shape, row = _rows(len(strings), shape)
+        row_bytes = math.prod(size for size in row if size != -1) * self.dtype.itemsize
+        exact = None if -1 in row else row_bytes
+        reserve(len(strings) * (self.fixed_length or 0))  # many empty strings may be filled up
+        parts = [self._stored(part, exact) for part in strings]
+        length = len(parts[0]) if parts else self.fixed_length or exact or 0
+        other = next((number for number, part in enumerate(parts) if len(part) != length), None)
+        if other is not None:
+            raise ParseError(
+                f"expected strings of one length, got {length} bytes in string 0, {len(parts[other])} in string {other}"
+            )
+        if exact is None and row_bytes and length % row_bytes == 0:
+            shape = tuple(length // row_bytes if size == -1 else size for size in shape)
+        elif length != exact:
+            wanted = f"a multiple of {row_bytes} bytes" if exact is None else f"{row_bytes} bytes"
+            each = "" if len(parts) == 1 else f" in each of {len(parts)} strings"
+            raise ParseError(
+                f"expected {wanted}{each} for shape {[*shape]} of {dtype_name(self.dtype)}, got {length}"
+            )
+        data = parts[0] if len(parts) == 1 else b"".join(parts)
+        return from_bytes(
+            data if self.little_endian else _turned(data, self.dtype), self.dtype, shape
+        )
+
+    def _stored(self, data: memoryview, exact: int | None) -> bytes | memoryview:
+        """The bytes of a string: decompressed, and cut or filled up."""
+        found: bytes | memoryview = data
+        if self.compression is not None:
+            found = inflate(data, self.compression, exact if self.fixed_length is None else None)
+        if self.fixed_length is None or len(found) == self.fixed_length:
+            return found
+        return bytes(found[: self.fixed_length]).ljust(self.fixed_length, b"\0")
+
+
+class _RawReader(OneValueReader):
+    """Reads a RawTensor. Arrays of one known size, each in one plain string, are joined at once."""
+
+    def __init__(self, name: str, spec: RawTensor) -> None:
+        super().__init__(name, spec, spec._read, spec.shape, several=True)
+        self._dtype, self._sizes = (
+            spec.dtype,
+            [size for size in spec.shape if isinstance(size, int) and size >= 0],
+        )
+        is_plain = spec.compression is None and spec.fixed_length is None and spec.little_endian
+        is_known = len(self._sizes) == len(spec.shape)
+        self._num_bytes = (
+            math.prod(self._sizes) * spec.dtype.itemsize if is_plain and is_known else 0
+        )
+
+    def read(self, columns: Sequence[Column]) -> torch.Tensor | list[Any]:
+        values, offsets = columns[0].values, columns[0].offsets
+        number = len(offsets) - 1
+        is_one_each = (
+            self._num_bytes > 0
+            and len(values) == number > 0
+            and bool((offsets[1:] > offsets[:-1]).all())
+        )
+        if is_one_each and bool((values[:, 1] == self._num_bytes).all()):
+            return labelled(self._want, self._joined, columns[0].views())
+        return super().read(columns)
+
+    def _joined(self, views: Sequence[memoryview]) -> torch.Tensor:
+        if len(views) > 1:
+            reserve(len(views) * self._num_bytes)
+        data = views[0] if len(views) == 1 else b"".join(views)
+        return from_bytes(data, self._dtype, (len(views), *self._sizes))
+
+
+def _rows(number: int, shape: Shape) -> tuple[Shape, Shape]:
+    """The shape of all strings, and of each."""
+    if len(shape) > _MOST_DIMENSIONS:
+        raise ParseError(f"expected a shape of at most {_MOST_DIMENSIONS} sizes, got {len(shape)}")
+    if number == 1:
+        return shape, shape
+    if not shape or shape[0] not in (-1, number):
+        several = "" if not shape else " or several" if shape[0] == -1 else f" or {shape[0]}"
+        raise ParseError(f"expected 1 string{several} for shape {[*shape]}, got {number}")
+    return (number, *shape[1:]), shape[1:]
+
+
+def _turned(data: bytes | memoryview, dtype: torch.dtype) -> bytes:
+    """The bytes with the order of each number's bytes reversed; a complex element is two
+    numbers.
+    """
+    size = dtype.itemsize // (2 if dtype.is_complex else 1)
+    turned: bytes = np.frombuffer(data, f"u{size}").byteswap().tobytes()
+    return turned

@@ -1,0 +1,298 @@
+"""What all readers share: what they want from each record, the columns of N records, and the error
+texts.
+
+A reader declares what it wants from each record, and turns the columns of N records into batch
+values. This is the only way from bytes to values: a sample is the row of a batch of one. Columns
+come from the compiled core, or from protobuf messages (``columns/message_columns``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from itertools import pairwise
+from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from torch_tfrecord.batch_memory import reserve
+from torch_tfrecord.columns.dtypes import DType, ListKind, decode_text, dtype_name, list_kind
+from torch_tfrecord.errors import LimitExceededError, ParseError, TFRecordError
+from torch_tfrecord.native import native_module
+
+__all__ = [
+    "NO_OFFSETS",
+    "Column",
+    "Ints",
+    "LackingError",
+    "Reader",
+    "Want",
+    "at_step",
+    "labelled",
+    "list_want",
+    "read_columns",
+    "read_each",
+    "reserve_for",
+    "reserve_for_values",
+]
+
+_T = TypeVar("_T")
+Ints: TypeAlias = "npt.NDArray[np.int64]"
+NO_OFFSETS = np.zeros(0, np.int64)
+"""The offsets of a Column with a known number of values."""
+_SHOWN_KEYS = 8
+
+
+class Want:
+    """What a reader wants from each record: a key's list, its number of values, and whether it is
+    required.
+
+    Args:
+        name: Name of the output.
+        key: Name in the record.
+        kind: Kind of list that should hold the values.
+        what: The dtype or spec, as shown in the label.
+        num_values: Number of values in each record; None for any number.
+        is_required: Whether a record without the key is an error.
+        shape: Shape of the values, as shown in errors.
+
+    Attributes:
+        label: Prefix of error texts.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        key: str,
+        kind: ListKind,
+        what: str,
+        *,
+        num_values: int | None = None,
+        is_required: bool = False,
+        shape: tuple[int, ...] = (),
+    ) -> None:
+        self.key = key
+        self.kind, self.what = kind, what
+        self.num_values, self.is_required, self.shape = num_values, is_required, shape
+        self.label = (
+            f"feature {name!r} ({what})"
+            if name == key
+            else f"feature {name!r} ({what}, key {key!r})"
+        )
+
+    def missing(self, record: Iterable[str]) -> ParseError:
+        """The error for a record that lacks the feature; it lists the record's keys, as misspelt
+        keys are common.
+        """
+        there = (
+            "it is there without a value"
+            if self.key in record
+            else f"the record has {_shown_keys(record)}"
+        )
+        is_size = self.what in ("size", "shape")
+        hint = (
+            ""
+            if is_size
+            else "; to read records that lack it, take VarLenFeature, or a spec with default_value="
+        )
+        return self.error(f"key {self.key!r} is required but could not be found: {there}{hint}")
+
+    def lacking(self) -> LackingError:
+        """The error for code that sees only the columns; the parser, which sees the record, turns
+        it into `missing`.
+        """
+        return LackingError(self)
+
+    def missing_list(self, lists: Iterable[str]) -> ParseError:
+        """The error for a SequenceExample that lacks the feature list."""
+        return self.error(
+            f"Feature list {self.key!r} is required but could not be found: the record has "
+            f"{_shown_keys(lists)}. Did you mean to give allow_missing=True?"
+        )
+
+    def wrong_count(self, found: int) -> ParseError:
+        """The error for a list with the wrong number of values."""
+        return self.error(
+            f"Number of {self.kind.counted} values != expected: got {found}, expected {self.num_values} "
+            f"for shape {[*self.shape]}"
+        )
+
+    def wrong_kind(self, found: ListKind) -> ParseError:
+        """The error for values in another kind of list."""
+        return self.error(
+            f"Data types don't match. Data type: {found.tf_name} but expected type: {self.kind.tf_name}"
+        )
+
+    def error(self, text: str) -> ParseError:
+        """An error of this feature."""
+        return ParseError(f"{self.label}: {text}")
+
+    def labelled(self, error: TFRecordError) -> TFRecordError:
+        """The same error, with this feature's label as prefix."""
+        return type(error)(f"{self.label}: {error.args[0]}", position=error.position)
+
+
+class LackingError(ParseError):
+    """A record lacks a required key, as found from columns, which do not have the record's keys."""
+
+    def __init__(self, want: Want) -> None:
+        super().__init__(f"{want.label}: key {want.key!r} is required but could not be found")
+        self.want = want
+
+
+def list_want(
+    name: str,
+    key: str,
+    dtype: DType,
+    *,
+    num_values: int | None = None,
+    is_required: bool = False,
+    shape: tuple[int, ...] = (),
+) -> Want:
+    """The `Want` of a list that holds a dtype; see `Want` for the options."""
+    kind = list_kind(dtype)
+    if kind is None:
+        raise TypeError(f"no list holds {dtype_name(dtype)}")
+    return Want(
+        name,
+        key,
+        kind,
+        dtype_name(dtype),
+        num_values=num_values,
+        is_required=is_required,
+        shape=shape,
+    )
+
+
+def at_step(error: TFRecordError, step: int) -> TFRecordError:
+    """The same error, with the step number in the feature list as prefix."""
+    return type(error)(f"step {step}: {error.args[0]}")
+
+
+def _shown_keys(record: Iterable[str]) -> str:
+    keys = sorted(key if len(key) <= 60 else key[:57] + "..." for key in record)
+    more = f" and {len(keys) - _SHOWN_KEYS} more" if len(keys) > _SHOWN_KEYS else ""
+    return ", ".join(map(repr, keys[:_SHOWN_KEYS])) + more or "no features"
+
+
+class Column(NamedTuple):
+    """The values of N records for one `Want`.
+
+    Attributes:
+        values: int64 or float32: [N, count], [N] for a count of 1, [M] for any count; the arrays of
+            a batch may share one block of memory, which nothing else uses. For strings, spans in
+            the buffer, int64 [..., 2]: first byte, number of bytes.
+        offsets: int64 [N + 1] for any count: the row splits of the records; else empty.
+        missing: uint8 [N]: 1 if the record lacks the key, 2 if the kind of its list is not set; its
+            values are then zeros or none. None if every record has values.
+        buffer: The bytes that the spans refer to.
+    """
+
+    values: npt.NDArray[Any]
+    offsets: Ints
+    missing: npt.NDArray[np.uint8] | None
+    buffer: Any
+
+    def views(self) -> list[memoryview]:
+        """The strings of all records, without copying."""
+        buffer = memoryview(self.buffer)
+        return [
+            buffer[start : start + length] for start, length in self.values.reshape(-1, 2).tolist()
+        ]
+
+    def strings(self, dtype: DType, in_rows: bool = False) -> list[Any]:
+        """The strings of all records, as bytes or str; with ``in_rows`` (for any count) as one list
+        per record.
+
+        Raises:
+            ParseError: A str is not UTF-8.
+        """
+        native, offsets = native_module("columns"), self.offsets if in_rows else None
+        if native is None:
+            values = [bytes(view) if dtype is bytes else decode_text(view) for view in self.views()]
+            return [values[begin:end] for begin, end in self.bounds()] if in_rows else values
+        try:
+            read: Callable[..., list[Any]] = native.copies if dtype is bytes else native.texts
+            return read(self.buffer, self.values.reshape(-1), offsets)
+        except UnicodeDecodeError as error:
+            raise ParseError(
+                f"expected UTF-8 text, got an invalid byte at {error.start} of {len(error.object)}"
+            ) from None
+
+    def bounds(self) -> list[tuple[int, int]]:
+        """(begin, end) of each record's values, for any count."""
+        return list(pairwise(self.offsets.tolist()))
+
+
+class Reader(Protocol):
+    """Reads one feature.
+
+    It may raise any TFRecordError if a value does not fit: the records are then read again as
+    batches of one, to raise the error of the first bad record. A reader with ``keyed = True`` takes
+    the records' random keys (uint64 [N]) as an extra argument. For a reader with ``row_bytes``, the
+    parser reserves that much memory per record. A reader with ``is_plain = True`` returns the
+    core's values unchanged, in the spec's shape.
+    """
+
+    @property
+    def wants(self) -> tuple[Want, ...]:
+        """What it wants from each record."""
+
+    def read(self, columns: Sequence[Column]) -> Any:
+        """Turn the wanted columns of N records into the batch's column; ragged numbers become a
+        `Nested`.
+        """
+
+
+def read_columns(reader: Reader, columns: Sequence[Column], keys: Any) -> Any:
+    """Call a reader, with the records' random keys (uint64 [N], or a single key) if it draws at
+    random.
+    """
+    read: Any = reader.read
+    return (
+        read(columns, np.atleast_1d(np.uint64(keys)))
+        if getattr(reader, "keyed", False)
+        else read(columns)
+    )
+
+
+def labelled(want: Want, convert: Callable[..., _T], *args: object) -> _T:
+    """Call ``convert`` and add the feature's label to its errors."""
+    try:
+        return convert(*args)
+    except TFRecordError as error:
+        raise want.labelled(error) from error.__cause__
+
+
+def reserve_for(want: Want, num_bytes: int, offsets: Ints | None = None) -> None:
+    """`reserve` for a feature; the error names it and, given ``offsets``, the record with the most
+    values.
+    """
+    try:
+        reserve(num_bytes)
+    except LimitExceededError as error:
+        longest = (
+            int(np.diff(offsets).argmax()) if offsets is not None and len(offsets) > 1 else None
+        )
+        raise want.labelled(error).locate(position=longest) from None
+
+
+def reserve_for_values(want: Want, num_bytes: int, offsets: Ints) -> None:
+    """`reserve_for` for values stored in the records: a single record cannot need more than its
+    bytes allow.
+    """
+    if len(offsets) > 2:
+        reserve_for(want, num_bytes, offsets)
+
+
+def read_each(read: Callable[[Any], _T], records: Iterable[Any]) -> list[_T]:
+    """Read several records; if one exceeds what is left of the batch's budget, the error has its
+    number.
+    """
+    values = []
+    try:
+        for record in records:
+            values.append(read(record))
+    except LimitExceededError as error:
+        raise error.locate(position=len(values)) from error.__cause__
+    return values

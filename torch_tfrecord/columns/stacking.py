@@ -1,0 +1,269 @@
+"""Stack samples to batches, and split batches into samples."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torchvision import tv_tensors
+
+from torch_tfrecord.batch_memory import empty_bytes, reserve
+from torch_tfrecord.columns.containers import (
+    Nested,
+    RaggedTensor,
+    SparseList,
+    join_nested,
+    make_sparse,
+    wrap_nested,
+)
+from torch_tfrecord.native import optional_module
+
+__all__ = [
+    "as_kind_of",
+    "is_ascending",
+    "is_listed",
+    "is_ragged",
+    "mark_listed",
+    "mark_ragged",
+    "pad_rows",
+    "rows_of",
+    "stack",
+    "stack_samples",
+]
+
+_RAGGED = "_torch_tfrecord_ragged"
+_LISTED = "_torch_tfrecord_listed"
+
+
+def stack(values: list[Any]) -> torch.Tensor | list[Any]:
+    """Stack tensors of equal shape and dtype; return anything else as a list.
+
+    Raises:
+        LimitExceededError: See `reserve`.
+    """
+    first = values[0] if values else None
+    if not isinstance(first, torch.Tensor) or any(
+        not isinstance(item, torch.Tensor) for item in values
+    ):
+        return values
+    if any(item.shape != first.shape or item.dtype != first.dtype for item in values):
+        return values
+    if len(values) > 1:
+        reserve(len(values) * first.nbytes)
+    stacked = torch.stack(values) if len(values) > 1 else first.as_subclass(torch.Tensor)[None]
+    return as_kind_of(stacked, first)
+
+
+def as_kind_of(tensor: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """A tensor as the same tv_tensor as another one, if that is one."""
+    if not isinstance(other, tv_tensors.TVTensor):
+        return tensor
+    wrapped: torch.Tensor = tv_tensors.wrap(tensor, like=other)
+    return wrapped
+
+
+def rows_of(column: Any) -> Sequence[Any]:
+    """Split a reader's column into the values of each sample, without copying: views of its
+    tensors.
+    """
+    if isinstance(column, list):
+        return column
+    if isinstance(column, dict):
+        return [
+            dict(zip(column, row, strict=True))
+            for row in zip(*map(rows_of, column.values()), strict=True)
+        ]
+    if isinstance(column, Nested):
+        return _nested_rows(column)
+    if _is_sparse(column):
+        return _sparse_rows(*_sparse_parts(column), tuple(column.shape))
+    if isinstance(column, RaggedTensor) or column.is_nested:
+        return _nested_rows(_as_nested(column))
+    if isinstance(column, tv_tensors.TVTensor):
+        return [
+            tv_tensors.wrap(row, like=column) for row in column.as_subclass(torch.Tensor).unbind()
+        ]
+    tensors: Sequence[torch.Tensor] = column.unbind()
+    return tensors
+
+
+def _nested_rows(column: Nested) -> list[Any]:
+    if len(column.row_splits[0]) == 2:  # a batch of one
+        return [
+            wrap_nested(Nested(column.values, column.row_splits[1:]))
+            if column.row_splits[1:]
+            else mark_ragged(column.values)
+        ]
+    if len(column.row_splits) > 1:
+        ragged = RaggedTensor(*column)
+        return [ragged[number] for number in range(len(ragged))]
+    return [
+        mark_ragged(row) for row in torch.split(column.values, column.row_splits[0].diff().tolist())
+    ]
+
+
+def _sparse_rows(indices: torch.Tensor, values: Any, shape: tuple[int, ...]) -> list[Any]:
+    """Split sparse values into one sample per first index; first indices must ascend."""
+    ends = torch.bincount(indices[0], minlength=shape[0]).cumsum(0).tolist()
+    return [
+        make_sparse(
+            part := indices[1:, begin:end],
+            values[begin:end],
+            shape[1:],
+            is_coalesced=is_ascending(part),
+        )
+        for begin, end in zip([0, *ends], ends, strict=False)
+    ]
+
+
+def is_ascending(indices: torch.Tensor) -> bool:
+    """Whether indices [ndim, nnz] are sorted without duplicates, which torch calls coalesced."""
+    is_less = torch.zeros(max(indices.shape[1] - 1, 0), dtype=torch.bool)
+    for axis in reversed(indices):
+        is_less = (axis[:-1] < axis[1:]) | ((axis[:-1] == axis[1:]) & is_less)
+    return bool(is_less.all())
+
+
+def mark_ragged(tensor: torch.Tensor) -> torch.Tensor:
+    """Mark a sample's tensor as variable-length, so that collating makes it jagged even if all
+    lengths are equal.
+
+    The mark belongs to the tensor object: it does not survive operations on it, or pickling to
+    another process.
+    """
+    setattr(tensor, _RAGGED, True)
+    return tensor
+
+
+def is_ragged(tensor: torch.Tensor) -> bool:
+    """Whether :func:`mark_ragged` marked this tensor object."""
+    return getattr(tensor, _RAGGED, False)
+
+
+def mark_listed(tensor: torch.Tensor) -> torch.Tensor:
+    """Mark a sample's tensor so that collating makes a list of such tensors even if all sizes are
+    equal.
+
+    For sounds and videos of any length, whose last dimensions vary; the mark lasts as long as that
+    of `mark_ragged`.
+    """
+    setattr(tensor, _LISTED, True)
+    return tensor
+
+
+def is_listed(tensor: torch.Tensor) -> bool:
+    """Whether :func:`mark_listed` marked this tensor object."""
+    return getattr(tensor, _LISTED, False)
+
+
+def stack_samples(samples: Sequence[Any]) -> Any:
+    """Batch samples that ``torch.stack`` does not support: RaggedTensor, SparseList, jagged,
+    sparse.
+
+    Args:
+        samples: At least one; all of the same kind. Dense tensors [n, *inner] of any n become a
+            jagged nested tensor.
+
+    Returns:
+        For jagged samples and RaggedTensors, a RaggedTensor with one more dimension; for sparse
+        samples, a sparse batch with the sample's number as first index.
+
+    Raises:
+        ValueError: Samples have different depths or sizes.
+    """
+    if _is_sparse(samples[0]):
+        return _stack_sparse(samples)
+    parts = [_as_nested(sample) for sample in samples]
+    depths = {(len(part.row_splits), part.values.shape[1:]) for part in parts}
+    if len(depths) > 1:
+        raise ValueError(
+            f"expected samples with the same number of ragged dimensions, got {sorted(depths)}"
+        )
+    return wrap_nested(join_nested(parts, parts[0]))
+
+
+def _as_nested(sample: Any) -> Nested:
+    if isinstance(sample, RaggedTensor):
+        return Nested(sample.flat_values, sample.row_splits)
+    if sample.is_nested:
+        return Nested(sample.values(), (sample.offsets(),))
+    return Nested(sample)
+
+
+def _is_sparse(value: Any) -> bool:
+    return isinstance(value, SparseList) or getattr(value, "layout", None) is torch.sparse_coo
+
+
+def _sparse_parts(value: Any) -> tuple[torch.Tensor, Any]:
+    """The indices, and a tensor or list of values."""
+    return (
+        (value.indices, value.values)
+        if isinstance(value, SparseList)
+        else (value._indices(), value._values())
+    )
+
+
+def _stack_sparse(samples: Sequence[Any]) -> torch.Tensor | SparseList:
+    shapes = {tuple(sample.shape) for sample in samples}
+    if len(shapes) > 1:
+        raise ValueError(f"expected sparse samples of equal size, got {sorted(shapes)}")
+    places, values = zip(*map(_sparse_parts, samples), strict=True)
+    rows = torch.repeat_interleave(torch.tensor([part.shape[1] for part in places]))
+    indices = torch.cat([rows[None], torch.cat(places, dim=1)])
+    is_list = isinstance(samples[0], SparseList)
+    joined = list(chain.from_iterable(values)) if is_list else torch.cat(values)
+    is_coalesced = not is_list and all(sample.is_coalesced() for sample in samples)
+    return make_sparse(indices, joined, (len(samples), *shapes.pop()), is_coalesced=is_coalesced)
+
+
+def pad_rows(
+    values: torch.Tensor, offsets: torch.Tensor, longest: int, fill: torch.Tensor
+) -> torch.Tensor:
+    """Pad concatenated rows to a dense tensor [B, longest, *inner].
+
+    The caller must reserve the memory. Values are copied bit for bit.
+
+    Args:
+        values: [N, *inner], any dtype, on the CPU.
+        offsets: int64 [B + 1]: row i is ``values[offsets[i]:offsets[i + 1]]``; ascending from 0 to
+            N.
+        longest: At least the length of the longest row.
+        fill: The padding value, one element of the same dtype.
+
+    Example:
+        >>> pad_rows(torch.tensor([4, 5, 6]), torch.tensor([0, 1, 3]), 2, torch.tensor(-1)).tolist()
+        [[4, -1], [5, 6]]
+    """
+    shape = (len(offsets) - 1, longest, *values.shape[1:])
+    if not math.prod(shape):
+        return values.new_empty(shape)
+    itemsize = math.prod(shape[2:]) * values.dtype.itemsize
+    out = empty_bytes(shape[0] * longest * itemsize)
+    _fill(
+        _bytes(values),
+        offsets.numpy(),
+        itemsize,
+        _bytes(fill),
+        out.reshape(shape[0], longest * itemsize),
+    )
+    return torch.from_numpy(out).view(values.dtype).view(shape)
+
+
+def _bytes(tensor: torch.Tensor) -> npt.NDArray[np.uint8]:
+    array: npt.NDArray[np.uint8] = tensor.reshape(-1).view(torch.uint8).numpy()
+    return array
+
+
+def _fill(values: Any, offsets: Any, itemsize: int, fill: Any, out: Any) -> None:
+    native = optional_module("memory")
+    if native is not None:
+        return native.pad(values, offsets, itemsize, fill, out)  # type: ignore[no-any-return]
+    kept = np.arange(0, out.shape[1], itemsize) < itemsize * np.diff(offsets)[:, None]
+    out.reshape(-1, len(fill))[:] = fill
+    out.reshape(-1, itemsize)[kept.reshape(-1)] = values.reshape(-1, itemsize)
+    return None

@@ -1,0 +1,177 @@
+"""How remote data is reached: the user's options of the storage, and where blocks of it are
+cached.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+from typing import Any
+
+from torch_tfrecord.files.block_cache import BlockCache
+from torch_tfrecord.files.user_cache import blocks_folder
+from torch_tfrecord.shown import without_secrets
+
+__all__ = ["DEFAULT_ACCESS", "Access"]
+
+_SHORTEST_SECRET = 4  # letters: what is shorter stands in any text
+
+
+@dataclass(frozen=True, repr=False, eq=False, init=False)
+class Access:
+    """The user's options of a storage, and of the cache on the disk; holds no client, so that it
+    may be pickled.
+
+    Two of equal content are equal, and have the same hash. No value of an option stands in a `repr`
+    or an error.
+
+    Args:
+        storage_options: As of fsspec, pandas and datasets: ``{"key": ..., "secret": ...}``; None
+            for none.
+        cache_dir: The folder that blocks of remote files are kept in; None for no cache, or with
+            `cache_bytes` for one in the user's cache.
+        cache_bytes: The most bytes of it; None for what it has, or a tenth of the free space of the
+            disk.
+
+    Attributes:
+        cache: Keeps blocks of remote files; None for none.
+        endpoint: Which storage paths are of, where the options say it; no secret.
+
+    Raises:
+        TypeError: `storage_options` is no dict with names of str, or an argument of the cache of
+            another kind.
+        ValueError: `cache_bytes` is below 16 KiB.
+
+    Example:
+        >>> Access({"key": "me", "secret": "xyz"})
+        Access(storage_options=2 given)
+        >>> Access({"anon": True}) == Access({"anon": True})
+        True
+    """
+
+    storage_options: Mapping[str, Any]
+    cache_dir: str | None
+    cache_bytes: int | None
+    cache: BlockCache | None
+    endpoint: str
+
+    def __init__(
+        self,
+        storage_options: Mapping[str, Any] | None = None,
+        cache_dir: str | os.PathLike[str] | None = None,
+        cache_bytes: int | None = None,
+    ) -> None:
+        options = {} if storage_options is None else storage_options
+        if not isinstance(options, Mapping) or not all(isinstance(name, str) for name in options):
+            raise TypeError(
+                f"storage_options must be a dict with names of str, or None, got {type(options).__name__}"
+            )
+        object.__setattr__(self, "storage_options", _copied(options))
+        object.__setattr__(self, "endpoint", _endpoint(self.storage_options))
+        if cache_dir is not None and not isinstance(cache_dir, (str, os.PathLike)):
+            raise TypeError(
+                f"cache_dir must be str, os.PathLike[str] or None, got {type(cache_dir).__name__}"
+            )
+        if cache_dir is None and cache_bytes is not None:
+            cache_dir = blocks_folder()
+        cache = None if cache_dir is None else BlockCache(cache_dir, cache_bytes)
+        object.__setattr__(self, "cache_dir", None if cache is None else cache.folder)
+        object.__setattr__(self, "cache_bytes", cache_bytes)
+        object.__setattr__(self, "cache", cache)
+
+    def without_cache(self) -> Access:
+        """The same storages, read without the cache: for small files, each of which would take a
+        block.
+        """
+        return self._with_cache(None)
+
+    def for_files(self, paths: Sequence[str]) -> Access:
+        """The same, for the files of one data set: their blocks are in use as long as one of them
+        is.
+        """
+        if self.cache_dir is None or not paths:
+            return self
+        group = _common_folder(min(paths), max(paths))
+        return self._with_cache(BlockCache(self.cache_dir, self.cache_bytes, group=group))
+
+    def _with_cache(self, cache: BlockCache | None) -> Access:
+        other = copy.copy(self)
+        object.__setattr__(other, "cache", cache)
+        return other
+
+    def without_secrets(self, text: str) -> str:
+        """A text of somebody else's, such as a client's error, in which no value of an option or
+        URL stands.
+        """
+        for value in sorted(_texts(self.storage_options), key=len, reverse=True):
+            text = text.replace(value, "...")
+        return without_secrets(text)
+
+    def __eq__(self, other: object) -> bool:
+        return self._content() == other._content() if isinstance(other, Access) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self._content())
+
+    def _content(self) -> tuple[object, ...]:
+        return _frozen(self.storage_options), self.cache_dir, self.cache_bytes
+
+    def __repr__(self) -> str:
+        parts = (
+            [f"storage_options={len(self.storage_options)} given"] if self.storage_options else []
+        )
+        parts += [f"cache_dir={self.cache_dir!r}"] if self.cache_dir is not None else []
+        parts += [f"cache_bytes={self.cache_bytes}"] if self.cache_bytes is not None else []
+        return f"Access({', '.join(parts)})"
+
+
+def _common_folder(first: str, last: str) -> str:
+    pairs = zip(first.split("/")[:-1], last.split("/")[:-1], strict=False)
+    return "/".join(one for one, _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+
+
+def _endpoint(options: Mapping[str, Any]) -> str:
+    """Addresses and accounts that tell storages apart whose paths are the same."""
+    inner = options.get("client_kwargs")
+    for_clients = inner if isinstance(inner, Mapping) else {}
+    found = [
+        options.get("endpoint_url"),
+        for_clients.get("endpoint_url"),
+        options.get("account_name"),
+    ]
+    return " ".join(value for value in found if isinstance(value, str))
+
+
+def _copied(value: Any) -> Any:
+    """Dicts and lists anew, which their owner may change; all else as it is."""
+    if isinstance(value, Mapping):
+        return {name: _copied(item) for name, item in value.items()}
+    return [*map(_copied, value)] if isinstance(value, list) else value
+
+
+def _frozen(value: Any) -> object:
+    """The same for equal content, with a hash; an object that has none counts as itself."""
+    if isinstance(value, Mapping):
+        return frozenset((name, _frozen(item)) for name, item in value.items())
+    if isinstance(value, (list, tuple)):
+        return tuple(map(_frozen, value))
+    try:
+        hash(value)
+    except TypeError:
+        return id(value)
+    return type(value), value  # True is not 1
+
+
+def _texts(value: Any) -> set[str]:
+    if isinstance(value, (str, bytes)):
+        text = value if isinstance(value, str) else value.decode("utf-8", "replace")
+        return {text} if len(text) >= _SHORTEST_SECRET else set()
+    if isinstance(value, Mapping):
+        value = [*value.values()]
+    return set().union(*map(_texts, value)) if isinstance(value, (list, tuple)) else set()
+
+
+DEFAULT_ACCESS = Access()

@@ -1,0 +1,219 @@
+"""Write files that appear complete or not at all.
+
+On Linux, data goes to an unnamed file (``O_TMPFILE``), which the kernel drops with the process:
+even ``kill -9`` leaves nothing behind. On other systems, and briefly while a file is replaced, it
+has a hidden temporary name in the same directory, which the next writer of that file removes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import stat
+from pathlib import Path
+
+from torch_tfrecord.files.descriptors import named, opened
+from torch_tfrecord.files.temporaries import claim, clear_dead, sync_directory, temporary_names
+
+__all__ = ["AtomicFile", "write_atomically"]
+
+_BUFFER_BYTES = 1 << 18
+_NO_TMPFILE = (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL, errno.ENOENT, errno.ENOTSUP)
+
+
+class AtomicFile:
+    """A file being written: `write`, then `prepare` (all data is on disk), then `publish` (it gets
+    its name).
+
+    An existing path that is not a regular file (``/dev/full``, a FIFO) is written directly. A
+    symbolic link is kept: the file it points to is replaced.
+
+    Args:
+        path: The final path. Its directory must exist.
+
+    Raises:
+        OSError: See `open`; names the path.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self._target = _target(path)
+        self._temporary: Path | None = None
+        self._pid = os.getpid()
+        self._direct = False
+        # One call, as another process may replace it.
+        with contextlib.suppress(OSError):
+            self._direct = not stat.S_ISREG(self._target.stat().st_mode)
+        self._buffer = bytearray()
+        with named(path):
+            self._fd = self._open()
+
+    def _open(self) -> int:
+        if self._target.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        if self._direct:
+            # O_NONBLOCK: a FIFO without a reader is an error, not a wait.
+            fd = opened(os.open, self._target, os.O_WRONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+            os.set_blocking(fd, True)
+            return fd
+        clear_dead(temporary_names(self._target))
+        flags = os.O_RDWR | os.O_CLOEXEC
+        if hasattr(os, "O_TMPFILE"):
+            try:
+                fd = opened(os.open, self._target.parent, flags | os.O_TMPFILE, 0o666)
+                if os.path.lexists(_fd_path(fd)):
+                    return fd
+                os.close(fd)  # without /proc, it could never be given a name
+            except OSError as error:
+                if error.errno not in _NO_TMPFILE or not self._target.parent.is_dir():
+                    raise
+        flags |= os.O_CREAT | os.O_EXCL
+        self._temporary, fd = claim(
+            temporary_names(self._target), lambda path: opened(os.open, path, flags, 0o666)
+        )
+        return fd
+
+    @property
+    def is_regular(self) -> bool:
+        """Whether the target is a regular file, not a device or pipe."""
+        return not self._direct
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        """Append bytes, possibly buffered."""
+        if len(data) < _BUFFER_BYTES:
+            self._buffer += data
+            if len(self._buffer) >= _BUFFER_BYTES:
+                self.flush()
+        else:
+            self.flush()
+            self._write_all(memoryview(data))
+
+    def flush(self) -> None:
+        """Pass all buffered bytes to the operating system."""
+        buffer, self._buffer = self._buffer, bytearray()
+        self._write_all(memoryview(buffer))
+
+    def _write_all(self, data: memoryview) -> None:
+        with named(self.path):
+            while data:
+                data = data[os.write(self._fd, data) :]
+
+    def read(self, num_bytes: int, offset: int) -> bytes:
+        """Read back bytes that were flushed; fewer only at the end."""
+        data = b""
+        with named(self.path):
+            while piece := os.pread(self._fd, num_bytes - len(data), offset + len(data)):
+                data += piece
+        return data
+
+    def prepare(self) -> os.stat_result:
+        """Flush and sync to disk, and return the file's status. Nothing appears under the final
+        path yet.
+        """
+        self.flush()
+        with named(self.path):
+            if not self._direct:
+                os.fsync(self._fd)
+            return os.fstat(self._fd)
+
+    def publish(self, path: str | None = None) -> None:
+        """Give the prepared file its name, replacing an existing file atomically; then sync the
+        directory.
+
+        Args:
+            path: Another final path in the same directory, for names that are only known at the
+                end.
+
+        Raises:
+            OSError: The old file is unchanged. Only if syncing the directory failed, the complete
+                new file is in place, but may not survive a crash of the machine.
+        """
+        if path is not None:
+            self.path, self._target = path, _target(path)
+        if not self._direct:
+            with named(self.path):
+                clear_dead(temporary_names(self._target))
+                is_new = self._link(self._target)
+                try:
+                    sync_directory(self._target.parent)
+                except OSError:
+                    if is_new:  # restore the absence of the file
+                        self._target.unlink()
+                    raise
+        self._close_fd()
+
+    def put(self, place: Path) -> None:
+        """Give the prepared file a name on the same disk and close it, without syncing.
+
+        Raises:
+            OSError: Nothing was changed at that name.
+        """
+        with named(self.path):
+            self._link(place)
+        self._close_fd()
+
+    def _link(self, place: Path) -> bool:
+        """Give the file a name; return whether the name was free."""
+        if self._temporary is None:
+            try:
+                self._link_unnamed(place)
+                return True
+            except FileExistsError:
+                with contextlib.suppress(OSError):  # a file system without locks
+                    # before it has a name that others may remove
+                    fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                self._temporary, _ = claim(temporary_names(place), self._link_unnamed)
+        is_free = not os.path.lexists(place)
+        self._temporary.replace(place)
+        self._temporary = None
+        return is_free
+
+    def _link_unnamed(self, path: Path) -> int:
+        # Python follows the link only with linkat, which it calls only if given a directory
+        # descriptor; the kernel ignores that for an absolute path.
+        os.link(_fd_path(self._fd), path, src_dir_fd=self._fd, follow_symlinks=True)
+        return self._fd
+
+    def discard(self) -> None:
+        """Remove everything; safe to call at any time, and in a forked child (where it does
+        nothing).
+        """
+        if self._temporary is not None and self._pid == os.getpid():
+            with contextlib.suppress(OSError):
+                self._temporary.unlink()
+        self._temporary = None
+        self._close_fd()
+
+    def _close_fd(self) -> None:
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            with contextlib.suppress(OSError):
+                os.close(fd)
+
+
+def _target(path: str) -> Path:
+    # Not Path.resolve, which raises RuntimeError for a link to itself.
+    return Path(os.path.realpath(path))
+
+
+def _fd_path(fd: int) -> str:
+    return f"/proc/self/fd/{fd}"
+
+
+def write_atomically(path: str, *pieces: bytes) -> None:
+    """Write a whole file from its pieces; it appears complete or not at all.
+
+    Raises:
+        OSError: See `AtomicFile.publish`: the old or the new content is there, never a part of it.
+    """
+    file = AtomicFile(path)
+    try:
+        for piece in pieces:
+            file.write(piece)
+        file.prepare()
+        file.publish()
+    except BaseException:
+        file.discard()
+        raise

@@ -1,0 +1,361 @@
+"""Whole-file compression of TFRecord files: names, detection, and reading a compressed stream by
+offset.
+
+TFRecord compression wraps the whole file (RFC 1952 gzip, RFC 1950 zlib or blocks of Snappy), so
+offsets refer to the decompressed stream.
+Reading is strict where TensorFlow silently loses data: any number of gzip members and zlib streams
+is read, and a truncated stream or trailing bytes are errors.
+"""
+
+from __future__ import annotations
+
+import threading
+import zlib
+from abc import ABC, abstractmethod
+from typing import Protocol
+
+from torch_tfrecord.errors import CompressionError
+from torch_tfrecord.files.snappy import SNAPPY_PREFIX_BYTES, first_uncompressed, read_block
+from torch_tfrecord.records.framing import HEADER_BYTES, is_header
+
+__all__ = [
+    "DETECTED_BYTES",
+    "ByteSource",
+    "InflatedSource",
+    "SequentialSource",
+    "SnappySource",
+    "check_compression_type",
+    "check_written_type",
+    "compressor",
+    "detect_compression",
+    "offset_note",
+    "open_stream",
+]
+
+_GZIP_MAGIC = b"\x1f\x8b\x08"
+_WINDOW_BITS = {"GZIP": 31, "ZLIB": 15}
+_DESCRIPTION = {
+    "": "an uncompressed TFRecord file",
+    "GZIP": "a gzip stream",
+    "ZLIB": "a zlib stream",
+    "SNAPPY": "a Snappy stream",
+}
+
+DETECTED_BYTES = SNAPPY_PREFIX_BYTES
+"""First bytes of a file by which its compression is detected."""
+
+# Compressed bytes fed to the decompressor at a time, and the maximum it may output for them in one
+# call.
+_INPUT_BYTES = 1 << 17
+_OUTPUT_BYTES = 1 << 18
+
+# A record of a compressed stream may be this long, or this many times the compressed file, as its
+# length cannot be checked against the file's size. Real data above the first limit does not expand
+# beyond the second; a bomb does.
+MAX_INFLATED_RECORD_BYTES = 1 << 29
+_MAX_HONEST_EXPANSION = 100
+
+
+class ByteSource(Protocol):
+    """A stream of bytes read by offset."""
+
+    path: str
+    size: int | None  # bytes of the stream; None if unknown until its end
+    max_record_bytes: int | None  # the longest payload accepted if the size is unknown
+    chunk_bytes: int  # recommended size of one read
+
+    def read(self, num_bytes: int, offset: int) -> bytes:
+        """Up to `num_bytes` from `offset`; fewer only at the end of the readable stream."""
+
+    def check_end(self) -> None:
+        """Raise if the compressed stream is truncated or damaged."""
+
+
+def check_compression_type(compression_type: str | None) -> str:
+    """Normalise a compression type to "auto", "", "GZIP", "ZLIB" or "SNAPPY"; raise ValueError for
+    anything else.
+    """
+    return _checked_type(compression_type, (*_WINDOW_BITS, "SNAPPY"))
+
+
+def check_written_type(compression_type: str | None) -> str:
+    """The same for a file to write: Snappy is only read."""
+    return _checked_type(compression_type, (*_WINDOW_BITS,))
+
+
+def _checked_type(compression_type: str | None, types: tuple[str, ...]) -> str:
+    name = "" if compression_type is None else compression_type
+    if isinstance(name, str):
+        if name.lower() == "auto":
+            return "auto"
+        if name.upper() in ("", *types):
+            return name.upper()
+    *others, last = map(repr, ("auto", None, "", *types))
+    raise ValueError(
+        f"compression_type must be {', '.join(others)} or {last}, got {compression_type!r}"
+    )
+
+
+def detect_compression(first_bytes: bytes) -> str:
+    """Detect "", "GZIP", "ZLIB" or "SNAPPY" from the first `DETECTED_BYTES` (or all) bytes of a
+    file.
+
+    A valid record header takes precedence: a plain file whose first record has 35,615 bytes starts
+    like gzip. A Snappy stream has no mark of its own; it is one if the header of a record comes out
+    of it.
+    """
+    if is_header(first_bytes[:HEADER_BYTES]):
+        return ""
+    if first_bytes[:3] == _GZIP_MAGIC or first_bytes in (b"\x1f", b"\x1f\x8b"):
+        return "GZIP"
+    if is_header(first_uncompressed(first_bytes, HEADER_BYTES)):
+        return "SNAPPY"
+    return "ZLIB" if _is_zlib_header(first_bytes) or first_bytes == b"\x78" else ""
+
+
+def _is_zlib_header(first_bytes: bytes) -> bool:
+    # RFC 1950: method 8, a window of at most 2^15, the two bytes a multiple of 31, no preset
+    # dictionary.
+    if len(first_bytes) < 2:
+        return False
+    method, flags = first_bytes[0], first_bytes[1]
+    return (
+        method & 0x0F == 8
+        and method >> 4 <= 7
+        and (method * 256 + flags) % 31 == 0
+        and not flags & 0x20
+    )
+
+
+def compressor(compression_type: str, level: int | None) -> zlib._Compress:
+    """Create a zlib compressor for "GZIP" or "ZLIB"; deterministic, as its gzip header has no time
+    or name.
+    """
+    return zlib.compressobj(
+        -1 if level is None else level, zlib.DEFLATED, _WINDOW_BITS[compression_type], 9
+    )
+
+
+def open_stream(
+    source: ByteSource, compression_type: str, kept_bytes: int = 0
+) -> tuple[ByteSource, str]:
+    """Wrap the bytes of a file with the decompression it needs.
+
+    Args:
+        source: The bytes of the file.
+        compression_type: A result of `check_compression_type`.
+        kept_bytes: See `InflatedSource`.
+
+    Returns:
+        The stream of records, and the compression found: "", "GZIP", "ZLIB" or "SNAPPY".
+
+    Raises:
+        CompressionError: The declared type does not match the first bytes.
+    """
+    first_bytes = source.read(DETECTED_BYTES, 0)
+    found = detect_compression(first_bytes)
+    # the reader has a better error
+    cut_header = compression_type == "" and len(first_bytes) < HEADER_BYTES
+    if first_bytes and compression_type not in ("auto", found) and not cut_header:
+        is_known = found or is_header(first_bytes[:HEADER_BYTES])
+        raise CompressionError(
+            f"expected {_DESCRIPTION[compression_type]} (compression_type={compression_type!r}), "
+            f"got {_DESCRIPTION[found] if is_known else 'neither gzip nor zlib nor a record'}",
+            path=source.path,
+            offset=0,
+        )
+    if not first_bytes:
+        found = "" if compression_type == "auto" else compression_type
+    if not found or not first_bytes:
+        return source, found
+    return (SnappySource if found == "SNAPPY" else InflatedSource)(source, found, kept_bytes), found
+
+
+def offset_note(source: ByteSource) -> str:
+    """A note for errors about a stream whose offsets differ from those of the file."""
+    return " (offset in the decompressed stream)" if isinstance(source, InflatedSource) else ""
+
+
+class SequentialSource(ABC):
+    """A `ByteSource` over something that can only be read forward.
+
+    Keeps bytes from `kept_bytes` before the last requested offset on, so that a caller may request
+    them again; an earlier offset starts over, if possible. Memory is bounded by the bytes that
+    really exist, whatever is requested. Safe to call from threads.
+
+    Attributes:
+        keep_from: Bytes from this offset on are also kept; set by callers that look ahead.
+    """
+
+    def __init__(self, path: str, max_record_bytes: int, kept_bytes: int = 0) -> None:
+        self.path = path
+        self.size: int | None = None
+        self.max_record_bytes: int | None = max_record_bytes
+        self.chunk_bytes = 1 << 19
+        self._lock = threading.Lock()
+        self.keep_from: int | None = None
+        self._kept_bytes = kept_bytes
+        self._kept = bytearray()
+        self._offset = 0  # offset of the first kept byte
+
+    def read(self, num_bytes: int, offset: int) -> bytes:
+        """Up to `num_bytes` from `offset`; fewer only at the end of the readable stream."""
+        with self._lock:
+            if offset < self._offset:
+                self._restart()
+                self._kept, self._offset = bytearray(), 0
+            while self._offset + len(self._kept) < offset + num_bytes and (piece := self._more()):
+                self._kept += piece
+                self._drop(offset)
+            self._drop(offset)
+            begin = max(offset - self._offset, 0)
+            with memoryview(self._kept) as kept:
+                return bytes(kept[begin : begin + num_bytes])
+
+    def _drop(self, offset: int) -> None:
+        """Drop bytes that are too far before an offset to keep."""
+        if self.keep_from is not None:
+            offset = min(offset, self.keep_from)
+        excess = min(offset - self._kept_bytes - self._offset, len(self._kept))
+        if excess > 0:
+            del self._kept[:excess]  # cheap: only moves the start of the bytearray
+            self._offset += excess
+
+    def check_end(self) -> None:  # noqa: B027 - nothing to check for a stream without an end marker
+        """Raise if the stream is truncated or damaged."""
+
+    @abstractmethod
+    def _more(self) -> bytes:
+        """The next piece of the stream, of bounded size; empty at the end."""
+
+    @abstractmethod
+    def _restart(self) -> None:
+        """Go back to the beginning."""
+
+
+class InflatedSource(SequentialSource):
+    """The decompressed stream of a gzip or zlib file.
+
+    Offsets are positions in the decompressed stream. Reading backwards decompresses again from the
+    beginning. Damage does not raise at once: everything before it can be read, then `check_end`
+    raises.
+
+    Args:
+        source: The compressed bytes.
+        compression_type: "GZIP" or "ZLIB".
+        kept_bytes: How far before the last read you can read without decompressing again.
+    """
+
+    def __init__(self, source: ByteSource, compression_type: str, kept_bytes: int = 0) -> None:
+        expansion = _MAX_HONEST_EXPANSION * (source.size or 0)
+        super().__init__(source.path, max(MAX_INFLATED_RECORD_BYTES, expansion), kept_bytes)
+        self._source = source
+        self._type = compression_type
+        self._restart()
+
+    def _restart(self) -> None:
+        self._inflater: zlib._Decompress | None = None  # None between two members
+        self._input = b""
+        self._consumed = 0  # compressed bytes taken from the source
+        self._error: CompressionError | None = None
+        self._members = 0
+
+    def check_end(self) -> None:
+        """Raise the CompressionError that ended the stream, if one did."""
+        if self._error is not None:  # a new error each time, as callers add to it
+            raise CompressionError(
+                str(self._error.args[0]), path=self.path
+            ) from self._error.__cause__
+
+    def _more(self) -> bytes:
+        while self._error is None:
+            if not self._input:
+                self._input = self._source.read(_INPUT_BYTES, self._consumed)
+                self._consumed += len(self._input)
+            at_end = not self._input
+            if self._inflater is None and not at_end:
+                self._inflater = self._next_member()
+            if self._inflater is None:
+                return b""
+            if piece := self._inflate(self._inflater):  # also at the end: zlib may hold some back
+                return piece
+            if at_end and self._inflater is not None:
+                self._fail(
+                    "the stream is truncated: expected its end marker and checksum, got the end of the file"
+                )
+        return b""
+
+    def _next_member(self) -> zlib._Decompress | None:
+        magic = _GZIP_MAGIC[:2] if self._type == "GZIP" else b""
+        matches = (
+            self._input[:2] == magic[: len(self._input)]
+            if magic
+            else _is_zlib_header(self._peek(2))
+        )
+        if self._members and not matches:
+            self._fail(
+                f"expected the end of the file or another {self._type} stream after the data, got other bytes"
+            )
+            return None
+        self._members += 1
+        return zlib.decompressobj(_WINDOW_BITS[self._type])
+
+    def _peek(self, num_bytes: int) -> bytes:
+        if len(self._input) < num_bytes:
+            more = self._source.read(num_bytes - len(self._input), self._consumed)
+            self._consumed += len(more)
+            self._input += more
+        return self._input[:num_bytes]
+
+    def _inflate(self, inflater: zlib._Decompress) -> bytes:
+        before = inflater.copy()
+        data = self._input
+        try:
+            piece = inflater.decompress(data, _OUTPUT_BYTES)
+        except zlib.error as error:
+            return self._salvage(before, data, error)
+        if inflater.eof:
+            self._input = inflater.unused_data
+            self._inflater = None
+        else:
+            self._input = inflater.unconsumed_tail
+        return piece
+
+    def _salvage(self, inflater: zlib._Decompress, data: bytes, error: zlib.error) -> bytes:
+        """Recover the data before the damage: zlib drops it in the failing call, so feed it byte by
+        byte.
+        """
+        pieces = []
+        position = 0
+        try:
+            for position in range(len(data)):
+                pieces.append(inflater.decompress(data[position : position + 1]))
+        except zlib.error:
+            self._input = data[position:]
+        self._fail(f"the stream is damaged: {error}", error)
+        return b"".join(pieces)
+
+    def _fail(self, text: str, cause: Exception | None = None) -> None:
+        at = self._consumed - len(self._input)
+        kind = self._type.lower()
+        self._error = CompressionError(
+            f"{kind}: {text} (near compressed byte {at})", path=self.path
+        )
+        self._error.__cause__ = cause
+
+
+class SnappySource(InflatedSource):
+    """The decompressed stream of a file of Snappy blocks, in the same way."""
+
+    def _more(self) -> bytes:
+        size, limit = self._source.size, self.max_record_bytes or 0
+        piece = b""
+        while self._error is None and not piece:
+            begin = self._consumed
+            try:
+                piece, self._consumed = read_block(self._source.read, begin, size, limit)
+            except CompressionError as error:
+                self._fail(str(error.args[0]), error)  # whole blocks before it can be read
+            if self._consumed == begin:
+                break
+        return piece

@@ -1,0 +1,206 @@
+"""A bucket, or a host's files, by `obstore`: the fast way."""
+
+from __future__ import annotations
+
+import re
+import urllib.error
+import urllib.request
+from datetime import datetime
+from typing import IO, Any
+
+from torch_tfrecord.errors import CorruptRecordError
+from torch_tfrecord.files.access import Access
+from torch_tfrecord.files.obstore_options import ObstoreConfig
+from torch_tfrecord.files.store import PASSING_STATUSES, RemoteInfo, StoreError, part_bytes
+
+__all__ = ["CONNECT_SECONDS", "REQUEST_SECONDS", "STALL_SECONDS", "ObstoreStore"]
+
+CONNECT_SECONDS = 10
+STALL_SECONDS = 20  # in which no byte comes
+REQUEST_SECONDS = 300  # for a whole answer
+_REGION_SECONDS = 5
+
+_STATUS = re.compile(r"status code: (\d{3})")
+_LISTED_AT_ONCE = 1000
+_PARTS_AT_ONCE = 4
+_MOST_RETRIES = 5  # of a part
+
+
+class ObstoreStore:
+    """See `Store`.
+
+    Args:
+        module: `obstore`, of this process.
+        root: What stands before each name in a path: ``s3://bucket/``.
+        config: What makes the client.
+        access: For errors.
+    """
+
+    checks_etag = True
+
+    def __init__(self, module: Any, root: str, config: ObstoreConfig, access: Access) -> None:
+        self._module, self._root, self._access = module, root, access
+        self._client = _client(module, config)
+        self._config = config
+
+    def path_of(self, name: str) -> str:
+        """The whole path of a name, with its scheme."""
+        return self._root + name
+
+    def info(self, name: str) -> RemoteInfo:
+        """What the storage says of a file or folder."""
+        try:
+            return _info(self._module.head(self._client, name))
+        except FileNotFoundError:
+            if self._is_folder(name):
+                return RemoteInfo(None, is_folder=True)
+            raise
+        except Exception as error:
+            raise self._failure(error, name) from None
+
+    def _is_folder(self, name: str) -> bool:
+        if self._root.startswith("http"):
+            return False
+        try:
+            return bool(
+                next(iter(self._module.list(self._client, name.rstrip("/"), chunk_size=1)), None)
+            )
+        except Exception as error:
+            raise self._failure(error, name) from None
+
+    def read_range(
+        self, name: str, begin: int, end: int, etag: str | None = None
+    ) -> bytes | memoryview:
+        """The bytes of a range of a file."""
+        try:
+            answer = self._module.get(self._client, name, options={"range": (begin, end)})
+            found = answer.meta["e_tag"]
+            if etag is None or found is None or found == etag:
+                return memoryview(answer.bytes())
+        except Exception as error:
+            raise self._failure(error, name) from None
+        raise CorruptRecordError(
+            f"expected the file that was opened, got another one in its place (ETag {found}, not {etag})",
+            path=self.path_of(name),
+        )
+
+    def listing(self, prefix: str, recursive: bool = False) -> list[tuple[str, RemoteInfo]]:
+        """What lies in a folder, or all files below it."""
+        folder = prefix.rstrip("/") or None
+        try:
+            if recursive:
+                stream = self._module.list(self._client, folder, chunk_size=_LISTED_AT_ONCE)
+                return [(entry["path"], _info(entry)) for entries in stream for entry in entries]
+            found = self._module.list_with_delimiter(self._client, folder)
+        except Exception as error:
+            raise self._failure(error, prefix) from None
+        folders = [
+            (name.rstrip("/"), RemoteInfo(None, is_folder=True))
+            for name in found["common_prefixes"]
+        ]
+        return [*folders, *((entry["path"], _info(entry)) for entry in found["objects"])]
+
+    def upload(self, name: str, file: IO[bytes], size: int) -> RemoteInfo:
+        """Write all of a local file."""
+        # A part that fails is sent again by the client: `transfers` would begin with the first.
+        client = _client(self._module, self._config, max_retries=_MOST_RETRIES)
+        try:
+            found = self._module.put(
+                client, name, file, chunk_size=part_bytes(size), max_concurrency=_PARTS_AT_ONCE
+            )
+        except OSError:  # of the local file
+            raise
+        except Exception as error:
+            raise self._failure(error, name) from None
+        return RemoteInfo(size, found["e_tag"])
+
+    def remove(self, name: str) -> None:
+        """Remove a file."""
+        try:
+            self._module.delete(self._client, name)
+        except Exception as error:
+            raise self._failure(error, name) from None
+
+    def _failure(self, error: Exception, name: str) -> Exception:
+        kind = type(error).__name__
+        if isinstance(error, FileNotFoundError):
+            return error
+        text = str(error)
+        status = int(found[1]) if (found := _STATUS.search(text)) else None
+        is_passing = (
+            status in PASSING_STATUSES
+            if status
+            else kind in ("GenericError", "NotSupportedError", "JoinError")
+        )
+        return StoreError(_reason(text, status, self._access), status=status, is_passing=is_passing)
+
+
+def _reason(text: str, status: int | None, access: Access) -> str:
+    """What the client says in one line: of many lines with what it knows of the request, the
+    first.
+    """
+    if status is not None:
+        return f"status {status}"
+    for words, reason in (
+        ("TimedOut", "no answer in time"),
+        ("Timeout", "no answer in time"),
+        ("ConnectionReset", "the connection was reset"),
+        ("IncompleteBody", "the answer was cut"),
+        ("IncompleteMessage", "the connection was closed"),
+        ("ConnectionRefused", "the connection was refused"),
+        ("Range request not supported", "the server does not send ranges"),
+    ):
+        if words in text:
+            return reason
+    return access.without_secrets(text.partition("\n")[0])[:300]
+
+
+def _info(entry: Any) -> RemoteInfo:
+    time = entry["last_modified"]
+    return RemoteInfo(
+        entry["size"], entry["e_tag"], nanoseconds(time) if isinstance(time, datetime) else 0
+    )
+
+
+def nanoseconds(time: datetime) -> int:
+    """Since the epoch; 0 for the epoch itself, which stands for no time."""
+    return int(time.timestamp() * 1_000_000) * 1000
+
+
+# `transfers` asks again
+def _client(module: Any, config: ObstoreConfig, max_retries: int = 0) -> Any:
+    options = {
+        **config.client,
+        "connect_timeout": f"{CONNECT_SECONDS}s",
+        "read_timeout": f"{STALL_SECONDS}s",
+        "timeout": f"{REQUEST_SECONDS}s",
+    }
+    more: dict[str, Any] = {"client_options": options, "retry_config": {"max_retries": max_retries}}
+    kind = getattr(module.store, config.kind)
+    if config.kind == "HTTPStore":
+        return kind.from_url(config.place, **more)
+    client = kind(config.place, **config.config, **more)
+    if (
+        config.kind == "S3Store"
+        and "region" not in client.config
+        and "endpoint" not in client.config
+    ):
+        region = bucket_region(config.place)
+        return kind(config.place, **config.config, region=region, **more) if region else client
+    return client
+
+
+def bucket_region(bucket: str) -> str | None:
+    """Where a bucket of Amazon's lies, which its host tells anybody; None where it cannot be
+    asked.
+    """
+    request = urllib.request.Request(f"https://s3.amazonaws.com/{bucket}", method="HEAD")
+    try:
+        with urllib.request.urlopen(request, timeout=_REGION_SECONDS) as answer:
+            headers = answer.headers
+    except urllib.error.HTTPError as error:  # 301 and 403 tell it, too
+        headers = error.headers
+    except (OSError, ValueError):
+        return None
+    region: str | None = headers.get("x-amz-bucket-region")
+    return region

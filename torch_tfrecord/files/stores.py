@@ -1,0 +1,121 @@
+"""Which client asks the storage of a path: `obstore` where it can, else the file system of fsspec.
+
+`obstore` is asked for s3, gs, az and http where it is installed and every option has a counterpart
+there; for paths that it would not read as they are written, such as those with a query, and for all
+else fsspec is.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch_tfrecord.files.access import DEFAULT_ACCESS, Access
+from torch_tfrecord.files.fsspec_store import FsspecStore, fsspec_filesystem
+from torch_tfrecord.files.http_store import HttpStore
+from torch_tfrecord.files.obstore_module import obstore_module
+from torch_tfrecord.files.obstore_options import obstore_config
+from torch_tfrecord.files.obstore_store import ObstoreStore
+from torch_tfrecord.files.store import Store
+
+__all__ = ["fsspec_store_of", "store_of"]
+
+_HTTP = ("http", "https")
+# an address that nobody writes in another way
+_AS_IT_IS = re.compile(r"[\w/;=@:+$,!~*'()&.-]*", re.ASCII)
+_MOST_STORES = 64
+
+
+class _Stores:
+    """The clients of a process."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.found: dict[object, Store | None] = {}
+
+
+# by number of the process: what was made before a fork is of no use behind it
+_stores: dict[int, _Stores] = {}
+
+
+def store_of(path: str, access: Access = DEFAULT_ACCESS) -> tuple[Store, str]:
+    """The store of a path with a scheme, and what it calls the path.
+
+    Clients are made in the process that asks, when it first asks, and kept.
+
+    Raises:
+        ImportError: fsspec needs a package for the scheme; names it.
+        ValueError: nobody knows the scheme.
+    """
+    scheme, place, name = _parts(path)
+    if name is not None:
+        store = _kept((scheme, place, access), lambda: _obstore_store(scheme, place, access))
+        if store is not None:
+            return store, name
+    return fsspec_store_of(path, access)
+
+
+def fsspec_store_of(path: str, access: Access) -> tuple[Store, str]:
+    """`store_of` by fsspec, whatever else there is."""
+    filesystem, name = fsspec_filesystem(path, access)
+    kind = HttpStore if "http" in filesystem.protocol else FsspecStore
+    store = _kept((filesystem, access), lambda: kind(filesystem, access))
+    return store or kind(filesystem, access), name
+
+
+def _parts(path: str) -> tuple[str, str, str | None]:
+    """Scheme, bucket or host, and the name there as `obstore` calls it; None where it cannot be
+    said so.
+    """
+    scheme, _, rest = path.partition("://")
+    place, _, name = rest.partition("/")
+    if "::" in scheme or ("@" in place and not scheme.startswith("abfs")):
+        return scheme, place, None
+    if scheme in _HTTP and not _AS_IT_IS.fullmatch(name):
+        return scheme, place, None
+    is_plain = (
+        all(part not in ("", ".", "..") for part in name.rstrip("/").split("/"))
+        if name
+        else scheme not in _HTTP
+    )
+    return scheme, place, name if is_plain and place else None
+
+
+def _obstore_store(scheme: str, place: str, access: Access) -> Store | None:
+    if not _may_be_obstores(scheme):
+        return None
+    options: Mapping[str, Any] = {**_usual_options(scheme), **access.storage_options}
+    config = obstore_config(scheme, f"{scheme}://{place}" if scheme in _HTTP else place, options)
+    module = None if config is None else obstore_module()
+    if config is None or module is None:
+        return None
+    try:
+        return ObstoreStore(module, f"{scheme}://{place}/", config, access)
+    except Exception:  # the client does not take the options: whoever knows them says what is wrong
+        return None
+
+
+def _may_be_obstores(scheme: str) -> bool:
+    return scheme in ("s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", *_HTTP)
+
+
+def _usual_options(scheme: str) -> Mapping[str, Any]:
+    """What the user's configuration of fsspec says for a scheme."""
+    import fsspec.config
+
+    options = fsspec.config.conf.get(scheme, {})
+    return options if isinstance(options, Mapping) else {}
+
+
+def _kept(key: object, make: Callable[[], Store | None]) -> Store | None:
+    """What was made for a key, by this process."""
+    stores = _stores.setdefault(os.getpid(), _Stores())
+    with stores.lock:
+        if key not in stores.found:
+            if len(stores.found) >= _MOST_STORES:
+                stores.found.clear()
+            stores.found[key] = make()
+        return stores.found[key]

@@ -1,0 +1,20 @@
+"""The folder of the user's cache: indexes that cannot lie beside their data, blocks of remote
+files.
+"""
+
+from __future__ import annotations
+
+import os
+
+__all__ = ["blocks_folder", "cache_dir"]
+
+
+def cache_dir() -> str:
+    """The folder of the user's cache that indexes go to where the data's own cannot be written."""
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    return os.path.join(base, "torch_tfrecord")
+
+
+def blocks_folder() -> str:
+    """The folder that blocks of remote files go to where the user named none."""
+    return os.path.join(cache_dir(), "blocks")

@@ -1,0 +1,360 @@
+"""Pad one column of a batch: a tensor that holds all its rows, or a list of values."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch.utils.data import default_collate
+
+from torch_tfrecord.batch_memory import reserve
+from torch_tfrecord.columns.containers import offsets_of
+from torch_tfrecord.columns.dtypes import dtype_name
+from torch_tfrecord.columns.stacking import pad_rows
+from torch_tfrecord.errors import LimitExceededError
+from torch_tfrecord.loading.collate import keep_type, numbers
+
+__all__ = [
+    "ColumnRows",
+    "Padded",
+    "column_rows",
+    "pad_column",
+    "pad_numbers",
+    "pad_strings",
+    "scalars",
+]
+
+Padded: TypeAlias = tuple[Any, Any]
+"""A batch and its lengths, nested alike."""
+
+_Shape: TypeAlias = tuple[int, ...]
+_Sizes: TypeAlias = "npt.NDArray[np.int64]"  # the shapes of a batch's samples: [B, rank]
+
+_POINTER_BYTES = 8  # of one entry in a Python list
+
+
+@dataclass(frozen=True, eq=False)
+class ColumnRows:
+    """A column that is padded as a whole: dense values [B, ...], or values and the offsets of the
+    rows.
+    """
+
+    values: torch.Tensor
+    offsets: torch.Tensor | None
+
+    def sizes(self) -> _Sizes:
+        """The shapes of the rows."""
+        inner = np.array(self.values.shape[1:], np.int64)
+        if self.offsets is None:
+            return np.tile(inner, (len(self.values), 1))
+        lengths = np.diff(self.offsets.numpy())[:, None]
+        return np.hstack([lengths, np.tile(inner, (len(lengths), 1))]) if len(inner) else lengths
+
+
+def column_rows(column: Any) -> ColumnRows | None:
+    """A tensor's rows, if it is dense or jagged without gaps, on the CPU, and does not require a
+    gradient.
+    """
+    # or a jagged tensor answers each question in Python, in 20 us
+    with torch._C.DisableTorchFunctionSubclass():
+        if not _is_plain(column):
+            return None
+        if column.layout == torch.strided and not column.is_nested:
+            return ColumnRows(column, None)
+        if column.layout != torch.jagged or column._lengths is not None or column._ragged_idx != 1:
+            return None
+        # Not `values()`: torch's operator, for gradients.
+        values, offsets = column._values, column._offsets.contiguous()
+        ends = offsets.numpy()
+        return (
+            ColumnRows(values, offsets)
+            if ends[0] == 0 and ends[-1] == len(values) and _is_plain(values)
+            else None
+        )
+
+
+def _is_plain(values: torch.Tensor) -> bool:
+    return values.device.type == "cpu" and not (
+        values.requires_grad or values.is_conj() or values.is_neg()
+    )
+
+
+def pad_column(column: ColumnRows, shapes: object, padding: object, name: str) -> Padded:
+    """Pad a column, with the same result and errors as `pad_numbers` of its rows."""
+    sizes, plain = column.sizes(), column.values.as_subclass(torch.Tensor)
+    size, fill = _prepare(sizes, shapes, padding, plain.dtype, name)
+    if column.offsets is None:
+        return keep_type(_pad_inner(plain, size, fill), column.values), _lengths_of(sizes)
+    return _fill_rows(plain, column.offsets, size, fill), _lengths_of(sizes)
+
+
+def _fill_rows(
+    values: torch.Tensor, offsets: torch.Tensor, size: _Shape, fill: Any
+) -> torch.Tensor:
+    return pad_rows(_pad_inner(values, size[1:], fill), offsets, size[0], values.new_full((), fill))
+
+
+def _pad_inner(values: torch.Tensor, inner: _Shape, fill: Any) -> torch.Tensor:
+    """Values [N, ...] padded to [N, *inner], which is not smaller in any dimension."""
+    if values.shape[1:] == inner:
+        return values
+    padded = values.new_full((len(values), *inner), fill)
+    padded[tuple(map(slice, values.shape))] = values
+    return padded
+
+
+def pad_numbers(values: list[Any], shapes: object, padding: object, name: str) -> Padded:
+    """Pad tensors, arrays, numbers or nested lists of numbers, one for each sample.
+
+    Raises:
+        TypeError: A value is not a number, dtypes differ, or the dtype cannot hold the padding
+            value.
+        ValueError: Samples have different numbers of dimensions, or one is larger than the size to
+            pad to.
+    """
+    tensors = _tensors(values, name)
+    _check_alike(tensors, name)
+    sizes = _sizes_of([tuple(tensor.shape) for tensor in tensors], name)
+    plain = [tensor.as_subclass(torch.Tensor) for tensor in tensors]
+    size, fill = _prepare(sizes, shapes, padding, plain[0].dtype, name)
+    if tuple(sizes.min(axis=0)) == size:
+        batch = default_collate(plain)
+    elif (sizes[:, 1:] == sizes[0, 1:]).all() and all(map(_is_plain, plain)):
+        batch = _fill_rows(torch.cat(plain), offsets_of(sizes[:, 0].tolist()), size, fill)
+    else:
+        batch = plain[0].new_full((len(plain), *size), fill)
+        for number, tensor in enumerate(plain):
+            batch[number][tuple(map(slice, tensor.shape))] = tensor
+    return keep_type(batch, tensors[0]), _lengths_of(sizes)
+
+
+def _tensors(values: list[Any], name: str) -> list[torch.Tensor]:
+    try:
+        if isinstance(values[0], (bool, int, float, complex, list)):
+            arrays = [np.asarray(value) for value in values]
+            # An empty list has no dtype of its own.
+            dtype = np.result_type(*(array for array in arrays if array.size))
+            flat = values
+            while list in (kinds := {*map(type, flat)}):
+                flat = [*chain.from_iterable(flat)]
+            if (len(kinds) > 1 or (int in kinds and dtype != np.int64)) and numbers(flat) is flat:
+                raise TypeError
+            return [torch.from_numpy(array.astype(dtype)) for array in arrays]
+        return [
+            torch.tensor(value) if isinstance(value, (np.ndarray, np.generic)) else value
+            for value in values
+        ]
+    except (TypeError, ValueError) as error:
+        raise TypeError(
+            f"{name or 'samples'}: expected only numbers, in lists of equal length, that one dtype holds as they are"
+        ) from error
+
+
+def _check_alike(tensors: list[Any], name: str) -> None:
+    for number, tensor in enumerate(tensors):
+        if (
+            not isinstance(tensor, torch.Tensor)
+            or tensor.is_nested
+            or tensor.layout != torch.strided
+        ):
+            kind = (
+                "a jagged or sparse tensor"
+                if isinstance(tensor, torch.Tensor)
+                else type(tensor).__name__
+            )
+            raise TypeError(
+                f"{name or 'samples'}: padding is only supported for dense tensors, numbers, bytes and str, got {kind} "
+                f"in sample {number}"
+            )
+        if tensor.dtype != tensors[0].dtype:
+            raise TypeError(
+                f"{name or 'samples'}: expected one dtype, got {dtype_name(tensors[0].dtype)} in sample 0, "
+                f"{dtype_name(tensor.dtype)} in sample {number}"
+            )
+
+
+def _prepare(
+    sizes: _Sizes, shapes: object, padding: object, dtype: torch.dtype, name: str
+) -> tuple[_Shape, Any]:
+    """The size of a sample in the batch, and the fill value; reserves the batch's bytes."""
+    size = _padded_size(sizes, shapes, name)
+    fill = _exact_number(padding, dtype, name) if size else 0
+    _reserve_padded(sizes, size, dtype.itemsize, name)
+    return size, fill
+
+
+def _exact_number(value: object, dtype: torch.dtype, name: str) -> Any:
+    """The padding value; an error unless the dtype can hold it exactly."""
+    if value is None:
+        return 0
+    if isinstance(value, (torch.Tensor, np.ndarray, np.generic)):
+        value = value.item()
+    try:
+        held = torch.tensor(value, dtype=dtype).item()
+    except (RuntimeError, TypeError, ValueError, OverflowError):
+        held = None
+    if held is None or not (held == value or (held != held and value != value)):
+        nearest = (
+            f"; the nearest is {held!r}"
+            if isinstance(held, float) and isinstance(value, float)
+            else ""
+        )
+        raise TypeError(
+            f"{name or 'samples'}: Invalid `padding_values`. {dtype_name(dtype)} cannot hold {value!r} exactly{nearest}"
+        )
+    return held
+
+
+def pad_strings(
+    values: list[Any], kind: type[bytes] | type[str], shape: object, padding: object, name: str
+) -> Padded:
+    """Pad bytes or str, or nested lists of them, one for each sample; kind is the type of the
+    first.
+
+    Raises:
+        TypeError: A value or the padding value has another type.
+        ValueError: As for `pad_numbers`, or lists within a sample have unequal lengths.
+    """
+    sizes = _sizes_of(_string_sizes(values, kind, name), name)
+    size = _padded_size(sizes, shape, name)
+    if padding is not None and not isinstance(padding, kind) and size and any(scalars(values)):
+        raise TypeError(
+            f"{name or 'samples'}: Invalid `padding_values`. {kind.__name__} cannot hold {padding!r}"
+        )
+    fill = kind() if padding is None else padding
+    _reserve_padded(sizes, size, _POINTER_BYTES, name)
+    return _pad_lists(values, size, fill), _lengths_of(sizes)
+
+
+def _string_sizes(values: list[Any], kind: type[bytes] | type[str], name: str) -> list[_Shape]:
+    """The shape of each of several nested lists; an empty one counts as having as many dimensions
+    as the others.
+    """
+    types = set(map(type, values))
+    # the usual case: lists of strings,
+    if types == {list} and set(map(type, chain.from_iterable(values))) <= {kind}:
+        return [(len(value),) for value in values]
+    if types == {kind}:  # or strings
+        return [()] * len(values)
+    for scalar in scalars(values):
+        if not isinstance(scalar, kind):
+            raise TypeError(
+                f"{name or 'samples'}: expected only {kind.__name__}, got {type(scalar).__name__}, too"
+            )
+    sizes = []
+    for number, value in enumerate(values):
+        try:
+            sizes.append(_list_size(value))
+        except ValueError:
+            raise ValueError(
+                f"{name or 'samples'}: expected lists of equal length within sample {number}"
+            ) from None
+    rank = max(map(len, sizes))
+    return [size + (0,) * (rank - len(size)) if 0 in size else size for size in sizes]
+
+
+def _list_size(value: object) -> _Shape:
+    if not isinstance(value, list):
+        return ()
+    (inner,) = {_list_size(item) for item in value} or {()}
+    return len(value), *inner
+
+
+def _pad_lists(values: list[Any], size: _Shape, fill: Any) -> list[Any]:
+    """Several nested lists, each padded at the end of each dimension to a shape that is not
+    smaller.
+    """
+    if len(size) < 2:
+        fills = [fill] * sum(size)
+        return [[*value, *fills[len(value) :]] for value in values] if size else list(values)
+    rows = [[*value, *[[]] * (size[0] - len(value))] for value in values]
+    return [_pad_lists(row, size[1:], fill) for row in rows]
+
+
+def scalars(value: object) -> Iterator[Any]:
+    """The values in nested lists, in row-major order.
+
+    Example:
+        >>> list(scalars([[b"a"], [], [b"b"]]))
+        [b'a', b'b']
+    """
+    if isinstance(value, list):
+        for item in value:
+            yield from scalars(item)
+    else:
+        yield value
+
+
+def _sizes_of(shapes: Sequence[_Shape], name: str) -> _Sizes:
+    """The shapes of at least one sample; ValueError if their numbers of dimensions differ."""
+    rank = len(shapes[0])
+    if len(set(map(len, shapes))) > 1:
+        number = next(number for number, shape in enumerate(shapes) if len(shape) != rank)
+        raise ValueError(
+            f"{name or 'samples'}: expected tensors of one rank, got shape {list(shapes[0])} in sample 0, "
+            f"{list(shapes[number])} in sample {number}"
+        )
+    return np.array(shapes, np.int64).reshape(len(shapes), rank)
+
+
+def _padded_size(sizes: _Sizes, shape: object, name: str) -> _Shape:
+    """The size of one sample in the batch; shape is the entry of padded_shapes."""
+    wanted = _wanted(shape, sizes.shape[1], name)
+    largest: list[int] = sizes.max(axis=0).tolist()
+    padded = tuple(
+        most if size is None else size for size, most in zip(wanted, largest, strict=True)
+    )
+    if any(most > allowed for most, allowed in zip(largest, padded, strict=True)):
+        number = int((sizes > np.minimum(padded, largest)).any(axis=1).argmax())
+        raise ValueError(
+            f"{name or 'samples'}: sample {number}: Attempted to pad to a smaller size than the input element. "
+            f"Its shape is {sizes[number].tolist()}, padded_shapes asks for {list(wanted)}"
+        )
+    return padded
+
+
+def _wanted(shape: Any, rank: int, name: str) -> tuple[int | None, ...]:
+    """An entry of padded_shapes as a shape, with None for the maximum in the batch."""
+    if shape is None:
+        return (None,) * rank
+    entries = (shape,) if isinstance(shape, int) else shape
+    if isinstance(entries, Mapping) or any(
+        isinstance(entry, (Mapping, list, tuple)) for entry in entries
+    ):
+        raise ValueError(
+            f"padded_shapes{name}: expected a shape, nested like the samples, got {shape!r}"
+        )
+    wanted = tuple(None if entry == -1 else entry for entry in entries)
+    if len(wanted) != rank:
+        raise ValueError(
+            f"{name or 'samples'}: The padded shape {wanted!r} is not compatible with the shape {(None,) * rank!r} of "
+            "the corresponding input component"
+        )
+    return wanted
+
+
+def _reserve_padded(sizes: _Sizes, size: _Shape, itemsize: int, name: str) -> None:
+    """Call `reserve` for a padded column; the error's position is the number of the largest
+    sample.
+    """
+    try:
+        reserve(len(sizes) * math.prod(size) * itemsize)
+    except LimitExceededError as error:
+        largest = max(range(len(sizes)), key=lambda number: math.prod(sizes[number].tolist()))
+        raise LimitExceededError(
+            f"{name or 'samples'}: {error.args[0]}", position=largest
+        ) from None
+
+
+def _lengths_of(sizes: _Sizes) -> torch.Tensor | None:
+    """The sizes as PaddedCollate returns them: [B] for one dimension, [B, R] for R, None for no
+    dimension.
+    """
+    rank = sizes.shape[1]
+    return torch.from_numpy(sizes[:, 0].copy() if rank == 1 else sizes) if rank else None

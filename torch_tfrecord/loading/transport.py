@@ -1,0 +1,306 @@
+"""Send batches from a worker process: columns stay where they were made, in memory that the main
+process maps, too.
+
+torch sends every tensor in its own shared-memory file, which costs some 100 microseconds each, and
+1 ms for each MB that both sides use for the first time. Here a message says where in the worker's
+memory (`shared_memory`) the columns are; columns elsewhere are copied there first. Without such
+memory torch sends the tensors: small ones together in one file, large ones alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+from multiprocessing.reduction import ForkingPickler
+from typing import Any, TypeAlias
+
+import torch
+from torch.multiprocessing.reductions import reduce_tensor
+from torch.utils.data import get_worker_info
+from torchvision import tv_tensors
+
+from torch_tfrecord.columns.containers import RaggedTensor, jagged_tensor, make_sparse
+from torch_tfrecord.loading.sample import Sample
+from torch_tfrecord.records.packed_records import PackedRecords
+from torch_tfrecord.shared_memory import MemoryName, WorkerMemory, attach, worker_memory
+
+__all__ = ["for_transport", "register_in_worker"]
+
+# If torch sends the tensors, a larger one gets its own file, whose cost is small compared to its
+# bytes.
+_LARGE_BYTES = 1 << 20
+# Up to this size, copied tensors go through the pipe, in the message.
+_SMALL_BYTES = 1 << 14
+# Lists of bytes go through the pipe up to this total size.
+_MANY_BYTES = 1 << 16
+_ALIGNMENT = 64
+_IMAGE_KINDS = (tv_tensors.Image, tv_tensors.Video, tv_tensors.Mask)
+
+
+def for_transport(batch: Any) -> Any:
+    """In a worker, a form of the batch (a dict, tuple or list) that is sent as one message;
+    elsewhere the batch itself.
+
+    The form is a subclass of dict, tuple or list, and arrives as a plain one.
+    """
+    form = _FORMS.get(type(batch))
+    if form is None or get_worker_info() is None:
+        return batch
+    register_in_worker()
+    return form(batch)
+
+
+def register_in_worker() -> None:
+    """In a worker, tell multiprocessing how to send batches, samples and their tensors; elsewhere
+    do nothing.
+
+    Other pickling, and copying, see plain objects.
+    """
+    if get_worker_info() is not None and _SentDict not in ForkingPickler._extra_reducers:  # type: ignore[attr-defined]
+        for kind in (_SentDict, _SentTuple, _SentList):
+            ForkingPickler.register(kind, _reduce)
+        ForkingPickler.register(Sample, _reduce_sample)
+        ForkingPickler.register(torch.Tensor, _reduce_tensor)
+        for image in _IMAGE_KINDS:  # torch fails to send uint16, uint32 and uint64
+            ForkingPickler.register(image, _reduce_tensor)
+
+
+class _SentDict(dict[Any, Any]):
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        return dict, (dict(self),)
+
+    def __copy__(self) -> _SentDict:
+        return _SentDict(self)
+
+
+class _SentTuple(tuple[Any, ...]):
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        return tuple, (list(self),)
+
+
+class _SentList(list[Any]):
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        return list, (tuple(self),)
+
+
+_FORMS: dict[type, Callable[[Any], Any]] = {dict: _SentDict, tuple: _SentTuple, list: _SentList}
+_PLAIN: dict[type, Callable[[Any], Any]] = {_SentDict: dict, _SentTuple: tuple, _SentList: list}
+
+
+# A part of a batch as it is sent; plain tuples, since those pickle fastest: (None, the number of a
+# tensor), (False, a value as it is) or (a function, the parts for its arguments, ...).
+_Node: TypeAlias = tuple[Any, ...]
+# Where a tensor is: number of the message's memory, byte offset, dtype, shape, and strides if it is
+# not contiguous.
+_Source: TypeAlias = tuple[int, int, torch.dtype, tuple[int, ...], tuple[int, ...] | None]
+
+
+def _reduce(batch: Any) -> tuple[Any, ...]:
+    plain = _PLAIN[type(batch)](batch)
+    packer = _Packer(worker_memory())
+    node = packer.node(plain)
+    return (_unpack, (*packer.message(), node)) if packer.is_worth_it else (type(plain), (plain,))
+
+
+def _reduce_sample(sample: Sample) -> tuple[Any, ...]:
+    return _reduce(_SentDict(sample.copy()))
+
+
+def _reduce_tensor(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """A tensor outside our batches, for example in a batch of a custom `collate_fn`, or in a
+    sample.
+    """
+    packer = _Packer(worker_memory())
+    node = packer.node(tensor)
+    if node[0] is not False and not tensor.is_shared():  # shared tensors stay shared
+        return _unpack, (*packer.message(), node)
+    if type(tensor) in _IMAGE_KINDS:
+        return type(tensor), (tensor.as_subclass(torch.Tensor),)
+    return reduce_tensor(tensor)  # type: ignore[no-any-return]
+
+
+class _Packer:
+    """Collects and numbers the tensors of a batch.
+
+    Args:
+        memory: The worker's memory; None if torch sends the tensors.
+    """
+
+    def __init__(self, memory: WorkerMemory | None) -> None:
+        self._memory = memory
+        self._tensors: list[torch.Tensor] = []
+        self._starts: dict[int, int] = {}  # from the start of a piece to its number in `_memories`
+        self._memories: list[Any] = []
+        self._sources: list[_Source | None] = []
+
+    @property
+    def is_worth_it(self) -> bool:
+        """Whether this is faster than letting torch send each tensor."""
+        return len(self._tensors) > (self._memory is None)
+
+    def node(self, part: Any) -> _Node:
+        """The node from which `_unpack` builds the part."""
+        if type(part) is dict:
+            return (_make_dict, (False, tuple(part)), *map(self.node, part.values()))
+        if type(part) is tuple:
+            return (_make_tuple, *map(self.node, part))
+        if type(part) is list:
+            return self._list(part, set(map(type, part)))
+        if isinstance(part, RaggedTensor):
+            return RaggedTensor, self.node(part.flat_values), self.node(tuple(part.row_splits))
+        return self._tensor(part) if isinstance(part, torch.Tensor) else (False, part)
+
+    def _list(self, values: list[Any], kinds: set[type]) -> _Node:
+        if kinds == {bytes}:
+            return self._bytes(values)
+        if any(issubclass(kind, (torch.Tensor, RaggedTensor)) for kind in kinds):
+            return list, self.node(tuple(values))
+        return False, values
+
+    def _bytes(self, values: list[bytes]) -> _Node:
+        joined = bytearray().join(values)
+        if len(joined) < _MANY_BYTES:
+            return False, values
+        lengths = torch.tensor([*map(len, values)])
+        return (
+            _make_bytes,
+            self._place(torch.frombuffer(joined, dtype=torch.uint8)),
+            self._place(lengths),
+        )
+
+    def _tensor(self, tensor: Any) -> _Node:
+        if tensor.requires_grad or tensor.device.type != "cpu":
+            return False, tensor
+        if tensor.layout == torch.jagged:
+            is_plain = tensor._lengths is None and tensor._ragged_idx == 1
+            parts = self.node(tensor.values()), self.node(tensor.offsets())
+            return (jagged_tensor, *parts) if is_plain else (False, tensor)
+        if tensor.layout == torch.sparse_coo:
+            make = partial(
+                make_sparse, shape=tuple(tensor.shape), is_coalesced=tensor.is_coalesced()
+            )
+            return make, self.node(tensor._indices()), self.node(tensor._values())
+        if (
+            tensor.layout != torch.strided
+            or tensor.is_nested
+            or tensor.is_conj()
+            or tensor.is_neg()
+        ):
+            return False, tensor
+        if not 0 < tensor.nbytes < (_LARGE_BYTES if self._memory is None else math.inf):
+            return False, tensor
+        if type(tensor) in _IMAGE_KINDS:
+            return type(tensor), self._place(tensor.as_subclass(torch.Tensor))
+        return self._place(tensor) if type(tensor) is torch.Tensor else (False, tensor)
+
+    def _place(self, tensor: torch.Tensor) -> _Node:
+        self._tensors.append(tensor)
+        return None, len(self._tensors) - 1
+
+    def message(self) -> tuple[MemoryName | None, list[Any], list[_Source | None]]:
+        """The memory's name, its pieces (or the tensors that torch sends), and where each tensor
+        is.
+        """
+        self._sources = [self._made_here(tensor) for tensor in self._tensors]
+        copied = [number for number, source in enumerate(self._sources) if source is None]
+        if copied:
+            self._copy(copied)
+        return None if self._memory is None else self._memory.name, self._memories, self._sources
+
+    def _made_here(self, tensor: torch.Tensor) -> _Source | None:
+        """Where the tensor is, if it can be sent without a copy."""
+        if self._memory is None:
+            return None
+        shape, strides = tuple(tensor.shape), None if tensor.is_contiguous() else tensor.stride()
+        num_bytes = tensor.nbytes if strides is None else _span(shape, strides) * tensor.itemsize
+        found = self._memory.send(tensor.data_ptr(), num_bytes)
+        if found is None:
+            return None
+        start, offset = found
+        number = self._starts.get(start)
+        if number is None:
+            number = self._starts[start] = len(self._memories)
+            self._memories.append(self._memory.hold(start))
+        return number, offset, tensor.dtype, shape, strides
+
+    def _copy(self, numbers: list[int]) -> None:
+        """Copy tensors into new memory, one after another."""
+        tensors = [self._tensors[number] for number in numbers]
+        offsets = [0]
+        for tensor in tensors:
+            offsets.append(offsets[-1] + -(-tensor.nbytes // _ALIGNMENT) * _ALIGNMENT)
+        memory = self._new(offsets[-1])
+        for number, tensor, offset in zip(numbers, tensors, offsets, strict=False):
+            source = len(self._memories) - 1, offset, tensor.dtype, tuple(tensor.shape), None
+            _view(memory, source).copy_(tensor)
+            self._sources[number] = source
+
+    def _new(self, num_bytes: int) -> memoryview:
+        if num_bytes <= _SMALL_BYTES:
+            self._memories.append(bytearray(num_bytes))
+            return memoryview(self._memories[-1])
+        piece = None if self._memory is None else self._memory.piece(num_bytes)
+        if self._memory is None or piece is None:
+            storage = torch.UntypedStorage._new_shared(num_bytes)
+            self._memories.append(torch.empty(0, dtype=torch.uint8).set_(storage))
+            memory: memoryview = self._memories[-1].numpy().data
+            return memory
+        memory = memoryview(piece)
+        start, _ = self._memory.send(
+            torch.frombuffer(memory, dtype=torch.uint8).data_ptr(), num_bytes
+        )  # type: ignore[misc]
+        self._memories.append(self._memory.hold(start))
+        return memory
+
+
+def _unpack(
+    name: MemoryName | None, memories: list[Any], sources: list[_Source], node: _Node
+) -> Any:
+    views = [_memory(name, memory) for memory in memories]
+    return _build([_view(views[source[0]], source) for source in sources], node)
+
+
+def _memory(name: MemoryName | None, memory: Any) -> Any:
+    if isinstance(memory, torch.Tensor):
+        return memory.numpy().data
+    if name is None or isinstance(memory, bytearray):
+        return memoryview(memory)
+    return memoryview(attach(name, *memory))
+
+
+def _build(tensors: list[torch.Tensor], node: _Node) -> Any:
+    make, *parts = node
+    if make is None:
+        return tensors[parts[0]]
+    return make(*[_build(tensors, part) for part in parts]) if make else parts[0]
+
+
+def _view(memory: memoryview, source: _Source) -> torch.Tensor:
+    # Not slices of one tensor: those share a version counter, so writing to one would break
+    # backward for all of them.
+    _, offset, dtype, shape, strides = source
+    if strides is None:
+        flat = torch.frombuffer(memory, dtype=dtype, count=math.prod(shape), offset=offset)
+        return flat if len(shape) == 1 else flat.view(shape)
+    flat = torch.frombuffer(memory, dtype=dtype, count=_span(shape, strides), offset=offset)
+    return flat.as_strided(shape, strides)
+
+
+def _span(shape: tuple[int, ...], strides: tuple[int, ...]) -> int:
+    """The number of items from the first to the last, both included."""
+    return 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
+
+
+def _make_dict(keys: tuple[Any, ...], *values: Any) -> dict[Any, Any]:
+    return dict(zip(keys, values, strict=True))
+
+
+def _make_tuple(*values: Any) -> tuple[Any, ...]:
+    return values
+
+
+def _make_bytes(joined: torch.Tensor, lengths: torch.Tensor) -> list[bytes]:
+    return PackedRecords(
+        joined.numpy(), (lengths.cumsum(0) - lengths).numpy(), lengths.numpy()
+    ).tolist()

@@ -1,3 +1,0 @@
-"""Parse records into samples and batch columns."""
-
-__all__: list[str] = []
