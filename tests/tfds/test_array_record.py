@@ -1,7 +1,7 @@
 """TFDS directories in ArrayRecord, made by TFDS (data/tfds_array_record.tar.gz): the same values as
 from TFRecord.
 
-Covers loading/array_record_files, module_copy, records/array_record, records/array_record_module,
+Covers loading/array_record_files, files/module_copy, records/array_record, records/array_record_module,
 records/numbered.
 """
 
@@ -37,9 +37,8 @@ from torch_tfrecord import (
     TFRecordError,
     collate,
     make_dataloader,
-    module_copy,
 )
-from torch_tfrecord.files import descriptors
+from torch_tfrecord.files import descriptors, module_copy
 from torch_tfrecord.records import array_record_module
 from torch_tfrecord.records.array_record import ArrayRecordFile
 
