@@ -2,11 +2,10 @@
 
 ::
 
-    4 KiB                  header: magic, generation, cap, checksum; counts; when each group was
-    used num_slots x slot       data: a slot holds one aligned block of a file, or those sectors of
-    it that were asked for num_slots x 16         keys: which block each slot holds; zeros where it
-    is free num_slots x entry      entries: file, version and group of the block; its sectors, each
-    with a CRC-32C
+    4 KiB                  header: magic, generation, cap, checksum; counts; when each group was used
+    num_slots x slot       data: a slot holds one aligned block of a file, or those sectors of it that were asked for
+    num_slots x 16         keys: which block each slot holds; zeros where it is free
+    num_slots x entry      entries: file, version and group of the block; its sectors, each with a CRC-32C
 
 The file has its full size from the beginning, so that no account is needed to stay below the cap;
 what is not written is a hole, which takes no space. Everything that is read is checked, so that a

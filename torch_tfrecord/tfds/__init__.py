@@ -1,7 +1,6 @@
 """Read and write TensorFlow Datasets (TFDS) directories of TFRecord files without TensorFlow."""
 
 import torch_tfrecord.tfds.features as features
-from index_tools.lerobot_export import LeRobotExport, rlds_to_lerobot
 from torch_tfrecord.tfds.dataset_info import DatasetInfo, SplitInfo, info
 from torch_tfrecord.tfds.episode_dataset import RLDSEpisodes
 from torch_tfrecord.tfds.goals import UniformGoals
@@ -14,7 +13,6 @@ from torch_tfrecord.tfds.writing import write
 
 __all__ = [
     "DatasetInfo",
-    "LeRobotExport",
     "Normalize",
     "RLDSDataset",
     "RLDSEpisodes",
@@ -26,6 +24,5 @@ __all__ = [
     "features",
     "info",
     "load",
-    "rlds_to_lerobot",
     "write",
 ]
