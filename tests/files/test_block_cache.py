@@ -522,7 +522,7 @@ def test_a_lock_that_somebody_keeps(folder, storage, monkeypatch):
 
 @pytest.mark.parametrize(
     "rounds",
-    [pytest.param(20, marks=pytest.mark.slow), pytest.param(100, marks=pytest.mark.exhaustive)],
+    [pytest.param(20, marks=pytest.mark.slow), pytest.param(100, marks=pytest.mark.daily)],
 )
 def test_processes_of_which_one_is_killed(folder, rounds):
     command = [sys.executable, JOB, "rounds", folder, "1500000", str(rounds)]

@@ -445,7 +445,7 @@ def test_an_index_of_records_above_4_gib(tmp_path):  # robustness 19
     assert RecordReader().read(source, int(index.offsets[2]), 5) == b"after"
 
 
-@pytest.mark.exhaustive  # minutes, where memory comes slowly
+@pytest.mark.daily  # minutes, where memory comes slowly
 @pytest.mark.parametrize("size", SIZES)
 def test_records_above_2_and_4_gib(tmp_path, size):  # robustness 19, 82
     path = large_record(tmp_path / "x", size)
