@@ -13,10 +13,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from torch_tfrecord import decode_image, encode_image, has_native, read_records
+from torch_tfrecord import decode_image, encode_image, read_records
 from torch_tfrecord.images.headers import read_header
 from torch_tfrecord.images.regions import Region, decode_region, region_decoder
-from torch_tfrecord.native import fallback_reason
+from torch_tfrecord.native import fallback_reason, has_native
 
 PARTS = ("columns", "frames", "jpeg", "memory", "pixels", "shared")
 
