@@ -78,7 +78,7 @@ def draw() -> str:
         shapes.append(
             f'<text x="{x + 10}" y="{y + 19}" font-size="14" font-weight="bold">{name}</text>'
         )
-        for number, line in enumerate(textwrap.wrap(sentences[name], 62)):
+        for number, line in enumerate(textwrap.wrap(sentences[name].replace("`", ""), 62)):
             shapes.append(
                 f'<text x="{x + 10}" y="{y + 37 + 15 * number}" font-size="11.5">'
                 f"{escape(line)}</text>"
