@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from index_tools._arguments import Verbs, add_verb
-from index_tools._text import counted, escape, format_size
+from index_tools._terminal import Verbs, add_verb, counted, escape, format_size
 from torch_tfrecord.files.disk_cache import CacheInfo, cache_info, clear_cache
 from torch_tfrecord.files.user_cache import remote_folder
 
