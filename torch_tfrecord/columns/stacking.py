@@ -22,6 +22,7 @@ from torch_tfrecord.columns.containers import (
     wrap_nested,
 )
 from torch_tfrecord.native import optional_module
+from torch_tfrecord.torch_internals import sparse_parts
 
 __all__ = [
     "as_kind_of",
@@ -204,7 +205,7 @@ def _sparse_parts(value: Any) -> tuple[torch.Tensor, Any]:
     return (
         (value.indices, value.values)
         if isinstance(value, SparseList)
-        else (value._indices(), value._values())
+        else sparse_parts(value)
     )
 
 
