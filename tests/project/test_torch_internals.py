@@ -65,7 +65,7 @@ def test_pin_memory_takes_a_batch_and_a_device():
 # By module, what `internals` finds: where it was last seen, and why it is used.
 TORCH, PYTHON = "torch 2.15", "Python 3.11"
 LISTED = {
-    "index_tools/_files.py": {
+    "index_tools/_workers.py": {
         "multiprocessing.forkserver": (PYTHON, "its server starts with Ctrl-C ignored"),
         "multiprocessing.forkserver.ensure_running": (
             PYTHON,
