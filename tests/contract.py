@@ -81,9 +81,7 @@ def _uses(node: ast.AST) -> list[str]:
             used.append(part.arg)  # perhaps a fixture
         elif isinstance(part, ast.keyword):
             used.append(part.arg or "")
-        elif isinstance(part, ast.Attribute) and re.match(r"_[a-z]", part.attr):
-            used.append("private!")
-        elif isinstance(part, ast.ImportFrom | ast.Import) and _private_names(part):
+        elif (isinstance(part, ast.Attribute) and re.match(r"_[a-z]", part.attr)) or (isinstance(part, ast.ImportFrom | ast.Import) and _private_names(part)):
             used.append("private!")
         elif isinstance(part, ast.Constant) and isinstance(part.value, str):
             text = part.value

@@ -1,8 +1,8 @@
 """A cache of remote files on a local disk: what was read before comes without a request.
 
 Each remote file has a sparse copy: the same bytes at the same offsets, and holes for what nobody
-read. Behind the bytes stands a table with a checksum for each sector of 4 KiB. Many processes share
-a folder::
+read. Behind the bytes stands a table with a checksum for each sector of 4 KiB, in large files of
+16. Many processes share a folder::
 
     torch_tfrecord.cache             the cap, the bytes in use, what was read; it is locked to write
     <data set>/<remote file>         a copy; both names are hashes, so that the disk tells no secret
@@ -52,9 +52,10 @@ __all__ = [
 STATE_NAME = "torch_tfrecord.cache"
 LEAST_BYTES = 1 << 14
 
-_SECTOR_BYTES = 1 << 12  # a page: the smallest piece of a file that takes space of its own
+_PAGE_BYTES = 1 << 12  # the smallest piece of a file that takes space of its own
+_LARGE_FILE_BYTES, _SECTOR_PAGES = 4 << 20, 4  # sectors of more pages there: fewer checksums
 # The file system's own table of a file with many holes takes space, too: a page for each 340.
-_SECTOR_COST = _SECTOR_BYTES + 16
+_PAGE_COST = _PAGE_BYTES + 16
 _MAGIC = b"tfrecord cache 2"
 _STATE = struct.Struct("<16sQQQQI")  # magic, cap, used, hits, fetched, checksum
 _HEADER = struct.Struct("<16s16sI")  # of a copy's table: magic, version and size, checksum
@@ -84,16 +85,22 @@ class CachedFile:
 
     Attributes:
         name: Of the copy on the disk.
+        sector_bytes: The pieces that are kept whole, each with a checksum.
         identity: Equal for equal content.
     """
 
-    __slots__ = ("identity", "name", "path", "size", "version")
+    __slots__ = ("identity", "name", "path", "sector_bytes", "size", "version")
 
     def __init__(self, path: str, version: str, size: int) -> None:
         self.path, self.size = path, size
         self.name = _hash(path).hex()
         self.version = _hash(f"{size} {version}")
         self.identity = self.name, self.version
+        self.sector_bytes = _PAGE_BYTES * (_SECTOR_PAGES if size >= _LARGE_FILE_BYTES else 1)
+
+    def sectors(self, begin: int, end: int) -> range:
+        """The numbers of the sectors that bytes lie in."""
+        return range(begin // self.sector_bytes, -(-end // self.sector_bytes))
 
 
 class Range(NamedTuple):
@@ -177,7 +184,7 @@ class DiskCache:
             with _StandingAside(self._stand_aside), folder.locked():
                 for file, begin, end in ranges:
                     copy = folder.copy(file)
-                    found |= copy is not None and copy.drop(_sectors(begin, end))
+                    found |= copy is not None and copy.drop(file.sectors(begin, end))
         return found
 
     def _open(self) -> _Folder | None:
@@ -307,16 +314,11 @@ def _order(wanted: Range) -> tuple[str, bytes, int]:
     return *wanted.file.identity, wanted.begin
 
 
-def _sectors(begin: int, end: int) -> range:
-    """The numbers of the sectors that bytes lie in."""
-    return range(begin // _SECTOR_BYTES, -(-end // _SECTOR_BYTES))
-
-
 def _round(wanted: Range) -> Range:
     """With the sectors around it."""
-    sectors = _sectors(wanted.begin, wanted.end)
-    end = min(sectors.stop * _SECTOR_BYTES, wanted.file.size)
-    return Range(wanted.file, sectors.start * _SECTOR_BYTES, end)
+    file, begin, end = wanted
+    sectors, size = file.sectors(begin, end), file.sector_bytes
+    return Range(file, sectors.start * size, min(sectors.stop * size, file.size))
 
 
 def _join(ranges: Sequence[Range]) -> list[Range]:
@@ -345,12 +347,12 @@ def _find(folder: _Folder | None, wanted: Range) -> Iterator[bytes | Range]:
     if copy is None:
         yield from _split(wanted)
         return
-    sectors = _sectors(begin, end)
+    sectors, size = file.sectors(begin, end), file.sector_bytes
     found = zip(sectors, copy.checksums(sectors), strict=True)
     for is_held, group in groupby(found, key=lambda item: item[1] is not None):
         run = [*group]
-        at = run[0][0] * _SECTOR_BYTES
-        low, high = max(begin, at), min(end, (run[-1][0] + 1) * _SECTOR_BYTES)
+        at = run[0][0] * size
+        low, high = max(begin, at), min(end, (run[-1][0] + 1) * size)
         data = copy.read(at, [checksum for _, checksum in run]) if is_held else None
         if data is None:
             yield from _split(Range(file, low, high))
@@ -484,15 +486,15 @@ class _Folder:
     def keep(self, fetched: Sequence[tuple[Range, bytes | memoryview]]) -> None:
         """Write to the disk what was fetched, as far as there is room."""
         for (file, begin, end), data in fetched:
-            sectors = range(-(-begin // _SECTOR_BYTES), end // _SECTOR_BYTES)
-            if end == file.size:
-                sectors = range(sectors.start, _sectors(begin, end).stop)
+            size = file.sector_bytes
+            last = end // size if end < file.size else file.sectors(begin, end).stop
+            sectors = range(-(-begin // size), last)
             if len(data) != end - begin or not sectors:
                 continue
             copy = self.copy(file) or self._create(file)
             if copy is None or not self._make_room(copy.cost(sectors)):
                 return
-            first = sectors.start * _SECTOR_BYTES - begin
+            first = sectors.start * size - begin
             copy.write(sectors, memoryview(data)[first:])
 
     def touch(self, hits: int, fetched: int) -> None:
@@ -521,7 +523,7 @@ class _Folder:
     def usage(self) -> tuple[int, int]:
         """Number of copies, and bytes that they take."""
         sizes = [_disk_bytes(path) for path in self._paths()]
-        return len(sizes), sum(sizes) + _SECTOR_BYTES
+        return len(sizes), sum(sizes) + _PAGE_BYTES
 
     def _agree(self, wanted: int | None) -> None:
         """Agree on the cap with whoever has the folder open."""
@@ -567,7 +569,7 @@ class _Folder:
         if state is not None and os.path.lexists(path):
             os.unlink(path)
             self._write(state._replace(used_bytes=self.usage()[1]))
-        if not self._make_room(_SECTOR_COST):
+        if not self._make_room(_PAGE_COST):
             return None
         copy = _Copy(_open_own(path, os.O_CREAT | os.O_EXCL), file)
         copy.begin()
@@ -587,8 +589,8 @@ class _Copy:
     """
 
     def __init__(self, fd: int, file: CachedFile) -> None:
-        self._fd, self._size = fd, file.size
-        self._table_at = _sectors(0, file.size).stop * _SECTOR_BYTES
+        self._fd, self._size, self._sector_bytes = fd, file.size, file.sector_bytes
+        self._table_at = _round_up(file.size)
         header = _HEADER.pack(_MAGIC, file.version, 0)[:-4]
         self._header = header + crc32c(header).to_bytes(4, "little")
         self._seed = crc32c(file.version)
@@ -621,18 +623,18 @@ class _Copy:
 
     def read(self, begin: int, checksums: Sequence[int | None]) -> bytes | None:
         """The bytes of sectors in a row; None where one is damaged."""
-        end = min(begin + len(checksums) * _SECTOR_BYTES, self._size)
+        end = min(begin + len(checksums) * self._sector_bytes, self._size)
         data = self._read(end - begin, begin)
-        found = [crc32c(sector) for sector in _each_sector(memoryview(data))]
+        found = [crc32c(sector) for sector in self._each_sector(memoryview(data))]
         return data if len(data) == end - begin and found == checksums else None
 
     def write(self, sectors: range, data: memoryview) -> None:
         """Write sectors in a row: the bytes, then what makes them count."""
-        begin = sectors.start * _SECTOR_BYTES
-        data = data[: min(sectors.stop * _SECTOR_BYTES, self._size) - begin]
+        begin = sectors.start * self._sector_bytes
+        data = data[: min(sectors.stop * self._sector_bytes, self._size) - begin]
         _write_all(self._fd, data, begin)
         table = b""
-        for sector, checksum in zip(sectors, map(crc32c, _each_sector(data)), strict=True):
+        for sector, checksum in zip(sectors, map(crc32c, self._each_sector(data)), strict=True):
             table += struct.pack("<II", checksum, self._check(sector, checksum))
         _write_all(self._fd, table, self._entry_at(sectors.start))
 
@@ -645,11 +647,12 @@ class _Copy:
 
     def cost(self, sectors: range) -> int:
         """Bytes of the disk that writing sectors takes: theirs, and new pages of the table."""
-        num_pages = sum(checksum is None for checksum in self.checksums(sectors))
+        checksums = self.checksums(sectors)
+        num_pages = checksums.count(None) * (self._sector_bytes // _PAGE_BYTES)
         begin, end = self._entry_at(sectors.start), self._entry_at(sectors.stop)
-        for page in _sectors(begin, end):
-            num_pages += not any(self._read(_SECTOR_BYTES, page * _SECTOR_BYTES))
-        return num_pages * _SECTOR_COST
+        for page in range(begin // _PAGE_BYTES * _PAGE_BYTES, end, _PAGE_BYTES):
+            num_pages += not any(self._read(_PAGE_BYTES, page))
+        return num_pages * _PAGE_COST
 
     def _entry_at(self, sector: int) -> int:
         return self._table_at + _TABLE_AT + 8 * sector
@@ -659,6 +662,10 @@ class _Copy:
         or version.
         """
         return int(crc32c(struct.pack("<QI", sector, checksum), self._seed))
+
+    def _each_sector(self, data: memoryview) -> Iterator[memoryview]:
+        size = self._sector_bytes
+        return (data[at : at + size] for at in range(0, len(data), size))
 
     def _read(self, num_bytes: int, offset: int) -> bytes:
         """Bytes; fewer where the file was cut, or the disk fails: what cannot be read is not
@@ -670,8 +677,8 @@ class _Copy:
             return b""
 
 
-def _each_sector(data: memoryview) -> Iterator[memoryview]:
-    return (data[at : at + _SECTOR_BYTES] for at in range(0, len(data), _SECTOR_BYTES))
+def _round_up(size: int) -> int:
+    return -(-size // _PAGE_BYTES) * _PAGE_BYTES
 
 
 def _write_all(fd: int, data: bytes | memoryview, offset: int) -> None:
@@ -717,7 +724,7 @@ def _entries(folder: str) -> list[str]:
 def _disk_bytes(path: str) -> int:
     """What a copy takes on the disk, with what the file system needs to know its holes."""
     size = os.stat(path).st_blocks * 512
-    return size + size // _SECTOR_BYTES * (_SECTOR_COST - _SECTOR_BYTES)
+    return size + size // _PAGE_BYTES * (_PAGE_COST - _PAGE_BYTES)
 
 
 class _StandingAside:
