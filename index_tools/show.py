@@ -19,9 +19,9 @@ from torch_tfrecord.columns.inference import (
 )
 from torch_tfrecord.columns.lists import FixedLenFeature
 from torch_tfrecord.errors import ImageDecodeError, IndexMismatchError, ParseError, TFRecordError
-from torch_tfrecord.files.compression import open_stream
 from torch_tfrecord.files.storage import open_file
 from torch_tfrecord.images.codec import image_format, image_size
+from torch_tfrecord.records.compression import open_stream
 from torch_tfrecord.records.index_keeper import IndexKeeper
 from torch_tfrecord.records.reader import RecordReader
 from torch_tfrecord.records.scan import RecordScanner

@@ -11,8 +11,8 @@ from index_tools._arguments import Verbs, add_jobs, add_paths, add_verb, data_pa
 from index_tools._files import Outcome, exit_code, work_on_files
 from index_tools._text import counted, error_text
 from torch_tfrecord.errors import IndexMismatchError, TFRecordError
-from torch_tfrecord.files.compression import open_stream
-from torch_tfrecord.files.storage import FileSource
+from torch_tfrecord.files.file_source import FileSource
+from torch_tfrecord.records.compression import open_stream
 from torch_tfrecord.records.index import RecordIndex, index_source, load_fresh
 from torch_tfrecord.records.paths import find_files
 from torch_tfrecord.records.scan import RecordScanner, SkippedBytes
