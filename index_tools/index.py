@@ -11,9 +11,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from index_tools._arguments import Verbs, add_jobs, add_paths, add_verb, data_files
-from index_tools._files import Outcome, exit_code, work_on_files
-from index_tools._text import counted, error_text, escape
+from index_tools._terminal import (
+    Verbs,
+    add_jobs,
+    add_paths,
+    add_verb,
+    counted,
+    data_files,
+    error_text,
+    escape,
+)
+from index_tools._workers import Outcome, exit_code, work_on_files
 from torch_tfrecord.errors import TFRecordError
 from torch_tfrecord.files.file_source import FileSource
 from torch_tfrecord.files.storage import is_remote

@@ -61,7 +61,9 @@ def _names(path: Path) -> dict[str, frozenset[str]]:
             names = [node.name]
         elif isinstance(node, ast.Assign | ast.AnnAssign | ast.AugAssign):
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            names = [part.id for target in targets for part in ast.walk(target) if hasattr(part, "id")]
+            names = [
+                part.id for target in targets for part in ast.walk(target) if hasattr(part, "id")
+            ]
         else:
             continue
         uses = frozenset(_uses(node))
@@ -126,6 +128,8 @@ def _imports(path: Path) -> dict[str, tuple[Path | str, str]]:
             for folder in (path.parent, TESTS, TESTS / "support"):
                 other = folder / f"{node.module}.py"
                 if other.is_file():
-                    found |= {alias.asname or alias.name: (other, alias.name) for alias in node.names}
+                    found |= {
+                        alias.asname or alias.name: (other, alias.name) for alias in node.names
+                    }
                     break
     return found
