@@ -10,13 +10,13 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 
 from torch_tfrecord.files.access import Access
-from torch_tfrecord.files.cached_ranges import start
 from torch_tfrecord.files.engine import Transfer
 from torch_tfrecord.files.file_source import FileSource
+from torch_tfrecord.files.read import PendingRange
 from torch_tfrecord.files.remote_file import RemoteFile
 from torch_tfrecord.files.storage import is_remote, open_file
 from torch_tfrecord.files.store import RemoteInfo
-from torch_tfrecord.files.transfers import FileRange, start_info
+from torch_tfrecord.files.transfers import start_info
 
 __all__ = ["AheadFile", "FilesAhead", "read_ahead"]
 
@@ -25,22 +25,6 @@ _FIRST_BYTES = 1 << 22
 _SMALL_PIECE, _LARGE_PIECE = 1 << 20, 1 << 22
 _PIECES = 32  # that the window has, where they are not smaller or larger than these
 _MOST_FILES = 64  # opened ahead: many small ones fit in the window
-
-
-class _Piece:
-    """A range that was asked for; it comes when it is first read."""
-
-    def __init__(self, file: RemoteFile, begin: int, end: int) -> None:
-        self.begin, self.end = begin, end
-        self._transfer = start([FileRange(file.part, begin, end)], file.access)
-        self._data: memoryview | None = None
-
-    def data(self) -> memoryview:
-        """Its bytes; waits for them."""
-        if self._data is None:
-            (answer,) = self._transfer.answers()
-            self._data = memoryview(answer)
-        return self._data
 
 
 class AheadFile(RemoteFile):
@@ -58,7 +42,7 @@ class AheadFile(RemoteFile):
     def __init__(self, path: str, access: Access, info: RemoteInfo | None = None) -> None:
         super().__init__(path, access, info)
         self.ahead: FilesAhead | None = None
-        self._pieces: deque[_Piece] = deque()  # one behind the other
+        self._pieces: deque[PendingRange] = deque()  # one behind the other
         self._offset = 0  # of the last read
         self._end = 0  # of the pieces
         self._lock = threading.Lock()
@@ -90,7 +74,7 @@ class AheadFile(RemoteFile):
         """
         end = min(self._offset + num_bytes, self.file_size)
         while self._end < end:
-            piece = _Piece(self, self._end, min(self._end + piece_bytes, self.file_size))
+            piece = PendingRange(self, self._end, min(self._end + piece_bytes, self.file_size))
             self._pieces.append(piece)
             self._end = piece.end
         return max(0, self._end - self._offset)
