@@ -16,7 +16,6 @@ from torch_tfrecord import (
     Mixture,
     PaddedCollate,
     RandomResizedCrop,
-    ReadAheadLoader,
     SequenceFeatures,
     Source,
     Text,
@@ -33,6 +32,7 @@ from torch_tfrecord import (
     parse_sequence_example,
     parse_single_example,
 )
+from torch_tfrecord.loading.read_ahead import ReadAheadLoader
 
 FEATURES = {
     "offset": Source("offset"),

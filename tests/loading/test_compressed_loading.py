@@ -12,7 +12,6 @@ from torch.utils.data import ConcatDataset, DataLoader, random_split
 from torch_tfrecord import (
     FixedLenFeature,
     Mixture,
-    ReadAheadLoader,
     RecordSampler,
     TFRecordDataset,
     TFRecordWriter,
@@ -20,6 +19,7 @@ from torch_tfrecord import (
     make_dataloader,
 )
 from torch_tfrecord.files.inflated import InflatedSource
+from torch_tfrecord.loading.read_ahead import ReadAheadLoader
 from torch_tfrecord.order import block_shuffle
 
 pytestmark = pytest.mark.filterwarnings(

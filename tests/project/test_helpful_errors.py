@@ -25,7 +25,6 @@ from torch_tfrecord import (
     IterableMixture,
     Mixture,
     PaddedCollate,
-    ReadAheadLoader,
     RecordBatchSampler,
     RecordSampler,
     SequenceFeatures,
@@ -41,6 +40,7 @@ from torch_tfrecord import (
     parse_single_sequence_example,
     tfds,
 )
+from torch_tfrecord.loading.read_ahead import ReadAheadLoader
 from torch_tfrecord.samples import SampleList
 
 NOTES = pytest.mark.skipif(

@@ -16,12 +16,12 @@ from torch.utils.data import DataLoader
 from torch_tfrecord import (
     Mixture,
     ParseError,
-    ReadAheadLoader,
     RecordBatchSampler,
     collate,
     make_dataloader,
     tfds,
 )
+from torch_tfrecord.loading.read_ahead import ReadAheadLoader
 from torch_tfrecord.tfds import RLDSDataset, dataset_statistics
 
 # openpi's form: ranges may overlap, be empty, go past the episode or be out of order; episodes 1

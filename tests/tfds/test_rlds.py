@@ -30,13 +30,13 @@ from torch_tfrecord import (
     ImageDecodeError,
     IndexMismatchError,
     ParseError,
-    ReadAheadLoader,
     TFRecordWriter,
     collate,
     decode_example,
     decode_image,
     tfds,
 )
+from torch_tfrecord.loading.read_ahead import ReadAheadLoader
 from torch_tfrecord.native import has_native
 from torch_tfrecord.protobuf.messages import Example
 from torch_tfrecord.records.sidecar import sidecar_path

@@ -24,7 +24,6 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 from torch_tfrecord import (
     FixedLenFeature,
-    ReadAheadLoader,
     RecordBatchSampler,
     RecordSampler,
     TFRecordDataset,
@@ -32,6 +31,7 @@ from torch_tfrecord import (
     collate,
     make_dataloader,
 )
+from torch_tfrecord.loading.read_ahead import ReadAheadLoader
 
 warnings.simplefilter("ignore")  # Lightning's, torchdata's
 FEATURES = {"id": FixedLenFeature((), torch.int64)}

@@ -20,6 +20,7 @@ from torch_tfrecord.columns.containers import RaggedTensor, SparseList, jagged_t
 from torch_tfrecord.columns.listed_values import WHOLE_KINDS
 from torch_tfrecord.columns.stacking import as_kind_of, is_listed, mark_listed, rows_of
 from torch_tfrecord.loading.sample import UNSEEN, Sample, make_samples
+from torch_tfrecord.torch_internals import jagged_parts
 
 __all__ = ["SampleBlock", "join_samples", "take_apart"]
 
@@ -339,12 +340,11 @@ _NUMPYS |= {torch.uint16, torch.uint32, torch.uint64, *_INTEGERS.values()}
 
 
 def _joined_jagged(columns: Sequence[Any], chosen: _Chosen) -> torch.Tensor | None:
-    values = _same([_dense(column.values()) for column in columns])
-    if values is None or any(
-        column._lengths is not None or column._ragged_idx != 1 for column in columns
-    ):
+    parts = [part for part in map(jagged_parts, columns) if part is not None]
+    values = _same([_dense(part[0]) for part in parts]) if len(parts) == len(columns) else None
+    if values is None:
         return None
-    offsets = [column.offsets().numpy() for column in columns]
+    offsets = [part[1].numpy() for part in parts]
     joined = np.zeros(chosen.num_rows + 1, np.int64)
     for each, rows, places in zip(offsets, chosen.rows, chosen.places, strict=True):
         joined[1:][places] = np.diff(each)[rows]
