@@ -603,7 +603,7 @@ def test_a_damaged_frame_in_a_batch(many_files, tmp_path, kind):
     good = [*range(before), *range(before + 5, len(ds))]
     assert_same(list(ds.__getitems__(good)), [ds[position] for position in good])
     if kind in ("another file", "no file"):
-        ds._store._reader.data._max_size = 1
+        ds._store._reader._data._max_size = 1
     ds[before + 1]  # its short columns are kept from here on
     ds[0]  # closes the file where only one may be open
     if kind == "the end":
@@ -628,7 +628,7 @@ def test_a_damaged_frame_comes_before_a_file_that_is_gone(many_files, tmp_path):
     path, at = place_of(own, 7, "steps/observation/image", 1)
     damage(path, at + 100)
     ds = pictures_alone(own)
-    ds._store._reader.data._max_size = 1
+    ds._store._reader._data._max_size = 1
     bad, gone = sum(LONG[:7]) + 1, sum(LONG[:10])
     ds[gone], ds[bad - 1]  # their short columns are kept from here on
     place_of(own, 10, "steps/observation/image", 0)[0].unlink()
@@ -768,7 +768,9 @@ def test_threads(drawn):
 def test_a_fork_while_a_thread_reads(drawn):
     ds = RLDSDataset(drawn)
     ds[0]
-    with ds._store._cache._state.lock:  # as another thread would hold it in the moment of the fork
+    with (
+        ds._store._cache._kept.get().lock
+    ):  # as another thread would hold it in the moment of the fork
         process = multiprocessing.get_context("fork").Process(target=_read_one, args=(ds,))
         process.start()
     process.join(200)

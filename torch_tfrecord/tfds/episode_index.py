@@ -25,15 +25,15 @@ from torch_tfrecord.errors import IndexMismatchError, ParseError, TFRecordError
 from torch_tfrecord.files.access import DEFAULT_ACCESS, Access
 from torch_tfrecord.files.checksum import crc32c
 from torch_tfrecord.progress import ProgressBar
-from torch_tfrecord.records.index import RecordIndex
-from torch_tfrecord.records.index_keeper import Kept, SidecarKeeper
-from torch_tfrecord.records.numbered import (
+from torch_tfrecord.records.array_record import (
     FileIndex,
     has_ranges,
     open_records,
     read_record,
     record_offset,
 )
+from torch_tfrecord.records.index import RecordIndex
+from torch_tfrecord.records.index_keeper import Kept, SidecarKeeper
 from torch_tfrecord.records.sidecar_file import SidecarFormat, pack, read_sidecar
 from torch_tfrecord.tfds.episode_places import (
     ROW_WORDS,

@@ -23,14 +23,14 @@ from torch_tfrecord.files.file_source import ByteSource
 from torch_tfrecord.files.per_process import ProcessCache
 from torch_tfrecord.files.read import read_pieces
 from torch_tfrecord.files.storage import open_file
-from torch_tfrecord.records.framing import HEADER_BYTES
-from torch_tfrecord.records.numbered import (
+from torch_tfrecord.records.array_record import (
     FileIndex,
     has_ranges,
     open_records,
     read_record,
     record_offset,
 )
+from torch_tfrecord.records.framing import HEADER_BYTES
 from torch_tfrecord.records.packed_records import PackedRecords
 from torch_tfrecord.samples import RecordPlace
 from torch_tfrecord.tfds.episode_index import EpisodeIndex
@@ -47,6 +47,8 @@ from torch_tfrecord.tfds.example_layout import (
 __all__ = ["EpisodeReader", "EpisodeRecord", "Frames", "Spans", "Values", "read_frames"]
 
 _MOST_OPEN = 256
+# Short lists this close to each other are one range: for so few of them, arrays would cost more.
+_MAX_GAP_BYTES = 1 << 12
 
 Values: TypeAlias = "npt.NDArray[np.int64] | npt.NDArray[np.float32] | list[bytes] | Frames"
 Spans: TypeAlias = Sequence[tuple[int, int, int, int]]
@@ -163,26 +165,22 @@ class EpisodeRecord:
             is_read = place.kind not in (FRAMES, UNSET) and wanted(key)
             end = place.start + (place.num_bytes if is_read else 0)
             pieces.append(_Piece(place.start - len(place.head), end, key, place, is_read))
-        for piece, data in zip(pieces, self._parts(pieces), strict=True):
-            try:
-                content = piece.content(data)
-            except CorruptRecordError as error:
-                raise self.blame(error) from error.__cause__
-            if content is not None:
-                yield piece.key, content
-
-    def _parts(self, pieces: Sequence[_Piece]) -> Iterator[memoryview]:
-        """The bytes of each piece, in one read."""
-        if self.payload is not None:
-            for piece in pieces:
-                yield memoryview(self.payload)[piece.begin : piece.end]
-            return
-        begins = np.array([piece.begin for piece in pieces], np.int64)
-        sizes = np.array([piece.end for piece in pieces], np.int64) - begins
-        files = np.full(len(pieces), self.file, np.int64)
-        buffer, places = read_pieces(self.reader.data, files, self.begin + begins, sizes)
-        for place, size in zip(places.tolist(), sizes.tolist(), strict=True):
-            yield buffer.data[place : place + size]
+        at = 0
+        while at < len(pieces):
+            begin = end = pieces[at].begin
+            group = []
+            while at < len(pieces) and pieces[at].begin - end <= _MAX_GAP_BYTES:
+                group.append(pieces[at])
+                end = max(end, pieces[at].end)
+                at += 1
+            data = memoryview(self.read(end - begin, begin))
+            for piece in group:
+                try:
+                    content = piece.content(data[piece.begin - begin : piece.end - begin])
+                except CorruptRecordError as error:
+                    raise self.blame(error) from error.__cause__
+                if content is not None:
+                    yield piece.key, content
 
     def read(self, num_bytes: int, start: int) -> bytes:
         """Read `num_bytes` bytes of the payload, from `start`."""
