@@ -28,8 +28,7 @@ from torch_tfrecord.files.store import RemoteInfo
 from torch_tfrecord.files.together import each_at_once
 from torch_tfrecord.records.file_set import check_whole
 from torch_tfrecord.records.framing import HEADER_BYTES, guess_content, is_header
-from torch_tfrecord.records.manifest import MANIFEST_SUFFIX, Manifest, is_manifest
-from torch_tfrecord.records.manifest_files import shard_paths
+from torch_tfrecord.records.manifest import MANIFEST_SUFFIX, Manifest, is_manifest, shard_paths
 from torch_tfrecord.shown import printable, without_secrets
 
 __all__ = [

@@ -18,11 +18,11 @@ from torch_tfrecord.records.framing import OVERHEAD_BYTES, encode_footer, encode
 from torch_tfrecord.records.index import RecordIndex
 from torch_tfrecord.records.sidecar import (
     in_sidecar_folder,
-    old_sidecar_path,
     remove_own,
     remove_sidecar,
     sidecar_folder,
     sidecar_path,
+    visible_sidecar_path,
 )
 
 __all__ = ["LocalRecordFile", "RecordFile"]
@@ -166,7 +166,7 @@ class LocalRecordFile(RecordFile[AtomicFile]):
         if self._index_file is None:
             remove_sidecar(path)
         else:
-            remove_own(old_sidecar_path(path))
+            remove_own(visible_sidecar_path(path))
 
     def add_to(self, files: FileSet) -> None:
         """Hand the prepared file, then its index, to a set of files."""
