@@ -51,7 +51,7 @@ from torch_tfrecord.files.atomic import write_atomically
 from torch_tfrecord.files.storage import is_remote
 from torch_tfrecord.processors import num_processors
 from torch_tfrecord.progress import ProgressBar
-from torch_tfrecord.records.build_turns import build_alone
+from torch_tfrecord.records.index_keeper import build_alone
 from torch_tfrecord.shown import printable, shown_list, shown_value
 from torch_tfrecord.tfds.dataset_info import DatasetInfo, info_of
 from torch_tfrecord.tfds.episode_store import STEPS, EpisodeStore

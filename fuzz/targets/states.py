@@ -9,7 +9,7 @@ import json
 
 from tools import FOLDER, damage, damage_json, framed, outcome
 
-from torch_tfrecord import RecordSampler, TFRecordDataset, TFRecordIterableDataset
+from torch_tfrecord import Mixture, RecordSampler, TFRecordDataset, TFRecordIterableDataset
 from torch_tfrecord.order.batch_sampler import RecordBatchSampler
 
 COMPILED = False
