@@ -796,9 +796,10 @@ def damage(path, offset):
 def place_of(directory, number, key, step=0):
     """File of an episode, and the byte in it of a value."""
     ds = RLDSDataset(directory)
-    place = ds._store.record(number)._places()[key]
+    place = ds._store.record(number).places()[key]
     path, offset = tfds.load(directory).locate(number)
-    return Path(path), offset + 12 + (int(place.starts[step]) if len(place.starts) else place.start)
+    first = place.start + place.head if place.frames is None else int(place.frames[step, 0])
+    return Path(path), offset + 12 + first
 
 
 def test_a_damaged_frame_names_file_record_feature_and_step(own):

@@ -41,7 +41,7 @@ from torch_tfrecord.tfds.loading import open_split
 from torch_tfrecord.tfds.parser import Chosen, choose_leaves
 from torch_tfrecord.tfds.pictures import PIXEL_MODES
 from torch_tfrecord.tfds.splits import Split
-from torch_tfrecord.tfds.step_lists import LeafLists, list_keys, values_per_step
+from torch_tfrecord.tfds.step_lists import LeafLists, values_per_step
 
 __all__ = ["STEPS", "DecodeImages", "Episode", "EpisodeStore", "EpisodeTransform"]
 
@@ -120,7 +120,7 @@ class EpisodeStore:
     def _choose(self, features: Chosen, decode_images: DecodeImages) -> None:
         self._leaves = choose_leaves(list_leaves(self.info.features), features)
         self._columns = _column_makers(self._leaves, decode_images, self._path)
-        self._keys = frozenset(key for leaf in self._leaves for key in list_keys(leaf))
+        self._wants = [want for maker in self._columns if maker is not None for want in maker.wants]
 
     def _check_steps(self) -> None:
         tree = self.info.features
@@ -192,7 +192,7 @@ class EpisodeStore:
     def _load(self, number: int) -> Episode:
         record = self.record(number)
         num_steps = int(self.num_steps[number])
-        lists = record.lists(self._keys.__contains__)
+        lists = record.lists(self._wants)
         steps: dict[str, Any] = {}
         metadata: dict[str, Any] = {}
         for leaf, make in zip(self._leaves, self._columns, strict=True):
@@ -233,7 +233,7 @@ class _ColumnMaker:
 
     def __init__(self, leaf: LeafPlace, is_decoded: bool, path: str) -> None:
         self._leaf = leaf
-        self._keys = list_keys(leaf)
+        self.wants = make_leaf(leaf, path=path).wants
         self._is_decoded = is_decoded
         if _is_step(leaf):
             leaf = LeafPlace(leaf.path, leaf.names, leaf.feature, leaf.lengths[1:], None)
@@ -241,7 +241,7 @@ class _ColumnMaker:
         self._pictures = _plain_pictures(leaf.feature) if is_decoded else None
 
     def __call__(self, lists: Mapping[str, Values], num_steps: int, place: FeaturePlace) -> Any:
-        own = {key: lists[key] for key in self._keys if key in lists}
+        own = {want.key: lists[want.key] for want in self.wants if want.key in lists}
         if not _is_step(self._leaf):
             return LeafLists(self._reader, own, place).values()[0]
         path = place.path

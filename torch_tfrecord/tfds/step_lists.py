@@ -21,7 +21,7 @@ from torch_tfrecord.tfds.episode_reader import Frames, Values
 from torch_tfrecord.tfds.leaf_table import LeafPlace, make_element
 from torch_tfrecord.tfds.leaves import MAX_LENGTH, Leaf, running_sum
 
-__all__ = ["LeafLists", "list_keys", "values_per_step"]
+__all__ = ["LeafLists", "values_per_step"]
 
 _Ints: TypeAlias = "npt.NDArray[np.int64]"
 
@@ -35,18 +35,6 @@ def _per_step(leaf: LeafPlace) -> int:
     if len(leaf.lengths) > 1 or isinstance(leaf.feature, f.UnknownFeature):
         return 0
     return make_element(leaf).count or 0
-
-
-def list_keys(leaf: LeafPlace) -> list[str]:
-    """All keys of a record that may hold a step feature."""
-    rows = [f"{leaf.path}/ragged_row_lengths_{level}" for level in range(len(leaf.lengths) - 1)]
-    return [
-        leaf.path,
-        f"{leaf.path}/ragged_flat_values",
-        *rows,
-        f"{leaf.path}/shape",
-        f"{leaf.path}/value",
-    ]
 
 
 class _Part(NamedTuple):
@@ -153,7 +141,7 @@ def _cut(leaf: Leaf, lists: Mapping[str, Values], num_steps: int) -> dict[str, _
 def _found(want: Want, lists: Mapping[str, Values]) -> Any:
     if want.key not in lists:
         raise want.missing(lists)
-    return _of_kind(want, lists[want.key])
+    return lists[want.key]
 
 
 def _shares(values: Any, total: int, ends: _Ints | None = None) -> _Part:
@@ -176,7 +164,7 @@ def _column(want: Want, part: _Part | None, first: int, stop: int) -> ReadColumn
     offsets = part.bounds(first, stop)
     begin, end = offsets[[0, -1]].tolist()
     offsets = offsets - begin
-    found = _of_kind(want, part.values)
+    found: Any = part.values
     if want.kind != BYTES_LIST:
         return ReadColumn(found[begin:end].copy(), offsets, None, b"")
     strings = found.read(begin, end) if isinstance(found, Frames) else found[begin:end]
@@ -184,21 +172,3 @@ def _column(want: Want, part: _Part | None, first: int, stop: int) -> ReadColumn
     spans[:, 1] = [*map(len, strings)]
     spans[:, 0] = spans[:, 1].cumsum() - spans[:, 1]
     return ReadColumn(spans, offsets, None, b"".join(strings))
-
-
-def _of_kind(want: Want, values: Any) -> Any:
-    """Check the kind of a list.
-
-    Raises:
-        ParseError: The list has another kind.
-    """
-    kind = (
-        BYTES_LIST
-        if not isinstance(values, np.ndarray)
-        else FLOAT_LIST
-        if values.dtype.kind == "f"
-        else INT64_LIST
-    )
-    if kind != want.kind:
-        raise want.wrong_kind(kind)
-    return values
