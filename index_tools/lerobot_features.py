@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch_tfrecord.tfds.features as f
 from torch_tfrecord.shown import shown_list
 from torch_tfrecord.tfds.episode_store import STEPS
-from torch_tfrecord.tfds.leaf_table import LeafPlace, list_leaves, paths_below
+from torch_tfrecord.tfds.parser import LeafPlace, list_leaves, paths_below
 from torch_tfrecord.tfds.step_samples import INSTRUCTIONS
 
 __all__ = ["CAMERA_DTYPES", "Chosen", "LeRobotFeature", "choose_features"]

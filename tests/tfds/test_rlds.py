@@ -1,8 +1,7 @@
 """Windows of steps and whole episodes: against TFDS's own values, and against the drawn episodes'
 formulas.
 
-Covers tfds/episode_columns, tfds/episode_dataset, tfds/episode_reader, tfds/episode_store,
-tfds/step_lists, tfds/step_samples.
+Covers tfds/episode_columns, tfds/episode_reader, tfds/episode_store, tfds/step_samples.
 """
 
 import gzip

@@ -9,16 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from torch_tfrecord.tfds.episode_columns import ListColumn, NumberColumn
-from torch_tfrecord.tfds.windows import (
+from torch_tfrecord.tfds.step_samples import (
     DifferentNamesError,
-    Span,
     StepBatch,
-    Windows,
-    laid_out,
     shared_names,
     together,
     window,
 )
+from torch_tfrecord.tfds.windows import Span, Windows, laid_out
 
 SIZES = st.integers(1, 7)
 

@@ -22,26 +22,31 @@ from torch_tfrecord.records.index_keeper import IndexKeeper
 from torch_tfrecord.samples import transform_one
 from torch_tfrecord.shown import shown_list
 from torch_tfrecord.tfds.dataset_info import DatasetInfo, are_specs, info_of
-from torch_tfrecord.tfds.elements import BytesElement, NumberElement, StringElement, TextElement
+from torch_tfrecord.tfds.elements import (
+    PIXEL_MODES,
+    BytesElement,
+    NumberElement,
+    StringElement,
+    TextElement,
+)
 from torch_tfrecord.tfds.episode_columns import (
     Column,
     EncodedColumn,
     FeaturePlace,
+    LeafLists,
     ListColumn,
     NumberColumn,
     Pictures,
     TextColumn,
     each_leaf,
+    values_per_step,
 )
 from torch_tfrecord.tfds.episode_index import EpisodeIndexKeeper
 from torch_tfrecord.tfds.episode_reader import EpisodeReader, EpisodeRecord, Frames, Values
 from torch_tfrecord.tfds.files import FEATURES_FILE
-from torch_tfrecord.tfds.leaf_table import LeafPlace, list_leaves, make_leaf
 from torch_tfrecord.tfds.loading import open_split
-from torch_tfrecord.tfds.parser import Chosen, choose_leaves
-from torch_tfrecord.tfds.pictures import PIXEL_MODES
+from torch_tfrecord.tfds.parser import Chosen, LeafPlace, choose_leaves, list_leaves, make_leaf
 from torch_tfrecord.tfds.splits import Split
-from torch_tfrecord.tfds.step_lists import LeafLists, values_per_step
 
 __all__ = ["STEPS", "DecodeImages", "Episode", "EpisodeStore", "EpisodeTransform"]
 
