@@ -41,4 +41,8 @@ EXTENSIONS = cythonize(
 for module in EXTENSIONS:
     module.optional = True  # here, since cythonize does not keep it
 
-setup(ext_modules=EXTENSIONS, exclude_package_data={"torch_tfrecord.native": ["*.c"]})
+setup(
+    ext_modules=EXTENSIONS,
+    options={"build_ext": {"parallel": os.cpu_count() or 1}},
+    exclude_package_data={"torch_tfrecord.native": ["*.c"]},
+)

@@ -2,11 +2,10 @@
 files.
 
     pip install -e '.[dev,benchmarks]'
-    python benchmarks/environments.py                    # the peers, each in a virtual environment
-    of its own python benchmarks/compare.py all --photos PHOTOS     # or one of the tables: tabular,
-    tokens, embeddings, raw, ... python benchmarks/compare.py all --photos PHOTOS --update-docs
-    python benchmarks/compare.py doors --rows ds_i,tokens    # every way into training; rows as
-    workloads.py names them
+    python benchmarks/environments.py                    # the peers, each in a virtual environment of its own
+    python benchmarks/compare.py all --photos PHOTOS     # or one of the tables: tabular, tokens, embeddings, raw, ...
+    python benchmarks/compare.py all --photos PHOTOS --update-docs
+    python benchmarks/compare.py doors --rows ds_i,tokens    # every way into training; rows as workloads.py names them
 
 Before the clock starts every side runs an epoch whose output is compared with ours: the same
 values, dtypes, shapes; for random crops the same layout, mean and deviation. A peer that is not

@@ -1,8 +1,8 @@
 """Opening a hundred thousand shards with 10^9 records from a manifest, in several processes at
 once.
 
-    python benchmarks/manifest.py                # in a temporary folder: files with holes, and a
-    manifest of 2.3 GB python benchmarks/manifest.py --shards 1000  # smaller
+    python benchmarks/manifest.py                # in a temporary folder: files with holes, and a manifest of 2.3 GB
+    python benchmarks/manifest.py --shards 1000  # smaller
 
 The lengths are like those of JPEGs of 100 KB. The shards' bytes are holes: what is measured is
 opening, looking records up, and memory, from the disk (the pattern of the files, and the manifest

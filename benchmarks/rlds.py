@@ -17,8 +17,7 @@ processes of a side, without the code of libraries. TensorFlow lives in an envir
     python -m venv /tmp/tf && /tmp/tf/bin/pip install tensorflow-cpu tensorflow-datasets psutil
     pip install -e '.[dev]' psutil
     python benchmarks/rlds.py --directory /tmp/rlds --tfds-python /tmp/tf/bin/python
-    python benchmarks/rlds.py --directory /tmp/rlds --memory --samples 50000    # of our workers,
-    over time
+    python benchmarks/rlds.py --directory /tmp/rlds --memory --samples 50000    # of our workers, over time
 """
 
 from __future__ import annotations

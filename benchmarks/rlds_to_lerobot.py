@@ -1,4 +1,4 @@
-"""From RLDS to LeRobot: `tfds.rlds_to_lerobot` beside LeRobot's own way, on the same files.
+"""From RLDS to LeRobot: `rlds_to_lerobot` beside LeRobot's own way, on the same files.
 
 The script draws the data: episodes of 15 to 35 steps, each with one camera (256 x 256, JPEG), a
 state and an action of 7 numbers, written by `tfds.write`. LeRobot's way is that of its
@@ -8,10 +8,9 @@ settings. Each side runs in a process of its own, in turn; the table shows the s
 processor time of all its processes, which a busy machine changes less. LeRobot lives in an
 environment of its own, as it asks for an older torch:
 
-    python -m venv /tmp/lerobot && /tmp/lerobot/bin/pip install 'lerobot[dataset]' tensorflow-cpu
-    tensorflow-datasets pip install -e '.[dev,lerobot]'
-    python benchmarks/rlds_to_lerobot.py --directory /tmp/rlds_lerobot --lerobot-python
-    /tmp/lerobot/bin/python
+    python -m venv /tmp/lerobot && /tmp/lerobot/bin/pip install 'lerobot[dataset]' tensorflow-cpu tensorflow-datasets
+    pip install -e '.[dev,lerobot]'
+    python benchmarks/rlds_to_lerobot.py --directory /tmp/rlds_lerobot --lerobot-python /tmp/lerobot/bin/python
 """
 
 from __future__ import annotations
@@ -98,9 +97,9 @@ def draw(directory: Path, num_episodes: int) -> None:
 
 def ours(directory: Path, out: Path, num_workers: int) -> None:
     """This package."""
-    from torch_tfrecord import tfds
+    from index_tools.lerobot_export import rlds_to_lerobot
 
-    tfds.rlds_to_lerobot(directory / VERSION, out, fps=FPS, num_workers=num_workers)
+    rlds_to_lerobot(directory / VERSION, out, fps=FPS, num_workers=num_workers)
 
 
 def theirs(directory: Path, out: Path) -> None:

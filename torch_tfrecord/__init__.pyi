@@ -40,7 +40,6 @@ from .loading.loader import make_dataloader
 from .loading.map_dataset import TFRecordDataset
 from .loading.padding import PaddedCollate
 from .loading.read_ahead import ReadAheadLoader
-from .native import has_native
 from .order.batch_sampler import RecordBatchSampler
 from .order.iterable_mixture import IterableMixture
 from .order.mixture import Mixture
@@ -112,7 +111,6 @@ __all__ = [
     "encode_sequence_example",
     "find_files",
     "format_features",
-    "has_native",
     "infer_features",
     "make_dataloader",
     "parse_example",

@@ -85,7 +85,10 @@ def page(bucket, tmp_path, monkeypatch):
     }.items():
         monkeypatch.setenv(name, value)
     names = {}
-    exec(block("from torch_tfrecord import FixedLenFeature"), names)
+    exec(
+        block('loader = make_dataloader("s3://my-bucket/data/train-*", 8, features, shuffle=True)'),
+        names,
+    )
     return names
 
 

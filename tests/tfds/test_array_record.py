@@ -1,7 +1,7 @@
 """TFDS directories in ArrayRecord, made by TFDS (data/tfds_array_record.tar.gz): the same values as
 from TFRecord.
 
-Covers loading/array_record_files, module_copy, records/array_record, records/array_record_module,
+Covers loading/array_record_files, files/module_copy, records/array_record, records/array_record_module,
 records/numbered.
 """
 
@@ -37,9 +37,8 @@ from torch_tfrecord import (
     TFRecordError,
     collate,
     make_dataloader,
-    module_copy,
 )
-from torch_tfrecord.files import descriptors
+from torch_tfrecord.files import descriptors, module_copy
 from torch_tfrecord.records import array_record_module
 from torch_tfrecord.records.array_record import ArrayRecordFile
 
@@ -300,7 +299,7 @@ def num_open(folder):
 @pytest.mark.skipif(sys.platform != "linux", reason="counts descriptors in /proc")
 def test_few_files_are_open_at_once(frozen, monkeypatch):
     monkeypatch.setattr(descriptors, "_MOST_OPEN", 4)
-    descriptors._pool().close_all()
+    descriptors._POOL.get().close_all()
     datasets = [ours.load(frozen / "counted", split) for split in ("train", "test")]
     for position in range(11):
         for ds in datasets:
@@ -312,7 +311,7 @@ def test_a_relative_path_after_a_change_of_folder(frozen, monkeypatch):
     monkeypatch.chdir(frozen)
     ds = ours.load("counted", "train")
     assert ids(ds) == [*range(130)]
-    descriptors._pool().close_all()
+    descriptors._POOL.get().close_all()
     monkeypatch.chdir("/")
     assert ids(ds) == [*range(130)]
 

@@ -1,6 +1,5 @@
 """Kept ranges of steps: which positions there are, that windows stay, and what is said of wrong
 ranges and keys.
-
 """
 
 import json

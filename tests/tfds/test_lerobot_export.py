@@ -1,8 +1,7 @@
 """RLDS to LeRobot: what LeRobot's own writer makes of the same episodes, read by its own reader
 where it is installed.
 
-Covers index_tools/lerobot_camera, index_tools/lerobot_export, index_tools/lerobot_features,
-index_tools/lerobot_files, index_tools/lerobot_group, index_tools/lerobot_workers.
+Covers index_tools/lerobot_export, index_tools/lerobot_features, index_tools/lerobot_files.
 """
 
 import gzip
@@ -20,7 +19,8 @@ import numpy as np
 import pytest
 from rlds_episodes import write_episodes
 
-from index_tools import lerobot_export, lerobot_workers
+from index_tools import lerobot_export
+from index_tools.lerobot_export import rlds_to_lerobot
 from index_tools.lerobot_features import choose_features
 from torch_tfrecord import decode_image, encode_image, tfds
 from torch_tfrecord.errors import ImageDecodeError, ParseError
@@ -107,7 +107,7 @@ def directory(tmp_path_factory):
 
 
 def export(directory, out, **options):
-    return tfds.rlds_to_lerobot(
+    return rlds_to_lerobot(
         directory, out, **{"fps": 10, "robot_type": "drawn", "num_workers": 2, **options}
     )
 
@@ -381,9 +381,9 @@ def test_two_at_once(directory, tmp_path, monkeypatch):
 
 PROGRAM = """
 import sys
-from torch_tfrecord import tfds
+from index_tools.lerobot_export import rlds_to_lerobot
 if __name__ == "__main__":
-    tfds.rlds_to_lerobot(sys.argv[1], sys.argv[2], fps=10, num_workers=2)
+    rlds_to_lerobot(sys.argv[1], sys.argv[2], fps=10, num_workers=2)
 """
 
 
@@ -413,9 +413,9 @@ def test_killed_and_called_again(tmp_path, number):
     if not (out / "meta/info.json").exists():
         done = {path: path.stat().st_ino for path in out.glob("meta/episodes/*/*.parquet")}
         assert done
-        tfds.rlds_to_lerobot(directory, out, fps=10, num_workers=2)
+        rlds_to_lerobot(directory, out, fps=10, num_workers=2)
         assert {path: path.stat().st_ino for path in done} == done
-    tfds.rlds_to_lerobot(directory, tmp_path / "whole", fps=10, num_workers=2)
+    rlds_to_lerobot(directory, tmp_path / "whole", fps=10, num_workers=2)
     assert contents(out) == contents(tmp_path / "whole")
 
 
@@ -681,8 +681,12 @@ def test_without_the_extra(directory, tmp_path, monkeypatch):
     assert str(raised.value) == text
 
 
+def die(job, number, advance):
+    os._exit(1)
+
+
 def test_a_worker_that_dies(directory, tmp_path, monkeypatch):
-    monkeypatch.setattr(lerobot_workers, "_write_group", os._exit)  # with the number of the group
+    monkeypatch.setattr(lerobot_export, "_write_group", die)
     with pytest.raises(ChildProcessError) as raised:
         export(directory, tmp_path / "out", images="image")
     text = "a worker process died, perhaps because memory ran out; run it again, with fewer workers: it continues"

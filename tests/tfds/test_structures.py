@@ -1,8 +1,7 @@
 """Every structure of features.json that was found in public, with random examples written and read
 by TFDS.
 
-`tests/data/README.md` says where they come from. Covers tfds/features_json, tfds/leaf_table,
-tfds/parser.
+`tests/data/README.md` says where they come from. Covers tfds/features_json, tfds/parser.
 """
 
 import base64

@@ -2,24 +2,23 @@
 
 ::
 
-    Feature                         key: the name in the record, if it differs from the output's
-    name ├── FixedLenFeature             a known number of values       -> tensor of a shape
+    Feature                         key: the name in the record, if it differs from the output's name
+    ├── FixedLenFeature             a known number of values       -> tensor of a shape
     ├── VarLenFeature               any number of values           -> 1-D tensor, batch: jagged
     ├── FixedLenSequenceFeature     any number of rows of a shape  -> tensor [T, *shape]
-    ├── RaggedFeature               values and their partitions    -> tensor, jagged nested tensor,
-    RaggedTensor ├── SparseFeature               values and their indices       -> torch.sparse_coo
+    ├── RaggedFeature               values and their partitions    -> tensor, jagged nested tensor, RaggedTensor
+    ├── SparseFeature               values and their indices       -> torch.sparse_coo
     ├── Image                       encoded image                  -> tv_tensors.Image
-    ├── Audio                       sound file                     -> float32 tensor [channels,
-    samples] ├── Video                       video file                     -> tv_tensors.Video
+    ├── Audio                       sound file                     -> float32 tensor [channels, samples]
+    ├── Video                       video file                     -> tv_tensors.Video
     ├── RawTensor                   raw bytes of an array          -> tensor
     ├── SerializedTensor            TensorProto                    -> tensor
     ├── Text                        UTF-8 bytes                    -> str
     ├── Json                        JSON text                      -> Python object
     ├── Proto                       message of the user's class    -> message
-    └── Nested                      serialized Example             -> dict (in ``parsing``: it
-    parses) SequenceFeatures                specs for the context and the feature lists of a
-    SequenceExample ExampleListFeatures             specs for the context and the Examples of a list
-    of Examples
+    └── Nested                      serialized Example             -> dict (in ``parsing``: it parses)
+    SequenceFeatures                specs for the context and the feature lists of a SequenceExample
+    ExampleListFeatures             specs for the context and the Examples of a list of Examples
 
 Specs are frozen classes that are validated when built; they hold no state, compare and hash by
 value, pickle, and print as the code that builds them. Each is in one module with its readers.

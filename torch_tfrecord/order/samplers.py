@@ -55,8 +55,7 @@ class RecordSampler(RankSampler):
 
         for number, batch in enumerate(loader, 1):
             train(batch)
-            received = min(number * batch_size, samples_this_iteration)
-            state = sampler.state_dict(num_received=received)
+            state = sampler.state_dict(num_received=min(number * batch_size, samples_this_iteration))
 
     where ``samples_this_iteration = len(sampler)``, taken before the loop.
 

@@ -4,8 +4,7 @@
 
     Example                  features: {key: Feature}
     SequenceExample          context: {key: Feature}, feature_lists: {key: [Feature, one per step]}
-    Feature                  one of  bytes_list | float_list | int64_list  (or none: the kind is not
-    set)
+    Feature                  one of  bytes_list | float_list | int64_list  (or none: the kind is not set)
 
 The wire format is protobuf's: what protobuf accepts is read with the same values, what it rejects
 raises ParseError.

@@ -6,8 +6,8 @@ apart.
     8 bytes      the least length
     1 byte       bits of each difference from it, 0 to 56
     2 bytes      number of exceptions
-    n * bits     the low bits of each difference, one behind the other, from the lowest bit of each
-    byte on 2 bytes each numbers of the exceptions in the block, ascending
+    n * bits     the low bits of each difference, one behind the other, from the lowest bit of each byte on
+    2 bytes each numbers of the exceptions in the block, ascending
     8 bytes each what is above the low bits of each
 
 All integers are little-endian. Records of one kind need little more than the bits in which their

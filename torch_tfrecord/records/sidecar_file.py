@@ -4,8 +4,8 @@ is used.
 ::
 
     8 bytes    length of the header, little-endian
-    header     {"__metadata__":{"format":<mark>,"version":<n>,"checksum":<8 hex
-    digits>,<fields>},<arrays>}, and spaces arrays     concatenated, each of one dimension
+    header     {"__metadata__":{"format":<mark>,"version":<n>,"checksum":<8 hex digits>,<fields>},<arrays>}, and spaces
+    arrays     concatenated, each of one dimension
 
 The checksum is the CRC-32C of the whole file except its own digits, so it detects any flipped bit.
 For a kind whose last array is large (`SidecarFormat.is_lazy`) it ends before that array, whose
@@ -30,7 +30,8 @@ import numpy.typing as npt
 from torch_tfrecord.errors import IndexMismatchError
 from torch_tfrecord.files.access import DEFAULT_ACCESS, Access
 from torch_tfrecord.files.checksum import crc32c
-from torch_tfrecord.files.storage import FileSource, open_file
+from torch_tfrecord.files.file_source import FileSource
+from torch_tfrecord.files.storage import open_file
 
 __all__ = [
     "Sidecar",

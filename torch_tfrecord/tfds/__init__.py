@@ -1,7 +1,6 @@
 """Read and write TensorFlow Datasets (TFDS) directories of TFRecord files without TensorFlow."""
 
 import torch_tfrecord.tfds.features as features
-from index_tools.lerobot_export import LeRobotExport, rlds_to_lerobot
 from torch_tfrecord.tfds.dataset_info import DatasetInfo, SplitInfo, info
 from torch_tfrecord.tfds.loading import load
 from torch_tfrecord.tfds.normalization import Normalize
@@ -13,7 +12,6 @@ from torch_tfrecord.tfds.writing import write
 
 __all__ = [
     "DatasetInfo",
-    "LeRobotExport",
     "Normalize",
     "RLDSDataset",
     "RLDSEpisodes",
@@ -25,6 +23,5 @@ __all__ = [
     "features",
     "info",
     "load",
-    "rlds_to_lerobot",
     "write",
 ]

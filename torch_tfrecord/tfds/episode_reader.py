@@ -10,9 +10,7 @@ own CRC.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -24,12 +22,13 @@ from torch_tfrecord.columns.reading import Column, Want
 from torch_tfrecord.errors import CorruptRecordError, IndexMismatchError, ParseError, TFRecordError
 from torch_tfrecord.files.access import DEFAULT_ACCESS, Access
 from torch_tfrecord.files.checksum import crc32c
-from torch_tfrecord.files.compression import ByteSource
-from torch_tfrecord.files.storage import SourceCache, open_file
+from torch_tfrecord.files.file_source import ByteSource
+from torch_tfrecord.files.per_process import ProcessCache
+from torch_tfrecord.files.read import read_pieces
+from torch_tfrecord.files.storage import open_file
 from torch_tfrecord.protobuf.example import parse_message
 from torch_tfrecord.protobuf.guess import find_fields
 from torch_tfrecord.records.framing import HEADER_BYTES
-from torch_tfrecord.records.local_reads import read_local_values
 from torch_tfrecord.records.numbered import (
     FileIndex,
     has_ranges,
@@ -37,17 +36,17 @@ from torch_tfrecord.records.numbered import (
     read_record,
     record_offset,
 )
+from torch_tfrecord.records.packed_records import PackedRecords
 from torch_tfrecord.samples import RecordPlace
 from torch_tfrecord.tfds.episode_index import EpisodeIndex, ListPlace, is_large, parse_lists, wrap
 
 __all__ = ["EpisodeReader", "EpisodeRecord", "Frames", "Spans", "Values", "read_frames"]
 
-# Short lists this close to each other are read together: a read call costs more than that many
-# bytes.
-_MAX_GAP_BYTES = 1 << 12
+_MOST_OPEN = 256
 _WORD_BYTES = 4  # of a table
 
 Values: TypeAlias = "npt.NDArray[np.int64] | npt.NDArray[np.float32] | list[bytes] | Frames"
+_Ints: TypeAlias = "npt.NDArray[np.int64]"
 Spans: TypeAlias = Sequence[tuple[int, int, int, int]]
 """`Span`s of windows; only their first step and end (exclusive) are used here."""
 
@@ -72,23 +71,27 @@ class EpisodeReader:
         self.files = files
         self.records = records
         self.episodes = episodes
-        # Not bound methods of the reader: a reference cycle would keep the files open.
-        self.data = SourceCache(functools.partial(_open_data, files, records, access))
-        self.tables = SourceCache(functools.partial(_open_tables, episodes, access))
+        self._access = access
+        self._data: ProcessCache[Any] = ProcessCache(_MOST_OPEN)
+        self._tables: ProcessCache[ByteSource] = ProcessCache(_MOST_OPEN)
+
+    def data(self, file: int) -> Any:
+        """A data file, open: see `open_records`."""
+        return self._data.find(file, self._open_data)
+
+    def _open_data(self, file: int) -> Any:
+        return open_records(self.files[file], self.records[file], self._access)
+
+    def tables(self, file: int) -> ByteSource:
+        """The file of an episode index, open."""
+        return self._tables.find(file, self._open_tables)
+
+    def _open_tables(self, file: int) -> ByteSource:
+        return open_file(self.episodes[file].tables_path, self._access)
 
     def record(self, file: int, number: int) -> EpisodeRecord:
         """The record of an episode, by file number and record number."""
         return EpisodeRecord(self, file, number)
-
-
-def _open_data(
-    files: Sequence[str], records: Sequence[FileIndex], access: Access, file: int
-) -> Any:
-    return open_records(files[file], records[file], access)
-
-
-def _open_tables(episodes: Sequence[EpisodeIndex], access: Access, file: int) -> ByteSource:
-    return open_file(episodes[file].tables_path, access)
 
 
 class EpisodeRecord:
@@ -138,13 +141,11 @@ class EpisodeRecord:
             table = index.tables[first:stop].tobytes()
         else:
             begin = index.tables_offset + _WORD_BYTES * first
-            table = self.reader.tables.get(self.file).read(_WORD_BYTES * (stop - first), begin)
+            table = self.reader.tables(self.file).read(_WORD_BYTES * (stop - first), begin)
         return index.places(self.number, table, int(records.lengths[self.number]))
 
     def _whole(self) -> bytes:
-        return read_record(
-            self.reader.data.get(self.file), self.reader.records[self.file], self.number
-        )
+        return read_record(self.reader.data(self.file), self.reader.records[self.file], self.number)
 
     def _placed(self, places: Mapping[str, ListPlace], wants: Sequence[Want]) -> dict[str, Values]:
         """The wanted lists; the keys of all lists are checked against the index."""
@@ -179,26 +180,14 @@ class EpisodeRecord:
         self, places: Mapping[str, ListPlace], wanted: Mapping[str, Want]
     ) -> list[bytes]:
         """The entry of each wanted short list, and the head of each other one."""
-        ends = [
-            place.start + (place.num_bytes if key in wanted and not is_long else place.head)
-            for key, place in places.items()
-            for is_long in [place.frames is not None]
-        ]
         starts = [place.start for place in places.values()]
-        # Lists are read together unless there is a gap before them.
-        borders = [
-            number
-            for number in range(1, len(starts))
-            if starts[number] - ends[number - 1] > _MAX_GAP_BYTES
+        sizes = [
+            place.num_bytes if key in wanted and place.frames is None else place.head
+            for key, place in places.items()
         ]
-        found: list[bytes] = []
-        for first, stop in pairwise([0, *borders, len(starts)]):
-            if first == stop:  # there are no lists
-                continue
-            begin = starts[first]
-            data = self.read(ends[stop - 1] - begin, begin)
-            found += [data[starts[n] - begin : ends[n] - begin] for n in range(first, stop)]
-        return found
+        files = np.full(len(places), self.file)
+        begins = np.array(starts, np.int64) + self.begin
+        return _read_parts(self.reader, files, begins, np.array(sizes, np.int64))
 
     def _check_entry(self, key: str, place: ListPlace, data: bytes, is_wanted: bool) -> None:
         if self.reader.episodes[self.file].key_fields[key] not in data[: place.head]:
@@ -208,15 +197,6 @@ class EpisodeRecord:
             )
         if is_wanted and crc32c(data) != place.crc:
             raise _wrong_checksum(f"feature {key!r}", data, place.crc)
-
-    def read(self, num_bytes: int, start: int) -> bytes:
-        """Read `num_bytes` bytes of the payload, from `start`."""
-        data: bytes = self.reader.data.get(self.file).read(num_bytes, self.begin + start)
-        if len(data) < num_bytes:
-            raise CorruptRecordError(
-                f"truncated record: expected {num_bytes} bytes, got {len(data)}"
-            )
-        return data
 
     def blame(self, error: CorruptRecordError) -> TFRecordError:
         """The error for a part that does not match the index: the record's own CRC shows which of
@@ -297,17 +277,13 @@ class Frames:
                 key and the step.
             IndexMismatchError: The record is intact, but the episode index does not match it.
         """
-        starts, lengths, crcs = self.places[first:stop].T.tolist()
-        if not starts:
-            return []
+        starts, sizes, crcs = np.ascontiguousarray(self.places[first:stop].T)
+        files = np.full(len(starts), self.record.file)
         try:
-            begin = starts[0]
-            data = self.record.read(starts[-1] + lengths[-1] - begin, begin - self.record.begin)
-            values = [
-                data[start - begin : start - begin + n]
-                for start, n in zip(starts, lengths, strict=True)
-            ]
-            for step, (value, expected) in enumerate(zip(values, crcs, strict=True), first):
+            values = _read_parts(self.record.reader, files, starts, sizes)
+            for step, (value, expected) in enumerate(
+                zip(values, crcs.tolist(), strict=True), first
+            ):
                 if crc32c(value) != expected:
                     raise _wrong_checksum(f"feature {self.key!r}, step {step}", value, expected)
             contents = _contents(values)
@@ -341,23 +317,25 @@ def read_frames(frames: Sequence[Frames], spans: Spans) -> list[bytes] | None:
     the error.
     """
     reader = frames[0].record.reader
-    files: list[int] = []
-    counts: list[int] = []
-    places: list[npt.NDArray[np.int64]] = []
-    for item, (first, stop, _, _) in zip(frames, spans, strict=True):
-        record, found = item.record, item.places[first:stop]
-        if record.reader is not reader:
-            return None
-        if not files or record.file != files[-1]:
-            files.append(record.file)
-            counts.append(0)
-        counts[-1] += len(found)
-        places.append(found)
-    try:
-        values = read_local_values(reader.data.get, files, counts, np.concatenate(places))
-    except (OSError, TFRecordError):  # a file cannot be opened
+    if any(item.record.reader is not reader for item in frames):
         return None
-    return None if values is None else _contents(values)
+    found = [
+        item.places[first:stop] for item, (first, stop, _, _) in zip(frames, spans, strict=True)
+    ]
+    files = np.repeat([item.record.file for item in frames], [*map(len, found)])
+    begins, sizes, crcs = np.ascontiguousarray(np.concatenate(found).T)
+    try:
+        values = _read_parts(reader, files, begins, sizes)
+    except (OSError, TFRecordError):
+        return None
+    if [*map(crc32c, values)] != crcs.tolist():
+        return None
+    return _contents(values)
+
+
+def _read_parts(reader: EpisodeReader, files: _Ints, begins: _Ints, sizes: _Ints) -> list[bytes]:
+    buffer, places = read_pieces(reader.data, files, begins, sizes)
+    return PackedRecords(buffer, places, sizes).tolist()
 
 
 def _wrong_checksum(what: str, data: bytes, expected: int) -> CorruptRecordError:

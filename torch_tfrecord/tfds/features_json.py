@@ -3,10 +3,9 @@ does.
 
 ::
 
-    new   {"pythonClassName": <dotted class>, "image": {"shape": {"dimensions": ["-1", "-1", "3"]},
-    ...}} old   {"type": <dotted class>, "content": {"shape": [null, null, 3], ...}}
-    between   {"type": ..., "content": <the new form's content, or its JSON as a string>,
-    "proto_cls": ...}
+    new   {"pythonClassName": <dotted class>, "image": {"shape": {"dimensions": ["-1", "-1", "3"]}, ...}}
+    old   {"type": <dotted class>, "content": {"shape": [null, null, 3], ...}}
+    between   {"type": ..., "content": <the new form's content, or its JSON as a string>, "proto_cls": ...}
 
 Numbers may be JSON numbers or strings; names camelCase or snake_case. Source: tensorflow_datasets
 4.9.10, ``core/proto/feature.proto`` and the ``from_json_content`` and ``to_json_content`` of each

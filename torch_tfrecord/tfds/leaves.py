@@ -2,10 +2,9 @@
 
 TFDS does not declare the storage form, so the keys in the record decide::
 
-    k                                                        one list: an element, or those of a
-    sequence k/ragged_flat_values, k/ragged_row_lengths_0, ...        nested sequences, outermost
-    lengths first k/shape, k/value                                         tensors of two or more
-    unknown sizes, and their shapes
+    k                                                        one list: an element, or those of a sequence
+    k/ragged_flat_values, k/ragged_row_lengths_0, ...        nested sequences, outermost lengths first
+    k/shape, k/value                                         tensors of two or more unknown sizes, and their shapes
 
 Records in the same form are read together, others one by one.
 """

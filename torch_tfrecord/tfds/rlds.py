@@ -201,15 +201,14 @@ class RLDSDataset(EpisodeDataset):
 
     The sample at step t of an episode with T steps::
 
-        observation      the dataset's own names, each [window_size, ...]: steps t - window_size + 1
-        to t; images are
+        observation      the dataset's own names, each [window_size, ...]: steps t - window_size + 1 to t; images are
                          a tv_tensors.Video [window_size, C, H, W]
             timestep     int64 [window_size]: step numbers
             pad_mask     bool [window_size]: True for a step of the episode, False for padding
-        action           [action_horizon, ...]: steps t to t + action_horizon - 1; a dict if the
-        dataset has one action_pad_mask  bool [action_horizon]
-        task             {"language_instruction": str}, "" if there is none; with `goals` the goal's
-        observation, too reward, is_first, ...   the other features of step t
+        action           [action_horizon, ...]: steps t to t + action_horizon - 1; a dict if the dataset has one
+        action_pad_mask  bool [action_horizon]
+        task             {"language_instruction": str}, "" if there is none; with `goals` the goal's observation, too
+        reward, is_first, ...   the other features of step t
         episode_metadata ...    the other features of the episode
         dataset_name     str
         _len, _traj_index, _frame_index    int: T, the number of the episode in this split, t

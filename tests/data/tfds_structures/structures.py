@@ -3,9 +3,8 @@
 Runs only where tensorflow-datasets is installed (4.9.10 with TensorFlow 2.21 made what is here); no
 test imports it.
 
-    python structures.py reduce FILE.jsonl ... > structures.json   of lines {"features": ...,
-    "origin": ...} python structures.py values [SEED] < structures.json           adds random
-    records, and what TFDS reads from them
+    python structures.py reduce FILE.jsonl ... > structures.json   of lines {"features": ..., "origin": ...}
+    python structures.py values [SEED] < structures.json           adds random records, and what TFDS reads from them
 """
 
 import base64

@@ -1,8 +1,7 @@
 """A local HTTP server of a folder's files that stands for a bucket: ranges, ETags, latency,
 bandwidth, faults.
 
-    with range_server(folder, latency=0.02, bytes_per_second=60e6, faults=[Fault("reset",
-    request=3)]) as url:
+    with range_server(folder, latency=0.02, bytes_per_second=60e6, faults=[Fault("reset", request=3)]) as url:
         read(f"{url}/train-00000.tfrecord")
         assert url.stats()["most_at_once"] > 1
 

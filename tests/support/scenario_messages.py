@@ -2,8 +2,8 @@
 
 ::
 
-    message Scenario { string scenario_id = 1; repeated double timestamps_seconds = 2; repeated
-    Track tracks = 3; } message Track { int32 id = 1; }
+    message Scenario { string scenario_id = 1; repeated double timestamps_seconds = 2; repeated Track tracks = 3; }
+    message Track { int32 id = 1; }
 """
 
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
