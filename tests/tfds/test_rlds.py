@@ -38,7 +38,7 @@ from torch_tfrecord import (
 )
 from torch_tfrecord.protobuf.messages import Example
 from torch_tfrecord.records.sidecar import sidecar_path
-from torch_tfrecord.tfds import RLDSDataset, RLDSEpisodes, elements, rlds
+from torch_tfrecord.tfds import RLDSDataset, RLDSEpisodes, elements, rlds, step_samples
 from torch_tfrecord.tfds.episode_reader import Frames
 
 DATA = Path(__file__).parents[1] / "data" / "tfds_rlds"
@@ -447,14 +447,21 @@ def test_read_ahead_needs_a_dataset_that_threads_may_load(drawn):
 def decoded(monkeypatch):
     """The sizes of the images that are decoded."""
     sizes = []
-    real = elements.decode_image
+    real, real_stack = elements.decode_image, step_samples.decode_stack
 
     def decode_image(data, *arguments, **options):
         image = real(data, *arguments, **options)
         sizes.append(tuple(image.shape[1:]))
         return image
 
+    def decode_stack(values, *arguments):
+        images = real_stack(values, *arguments)
+        if images is not None:
+            sizes.extend([tuple(images.shape[2:])] * len(values))
+        return images
+
     monkeypatch.setattr(elements, "decode_image", decode_image)
+    monkeypatch.setattr(step_samples, "decode_stack", decode_stack)
     return sizes
 
 
@@ -772,7 +779,9 @@ def test_threads(drawn):
 def test_a_fork_while_a_thread_reads(drawn):
     ds = RLDSDataset(drawn)
     ds[0]
-    with ds._store._cache._kept.get().lock:  # as another thread would hold it in the moment of the fork
+    with (
+        ds._store._cache._kept.get().lock
+    ):  # as another thread would hold it in the moment of the fork
         process = multiprocessing.get_context("fork").Process(target=_read_one, args=(ds,))
         process.start()
     process.join(200)

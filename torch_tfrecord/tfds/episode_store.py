@@ -6,6 +6,7 @@ import copy
 import os
 import posixpath
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 from operator import attrgetter
 from operator import index as as_integer
 from typing import Any, NamedTuple, TypeAlias
@@ -238,10 +239,11 @@ class _ColumnMaker:
 
     def __init__(self, leaf: LeafPlace, is_decoded: bool, path: str) -> None:
         self._leaf = leaf
-        self.wants = make_leaf(leaf, path=path).wants
+        # boxes of episodes stay as they are stored
+        self.wants = make_leaf(replace(leaf, image_key=None), path=path).wants
         self._is_decoded = is_decoded
         if _is_step(leaf):
-            leaf = LeafPlace(leaf.path, leaf.names, leaf.feature, leaf.lengths[1:], None)
+            leaf = replace(leaf, lengths=leaf.lengths[1:], image_key=None)
         self._reader = make_leaf(leaf, path=path)
         self._pictures = _plain_pictures(leaf.feature) if is_decoded else None
 

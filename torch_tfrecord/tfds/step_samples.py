@@ -20,17 +20,17 @@ from torch_tfrecord.columns.dtypes import decode_text
 from torch_tfrecord.columns.stacking import as_kind_of, is_ragged, stack
 from torch_tfrecord.errors import TFRecordError
 from torch_tfrecord.images.regions import decode_stack
+from torch_tfrecord.loading.sample_block import take_apart
 from torch_tfrecord.tfds.episode_columns import (
     Column,
     EncodedColumn,
     ListColumn,
     NumberColumn,
-    each_leaf,
     own_tensor,
     read_encoded,
 )
 from torch_tfrecord.tfds.episode_store import Episode
-from torch_tfrecord.tfds.windows import Span, Windows, laid_out
+from torch_tfrecord.tfds.windows import Span, Windows, lay_out
 
 __all__ = [
     "DifferentNamesError",
@@ -226,9 +226,10 @@ def _numbers(values: npt.NDArray[np.generic] | torch.Tensor, span: Span, pad: Pa
     reserve(span.size * math.prod(values.shape[1:]) * values.itemsize)
     if not span.before and not span.behind:
         return own_tensor(values[span.first : span.stop])
-    padded = torch.as_tensor(values[span.repeated()])  # indexing copies
+    [steps], [is_real] = lay_out([span])
+    padded = torch.as_tensor(values[steps])  # indexing copies
     if pad == "zero":
-        padded[~torch.from_numpy(span.mask())] = 0
+        padded[~torch.from_numpy(is_real)] = 0
     return padded
 
 
@@ -278,40 +279,8 @@ class StepSamples:
         self._dataset_name = dataset_name
 
     def one(self, episode: Episode, step: int, goal: int | None) -> dict[str, Any]:
-        """The sample of a step, and the observation at its goal step if there is one: a row of
-        `batch`, faster.
-        """
-        pad = self._windows.pad
-        seen, done = (
-            self._windows.observations(step),
-            self._windows.actions(step, episode.num_steps),
-        )
-        sample: dict[str, Any] = {}
-        for name, columns in episode.steps.items():
-            if name == _OBSERVATION:
-                sample[name] = each_leaf(columns, lambda column: window(column, seen, pad))
-            elif name == _ACTION:
-                sample[name] = each_leaf(columns, lambda column: window(column, done, pad))
-            else:
-                sample[name] = each_leaf(columns, lambda column: column.at(step))
-        observation = sample.setdefault(_OBSERVATION, {})
-        if isinstance(observation, dict):
-            observation["timestep"] = torch.from_numpy(seen.repeated())
-            observation["pad_mask"] = torch.from_numpy(seen.mask())
-        sample["action_pad_mask"] = torch.from_numpy(done.mask())
-        sample["task"] = task = {}
-        if goal is not None:
-            task.update(each_leaf(_seen_at_goal(episode), lambda column: column.at(goal)))
-            task["timestep"] = goal
-        task["language_instruction"] = instruction(episode, step)
-        sample.update(each_leaf(episode.metadata, own))
-        sample["dataset_name"] = self._dataset_name
-        sample["_len"], sample["_traj_index"], sample["_frame_index"] = (
-            episode.num_steps,
-            episode.number,
-            step,
-        )
-        return sample
+        """The sample of a step, and the observation at its goal step if there is one."""
+        return _first_row(self.batch([episode], [step], None if goal is None else [goal]))
 
     def batch(
         self, episodes: Sequence[Episode], steps: list[int], goals: list[int] | None
@@ -336,8 +305,8 @@ class StepSamples:
             columns[name] = together(trees, way)
         observation = columns.setdefault(_OBSERVATION, {})
         if isinstance(observation, dict):
-            observation["timestep"], observation["pad_mask"] = map(torch.from_numpy, laid_out(seen))
-        columns["action_pad_mask"] = torch.from_numpy(laid_out(done)[1])
+            observation["timestep"], observation["pad_mask"] = map(torch.from_numpy, lay_out(seen))
+        columns["action_pad_mask"] = torch.from_numpy(lay_out(done)[1])
         texts = [instruction(episode, step) for episode, step in zip(episodes, steps, strict=True)]
         columns["task"] = _at_goals(episodes, goals) | {"language_instruction": texts}
         for name, trees in shared_names([episode.metadata for episode in episodes]):
@@ -350,6 +319,12 @@ class StepSamples:
             steps,
         )
         return columns
+
+
+def _first_row(columns: Any) -> Any:
+    if isinstance(columns, dict):
+        return {name: _first_row(item) for name, item in columns.items()}
+    return columns[0] if type(columns) in (list, torch.Tensor) else take_apart(columns, 1)[0]
 
 
 def _seen_at_goal(episode: Episode) -> Any:

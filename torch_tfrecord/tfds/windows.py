@@ -20,7 +20,7 @@ __all__ = [
     "Span",
     "UniformGoals",
     "Windows",
-    "laid_out",
+    "lay_out",
 ]
 
 
@@ -39,24 +39,13 @@ class Span(NamedTuple):
         """Number of steps with the padding."""
         return self.before + self.stop - self.first + self.behind
 
-    def mask(self) -> npt.NDArray[np.bool_]:
-        """bool [size]: True for a step of the episode, False for padding."""
-        mask = np.ones(self.size, np.bool_)
-        mask[: self.before] = False
-        mask[self.size - self.behind :] = False
-        return mask
 
-    def repeated(self) -> npt.NDArray[np.int64]:
-        """int64 [size]: the step at each place; padding repeats the nearest step."""
-        places = np.arange(self.first - self.before, self.stop + self.behind)
-        return np.minimum(np.maximum(places, self.first), self.stop - 1)
-
-
-def laid_out(spans: Sequence[Span]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
-    """`Span.repeated` and `Span.mask` of spans of equal size: int64 and bool, each [N, steps].
+def lay_out(spans: Sequence[Span]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
+    """The step at each place of spans of equal size, where padding repeats the nearest step, and
+    whether it is a step of the episode: int64 and bool, each [N, steps].
 
     Example:
-        >>> laid_out([Span(4, 6, before=1)])
+        >>> lay_out([Span(4, 6, before=1)])
         (array([[4, 4, 5]]), array([[False,  True,  True]]))
     """
     rows = np.fromiter(chain.from_iterable(spans), np.int64, 4 * len(spans)).reshape(-1, 4)
