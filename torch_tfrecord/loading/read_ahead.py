@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias, cast
 
 import torch
 from torch.profiler import record_function
@@ -195,7 +195,7 @@ class _ReadAheadIterator(Iterator[Any]):
 
     def __init__(self, loader: ReadAheadLoader) -> None:
         self._loader = loader
-        self._dataset: Any = loader.dataset  # LoadsAhead
+        self._dataset = cast("LoadsAhead", loader.dataset)
         self._order = iter(self._batches)
         # As torch's iterator does: what the generator draws later must not depend on threads.
         torch.empty((), dtype=torch.int64).random_(generator=loader.generator)
