@@ -39,7 +39,7 @@ from typing import Any
 import numpy as np
 
 ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT / "tests"))
+sys.path.insert(0, str(ROOT / "tests" / "support"))
 
 from range_server import RangeServer, range_server  # noqa: E402
 from remote_sides import SIDES  # noqa: E402

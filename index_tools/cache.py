@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import argparse
 
-from index_tools._arguments import Verbs, add_verb
-from index_tools._text import counted, escape, format_size
-from torch_tfrecord.files.block_cache import CacheInfo, cache_info, clear_cache
-from torch_tfrecord.files.user_cache import blocks_folder
+from index_tools._terminal import Verbs, add_verb, counted, escape, format_size
+from torch_tfrecord.files.disk_cache import CacheInfo, cache_info, clear_cache
+from torch_tfrecord.files.user_cache import remote_folder
 
 __all__ = ["add_parser"]
 
 _DESCRIPTION = """\
-Prints how much of its cap a cache uses, how many blocks it holds, and how much of what was read came
-from it, up to half a minute ago. --clear removes all of it, also while programs use it: they fetch
+Prints how much of its cap a cache uses, of how many files, and how much of what was read came from
+it, up to half a minute ago. --clear removes all of it, also while programs use it: they fetch
 again what they need.
 
 The folder is the one given as cache_dir=; without it that of the user's cache, which cache_bytes=
@@ -30,11 +29,11 @@ def add_parser(verbs: Verbs, summary: str) -> None:
     parser.add_argument(
         "folder", nargs="?", metavar="DIR", help="the cache's folder (default: in the user's cache)"
     )
-    parser.add_argument("--clear", action="store_true", help="remove all blocks")
+    parser.add_argument("--clear", action="store_true", help="remove all copies")
 
 
 def _run(options: argparse.Namespace) -> int:
-    folder = options.folder or blocks_folder()
+    folder = options.folder or remote_folder()
     info = cache_info(folder)
     if info is not None and options.clear:
         clear_cache(folder)
@@ -48,13 +47,12 @@ def _run(options: argparse.Namespace) -> int:
 
 def _print(folder: str, info: CacheInfo) -> None:
     print(f"{escape(folder)}: {_content(info)}, at most {format_size(info.max_bytes)}")
-    print(
-        f"on the disk: {format_size(info.disk_bytes)} in {info.num_blocks} of {counted(info.most_blocks, 'block')}"
-    )
     total = info.hit_bytes + info.fetched_bytes
     share = f", {100 * info.hit_bytes / total:.0f} % of it from the cache" if total else ""
     print(f"read through it: {format_size(total)}{share}")
 
 
 def _content(info: CacheInfo) -> str:
-    return f"{format_size(info.held_bytes)} of remote data"
+    return (
+        f"{format_size(info.disk_bytes)} on the disk, of {counted(info.num_files, 'remote file')}"
+    )

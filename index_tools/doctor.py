@@ -1,13 +1,34 @@
-"""``tfrecord doctor``: what this installation can do, and how to get what is missing."""
+"""``tfrecord doctor``: what this installation can do, and how to get what is missing: compiled
+parts, image backends, FFmpeg, shared memory of workers, versions.
+
+Everything is tried out, never guessed from versions: a part is compiled if it loads, and shared
+memory is available if a DataLoader worker gets some.
+"""
 
 from __future__ import annotations
 
 import argparse
+import platform
+from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, version
+from typing import NamedTuple
 
-from index_tools._arguments import Verbs, add_verb
-from index_tools.installation import installation_report
+import torch
+from torch.utils.data import DataLoader, Dataset
 
-__all__ = ["add_parser"]
+from index_tools._terminal import Verbs, add_verb
+from torch_tfrecord.columns.media_decoders import FFMPEG, decoders_obstacle, ffmpeg_version
+from torch_tfrecord.images.backends import (
+    NVIMGCODEC_PIP,
+    TORCHCODEC_PIP,
+    nvimgcodec,
+    torchcodec_decoders,
+)
+from torch_tfrecord.images.regions import region_decoder
+from torch_tfrecord.native import PURE_PYTHON, fallback_reason, how_to_install
+from torch_tfrecord.shared_memory import WorkerMemory
+
+__all__ = ["add_parser", "installation_report"]
 
 _DESCRIPTION = """\
 Prints which parts of the library run compiled, what decodes images, whether DataLoader workers send
@@ -18,6 +39,29 @@ examples:
   tfrecord doctor
   tfrecord doctor > report.txt"""
 
+_PARTS = {
+    "frames": "records and checksums",
+    "columns": "Examples to tensors",
+    "memory": "memory of batches",
+    "shared": "memory of workers",
+    "pixels": "pixels into batches",
+    "jpeg": "regions of JPEG images",
+}
+_PACKAGES = (
+    "torch",
+    "torchvision",
+    "torchcodec",
+    "numpy",
+    "Pillow",
+    "protobuf",
+    "crc32c",
+    "fsspec",
+)
+# A worker that cannot start must not stop the report.
+_WORKER_SECONDS = 60
+
+_HEADERS = "apt install libjpeg-dev, dnf install libjpeg-turbo-devel or brew install jpeg-turbo"
+
 
 def add_parser(verbs: Verbs, summary: str) -> None:
     """Add the verb to the command line."""
@@ -27,3 +71,154 @@ def add_parser(verbs: Verbs, summary: str) -> None:
 def _run(options: argparse.Namespace) -> int:
     print(installation_report())
     return 0
+
+
+class _Row(NamedTuple):
+    """A line of the report, and what to do if something is missing."""
+
+    name: str
+    text: str
+    remedy: str = ""
+
+
+def installation_report() -> str:
+    """Report in plain text what runs compiled, what decodes, how workers send batches, and what is
+    missing.
+
+    Starts one DataLoader worker to see whether it can share memory.
+
+    Returns:
+        Lines to read; their form may change. The last part says how to get what is missing.
+
+    Example:
+        >>> print(installation_report())  # doctest: +SKIP
+        torch_tfrecord 0.1.0, Python 3.12.3, Linux x86_64
+        <BLANKLINE>
+        Compiled core
+          frames       compiled (records and checksums)
+          ...
+    """
+    sections = {
+        "Compiled core": [_part(name) for name in _PARTS],
+        "Images": list(_image_rows()),
+        "Sounds and videos": [
+            _Row("WAV", "this package (PCM and float samples, not resampled)"),
+            _media_row(),
+        ],
+        "DataLoader workers": [_worker_row()],
+        "Versions": [_Row(name, _version(name)) for name in _PACKAGES],
+    }
+    head = f"torch_tfrecord {_version('torch-tfrecord')}, Python {platform.python_version()}, "
+    lines = [head + f"{platform.system()} {platform.machine()}"]
+    for title, rows in sections.items():
+        lines += ["", title, *(f"  {row.name:<11}  {row.text}" for row in rows)]
+    remedies = dict.fromkeys(row.remedy for rows in sections.values() for row in rows if row.remedy)
+    lines += (
+        ["", "Missing", *(f"  {remedy}" for remedy in remedies)]
+        if remedies
+        else ["", "Nothing is missing."]
+    )
+    return "\n".join(lines)
+
+
+def _part(name: str) -> _Row:
+    reason = fallback_reason(name)
+    if reason is None:
+        return _Row(name, f"compiled ({_PARTS[name]})")
+    return _Row(name, f"Python fallback ({_PARTS[name]}): {reason}", _how_to_compile(name, reason))
+
+
+def _how_to_compile(name: str, reason: str) -> str:
+    if reason.startswith(PURE_PYTHON):
+        return f"Compiled core: unset {PURE_PYTHON}."
+    if name == "jpeg":
+        return f"JPEG regions: {_HEADERS}, then {how_to_install()}; or {NVIMGCODEC_PIP}."
+    if name == "shared" and platform.system() != "Linux":
+        return ""  # not available there
+    return f"Compiled core: install a C compiler, then {how_to_install()}."
+
+
+def _image_rows() -> Iterator[_Row]:
+    has_torchcodec, has_nvimgcodec = torchcodec_decoders() is not None, nvimgcodec() is not None
+    in_batches = "libjpeg-turbo" if fallback_reason("jpeg") is None else None
+    whole = "torchcodec" if has_torchcodec else "Pillow"
+    yield _Row(
+        "JPEG", f"{in_batches} in batches of one size, else {whole}" if in_batches else whole
+    )
+    regions = {
+        "libjpeg": "libjpeg-turbo",
+        "nvimgcodec": "nvImageCodec",
+        None: f"none: {whole} decodes the whole image",
+    }
+    yield _Row("JPEG crops", regions[region_decoder()])
+    yield _Row("others", "Pillow (PNG, GIF, BMP, WebP)")
+    yield _image_backend("torchcodec", has_torchcodec, TORCHCODEC_PIP, is_missed=True)
+    yield _image_backend("nvimgcodec", has_nvimgcodec, NVIMGCODEC_PIP, is_missed=False)
+
+
+def _image_backend(name: str, is_there: bool, pip: str, *, is_missed: bool) -> _Row:
+    if is_there:
+        return _Row(name, f'decode_image(backend="{name}") works')
+    text = f'decode_image(backend="{name}") is not available'
+    return (
+        _Row(name, text, f"{name}: {pip}") if is_missed else _Row(name, f"{text} (optional): {pip}")
+    )
+
+
+def _media_row() -> _Row:
+    obstacle = decoders_obstacle()
+    if obstacle is None:
+        return _Row(
+            "others", f"torchcodec and FFmpeg {ffmpeg_version()} (sounds, resampling, videos)"
+        )
+    how = {
+        "torchcodec is not installed": "pip install torchcodec",
+        "torchcodec finds no FFmpeg": FFMPEG,
+    }
+    remedy = how.get(obstacle, f"install the torchcodec that fits your torch, and FFmpeg: {FFMPEG}")
+    return _Row("others", f"not available (optional): {obstacle}: {remedy}")
+
+
+def _worker_row() -> _Row:
+    obstacle = _worker_obstacle()
+    if obstacle is None:
+        return _Row("batches", "sent through shared memory, without a copy")
+    return _Row("batches", f"sent by PyTorch itself, with a copy: {obstacle}")
+
+
+class _Question(Dataset[str]):
+    """Finds out in a worker why it cannot share memory; "" if it can."""
+
+    def __len__(self) -> int:
+        return 1
+
+    def __getitem__(self, position: int) -> str:
+        try:
+            WorkerMemory()
+        except OSError as error:
+            return str(error)
+        return ""
+
+
+def _worker_obstacle() -> str | None:
+    # With its own generator, since a loader would draw from torch's global one.
+    generator = torch.Generator()
+    try:
+        loader = DataLoader(
+            _Question(),
+            batch_size=None,
+            num_workers=1,
+            timeout=_WORKER_SECONDS,
+            generator=generator,
+        )
+        (answer,) = loader
+    except (RuntimeError, OSError) as error:
+        return f"a worker could not be started ({str(error).splitlines()[0] if str(error) else type(error).__name__})"
+    return answer or None
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed"

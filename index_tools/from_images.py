@@ -1,36 +1,47 @@
-"""``tfrecord from-images``: from an image folder to shards of Examples like TensorFlow's ImageNet
-files.
+"""``tfrecord from-images``: from an image folder, with one sub-folder per class, to shards of Examples
+like TensorFlow's ImageNet files.
 """
 
 from __future__ import annotations
 
 import argparse
-import functools
+import contextlib
+import glob
 import itertools
 import os
 import sys
-from collections import Counter, defaultdict, deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import TypeVar
+from pathlib import Path
+from typing import NamedTuple, TypeVar
 
-from index_tools._arguments import Verbs, add_jobs, add_verb, byte_size, integer
-from index_tools._images import (
-    ImageFile,
-    LoadedImage,
-    check_output,
-    find_images,
-    load_image,
-    write_shards,
+import torch
+
+from index_tools._terminal import (
+    Verbs,
+    add_jobs,
+    add_verb,
+    byte_size,
+    counted,
+    error_text,
+    escape,
+    integer,
 )
-from index_tools._text import counted, error_text, escape, format_table
 from torch_tfrecord.errors import ImageDecodeError
+from torch_tfrecord.files.atomic import AtomicFile
+from torch_tfrecord.files.storage import open_file
+from torch_tfrecord.images.codec import decode_image, encode_image, image_format, image_size
+from torch_tfrecord.images.headers import guess_content
 from torch_tfrecord.order.random_stream import shuffled
 from torch_tfrecord.processors import num_processors
 from torch_tfrecord.progress import ProgressBar
+from torch_tfrecord.protobuf.example import encode_example
+from torch_tfrecord.records.paths import is_companion, labels_name
+from torch_tfrecord.records.writer import ShardedTFRecordWriter
 
-__all__ = ["add_parser"]
+__all__ = ["add_parser", "find_images", "load_image"]
 
 _T = TypeVar("_T")
 _R = TypeVar("_R")
@@ -39,6 +50,8 @@ _R = TypeVar("_R")
 # by file.
 _DEFAULT_SHARD_BYTES = 100_000_000
 
+_SUFFIXES = {None: ".tfrecord", "GZIP": ".tfrecord.gz", "ZLIB": ".tfrecord.zlib"}
+_HEAD_BYTES = 64  # enough to recognise an image, so that no video is read completely
 _COLUMNS = ("images", "re-encoded", "bytes before", "bytes after")
 
 _DESCRIPTION = """\
@@ -63,39 +76,6 @@ alpha are kept as they are unless you pass --drop-alpha; 16-bit images are alway
 examples:
   tfrecord from-images photos/ data/train
   tfrecord from-images photos/ data/train --num-shards 16 --jpeg-quality 92"""
-
-
-@dataclass
-class _Conversion:
-    """What was written and what was skipped.
-
-    Attributes:
-        classes: The class names, in the order of their labels.
-        paths: The shards; empty if no image could be read.
-        labels_path: The file of class names.
-        formats: Source format -> the numbers of the report's columns.
-        kept: Reason -> number of images that --jpeg-quality did not re-encode.
-        skipped: The errors of skipped files, in sorted order of the files.
-        images_per_class: Label -> number of records.
-        num_outside: Number of files directly in the folder, without a class.
-    """
-
-    classes: tuple[str, ...]
-    num_outside: int
-    paths: list[str] = field(default_factory=list)
-    labels_path: str = ""
-    formats: defaultdict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
-    kept: Counter[str] = field(default_factory=Counter)
-    skipped: list[tuple[ImageFile, Exception]] = field(default_factory=list)
-    images_per_class: Counter[int] = field(default_factory=Counter)
-
-    def count(self, image: LoadedImage) -> None:
-        """Count an image that was written."""
-        numbers = (1, image.format != image.source_format, image.source_bytes, len(image.encoded))
-        self.formats[image.source_format].update(dict(zip(_COLUMNS, numbers, strict=True)))
-        if image.kept:
-            self.kept[image.kept] += 1
-        self.images_per_class[image.file.label] += 1
 
 
 def add_parser(verbs: Verbs, summary: str) -> None:
@@ -151,32 +131,108 @@ def add_parser(verbs: Verbs, summary: str) -> None:
     add_jobs(parser, "decoding threads")
 
 
+class ImageFile(NamedTuple):
+    """A file of a class folder; reading it shows whether it is an image."""
+
+    path: str
+    label: int
+
+
+class ImageFolder(NamedTuple):
+    """The contents of an image folder: the classes in the order of their labels, and the sorted
+    files.
+    """
+
+    classes: tuple[str, ...]
+    files: tuple[ImageFile, ...]
+    num_outside: int  # files directly in the folder, without a class
+
+
+class LoadedImage(NamedTuple):
+    """An image as it is written to the record.
+
+    Attributes:
+        file: The file that it is from.
+        encoded: The bytes of an image file.
+        format: Format of `encoded`: "jpeg", "png", "gif", "bmp" or "webp".
+        height, width: As stored, in pixels; EXIF orientation is not applied.
+        source_format: Format of the file.
+        source_bytes: Size of the file.
+        kept: Why an image that should be re-encoded was not; empty if it was, or need not be.
+    """
+
+    file: ImageFile
+    encoded: bytes
+    format: str
+    height: int
+    width: int
+    source_format: str
+    source_bytes: int
+    kept: str
+
+
+@dataclass
+class _Conversion:
+    """What was written and what was skipped.
+
+    Attributes:
+        content: The image folder.
+        paths: The shards; empty if no image could be read.
+        labels_path: The file of class names.
+        formats: Source format -> the numbers of the report's columns.
+        kept: Reason -> number of images that --jpeg-quality did not re-encode.
+        skipped: The errors of skipped files.
+        images_per_class: Label -> number of records.
+    """
+
+    content: ImageFolder
+    paths: list[str] = field(default_factory=list)
+    labels_path: str = ""
+    formats: dict[str, Counter[str]] = field(default_factory=dict)
+    kept: Counter[str] = field(default_factory=Counter)
+    skipped: list[tuple[ImageFile, Exception]] = field(default_factory=list)
+    images_per_class: Counter[int] = field(default_factory=Counter)
+
+    def count(self, image: LoadedImage) -> None:
+        """Count an image that was written."""
+        numbers = (1, image.format != image.source_format, image.source_bytes, len(image.encoded))
+        counts = self.formats.setdefault(image.source_format, Counter())
+        counts.update(dict(zip(_COLUMNS, numbers, strict=True)))
+        if image.kept:
+            self.kept[image.kept] += 1
+        self.images_per_class[image.file.label] += 1
+
+
 def _run(options: argparse.Namespace) -> int:
     """Convert the folder; either all output files appear at the end, or none."""
-    max_shard_bytes, jpeg_quality, drop_alpha = (
-        options.max_shard_bytes,
-        options.jpeg_quality,
-        options.drop_alpha,
-    )
-    if drop_alpha and jpeg_quality is None:
+    if options.drop_alpha and options.jpeg_quality is None:
         raise ValueError("--drop-alpha needs --jpeg-quality: otherwise no image is re-encoded")
-    if options.num_shards is None and max_shard_bytes is None:
-        max_shard_bytes = _DEFAULT_SHARD_BYTES
-    check_output(options.prefix, options.num_shards, options.compression, force=options.force)
+    if options.num_shards is None and options.max_shard_bytes is None:
+        options.max_shard_bytes = _DEFAULT_SHARD_BYTES
+    _check_output(options)
     content = find_images(options.folder)
-    result = _Conversion(content.classes, content.num_outside)
+    result = _Conversion(content)
     files = shuffled(content.files, options.seed) if options.shuffle else list(content.files)
-    load = functools.partial(_load_or_error, jpeg_quality=jpeg_quality, drop_alpha=drop_alpha)
+
+    def load(file: ImageFile) -> LoadedImage | tuple[ImageFile, Exception]:
+        try:
+            return load_image(
+                file, jpeg_quality=options.jpeg_quality, drop_alpha=options.drop_alpha
+            )
+        except (ImageDecodeError, OSError) as error:
+            return file, error
+
+    def images() -> Iterator[LoadedImage]:
+        for item in _parallel(load, files, options.jobs or num_processors()):
+            bar.update()
+            if isinstance(item, LoadedImage):
+                result.count(item)
+                yield item
+            else:
+                result.skipped.append(item)
+
     with ProgressBar(total=len(files), desc="converting", unit="image") as bar:
-        images = _written(_parallel(load, files, options.jobs or num_processors()), result, bar)
-        result.paths, result.labels_path = write_shards(
-            images,
-            content.classes,
-            options.prefix,
-            num_shards=options.num_shards,
-            max_shard_bytes=max_shard_bytes,
-            compression_type=options.compression,
-        )
+        result.paths, result.labels_path = _write_shards(images(), content.classes, options)
     result.skipped.sort(key=lambda skipped: os.fsencode(skipped[0].path))
     _print_report(result)
     return 0 if result.paths else 1
@@ -186,17 +242,18 @@ def _print_report(result: _Conversion) -> None:
     """Print what was written, the bytes per format before and after, and what was skipped; warnings
     go to stderr.
     """
+    classes, num_outside = result.content.classes, result.content.num_outside
     num_records = sum(result.images_per_class.values())
     if result.paths:
         more = "" if len(result.paths) == 1 else f" to {escape(result.paths[-1])}"
-        classes = counted(len(result.classes), "class", "classes")
+        of_classes = f"of {counted(len(classes), 'class', 'classes')}"
         print(
-            f"wrote {counted(num_records, 'record')} of {classes} in {counted(len(result.paths), 'shard')}: "
+            f"wrote {counted(num_records, 'record')} {of_classes} in {counted(len(result.paths), 'shard')}: "
             f"{escape(result.paths[0])}{more}"
         )
-        print(f"wrote {counted(len(result.classes), 'class name')}: {escape(result.labels_path)}")
+        print(f"wrote {counted(len(classes), 'class name')}: {escape(result.labels_path)}")
         print()
-        print("\n".join(format_table(_rows(result))))
+        print("\n".join(_table(result)))
     else:
         print("wrote nothing: no image could be read")
     for reason, number in sorted(result.kept.items()):
@@ -206,47 +263,28 @@ def _print_report(result: _Conversion) -> None:
         for _, error in result.skipped:
             print(f"  {error_text(error)}")
     sys.stdout.flush()
-    if result.num_outside:
-        outside = counted(result.num_outside, "file")
+    if num_outside:
+        outside = counted(num_outside, "file")
         print(
             f"warning: skipped {outside} directly in the folder, without a class", file=sys.stderr
         )
-    for label, name in enumerate(result.classes):
+    for label, name in enumerate(classes):
         if not result.images_per_class[label]:
             print(f"warning: no images in class {label}: {escape(name)}", file=sys.stderr)
 
 
-def _rows(result: _Conversion) -> list[tuple[str, ...]]:
-    """The table: one row per source format, and the total."""
+def _table(result: _Conversion) -> Iterator[str]:
+    """The lines of a table: one per source format, and the total; all columns but the first have
+    numbers, to the right.
+    """
     formats = [*sorted(result.formats.items()), ("total", sum(result.formats.values(), Counter()))]
-    return [
+    rows = [
         ("format", *_COLUMNS),
         *((name, *(str(counts[column]) for column in _COLUMNS)) for name, counts in formats),
     ]
-
-
-def _load_or_error(
-    file: ImageFile, *, jpeg_quality: int | None, drop_alpha: bool
-) -> LoadedImage | tuple[ImageFile, Exception]:
-    try:
-        return load_image(file, jpeg_quality=jpeg_quality, drop_alpha=drop_alpha)
-    except (ImageDecodeError, OSError) as error:
-        return file, error
-
-
-def _written(
-    loaded: Iterator[LoadedImage | tuple[ImageFile, Exception]],
-    result: _Conversion,
-    bar: ProgressBar,
-) -> Iterator[LoadedImage]:
-    """Yield the images and count them; note what could not be loaded."""
-    for item in loaded:
-        bar.update()
-        if isinstance(item, LoadedImage):
-            result.count(item)
-            yield item
-        else:
-            result.skipped.append(item)
+    first, *others = (max(map(len, column)) for column in zip(*rows, strict=True))
+    for name, *cells in rows:
+        yield "  ".join([name.ljust(first), *map(str.rjust, cells, others)])
 
 
 def _parallel(task: Callable[[_T], _R], items: Sequence[_T], num_threads: int) -> Iterator[_R]:
@@ -263,3 +301,215 @@ def _parallel(task: Callable[[_T], _R], items: Sequence[_T], num_threads: int) -
             waiting.extend(pool.submit(task, item) for item in itertools.islice(source, 1))
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
+
+
+# Images.
+
+
+def find_images(folder: str) -> ImageFolder:
+    """List an image folder like torchvision's ImageFolder; hidden files and folders are skipped.
+
+    Every sub-folder is a class, even an empty one, so that the labels of a training and a test
+    folder agree.
+
+    Raises:
+        OSError: The folder, or one in it, cannot be read.
+        ValueError: There is no sub-folder with a file, or a class name has a line break.
+    """
+    with os.scandir(folder) as entries:
+        visible = [entry for entry in entries if not entry.name.startswith(".")]
+    classes = sorted((entry.name for entry in visible if entry.is_dir()), key=os.fsencode)
+    broken = [name for name in classes if "\n" in name or "\r" in name]
+    if broken:
+        raise ValueError(f"{folder}: expected class names without line breaks, got {broken[0]!r}")
+    files = tuple(
+        ImageFile(path, label)
+        for label, name in enumerate(classes)
+        for path in _walk(os.path.join(folder, name))
+    )
+    num_outside = len(visible) - len(classes)
+    if not files:
+        raise ValueError(
+            f"{folder}: expected sub-folders with images, one per class, such as {folder}/cat/1.jpg, got "
+            f"{len(classes)} empty ones, and {counted(num_outside, 'file')} without a class directly in the folder"
+        )
+    return ImageFolder(tuple(classes), files, num_outside)
+
+
+def _walk(folder: str) -> Iterator[str]:
+    """All files below a folder, in a fixed order; links are followed, except in loops."""
+    seen: set[tuple[int, int]] = set()
+    for path, folders, names in os.walk(folder, onerror=_raise, followlinks=True):
+        status = os.stat(path)
+        if (status.st_dev, status.st_ino) in seen:
+            folders.clear()
+            continue
+        seen.add((status.st_dev, status.st_ino))
+        folders[:] = sorted((name for name in folders if not name.startswith(".")), key=os.fsencode)
+        for name in sorted((name for name in names if not name.startswith(".")), key=os.fsencode):
+            yield os.path.join(path, name)
+
+
+def _raise(error: OSError) -> None:
+    raise error
+
+
+def load_image(
+    file: ImageFile, *, jpeg_quality: int | None = None, drop_alpha: bool = False
+) -> LoadedImage:
+    """Read an image, decode it to check that it is complete, and re-encode it if wanted.
+
+    Args:
+        file: The file.
+        jpeg_quality: 1 to 100: re-encode other formats as JPEG. None keeps every file's bytes.
+        drop_alpha: Also re-encode images with alpha, without it.
+
+    Raises:
+        ImageDecodeError: The file is not an image, or is damaged.
+        OSError: The file cannot be read, or is a pipe or device.
+    """
+    source = open_file(file.path)
+    head = source.read(_HEAD_BYTES, 0)
+    format = image_format(head)
+    if format is None:
+        content = f"that look like {guess_content(head)}" if head else "(an empty file)"
+        raise ImageDecodeError(
+            f"expected a JPEG, PNG, GIF, BMP or WebP image, got {source.file_size} bytes {content}",
+            path=file.path,
+        )
+    encoded = source.read(source.file_size, 0)
+    try:
+        pixels = decode_image(encoded, "unchanged")
+        height, width = image_size(encoded)
+        smaller, kept = encoded, ""
+        if jpeg_quality is not None and format != "jpeg":
+            smaller, kept = _as_jpeg(encoded, pixels, jpeg_quality, drop_alpha)
+    except ImageDecodeError as error:
+        raise error.locate(path=file.path) from error.__cause__
+    new_format = format if smaller is encoded else "jpeg"
+    return LoadedImage(file, smaller, new_format, height, width, format, len(encoded), kept)
+
+
+def _as_jpeg(
+    encoded: bytes, pixels: torch.Tensor, quality: int, drop_alpha: bool
+) -> tuple[bytes, str]:
+    """The image as JPEG, or its own bytes and the reason."""
+    if pixels.dtype != torch.uint8:
+        # JPEG would silently drop half of the bits, for example of a depth map
+        return (
+            encoded,
+            "16-bit",
+        )
+    num_channels = len(pixels)
+    has_alpha = num_channels in (2, 4)
+    # A file may declare one colour transparent without an alpha channel.
+    if not drop_alpha and (has_alpha or bool((decode_image(encoded, "RGBA")[3] < 255).any())):
+        return encoded, "alpha"
+    try:
+        return encode_image(pixels[:-1] if has_alpha else pixels, "jpeg", quality), ""
+    except ValueError:
+        return encoded, "too large"  # sides over 65,535 pixels
+
+
+# Shards.
+
+
+def _check_output(options: argparse.Namespace) -> None:
+    """Refuse to write beside another set of shards, as two under one prefix look like a damaged
+    one, or over a set that may not be replaced.
+    """
+    prefix = options.prefix
+    if not os.path.basename(prefix):
+        raise ValueError(
+            f"OUTPUT_PREFIX must end in a name for the shards, such as {prefix}train, got {prefix!r}"
+        )
+    found = sorted(
+        path for path in glob.glob(f"{glob.escape(prefix)}-*-of-*") if not is_companion(path)
+    )
+    if options.force and options.num_shards is not None:
+        replaced = f"-of-{options.num_shards:05d}{_SUFFIXES[options.compression]}"
+        found = [path for path in found if not path.endswith(replaced)]
+    if found:
+        raise ValueError(
+            f"a set of shards exists: {found[0]}; remove it, or choose another OUTPUT_PREFIX (--force with "
+            "--num-shards writes over a set of as many shards)"
+        )
+
+
+def encode_image_example(image: LoadedImage, class_name: str) -> bytes:
+    """The record of an image, with the keys of TensorFlow's ImageNet files; names are the bytes on
+    disk.
+    """
+    return encode_example(
+        {
+            "image/encoded": image.encoded,
+            "image/format": image.format.upper(),
+            "image/height": image.height,
+            "image/width": image.width,
+            "image/class/label": image.file.label,
+            "image/class/text": os.fsencode(class_name),
+            "image/filename": os.fsencode(os.path.basename(image.file.path)),
+        }
+    )
+
+
+def _write_shards(
+    images: Iterator[LoadedImage], classes: tuple[str, ...], options: argparse.Namespace
+) -> tuple[list[str], str]:
+    """Write shards with their indexes, and ``labels-<prefix's name>.txt``; creates missing folders.
+
+    Returns:
+        The paths of the shards and of the labels; [] and "" if there is no image.
+
+    Raises:
+        OSError: A file cannot be written. Then, as after an interrupt, nothing is left behind.
+    """
+    first = next(images, None)
+    if first is None:
+        return [], ""
+    folder, name = os.path.split(options.prefix)
+    labels_path = os.path.join(folder, labels_name(name))
+    with _create_folders(folder):
+        labels = AtomicFile(labels_path)
+        try:
+            labels.write(b"".join(os.fsencode(name) + b"\n" for name in classes))
+            labels.prepare()
+            with _Writer(
+                options.prefix,
+                num_shards=options.num_shards,
+                max_shard_bytes=options.max_shard_bytes,
+                compression_type=options.compression,
+                suffix=_SUFFIXES[options.compression],
+                write_index=True,
+            ) as writer:
+                writer.labels = labels
+                for image in itertools.chain([first], images):
+                    writer.write(encode_image_example(image, classes[image.file.label]))
+        except BaseException:
+            labels.discard()
+            raise
+    return writer.paths, labels_path
+
+
+class _Writer(ShardedTFRecordWriter):
+    """Shards that appear together with the class names."""
+
+    labels: AtomicFile
+
+    def _beside(self) -> list[AtomicFile]:
+        return [self.labels]
+
+
+@contextlib.contextmanager
+def _create_folders(folder: str) -> Iterator[None]:
+    """Create a folder and its parents; after a failure remove those that were created."""
+    target = Path(folder)
+    missing = [path for path in (target, *target.parents) if not path.exists()]
+    target.mkdir(parents=True, exist_ok=True)
+    try:
+        yield
+    except BaseException:
+        for path in missing:
+            with contextlib.suppress(OSError):  # not empty: something else was put there
+                path.rmdir()
+        raise

@@ -11,12 +11,21 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from index_tools._arguments import Verbs, add_jobs, add_paths, add_verb, data_files
-from index_tools._files import Outcome, exit_code, work_on_files
-from index_tools._text import counted, error_text, escape
+from index_tools._terminal import (
+    Verbs,
+    add_jobs,
+    add_paths,
+    add_verb,
+    counted,
+    data_files,
+    error_text,
+    escape,
+)
+from index_tools._workers import Outcome, exit_code, work_on_files
 from torch_tfrecord.errors import TFRecordError
-from torch_tfrecord.files.compression import open_stream
-from torch_tfrecord.files.storage import FileSource, is_remote
+from torch_tfrecord.files.file_source import FileSource
+from torch_tfrecord.files.storage import is_remote
+from torch_tfrecord.records.compression import open_stream
 from torch_tfrecord.records.index import RecordIndex, index_source, load_fresh
 from torch_tfrecord.records.manifest_build import write_manifest
 from torch_tfrecord.records.sidecar import sidecar_path, write_sidecar

@@ -9,7 +9,9 @@ the folder says which export it is, until that is complete.
 
 from __future__ import annotations
 
+import argparse
 import contextlib
+import functools
 import hashlib
 import json
 import math
@@ -21,21 +23,29 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
-from index_tools.lerobot_camera import CameraFrames
-from index_tools.lerobot_features import CAMERA_DTYPES, Chosen, LeRobotFeature, choose_features
+from index_tools._terminal import Verbs, add_jobs, add_verb, counted, escape, integer
+from index_tools._workers import Advance, work_in_processes
+from index_tools.lerobot_features import (
+    CAMERA_DTYPES,
+    CameraFrames,
+    Chosen,
+    LeRobotFeature,
+    choose_features,
+)
 from index_tools.lerobot_files import (
     CODECS,
     FILES_PER_CHUNK,
     OWN_FEATURES,
+    EpisodeGroups,
     VideoEncoder,
     check_installed,
+    episodes_path,
     read_columns,
     tasks_table,
 )
-from index_tools.lerobot_group import EpisodeGroups, episodes_path
 from index_tools.lerobot_statistics import STATISTICS, merged_statistics
-from index_tools.lerobot_workers import write_groups
 from torch_tfrecord.arguments import IndexPolicy, at_least, one_of
 from torch_tfrecord.files.atomic import write_atomically
 from torch_tfrecord.files.storage import is_remote
@@ -49,7 +59,7 @@ from torch_tfrecord.tfds.leaf_table import list_leaves
 from torch_tfrecord.tfds.splits import Split
 from torch_tfrecord.tfds.step_samples import INSTRUCTIONS, instruction
 
-__all__ = ["LeRobotExport", "rlds_to_lerobot"]
+__all__ = ["LeRobotExport", "add_parser", "rlds_to_lerobot"]
 
 Images: TypeAlias = Literal["video", "image"]
 Codec: TypeAlias = Literal["libsvtav1", "h264", "hevc"]
@@ -177,7 +187,7 @@ def rlds_to_lerobot(
         job = EpisodeGroups(
             store, chosen, fps, encoder, out, numbers, frames, _groups(frames, chosen), by_name
         )
-        write_groups(job, num_workers)
+        _write_groups(job, num_workers)
         _finish(job, robot_type)
     with contextlib.suppress(OSError):
         _plan(out).parent.rmdir()
@@ -294,7 +304,33 @@ def _planned(out: str, request: Mapping[str, Any]) -> list[str] | None:
     return tasks
 
 
-# What holds for all groups.
+# The groups, and what holds for all of them.
+
+
+def _write_groups(job: EpisodeGroups, num_workers: int) -> None:
+    """Write the groups that are missing."""
+    missing = [number for number in range(len(job)) if not episodes_path(job.out, number).exists()]
+    num_done = int(job.frames[-1]) - sum(map(job.num_frames, missing))
+    with ProgressBar(
+        total=int(job.frames[-1]), initial=num_done, desc="exporting", unit="frame"
+    ) as bar:
+        if not missing:
+            return
+        work_in_processes(
+            functools.partial(_write_group, job),
+            missing,
+            min(num_workers, len(missing)),
+            bar,
+            module=__name__,
+            advice="run it again, with fewer workers: it continues",
+        )
+
+
+def _write_group(job: EpisodeGroups, number: int, advance: Advance) -> None:
+    os.environ.setdefault("SVT_LOG", "1")  # errors only
+    torch.set_num_threads(1)
+    job.write(number)
+    advance(job.num_frames(number))
 
 
 def _finish(job: EpisodeGroups, robot_type: str | None) -> None:
@@ -351,3 +387,103 @@ def _described(feature: LeRobotFeature, job: EpisodeGroups) -> dict[str, Any]:
         height, width, _ = feature.shape
         described["info"] = job.encoder.info(height, width, job.fps)
     return described
+
+
+# The verb.
+
+_DESCRIPTION = """\
+DIRECTORY is a directory that TFDS prepared, of RLDS episodes (Open X-Embodiment, for example). OUT
+becomes a LeRobot dataset of version 3.0. Needs pip install 'torch-tfrecord[lerobot]', not LeRobot.
+
+If it is interrupted, run the same command again: it continues with the episodes that are missing.
+OUT must be new or empty, or have an unfinished export of the same data with the same options.
+
+Numbers keep their values. Images become observation.images.NAME, the state observation.state, the
+instruction the task; others keep their path, with dots. --feature names them otherwise, or leaves
+them out. Prints what was written, and what LeRobot has no form for.
+
+examples:
+  tfrecord rlds-to-lerobot bridge/0.1.0 bridge_lerobot --fps 5 --robot-type widowx
+  tfrecord rlds-to-lerobot droid/1.0.0 droid_lerobot --fps 15 --split 'train[:100]' \\
+      --feature observation.state=observation/joint_position,observation/gripper_position \\
+      --feature discount="""
+
+
+def add_parser(verbs: Verbs, summary: str) -> None:
+    """Add the verb to the command line."""
+    parser = add_verb(verbs, "rlds-to-lerobot", summary, _DESCRIPTION, _run)
+    parser.add_argument(
+        "directory", metavar="DIRECTORY", help="a directory with features.json and the episodes"
+    )
+    parser.add_argument("out", metavar="OUT", help="the folder of the LeRobot dataset")
+    parser.add_argument(
+        "--fps",
+        type=integer(1),
+        required=True,
+        metavar="N",
+        help="frames per second, which RLDS does not store",
+    )
+    parser.add_argument(
+        "--split", default="train", help="a split string: 'train[:90%%]' (default: %(default)s)"
+    )
+    parser.add_argument("--robot-type", metavar="NAME", help="name of the robot")
+    parser.add_argument(
+        "--feature",
+        type=_parse_feature,
+        action="append",
+        default=[],
+        metavar="NAME=PATH[,PATH]",
+        help="give features of the steps this LeRobot name, concatenated; nothing after = leaves NAME out; repeatable",
+    )
+    parser.add_argument(
+        "--images",
+        choices=("video", "image"),
+        default="video",
+        help="frames as MP4, or as images with equal pixels",
+    )
+    parser.add_argument(
+        "--codec",
+        choices=("libsvtav1", "h264", "hevc"),
+        default="libsvtav1",
+        help="of videos (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--crf",
+        type=integer(0, 63),
+        default=30,
+        metavar="Q",
+        help="quality of videos, 0 is best (default: %(default)s)",
+    )
+    add_jobs(parser, "parallel processes")
+
+
+def _parse_feature(text: str) -> tuple[str, list[str] | None]:
+    name, separator, paths = text.partition("=")
+    if not name or not separator:
+        raise argparse.ArgumentTypeError(
+            f"expected NAME=PATH, NAME=PATH,PATH or NAME=, got {text!r}"
+        )
+    return name, paths.split(",") if paths else None
+
+
+def _run(options: argparse.Namespace) -> int:
+    """Export, and print what was written."""
+    result = rlds_to_lerobot(
+        options.directory,
+        options.out,
+        options.split,
+        fps=options.fps,
+        robot_type=options.robot_type,
+        features=dict(options.feature),
+        images=options.images,
+        codec=options.codec,
+        crf=options.crf,
+        num_workers=options.jobs,
+    )
+    for name, paths in result.features.items():
+        print(f"{escape(name)}: {escape(', '.join(paths))}")
+    if result.left_out:
+        print(f"left out: {escape(', '.join(result.left_out))}")
+    frames = counted(result.num_frames, "frame")
+    print(f"wrote {counted(result.num_episodes, 'episode')}, {frames}: {escape(options.out)}")
+    return 0

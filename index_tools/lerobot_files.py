@@ -3,7 +3,7 @@
 The layout is that of LeRobot's own writer (``lerobot/datasets/dataset_writer.py``,
 ``docs/source/lerobot-dataset-v3``): ``data/chunk-000/file-000.parquet``,
 ``videos/<camera>/chunk-000/file-000.mp4``, ``meta/episodes/...`` alike. Each file has several
-episodes; ``meta/episodes`` says where each begins.
+episodes, a group of consecutive ones; ``meta/episodes`` says where each begins.
 """
 
 from __future__ import annotations
@@ -13,24 +13,27 @@ import io
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from index_tools.lerobot_features import LeRobotFeature
+from index_tools.lerobot_features import CameraFrames, LeRobotFeature
+from index_tools.lerobot_statistics import number_statistics
+from torch_tfrecord.files.atomic import write_atomically
+from torch_tfrecord.tfds.episode_store import EpisodeStore
+from torch_tfrecord.tfds.step_samples import instruction
 
 __all__ = [
     "CODECS",
     "FILES_PER_CHUNK",
     "OWN_FEATURES",
-    "DataTable",
-    "Movie",
+    "EpisodeGroups",
     "VideoEncoder",
     "check_installed",
-    "place_of",
+    "episodes_path",
     "read_columns",
-    "table_bytes",
     "tasks_table",
 ]
 
@@ -62,7 +65,7 @@ def _module(name: str) -> Any:
         ) from error
 
 
-def place_of(number: int) -> str:
+def _place_of(number: int) -> str:
     """Folder and name of a file, without its ending."""
     return f"chunk-{number // FILES_PER_CHUNK:03d}/file-{number % FILES_PER_CHUNK:03d}"
 
@@ -98,7 +101,7 @@ class VideoEncoder:
         }  # fmt: skip
 
 
-class Movie:
+class _Movie:
     """The frames of one camera in one file, encoded in memory.
 
     Args:
@@ -146,7 +149,7 @@ class Movie:
             ) from error
 
 
-class DataTable:
+class _DataTable:
     """A table of steps, encoded in memory; each episode is one row group.
 
     Args:
@@ -238,7 +241,7 @@ class DataTable:
         }
 
 
-def table_bytes(
+def _table_bytes(
     columns: Mapping[str, Sequence[Any]], metadata: Mapping[str, str] | None = None
 ) -> bytes:
     """A Parquet file of columns of Python values."""
@@ -274,6 +277,134 @@ def tasks_table(tasks: Sequence[str]) -> bytes:
         for name, (kind, dtype) in names.items()
     ]
     described = {"index_columns": ["task"], "column_indexes": [], "columns": columns}
-    return table_bytes(
+    return _table_bytes(
         {"task_index": range(len(tasks)), "task": tasks}, {"pandas": json.dumps(described)}
     )
+
+
+# Groups of episodes.
+
+
+def episodes_path(out: str, number: int) -> Path:
+    """The file that says where the episodes of a group are; it is written last."""
+    return Path(out, "meta", "episodes", f"{_place_of(number)}.parquet")
+
+
+@dataclass(frozen=True)
+class EpisodeGroups:
+    """What every process needs to write a group. Pickles without open files.
+
+    Attributes:
+        store: The episodes.
+        features: What is written of them.
+        fps: Frames per second.
+        encoder: How videos are encoded.
+        out: The folder of the LeRobot dataset.
+        episodes: Their numbers in the store.
+        frames: int64 [episodes + 1]: the first frame of each episode, and the number of all.
+        groups: The first episode of each group, as a place in `episodes`, and the number of all.
+        tasks: Instruction -> number.
+    """
+
+    store: EpisodeStore
+    features: list[LeRobotFeature]
+    fps: int
+    encoder: VideoEncoder
+    out: str
+    episodes: list[int]
+    frames: npt.NDArray[np.int64]
+    groups: list[int]
+    tasks: dict[str, int]
+
+    def __len__(self) -> int:
+        return len(self.groups) - 1
+
+    def num_frames(self, number: int) -> int:
+        """Frames of a group."""
+        return int(self.frames[self.groups[number + 1]] - self.frames[self.groups[number]])
+
+    def write(self, number: int) -> None:
+        """Write the files of a group; each appears complete or not at all."""
+        table = _DataTable(self.features)
+        cameras = [feature for feature in self.features if feature.dtype == "video"]
+        movies = {feature.name: _Movie(feature, self.fps, self.encoder) for feature in cameras}
+        rows = [
+            self._add(place, number, table, movies)
+            for place in range(*self.groups[number : number + 2])
+        ]
+        _publish(Path(self.out, "data", f"{_place_of(number)}.parquet"), table.finish())
+        for name, movie in movies.items():
+            _publish(Path(self.out, "videos", name, f"{_place_of(number)}.mp4"), movie.finish())
+        _publish(
+            episodes_path(self.out, number),
+            _table_bytes({name: [row[name] for row in rows] for name in rows[0]}),
+        )
+
+    def _add(
+        self, place: int, number: int, table: _DataTable, movies: dict[str, _Movie]
+    ) -> dict[str, Any]:
+        """Add an episode to the files; return its row of ``meta/episodes``."""
+        episode = self.store.episode(self.episodes[place])
+        tasks = [instruction(episode, step) for step in range(episode.num_steps)]
+        row: dict[str, Any] = {
+            "episode_index": place,
+            "tasks": [*dict.fromkeys(tasks)],
+            "length": episode.num_steps,
+        }
+        file = {"chunk_index": number // FILES_PER_CHUNK, "file_index": number % FILES_PER_CHUNK}
+        row |= self._where(place, file, movies)
+        columns = self._own_columns(place, tasks)
+        found = {name: number_statistics(values) for name, values in columns.items()}
+        columns["timestamp"] = columns["timestamp"].astype(np.float32)
+        for feature in self.features:
+            if feature.is_camera:
+                camera = CameraFrames(feature, episode, self.store)
+                if feature.name in movies:
+                    for frame in camera.pixels():
+                        movies[feature.name].add(frame)
+                else:
+                    columns[feature.name] = [*camera.files()]
+                found[feature.name] = camera.statistics.result()
+            elif feature.is_text:
+                columns[feature.name] = feature.column(episode.steps).read(0, episode.num_steps)
+            else:
+                columns[feature.name] = values = feature.numbers(episode.steps)
+                found[feature.name] = number_statistics(
+                    values[:, 0] if feature.shape == (1,) else values
+                )
+        table.add(columns)
+        row |= {
+            f"stats/{name}/{key}": value
+            for name, items in found.items()
+            for key, value in items.items()
+        }
+        return row | {f"meta/episodes/{key}": value for key, value in file.items()}
+
+    def _where(
+        self, place: int, file: Mapping[str, int], movies: Mapping[str, _Movie]
+    ) -> dict[str, Any]:
+        """Where an episode is going to be in its files."""
+        begin, end = map(int, self.frames[place : place + 2])
+        where: dict[str, Any] = {f"data/{key}": value for key, value in file.items()}
+        where |= {"dataset_from_index": begin, "dataset_to_index": end}
+        for name, movie in movies.items():
+            first, last = movie.num_frames, movie.num_frames + end - begin
+            times = {"from_timestamp": first / self.fps, "to_timestamp": last / self.fps}
+            where |= {f"videos/{name}/{key}": value for key, value in {**file, **times}.items()}
+        return where
+
+    def _own_columns(self, place: int, tasks: list[str]) -> dict[str, Any]:
+        """The columns of `OWN_FEATURES` of an episode, given the task of each step."""
+        steps = np.arange(len(tasks))
+        return {
+            "timestamp": steps / self.fps,
+            "frame_index": steps,
+            "episode_index": np.full(len(steps), place),
+            "index": steps + int(self.frames[place]),
+            "task_index": np.array([self.tasks[task] for task in tasks]),
+        }
+
+
+def _publish(path: Path, content: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(str(path), content)

@@ -11,8 +11,7 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from index_tools._arguments import EXIT_STATUS, OneLineParser
-from index_tools._text import error_text
+from index_tools._terminal import EXIT_STATUS, OneLineParser, error_text
 from torch_tfrecord import __version__
 from torch_tfrecord.errors import TFRecordError
 
@@ -27,6 +26,8 @@ _VERBS = {
     "cache": "show or clear the disk cache of remote data",
     "doctor": "report what runs compiled, what decodes images, and what is missing",
 }
+
+_MODULES = {"from-images": "from_images", "rlds-to-lerobot": "lerobot_export"}  # if other names
 
 _SIGNAL_STATUS = 128  # shells report this plus the signal's number for a process ended by a signal
 
@@ -108,9 +109,8 @@ def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     wanted = next((argument for argument in arguments if argument in _VERBS), None)
     for name, summary in _VERBS.items():
         if name == wanted:  # do not import the others: torch alone takes seconds
-            importlib.import_module(f"index_tools.{name.replace('-', '_')}").add_parser(
-                verbs, summary
-            )
+            module = _MODULES.get(name, name)
+            importlib.import_module(f"index_tools.{module}").add_parser(verbs, summary)
         else:
             verbs.add_parser(name, help=summary)
     return parser

@@ -6,34 +6,59 @@ import argparse
 import itertools
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TypeVar
+from contextlib import suppress
+from typing import TypeAlias, TypeVar
 
-from index_tools._arguments import PATHS_HELP, Verbs, add_verb, data_files, integer
-from index_tools._text import counted, error_text, escape
-from index_tools._values import describe_record
+import numpy as np
+import torch
+
+from index_tools._terminal import (
+    PATHS_HELP,
+    Verbs,
+    add_verb,
+    counted,
+    data_files,
+    error_text,
+    escape,
+    format_size,
+    integer,
+)
 from torch_tfrecord.columns.inference import (
     Decoded,
     decode_record,
     format_features,
+    looks_like,
     propose_features,
+    read_text,
 )
 from torch_tfrecord.columns.lists import FixedLenFeature
+from torch_tfrecord.columns.tensors import parse_tensor
 from torch_tfrecord.errors import ImageDecodeError, IndexMismatchError, ParseError, TFRecordError
-from torch_tfrecord.files.compression import open_stream
 from torch_tfrecord.files.storage import open_file
 from torch_tfrecord.images.codec import image_format, image_size
+from torch_tfrecord.protobuf.example import Values
+from torch_tfrecord.records.compression import open_stream
 from torch_tfrecord.records.index_keeper import IndexKeeper
 from torch_tfrecord.records.reader import RecordReader
 from torch_tfrecord.records.scan import RecordScanner
 from torch_tfrecord.records.spread import SpreadRecord, records_of, spread_records
 from torch_tfrecord.shown import without_secrets
 
-__all__ = ["add_parser"]
+__all__ = ["add_parser", "describe_bytes", "describe_record"]
 
 _T = TypeVar("_T")
+_Row: TypeAlias = tuple[str, str, int, str]  # name, kind, count, values
 
 _DEFAULT_RECORDS = 3
 _INFER_RECORDS = 100  # as many as `infer_features` looks at
+
+# Of what is shown of a record.
+_MAX_NUMBERS = 8
+_MAX_STRINGS = 3
+_MAX_STEPS = 4
+_MAX_TEXT = 60  # characters
+_MAX_HEX_BYTES = 12
+_MAX_NAME_WIDTH = 40  # of the column; longer names overflow it
 
 _DESCRIPTION = """\
 Prints a line for each record with its position, file, byte offset and length, then a line for each
@@ -84,7 +109,7 @@ def _run(options: argparse.Namespace) -> int:
         if position is None
         else _records_from(files, _absolute_position(files, position))
     )
-    shown, damage = _until_damage(map(_shown, itertools.islice(wanted, num_records)))
+    shown, damage = _until_damage(map(_show_record, itertools.islice(wanted, num_records)))
     samples, later_damage = _until_damage(
         () if options.no_features else spread_records(files, _INFER_RECORDS)
     )
@@ -112,11 +137,112 @@ def _until_damage(items: Iterable[_T]) -> tuple[list[_T], TFRecordError | None]:
     return found, None
 
 
-def _shown(record: SpreadRecord) -> str:
+def _show_record(record: SpreadRecord) -> str:
     kind, lines = describe_record(record.payload)
     length = counted(len(record.payload), "byte")
     head = f"record {record.position}: {escape(without_secrets(record.path))}, offset {record.offset}, {length}, {kind}"
     return "\n".join([head, *lines, ""])
+
+
+# One record.
+
+
+def describe_record(record: bytes) -> tuple[str, list[str]]:
+    """What a record is, and its lines of text, one per feature."""
+    try:
+        context, feature_lists = decode_record(record)
+    except ParseError:
+        return f"looks like {looks_like(record)[0]}", [f"  {describe_bytes(record)}"]
+    if not feature_lists:
+        return f"Example, {counted(len(context), 'feature')}", _align(_feature_rows(context))
+    lines = _align([*_feature_rows(context, "context "), *_step_rows(feature_lists)])
+    kind = f"SequenceExample, {counted(len(context), 'context feature')}"
+    return f"{kind}, {counted(len(feature_lists), 'feature list')}", lines
+
+
+def describe_bytes(value: bytes) -> str:
+    """A bytes value: text as text, an image as format, width x height and size, a TensorProto as
+    dtype and shape.
+    """
+    image = image_format(value)
+    if image is not None:
+        size = "(damaged)"
+        with suppress(ImageDecodeError):
+            height, width = image_size(value)
+            size = f"{width}x{height}"
+        return f"{image} {size}, {format_size(len(value))}"
+    with suppress(ParseError):
+        text = read_text(value)
+        shown = escape(text[:_MAX_TEXT], escape_backslash=True).replace('"', '\\"')
+        return (
+            f'"{shown}"' if len(text) <= _MAX_TEXT else f'"{shown}..." ({format_size(len(value))})'
+        )
+    tensor = _tensor_of(value)
+    if tensor is not None:
+        return f"TensorProto {tensor}, {format_size(len(value))}"
+    more = "..." if len(value) > _MAX_HEX_BYTES else ""
+    return f"0x{value[:_MAX_HEX_BYTES].hex()}{more} ({format_size(len(value))})"
+
+
+def _tensor_of(value: bytes) -> str | None:
+    try:
+        tensor = parse_tensor(value)
+    except TFRecordError:
+        return None
+    if isinstance(tensor, torch.Tensor):
+        return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
+    shape = []
+    while isinstance(tensor, list):
+        shape.append(len(tensor))
+        tensor = tensor[0] if tensor else b""
+    return f"string {shape}"
+
+
+def _feature_rows(features: Mapping[str, Values], what: str = "") -> list[_Row]:
+    return [
+        (f"{what}{name}", _kind(values), len(values), _show(values))
+        for name, values in features.items()
+    ]
+
+
+def _step_rows(feature_lists: Mapping[str, Sequence[Values]]) -> list[_Row]:
+    rows = []
+    for name, steps in feature_lists.items():
+        kinds = sorted({_kind(step) for step in steps if len(step)}) or ["-"]
+        shown = [f"[{_show(step)}]" for step in steps[:_MAX_STEPS]]
+        rows.append((f"list {name}", "/".join(kinds), len(steps), _join(shown, len(steps))))
+    return rows
+
+
+def _align(rows: Sequence[_Row]) -> list[str]:
+    """Rows as lines with aligned columns."""
+    names = [escape(row[0]) for row in rows]
+    name_width = min(max(map(len, names), default=0), _MAX_NAME_WIDTH)
+    kind_width = max((len(row[1]) for row in rows), default=0)
+    count_width = max((len(str(row[2])) for row in rows), default=0)
+    return [
+        f"  {name:<{name_width}}  {kind:<{kind_width}}  {count:>{count_width}}  {shown}".rstrip()
+        for name, (_, kind, count, shown) in zip(names, rows, strict=True)
+    ]
+
+
+def _kind(values: Values) -> str:
+    if isinstance(values, np.ndarray):
+        return str(values.dtype)
+    return "bytes" if values else "-"  # an empty list may be of bytes or have no kind
+
+
+def _show(values: Values) -> str:
+    if isinstance(values, np.ndarray):
+        numbers = values[:_MAX_NUMBERS].tolist()
+        shown = [f"{value:.7g}" if isinstance(value, float) else str(value) for value in numbers]
+    else:
+        shown = [describe_bytes(value) for value in itertools.islice(values, _MAX_STRINGS)]
+    return _join(shown, len(values))
+
+
+def _join(shown: Sequence[str], count: int) -> str:
+    return ", ".join([*shown, *(["..."] if count > len(shown) else [])])
 
 
 # Records by their position over all files, from the first or from any record.

@@ -7,12 +7,19 @@ from typing import NamedTuple
 
 import numpy as np
 
-from index_tools._arguments import Verbs, add_jobs, add_paths, add_verb, data_paths
-from index_tools._files import Outcome, exit_code, work_on_files
-from index_tools._text import counted, error_text
+from index_tools._terminal import (
+    Verbs,
+    add_jobs,
+    add_paths,
+    add_verb,
+    counted,
+    data_paths,
+    error_text,
+)
+from index_tools._workers import Outcome, exit_code, work_on_files
 from torch_tfrecord.errors import IndexMismatchError, TFRecordError
-from torch_tfrecord.files.compression import open_stream
-from torch_tfrecord.files.storage import FileSource
+from torch_tfrecord.files.file_source import FileSource
+from torch_tfrecord.records.compression import open_stream
 from torch_tfrecord.records.index import RecordIndex, index_source, load_fresh
 from torch_tfrecord.records.paths import find_files
 from torch_tfrecord.records.scan import RecordScanner, SkippedBytes

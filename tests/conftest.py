@@ -9,6 +9,7 @@ import random
 import numpy as np
 import pytest
 import torch
+from contract import contract_tests
 from hypothesis import settings
 
 # The same cases each time: a change fails for what it changed. HYPOTHESIS_PROFILE=explore looks for
@@ -24,6 +25,14 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 multiprocessing.set_forkserver_preload(
     ["torchvision", "torch_tfrecord.loading", "torch_tfrecord.tfds", "pytest"]
 )
+
+
+def pytest_collection_modifyitems(config, items):
+    """Mark the contract suite, where it is asked for: it takes a second to find."""
+    if "contract" in config.option.markexpr:
+        for item in items:
+            if item.originalname in contract_tests(item.path):
+                item.add_marker(pytest.mark.contract)
 
 
 def pytest_collection_finish():

@@ -39,7 +39,6 @@ from .loading.iterable_dataset import TFRecordIterableDataset
 from .loading.loader import make_dataloader
 from .loading.map_dataset import TFRecordDataset
 from .loading.padding import PaddedCollate
-from .native import has_native
 from .order.batch_sampler import RecordBatchSampler
 from .order.iterable_mixture import IterableMixture
 from .order.mixture import Mixture
@@ -110,7 +109,6 @@ __all__ = [
     "encode_sequence_example",
     "find_files",
     "format_features",
-    "has_native",
     "infer_features",
     "make_dataloader",
     "parse_example",

@@ -91,7 +91,7 @@ def collate_functions() -> dict[Any, Callable[..., Any]]:
         from torch.utils.data._utils.collate import default_collate_fn_map
     except ImportError:
         return {}
-    return default_collate_fn_map  # type: ignore[return-value]
+    return default_collate_fn_map
 
 
 def collate_by_kinds(samples: Sequence[Any], functions: Mapping[Any, Callable[..., Any]]) -> Any:

@@ -14,7 +14,7 @@ from tools import damage, outcome
 
 from torch_tfrecord import ImageDecodeError, decode_image
 from torch_tfrecord.images.codec import image_size, open_image
-from torch_tfrecord.images.regions import Region, Scratch, decode_region, decode_stack
+from torch_tfrecord.images.regions import Region, decode_region, decode_stack
 
 COMPILED = True
 _MOST_PIXELS = 1 << 16  # larger sizes are refused by the header
@@ -133,7 +133,7 @@ def check(data):
     header = opened[1]
     top, left = header.height // 3, header.width // 3
     region = Region(top, left, header.height - top - header.height // 4, header.width - left)
-    part = decode_region(data, header, mode, region, Scratch())
+    part = decode_region(data, header, mode, region)
     if part is not None:
         assert whole is not None
         assert (part == whole[:, top : top + region.height, left:].permute(1, 2, 0).numpy()).all()

@@ -6,15 +6,14 @@ import re
 import pytest
 
 from index_tools.main import main
-from torch_tfrecord.files import block_cache
-from torch_tfrecord.files.block_cache import BlockCache
-from torch_tfrecord.files.cached_read import CachedFile, Range
-from torch_tfrecord.files.user_cache import blocks_folder
+from torch_tfrecord.files import disk_cache
+from torch_tfrecord.files.disk_cache import CachedFile, DiskCache, Range
+from torch_tfrecord.files.user_cache import remote_folder
 
 
 def fill(folder, monkeypatch):
-    monkeypatch.setattr(block_cache, "_TOUCH_SECONDS", 0.0)
-    cache, file = BlockCache(folder, 64_000_000), CachedFile("s3://bucket/file", "1", 900_000)
+    monkeypatch.setattr(disk_cache, "_TOUCH_SECONDS", 0.0)
+    cache, file = DiskCache(folder, 64_000_000), CachedFile("s3://bucket/file", "1", 900_000)
     for _ in range(4):
         cache.read(
             [Range(file, 0, 900_000)], lambda ranges: [bytes(one.end - one.begin) for one in ranges]
@@ -24,7 +23,7 @@ def fill(folder, monkeypatch):
 
 @pytest.mark.parametrize("is_default", [False, True])
 def test_what_it_holds(tmp_path, capsys, monkeypatch, is_default):
-    folder = blocks_folder() if is_default else str(tmp_path / "cache\n")
+    folder = remote_folder() if is_default else str(tmp_path / "cache\n")
     arguments = ["cache"] if is_default else ["cache", folder]
     shown = folder.replace("\n", "\\n")
     assert main(arguments) == 0
@@ -32,12 +31,12 @@ def test_what_it_holds(tmp_path, capsys, monkeypatch, is_default):
     assert not os.path.exists(folder)
     cache = fill(folder, monkeypatch)
     assert main(arguments) == 0
-    held, disk, read = capsys.readouterr().out.splitlines()
-    assert held == f"{shown}: 900.1 KB of remote data, at most 64.0 MB"
-    assert re.fullmatch(r"on the disk: 9\d\d\.\d KB in 14 of 960 blocks", disk)
+    held, read = capsys.readouterr().out.splitlines()
+    size = re.escape(shown) + r": 9\d\d\.\d KB on the disk, of 1 remote file, at most 64\.0 MB"
+    assert re.fullmatch(size, held)
     assert read == "read through it: 3.6 MB, 75 % of it from the cache"
     assert main([*arguments, "--clear"]) == 0
-    assert capsys.readouterr().out == f"{shown}: removed 900.1 KB of remote data\n"
+    assert capsys.readouterr().out.startswith(f"{shown}: removed 9")
     assert os.listdir(folder) == []
     assert main([*arguments, "--clear"]) == 0
     assert capsys.readouterr().out == f"{shown}: no cache\n"
@@ -51,8 +50,6 @@ def test_what_is_no_folder(tmp_path, capsys):
 
 
 def test_one_that_cannot_be_opened(tmp_path, capsys):
-    (tmp_path / "torch_tfrecord.blocks").mkdir()
+    (tmp_path / "torch_tfrecord.cache").mkdir()
     assert main(["cache", str(tmp_path)]) == 2
-    assert (
-        capsys.readouterr().err == f"tfrecord: {tmp_path}/torch_tfrecord.blocks: Is a directory\n"
-    )
+    assert capsys.readouterr().err == f"tfrecord: {tmp_path}/torch_tfrecord.cache: Is a directory\n"

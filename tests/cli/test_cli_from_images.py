@@ -8,7 +8,7 @@ import pytest
 import torch
 from PIL import Image
 
-from index_tools import _images, from_images
+from index_tools import from_images
 from index_tools.main import main
 from torch_tfrecord import TFRecordDataset, decode_example, decode_image, encode_image
 
@@ -321,7 +321,7 @@ def test_names_that_are_not_utf8_stay_as_they_are(folder, capsys):
 def test_links_are_followed_but_not_in_circles(photos, folder):
     (photos / "cat" / "again").symlink_to(photos / "cat")
     (photos / "dog2").symlink_to(photos / "dog")
-    found = _images.find_images("photos")
+    found = from_images.find_images("photos")
     assert found.classes == ("cat", "dog", "dog2")
     assert [os.path.relpath(file.path, "photos") for file in found.files] == [
         "cat/0.jpg",
@@ -367,8 +367,8 @@ def test_an_interrupt_or_a_full_disk_leaves_nothing(
     calls = []
     places = {
         "load_image": (from_images, "load_image"),
-        "encode_image_example": (_images, "encode_image_example"),
-        "publish": (_images.AtomicFile, "put"),
+        "encode_image_example": (from_images, "encode_image_example"),
+        "publish": (from_images.AtomicFile, "put"),
     }
     owner, name = places[step]
     real = getattr(owner, name)
@@ -423,5 +423,7 @@ def test_a_film_is_not_read_whole(folder, monkeypatch):
     with film.open("wb") as file:
         file.write(b"\x00\x00\x00\x20ftypisom")
         file.truncate(1 << 40)
-    with pytest.raises(_images.ImageDecodeError, match="that look like an AVIF, HEIC or MP4 file"):
-        _images.load_image(_images.ImageFile(str(film), 0))
+    with pytest.raises(
+        from_images.ImageDecodeError, match="that look like an AVIF, HEIC or MP4 file"
+    ):
+        from_images.load_image(from_images.ImageFile(str(film), 0))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from index_tools import _files, index, verify
+from index_tools import _workers, index, verify
 from index_tools.main import main
 from torch_tfrecord import RecordIndex, TFRecordDataset, TFRecordWriter, build_index
 from torch_tfrecord.files.storage import open_file
@@ -249,7 +249,7 @@ def test_an_interrupt_leaves_no_index(folder, jobs, monkeypatch, capsys):
     if jobs == 1:
         monkeypatch.setattr(index, "index_source", interrupt)
     else:
-        monkeypatch.setattr(_files, "wait", interrupt)
+        monkeypatch.setattr(_workers, "wait", interrupt)
     assert main(["index", ".", "--jobs", str(jobs)]) == 130
     assert capsys.readouterr() == ("", "tfrecord: interrupted\n")
     assert all(name.endswith((".tfrecord", ".torch_index")) for name in os.listdir(folder))
@@ -271,13 +271,13 @@ def test_a_worker_that_dies_is_reported(folder):
         ChildProcessError,
         match="a worker process died, perhaps because memory ran out; try --jobs 1",
     ):
-        _files.work_on_files(die, ["a.tfrecord", "a.tfrecord"], num_jobs=2, description="dying")
+        _workers.work_on_files(die, ["a.tfrecord", "a.tfrecord"], num_jobs=2, description="dying")
 
 
 def test_progress_counts_every_byte_once(folder):
     write(folder / "a.tfrecord", DATA * 2000)
     steps = []
-    outcome = _files._work(verify._verify_file, "a.tfrecord", steps.append)
+    outcome = _workers._work_on_file(verify._verify_file, "a.tfrecord", steps.append)
     assert outcome.value.num_records == 6000
     assert sum(steps) == 1051 * 2000
     assert len(steps) > 2

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 import torch_tfrecord
-from index_tools import _text, main, show
-from index_tools._arguments import byte_size, integer
+from index_tools import _terminal, main, show
+from index_tools._terminal import byte_size, integer
 from torch_tfrecord import CorruptRecordError, TFRecordWriter
 
 VERBS = ("index", "verify", "show", "from-images", "cache", "doctor")
@@ -183,12 +183,12 @@ def test_a_broken_pipe_is_quiet(monkeypatch, capsys):
     ],
 )
 def test_escape_leaves_nothing_unprintable(text, escaped):
-    assert _text.escape(text) == escaped
-    assert _text.escape(text).isprintable()
+    assert _terminal.escape(text) == escaped
+    assert _terminal.escape(text).isprintable()
 
 
 def test_escape_can_tell_an_escape_from_a_backslash():
-    assert _text.escape("\\n\n", escape_backslash=True) == "\\\\n\\n"
+    assert _terminal.escape("\\n\n", escape_backslash=True) == "\\\\n\\n"
 
 
 @pytest.mark.parametrize(
@@ -206,7 +206,7 @@ def test_escape_can_tell_an_escape_from_a_backslash():
     ],
 )
 def test_format_size(num_bytes, text):
-    assert _text.format_size(num_bytes) == text
+    assert _terminal.format_size(num_bytes) == text
 
 
 @pytest.mark.parametrize(

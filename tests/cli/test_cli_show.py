@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import torch_tfrecord
-from index_tools._values import describe_bytes, describe_record
 from index_tools.main import main
+from index_tools.show import describe_bytes, describe_record
 from torch_tfrecord import (
     TFRecordDataset,
     TFRecordWriter,

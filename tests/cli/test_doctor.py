@@ -12,7 +12,7 @@ import torch
 from helpers import pure_python
 
 import torch_tfrecord
-from index_tools import installation as doctor
+from index_tools import doctor
 from index_tools.main import main
 from torch_tfrecord import native
 from torch_tfrecord.columns import media_decoders as decoders

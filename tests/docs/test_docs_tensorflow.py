@@ -210,7 +210,6 @@ def test_every_public_name_that_ports_need_is_on_the_page():
         "RandomResizedCrop",
         "RecordBatchSampler",
         "ResizedCenterCrop",
-        "has_native",
         "tfds",
     }
     errors = {name for name in torch_tfrecord.__all__ if name.endswith("Error")}

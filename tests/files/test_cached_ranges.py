@@ -9,12 +9,12 @@ import threading
 import pytest
 from range_server import range_server
 
-from torch_tfrecord.files import block_cache
+from torch_tfrecord.files import disk_cache
 from torch_tfrecord.files.access import Access
-from torch_tfrecord.files.block_cache import cache_info
 from torch_tfrecord.files.cached_ranges import fetch, forget, read_into, start
+from torch_tfrecord.files.disk_cache import cache_info
 from torch_tfrecord.files.transfers import FileRange, RemotePart, infos
-from torch_tfrecord.files.user_cache import blocks_folder
+from torch_tfrecord.files.user_cache import remote_folder
 
 SIZES = [300_000, 200_000, 70_001]
 
@@ -165,7 +165,7 @@ def test_what_signs_a_path_is_none_of_its_name(tmp_path, monkeypatch, one, other
     fetch([FileRange(RemotePart(one, 10, "e"), 0, 10)], access)
     monkeypatch.undo()
     assert fetch([FileRange(RemotePart(other, 10, "e"), 0, 10)], access) == [b"x" * 10]
-    files = (tmp_path / "cache").iterdir()
+    files = [path for path in (tmp_path / "cache").rglob("*") if path.is_file()]
     assert b"secret" not in b"".join(path.read_bytes() for path in files)
 
 
@@ -199,7 +199,7 @@ def test_what_tells_files_apart(tmp_path, monkeypatch, one, other):
 
 
 def test_bytes_alone_take_the_users_cache_and_a_folder_alone_a_tenth(tmp_path):
-    assert Access(cache_bytes=1_000_000).cache_dir == blocks_folder()
+    assert Access(cache_bytes=1_000_000).cache_dir == remote_folder()
     assert Access().cache is None and Access().cache_dir is None
     access = Access(cache_dir=str(tmp_path / "cache"))
     free = os.statvfs(tmp_path)
@@ -246,7 +246,7 @@ def test_a_data_set_is_a_group(tmp_path):
 
 
 def test_many_threads_read_through_one_cache(server, tmp_path, contents, monkeypatch):
-    monkeypatch.setattr(block_cache, "_TOUCH_SECONDS", 0.0)
+    monkeypatch.setattr(disk_cache, "_TOUCH_SECONDS", 0.0)
     access = Access(cache_dir=tmp_path / "cache", cache_bytes=300_000)
     files, failed = parts(server, access), []
 

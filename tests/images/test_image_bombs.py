@@ -24,9 +24,9 @@ from torch_tfrecord import (
     parse_single_example,
 )
 from torch_tfrecord.images import backends, headers, regions
-from torch_tfrecord.images.crops import RandomResizedCrop, ResizedCenterCrop
+from torch_tfrecord.images.codec import DEFAULT_MAX_PIXELS
+from torch_tfrecord.images.crops import RandomResizedCrop, ResizedCenterCrop, crop_images
 from torch_tfrecord.images.regions import decode_stack
-from torch_tfrecord.images.samples import CroppedImages
 
 HAS_TORCHCODEC = backends.torchcodec_decoders() is not None
 BACKENDS = ["pillow", "auto", *(["torchcodec"] if HAS_TORCHCODEC else [])]
@@ -85,12 +85,23 @@ def by(request, monkeypatch):
     return request.param
 
 
+def crop_one(crop, data, key):
+    return crop_images(
+        crop,
+        [data],
+        [()],
+        [key],
+        mode="RGB",
+        normalization=None,
+        apply_orientation=False,
+        max_pixels=DEFAULT_MAX_PIXELS,
+    )
+
+
 WAYS = {
     "stack": lambda data: decode_stack([data, data], "RGB", [0, 1], 2),
-    "centre": lambda data: CroppedImages("RGB", ResizedCenterCrop(8, 8)).batch([data], [()], [0]),
-    "region": lambda data: CroppedImages(
-        "RGB", RandomResizedCrop(8, scale=(0.05, 0.2), seed=1)
-    ).batch([data], [()], [3]),
+    "centre": lambda data: crop_one(ResizedCenterCrop(8, 8), data, 0),
+    "region": lambda data: crop_one(RandomResizedCrop(8, scale=(0.05, 0.2), seed=1), data, 3),
     **{
         backend: lambda data, backend=backend: decode_image(data, backend=backend)
         for backend in BACKENDS

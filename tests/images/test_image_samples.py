@@ -1,7 +1,7 @@
 """Images cropped while they are decoded: decoding the whole image and torchvision's transforms are
 the oracle.
 
-Covers loading/crop_reader, images/regions, images/samples.
+Covers loading/crop_reader, images/regions.
 """
 
 import pickle
@@ -41,11 +41,11 @@ from torch_tfrecord import (
 from torch_tfrecord.columns.image import ImageReader
 from torch_tfrecord.columns.parsers import ExampleParser
 from torch_tfrecord.images import backends as image_backends
+from torch_tfrecord.images import crops as image_crops
 from torch_tfrecord.images import regions as image_regions
-from torch_tfrecord.images import samples as image_samples
+from torch_tfrecord.images.crops import Normalization
 from torch_tfrecord.images.headers import has_end_marker, read_header
-from torch_tfrecord.images.regions import Region, Scratch, decode_region
-from torch_tfrecord.images.samples import Normalization
+from torch_tfrecord.images.regions import Region, decode_region
 from torch_tfrecord.native import optional_module
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -107,7 +107,7 @@ def test_a_region_has_the_pixels_of_the_whole_image(decoder, name, mode, data):
         if decoder == "nvimgcodec":
             patch.setattr(image_regions, "optional_module", lambda _: None)
         pixels = decode_region(
-            encoded, read_header(encoded), mode, Region(top, left, height, width), Scratch()
+            encoded, read_header(encoded), mode, Region(top, left, height, width)
         )
     whole = decode_image(encoded, mode).permute(1, 2, 0).numpy()
     assert np.array_equal(pixels, whole[top : top + height, left : left + width])
@@ -118,9 +118,7 @@ def test_other_kinds_are_left_to_whole_decoding(name):
     encoded = WHOLE_KINDS[name]
     if name == "progressive" and image_regions.region_decoder() != "libjpeg":
         pytest.skip("nvImageCodec reads progressive images by regions")
-    assert (
-        decode_region(encoded, read_header(encoded), "RGB", Region(0, 0, 9, 9), Scratch()) is None
-    )
+    assert decode_region(encoded, read_header(encoded), "RGB", Region(0, 0, 9, 9)) is None
 
 
 @NEEDS_LIBJPEG
@@ -491,15 +489,15 @@ def test_placing_pixels_with_and_without_the_compiled_core(monkeypatch, compiled
     if compiled and optional_module("pixels") is None:
         pytest.skip("not compiled")
     monkeypatch.setattr(
-        image_samples, "optional_module", optional_module if compiled else lambda _: None
+        image_crops, "optional_module", optional_module if compiled else lambda _: None
     )
     pixels = torch.from_numpy(np.random.default_rng(1).integers(0, 256, (3, 7, 11), np.uint8))
     mirrored = functional.horizontal_flip(pixels) if flip else pixels
     row = torch.empty(7, 11, 3, dtype=torch.uint8).permute(2, 0, 1)
-    image_samples.place_pixels(pixels.permute(1, 2, 0).numpy(), row, flip=flip)
+    image_crops.place_pixels(pixels.permute(1, 2, 0).numpy(), row, flip=flip)
     assert torch.equal(row, mirrored)
     result = torch.empty(3, 7, 11)
-    image_samples.place_pixels(
+    image_crops.place_pixels(
         pixels.permute(1, 2, 0).numpy(), result, Normalization(MEAN, STD), flip=flip
     )
     transform = v2.Compose([v2.ToDtype(torch.float32, scale=True), v2.Normalize(MEAN, STD)])

@@ -1,7 +1,7 @@
 """Decoding, encoding and crop-or-pad of images, on pictures drawn here; Pillow and literals are the
 oracle.
 
-Covers images/backends, images/codec, images/headers, images/png_deep.
+Covers images/backends, images/codec, images/headers, images/png.
 """
 
 import io

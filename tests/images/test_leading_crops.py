@@ -37,7 +37,7 @@ from torch_tfrecord import (
 )
 from torch_tfrecord.columns import image as image_columns
 from torch_tfrecord.images.leading_crops import find_leading_crop
-from torch_tfrecord.images.samples import StoredImage
+from torch_tfrecord.images.regions import StoredImage
 from torch_tfrecord.loading import crop_reader
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)

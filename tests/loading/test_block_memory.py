@@ -2,7 +2,6 @@
 
 import pickle
 import threading
-from itertools import pairwise
 
 import fsspec
 import numpy as np
@@ -11,8 +10,7 @@ from helpers import framed
 
 from torch_tfrecord import RecordIndex, build_index
 from torch_tfrecord.files import transfers
-from torch_tfrecord.files.block_memory import BlockMemory
-from torch_tfrecord.files.read_plan import plan_reads
+from torch_tfrecord.files.read import BlockMemory, read_pieces
 from torch_tfrecord.files.storage import open_file
 from torch_tfrecord.records.record_table import RecordTable
 
@@ -44,7 +42,7 @@ def fetched(monkeypatch):
     ranges = []
     begin = transfers.begin_range
     monkeypatch.setattr(
-        "torch_tfrecord.files.block_memory.begin_range",
+        "torch_tfrecord.files.read.begin_range",
         lambda wanted, access: (
             ranges.append((wanted.file.path[-1], wanted.begin, wanted.end)),
             begin(wanted, access),
@@ -55,14 +53,10 @@ def fetched(monkeypatch):
 
 def read(memory, sources, table, positions):
     files, offsets, lengths = table.find(np.array(positions))
-    plan = plan_reads(files, offsets, lengths + 16, max_gap_bytes=0, window_bytes=1 << 24)
-    buffer = np.zeros(plan.num_bytes, np.uint8)
-    borders = np.flatnonzero(np.diff(plan.files, prepend=-1, append=-1)).tolist()
-    parts = [(sources[plan.files[a]], slice(a, b)) for a, b in pairwise(borders)]
-    memory.read(parts, plan, buffer.data)
+    buffer, places = read_pieces(sources.__getitem__, files, offsets, lengths + 16, memory)
     return [
         bytes(buffer[place : place + length + 16])
-        for place, length in zip(plan.places, lengths.tolist(), strict=True)
+        for place, length in zip(places.tolist(), lengths.tolist(), strict=True)
     ]
 
 
@@ -77,7 +71,7 @@ def expected(contents, table, positions):
 
 def test_any_records_in_any_order(files, fetched):
     contents, sources, table = files
-    memory, random = BlockMemory(table, BLOCK), np.random.default_rng(0)
+    memory, random = BlockMemory(table.block_extent, BLOCK), np.random.default_rng(0)
     for _ in range(30):
         positions = random.integers(0, len(table), random.integers(1, 40)).tolist()
         assert read(memory, sources, table, positions) == expected(contents, table, positions)
@@ -88,7 +82,7 @@ def test_any_records_in_any_order(files, fetched):
 def test_blocks_are_those_of_the_order(files, fetched):
     contents, sources, table = files
     starts = table.block_starts(range(len(table)), BLOCK).tolist()
-    read(BlockMemory(table, BLOCK), sources, table, range(len(table)))
+    read(BlockMemory(table.block_extent, BLOCK), sources, table, range(len(table)))
     _, offsets, _ = table.find(np.array(starts))
     assert sorted(begin for _, begin, _ in fetched) == sorted(offsets.tolist())
     assert sum(end - begin for _, begin, end in fetched) == sum(map(len, contents))
@@ -96,7 +90,7 @@ def test_blocks_are_those_of_the_order(files, fetched):
 
 def test_what_was_used_last_is_kept(files, fetched):
     _, sources, table = files
-    memory = BlockMemory(table, BLOCK, most_bytes=4000)
+    memory = BlockMemory(table.block_extent, BLOCK, most_bytes=4000)
     for position in (10, 11, 200, 10):
         read(memory, sources, table, [position])
     assert len(fetched) == 2
@@ -108,7 +102,7 @@ def test_what_was_used_last_is_kept(files, fetched):
 
 def test_threads_share_a_request(files, fetched):
     contents, sources, table = files
-    memory, wrong = BlockMemory(table, BLOCK), []
+    memory, wrong = BlockMemory(table.block_extent, BLOCK), []
 
     def run():
         if read(memory, sources, table, [*range(311)]) != expected(contents, table, [*range(311)]):
@@ -125,7 +119,7 @@ def test_threads_share_a_request(files, fetched):
 
 def test_a_block_that_could_not_be_fetched_is_asked_for_again(files, monkeypatch):
     contents, sources, table = files
-    memory = BlockMemory(table, BLOCK)
+    memory = BlockMemory(table.block_extent, BLOCK)
     filesystem = fsspec.filesystem("memory")
     filesystem.mv("/blocks/1", "/blocks/away")
     with pytest.raises(FileNotFoundError):
@@ -136,7 +130,7 @@ def test_a_block_that_could_not_be_fetched_is_asked_for_again(files, monkeypatch
 
 def test_a_copy_is_empty(files, fetched):
     _, sources, table = files
-    memory = BlockMemory(table, BLOCK)
+    memory = BlockMemory(table.block_extent, BLOCK)
     read(memory, sources, table, [20])
     assert len(pickle.dumps(memory)) < len(pickle.dumps(table)) + 500
     read(pickle.loads(pickle.dumps(memory)), sources, table, [20])

@@ -12,14 +12,14 @@ from torch.utils.data import ConcatDataset, DataLoader, random_split
 from torch_tfrecord import (
     FixedLenFeature,
     Mixture,
-    ReadAheadLoader,
     RecordSampler,
     TFRecordDataset,
     TFRecordWriter,
     collate,
     make_dataloader,
 )
-from torch_tfrecord.files.compression import InflatedSource
+from torch_tfrecord.files.inflated import InflatedSource
+from torch_tfrecord.loading.read_ahead import ReadAheadLoader
 from torch_tfrecord.order import block_shuffle
 
 pytestmark = pytest.mark.filterwarnings(
@@ -131,7 +131,9 @@ def test_in_order_each_is_decompressed_once_without_a_warning(files, inflations)
 def test_memory_is_bounded(files):
     ds = TFRecordDataset(files, FEATURES)
     for _ in make_dataloader(ds, 4, shuffle="blocks", num_threads=0):
-        kept = [len(source._kept) - 8000 for source in ds._record_files._state.values.values()]
+        kept = [
+            len(source._kept) - 8000 for source, _ in ds._record_files._kept.get().values.values()
+        ]
     # Two windows' share of each file, and what one call of zlib gives.
     assert len(kept) == len(SIZES)
     assert max(kept) <= block_shuffle.plan_lanes(*ds._record_files.extent).kept_bytes

@@ -44,10 +44,10 @@ FEATURES = {
 METHODS = [
     pytest.param("fork", 1, id="fork-1"),
     pytest.param("fork", 2, id="fork-2"),
-    pytest.param("forkserver", 1, id="forkserver-1", marks=pytest.mark.exhaustive),
+    pytest.param("forkserver", 1, id="forkserver-1", marks=pytest.mark.daily),
     pytest.param("forkserver", 2, id="forkserver-2"),
-    pytest.param("spawn", 1, id="spawn-1", marks=pytest.mark.exhaustive),
-    pytest.param("spawn", 2, id="spawn-2", marks=pytest.mark.exhaustive),
+    pytest.param("spawn", 1, id="spawn-1", marks=pytest.mark.daily),
+    pytest.param("spawn", 2, id="spawn-2", marks=pytest.mark.daily),
 ]
 
 

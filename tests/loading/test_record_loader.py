@@ -452,7 +452,7 @@ MATRIX = [
     pytest.param(7, 2, (2, 3), marks=pytest.mark.slow, id="7-2-some ranks"),
     pytest.param(2, 3, (1, 4), marks=pytest.mark.slow, id="2-3-some ranks"),
     *(
-        pytest.param(size, workers, WORLDS, marks=pytest.mark.exhaustive, id=f"{size}-{workers}")
+        pytest.param(size, workers, WORLDS, marks=pytest.mark.daily, id=f"{size}-{workers}")
         for size, workers in itertools.product(SIZES, (1, 2, 3))
     ),
 ]

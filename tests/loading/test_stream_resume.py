@@ -156,7 +156,7 @@ def test_other_ranks_go_on(files, options, worlds):
         pytest.param(
             suffix,
             num_workers,
-            marks=pytest.mark.exhaustive if suffix and num_workers in (1, 3) else (),
+            marks=pytest.mark.daily if suffix and num_workers in (1, 3) else (),
         )
         for suffix in ("", ".gz")
         for num_workers in (0, 1, 2, 3)
@@ -215,7 +215,7 @@ def _shows_nothing_new(suffix, num_workers, options):
 @pytest.mark.parametrize(
     ("files", "num_workers", "options"),
     [
-        pytest.param(*case, marks=pytest.mark.exhaustive if _shows_nothing_new(*case) else ())
+        pytest.param(*case, marks=pytest.mark.daily if _shows_nothing_new(*case) else ())
         for case in product(("", ".gz"), (0, 1, 2), ("in order", "all", "batches", "batches, all"))
     ],
     indirect=["files"],

@@ -33,7 +33,7 @@ def is_alive(name):
 @pytest.mark.parametrize("what", ["workers", "trainers", "epochs"])
 @pytest.mark.parametrize(
     "rounds",
-    [pytest.param(20, marks=pytest.mark.slow), pytest.param(200, marks=pytest.mark.exhaustive)],
+    [pytest.param(20, marks=pytest.mark.slow), pytest.param(200, marks=pytest.mark.daily)],
 )
 def test_nothing_stays(what, rounds):
     before = files_left()

@@ -25,7 +25,8 @@ with warnings.catch_warnings(record=True) as caught:
     dataset = t.TFRecordDataset(sys.argv[1], {"x": t.FixedLenFeature((), torch.int64)})
     for _ in range(2):
         assert t.collate(dataset.__getitems__([3, 1]))["x"].tolist() == [3, 1]
-print(t.has_native(), [str(item.message) for item in caught if item.category is RuntimeWarning])
+from torch_tfrecord.native import has_native
+print(has_native(), [str(item.message) for item in caught if item.category is RuntimeWarning])
 """
 
 SLOWER = (
@@ -93,10 +94,10 @@ def test_an_install_without_a_compiler_works_and_warns_once(tmp_path):
 
 IN_A_CLONE = """
 import warnings
-import torch_tfrecord
+from torch_tfrecord.native import has_native
 with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
-    found = torch_tfrecord.has_native(), torch_tfrecord.has_native()
+    found = has_native(), has_native()
 print(found, *(f"{item.lineno} {item.message}" for item in caught))
 """
 

@@ -180,7 +180,7 @@ def make_loader(dataset, num_workers, **options):
 
 @pytest.mark.parametrize("persistent_workers", [False, True])
 @pytest.mark.parametrize(
-    "method", ["fork", pytest.param("spawn", marks=pytest.mark.exhaustive), "forkserver"]
+    "method", ["fork", pytest.param("spawn", marks=pytest.mark.daily), "forkserver"]
 )
 def test_in_a_loader(method, persistent_workers):
     dataset = Epochs()

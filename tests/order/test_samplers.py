@@ -158,7 +158,7 @@ def test_resume_at_every_batch_is_the_uninterrupted_run(n, world_size, mode, bat
     [
         *itertools.product([1000], range(1, 6)),
         *(pytest.param(10_007, size, marks=pytest.mark.slow) for size in (1, 4)),
-        *(pytest.param(10_007, size, marks=pytest.mark.exhaustive) for size in (2, 3, 5)),
+        *(pytest.param(10_007, size, marks=pytest.mark.daily) for size in (2, 3, 5)),
     ],
 )
 def test_resume_at_every_batch_of_a_larger_dataset(n, world_size, mode):

@@ -71,7 +71,7 @@ def test_rows_of_the_doors(tmp_path):
     assert results is None  # a part of a table replaces none
 
 
-@pytest.mark.exhaustive
+@pytest.mark.daily
 @pytest.mark.timeout(900)
 def test_all_other_tables(tmp_path):
     names = [

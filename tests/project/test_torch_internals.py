@@ -136,9 +136,11 @@ LISTED = {
     "torch_tfrecord/order/ranks.py": {
         ".__pl_saved_*": ("lightning 2.6", "Lightning makes a batch sampler again from these"),
     },
-    "torch_tfrecord/files/compression.py": {
-        "zlib._Compress": (PYTHON, "the type's name, in annotations alone"),
+    "torch_tfrecord/files/inflated.py": {
         "zlib._Decompress": (PYTHON, "the type's name, in annotations alone"),
+    },
+    "torch_tfrecord/records/compression.py": {
+        "zlib._Compress": (PYTHON, "the type's name, in annotations alone"),
     },
     "torch_tfrecord/records/writer.py": {
         "multiprocessing.util": (PYTHON, "a worker that ends removes its temporary files"),

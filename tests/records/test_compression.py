@@ -1,4 +1,7 @@
-"""Gzip and zlib streams: members, cuts, garbage, wrong types, bombs."""
+"""Gzip and zlib streams: members, cuts, garbage, wrong types, bombs.
+
+Covers files/inflated.
+"""
 
 import gzip
 import itertools
@@ -32,9 +35,9 @@ from torch_tfrecord import (
     build_index,
     read_records,
 )
-from torch_tfrecord.files import compression
-from torch_tfrecord.files.compression import (
-    InflatedSource,
+from torch_tfrecord.files import inflated
+from torch_tfrecord.files.inflated import InflatedSource
+from torch_tfrecord.records.compression import (
     check_compression_type,
     detect_compression,
     open_stream,
@@ -78,8 +81,8 @@ def read_all(content, compression_type="auto"):
 @pytest.fixture(params=[(1 << 17, 1 << 20), (1, 1 << 20), (3, 7), (1 << 17, 1)], ids=str)
 def steps(request, monkeypatch):
     """Bytes fed to zlib at a time, and the most it may put out."""
-    monkeypatch.setattr(compression, "_INPUT_BYTES", request.param[0])
-    monkeypatch.setattr(compression, "_OUTPUT_BYTES", request.param[1])
+    monkeypatch.setattr(inflated, "_INPUT_BYTES", request.param[0])
+    monkeypatch.setattr(inflated, "_OUTPUT_BYTES", request.param[1])
 
 
 # Several members.
@@ -497,7 +500,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 @pytest.mark.parametrize("kind", ["zeros", "framed"])
 def test_a_gibibyte_in_a_megabyte(kind, tmp_path):  # robustness 32
     path = tmp_path / "bomb.gz"
-    done = run_python(BOMB, Path(__file__).parents[1], kind, path)
+    done = run_python(BOMB, Path(__file__).parents[1] / "support", kind, path)
     assert done.returncode == 0, done.stderr
     *lines, kilobytes = done.stdout.splitlines()
     assert path.stat().st_size < 2 << 20

@@ -166,13 +166,13 @@ def test_threads_that_open_and_close_all_the_time(files, tmp_path):
 def test_a_relative_path_after_a_change_of_folder(files, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     source = LocalFile("3")
-    descriptors._pool().close_all()
+    descriptors._POOL.get().close_all()
     monkeypatch.chdir("/")
     assert source.read(4, 0) == b"0003"
 
 
 def test_another_file_in_its_place(files, tmp_path):
-    descriptors._pool().close_all()
+    descriptors._POOL.get().close_all()
     time.sleep(0.01)
     (tmp_path / "new").write_bytes(b"another file")
     os.replace(tmp_path / "new", tmp_path / "5")

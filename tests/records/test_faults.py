@@ -61,7 +61,7 @@ def test_reading_under_every_fault(library):
 @pytest.mark.parametrize("way", ["kill", "moments"])
 @pytest.mark.parametrize(
     "rounds",
-    [pytest.param(30, marks=pytest.mark.slow), pytest.param(300, marks=pytest.mark.exhaustive)],
+    [pytest.param(30, marks=pytest.mark.slow), pytest.param(300, marks=pytest.mark.daily)],
 )
 def test_kill_9(rounds, way, library):
     """At random calls on files, and at random moments."""

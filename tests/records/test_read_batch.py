@@ -1,7 +1,5 @@
 """Batches of records by offset: equal to single reads, in both modes, and an error wherever a
 single read has one.
-
-Covers records/local_reads.
 """
 
 import os
@@ -15,10 +13,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from torch_tfrecord import CorruptRecordError, IndexMismatchError, TFRecordError, build_index
-from torch_tfrecord.files.compression import open_stream
 from torch_tfrecord.files.storage import open_file
 from torch_tfrecord.native import has_native
 from torch_tfrecord.records import reader
+from torch_tfrecord.records.compression import open_stream
 from torch_tfrecord.records.reader import RecordReader
 
 MODES = [True, False] if has_native() else [True]
@@ -98,15 +96,15 @@ def test_few_calls_for_neighbours(tmp_path, monkeypatch):
     files = Files(tmp_path, [([b"x" * 100] * 50, "")])
     source = files(0)
     seen = []
-    real = type(source).read_ranges
+    real = type(source).read_into
 
-    def counted(self, begins, *rest):
-        seen.extend(begins.tolist())
-        real(self, begins, *rest)
+    def counted(self, buffer, offset):
+        seen.append(offset)
+        return real(self, buffer, offset)
 
-    monkeypatch.setattr(type(source), "read_ranges", counted)
+    monkeypatch.setattr(type(source), "read_into", counted)
     # the compiled core reads by itself
-    monkeypatch.setattr(reader, "read_local_batch", lambda *_, **__: None)
+    monkeypatch.setattr(reader, "read_local_records", lambda *_, **__: None)
     RecordReader().read_batch(lambda _: source, *files.places([(0, n) for n in range(50)]))
     assert seen == [0]
 

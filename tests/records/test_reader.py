@@ -26,9 +26,9 @@ from torch_tfrecord import (
     build_index,
     read_records,
 )
-from torch_tfrecord.files.compression import open_stream
 from torch_tfrecord.files.storage import LocalFile, open_file
 from torch_tfrecord.records import reader as reader_module
+from torch_tfrecord.records.compression import open_stream
 from torch_tfrecord.records.reader import RecordReader
 
 pytestmark = pytest.mark.usefixtures("random_states_untouched")
@@ -342,7 +342,7 @@ def stream(request, tmp_path):
 
 @pytest.mark.parametrize("separate", [1, 1 << 30], ids=["three reads", "one read"])
 def test_random_access_in_any_order(stream, separate, monkeypatch):  # robustness 34
-    monkeypatch.setattr(reader_module, "_SEPARATE_READS_BYTES", separate)
+    monkeypatch.setattr(reader_module, "_LONG_BYTES", separate)
     source, index, payloads = stream
     forward = list(range(len(payloads)))
     shuffled = random.Random(3).sample(forward, len(forward))
@@ -358,7 +358,7 @@ def test_random_access_in_any_order(stream, separate, monkeypatch):  # robustnes
 @pytest.mark.parametrize("number", [0, 30, 58])
 @pytest.mark.parametrize("off", [-1, 1, 7])
 def test_a_wrong_offset_or_length_never_gives_bytes(stream, number, off, separate, monkeypatch):
-    monkeypatch.setattr(reader_module, "_SEPARATE_READS_BYTES", separate)
+    monkeypatch.setattr(reader_module, "_LONG_BYTES", separate)
     source, index, payloads = stream
     offset, length = int(index.offsets[number]), len(payloads[number])
     note = " (offset in the decompressed stream)" if index.compression_type else ""
@@ -445,7 +445,7 @@ def test_an_index_of_records_above_4_gib(tmp_path):  # robustness 19
     assert RecordReader().read(source, int(index.offsets[2]), 5) == b"after"
 
 
-@pytest.mark.exhaustive  # minutes, where memory comes slowly
+@pytest.mark.daily  # minutes, where memory comes slowly
 @pytest.mark.parametrize("size", SIZES)
 def test_records_above_2_and_4_gib(tmp_path, size):  # robustness 19, 82
     path = large_record(tmp_path / "x", size)

@@ -9,8 +9,8 @@ from helpers import compressed, framed, header
 
 from torch_tfrecord import read_records
 from torch_tfrecord.files import checksum
-from torch_tfrecord.files.compression import InflatedSource
-from torch_tfrecord.files.storage import LocalFile, PipeSource
+from torch_tfrecord.files.inflated import InflatedSource, PipeSource
+from torch_tfrecord.files.storage import LocalFile
 from torch_tfrecord.records import resync
 from torch_tfrecord.records.resync import RecordSearch
 

@@ -30,8 +30,8 @@ from torch_tfrecord import (
     make_dataloader,
     read_records,
 )
-from torch_tfrecord.files.compression import detect_compression
 from torch_tfrecord.files.snappy import first_uncompressed
+from torch_tfrecord.records.compression import detect_compression
 
 cramjam = pytest.importorskip("cramjam")
 FOLDER = Path(__file__).parents[1] / "data/snappy"

@@ -21,8 +21,9 @@ from torch_tfrecord import (
     build_index,
     read_records,
 )
-from torch_tfrecord.files.compression import open_stream
-from torch_tfrecord.files.storage import LocalFile, SourceCache, open_file
+from torch_tfrecord.files.per_process import ProcessCache
+from torch_tfrecord.files.storage import LocalFile, open_file
+from torch_tfrecord.records.compression import open_stream
 from torch_tfrecord.records.index_keeper import IndexKeeper
 from torch_tfrecord.records.paths import find_files
 from torch_tfrecord.records.reader import RecordReader
@@ -158,7 +159,7 @@ def _count_calls(monkeypatch, action):
 def test_a_fault_at_every_call_of_a_scan_then_going_on(data, fault, monkeypatch):
     path, _ = data
     monkeypatch.setattr(LocalFile, "chunk_bytes", 64)
-    monkeypatch.setattr("torch_tfrecord.files.compression._INPUT_BYTES", 50)
+    monkeypatch.setattr("torch_tfrecord.files.inflated._INPUT_BYTES", 50)
 
     def scan_with_retry():
         stream, _ = open_stream(open_file(path), "auto")
@@ -189,7 +190,7 @@ def test_a_fault_at_every_call_of_a_scan_then_going_on(data, fault, monkeypatch)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_at_every_call_of_single_reads_then_again(data, fault, monkeypatch):
     path, index = data
-    monkeypatch.setattr("torch_tfrecord.records.reader._SEPARATE_READS_BYTES", 100)
+    monkeypatch.setattr("torch_tfrecord.records.reader._LONG_BYTES", 100)
     source, _ = open_stream(open_file(path), index.compression_type)
     reader = RecordReader()
     for number in (3, 20, 0):
@@ -282,6 +283,20 @@ def test_size_is_that_of_opening(tmp_path):
 # Many files.
 
 
+class OpenFiles:
+    """Files by number, of which a few stay open."""
+
+    def __init__(self, open_source, max_open):
+        self._open_source, self._cache = open_source, ProcessCache(max_open)
+
+    def get(self, number):
+        return self._cache.find(number, self._open_source)
+
+    @property
+    def kept(self):
+        return self._cache._kept.get()
+
+
 @pytest.fixture
 def shards(tmp_path):
     paths = []
@@ -296,7 +311,7 @@ def shards(tmp_path):
 def test_few_descriptors_for_many_files(shards, max_open):  # robustness 71
     gc.collect()  # what earlier tests left
     before = open_descriptors()
-    cache = SourceCache(lambda number: open_file(shards[number]), max_open)
+    cache = OpenFiles(lambda number: open_file(shards[number]), max_open)
     for number in [*range(50), *random.Random(0).choices(range(50), k=200)]:
         assert cache.get(number).read(100, 0) == framed(f"record of {number}".encode())
         assert open_descriptors() - before <= max_open
@@ -311,7 +326,7 @@ def test_the_least_recently_used_goes_first(shards):
         opened.append(number)
         return open_file(shards[number])
 
-    cache = SourceCache(open_source, 2)
+    cache = OpenFiles(open_source, 2)
     for number in (0, 1, 0, 2, 0, 1):
         cache.get(number)
     assert opened == [0, 1, 2, 1]
@@ -319,7 +334,7 @@ def test_the_least_recently_used_goes_first(shards):
 
 def test_a_file_that_cannot_be_opened_is_tried_again(shards, tmp_path):
     path = tmp_path / "late"
-    cache = SourceCache(lambda number: open_file(str(path)), 2)
+    cache = OpenFiles(lambda number: open_file(str(path)), 2)
     with pytest.raises(FileNotFoundError):
         cache.get(0)
     path.write_bytes(b"x")
@@ -327,7 +342,7 @@ def test_a_file_that_cannot_be_opened_is_tried_again(shards, tmp_path):
 
 
 def test_sixteen_threads(shards):  # robustness 70
-    cache = SourceCache(lambda number: open_file(shards[number]), 2)
+    cache = OpenFiles(lambda number: open_file(shards[number]), 2)
     gc.collect()  # what earlier tests left
     before = open_descriptors()
     problems, most = [], 0
@@ -386,9 +401,9 @@ def test_forked_processes_share_nothing(shards):  # robustness 68
         opened.append((os.getpid(), number))
         return open_file(shards[number])
 
-    cache = SourceCache(open_source, 4)
+    cache = OpenFiles(open_source, 4)
     cache.get(0)
-    with cache._state.lock:  # a thread of the parent may hold it at the time of the fork
+    with cache.kept.lock:  # a thread of the parent may hold it at the time of the fork
         children = []
         for seed in range(4):
             child = os.fork()

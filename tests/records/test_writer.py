@@ -724,7 +724,7 @@ def _check_after_kill(folder, kind):
 
 
 @pytest.mark.parametrize("kind", ["single", "round robin", "by size"])
-@pytest.mark.parametrize("rounds", [20, pytest.param(60, marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize("rounds", [20, pytest.param(60, marks=pytest.mark.daily)])
 def test_kill_9_at_random_moments(rounds, kind, tmp_path):
     rng = random.Random(rounds)
     for round_ in range(rounds):

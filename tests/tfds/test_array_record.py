@@ -299,7 +299,7 @@ def num_open(folder):
 @pytest.mark.skipif(sys.platform != "linux", reason="counts descriptors in /proc")
 def test_few_files_are_open_at_once(frozen, monkeypatch):
     monkeypatch.setattr(descriptors, "_MOST_OPEN", 4)
-    descriptors._pool().close_all()
+    descriptors._POOL.get().close_all()
     datasets = [ours.load(frozen / "counted", split) for split in ("train", "test")]
     for position in range(11):
         for ds in datasets:
@@ -311,7 +311,7 @@ def test_a_relative_path_after_a_change_of_folder(frozen, monkeypatch):
     monkeypatch.chdir(frozen)
     ds = ours.load("counted", "train")
     assert ids(ds) == [*range(130)]
-    descriptors._pool().close_all()
+    descriptors._POOL.get().close_all()
     monkeypatch.chdir("/")
     assert ids(ds) == [*range(130)]
 

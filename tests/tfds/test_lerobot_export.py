@@ -1,8 +1,7 @@
 """RLDS to LeRobot: what LeRobot's own writer makes of the same episodes, read by its own reader
 where it is installed.
 
-Covers index_tools/lerobot_camera, index_tools/lerobot_export, index_tools/lerobot_features,
-index_tools/lerobot_files, index_tools/lerobot_group, index_tools/lerobot_workers.
+Covers index_tools/lerobot_export, index_tools/lerobot_features, index_tools/lerobot_files.
 """
 
 import gzip
@@ -20,7 +19,7 @@ import numpy as np
 import pytest
 from rlds_episodes import write_episodes
 
-from index_tools import lerobot_export, lerobot_workers
+from index_tools import lerobot_export
 from index_tools.lerobot_export import rlds_to_lerobot
 from index_tools.lerobot_features import choose_features
 from torch_tfrecord import decode_image, encode_image, tfds
@@ -682,8 +681,12 @@ def test_without_the_extra(directory, tmp_path, monkeypatch):
     assert str(raised.value) == text
 
 
+def die(job, number, advance):
+    os._exit(1)
+
+
 def test_a_worker_that_dies(directory, tmp_path, monkeypatch):
-    monkeypatch.setattr(lerobot_workers, "_write_group", os._exit)  # with the number of the group
+    monkeypatch.setattr(lerobot_export, "_write_group", die)
     with pytest.raises(ChildProcessError) as raised:
         export(directory, tmp_path / "out", images="image")
     text = "a worker process died, perhaps because memory ran out; run it again, with fewer workers: it continues"

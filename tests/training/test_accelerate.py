@@ -98,7 +98,7 @@ def check_every_record_under_every_setting(ranks):
         assert set(flat(first)) | set(flat(second)) == set(range(N))
 
 
-@pytest.mark.exhaustive
+@pytest.mark.daily
 def test_workers(folder):
     printed(2, "accelerate_job.py", "workers", folder)
     ranks = results(folder, "workers", 2)
@@ -165,7 +165,7 @@ def check_few(ranks):
         )
 
 
-@pytest.mark.exhaustive
+@pytest.mark.daily
 @pytest.mark.parametrize("num_ranks", [1, 2])
 def test_resumed_in_every_way(folder, num_ranks):
     printed(num_ranks, "accelerate_job.py", "resume", folder)
@@ -238,7 +238,7 @@ def test_hugging_face_trainer(folder):
     check_evaluated(ranks)
 
 
-@pytest.mark.exhaustive
+@pytest.mark.daily
 def test_hugging_face_trainer_with_all_loaders(folder):
     printed(2, "hf_trainer_job.py", folder, "all")
     ranks = results(folder, "hf_trainer", 2)

@@ -289,7 +289,7 @@ SOME = (
             {"one": ("make_dataloader", (6, 13), {})},
             marks=pytest.mark.slow,
         ),
-        pytest.param(RESUMED, ON_ONE, marks=pytest.mark.exhaustive),
+        pytest.param(RESUMED, ON_ONE, marks=pytest.mark.daily),
     ],
     ids=["some", "all"],
 )
@@ -341,7 +341,7 @@ def test_resumed(folder, on_two, on_one):
                 assert len(found) <= N + 1, (name, step, epoch)
 
 
-@pytest.mark.exhaustive
+@pytest.mark.daily
 def test_processes_that_lightning_starts(folder):
     """The loaders are made before there is a process group, or an environment that tells the
     rank.

@@ -123,7 +123,7 @@ def test_every_epoch_has_its_own_crops(ds, loader):
     [
         "fork",
         pytest.param("forkserver", marks=pytest.mark.slow),
-        pytest.param("spawn", marks=pytest.mark.exhaustive),
+        pytest.param("spawn", marks=pytest.mark.daily),
     ],
 )
 @pytest.mark.parametrize("kind", ["records", "stream"])

@@ -31,9 +31,9 @@ LATE = [(2, 0, 31), (4, 3, 5), (2, -1, 0)]  # in the second epoch; then once mor
     [
         pytest.param(UP_AND_DOWN, "position", marks=pytest.mark.slow, id="2 to 3 to 2"),
         pytest.param(UP, "stream", marks=pytest.mark.slow, id="stream, 2 to 3"),
-        pytest.param(DOWN, "stream", marks=pytest.mark.exhaustive, id="stream, 4 to 2"),
-        pytest.param(LATE, "position", marks=pytest.mark.exhaustive, id="late, 2 to 4 to 2"),
-        pytest.param(LATE, "stream", marks=pytest.mark.exhaustive, id="stream, late, 2 to 4 to 2"),
+        pytest.param(DOWN, "stream", marks=pytest.mark.daily, id="stream, 4 to 2"),
+        pytest.param(LATE, "position", marks=pytest.mark.daily, id="late, 2 to 4 to 2"),
+        pytest.param(LATE, "stream", marks=pytest.mark.daily, id="stream, late, 2 to 4 to 2"),
     ],
 )
 def test_killed_and_started_with_other_ranks(tmp_path, runs, kind):

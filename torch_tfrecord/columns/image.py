@@ -20,10 +20,9 @@ from torch_tfrecord.columns.spec_checks import shape_with_names
 from torch_tfrecord.columns.stacking import rows_of, stack
 from torch_tfrecord.errors import ImageDecodeError, LimitExceededError, ParseError, TFRecordError
 from torch_tfrecord.images.codec import DEFAULT_MAX_PIXELS, decode_image
-from torch_tfrecord.images.crops import Crop
+from torch_tfrecord.images.crops import Crop, Normalization, crop_images
 from torch_tfrecord.images.headers import read_header
-from torch_tfrecord.images.regions import decode_stack
-from torch_tfrecord.images.samples import CroppedImages, Normalization, check_image_shape
+from torch_tfrecord.images.regions import check_image_shape, decode_stack
 
 __all__ = ["Image", "ImageReader"]
 
@@ -173,16 +172,8 @@ class ImageReader(OneValueReader):
         self._mode, self._apply_orientation = spec.mode, spec.apply_orientation
         self._normalization = None if spec.normalize is None else Normalization(*spec.normalize)
         self._max_pixels = _max_pixels(spec)
-        self._cropped: CroppedImages | None = None
-        if spec.crop is not None:
-            self.keyed = spec.crop.is_random
-            self._cropped = CroppedImages(
-                spec.mode,
-                spec.crop,
-                self._normalization,
-                apply_orientation=spec.apply_orientation,
-                max_pixels=self._max_pixels,
-            )
+        self._crop: Crop | None = spec.crop
+        self.keyed = spec.crop is not None and spec.crop.is_random
 
     def read(self, columns: Sequence[Column], keys: Sequence[int] | None = None) -> Any:
         """The batch's column: one tensor [N, C, H, W], or a list if sizes differ."""
@@ -195,12 +186,20 @@ class ImageReader(OneValueReader):
         """The column of several encoded images; arguments as in `OneValueReader`, and the records'
         keys.
         """
-        if self._cropped is None:
+        if self._crop is None:
             whole = self._stack(values, shapes)
             return super().from_values(values, shapes) if whole is None else whole
-        return tv_tensors.Image(
-            self._cropped.batch(values, shapes, [0] * len(values) if keys is None else keys)
+        cropped = crop_images(
+            self._crop,
+            values,
+            shapes,
+            [0] * len(values) if keys is None else keys,
+            mode=self._mode,
+            normalization=self._normalization,
+            apply_orientation=self._apply_orientation,
+            max_pixels=self._max_pixels,
         )
+        return tv_tensors.Image(cropped)
 
     def _stack(self, values: Sequence[Any], shapes: Sequence[Shape]) -> tv_tensors.Image | None:
         """Decode images of equal size together; None if sizes differ, or an image cannot be

@@ -202,11 +202,7 @@ def _is_sparse(value: Any) -> bool:
 
 def _sparse_parts(value: Any) -> tuple[torch.Tensor, Any]:
     """The indices, and a tensor or list of values."""
-    return (
-        (value.indices, value.values)
-        if isinstance(value, SparseList)
-        else sparse_parts(value)
-    )
+    return (value.indices, value.values) if isinstance(value, SparseList) else sparse_parts(value)
 
 
 def _stack_sparse(samples: Sequence[Any]) -> torch.Tensor | SparseList:

@@ -1,5 +1,5 @@
-"""How remote data is reached: the user's options of the storage, and where blocks of it are
-cached.
+"""How remote data is reached: the user's options of the storage, and where copies of it are
+kept.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any
 
-from torch_tfrecord.files.block_cache import BlockCache
-from torch_tfrecord.files.user_cache import blocks_folder
+from torch_tfrecord.files.disk_cache import DiskCache
+from torch_tfrecord.files.user_cache import remote_folder
 from torch_tfrecord.shown import without_secrets
 
 __all__ = ["DEFAULT_ACCESS", "Access"]
@@ -31,13 +31,13 @@ class Access:
     Args:
         storage_options: As of fsspec, pandas and datasets: ``{"key": ..., "secret": ...}``; None
             for none.
-        cache_dir: The folder that blocks of remote files are kept in; None for no cache, or with
+        cache_dir: The folder that copies of remote files are kept in; None for no cache, or with
             `cache_bytes` for one in the user's cache.
         cache_bytes: The most bytes of it; None for what it has, or a tenth of the free space of the
             disk.
 
     Attributes:
-        cache: Keeps blocks of remote files; None for none.
+        cache: Keeps copies of remote files; None for none.
         endpoint: Which storage paths are of, where the options say it; no secret.
 
     Raises:
@@ -55,7 +55,7 @@ class Access:
     storage_options: Mapping[str, Any]
     cache_dir: str | None
     cache_bytes: int | None
-    cache: BlockCache | None
+    cache: DiskCache | None
     endpoint: str
 
     def __init__(
@@ -76,28 +76,26 @@ class Access:
                 f"cache_dir must be str, os.PathLike[str] or None, got {type(cache_dir).__name__}"
             )
         if cache_dir is None and cache_bytes is not None:
-            cache_dir = blocks_folder()
-        cache = None if cache_dir is None else BlockCache(cache_dir, cache_bytes)
+            cache_dir = remote_folder()
+        cache = None if cache_dir is None else DiskCache(cache_dir, cache_bytes)
         object.__setattr__(self, "cache_dir", None if cache is None else cache.folder)
         object.__setattr__(self, "cache_bytes", cache_bytes)
         object.__setattr__(self, "cache", cache)
 
     def without_cache(self) -> Access:
-        """The same storages, read without the cache: for small files, each of which would take a
-        block.
-        """
+        """The same storages, read without the cache: for small files that are read once."""
         return self._with_cache(None)
 
     def for_files(self, paths: Sequence[str]) -> Access:
-        """The same, for the files of one data set: their blocks are in use as long as one of them
+        """The same, for the files of one data set: their copies are in use as long as one of them
         is.
         """
         if self.cache_dir is None or not paths:
             return self
         group = _common_folder(min(paths), max(paths))
-        return self._with_cache(BlockCache(self.cache_dir, self.cache_bytes, group=group))
+        return self._with_cache(DiskCache(self.cache_dir, self.cache_bytes, group=group))
 
-    def _with_cache(self, cache: BlockCache | None) -> Access:
+    def _with_cache(self, cache: DiskCache | None) -> Access:
         other = copy.copy(self)
         object.__setattr__(other, "cache", cache)
         return other

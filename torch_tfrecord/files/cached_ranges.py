@@ -9,7 +9,7 @@ from functools import lru_cache
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
 from torch_tfrecord.files.access import Access
-from torch_tfrecord.files.block_cache import BlockCache, CachedFile, Range, Reading
+from torch_tfrecord.files.disk_cache import CachedFile, DiskCache, Range, Reading
 from torch_tfrecord.files.engine import Transfer
 from torch_tfrecord.files.transfers import FileRange, RemotePart
 from torch_tfrecord.files.transfers import begin_range as begin_all_of
@@ -109,7 +109,7 @@ def forget(ranges: Sequence[FileRange], access: Access) -> bool:
 
 
 def _begun(
-    ranges: Sequence[FileRange], access: Access, cache: BlockCache
+    ranges: Sequence[FileRange], access: Access, cache: DiskCache
 ) -> tuple[Reading, list[FileRange]]:
     """A read through the cache, and what it lacks."""
     wanted = _wanted(ranges, access)

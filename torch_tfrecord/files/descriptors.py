@@ -18,6 +18,8 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
+from torch_tfrecord.files.per_process import PerProcess
+
 __all__ = [
     "Descriptor",
     "Owner",
@@ -74,7 +76,6 @@ class _Pool:
     """The descriptors of one process."""
 
     def __init__(self) -> None:
-        self.pid = os.getpid()
         self.alive: set[int] = set()
         self._lock = threading.Lock()
         # Clock eviction: a descriptor that was used gets another turn.
@@ -130,16 +131,8 @@ class _Pool:
                 pass
 
 
-_POOLS: list[_Pool] = []
-
-
-def _pool() -> _Pool:
-    """The pool of this process: a fork may have copied a lock held by another thread, and
-    descriptors in use.
-    """
-    if not _POOLS or _POOLS[-1].pid != os.getpid():
-        _POOLS[:] = [_Pool()]
-    return _POOLS[-1]
+# A fork may have copied a lock held by another thread, and descriptors in use.
+_POOL = PerProcess(_Pool)
 
 
 def open_descriptor(path: str, owner: Owner) -> Descriptor:
@@ -152,7 +145,7 @@ def open_descriptor(path: str, owner: Owner) -> Descriptor:
     Raises:
         OSError: See `open`; if the process has too many open files, the error names the limit.
     """
-    return _open(path, _pool().reserve(owner))
+    return _open(path, _POOL.get().reserve(owner))
 
 
 def open_if_free(path: str, owner: Owner) -> Descriptor | None:
@@ -160,7 +153,7 @@ def open_if_free(path: str, owner: Owner) -> Descriptor | None:
 
     For callers that already hold some: two of them could wait for each other forever.
     """
-    held = _pool().reserve_free(owner)
+    held = _POOL.get().reserve_free(owner)
     return None if held is None else _open(path, held)
 
 
@@ -171,7 +164,7 @@ def reserve_descriptor(owner: Owner) -> Descriptor:
     Args:
         owner: See `open_descriptor`.
     """
-    return _pool().reserve(owner)
+    return _POOL.get().reserve(owner)
 
 
 def _open(path: str, held: Descriptor) -> Descriptor:
@@ -200,7 +193,7 @@ def opened(
     except OSError as error:
         if error.errno not in _TOO_MANY:
             raise
-    _pool().close_all()
+    _POOL.get().close_all()
     try:
         return function(path, *arguments, **options)
     except OSError as error:

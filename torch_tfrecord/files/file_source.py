@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import Protocol
 
-import numpy as np
-import numpy.typing as npt
-
-from torch_tfrecord.errors import CorruptRecordError
 from torch_tfrecord.files.checksum import crc32c
 
-__all__ = ["FINGERPRINT_BYTES", "FileSource", "fingerprint"]
-
-_Integers: TypeAlias = "npt.NDArray[np.int64]"
+__all__ = ["FINGERPRINT_BYTES", "ByteSource", "FileSource", "fingerprint"]
 
 FINGERPRINT_BYTES = 4096
+
+
+class ByteSource(Protocol):
+    """A stream of bytes read by offset."""
+
+    path: str
+    size: int | None  # bytes of the stream; None if unknown until its end
+    max_record_bytes: int | None  # the longest payload accepted if the size is unknown
+    chunk_bytes: int  # recommended size of one read
+
+    def read(self, num_bytes: int, offset: int) -> bytes:
+        """Up to `num_bytes` from `offset`; fewer only at the end of the readable stream."""
+
+    def check_end(self) -> None:
+        """Raise if the compressed stream is truncated or damaged."""
 
 
 class FileSource:
@@ -40,28 +49,13 @@ class FileSource:
         """Up to `num_bytes` from `offset`; fewer only at the end of the file."""
         raise NotImplementedError
 
-    def read_ranges(
-        self, begins: _Integers, sizes: _Integers, buffer: memoryview, starts: _Integers
-    ) -> None:
-        """Read several ranges, each to its place in a writable buffer.
-
-        Args:
-            begins: int64 [M]: first byte of each range in the file.
-            sizes: int64 [M]: its bytes.
-            buffer: Of bytes; range i goes to `buffer[starts[i] : starts[i] + sizes[i]]`.
-            starts: int64 [M].
-
-        Raises:
-            CorruptRecordError: the file ends inside a range.
+    def read_into(self, buffer: memoryview, offset: int) -> int:
+        """Fill a writable buffer of bytes from `offset` on; how many came, fewer only at the end of
+        the file.
         """
-        for begin, size, start in zip(
-            begins.tolist(), sizes.tolist(), starts.tolist(), strict=True
-        ):
-            piece = self.read(size, begin)
-            if len(piece) < size:
-                text = f"truncated file: expected {begin + size} bytes, got {begin + len(piece)}"
-                raise CorruptRecordError(text, path=self.path)
-            buffer[start : start + size] = piece
+        data = self.read(len(buffer), offset)
+        buffer[: len(data)] = data
+        return len(data)
 
     def check_end(self) -> None:
         """A file simply ends."""

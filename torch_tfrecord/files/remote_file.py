@@ -4,25 +4,17 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Sequence
-from typing import TypeAlias
-
-import numpy as np
-import numpy.typing as npt
 
 from torch_tfrecord.files.access import DEFAULT_ACCESS, Access
-from torch_tfrecord.files.cached_ranges import fetch, forget, read_into
+from torch_tfrecord.files.cached_ranges import fetch, forget
 from torch_tfrecord.files.checksum import crc32c
 from torch_tfrecord.files.file_source import FINGERPRINT_BYTES, FileSource
-from torch_tfrecord.files.read_plan import ReadPlan
 from torch_tfrecord.files.store import RemoteInfo
 from torch_tfrecord.files.transfers import FileRange, RemotePart, infos
 from torch_tfrecord.files.transfers import fetch as fetch_directly
 from torch_tfrecord.shown import without_secrets
 
-__all__ = ["RemoteFile", "read_remote_ranges"]
-
-_Integers: TypeAlias = "npt.NDArray[np.int64]"
+__all__ = ["RemoteFile"]
 
 
 class RemoteFile(FileSource):
@@ -72,17 +64,6 @@ class RemoteFile(FileSource):
         (data,) = fetch([FileRange(self.part, offset, end)], self.access)
         return bytes(data)
 
-    def read_ranges(
-        self, begins: _Integers, sizes: _Integers, buffer: memoryview, starts: _Integers
-    ) -> None:
-        """Read several ranges at once, each to its place in a writable buffer; see `FileSource`."""
-        ends = (begins + sizes).tolist()
-        ranges = [
-            FileRange(self.part, begin, end)
-            for begin, end in zip(begins.tolist(), ends, strict=True)
-        ]
-        read_into(ranges, starts.tolist(), buffer, self.access)
-
     def forget(self, begin: int, end: int) -> bool:
         """Drop what the cache holds of a range whose records are damaged; see `FileSource`."""
         found = forget([FileRange(self.part, max(begin, 0), min(end, self.file_size))], self.access)
@@ -99,25 +80,3 @@ class RemoteFile(FileSource):
         # Not out of the cache: it tells changes that a storage's time may hide.
         first, last = fetch_directly(ranges, self.access) if size else (b"", b"")
         return int(crc32c(last, crc32c(first)))
-
-
-def read_remote_ranges(
-    parts: Sequence[tuple[RemoteFile, slice]], plan: ReadPlan, buffer: memoryview
-) -> None:
-    """Read ranges of several remote files at once.
-
-    Args:
-        parts: Each file, all with one access, and which ranges of the plan are its own.
-        plan: The ranges, which lie within the files.
-        buffer: Of bytes, writable: the plan's.
-    """
-    ranges, starts = [], []
-    for file, part in parts:
-        begins, sizes = plan.begins[part].tolist(), plan.sizes[part].tolist()
-        ranges += [
-            FileRange(file.part, begin, begin + size)
-            for begin, size in zip(begins, sizes, strict=True)
-        ]
-        starts += plan.starts[part].tolist()
-    if ranges:
-        read_into(ranges, starts, buffer, parts[0][0].access)

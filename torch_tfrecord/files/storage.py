@@ -11,28 +11,19 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Callable, Mapping, Sequence
-from typing import BinaryIO
+from collections.abc import Mapping, Sequence
 
 from torch_tfrecord.errors import CorruptRecordError
 from torch_tfrecord.files.access import DEFAULT_ACCESS, Access
-from torch_tfrecord.files.compression import MAX_INFLATED_RECORD_BYTES, ByteSource, SequentialSource
 from torch_tfrecord.files.descriptors import Descriptor, named, open_descriptor, open_if_free
-from torch_tfrecord.files.file_source import FileSource, fingerprint
-from torch_tfrecord.files.process_cache import ProcessCache
+from torch_tfrecord.files.file_source import FileSource
 from torch_tfrecord.files.remote_file import RemoteFile
 from torch_tfrecord.files.store import RemoteInfo
 from torch_tfrecord.files.transfers import infos
 from torch_tfrecord.native import native_module
-from torch_tfrecord.records.framing import OVERHEAD_BYTES
 
 __all__ = [
-    "FileSource",
     "LocalFile",
-    "PipeSource",
-    "RemoteFile",
-    "SourceCache",
-    "fingerprint",
     "is_remote",
     "local_path",
     "open_file",
@@ -41,7 +32,6 @@ __all__ = [
 
 # Linux transfers at most this much in one call.
 _MAX_READ_BYTES = 0x7FFF_F000
-_MOST_SOURCES = 256
 
 
 def is_remote(path: str) -> bool:
@@ -99,14 +89,12 @@ class LocalFile(FileSource):
 
     def hold_if_free(self) -> Descriptor | None:
         """As `hold`, for whoever holds some already; None where too many are open."""
-        held = self._held
-        if held is None:
+        if self._held is None:
             held = open_if_free(self._place, self)
             if held is None:
                 return None
             self._held = self._same(held)
-        held.is_used = True
-        return held
+        return self.hold()
 
     def _same(self, held: Descriptor) -> Descriptor:
         """What was opened again, if it is the file of before."""
@@ -168,31 +156,12 @@ class LocalFile(FileSource):
         A short cut: who gets None reads again, and finds what is wrong.
         """
         native = native_module("frames")
-        if native is None or offset < 0 or length > self.file_size - offset - OVERHEAD_BYTES:
+        if native is None or offset < 0 or length > self.file_size - offset:
             return None
         held = self._held or self.hold()
         held.is_used = True
         payload: bytes | None = native.read_record(held.number, offset, length, verify_crc)
         return payload
-
-
-class PipeSource(SequentialSource):
-    """A binary file object that can only be read forward, such as ``sys.stdin.buffer``."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        super().__init__(str(getattr(file, "name", "<stream>")), MAX_INFLATED_RECORD_BYTES)
-        self._file = file
-
-    def _more(self) -> bytes:
-        data = self._file.read(self.chunk_bytes)
-        if data is None:  # the end of the file is b""
-            raise BlockingIOError(
-                errno.EAGAIN, "expected a blocking file object, got no data yet", self.path
-            )
-        return data
-
-    def _restart(self) -> None:
-        raise OSError(errno.ESPIPE, os.strerror(errno.ESPIPE), self.path)
 
 
 def open_file(
@@ -219,26 +188,3 @@ def open_files(
         RemoteFile(path, access, found[path]) if path in found else LocalFile(path)
         for path in paths
     ]
-
-
-class SourceCache(ProcessCache[ByteSource]):
-    """Keeps a few sources, with what they hold in memory; their descriptors are few in any case
-    (`Descriptor`).
-
-    Opened lazily in each process (nothing is shared after a fork), safe from threads: a source that
-    is dropped here while another thread still reads from it is closed when that read ends.
-
-    Args:
-        open_source: Called with the number of a file.
-        max_open: The most sources kept; None for 256.
-    """
-
-    def __init__(
-        self, open_source: Callable[[int], ByteSource], max_open: int | None = None
-    ) -> None:
-        super().__init__(max_open or _MOST_SOURCES)
-        self._open_source = open_source
-
-    def get(self, file: int) -> ByteSource:
-        """The source of a file, opened if it is not open yet."""
-        return self.find(file, self._open_source)

@@ -1,12 +1,12 @@
-"""The folder of the user's cache: indexes that cannot lie beside their data, blocks of remote
-files.
+"""The folder of the user's cache: indexes that cannot lie beside their data, copies of
+remote files.
 """
 
 from __future__ import annotations
 
 import os
 
-__all__ = ["blocks_folder", "cache_dir"]
+__all__ = ["cache_dir", "remote_folder"]
 
 
 def cache_dir() -> str:
@@ -15,6 +15,6 @@ def cache_dir() -> str:
     return os.path.join(base, "torch_tfrecord")
 
 
-def blocks_folder() -> str:
-    """The folder that blocks of remote files go to where the user named none."""
-    return os.path.join(cache_dir(), "blocks")
+def remote_folder() -> str:
+    """The folder that copies of remote files go to where the user named none."""
+    return os.path.join(cache_dir(), "remote")

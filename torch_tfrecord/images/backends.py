@@ -16,9 +16,10 @@ import os
 import threading
 from collections.abc import Callable
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from PIL import (
     BmpImagePlugin,
@@ -33,7 +34,7 @@ from PIL import (
 
 from torch_tfrecord.errors import ImageDecodeError
 from torch_tfrecord.images.headers import ImageHeader, has_end_marker
-from torch_tfrecord.images.png_gray import gray_of_colors, needs_gamma
+from torch_tfrecord.images.png import gray_of_colors, needs_gamma
 
 __all__ = [
     "DECODERS",
@@ -43,6 +44,8 @@ __all__ = [
     "region_with_nvimgcodec",
     "torchcodec_decoders",
 ]
+
+_Pixels: TypeAlias = "npt.NDArray[np.uint8 | np.uint16]"  # [H, W] or [H, W, C]
 
 _TORCHCODEC_MODES = {"RGB": "RGB", "L": "GRAY", "RGBA": "RGB_ALPHA", "unchanged": "UNCHANGED"}
 TORCHCODEC_PIP = 'pip install "torchcodec>=0.16"'  # the first version with image decoders
@@ -165,14 +168,14 @@ def _decode_with_pillow(data: bytes | memoryview, header: ImageHeader, mode: str
     return torch.from_numpy(array[None] if array.ndim == 2 else array.transpose(2, 0, 1))
 
 
-def _converted(picture: Image.Image, mode: str, header: ImageHeader) -> np.ndarray[Any, Any]:
+def _converted(picture: Image.Image, mode: str, header: ImageHeader) -> _Pixels:
     """The pixels of a picture in the wanted mode, [H, W] or [H, W, C]."""
     if mode == "L" and needs_gamma(header.gamma):
         return gray_of_colors(np.array(_convert(picture, "RGB", header)), header.gamma)
     return np.array(_convert(picture, mode, header))
 
 
-def _read_gif(picture: ImageFile.ImageFile, mode: str, header: ImageHeader) -> np.ndarray[Any, Any]:
+def _read_gif(picture: ImageFile.ImageFile, mode: str, header: ImageHeader) -> _Pixels:
     """The first frame of a GIF: 0 where it paints nothing, as in TensorFlow; Pillow gives a colour
     of the palette.
     """
@@ -235,7 +238,7 @@ def _convert(picture: Image.Image, mode: str, header: ImageHeader) -> Image.Imag
     return picture if picture.mode == target else picture.convert(target)
 
 
-def _read_png16(data: bytes | memoryview, header: ImageHeader) -> np.ndarray[Any, Any]:
+def _read_png16(data: bytes | memoryview, header: ImageHeader) -> _Pixels:
     """Read a 16-bit PNG as uint16 [H, W, C], which Pillow supports only for one channel.
 
     Pillow opens the others as 8-bit, with a raw mode that keeps the first byte of each value.
@@ -244,7 +247,7 @@ def _read_png16(data: bytes | memoryview, header: ImageHeader) -> np.ndarray[Any
     and alpha.
     """
 
-    def read(raw_mode: str | None) -> np.ndarray[Any, Any]:
+    def read(raw_mode: str | None) -> _Pixels:
         picture = _open_pillow(data, header)
         if raw_mode is not None:
             picture.tile = [tile._replace(args=raw_mode) for tile in picture.tile]
@@ -253,14 +256,14 @@ def _read_png16(data: bytes | memoryview, header: ImageHeader) -> np.ndarray[Any
     if header.channels == 1:
         return read(None).astype(np.uint16)[:, :, None]
     if header.channels == 2:
-        both_bytes: np.ndarray[Any, Any] = read("RGBA").view(">u2").astype(np.uint16)
+        both_bytes: _Pixels = read("RGBA").view(">u2").astype(np.uint16)
         return both_bytes
     name = "RGB" if header.channels == 3 else "RGBA"
     high, low = read(f"{name};16B").astype(np.uint16), read(f"{name};16L").astype(np.uint16)
-    return high << 8 | low
+    return (high << 8 | low).astype(np.uint16, copy=False)
 
 
-def _append_png16_alpha(pixels: np.ndarray[Any, Any], transparent: Any) -> np.ndarray[Any, Any]:
+def _append_png16_alpha(pixels: _Pixels, transparent: Any) -> _Pixels:
     """Append the alpha channel of a tRNS chunk: 0 for pixels equal to the transparent colour in all
     16 bits.
     """
@@ -298,7 +301,7 @@ def region_with_nvimgcodec(
     header: ImageHeader,
     mode: str,
     region: tuple[int, int, int, int] | None,
-) -> np.ndarray[Any, Any] | None:
+) -> npt.NDArray[np.uint8] | None:
     """Decode a region (top, left, height, width) of a JPEG image; None means the whole image.
 
     Returns:

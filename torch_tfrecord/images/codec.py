@@ -27,7 +27,7 @@ from torch_tfrecord.images.backends import (
     torchcodec_decoders,
 )
 from torch_tfrecord.images.headers import ImageHeader, check_scans, detect_format, read_header
-from torch_tfrecord.images.png_deep import encode_deep_png
+from torch_tfrecord.images.png import encode_deep_png
 
 __all__ = [
     "CHANNELS",

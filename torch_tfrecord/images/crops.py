@@ -1,4 +1,5 @@
-"""Crops that are drawn before an image is decoded: the specs, and the plan of each for one image.
+"""Crops that are drawn before an image is decoded: the specs, the plan of each for one image, and the
+batches that they make, resized, optionally flipped and normalised.
 
 ::
 
@@ -7,22 +8,41 @@
     └── ResizedCenterCrop   for evaluation: the whole image resized, then center-cropped
 
 A plan is a pure function of the image size and a key, which is unique per sample and epoch:
-integers in, integers out.
+integers in, integers out. It is drawn from the size in the header; only its region is decoded if
+possible, resized once in uint8, and written straight to its row of the batch.
 """
 
 from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, NamedTuple
 
+import numpy as np
+import torch
 from torchvision.transforms import InterpolationMode
+from torchvision.transforms.v2 import functional
 
+from torch_tfrecord.batch_memory import empty_tensor
+from torch_tfrecord.errors import ImageDecodeError
+from torch_tfrecord.images.codec import CHANNELS, EncodedImage
+from torch_tfrecord.images.regions import Pixels, Region, StoredImage, view_pixels
+from torch_tfrecord.native import optional_module
 from torch_tfrecord.order.random_stream import RandomStream
 
-__all__ = ["Crop", "CropPlan", "RandomResizedCrop", "ResizedCenterCrop"]
+__all__ = [
+    "Crop",
+    "CropPlan",
+    "Normalization",
+    "RandomResizedCrop",
+    "ResizedCenterCrop",
+    "ValueTable",
+    "crop_images",
+    "empty_batch",
+    "place_pixels",
+]
 
 _INTERPOLATIONS = ("nearest", "nearest-exact", "bilinear", "bicubic")
 _PILLOW_NUMBERS = {0: "nearest", 2: "bilinear", 3: "bicubic"}
@@ -264,3 +284,155 @@ def _interpolation(value: object) -> str:
             f"interpolation must be one of {', '.join(map(repr, _INTERPOLATIONS))}, got {value!r}"
         )
     return str(name)
+
+
+# Batches.
+
+
+class ValueTable:
+    """A lookup table of an elementwise transform of uint8 images: a float32 for each channel and
+    value.
+
+    Args:
+        transform: Maps an image [C, H, W] to one with the same number of channels.
+        channels: C.
+
+    Raises:
+        ValueError: The transform does not return float32 [C, H, W].
+    """
+
+    def __init__(self, transform: Callable[[torch.Tensor], torch.Tensor], channels: int) -> None:
+        every_value = torch.arange(256, dtype=torch.uint8, device="cpu").repeat(channels, 1, 1)
+        result = transform(every_value)
+        if result.dtype != torch.float32 or result.shape != every_value.shape:
+            raise ValueError(
+                f"expected float32 {list(every_value.shape)}, got {result.dtype} {list(result.shape)}"
+            )
+        self._table = result.reshape(channels, 256).numpy()
+
+    def write(self, pixels: Pixels, out: torch.Tensor, *, flip: bool = False) -> torch.Tensor:
+        """Write uint8 [H, W, C], mirrored if ``flip``, to contiguous float32 [C, H, W]."""
+        native = optional_module("pixels")
+        if native is None:
+            out.numpy()[:] = self._table[
+                np.arange(len(out)), pixels[:, :: -1 if flip else 1]
+            ].transpose(2, 0, 1)
+        else:
+            native.place_normalized(np.ascontiguousarray(pixels), flip, self._table, out.numpy())
+        return out
+
+
+class Normalization(ValueTable):
+    """torchvision's ``ToDtype(torch.float32, scale=True)`` and ``Normalize(mean, std)``, bit for
+    bit.
+
+    Args:
+        mean, std: One number per channel, for values from 0 to 1.
+    """
+
+    def __init__(self, mean: Sequence[float], std: Sequence[float]) -> None:
+        def normalized(image: torch.Tensor) -> torch.Tensor:
+            image = functional.to_dtype_image(image, torch.float32, scale=True)
+            result: torch.Tensor = functional.normalize_image(image, list(mean), list(std))
+            return result
+
+        super().__init__(normalized, len(mean))
+
+
+def crop_images(
+    crop: Crop,
+    values: Sequence[EncodedImage],
+    shapes: Sequence[tuple[object, ...]],
+    keys: Sequence[int],
+    *,
+    mode: str,
+    normalization: Normalization | None,
+    apply_orientation: bool,
+    max_pixels: int,
+) -> torch.Tensor:
+    """Decode and crop images to one size.
+
+    Args:
+        crop: The crop of each image.
+        values: Encoded images, bytes or memoryviews; not kept.
+        shapes: Expected (height, width, channels) of each before cropping; see
+            `check_image_shape`.
+        keys: The random key of each, which determines its crop.
+        mode: "RGB", "L" or "RGBA".
+        normalization: None for uint8.
+        apply_orientation: Apply the EXIF orientation of each image before it is cropped.
+        max_pixels: Maximum height times width, of an image and of its resized form.
+
+    Returns:
+        uint8 [B, C, H, W] in [B, H, W, C] memory ("channels last"), or float32 [B, C, H, W],
+        contiguous.
+    """
+    out = empty_batch(len(values), crop.size, CHANNELS[mode], normalization)
+    for row, data, shape, key in zip(out.unbind(), values, shapes, keys, strict=True):
+        image = StoredImage(
+            data, mode, shape=shape, apply_orientation=apply_orientation, max_pixels=max_pixels
+        )
+        plan = crop.plan(image.height, image.width, int(key))
+        pixels = image.pixels(Region(plan.top, plan.left, plan.height, plan.width))
+        pixels = _resize(pixels, plan.resized, crop, max_pixels)
+        if plan.resized != crop.size:
+            (height, width), top, left = crop.size, plan.window_top, plan.window_left
+            pixels = pixels[top : top + height, left : left + width]
+        place_pixels(pixels, row, normalization, flip=plan.flip)
+    return out
+
+
+def empty_batch(
+    number: int, size: tuple[int, int], channels: int, table: ValueTable | None
+) -> torch.Tensor:
+    """Allocate memory for `place_pixels`: [B, C, H, W], float32, or uint8 in [B, H, W, C]
+    memory.
+    """
+    if table is None:
+        return empty_tensor((number, *size, channels), torch.uint8).permute(0, 3, 1, 2)
+    return empty_tensor((number, channels, *size), torch.float32)
+
+
+def place_pixels(
+    pixels: Pixels, row: torch.Tensor, table: ValueTable | None = None, *, flip: bool
+) -> None:
+    """Copy uint8 [H, W, C], mirrored if ``flip``, to a row of an `empty_batch`."""
+    native = optional_module("pixels")
+    if table is not None:
+        table.write(pixels, row, flip=flip)
+    elif native is None:
+        view_pixels(row)[:] = pixels[:, :: -1 if flip else 1]
+    else:
+        native.place(np.ascontiguousarray(pixels), flip, view_pixels(row))
+
+
+def _resize(pixels: Pixels, size: tuple[int, int], crop: Crop, max_pixels: int) -> Pixels:
+    """Resize [H, W, C] as torchvision's resize does."""
+    height, width, channels = pixels.shape
+    if (height, width) == size:
+        return pixels
+    if size[0] * size[1] > max_pixels:
+        raise ImageDecodeError(
+            f"expected at most {max_pixels} pixels after resizing, got {height} x {width} resized to "
+            f"{size[0]} x {size[1]}"
+        )
+    image = torch.from_numpy(np.ascontiguousarray(pixels))  # resizing is fastest on this layout
+    if not (crop.antialias and crop.interpolation in ("bilinear", "bicubic") and _resizes_uint8()):
+        mode = InterpolationMode(crop.interpolation)
+        slow = functional.resize_image(
+            image.permute(2, 0, 1), [*size], interpolation=mode, antialias=crop.antialias
+        )
+        return view_pixels(slow)
+    # What torchvision's resize calls. The first stride is explicit, else torch takes the batch of
+    # one for contiguous.
+    image = image.as_strided(
+        (1, channels, height, width), (height * width * channels, 1, width * channels, channels)
+    )
+    resized = torch.nn.functional.interpolate(
+        image, size=size, mode=crop.interpolation, align_corners=False, antialias=True
+    )
+    return view_pixels(resized[0])
+
+
+def _resizes_uint8() -> bool:
+    return torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512")

@@ -23,8 +23,8 @@ import torch
 from torchvision import tv_tensors
 from torchvision.transforms import v2
 
-from torch_tfrecord.images.regions import Region, Scratch
-from torch_tfrecord.images.samples import StoredImage, ValueTable, empty_batch, place_pixels
+from torch_tfrecord.images.crops import ValueTable, empty_batch, place_pixels
+from torch_tfrecord.images.regions import Region, StoredImage
 from torch_tfrecord.torch_internals import has_hooks
 
 __all__ = ["LeadingCrop", "find_leading_crop", "helped_by"]
@@ -76,9 +76,7 @@ def _is_plain(step: Any, kinds: Sequence[type]) -> bool:
     compiled one has.
     """
     return (
-        type(step) in kinds
-        and not any(map(callable, vars(step).values()))
-        and not has_hooks(step)
+        type(step) in kinds and not any(map(callable, vars(step).values())) and not has_hooks(step)
     )
 
 
@@ -133,7 +131,7 @@ class LeadingCrop:
             Exception: Whatever the transforms raise.
         """
         image: torch.Tensor = tv_tensors.Image(
-            _crop(self._steps, stored, self._draw(stored, []), Scratch()).contiguous()
+            _crop(self._steps, stored, self._draw(stored, [])).contiguous()
         )
         return image
 
@@ -154,9 +152,8 @@ class LeadingCrop:
         out = empty_batch(len(stored), tuple(self._steps[-1].size), channels, table)
 
         def write(part: slice) -> None:
-            scratch = Scratch()
             for image, draw, row in zip(stored[part], draws[part], out[part], strict=True):
-                pixels = _crop(self._steps, image, draw, scratch).permute(1, 2, 0).numpy()
+                pixels = _crop(self._steps, image, draw).permute(1, 2, 0).numpy()
                 place_pixels(pixels[:: -1 if draw.flips[1] else 1], row, table, flip=draw.flips[0])
 
         _in_parts(write, len(stored))
@@ -208,9 +205,9 @@ def _region(crop: Any, params: dict[str, Any], stored: StoredImage) -> Region | 
     return None
 
 
-def _crop(steps: Sequence[Any], stored: StoredImage, draw: _Draw, scratch: Scratch) -> torch.Tensor:
-    """uint8 [C, H, W], possibly in ``scratch``."""
-    pixels = stored.pixels(draw.region, scratch)
+def _crop(steps: Sequence[Any], stored: StoredImage, draw: _Draw) -> torch.Tensor:
+    """uint8 [C, H, W]."""
+    pixels = stored.pixels(draw.region)
     image = tv_tensors.Image(torch.from_numpy(pixels).permute(2, 0, 1))
     for step, params in zip(steps, draw.params, strict=True):
         image = step.transform(image, params)

@@ -1,4 +1,4 @@
-"""Decode JPEG images into existing memory: only a region, or several images of equal size.
+"""Decode images into existing memory: only a region, or several images of equal size.
 
 Uses libjpeg-turbo if its headers were found when the package was built, else nvImageCodec for
 regions if that is installed. Rows above a region are skipped, rows below it never read. The pixels
@@ -8,21 +8,41 @@ region is decoded. Both release the GIL.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from itertools import compress
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from torch_tfrecord.batch_memory import empty_tensor
+from torch_tfrecord.errors import ImageDecodeError, ParseError
 from torch_tfrecord.images.backends import nvimgcodec, region_with_nvimgcodec
-from torch_tfrecord.images.codec import CHANNELS, DEFAULT_MAX_PIXELS, decode_opened, open_image
+from torch_tfrecord.images.codec import (
+    CHANNELS,
+    DEFAULT_MAX_PIXELS,
+    EncodedImage,
+    decode_opened,
+    open_image,
+    turn_upright,
+)
 from torch_tfrecord.images.headers import ImageHeader, has_end_marker
 from torch_tfrecord.native import optional_module
 
-__all__ = ["Region", "Scratch", "decode_region", "decode_stack", "region_decoder"]
+__all__ = [
+    "Pixels",
+    "Region",
+    "StoredImage",
+    "check_image_shape",
+    "decode_region",
+    "decode_stack",
+    "region_decoder",
+    "view_pixels",
+]
+
+Pixels: TypeAlias = "npt.NDArray[np.uint8]"
+"""[H, W, C]."""
 
 
 class Region(NamedTuple):
@@ -34,22 +54,6 @@ class Region(NamedTuple):
     width: int
 
 
-class Scratch:
-    """Memory that is reused for each image of a batch: fresh pages would add a twentieth to the
-    decoding time.
-    """
-
-    def __init__(self) -> None:
-        self._bytes = np.empty(0, np.uint8)
-
-    def array(self, *shape: int) -> np.ndarray[Any, Any]:
-        """An uninitialised uint8 array of a shape; overwrites the array returned before."""
-        count = math.prod(shape)
-        if count > len(self._bytes):
-            self._bytes = np.empty(count, np.uint8)
-        return self._bytes[:count].reshape(shape)
-
-
 def region_decoder() -> str | None:
     """The library that decodes regions: "libjpeg", "nvimgcodec", or None."""
     if optional_module("jpeg") is not None:
@@ -58,12 +62,12 @@ def region_decoder() -> str | None:
 
 
 def decode_region(
-    data: bytes | memoryview, header: ImageHeader, mode: str, region: Region, scratch: Scratch
-) -> np.ndarray[Any, Any] | None:
+    data: bytes | memoryview, header: ImageHeader, mode: str, region: Region
+) -> Pixels | None:
     """Decode a region as uint8 [height, width, C], with C 1 for mode "L" and 3 for "RGB".
 
     Returns:
-        The pixels, possibly in ``scratch``; or None if the image must be decoded whole: another
+        The pixels; or None if the image must be decoded whole: another
         format or mode, progressive, CMYK, truncated, damaged, or no library for regions. Decoding
         it whole then finds any error.
     """
@@ -80,7 +84,7 @@ def decode_region(
     try:
         if native is None:
             return region_with_nvimgcodec(data, header, mode, region)
-        out = scratch.array(region.height, region.width, 1 if mode == "L" else 3)
+        out = np.empty((region.height, region.width, CHANNELS[mode]), np.uint8)
         is_read = native.read_region(
             data, header.height, header.width, region.top, region.left, out
         )
@@ -138,3 +142,74 @@ def decode_stack(
         encoded, header = opened.get(number) or open_image(values[number], DEFAULT_MAX_PIXELS)
         out[rows[number]] = decode_opened(encoded, header, mode).permute(1, 2, 0)
     return out.permute(0, 3, 1, 2)
+
+
+class StoredImage:
+    """An encoded image of known size; decodes regions.
+
+    Args:
+        data: The encoded image; not copied.
+        mode: "RGB", "L" or "RGBA".
+        shape: Expected (height, width, channels); see :func:`check_image_shape`.
+        apply_orientation: Apply the EXIF orientation; size and regions then refer to the upright
+            image.
+        max_pixels: Maximum height times width.
+
+    Raises:
+        ImageDecodeError, ParseError: See `open_image` and `check_image_shape`.
+    """
+
+    def __init__(
+        self,
+        data: EncodedImage,
+        mode: str,
+        *,
+        shape: tuple[object, ...] = (),
+        apply_orientation: bool = False,
+        max_pixels: int = DEFAULT_MAX_PIXELS,
+    ) -> None:
+        self._encoded, self._header = open_image(data, max_pixels)
+        self._mode, self._orientation = mode, self._header.orientation if apply_orientation else 1
+        self.height, self.width = self._header.height, self._header.width
+        if self._orientation >= 5:
+            self.height, self.width = self.width, self.height
+        check_image_shape(shape, (self.height, self.width, CHANNELS[mode]))
+
+    def pixels(self, region: Region) -> Pixels:
+        """Decode a region as uint8 [height, width, C].
+
+        Raises:
+            ImageDecodeError: The image cannot be decoded, or its size differs from its header.
+        """
+        if self._orientation == 1:
+            pixels = decode_region(self._encoded, self._header, self._mode, region)
+            if pixels is not None:
+                return pixels
+        image = decode_opened(self._encoded, self._header, self._mode)
+        whole = view_pixels(
+            image if self._orientation == 1 else turn_upright(image, self._orientation)
+        )
+        if whole.shape[:2] != (self.height, self.width):
+            raise ImageDecodeError(
+                f"expected an image of {self.height} x {self.width} pixels, got {whole.shape[:2]}"
+            )
+        return whole[
+            region.top : region.top + region.height, region.left : region.left + region.width
+        ]
+
+
+def check_image_shape(expected: tuple[object, ...], stored: tuple[int, ...]) -> None:
+    """Check (height, width, channels) against a spec; None matches any size, and an empty shape any
+    image.
+
+    Raises:
+        ParseError: The shapes differ.
+    """
+    if any(wanted not in (None, size) for wanted, size in zip(expected, stored, strict=False)):
+        raise ParseError(f"expected an image of (height, width, channels) {expected}, got {stored}")
+
+
+def view_pixels(image: torch.Tensor) -> Pixels:
+    """View [C, H, W] as [H, W, C]."""
+    pixels: Pixels = image.permute(1, 2, 0).numpy()
+    return pixels

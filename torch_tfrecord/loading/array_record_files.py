@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from torch_tfrecord.errors import TFRecordError
-from torch_tfrecord.files.process_cache import ProcessCache
+from torch_tfrecord.files.per_process import ProcessCache
 from torch_tfrecord.records.array_record import ArrayRecordFile, ArrayRecordIndex
 from torch_tfrecord.records.packed_records import PackedRecords
 from torch_tfrecord.records.record_table import RecordTable

@@ -17,7 +17,7 @@ from torch_tfrecord.error_log import RAISES, ErrorLog
 from torch_tfrecord.errors import TFRecordError
 from torch_tfrecord.images.codec import CHANNELS, DEFAULT_MAX_PIXELS
 from torch_tfrecord.images.leading_crops import LeadingCrop, find_leading_crop
-from torch_tfrecord.images.samples import StoredImage
+from torch_tfrecord.images.regions import StoredImage
 from torch_tfrecord.loading.batch_parser import BatchParser, nowhere
 from torch_tfrecord.loading.column_batch import ChainedTransforms, ColumnBatch, ColumnTransform
 from torch_tfrecord.records.packed_records import PackedRecords

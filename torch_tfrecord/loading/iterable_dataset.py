@@ -18,7 +18,6 @@ from torch_tfrecord.error_log import ErrorLog, ErrorReport
 from torch_tfrecord.errors import LimitExceededError, TFRecordError
 from torch_tfrecord.files.access import Access
 from torch_tfrecord.files.ahead_file import FilesAhead
-from torch_tfrecord.files.compression import check_compression_type
 from torch_tfrecord.loading.batch_parser import BatchParser
 from torch_tfrecord.loading.collate import collate
 from torch_tfrecord.loading.column_batch import ColumnBatch
@@ -43,6 +42,7 @@ from torch_tfrecord.order.epoch_count import EpochCount
 from torch_tfrecord.order.prepared import check_loaded_epoch, prepared_loader
 from torch_tfrecord.order.random_stream import RandomStream, record_keys, shuffled
 from torch_tfrecord.order.ranks import check_rank, consumer, in_process_group, resolve_rank
+from torch_tfrecord.records.compression import check_compression_type
 from torch_tfrecord.records.paths import Paths, found_files
 from torch_tfrecord.records.reader import read_blocks
 from torch_tfrecord.records.scan import Block, SkippedBytes

@@ -20,7 +20,6 @@ from torch_tfrecord.columns.record_parsers import RecordFeatures, is_record_feat
 from torch_tfrecord.error_log import RAISES, ErrorLog, ErrorReport
 from torch_tfrecord.errors import LimitExceededError, RemoteError, TFRecordError
 from torch_tfrecord.files.access import Access
-from torch_tfrecord.files.compression import check_compression_type
 from torch_tfrecord.loading.batch_parser import BatchParser
 from torch_tfrecord.loading.collate import collate
 from torch_tfrecord.loading.record_files import RecordFiles, RecordSource
@@ -36,6 +35,7 @@ from torch_tfrecord.native import native_module
 from torch_tfrecord.order.draw_epoch import DrawEpoch
 from torch_tfrecord.order.leaves import defines_last, salted
 from torch_tfrecord.order.position_batch import is_batch_of_positions, list_of_positions
+from torch_tfrecord.records.compression import check_compression_type
 from torch_tfrecord.records.index_keeper import IndexKeeper
 from torch_tfrecord.records.manifest_shards import open_shards
 from torch_tfrecord.records.paths import Paths

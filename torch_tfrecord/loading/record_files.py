@@ -13,15 +13,16 @@ import numpy.typing as npt
 from torch_tfrecord.errors import TFRecordError, outer_level
 from torch_tfrecord.files.access import DEFAULT_ACCESS, Access
 from torch_tfrecord.files.ahead_file import read_ahead
-from torch_tfrecord.files.block_memory import BlockMemory
-from torch_tfrecord.files.compression import ByteSource, open_stream
-from torch_tfrecord.files.process_cache import ProcessCache
-from torch_tfrecord.files.storage import FileSource, is_remote, open_file
+from torch_tfrecord.files.file_source import ByteSource, FileSource
+from torch_tfrecord.files.per_process import ProcessCache
+from torch_tfrecord.files.read import BlockMemory
+from torch_tfrecord.files.storage import is_remote, open_file
 from torch_tfrecord.files.store import RemoteInfo
 from torch_tfrecord.files.stores import store_of
 from torch_tfrecord.files.together import each_at_once
 from torch_tfrecord.order.block_shuffle import plan_lanes
 from torch_tfrecord.order.leaves import Store
+from torch_tfrecord.records.compression import open_stream
 from torch_tfrecord.records.index import RecordIndex
 from torch_tfrecord.records.manifest_shards import ManifestShards
 from torch_tfrecord.records.packed_records import PackedRecords
@@ -134,10 +135,10 @@ class RecordFiles(ProcessCache[ByteSource]):
         return self._facts.files if isinstance(self._facts, ManifestShards) else None
 
     def __getstate__(self) -> dict[str, object]:
-        return super().__getstate__() | ({} if self.paths is None else {"_paths": None})
+        return self.__dict__ | ({} if self.paths is None else {"_paths": None})
 
     def __setstate__(self, state: dict[str, object]) -> None:
-        super().__setstate__(state)
+        self.__dict__.update(state)
         self._paths = self._paths if self.paths is None else self.paths
 
     def warn(self) -> None:
@@ -174,9 +175,8 @@ class RecordFiles(ProcessCache[ByteSource]):
         files, offsets, lengths = self.table.find(positions)
         if self.is_remote:
             self._open_together(files)
-        blocks = None if self._blocks is None else self._blocks.read
         return self._reader.read_batch(
-            self._source, files, offsets, lengths, is_remote=self.is_remote, read_blocks=blocks
+            self._source, files, offsets, lengths, is_remote=self.is_remote, blocks=self._blocks
         )
 
     def read_by_blocks(self, block_bytes: int | None) -> None:
@@ -185,7 +185,9 @@ class RecordFiles(ProcessCache[ByteSource]):
         """
         is_of_use = block_bytes is not None and self.is_remote and self.first_compressed is None
         self._blocks = (
-            BlockMemory(self.table, block_bytes) if block_bytes is not None and is_of_use else None
+            BlockMemory(self.table.block_extent, block_bytes)
+            if block_bytes is not None and is_of_use
+            else None
         )
 
     def place(self, position: int) -> RecordPlace:

@@ -47,9 +47,6 @@ def read_records(
     verify: bool,
 ) -> bool: ...
 def read_record(fd: int, offset: int, length: int, verify: bool) -> bytes | None: ...
-def read_values(
-    sources: list[tuple[int, int, int]], places: npt.NDArray[np.int64]
-) -> list[bytes] | None: ...
 def scan(
     fd: int,
     offset: int,

@@ -1,7 +1,7 @@
 # cython: boundscheck=False, wraparound=False, initializedcheck=False, cdivision=True
 """Loops over frames and checksums of TFRecord files, and batch reads from them.
 
-The Python fallbacks are in `packed_records`, `read_plan`, `reader`, `record_table`.
+The Python fallbacks are in `packed_records`, `ranges`, `read`, `reader`, `record_table`.
 
 Nothing in the bytes is trusted: a length is checked against what is left of the buffer before it is used, in a way that
 cannot overflow. These functions raise no format errors: they return where they stopped, and Python raises the error.
@@ -17,7 +17,6 @@ from cpython.list cimport PyList_GET_ITEM, PyList_GET_SIZE, PyList_New, PyList_S
 from cpython.long cimport PyLong_AsLongLongAndOverflow
 from cpython.ref cimport Py_INCREF
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
-from libc.stdlib cimport free, malloc
 
 cdef extern from "crc32c.h":
     const char *crc32c_name
@@ -43,8 +42,7 @@ cdef extern from "<sys/uio.h>":
     ssize_t preadv(int fd, const iovec *parts, int count, off_t offset) noexcept nogil
 
 __all__ = ["BAD_HEADER", "BAD_PAYLOAD", "DONE", "INCOMPLETE", "MOST_SOURCES", "checksum_by", "crc32c", "find",
-           "first_bad", "in_order", "integers", "max_records", "plan_reads", "read_record", "read_records", "read_values",
-           "scan", "slices", "walk"]
+           "first_bad", "in_order", "integers", "max_records", "plan_reads", "read_record", "read_records", "scan", "slices", "walk"]
 
 crc32c_init()
 checksum_by = crc32c_name.decode()
@@ -292,7 +290,7 @@ def plan_reads(
     const int64_t[:] files, const int64_t[:] offsets, const int64_t[:] lengths, order,
     int64_t max_gap, int64_t window, int64_t[:, ::1] ranges, int64_t[::1] places,
 ):
-    """Plan the ranges to read for a batch of records; see the Python fallback `read_plan.plan_reads`.
+    """Plan the ranges to read for a batch of records; see the Python fallback `ranges.plan_reads`.
 
     Args:
         files, offsets, lengths: [N], of the records.
@@ -426,72 +424,3 @@ def read_record(int fd, int64_t offset, int64_t length, bint verify):
                 and load_le64(header) == <uint64_t>length and _is_header(header)
                 and (not verify or crc32c_masked(<const uint8_t *>data, length) == load_le32(footer)))
     return payload if good else None
-
-
-def read_values(list sources, const int64_t[:, :] places):
-    """Read parts of files as bytes, without the GIL, and check each against its CRC-32C.
-
-    Args:
-        sources: Descriptor and size of up to MOST_SOURCES files, and the number of parts from each, in that order.
-        places: [N, 3]: first byte, size and CRC-32C of each part.
-
-    Returns:
-        The N parts; None if in doubt.
-    """
-    cdef tuple kept = tuple(sources)
-    cdef Py_ssize_t number, last = 0, source, count = places.shape[0], num_sources = len(kept)
-    cdef int descriptors[_MOST_SOURCES]
-    cdef int64_t file_sizes[_MOST_SOURCES]
-    cdef Py_ssize_t part_counts[_MOST_SOURCES]
-    cdef char **data
-    if places.shape[1] != 3 or num_sources > _MOST_SOURCES:
-        raise ValueError("the shapes of sources and places do not fit")
-    for source in range(num_sources):
-        descriptors[source], file_sizes[source], part_counts[source] = kept[source]
-        if not 0 <= part_counts[source] <= count - last:
-            raise ValueError(f"expected sources of {count} parts in all")
-        last += part_counts[source]
-    if last != count:
-        raise ValueError(f"expected sources of {count} parts in all")
-    number = 0
-    for source in range(num_sources):
-        last = number + part_counts[source]
-        while number < last:
-            if not (places[number, 0] >= 0 and 0 <= places[number, 1] <= file_sizes[source] - places[number, 0]):
-                return None
-            number += 1
-    parts = PyList_New(count)
-    data = <char **>malloc((count + 1) * sizeof(char *))
-    if data == NULL:
-        raise MemoryError
-    try:
-        for number in range(count):
-            part = PyBytes_FromStringAndSize(NULL, places[number, 1])
-            data[number] = PyBytes_AS_STRING(part)
-            Py_INCREF(part)  # the list takes one over
-            PyList_SET_ITEM(parts, number, part)
-        number = 0
-        with nogil:
-            for source in range(num_sources):
-                last = number + part_counts[source]
-                while number < last and _read_part(
-                        descriptors[source], places[number, 0], places[number, 1], places[number, 2], data[number]):
-                    number += 1
-                if number < last:
-                    break
-    finally:
-        free(data)
-    return parts if number == count else None
-
-
-cdef bint _read_part(int fd, int64_t begin, int64_t length, int64_t expected, char *data) noexcept nogil:
-    # Whether all bytes were read and match the checksum.
-    cdef uint32_t crc = 0
-    cdef int64_t step
-    while length:
-        step = min(length, _CHUNK)
-        if pread(fd, data, step, begin) != step:
-            return False
-        crc = crc32c_extend(crc, <const uint8_t *>data, step)  # while it is in the cache
-        data, begin, length = data + step, begin + step, length - step
-    return crc == expected

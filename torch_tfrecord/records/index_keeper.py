@@ -18,7 +18,8 @@ from typing import Generic, TypeVar, get_args
 from torch_tfrecord.arguments import IndexPolicy, one_of
 from torch_tfrecord.errors import IndexMismatchError, TFRecordError, outer_level
 from torch_tfrecord.files.access import DEFAULT_ACCESS, Access
-from torch_tfrecord.files.storage import FileSource, is_remote, open_file, open_files
+from torch_tfrecord.files.file_source import FileSource
+from torch_tfrecord.files.storage import is_remote, open_file, open_files
 from torch_tfrecord.files.store import RemoteInfo
 from torch_tfrecord.files.together import each_at_once
 from torch_tfrecord.progress import ProgressBar

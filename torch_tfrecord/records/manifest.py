@@ -18,10 +18,13 @@ import numpy.typing as npt
 from torch_tfrecord.errors import IndexMismatchError
 from torch_tfrecord.files.access import DEFAULT_ACCESS, Access
 from torch_tfrecord.files.checksum import crc32c
-from torch_tfrecord.files.storage import FileSource, open_file
+from torch_tfrecord.files.file_source import FileSource
+from torch_tfrecord.files.read import read_pieces
+from torch_tfrecord.files.storage import open_file
 from torch_tfrecord.records.framing import OVERHEAD_BYTES
 from torch_tfrecord.records.index import COMPRESSION_TYPES, RecordIndex
 from torch_tfrecord.records.length_blocks import BLOCK_RECORDS, pack_lengths, unpack_lengths
+from torch_tfrecord.records.packed_records import PackedRecords
 from torch_tfrecord.records.sidecar_file import SidecarFormat, pack, read_source, stored_number
 
 __all__ = ["MANIFEST_SUFFIX", "Manifest", "ShardRow", "is_manifest", "manifest_parts", "shard_row"]
@@ -331,22 +334,9 @@ class _Head:
     def read_blocks(self, blocks: _Integers) -> list[bytes]:
         """The bytes of blocks, by ascending numbers, each held against its checksum."""
         begins, sizes = self._block_begins[blocks], self.block_bytes[blocks].astype(np.int64)
-        ends = np.cumsum(sizes)
-        starts = ends - sizes
-        buffer = bytearray(int(ends[-1]) if len(ends) else 0)
-        # Neighbours are one range.
-        is_new = np.ones(len(blocks), bool)
-        is_new[1:] = begins[1:] != begins[:-1] + sizes[:-1]
-        first = np.flatnonzero(is_new)
-        lasts = np.append(first[1:], len(blocks)) - 1
-        if len(first):
-            self._source.read_ranges(
-                begins[first], ends[lasts] - starts[first], memoryview(buffer), starts[first]
-            )
-        found = [
-            bytes(buffer[start:end])
-            for start, end in zip(starts.tolist(), ends.tolist(), strict=True)
-        ]
+        files = np.zeros(len(blocks), np.int64)
+        buffer, places = read_pieces(lambda _: self._source, files, begins, sizes)
+        found = PackedRecords(buffer, places, sizes).tolist()
         for number, block in zip(blocks.tolist(), found, strict=True):
             if crc32c(block) != self.block_crcs.item(number):
                 text = f"expected block {number} with checksum {self.block_crcs[number]:08x}, got {crc32c(block):08x}"

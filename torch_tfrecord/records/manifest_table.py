@@ -11,11 +11,12 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from torch_tfrecord.files.process_cache import ProcessCache
+from torch_tfrecord.files.per_process import ProcessCache
+from torch_tfrecord.files.ranges import block_around
 from torch_tfrecord.records.framing import OVERHEAD_BYTES
 from torch_tfrecord.records.length_blocks import BLOCK_RECORDS
 from torch_tfrecord.records.manifest import Manifest
-from torch_tfrecord.records.record_table import RecordPlaces, RecordTable, extent_among
+from torch_tfrecord.records.record_table import RecordPlaces, RecordTable
 
 __all__ = ["ManifestTable", "is_range", "manifest_table"]
 
@@ -121,7 +122,7 @@ class ManifestTable(RecordTable):
             begin * BLOCK_RECORDS, min(end * BLOCK_RECORDS, head.num_records.item(row))
         )
         begins, ends = self._borders_at(first + numbers // BLOCK_RECORDS, numbers % BLOCK_RECORDS)
-        return extent_among(np.append(begins, ends[-1:]), offset, block_bytes)
+        return block_around(np.append(begins, ends[-1:]), offset, block_bytes)
 
     def _borders_at(self, blocks: _Integers, places: _Integers) -> tuple[_Integers, _Integers]:
         """The offsets of records, by their blocks and numbers there, and those of what follows

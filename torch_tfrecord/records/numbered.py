@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any, TypeAlias, TypeGuard
 
 from torch_tfrecord.files.access import DEFAULT_ACCESS, Access
-from torch_tfrecord.files.compression import open_stream
 from torch_tfrecord.files.storage import open_file
 from torch_tfrecord.records.array_record import ArrayRecordFile, ArrayRecordIndex
+from torch_tfrecord.records.compression import open_stream
 from torch_tfrecord.records.index import RecordIndex
 from torch_tfrecord.records.reader import RecordReader
 

@@ -11,8 +11,8 @@ from typing import Generic, Protocol, TypeVar
 import numpy as np
 
 from torch_tfrecord.files.atomic import AtomicFile
-from torch_tfrecord.files.compression import compressor
-from torch_tfrecord.files.storage import fingerprint
+from torch_tfrecord.files.file_source import fingerprint
+from torch_tfrecord.records.compression import compressor
 from torch_tfrecord.records.file_set import FileSet
 from torch_tfrecord.records.framing import OVERHEAD_BYTES, encode_footer, encode_header
 from torch_tfrecord.records.index import RecordIndex

@@ -11,12 +11,13 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from torch_tfrecord.files.ranges import block_around
 from torch_tfrecord.native import native_module
 from torch_tfrecord.order.block_shuffle import block_starts
 from torch_tfrecord.records.framing import OVERHEAD_BYTES
 from torch_tfrecord.records.index import RecordIndex
 
-__all__ = ["RecordPlaces", "RecordTable", "extent_among"]
+__all__ = ["RecordPlaces", "RecordTable"]
 
 _Integers: TypeAlias = "npt.NDArray[np.int64]"
 
@@ -97,7 +98,7 @@ class RecordTable:
         file as one at an offset, and where the last of them ends.
         """
         first = (self._ends_list[file - 1] if file else 0) + file
-        return extent_among(
+        return block_around(
             self._borders[first : self._ends_list[file] + file + 1], offset, block_bytes
         )
 
@@ -116,17 +117,6 @@ class RecordTable:
             starts = block_starts(files, offsets, block_bytes)
             found.append(starts[1:] + (begin - 1) if begin else starts)
         return np.concatenate(found) if found else np.empty(0, np.int64)
-
-
-def extent_among(borders: _Integers, offset: int, block_bytes: int) -> tuple[int, int]:
-    """See `RecordTable.block_extent`; `borders` are those of the records around."""
-    number = offset // block_bytes
-    begin, end = np.searchsorted(
-        borders, (number * block_bytes, (number + 1) * block_bytes)
-    ).tolist()
-    if borders[begin] > offset:  # in the midst of a record that begins in a block before
-        begin -= 1
-    return int(borders[begin]), int(borders[min(end, len(borders) - 1)])
 
 
 def _borders(index: RecordIndex) -> _Integers:

@@ -6,7 +6,8 @@ import numpy as np
 import numpy.typing as npt
 
 from torch_tfrecord.files.checksum import MARK_BYTES, RunningChecksums, moved, moved_by, unmask
-from torch_tfrecord.files.compression import ByteSource, SequentialSource
+from torch_tfrecord.files.file_source import ByteSource
+from torch_tfrecord.files.inflated import SequentialSource
 from torch_tfrecord.records.framing import (
     FOOTER_BYTES,
     HEADER_BYTES,

@@ -30,7 +30,8 @@ import numpy.typing as npt
 from torch_tfrecord.errors import IndexMismatchError
 from torch_tfrecord.files.access import DEFAULT_ACCESS, Access
 from torch_tfrecord.files.checksum import crc32c
-from torch_tfrecord.files.storage import FileSource, open_file
+from torch_tfrecord.files.file_source import FileSource
+from torch_tfrecord.files.storage import open_file
 
 __all__ = [
     "Sidecar",

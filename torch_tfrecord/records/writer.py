@@ -18,9 +18,9 @@ from typing import Any, TypeVar
 from torch_tfrecord.arguments import at_least
 from torch_tfrecord.files.access import Access
 from torch_tfrecord.files.atomic import AtomicFile
-from torch_tfrecord.files.compression import check_written_type
 from torch_tfrecord.files.storage import is_remote, local_path
 from torch_tfrecord.protobuf.example import RowEncoder, WritableSpec
+from torch_tfrecord.records.compression import check_written_type
 from torch_tfrecord.records.file_set import FileSet
 from torch_tfrecord.records.framing import OVERHEAD_BYTES
 from torch_tfrecord.records.paths import shard_name

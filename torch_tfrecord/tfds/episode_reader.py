@@ -10,7 +10,6 @@ with its own CRC.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
@@ -20,10 +19,11 @@ import numpy.typing as npt
 from torch_tfrecord.errors import CorruptRecordError, IndexMismatchError, ParseError, TFRecordError
 from torch_tfrecord.files.access import DEFAULT_ACCESS, Access
 from torch_tfrecord.files.checksum import crc32c
-from torch_tfrecord.files.compression import ByteSource
-from torch_tfrecord.files.storage import SourceCache, open_file
+from torch_tfrecord.files.file_source import ByteSource
+from torch_tfrecord.files.per_process import ProcessCache
+from torch_tfrecord.files.read import read_pieces
+from torch_tfrecord.files.storage import open_file
 from torch_tfrecord.records.framing import HEADER_BYTES
-from torch_tfrecord.records.local_reads import read_local_values
 from torch_tfrecord.records.numbered import (
     FileIndex,
     has_ranges,
@@ -31,6 +31,7 @@ from torch_tfrecord.records.numbered import (
     read_record,
     record_offset,
 )
+from torch_tfrecord.records.packed_records import PackedRecords
 from torch_tfrecord.samples import RecordPlace
 from torch_tfrecord.tfds.episode_index import EpisodeIndex
 from torch_tfrecord.tfds.episode_places import FRAMES, ListPlace, find_places
@@ -45,9 +46,7 @@ from torch_tfrecord.tfds.example_layout import (
 
 __all__ = ["EpisodeReader", "EpisodeRecord", "Frames", "Spans", "Values", "read_frames"]
 
-# Short lists this close to each other are read together: a read call costs more than that many
-# bytes.
-_MAX_GAP_BYTES = 1 << 12
+_MOST_OPEN = 256
 
 Values: TypeAlias = "npt.NDArray[np.int64] | npt.NDArray[np.float32] | list[bytes] | Frames"
 Spans: TypeAlias = Sequence[tuple[int, int, int, int]]
@@ -74,23 +73,27 @@ class EpisodeReader:
         self.files = files
         self.records = records
         self.episodes = episodes
-        # Not bound methods of the reader: a reference cycle would keep the files open.
-        self.data = SourceCache(functools.partial(_open_data, files, records, access))
-        self.tables = SourceCache(functools.partial(_open_tables, episodes, access))
+        self._access = access
+        self._data: ProcessCache[Any] = ProcessCache(_MOST_OPEN)
+        self._tables: ProcessCache[ByteSource] = ProcessCache(_MOST_OPEN)
+
+    def data(self, file: int) -> Any:
+        """A data file, open: see `open_records`."""
+        return self._data.find(file, self._open_data)
+
+    def _open_data(self, file: int) -> Any:
+        return open_records(self.files[file], self.records[file], self._access)
+
+    def tables(self, file: int) -> ByteSource:
+        """The file of an episode index, open."""
+        return self._tables.find(file, self._open_tables)
+
+    def _open_tables(self, file: int) -> ByteSource:
+        return open_file(self.episodes[file].tables_path, self._access)
 
     def record(self, file: int, number: int) -> EpisodeRecord:
         """The record of an episode, by file number and record number."""
         return EpisodeRecord(self, file, number)
-
-
-def _open_data(
-    files: Sequence[str], records: Sequence[FileIndex], access: Access, file: int
-) -> Any:
-    return open_records(files[file], records[file], access)
-
-
-def _open_tables(episodes: Sequence[EpisodeIndex], access: Access, file: int) -> ByteSource:
-    return open_file(episodes[file].tables_path, access)
 
 
 class EpisodeRecord:
@@ -146,12 +149,10 @@ class EpisodeRecord:
         start, num_bytes = index.table_range(self.number)
         if index.tables is not None:
             return index.tables[start : start + num_bytes]
-        return self.reader.tables.get(self.file).read(num_bytes, index.tables_offset + start)
+        return self.reader.tables(self.file).read(num_bytes, index.tables_offset + start)
 
     def _whole(self) -> bytes:
-        return read_record(
-            self.reader.data.get(self.file), self.reader.records[self.file], self.number
-        )
+        return read_record(self.reader.data(self.file), self.reader.records[self.file], self.number)
 
     def _short(
         self, places: Mapping[str, ListPlace], wanted: Callable[[str], bool]
@@ -162,28 +163,32 @@ class EpisodeRecord:
             is_read = place.kind not in (FRAMES, UNSET) and wanted(key)
             end = place.start + (place.num_bytes if is_read else 0)
             pieces.append(_Piece(place.start - len(place.head), end, key, place, is_read))
-        at = 0
-        while at < len(pieces):
-            begin = end = pieces[at].begin
-            group = []
-            while at < len(pieces) and pieces[at].begin - end <= _MAX_GAP_BYTES:
-                group.append(pieces[at])
-                end = max(end, pieces[at].end)
-                at += 1
-            data = memoryview(self.read(end - begin, begin))
-            for piece in group:
-                try:
-                    content = piece.content(data[piece.begin - begin : piece.end - begin])
-                except CorruptRecordError as error:
-                    raise self.blame(error) from error.__cause__
-                if content is not None:
-                    yield piece.key, content
+        for piece, data in zip(pieces, self._parts(pieces), strict=True):
+            try:
+                content = piece.content(data)
+            except CorruptRecordError as error:
+                raise self.blame(error) from error.__cause__
+            if content is not None:
+                yield piece.key, content
+
+    def _parts(self, pieces: Sequence[_Piece]) -> Iterator[memoryview]:
+        """The bytes of each piece, in one read."""
+        if self.payload is not None:
+            for piece in pieces:
+                yield memoryview(self.payload)[piece.begin : piece.end]
+            return
+        begins = np.array([piece.begin for piece in pieces], np.int64)
+        sizes = np.array([piece.end for piece in pieces], np.int64) - begins
+        files = np.full(len(pieces), self.file, np.int64)
+        buffer, places = read_pieces(self.reader.data, files, self.begin + begins, sizes)
+        for place, size in zip(places.tolist(), sizes.tolist(), strict=True):
+            yield buffer.data[place : place + size]
 
     def read(self, num_bytes: int, start: int) -> bytes:
         """Read `num_bytes` bytes of the payload, from `start`."""
         if self.payload is not None:
             return self.payload[start : start + num_bytes]
-        data = self.reader.data.get(self.file).read(num_bytes, self.begin + start)
+        data: bytes = self.reader.data(self.file).read(num_bytes, self.begin + start)
         if len(data) < num_bytes:
             raise CorruptRecordError(
                 f"truncated record: expected {num_bytes} bytes, got {len(data)}"
@@ -294,27 +299,24 @@ def read_frames(frames: Sequence[Frames], spans: Spans) -> list[bytes] | None:
     the error.
     """
     reader = frames[0].record.reader
-    files: list[int] = []
-    counts: list[int] = []
-    places: list[npt.NDArray[np.int64]] = []
+    found = []
     for item, (first, stop, _, _) in zip(frames, spans, strict=True):
-        record, found = item.record, item.places[first:stop]
-        if record.payload is not None or record.reader is not reader:
+        if item.record.payload is not None or item.record.reader is not reader:
             return None
-        if not files or record.file != files[-1]:
-            files.append(record.file)
-            counts.append(0)
-        counts[-1] += len(found)
-        places.append(found)
+        found.append(item.places[first:stop])
+    counts = [*map(len, found)]
+    files = np.repeat([item.record.file for item in frames], counts)
+    begins, sizes, crcs = np.ascontiguousarray(np.concatenate(found).T)
     try:
-        values = read_local_values(reader.data.get, files, counts, np.concatenate(places))
-    except (OSError, TFRecordError):  # a file cannot be opened
+        buffer, places = read_pieces(reader.data, files, begins, sizes)
+    except (OSError, TFRecordError):
         return None
-    if values is None:
+    values = PackedRecords(buffer, places, sizes).tolist()
+    if any(crc32c(value) != crc for value, crc in zip(values, crcs.tolist(), strict=True)):
         return None
     contents: list[bytes] = []
-    for item, (first, _, _, _), found in zip(frames, spans, places, strict=True):
-        own = item.contents(first, values[len(contents) : len(contents) + len(found)])
+    for item, (first, _, _, _), count in zip(frames, spans, counts, strict=True):
+        own = item.contents(first, values[len(contents) : len(contents) + count])
         if own is None:
             return None
         contents += own

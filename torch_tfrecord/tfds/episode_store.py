@@ -17,7 +17,7 @@ import torch
 import torch_tfrecord.tfds.features as f
 from torch_tfrecord.arguments import IndexPolicy
 from torch_tfrecord.errors import ParseError, TFRecordError
-from torch_tfrecord.files.process_cache import ProcessCache
+from torch_tfrecord.files.per_process import ProcessCache
 from torch_tfrecord.records.index_keeper import IndexKeeper
 from torch_tfrecord.samples import transform_one
 from torch_tfrecord.shown import shown_list

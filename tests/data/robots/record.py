@@ -1,7 +1,7 @@
 """Record the batches of the original loaders: `python record.py DATASETS CHECKOUTS OUT.npz`, with
 TensorFlow.
 
-DATASETS is what `tests/robot_episodes.py` wrote. CHECKOUTS holds clones of the originals, imported
+DATASETS is what `tests/support/robot_episodes.py` wrote. CHECKOUTS holds clones of the originals, imported
 and not copied; what they import beside their data code (torch, model code, downloads) is replaced
 by empty modules.
 

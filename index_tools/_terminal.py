@@ -1,24 +1,32 @@
-"""Arguments and help texts that the verbs share."""
+"""What the verbs share: arguments in; and text out, of which one line stays one line, and no file
+content can control the terminal.
+"""
 
 from __future__ import annotations
 
 import argparse
+import os
 import re
 from collections.abc import Callable, Sequence
 from typing import NoReturn, TypeAlias
 
-from index_tools._text import escape
 from torch_tfrecord.records.paths import find_files, is_companion, named_manifest
 
 __all__ = [
+    "EXIT_STATUS",
+    "PATHS_HELP",
     "OneLineParser",
     "Verbs",
     "add_jobs",
     "add_paths",
     "add_verb",
     "byte_size",
+    "counted",
     "data_files",
     "data_paths",
+    "error_text",
+    "escape",
+    "format_size",
     "integer",
 ]
 
@@ -140,3 +148,63 @@ def byte_size(text: str) -> int:
             f"TiB), got {text!r}"
         )
     return size
+
+
+# Text.
+
+
+def escape(text: str, *, escape_backslash: bool = False) -> str:
+    r"""The text with everything unprintable escaped; bytes of a file name that are not UTF-8 as
+    ``\xNN``.
+
+    Args:
+        text: Any text, also with lone surrogates.
+        escape_backslash: Double each backslash, so that the result is unambiguous.
+
+    Example:
+        >>> print(escape("a\x1b[31m\n"))
+        a\x1b[31m\n
+    """
+    if escape_backslash:
+        text = text.replace("\\", "\\\\")
+    return text if text.isprintable() else "".join(map(_escape_character, text))
+
+
+def _escape_character(character: str) -> str:
+    if character.isprintable():
+        return character
+    if 0xDC80 <= ord(character) <= 0xDCFF:  # how Python holds a byte of a name that is not UTF-8
+        return f"\\x{ord(character) - 0xDC00:02x}"
+    return character.encode("unicode_escape").decode()
+
+
+def error_text(error: BaseException) -> str:
+    """One line that says what is wrong; for an OSError, the file and then the reason."""
+    text = str(error)
+    if isinstance(error, OSError) and error.strerror:
+        text = error.strerror
+        if isinstance(error.filename, str | bytes | os.PathLike):  # not the number of an open file
+            text = f"{os.fsdecode(error.filename)}: {text}"
+    return escape(text or type(error).__name__)
+
+
+def format_size(num_bytes: int) -> str:
+    """A number of bytes in readable units; KB, MB and GB are powers of 1000.
+
+    Example:
+        >>> format_size(812), format_size(61234)
+        ('812 bytes', '61.2 KB')
+    """
+    if num_bytes < 1000:
+        return counted(num_bytes, "byte")
+    size = float(num_bytes)
+    for unit in ("KB", "MB", "GB"):
+        size /= 1000
+        if size < 999.95:
+            return f"{size:.1f} {unit}"
+    return f"{size / 1000:.1f} TB"
+
+
+def counted(number: int, noun: str, plural: str = "") -> str:
+    """A number and its noun, in the plural unless the number is 1."""
+    return f"{number} {noun}" if number == 1 else f"{number} {plural or noun + 's'}"

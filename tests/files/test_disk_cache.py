@@ -1,7 +1,7 @@
-"""The cache of remote blocks: right bytes whatever happens, never above its cap, and worth its
+"""The cache of remote files: right bytes whatever happens, never above its cap, and worth its
 space.
 
-Covers files/block_file, files/block_table, files/cached_read, user_cache.
+Covers files/user_cache.
 """
 
 import contextlib
@@ -18,15 +18,22 @@ import warnings
 from pathlib import Path
 
 import pytest
-from block_cache_job import SIZES, Storage, folder_bytes
+from disk_cache_job import SIZES, Storage, folder_bytes
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from torch_tfrecord.files import block_cache, block_file, block_table
-from torch_tfrecord.files.block_cache import BlockCache, CachedFile, Range, cache_info, clear_cache
-from torch_tfrecord.files.block_file import FILE_NAME, USERS_NAME, geometry_of
+from torch_tfrecord.files import disk_cache
+from torch_tfrecord.files.disk_cache import (
+    LEAST_BYTES,
+    STATE_NAME,
+    CachedFile,
+    DiskCache,
+    Range,
+    cache_info,
+    clear_cache,
+)
 
-JOB = Path(__file__).with_name("block_cache_job.py")
+JOB = Path(__file__).with_name("disk_cache_job.py")
 ENOUGH = 8_000_000
 
 
@@ -61,7 +68,7 @@ def epoch(storage, cache, seed=None, batch=16):
 @settings(max_examples=40)
 @given(
     sizes=st.lists(st.integers(1, 40_000), min_size=1, max_size=3),
-    cap=st.integers(block_file.LEAST_BYTES, 200_000),
+    cap=st.integers(LEAST_BYTES, 200_000),
     seed=st.integers(0, 1 << 30),
     versions=st.integers(1, 3),
 )
@@ -70,7 +77,7 @@ def test_ranges(tmp_path_factory, sizes, cap, seed, versions):
     rng = random.Random(seed)
     storages = [Storage(sizes, str(version)) for version in range(versions)]
     for _ in range(3):
-        cache = BlockCache(folder, cap)
+        cache = DiskCache(folder, cap)
         for _ in range(8):
             storage = rng.choice(storages)
             storage.check(
@@ -81,16 +88,16 @@ def test_ranges(tmp_path_factory, sizes, cap, seed, versions):
 
 @pytest.mark.parametrize("seed", [None, 3])
 def test_a_cache_that_fits_makes_no_request_again(folder, storage, seed):
-    assert epoch(storage, BlockCache(folder, ENOUGH), seed) == 1
-    assert epoch(storage, BlockCache(folder, ENOUGH), None if seed is None else seed + 1) == 0
+    assert epoch(storage, DiskCache(folder, ENOUGH), seed) == 1
+    assert epoch(storage, DiskCache(folder, ENOUGH), None if seed is None else seed + 1) == 0
 
 
 @pytest.mark.parametrize("seed", [None, 3])
 def test_a_cache_of_half_the_size_saves_nearly_half(folder, storage, seed):
     cap = sum(SIZES) // 2
-    assert epoch(storage, BlockCache(folder, cap), seed) < 1.01
+    assert epoch(storage, DiskCache(folder, cap), seed) < 1.01
     for turn in range(1, 4):
-        cache = BlockCache(folder, cap)  # the next run, too
+        cache = DiskCache(folder, cap)  # the next run, too
         share = epoch(storage, cache, None if seed is None else seed + turn)
         assert 0.49 < share < 0.56
         assert cache.fetched_bytes / sum(SIZES) == pytest.approx(share)
@@ -98,7 +105,7 @@ def test_a_cache_of_half_the_size_saves_nearly_half(folder, storage, seed):
 
 
 def test_all_that_is_missing_is_fetched_together_and_joined(folder, storage):
-    cache = BlockCache(folder, ENOUGH)
+    cache = DiskCache(folder, ENOUGH)
     calls = []
 
     def fetch(ranges):
@@ -108,19 +115,19 @@ def test_all_that_is_missing_is_fetched_together_and_joined(folder, storage):
     first, second = storage.files[:2]
     wanted = [
         Range(second, 5000, 5001),
-        Range(first, 3000, 4000),
+        Range(first, 16_000, 17_000),
         Range(first, 0, 100),
         Range(second, 5000, 7000),
     ]
     assert list(map(bytes, cache.read(wanted, fetch))) == list(map(storage.bytes_of, wanted))
-    assert sorted(calls[0]) == [("0", 0, 1024), ("0", 2048, 4096), ("1", 4096, 7168)]
-    assert cache.read([Range(first, 2048, 4096), Range(second, 6000, 6000)], fetch)[1] == b""
+    assert sorted(calls[0]) == [("0", 0, 4096), ("0", 12288, 20480), ("1", 4096, 8192)]
+    assert cache.read([Range(first, 13_000, 20_480), Range(second, 6000, 6000)], fetch)[1] == b""
     assert len(calls) == 1
 
 
 def test_no_request_is_too_long(folder):
     storage = Storage([20_000_000])
-    cache = BlockCache(folder, 64_000_000)
+    cache = DiskCache(folder, 64_000_000)
     file = storage.files[0]
     storage.check(cache, [Range(file, 9_000_000, 9_000_100)])
     storage.check(
@@ -136,7 +143,7 @@ def test_no_request_is_too_long(folder):
 
 
 def test_what_is_not_kept_is_fetched_exactly(folder, storage):
-    cache = BlockCache(folder, 20_000)
+    cache = DiskCache(folder, 20_000)
     file = storage.files[2]
     storage.check(cache, [Range(file, 0, 100_000)])
     storage.fetched_bytes()
@@ -146,7 +153,7 @@ def test_what_is_not_kept_is_fetched_exactly(folder, storage):
 
 
 def test_a_failed_fetch(folder, storage):
-    cache = BlockCache(folder, ENOUGH)
+    cache = DiskCache(folder, ENOUGH)
 
     def fail(ranges):
         raise ConnectionError("reset")
@@ -162,15 +169,15 @@ def test_a_failed_fetch(folder, storage):
 
 def test_a_changed_file_is_fetched_again_and_its_old_blocks_go_first(folder):
     old, new = Storage(SIZES, "1"), Storage(SIZES, "2")
-    cache = BlockCache(folder, sum(SIZES) // 2)
+    cache = DiskCache(folder, sum(SIZES) // 2)
     epoch(old, cache)
-    assert epoch(new, cache) == 1
+    assert epoch(new, cache) == pytest.approx(1, abs=0.01)
     assert epoch(new, cache) < 0.56
-    assert epoch(old, BlockCache(folder)) == 1  # nothing of it is left to be taken for what it was
+    assert epoch(old, DiskCache(folder)) >= 1  # nothing of it is left to be taken for what it was
 
 
 def test_the_same_version_of_another_size_is_another_one(folder):
-    cache = BlockCache(folder, ENOUGH)
+    cache = DiskCache(folder, ENOUGH)
     for size in (5000, 4000):
         storage = Storage([size])
         storage.check(cache, [Range(storage.files[0], 0, size)])
@@ -180,54 +187,33 @@ def test_the_same_version_of_another_size_is_another_one(folder):
 def test_data_that_nobody_reads_gives_way_and_what_is_in_use_does_not(folder, monkeypatch):
     a, b = Storage(SIZES, path="s3://a"), Storage(SIZES, path="s3://b")
     cap = sum(SIZES) * 11 // 20
-    of_a, of_b = BlockCache(folder, cap, group="a"), BlockCache(folder, cap, group="b")
+    of_a, of_b = DiskCache(folder, cap, group="a"), DiskCache(folder, cap, group="b")
     epoch(a, of_a)
     assert epoch(b, of_b) > 0.99
     assert epoch(b, of_b) > 0.9  # it has the room that was left
-    assert epoch(a, of_a) < 0.5
+    assert epoch(a, of_a) < 0.51
     now = time.time()
-    monkeypatch.setattr(block_table, "_FULL_SECONDS", -1.0)
+    monkeypatch.setattr(disk_cache, "_FULL_SECONDS", -1.0)
     monkeypatch.setattr(time, "time", lambda: now + 601)
-    of_b = BlockCache(folder, cap, group="b")
+    of_b = DiskCache(folder, cap, group="b")
     epoch(b, of_b)
     assert epoch(b, of_b) < 0.5
-    assert epoch(a, BlockCache(folder, cap, group="a")) > 0.9
+    assert epoch(a, DiskCache(folder, cap, group="a")) > 0.9
 
 
 def test_who_uses_blocks_of_another_group_keeps_them(folder, monkeypatch):
     a, b = Storage(SIZES, path="s3://a"), Storage(SIZES, path="s3://b")
     cap = sum(SIZES) // 2
-    epoch(a, BlockCache(folder, cap, group="a"))
+    epoch(a, DiskCache(folder, cap, group="a"))
     now = time.time()
     monkeypatch.setattr(time, "time", lambda: now + 601)
-    monkeypatch.setattr(block_cache, "_TOUCH_SECONDS", 0.0)
-    before = epoch(a, BlockCache(folder, cap, group="part of a"))
-    epoch(b, BlockCache(folder, cap, group="b"))
-    assert epoch(a, BlockCache(folder, cap, group="a")) == before
+    monkeypatch.setattr(disk_cache, "_TOUCH_SECONDS", 0.0)
+    before = epoch(a, DiskCache(folder, cap, group="part of a"))
+    epoch(b, DiskCache(folder, cap, group="b"))
+    assert epoch(a, DiskCache(folder, cap, group="a")) == before
 
 
 # The cap.
-
-
-@pytest.mark.parametrize(
-    "cap", [16_384, 30_000, 1 << 17, 1_000_003, 1 << 24, 80_000_000, 1 << 30, 10**12 + 1, 1 << 46]
-)
-def test_the_layout_fits_into_the_cap_and_uses_it(cap):
-    layout = geometry_of(cap)
-    assert layout.file_bytes <= cap
-    assert layout.num_slots * layout.slot_bytes >= cap * (
-        0.5 if cap < 100_000 else 0.93 if cap < 1 << 24 else 0.97
-    )
-    assert (
-        layout.slot_bytes % layout.sector_bytes == 0
-        and layout.num_sectors <= 64
-        and layout.ways <= 64
-    )
-
-
-@given(st.integers(block_file.LEAST_BYTES, 1 << 50))
-def test_no_layout_is_above_its_cap(cap):
-    assert geometry_of(cap).file_bytes <= cap
 
 
 @pytest.mark.parametrize("cap", [0, -1, 1000, (1 << 14) - 1])
@@ -235,73 +221,87 @@ def test_a_cap_that_holds_nothing(folder, cap):
     with pytest.raises(
         ValueError, match=f"cache_bytes must be an integer of at least 16384, got {cap}"
     ):
-        BlockCache(folder, cap)
+        DiskCache(folder, cap)
     with pytest.raises(TypeError, match="cache_bytes must be an integer of at least 16384"):
-        BlockCache(folder, "1 GB")
+        DiskCache(folder, "1 GB")
 
 
 def test_the_smallest_cap_of_those_who_use_it_holds_and_the_only_one_may_raise_it(folder, storage):
     def cap():
         return cache_info(folder).max_bytes
 
-    first = BlockCache(folder, 3_000_000)
+    first = DiskCache(folder, 3_000_000)
     epoch(storage, first)
-    second = BlockCache(folder, 2_000_000)
+    second = DiskCache(folder, 2_000_000)
     epoch(storage, second)
     assert cap() == 2_000_000 and folder_bytes(folder) <= 2_000_000
     epoch(storage, first)
-    third = BlockCache(folder, 5_000_000)
+    third = DiskCache(folder, 5_000_000)
     epoch(storage, third)
     assert cap() == 2_000_000
     del first, second, third
-    last = BlockCache(folder)
+    last = DiskCache(folder)
     epoch(storage, last)
     assert cap() == 2_000_000
     del last
-    only = BlockCache(folder, 5_000_000)
+    only = DiskCache(folder, 5_000_000)
     epoch(storage, only)
     assert cap() == 5_000_000 and epoch(storage, only) == 0
 
 
 def test_without_a_cap_it_is_a_tenth_of_the_free_space(folder, storage, monkeypatch):
-    monkeypatch.setattr(block_file.BlockFile, "free_bytes", lambda self: (50_000_000, 100_000_000))
-    epoch(storage, BlockCache(folder))
+    monkeypatch.setattr(disk_cache._Folder, "free_bytes", lambda self: (50_000_000, 100_000_000))
+    epoch(storage, DiskCache(folder))
     assert cache_info(folder).max_bytes == 5_000_000
 
 
 # What may happen to the files.
 
 
+def copies(folder):
+    return sorted(path for path in Path(folder).glob("*/*") if path.is_file())
+
+
 @pytest.mark.parametrize("seed", range(30))
 def test_damaged_bytes_are_fetched_again(folder, storage, seed):
     rng = random.Random(seed)
-    epoch(storage, BlockCache(folder, ENOUGH))
-    path = os.path.join(folder, FILE_NAME)
-    content = bytearray(Path(path).read_bytes())
-    layout = geometry_of(ENOUGH)
-    begin, end = rng.choice(
-        [
-            (16, 4096),
-            (4096, layout.keys_at),
-            (layout.keys_at, layout.entries_at),
-            (layout.entries_at, len(content)),
-        ]
-    )
+    epoch(storage, DiskCache(folder, ENOUGH))
+    path = rng.choice([*copies(folder), Path(folder, STATE_NAME)])
+    content = bytearray(path.read_bytes())
+    # The last bytes are the checksums.
+    begin = rng.choice([0, max(len(content) - 8192, 0)])
     for _ in range(rng.choice([1, 50, 5000])):
-        content[rng.randrange(begin, end)] ^= 1 << rng.randrange(8)
-    Path(path).write_bytes(content)
-    epoch(storage, BlockCache(folder, ENOUGH))
-    epoch(storage, BlockCache(folder, ENOUGH))
-    assert epoch(storage, BlockCache(folder, ENOUGH)) == 0
+        content[rng.randrange(begin, len(content))] ^= 1 << rng.randrange(8)
+    if path.name == STATE_NAME:
+        content[:16] = path.read_bytes()[:16]  # else it is another's file
+    path.write_bytes(content)
+    epoch(storage, DiskCache(folder, ENOUGH))
+    epoch(storage, DiskCache(folder, ENOUGH))
+    assert epoch(storage, DiskCache(folder, ENOUGH)) == 0
+
+
+def test_every_bit_of_a_copy_is_under_a_checksum(folder):
+    storage = Storage([9000])
+    wanted = [Range(storage.files[0], 0, 9000)]
+    storage.check(DiskCache(folder, ENOUGH), wanted)
+    (path,) = copies(folder)
+    content = path.read_bytes()
+    for at in (*range(0, 9000, 97), *range(12_288, len(content))):
+        for bit in range(8):
+            path.write_bytes(content[:at] + bytes([content[at] ^ 1 << bit]) + content[at + 1 :])
+            cache, storage.asked = DiskCache(folder, ENOUGH), []
+            storage.check(cache, wanted)
+            # Between the header and the checksums are bytes that nothing uses.
+            assert storage.asked or 12_288 + 36 <= at < 12_288 + 64, at
 
 
 def test_damaged_data_is_noticed(folder, storage):
-    cache = BlockCache(folder, ENOUGH)
+    cache = DiskCache(folder, ENOUGH)
     epoch(storage, cache)
-    with open(os.path.join(folder, FILE_NAME), "r+b") as file:
-        file.seek(4096 + 5)
+    with copies(folder)[0].open("r+b") as file:
+        file.seek(5)
         byte = file.read(1)[0]
-        file.seek(4096 + 5)
+        file.seek(5)
         file.write(bytes([byte ^ 1]))
     assert 0 < epoch(storage, cache) < 0.1
     assert epoch(storage, cache) == 0
@@ -309,56 +309,55 @@ def test_damaged_data_is_noticed(folder, storage):
 
 @pytest.mark.parametrize("length", [0, 16, 4096, 100_000, 9_000_000])
 def test_a_file_that_was_cut_or_grew(folder, storage, length):
-    cache = BlockCache(folder, ENOUGH)
+    cache = DiskCache(folder, ENOUGH)
     epoch(storage, cache)
-    os.truncate(os.path.join(folder, FILE_NAME), length)
+    for path in (*copies(folder)[:2], Path(folder, STATE_NAME)):
+        os.truncate(path, length)
     epoch(storage, cache)
     del cache
-    cache = BlockCache(folder, ENOUGH)
+    cache = DiskCache(folder, ENOUGH)
     epoch(storage, cache)
     assert epoch(storage, cache) == 0
     assert folder_bytes(folder) <= ENOUGH
 
 
-@pytest.mark.parametrize("name", [FILE_NAME, USERS_NAME])
 @pytest.mark.parametrize("content", [b"precious" * 10_000, b"p", bytes(100_000), b"tfrecord"])
-def test_another_file_in_its_place_is_left_alone(folder, storage, name, content):
+def test_another_file_in_its_place_is_left_alone(folder, storage, content):
     os.mkdir(folder)
-    Path(folder, name).write_bytes(content)
-    text = f"{name}: expected nothing or a cache of blocks, got another file.*: remote data is read, but no more of it"
+    Path(folder, STATE_NAME).write_bytes(content)
+    text = f"{STATE_NAME}: expected nothing or a cache, got another file.*: remote data is read, but no more of it"
     with pytest.warns(UserWarning, match=text):
-        assert epoch(storage, BlockCache(folder, ENOUGH)) == 1
+        assert epoch(storage, DiskCache(folder, ENOUGH)) == 1
     for call in (cache_info, clear_cache):
-        with pytest.raises(FileExistsError, match=f"got another file.*{name}"):
-            Path(folder, FILE_NAME).touch()
+        with pytest.raises(FileExistsError, match="got another file"):
             call(folder)
-    assert Path(folder, name).read_bytes() == content
+    assert Path(folder, STATE_NAME).read_bytes() == content
 
 
 def test_an_empty_file_in_its_place_is_taken(folder, storage):
     os.mkdir(folder)
-    Path(folder, FILE_NAME).touch()
-    epoch(storage, BlockCache(folder, ENOUGH))
-    assert epoch(storage, BlockCache(folder, ENOUGH)) == 0
+    Path(folder, STATE_NAME).touch()
+    epoch(storage, DiskCache(folder, ENOUGH))
+    assert epoch(storage, DiskCache(folder, ENOUGH)) == 0
 
 
 @pytest.mark.parametrize("how", ["clear", "remove"])
 def test_cleared_while_it_is_used(folder, storage, how):
-    cache = BlockCache(folder, ENOUGH)
+    cache = DiskCache(folder, ENOUGH)
     epoch(storage, cache)
     if how == "clear":
         clear_cache(folder)
         assert os.listdir(folder) == []
         assert cache_info(folder) is None
     else:
-        os.unlink(os.path.join(folder, FILE_NAME))
-    assert epoch(storage, cache) == 1
+        os.unlink(os.path.join(folder, STATE_NAME))
+    assert epoch(storage, cache) == (how == "clear")  # what is there without it is good
     assert epoch(storage, cache) == 0
-    assert cache_info(folder).num_blocks > 0
+    assert cache_info(folder).num_files == len(SIZES)
 
 
 def test_forget(folder, storage):
-    cache = BlockCache(folder, ENOUGH)
+    cache = DiskCache(folder, ENOUGH)
     epoch(storage, cache)
     cache.forget([Range(storage.files[0], 100_000, 100_001)])
     share = epoch(storage, cache)
@@ -367,7 +366,7 @@ def test_forget(folder, storage):
 
 
 def test_an_answer_that_is_too_short_is_not_kept(folder, storage):
-    cache = BlockCache(folder, ENOUGH)
+    cache = DiskCache(folder, ENOUGH)
     cache.read([Range(storage.files[0], 0, 50_000)], lambda ranges: [b"x" * 100 for _ in ranges])
     storage.check(cache, [Range(storage.files[0], 0, 50_000)])
 
@@ -378,50 +377,49 @@ def test_an_answer_that_is_too_short_is_not_kept(folder, storage):
 def test_it_is_the_users_alone_and_names_nothing(tmp_path):
     folder = tmp_path / "a" / "cache"
     secret = Storage([50_000], path="https://me:password@host/secret?token=abcdef")
-    cache = BlockCache(folder, 1_000_000, group="https://me:password@host")
+    cache = DiskCache(folder, 1_000_000, group="https://me:password@host")
     secret.check(cache, [Range(secret.files[0], 0, 50_000)])
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
-    assert {stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()} == {0o600}
-    content = b"".join(path.read_bytes() for path in folder.iterdir())
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    assert len(files) == 2
+    assert {stat.S_IMODE(path.stat().st_mode) for path in files} == {0o600}
+    assert {stat.S_IMODE(path.parent.stat().st_mode) for path in files} == {0o700}
+    content = b"".join(path.read_bytes() + bytes(path) for path in files)
     content = content.replace(secret.contents[secret.files[0].identity], b"")
     for word in (b"password", b"secret", b"token", b"abcdef", b"host"):
         assert word not in content
         assert word not in repr(cache).encode()
 
 
-@pytest.mark.parametrize("name", [FILE_NAME, USERS_NAME])
-def test_a_link_in_its_place(folder, storage, tmp_path, name):
+def test_a_link_in_its_place(folder, storage, tmp_path):
     os.mkdir(folder)
     target = tmp_path / "other"
     target.write_bytes(b"precious")
-    os.symlink(target, os.path.join(folder, name))
+    os.symlink(target, os.path.join(folder, STATE_NAME))
     with pytest.warns(UserWarning, match="remote data is read, but no more of it is cached"):
-        storage.check(BlockCache(folder, ENOUGH), records(storage)[:3])
+        storage.check(DiskCache(folder, ENOUGH), records(storage)[:3])
     assert target.read_bytes() == b"precious"
 
 
-@pytest.mark.parametrize("name", [FILE_NAME, USERS_NAME])
 @pytest.mark.parametrize("is_ours", [False, True])
-def test_a_file_with_a_second_name_in_its_place(folder, storage, tmp_path, name, is_ours):
+def test_a_file_with_a_second_name_in_its_place(folder, storage, tmp_path, is_ours):
     target = tmp_path / "other"
     if is_ours:  # a snapshot that a backup keeps
-        epoch(storage, BlockCache(folder, ENOUGH))
-        os.link(os.path.join(folder, name), target)
+        epoch(storage, DiskCache(folder, ENOUGH))
+        os.link(os.path.join(folder, STATE_NAME), target)
     else:
         os.mkdir(folder)
         target.touch()
-        os.link(target, os.path.join(folder, name))
+        os.link(target, os.path.join(folder, STATE_NAME))
     before = target.read_bytes()
-    with pytest.warns(
-        UserWarning, match=f"{name}: expected nothing or a cache of blocks, got .* a second name"
-    ):
-        storage.check(BlockCache(folder, ENOUGH * 2), records(storage)[:3])
+    with pytest.warns(UserWarning, match=f"{STATE_NAME}: expected a cache, got .* a second name"):
+        storage.check(DiskCache(folder, ENOUGH * 2), records(storage)[:3])
     assert target.read_bytes() == before
 
 
 def test_a_folder_that_cannot_be_one(tmp_path, storage):
     (tmp_path / "file").write_bytes(b"")
-    cache = BlockCache(tmp_path / "file" / "cache", ENOUGH)
+    cache = DiskCache(tmp_path / "file" / "cache", ENOUGH)
     with pytest.warns(UserWarning, match=r"/file: File exists: remote data is read, but") as caught:
         assert epoch(storage, cache) == 1
     assert len(caught) == 1
@@ -430,17 +428,17 @@ def test_a_folder_that_cannot_be_one(tmp_path, storage):
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
 def test_somebody_elses_file_is_not_believed(folder, storage):
-    epoch(storage, BlockCache(folder, ENOUGH))
-    os.chown(os.path.join(folder, FILE_NAME), 12345, -1)
+    epoch(storage, DiskCache(folder, ENOUGH))
+    os.chown(os.path.join(folder, STATE_NAME), 12345, -1)
     with pytest.warns(UserWarning, match="expected a file of this user's, got somebody else's"):
-        assert epoch(storage, BlockCache(folder, ENOUGH)) == 1
+        assert epoch(storage, DiskCache(folder, ENOUGH)) == 1
 
 
 def test_a_disk_with_little_left(folder, storage, monkeypatch):
-    cache = BlockCache(folder, ENOUGH)
+    cache = DiskCache(folder, ENOUGH)
     storage.check(cache, records(storage)[:16])
     free = [100]
-    monkeypatch.setattr(block_file.BlockFile, "free_bytes", lambda self: (free[0], 1_000_000))
+    monkeypatch.setattr(disk_cache._Folder, "free_bytes", lambda self: (free[0], 1_000_000))
     with pytest.warns(UserWarning, match="the disk is nearly full, 100 bytes are left") as caught:
         assert epoch(storage, cache) > 0.8
     assert len(caught) == 1
@@ -464,14 +462,14 @@ def test_a_full_disk(tmp_path):
 
 
 def test_pickled(folder, storage):
-    cache = BlockCache(folder, ENOUGH, group="a")
+    cache = DiskCache(folder, ENOUGH, group="a")
     epoch(storage, cache)
     copy = pickle.loads(pickle.dumps(cache))
     assert epoch(storage, copy) == 0
 
 
 def test_forked_while_it_is_used(folder, storage):
-    cache = BlockCache(folder, ENOUGH)
+    cache = DiskCache(folder, ENOUGH)
     epoch(storage, cache)
     with cache._state.lock, warnings.catch_warnings():  # as a thread may hold it
         warnings.simplefilter("ignore", DeprecationWarning)
@@ -487,7 +485,7 @@ def test_forked_while_it_is_used(folder, storage):
 
 def test_threads(folder):
     storages = [Storage(SIZES, str(number)) for number in range(8)]
-    cache = BlockCache(folder, sum(SIZES))
+    cache = DiskCache(folder, sum(SIZES))
     failed = []
 
     def read(storage, seed):
@@ -507,22 +505,22 @@ def test_threads(folder):
 
 
 def test_a_lock_that_somebody_keeps(folder, storage, monkeypatch):
-    monkeypatch.setattr(block_file, "_LOCK_SECONDS", 0.05)
-    cache = BlockCache(folder, ENOUGH)
+    monkeypatch.setattr(disk_cache, "_LOCK_SECONDS", 0.05)
+    cache = DiskCache(folder, ENOUGH)
     storage.check(cache, records(storage)[:32])
-    fd = os.open(os.path.join(folder, FILE_NAME), os.O_RDONLY)
+    fd = os.open(os.path.join(folder, STATE_NAME), os.O_RDONLY)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)
         storage.fetched_bytes()
         assert 0 < epoch(storage, cache) < 0.9  # what is there is read
-        assert epoch(storage, BlockCache(folder, ENOUGH)) == 1
+        assert epoch(storage, DiskCache(folder, ENOUGH)) == 1
     finally:
         os.close(fd)
 
 
 @pytest.mark.parametrize(
     "rounds",
-    [pytest.param(20, marks=pytest.mark.slow), pytest.param(100, marks=pytest.mark.exhaustive)],
+    [pytest.param(20, marks=pytest.mark.slow), pytest.param(100, marks=pytest.mark.daily)],
 )
 def test_processes_of_which_one_is_killed(folder, rounds):
     command = [sys.executable, JOB, "rounds", folder, "1500000", str(rounds)]
@@ -532,12 +530,11 @@ def test_processes_of_which_one_is_killed(folder, rounds):
 
 def test_what_the_folder_tells(folder, storage):
     assert cache_info(folder) is None
-    cache = BlockCache(folder, ENOUGH)
+    cache = DiskCache(folder, ENOUGH)
     epoch(storage, cache)
     info = cache_info(folder)
     assert info.max_bytes == ENOUGH
-    assert 0 < info.num_blocks <= info.most_blocks
-    assert sum(SIZES) <= info.held_bytes <= sum(SIZES) * 1.1
-    assert info.disk_bytes <= ENOUGH
+    assert info.num_files == len(SIZES)
+    assert sum(SIZES) <= info.disk_bytes <= sum(SIZES) * 1.1
     file = CachedFile("s3://bucket/data/0", "1", SIZES[0])
     assert file.identity == storage.files[0].identity

@@ -25,7 +25,7 @@ from torch_tfrecord import (
 )
 from torch_tfrecord.columns import media_decoders as decoders
 
-FOLDER = Path(__file__).parent / "data" / "media"
+FOLDER = Path(__file__).parents[1] / "data" / "media"
 
 
 class StandInAudio:

@@ -1,5 +1,5 @@
-"""Plan which file ranges to read for a batch of records, and where each record ends up; pure
-arithmetic.
+"""Which ranges of which files to read, and where each piece of them ends up: pure arithmetic, from
+plan to plan.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["ReadPlan", "plan_reads", "reading_order"]
+__all__ = ["ReadPlan", "block_around", "plan_reads", "reading_order"]
 
 _Integers: TypeAlias = "npt.NDArray[np.int64]"
 
@@ -39,6 +39,11 @@ class ReadPlan(NamedTuple):
     def num_bytes(self) -> int:
         """Size of the buffer."""
         return int(self.sizes.sum())
+
+    def ranges(self) -> list[tuple[int, int, int, int]]:
+        """Of each range: number of the file, first byte, end, and start in the buffer."""
+        columns = (self.files, self.begins, self.begins + self.sizes, self.starts)
+        return [*zip(*(column.tolist() for column in columns), strict=True)]
 
 
 def plan_reads(
@@ -89,3 +94,22 @@ def reading_order(files: _Integers, offsets: _Integers) -> _Integers:
         return np.argsort(files * _MOST_BYTES + offsets)
     order: _Integers = np.lexsort((offsets, files))
     return order
+
+
+def block_around(borders: _Integers, offset: int, block_bytes: int) -> tuple[int, int]:
+    """Where the first of the records begins that begin in the same `block_bytes` bytes of a file as
+    the one at an offset, and where the last of them ends.
+
+    Args:
+        borders: int64 [M + 1]: the first byte of some neighbouring records, that of the block among
+            them, and the end of the last.
+        offset: A byte of one of them.
+        block_bytes: Blocks begin at multiples of this.
+    """
+    number = offset // block_bytes
+    begin, end = np.searchsorted(
+        borders, (number * block_bytes, (number + 1) * block_bytes)
+    ).tolist()
+    if borders[begin] > offset:  # in the midst of a record that begins in a block before
+        begin -= 1
+    return int(borders[begin]), int(borders[min(end, len(borders) - 1)])

@@ -1,49 +1,36 @@
-"""Whole-file compression of TFRecord files: names, detection, and reading a compressed stream by
-offset.
+"""Streams that can only be read forward, read by offset: what a compressed file holds, and pipes.
 
-TFRecord compression wraps the whole file (RFC 1952 gzip, RFC 1950 zlib or blocks of Snappy), so
-offsets refer to the decompressed stream.
 Reading is strict where TensorFlow silently loses data: any number of gzip members and zlib streams
 is read, and a truncated stream or trailing bytes are errors.
 """
 
 from __future__ import annotations
 
+import errno
+import os
 import threading
 import zlib
 from abc import ABC, abstractmethod
-from typing import Protocol
+from typing import BinaryIO
 
 from torch_tfrecord.errors import CompressionError
-from torch_tfrecord.files.snappy import SNAPPY_PREFIX_BYTES, first_uncompressed, read_block
-from torch_tfrecord.records.framing import HEADER_BYTES, is_header
+from torch_tfrecord.files.file_source import ByteSource
+from torch_tfrecord.files.snappy import read_block
 
 __all__ = [
-    "DETECTED_BYTES",
-    "ByteSource",
+    "GZIP_MAGIC",
+    "MAX_INFLATED_RECORD_BYTES",
+    "WINDOW_BITS",
     "InflatedSource",
+    "PipeSource",
     "SequentialSource",
     "SnappySource",
-    "check_compression_type",
-    "check_written_type",
-    "compressor",
-    "detect_compression",
+    "is_zlib_header",
     "offset_note",
-    "open_stream",
 ]
 
-_GZIP_MAGIC = b"\x1f\x8b\x08"
-_WINDOW_BITS = {"GZIP": 31, "ZLIB": 15}
-_DESCRIPTION = {
-    "": "an uncompressed TFRecord file",
-    "GZIP": "a gzip stream",
-    "ZLIB": "a zlib stream",
-    "SNAPPY": "a Snappy stream",
-}
-
-DETECTED_BYTES = SNAPPY_PREFIX_BYTES
-"""First bytes of a file by which its compression is detected."""
-
+GZIP_MAGIC = b"\x1f\x8b\x08"
+WINDOW_BITS = {"GZIP": 31, "ZLIB": 15}
 # Compressed bytes fed to the decompressor at a time, and the maximum it may output for them in one
 # call.
 _INPUT_BYTES = 1 << 17
@@ -56,64 +43,8 @@ MAX_INFLATED_RECORD_BYTES = 1 << 29
 _MAX_HONEST_EXPANSION = 100
 
 
-class ByteSource(Protocol):
-    """A stream of bytes read by offset."""
-
-    path: str
-    size: int | None  # bytes of the stream; None if unknown until its end
-    max_record_bytes: int | None  # the longest payload accepted if the size is unknown
-    chunk_bytes: int  # recommended size of one read
-
-    def read(self, num_bytes: int, offset: int) -> bytes:
-        """Up to `num_bytes` from `offset`; fewer only at the end of the readable stream."""
-
-    def check_end(self) -> None:
-        """Raise if the compressed stream is truncated or damaged."""
-
-
-def check_compression_type(compression_type: str | None) -> str:
-    """Normalise a compression type to "auto", "", "GZIP", "ZLIB" or "SNAPPY"; raise ValueError for
-    anything else.
-    """
-    return _checked_type(compression_type, (*_WINDOW_BITS, "SNAPPY"))
-
-
-def check_written_type(compression_type: str | None) -> str:
-    """The same for a file to write: Snappy is only read."""
-    return _checked_type(compression_type, (*_WINDOW_BITS,))
-
-
-def _checked_type(compression_type: str | None, types: tuple[str, ...]) -> str:
-    name = "" if compression_type is None else compression_type
-    if isinstance(name, str):
-        if name.lower() == "auto":
-            return "auto"
-        if name.upper() in ("", *types):
-            return name.upper()
-    *others, last = map(repr, ("auto", None, "", *types))
-    raise ValueError(
-        f"compression_type must be {', '.join(others)} or {last}, got {compression_type!r}"
-    )
-
-
-def detect_compression(first_bytes: bytes) -> str:
-    """Detect "", "GZIP", "ZLIB" or "SNAPPY" from the first `DETECTED_BYTES` (or all) bytes of a
-    file.
-
-    A valid record header takes precedence: a plain file whose first record has 35,615 bytes starts
-    like gzip. A Snappy stream has no mark of its own; it is one if the header of a record comes out
-    of it.
-    """
-    if is_header(first_bytes[:HEADER_BYTES]):
-        return ""
-    if first_bytes[:3] == _GZIP_MAGIC or first_bytes in (b"\x1f", b"\x1f\x8b"):
-        return "GZIP"
-    if is_header(first_uncompressed(first_bytes, HEADER_BYTES)):
-        return "SNAPPY"
-    return "ZLIB" if _is_zlib_header(first_bytes) or first_bytes == b"\x78" else ""
-
-
-def _is_zlib_header(first_bytes: bytes) -> bool:
+def is_zlib_header(first_bytes: bytes) -> bool:
+    """Whether a zlib stream may begin so."""
     # RFC 1950: method 8, a window of at most 2^15, the two bytes a multiple of 31, no preset
     # dictionary.
     if len(first_bytes) < 2:
@@ -125,50 +56,6 @@ def _is_zlib_header(first_bytes: bytes) -> bool:
         and (method * 256 + flags) % 31 == 0
         and not flags & 0x20
     )
-
-
-def compressor(compression_type: str, level: int | None) -> zlib._Compress:
-    """Create a zlib compressor for "GZIP" or "ZLIB"; deterministic, as its gzip header has no time
-    or name.
-    """
-    return zlib.compressobj(
-        -1 if level is None else level, zlib.DEFLATED, _WINDOW_BITS[compression_type], 9
-    )
-
-
-def open_stream(
-    source: ByteSource, compression_type: str, kept_bytes: int = 0
-) -> tuple[ByteSource, str]:
-    """Wrap the bytes of a file with the decompression it needs.
-
-    Args:
-        source: The bytes of the file.
-        compression_type: A result of `check_compression_type`.
-        kept_bytes: See `InflatedSource`.
-
-    Returns:
-        The stream of records, and the compression found: "", "GZIP", "ZLIB" or "SNAPPY".
-
-    Raises:
-        CompressionError: The declared type does not match the first bytes.
-    """
-    first_bytes = source.read(DETECTED_BYTES, 0)
-    found = detect_compression(first_bytes)
-    # the reader has a better error
-    cut_header = compression_type == "" and len(first_bytes) < HEADER_BYTES
-    if first_bytes and compression_type not in ("auto", found) and not cut_header:
-        is_known = found or is_header(first_bytes[:HEADER_BYTES])
-        raise CompressionError(
-            f"expected {_DESCRIPTION[compression_type]} (compression_type={compression_type!r}), "
-            f"got {_DESCRIPTION[found] if is_known else 'neither gzip nor zlib nor a record'}",
-            path=source.path,
-            offset=0,
-        )
-    if not first_bytes:
-        found = "" if compression_type == "auto" else compression_type
-    if not found or not first_bytes:
-        return source, found
-    return (SnappySource if found == "SNAPPY" else InflatedSource)(source, found, kept_bytes), found
 
 
 def offset_note(source: ByteSource) -> str:
@@ -286,11 +173,9 @@ class InflatedSource(SequentialSource):
         return b""
 
     def _next_member(self) -> zlib._Decompress | None:
-        magic = _GZIP_MAGIC[:2] if self._type == "GZIP" else b""
+        magic = GZIP_MAGIC[:2] if self._type == "GZIP" else b""
         matches = (
-            self._input[:2] == magic[: len(self._input)]
-            if magic
-            else _is_zlib_header(self._peek(2))
+            self._input[:2] == magic[: len(self._input)] if magic else is_zlib_header(self._peek(2))
         )
         if self._members and not matches:
             self._fail(
@@ -298,7 +183,7 @@ class InflatedSource(SequentialSource):
             )
             return None
         self._members += 1
-        return zlib.decompressobj(_WINDOW_BITS[self._type])
+        return zlib.decompressobj(WINDOW_BITS[self._type])
 
     def _peek(self, num_bytes: int) -> bytes:
         if len(self._input) < num_bytes:
@@ -359,3 +244,22 @@ class SnappySource(InflatedSource):
             if self._consumed == begin:
                 break
         return piece
+
+
+class PipeSource(SequentialSource):
+    """A binary file object that can only be read forward, such as ``sys.stdin.buffer``."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        super().__init__(str(getattr(file, "name", "<stream>")), MAX_INFLATED_RECORD_BYTES)
+        self._file = file
+
+    def _more(self) -> bytes:
+        data = self._file.read(self.chunk_bytes)
+        if data is None:  # the end of the file is b""
+            raise BlockingIOError(
+                errno.EAGAIN, "expected a blocking file object, got no data yet", self.path
+            )
+        return data
+
+    def _restart(self) -> None:
+        raise OSError(errno.ESPIPE, os.strerror(errno.ESPIPE), self.path)

@@ -1,7 +1,7 @@
 """Small directories with the features of DROID, LIBERO and Bridge V2, for the recipes of
 docs/robots.md.
 
-    python tests/robot_episodes.py DIRECTORY
+    python tests/support/robot_episodes.py DIRECTORY
 
 writes them, for `tests/data/robots/record.py`. All values are formulas: they are the same on every
 machine.

@@ -10,7 +10,7 @@ import torch
 
 from torch_tfrecord import RaggedTensor
 
-DATA = Path(__file__).parent / "data" / "tfds"
+DATA = Path(__file__).parents[1] / "data" / "tfds"
 EXPECTED = json.loads(gzip.decompress((DATA / "expected.json.gz").read_bytes()))
 
 

@@ -20,7 +20,7 @@ import pytest
 
 from torch_tfrecord import native
 
-RECORDS = Path(__file__).parent / "data" / "records"
+RECORDS = Path(__file__).parents[1] / "data" / "records"
 
 
 def for_each(names, values, ids=repr):

@@ -1,0 +1,31 @@
+"""The picture of the rooms, and the table of CONTRIBUTING.md that it takes its words from."""
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = ROOT / "docs" / "draw_rooms.py"
+
+
+@pytest.fixture
+def drawing():
+    if not SCRIPT.is_file():
+        pytest.skip("not beside an installed package")
+    spec = importlib.util.spec_from_file_location("draw_rooms", SCRIPT)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_picture_is_that_of_the_imports(drawing):
+    assert drawing.PICTURE.read_text(encoding="utf-8") == drawing.draw(), (
+        "run python docs/draw_rooms.py"
+    )
+
+
+def test_the_table_has_every_room(drawing):
+    folders = {path.parent.name for path in (ROOT / "torch_tfrecord").glob("*/*.py")}
+    told = {*drawing.rooms(), "native", *drawing.PART_OF}
+    assert told == {*folders, "torch_tfrecord", "index_tools"}

@@ -1,0 +1,257 @@
+"""The one way to the bytes of many ranges of many files: local ones by pread, those of storages all
+at once, whole blocks of them where the rest of a block is read soon.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from torch_tfrecord.batch_memory import scratch_bytes
+from torch_tfrecord.errors import CorruptRecordError
+from torch_tfrecord.files.cached_ranges import begin_range, read_into
+from torch_tfrecord.files.descriptors import Descriptor
+from torch_tfrecord.files.file_source import ByteSource, FileSource
+from torch_tfrecord.files.per_process import PerProcess
+from torch_tfrecord.files.ranges import plan_reads, reading_order
+from torch_tfrecord.files.remote_file import RemoteFile
+from torch_tfrecord.files.storage import LocalFile
+from torch_tfrecord.files.transfers import FileRange
+from torch_tfrecord.native import native_module
+
+__all__ = ["BlockMemory", "SourceOf", "read_local_records", "read_pieces"]
+
+_Integers: TypeAlias = "npt.NDArray[np.int64]"
+_Bytes: TypeAlias = "npt.NDArray[np.uint8]"
+
+SourceOf: TypeAlias = "Callable[[int], ByteSource]"
+"""Opens the file of a number, or finds it open."""
+
+# One range is at most this long, plus one piece.
+_WINDOW_BYTES = 1 << 24
+# Above this, a length in an index may be wrong, and must not allocate memory before the file sizes
+# are known.
+_MOST_BYTES = 1 << 30
+# two windows of a block shuffle: in one are the records, the next is on its way
+_MOST_BLOCK_BYTES = 1 << 29
+
+
+def read_pieces(
+    source_of: SourceOf,
+    files: _Integers,
+    offsets: _Integers,
+    sizes: _Integers,
+    blocks: BlockMemory | None = None,
+) -> tuple[_Bytes, _Integers]:
+    """Read pieces of several files, those close together by one call, in any order.
+
+    Args:
+        source_of: Opens the file of a number, of known size, or finds it open.
+        files: int64 [N]: file number of each piece.
+        offsets: int64 [N]: its first byte.
+        sizes: int64 [N]: its bytes, which lie within the file.
+        blocks: Where remote files are read by whole blocks.
+
+    Returns:
+        A buffer, and where each piece begins in it: int64 [N].
+
+    Raises:
+        CorruptRecordError: A file ends inside a piece.
+        OSError, RemoteError: A file cannot be read.
+    """
+    first = source_of(int(files[0])) if len(files) and blocks is None else None
+    gap = first.max_gap_bytes if isinstance(first, FileSource) else 0
+    plan = plan_reads(files, offsets, sizes, max_gap_bytes=gap, window_bytes=_WINDOW_BYTES)
+    ranges = plan.ranges()
+    for number, begin, end, _ in ranges:  # before anything is allocated for them
+        source = source_of(number)
+        if not 0 <= begin <= end <= (source.size or 0):
+            _raise_truncated(source, end, source.size or 0)
+    buffer = scratch_bytes(plan.num_bytes)
+    remote: list[_RemoteRange] = []
+    for number, begin, end, start in ranges:
+        source = source_of(number)
+        if isinstance(source, RemoteFile):
+            remote.append(_RemoteRange(source, number, begin, end, start))
+        elif isinstance(source, FileSource):
+            got = source.read_into(buffer.data[start : start + end - begin], begin)
+            if begin + got < end:
+                _raise_truncated(source, end, begin + got)
+    if blocks is not None:
+        blocks.read(remote, buffer.data)
+    elif remote:
+        wanted = [FileRange(each.file.part, each.begin, each.end) for each in remote]
+        read_into(wanted, [each.start for each in remote], buffer.data, remote[0].file.access)
+    return buffer, plan.places
+
+
+def _raise_truncated(source: ByteSource, expected: int, got: int) -> None:
+    raise CorruptRecordError(
+        f"truncated file: expected {expected} bytes, got {got}", path=source.path
+    )
+
+
+class _RemoteRange(NamedTuple):
+    """A range of a remote file, whose number is that of the caller, and its start in a buffer."""
+
+    file: RemoteFile
+    number: int
+    begin: int
+    end: int
+    start: int
+
+
+def read_local_records(
+    source_of: SourceOf,
+    files: _Integers,
+    offsets: _Integers,
+    lengths: _Integers,
+    *,
+    verify_crc: bool,
+) -> tuple[_Bytes, _Integers] | None:
+    """The short cut for records of local files: `read_pieces` of them and their check in the
+    compiled core, which releases the GIL once.
+
+    Returns:
+        The buffer and where each payload begins in it; None if in any doubt: who reads again finds
+        the error.
+    """
+    native = native_module("frames")
+    if native is None:
+        return None
+    numbers = np.empty((5, len(files)), np.int64)
+    ranges, places = numbers[:4], numbers[4]
+    order = None if native.in_order(files, offsets) else reading_order(files, offsets)
+    plan = native.plan_reads(
+        files, offsets, lengths, order, LocalFile.max_gap_bytes, _WINDOW_BYTES, ranges, places
+    )
+    if plan is None or plan[1] > _MOST_BYTES:
+        return None
+    num_ranges, num_bytes, files_read = plan
+    buffer = scratch_bytes(num_bytes)
+    begin = first = 0
+    while first < len(files_read):
+        held = _hold(source_of, files_read[first : first + native.MOST_SOURCES])
+        if held is None:
+            return None
+        facts = [(descriptor.number, size) for descriptor, size in held]
+        last = first + len(held)
+        is_end = last >= len(files_read)
+        end = num_ranges if is_end else int(np.searchsorted(ranges[0, :num_ranges], last))
+        to_check = places if is_end else places[:0]
+        if not native.read_records(
+            facts, first, ranges, begin, end, buffer, to_check, lengths, verify_crc
+        ):
+            return None
+        begin, first = end, last
+        del held  # before waiting for others
+    return buffer, places
+
+
+def _hold(source_of: SourceOf, files: Sequence[int]) -> list[tuple[Descriptor, int]] | None:
+    """Open as many of the files as allowed, at least one, as a batch may come from thousands;
+    return them with sizes.
+
+    None if one is not a local file.
+    """
+    sources = [source_of(file) for file in files]  # create all sources before holding a descriptor
+    held: list[tuple[Descriptor, int]] = []
+    for source in sources:
+        if not isinstance(source, LocalFile):
+            return None
+        descriptor = source.hold_if_free() if held else source.hold()
+        if descriptor is None:
+            break
+        held.append((descriptor, source.file_size))
+    return held
+
+
+class BlockMemory:
+    """Blocks of remote files in memory, for orders that read nearly in sequence: each block is
+    fetched once, as a whole.
+
+    Safe from threads, which wait for the same request where they want the same block. Empty after a
+    fork, and in a pickled copy.
+
+    Args:
+        extent_of: Begin and end of the block around a byte of a file: called with the number of the
+            file, the byte and `block_bytes`.
+        block_bytes: As of the order's blocks, so that no other block's bytes are fetched.
+        most_bytes: That are kept; those used last.
+    """
+
+    def __init__(
+        self,
+        extent_of: Callable[[int, int, int], tuple[int, int]],
+        block_bytes: int,
+        most_bytes: int = _MOST_BLOCK_BYTES,
+    ) -> None:
+        self._extent_of, self._block_bytes, self._most_bytes = extent_of, block_bytes, most_bytes
+        self._kept = PerProcess(_Blocks)
+
+    def read(self, ranges: Sequence[_RemoteRange], buffer: memoryview) -> None:
+        """Read ranges to their places in a buffer."""
+        wanted = []
+        for file, number, begin, end, start in ranges:
+            at = begin
+            while at < end:
+                block = self._block(file, number, at)
+                part_end = min(end, block.end)
+                wanted.append((block, at, part_end, start + at - begin))
+                at = part_end
+        for block, begin, end, start in wanted:  # all of them are under way
+            data = block.data()
+            buffer[start : start + end - begin] = data[begin - block.begin : end - block.begin]
+
+    def _block(self, file: RemoteFile, number: int, offset: int) -> _Block:
+        """The block of a byte; asked for where it is not here."""
+        kept = self._kept.get()
+        key = number, offset // self._block_bytes, file.num_forgotten
+        with kept.lock:
+            block = kept.blocks.pop(key, None)
+            if block is None or block.has_failed or not block.begin <= offset < block.end:
+                kept.num_bytes -= 0 if block is None else block.end - block.begin
+                block = _Block(file, *self._extent_of(number, offset, self._block_bytes))
+                kept.num_bytes += block.end - block.begin
+            kept.blocks[key] = block
+            while kept.num_bytes > self._most_bytes and len(kept.blocks) > 1:
+                _, dropped = kept.blocks.popitem(last=False)
+                kept.num_bytes -= dropped.end - dropped.begin
+            return block
+
+
+class _Blocks:
+    """Those of one process, the one used last behind the others."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.blocks: OrderedDict[tuple[int, int, int], _Block] = OrderedDict()
+        self.num_bytes = 0
+
+
+class _Block:
+    """One block, under way or here."""
+
+    def __init__(self, file: RemoteFile, begin: int, end: int) -> None:
+        self.begin, self.end = begin, end
+        self.has_failed = False
+        self._lock = threading.Lock()
+        self._transfer = begin_range(FileRange(file.part, begin, end), file.access)
+        self._data: memoryview | None = None
+
+    def data(self) -> memoryview:
+        """Its bytes; waits for them."""
+        with self._lock:
+            if self._data is None:
+                try:
+                    answers = self._transfer.answers()
+                except BaseException:
+                    self.has_failed = True
+                    raise
+                self._data = memoryview(answers[0] if len(answers) == 1 else b"".join(answers))
+            return self._data

@@ -1,0 +1,126 @@
+"""Whole-file compression of TFRecord files: its names, and which of them a file has.
+
+TFRecord compression wraps the whole file (RFC 1952 gzip, RFC 1950 zlib or blocks of Snappy), so
+offsets refer to the decompressed stream.
+"""
+
+from __future__ import annotations
+
+import zlib
+
+from torch_tfrecord.errors import CompressionError
+from torch_tfrecord.files.file_source import ByteSource
+from torch_tfrecord.files.inflated import (
+    GZIP_MAGIC,
+    WINDOW_BITS,
+    InflatedSource,
+    SnappySource,
+    is_zlib_header,
+)
+from torch_tfrecord.files.snappy import SNAPPY_PREFIX_BYTES, first_uncompressed
+from torch_tfrecord.records.framing import HEADER_BYTES, is_header
+
+__all__ = [
+    "DETECTED_BYTES",
+    "check_compression_type",
+    "check_written_type",
+    "compressor",
+    "detect_compression",
+    "open_stream",
+]
+
+_DESCRIPTION = {
+    "": "an uncompressed TFRecord file",
+    "GZIP": "a gzip stream",
+    "ZLIB": "a zlib stream",
+    "SNAPPY": "a Snappy stream",
+}
+
+DETECTED_BYTES = SNAPPY_PREFIX_BYTES
+"""First bytes of a file by which its compression is detected."""
+
+
+def check_compression_type(compression_type: str | None) -> str:
+    """Normalise a compression type to "auto", "", "GZIP", "ZLIB" or "SNAPPY"; raise ValueError for
+    anything else.
+    """
+    return _checked_type(compression_type, (*WINDOW_BITS, "SNAPPY"))
+
+
+def check_written_type(compression_type: str | None) -> str:
+    """The same for a file to write: Snappy is only read."""
+    return _checked_type(compression_type, (*WINDOW_BITS,))
+
+
+def _checked_type(compression_type: str | None, types: tuple[str, ...]) -> str:
+    name = "" if compression_type is None else compression_type
+    if isinstance(name, str):
+        if name.lower() == "auto":
+            return "auto"
+        if name.upper() in ("", *types):
+            return name.upper()
+    *others, last = map(repr, ("auto", None, "", *types))
+    raise ValueError(
+        f"compression_type must be {', '.join(others)} or {last}, got {compression_type!r}"
+    )
+
+
+def detect_compression(first_bytes: bytes) -> str:
+    """Detect "", "GZIP", "ZLIB" or "SNAPPY" from the first `DETECTED_BYTES` (or all) bytes of a
+    file.
+
+    A valid record header takes precedence: a plain file whose first record has 35,615 bytes starts
+    like gzip. A Snappy stream has no mark of its own; it is one if the header of a record comes out
+    of it.
+    """
+    if is_header(first_bytes[:HEADER_BYTES]):
+        return ""
+    if first_bytes[:3] == GZIP_MAGIC or first_bytes in (b"\x1f", b"\x1f\x8b"):
+        return "GZIP"
+    if is_header(first_uncompressed(first_bytes, HEADER_BYTES)):
+        return "SNAPPY"
+    return "ZLIB" if is_zlib_header(first_bytes) or first_bytes == b"\x78" else ""
+
+
+def compressor(compression_type: str, level: int | None) -> zlib._Compress:
+    """Create a zlib compressor for "GZIP" or "ZLIB"; deterministic, as its gzip header has no time
+    or name.
+    """
+    return zlib.compressobj(
+        -1 if level is None else level, zlib.DEFLATED, WINDOW_BITS[compression_type], 9
+    )
+
+
+def open_stream(
+    source: ByteSource, compression_type: str, kept_bytes: int = 0
+) -> tuple[ByteSource, str]:
+    """Wrap the bytes of a file with the decompression it needs.
+
+    Args:
+        source: The bytes of the file.
+        compression_type: A result of `check_compression_type`.
+        kept_bytes: See `InflatedSource`.
+
+    Returns:
+        The stream of records, and the compression found: "", "GZIP", "ZLIB" or "SNAPPY".
+
+    Raises:
+        CompressionError: The declared type does not match the first bytes.
+    """
+    first_bytes = source.read(DETECTED_BYTES, 0)
+    found = detect_compression(first_bytes)
+    # the reader has a better error
+    cut_header = compression_type == "" and len(first_bytes) < HEADER_BYTES
+    if first_bytes and compression_type not in ("auto", found) and not cut_header:
+        is_known = found or is_header(first_bytes[:HEADER_BYTES])
+        raise CompressionError(
+            f"expected {_DESCRIPTION[compression_type]} (compression_type={compression_type!r}), "
+            f"got {_DESCRIPTION[found] if is_known else 'neither gzip nor zlib nor a record'}",
+            path=source.path,
+            offset=0,
+        )
+    if not first_bytes:
+        found = "" if compression_type == "auto" else compression_type
+    if not found or not first_bytes:
+        return source, found
+    return (SnappySource if found == "SNAPPY" else InflatedSource)(source, found, kept_bytes), found
