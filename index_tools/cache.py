@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 
 from index_tools._terminal import Verbs, add_verb, counted, escape, format_size
+from torch_tfrecord.files.access import remote_folder
 from torch_tfrecord.files.disk_cache import CacheInfo, cache_info, clear_cache
-from torch_tfrecord.files.user_cache import remote_folder
 
 __all__ = ["add_parser"]
 

@@ -7,8 +7,8 @@ import pytest
 
 from index_tools.main import main
 from torch_tfrecord.files import disk_cache
+from torch_tfrecord.files.access import remote_folder
 from torch_tfrecord.files.disk_cache import CachedFile, DiskCache, Range
-from torch_tfrecord.files.user_cache import remote_folder
 
 
 def fill(folder, monkeypatch):

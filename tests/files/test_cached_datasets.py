@@ -19,9 +19,9 @@ from torch_tfrecord import (
     collate,
     make_dataloader,
 )
-from torch_tfrecord.files import cached_ranges
+from torch_tfrecord.files import transfers
+from torch_tfrecord.files.access import remote_folder
 from torch_tfrecord.files.disk_cache import cache_info
-from torch_tfrecord.files.user_cache import remote_folder
 
 FILES, RECORDS = 4, 40
 ENOUGH = 16_000_000
@@ -196,9 +196,9 @@ def damaged(monkeypatch):
             return [*answers[:-1], bytes(wrong)]
         return answers
 
-    fetch_all, answers = cached_ranges.fetch_all, cached_ranges.Transfer.answers
+    fetch_all, answers = transfers.fetch_directly, transfers.Transfer.answers
     monkeypatch.setattr(
-        cached_ranges, "fetch_all", lambda *arguments: damage(fetch_all(*arguments))
+        transfers, "fetch_directly", lambda *arguments: damage(fetch_all(*arguments))
     )
 
     class Damaging:
@@ -208,9 +208,9 @@ def damaged(monkeypatch):
         def answers(self):
             return damage(answers(self.transfer))
 
-    start_all = cached_ranges.start_all
+    start_all = transfers.start_directly
     monkeypatch.setattr(
-        cached_ranges, "start_all", lambda *arguments: Damaging(start_all(*arguments))
+        transfers, "start_directly", lambda *arguments: Damaging(start_all(*arguments))
     )
     return left
 

@@ -10,11 +10,17 @@ import pytest
 from range_server import range_server
 
 from torch_tfrecord.files import disk_cache
-from torch_tfrecord.files.access import Access
-from torch_tfrecord.files.cached_ranges import fetch, forget, read_into, start
+from torch_tfrecord.files.access import Access, remote_folder
 from torch_tfrecord.files.disk_cache import cache_info
-from torch_tfrecord.files.transfers import FileRange, RemotePart, infos
-from torch_tfrecord.files.user_cache import remote_folder
+from torch_tfrecord.files.transfers import (
+    FileRange,
+    RemotePart,
+    fetch,
+    forget,
+    infos,
+    read_into,
+    start,
+)
 
 SIZES = [300_000, 200_000, 70_001]
 
@@ -159,7 +165,7 @@ def test_forget(server, tmp_path):
 def test_what_signs_a_path_is_none_of_its_name(tmp_path, monkeypatch, one, other):
     access = Access(cache_dir=tmp_path / "cache", cache_bytes=1_000_000)
     monkeypatch.setattr(
-        "torch_tfrecord.files.cached_ranges.fetch_all",
+        "torch_tfrecord.files.transfers.fetch_directly",
         lambda ranges, _: [b"x" * 10 for _ in ranges],
     )
     fetch([FileRange(RemotePart(one, 10, "e"), 0, 10)], access)
@@ -189,7 +195,7 @@ def test_what_tells_files_apart(tmp_path, monkeypatch, one, other):
     for content, (path, options) in ((b"x" * 10, one), (b"y" * 10, other)):
         access = Access(options, tmp_path / "cache", 1_000_000)
         monkeypatch.setattr(
-            "torch_tfrecord.files.cached_ranges.fetch_all",
+            "torch_tfrecord.files.transfers.fetch_directly",
             lambda ranges, _, content=content: [content],
         )
         assert fetch([FileRange(RemotePart(path, 10, "e"), 0, 10)], access) == [content]

@@ -1,7 +1,7 @@
 """The cache of remote files: right bytes whatever happens, never above its cap, and worth its
 space.
 
-Covers files/user_cache.
+Covers files/access.
 """
 
 import contextlib

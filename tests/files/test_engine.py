@@ -1,6 +1,6 @@
 """Many requests at once: their order, their errors, asking again, and that nobody is kept waiting.
 
-Covers files/attempts, files/transfers.
+Covers files/engine, files/transfers.
 """
 
 import subprocess
@@ -11,7 +11,7 @@ import time
 import pytest
 
 from torch_tfrecord import CorruptRecordError, RemoteError
-from torch_tfrecord.files import attempts, engine
+from torch_tfrecord.files import engine
 from torch_tfrecord.files.access import DEFAULT_ACCESS
 from torch_tfrecord.files.engine import Job, Transfer
 from torch_tfrecord.files.store import StoreError
@@ -19,7 +19,7 @@ from torch_tfrecord.files.store import StoreError
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    monkeypatch.setattr(attempts, "_FIRST_WAIT", 0.001)
+    monkeypatch.setattr(engine, "_FIRST_WAIT", 0.001)
 
 
 def transfer(*calls, num_bytes=1):
@@ -150,7 +150,7 @@ def test_one_that_is_dropped_is_not_asked_for():
 
 
 def test_one_that_waits_to_ask_again_ends_when_it_is_cancelled(monkeypatch):
-    monkeypatch.setattr(attempts, "_FIRST_WAIT", 5.0)
+    monkeypatch.setattr(engine, "_FIRST_WAIT", 5.0)
     call, asked = failing(99, StoreError("no"))
     waiting = transfer(call)
     while not asked:

@@ -1,7 +1,7 @@
 """What an http server answers beside the bytes that it was asked for: more of them, packed ones,
 another address.
 
-Covers files/http_store.
+Covers files/fsspec_store.
 """
 
 import functools
@@ -13,7 +13,7 @@ import pytest
 from odd_server import odd_server
 
 from torch_tfrecord import RemoteError, TFRecordDataset, TFRecordIterableDataset, TFRecordWriter
-from torch_tfrecord.files import attempts, stores
+from torch_tfrecord.files import engine, stores
 from torch_tfrecord.files.access import DEFAULT_ACCESS, Access
 from torch_tfrecord.files.transfers import infos, listing
 
@@ -26,7 +26,7 @@ KEYS = {"Authorization": "Bearer s3ntinel", "X-Key": "s3ntinel", "Cookie": "id=s
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    monkeypatch.setattr(attempts, "_FIRST_WAIT", 0.001)
+    monkeypatch.setattr(engine, "_FIRST_WAIT", 0.001)
 
 
 @pytest.fixture(params=["obstore", "fsspec"])

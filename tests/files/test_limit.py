@@ -2,14 +2,14 @@
 
 import pytest
 
-from torch_tfrecord.files import limit
-from torch_tfrecord.files.limit import AdaptiveLimit
+from torch_tfrecord.files import engine
+from torch_tfrecord.files.engine import AdaptiveLimit
 
 
 @pytest.fixture
 def clock(monkeypatch):
     now = [0.0]
-    monkeypatch.setattr(limit, "monotonic", lambda: now[0])
+    monkeypatch.setattr(engine, "monotonic", lambda: now[0])
     return now
 
 

@@ -1,7 +1,7 @@
 """Processes and remote data: each makes its own clients, also where the parent had read before it
 forked.
 
-Covers files/obstore_module.
+Covers files/stores.
 """
 
 import multiprocessing
@@ -16,7 +16,7 @@ from range_server import range_server
 from torch.utils.data import DataLoader
 
 from torch_tfrecord import TFRecordDataset, TFRecordIterableDataset, TFRecordWriter
-from torch_tfrecord.files import obstore_module, stores
+from torch_tfrecord.files import stores
 
 NUM_RECORDS = 40
 ALL = [b"%04d" % number * 500 for number in range(2 * NUM_RECORDS)]
@@ -114,19 +114,15 @@ def test_forked_while_threads_read(paths):
 @needs_fork
 def test_the_childs_module_is_another_one_and_nobody_elses():
     pytest.importorskip("obstore")
-    own = obstore_module.obstore_module()
+    own = stores.obstore_module()
     assert own is sys.modules["obstore"]
 
     def check():
-        mine = obstore_module.obstore_module()
-        return (
-            mine is not own
-            and sys.modules["obstore"] is own
-            and obstore_module.obstore_module() is mine
-        )
+        mine = stores.obstore_module()
+        return mine is not own and sys.modules["obstore"] is own and stores.obstore_module() is mine
 
     assert in_child(check)
-    assert obstore_module.obstore_module() is own
+    assert stores.obstore_module() is own
 
 
 @needs_fork
@@ -137,7 +133,7 @@ def test_without_a_copy_of_the_module_the_child_reads_by_fsspec(server, monkeypa
     def no_copy():
         raise ImportError("no executable memory")
 
-    monkeypatch.setattr(obstore_module, "_own_copy", no_copy)
+    monkeypatch.setattr(stores, "_own_copy", no_copy)
     path = f"{server}/x-00000-of-00002"
     dataset = TFRecordDataset(path, index="memory")
     assert dataset[1] == ALL[1]

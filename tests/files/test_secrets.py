@@ -41,7 +41,7 @@ from torch_tfrecord import (
     shown,
     tfds,
 )
-from torch_tfrecord.files import attempts, stores
+from torch_tfrecord.files import engine, stores
 
 pytest.importorskip("aiohttp")
 
@@ -100,7 +100,7 @@ def server(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    monkeypatch.setattr(attempts, "_FIRST_WAIT", 0.0001)
+    monkeypatch.setattr(engine, "_FIRST_WAIT", 0.0001)
     monkeypatch.setattr(stores, "_stores", {})
 
 

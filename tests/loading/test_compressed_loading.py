@@ -20,7 +20,7 @@ from torch_tfrecord import (
 )
 from torch_tfrecord.files.inflated import InflatedSource
 from torch_tfrecord.loading.read_ahead import ReadAheadLoader
-from torch_tfrecord.order import block_shuffle
+from torch_tfrecord.order import orders
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:This DataLoader will create", "ignore:This process .* is multi-threaded"
@@ -47,7 +47,7 @@ def files(request, tmp_path_factory):
 @pytest.fixture
 def small_windows(monkeypatch):
     """About 100 records of the 600."""
-    monkeypatch.setattr(block_shuffle, "WINDOW_BYTES", 4000)
+    monkeypatch.setattr(orders, "WINDOW_BYTES", 4000)
 
 
 @pytest.fixture
@@ -110,7 +110,7 @@ def test_each_file_is_decompressed_once_an_epoch(files, inflations, make, way):
 
 
 def test_parts_of_one_dataset_share_its_files(files, inflations, monkeypatch):
-    monkeypatch.setattr(block_shuffle, "WINDOW_BYTES", 4000)
+    monkeypatch.setattr(orders, "WINDOW_BYTES", 4000)
     ds = TFRecordDataset(files, FEATURES)
     loader = make_dataloader(
         ConcatDataset([ds[:300], ds[300:]]), 4, shuffle="blocks", num_threads=0
@@ -137,7 +137,7 @@ def test_memory_is_bounded(files):
         ]
     # Two windows' share of each file, and what one call of zlib gives.
     assert len(kept) == len(SIZES)
-    assert max(kept) <= block_shuffle.plan_lanes(*ds._record_files.extent).kept_bytes
+    assert max(kept) <= orders.plan_lanes(*ds._record_files.extent).kept_bytes
     assert ds._record_files.lanes.kept_bytes == 2 * (4000 // len(SIZES))
 
 
@@ -159,7 +159,7 @@ def test_small_data_is_shuffled_exactly_in_one_window(files, inflations):
 def test_files_that_are_kept_whole_are_shuffled_exactly_without_a_warning(
     files, inflations, monkeypatch, way, window
 ):
-    monkeypatch.setattr(block_shuffle, "WINDOW_BYTES", window or block_shuffle.WINDOW_BYTES)
+    monkeypatch.setattr(orders, "WINDOW_BYTES", window or orders.WINDOW_BYTES)
     ds = TFRecordDataset(files, FEATURES)
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
@@ -272,7 +272,7 @@ def test_one_thread_reads_compressed_files_so_that_none_goes_back(files, tmp_pat
 
 
 def test_some_files_compressed(tmp_path, monkeypatch):
-    monkeypatch.setattr(block_shuffle, "WINDOW_BYTES", 1000)
+    monkeypatch.setattr(orders, "WINDOW_BYTES", 1000)
     for name, numbers in (("a", range(50)), ("b.gz", range(50, 90))):
         with TFRecordWriter(tmp_path / f"part-{name}") as writer:
             for number in numbers:

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torch_tfrecord.order import block_shuffle
-from torch_tfrecord.order.block_shuffle import BlockShuffle, FileShuffle, block_starts, plan_lanes
+from torch_tfrecord.order import orders
+from torch_tfrecord.order.orders import BlockShuffle, FileShuffle, block_starts, plan_lanes
 
 pytestmark = pytest.mark.usefixtures("random_states_untouched")
 
@@ -200,6 +200,6 @@ def test_lanes(files, records, num_bytes, window, lanes):
 
 
 def test_windows_are_bounded(monkeypatch):
-    assert plan_lanes(1, 10**6, 10**9, 1 << 40).run_bytes == block_shuffle.WINDOW_BYTES == 32 << 20
-    monkeypatch.setattr(block_shuffle, "WINDOW_BYTES", 1000)
+    assert plan_lanes(1, 10**6, 10**9, 1 << 40).run_bytes == orders.WINDOW_BYTES == 32 << 20
+    monkeypatch.setattr(orders, "WINDOW_BYTES", 1000)
     assert plan_lanes(1, 10**6, 10**9).run_bytes == 1000

@@ -1,7 +1,7 @@
 """Keys for random draws: a function of (epoch, position) alone, and they reach the parser that asks
 for them.
 
-Covers order/draw_epoch, order/position_batch.
+Covers order/position_batch, order/position_batch.
 """
 
 import pickle

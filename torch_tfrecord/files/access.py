@@ -12,10 +12,21 @@ from itertools import takewhile
 from typing import Any
 
 from torch_tfrecord.files.disk_cache import DiskCache
-from torch_tfrecord.files.user_cache import remote_folder
 from torch_tfrecord.shown import without_secrets
 
-__all__ = ["DEFAULT_ACCESS", "Access"]
+__all__ = ["DEFAULT_ACCESS", "Access", "cache_dir", "remote_folder"]
+
+
+def cache_dir() -> str:
+    """The folder of the user's cache that indexes go to where the data's own cannot be written."""
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    return os.path.join(base, "torch_tfrecord")
+
+
+def remote_folder() -> str:
+    """The folder that copies of remote files go to where the user named none."""
+    return os.path.join(cache_dir(), "remote")
+
 
 _SHORTEST_SECRET = 4  # letters: what is shorter stands in any text
 

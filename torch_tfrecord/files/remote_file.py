@@ -6,12 +6,17 @@ import errno
 import os
 
 from torch_tfrecord.files.access import DEFAULT_ACCESS, Access
-from torch_tfrecord.files.cached_ranges import fetch, forget
 from torch_tfrecord.files.checksum import crc32c
 from torch_tfrecord.files.file_source import FINGERPRINT_BYTES, FileSource
 from torch_tfrecord.files.store import RemoteInfo
-from torch_tfrecord.files.transfers import FileRange, RemotePart, infos
-from torch_tfrecord.files.transfers import fetch as fetch_directly
+from torch_tfrecord.files.transfers import (
+    FileRange,
+    RemotePart,
+    fetch,
+    fetch_directly,
+    forget,
+    infos,
+)
 from torch_tfrecord.shown import without_secrets
 
 __all__ = ["RemoteFile"]

@@ -7,21 +7,59 @@ else fsspec is.
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import os
 import re
+import sys
 import threading
 from collections.abc import Callable, Mapping
+from functools import partial
+from types import ModuleType
 from typing import Any
 
 from torch_tfrecord.files.access import DEFAULT_ACCESS, Access
-from torch_tfrecord.files.fsspec_store import FsspecStore, fsspec_filesystem
-from torch_tfrecord.files.http_store import HttpStore
-from torch_tfrecord.files.obstore_module import obstore_module
+from torch_tfrecord.files.fsspec_store import FsspecStore, HttpStore, fsspec_filesystem
+from torch_tfrecord.files.module_copy import compiled_copy, module_of_process
 from torch_tfrecord.files.obstore_options import obstore_config
 from torch_tfrecord.files.obstore_store import ObstoreStore
 from torch_tfrecord.files.store import Store
 
-__all__ = ["fsspec_store_of", "store_of"]
+__all__ = ["fsspec_store_of", "obstore_module", "store_of"]
+
+_NAME = "obstore._obstore"
+
+
+def obstore_module() -> Any:
+    """The module `obstore` of this process; None where it is not installed, or cannot be loaded."""
+    first = partial(importlib.import_module, "obstore")
+    return module_of_process(_NAME, partial(_or_none, first), partial(_or_none, _own_copy))
+
+
+def _or_none(load: Callable[[], ModuleType]) -> ModuleType | None:
+    with contextlib.suppress(ImportError, OSError):
+        return load()
+    return None
+
+
+def _own_copy() -> ModuleType:
+    """The package once more, around another copy of what is compiled; what is imported stays as it
+    is.
+    """
+    compiled = compiled_copy(_NAME)
+    before = {
+        name: sys.modules.pop(name)
+        for name in [*sys.modules]
+        if name.partition(".")[0] == "obstore"
+    }
+    sys.modules[_NAME] = compiled
+    try:
+        return importlib.import_module("obstore")
+    finally:
+        for name in [name for name in sys.modules if name.partition(".")[0] == "obstore"]:
+            del sys.modules[name]
+        sys.modules.update(before)
+
 
 _HTTP = ("http", "https")
 # an address that nobody writes in another way

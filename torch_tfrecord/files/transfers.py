@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from itertools import pairwise
 from typing import Any, NamedTuple
+from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
 import numpy as np
 import numpy.typing as npt
 
 from torch_tfrecord.files.access import Access
+from torch_tfrecord.files.disk_cache import CachedFile, DiskCache, Range, Reading
 from torch_tfrecord.files.engine import Job, Transfer
 from torch_tfrecord.files.store import RemoteInfo, Store, StoreError
 from torch_tfrecord.files.stores import fsspec_store_of
@@ -19,13 +21,17 @@ from torch_tfrecord.progress import ProgressBar
 __all__ = [
     "FileRange",
     "RemotePart",
+    "Started",
     "begin_range",
     "fetch",
+    "fetch_directly",
+    "forget",
     "infos",
     "infos_if_there",
     "listing",
     "read_into",
     "start",
+    "start_directly",
     "start_info",
 ]
 
@@ -60,7 +66,7 @@ class FileRange(NamedTuple):
     end: int
 
 
-def read_into(
+def _read_directly(
     ranges: Sequence[FileRange], starts: Sequence[int], buffer: memoryview, access: Access
 ) -> None:
     """Read ranges of any files at once, each to its place in a writable buffer of bytes.
@@ -76,25 +82,25 @@ def read_into(
     Transfer(jobs, access).answers()
 
 
-def fetch(ranges: Sequence[FileRange], access: Access) -> list[bytes | memoryview]:
-    """The bytes of ranges of any files, read at once; raises as `read_into`."""
+def fetch_directly(ranges: Sequence[FileRange], access: Access) -> list[bytes | memoryview]:
+    """The bytes of ranges of any files, read at once; raises as `_read_directly`."""
     pieces = _pieces(ranges)
     found: list[list[bytes | memoryview]] = [[] for _ in ranges]
     for (number, _), data in zip(
-        pieces, start([piece for _, piece in pieces], access).answers(), strict=True
+        pieces, start_directly([piece for _, piece in pieces], access).answers(), strict=True
     ):
         found[number].append(data)
     return [parts[0] if len(parts) == 1 else b"".join(parts) for parts in found]
 
 
-def start(ranges: Sequence[FileRange], access: Access) -> Transfer:
+def start_directly(ranges: Sequence[FileRange], access: Access) -> Transfer:
     """Begin to read ranges, each by one request."""
     return Transfer([_job(*item) for item in ranges], access)
 
 
-def begin_range(wanted: FileRange, access: Access) -> Transfer:
+def _begin_directly(wanted: FileRange, access: Access) -> Transfer:
     """Begin to read a range; its answers are its pieces, one behind the other."""
-    return start([piece for _, piece in _pieces([wanted], _LARGEST_PIECE)], access)
+    return start_directly([piece for _, piece in _pieces([wanted], _LARGEST_PIECE)], access)
 
 
 def infos(paths: Sequence[str], access: Access) -> list[RemoteInfo]:
@@ -185,3 +191,136 @@ def _pieces(ranges: Sequence[FileRange], size: int | None = None) -> list[tuple[
         borders = [begin + (end - begin) * i // count for i in range(count + 1)]
         pieces += [(number, FileRange(file, *pair)) for pair in pairwise(borders)]
     return pieces
+
+
+# Parts of a query that sign a request, and change while the file does not.
+_SIGNED = ("x-amz-", "x-goog-")
+_SIGNATURES = {
+    "awsaccesskeyid",
+    "expires",
+    "googleaccessid",
+    "key-pair-id",
+    "policy",
+    "signature",
+    "token",
+}
+_SIGNATURES |= {
+    "se",
+    "sig",
+    "ske",
+    "skoid",
+    "sks",
+    "skt",
+    "sktid",
+    "skv",
+    "sp",
+    "spr",
+    "sr",
+    "st",
+    "sv",
+}  # of Azure
+
+
+class Started:
+    """A read that was begun.
+
+    Args:
+        transfer: Fetches what is missing; None where nothing is.
+        reading: Knows what is not; None where there is no cache.
+    """
+
+    def __init__(self, transfer: Transfer | None, reading: Reading | None) -> None:
+        self._transfer, self._reading = transfer, reading
+
+    def answers(self) -> list[bytes | memoryview]:
+        """The bytes of each range, when they are there."""
+        fetched: list[bytes | memoryview] = (
+            [] if self._transfer is None else self._transfer.answers()
+        )
+        return fetched if self._reading is None else self._reading.finish(fetched)
+
+
+def start(ranges: Sequence[FileRange], access: Access) -> Started:
+    """As `start_directly`; what the cache has is not asked for."""
+    if access.cache is None or not all(map(_is_known, ranges)):
+        return Started(start_directly(ranges, access), None)
+    reading, missing = _begun(ranges, access, access.cache)
+    return Started(start_directly(missing, access) if missing else None, reading)
+
+
+def begin_range(wanted: FileRange, access: Access) -> Started:
+    """A range by its pieces; what the cache has is not asked for."""
+    if access.cache is None or not _is_known(wanted):
+        return Started(_begin_directly(wanted, access), None)
+    return start([wanted], access)
+
+
+def fetch(ranges: Sequence[FileRange], access: Access) -> list[bytes | memoryview]:
+    """As `fetch_directly`; what the cache has is not asked for."""
+    if access.cache is None or not all(map(_is_known, ranges)):
+        return fetch_directly(ranges, access)
+    reading, missing = _begun(ranges, access, access.cache)
+    return reading.finish(fetch_directly(missing, access) if missing else ())
+
+
+def read_into(
+    ranges: Sequence[FileRange], starts: Sequence[int], buffer: memoryview, access: Access
+) -> None:
+    """Read ranges of any files at once, each to its place in a writable buffer of bytes; what the
+    cache has is not asked for."""
+    if access.cache is None:
+        _read_directly(ranges, starts, buffer, access)
+        return
+    for start, data in zip(starts, fetch(ranges, access), strict=True):
+        buffer[start : start + len(data)] = data
+
+
+def forget(ranges: Sequence[FileRange], access: Access) -> bool:
+    """Drop what the cache has of ranges whose bytes are not what they should be; whether it had any
+    of them.
+    """
+    known = [*filter(_is_known, ranges)]
+    return access.cache is not None and access.cache.forget(_wanted(known, access))
+
+
+def _begun(
+    ranges: Sequence[FileRange], access: Access, cache: DiskCache
+) -> tuple[Reading, list[FileRange]]:
+    """A read through the cache, and what it lacks."""
+    wanted = _wanted(ranges, access)
+    parts = {one.file.identity: asked.file for one, asked in zip(wanted, ranges, strict=True)}
+    reading = cache.start(wanted)
+    return reading, [
+        FileRange(parts[one.file.identity], one.begin, one.end) for one in reading.missing
+    ]
+
+
+def _wanted(ranges: Sequence[FileRange], access: Access) -> list[Range]:
+    return [Range(_cached_file(one.file, access.endpoint), one.begin, one.end) for one in ranges]
+
+
+def _is_known(wanted: FileRange) -> bool:
+    """Whether a changed file would be told from what it was: what cannot be told is not kept."""
+    return wanted.file.etag is not None or wanted.file.mtime_ns != 0
+
+
+@lru_cache(1 << 13)
+def _cached_file(part: RemotePart, endpoint: str) -> CachedFile:
+    version = f"etag {part.etag}" if part.etag is not None else f"time {part.mtime_ns}"
+    return CachedFile(f"{endpoint} {without_signature(part.path)}", version, part.size)
+
+
+def without_signature(path: str) -> str:
+    """A path without user, password and what signs it."""
+    parts = urlsplit(path)
+    query = [
+        (name, value)
+        for name, value in parse_qsl(parts.query, keep_blank_values=True)
+        if not _signs(name)
+    ]
+    place = parts.netloc.rpartition("@")[2] if parts.scheme in ("http", "https") else parts.netloc
+    return urlunsplit((parts.scheme, place, parts.path, urlencode(query), parts.fragment))
+
+
+def _signs(name: str) -> bool:
+    return name.lower().startswith(_SIGNED) or name.lower() in _SIGNATURES

@@ -32,9 +32,8 @@ from torch_tfrecord.loading.sample_maker import (
     transform_samples,
 )
 from torch_tfrecord.native import native_module
-from torch_tfrecord.order.draw_epoch import DrawEpoch
 from torch_tfrecord.order.leaves import defines_last, salted
-from torch_tfrecord.order.position_batch import is_batch_of_positions, list_of_positions
+from torch_tfrecord.order.position_batch import DrawEpoch, is_batch_of_positions, list_of_positions
 from torch_tfrecord.records.compression import check_compression_type
 from torch_tfrecord.records.index_keeper import IndexKeeper
 from torch_tfrecord.records.manifest_shards import open_shards

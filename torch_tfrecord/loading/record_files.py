@@ -13,14 +13,14 @@ import numpy.typing as npt
 from torch_tfrecord.errors import TFRecordError, outer_level
 from torch_tfrecord.files.access import DEFAULT_ACCESS, Access
 from torch_tfrecord.files.ahead_file import read_ahead
+from torch_tfrecord.files.engine import each_at_once
 from torch_tfrecord.files.file_source import ByteSource, FileSource
 from torch_tfrecord.files.per_process import ProcessCache
 from torch_tfrecord.files.read import BlockMemory
 from torch_tfrecord.files.storage import is_remote, open_file
 from torch_tfrecord.files.store import RemoteInfo
 from torch_tfrecord.files.stores import store_of
-from torch_tfrecord.files.together import each_at_once
-from torch_tfrecord.order.block_shuffle import plan_lanes
+from torch_tfrecord.order.orders import plan_lanes
 from torch_tfrecord.records.array_record import ArrayRecordFile, ArrayRecordIndex
 from torch_tfrecord.records.compression import open_stream
 from torch_tfrecord.records.index import RecordIndex

@@ -11,21 +11,19 @@ import numpy.typing as npt
 from torch.utils.data import Sampler
 
 from torch_tfrecord.arguments import Shuffle, at_least, integer
-from torch_tfrecord.order.block_shuffle import (
+from torch_tfrecord.order.leaves import has_places, record_places, stores
+from torch_tfrecord.order.orders import (
     BlockShuffle,
     FileShuffle,
     Lanes,
-    block_starts,
-    plan_lanes,
-)
-from torch_tfrecord.order.leaves import has_places, record_places, stores
-from torch_tfrecord.order.orders import (
     Order,
     Permutation,
     Renumbered,
     Sequential,
     WeightedDraws,
+    block_starts,
     cumulated,
+    plan_lanes,
 )
 from torch_tfrecord.shown import shown_value
 

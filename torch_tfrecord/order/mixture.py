@@ -12,7 +12,6 @@ import numpy.typing as npt
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 from torch_tfrecord.arguments import at_least, integer, true_or_false
-from torch_tfrecord.order.draw_epoch import DrawEpoch
 from torch_tfrecord.order.epoch_count import EpochCount
 from torch_tfrecord.order.epochs import STATE_VERSION, check_number, check_state, digest
 from torch_tfrecord.order.leaves import (
@@ -33,6 +32,7 @@ from torch_tfrecord.order.mixing import (
     mixture_weights,
 )
 from torch_tfrecord.order.orders import Permutation
+from torch_tfrecord.order.position_batch import DrawEpoch
 from torch_tfrecord.order.random_stream import RandomStream
 from torch_tfrecord.order.ranks import consumer, resolve_rank
 from torch_tfrecord.shown import shown_items, shown_list, shown_value

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 from torch_tfrecord.errors import IndexMismatchError
 from torch_tfrecord.files.access import DEFAULT_ACCESS, Access
 from torch_tfrecord.files.atomic import write_atomically
+from torch_tfrecord.files.engine import each_at_once
 from torch_tfrecord.files.storage import is_remote, local_path, open_file
 from torch_tfrecord.files.store import RemoteInfo
-from torch_tfrecord.files.together import each_at_once
 from torch_tfrecord.progress import ProgressBar
 from torch_tfrecord.records.index import RecordIndex
 from torch_tfrecord.records.index_keeper import IndexKeeper

@@ -17,11 +17,11 @@ import numpy.typing as npt
 from torch_tfrecord.arguments import IndexPolicy
 from torch_tfrecord.errors import IndexMismatchError, outer_level
 from torch_tfrecord.files.access import DEFAULT_ACCESS, Access
+from torch_tfrecord.files.engine import each_at_once
 from torch_tfrecord.files.per_process import ProcessCache
 from torch_tfrecord.files.ranges import block_around
 from torch_tfrecord.files.storage import is_remote, open_file
 from torch_tfrecord.files.store import RemoteInfo
-from torch_tfrecord.files.together import each_at_once
 from torch_tfrecord.progress import ProgressBar
 from torch_tfrecord.records.framing import OVERHEAD_BYTES
 from torch_tfrecord.records.index import COMPRESSION_TYPES, RecordIndex

@@ -21,10 +21,10 @@ from typing import Any, NamedTuple, TypeAlias
 from torch_tfrecord.errors import TFRecordError
 from torch_tfrecord.files.access import Access
 from torch_tfrecord.files.descriptors import opened
+from torch_tfrecord.files.engine import each_at_once
 from torch_tfrecord.files.remote_paths import RemoteNames
 from torch_tfrecord.files.storage import is_remote, local_path, open_file
 from torch_tfrecord.files.store import RemoteInfo
-from torch_tfrecord.files.together import each_at_once
 from torch_tfrecord.records.compression import open_stream
 from torch_tfrecord.records.framing import HEADER_BYTES, guess_content, is_header
 from torch_tfrecord.records.manifest import MANIFEST_SUFFIX, Manifest, is_manifest, shard_paths

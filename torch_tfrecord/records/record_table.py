@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from torch_tfrecord.files.ranges import block_around
 from torch_tfrecord.native import native_module
-from torch_tfrecord.order.block_shuffle import block_starts
+from torch_tfrecord.order.orders import block_starts
 from torch_tfrecord.records.framing import OVERHEAD_BYTES
 from torch_tfrecord.records.index import RecordIndex
 

@@ -31,13 +31,12 @@ import numpy.typing as npt
 import safetensors.numpy
 
 from torch_tfrecord.errors import IndexMismatchError
-from torch_tfrecord.files.access import DEFAULT_ACCESS, Access
+from torch_tfrecord.files.access import DEFAULT_ACCESS, Access, cache_dir
 from torch_tfrecord.files.atomic import write_atomically
-from torch_tfrecord.files.cached_ranges import without_signature
 from torch_tfrecord.files.checksum import crc32c
 from torch_tfrecord.files.file_source import FileSource
 from torch_tfrecord.files.storage import is_remote, open_file
-from torch_tfrecord.files.user_cache import cache_dir
+from torch_tfrecord.files.transfers import without_signature
 from torch_tfrecord.shown import without_secrets
 
 __all__ = [

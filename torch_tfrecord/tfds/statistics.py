@@ -17,9 +17,8 @@ import numpy.typing as npt
 
 from torch_tfrecord.arguments import IndexPolicy
 from torch_tfrecord.errors import IndexMismatchError, ParseError, RemoteError
-from torch_tfrecord.files.access import Access
+from torch_tfrecord.files.access import Access, cache_dir
 from torch_tfrecord.files.storage import is_remote, open_file
-from torch_tfrecord.files.user_cache import cache_dir
 from torch_tfrecord.progress import ProgressBar
 from torch_tfrecord.records.sidecar import (
     Sidecar,

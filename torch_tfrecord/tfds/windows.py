@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from torch_tfrecord.arguments import Pad, at_least, integer, one_of
-from torch_tfrecord.order.draw_epoch import DrawEpoch
+from torch_tfrecord.order.position_batch import DrawEpoch
 
 __all__ = [
     "GoalDraws",
