@@ -78,7 +78,7 @@ class TFRecordIterableDataset(IterableDataset[Any]):
         paths: As for `TFRecordDataset`.
         features: What to read from each record, by name; None gives the record's bytes.
             `SequenceFeatures` reads SequenceExamples, as `(context, sequences)`,
-            `ExampleListFeatures` lists of Examples; the spec of one bytes value alone (`Image()`,
+            `ListFeatures` lists of Examples; the spec of one bytes value alone (`Image()`,
             `Proto(...)`, `Json()`, ...) reads the record as that value.
         transform: Called with each sample, before batching.
         batch_size: Yield batches of this many samples (use `DataLoader(ds, batch_size=None)`); None

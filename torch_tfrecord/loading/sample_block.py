@@ -17,8 +17,7 @@ import torch
 
 from torch_tfrecord.batch_memory import empty_bytes
 from torch_tfrecord.columns.containers import RaggedTensor, SparseList, jagged_tensor
-from torch_tfrecord.columns.listed_values import WHOLE_KINDS
-from torch_tfrecord.columns.stacking import as_kind_of, is_listed, mark_listed, rows_of
+from torch_tfrecord.columns.stacking import WHOLE_KINDS, as_kind_of, is_listed, mark_listed, rows_of
 from torch_tfrecord.loading.sample import UNSEEN, Sample, make_samples
 from torch_tfrecord.torch_internals import jagged_parts
 

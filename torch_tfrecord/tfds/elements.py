@@ -29,11 +29,10 @@ from torch_tfrecord.columns.dtypes import (
     from_bytes,
     nest,
 )
-from torch_tfrecord.columns.inflate import inflate
-from torch_tfrecord.columns.media_decoders import decode_sound
+from torch_tfrecord.columns.media_decoders import decode_sound, read_wav
+from torch_tfrecord.columns.raw_tensor import inflate
 from torch_tfrecord.columns.reading import read_each
 from torch_tfrecord.columns.stacking import stack
-from torch_tfrecord.columns.wav import read_wav
 from torch_tfrecord.errors import ParseError
 from torch_tfrecord.images.codec import decode_image
 from torch_tfrecord.tfds.features import Shape, fits

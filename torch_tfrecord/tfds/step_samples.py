@@ -280,7 +280,8 @@ class StepSamples:
 
     def one(self, episode: Episode, step: int, goal: int | None) -> dict[str, Any]:
         """The sample of a step, and the observation at its goal step if there is one."""
-        return _first_row(self.batch([episode], [step], None if goal is None else [goal]))
+        columns = self.batch([episode], [step], None if goal is None else [goal])
+        return {name: _first_row(column) for name, column in columns.items()}
 
     def batch(
         self, episodes: Sequence[Episode], steps: list[int], goals: list[int] | None
